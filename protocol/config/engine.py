@@ -1,0 +1,143 @@
+"""`EngineConfig`: what the user said about model, memory, scheduling and device."""
+
+from typing import Annotated, Literal, TypeAlias
+
+from msgspec import Meta, Struct, field
+
+LoadFormat: TypeAlias = Literal["auto", "safetensors", "gguf", "dummy"]
+DtypeName: TypeAlias = Literal["bfloat16", "float16", "float32"]
+DtypeChoice: TypeAlias = Literal["auto", "bfloat16", "float16", "float32", "half", "float"]
+SchedulingPolicy: TypeAlias = Literal["fcfs", "priority"]
+DeviceName: TypeAlias = Literal["cpu", "cuda"]
+Positive: TypeAlias = Annotated[int, Meta(ge=1)]
+
+
+class ModelConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which model, and how its weights and texts are read."""
+
+    model: Annotated[
+        str, Meta(description="Directory in Hugging Face layout, a .gguf file, or a hub id (org/name).")
+    ]
+    tokenizer: Annotated[
+        str | None, Meta(description="Directory or hub id of the tokenizer. Default: the model's own.")
+    ] = None
+    revision: Annotated[str | None, Meta(description="Branch, tag or commit on the hub.")] = None
+    served_model_name: Annotated[
+        list[str] | None,
+        Meta(description="Names the API answers to; the first is reported. Default: MODEL."),
+    ] = None
+    load_format: Annotated[
+        LoadFormat,
+        Meta(description="How weights are stored; dummy makes random ones without reading any."),
+    ] = "auto"
+    dtype: Annotated[
+        DtypeChoice,
+        Meta(description="Type of weights and activations. auto: the checkpoint's, float32 as bfloat16."),
+    ] = "auto"
+    max_model_len: Annotated[
+        int | Literal["auto"] | None,
+        Meta(
+            description="Longest prompt plus output, in tokens (32k = 32 000, 32K = 32 768). Default: the model's own; "
+            "auto: the longest that fits in memory."
+        ),
+    ] = None
+    seed: Annotated[int, Meta(description="Seed for dummy weights and for requests without a seed.")] = 0
+    max_logprobs: Annotated[
+        int, Meta(ge=-1, description="Most logprobs a request may ask for; -1 lifts the limit.")
+    ] = 20
+    generation_config: Annotated[
+        str,
+        Meta(
+            description="Where default sampling parameters come from: auto (the model's generation_config.json), "
+            "vllm (none) or a directory."
+        ),
+    ] = "auto"
+    chat_template: Annotated[
+        str | None,
+        Meta(description="Jinja chat template: a file, or the text itself. Default: the model's own."),
+    ] = None
+
+
+class CacheConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """KV cache memory."""
+
+    block_size: Annotated[int, Meta(ge=1, le=256, description="Tokens per KV block.")] = 16
+    gpu_memory_utilization: Annotated[
+        float,
+        Meta(gt=0, le=1, description="Share of the device's memory to use; on the CPU, of the free memory."),
+    ] = 0.92
+    kv_cache_memory_bytes: Annotated[
+        Positive | None,
+        Meta(description="Bytes for the KV cache (4G, 512M); replaces the memory arithmetic."),
+    ] = None
+    num_gpu_blocks_override: Annotated[
+        Positive | None, Meta(description="Number of KV blocks; replaces the memory arithmetic.")
+    ] = None
+    enable_prefix_caching: Annotated[
+        bool, Meta(description="Reuse the KV blocks of equal prompt prefixes.")
+    ] = True
+
+
+class SchedulerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What one step may hold, and in which order requests enter it."""
+
+    max_num_seqs: Annotated[
+        Positive | None, Meta(description="Most requests in one step. Default: 64 on a CPU, 256 on a GPU.")
+    ] = None
+    max_num_batched_tokens: Annotated[
+        Positive | None, Meta(description="Token budget of one step. Default: 512 on a CPU, 8192 on a GPU.")
+    ] = None
+    long_prefill_token_threshold: Annotated[
+        int, Meta(ge=0, description="Most tokens of one prompt in one step; 0: no limit but the fair share.")
+    ] = 0
+    scheduling_policy: Annotated[
+        SchedulingPolicy, Meta(description="fcfs: in order of arrival; priority: lower `priority` first.")
+    ] = "fcfs"
+    async_scheduling: Annotated[
+        bool, Meta(description="Plan a step while the one before is computed. The tokens are the same.")
+    ] = True
+    max_num_queued_reqs: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="Most requests that may wait; above it a request is refused with 503. 0: no limit.",
+        ),
+    ] = 4096
+
+
+class ParallelConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How many workers, and what each holds."""
+
+    tensor_parallel_size: Annotated[int, Meta(ge=1, description="Workers that share every layer.")] = 1
+
+
+class DeviceConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where the model runs."""
+
+    device: Annotated[
+        Literal["auto", "cpu", "cuda"], Meta(description="auto: cuda if a GPU is there, else cpu.")
+    ] = "auto"
+    num_threads: Annotated[
+        Positive | None,
+        Meta(description="Compute threads of a CPU worker. Default: the cores it may run on."),
+    ] = None
+
+
+class ObserveConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Logs, metrics and recordings of the engine."""
+
+    disable_log_stats: Annotated[bool, Meta(description="No throughput line every 10 s.")] = False
+    record_steps: Annotated[
+        str | None, Meta(description="File to record the core's inputs and plans in, for scripts/replay.")
+    ] = None
+
+
+class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Everything the user said about the engine; None means: choose for me."""
+
+    model: ModelConfig
+    cache: CacheConfig = field(default_factory=CacheConfig)
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    device: DeviceConfig = field(default_factory=DeviceConfig)
+    observe: ObserveConfig = field(default_factory=ObserveConfig)

@@ -1,0 +1,129 @@
+"""`resolve()`: from what the user said and what the model's files say to a config with nothing open."""
+
+import msgspec
+
+from octavo.protocol.config.engine import DeviceName, DtypeName, EngineConfig, SchedulingPolicy
+from octavo.protocol.config.facts import ModelFacts
+from octavo.protocol.errors import ConfigError
+
+_DTYPE_ALIASES: dict[str, DtypeName] = {
+    "bfloat16": "bfloat16",
+    "float16": "float16",
+    "half": "float16",
+    "float32": "float32",
+    "float": "float32",
+}
+
+_DEFAULT_SEQS = {"cpu": 64, "cuda": 256}
+_DEFAULT_BUDGET = {"cpu": 512, "cuda": 8192}
+
+
+class ResolvedConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """What runs. No field means "choose for me", but `fits_model_len` leaves the length to the memory."""
+
+    model: ModelFacts
+    served_model_names: list[str]
+    dtype: DtypeName
+    device: DeviceName
+    num_threads: int
+    """Compute threads of each CPU worker."""
+    seed: int
+    max_model_len: int
+    """The limit, unless `fits_model_len`."""
+    fits_model_len: bool
+    """`--max-model-len auto`: the core lowers `max_model_len` to what fits in memory."""
+    max_logprobs: int
+    """-1: no limit."""
+    block_size: int
+    gpu_memory_utilization: float
+    kv_cache_memory_bytes: int | None
+    """None: computed from the memory that is there."""
+    num_blocks_override: int | None
+    enable_prefix_caching: bool
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    long_prefill_token_threshold: int
+    """0: no limit."""
+    scheduling_policy: SchedulingPolicy
+    async_scheduling: bool
+    max_num_queued_reqs: int
+    """0: no limit."""
+    world_size: int
+    log_stats: bool
+    record_steps: str | None
+
+
+def resolve(config: EngineConfig, facts: ModelFacts, *, device: DeviceName, num_cores: int) -> ResolvedConfig:
+    """Decide everything the user left open. Pure: the same arguments give the same result.
+
+    Args:
+        config: what the user said.
+        facts: what the model's files say.
+        device: what "auto" means on this machine.
+        num_cores: cores this process may run on.
+
+    Raises:
+        ConfigError: two settings contradict each other, or one contradicts the model.
+    """
+    chosen_device = device if config.device.device == "auto" else config.device.device
+    max_model_len, fits = _model_len(config, facts)
+    max_num_seqs = config.scheduler.max_num_seqs or _DEFAULT_SEQS[chosen_device]
+    budget = config.scheduler.max_num_batched_tokens or max(_DEFAULT_BUDGET[chosen_device], max_num_seqs)
+    if budget < max_num_seqs:
+        raise ConfigError(
+            f"max_num_batched_tokens ({budget}) is below max_num_seqs ({max_num_seqs}): "
+            "not every running request could decode in one step",
+            phase="configuration",
+            hint=f"use --max-num-batched-tokens {max_num_seqs} or --max-num-seqs {budget}",
+        )
+    if config.parallel.tensor_parallel_size != 1:
+        raise ConfigError(
+            f"tensor_parallel_size {config.parallel.tensor_parallel_size}: this release runs one worker per model",
+            phase="configuration",
+            hint="leave --tensor-parallel-size at 1",
+        )
+    return ResolvedConfig(
+        model=facts,
+        served_model_names=config.model.served_model_name or [config.model.model],
+        dtype=_dtype(config, facts),
+        device=chosen_device,
+        num_threads=config.device.num_threads or num_cores,
+        seed=config.model.seed,
+        max_model_len=max_model_len,
+        fits_model_len=fits,
+        max_logprobs=config.model.max_logprobs,
+        block_size=config.cache.block_size,
+        gpu_memory_utilization=config.cache.gpu_memory_utilization,
+        kv_cache_memory_bytes=config.cache.kv_cache_memory_bytes,
+        num_blocks_override=config.cache.num_gpu_blocks_override,
+        enable_prefix_caching=config.cache.enable_prefix_caching,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=budget,
+        long_prefill_token_threshold=config.scheduler.long_prefill_token_threshold,
+        scheduling_policy=config.scheduler.scheduling_policy,
+        async_scheduling=config.scheduler.async_scheduling,
+        max_num_queued_reqs=config.scheduler.max_num_queued_reqs,
+        world_size=config.parallel.tensor_parallel_size,
+        log_stats=not config.observe.disable_log_stats,
+        record_steps=config.observe.record_steps,
+    )
+
+
+def _dtype(config: EngineConfig, facts: ModelFacts) -> DtypeName:
+    if config.model.dtype != "auto":
+        return _DTYPE_ALIASES[config.model.dtype]
+    checkpoint = _DTYPE_ALIASES[facts.checkpoint_dtype]
+    return "bfloat16" if checkpoint == "float32" else checkpoint
+
+
+def _model_len(config: EngineConfig, facts: ModelFacts) -> tuple[int, bool]:
+    asked, own = config.model.max_model_len, facts.max_position_embeddings
+    if asked is None or asked == "auto" or asked == -1:
+        return own, asked is not None
+    if asked < 1 or asked > own:
+        raise ConfigError(
+            f"max_model_len {asked} is outside 1 to {own}, the number of positions this model has",
+            phase="configuration",
+            hint=f"use --max-model-len {own} or less",
+        )
+    return asked, False

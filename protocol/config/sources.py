@@ -1,0 +1,123 @@
+"""From flat `{flag: value}` settings to the config tree.
+
+The command line, a YAML file and `LLM(**kwargs)` all end here, so they accept the same names and
+give the same errors. A name belongs to exactly one branch of the tree.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, get_type_hints
+
+import msgspec
+
+from octavo.protocol.config.engine import EngineConfig
+from octavo.protocol.config.server import ServerConfig
+from octavo.protocol.errors import ConfigError
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kKmMgGtT]?)(i?[bB])?")
+_DECIMAL = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+_BINARY = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+
+
+class FieldInfo(msgspec.Struct, frozen=True):
+    """One configuration field, as `--help` and `docs/config.md` show it."""
+
+    name: str
+    branch: str
+    """"model", "cache", ...; "server" for the HTTP side."""
+    type: Any
+    default: Any
+    """`msgspec.NODEFAULT` when the field is required."""
+    description: str
+
+    @property
+    def flag(self) -> str:
+        """The command line's spelling: `--max-num-seqs`."""
+        return "--" + self.name.replace("_", "-")
+
+
+def parse_size(text: str) -> int:
+    """Read a number with an optional unit: `32k` = 32 000, `32K` = 32 768, `1.5G` = 1.5 x 2^30.
+
+    Raises:
+        ValueError: the text is not such a number.
+    """
+    match = _SIZE.fullmatch(text.strip())
+    if not match:
+        raise ValueError(f"not a size: {text!r}")
+    unit = match[2]
+    return int(float(match[1]) * (_DECIMAL.get(unit) or _BINARY.get(unit) or 1))
+
+
+def engine_branches() -> dict[str, type[msgspec.Struct]]:
+    """Return the branches of `EngineConfig` by name."""
+    return get_type_hints(EngineConfig)
+
+
+def engine_fields() -> Iterator[FieldInfo]:
+    """Yield every field of the engine's tree, in order."""
+    for branch, struct in engine_branches().items():
+        yield from struct_fields(branch, struct)
+
+
+def server_fields() -> Iterator[FieldInfo]:
+    """Yield every field of `ServerConfig`, in order."""
+    yield from struct_fields("server", ServerConfig)
+
+
+def struct_fields(branch: str, struct: type[msgspec.Struct]) -> Iterator[FieldInfo]:
+    """Yield the fields of one struct with their plain types and descriptions."""
+    annotated = get_type_hints(struct, include_extras=True)
+    plain = get_type_hints(struct)
+    for info in msgspec.structs.fields(struct):
+        metas = getattr(annotated[info.name], "__metadata__", ())
+        description = next((meta.description for meta in metas if meta.description), "")
+        yield FieldInfo(info.name, branch, plain[info.name], info.default, description)
+
+
+def engine_config(settings: Mapping[str, Any]) -> EngineConfig:
+    """Build the engine's tree from flat settings.
+
+    Raises:
+        ConfigError: an unknown name, or a value of the wrong type or out of bounds; the message names it.
+    """
+    homes = {info.name: info.branch for info in engine_fields()}
+    tree: dict[str, dict[str, Any]] = {branch: {} for branch in engine_branches()}
+    for name, value in settings.items():
+        if name not in homes:
+            raise ConfigError(
+                f"unknown setting {name!r}", phase="configuration", hint=_suggestion(name, homes)
+            )
+        tree[homes[name]][name] = value
+    return _convert(tree, EngineConfig)
+
+
+def server_config(settings: Mapping[str, Any]) -> ServerConfig:
+    """Build the HTTP side from flat settings.
+
+    Raises:
+        ConfigError: as for `engine_config`.
+    """
+    return _convert(dict(settings), ServerConfig)
+
+
+def _convert(tree: dict[str, Any], struct: type[Any]) -> Any:
+    try:
+        return msgspec.convert(tree, struct)
+    except msgspec.ValidationError as error:
+        raise ConfigError(
+            _readable(str(error)), phase="configuration", hint="see octavo serve --help"
+        ) from error
+
+
+def _readable(message: str) -> str:
+    """Turn msgspec's "... - at `$.cache.block_size`" into "block_size: ..."."""
+    what, _, where = message.partition(" - at `$.")
+    return f"{where.rstrip('`').rpartition('.')[2]}: {what}" if where else message
+
+
+def _suggestion(name: str, known: Mapping[str, str]) -> str:
+    import difflib
+
+    close = difflib.get_close_matches(name, known, n=1)
+    return f"did you mean {close[0]!r}?" if close else "octavo serve --help lists every setting"

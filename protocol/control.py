@@ -1,0 +1,90 @@
+"""Parent and child at start-up: the launch spec down, the life signs up.
+
+The spec travels through the child's standard input, which then stays open: its end of file means
+that the parent is gone. Life signs travel through a second pipe, whose end of file means that the
+child is gone. Each message is a 4-byte little-endian length and a msgpack body.
+"""
+
+import msgspec
+
+from octavo.protocol import PROTOCOL_VERSION
+from octavo.protocol.config import CachePlan, DeviceFacts, ResolvedConfig
+
+
+class CoreSpec(msgspec.Struct, frozen=True, kw_only=True, tag="core"):
+    """Everything a core process is told when it starts."""
+
+    config: ResolvedConfig
+    address: str
+    """Where to bind the frontends' ROUTER socket: `ipc://...`."""
+    run_dir: str
+    """Private directory of this engine, for the workers' sockets and the pulse file."""
+    epoch: int
+    log_level: str = "INFO"
+    check_invariants: bool = False
+    version: int = PROTOCOL_VERSION
+
+
+class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True, tag="worker"):
+    """Everything a worker process is told when it starts."""
+
+    config: ResolvedConfig
+    rank: int
+    world_size: int
+    plan_address: str
+    """XPUB socket of the core, to subscribe to."""
+    result_address: str
+    """PULL socket of the core, to push to."""
+    log_level: str = "INFO"
+    version: int = PROTOCOL_VERSION
+
+
+LaunchSpec = CoreSpec | WorkerSpec
+
+
+class Hello(msgspec.Struct, frozen=True, tag="hello"):
+    """The child is up, its signal handlers and its parent watch stand."""
+
+    pid: int
+    version: int = PROTOCOL_VERSION
+
+
+class Progress(msgspec.Struct, frozen=True, tag="progress"):
+    """The child has entered a phase of its start-up, or has come further in it."""
+
+    phase: str
+    fraction: float | None = None
+    """0 to 1 where it can be told."""
+
+
+class PhaseDone(msgspec.Struct, frozen=True, tag="phase_done"):
+    """A phase of the start-up took this long; the timeline in the log is made of these."""
+
+    process: str
+    phase: str
+    seconds: float
+
+
+class WorkerReady(msgspec.Struct, frozen=True, tag="worker_ready"):
+    """The worker has loaded its model and measured its device."""
+
+    facts: DeviceFacts
+
+
+class CoreReady(msgspec.Struct, frozen=True, tag="core_ready"):
+    """The engine accepts connections."""
+
+    plan: CachePlan
+
+
+class StartupFailed(msgspec.Struct, frozen=True, tag="startup_failed"):
+    """The child cannot start and exits; `message` is the root cause in one line."""
+
+    phase: str
+    error_type: str
+    message: str
+    hint: str = ""
+    traceback: str = ""
+
+
+ControlMessage = Hello | Progress | PhaseDone | WorkerReady | CoreReady | StartupFailed

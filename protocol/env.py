@@ -1,0 +1,51 @@
+"""The only reader of `os.environ`.
+
+Environment variables are about the machine or about debugging, never about the model: everything
+else is a configuration field.
+"""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Env:
+    """What octavo takes from the environment, read once per process."""
+
+    cache_dir: Path
+    """Downloaded and converted models (`OCTAVO_CACHE`, default `~/.cache/octavo`)."""
+    log_level: str
+    """`OCTAVO_LOG_LEVEL`: DEBUG, INFO, WARNING or ERROR."""
+    api_key: str | None
+    """`OCTAVO_API_KEY`: the same as `--api-key`."""
+    check_invariants: bool
+    """`OCTAVO_CHECK=1`: the core verifies its state after every step."""
+    runtime_dir: Path
+    """Where the private socket directories are made (`XDG_RUNTIME_DIR`, else the temp directory)."""
+    is_offline: bool
+    """`HF_HUB_OFFLINE=1`: never ask the model hub."""
+
+    @classmethod
+    def read(cls) -> "Env":
+        """Read the process environment."""
+        get = os.environ.get
+        runtime = Path(get("XDG_RUNTIME_DIR") or get("TMPDIR") or "/tmp")
+        return cls(
+            cache_dir=Path(get("OCTAVO_CACHE") or Path.home() / ".cache" / "octavo"),
+            log_level=(get("OCTAVO_LOG_LEVEL") or "INFO").upper(),
+            api_key=get("OCTAVO_API_KEY") or None,
+            check_invariants=get("OCTAVO_CHECK") == "1",
+            runtime_dir=runtime if os.access(runtime, os.W_OK) else Path("/tmp"),
+            is_offline=get("HF_HUB_OFFLINE") == "1",
+        )
+
+
+def child_environment(extra: dict[str, str]) -> dict[str, str]:
+    """Return a copy of this process's environment with `extra` laid over it."""
+    return {**os.environ, **extra}
+
+
+def set_default(name: str, value: str) -> None:
+    """Set a variable that a library reads at import (`OMP_...`), unless the user has set it."""
+    os.environ.setdefault(name, value)

@@ -1,0 +1,89 @@
+"""Every error octavo raises on purpose.
+
+::
+
+    OctavoError
+    ├── InvalidRequestError (also ValueError)   the caller's fault: HTTP 400, names the field
+    │   └── PromptTooLongError                  the prompt can never fit
+    ├── ModelNotFoundError                      HTTP 404
+    ├── OverloadedError                         the queue is full: HTTP 503, try again later
+    ├── RequestFailedError                      the engine could not finish this request: HTTP 500
+    ├── EngineDeadError                         the core is gone and nothing will answer: HTTP 500
+    ├── StartupError                            a process could not start; carries the root cause
+    │   ├── ConfigError (also ValueError)       a flag or a model file is wrong
+    │   └── NotEnoughMemoryError                names the flag that would make it fit
+    └── ProtocolError                           a message that must not be there
+        └── IllegalTransition                   a state machine was asked for a move it does not have
+"""
+
+
+class OctavoError(Exception):
+    """Base of all errors raised on purpose."""
+
+
+class InvalidRequestError(OctavoError, ValueError):
+    """A request that cannot be served as it stands.
+
+    Args:
+        message: says what is wrong and what would be right.
+        param: the field at fault, as the caller spelled it.
+    """
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+
+
+class PromptTooLongError(InvalidRequestError):
+    """The prompt, or prompt and `max_tokens` together, exceed what the engine can ever hold."""
+
+
+class ModelNotFoundError(OctavoError):
+    """The request names a model that this server does not serve."""
+
+
+class OverloadedError(OctavoError):
+    """The queue is full; the same request may be accepted later."""
+
+
+class RequestFailedError(OctavoError):
+    """The engine gave up on this request; other requests are not affected."""
+
+
+class EngineDeadError(OctavoError):
+    """The core process has ended; the message holds the root cause when it is known."""
+
+
+class StartupError(OctavoError):
+    """A process failed to start.
+
+    Args:
+        message: the root cause, in one line.
+        phase: what the process was doing ("loading weights", "binding sockets", ...).
+        hint: what the user can do about it, or "".
+        details: the traceback of the process that failed, or "".
+    """
+
+    def __init__(self, message: str, *, phase: str = "", hint: str = "", details: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.phase = phase
+        self.hint = hint
+        self.details = details
+
+
+class ConfigError(StartupError, ValueError):
+    """A flag, a configuration file or a model file is wrong."""
+
+
+class NotEnoughMemoryError(StartupError):
+    """The model, or its KV cache, does not fit; `hint` names the flag that would make it fit."""
+
+
+class ProtocolError(OctavoError):
+    """Two processes disagree: a wrong version, a gap in a sequence, an unexpected message."""
+
+
+class IllegalTransition(ProtocolError):
+    """A state machine was asked for a move that its table does not have."""

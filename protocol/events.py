@@ -1,0 +1,161 @@
+"""Core to frontend: what happened to requests, and answers to utility calls."""
+
+from enum import IntEnum
+
+import msgspec
+
+from octavo.protocol import PROTOCOL_VERSION
+from octavo.protocol.ids import RequestId, TokenId
+from octavo.protocol.stats import EngineStats, RequestTimings
+
+
+class FinishReason(IntEnum):
+    """Why a sequence ended."""
+
+    STOP = 0
+    LENGTH = 1
+    ABORT = 2
+    ERROR = 3
+
+    def __str__(self) -> str:
+        return self.name.lower()
+
+
+class TokenLogprobs(msgspec.Struct, array_like=True, gc=False, frozen=True):
+    """Log-probabilities at one position: the token itself first, then the top alternatives.
+
+    The alternatives are ordered by falling logprob, ties by rising token id; the token itself is
+    repeated among them when it is one of them.
+    """
+
+    token_ids: list[TokenId]
+    logprobs: list[float]
+    """float32 values of the unmodified distribution (before penalties and temperature)."""
+    rank: int
+    """Rank of the token itself, from 1."""
+
+
+class Tokens(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="tokens"):
+    """New tokens of one request."""
+
+    request_id: RequestId
+    token_ids: list[TokenId]
+    logprobs: list[TokenLogprobs] | None = None
+    """One entry per token, when asked for."""
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
+    """With the first tokens only: one entry per prompt token, the first None."""
+    num_cached_tokens: int = 0
+    """Prompt tokens found in the prefix cache when the request first ran."""
+
+
+class Finished(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="finished"):
+    """The request is over; its last tokens came in a `Tokens` before this."""
+
+    request_id: RequestId
+    reason: FinishReason
+    stop_token_id: TokenId | None = None
+    """The member of `stop_token_ids` that was generated, if that is why it stopped."""
+    num_cached_tokens: int = 0
+    num_preemptions: int = 0
+    timings: RequestTimings = RequestTimings()
+
+
+class FailureKind(IntEnum):
+    """Whose fault a failure is; decides the HTTP status."""
+
+    INVALID = 0
+    OVERLOADED = 1
+    INTERNAL = 2
+
+
+class Failed(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="failed"):
+    """The request was refused or could not be finished."""
+
+    request_id: RequestId
+    kind: FailureKind
+    message: str
+    param: str | None = None
+
+
+RequestEvent = Tokens | Finished | Failed
+
+
+class Events(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="events"):
+    """What one step did to this frontend's requests."""
+
+    epoch: int
+    """Of the engine that speaks; events of an older epoch are ignored."""
+    events: list[RequestEvent]
+    time: float = 0.0
+    """Core's monotonic clock, in seconds."""
+
+
+class EngineFacts(msgspec.Struct, array_like=True, gc=False, frozen=True):
+    """What a frontend must know of the engine it talks to."""
+
+    epoch: int
+    model: str
+    """Path of the model files, for the tokenizer."""
+    served_model_names: list[str]
+    max_model_len: int
+    vocab_size: int
+    block_size: int
+    num_blocks: int
+    max_num_seqs: int
+    max_logprobs: int
+    dtype: str
+    device: str
+    config: bytes
+    """The msgpack form of the engine's `ResolvedConfig`."""
+
+
+class Welcome(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="welcome"):
+    """Answer to `Connect`."""
+
+    facts: EngineFacts
+    version: int = PROTOCOL_VERSION
+
+
+class Refused(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="refused"):
+    """Answer to a `Connect` of another protocol version; the connection is useless."""
+
+    message: str
+    version: int = PROTOCOL_VERSION
+
+
+class BoolResult(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="bool"):
+    """Result of a utility call that succeeds or does not."""
+
+    ok: bool
+
+
+class CallFailed(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="call_failed"):
+    """The utility call raised."""
+
+    message: str
+
+
+UtilityResult = BoolResult | EngineStats | CallFailed
+
+
+class Reply(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="reply"):
+    """Answer to a `Call`."""
+
+    call_id: int
+    result: UtilityResult
+
+
+class StatsReport(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="stats"):
+    """Sent to every frontend about once a second while the engine works, and once when it falls idle."""
+
+    stats: EngineStats
+
+
+class EngineDying(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="dying"):
+    """The core is about to exit; every request it had has ended or will not."""
+
+    message: str
+    """The root cause, "" for an orderly shutdown."""
+
+
+Event = Events | Welcome | Refused | Reply | StatsReport | EngineDying

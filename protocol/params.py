@@ -1,0 +1,181 @@
+"""What a caller asks of generation (`SamplingParams`) and what the engine is told (`SamplingSpec`)."""
+
+from enum import IntEnum
+from typing import Any
+
+import msgspec
+
+from octavo.protocol.errors import InvalidRequestError
+
+GREEDY_TEMPERATURE = 1e-5
+"""A temperature below this means greedy decoding."""
+
+MIN_TEMPERATURE = 1e-2
+"""Temperatures between greedy and this are raised to it: dividing by less overflows float32."""
+
+MAX_N = 16384
+MAX_STOP_STRINGS = 64
+
+
+class OutputKind(IntEnum):
+    """What each yielded output holds."""
+
+    CUMULATIVE = 0
+    """Everything generated so far."""
+    DELTA = 1
+    """Only what is new since the last output."""
+    FINAL_ONLY = 2
+    """One output, when the request has finished."""
+
+
+class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """How to generate, with the field names and meanings of vLLM's `SamplingParams`.
+
+    Raises:
+        InvalidRequestError: a field is out of range; `param` names it.
+    """
+
+    n: int = 1
+    """Sequences to return for each prompt."""
+    temperature: float = 1.0
+    """0 means greedy."""
+    top_p: float = 1.0
+    top_k: int = 0
+    """0 or -1: all tokens."""
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    """Over prompt and output tokens; the other two penalties are over output tokens."""
+    seed: int | None = None
+    """None: the frontend draws one."""
+    stop: list[str] | str | None = None
+    stop_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    max_tokens: int | None = 16
+    """None: as many as `max_model_len` leaves room for."""
+    min_tokens: int = 0
+    logprobs: int | None = None
+    """Top alternatives per generated token; 0 gives the sampled token's alone, -1 the whole vocabulary."""
+    prompt_logprobs: int | None = None
+    logit_bias: dict[int, float] | None = None
+    detokenize: bool = True
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    output_kind: OutputKind | None = None
+    """None: DELTA from `AsyncClient`, FINAL_ONLY from `LLM`."""
+    skip_reading_prefix_cache: bool | None = None
+    """None: True exactly when `prompt_logprobs` is asked for (cached positions have no logits)."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.stop, str):
+            self.stop = [self.stop]
+        if self.top_k == -1:
+            self.top_k = 0
+        self.verify()
+
+    @property
+    def is_greedy(self) -> bool:
+        """True when the most likely token is always taken."""
+        return self.temperature < GREEDY_TEMPERATURE
+
+    def verify(self) -> None:
+        """Check every field that can be checked without a model.
+
+        Raises:
+            InvalidRequestError: naming the first field that is out of range.
+        """
+        _check_int("n", self.n, 1, MAX_N)
+        _check_number("temperature", self.temperature, 0.0, None)
+        _check_number("top_p", self.top_p, 0.0, 1.0, is_open_below=True)
+        _check_int("top_k", self.top_k, 0, None)
+        _check_number("min_p", self.min_p, 0.0, 1.0)
+        _check_number("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        _check_number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        _check_number("repetition_penalty", self.repetition_penalty, 0.0, None, is_open_below=True)
+        if self.seed is not None:
+            _check_int("seed", self.seed, -(2**63), 2**64 - 1)
+        if self.max_tokens is not None:
+            _check_int("max_tokens", self.max_tokens, 1, None)
+        _check_int("min_tokens", self.min_tokens, 0, self.max_tokens)
+        for name in ("logprobs", "prompt_logprobs"):
+            if (value := getattr(self, name)) is not None:
+                _check_int(name, value, -1, None)
+        self._verify_stops()
+        for token_id, bias in (self.logit_bias or {}).items():
+            _check_int("logit_bias", token_id, 0, None)
+            _check_number("logit_bias", bias, None, None)
+        if self.n > 1 and self.is_greedy:
+            raise InvalidRequestError("n must be 1 when temperature is 0 (greedy): all would be equal", "n")
+
+    def _verify_stops(self) -> None:
+        stops = self.stop or []
+        if len(stops) > MAX_STOP_STRINGS:
+            raise InvalidRequestError(f"at most {MAX_STOP_STRINGS} stop strings, got {len(stops)}", "stop")
+        if not all(isinstance(text, str) and text for text in stops):
+            raise InvalidRequestError("stop strings must be non-empty strings", "stop")
+        if stops and not self.detokenize:
+            raise InvalidRequestError("stop strings need detokenize=True", "stop")
+        for token_id in self.stop_token_ids or []:
+            _check_int("stop_token_ids", token_id, 0, None)
+
+    def clone(self, **changes: Any) -> "SamplingParams":
+        """Return a copy with `changes` applied (and verified again)."""
+        return msgspec.structs.replace(self, **changes)
+
+
+class SamplingSpec(msgspec.Struct, array_like=True, gc=False, frozen=True):
+    """What core and workers need to know to sample one sequence; nothing is left open.
+
+    Made by the frontend from `SamplingParams`, the model's defaults and its tokenizer.
+    """
+
+    max_tokens: int
+    seed: int
+    """Unsigned 64-bit: noise is a function of (seed, position, token id)."""
+    temperature: float = 0.0
+    """0.0 exactly means greedy."""
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    min_tokens: int = 0
+    eos_token_ids: tuple[int, ...] = ()
+    """Tokens that end the request with no `stop_reason`; empty under `ignore_eos`."""
+    stop_token_ids: tuple[int, ...] = ()
+    """Tokens that end the request and become its `stop_reason`."""
+    logprobs: int | None = None
+    """Number of top alternatives, already resolved: never -1."""
+    prompt_logprobs: int | None = None
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    skip_reading_prefix_cache: bool = False
+
+
+def _check_int(name: str, value: object, low: int | None, high: int | None) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InvalidRequestError(f"{name} must be an integer, got {value!r}", name)
+    _check_range(name, value, low, high, is_open_below=False)
+
+
+def _check_number(
+    name: str, value: object, low: float | None, high: float | None, *, is_open_below: bool = False
+) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
+        raise InvalidRequestError(f"{name} must be a number, got {value!r}", name)
+    if abs(value) == float("inf"):
+        raise InvalidRequestError(f"{name} must be finite, got {value!r}", name)
+    _check_range(name, value, low, high, is_open_below=is_open_below)
+
+
+def _check_range(
+    name: str, value: float, low: float | None, high: float | None, *, is_open_below: bool
+) -> None:
+    if low is not None and (value < low or (is_open_below and value == low)):
+        raise InvalidRequestError(
+            f"{name} must be {'above' if is_open_below else 'at least'} {low}, got {value}", name
+        )
+    if high is not None and value > high:
+        raise InvalidRequestError(f"{name} must be at most {high}, got {value}", name)

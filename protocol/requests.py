@@ -1,0 +1,71 @@
+"""Frontend to core: requests, aborts and utility calls."""
+
+import msgspec
+
+from octavo.protocol import PROTOCOL_VERSION
+from octavo.protocol.ids import RequestId, TokenId
+from octavo.protocol.params import SamplingSpec
+
+
+class Connect(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="connect"):
+    """The first message of every frontend; answered by `Welcome` or `Refused`."""
+
+    version: int = PROTOCOL_VERSION
+    client: str = ""
+    """Who is calling, for the log: program and pid."""
+
+
+class Submit(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="submit"):
+    """Generate one sequence. Answered by any number of `Tokens`, then one `Finished` or `Failed`."""
+
+    request_id: RequestId
+    prompt_token_ids: list[TokenId]
+    sampling: SamplingSpec
+    priority: int = 0
+    """Lower runs earlier, under the priority policy."""
+    cache_salt: str | None = None
+    """Requests share cached blocks only with requests of the same salt."""
+    adapter: str | None = None
+    resume_output_token_ids: list[TokenId] = []
+    """Tokens delivered before a restart: treated as a preempted request's outputs, never sent again."""
+
+
+class Abort(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="abort"):
+    """Stop working on these requests. Unknown or finished ids are ignored.
+
+    Each live one still ends in a `Finished` with reason ABORT.
+    """
+
+    request_ids: list[RequestId]
+
+
+class ResetPrefixCache(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="reset_prefix_cache"):
+    """Forget every cached block. Result: `BoolResult`, False while blocks are in use."""
+
+
+class GetStats(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="get_stats"):
+    """Result: `EngineStats`."""
+
+
+class StartProfile(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="start_profile"):
+    """Start the torch profiler on every worker. Result: `BoolResult`."""
+
+    directory: str
+
+
+class StopProfile(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="stop_profile"):
+    """Stop the profiler; one trace per worker is written to its directory. Result: `BoolResult`."""
+
+
+Utility = ResetPrefixCache | GetStats | StartProfile | StopProfile
+"""The typed table of utility calls: nothing else can be called over the wire."""
+
+
+class Call(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="call"):
+    """A utility call; answered by one `Reply` with the same `call_id`."""
+
+    call_id: int
+    utility: Utility
+
+
+Request = Connect | Submit | Abort | Call

@@ -1,0 +1,41 @@
+"""Counters and gauges that cross a process boundary. Counters only grow: a reader takes differences."""
+
+import msgspec
+
+
+class EngineStats(msgspec.Struct, array_like=True, gc=False, tag="engine_stats"):
+    """One core's state and totals since it started."""
+
+    num_running: int = 0
+    num_waiting: int = 0
+    waiting_reason: str = ""
+    """Why the head of the queue waits: "", "max_num_seqs", "blocks", "budget", "in_flight"."""
+    num_blocks: int = 0
+    num_free_blocks: int = 0
+    prefix_cache_queries: int = 0
+    """Prompt tokens looked up."""
+    prefix_cache_hits: int = 0
+    """Prompt tokens found."""
+    num_preemptions: int = 0
+    prompt_tokens: int = 0
+    """Prompt tokens computed or taken from the cache."""
+    generation_tokens: int = 0
+    num_steps: int = 0
+    step_tokens: int = 0
+    """Tokens scheduled over all steps."""
+    malformed_frames: int = 0
+
+    @property
+    def kv_cache_usage(self) -> float:
+        """Fraction of the KV blocks that requests hold, 0 to 1."""
+        return 1.0 - self.num_free_blocks / self.num_blocks if self.num_blocks else 0.0
+
+
+class RequestTimings(msgspec.Struct, array_like=True, gc=False, frozen=True):
+    """When things happened to one request, in the core's monotonic clock (seconds)."""
+
+    queued: float = 0.0
+    scheduled: float = 0.0
+    """First time it entered a step; 0.0 if it never did."""
+    first_token: float = 0.0
+    finished: float = 0.0
