@@ -1,0 +1,234 @@
+"""The sockets between processes, each with one job; bytes in the middle, messages at both ends.
+
+| from, to | sockets | carries |
+| --- | --- | --- |
+| frontends, core | DEALER connect, ROUTER bind | `Request`, `Event` |
+| core, workers | XPUB bind, SUB connect | `WorkerCommand` |
+| workers, core | PUSH connect, PULL bind | `WorkerReply` |
+
+The asynchronous end of the first row is `frontend/link.py`. Every queue is bounded.
+"""
+
+import contextlib
+import logging
+import time
+from pathlib import Path
+
+import zmq
+
+from octavo.protocol.codec import (
+    event_codec,
+    request_codec,
+    worker_command_codec,
+    worker_reply_codec,
+)
+from octavo.protocol.errors import ProtocolError, StartupError
+from octavo.protocol.events import Event
+from octavo.protocol.requests import Request
+from octavo.protocol.steps import WorkerCommand, WorkerReply
+
+logger = logging.getLogger(__name__)
+
+HIGH_WATER_MARK = 1024
+"""Messages a socket queues for one peer before a send is refused."""
+
+MAX_FRAME_BYTES = 64 * 2**20
+"""A peer that sends a larger frame is disconnected by zmq."""
+
+MAX_RECEIVED_AT_ONCE = 256
+"""Requests taken from the socket between two steps, so that a flood cannot stop the step loop."""
+
+
+class PeerLost(ProtocolError):
+    """The frontend that a message was for is gone."""
+
+
+class Publisher:
+    """Core to workers: one message, every worker, none dropped."""
+
+    def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", address: str) -> None:
+        self.address = address
+        self.next_sequence = 0
+        self._codec = worker_command_codec()
+        self._socket = context.socket(zmq.XPUB)
+        self._socket.setsockopt(zmq.XPUB_NODROP, 1)
+        self._socket.setsockopt(zmq.SNDHWM, HIGH_WATER_MARK)
+        self._socket.setsockopt(zmq.LINGER, 1000)
+        _bind(self._socket, address)
+
+    def wait_for_subscribers(self, count: int, timeout_s: float) -> None:
+        """Wait until `count` workers have subscribed: what is published before that would be lost.
+
+        Raises:
+            StartupError: not all subscribed in time.
+        """
+        deadline = time.monotonic() + timeout_s
+        for num_seen in range(count):
+            left_ms = max(0, int(1000 * (deadline - time.monotonic())))
+            if not self._socket.poll(left_ms):
+                raise StartupError(
+                    f"only {num_seen} of {count} workers subscribed within {timeout_s:.0f} s",
+                    phase="connecting workers",
+                )
+            self._socket.recv()
+
+    def send(self, command: WorkerCommand) -> None:
+        """Broadcast a command, whose `sequence` must be `next_sequence`."""
+        if command.sequence != self.next_sequence:
+            raise ProtocolError(f"command {command.sequence} sent where {self.next_sequence} is due")
+        self._socket.send_multipart(self._codec.encode(command))
+        self.next_sequence += 1
+
+    def close(self) -> None:
+        """Close the socket; what was sent still leaves."""
+        self._socket.close()
+
+
+class Subscriber:
+    """A worker's end of the broadcast."""
+
+    def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", address: str) -> None:
+        self._next_sequence = 0
+        self._codec = worker_command_codec()
+        self.socket = context.socket(zmq.SUB)
+        self.socket.setsockopt(zmq.RCVHWM, HIGH_WATER_MARK)
+        self.socket.setsockopt(zmq.SUBSCRIBE, b"")
+        self.socket.connect(address)
+
+    def receive(self, timeout_s: float | None = None) -> WorkerCommand | None:
+        """Return the next command, or None when none came in time.
+
+        Blocks until: a command comes or `timeout_s` is over (None: for ever).
+
+        Raises:
+            ProtocolError: a command was lost or cannot be read; this worker's state is no longer the
+                core's, and it must not go on.
+        """
+        if not self.socket.poll(None if timeout_s is None else int(1000 * timeout_s)):
+            return None
+        command = self._codec.decode(self.socket.recv_multipart())
+        if command.sequence != self._next_sequence:
+            raise ProtocolError(f"command {self._next_sequence} was lost: got {command.sequence}")
+        self._next_sequence += 1
+        return command
+
+    def close(self) -> None:
+        """Close the socket."""
+        self.socket.close(linger=0)
+
+
+class ResultPush:
+    """A worker's answers."""
+
+    def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", address: str) -> None:
+        self._codec = worker_reply_codec()
+        self._socket = context.socket(zmq.PUSH)
+        self._socket.setsockopt(zmq.LINGER, 2000)
+        self._socket.connect(address)
+
+    def send(self, reply: WorkerReply) -> None:
+        """Send an answer to the core."""
+        self._socket.send_multipart(self._codec.encode(reply))
+
+    def close(self) -> None:
+        """Close the socket; what was sent still leaves."""
+        self._socket.close()
+
+
+class ResultPull:
+    """Where the core hears its workers."""
+
+    def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", address: str) -> None:
+        self.address = address
+        self._codec = worker_reply_codec()
+        self.socket = context.socket(zmq.PULL)
+        self.socket.setsockopt(zmq.RCVHWM, HIGH_WATER_MARK)
+        _bind(self.socket, address)
+
+    def receive(self, timeout_s: float | None = None) -> WorkerReply | None:
+        """Return the next answer, or None when none came in time (None: wait for ever).
+
+        Raises:
+            ProtocolError: an answer cannot be read.
+        """
+        if not self.socket.poll(None if timeout_s is None else int(1000 * timeout_s)):
+            return None
+        return self._codec.decode(self.socket.recv_multipart())
+
+    def close(self) -> None:
+        """Close the socket."""
+        self.socket.close(linger=0)
+
+
+class FrontendRouter:
+    """The core's end of all frontends."""
+
+    def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", address: str) -> None:
+        self.address = address
+        self.malformed_frames = 0
+        self._requests = request_codec()
+        self._events = event_codec()
+        self.socket = context.socket(zmq.ROUTER)
+        self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        self.socket.setsockopt(zmq.SNDHWM, HIGH_WATER_MARK)
+        self.socket.setsockopt(zmq.RCVHWM, HIGH_WATER_MARK)
+        self.socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
+        self.socket.setsockopt(zmq.LINGER, 1000)
+        _bind(self.socket, address)
+
+    def receive(self) -> list[tuple[bytes, Request]]:
+        """Return what has arrived, with each sender's identity; [] when nothing has. Never blocks.
+
+        A frame that does not decode is counted, logged and dropped.
+        """
+        received: list[tuple[bytes, Request]] = []
+        while len(received) < MAX_RECEIVED_AT_ONCE:
+            try:
+                peer, *frames = self.socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                break
+            try:
+                received.append((peer, self._requests.decode(frames)))
+            except ProtocolError as error:
+                self.malformed_frames += 1
+                logger.warning("dropped a frame from frontend %s: %s", peer.hex(), error)
+        return received
+
+    def send(self, peer: bytes, event: Event) -> bool:
+        """Send an event; False when the peer reads too slowly and its queue is full. Never blocks.
+
+        Raises:
+            PeerLost: nobody has this identity any more.
+        """
+        try:
+            self.socket.send_multipart([peer, *self._events.encode(event)], zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        except zmq.ZMQError as error:
+            if error.errno == zmq.EHOSTUNREACH:
+                raise PeerLost(f"frontend {peer.hex()} is gone") from error
+            raise
+        return True
+
+    def close(self) -> None:
+        """Close the socket; what was sent still leaves, for at most a second."""
+        self.socket.close()
+
+
+def ipc_path(address: str) -> Path | None:
+    """Return the file of an `ipc://` address, None for other transports."""
+    return Path(address.removeprefix("ipc://")) if address.startswith("ipc://") else None
+
+
+def _bind(socket: "zmq.Socket[bytes]", address: str) -> None:
+    try:
+        socket.bind(address)
+    except zmq.ZMQError as error:
+        raise StartupError(
+            f"cannot bind {address}: {error.strerror}",
+            phase="binding sockets",
+            hint="is another engine using this address, and may this user write there?",
+        ) from error
+    if path := ipc_path(address):
+        with contextlib.suppress(FileNotFoundError):
+            path.chmod(0o600)

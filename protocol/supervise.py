@@ -1,0 +1,217 @@
+"""The parent's side of a child process: spawn it by module name, hear its life signs, end it."""
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections import deque
+
+import msgspec
+
+from octavo.protocol.control import ControlMessage, LaunchSpec, StartupFailed
+from octavo.protocol.env import child_environment
+from octavo.protocol.errors import ConfigError, NotEnoughMemoryError, OctavoError, StartupError
+from octavo.protocol.lifecycle import LENGTH
+
+_ENCODER = msgspec.msgpack.Encoder()
+_DECODER: "msgspec.msgpack.Decoder[ControlMessage]" = msgspec.msgpack.Decoder(ControlMessage)
+
+_STARTUP_ERRORS: dict[str, type[StartupError]] = {
+    "ConfigError": ConfigError,
+    "NotEnoughMemoryError": NotEnoughMemoryError,
+}
+
+
+class ChildExited(OctavoError):
+    """A child ended when it should not have.
+
+    Args:
+        name: which child.
+        code: its exit code; minus the signal's number if a signal ended it.
+        failure: why its start failed, if it could still say so.
+    """
+
+    def __init__(self, name: str, code: int, failure: StartupFailed | None) -> None:
+        self.name = name
+        self.code = code
+        self.failure = failure
+        super().__init__(failure.message if failure else f"{name} {_describe(code)}")
+
+    def as_startup_error(self, phase: str) -> StartupError:
+        """Return the error that a parent raises when this ended its own start."""
+        if self.failure is None:
+            return StartupError(str(self), phase=phase, hint="its last log lines may say why")
+        kind = _STARTUP_ERRORS.get(self.failure.error_type, StartupError)
+        return kind(
+            self.failure.message,
+            phase=self.failure.phase,
+            hint=self.failure.hint,
+            details=self.failure.traceback,
+        )
+
+
+class Child:
+    """A running child process and the read end of its control pipe."""
+
+    def __init__(self, name: str, process: "subprocess.Popen[bytes]", control_fd: int) -> None:
+        self.name = name
+        self._process = process
+        self._control_fd = control_fd
+        self._buffer = bytearray()
+        self._messages: deque[ControlMessage] = deque()
+        self._failure: StartupFailed | None = None
+        self._is_at_end = False
+
+    @classmethod
+    def spawn(
+        cls, module: str, spec: LaunchSpec, name: str, environment: dict[str, str] | None = None
+    ) -> "Child":
+        """Start `python -P -m module` and hand it its launch spec.
+
+        The kernel kills the child when the *thread* that called this ends: call it from a thread that
+        lives as long as the child should.
+
+        Args:
+            module: e.g. "octavo.core_proc".
+            spec: what the child is to be.
+            name: for messages: "core", "worker 0".
+            environment: variables to set for the child, beside this process's own.
+        """
+        reader, writer = os.pipe()
+        try:
+            process = subprocess.Popen(
+                [sys.executable, "-P", "-m", module, str(writer)],
+                stdin=subprocess.PIPE,
+                stdout=sys.stderr.fileno() if _has_fileno(sys.stderr) else None,
+                pass_fds=[writer],
+                env=child_environment(environment or {}),
+            )
+        except BaseException:
+            os.close(reader)
+            raise
+        finally:
+            os.close(writer)
+        os.set_blocking(reader, False)
+        body = _ENCODER.encode(spec)
+        assert process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # it died at once; the control pipe will say so
+            process.stdin.write(LENGTH.pack(len(body)) + body)
+            process.stdin.flush()
+        return cls(name, process, reader)
+
+    @property
+    def pid(self) -> int:
+        """Process id."""
+        return self._process.pid
+
+    @property
+    def is_alive(self) -> bool:
+        """True until the process has ended."""
+        return self._process.poll() is None
+
+    def fileno(self) -> int:
+        """Readable when a life sign, or the end of them, can be received."""
+        return self._control_fd
+
+    def receive(self, timeout_s: float | None = None) -> ControlMessage | None:
+        """Return the child's next life sign, None when none came in time.
+
+        A `StartupFailed` is kept for the `ChildExited` that follows it.
+
+        Blocks until: a message comes, the child ends or `timeout_s` is over (None: for ever).
+
+        Raises:
+            ChildExited: the child has ended and everything it said was received.
+        """
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while not self._messages:
+            if self._is_at_end:
+                raise ChildExited(self.name, self._reap(), self._failure)
+            left_s = None if deadline is None else max(0.0, deadline - time.monotonic())
+            if not select.select([self._control_fd], [], [], left_s)[0]:
+                return None
+            self._read()
+        return self._messages.popleft()
+
+    def _read(self) -> None:
+        try:
+            data = os.read(self._control_fd, 65536)
+        except BlockingIOError:
+            return
+        self._is_at_end = not data
+        self._buffer += data
+        while len(self._buffer) >= LENGTH.size:
+            (size,) = LENGTH.unpack_from(self._buffer)
+            end = LENGTH.size + size
+            if len(self._buffer) < end:
+                break
+            message = _DECODER.decode(bytes(self._buffer[LENGTH.size : end]))
+            del self._buffer[:end]
+            if isinstance(message, StartupFailed):
+                self._failure = message
+            else:
+                self._messages.append(message)
+
+    def terminate(self) -> None:
+        """Ask the child to stop (SIGTERM)."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.terminate()
+
+    def kill(self) -> None:
+        """End the child at once (SIGKILL)."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()
+
+    def wait(self, timeout_s: float | None = None) -> int | None:
+        """Return the exit code, None when the child still runs after `timeout_s`."""
+        try:
+            return self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def stop(self, timeout_s: float) -> int:
+        """Terminate, wait `timeout_s`, kill if need be, and return the exit code."""
+        self.terminate()
+        if self.wait(timeout_s) is None:
+            self.kill()
+        code = self._process.wait()
+        self.close()
+        return code
+
+    def close(self) -> None:
+        """Close both pipes; a child that still runs sees its parent as gone and exits."""
+        if self._process.stdin and not self._process.stdin.closed:
+            with contextlib.suppress(BrokenPipeError):
+                self._process.stdin.close()
+        if self._control_fd >= 0:
+            os.close(self._control_fd)
+            self._control_fd = -1
+
+    def _reap(self) -> int:
+        """Return the exit code of a child whose control pipe has ended."""
+        code = self.wait(timeout_s=1.0)
+        if code is None:  # it closed the pipe and lives on: it can no longer be supervised
+            self.kill()
+            code = self._process.wait()
+        return code
+
+
+def _describe(code: int) -> str:
+    if code >= 0:
+        return f"exited with code {code}"
+    try:
+        return f"was ended by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"was ended by signal {-code}"
+
+
+def _has_fileno(stream: object) -> bool:
+    """True for a real file: notebooks and test runners put objects without one in `sys.stderr`."""
+    try:
+        stream.fileno()  # type: ignore[attr-defined]
+    except (AttributeError, OSError, ValueError):
+        return False
+    return True
