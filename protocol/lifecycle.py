@@ -140,9 +140,7 @@ class Reporter:
         self.send(PhaseDone(self.process, name, time.monotonic() - start))
 
 
-def run_child(
-    process: str, spec_type: type[Spec], main: Callable[[Spec, Reporter, StopSignal], int]
-) -> NoReturn:
+def run_child(process: str, spec_type: type[Spec], main: Callable[[Spec, Reporter, StopSignal], int]) -> NoReturn:
     """Run `main` as the body of a child process, and exit with its code.
 
     Reads the launch spec from standard input, whose end of file later means that the parent is gone.

@@ -14,9 +14,7 @@ def configure_logging(process: str, level: str) -> None:
     """
     handler = logging.StreamHandler(sys.stderr)
     prefix = f"({process} pid={os.getpid()})"
-    handler.setFormatter(
-        logging.Formatter(f"{prefix} %(levelname)s %(asctime)s %(message)s", datefmt="%m-%d %H:%M:%S")
-    )
+    handler.setFormatter(logging.Formatter(f"{prefix} %(levelname)s %(asctime)s %(message)s", datefmt="%m-%d %H:%M:%S"))
     root = logging.getLogger("octavo")
     root.handlers[:] = [handler]
     root.propagate = False

@@ -170,12 +170,8 @@ def _check_number(
     _check_range(name, value, low, high, is_open_below=is_open_below)
 
 
-def _check_range(
-    name: str, value: float, low: float | None, high: float | None, *, is_open_below: bool
-) -> None:
+def _check_range(name: str, value: float, low: float | None, high: float | None, *, is_open_below: bool) -> None:
     if low is not None and (value < low or (is_open_below and value == low)):
-        raise InvalidRequestError(
-            f"{name} must be {'above' if is_open_below else 'at least'} {low}, got {value}", name
-        )
+        raise InvalidRequestError(f"{name} must be {'above' if is_open_below else 'at least'} {low}, got {value}", name)
     if high is not None and value > high:
         raise InvalidRequestError(f"{name} must be at most {high}, got {value}", name)

@@ -66,9 +66,7 @@ class Child:
         self._is_at_end = False
 
     @classmethod
-    def spawn(
-        cls, module: str, spec: LaunchSpec, name: str, environment: dict[str, str] | None = None
-    ) -> "Child":
+    def spawn(cls, module: str, spec: LaunchSpec, name: str, environment: dict[str, str] | None = None) -> "Child":
         """Start `python -P -m module` and hand it its launch spec.
 
         The kernel kills the child when the *thread* that called this ends: call it from a thread that

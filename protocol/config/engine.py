@@ -15,9 +15,7 @@ Positive: TypeAlias = Annotated[int, Meta(ge=1)]
 class ModelConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Which model, and how its weights and texts are read."""
 
-    model: Annotated[
-        str, Meta(description="Directory in Hugging Face layout, a .gguf file, or a hub id (org/name).")
-    ]
+    model: Annotated[str, Meta(description="Directory in Hugging Face layout, a .gguf file, or a hub id (org/name).")]
     tokenizer: Annotated[
         str | None, Meta(description="Directory or hub id of the tokenizer. Default: the model's own.")
     ] = None
@@ -73,9 +71,7 @@ class CacheConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     num_gpu_blocks_override: Annotated[
         Positive | None, Meta(description="Number of KV blocks; replaces the memory arithmetic.")
     ] = None
-    enable_prefix_caching: Annotated[
-        bool, Meta(description="Reuse the KV blocks of equal prompt prefixes.")
-    ] = True
+    enable_prefix_caching: Annotated[bool, Meta(description="Reuse the KV blocks of equal prompt prefixes.")] = True
 
 
 class SchedulerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -114,9 +110,9 @@ class ParallelConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 class DeviceConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Where the model runs."""
 
-    device: Annotated[
-        Literal["auto", "cpu", "cuda"], Meta(description="auto: cuda if a GPU is there, else cpu.")
-    ] = "auto"
+    device: Annotated[Literal["auto", "cpu", "cuda"], Meta(description="auto: cuda if a GPU is there, else cpu.")] = (
+        "auto"
+    )
     num_threads: Annotated[
         Positive | None,
         Meta(description="Compute threads of a CPU worker. Default: the cores it may run on."),

@@ -13,21 +13,15 @@ class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     uds: Annotated[str | None, Meta(description="Unix domain socket to listen on instead of a port.")] = None
     api_key: Annotated[
         list[str] | None,
-        Meta(
-            description="Accepted API keys (repeatable); every route but /health and /ping needs one of them."
-        ),
+        Meta(description="Accepted API keys (repeatable); every route but /health and /ping needs one of them."),
     ] = None
     engine_address: Annotated[
         str | None, Meta(description="ipc:// address on which further applications may join this engine.")
     ] = None
-    enable_vllm_metrics: Annotated[bool, Meta(description="Offer the metrics under vllm: names as well.")] = (
-        False
-    )
+    enable_vllm_metrics: Annotated[bool, Meta(description="Offer the metrics under vllm: names as well.")] = False
     shutdown_timeout: Annotated[
         float,
-        Meta(
-            ge=0, description="Seconds that running requests get to finish after the first Ctrl-C or SIGTERM."
-        ),
+        Meta(ge=0, description="Seconds that running requests get to finish after the first Ctrl-C or SIGTERM."),
     ] = 30.0
     log_level: Annotated[
         str | None, Meta(description="DEBUG, INFO, WARNING or ERROR. Default: OCTAVO_LOG_LEVEL, else INFO.")

@@ -85,9 +85,7 @@ def engine_config(settings: Mapping[str, Any]) -> EngineConfig:
     tree: dict[str, dict[str, Any]] = {branch: {} for branch in engine_branches()}
     for name, value in settings.items():
         if name not in homes:
-            raise ConfigError(
-                f"unknown setting {name!r}", phase="configuration", hint=_suggestion(name, homes)
-            )
+            raise ConfigError(f"unknown setting {name!r}", phase="configuration", hint=_suggestion(name, homes))
         tree[homes[name]][name] = value
     return _convert(tree, EngineConfig)
 
@@ -105,9 +103,7 @@ def _convert(tree: dict[str, Any], struct: type[Any]) -> Any:
     try:
         return msgspec.convert(tree, struct)
     except msgspec.ValidationError as error:
-        raise ConfigError(
-            _readable(str(error)), phase="configuration", hint="see octavo serve --help"
-        ) from error
+        raise ConfigError(_readable(str(error)), phase="configuration", hint="see octavo serve --help") from error
 
 
 def _readable(message: str) -> str:
