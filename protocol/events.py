@@ -107,6 +107,8 @@ class EngineFacts(msgspec.Struct, array_like=True, gc=False, frozen=True):
     device: str
     config: bytes
     """The msgpack form of the engine's `ResolvedConfig`."""
+    pulse_path: str = ""
+    """File of the core's pulse (`protocol/pulse.py`); "" when the core is on another machine."""
 
 
 class Welcome(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="welcome"):

@@ -51,6 +51,8 @@ class ResolvedConfig(msgspec.Struct, frozen=True, kw_only=True):
     world_size: int
     log_stats: bool
     record_steps: str | None
+    chat_template: str | None
+    """Given on the command line; None: the model's own."""
 
 
 def resolve(config: EngineConfig, facts: ModelFacts, *, device: DeviceName, num_cores: int) -> ResolvedConfig:
@@ -106,6 +108,7 @@ def resolve(config: EngineConfig, facts: ModelFacts, *, device: DeviceName, num_
         world_size=config.parallel.tensor_parallel_size,
         log_stats=not config.observe.disable_log_stats,
         record_steps=config.observe.record_steps,
+        chat_template=config.model.chat_template,
     )
 
 

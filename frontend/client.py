@@ -1,0 +1,369 @@
+"""`AsyncClient`: text in, text out, on the engine of this process's own or on one that runs already."""
+
+import asyncio
+import itertools
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator
+from collections.abc import Sequence as Several
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeAlias, TypeVar
+
+import msgspec
+import zmq.asyncio
+
+from octavo.frontend.generation.fanout import Generation
+from octavo.frontend.generation.sequence import Sequence
+from octavo.frontend.generation.spec import check_prompt, child_seed, default_params, make_spec, request_seed
+from octavo.frontend.launch import LaunchedEngine, ProgressCallback, launch_engine
+from octavo.frontend.link import CoreLink
+from octavo.frontend.metrics.observer import Observer
+from octavo.frontend.outputs import RequestOutput
+from octavo.frontend.text.chat_template import ChatTemplate
+from octavo.frontend.text.tokenizer import Tokenizer
+from octavo.protocol.config import EngineConfig, ResolvedConfig
+from octavo.protocol.config.sources import engine_config
+from octavo.protocol.errors import InvalidRequestError
+from octavo.protocol.events import BoolResult, EngineFacts
+from octavo.protocol.params import OutputKind, SamplingParams
+from octavo.protocol.pulse import PulseReader
+from octavo.protocol.requests import GetStats, ResetPrefixCache, StartProfile, StopProfile, Submit, Utility
+from octavo.protocol.stats import EngineStats
+
+T = TypeVar("T")
+
+Prompt: TypeAlias = "str | Several[int] | dict[str, Any]"
+"""Text, token ids, or vLLM's forms {"prompt": text} and {"prompt_token_ids": [...]}."""
+
+CONNECT_TIMEOUT_S = 10.0
+
+STALL_DEADLINE_S = 30.0
+"""A core that has work and has not finished a step for this long is not healthy."""
+
+SHORT_TEXT_CHARS = 2_000
+"""Shorter prompts are tokenized in less time than a thread switch takes to pay off."""
+
+
+@dataclass(frozen=True)
+class Health:
+    """Whether the engine can be expected to answer, and why not."""
+
+    ok: bool
+    reason: str = ""
+
+
+class AsyncClient:
+    """An engine, seen from one event loop.
+
+    Make one with `launch` or `connect`; leave it with `close` or `async with`.
+    """
+
+    def __init__(
+        self, link: CoreLink, tokenizer: Tokenizer, context: "zmq.asyncio.Context", engine: LaunchedEngine | None
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.observer: Observer | None = None
+        """Told of latencies and finished requests: the metrics."""
+        self.config = msgspec.msgpack.decode(link.facts.config, type=ResolvedConfig)
+        self._link = link
+        self._context = context
+        self._engine = engine
+        self._threads = ThreadPoolExecutor(max_workers=1, thread_name_prefix="octavo text")
+        self._prefix = secrets.token_hex(4)
+        self._request_counter = itertools.count()
+        self._child_counter = itertools.count()
+        self._live: dict[str, Generation] = {}
+        self._pulse = PulseReader(Path(link.facts.pulse_path)) if Path(link.facts.pulse_path).is_file() else None
+        link.on_stats = self._on_stats
+        if engine:
+            engine.watch(link.fail)
+
+    @classmethod
+    def launch(
+        cls,
+        model: str | None = None,
+        *,
+        config: EngineConfig | None = None,
+        address: str | None = None,
+        on_progress: ProgressCallback | None = None,
+        **settings: Any,
+    ) -> "Starting":
+        """Start an engine of our own; `async with` it, or await it and `close` it later.
+
+        Args:
+            model: directory, .gguf file or hub id; or give a whole `config`.
+            config: the engine's configuration, instead of `model` and `settings`.
+            address: `ipc://` address on which other applications may join.
+            on_progress: told what the engine is doing while it starts.
+            settings: any engine flag by its name: `max_num_seqs=8`.
+
+        Raises:
+            StartupError: the root cause.
+        """
+        return Starting(
+            lambda: cls._launch(config or engine_config({"model": model, **settings}), address, on_progress)
+        )
+
+    @classmethod
+    async def _launch(
+        cls, config: EngineConfig, address: str | None, on_progress: ProgressCallback | None
+    ) -> "AsyncClient":
+        engine = await launch_engine(config, address=address, on_progress=on_progress)
+        try:
+            return await cls._join(engine.address, engine)
+        except BaseException:
+            await engine.stop()
+            raise
+
+    @classmethod
+    def connect(cls, address: str) -> "Starting":
+        """Join an engine that another process runs; `async with` it, or await it and `close` it later.
+
+        Raises:
+            StartupError: no engine answers on `address`.
+        """
+        return Starting(lambda: cls._join(address, None))
+
+    @classmethod
+    async def _join(cls, address: str, engine: LaunchedEngine | None) -> "AsyncClient":
+        context = zmq.asyncio.Context()
+        try:
+            link = await CoreLink.connect(context, address, CONNECT_TIMEOUT_S)
+        except BaseException:
+            context.term()
+            raise
+        config = msgspec.msgpack.decode(link.facts.config, type=ResolvedConfig)
+        tokenizer = await asyncio.to_thread(Tokenizer.load, Path(config.model.tokenizer_path))
+        return cls(link, tokenizer, context, engine)
+
+    @property
+    def facts(self) -> EngineFacts:
+        """What the engine said of itself."""
+        return self._link.facts
+
+    @property
+    def address(self) -> str:
+        """Where other applications can `connect`."""
+        return self._link.address
+
+    @property
+    def engine(self) -> LaunchedEngine | None:
+        """The process behind a launched client; None after `connect`."""
+        return self._engine
+
+    @property
+    def latest_stats(self) -> EngineStats:
+        """What the engine last reported, about a second old at most while it works."""
+        return self._link.latest_stats
+
+    @property
+    def num_live_requests(self) -> int:
+        """Requests of this client that run or wait."""
+        return len(self._live)
+
+    def chat_template(self) -> ChatTemplate:
+        """Return the template that turns messages into a prompt.
+
+        Raises:
+            InvalidRequestError: the model has none and none was given.
+        """
+        return ChatTemplate.for_model(self.config.chat_template, self.tokenizer)
+
+    def default_params(self, max_tokens: int | None = 16) -> SamplingParams:
+        """Return the model's own default parameters."""
+        return default_params(self.config, max_tokens)
+
+    async def generate(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        cache_salt: str | None = None,
+    ) -> AsyncIterator[RequestOutput]:
+        """Generate for one prompt; yields deltas unless `sampling_params.output_kind` says otherwise.
+
+        Leaving the loop early, or cancelling the task, aborts the request in the engine.
+
+        Args:
+            prompt: text, token ids, or a dict with "prompt" or "prompt_token_ids".
+            sampling_params: None: the model's own defaults.
+            request_id: shown in the outputs; also decides the seed of a request without one.
+            priority: lower runs earlier, with `scheduling_policy="priority"`.
+            cache_salt: cached prompt prefixes are shared only among requests of equal salt.
+
+        Raises:
+            InvalidRequestError: names the field and the remedy.
+            OverloadedError: the queue is full.
+            RequestFailedError: the engine gave up on this request.
+            EngineDeadError: the engine is gone.
+        """
+        generation = await self._start(prompt, sampling_params, request_id, priority, cache_salt)
+        self._live[generation.request_id] = generation
+        outputs = generation.outputs()
+        try:
+            async for output in outputs:
+                yield output
+        finally:
+            self._live.pop(generation.request_id, None)
+            # Not left to the garbage collector: the engine must hear of it now.
+            await outputs.aclose()  # type: ignore[attr-defined]
+
+    async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Tokenize, off the event loop when the text is long."""
+        if len(text) <= SHORT_TEXT_CHARS:
+            return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        return await self.run_in_thread(lambda: self.tokenizer.encode(text, add_special_tokens=add_special_tokens))
+
+    async def run_in_thread(self, work: Callable[[], T]) -> T:
+        """Run text work (templates, tokenizing) off the event loop."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+    async def abort(self, request_id: str) -> bool:
+        """End a request of this client with finish reason "abort"; False when it is not running."""
+        generation = self._live.get(request_id)
+        if generation:
+            generation.abort()
+        return generation is not None
+
+    async def reset_prefix_cache(self) -> bool:
+        """Forget all cached prefixes; False while blocks are in use."""
+        return await self._call_bool(ResetPrefixCache())
+
+    async def start_profile(self, directory: str) -> bool:
+        """Start the torch profiler on every worker."""
+        return await self._call_bool(StartProfile(directory))
+
+    async def stop_profile(self) -> bool:
+        """Stop it and write one trace per worker."""
+        return await self._call_bool(StopProfile())
+
+    async def engine_stats(self) -> EngineStats:
+        """Ask the engine for its counters."""
+        result = await self._link.call(GetStats())
+        assert isinstance(result, EngineStats)
+        return result
+
+    def health(self) -> Health:
+        """Tell whether the engine lives and its step loop moves, without asking it."""
+        if self._link.failure:
+            return Health(ok=False, reason=str(self._link.failure))
+        if self._pulse and (pulse := self._pulse.read()).is_stalled(STALL_DEADLINE_S):
+            return Health(ok=False, reason=f"the engine has not finished a step for {pulse.age_s:.0f} s")
+        return Health(ok=True)
+
+    async def close(self) -> None:
+        """Abort what runs, disconnect, and end the engine if it is ours."""
+        await self._link.close()
+        if self._engine:
+            await self._engine.stop()
+        if self._pulse:
+            self._pulse.close()
+            self._pulse = None
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._context.term()
+
+    async def __aenter__(self) -> "AsyncClient":
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def _start(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None,
+        request_id: str | None,
+        priority: int,
+        cache_salt: str | None,
+    ) -> Generation:
+        if self._link.failure:
+            raise self._link.failure
+        request_id = request_id or f"{self._prefix}-{next(self._request_counter)}"
+        if request_id in self._live:
+            raise InvalidRequestError(f"request_id {request_id!r} is in use by a running request", "request_id")
+        params = params or self.default_params()
+        params.verify()
+        text, token_ids = await self._prompt_tokens(prompt)
+        if isinstance(prompt, dict):
+            cache_salt = cache_salt or prompt.get("cache_salt")
+        seed = request_seed(self.config.seed, request_id) if params.seed is None else params.seed
+        children = [
+            self._child(index, params, token_ids, child_seed(seed, index), priority, cache_salt)
+            for index in range(params.n)
+        ]
+        kind = OutputKind.DELTA if params.output_kind is None else params.output_kind
+        return Generation(self._link, request_id, text, params, children, kind, self.observer)
+
+    def _child(
+        self,
+        index: int,
+        params: SamplingParams,
+        token_ids: list[int],
+        seed: int,
+        priority: int,
+        cache_salt: str | None,
+    ) -> tuple[Submit, Sequence]:
+        spec = make_spec(
+            params,
+            num_prompt_tokens=len(token_ids),
+            max_model_len=self.facts.max_model_len,
+            seed=seed,
+            config=self.config,
+        )
+        # Several frontends share a core: their ids must differ whatever their callers chose.
+        submit = Submit(f"{self._prefix}:{next(self._child_counter)}", token_ids, spec, priority, cache_salt)
+        return submit, Sequence(index, self.tokenizer, token_ids, params, spec)
+
+    async def _prompt_tokens(self, prompt: Prompt) -> tuple[str | None, list[int]]:
+        if isinstance(prompt, dict):
+            if (token_ids := prompt.get("prompt_token_ids")) is not None:
+                return prompt.get("prompt"), self._checked(token_ids)
+            if "prompt" not in prompt:
+                raise InvalidRequestError('a prompt dict needs "prompt" or "prompt_token_ids"', "prompt")
+            prompt = prompt["prompt"]
+        if isinstance(prompt, str):
+            return prompt, await self.encode(prompt)
+        return None, self._checked(prompt)
+
+    def _checked(self, token_ids: "Several[int]") -> list[int]:
+        checked = list(token_ids)
+        if not all(type(token_id) is int for token_id in checked):
+            raise InvalidRequestError("a prompt must be text or a list of token ids (integers)", "prompt")
+        check_prompt(checked, self.config.model.vocab_size)
+        return checked
+
+    async def _call_bool(self, utility: Utility) -> bool:
+        result = await self._link.call(utility)
+        assert isinstance(result, BoolResult)
+        return result.ok
+
+    def _on_stats(self, stats: EngineStats) -> None:
+        if self.observer:
+            self.observer.on_engine_stats(stats)
+
+
+class Starting:
+    """A client on its way: `await` it, or enter it with `async with`."""
+
+    def __init__(self, start: Callable[[], Awaitable[AsyncClient]]) -> None:
+        self._start = start
+        self._client: AsyncClient | None = None
+
+    def __await__(self) -> Generator[Any, None, AsyncClient]:
+        return self._start().__await__()
+
+    async def __aenter__(self) -> AsyncClient:
+        self._client = await self._start()
+        return self._client
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._client:
+            await self._client.close()

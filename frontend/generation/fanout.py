@@ -1,0 +1,147 @@
+"""One prompt, n sequences: submits a child request for each and merges what comes back.
+
+The children share their prompt through the prefix cache; the engine knows nothing of n.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+
+from octavo.frontend.generation.sequence import Sequence
+from octavo.frontend.link import CoreLink, RequestStream
+from octavo.frontend.metrics.observer import Observer
+from octavo.frontend.metrics.record import RequestRecord
+from octavo.frontend.outputs import RequestOutput
+from octavo.protocol.params import OutputKind, SamplingParams
+from octavo.protocol.requests import Submit
+
+
+class Generation:
+    """A request of a caller while it runs."""
+
+    def __init__(
+        self,
+        link: CoreLink,
+        request_id: str,
+        prompt: str | None,
+        params: SamplingParams,
+        children: list[tuple[Submit, Sequence]],
+        kind: OutputKind,
+        observer: Observer | None,
+    ) -> None:
+        self.request_id = request_id
+        self._link = link
+        self._prompt = prompt
+        self._prompt_token_ids = children[0][0].prompt_token_ids
+        self._params = params
+        self._submits = [submit for submit, _ in children]
+        self._sequences = [sequence for _, sequence in children]
+        self._kind = kind
+        self._observer = observer
+        self._arrived = asyncio.Event()
+        self._streams: list[RequestStream] = []
+        self._is_aborted = False
+        self._start_s = self._last_token_s = time.monotonic()
+        self._num_tokens = 0
+        self._has_prompt_logprobs = False
+
+    @property
+    def is_finished(self) -> bool:
+        """True when every sequence has ended."""
+        return all(sequence.is_finished for sequence in self._sequences)
+
+    def abort(self) -> None:
+        """End what still runs with finish reason "abort"."""
+        self._is_aborted = True
+        self._arrived.set()
+
+    async def outputs(self) -> AsyncIterator[RequestOutput]:
+        """Yield outputs of the wanted kind; the last one has `finished` set.
+
+        Leaving early, by any way, aborts the children in the engine.
+
+        Raises:
+            OctavoError: how the request failed.
+        """
+        try:
+            for submit in self._submits:
+                self._streams.append(self._link.submit(submit, self._arrived))
+            while not self.is_finished:
+                await self._arrived.wait()
+                self._arrived.clear()
+                updated = self._take()
+                if self._is_aborted:
+                    updated = self._cut_short()
+                if self.is_finished and self._observer:
+                    self._observer.on_finished(self._record())
+                if output := self._output(updated):
+                    yield output
+        finally:
+            self._link.abort([stream.request_id for stream in self._streams if not stream.is_over])
+
+    def _take(self) -> list[Sequence]:
+        """Let every sequence take in its events; return those that something happened to."""
+        updated = []
+        for stream, sequence in zip(self._streams, self._sequences, strict=True):
+            if sequence.is_finished or not (events := stream.take()):
+                continue
+            before = len(sequence.total.token_ids)
+            if sequence.update(events):
+                self._link.abort([stream.request_id])
+            self._observe(len(sequence.total.token_ids) - before)
+            updated.append(sequence)
+        return updated
+
+    def _cut_short(self) -> list[Sequence]:
+        for sequence in self._sequences:
+            sequence.cut_short()
+        return self._sequences
+
+    def _output(self, updated: list[Sequence]) -> RequestOutput | None:
+        if self._kind is OutputKind.FINAL_ONLY and not self.is_finished:
+            return None
+        if self._kind is OutputKind.DELTA:
+            outputs = [sequence.take_fresh() for sequence in updated]
+        else:
+            outputs = [sequence.snapshot() for sequence in self._sequences]
+        if not outputs:
+            return None
+        first = self._sequences[0]
+        is_first_delta = not self._has_prompt_logprobs
+        self._has_prompt_logprobs = first.prompt_logprobs is not None
+        shows_prompt_logprobs = self._kind is not OutputKind.DELTA or is_first_delta
+        return RequestOutput(
+            request_id=self.request_id,
+            prompt=self._prompt,
+            prompt_token_ids=self._prompt_token_ids,
+            outputs=outputs,
+            finished=self.is_finished,
+            prompt_logprobs=first.prompt_logprobs if shows_prompt_logprobs else None,
+            num_cached_tokens=first.num_cached_tokens,
+            num_preemptions=sum(sequence.num_preemptions for sequence in self._sequences),
+            timings=[sequence.timings for sequence in self._sequences] if self.is_finished else [],
+        )
+
+    def _observe(self, num_new_tokens: int) -> None:
+        if not num_new_tokens or not self._observer:
+            return
+        now_s = time.monotonic()
+        if self._num_tokens == 0:
+            self._observer.on_first_token(now_s - self._start_s)
+        else:
+            self._observer.on_inter_token(now_s - self._last_token_s, num_new_tokens)
+        self._num_tokens += num_new_tokens
+        self._last_token_s = now_s
+
+    def _record(self) -> RequestRecord:
+        return RequestRecord(
+            num_prompt_tokens=len(self._prompt_token_ids),
+            num_generation_tokens=sum(len(sequence.total.token_ids) for sequence in self._sequences),
+            num_cached_tokens=self._sequences[0].num_cached_tokens,
+            num_preemptions=sum(sequence.num_preemptions for sequence in self._sequences),
+            finish_reason=self._sequences[0].total.finish_reason or "",
+            params_n=self._params.n,
+            params_max_tokens=self._submits[0].sampling.max_tokens,
+            e2e_s=time.monotonic() - self._start_s,
+            timings=self._sequences[0].timings,
+        )

@@ -1,0 +1,135 @@
+"""From what the caller asked (`SamplingParams`) to what the engine is told (`SamplingSpec`)."""
+
+import hashlib
+import logging
+
+from octavo.protocol.config import ResolvedConfig
+from octavo.protocol.errors import InvalidRequestError, PromptTooLongError
+from octavo.protocol.params import MIN_TEMPERATURE, SamplingParams, SamplingSpec
+
+logger = logging.getLogger(__name__)
+
+_MASK_64 = 2**64 - 1
+
+MAX_LOGIT_BIAS = 100.0
+"""Biases are clamped to this range, as OpenAI's API does."""
+
+
+def default_params(config: ResolvedConfig, max_tokens: int | None) -> SamplingParams:
+    """Return the model's own defaults (`generation_config.json`), for callers who gave no parameters."""
+    defaults = {name: value for name, value in config.model.generation_defaults.items() if name != "max_tokens"}
+    return SamplingParams(**defaults, max_tokens=config.model.generation_defaults.get("max_tokens", max_tokens))
+
+
+def request_seed(engine_seed: int, request_id: str) -> int:
+    """Return the seed of a request that came without one, 0 to 2^64 - 1.
+
+    A function of the engine's seed and the request's id, so that an offline run, whose ids count
+    from 0, repeats itself.
+    """
+    digest = hashlib.blake2b(f"{engine_seed}:{request_id}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little")
+
+
+def child_seed(seed: int, index: int) -> int:
+    """Return the seed of the `index`-th sequence of a request; the first has the request's own."""
+    if index == 0:
+        return seed & _MASK_64
+    digest = hashlib.blake2b(f"{seed & _MASK_64}#{index}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little")
+
+
+def make_spec(
+    params: SamplingParams, *, num_prompt_tokens: int, max_model_len: int, seed: int, config: ResolvedConfig
+) -> SamplingSpec:
+    """Resolve everything a request left open.
+
+    Args:
+        params: what the caller asked; verified already.
+        num_prompt_tokens: length of the prompt.
+        max_model_len: the engine's limit.
+        seed: of this sequence.
+        config: of the engine, for the vocabulary, the stop tokens and the limits.
+
+    Raises:
+        InvalidRequestError: a field does not fit this model; `param` names it.
+        PromptTooLongError: no room is left for a single token.
+    """
+    room = max_model_len - num_prompt_tokens
+    if num_prompt_tokens == 0:
+        raise InvalidRequestError("the prompt is empty: give at least one token", "prompt")
+    if room < 1:
+        raise PromptTooLongError(
+            f"the prompt has {num_prompt_tokens} tokens, and this engine holds {max_model_len} (max_model_len) "
+            "with at least one generated: shorten the prompt or start the engine with a larger --max-model-len",
+            "prompt",
+        )
+    if params.max_tokens is not None and params.max_tokens > room:
+        raise PromptTooLongError(
+            f"max_tokens {params.max_tokens} and {num_prompt_tokens} prompt tokens exceed the {max_model_len} tokens "
+            f"this engine holds (max_model_len): ask for at most {room}",
+            "max_tokens",
+        )
+    vocab_size = config.model.vocab_size
+    _check_token_ids("logit_bias", params.logit_bias or {}, vocab_size)
+    _check_token_ids("stop_token_ids", params.stop_token_ids or [], vocab_size)
+    return SamplingSpec(
+        max_tokens=params.max_tokens or room,
+        seed=seed,
+        temperature=_temperature(params),
+        top_k=0 if params.is_greedy else params.top_k,
+        top_p=1.0 if params.is_greedy else params.top_p,
+        min_p=0.0 if params.is_greedy else params.min_p,
+        presence_penalty=params.presence_penalty,
+        frequency_penalty=params.frequency_penalty,
+        repetition_penalty=params.repetition_penalty,
+        min_tokens=params.min_tokens,
+        eos_token_ids=() if params.ignore_eos else tuple(config.model.eos_token_ids),
+        stop_token_ids=tuple(params.stop_token_ids or ()),
+        logprobs=_num_logprobs("logprobs", params.logprobs, config),
+        prompt_logprobs=_num_logprobs("prompt_logprobs", params.prompt_logprobs, config),
+        logit_bias=tuple(
+            (token_id, max(-MAX_LOGIT_BIAS, min(MAX_LOGIT_BIAS, bias)))
+            for token_id, bias in sorted((params.logit_bias or {}).items())
+        ),
+        skip_reading_prefix_cache=(
+            params.prompt_logprobs is not None
+            if params.skip_reading_prefix_cache is None
+            else params.skip_reading_prefix_cache
+        ),
+    )
+
+
+def check_prompt(token_ids: list[int], vocab_size: int) -> None:
+    """Refuse token ids that the model does not have.
+
+    Raises:
+        InvalidRequestError: naming the first such id.
+    """
+    _check_token_ids("prompt", token_ids, vocab_size)
+
+
+def _check_token_ids(param: str, token_ids: "list[int] | dict[int, float]", vocab_size: int) -> None:
+    if not token_ids or (min(token_ids) >= 0 and max(token_ids) < vocab_size):
+        return
+    bad = next(token_id for token_id in token_ids if not 0 <= token_id < vocab_size)
+    raise InvalidRequestError(f"{param}: token id {bad} is outside the vocabulary of {vocab_size} tokens", param)
+
+
+def _temperature(params: SamplingParams) -> float:
+    if params.is_greedy:
+        return 0.0
+    if params.temperature < MIN_TEMPERATURE:
+        logger.warning("temperature %g is raised to %g", params.temperature, MIN_TEMPERATURE)
+    return max(params.temperature, MIN_TEMPERATURE)
+
+
+def _num_logprobs(param: str, asked: int | None, config: ResolvedConfig) -> int | None:
+    if asked is None:
+        return None
+    count = config.model.vocab_size if asked == -1 else asked
+    if config.max_logprobs != -1 and count > config.max_logprobs:
+        raise InvalidRequestError(
+            f"{param}: {asked} asked, at most {config.max_logprobs} allowed (--max-logprobs)", param
+        )
+    return min(count, config.model.vocab_size)

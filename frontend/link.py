@@ -1,0 +1,293 @@
+"""The socket to a core: sends requests, hands each event to the request it belongs to.
+
+Knows nothing of text. One link serves one event loop; every method must be called on it.
+"""
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import os
+import sys
+from collections.abc import Callable
+
+import zmq
+import zmq.asyncio
+import zmq.utils.monitor
+
+from octavo.protocol.channel import HIGH_WATER_MARK
+from octavo.protocol.codec import event_codec, request_codec
+from octavo.protocol.errors import (
+    EngineDeadError,
+    InvalidRequestError,
+    OctavoError,
+    OverloadedError,
+    ProtocolError,
+    RequestFailedError,
+    StartupError,
+)
+from octavo.protocol.events import (
+    CallFailed,
+    EngineDying,
+    EngineFacts,
+    Event,
+    Events,
+    Failed,
+    FailureKind,
+    Finished,
+    Refused,
+    Reply,
+    RequestEvent,
+    StatsReport,
+    Tokens,
+    UtilityResult,
+    Welcome,
+)
+from octavo.protocol.ids import RequestId
+from octavo.protocol.requests import Abort, Call, Connect, Request, Submit, Utility
+from octavo.protocol.stats import EngineStats
+
+logger = logging.getLogger(__name__)
+
+_FAILURES: dict[FailureKind, Callable[[Failed], OctavoError]] = {
+    FailureKind.INVALID: lambda failed: InvalidRequestError(failed.message, failed.param),
+    FailureKind.OVERLOADED: lambda failed: OverloadedError(failed.message),
+    FailureKind.INTERNAL: lambda failed: RequestFailedError(failed.message),
+}
+
+
+class RequestStream:
+    """Events of one request that its consumer has not taken yet.
+
+    A slow consumer finds few large portions here instead of many small ones.
+    """
+
+    def __init__(self, request_id: RequestId, arrived: asyncio.Event) -> None:
+        self.request_id = request_id
+        self.is_over = False
+        """True once the `Finished`, or the failure, has arrived."""
+        self._events: list[Tokens | Finished] = []
+        self._error: OctavoError | None = None
+        self._arrived = arrived
+
+    def put(self, event: RequestEvent) -> None:
+        """Add an event and wake the consumer."""
+        if isinstance(event, Failed):
+            self.fail(_FAILURES[event.kind](event))
+            return
+        self._events.append(event)
+        self.is_over = isinstance(event, Finished)
+        self._arrived.set()
+
+    def fail(self, error: OctavoError) -> None:
+        """End the stream with an error, raised once what came before it has been taken."""
+        self._error = error
+        self.is_over = True
+        self._arrived.set()
+
+    def take(self) -> list[Tokens | Finished]:
+        """Return everything that has arrived since the last call.
+
+        Raises:
+            OctavoError: how the request failed.
+        """
+        events, self._events = self._events, []
+        if not events and self._error is not None:
+            raise self._error
+        if events and self._error is not None:
+            self._arrived.set()  # come back for the error
+        return events
+
+
+class CoreLink:
+    """One connection to one core."""
+
+    facts: EngineFacts
+    """What the core said of itself when the connection was made."""
+
+    def __init__(self, context: "zmq.asyncio.Context", address: str) -> None:
+        self.address = address
+        self.latest_stats = EngineStats()
+        self.on_stats: Callable[[EngineStats], None] = lambda stats: None
+        self.failure: EngineDeadError | None = None
+        """Why no request can be served any more; None while the engine lives."""
+        self._streams: dict[RequestId, RequestStream] = {}
+        self._calls: dict[int, asyncio.Future[UtilityResult]] = {}
+        self._call_ids = itertools.count()
+        self._outbox: asyncio.Queue[Request] = asyncio.Queue()
+        self._welcome: asyncio.Future[EngineFacts] = asyncio.get_running_loop().create_future()
+        self._requests = request_codec()
+        self._event_codec = event_codec()
+        self._socket = context.socket(zmq.DEALER)
+        self._socket.setsockopt(zmq.SNDHWM, HIGH_WATER_MARK)
+        self._socket.setsockopt(zmq.RCVHWM, HIGH_WATER_MARK)
+        self._socket.setsockopt(zmq.LINGER, 200)
+        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        self._socket.connect(address)
+        self._tasks = [
+            asyncio.create_task(body, name=name)
+            for body, name in (
+                (self._send(), "octavo link: send"),
+                (self._receive(), "octavo link: receive"),
+                (self._watch(), "octavo link: watch"),
+            )
+        ]
+
+    @classmethod
+    async def connect(cls, context: "zmq.asyncio.Context", address: str, timeout_s: float) -> "CoreLink":
+        """Connect to the core that listens on `address`.
+
+        Raises:
+            StartupError: nobody answers there, or it speaks another version of the protocol.
+        """
+        link = cls(context, address)
+        link._outbox.put_nowait(Connect(client=f"{os.path.basename(sys.argv[0]) or 'python'} pid={os.getpid()}"))
+        try:
+            link.facts = await asyncio.wait_for(asyncio.shield(link._welcome), timeout_s)
+        except TimeoutError:
+            await link.close()
+            raise StartupError(
+                f"no engine answers on {address}",
+                phase="connecting",
+                hint="octavo serve prints the address of its engine when it starts",
+            ) from None
+        except OctavoError:
+            await link.close()
+            raise
+        return link
+
+    @property
+    def num_live_requests(self) -> int:
+        """Requests submitted here that have not ended."""
+        return len(self._streams)
+
+    def submit(self, submit: Submit, arrived: asyncio.Event) -> RequestStream:
+        """Send a request and return its stream.
+
+        Args:
+            submit: the request.
+            arrived: set whenever the stream has something to take; several streams may share one.
+
+        Raises:
+            EngineDeadError: the engine is gone.
+            InvalidRequestError: a live request has the same id.
+        """
+        if self.failure:
+            raise self.failure
+        if submit.request_id in self._streams:
+            raise InvalidRequestError(f"request_id {submit.request_id!r} is in use", "request_id")
+        stream = RequestStream(submit.request_id, arrived)
+        self._streams[submit.request_id] = stream
+        self._outbox.put_nowait(submit)
+        return stream
+
+    def abort(self, request_ids: list[RequestId]) -> None:
+        """Stop requests and forget them: their streams get nothing more."""
+        live = [request_id for request_id in request_ids if self._streams.pop(request_id, None)]
+        if live and not self.failure:
+            self._outbox.put_nowait(Abort(live))
+
+    async def call(self, utility: Utility, timeout_s: float = 60.0) -> UtilityResult:
+        """Make a utility call.
+
+        Raises:
+            EngineDeadError: the engine is gone.
+            RequestFailedError: the call failed, or was not answered in time.
+        """
+        if self.failure:
+            raise self.failure
+        call_id = next(self._call_ids)
+        future: asyncio.Future[UtilityResult] = asyncio.get_running_loop().create_future()
+        self._calls[call_id] = future
+        self._outbox.put_nowait(Call(call_id, utility))
+        try:
+            result = await asyncio.wait_for(future, timeout_s)
+        except TimeoutError:
+            raise RequestFailedError(f"the engine did not answer within {timeout_s:.0f} s") from None
+        finally:
+            self._calls.pop(call_id, None)
+        if isinstance(result, CallFailed):
+            raise RequestFailedError(result.message)
+        return result
+
+    def fail(self, cause: str) -> None:
+        """Mark the engine as gone: every live request and call ends with the first cause given."""
+        if self.failure:
+            return
+        self.failure = EngineDeadError(cause)
+        for stream in self._streams.values():
+            stream.fail(self.failure)
+        self._streams.clear()
+        for future in [self._welcome, *self._calls.values()]:
+            if not future.done():
+                future.set_exception(self.failure)
+                future.exception()  # nobody may be waiting: that is no error
+
+    async def close(self) -> None:
+        """Abort what still runs here and disconnect."""
+        if not self.failure:
+            self.abort(list(self._streams))
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._outbox.join(), 1.0)
+        self.fail("the connection to the engine was closed")
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._socket.disable_monitor()
+        self._monitor.close(linger=0)
+        self._socket.close()
+
+    async def _send(self) -> None:
+        while True:
+            request = await self._outbox.get()
+            await self._socket.send_multipart(self._requests.encode(request))
+            self._outbox.task_done()
+
+    async def _receive(self) -> None:
+        while True:
+            frames = await self._socket.recv_multipart()
+            try:
+                self._dispatch(self._event_codec.decode(frames))
+            except ProtocolError as error:
+                logger.warning("dropped a frame from the engine: %s", error)
+            # A full socket would otherwise be read without ever letting the streams' consumers run.
+            await asyncio.sleep(0)
+
+    async def _watch(self) -> None:
+        """Notice a core that is gone without a word."""
+        while True:
+            event = zmq.utils.monitor.parse_monitor_message(await self._monitor.recv_multipart())
+            if event["event"] == zmq.EVENT_DISCONNECTED:
+                # Its last words, if it had any, lie in the receive queue.
+                await asyncio.sleep(0.1)
+                self.fail("the engine's core process is gone")
+
+    def _dispatch(self, event: Event) -> None:
+        match event:
+            case Events():
+                self._deliver(event)
+            case StatsReport():
+                self.latest_stats = event.stats
+                self.on_stats(event.stats)
+            case Reply():
+                if (future := self._calls.get(event.call_id)) and not future.done():
+                    future.set_result(event.result)
+            case Welcome():
+                if not self._welcome.done():
+                    self._welcome.set_result(event.facts)
+            case Refused():
+                if not self._welcome.done():
+                    self._welcome.set_exception(StartupError(event.message, phase="connecting"))
+            case EngineDying():
+                self.fail(event.message or "the engine was shut down")
+
+    def _deliver(self, events: Events) -> None:
+        if events.epoch != self.facts.epoch:
+            return
+        for event in events.events:
+            stream = self._streams.get(event.request_id)
+            if stream is None:
+                continue  # aborted here while the event was on its way
+            stream.put(event)
+            if stream.is_over:
+                del self._streams[event.request_id]

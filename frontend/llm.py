@@ -1,0 +1,205 @@
+"""`LLM`: offline batches, for programs without an event loop."""
+
+import asyncio
+import itertools
+import threading
+import weakref
+from collections.abc import Coroutine, Iterable, Sequence
+from typing import Any, TypeVar
+
+from tqdm import tqdm
+
+from octavo.frontend.client import AsyncClient, Prompt
+from octavo.frontend.outputs import RequestOutput
+from octavo.protocol.errors import InvalidRequestError
+from octavo.protocol.params import OutputKind, SamplingParams
+from octavo.protocol.stats import EngineStats
+
+T = TypeVar("T")
+
+MAX_IN_FLIGHT = 1024
+"""Requests given to the engine at a time: enough to fill every batch, few enough for its queue limit."""
+
+Message = dict[str, Any]
+
+
+class LLM:
+    """An engine and a thread that talks to it. Close it, use `with`, or let it be collected.
+
+    Args:
+        model: directory, .gguf file or hub id.
+        settings: any engine flag by its name: `LLM(path, max_num_seqs=8, dtype="float32")`.
+
+    Raises:
+        StartupError: the root cause.
+    """
+
+    def __init__(self, model: str, **settings: Any) -> None:
+        self._loop = asyncio.new_event_loop()
+        # The engine lives as long as this thread: see `Child.spawn`.
+        self._thread = threading.Thread(target=self._loop.run_forever, name="octavo LLM", daemon=True)
+        self._thread.start()
+        self._request_counter = itertools.count()
+        try:
+            self.client: AsyncClient = self._run(_await(AsyncClient.launch(model, **settings)))
+        except BaseException:
+            _stop_loop(self._loop, self._thread)
+            raise
+        self._finalizer = weakref.finalize(self, _close, self.client, self._loop, self._thread)
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+        priority: Sequence[int] | None = None,
+    ) -> list[RequestOutput]:
+        """Generate for every prompt; the outputs come in the order of the prompts.
+
+        Args:
+            prompts: one prompt or several; see `Prompt`.
+            sampling_params: for all prompts, or one per prompt; None: the model's own defaults.
+            use_tqdm: show a progress bar.
+            priority: one per prompt; lower runs earlier, with `scheduling_policy="priority"`.
+
+        Raises:
+            InvalidRequestError: a prompt or a parameter is wrong; nothing is left running.
+            RequestFailedError: the engine gave up on a request.
+            EngineDeadError: the engine is gone.
+        """
+        several = _as_list(prompts)
+        params = _one_per_prompt("sampling_params", sampling_params, len(several))
+        priorities = _one_per_prompt("priority", priority or 0, len(several))
+        return self._run(self._generate_all(several, params, priorities, use_tqdm=use_tqdm))
+
+    def chat(
+        self,
+        messages: list[Message] | Sequence[list[Message]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        chat_template_kwargs: dict[str, Any] | None = None,
+    ) -> list[RequestOutput]:
+        """Answer one conversation or several, rendered by the model's chat template.
+
+        Raises:
+            InvalidRequestError: the model has no chat template, or it refuses the messages.
+        """
+        conversations = [messages] if messages and isinstance(messages[0], dict) else list(messages)
+        template, tokenizer = self.client.chat_template(), self.client.tokenizer
+        prompts: list[Prompt] = []
+        for conversation in conversations:
+            text = template.render(
+                conversation,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                **(chat_template_kwargs or {}),
+            )
+            prompts.append({"prompt": text, "prompt_token_ids": tokenizer.encode(text, add_special_tokens=False)})
+        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
+
+    def stats(self) -> EngineStats:
+        """Return the engine's counters."""
+        return self._run(self.client.engine_stats())
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget all cached prefixes; False while blocks are in use."""
+        return self._run(self.client.reset_prefix_cache())
+
+    def close(self) -> None:
+        """End the engine; harmless the second time."""
+        self._finalizer()
+
+    def __enter__(self) -> "LLM":
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    async def _generate_all(
+        self,
+        prompts: list[Prompt],
+        params: Sequence[SamplingParams | None],
+        priorities: Sequence[int],
+        *,
+        use_tqdm: bool,
+    ) -> list[RequestOutput]:
+        gate = asyncio.Semaphore(MAX_IN_FLIGHT)
+        with tqdm(total=len(prompts), desc="Processed prompts", unit="prompt", disable=not use_tqdm) as bar:
+
+            async def run(
+                prompt: Prompt, param: SamplingParams | None, priority: int, request_id: str
+            ) -> RequestOutput:
+                async with gate:
+                    output = await self._generate_one(prompt, param, priority, request_id)
+                bar.update()
+                return output
+
+            async with asyncio.TaskGroup() as group:
+                tasks = [
+                    group.create_task(run(prompt, param, priority, next(self._request_counter)))
+                    for prompt, param, priority in zip(prompts, params, priorities, strict=True)
+                ]
+        return [task.result() for task in tasks]
+
+    async def _generate_one(
+        self, prompt: Prompt, params: SamplingParams | None, priority: int, request_id: str
+    ) -> RequestOutput:
+        final = (params or self.client.default_params()).clone(output_kind=OutputKind.FINAL_ONLY)
+        async for output in self.client.generate(prompt, final, request_id=request_id, priority=priority):
+            return output
+        raise AssertionError("a request ended without an output")
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine on the engine's thread; Ctrl-C here cancels it there."""
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        except ExceptionGroup as group:  # a task group wraps even a single failure
+            raise _first_leaf(group) from None
+        except BaseException:
+            future.cancel()
+            raise
+
+
+async def _await(starting: Any) -> AsyncClient:
+    client: AsyncClient = await starting
+    return client
+
+
+def _first_leaf(group: "ExceptionGroup[Exception]") -> Exception:
+    error: Exception = group
+    while isinstance(error, ExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+def _close(client: AsyncClient, loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:
+    asyncio.run_coroutine_threadsafe(client.close(), loop).result(timeout=30)
+    _stop_loop(loop, thread)
+
+
+def _stop_loop(loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join(timeout=5)
+    loop.close()
+
+
+def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """Tell one prompt from several: a list of ints is one prompt."""
+    if isinstance(prompts, str | dict):
+        return [prompts]
+    several: list[Any] = list(prompts)
+    return [several] if several and type(several[0]) is int else several
+
+
+def _one_per_prompt(name: str, value: Any, count: int) -> list[Any]:
+    if not isinstance(value, Iterable) or isinstance(value, str):
+        return [value] * count
+    values = list(value)
+    if len(values) != count:
+        raise InvalidRequestError(f"{name} has {len(values)} entries for {count} prompts", name)
+    return values

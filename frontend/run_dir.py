@@ -1,0 +1,45 @@
+"""The private directory of one engine: its sockets and its pulse file.
+
+A directory is never reused, so a dead engine's sockets cannot stop the next start; what a killed
+engine left behind is swept by the next one. The sign of life is a lock on a file inside, which the
+kernel releases with its process.
+"""
+
+import contextlib
+import fcntl
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+_PREFIX = "octavo-"
+_LOCK = "owner.lock"
+
+
+class RunDir:
+    """A fresh 0700 directory, held by this process until `remove()`."""
+
+    def __init__(self, parent: Path) -> None:
+        sweep(parent)
+        self.path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
+        self._lock_fd = os.open(self.path / _LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        fcntl.flock(self._lock_fd, fcntl.LOCK_EX)
+
+    def remove(self) -> None:
+        """Delete the directory; does nothing the second time."""
+        if self._lock_fd >= 0:
+            shutil.rmtree(self.path, ignore_errors=True)
+            os.close(self._lock_fd)
+            self._lock_fd = -1
+
+
+def sweep(parent: Path) -> None:
+    """Delete the directories of this user's engines that are no longer alive."""
+    for path in parent.glob(_PREFIX + "*"):
+        with contextlib.suppress(OSError):  # somebody else's, still held, or swept at the same moment
+            fd = os.open(path / _LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(path, ignore_errors=True)
+            finally:
+                os.close(fd)
