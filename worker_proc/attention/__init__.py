@@ -1,0 +1,1 @@
+"""Attention over the paged cache: planned once per step, run once per layer."""
