@@ -1,0 +1,156 @@
+"""The rules of ARCHITECTURE.md that a program can check, over every source file."""
+
+import ast
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+from source_tree import Module, find_cycle, import_graph, modules, package_dirs
+
+MAY_IMPORT = {
+    "protocol": set(),
+    "kernels": set(),
+    "frontend": {"protocol"},
+    "core_proc": {"protocol"},
+    "worker_proc": {"protocol", "kernels"},
+}
+"""The arrows: which of our folders each folder may import, besides itself."""
+
+THIRD_PARTY = {
+    "protocol": {"msgspec", "zmq"},
+    "kernels": {"torch", "triton"},
+    "core_proc": {"msgspec", "zmq"},
+}
+"""The only packages these folders may import; the other two may use every declared dependency."""
+
+FORBIDDEN_NAMES = {"utils", "util", "helpers", "helper", "common", "misc", "manager", "mixin"}
+
+READS_ENVIRONMENT = {"protocol/env.py"}
+
+CATCHES_EVERYTHING = {
+    "protocol/lifecycle.py": "the main function of a child: the last chance to name the root cause",
+}
+"""Files that may stop any exception, each at the boundary of a process, and why."""
+
+MAY_IMPORT_CLOUDPICKLE: set[str] = set()
+"""At most one file."""
+
+every_module = pytest.mark.parametrize("module", modules(), ids=str)
+
+
+@every_module
+def test_imports_follow_the_arrows(module: Module) -> None:
+    allowed = MAY_IMPORT[module.folder] | {module.folder}
+    ours = {name.split(".")[1] for name in module.imports if name.startswith("octavo.")}
+    assert ours & MAY_IMPORT.keys() <= allowed
+    # `from octavo import LLM` goes through the facade, which is the frontend's.
+    if module.folder != "frontend":
+        assert ours <= MAY_IMPORT.keys()
+    assert not {name.split(".")[0] for name in module.imports} & MAY_IMPORT.keys(), "bare folder name"
+
+
+@every_module
+def test_third_party_imports(module: Module) -> None:
+    allowed = THIRD_PARTY.get(module.folder)
+    if allowed is not None:
+        tops = {name.split(".")[0] for name in module.imports}
+        assert tops - sys.stdlib_module_names - {"octavo"} <= allowed
+
+
+@every_module
+def test_imports_are_absolute(module: Module) -> None:
+    relative = [n.lineno for n in ast.walk(module.tree) if isinstance(n, ast.ImportFrom) and n.level]
+    assert not relative, f"relative imports in lines {relative}"
+
+
+@every_module
+def test_nothing_is_pickled(module: Module) -> None:
+    tops = {name.split(".")[0] for name in module.imports}
+    assert not tops & {"pickle", "marshal", "shelve", "dill"}
+    assert "cloudpickle" not in tops or module.where in MAY_IMPORT_CLOUDPICKLE
+    assert len(MAY_IMPORT_CLOUDPICKLE) <= 1
+
+
+@every_module
+def test_names_say_what_a_module_is(module: Module) -> None:
+    words = {word for part in module.name.split(".") for word in part.split("_")}
+    assert not words & FORBIDDEN_NAMES
+
+
+@every_module
+def test_environment_is_read_in_one_file(module: Module) -> None:
+    if module.where not in READS_ENVIRONMENT:
+        readers = {"environ", "environb", "getenv", "putenv"}
+        assert not {f"os.{name}" for name in readers} & module.imports
+        used = [n.lineno for n in ast.walk(module.tree) if isinstance(n, ast.Attribute) and n.attr in readers]
+        assert not used, f"reads the environment in lines {used}"
+
+
+@every_module
+def test_broad_catches_stand_at_process_boundaries(module: Module) -> None:
+    if module.where not in CATCHES_EVERYTHING:
+        lines = list(_broad_catches(module.tree))
+        assert not lines, f"catches everything in lines {lines}"
+
+
+def _broad_catches(tree: ast.Module) -> Iterator[int]:
+    """Yield the lines that stop any exception; one that cleans up and raises it again does not."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ExceptHandler):
+            caught = node.type.elts if isinstance(node.type, ast.Tuple) else [node.type]
+            names = {part.id for part in caught if isinstance(part, ast.Name)}
+            raises_again = isinstance(node.body[-1], ast.Raise) and node.body[-1].exc is None
+            if not raises_again and (node.type is None or names & {"Exception", "BaseException"}):
+                yield node.lineno
+
+
+def test_allow_lists_are_not_stale() -> None:
+    catching = {module.where for module in modules() if any(_broad_catches(module.tree))}
+    assert CATCHES_EVERYTHING.keys() <= catching
+    assert {module.where for module in modules()} >= READS_ENVIRONMENT | MAY_IMPORT_CLOUDPICKLE
+
+
+def test_there_is_no_import_cycle() -> None:
+    cycle = find_cycle(import_graph())
+    assert not cycle, " -> ".join(cycle)
+
+
+def test_find_cycle_sees_a_cycle() -> None:
+    assert find_cycle({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": set()}) == ["b", "c", "b"]
+    assert find_cycle({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == []
+
+
+def test_every_package_says_what_it_is() -> None:
+    for folder in package_dirs().values():
+        for path in folder.rglob("__init__.py"):
+            docstring = ast.get_docstring(ast.parse(path.read_text()))
+            assert docstring and len(docstring) > 20, f"{path} has no docstring"
+
+
+def test_core_loads_neither_torch_nor_the_frontend() -> None:
+    names = [m.name for m in modules() if m.folder == "core_proc" and not m.name.endswith("__main__")]
+    loaded = _modules_loaded_by("import importlib\n" + f"for name in {names}: importlib.import_module(name)")
+    assert "octavo.core_proc" in loaded
+    assert not loaded & {"torch", "numpy", "triton", "transformers", "octavo.frontend", "octavo.worker_proc"}
+
+
+def test_help_loads_nothing_heavy() -> None:
+    loaded = _modules_loaded_by(
+        "from octavo.frontend.cli import main\n"
+        "sys.argv = ['octavo', '--help']\n"
+        "try: main()\n"
+        "except SystemExit as stop: assert not stop.code\n"
+    )
+    assert "octavo.frontend.cli" in loaded
+    assert not loaded & {"torch", "numpy", "transformers", "tokenizers", "fastapi", "pydantic", "uvicorn"}
+
+
+def _modules_loaded_by(code: str) -> set[str]:
+    """Return `sys.modules` of a fresh interpreter after it has run `code`."""
+    # The list goes last, after whatever the code prints.
+    code = f"import json, sys\n{code}\nprint()\nprint(json.dumps(list(sys.modules)))"
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return set(json.loads(done.stdout.splitlines()[-1]))
