@@ -224,7 +224,9 @@ class CoreLink:
                 future.exception()  # nobody may be waiting: that is no error
 
     async def close(self) -> None:
-        """Abort what still runs here and disconnect."""
+        """Abort what still runs here and disconnect; harmless the second time."""
+        if self._socket.closed:
+            return
         if not self.failure:
             self.abort(list(self._streams))
             with contextlib.suppress(TimeoutError):

@@ -51,6 +51,7 @@ class Publisher:
         self.next_sequence = 0
         self._codec = worker_command_codec()
         self._socket = context.socket(zmq.XPUB)
+        self._socket.setsockopt(zmq.XPUB_VERBOSE, 1)  # else only the first subscription would be seen
         self._socket.setsockopt(zmq.XPUB_NODROP, 1)
         self._socket.setsockopt(zmq.SNDHWM, HIGH_WATER_MARK)
         self._socket.setsockopt(zmq.LINGER, 1000)
@@ -224,6 +225,7 @@ def _bind(socket: "zmq.Socket[bytes]", address: str) -> None:
     try:
         socket.bind(address)
     except zmq.ZMQError as error:
+        socket.close(linger=0)
         raise StartupError(
             f"cannot bind {address}: {error.strerror}",
             phase="binding sockets",

@@ -1,0 +1,152 @@
+"""Parent and child: life signs, root causes, signals, and nobody left behind."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+
+import pytest
+from specs import SUPPORT, core_spec
+
+from octavo.protocol.control import CoreReady, Hello, PhaseDone, Progress
+from octavo.protocol.errors import ConfigError
+from octavo.protocol.supervise import Child, ChildExited
+
+TIMEOUT_S = 20.0
+
+
+@contextlib.contextmanager
+def fake_child(behaviour: str) -> Iterator[Child]:
+    child = Child.spawn("fake_child", core_spec(behaviour), "fake", {"PYTHONPATH": str(SUPPORT)})
+    try:
+        yield child
+    finally:
+        child.kill()
+        child.stop(timeout_s=5)
+
+
+def receive_all(child: Child) -> list[object]:
+    """Everything until the child is ready or gone."""
+    messages: list[object] = []
+    while not messages or not isinstance(messages[-1], CoreReady):
+        message = child.receive(TIMEOUT_S)
+        assert message is not None, "timed out"
+        messages.append(message)
+    return messages
+
+
+def is_running(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat") as stat:
+            return stat.read().rpartition(")")[2].split()[0] not in "ZX"
+    except FileNotFoundError:
+        return False
+
+
+def wait_until_gone(pid: int, timeout_s: float) -> bool:
+    deadline = time.monotonic() + timeout_s
+    while is_running(pid) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return not is_running(pid)
+
+
+def test_life_signs_come_in_order() -> None:
+    with fake_child("run") as child:
+        messages = receive_all(child)
+    assert [type(message) for message in messages] == [Hello, Progress, PhaseDone, CoreReady]
+    assert messages[0].pid == child.pid
+    assert (messages[2].process, messages[2].phase) == ("Fake", "first phase")
+
+
+def test_a_failed_start_carries_its_root_cause() -> None:
+    with fake_child("fail") as child, pytest.raises(ChildExited) as caught:
+        receive_all(child)
+    error = caught.value.as_startup_error("starting")
+    assert isinstance(error, ConfigError)
+    assert (error.message, error.hint, error.phase) == ("the model is upside down", "turn it round", "second phase")
+    assert caught.value.code == 3
+
+
+def test_an_unexpected_exception_is_named_with_its_type_and_traceback() -> None:
+    with fake_child("crash") as child, pytest.raises(ChildExited) as caught:
+        receive_all(child)
+    error = caught.value.as_startup_error("starting")
+    assert error.message == "ZeroDivisionError: oops"
+    assert "fake_child.py" in error.details
+
+
+def test_a_child_that_is_killed_says_which_signal() -> None:
+    with fake_child("die") as child, pytest.raises(ChildExited, match="SIGKILL"):
+        receive_all(child)
+
+
+def test_a_failure_after_the_start_is_an_exit_code() -> None:
+    with fake_child("crash later") as child:
+        receive_all(child)
+        with pytest.raises(ChildExited, match="exited with code 1"):
+            child.receive(TIMEOUT_S)
+
+
+def test_two_sigterms_are_counted_and_sigint_is_ignored() -> None:
+    with fake_child("run") as child:
+        receive_all(child)
+        os.kill(child.pid, signal.SIGINT)
+        child.terminate()
+        assert child.wait(0.3) is None
+        child.terminate()
+        assert child.wait(TIMEOUT_S) == 7
+
+
+def test_stop_kills_a_child_that_does_not_listen() -> None:
+    with fake_child("ignore sigterm") as child:
+        receive_all(child)
+        assert child.stop(timeout_s=0.3) == -signal.SIGKILL
+
+
+def test_nothing_in_time_is_none() -> None:
+    with fake_child("run") as child:
+        receive_all(child)
+        assert child.receive(timeout_s=0.05) is None
+
+
+def test_closing_the_pipe_ends_the_child() -> None:
+    with fake_child("run") as child:
+        receive_all(child)
+        child.close()
+        assert child.wait(2.0) == 4
+
+
+def test_a_child_does_not_outlive_a_killed_parent() -> None:
+    program = textwrap.dedent("""
+        import time
+        from octavo.protocol.control import CoreReady
+        from octavo.protocol.supervise import Child
+        from specs import SUPPORT, core_spec
+        child = Child.spawn("fake_child", core_spec("ignore sigterm"), "fake", {"PYTHONPATH": str(SUPPORT)})
+        while not isinstance(child.receive(20), CoreReady):
+            pass
+        print(child.pid, flush=True)
+        time.sleep(60)
+    """)
+    environment = {**os.environ, "PYTHONPATH": str(SUPPORT)}
+    with subprocess.Popen([sys.executable, "-P", "-c", program], stdout=subprocess.PIPE, env=environment) as parent:
+        assert parent.stdout is not None
+        pid = int(parent.stdout.readline())
+        parent.kill()
+        assert wait_until_gone(pid, 2.0)
+
+
+def test_a_child_notices_that_its_parent_died_before_the_handshake() -> None:
+    reader, writer = os.pipe()
+    command = [sys.executable, "-P", "-m", "fake_child", str(writer)]
+    environment = {**os.environ, "PYTHONPATH": str(SUPPORT)}
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=[writer], env=environment)
+    os.close(writer)
+    assert process.stdin is not None
+    process.stdin.close()  # no spec ever comes
+    assert process.wait(TIMEOUT_S) == 3
+    os.close(reader)

@@ -1,0 +1,105 @@
+"""The configuration tree: sources, errors that name the setting, and resolution."""
+
+import pytest
+
+from octavo.protocol.config import EngineConfig, ModelConfig, ModelFacts, SchedulerConfig, resolve
+from octavo.protocol.config.sources import engine_config, engine_fields, parse_size, server_fields
+from octavo.protocol.errors import ConfigError
+
+FACTS = ModelFacts(
+    model_path="/m",
+    tokenizer_path="/m",
+    load_format="safetensors",
+    architecture="LlamaForCausalLM",
+    hf_config={},
+    vocab_size=100,
+    num_layers=2,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=8,
+    max_position_embeddings=2048,
+    checkpoint_dtype="float32",
+    eos_token_ids=[2],
+)
+
+
+def resolved(**settings: object):
+    return resolve(engine_config({"model": "m", **settings}), FACTS, device="cpu", num_cores=2)
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [("32", 32), ("32k", 32_000), ("32K", 32_768), ("1.5G", 3 * 2**29), ("4GiB", 4 * 2**30), ("2m", 2_000_000)],
+)
+def test_sizes(text: str, number: int) -> None:
+    assert parse_size(text) == number
+
+
+@pytest.mark.parametrize("text", ["", "k", "-1", "1x", "1e3"])
+def test_bad_sizes(text: str) -> None:
+    with pytest.raises(ValueError, match="not a size"):
+        parse_size(text)
+
+
+def test_a_setting_belongs_to_one_branch() -> None:
+    names = [info.name for info in [*engine_fields(), *server_fields()]]
+    assert len(names) == len(set(names))
+
+
+def test_every_setting_is_described() -> None:
+    assert all(info.description for info in [*engine_fields(), *server_fields()])
+
+
+def test_flat_settings_reach_their_branch() -> None:
+    config = engine_config({"model": "m", "block_size": 32, "max_num_seqs": 3})
+    assert (config.cache.block_size, config.scheduler.max_num_seqs) == (32, 3)
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [("block_size", 0), ("block_size", "x"), ("gpu_memory_utilization", 1.5), ("scheduling_policy", "lifo")],
+)
+def test_a_bad_value_names_its_setting(setting: str, value: object) -> None:
+    with pytest.raises(ConfigError, match=setting):
+        engine_config({"model": "m", setting: value})
+
+
+def test_an_unknown_setting_gets_a_suggestion() -> None:
+    with pytest.raises(ConfigError) as caught:
+        engine_config({"model": "m", "max_model_length": 5})
+    assert "max_model_len" in caught.value.hint
+
+
+def test_defaults_on_a_cpu() -> None:
+    config = resolved()
+    assert (config.max_model_len, config.fits_model_len) == (2048, False)
+    assert (config.dtype, config.num_threads, config.max_num_seqs) == ("bfloat16", 2, 64)
+    assert config.max_num_batched_tokens >= config.max_num_seqs
+    assert config.served_model_names == ["m"]
+
+
+def test_auto_model_len_is_left_to_the_memory() -> None:
+    assert resolved(max_model_len="auto").fits_model_len
+    assert resolved(max_model_len=-1).fits_model_len
+
+
+def test_model_len_is_bounded_by_the_model() -> None:
+    assert resolved(max_model_len=100).max_model_len == 100
+    with pytest.raises(ConfigError, match="2048"):
+        resolved(max_model_len=4096)
+
+
+def test_the_budget_must_hold_every_sequence() -> None:
+    with pytest.raises(ConfigError, match="max_num_batched_tokens"):
+        resolved(max_num_seqs=64, max_num_batched_tokens=32)
+
+
+def test_dtype_aliases() -> None:
+    assert resolved(dtype="half").dtype == "float16"
+    assert resolved(dtype="float").dtype == "float32"
+
+
+def test_resolve_is_pure() -> None:
+    config = EngineConfig(model=ModelConfig(model="m"), scheduler=SchedulerConfig(max_num_seqs=2))
+    first = resolve(config, FACTS, device="cpu", num_cores=2)
+    assert resolve(config, FACTS, device="cpu", num_cores=2) == first

@@ -1,0 +1,78 @@
+"""`SamplingParams`: defaults, bounds, and errors that name the field."""
+
+import pytest
+
+from octavo.protocol.errors import InvalidRequestError
+from octavo.protocol.params import SamplingParams
+
+
+def test_defaults_are_those_of_vllm() -> None:
+    params = SamplingParams()
+    assert (params.n, params.temperature, params.top_p, params.top_k, params.max_tokens) == (1, 1.0, 1.0, 0, 16)
+    assert not params.is_greedy
+
+
+def test_single_stop_string_becomes_a_list() -> None:
+    assert SamplingParams(stop="END").stop == ["END"]
+
+
+def test_top_k_minus_one_means_all() -> None:
+    assert SamplingParams(top_k=-1).top_k == 0
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("n", 0),
+        ("n", True),
+        ("n", 1.5),
+        ("temperature", -0.1),
+        ("temperature", float("nan")),
+        ("temperature", float("inf")),
+        ("temperature", "hot"),
+        ("top_p", 0.0),
+        ("top_p", 1.1),
+        ("top_k", -2),
+        ("min_p", 1.5),
+        ("presence_penalty", 2.1),
+        ("frequency_penalty", -2.1),
+        ("repetition_penalty", 0.0),
+        ("seed", 2**64),
+        ("max_tokens", 0),
+        ("min_tokens", -1),
+        ("logprobs", -2),
+        ("prompt_logprobs", 1.0),
+        ("stop", [""]),
+        ("stop", ["x"] * 65),
+        ("stop_token_ids", [-1]),
+        ("logit_bias", {-1: 1.0}),
+        ("logit_bias", {1: float("nan")}),
+    ],
+)
+def test_a_bad_value_names_its_field(field: str, value: object) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        SamplingParams(**{field: value})
+    assert caught.value.param == field
+    assert field in str(caught.value) or "stop strings" in str(caught.value)
+
+
+def test_min_tokens_may_not_exceed_max_tokens() -> None:
+    with pytest.raises(InvalidRequestError, match="min_tokens"):
+        SamplingParams(min_tokens=5, max_tokens=4)
+
+
+def test_several_greedy_sequences_are_refused() -> None:
+    with pytest.raises(InvalidRequestError, match="temperature"):
+        SamplingParams(n=2, temperature=0.0)
+
+
+def test_stop_strings_need_text() -> None:
+    with pytest.raises(InvalidRequestError, match="detokenize"):
+        SamplingParams(stop=["x"], detokenize=False)
+
+
+def test_clone_changes_and_verifies() -> None:
+    params = SamplingParams(temperature=0.5)
+    assert params.clone(top_k=3).top_k == 3
+    with pytest.raises(InvalidRequestError):
+        params.clone(n=0)

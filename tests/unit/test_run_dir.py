@@ -1,0 +1,33 @@
+"""An engine's private directory: fresh, private, and swept when its owner is gone."""
+
+from pathlib import Path
+
+from octavo.frontend.run_dir import RunDir, sweep
+
+
+def test_a_directory_is_fresh_and_private(tmp_path: Path) -> None:
+    first, second = RunDir(tmp_path), RunDir(tmp_path)
+    assert first.path != second.path
+    assert first.path.stat().st_mode & 0o777 == 0o700
+    first.remove()
+    second.remove()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_removing_twice_is_harmless(tmp_path: Path) -> None:
+    directory = RunDir(tmp_path)
+    directory.remove()
+    directory.remove()
+    assert not directory.path.exists()
+
+
+def test_only_abandoned_directories_are_swept(tmp_path: Path) -> None:
+    held = RunDir(tmp_path)
+    (tmp_path / "octavo-abandoned").mkdir()
+    (tmp_path / "octavo-abandoned" / "owner.lock").touch()
+    (tmp_path / "octavo-abandoned" / "core").touch()
+    (tmp_path / "octavo-foreign").mkdir()
+    (tmp_path / "other").mkdir()
+    sweep(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([held.path.name, "octavo-foreign", "other"])
+    held.remove()
