@@ -321,15 +321,16 @@ class AsyncClient:
         return submit, Sequence(index, self.tokenizer, token_ids, params, spec)
 
     async def _prompt_tokens(self, prompt: Prompt) -> tuple[str | None, list[int]]:
+        text: str | None
         if isinstance(prompt, dict):
-            if (token_ids := prompt.get("prompt_token_ids")) is not None:
-                return prompt.get("prompt"), self._checked(token_ids)
-            if "prompt" not in prompt:
-                raise InvalidRequestError('a prompt dict needs "prompt" or "prompt_token_ids"', "prompt")
-            prompt = prompt["prompt"]
-        if isinstance(prompt, str):
-            return prompt, await self.encode(prompt)
-        return None, self._checked(prompt)
+            text, token_ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
+        else:
+            text, token_ids = (prompt, None) if isinstance(prompt, str) else (None, prompt)
+        if token_ids is not None:
+            return text, self._checked(token_ids)
+        if not isinstance(text, str):
+            raise InvalidRequestError('a prompt dict needs "prompt" (text) or "prompt_token_ids"', "prompt")
+        return text, await self.encode(text)
 
     def _checked(self, token_ids: "Several[int]") -> list[int]:
         checked = list(token_ids)

@@ -10,6 +10,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable
+from typing import Any
 
 import zmq
 import zmq.asyncio
@@ -218,7 +219,8 @@ class CoreLink:
         for stream in self._streams.values():
             stream.fail(self.failure)
         self._streams.clear()
-        for future in [self._welcome, *self._calls.values()]:
+        pending: list[asyncio.Future[Any]] = [self._welcome, *self._calls.values()]
+        for future in pending:
             if not future.done():
                 future.set_exception(self.failure)
                 future.exception()  # nobody may be waiting: that is no error

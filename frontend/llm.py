@@ -130,11 +130,9 @@ class LLM:
         gate = asyncio.Semaphore(MAX_IN_FLIGHT)
         with tqdm(total=len(prompts), desc="Processed prompts", unit="prompt", disable=not use_tqdm) as bar:
 
-            async def run(
-                prompt: Prompt, param: SamplingParams | None, priority: int, request_id: str
-            ) -> RequestOutput:
+            async def run(prompt: Prompt, param: SamplingParams | None, priority: int, number: int) -> RequestOutput:
                 async with gate:
-                    output = await self._generate_one(prompt, param, priority, request_id)
+                    output = await self._generate_one(prompt, param, priority, str(number))
                 bar.update()
                 return output
 

@@ -9,7 +9,6 @@ from enum import IntEnum
 from typing import Any, Generic, TypeVar
 
 import msgspec
-import zmq
 
 from octavo.protocol.errors import ProtocolError
 from octavo.protocol.events import Event
@@ -17,7 +16,6 @@ from octavo.protocol.requests import Request
 from octavo.protocol.steps import WorkerCommand, WorkerReply
 
 T = TypeVar("T")
-Frame = bytes | memoryview | zmq.Frame
 
 
 class Kind(IntEnum):
@@ -41,17 +39,16 @@ class Codec(Generic[T]):
         """Return the frames of a message."""
         return [self._kind, self._encoder.encode(message)]
 
-    def decode(self, frames: Sequence[Frame]) -> T:
+    def decode(self, frames: Sequence[bytes]) -> T:
         """Return the message in the frames.
 
         Raises:
             ProtocolError: wrong kind, wrong number of frames, or a body that does not fit the union.
         """
-        if len(frames) != 2 or bytes(frames[0]) != self._kind:
+        if len(frames) != 2 or frames[0] != self._kind:
             raise ProtocolError(f"expected 2 frames of kind {self._kind!r}, got {len(frames)} frames")
-        body = frames[1].buffer if isinstance(frames[1], zmq.Frame) else frames[1]
         try:
-            return self._decoder.decode(body)
+            return self._decoder.decode(frames[1])
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise ProtocolError(f"malformed message: {error}") from error
 

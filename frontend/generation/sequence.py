@@ -90,7 +90,9 @@ class Sequence:
 
     def _add_tokens(self, tokens: Tokens) -> bool:
         if tokens.prompt_logprobs is not None:
-            self.prompt_logprobs = [entry and self._position(entry) for entry in tokens.prompt_logprobs]
+            self.prompt_logprobs = [
+                None if entry is None else self._position(entry) for entry in tokens.prompt_logprobs
+            ]
         self.num_cached_tokens = tokens.num_cached_tokens
         for position, token_id in enumerate(tokens.token_ids):
             self._add_token(token_id, tokens.logprobs[position] if tokens.logprobs else None)

@@ -6,13 +6,15 @@ give the same errors. A name belongs to exactly one branch of the tree.
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any, get_type_hints
+from typing import Any, TypeVar, get_type_hints
 
 import msgspec
 
 from octavo.protocol.config.engine import EngineConfig
 from octavo.protocol.config.server import ServerConfig
 from octavo.protocol.errors import ConfigError
+
+Config = TypeVar("Config", EngineConfig, ServerConfig)
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kKmMgGtT]?)(i?[bB])?")
 _DECIMAL = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
@@ -99,7 +101,7 @@ def server_config(settings: Mapping[str, Any]) -> ServerConfig:
     return _convert(dict(settings), ServerConfig)
 
 
-def _convert(tree: dict[str, Any], struct: type[Any]) -> Any:
+def _convert(tree: dict[str, Any], struct: type[Config]) -> Config:
     try:
         return msgspec.convert(tree, struct)
     except msgspec.ValidationError as error:
