@@ -1,0 +1,117 @@
+"""Offline throughput: prompts in, tokens out, through `octavo.LLM`. Latencies are bench_serve's affair.
+
+Two workloads. `fixed`: for each batch size, prompts and outputs of one length; run once for one token
+and once for all, so that prefill and decode are told apart. `mixed`: many prompts of random lengths at
+once, the way people compare engines.
+"""
+
+import argparse
+import json
+import random
+import time
+from typing import Any
+
+import fetch_default_model
+from bench_report import MAX_TOKEN_ID, random_prompt, report, write
+
+from octavo import LLM, SamplingParams
+
+
+def main() -> None:
+    """Run the workload that the command line asks for; print a table."""
+    args = _arguments()
+    model = args.model or str(fetch_default_model.fetch())
+    settings = dict(_setting(text) for text in args.engine)
+    started = time.perf_counter()
+    with LLM(model=model, **settings) as llm:
+        print(f"engine ready after {time.perf_counter() - started:.1f} s", flush=True)
+        # The first requests touch memory and code for the first time.
+        _generate(llm, args, [32] * 4, [8] * 4)
+        results = _fixed(llm, args) if args.workload == "fixed" else _mixed(llm, args)
+    write(report("bench_offline", {"model": model, **settings}, results), args.json)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="scripts/bench_offline", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--model", help="directory, .gguf file or hub id; default: SmolLM2-135M-Instruct")
+    parser.add_argument("--workload", choices=["fixed", "mixed"], default="fixed")
+    parser.add_argument("--batch-sizes", default="1,4,16", help="fixed: prompts at once, one run for each")
+    parser.add_argument("--num-prompts", type=int, default=64, help="mixed: how many prompts")
+    parser.add_argument("--input-len", type=int, default=128, help="prompt tokens; mixed: at most")
+    parser.add_argument("--output-len", type=int, default=64, help="output tokens; mixed: at most")
+    parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--max-token-id", type=int, default=MAX_TOKEN_ID, help="largest token id in prompts")
+    parser.add_argument("--seed", type=int, default=0, help="of the workload")
+    parser.add_argument("--engine", action="append", default=[], metavar="NAME=VALUE", help="an engine setting")
+    parser.add_argument("--json", metavar="FILE", help="write the full report here")
+    return parser.parse_args()
+
+
+def _setting(text: str) -> tuple[str, Any]:
+    name, _, value = text.partition("=")
+    try:
+        return name, json.loads(value)
+    except json.JSONDecodeError:
+        return name, value
+
+
+def _generate(llm: LLM, args: argparse.Namespace, input_lens: list[int], output_lens: list[int]) -> float:
+    """Generate exactly that many tokens for new random prompts; return the seconds it took."""
+    # A seed of its own for each run: equal prompts would be found in the prefix cache.
+    args.seed += 1
+    rng = random.Random(args.seed)
+    prompts = [random_prompt(rng, length, args.max_token_id) for length in input_lens]
+    params = [
+        SamplingParams(
+            temperature=args.temperature, max_tokens=length, ignore_eos=True, seed=args.seed, detokenize=False
+        )
+        for length in output_lens
+    ]
+    started = time.perf_counter()
+    outputs = llm.generate(prompts, params, use_tqdm=False)
+    elapsed = time.perf_counter() - started
+    assert [len(output.outputs[0].token_ids) for output in outputs] == output_lens
+    return elapsed
+
+
+def _fixed(llm: LLM, args: argparse.Namespace) -> list[dict[str, float]]:
+    results = []
+    print(f"{'batch':>6} {'prefill tok/s':>14} {'decode tok/s':>13} {'ms per step':>12} {'total s':>8}")
+    for batch in map(int, args.batch_sizes.split(",")):
+        lens = [args.input_len] * batch
+        prefill_s = _generate(llm, args, lens, [1] * batch)
+        total_s = _generate(llm, args, lens, [args.output_len] * batch)
+        num_decodes = args.output_len - 1
+        decode_s = total_s - prefill_s
+        row = {
+            "batch": batch,
+            "prefill_tokens_per_s": batch * args.input_len / prefill_s,
+            "decode_tokens_per_s": batch * num_decodes / decode_s,
+            "decode_step_ms": 1e3 * decode_s / num_decodes,
+            "total_s": total_s,
+        }
+        results.append(row)
+        print("{:6d} {:14.1f} {:13.1f} {:12.1f} {:8.2f}".format(*row.values()), flush=True)
+    return results
+
+
+def _mixed(llm: LLM, args: argparse.Namespace) -> dict[str, float]:
+    rng = random.Random(args.seed)
+    input_lens = [rng.randint(max(1, args.input_len // 8), args.input_len) for _ in range(args.num_prompts)]
+    output_lens = [rng.randint(max(1, args.output_len // 8), args.output_len) for _ in range(args.num_prompts)]
+    elapsed = _generate(llm, args, input_lens, output_lens)
+    result = {
+        "num_prompts": args.num_prompts,
+        "prompt_tokens": sum(input_lens),
+        "output_tokens": sum(output_lens),
+        "elapsed_s": elapsed,
+        "output_tokens_per_s": sum(output_lens) / elapsed,
+        "all_tokens_per_s": (sum(input_lens) + sum(output_lens)) / elapsed,
+    }
+    for name, value in result.items():
+        print(f"{name:>20}  {value:,.1f}")
+    return result
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,66 @@
+"""What the benchmarks share: the machine, the percentiles, the report. Measures nothing itself."""
+
+import datetime
+import json
+import os
+import platform
+import random
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+# Below these lie special and byte tokens in every vocabulary we know, and above them small ones end.
+MIN_TOKEN_ID = 300
+MAX_TOKEN_ID = 30_000
+
+
+def random_prompt(rng: random.Random, num_tokens: int, max_token_id: int = MAX_TOKEN_ID) -> list[int]:
+    """Return token ids that no other prompt starts with, so that the prefix cache does not help."""
+    return [rng.randint(min(MIN_TOKEN_ID, max_token_id), max_token_id) for _ in range(num_tokens)]
+
+
+def summary(values: Sequence[float]) -> dict[str, float]:
+    """Return mean, median, p90 and p99 (nearest rank) of the values; {} when there are none."""
+    if not values:
+        return {}
+    ordered = sorted(values)
+
+    def rank(share: float) -> float:
+        return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+    mean = sum(ordered) / len(ordered)
+    return {"mean": mean, "median": rank(0.5), "p90": rank(0.9), "p99": rank(0.99)}
+
+
+def report(name: str, settings: dict[str, Any], results: Any) -> dict[str, Any]:
+    """Put what was measured beside where, when and how it was measured."""
+    return {
+        "benchmark": name,
+        "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "command": " ".join([f"scripts/{name}", *sys.argv[1:]]),
+        "commit": _commit(),
+        "machine": {"cpu": _cpu_name(), "cores": len(os.sched_getaffinity(0)), "python": platform.python_version()},
+        "settings": settings,
+        "results": results,
+    }
+
+
+def write(document: dict[str, Any], path: str | None) -> None:
+    """Write the report as JSON to a file, when one was asked for."""
+    if path:
+        Path(path).write_text(json.dumps(document, indent=2) + "\n")
+
+
+def _cpu_name() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine()
+
+
+def _commit() -> str:
+    root = Path(__file__).resolve().parent.parent
+    git = ["git", "-C", str(root), "describe", "--always", "--dirty"]
+    return subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
