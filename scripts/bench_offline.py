@@ -61,12 +61,8 @@ def _generate(llm: LLM, args: argparse.Namespace, input_lens: list[int], output_
     args.seed += 1
     rng = random.Random(args.seed)
     prompts = [random_prompt(rng, length, args.max_token_id) for length in input_lens]
-    params = [
-        SamplingParams(
-            temperature=args.temperature, max_tokens=length, ignore_eos=True, seed=args.seed, detokenize=False
-        )
-        for length in output_lens
-    ]
+    shared = SamplingParams(temperature=args.temperature, ignore_eos=True, seed=args.seed, detokenize=False)
+    params = [shared.clone(max_tokens=length) for length in output_lens]
     started = time.perf_counter()
     outputs = llm.generate(prompts, params, use_tqdm=False)
     elapsed = time.perf_counter() - started

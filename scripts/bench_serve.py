@@ -9,7 +9,6 @@ import argparse
 import asyncio
 import contextlib
 import json
-import math
 import random
 import signal
 import socket
@@ -80,9 +79,7 @@ def _arguments() -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--length-spread", type=float, default=0.0, help="0.5: lengths from half to one and a half")
     parser.add_argument("--num-prefixes", type=int, default=2, help="shared-prefix: how many different prefixes")
     parser.add_argument("--prefix-len", type=int, default=256, help="shared-prefix: tokens of each prefix")
-    parser.add_argument(
-        "--request-rate", type=float, default=math.inf, help="requests per second, Poisson; default: all at once"
-    )
+    parser.add_argument("--request-rate", type=float, help="requests per second, Poisson; default: all at once")
     parser.add_argument("--max-concurrency", type=int, default=8, help="requests in flight at a time")
     parser.add_argument("--max-token-id", type=int, default=MAX_TOKEN_ID, help="largest token id in prompts")
     parser.add_argument("--api-key", help="sent as the bearer token")
@@ -145,7 +142,7 @@ def _jobs(args: argparse.Namespace) -> list[Job]:
     for number in range(args.num_prompts):
         suffix = random_prompt(rng, length(args.input_len), args.max_token_id)
         jobs.append(Job(prefixes[number % len(prefixes)] + suffix, length(args.output_len), arrival_s))
-        if math.isfinite(args.request_rate):
+        if args.request_rate:
             arrival_s += rng.expovariate(args.request_rate)
     return jobs
 
