@@ -1,0 +1,257 @@
+"""`AsyncClient` on a real engine: generation, aborts, several applications, lost applications."""
+
+import asyncio
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+
+import pytest
+from tiny_models import make_tiny
+
+from octavo.frontend.client import AsyncClient
+from octavo.protocol.errors import EngineDeadError, InvalidRequestError, PromptTooLongError, StartupError
+from octavo.protocol.params import OutputKind, SamplingParams
+
+LONG = SamplingParams(temperature=0.0, max_tokens=200, ignore_eos=True)
+PROMPT = [5, 6, 7, 8, 9]
+
+
+class Engine:
+    """An engine and an event loop that outlive one test."""
+
+    def __init__(self, model: Path) -> None:
+        self.runner = asyncio.Runner()
+        self.client: AsyncClient = self.runner.run(self._launch(model))
+
+    async def _launch(self, model: Path) -> AsyncClient:
+        return await AsyncClient.launch(str(model), dtype="float32", max_model_len=256, max_num_seqs=4)
+
+    def run(self, scenario: Callable[[AsyncClient], Awaitable[None]]) -> None:
+        self.runner.run(asyncio.wait_for(scenario(self.client), 60))
+
+    def close(self) -> None:
+        self.runner.run(self.client.close())
+        self.runner.close()
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    engine = Engine(make_tiny("LlamaForCausalLM", tmp_path_factory.mktemp("model")))
+    yield engine
+    engine.close()
+
+
+async def until_idle(client: AsyncClient) -> None:
+    """Wait until the engine has nothing to do, and check that it gave everything back."""
+    while True:
+        stats = await client.engine_stats()
+        if stats.num_running == stats.num_waiting == 0:
+            assert stats.num_free_blocks == stats.num_blocks
+            return
+        await asyncio.sleep(0.02)
+
+
+def test_deltas_add_up_to_the_whole(engine: Engine) -> None:
+    async def scenario(client: AsyncClient) -> None:
+        params = SamplingParams(temperature=0.8, seed=3, max_tokens=30, ignore_eos=True, logprobs=1)
+        deltas = [output async for output in client.generate(PROMPT, params)]
+        whole = [o async for o in client.generate(PROMPT, params.clone(output_kind=OutputKind.FINAL_ONLY))]
+        grown = [o async for o in client.generate(PROMPT, params.clone(output_kind=OutputKind.CUMULATIVE))]
+        (final,) = whole[0].outputs
+        assert len(deltas) > 1
+        assert len(whole) == 1
+        assert "".join(delta.outputs[0].text for delta in deltas) == final.text == grown[-1].outputs[0].text
+        assert [t for delta in deltas for t in delta.outputs[0].token_ids] == final.token_ids
+        assert [p for delta in deltas for p in delta.outputs[0].logprobs or []] == final.logprobs
+        assert [delta.finished for delta in deltas] == [False] * (len(deltas) - 1) + [True]
+        assert final.finish_reason == "length"
+        assert len(final.token_ids) == 30
+
+    engine.run(scenario)
+
+
+def test_leaving_the_loop_early_aborts_the_request(engine: Engine) -> None:
+    async def scenario(client: AsyncClient) -> None:
+        outputs = client.generate(PROMPT, LONG)
+        async for _ in outputs:
+            break
+        await outputs.aclose()
+        await until_idle(client)
+        assert client.num_live_requests == 0
+
+    engine.run(scenario)
+
+
+def test_cancelling_the_task_aborts_the_request(engine: Engine) -> None:
+    async def scenario(client: AsyncClient) -> None:
+        started = asyncio.Event()
+
+        async def consume() -> None:
+            async for _ in client.generate(PROMPT, LONG):
+                started.set()
+
+        task = asyncio.create_task(consume())
+        await started.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await until_idle(client)
+
+    engine.run(scenario)
+
+
+def test_abort_by_id_ends_with_reason_abort(engine: Engine) -> None:
+    async def scenario(client: AsyncClient) -> None:
+        reasons = []
+        async for output in client.generate(PROMPT, LONG, request_id="mine"):
+            reasons.append(output.outputs[0].finish_reason)
+            await client.abort("mine")
+        assert reasons[-1] == "abort"
+        assert not await client.abort("mine")
+        await until_idle(client)
+
+    engine.run(scenario)
+
+
+def test_several_sequences_differ_and_the_first_is_the_single_one(engine: Engine) -> None:
+    async def scenario(client: AsyncClient) -> None:
+        params = SamplingParams(n=3, temperature=1.0, seed=11, max_tokens=12, output_kind=OutputKind.FINAL_ONLY)
+        (three,) = [output async for output in client.generate(PROMPT, params)]
+        (one,) = [output async for output in client.generate(PROMPT, params.clone(n=1))]
+        assert [sequence.index for sequence in three.outputs] == [0, 1, 2]
+        assert three.outputs[0].token_ids == one.outputs[0].token_ids
+        assert len({tuple(sequence.token_ids) for sequence in three.outputs}) == 3
+
+    engine.run(scenario)
+
+
+def test_text_and_token_prompts_are_the_same(engine: Engine) -> None:
+    async def scenario(client: AsyncClient) -> None:
+        text = "hello world"
+        tokens = await client.encode(text)
+        params = SamplingParams(temperature=0.0, output_kind=OutputKind.FINAL_ONLY)
+        results = []
+        for prompt in (text, tokens, {"prompt": text}, {"prompt_token_ids": tokens}):
+            (output,) = [output async for output in client.generate(prompt, params)]
+            assert output.prompt_token_ids == tokens
+            results.append(output.outputs[0].token_ids)
+        assert all(result == results[0] for result in results)
+
+    engine.run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "params", "error", "param"),
+    [
+        ([], SamplingParams(), InvalidRequestError, "prompt"),
+        ([10**6], SamplingParams(), InvalidRequestError, "prompt"),
+        ([-1], SamplingParams(), InvalidRequestError, "prompt"),
+        ([1.5], SamplingParams(), InvalidRequestError, "prompt"),
+        ({}, SamplingParams(), InvalidRequestError, "prompt"),
+        ([1] * 256, SamplingParams(max_tokens=1), PromptTooLongError, "prompt"),
+        ([1] * 200, SamplingParams(max_tokens=57), PromptTooLongError, "max_tokens"),
+        ([1], SamplingParams(logit_bias={10**6: 1.0}), InvalidRequestError, "logit_bias"),
+        ([1], SamplingParams(stop_token_ids=[10**6]), InvalidRequestError, "stop_token_ids"),
+        ([1], SamplingParams(logprobs=1000), InvalidRequestError, "logprobs"),
+    ],
+)
+def test_bad_input_names_its_field_and_harms_nobody(
+    engine: Engine, prompt: object, params: SamplingParams, error: type[InvalidRequestError], param: str
+) -> None:
+    async def scenario(client: AsyncClient) -> None:
+        with pytest.raises(error) as caught:
+            async for _ in client.generate(prompt, params):
+                pass
+        assert caught.value.param == param
+        assert client.health().ok
+
+    engine.run(scenario)
+
+
+def test_the_whole_context_can_be_used(engine: Engine) -> None:
+    async def scenario(client: AsyncClient) -> None:
+        params = SamplingParams(max_tokens=None, ignore_eos=True, output_kind=OutputKind.FINAL_ONLY)
+        (output,) = [output async for output in client.generate([3] * 250, params)]
+        assert len(output.outputs[0].token_ids) == 6
+        assert output.outputs[0].finish_reason == "length"
+
+    engine.run(scenario)
+
+
+def test_a_second_application_joins_and_leaves(engine: Engine) -> None:
+    async def scenario(client: AsyncClient) -> None:
+        async with AsyncClient.connect(client.address) as second:
+            assert second.facts == client.facts
+            params = SamplingParams(temperature=0.9, seed=1, max_tokens=20, output_kind=OutputKind.FINAL_ONLY)
+            (theirs,) = [output async for output in second.generate(PROMPT, params, request_id="same id")]
+            (ours,) = [output async for output in client.generate(PROMPT, params, request_id="same id")]
+            assert theirs.outputs[0].token_ids == ours.outputs[0].token_ids
+        assert client.health().ok
+
+    engine.run(scenario)
+
+
+def test_a_killed_application_leaves_nothing_behind(engine: Engine) -> None:
+    program = textwrap.dedent("""
+        import asyncio, sys
+        from octavo import AsyncClient, SamplingParams
+        async def main():
+            async with AsyncClient.connect(sys.argv[1]) as client:
+                params = SamplingParams(temperature=0.0, max_tokens=None, ignore_eos=True)
+                async def one():
+                    async for _ in client.generate([1, 2, 3], params):
+                        print("token", flush=True)
+                await asyncio.gather(*(one() for _ in range(8)))
+        asyncio.run(main())
+    """)
+
+    async def scenario(client: AsyncClient) -> None:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-P", "-c", program, client.address, stdout=subprocess.PIPE, env=dict(os.environ)
+        )
+        assert process.stdout is not None
+        assert await process.stdout.readline() == b"token\n"
+        process.kill()
+        await process.wait()
+        # The pipe's transport is closed by the wait above only once its end of file was read.
+        await process.stdout.read()
+        await asyncio.wait_for(until_idle(client), 5)
+        assert client.health().ok
+
+    engine.run(scenario)
+
+
+def test_nobody_listens_there(tmp_path: Path) -> None:
+    async def main() -> None:
+        with pytest.raises(StartupError, match="no engine answers"):
+            await AsyncClient.connect(f"ipc://{tmp_path}/nothing")
+
+    asyncio.run(main())
+
+
+def test_a_dead_engine_is_reported_to_every_request(tmp_path: Path) -> None:
+    model = make_tiny("LlamaForCausalLM", tmp_path / "model")
+
+    async def main() -> None:
+        async with AsyncClient.launch(str(model), dtype="float32", max_model_len=256) as client:
+
+            async def one() -> None:
+                async for _ in client.generate(PROMPT, LONG):
+                    started.set()
+
+            started = asyncio.Event()
+            tasks = [asyncio.create_task(one()) for _ in range(5)]
+            await started.wait()
+            assert client.engine is not None
+            os.kill(client.engine.core_pid, 9)
+            for result in await asyncio.gather(*tasks, return_exceptions=True):
+                assert isinstance(result, EngineDeadError)
+                assert "core" in str(result)
+            assert not client.health().ok
+            with pytest.raises(EngineDeadError):
+                await one()
+
+    asyncio.run(main())

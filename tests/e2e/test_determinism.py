@@ -1,0 +1,65 @@
+"""The promise: the same request gives the same tokens and logprob bits, whatever the engine does beside it.
+
+The reference engine runs one request at a time, without prefix cache and without running ahead. The
+others differ from it in everything that must not matter: batch size, chunk size, prefix cache,
+pipelining, and a cache so small that requests are preempted all the time.
+"""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_models import make_tiny
+from workloads import Ask, ask_all, ask_one_by_one, random_requests
+
+from octavo.frontend.client import AsyncClient
+from octavo.protocol.stats import EngineStats
+
+COMMON: dict[str, Any] = {"max_model_len": 256}
+
+ALONE: dict[str, Any] = {
+    "max_num_seqs": 1,
+    "max_num_batched_tokens": 256,
+    "async_scheduling": False,
+    "enable_prefix_caching": False,
+}
+
+STORMS: dict[str, dict[str, Any]] = {
+    "defaults": {},
+    "tiny chunks": {"max_num_seqs": 7, "max_num_batched_tokens": 13, "block_size": 8},
+    "constant preemption": {"max_num_seqs": 12, "num_gpu_blocks_override": 40, "max_num_batched_tokens": 64},
+    "synchronous, one block size up": {"async_scheduling": False, "block_size": 32, "max_num_seqs": 5},
+}
+
+
+async def run(model: Path, dtype: str, settings: dict[str, Any], requests: list[Ask]) -> tuple[list[Any], EngineStats]:
+    async with AsyncClient.launch(str(model), dtype=dtype, **{**COMMON, **settings}) as client:
+        go = ask_one_by_one if settings is ALONE else ask_all
+        results = await go(client, requests)
+        if settings is not ALONE:  # again, in another order and with a warm cache
+            again = await go(client, requests[::-1])
+            assert again[::-1] == results
+        return results, await client.engine_stats()
+
+
+@pytest.fixture(scope="module", params=["float32", "bfloat16"])
+def reference(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, ...]:
+    model = make_tiny("LlamaForCausalLM", tmp_path_factory.mktemp("model"))
+    requests = random_requests(seed=7, count=40, vocab_size=100)
+    results, stats = asyncio.run(run(model, request.param, ALONE, requests))
+    assert stats.num_preemptions == 0
+    assert stats.prefix_cache_hits == 0
+    return model, request.param, requests, results
+
+
+@pytest.mark.parametrize("storm", STORMS)
+def test_a_request_in_a_storm_is_the_request_alone(reference: tuple[Any, ...], storm: str) -> None:
+    model, dtype, requests, expected = reference
+    results, stats = asyncio.run(run(model, dtype, STORMS[storm], requests))
+    for number, (got, want) in enumerate(zip(results, expected, strict=True)):
+        assert got == want, f"request {number} changed: {requests[number]}"
+    assert stats.num_free_blocks == stats.num_blocks, "blocks were lost"
+    assert stats.prefix_cache_hits > 0
+    if storm == "constant preemption":
+        assert stats.num_preemptions > 0, "this storm is meant to preempt"

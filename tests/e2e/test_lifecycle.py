@@ -1,0 +1,196 @@
+"""Starting, failing to start, stopping, being killed: what a person at a terminal sees of `octavo serve`."""
+
+import concurrent.futures
+import json
+import os
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from servers import Server, cpu_seconds, descendants, left_after, serve
+from tiny_models import make_tiny
+
+SMALL = ["--dtype", "float32", "--max-model-len", "256", "--max-num-seqs", "4"]
+LONG_REQUEST = {"model": "tiny", "prompt": [5, 6, 7], "max_tokens": 240, "temperature": 0, "ignore_eos": True}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny("LlamaForCausalLM", tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture
+def server(model: Path) -> Iterator[Server]:
+    with serve(model, *SMALL, "--served-model-name", "tiny") as server:
+        yield server.wait_until_ready()
+
+
+def core_and_worker(server: Server) -> list[int]:
+    pids = descendants(server.process.pid)
+    assert len(pids) == 2, "one core and one worker"
+    return pids
+
+
+def stream(server: Server) -> Iterator[dict]:
+    """Chunks of a long completion as they come."""
+    body = {**LONG_REQUEST, "stream": True}
+    with httpx.stream("POST", server.url + "/v1/completions", json=body, timeout=60) as response:
+        for line in response.iter_lines():
+            if line.startswith("data: {"):
+                yield json.loads(line.removeprefix("data: "))
+
+
+# --- failed starts: the last line is the root cause -------------------------------------------
+
+
+def failed_start(model: Path | str, *flags: str) -> str:
+    with serve(model, *flags) as server:
+        assert server.wait(90) == 1
+        assert "Traceback" not in server.output
+        return "\n".join(server.lines[-2:])
+
+
+def test_a_missing_model(tmp_path: Path) -> None:
+    assert str(tmp_path / "nothing") in failed_start(tmp_path / "nothing")
+
+
+def test_a_missing_weights_file(model: Path, tmp_path: Path) -> None:
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / name).write_bytes((model / name).read_bytes())
+    assert "safetensors" in failed_start(tmp_path)
+
+
+def test_damaged_weights(model: Path, tmp_path: Path) -> None:
+    for path in model.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    (weights,) = tmp_path.glob("*.safetensors")
+    weights.write_bytes(weights.read_bytes()[:1000])
+    assert weights.name in failed_start(tmp_path)
+
+
+def test_a_broken_config(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{ not json")
+    assert "config.json" in failed_start(tmp_path)
+
+
+def test_an_unsupported_architecture(model: Path, tmp_path: Path) -> None:
+    for path in model.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["architectures"] = ["MadeUpForCausalLM"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    message = failed_start(tmp_path)
+    assert "MadeUpForCausalLM" in message
+    assert "LlamaForCausalLM" in message, "the supported ones are listed"
+
+
+def test_a_bad_flag_value(model: Path) -> None:
+    with serve(model, "--block-size", "0") as server:
+        assert server.wait(30) != 0
+        assert "block" in server.last_line
+
+
+def test_a_port_in_use(model: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        message = failed_start(model, *SMALL, "--port", port)
+    assert port in message
+    assert "in use" in message
+
+
+def test_not_enough_memory_names_the_flag_that_would_help(model: Path) -> None:
+    message = failed_start(model, *SMALL, "--kv-cache-memory-bytes", "4096")
+    assert "--kv-cache-memory-bytes" in message or "--max-model-len" in message
+
+
+# --- ends ---------------------------------------------------------------------------------
+
+
+def test_sigint_drains(server: Server) -> None:
+    pids = core_and_worker(server)
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        chunks = pool.submit(lambda: list(stream(server)))
+        time.sleep(0.2)
+        server.signal(signal.SIGINT)
+        finish = [chunk["choices"][0]["finish_reason"] for chunk in chunks.result(60)]
+    assert finish[-1] == "length", "a running request is finished first"
+    assert server.wait(20) == 0
+    assert left_after(pids, 2.0) == []
+
+
+def test_a_second_sigint_aborts(model: Path) -> None:
+    with serve(model, *SMALL[:2], "--served-model-name", "tiny", "--max-model-len", "2048") as server:
+        server.wait_until_ready()
+        pids = core_and_worker(server)
+        chunks = stream_long(server)
+        next(chunks)
+        server.signal(signal.SIGINT)
+        time.sleep(0.3)
+        server.signal(signal.SIGINT)
+        assert server.wait(20) is not None
+        assert left_after(pids, 2.0) == []
+
+
+def stream_long(server: Server) -> Iterator[str]:
+    body = {**LONG_REQUEST, "max_tokens": 2000, "stream": True}
+    with httpx.stream("POST", server.url + "/v1/completions", json=body, timeout=60) as response:
+        yield from response.iter_lines()
+
+
+@pytest.mark.parametrize("during", ["start", "idle"])
+def test_killing_the_server_leaves_no_process(model: Path, during: str) -> None:
+    with serve(model, *SMALL) as server:
+        if during == "idle":
+            server.wait_until_ready()
+        else:
+            while not (descendants(server.process.pid)):
+                time.sleep(0.01)
+            time.sleep(0.5)
+        pids = descendants(server.process.pid)
+        assert pids
+        server.signal(signal.SIGKILL)
+        assert left_after(pids, 2.0) == []
+    with serve(model, *SMALL) as again:
+        again.wait_until_ready()
+
+
+def test_killing_the_core_is_told_and_ends_the_server(server: Server) -> None:
+    core, worker = sorted(core_and_worker(server))
+    chunks = stream(server)
+    next(chunks)
+    os.kill(core, signal.SIGKILL)
+    rest = list(chunks)
+    assert "error" in rest[-1]
+    assert left_after([core, worker], 2.0) == []
+    assert server.wait(20) != 0
+    assert "core" in server.last_line
+
+
+def test_killing_the_worker_is_told_and_ends_the_server(server: Server) -> None:
+    core, worker = sorted(core_and_worker(server))
+    chunks = stream(server)
+    next(chunks)
+    os.kill(worker, signal.SIGKILL)
+    rest = list(chunks)
+    assert "error" in rest[-1]
+    assert left_after([core, worker], 2.0) == []
+    assert server.wait(20) != 0
+    assert "worker 0" in server.last_line
+    assert "SIGKILL" in server.last_line
+
+
+def test_idle_costs_nothing(server: Server) -> None:
+    pids = [server.process.pid, *core_and_worker(server)]
+    body = {**LONG_REQUEST, "max_tokens": 5}
+    assert server.post("/v1/completions", body).status_code == 200
+    time.sleep(1.5)  # the last reports and the worker's thread pool come to rest
+    before = {pid: cpu_seconds(pid) for pid in pids}
+    time.sleep(3.0)
+    used = {pid: cpu_seconds(pid) - before[pid] for pid in pids}
+    assert sum(used.values()) <= 0.05, f"CPU seconds used while idle: {used}"

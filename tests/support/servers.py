@@ -1,0 +1,128 @@
+"""`octavo serve` as a child of a test, and a look at the processes below it."""
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+START_TIMEOUT_S = 90.0
+
+
+class Server:
+    """A running `octavo serve`; its output is kept for the assertions."""
+
+    def __init__(self, model: Path | str, *flags: str, environment: dict[str, str] | None = None) -> None:
+        self.lines: list[str] = []
+        self.process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "octavo", "serve", str(model), "--port", "0", *flags],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env={**os.environ, **(environment or {})},
+        )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+        self.url = ""
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        self.lines.extend(line.rstrip("\n") for line in self.process.stdout)
+
+    @property
+    def output(self) -> str:
+        return "\n".join(self.lines)
+
+    def wait_until_ready(self) -> "Server":
+        """Wait for the line that tells the address."""
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while time.monotonic() < deadline and self.process.poll() is None:
+            if match := re.search(r"[Ll]istening on (http://127\.0\.0\.1:\d+)", self.output):
+                self.url = match[1]
+                if self.get("/health").status_code == 200:
+                    return self
+            time.sleep(0.05)
+        raise AssertionError(f"the server did not start:\n{self.output}")
+
+    def get(self, path: str) -> httpx.Response:
+        return httpx.get(self.url + path, timeout=30)
+
+    def post(self, path: str, body: dict[str, Any]) -> httpx.Response:
+        return httpx.post(self.url + path, json=body, timeout=120)
+
+    def signal(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def wait(self, timeout_s: float) -> int:
+        code = self.process.wait(timeout_s)
+        self._reader.join(5)
+        return code
+
+    @property
+    def last_line(self) -> str:
+        return [line for line in self.lines if line.strip()][-1]
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        self._reader.join(5)
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+
+@contextlib.contextmanager
+def serve(model: Path | str, *flags: str, environment: dict[str, str] | None = None) -> Iterator[Server]:
+    """Start a server and make sure it ends."""
+    server = Server(model, *flags, environment=environment)
+    try:
+        yield server
+    finally:
+        server.close()
+
+
+def descendants(pid: int) -> list[int]:
+    """Process ids below `pid`, from /proc."""
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+                children.setdefault(int(fields[1]), []).append(int(entry.name))
+    found: list[int] = []
+    todo = [pid]
+    while todo:
+        below = children.get(todo.pop(), [])
+        found += below
+        todo += below
+    return found
+
+
+def is_running(pid: int) -> bool:
+    """False for a process that is gone or only waits to be reaped."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except FileNotFoundError:
+        return False
+
+
+def left_after(pids: list[int], timeout_s: float) -> list[int]:
+    """Those of `pids` that still run after `timeout_s`, or [] as soon as none does."""
+    deadline = time.monotonic() + timeout_s
+    while (left := [pid for pid in pids if is_running(pid)]) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return left
+
+
+def cpu_seconds(pid: int) -> float:
+    """User and system time a process has used."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
