@@ -1,0 +1,100 @@
+"""The default model for real: SmolLM2-135M from its GGUF, against transformers on the same weights in float32."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from octavo.frontend.llm import LLM
+from octavo.protocol.params import SamplingParams
+from workloads import bits
+
+MAX_NEW_TOKENS = 24
+
+CONVERSATIONS = [
+    "What is the capital of France?",
+    "Write a haiku about the sea.",
+    "Explain photosynthesis to a five-year-old.",
+    "List three prime numbers larger than 20.",
+    "Translate 'good morning' into Spanish.",
+    "def fibonacci(n):\n    # complete this function",
+    "Why is the sky blue? 🌈",
+    "Summarize: The quick brown fox jumps over the lazy dog.",
+    "What is 17 + 25?",
+    "Write a JSON object with the keys name and age.",
+    "Tell me a short story about a robot\tand a cat.",
+]
+
+LONG_PROMPT = "Repeat the last sentence. " + " ".join(
+    f"Sentence number {i} speaks of the number {i * i}." for i in range(110)
+)
+
+
+@pytest.fixture(scope="module")
+def llm(smollm2_gguf: Path) -> Iterator[LLM]:
+    with LLM(str(smollm2_gguf), dtype="float32", max_model_len=4096, max_num_batched_tokens=256) as llm:
+        yield llm
+
+
+@pytest.fixture(scope="module")
+def expected(smollm2_gguf: Path, llm: LLM) -> dict[str, list[int]]:
+    """Greedy continuations by transformers, one prompt at a time, from the same tokens."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model: Any = AutoModelForCausalLM.from_pretrained(
+        smollm2_gguf.parent, gguf_file=smollm2_gguf.name, dtype=torch.float32
+    )
+    result = {}
+    for text in [*CONVERSATIONS, LONG_PROMPT]:
+        prompt = torch.tensor([prompt_tokens(llm, text)])
+        with torch.inference_mode():
+            whole = model.generate(
+                prompt,
+                attention_mask=torch.ones_like(prompt),
+                max_new_tokens=MAX_NEW_TOKENS,
+                do_sample=False,
+                pad_token_id=2,
+                eos_token_id=2,
+            )
+        result[text] = whole[0, prompt.shape[1] :].tolist()
+    return result
+
+
+def prompt_tokens(llm: LLM, text: str) -> list[int]:
+    rendered = llm.client.chat_template().render([{"role": "user", "content": text}], add_generation_prompt=True)
+    return llm.client.tokenizer.encode(rendered, add_special_tokens=False)
+
+
+def test_greedy_tokens_are_those_of_transformers(llm: LLM, expected: dict[str, list[int]]) -> None:
+    texts = [*CONVERSATIONS, LONG_PROMPT]
+    assert len(prompt_tokens(llm, LONG_PROMPT)) > 4 * 256, "longer than several chunks"
+    params = SamplingParams(temperature=0.0, max_tokens=MAX_NEW_TOKENS)
+    conversations = [[{"role": "user", "content": text}] for text in texts]
+    outputs = llm.chat(conversations, params, use_tqdm=False)
+    for text, output in zip(texts, outputs, strict=True):
+        assert output.outputs[0].token_ids == expected[text], text
+
+
+def test_decode_logprobs_are_the_prefill_logprobs_of_the_same_tokens(llm: LLM) -> None:
+    prompt = prompt_tokens(llm, CONVERSATIONS[0])
+    params = SamplingParams(temperature=0.0, max_tokens=20, logprobs=0, ignore_eos=True)
+    (output,) = llm.generate([prompt], params, use_tqdm=False)
+    decoded = output.outputs[0]
+    again = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0)
+    (check,) = llm.generate([prompt + decoded.token_ids], again, use_tqdm=False)
+    assert decoded.logprobs is not None
+    assert check.prompt_logprobs is not None
+    prefilled = check.prompt_logprobs[len(prompt) :]
+    for token_id, one, other in zip(decoded.token_ids, decoded.logprobs, prefilled, strict=True):
+        assert other is not None
+        assert bits(one[token_id].logprob) == bits(other[token_id].logprob)
+        assert one[token_id].rank == other[token_id].rank
+
+
+def test_it_answers_like_a_chat_model(llm: LLM) -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=30)
+    (output,) = llm.chat([{"role": "user", "content": CONVERSATIONS[0]}], params, use_tqdm=False)
+    assert "Paris" in output.outputs[0].text
+    assert output.outputs[0].finish_reason == "stop"
+    assert "<|im_end|>" not in output.outputs[0].text
