@@ -1,0 +1,1 @@
+"""The handlers of the routes: from an HTTP request to calls of the client."""

@@ -1,0 +1,1 @@
+"""What the frontend measures: Prometheus metrics and the throughput line of the log."""

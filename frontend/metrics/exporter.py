@@ -1,0 +1,138 @@
+"""`Metrics`: fills the table of `names.py` from what a client tells it, and renders it for Prometheus."""
+
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, generate_latest
+from prometheus_client.registry import Collector
+
+from octavo.frontend.metrics.names import METRICS, UP_TO_MODEL_LEN, Kind, MetricName, cache_labels, token_count_buckets
+from octavo.frontend.metrics.record import RequestRecord
+from octavo.protocol.config import ResolvedConfig
+from octavo.protocol.events import FinishReason
+from octavo.protocol.stats import EngineStats
+
+PREFIX = "octavo:"
+VLLM_PREFIX = "vllm:"
+ENGINE = "0"
+
+_COUNTERS = ("prefix_cache_queries", "prefix_cache_hits", "num_preemptions", "prompt_tokens", "generation_tokens")
+"""Counters that are fields of `EngineStats` of the same name."""
+
+
+class Metrics:
+    """An `Observer` that keeps Prometheus metrics in a registry of its own.
+
+    Args:
+        config: of the engine; gives the labels' values.
+        num_blocks: KV blocks of the engine.
+        max_model_len: the engine's limit; bounds the buckets of token counts.
+        has_vllm_names: offer every metric under vLLM's prefix as well.
+    """
+
+    def __init__(
+        self, config: ResolvedConfig, *, num_blocks: int, max_model_len: int, has_vllm_names: bool = False
+    ) -> None:
+        own = CollectorRegistry(auto_describe=False)
+        self._values = {"model_name": config.served_model_names[0], "engine": ENGINE}
+        self._gauges: dict[str, Gauge] = {}
+        self._counters: dict[str, Counter] = {}
+        self._histograms: dict[str, Histogram] = {}
+        self._finished: dict[str, Counter] = {}
+        self._last = EngineStats()
+        for metric in METRICS:
+            self._add(metric, own, max_model_len, cache_labels(config, num_blocks))
+        self._registries = [own]
+        if has_vllm_names:
+            renamed = CollectorRegistry(auto_describe=False)
+            renamed.register(RenamedMetrics(own, PREFIX, VLLM_PREFIX))
+            self._registries.append(renamed)
+
+    def render(self) -> bytes:
+        """Return all metrics in Prometheus' text format."""
+        return b"".join(generate_latest(registry) for registry in self._registries)
+
+    def on_engine_stats(self, stats: EngineStats) -> None:
+        """Take the engine's newest totals; a total that fell means a new engine, which began at 0."""
+        self._gauges["num_requests_running"].set(stats.num_running)
+        self._gauges["num_requests_waiting"].set(stats.num_waiting)
+        self._gauges["kv_cache_usage_perc"].set(stats.kv_cache_usage)
+        last = self._last if stats.num_steps >= self._last.num_steps else EngineStats()
+        for name in _COUNTERS:
+            self._counters[name].inc(max(0, getattr(stats, name) - getattr(last, name)))
+        num_steps = stats.num_steps - last.num_steps
+        for _ in range(num_steps):
+            self._histograms["iteration_tokens_total"].observe((stats.step_tokens - last.step_tokens) / num_steps)
+        self._last = stats
+
+    def on_first_token(self, latency_s: float) -> None:
+        """Take a time to first token."""
+        self._histograms["time_to_first_token_seconds"].observe(latency_s)
+
+    def on_inter_token(self, latency_s: float, num_tokens: int) -> None:
+        """Take the time that `num_tokens` tokens took together; each counts with its share."""
+        for _ in range(num_tokens):
+            self._histograms["inter_token_latency_seconds"].observe(latency_s / num_tokens)
+
+    def on_finished(self, record: RequestRecord) -> None:
+        """Take a request that is over."""
+        self._finished[record.finish_reason].inc()
+        self._counters["prompt_tokens_cached"].inc(record.num_cached_tokens)
+        observe = {name: histogram.observe for name, histogram in self._histograms.items()}
+        observe["e2e_request_latency_seconds"](record.e2e_s)
+        observe["request_prompt_tokens"](record.num_prompt_tokens)
+        observe["request_generation_tokens"](record.num_generation_tokens)
+        observe["request_prefill_kv_computed_tokens"](record.num_prompt_tokens - record.num_cached_tokens)
+        observe["request_params_n"](record.params_n)
+        observe["request_params_max_tokens"](record.params_max_tokens)
+        observe["request_num_preemptions"](record.num_preemptions)
+        times = record.timings
+        if not times.first_token:  # it ended before it ran: there is no time to take
+            return
+        decode_s = times.finished - times.first_token
+        observe["request_queue_time_seconds"](times.scheduled - times.queued)
+        observe["request_prefill_time_seconds"](times.first_token - times.scheduled)
+        observe["request_decode_time_seconds"](decode_s)
+        observe["request_inference_time_seconds"](times.finished - times.scheduled)
+        # The timings are those of one sequence, which generated its share of the tokens.
+        num_later_tokens = record.num_generation_tokens / record.params_n - 1
+        if num_later_tokens > 0:
+            observe["request_time_per_output_token_seconds"](decode_s / num_later_tokens)
+
+    def _add(self, metric: MetricName, registry: CollectorRegistry, max_model_len: int, cache: dict[str, str]) -> None:
+        name, labels = PREFIX + metric.name, (*self._values, *metric.labels)
+        if metric.kind is Kind.HISTOGRAM:
+            buckets = token_count_buckets(max_model_len) if metric.buckets == UP_TO_MODEL_LEN else metric.buckets
+            assert buckets is not None
+            histogram = Histogram(name, metric.help, labels, buckets=buckets, registry=registry)
+            self._histograms[metric.name] = histogram.labels(**self._values)
+        elif metric.name == "request_success":
+            counter = Counter(name, metric.help, labels, registry=registry)
+            # All reasons from the start, so that a rate over them is never of a series that just appeared.
+            self._finished = {
+                str(reason): counter.labels(**self._values, finished_reason=str(reason)) for reason in FinishReason
+            }
+        elif metric.kind is Kind.COUNTER:
+            self._counters[metric.name] = Counter(name, metric.help, labels, registry=registry).labels(**self._values)
+        elif metric.name == "cache_config_info":
+            Gauge(name, metric.help, labels, registry=registry).labels(**self._values, **cache).set(1)
+        else:
+            self._gauges[metric.name] = Gauge(name, metric.help, labels, registry=registry).labels(**self._values)
+
+
+class RenamedMetrics(Collector):
+    """All metrics of a registry under another prefix, made when they are asked for."""
+
+    def __init__(self, source: CollectorRegistry, prefix: str, new_prefix: str) -> None:
+        self._source = source
+        self._prefix = prefix
+        self._new_prefix = new_prefix
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield renamed copies."""
+        for family in self._source.collect():
+            copy = Metric(self._rename(family.name), family.documentation, family.type)
+            copy.samples = [sample._replace(name=self._rename(sample.name)) for sample in family.samples]
+            yield copy
+
+    def _rename(self, name: str) -> str:
+        return self._new_prefix + name.removeprefix(self._prefix)

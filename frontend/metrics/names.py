@@ -1,0 +1,136 @@
+"""The table of all metrics: name, kind, help, labels, buckets. Says nothing of how they are filled.
+
+Names are the field's own (vLLM's), so that existing dashboards need a new prefix at most.
+"""
+
+from dataclasses import dataclass
+from enum import Enum
+
+from octavo.protocol.config import ResolvedConfig
+
+
+class Kind(Enum):
+    """How Prometheus understands a metric."""
+
+    GAUGE = "gauge"
+    COUNTER = "counter"
+    HISTOGRAM = "histogram"
+
+
+REQUEST_LATENCY_S = (
+    *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0),
+    *(120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
+)
+FIRST_TOKEN_S = (
+    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
+    *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
+)
+TOKEN_INTERVAL_S = (
+    *(0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75),
+    *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0),
+)
+STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+SMALL_COUNTS = (1, 2, 5, 10, 20)
+PREEMPTION_COUNTS = (0, 1, 2, 5, 10)
+UP_TO_MODEL_LEN = ()
+"""Stands for the series 1, 2, 5, 10, ... up to `max_model_len`, which only the running engine knows."""
+
+
+@dataclass(frozen=True)
+class MetricName:
+    """One metric; every one also carries the labels `model_name` and `engine`."""
+
+    name: str
+    kind: Kind
+    help: str
+    labels: tuple[str, ...] = ()
+    buckets: tuple[float, ...] | None = None
+    """Upper edges of a histogram."""
+
+
+_G, _C, _H = Kind.GAUGE, Kind.COUNTER, Kind.HISTOGRAM
+
+METRICS: tuple[MetricName, ...] = (
+    MetricName("num_requests_running", _G, "Requests in the running batch."),
+    MetricName("num_requests_waiting", _G, "Requests that wait to be scheduled."),
+    MetricName("kv_cache_usage_perc", _G, "Fraction of the KV cache that requests hold, 0 to 1."),
+    MetricName(
+        "cache_config_info", _G, "Always 1; its labels are the cache's configuration.",
+        ("block_size", "num_gpu_blocks", "enable_prefix_caching", "gpu_memory_utilization"),
+    ),
+    MetricName("prefix_cache_queries", _C, "Prompt tokens looked up in the prefix cache."),
+    MetricName("prefix_cache_hits", _C, "Prompt tokens found in the prefix cache."),
+    MetricName("num_preemptions", _C, "Times a running request was preempted."),
+    MetricName("prompt_tokens", _C, "Prompt tokens computed or taken from the cache."),
+    MetricName("prompt_tokens_cached", _C, "Prompt tokens of finished requests that came out of the prefix cache."),
+    MetricName("generation_tokens", _C, "Tokens generated."),
+    MetricName("request_success", _C, "Requests that are over.", ("finished_reason",)),
+    MetricName("time_to_first_token_seconds", _H, "From arrival to first token.", (), FIRST_TOKEN_S),
+    MetricName("inter_token_latency_seconds", _H, "Between two tokens of a request.", (), TOKEN_INTERVAL_S),
+    MetricName(
+        "request_time_per_output_token_seconds", _H, "Mean time per token after a request's first.", (), TOKEN_INTERVAL_S
+    ),
+    MetricName("e2e_request_latency_seconds", _H, "From arrival to last token.", (), REQUEST_LATENCY_S),
+    MetricName("request_queue_time_seconds", _H, "Waiting to be scheduled.", (), REQUEST_LATENCY_S),
+    MetricName("request_inference_time_seconds", _H, "From first scheduled to last token.", (), REQUEST_LATENCY_S),
+    MetricName("request_prefill_time_seconds", _H, "From first scheduled to first token.", (), REQUEST_LATENCY_S),
+    MetricName("request_decode_time_seconds", _H, "From first token to last token.", (), REQUEST_LATENCY_S),
+    MetricName("request_prompt_tokens", _H, "Prompt tokens of a request.", (), UP_TO_MODEL_LEN),
+    MetricName("request_generation_tokens", _H, "Tokens generated for a request.", (), UP_TO_MODEL_LEN),
+    MetricName(
+        "request_prefill_kv_computed_tokens", _H, "Prompt tokens of a request that no cache had.", (), UP_TO_MODEL_LEN
+    ),
+    MetricName("request_params_n", _H, "The parameter n of a request.", (), SMALL_COUNTS),
+    MetricName("request_params_max_tokens", _H, "The parameter max_tokens of a request.", (), UP_TO_MODEL_LEN),
+    MetricName("request_num_preemptions", _H, "Times one request was preempted.", (), PREEMPTION_COUNTS),
+    MetricName(
+        "iteration_tokens_total", _H,
+        "Tokens scheduled in a step: the mean of each interval between two reports, counted once per step.",
+        (), STEP_TOKENS,
+    ),
+)  # fmt: skip
+
+
+def token_count_buckets(max_model_len: int) -> tuple[float, ...]:
+    """Return 1, 2, 5, 10, 20, 50, ... as far as `max_model_len`."""
+    edges = []
+    scale = 1
+    while True:
+        for mantissa in (1, 2, 5):
+            if mantissa * scale > max_model_len:
+                return tuple(edges)
+            edges.append(mantissa * scale)
+        scale *= 10
+
+
+def cache_labels(config: ResolvedConfig, num_blocks: int) -> dict[str, str]:
+    """Return the labels of `cache_config_info`."""
+    return {
+        "block_size": str(config.block_size),
+        "num_gpu_blocks": str(num_blocks),
+        "enable_prefix_caching": str(config.enable_prefix_caching),
+        "gpu_memory_utilization": str(config.gpu_memory_utilization),
+    }
+
+
+def render_metrics_docs() -> str:
+    """Return `docs/metrics.md`."""
+    rows = []
+    for metric in METRICS:
+        name = metric.name + ("_total" if metric.kind is Kind.COUNTER else "")
+        labels = ", ".join(f"`{label}`" for label in metric.labels)
+        rows.append(f"| `octavo:{name}` | {metric.kind.value} | {labels} | {metric.help} |")
+    return "\n".join(
+        [
+            "# Metrics",
+            "",
+            "`GET /metrics` answers in Prometheus' text format. Every metric also carries the labels `model_name` (the",
+            "first served name) and `engine` (`0`). With `--enable-vllm-metrics` each is offered under `vllm:` as well.",
+            "This page is made by `scripts/docs` from `frontend/metrics/names.py`.",
+            "",
+            "| name | kind | further labels | meaning |",
+            "| --- | --- | --- | --- |",
+            *rows,
+            "",
+        ]
+    )

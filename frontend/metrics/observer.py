@@ -1,0 +1,22 @@
+"""`Observer`: what a client tells whoever wants to measure it. Measures nothing itself."""
+
+from typing import Protocol
+
+from octavo.frontend.metrics.record import RequestRecord
+from octavo.protocol.stats import EngineStats
+
+
+class Observer(Protocol):
+    """Told of every latency and every finished request. Called on the event loop: must not block."""
+
+    def on_engine_stats(self, stats: EngineStats) -> None:
+        """Take the engine's newest totals; they only grow within the life of one engine."""
+
+    def on_first_token(self, latency_s: float) -> None:
+        """Take the time from a request's arrival to its first token."""
+
+    def on_inter_token(self, latency_s: float, num_tokens: int) -> None:
+        """Take the time since the tokens before these `num_tokens` of the same request."""
+
+    def on_finished(self, record: RequestRecord) -> None:
+        """Take a request that is over, however it ended."""
