@@ -1,0 +1,27 @@
+"""Sampling from a softmax by the Gumbel-max trick, with noise that depends on nothing but its place.
+
+The largest of `logit + noise` is a draw from the softmax of the logits when the noise is
+-log(-log(u)) with independent uniform u (Gumbel 1954). Here u is a hash of (seed, position, token id),
+see `noise`: no state, so the draw is the same in any batch, any row and after any restart.
+"""
+
+from torch import Tensor
+
+from octavo.kernels.dispatch import choose
+from octavo.kernels.gumbel_sample import cpu
+
+_IMPLEMENTATIONS = {"cpu": cpu.gumbel_sample}
+
+
+def gumbel_sample(logits_C: Tensor, token_ids_C: Tensor, *, seed: int, position: int) -> int:
+    """Return the candidate with the largest sum of logit and noise, the lowest id among equals.
+
+    Args:
+        logits_C: float32 logits of the candidates; -inf is never drawn.
+        token_ids_C: int64, rising.
+        seed: unsigned 64-bit.
+        position: number of tokens before the one that is drawn.
+    """
+    return choose("gumbel_sample", _IMPLEMENTATIONS, logits_C.device)(
+        logits_C, token_ids_C, seed=seed, position=position
+    )

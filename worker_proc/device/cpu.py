@@ -1,0 +1,104 @@
+"""The CPU as a device: free memory as the kernel and the container count it, and compute threads."""
+
+import resource
+from pathlib import Path
+
+import torch
+
+from octavo.worker_proc.device.base import Device
+
+_RESET_PEAK = "5"
+"""What makes the kernel forget VmHWM when written to `clear_refs`; see proc_pid_clear_refs(5)."""
+
+
+class CpuDevice(Device):
+    """The processor and main memory, within the limits of this process's control group.
+
+    Args:
+        num_threads: compute threads of torch in this process.
+        root: where `/proc` and `/sys` lie; tests give another folder.
+    """
+
+    def __init__(self, num_threads: int, root: Path = Path("/")) -> None:
+        torch.set_num_threads(num_threads)
+        self.torch_device = torch.device("cpu")
+        self._root = root
+        self.name = f"{self._processor()}, {num_threads} threads"
+        total, _ = self._system_memory()
+        self.total_bytes = min([total, *(limit for limit, _ in self._cgroups())])
+        self._base_bytes = 0
+
+    def free_bytes(self) -> int:
+        """Return what the kernel calls available, or what the container leaves if that is less."""
+        _, available = self._system_memory()
+        return max(0, min([available, *(limit - used for limit, used in self._cgroups())]))
+
+    def reset_peak(self) -> None:
+        """Begin to look for a new peak; where the kernel does not allow it, the old peak counts as the base."""
+        try:
+            (self._root / "proc/self/clear_refs").write_text(_RESET_PEAK)
+            self._base_bytes = self._status_bytes("VmRSS")
+        except OSError:
+            self._base_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+    def peak_growth_bytes(self) -> int:
+        """Return how far the resident memory rose above its size at `reset_peak`."""
+        return max(0, self._status_bytes("VmHWM") - self._base_bytes)
+
+    def _processor(self) -> str:
+        for line in (self._root / "proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+        return "CPU"
+
+    def _system_memory(self) -> tuple[int, int]:
+        """Return the bytes of main memory, and of those how many a new process could have."""
+        kib = {}
+        for line in (self._root / "proc/meminfo").read_text().splitlines():
+            key, _, value = line.partition(":")
+            kib[key] = int(value.split()[0])
+        return kib["MemTotal"] * 1024, kib["MemAvailable"] * 1024
+
+    def _cgroups(self) -> list[tuple[int, int]]:
+        """Return (limit, use without reclaimable file pages) of every control group that limits this process."""
+        base = self._root / "sys/fs/cgroup"
+        found = []
+        for line in self._lines("proc/self/cgroup"):
+            _, controllers, path = line.split(":", 2)
+            if not controllers:
+                folder, names = base, ("memory.max", "memory.current", "inactive_file")
+            elif "memory" in controllers.split(","):
+                folder = base / "memory"
+                names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+            else:
+                continue
+            own = folder / path.lstrip("/")
+            # In a container the path may be the host's; the folder itself is then the process's group.
+            for group in {folder, own, *own.parents} if own.is_dir() else {folder}:
+                if group.is_relative_to(folder) and (memory := _group_memory(group, *names)):
+                    found.append(memory)
+        return found
+
+    def _lines(self, path: str) -> list[str]:
+        file = self._root / path
+        return file.read_text().splitlines() if file.exists() else []
+
+    def _status_bytes(self, key: str) -> int:
+        for line in self._lines("proc/self/status"):
+            if line.startswith(key + ":"):
+                return int(line.split()[1]) * 1024
+        raise OSError(f"{key} is not in /proc/self/status")
+
+
+def _group_memory(group: Path, limit_name: str, use_name: str, file_pages: str) -> tuple[int, int] | None:
+    """Return the group's limit and use in bytes; None when it has no limit."""
+    try:
+        limit = (group / limit_name).read_text().strip()
+        used = int((group / use_name).read_text())
+        stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+    except (FileNotFoundError, PermissionError):
+        return None
+    # Version 1 writes "no limit" as the largest multiple of the page size.
+    if limit == "max" or int(limit) >= 2**62:
+        return None
+    return int(limit), used - int(stat.get(file_pages, "0"))

@@ -1,0 +1,80 @@
+"""Draws the next token of every request that is due for one.
+
+Reads the requests' sampling states but never changes them; what was drawn is recorded by the batch.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from octavo.kernels.filter_logits import filter_logits
+from octavo.kernels.gumbel_sample import gumbel_sample
+from octavo.kernels.penalties import apply_penalties
+from octavo.worker_proc.sampling.state import PenaltyCounts, SamplingState
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """One token to sample."""
+
+    state: SamplingState
+    position: int
+    """Number of tokens before it, prompt and outputs."""
+    num_outputs: int
+    """Number of outputs before it."""
+
+
+class Sampler:
+    """Samples rows of logits one by one, so that a request's token cannot depend on its neighbours.
+
+    The order of the processors is vLLM's: logit bias, min_tokens, penalties; then greedy requests take
+    the most likely token, and the others temperature, min_p, top_k, top_p and noise.
+    """
+
+    def __init__(self, vocab_size: int) -> None:
+        self._all_ids_V = torch.arange(vocab_size)
+
+    def sample(self, logits_RV: Tensor, draws: Sequence[Draw]) -> list[int]:
+        """Return one token id per draw; `logits_RV` (float32, a row per draw) is left as it is."""
+        if all(draw.state.is_greedy and not draw.state.changes_logits(draw.num_outputs) for draw in draws):
+            # The lowest id wins among equals: argmax takes the first.
+            return logits_RV.argmax(dim=1).tolist()
+        return [self._sample_row(logits_V, draw) for logits_V, draw in zip(logits_RV, draws, strict=True)]
+
+    def _sample_row(self, logits_V: Tensor, draw: Draw) -> int:
+        state, spec = draw.state, draw.state.spec
+        if state.changes_logits(draw.num_outputs):
+            logits_V = changed_logits(logits_V, state, draw.num_outputs)
+        if state.is_greedy:
+            return int(logits_V.argmax())
+        logits_V = logits_V / spec.temperature
+        ids = self._all_ids_V
+        if state.has_filters:
+            ids = filter_logits(logits_V, top_k=spec.top_k, top_p=spec.top_p, min_p=spec.min_p)
+            logits_V = logits_V[ids]
+        return gumbel_sample(logits_V, ids, seed=spec.seed, position=draw.position)
+
+
+def changed_logits(logits_V: Tensor, state: SamplingState, num_outputs: int) -> Tensor:
+    """Return a copy of one row of logits with bias, min_tokens and penalties applied."""
+    logits_V = logits_V.clone()
+    if state.bias_ids.numel():
+        logits_V[state.bias_ids] += state.bias_values
+    if num_outputs < state.spec.min_tokens:
+        logits_V[state.withheld_ids] = -torch.inf
+    if state.penalties:
+        _penalize(logits_V, state, state.penalties)
+    return logits_V
+
+
+def _penalize(logits_V: Tensor, state: SamplingState, counts: PenaltyCounts) -> None:
+    apply_penalties(
+        logits_V.unsqueeze(0),
+        counts.output_counts_V.unsqueeze(0),
+        counts.is_in_prompt_V.unsqueeze(0),
+        repetition_R=torch.tensor([state.spec.repetition_penalty]),
+        frequency_R=torch.tensor([state.spec.frequency_penalty]),
+        presence_R=torch.tensor([state.spec.presence_penalty]),
+    )

@@ -1,0 +1,86 @@
+"""What sampling must know of one request, prepared once when it enters the batch.
+
+Holds no logits; the arithmetic is in `sampler` and in the kernels.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from octavo.protocol.params import SamplingSpec
+
+
+@dataclass(slots=True)
+class PenaltyCounts:
+    """How often each token has been seen; kept only for requests with penalties."""
+
+    output_counts_V: Tensor
+    """int32."""
+    is_in_prompt_V: Tensor
+    """bool."""
+
+    @classmethod
+    def count(cls, prompt: list[int], output: list[int], vocab_size: int) -> "PenaltyCounts":
+        """Count the tokens of a request that enters the batch."""
+        is_in_prompt_V = torch.zeros(vocab_size, dtype=torch.bool)
+        is_in_prompt_V[torch.tensor(prompt, dtype=torch.int64)] = True
+        counts = np.bincount(np.asarray(output, dtype=np.int64), minlength=vocab_size)
+        return cls(torch.from_numpy(counts.astype(np.int32)), is_in_prompt_V)
+
+    def add(self, token_id: int) -> None:
+        """Count a token that was just sampled."""
+        self.output_counts_V[token_id] += 1
+
+
+@dataclass(slots=True)
+class SamplingState:
+    """One request's parameters in the form that the sampler needs, and its penalty counts."""
+
+    spec: SamplingSpec
+    bias_ids: Tensor
+    """int64; empty when there is no logit bias."""
+    bias_values: Tensor
+    """float32."""
+    withheld_ids: Tensor
+    """int64: end and stop tokens, which may not be drawn before `min_tokens`; empty without `min_tokens`."""
+    penalties: PenaltyCounts | None
+
+    @classmethod
+    def prepare(cls, spec: SamplingSpec, prompt: list[int], output: list[int], vocab_size: int) -> "SamplingState":
+        """Prepare a request that enters the batch with some outputs, none unless it ran before.
+
+        Token ids outside the vocabulary are left out of biases and stops: they can never be drawn.
+        """
+        bias = [(token_id, value) for token_id, value in spec.logit_bias if token_id < vocab_size]
+        withheld = {*spec.eos_token_ids, *spec.stop_token_ids} if spec.min_tokens else set()
+        return cls(
+            spec=spec,
+            bias_ids=torch.tensor([token_id for token_id, _ in bias], dtype=torch.int64),
+            bias_values=torch.tensor([value for _, value in bias], dtype=torch.float32),
+            withheld_ids=torch.tensor(sorted(i for i in withheld if i < vocab_size), dtype=torch.int64),
+            penalties=PenaltyCounts.count(prompt, output, vocab_size) if _has_penalties(spec) else None,
+        )
+
+    @property
+    def is_greedy(self) -> bool:
+        """True when the most likely token is taken and no noise is drawn."""
+        return self.spec.temperature == 0.0
+
+    @property
+    def has_filters(self) -> bool:
+        """True when some tokens may be ruled out by their probability."""
+        return self.spec.top_k > 0 or self.spec.top_p < 1.0 or self.spec.min_p > 0.0
+
+    def changes_logits(self, num_outputs: int) -> bool:
+        """True when the logits of the next draw are not the model's own."""
+        return (
+            self.penalties is not None
+            or self.bias_ids.numel() > 0
+            or (self.withheld_ids.numel() > 0 and num_outputs < self.spec.min_tokens)
+        )
+
+
+def _has_penalties(spec: SamplingSpec) -> bool:
+    return spec.presence_penalty != 0.0 or spec.frequency_penalty != 0.0 or spec.repetition_penalty != 1.0

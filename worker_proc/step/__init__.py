@@ -1,0 +1,1 @@
+"""One step of the worker: from a plan to its result."""
