@@ -58,7 +58,7 @@ def main() -> None:
         elapsed, outcomes = asyncio.run(_run(url, args, jobs))
     results = _results(elapsed, outcomes)
     _print(results)
-    settings = {key: value for key, value in vars(args).items() if key != "json"}
+    settings = {key: value for key, value in vars(args).items() if key not in ("json", "api_key")}
     write(report("bench_serve", {**settings, "serve_flags": serve_flags}, results), args.json)
     if any(outcome.error for outcome in outcomes):
         raise SystemExit(f"a request failed: {next(o.error for o in outcomes if o.error)}")

@@ -12,6 +12,9 @@ from leaks import kill, leaked_processes
 
 MARK = "OCTAVO_TEST_SESSION"
 
+# No test may wait for, or depend on, what a model hub answers; libraries read this when they are imported.
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--long", action="store_true", help="run the long forms of the stress tests as well")
