@@ -1,1 +1,24 @@
-"""."""
+"""Layer normalization of rows. Does not add residuals."""
+
+from torch import Tensor
+
+from octavo.kernels.dispatch import choose, require
+from octavo.kernels.layer_norm import cpu
+
+_IMPLEMENTATIONS = {"cpu": cpu.layer_norm}
+
+
+def layer_norm(x_TD: Tensor, weight_D: Tensor, bias_D: Tensor, eps: float) -> Tensor:
+    """Give each row of `x` mean 0 and variance 1, then scale by `weight` and add `bias`.
+
+    Computed in float32 and rounded once, to the dtype of `x`.
+
+    Raises:
+        ShapeError: `weight` or `bias` does not have the last dimension of `x`.
+        UnsupportedDevice: no implementation for the device.
+    """
+    require(
+        x_TD.ndim == 2 and weight_D.shape == bias_D.shape == x_TD.shape[1:],
+        f"layer_norm: rows {tuple(x_TD.shape)} with {tuple(weight_D.shape)} and {tuple(bias_D.shape)}",
+    )
+    return choose("layer_norm", _IMPLEMENTATIONS, x_TD.device)(x_TD, weight_D, bias_D, eps)

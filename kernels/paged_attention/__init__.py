@@ -1,1 +1,86 @@
-"""."""
+"""Causal attention of a ragged batch over a paged cache: planned once per step, run once per layer.
+
+Does not write the cache: the keys and values of the step are stored before it runs.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from octavo.kernels.dispatch import choose, require
+from octavo.kernels.paged_attention import cpu
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionShape:
+    """What is the same for all steps of a model."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    scale: float
+    """Factor of the scores before the softmax."""
+    window: int | None = None
+    """A token attends to the last `window` positions, its own included; None: to all."""
+
+
+class PagedAttention(Protocol):
+    """A planned step."""
+
+    def __call__(self, q_TNH: Tensor, k_cache_PSKH: Tensor, v_cache_PSKH: Tensor) -> Tensor:
+        """Attend over one layer's cache; returns out_TNH in the dtype of `q`."""
+
+
+_PLANNERS = {"cpu": cpu.plan}
+
+
+def plan(
+    query_starts: Sequence[int],
+    context_lens: Sequence[int],
+    block_table_RP: Tensor,
+    block_size: int,
+    shape: AttentionShape,
+) -> PagedAttention:
+    """Plan the attention of one step of R requests.
+
+    Row t of request r is at position `context_lens[r] - query_starts[r + 1] + t`, attends to the
+    positions up to its own, and finds position p in block `block_table[r, p // block_size]`. Scores and
+    sums are float32; tiles of keys are anchored at position 0 and combined in order, so the result for a
+    position does not depend on how many tokens the step computes.
+
+    Args:
+        query_starts: R + 1 offsets into the T rows of the step.
+        context_lens: R; keys of each request, those of this step included.
+        block_table_RP: int32, padded with any valid block number.
+        block_size: token slots of a block.
+        shape: heads, scale and window.
+
+    Raises:
+        ShapeError: the lengths contradict each other, or the query heads are no multiple of the key heads.
+        UnsupportedDevice: no implementation for the device of the block table.
+    """
+    require(
+        len(query_starts) == len(context_lens) + 1 == block_table_RP.shape[0] + 1,
+        f"paged_attention: {len(query_starts)} offsets, {len(context_lens)} lengths, {block_table_RP.shape[0]} tables",
+    )
+    require(
+        shape.num_heads % shape.num_kv_heads == 0,
+        f"paged_attention: {shape.num_heads} query heads for {shape.num_kv_heads} key heads",
+    )
+    for start, end, context_len in zip(query_starts, query_starts[1:], context_lens, strict=False):
+        require(
+            0 < end - start <= context_len <= block_table_RP.shape[1] * block_size,
+            f"paged_attention: {end - start} rows and {context_len} keys in {block_table_RP.shape[1]} blocks",
+        )
+    planner = choose("paged_attention", _PLANNERS, block_table_RP.device)
+    return planner(
+        query_starts,
+        context_lens,
+        block_table_RP,
+        block_size,
+        (shape.num_heads, shape.num_kv_heads, shape.head_dim),
+        shape.scale,
+        shape.window,
+    )

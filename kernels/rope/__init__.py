@@ -1,1 +1,28 @@
-"""."""
+"""Rotary position embedding of queries and keys. The angles are the caller's."""
+
+from torch import Tensor
+
+from octavo.kernels.dispatch import choose, require
+from octavo.kernels.rope import cpu
+
+_IMPLEMENTATIONS = {"cpu": cpu.rope}
+
+
+def rope(x_TNH: Tensor, cos_TC: Tensor, sin_TC: Tensor) -> Tensor:
+    """Rotate the pairs (x[c], x[c + H/2]) of every head by the angle of the token's position.
+
+    Computed in float32 and rounded once, to the dtype of `x`.
+
+    Args:
+        x_TNH: queries or keys.
+        cos_TC, sin_TC: float32, of the angle of each token and pair.
+
+    Raises:
+        ShapeError: the angles do not fit `x`.
+        UnsupportedDevice: no implementation for the device.
+    """
+    require(
+        x_TNH.ndim == 3 and cos_TC.shape == sin_TC.shape == (x_TNH.shape[0], x_TNH.shape[2] // 2),
+        f"rope: heads {tuple(x_TNH.shape)} with angles {tuple(cos_TC.shape)} and {tuple(sin_TC.shape)}",
+    )
+    return choose("rope", _IMPLEMENTATIONS, x_TNH.device)(x_TNH, cos_TC, sin_TC)

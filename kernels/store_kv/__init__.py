@@ -1,1 +1,31 @@
-"""."""
+"""Writing the keys and values of a step into the cache. Does not choose the slots."""
+
+from torch import Tensor
+
+from octavo.kernels.dispatch import choose, require
+from octavo.kernels.store_kv import cpu
+
+_IMPLEMENTATIONS = {"cpu": cpu.store_kv}
+
+
+def store_kv(k_TKH: Tensor, v_TKH: Tensor, k_cache_PSKH: Tensor, v_cache_PSKH: Tensor, slot_mapping_T: Tensor) -> None:
+    """Copy row t of `k` and `v` to slot `slot_mapping[t]` of the caches, in place.
+
+    Args:
+        k_TKH, v_TKH: keys and values of the step, in the dtype of the caches.
+        k_cache_PSKH, v_cache_PSKH: one layer's cache, contiguous.
+        slot_mapping_T: int64, block number * S + offset; no slot twice.
+
+    Raises:
+        ShapeError: the rows do not fit the caches.
+        UnsupportedDevice: no implementation for the device.
+    """
+    require(
+        k_TKH.shape == v_TKH.shape and k_TKH.shape[1:] == k_cache_PSKH.shape[2:] and k_TKH.dtype == k_cache_PSKH.dtype,
+        f"store_kv: rows {tuple(k_TKH.shape)} {k_TKH.dtype} for a cache {tuple(k_cache_PSKH.shape)} {k_cache_PSKH.dtype}",
+    )
+    require(
+        k_cache_PSKH.shape == v_cache_PSKH.shape and slot_mapping_T.shape == k_TKH.shape[:1],
+        "store_kv: needs one slot per row, and caches of one shape",
+    )
+    choose("store_kv", _IMPLEMENTATIONS, k_TKH.device)(k_TKH, v_TKH, k_cache_PSKH, v_cache_PSKH, slot_mapping_T)

@@ -5,9 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from workloads import bits
+
 from octavo.frontend.llm import LLM
 from octavo.protocol.params import SamplingParams
-from workloads import bits
 
 MAX_NEW_TOKENS = 24
 

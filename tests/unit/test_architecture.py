@@ -30,9 +30,10 @@ FORBIDDEN_NAMES = {"utils", "util", "helpers", "helper", "common", "misc", "mana
 READS_ENVIRONMENT = {"protocol/env.py"}
 
 CATCHES_EVERYTHING = {
+    "frontend/text/tokenizer.py": "the tokenizers library raises bare Exception; it goes on as a ConfigError",
     "protocol/lifecycle.py": "the main function of a child: the last chance to name the root cause",
 }
-"""Files that may stop any exception, each at the boundary of a process, and why."""
+"""Files that may stop any exception, at the boundary of a process or of a library, and why."""
 
 MAY_IMPORT_CLOUDPICKLE: set[str] = set()
 """At most one file."""
