@@ -1,0 +1,140 @@
+"""What is true of the scheduler between any two calls. Changes nothing; costs too much for every production step."""
+
+from collections import Counter
+from itertools import pairwise
+
+from octavo.core_proc.cache.hashing import chain_hash, root_hash
+from octavo.core_proc.request import Request, RequestState
+from octavo.core_proc.scheduler.scheduler import Scheduler
+from octavo.protocol.steps import StepPlan
+
+
+class InvariantBroken(Exception):
+    """The scheduler's state contradicts itself: a bug of the core, whatever the input was."""
+
+
+def check(scheduler: Scheduler) -> None:
+    """Verify everything that can be verified from the state alone.
+
+    Raises:
+        InvariantBroken: says what is wrong.
+    """
+    _check_requests(scheduler)
+    _check_slots(scheduler)
+    _check_steps(scheduler)
+    _check_references(scheduler)
+    _check_names(scheduler)
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise InvariantBroken(message)
+
+
+def _check_requests(scheduler: Scheduler) -> None:
+    """No request is lost, doubled or in the wrong place, and each one's numbers fit together."""
+    waiting, running = list(scheduler.waiting), list(scheduler.running)
+    for name, queue, state in (
+        ("waiting", waiting, RequestState.WAITING),
+        ("running", running, RequestState.RUNNING),
+    ):
+        _require(all(request.state is state for request in queue), f"a request in {name} is not {name}")
+        _require(all(a.order < b.order for a, b in pairwise(queue)), f"{name} is out of order")
+    keys = sorted(request.key for request in waiting + running)
+    _require(keys == sorted(scheduler.requests), "a live request is in no queue, or in two")
+    for request in waiting:
+        _require(not request.block_ids and request.slot is None, f"waiting {request.request_id} holds something")
+        _require(request.num_computed_tokens == 0, f"waiting {request.request_id} has computed tokens")
+    for request in running:
+        _check_progress(scheduler, request)
+
+
+def _check_progress(scheduler: Scheduler, request: Request) -> None:
+    name, size = request.request_id, scheduler.cache.block_size
+    _require(0 < request.num_uncomputed_tokens, f"running {name} has nothing left to compute")
+    _require(request.num_pending_tokens in range(3), f"{name} has {request.num_pending_tokens} pending tokens")
+    _require(request.num_known_outputs < request.sampling.max_tokens, f"{name} has too many outputs and runs")
+    _require(request.num_tokens <= scheduler.max_model_len, f"{name} is longer than the model's limit")
+    num_held = len(request.block_ids) * size
+    _require(num_held >= request.num_computed_tokens, f"{name} has computed tokens outside its blocks")
+    _require(num_held < request.num_tokens + size, f"{name} holds blocks it has no tokens for")
+    _require(request.num_announced_blocks == len(request.block_ids), f"{name} holds blocks no plan announced")
+
+
+def _check_slots(scheduler: Scheduler) -> None:
+    used = [request.slot for request in scheduler.running]
+    _require(
+        sorted([slot for slot in used if slot is not None] + scheduler.free_slots)
+        == list(range(scheduler.config.max_num_seqs)),
+        "slots are lost or shared",
+    )
+
+
+def _check_steps(scheduler: Scheduler) -> None:
+    """Steps in flight keep their budget, and each request counts them right."""
+    num_in_flight: Counter[int] = Counter()
+    num_pending: Counter[int] = Counter()
+    for record in scheduler.in_flight:
+        num_tokens = sum(part.num_tokens for part in record.parts)
+        _require(0 < num_tokens <= scheduler.config.max_num_batched_tokens, f"step of {num_tokens} tokens")
+        _require(len({part.slot for part in record.parts}) == len(record.parts), "two parts of a step share a slot")
+        for part in record.parts:
+            _require(part.num_tokens > 0, "an empty part")
+            num_in_flight[id(part.request)] += 1
+            num_pending[id(part.request)] += part.samples
+    for request in scheduler.requests.values():
+        _require(request.num_in_flight == num_in_flight[id(request)], f"{request.request_id} miscounts its steps")
+        _require(
+            request.num_pending_tokens == num_pending[id(request)], f"{request.request_id} miscounts its placeholders"
+        )
+
+
+def _check_references(scheduler: Scheduler) -> None:
+    """Reference counts are exact, and a block is free exactly when nobody refers to it."""
+    pool = scheduler.cache.pool
+    references = Counter(block_id for request in scheduler.running for block_id in request.block_ids)
+    free = list(pool.free_blocks())
+    _require(len(free) == pool.num_free == len(set(free)), "the free list is damaged")
+    for block_id in range(pool.num_blocks):
+        _require(pool.num_references(block_id) == references[block_id], f"block {block_id}: wrong reference count")
+    _require(set(free).isdisjoint(references), "a block is both free and referenced")
+    _require(len(free) + len(references) == pool.num_blocks, "a block is lost")
+    for request in scheduler.running:
+        _require(len(set(request.block_ids)) == len(request.block_ids), f"{request.request_id} holds a block twice")
+
+
+def _check_names(scheduler: Scheduler) -> None:
+    """The map of contents is consistent, and a shared block holds what each of its holders believes."""
+    pool, size = scheduler.cache.pool, scheduler.cache.block_size
+    named = pool.named_blocks()
+    for block_hash, block_id in named.items():
+        _require(pool.block_hash(block_id) == block_hash, f"block {block_id}: its name and the map differ")
+    num_named = sum(pool.block_hash(block_id) is not None for block_id in range(pool.num_blocks))
+    _require(num_named == len(named), "a named block is missing from the map")
+    _require(scheduler.cache.is_enabled or not named, "blocks are named though prefix caching is off")
+    for request in scheduler.running:
+        parent = root_hash(request.cache_salt, request.adapter)
+        num_known = min(request.num_computed_tokens, len(request.token_ids))
+        for index, block_id in enumerate(request.block_ids):
+            own_name = None
+            if (index + 1) * size <= num_known:
+                parent = own_name = chain_hash(parent, request.token_ids[index * size : (index + 1) * size])
+            _require(
+                pool.block_hash(block_id) in (None, own_name),
+                f"{request.request_id}: block {index} is named for what it does not hold",
+            )
+            _require(
+                pool.num_references(block_id) == 1 or pool.block_hash(block_id) == own_name is not None,
+                f"{request.request_id}: block {index} is shared without being full and known",
+            )
+
+
+def check_plan(scheduler: Scheduler, plan: StepPlan | None) -> None:
+    """Verify, right after `plan()`, that whoever can go on does.
+
+    Raises:
+        InvariantBroken: requests live, and neither a step in flight nor this plan moves any of them.
+    """
+    check(scheduler)
+    is_stuck = plan is None and scheduler.has_requests and not scheduler.in_flight
+    _require(not is_stuck, "requests live, nothing is in flight, and no step was planned")

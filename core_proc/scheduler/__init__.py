@@ -1,0 +1,1 @@
+"""Decides what each step computes: `plan()` makes a `StepPlan`, `commit()` takes its `StepResult`."""

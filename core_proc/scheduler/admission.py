@@ -1,0 +1,65 @@
+"""Which requests are accepted at all: what can never be served is refused before it is queued.
+
+Does not decide when an accepted request runs.
+"""
+
+from octavo.protocol.config import CachePlan, ResolvedConfig
+from octavo.protocol.events import Failed, FailureKind
+from octavo.protocol.requests import Submit
+
+
+class Admission:
+    """The limits of this engine, as a request meets them."""
+
+    def __init__(self, config: ResolvedConfig, plan: CachePlan) -> None:
+        self._vocab_size = config.model.vocab_size
+        self._max_num_queued_reqs = config.max_num_queued_reqs
+        self._max_logprobs = config.max_logprobs
+        self._max_model_len = plan.max_model_len
+        self._num_cache_tokens = plan.num_tokens
+
+    def refusal(self, submit: Submit, num_waiting: int) -> Failed | None:
+        """Return why the request is refused, None when it is accepted."""
+        if self._max_num_queued_reqs and num_waiting >= self._max_num_queued_reqs:
+            return Failed(
+                submit.request_id,
+                FailureKind.OVERLOADED,
+                f"{num_waiting} requests are waiting, which is the limit (--max-num-queued-reqs); try again later",
+            )
+        fault = self._prompt_fault(submit) or self._sampling_fault(submit)
+        return fault and Failed(submit.request_id, FailureKind.INVALID, fault[0], fault[1])
+
+    def _prompt_fault(self, submit: Submit) -> tuple[str, str] | None:
+        tokens = submit.prompt_token_ids
+        if not tokens:
+            return "the prompt is empty: at least one token is needed", "prompt"
+        if not 0 <= min(tokens) <= max(tokens) < self._vocab_size:
+            return f"prompt token ids must be from 0 to {self._vocab_size - 1}", "prompt"
+        resumed = submit.resume_output_token_ids
+        if resumed and not 0 <= min(resumed) <= max(resumed) < self._vocab_size:
+            return f"output token ids must be from 0 to {self._vocab_size - 1}", "resume_output_token_ids"
+        if len(tokens) >= self._max_model_len:
+            return (
+                f"the prompt has {len(tokens)} tokens, and at least one output token must follow, but the model's "
+                f"length limit is {self._max_model_len} (--max-model-len)",
+                "prompt",
+            )
+        # The last token of a sequence is never computed, so it needs no place in the cache.
+        num_held = min(len(tokens) + submit.sampling.max_tokens, self._max_model_len) - 1
+        if num_held > self._num_cache_tokens:
+            return (
+                f"prompt and max_tokens together need {num_held} tokens of KV cache, "
+                f"which holds {self._num_cache_tokens} in all",
+                "max_tokens",
+            )
+        return None
+
+    def _sampling_fault(self, submit: Submit) -> tuple[str, str] | None:
+        sampling = submit.sampling
+        if sampling.max_tokens < 1:
+            return f"max_tokens must be at least 1, got {sampling.max_tokens}", "max_tokens"
+        for name, value in (("logprobs", sampling.logprobs), ("prompt_logprobs", sampling.prompt_logprobs)):
+            limit = self._vocab_size if self._max_logprobs < 0 else self._max_logprobs
+            if value is not None and not 0 <= value <= limit:
+                return f"{name} must be from 0 to {limit} (--max-logprobs), got {value}", name
+        return None

@@ -1,0 +1,345 @@
+"""The scheduler: from what is queued and what is known to the next step, and from its result to events.
+
+It has no clock in its decisions and talks to nobody: the same submissions, aborts and results in the
+same order give the same plans.
+"""
+
+import heapq
+from collections import deque
+from collections.abc import Callable
+
+from octavo.core_proc.cache.pool import BlockPool
+from octavo.core_proc.cache.prefix import PrefixCache
+from octavo.core_proc.request import Request, RequestKey, RequestState
+from octavo.core_proc.scheduler.admission import Admission
+from octavo.core_proc.scheduler.budget import fair_share, first_chunk
+from octavo.core_proc.scheduler.delta import Part, StepDraft, StepRecord
+from octavo.core_proc.scheduler.policy import OrderedRequests, order_of
+from octavo.core_proc.scheduler.preemption import choose_victim, num_reserved_blocks
+from octavo.core_proc.scheduler.stop import Stop, find_stop, is_certain_to_end
+from octavo.protocol.config import CachePlan, ResolvedConfig
+from octavo.protocol.errors import ProtocolError
+from octavo.protocol.events import Failed, FailureKind, Finished, FinishReason, RequestEvent, TokenLogprobs, Tokens
+from octavo.protocol.ids import RequestId, SlotId, TokenId
+from octavo.protocol.requests import Submit
+from octavo.protocol.stats import EngineStats, RequestTimings
+from octavo.protocol.steps import StepPlan, StepResult
+
+ClientEvent = tuple[bytes, RequestEvent]
+"""A frontend's identity and what to tell it."""
+
+WATERMARK = 0.01
+"""Share of the blocks that admission leaves free for running requests to grow into."""
+
+
+class Scheduler:
+    """Owns every live request and every block.
+
+    `plan()` may be called while steps are in flight: a token that such a step samples counts as a
+    placeholder, which the workers fill from their own row. Results are committed in plan order.
+    """
+
+    def __init__(self, config: ResolvedConfig, plan: CachePlan, clock: Callable[[], float]) -> None:
+        self.config = config
+        self.max_model_len = plan.max_model_len
+        self.cache = PrefixCache(BlockPool(plan.num_blocks), plan.block_size, is_enabled=config.enable_prefix_caching)
+        self.requests: dict[RequestKey, Request] = {}
+        """Every live request, in order of arrival."""
+        self.waiting = OrderedRequests()
+        self.running = OrderedRequests()
+        self.in_flight: deque[StepRecord] = deque()
+        self.free_slots: list[SlotId] = list(range(config.max_num_seqs))
+        self.counters = EngineStats(num_blocks=plan.num_blocks)
+        self.waiting_reason = ""
+        self._admission = Admission(config, plan)
+        self._released: list[SlotId] = []
+        self._num_submitted = 0
+        self._num_planned = 0
+        self._clock = clock
+
+    @property
+    def has_requests(self) -> bool:
+        """True while any request lives."""
+        return bool(self.requests)
+
+    @property
+    def num_in_flight(self) -> int:
+        """Steps planned and not committed."""
+        return len(self.in_flight)
+
+    def submit(self, client: bytes, submit: Submit) -> list[ClientEvent]:
+        """Queue a request; what is returned otherwise says why it ended at once."""
+        if (client, submit.request_id) in self.requests:
+            message = f"request_id {submit.request_id!r} is in use"
+            return [(client, Failed(submit.request_id, FailureKind.INVALID, message, "request_id"))]
+        if refusal := self._admission.refusal(submit, len(self.waiting)):
+            return [(client, refusal)]
+        order = order_of(self.config.scheduling_policy, submit.priority, self._num_submitted)
+        self._num_submitted += 1
+        request = Request(client, submit, order, self._clock())
+        self.requests[request.key] = request
+        self.waiting.add(request)
+        stop = find_stop(request, self.max_model_len)
+        return [self._finish(request, stop)] if stop else []
+
+    def abort(self, client: bytes, request_ids: list[RequestId]) -> list[ClientEvent]:
+        """End requests in any state; ids that are not live are ignored. Their steps in flight are dropped."""
+        found = [self.requests.get((client, request_id)) for request_id in dict.fromkeys(request_ids)]
+        return [self._finish(request, Stop(FinishReason.ABORT)) for request in found if request]
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget all cached blocks; False, and nothing done, while any is in use."""
+        return self.cache.pool.forget_contents()
+
+    def stats(self) -> EngineStats:
+        """Return the counters, with the gauges as they are now."""
+        self.counters.num_running = len(self.running)
+        self.counters.num_waiting = len(self.waiting)
+        self.counters.waiting_reason = self.waiting_reason
+        self.counters.num_free_blocks = self.cache.pool.num_free
+        return self.counters
+
+    def plan(self) -> StepPlan | None:
+        """Decide the next step; None when nothing can be computed now."""
+        draft = StepDraft(self.config.max_num_batched_tokens)
+        self._free_blocks(draft)
+        self._decode(draft)
+        self._admit(draft)
+        self._prefill(draft)
+        return self._finish_draft(draft)
+
+    def commit(self, result: StepResult) -> list[ClientEvent]:
+        """Take the result of the oldest step in flight.
+
+        Raises:
+            ProtocolError: it is not the result of that step.
+        """
+        record = self._take_record(result)
+        self._collect_prompt_logprobs(record, result)
+        sampling = [part.request for part in record.parts if part.samples]
+        logprobs = result.logprobs or [None] * len(sampling)
+        events: list[ClientEvent] = []
+        for request, token_id, logprob in zip(sampling, result.sampled, logprobs, strict=True):
+            request.num_pending_tokens -= 1
+            if request.state is not RequestState.FINISHED:
+                events += self._accept(request, token_id, logprob)
+        return events
+
+    def _free_blocks(self, draft: StepDraft) -> None:
+        """Preempt until every request that still runs can hold the tokens it has."""
+        while victim := choose_victim(self.running, self.cache, self.max_model_len):
+            self._leave_batch(victim)
+            victim.move(RequestState.WAITING)
+            victim.num_preemptions += 1
+            self.counters.num_preemptions += 1
+            self.waiting.add(victim)
+            draft.has_preempted = True
+
+    def _decode(self, draft: StepDraft) -> None:
+        """Extend by one token every request that lacks just one."""
+        for request in self._extendable():
+            if request.num_uncomputed_tokens == 1 and draft.num_tokens_left:
+                self._compute(draft, request, 1)
+
+    def _admit(self, draft: StepDraft) -> None:
+        """Start waiting requests in order, as many as the step can begin to compute."""
+        num_prefilling = sum(draft.num_tokens_of(request) == 0 for request in self._extendable())
+        self.waiting_reason = ""
+        while head := self.waiting.first:
+            self.waiting_reason = self._obstacle(draft, head, num_prefilling)
+            if self.waiting_reason:
+                return
+            self._start(draft, head)
+            num_prefilling += 1
+
+    def _obstacle(self, draft: StepDraft, head: Request, num_prefilling: int) -> str:
+        """Return why the first waiting request cannot start, "" when it can."""
+        if draft.has_preempted:
+            return "blocks"
+        if head.num_in_flight:
+            return "in_flight"
+        if not self.free_slots:
+            return "max_num_seqs"
+        # Each prefilling request must get a block's worth, or new ones would starve those before them.
+        num_needed = self.cache.block_size * (num_prefilling + 1) if num_prefilling else 1
+        if draft.num_tokens_left < num_needed:
+            return "budget"
+        pool = self.cache.pool
+        num_hits, num_free_hits = self.cache.count_hits(head)
+        num_blocks = self.cache.num_missing_blocks(head, head.num_tokens) - (num_hits - num_free_hits)
+        if self.running.first:
+            num_blocks += max(1, int(pool.num_blocks * WATERMARK))
+        spare = pool.num_free - num_reserved_blocks(self.running, self.cache, self.max_model_len)
+        return "blocks" if num_blocks > spare else ""
+
+    def _start(self, draft: StepDraft, request: Request) -> None:
+        """Give a waiting request a slot and what the prefix cache has of it."""
+        self.waiting.remove(request)
+        request.move(RequestState.RUNNING)
+        request.slot = heapq.heappop(self.free_slots)
+        if not request.has_delivered_prompt_logprobs:
+            request.prompt_logprobs = [None]
+        if not request.time_scheduled:
+            request.time_scheduled = self._clock()
+            if self.cache.is_enabled and not request.sampling.skip_reading_prefix_cache:
+                self.counters.prefix_cache_queries += request.num_prompt_tokens
+        self.running.add(request)
+        draft.admitted.append(request)
+        self._share(request)
+
+    def _prefill(self, draft: StepDraft) -> None:
+        """Share the rest of the budget among the others: a fair part each, then what is left in order."""
+        requests = [request for request in self._extendable() if not draft.num_tokens_of(request)]
+        share = fair_share(draft.num_tokens_left, len(requests), self.cache.block_size) if requests else 0
+        for request in requests:
+            self._share(request)
+            chunk = first_chunk(
+                request.num_computed_tokens,
+                request.num_uncomputed_tokens,
+                share,
+                self._chunk_limit(draft, request),
+                self.cache.block_size,
+            )
+            self._compute(draft, request, chunk)
+        for request in requests:
+            self._compute(draft, request, min(request.num_uncomputed_tokens, self._chunk_limit(draft, request)))
+
+    def _chunk_limit(self, draft: StepDraft, request: Request) -> int:
+        """Return how many further tokens of the request this step may compute."""
+        threshold = self.config.long_prefill_token_threshold
+        if not threshold:
+            return draft.num_tokens_left
+        return min(draft.num_tokens_left, threshold - draft.num_tokens_of(request))
+
+    def _compute(self, draft: StepDraft, request: Request, num_tokens: int) -> None:
+        """Put tokens of a request into the step, with blocks to hold them."""
+        if num_tokens == 0:
+            return
+        self.cache.extend(request, request.num_computed_tokens + num_tokens)
+        self._count_prompt_tokens(request, num_tokens)
+        draft.compute(request, num_tokens)
+        self.cache.name_blocks(request)
+
+    def _share(self, request: Request) -> None:
+        """Take what the prefix cache has, also what others have computed since the request started."""
+        start = request.num_computed_tokens
+        num_tokens = self.cache.share(request)
+        if num_tokens and request.is_first_run:
+            num_prompt_tokens = max(0, min(start + num_tokens, request.num_prompt_tokens) - start)
+            request.num_cached_tokens += num_prompt_tokens
+            self.counters.prefix_cache_hits += num_prompt_tokens
+            self.counters.prompt_tokens += num_prompt_tokens
+
+    def _count_prompt_tokens(self, request: Request, num_tokens: int) -> None:
+        start, end = request.num_computed_tokens, request.num_computed_tokens + num_tokens
+        if request.is_first_run:
+            self.counters.prompt_tokens += max(0, min(end, request.num_prompt_tokens) - start)
+
+    def _finish_draft(self, draft: StepDraft) -> StepPlan | None:
+        if draft.is_empty:
+            return None
+        plan, record = draft.finish(self._num_planned, self._released, list(self.running))
+        self._released = []
+        self._num_planned += 1
+        self.in_flight.append(record)
+        self.counters.num_steps += 1
+        self.counters.step_tokens += sum(part.num_tokens for part in record.parts)
+        return plan
+
+    def _take_record(self, result: StepResult) -> StepRecord:
+        if not self.in_flight or self.in_flight[0].sequence != result.sequence:
+            due = self.in_flight[0].sequence if self.in_flight else "none"
+            raise ProtocolError(f"result of step {result.sequence} where {due} is due")
+        record = self.in_flight.popleft()
+        num_sampled = sum(part.samples for part in record.parts)
+        if len(result.sampled) != num_sampled or len(result.logprobs) not in (0, num_sampled):
+            raise ProtocolError(
+                f"step {result.sequence} samples {num_sampled} tokens, "
+                f"its result has {len(result.sampled)} and {len(result.logprobs)} logprobs"
+            )
+        for part in record.parts:
+            part.request.num_in_flight -= 1
+        return record
+
+    def _collect_prompt_logprobs(self, record: StepRecord, result: StepResult) -> None:
+        if not result.prompt_logprobs:
+            return
+        by_slot: dict[SlotId, Part] = {part.slot: part for part in record.parts}
+        for slot, logprobs in result.prompt_logprobs:
+            request = by_slot[slot].request
+            if not request.has_delivered_prompt_logprobs:
+                request.prompt_logprobs += logprobs
+
+    def _accept(self, request: Request, token_id: TokenId, logprob: TokenLogprobs | None) -> list[ClientEvent]:
+        """Append a sampled token and tell the client."""
+        request.token_ids.append(token_id)
+        self.counters.generation_tokens += 1
+        if not request.time_first_token:
+            request.time_first_token = self._clock()
+        tokens = Tokens(
+            request_id=request.request_id,
+            token_ids=[token_id],
+            logprobs=[logprob] if logprob is not None and request.sampling.logprobs is not None else None,
+            prompt_logprobs=self._take_prompt_logprobs(request),
+            num_cached_tokens=request.num_cached_tokens,
+        )
+        events: list[ClientEvent] = [(request.client, tokens)]
+        if stop := find_stop(request, self.max_model_len):
+            events.append(self._finish(request, stop))
+        return events
+
+    def _take_prompt_logprobs(self, request: Request) -> list[TokenLogprobs | None] | None:
+        if request.sampling.prompt_logprobs is None or request.has_delivered_prompt_logprobs:
+            return None
+        if len(request.prompt_logprobs) != request.num_prompt_tokens:
+            raise ProtocolError(
+                f"request {request.request_id} has {request.num_prompt_tokens} prompt tokens "
+                f"and logprobs of {len(request.prompt_logprobs)}"
+            )
+        request.has_delivered_prompt_logprobs = True
+        logprobs, request.prompt_logprobs = request.prompt_logprobs, []
+        return logprobs
+
+    def _finish(self, request: Request, stop: Stop) -> ClientEvent:
+        """End a request in whatever state it is; everything it holds is free at once."""
+        if request.state is RequestState.RUNNING:
+            self._leave_batch(request)
+        else:
+            self.waiting.remove(request)
+        request.move(RequestState.FINISHED)
+        del self.requests[request.key]
+        finished = Finished(
+            request_id=request.request_id,
+            reason=stop.reason,
+            stop_token_id=stop.stop_token_id,
+            num_cached_tokens=request.num_cached_tokens,
+            num_preemptions=request.num_preemptions,
+            timings=RequestTimings(
+                queued=request.time_queued,
+                scheduled=request.time_scheduled,
+                first_token=request.time_first_token,
+                finished=self._clock(),
+            ),
+        )
+        return (request.client, finished)
+
+    def _leave_batch(self, request: Request) -> None:
+        """Take a running request's slot and blocks.
+
+        A step in flight may still write to them. That is harmless: whoever gets them next writes in a
+        later step, and workers execute steps in order.
+        """
+        assert request.slot is not None
+        self.running.remove(request)
+        self.cache.release(request)
+        heapq.heappush(self.free_slots, request.slot)
+        self._released.append(request.slot)
+        request.slot = None
+
+    def _extendable(self) -> list[Request]:
+        """Return the running requests that have tokens to compute, in order."""
+        return [
+            request
+            for request in self.running
+            if request.num_uncomputed_tokens and not is_certain_to_end(request, self.max_model_len)
+        ]
