@@ -1,0 +1,192 @@
+"""From parameters to the engine's spec, and from token events to text, stop strings and logprobs."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from specs import some_config
+from tokenizers import Tokenizer as FastTokenizer
+from tokenizers import decoders, models, pre_tokenizers
+
+from octavo.frontend.generation.sequence import Sequence
+from octavo.frontend.generation.spec import child_seed, make_spec, request_seed
+from octavo.frontend.text.tokenizer import Tokenizer
+from octavo.protocol.errors import InvalidRequestError, PromptTooLongError
+from octavo.protocol.events import Finished, FinishReason, TokenLogprobs, Tokens
+from octavo.protocol.params import SamplingParams, SamplingSpec
+
+CONFIG = some_config()
+
+
+def spec_of(params: SamplingParams, num_prompt_tokens: int = 4) -> SamplingSpec:
+    return make_spec(params, num_prompt_tokens=num_prompt_tokens, max_model_len=32, seed=1, config=CONFIG)
+
+
+# --- the spec -------------------------------------------------------------------------------
+
+
+def test_nothing_is_left_open() -> None:
+    spec = spec_of(SamplingParams(max_tokens=None, logprobs=2, stop_token_ids=[5], logit_bias={7: 200.0}))
+    assert (spec.max_tokens, spec.logprobs, spec.eos_token_ids, spec.stop_token_ids) == (28, 2, (2,), (5,))
+    assert spec.logit_bias == ((7, 100.0),), "biases are clamped"
+    assert not spec.skip_reading_prefix_cache
+
+
+def test_greedy_drops_the_filters_and_tiny_temperatures_are_raised() -> None:
+    greedy = spec_of(SamplingParams(temperature=0.0, top_k=5, top_p=0.5, min_p=0.1))
+    assert (greedy.temperature, greedy.top_k, greedy.top_p, greedy.min_p) == (0.0, 0, 1.0, 0.0)
+    assert spec_of(SamplingParams(temperature=0.001)).temperature == 0.01
+
+
+def test_ignore_eos_and_prompt_logprobs() -> None:
+    spec = spec_of(SamplingParams(ignore_eos=True, prompt_logprobs=1))
+    assert spec.eos_token_ids == ()
+    assert spec.skip_reading_prefix_cache, "cached positions have no logits"
+
+
+def test_what_cannot_fit_is_refused() -> None:
+    with pytest.raises(PromptTooLongError, match="at most 28"):
+        spec_of(SamplingParams(max_tokens=29))
+    with pytest.raises(PromptTooLongError, match="shorten the prompt"):
+        spec_of(SamplingParams(), num_prompt_tokens=32)
+    with pytest.raises(InvalidRequestError, match="empty"):
+        spec_of(SamplingParams(), num_prompt_tokens=0)
+
+
+def test_the_whole_vocabulary_needs_permission() -> None:
+    with pytest.raises(InvalidRequestError, match="--max-logprobs"):
+        spec_of(SamplingParams(logprobs=-1))
+    unlimited = some_config(max_logprobs=-1)
+    spec = make_spec(SamplingParams(logprobs=-1), num_prompt_tokens=1, max_model_len=32, seed=0, config=unlimited)
+    assert spec.logprobs == unlimited.model.vocab_size
+
+
+def test_seeds() -> None:
+    assert request_seed(0, "a") == request_seed(0, "a")
+    assert len({request_seed(0, "a"), request_seed(1, "a"), request_seed(0, "b")}) == 3
+    assert child_seed(5, 0) == 5
+    assert child_seed(-1, 0) == 2**64 - 1
+    assert len({child_seed(5, index) for index in range(100)}) == 100
+    assert all(0 <= child_seed(-(2**63), index) < 2**64 for index in range(100))
+
+
+# --- the sequence ---------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    """One token per byte: id = byte, and 256 = <eos>."""
+    characters = pre_tokenizers.ByteLevel.alphabet()
+    path: Path = tmp_path_factory.mktemp("tokenizer")
+    by_byte = {_byte(character): character for character in characters}
+    vocab = {by_byte[byte]: byte for byte in range(256)}
+    fast = FastTokenizer(models.BPE(vocab, []))
+    fast.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    fast.decoder = decoders.ByteLevel()
+    fast.add_special_tokens(["<eos>"])
+    fast.save(str(path / "tokenizer.json"))
+    (path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<eos>"}))
+    return Tokenizer.load(path)
+
+
+def _byte(character: str) -> int:
+    """Inverse of GPT-2's byte alphabet: printable bytes stand for themselves, the rest from U+0100 on."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return ord(character) if ord(character) < 256 else others[ord(character) - 256]
+
+
+def sequence_of(tokenizer: Tokenizer, params: SamplingParams) -> Sequence:
+    return Sequence(0, tokenizer, [65], params, spec_of(params))
+
+
+def tokens_of(text: str) -> list[int]:
+    return list(text.encode())
+
+
+def test_text_grows_with_the_tokens(tokenizer: Tokenizer) -> None:
+    sequence = sequence_of(tokenizer, SamplingParams(max_tokens=20))
+    assert not sequence.update([Tokens("r", tokens_of("héllo")), Tokens("r", tokens_of(" you"))])
+    fresh = sequence.take_fresh()
+    assert (fresh.text, fresh.token_ids, fresh.finish_reason) == ("héllo you", tokens_of("héllo you"), None)
+    sequence.update([Tokens("r", tokens_of("!")), Finished("r", FinishReason.LENGTH, num_preemptions=2)])
+    assert (sequence.take_fresh().text, sequence.snapshot().text) == ("!", "héllo you!")
+    assert (sequence.snapshot().finish_reason, sequence.num_preemptions) == ("length", 2)
+
+
+def test_the_eos_token_is_counted_but_not_shown(tokenizer: Tokenizer) -> None:
+    params = SamplingParams(max_tokens=20, stop_token_ids=[65], skip_special_tokens=False)
+    sequence = sequence_of(tokenizer, params)
+    sequence.update([Tokens("r", [66, 65]), Finished("r", FinishReason.STOP, stop_token_id=65)])
+    done = sequence.snapshot()
+    assert (done.text, done.token_ids, done.stop_reason) == ("B", [66, 65], 65)
+    shown = sequence_of(tokenizer, params.clone(include_stop_str_in_output=True))
+    shown.update([Tokens("r", [66, 65]), Finished("r", FinishReason.STOP, stop_token_id=65)])
+    assert shown.snapshot().text == "BA"
+
+
+@given(st.data())
+def test_a_stop_string_ends_the_sequence_wherever_it_is_cut(tokenizer: Tokenizer, data: st.DataObject) -> None:
+    before = data.draw(st.text("abcENDé", max_size=12))
+    text = before + "END" + "more"
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(tokens_of(text))), max_size=5)))
+    sequence = sequence_of(tokenizer, SamplingParams(max_tokens=28, stop=["END"]))
+    tokens, start, shown, stopped = tokens_of(text), 0, "", False
+    for end in [*cuts, len(tokens)]:
+        if not stopped:
+            stopped = sequence.update([Tokens("r", tokens[start:end])])
+            shown += sequence.take_fresh().text
+        start = end
+    expected = text[: text.index("END")]
+    assert stopped
+    assert shown == sequence.snapshot().text == expected
+    assert sequence.snapshot().token_ids == tokens_of(expected + "END")
+    assert (sequence.total.finish_reason, sequence.total.stop_reason) == ("stop", "END")
+
+
+def test_min_tokens_delays_stop_strings(tokenizer: Tokenizer) -> None:
+    sequence = sequence_of(tokenizer, SamplingParams(max_tokens=20, min_tokens=4, stop=["X"]))
+    assert sequence.update([Tokens("r", tokens_of("aXbXc"))])
+    assert sequence.snapshot().text == "aXb"
+
+
+def test_held_back_text_is_released_at_the_end(tokenizer: Tokenizer) -> None:
+    sequence = sequence_of(tokenizer, SamplingParams(max_tokens=20, stop=["STOP"]))
+    sequence.update([Tokens("r", tokens_of("go ST"))])
+    assert sequence.take_fresh().text == "go "
+    sequence.update([Finished("r", FinishReason.LENGTH)])
+    assert sequence.take_fresh().text == "ST"
+
+
+def test_an_incomplete_character_at_the_end_is_one_replacement_character(tokenizer: Tokenizer) -> None:
+    sequence = sequence_of(tokenizer, SamplingParams(max_tokens=20))
+    sequence.update([Tokens("r", tokens_of("a🌈")[:-1]), Finished("r", FinishReason.LENGTH)])
+    assert sequence.snapshot().text == "a\ufffd"
+
+
+def test_logprobs_lead_with_the_token_itself(tokenizer: Tokenizer) -> None:
+    sequence = sequence_of(tokenizer, SamplingParams(max_tokens=20, logprobs=2))
+    entry = TokenLogprobs([67, 65, 66], [-3.0, -0.5, -1.0], 9)
+    sequence.update([Tokens("r", [67], [entry], [None, entry]), Tokens("r", [65], [TokenLogprobs([65], [-0.5], 1)])])
+    done = sequence.snapshot()
+    assert done.logprobs is not None
+    assert [(token, entry.rank) for token, entry in done.logprobs[0].items()] == [(67, 9), (65, 1), (66, 2)]
+    assert done.logprobs[0][66].decoded_token == "B"
+    assert done.cumulative_logprob == -3.5
+    assert sequence.prompt_logprobs is not None
+    assert sequence.prompt_logprobs[0] is None
+
+
+def test_without_detokenizing_there_is_no_text(tokenizer: Tokenizer) -> None:
+    sequence = sequence_of(tokenizer, SamplingParams(max_tokens=20, detokenize=False))
+    sequence.update([Tokens("r", [65, 66]), Finished("r", FinishReason.LENGTH)])
+    assert (sequence.snapshot().text, sequence.snapshot().token_ids) == ("", [65, 66])
+
+
+def test_an_aborted_sequence_shows_what_was_held_back(tokenizer: Tokenizer) -> None:
+    sequence = sequence_of(tokenizer, SamplingParams(max_tokens=20, stop=["STOP"]))
+    sequence.update([Tokens("r", tokens_of("go ST"))])
+    sequence.cut_short()
+    assert (sequence.snapshot().text, sequence.snapshot().finish_reason) == ("go ST", "abort")
