@@ -1,0 +1,166 @@
+"""`read_model_facts`: everything the other processes need to know of a model, from its files alone.
+
+Reads JSON and nothing heavier (a start must not pay for `transformers`). Whether the architecture can
+be run is for the worker to say.
+"""
+
+import re
+from pathlib import Path
+from typing import Any
+
+from octavo.frontend.model_files.gguf_cache import convert_gguf
+from octavo.frontend.model_files.locate import locate_model, locate_tokenizer
+from octavo.frontend.text.tokenizer import read_json
+from octavo.protocol.config import ModelConfig, ModelFacts
+from octavo.protocol.env import Env
+from octavo.protocol.errors import ConfigError
+
+PHASE = "reading the model's files"
+
+_DTYPES = ("bfloat16", "float16", "float32")
+_SAMPLING_DEFAULTS = {
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "top_k": "top_k",
+    "min_p": "min_p",
+    "repetition_penalty": "repetition_penalty",
+    "max_new_tokens": "max_tokens",
+}
+"""Sampling parameters that generation_config.json may set, and their names here."""
+
+
+def read_model_facts(config: ModelConfig, env: Env) -> ModelFacts:
+    """Find the model and read what its files say.
+
+    Blocks until: a download or the conversion of a new GGUF file's metadata (seconds) has finished.
+
+    Raises:
+        ConfigError: the model is not there, or a file is missing, malformed or of a kind not supported.
+    """
+    path = locate_model(config, env)
+    load_format = _load_format(config, path)
+    home = convert_gguf(path, env) if path.is_file() else path
+    hf_config = _read_config(home)
+    generation = _read_generation_config(config, home)
+    num_heads = _positive(hf_config, "num_attention_heads", "n_head")
+    tokenizer = locate_tokenizer(config, env)
+    return ModelFacts(
+        model_path=str(path),
+        tokenizer_path=str(tokenizer or home),
+        load_format=load_format,
+        architecture=_architecture(hf_config, home),
+        hf_config=hf_config,
+        vocab_size=_positive(hf_config, "vocab_size"),
+        num_layers=_positive(hf_config, "num_hidden_layers", "n_layer"),
+        num_heads=num_heads,
+        num_kv_heads=_positive(hf_config, "num_key_value_heads", default=num_heads),
+        head_dim=_positive(hf_config, "head_dim", default=_positive(hf_config, "hidden_size", "n_embd") // num_heads),
+        max_position_embeddings=_positive(hf_config, "max_position_embeddings", "n_positions", "n_ctx"),
+        checkpoint_dtype=_checkpoint_dtype(hf_config),
+        eos_token_ids=_eos_token_ids(read_json(home / "generation_config.json"), hf_config),
+        generation_defaults={
+            ours: generation[theirs]
+            for theirs, ours in _SAMPLING_DEFAULTS.items()
+            if generation.get(theirs) is not None
+        },
+    )
+
+
+def _load_format(config: ModelConfig, path: Path) -> str:
+    """Decide what "auto" means, and check that the files are there."""
+    wanted = config.load_format
+    if path.is_file():
+        if wanted == "safetensors":
+            raise ConfigError(
+                f"--load-format safetensors, but {path.name} is a single file", phase=PHASE, hint="use gguf or auto"
+            )
+        if path.suffix != ".gguf":
+            raise ConfigError(
+                f"{path} is neither a directory nor a .gguf file", phase=PHASE, hint="name the model's directory"
+            )
+        return "dummy" if wanted == "dummy" else "gguf"
+    if wanted == "dummy":
+        return wanted
+    if wanted == "gguf":
+        raise ConfigError(
+            f"--load-format gguf, but {path} is a directory in Hugging Face layout", phase=PHASE, hint="name the file"
+        )
+    if next(path.glob("*.safetensors"), None):
+        return "safetensors"
+    if found := next((file for pattern in ("*.bin", "*.pt", "*.pth") for file in sorted(path.glob(pattern))), None):
+        raise ConfigError(
+            f"{path} has its weights in {found.name}, a pickle, which may run code when it is read",
+            phase=PHASE,
+            hint="convert them: AutoModelForCausalLM.from_pretrained(...).save_pretrained(...) writes safetensors",
+        )
+    raise ConfigError(
+        f"no weights in {path}: no *.safetensors file",
+        phase=PHASE,
+        hint="--load-format dummy runs a model with random weights",
+    )
+
+
+def _read_config(home: Path) -> dict[str, Any]:
+    if not (home / "config.json").is_file():
+        raise ConfigError(
+            f"no config.json in {home}", phase=PHASE, hint="name a directory in Hugging Face layout or a .gguf file"
+        )
+    return read_json(home / "config.json")
+
+
+def _read_generation_config(config: ModelConfig, home: Path) -> dict[str, Any]:
+    """Return the generation_config.json that default sampling parameters come from."""
+    match config.generation_config:
+        case "vllm":
+            return {}
+        case "auto":
+            return read_json(home / "generation_config.json")
+    directory = Path(config.generation_config).expanduser()
+    if not (directory / "generation_config.json").is_file():
+        raise ConfigError(
+            f"no generation_config.json in {directory}",
+            phase=PHASE,
+            hint="--generation-config is auto, vllm or a directory that holds one",
+        )
+    return read_json(directory / "generation_config.json")
+
+
+def _architecture(hf_config: dict[str, Any], home: Path) -> str:
+    names = hf_config.get("architectures")
+    if not isinstance(names, list) or not names or not isinstance(names[0], str):
+        raise ConfigError(
+            f"config.json in {home} names no architectures",
+            phase=PHASE,
+            hint='add for example "architectures": ["LlamaForCausalLM"]',
+        )
+    return names[0]
+
+
+def _positive(hf_config: dict[str, Any], *names: str, default: int | None = None) -> int:
+    """Return the first of several keys that is set, as an integer of at least 1."""
+    found = next((hf_config[name] for name in names if hf_config.get(name) is not None), default)
+    if type(found) is not int or found < 1:
+        raise ConfigError(f"config.json: {names[0]} must be a positive integer, not {found!r}", phase=PHASE)
+    return found
+
+
+def _checkpoint_dtype(hf_config: dict[str, Any]) -> str:
+    """Return the type the weights were saved in; what says nothing counts as float32, PyTorch's default."""
+    name = hf_config.get("dtype") or hf_config.get("torch_dtype") or "float32"
+    short = re.sub(r"^torch\.", "", str(name))
+    if short not in _DTYPES:
+        raise ConfigError(
+            f"config.json: weights of type {short} are not supported", phase=PHASE, hint=f"one of {', '.join(_DTYPES)}"
+        )
+    return short
+
+
+def _eos_token_ids(generation: dict[str, Any], hf_config: dict[str, Any]) -> list[int]:
+    """Return the tokens that end a generation: an integer or a list in either file."""
+    found = generation.get("eos_token_id")
+    if found is None:
+        found = hf_config.get("eos_token_id")
+    ids = found if isinstance(found, list) else [] if found is None else [found]
+    if not all(type(token_id) is int and token_id >= 0 for token_id in ids):
+        raise ConfigError(f"eos_token_id must be a token id or a list of them, not {found!r}", phase=PHASE)
+    return ids

@@ -1,0 +1,87 @@
+"""GGUF metadata as files in Hugging Face layout, converted once and kept in the cache directory.
+
+Opening a GGUF takes seconds, for its vocabulary; a second start reads the JSON made from it. The
+weights stay in the file, where the worker reads them.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from octavo.frontend.model_files.gguf_config import PHASE, generation_config, hf_config
+from octavo.frontend.model_files.gguf_tokenizer import tokenizer_files
+from octavo.protocol.env import Env
+from octavo.protocol.errors import ConfigError
+
+_FORMAT_VERSION = 1
+"""Counts the changes to what this conversion writes; files of an older version are not used."""
+
+
+def convert_gguf(path: Path, env: Env) -> Path:
+    """Return a directory with config.json, generation_config.json and the tokenizer of a .gguf file.
+
+    Safe when several processes convert the same file at once: each writes a directory of its own, and the
+    first to rename it wins.
+
+    Raises:
+        ConfigError: the file is no GGUF, or holds what is not supported.
+    """
+    target = env.cache_dir / "gguf" / _key(path)
+    if target.is_dir():
+        return target
+    metadata, tensor_names, rope_factors = _read(path)
+    files = {
+        "config.json": hf_config(metadata, tensor_names, rope_factors),
+        "generation_config.json": generation_config(metadata),
+        **tokenizer_files(metadata),
+    }
+    _publish(files, target)
+    return target
+
+
+def _key(path: Path) -> str:
+    """Name the converted directory after all that would change it."""
+    stat = path.stat()
+    identity = f"{path.resolve()}\0{stat.st_size}\0{stat.st_mtime_ns}\0{_FORMAT_VERSION}"
+    return f"{path.stem}-{hashlib.blake2b(identity.encode(), digest_size=8).hexdigest()}"
+
+
+def _read(path: Path) -> tuple[dict[str, Any], set[str], list[float] | None]:
+    """Return the metadata, the names of the tensors, and the rotary frequency factors if there are some."""
+    from gguf import GGUFReader
+
+    try:
+        reader = GGUFReader(path)
+    except (ValueError, KeyError, IndexError, UnicodeDecodeError, OSError) as error:
+        raise ConfigError(f"{path} is not a readable GGUF file: {error}", phase=PHASE) from error
+    metadata = {name: field.contents() for name, field in reader.fields.items()}
+    tensors = {tensor.name: tensor for tensor in reader.tensors}
+    factors = tensors.get("rope_freqs.weight")
+    return metadata, set(tensors), None if factors is None else [float(factor) for factor in factors.data]
+
+
+def _publish(files: dict[str, Any], target: Path) -> None:
+    """Make the directory appear complete or not at all."""
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        draft = Path(tempfile.mkdtemp(prefix=target.name + ".", dir=target.parent))
+        try:
+            for name, content in files.items():
+                text = content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)
+                (draft / name).write_text(text, "utf-8")
+            draft.chmod(0o755)
+            os.rename(draft, target)
+        finally:
+            shutil.rmtree(draft, ignore_errors=True)
+    except OSError as error:
+        if target.is_dir():
+            return  # Another process was faster; it wrote the same.
+        raise ConfigError(
+            f"cannot write the converted tokenizer to {target}: {error}",
+            phase=PHASE,
+            hint="OCTAVO_CACHE names a directory that can be written",
+        ) from error

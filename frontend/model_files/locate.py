@@ -1,0 +1,128 @@
+"""From what the user called the model to a local directory or .gguf file.
+
+Asks the hub when it must; reads nothing of what it finds.
+"""
+
+import re
+from pathlib import Path
+
+from octavo.protocol.config import ModelConfig
+from octavo.protocol.env import Env
+from octavo.protocol.errors import ConfigError
+
+PHASE = "locating the model"
+
+_HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
+_TOKENIZER_FILES = [
+    "tokenizer*",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "*.model",
+    "chat_template.*",
+    "additional_chat_templates/*",
+]
+_MODEL_FILES = ["config.json", "generation_config.json", *_TOKENIZER_FILES]
+_WEIGHT_FILES = ["*.safetensors", "*.safetensors.index.json"]
+
+
+def locate_model(config: ModelConfig, env: Env) -> Path:
+    """Return the model's local directory or .gguf file, downloading it when nothing local has that name.
+
+    Blocks until: a download has finished; its progress is shown.
+
+    Raises:
+        ConfigError: there is no such file, or the hub cannot give it; the hint says what to do.
+    """
+    needs_weights = config.load_format != "dummy"
+    found = _locate(config.model, config.revision, env, _MODEL_FILES + (_WEIGHT_FILES if needs_weights else []))
+    return _the_only_gguf(found) or found
+
+
+def locate_tokenizer(config: ModelConfig, env: Env) -> Path | None:
+    """Return the directory of `--tokenizer`, or None when the model's own is meant.
+
+    Blocks until: a download has finished.
+
+    Raises:
+        ConfigError: as for `locate_model`.
+    """
+    if config.tokenizer is None:
+        return None
+    revision = config.revision if config.tokenizer == config.model else None
+    return _locate(config.tokenizer, revision, env, _TOKENIZER_FILES)
+
+
+def _locate(name: str, revision: str | None, env: Env, patterns: list[str]) -> Path:
+    path = Path(name).expanduser()
+    if path.exists():
+        return path.resolve()
+    if name.endswith(".gguf") or name.startswith((".", "/", "~")) or not _HUB_ID.fullmatch(name):
+        raise ConfigError(f"no such file or directory: {path}", phase=PHASE, hint="check the path")
+    return _cached(name, revision, patterns) or _downloaded(name, revision, env, patterns)
+
+
+def _the_only_gguf(directory: Path) -> Path | None:
+    """Return the .gguf file of a directory that holds nothing else to load a model from."""
+    if not directory.is_dir() or (directory / "config.json").is_file():
+        return None
+    files = sorted(directory.glob("*.gguf"))
+    if len(files) > 1:
+        names = ", ".join(file.name for file in files)
+        raise ConfigError(f"{directory} holds several models: {names}", phase=PHASE, hint="name one of the files")
+    return files[0] if files else None
+
+
+def _cached(name: str, revision: str | None, patterns: list[str]) -> Path | None:
+    """Return the hub cache's copy; the cache may hold part of a model only, so its weights are looked for."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+
+    try:
+        path = Path(snapshot_download(name, revision=revision, allow_patterns=patterns, local_files_only=True))
+    except LocalEntryNotFoundError:
+        return None
+    except HFValidationError as error:
+        raise ConfigError(
+            f"no such file or directory, and no hub id either: {name}", phase=PHASE, hint="use org/name or a path"
+        ) from error
+    wants_weights = "*.safetensors" in patterns
+    is_complete = not wants_weights or _has_weights(path)
+    return path if is_complete else None
+
+
+def _has_weights(path: Path) -> bool:
+    return any(any(path.glob(pattern)) for pattern in ("*.safetensors", "*.gguf"))
+
+
+def _downloaded(name: str, revision: str | None, env: Env, patterns: list[str]) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError, RevisionNotFoundError
+
+    elsewhere = f"on a machine with network: hf download {name}; copy the directory here and give its path as MODEL"
+    if env.is_offline:
+        raise ConfigError(
+            f"{name} is neither a local path nor in the hub cache, and HF_HUB_OFFLINE=1 forbids downloading it",
+            phase=PHASE,
+            hint=f"unset HF_HUB_OFFLINE, or {elsewhere}",
+        )
+    try:
+        return Path(snapshot_download(name, revision=revision, allow_patterns=patterns))
+    except GatedRepoError as error:
+        raise ConfigError(
+            f"{name} is gated: the hub wants an account that has accepted its terms",
+            phase=PHASE,
+            hint="accept the terms on the model's page, then: hf auth login",
+        ) from error
+    except RevisionNotFoundError as error:
+        raise ConfigError(f"{name} has no revision {revision!r} on the hub", phase=PHASE) from error
+    except RepositoryNotFoundError as error:
+        raise ConfigError(
+            f"no model named {name}, neither here nor on the hub",
+            phase=PHASE,
+            hint="check the name; a private model needs: hf auth login",
+        ) from error
+    except (HfHubHTTPError, OSError) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise ConfigError(f"cannot download {name} from the hub: {reason}", phase=PHASE, hint=elsewhere) from error

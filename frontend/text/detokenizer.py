@@ -1,0 +1,86 @@
+"""Token ids to text, piece by piece: the pieces joined are exactly the text of the whole.
+
+Owns the decoding state of one sequence. It knows nothing of stop strings or requests.
+"""
+
+import codecs
+from collections.abc import Iterable, Sequence
+
+from octavo.frontend.text.tokenizer import Tokenizer
+
+_MAX_CHARACTER_BYTES = 4
+
+
+class Detokenizer:
+    """Decodes one output that continues a prompt, in constant time per token.
+
+    The whole text is UTF-8 over the bytes of the prompt's tokens followed by the output's, of which the
+    output gets every character that covers at least one of its own bytes. So a prompt that ends
+    inside a character leaves no trace in an output that does not go on with it, and the output shows
+    the whole character when it does. Malformed bytes become U+FFFD, one for each maximal part
+    of a character; an incomplete character at the very end becomes one.
+
+    Args:
+        tokenizer: of the model.
+        prompt_token_ids: what the output continues; with none, the output is a text of its own and
+            loses the space that some tokenizers put before a text.
+        skip_special_tokens: leave special tokens out.
+        spaces_between_special_tokens: accepted for compatibility, see `Tokenizer.decode`.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        prompt_token_ids: Sequence[int],
+        *,
+        skip_special_tokens: bool = True,
+        spaces_between_special_tokens: bool = True,
+    ) -> None:
+        del spaces_between_special_tokens
+        self._tokenizer = tokenizer
+        self._hidden = tokenizer.special_token_ids if skip_special_tokens else frozenset[int]()
+        self._is_text_start = not prompt_token_ids
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._prompt_tail = self._incomplete_tail(prompt_token_ids)
+        """Bytes of a character that the prompt began and the output has not gone on with yet."""
+
+    def push(self, token_ids: Iterable[int]) -> str:
+        """Take in the next tokens; return the text that is certain now."""
+        data = self._bytes(token_ids)
+        if self._prompt_tail and data:
+            data = self._continue_prompt(data)
+        return self._decoder.decode(data)
+
+    def finish(self) -> str:
+        """Return what is left at the end of the output: U+FFFD for an incomplete character, else nothing."""
+        return self._decoder.decode(b"", final=True)
+
+    def _bytes(self, token_ids: Iterable[int]) -> bytes:
+        parts = []
+        for token_id in token_ids:
+            if token_id in self._hidden or not (data := self._tokenizer.token_bytes(token_id)):
+                continue
+            parts.append(self._tokenizer.token_bytes(token_id, is_first=True) if self._is_text_start else data)
+            self._is_text_start = False
+        return b"".join(parts)
+
+    def _continue_prompt(self, data: bytes) -> bytes:
+        """Return the bytes to decode: with the prompt's tail if the output goes on with its character."""
+        tail, self._prompt_tail = self._prompt_tail, b""
+        try:
+            codecs.utf_8_decode(tail + data[:1], "strict", False)
+        except UnicodeDecodeError:
+            return data
+        return tail + data
+
+    def _incomplete_tail(self, prompt_token_ids: Sequence[int]) -> bytes:
+        """Return the bytes of an unfinished character at the prompt's end."""
+        end = b""
+        for token_id in reversed(prompt_token_ids):
+            if token_id not in self._hidden:
+                end = self._tokenizer.token_bytes(token_id) + end
+            if len(end) >= _MAX_CHARACTER_BYTES:
+                break
+        # A byte that starts a character is never taken for part of the one before, so a cut is harmless.
+        end = end[-_MAX_CHARACTER_BYTES:]
+        return end[codecs.utf_8_decode(end, "replace", False)[1] :]

@@ -1,0 +1,129 @@
+"""Stop strings in a stream of text: what may be shown, and when to stop.
+
+Owns the matching alone: text goes in, text comes out. It knows neither tokens nor requests.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+
+@dataclass(frozen=True, slots=True)
+class StopMatch:
+    """What came of one piece of text."""
+
+    text: str
+    """Safe to show: no stop string can reach into it any more."""
+    stop: str | None = None
+    """The stop string that ended the output; `text` is then the last."""
+
+
+class StopMatcher:
+    """Looks for stop strings in one output.
+
+    The match that ends earliest wins; of several that end together, the one first in the list. Text is
+    held back exactly as long as it could be the start of a stop string.
+
+    Args:
+        stops: non-empty strings.
+        include_stop_string: show the text up to the end of the stop string, not up to its start.
+    """
+
+    def __init__(self, stops: Sequence[str], include_stop_string: bool = False) -> None:
+        self._stops = tuple(stops)
+        self._automaton = _automaton(self._stops)
+        self._include = include_stop_string
+        self._held = ""
+        """The end of the text so far, which is the start of a stop string."""
+        self._state = 0
+
+    def push(self, text: str, *, may_stop: bool) -> StopMatch:
+        """Take in the next piece of text.
+
+        Args:
+            text: any piece, "" included.
+            may_stop: False: this piece is no part of any match, and neither is what came before (the
+                output has not reached its `min_tokens`).
+        """
+        if not may_stop:
+            shown = self._held + text
+            self._held, self._state = "", 0
+            return StopMatch(shown)
+        seen = self._held + text
+        for position, character in enumerate(text, start=len(self._held)):
+            self._state = self._automaton.step(self._state, character)
+            found = self._automaton.match[self._state]
+            if found is not None:
+                stop = self._stops[found]
+                end = position + 1 if self._include else position + 1 - len(stop)
+                self._held, self._state = "", 0
+                return StopMatch(seen[:end], stop)
+        shown = seen[: len(seen) - self._automaton.depth[self._state]]
+        self._held = seen[len(shown) :]
+        return StopMatch(shown)
+
+    def finish(self) -> str:
+        """Return the text still held back, when the output has ended without a stop string."""
+        held, self._held, self._state = self._held, "", 0
+        return held
+
+
+class _Automaton:
+    """Aho and Corasick's automaton (1975): one state for each prefix of a stop string.
+
+    After each character the state is the longest end of the text that is such a prefix, which is
+    just what must be held back.
+    """
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self.next: list[dict[str, int]] = [{}]
+        """Longer prefix by the next character."""
+        self.depth = [0]
+        """Characters of each state's prefix."""
+        self.match: list[int | None] = [None]
+        """The first stop in the list that ends in each state."""
+        self.shorter = [0]
+        """The longest proper end of each state's prefix that is a prefix itself."""
+        for place, stop in enumerate(stops):
+            self._add(stop, place)
+        self._link()
+
+    def step(self, state: int, character: str) -> int:
+        """Return the state after one more character."""
+        while character not in self.next[state]:
+            if state == 0:
+                return 0
+            state = self.shorter[state]
+        return self.next[state][character]
+
+    def _add(self, stop: str, place: int) -> None:
+        state = 0
+        for character in stop:
+            if character not in self.next[state]:
+                self.next[state][character] = len(self.next)
+                self.next.append({})
+                self.depth.append(self.depth[state] + 1)
+                self.match.append(None)
+                self.shorter.append(0)
+            state = self.next[state][character]
+        if self.match[state] is None:
+            self.match[state] = place
+
+    def _link(self) -> None:
+        level = list(self.next[0].values())
+        while level:
+            deeper = []
+            for state in level:
+                shorter_match = self.match[self.shorter[state]]
+                if shorter_match is not None:
+                    own = self.match[state]
+                    self.match[state] = shorter_match if own is None else min(own, shorter_match)
+                for character, child in self.next[state].items():
+                    self.shorter[child] = self.step(self.shorter[state], character)
+                    deeper.append(child)
+            level = deeper
+
+
+@lru_cache(maxsize=64)
+def _automaton(stops: tuple[str, ...]) -> _Automaton:
+    return _Automaton(stops)

@@ -1,0 +1,112 @@
+"""What each token id stands for in bytes, read off the tokenizer's own decoder.
+
+Every decoder supported here maps a token to bytes without looking at its neighbours, but for a space
+at the very start of a text. That is what makes exact incremental decoding possible: text is nothing
+but UTF-8 over the joined bytes. It does not decode anything itself.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from tokenizers import Tokenizer as FastTokenizer
+
+from octavo.protocol.errors import ConfigError
+
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+_NUM_POSSIBLE_IDS = 2**32
+
+
+def byte_characters() -> dict[int, str]:
+    """Return the printable character that byte-level BPE writes for each byte.
+
+    Bytes that are printable in Latin-1 stand for themselves; the others are, in order, the
+    characters from U+0100 on. The table is part of GPT-2's vocabulary format.
+    """
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    table = {byte: chr(byte) for byte in printable}
+    others = [byte for byte in range(256) if byte not in table]
+    return table | {byte: chr(0x100 + place) for place, byte in enumerate(others)}
+
+
+_BYTE_OF_CHARACTER = {character: byte for byte, character in byte_characters().items()}
+
+
+class TokenBytes:
+    """Bytes of the tokens of one tokenizer, computed when first asked for and kept.
+
+    Raises:
+        ConfigError: the tokenizer's decoder looks at neighbouring tokens in a way not known here.
+    """
+
+    def __init__(self, tokenizer: FastTokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._known: dict[int, bytes] = {}
+        self._steps: list[Mapping[str, Any]] = []
+        self._drops_first_space = False
+        """One space at the start of a text is the tokenizer's own and not shown."""
+        self._drops_first_spaces = False
+        """The same, and wherever in the first token a space stands."""
+        state = tokenizer.decoder.__getstate__() if tokenizer.decoder is not None else None
+        self._read_decoder(json.loads(state) if state else {"type": "Join"})
+
+    def __getitem__(self, token_id: int) -> bytes:
+        """Return the bytes of a token inside a text; none for an id that the tokenizer does not have."""
+        known = self._known.get(token_id)
+        if known is not None:
+            return known
+        token = self._tokenizer.id_to_token(token_id) if 0 <= token_id < _NUM_POSSIBLE_IDS else None
+        if token is None:
+            return b""
+        self._known[token_id] = converted = self._convert(token)
+        return converted
+
+    def first(self, token_id: int) -> bytes:
+        """Return the bytes of a token that starts a text: without the space the tokenizer put there."""
+        if self._drops_first_spaces:
+            return self[token_id].replace(b" ", b"")
+        return self[token_id].removeprefix(b" ") if self._drops_first_space else self[token_id]
+
+    def _read_decoder(self, decoder: Mapping[str, Any]) -> None:
+        steps = decoder["decoders"] if decoder["type"] == "Sequence" else [decoder]
+        is_fused = False
+        for step in steps:
+            match step:
+                case {"type": "Fuse"}:
+                    is_fused = True
+                case {"type": "Strip", "content": " ", "start": 1, "stop": 0} if is_fused:
+                    self._drops_first_space = True
+                case {"type": "Metaspace", "prepend_scheme": scheme} if not is_fused:
+                    self._steps.append(step)
+                    self._drops_first_spaces = scheme != "never"
+                case {"type": "Join"}:
+                    self._steps.append(step)
+                    self._drops_first_space = True
+                case {"type": "ByteLevel" | "ByteFallback"} | {"type": "Replace", "pattern": {"String": _}}:
+                    self._steps.append(step)
+                case _:
+                    raise ConfigError(
+                        f"tokenizer decoder {json.dumps(step)} is not supported",
+                        phase="loading the tokenizer",
+                        hint="octavo reads byte-level and SentencePiece-style tokenizers",
+                    )
+
+    def _convert(self, token: str) -> bytes:
+        for step in self._steps:
+            match step["type"]:
+                case "ByteLevel":
+                    codes = [_BYTE_OF_CHARACTER.get(character) for character in token]
+                    # An added token may hold characters outside the table; then it is plain text as a whole.
+                    return token.encode() if None in codes else bytes(code for code in codes if code is not None)
+                case "ByteFallback":
+                    if match := _BYTE_TOKEN.fullmatch(token):
+                        return bytes([int(match[1], 16)])
+                case "Replace":
+                    token = token.replace(step["pattern"]["String"], step["content"])
+                case "Metaspace":
+                    token = token.replace(step["replacement"], " ")
+                case "Join":
+                    token = " " + token
+        return token.encode()
