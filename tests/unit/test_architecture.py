@@ -27,6 +27,7 @@ THIRD_PARTY = {
 FORBIDDEN_NAMES = {"utils", "util", "helpers", "helper", "common", "misc", "manager", "mixin"}
 
 READS_ENVIRONMENT = {"protocol/env.py"}
+ENVIRONMENT_NAMES = {"environ", "environb", "getenv", "putenv"}
 
 CATCHES_EVERYTHING = {
     "frontend/text/tokenizer.py": "the tokenizers library raises bare Exception; it goes on as a ConfigError",
@@ -85,16 +86,18 @@ def test_names_say_what_a_module_is() -> None:
 
 
 def test_environment_is_read_in_one_file() -> None:
-    names = {"environ", "environb", "getenv", "putenv"}
     wrong = [
-        f"{module}:{getattr(node, 'lineno', '')}"
+        f"{module}:{node.lineno}"
         for module in modules()
-        for node in ast.walk(module.tree)
-        if (isinstance(node, ast.Attribute) and node.attr in names)
-        or (isinstance(node, ast.alias) and node.name in names)
         if module.where not in READS_ENVIRONMENT
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.Attribute | ast.alias) and _last_name(node) in ENVIRONMENT_NAMES
     ]
     assert not wrong
+
+
+def _last_name(node: ast.Attribute | ast.alias) -> str:
+    return node.attr if isinstance(node, ast.Attribute) else node.name
 
 
 def test_broad_catches_stand_at_process_boundaries() -> None:
