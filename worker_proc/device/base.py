@@ -20,7 +20,7 @@ class Device(ABC):
 
     @abstractmethod
     def reset_peak(self) -> None:
-        """Begin to look for a new peak of this process's memory."""
+        """Begin to look for a new peak of this process's memory, after freed memory has been given back."""
 
     @abstractmethod
     def peak_growth_bytes(self) -> int:

@@ -1,5 +1,6 @@
 """The CPU as a device: free memory as the kernel and the container count it, and compute threads."""
 
+import ctypes
 import resource
 from pathlib import Path
 
@@ -35,6 +36,7 @@ class CpuDevice(Device):
 
     def reset_peak(self) -> None:
         """Begin to look for a new peak; where the kernel does not allow it, the old peak counts as the base."""
+        _give_back_freed_memory()
         try:
             (self._root / "proc/self/clear_refs").write_text(_RESET_PEAK)
             self._base_bytes = self._status_bytes("VmRSS")
@@ -74,9 +76,8 @@ class CpuDevice(Device):
                 continue
             own = folder / path.lstrip("/")
             # In a container the path may be the host's; the folder itself is then the process's group.
-            for group in {folder, own, *own.parents} if own.is_dir() else {folder}:
-                if group.is_relative_to(folder) and (memory := _group_memory(group, *names)):
-                    found.append(memory)
+            groups = {group for group in (folder, own, *own.parents) if group.is_relative_to(folder)}
+            found += [memory for group in groups if (memory := _group_memory(group, *names))]
         return found
 
     def _lines(self, path: str) -> list[str]:
@@ -88,6 +89,13 @@ class CpuDevice(Device):
             if line.startswith(key + ":"):
                 return int(line.split()[1]) * 1024
         raise OSError(f"{key} is not in /proc/self/status")
+
+
+def _give_back_freed_memory() -> None:
+    """Return the C library's free lists to the system, so that memory taken from them counts as growth."""
+    library = ctypes.CDLL(None)
+    if hasattr(library, "malloc_trim"):  # glibc only
+        library.malloc_trim(0)
 
 
 def _group_memory(group: Path, limit_name: str, use_name: str, file_pages: str) -> tuple[int, int] | None:

@@ -19,22 +19,8 @@ Scalar = int | float | bool | str
 _MAGIC = b"GGUF"
 _DEFAULT_ALIGNMENT = 32
 _STRING, _ARRAY = 8, 9
-_SCALARS = {
-    number: struct.Struct("<" + code)
-    for number, code in {
-        0: "B",
-        1: "b",
-        2: "H",
-        3: "h",
-        4: "I",
-        5: "i",
-        6: "f",
-        7: "?",
-        10: "Q",
-        11: "q",
-        12: "d",
-    }.items()
-}
+_SCALAR_CODES = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+_SCALARS = {number: struct.Struct("<" + code) for number, code in _SCALAR_CODES.items()}
 _U32, _U64 = _SCALARS[4], _SCALARS[10]
 
 

@@ -26,7 +26,6 @@ def read_weights(facts: ModelFacts, report: Callable[[float], None]) -> Iterator
     if facts.load_format == "gguf":
         tensors, num_bytes = gguf.read_gguf(path), _file_bytes(path)
     elif facts.load_format == "safetensors":
-        _refuse_quantized(facts)
         tensors, num_bytes = safetensors.read_safetensors(path), safetensors.total_bytes(path)
     else:
         raise ConfigError(f"no reader for load format {facts.load_format!r}")
@@ -44,12 +43,3 @@ def _file_bytes(path: Path) -> int:
         return path.stat().st_size
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from error
-
-
-def _refuse_quantized(facts: ModelFacts) -> None:
-    method = (facts.hf_config.get("quantization_config") or {}).get("quant_method")
-    if method:
-        raise ConfigError(
-            f"{facts.model_path} is quantized by {method!r}, which is not supported",
-            hint="use an unquantized checkpoint or a GGUF file",
-        )

@@ -1,0 +1,87 @@
+"""Measures what the core must know to plan the memory: weights, the peak of a step, the size of a block.
+
+Plans nothing itself, and leaves nothing behind: the steps it runs have a cache and a batch of their own.
+"""
+
+import logging
+
+import torch
+
+from octavo.protocol.config import DeviceFacts, ResolvedConfig
+from octavo.protocol.params import SamplingSpec
+from octavo.protocol.steps import Admitted, Scheduled, StepPlan
+from octavo.worker_proc.cache.storage import block_bytes
+from octavo.worker_proc.device.base import Device
+from octavo.worker_proc.models.base import Model
+from octavo.worker_proc.step.execute import StepExecutor
+from octavo.worker_proc.weights.load import torch_dtype
+
+logger = logging.getLogger(__name__)
+
+MEASURED_TOKENS = 128
+"""Tokens of the step that is measured. Activations grow in proportion to tokens, so a larger budget is
+scaled up from here instead of making every start-up wait for a full step."""
+
+
+def measure(model: Model, device: Device, config: ResolvedConfig, *, rank: int, free_bytes: int) -> DeviceFacts:
+    """Return the facts of a device that holds a loaded model.
+
+    Args:
+        model: with its weights.
+        device: where it is.
+        config: sizes of a step.
+        rank: of this worker.
+        free_bytes: free memory before the weights were loaded.
+    """
+    facts = config.model
+    return DeviceFacts(
+        rank=rank,
+        device_name=device.name,
+        total_bytes=device.total_bytes,
+        free_bytes=free_bytes,
+        weights_bytes=model.weights_bytes,
+        activation_bytes=activation_bytes(model, device, config),
+        kv_block_bytes=block_bytes(
+            facts.num_layers, config.block_size, facts.num_kv_heads, facts.head_dim, torch_dtype(config)
+        ),
+    )
+
+
+def activation_bytes(model: Model, device: Device, config: ResolvedConfig) -> int:
+    """Return the peak memory of a step above the weights, measured on two steps.
+
+    The first is a prefill chunk without a sample, scaled from `MEASURED_TOKENS` to the token budget; the
+    second decodes `max_num_seqs` requests and samples for each. Both also warm the kernels up. The sum is
+    never less than the logits of all samples and one copy of them: memory that was reused from an earlier
+    peak cannot be seen from outside.
+    """
+    budget, num_seqs = config.max_num_batched_tokens, config.max_num_seqs
+    num_tokens = min(budget, MEASURED_TOKENS, config.max_model_len)
+    prefill = _peak_growth(model, device, config, num_requests=1, num_tokens=num_tokens, samples=False)
+    decode = _peak_growth(model, device, config, num_requests=num_seqs, num_tokens=1, samples=True)
+    logits_bytes = num_seqs * config.model.vocab_size * torch.float32.itemsize
+    return max(prefill * -(-budget // num_tokens) + decode, 2 * logits_bytes)
+
+
+def _peak_growth(
+    model: Model, device: Device, config: ResolvedConfig, *, num_requests: int, num_tokens: int, samples: bool
+) -> int:
+    """Return how far memory rises in one step of equal requests; its cache, made before, does not count."""
+    blocks_each = -(-num_tokens // config.block_size)
+    executor = StepExecutor.build(model, config, num_blocks=num_requests * blocks_each, max_model_len=num_tokens)
+    sampling = SamplingSpec(max_tokens=1, seed=0, temperature=1.0)
+    admitted = [
+        Admitted(
+            slot=slot,
+            request_id="",
+            token_ids=[0] * num_tokens,
+            num_prompt_tokens=num_tokens,
+            block_ids=list(range(slot * blocks_each, (slot + 1) * blocks_each)),
+            sampling=sampling,
+        )
+        for slot in range(num_requests)
+    ]
+    scheduled = [Scheduled(slot, 0, num_tokens, samples) for slot in range(num_requests)]
+    device.reset_peak()
+    executor.execute(StepPlan(sequence=0, released=[], admitted=admitted, appended=[], scheduled=scheduled))
+    return device.peak_growth_bytes()

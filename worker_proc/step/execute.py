@@ -1,0 +1,139 @@
+"""One step: from a plan to its result, over whatever model and cache the worker has.
+
+Decides nothing and sends nothing; the command loop in `worker` does the talking.
+"""
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from octavo.kernels.logprobs import logprobs
+from octavo.protocol.config import ResolvedConfig
+from octavo.protocol.events import TokenLogprobs
+from octavo.protocol.steps import Scheduled, StepPlan, StepResult
+from octavo.worker_proc.attention.base import Attention
+from octavo.worker_proc.attention.paged import PagedCacheAttention
+from octavo.worker_proc.batch.outputs import step_result, token_logprobs
+from octavo.worker_proc.batch.rows import Row
+from octavo.worker_proc.batch.state import BatchState
+from octavo.worker_proc.cache.storage import KVStorage
+from octavo.worker_proc.models.base import Model
+from octavo.worker_proc.sampling.sampler import Draw, Sampler
+from octavo.worker_proc.weights.load import torch_dtype
+
+PROMPT_LOGPROBS_ROWS = 64
+"""Prompt positions whose logits are held at a time: a chunk's worth of a large vocabulary would not be small."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Span:
+    """The rows of the forward pass that belong to one scheduled entry."""
+
+    entry: Scheduled
+    row: Row
+    first: int
+    """Its first row in the step's hidden states."""
+
+    @property
+    def end_position(self) -> int:
+        return self.entry.start + self.entry.num_tokens
+
+
+class StepExecutor:
+    """Applies plans to the batch and runs the model over what they schedule."""
+
+    def __init__(self, model: Model, attention: Attention, state: BatchState, sampler: Sampler) -> None:
+        self._model = model
+        self._attention = attention
+        self._state = state
+        self._sampler = sampler
+
+    @classmethod
+    def build(cls, model: Model, config: ResolvedConfig, *, num_blocks: int, max_model_len: int) -> "StepExecutor":
+        """Make the cache and an empty batch for a loaded model.
+
+        Args:
+            model: shared, not copied.
+            config: block size, dtype and number of slots.
+            num_blocks: of the cache.
+            max_model_len: longest request, in tokens.
+        """
+        facts = config.model
+        storage = KVStorage(
+            num_layers=facts.num_layers,
+            num_blocks=num_blocks,
+            block_size=config.block_size,
+            num_kv_heads=facts.num_kv_heads,
+            head_dim=facts.head_dim,
+            dtype=torch_dtype(config),
+        )
+        state = BatchState(
+            num_slots=config.max_num_seqs,
+            max_model_len=max_model_len,
+            block_size=config.block_size,
+            vocab_size=facts.vocab_size,
+        )
+        attention = PagedCacheAttention(storage, model.attention_shape)
+        return cls(model, attention, state, Sampler(facts.vocab_size))
+
+    @torch.inference_mode()
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Return what a plan's step produced.
+
+        Raises:
+            ProtocolError: the plan does not fit the batch.
+        """
+        start_s = time.perf_counter()
+        self._state.apply(plan)
+        if not plan.scheduled:
+            return step_result(plan.sequence, [], [], [], time.perf_counter() - start_s)
+        hidden_TD, spans = self._forward(plan.scheduled)
+        prompt_logprobs = [
+            (span.row.slot, entries) for span in spans if (entries := list(self._prompt_logprobs(hidden_TD, span)))
+        ]
+        sampled, token_entries = self._sample(hidden_TD, [span for span in spans if span.entry.samples])
+        return step_result(plan.sequence, sampled, token_entries, prompt_logprobs, time.perf_counter() - start_s)
+
+    def _forward(self, scheduled: Sequence[Scheduled]) -> tuple[Tensor, list[_Span]]:
+        inputs = self._state.inputs_of(scheduled)
+        self._attention.plan(inputs)
+        hidden_TD = self._model.forward(inputs.token_ids_T, inputs.positions_T, self._attention)
+        spans = [
+            _Span(entry, self._state.rows[entry.slot], first)
+            for entry, first in zip(scheduled, inputs.query_starts, strict=False)
+        ]
+        return hidden_TD, spans
+
+    def _sample(self, hidden_TD: Tensor, spans: Sequence[_Span]) -> tuple[list[int], list[TokenLogprobs | None]]:
+        """Sample the successor of each span's last token and put it into its row."""
+        if not spans:
+            return [], []
+        last_rows = torch.tensor([span.first + span.entry.num_tokens - 1 for span in spans])
+        logits_RV = self._model.logits(hidden_TD[last_rows])
+        draws = [
+            Draw(span.row.sampling, span.end_position, span.end_position - span.row.num_prompt_tokens) for span in spans
+        ]
+        sampled = self._sampler.sample(logits_RV, draws)
+        entries: list[TokenLogprobs | None] = []
+        for span, logits_V, token_id in zip(spans, logits_RV, sampled, strict=True):
+            self._state.record(span.row, span.end_position, token_id)
+            num_top = span.row.sampling.spec.logprobs
+            entries.append(None if num_top is None else token_logprobs(token_id, logprobs(logits_V, token_id, num_top)))
+        return sampled, entries
+
+    def _prompt_logprobs(self, hidden_TD: Tensor, span: _Span) -> Iterator[TokenLogprobs]:
+        """Yield the logprobs of the prompt tokens that follow this span's positions, if asked for."""
+        num_top = span.row.sampling.spec.prompt_logprobs
+        if num_top is None:
+            return
+        end = min(span.end_position + 1, span.row.num_prompt_tokens)
+        token_ids = self._state.token_ids(span.row, span.entry.start + 1, end)
+        for offset in range(0, len(token_ids), PROMPT_LOGPROBS_ROWS):
+            targets = token_ids[offset : offset + PROMPT_LOGPROBS_ROWS]
+            first = span.first + offset
+            logits_RV = self._model.logits(hidden_TD[first : first + len(targets)])
+            for logits_V, token_id in zip(logits_RV, targets, strict=True):
+                yield token_logprobs(token_id, logprobs(logits_V, token_id, num_top))

@@ -1,0 +1,23 @@
+"""Random weights for tests and benchmarks: the same for the same names and seed, in any order."""
+
+import math
+import zlib
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+
+def fill_dummy(parameters: Iterable[tuple[str, Tensor]], seed: int) -> None:
+    """Write random values into every parameter.
+
+    Matrices are normal with a deviation of 1 / sqrt(columns), so that activations keep their size through
+    the layers; scales of normalisations are near one and biases near zero.
+    """
+    for name, tensor in parameters:
+        generator = torch.Generator().manual_seed((seed << 32 | zlib.crc32(name.encode())) & (2**63 - 1))
+        noise = torch.randn(tensor.shape, generator=generator)
+        if tensor.dim() > 1:
+            tensor.copy_(noise / math.sqrt(tensor.shape[-1]))
+        else:
+            tensor.copy_(0.02 * noise + (0.0 if name.endswith("bias") else 1.0))

@@ -1,0 +1,150 @@
+"""The worker's life after its imports: load, measure, then obey the core's commands one by one.
+
+Computes nothing itself: a step is `step.execute`, the model is `models`, sampling is `sampling`.
+"""
+
+import gc
+import logging
+import traceback
+from pathlib import Path
+from typing import assert_never
+
+import torch
+import zmq
+
+from octavo.protocol.channel import ResultPush, Subscriber
+from octavo.protocol.control import WorkerReady, WorkerSpec
+from octavo.protocol.errors import ProtocolError
+from octavo.protocol.lifecycle import EXIT_OK, Reporter, StopSignal
+from octavo.protocol.steps import (
+    Acknowledged,
+    AllocateCache,
+    CacheReady,
+    CommandFailed,
+    Profile,
+    StepPlan,
+    Stop,
+    WorkerCommand,
+    WorkerReply,
+)
+from octavo.worker_proc.device import open_device
+from octavo.worker_proc.facts import measure
+from octavo.worker_proc.models.base import Model
+from octavo.worker_proc.step.execute import StepExecutor
+from octavo.worker_proc.step.trace import StepTrace
+from octavo.worker_proc.weights.load import load_model
+
+logger = logging.getLogger(__name__)
+
+ABORT_SIGNALS = 2
+"""SIGTERMs that end a worker. One may have been sent to the whole process group: the core drains first."""
+
+
+class Worker:
+    """One rank: a model, its cache once the core has said how large, and a batch."""
+
+    def __init__(self, spec: WorkerSpec, model: Model) -> None:
+        self._spec = spec
+        self._model = model
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._subscriber = Subscriber(self._context, spec.plan_address)
+        self._results = ResultPush(self._context, spec.result_address)
+        self._executor: StepExecutor | None = None
+        self._trace = StepTrace(spec.rank)
+
+    @classmethod
+    def start(cls, spec: WorkerSpec, reporter: Reporter) -> "Worker":
+        """Load the model, measure the device, join the core's broadcast and report ready.
+
+        Raises:
+            StartupError: with the root cause.
+        """
+        config = spec.config
+        device = open_device(config)
+        free_bytes = device.free_bytes()
+        with reporter.phase("loading weights"):
+            model = load_model(config, reporter.progress)
+        with reporter.phase("profiling memory"):
+            facts = measure(model, device, config, rank=spec.rank, free_bytes=free_bytes)
+        gc.collect()
+        gc.freeze()
+        worker = cls(spec, model)
+        reporter.mark_ready(WorkerReady(facts))
+        return worker
+
+    def run(self, stop: StopSignal) -> int:
+        """Obey commands until `Stop` or the second SIGTERM; returns the exit code.
+
+        Blocks until: then. Waiting for a command costs no processor time.
+        """
+        poller = zmq.Poller()
+        poller.register(self._subscriber.socket, zmq.POLLIN)
+        poller.register(stop.fileno(), zmq.POLLIN)
+        while stop.count < ABORT_SIGNALS:
+            poller.poll()
+            stop.acknowledge()
+            command = self._subscriber.receive(timeout_s=0)
+            if isinstance(command, Stop):
+                break
+            if command is not None:
+                self._obey(command)
+        self._trace.stop()
+        self._close()
+        return EXIT_OK
+
+    def _close(self) -> None:
+        """Close the sockets. Blocks until: what was sent has left, or the core has stopped listening."""
+        self._subscriber.close()
+        self._results.close()
+        self._context.term()
+
+    def _obey(self, command: WorkerCommand) -> None:
+        try:
+            reply = self._carry_out(command)
+        except Exception as error:  # process boundary: the core must hear why before this process ends
+            self._results.send(
+                CommandFailed(
+                    sequence=command.sequence,
+                    rank=self._spec.rank,
+                    error_type=type(error).__name__,
+                    message=str(error),
+                    traceback=traceback.format_exc(),
+                )
+            )
+            self._close()
+            raise
+        if reply is not None:
+            self._results.send(reply)
+
+    def _carry_out(self, command: WorkerCommand) -> WorkerReply | None:
+        match command:
+            case StepPlan():
+                if self._executor is None:
+                    raise ProtocolError("a step was planned before the cache was allocated")
+                result = self._executor.execute(command)
+                return result if self._spec.rank == 0 else None
+            case AllocateCache():
+                self._allocate(command)
+                return CacheReady(command.sequence, self._spec.rank)
+            case Profile():
+                self._profile(command.directory)
+                return Acknowledged(command.sequence, self._spec.rank)
+            case Stop():
+                return None
+            case _:
+                assert_never(command)
+
+    @torch.inference_mode()
+    def _allocate(self, command: AllocateCache) -> None:
+        self._executor = StepExecutor.build(
+            self._model,
+            self._spec.config,
+            num_blocks=command.num_blocks,
+            max_model_len=command.max_model_len,
+        )
+
+    def _profile(self, directory: str | None) -> None:
+        if directory is None:
+            self._trace.stop()
+        else:
+            self._trace.start(Path(directory))
