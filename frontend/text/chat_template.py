@@ -128,8 +128,10 @@ class ChatTemplate:
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
             raise InvalidRequestError('a message must be an object with a "role"', "messages")
         converted = {**message, "content": self._convert_content(message.get("content"))}
-        if message.get("tool_calls"):
-            converted["tool_calls"] = [_with_parsed_arguments(call) for call in message["tool_calls"]]
+        if calls := message.get("tool_calls"):
+            if not isinstance(calls, Sequence):
+                raise InvalidRequestError("tool_calls must be a list", "messages")
+            converted["tool_calls"] = [_with_parsed_arguments(call) for call in calls]
         return converted
 
     def _convert_content(self, content: object) -> str | list[dict[str, str]]:
@@ -149,7 +151,7 @@ def _part_text(part: object) -> str:
     if isinstance(part, str):
         return part
     kind = part.get("type") if isinstance(part, Mapping) else None
-    if not isinstance(part, Mapping) or kind not in _TEXT_PARTS:
+    if not isinstance(part, Mapping) or not isinstance(kind, str) or kind not in _TEXT_PARTS:
         raise InvalidRequestError(f"content parts of type {kind!r} are not supported: only text is", "messages")
     text = part.get(_TEXT_PARTS[kind])
     if not isinstance(text, str):

@@ -1,0 +1,143 @@
+"""The tokenizer: round trips, the `tokenizers` library's own decoding, files beside tokenizer.json."""
+
+import json
+from pathlib import Path
+
+import pytest
+import small_tokenizers
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer as FastTokenizer
+from tokenizers import decoders, models, pre_tokenizers
+
+from octavo.frontend.text.tokenizer import Tokenizer
+from octavo.protocol.errors import ConfigError
+
+TOKENIZERS = {"byte-level": small_tokenizers.byte_level(), "sentencepiece": small_tokenizers.sentencepiece()}
+every_tokenizer = pytest.mark.parametrize("tokenizer", TOKENIZERS.values(), ids=TOKENIZERS)
+
+
+def library_decode(tokenizer: Tokenizer, ids: list[int], *, skips: bool) -> str:
+    return tokenizer._fast.decode(ids, skip_special_tokens=skips)
+
+
+def save(tokenizer: Tokenizer, directory: Path, **settings: object) -> Path:
+    tokenizer._fast.save(str(directory / "tokenizer.json"))
+    (directory / "tokenizer_config.json").write_text(json.dumps(settings))
+    return directory
+
+
+@every_tokenizer
+@given(st.text().filter(lambda text: "\u2581" not in text))  # SentencePiece's own sign for a space
+def test_text_survives_encoding_and_decoding(tokenizer: Tokenizer, text: str) -> None:
+    assert tokenizer.decode(tokenizer.encode(text), skip_special_tokens=False) == text
+
+
+@given(st.lists(st.integers(0, 280)), st.booleans())
+def test_byte_level_decoding_equals_the_librarys(ids: list[int], skips: bool) -> None:
+    tokenizer = TOKENIZERS["byte-level"]
+    assert tokenizer.decode(ids, skip_special_tokens=skips) == library_decode(tokenizer, ids, skips=skips)
+
+
+@given(st.lists(st.sampled_from(["the a", "  ", "h\u00e9", "\U0001f600", "<|end|>", "<tool>"])), st.booleans())
+def test_sentencepiece_decoding_equals_the_librarys_on_whole_characters(parts: list[str], skips: bool) -> None:
+    tokenizer = TOKENIZERS["sentencepiece"]
+    ids = [token_id for part in parts for token_id in tokenizer.encode(part)]
+    assert tokenizer.decode(ids, skip_special_tokens=skips) == library_decode(tokenizer, ids, skips=skips)
+
+
+@pytest.mark.parametrize("scheme", ["always", "first", "never"])
+@given(st.lists(st.integers(0, 20)))
+def test_metaspace_decoding_equals_the_librarys(scheme: str, ids: list[int]) -> None:
+    vocab = {piece: place for place, piece in enumerate(small_tokenizers.PIECES)}
+    fast = FastTokenizer(models.BPE(vocab=vocab, merges=[]))
+    fast.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme)
+    fast.decoder = decoders.Metaspace(prepend_scheme=scheme)
+    assert Tokenizer(fast).decode(ids) == fast.decode(ids)
+
+
+@given(st.lists(st.integers(0, 20)))
+def test_decoding_without_a_decoder_equals_the_librarys(ids: list[int]) -> None:
+    fast = FastTokenizer(models.WordLevel({f"w{number}": number for number in range(15)}, unk_token="w0"))
+    assert Tokenizer(fast).decode(ids) == fast.decode(ids)
+
+
+def test_token_string_is_what_a_token_adds_inside_a_text() -> None:
+    tokenizer = TOKENIZERS["sentencepiece"]
+    assert [tokenizer.token_string(token_id) for token_id in tokenizer.encode("the a")] == [" the", " a"]
+    assert tokenizer.token_bytes(1 + 0xF0) == b"\xf0"
+    assert tokenizer.token_string(1 + 0xF0) == "\ufffd"
+
+
+@pytest.mark.parametrize("token_id", [-1, 10**6, 2**40])
+def test_ids_outside_the_vocabulary_have_no_text(token_id: int) -> None:
+    for tokenizer in TOKENIZERS.values():
+        assert tokenizer.token_string(token_id) == ""
+        assert tokenizer.decode([token_id]) == ""
+
+
+def test_lone_surrogates_are_replaced() -> None:
+    tokenizer = TOKENIZERS["byte-level"]
+    assert tokenizer.decode(tokenizer.encode("a\ud800b")) == "a\ufffdb"
+    assert tokenizer.encode_batch(["a\ud800b", "\ud83d\ude00"]) == [
+        tokenizer.encode("a\ufffdb"),
+        tokenizer.encode("\U0001f600"),
+    ]
+
+
+def test_named_special_tokens_and_ids() -> None:
+    tokenizer = TOKENIZERS["byte-level"]
+    assert (tokenizer.bos_token, tokenizer.eos_token) == small_tokenizers.SPECIAL
+    assert {tokenizer.bos_token_id, tokenizer.eos_token_id} == tokenizer.special_token_ids
+    assert tokenizer.vocab_size == tokenizer._fast.get_vocab_size()
+
+
+def test_load_reads_special_tokens_in_both_forms(tmp_path: Path) -> None:
+    save(TOKENIZERS["byte-level"], tmp_path, bos_token="<|start|>", eos_token={"content": "<|end|>"}, pad_token=None)
+    assert Tokenizer.load(tmp_path).special_tokens == {"bos_token": "<|start|>", "eos_token": "<|end|>"}
+
+
+def test_load_drops_padding_and_truncation(tmp_path: Path) -> None:
+    fast = FastTokenizer.from_str(TOKENIZERS["byte-level"]._fast.to_str())
+    fast.enable_truncation(2)
+    fast.enable_padding(length=9)
+    fast.save(str(tmp_path / "tokenizer.json"))
+    assert len(Tokenizer.load(tmp_path).encode("xyz")) == 3
+
+
+def test_chat_templates_of_tokenizer_config(tmp_path: Path) -> None:
+    templates = [{"name": "default", "template": "A"}, {"name": "tool_use", "template": "B"}]
+    save(TOKENIZERS["byte-level"], tmp_path, chat_template=templates)
+    assert Tokenizer.load(tmp_path).chat_templates == {"default": "A", "tool_use": "B"}
+    assert Tokenizer.load(tmp_path).chat_template == "A"
+
+
+def test_a_chat_template_file_wins(tmp_path: Path) -> None:
+    save(TOKENIZERS["byte-level"], tmp_path, chat_template="A")
+    (tmp_path / "chat_template.json").write_text('{"chat_template": "B"}')
+    assert Tokenizer.load(tmp_path).chat_template == "B"
+    (tmp_path / "chat_template.jinja").write_text("C")
+    (tmp_path / "additional_chat_templates").mkdir()
+    (tmp_path / "additional_chat_templates" / "rag.jinja").write_text("D")
+    assert Tokenizer.load(tmp_path).chat_templates == {"default": "C", "rag": "D"}
+
+
+def test_a_directory_without_tokenizer_says_what_is_missing(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no tokenizer in") as caught:
+        Tokenizer.load(tmp_path)
+    assert "--tokenizer" in caught.value.hint
+
+
+@pytest.mark.parametrize("content", ["{", '{"version": "1.0"}', "[]"])
+def test_a_malformed_tokenizer_file_is_named(tmp_path: Path, content: str) -> None:
+    (tmp_path / "tokenizer.json").write_text(content)
+    with pytest.raises(ConfigError, match=r"tokenizer\.json") as caught:
+        Tokenizer.load(tmp_path)
+    assert "\n" not in caught.value.message
+
+
+def test_a_decoder_that_cannot_be_followed_is_refused() -> None:
+    fast = FastTokenizer(models.WordPiece({"[UNK]": 0}, unk_token="[UNK]"))
+    fast.decoder = decoders.WordPiece()
+    with pytest.raises(ConfigError, match="WordPiece"):
+        Tokenizer(fast)
