@@ -1,0 +1,66 @@
+"""What the documents say, as far as a program can tell whether it is true."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from source_tree import ROOT, modules
+
+from octavo.core_proc.request import REQUEST_TRANSITIONS
+from octavo.protocol.lifecycle import PROCESS_TRANSITIONS
+
+ARCHITECTURE = (ROOT / "ARCHITECTURE.md").read_text()
+
+documents = pytest.mark.parametrize(
+    "document", [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")], ids=lambda path: path.relative_to(ROOT).as_posix()
+)
+
+
+@documents
+def test_links_lead_somewhere(document: Path) -> None:
+    targets = re.findall(r"\]\(([^)#]+)", document.read_text())
+    local = [target for target in targets if "://" not in target]
+    assert not [target for target in local if not (document.parent / target).exists()]
+
+
+@documents
+def test_named_files_exist(document: Path) -> None:
+    # `folder/file.py` and `scripts/name`, as they stand in running text.
+    folders = "protocol|frontend|core_proc|worker_proc|kernels|tests|scripts"
+    named = re.findall(rf"`(?:\./)?((?:{folders})/[\w./]*)", document.read_text())
+    assert not [name for name in named if not (ROOT / name).exists()]
+
+
+def code_map() -> Iterator[str]:
+    """Yield the paths that the code map draws; deeper indentation means further inside."""
+    block = ARCHITECTURE.partition("## Code map")[2].split("```")[1]
+    folders: list[tuple[int, str]] = []
+    for line in filter(str.strip, block.splitlines()):
+        depth = len(line) - len(line.lstrip())
+        while folders and folders[-1][0] >= depth:
+            folders.pop()
+        parent = folders[-1][1] if folders else ""
+        names = re.split(r"\s{2,}", line.strip())[0].split()
+        yield from (parent + name for name in names)
+        if names[-1].endswith("/"):
+            folders.append((depth, parent + names[-1]))
+
+
+def test_code_map_shows_what_is_there() -> None:
+    assert not [path for path in code_map() if not (ROOT / path).exists()]
+
+
+def test_code_map_names_every_folder_of_sources() -> None:
+    drawn = {path.rstrip("/") for path in code_map()}
+    # Kernels are one folder for each operation; two of them stand for all.
+    packages = {module.path.parent.relative_to(ROOT).as_posix() for module in modules() if module.folder != "kernels"}
+    assert packages <= drawn
+
+
+@pytest.mark.parametrize("table", [REQUEST_TRANSITIONS, PROCESS_TRANSITIONS], ids=["request", "process"])
+def test_drawn_state_machines_are_the_real_ones(table: dict[object, frozenset[object]]) -> None:
+    name = type(next(iter(table))).__name__
+    drawing = ARCHITECTURE.partition(f"```\n{name}\n")[2].partition("```")[0]
+    drawn = {state: set(targets.split()) for state, targets in re.findall(r"^ +(\w+) +->(.*)$", drawing, re.MULTILINE)}
+    assert drawn == {state.value: {target.value for target in targets} for state, targets in table.items()}
