@@ -10,6 +10,8 @@ from types import ModuleType
 import pytest
 from source_tree import ROOT
 
+from octavo.protocol.env import child_environment
+
 
 def load(name: str) -> ModuleType:
     """Import scripts/NAME.py, which lies on no path."""
@@ -65,6 +67,89 @@ def test_serve_takes_a_model_of_ones_own(checkout: Path) -> None:
     assert '"model": "org/model"' in told
     _, told = serve(checkout, "org/model", "--served-model-name", "mine")
     assert '"model": "mine"' in told
+
+
+# Stands for every interpreter: writes down what it is asked to do, and makes a .venv that holds itself.
+FAKE_PYTHON = """
+echo "$*" >>"$CALLS"
+case "$*" in
+    --version) echo Python 3.12.0 ;;
+    "-m venv --clear "*) mkdir -p "$4/bin" && cp "$0" "$4/bin/python" ;;
+    *"$FAIL_ON"*) exit 1 ;;
+esac
+"""
+
+
+class SetUp:
+    """The real `scripts/setup` in a folder of its own, with an interpreter that only takes notes."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.calls = root / "calls"
+        self.told = ""
+        executable(root / "python", FAKE_PYTHON)
+        (root / "scripts").mkdir()
+        shutil.copy(ROOT / "scripts" / "setup", root / "scripts" / "setup")
+        (root / "pyproject.toml").write_text("[project]")
+
+    def run(self, *extras: str, fail_on: str = "nothing") -> list[str]:
+        """Return what pip was told to install. The command that holds `fail_on` fails, and so must the script."""
+        self.calls.write_text("")
+        variables = {"PYTHON": str(self.root / "python"), "CALLS": str(self.calls), "FAIL_ON": fail_on}
+        command = [self.root / "scripts" / "setup", *extras]
+        done = subprocess.run(command, env=child_environment(variables), capture_output=True, text=True, check=False)
+        self.told = done.stderr
+        assert (done.returncode != 0) == (fail_on != "nothing"), done.stderr
+        prefix = "-m pip install "
+        return [line.removeprefix(prefix) for line in self.calls.read_text().splitlines() if line.startswith(prefix)]
+
+
+@pytest.fixture
+def set_up(tmp_path: Path) -> SetUp:
+    root = tmp_path / "a folder"  # with a space in its name
+    root.mkdir()
+    return SetUp(root)
+
+
+TORCH_FIRST = "torch==2.13.0 setuptools>=80"
+
+
+def test_setup_installs_torch_first_and_only_once(set_up: SetUp) -> None:
+    assert set_up.run() == [TORCH_FIRST, "--no-build-isolation torch==2.13.0 --editable ."]
+    assert set_up.run() == []
+    assert set_up.run("test", "dev") == [TORCH_FIRST, "--no-build-isolation torch==2.13.0 --editable .[test,dev]"]
+    assert [set_up.run(), set_up.run("test"), set_up.run("dev", "test")] == [[], [], []]
+
+
+def test_setup_installs_again_when_the_project_changed(set_up: SetUp) -> None:
+    set_up.run("test")
+    (set_up.root / "pyproject.toml").write_text("[project] # more")
+    assert len(set_up.run()) == 2
+    # Whether the extra still fits is not known.
+    assert len(set_up.run("test")) == 2
+
+
+@pytest.mark.parametrize("step", ["torch==2.13.0 setuptools", "--editable"])
+def test_setup_goes_on_after_an_interrupted_run(set_up: SetUp, step: str) -> None:
+    set_up.run(fail_on=step)
+    assert len(set_up.run()) == 2
+    assert set_up.run() == []
+
+
+def test_setup_makes_a_broken_environment_anew(set_up: SetUp) -> None:
+    set_up.run()
+    (set_up.root / ".venv" / "bin" / "python").unlink()
+    assert len(set_up.run()) == 2
+
+
+def test_setup_says_which_python_it_needs(set_up: SetUp, monkeypatch: pytest.MonkeyPatch) -> None:
+    executable(set_up.root / "old" / "python3", "exit 1")
+    for version in ("3.11", "3.12", "3.13"):
+        executable(set_up.root / "old" / f"python{version}", "exit 1")
+    executable(set_up.root / "python", "exit 1")
+    monkeypatch.setenv("PATH", f"{set_up.root / 'old'}:/usr/bin:/bin")
+    assert set_up.run(fail_on="everything") == []
+    assert "Python 3.11 or newer" in set_up.told
 
 
 def test_link_tree_shows_packages_under_their_real_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
