@@ -68,7 +68,8 @@ METRICS: tuple[MetricName, ...] = (
     MetricName("time_to_first_token_seconds", _H, "From arrival to first token.", (), FIRST_TOKEN_S),
     MetricName("inter_token_latency_seconds", _H, "Between two tokens of a request.", (), TOKEN_INTERVAL_S),
     MetricName(
-        "request_time_per_output_token_seconds", _H, "Mean time per token after a request's first.", (), TOKEN_INTERVAL_S
+        "request_time_per_output_token_seconds", _H, "Mean time per token after a request's first.",
+        (), TOKEN_INTERVAL_S,
     ),
     MetricName("e2e_request_latency_seconds", _H, "From arrival to last token.", (), REQUEST_LATENCY_S),
     MetricName("request_queue_time_seconds", _H, "Waiting to be scheduled.", (), REQUEST_LATENCY_S),
@@ -93,7 +94,7 @@ METRICS: tuple[MetricName, ...] = (
 
 def token_count_buckets(max_model_len: int) -> tuple[float, ...]:
     """Return 1, 2, 5, 10, 20, 50, ... as far as `max_model_len`."""
-    edges = []
+    edges: list[float] = []
     scale = 1
     while True:
         for mantissa in (1, 2, 5):
@@ -125,7 +126,7 @@ def render_metrics_docs() -> str:
             "# Metrics",
             "",
             "`GET /metrics` answers in Prometheus' text format. Every metric also carries the labels `model_name` (the",
-            "first served name) and `engine` (`0`). With `--enable-vllm-metrics` each is offered under `vllm:` as well.",
+            "first served name) and `engine` (`0`). With `--enable-vllm-metrics` each is also offered under `vllm:`.",
             "This page is made by `scripts/docs` from `frontend/metrics/names.py`.",
             "",
             "| name | kind | further labels | meaning |",

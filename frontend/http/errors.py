@@ -1,0 +1,113 @@
+"""From errors to the public error body: one table for every route. Raises nothing but those errors.
+
+The body is OpenAI's: `{"error": {"message", "type", "param", "code"}}`.
+"""
+
+import logging
+from http import HTTPStatus
+
+import msgspec
+from fastapi import FastAPI
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from octavo.protocol.errors import (
+    EngineDeadError,
+    InvalidRequestError,
+    ModelNotFoundError,
+    OctavoError,
+    OverloadedError,
+    RequestFailedError,
+)
+
+logger = logging.getLogger(__name__)
+
+NEUTRAL_MESSAGE = "The server had an error while processing your request."
+"""All a caller hears of a failure that is not theirs; the log holds the cause."""
+
+RETRY_AFTER_S = 1
+
+_STATUS: dict[type[Exception], HTTPStatus] = {
+    InvalidRequestError: HTTPStatus.BAD_REQUEST,
+    ModelNotFoundError: HTTPStatus.NOT_FOUND,
+    NotImplementedError: HTTPStatus.NOT_IMPLEMENTED,
+    OverloadedError: HTTPStatus.SERVICE_UNAVAILABLE,
+    RequestFailedError: HTTPStatus.INTERNAL_SERVER_ERROR,
+    EngineDeadError: HTTPStatus.INTERNAL_SERVER_ERROR,
+    Exception: HTTPStatus.INTERNAL_SERVER_ERROR,
+}
+
+_TYPES = {
+    HTTPStatus.BAD_REQUEST: "BadRequestError",
+    HTTPStatus.NOT_FOUND: "NotFoundError",
+    HTTPStatus.METHOD_NOT_ALLOWED: "MethodNotAllowedError",
+    HTTPStatus.REQUEST_ENTITY_TOO_LARGE: "RequestTooLargeError",
+    HTTPStatus.UNPROCESSABLE_ENTITY: "UnprocessableEntityError",
+    HTTPStatus.INTERNAL_SERVER_ERROR: "InternalServerError",
+    HTTPStatus.NOT_IMPLEMENTED: "NotImplementedError",
+    HTTPStatus.SERVICE_UNAVAILABLE: "ServiceUnavailableError",
+}
+
+_SAYS_ITS_CAUSE = (InvalidRequestError, ModelNotFoundError, NotImplementedError, OverloadedError, RequestFailedError)
+
+
+class ErrorDetail(msgspec.Struct):
+    """What is wrong, in words and in codes."""
+
+    message: str
+    type: str
+    param: str | None
+    code: int
+
+
+class ErrorBody(msgspec.Struct):
+    """The body of every failed request but one without a valid API key."""
+
+    error: ErrorDetail
+
+
+def status_of(error: Exception) -> HTTPStatus:
+    """Return the HTTP status of an error."""
+    return next(_STATUS[kind] for kind in type(error).__mro__ if kind in _STATUS)
+
+
+def error_body(error: Exception) -> bytes:
+    """Return the JSON body of an error."""
+    message = str(error) if isinstance(error, _SAYS_ITS_CAUSE) else NEUTRAL_MESSAGE
+    return _encode(status_of(error), message, getattr(error, "param", None))
+
+
+def error_response(error: Exception) -> Response:
+    """Return the response to a request that ended in `error`."""
+    status = status_of(error)
+    headers = {"Retry-After": str(RETRY_AFTER_S)} if status is HTTPStatus.SERVICE_UNAVAILABLE else None
+    return Response(error_body(error), status, headers, media_type="application/json")
+
+
+def add_error_handlers(app: FastAPI) -> None:
+    """Make every failure of the application answer in the one form."""
+
+    async def on_error(request: Request, error: Exception) -> Response:
+        if status_of(error) is HTTPStatus.INTERNAL_SERVER_ERROR:
+            logger.error("%s %s failed: %s", request.method, request.url.path, error)
+        return error_response(error)
+
+    async def on_http_exception(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        status = HTTPStatus(error.status_code)
+        messages = {
+            HTTPStatus.NOT_FOUND: f"there is no route {request.url.path}",
+            HTTPStatus.METHOD_NOT_ALLOWED: f"{request.url.path} does not answer to {request.method}",
+        }
+        body = _encode(status, messages.get(status, error.detail), None)
+        return Response(body, status, error.headers, media_type="application/json")
+
+    for kind in (OctavoError, NotImplementedError, Exception):
+        app.add_exception_handler(kind, on_error)
+    app.add_exception_handler(HTTPException, on_http_exception)
+
+
+def _encode(status: HTTPStatus, message: str, param: str | None) -> bytes:
+    kind = _TYPES.get(status, status.phrase.replace(" ", "") + "Error")
+    return msgspec.json.encode(ErrorBody(ErrorDetail(message, kind, param, status.value)))

@@ -1,0 +1,80 @@
+"""Request fields of the API that this release cannot honour: refused by name, never ignored in silence."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+from octavo.protocol.errors import InvalidRequestError
+
+IsInert: TypeAlias = Callable[[Any, Mapping[str, Any]], bool]
+"""True when this value, in this request, asks for nothing."""
+
+HARMLESS_FIELDS = frozenset(
+    {"metadata", "parallel_tool_calls", "prompt_cache_key", "safety_identifier", "service_tier", "store"}
+)
+"""Known fields that only concern OpenAI's own accounting, or only matter beside a refused one."""
+
+
+def _is_empty(value: Any, request: Mapping[str, Any]) -> bool:
+    return not value
+
+
+def _is_one_of(*values: Any) -> IsInert:
+    return lambda value, request: not value or value in values
+
+
+def _is_text(value: Any, request: Mapping[str, Any]) -> bool:
+    return not value or (isinstance(value, Mapping) and value.get("type") == "text")
+
+
+def _has_no_choice(value: Any, request: Mapping[str, Any]) -> bool:
+    return not value or request.get("tool_choice") == "none"
+
+
+def _is_at_most_n(value: Any, request: Mapping[str, Any]) -> bool:
+    return not value or value == (request.get("n") or 1)
+
+
+LATER_FEATURES: dict[str, IsInert] = {
+    "tools": _has_no_choice,
+    "tool_choice": lambda value, request: value in (None, "none") or (value == "auto" and not request.get("tools")),
+    "functions": _is_empty,
+    "function_call": _is_one_of("none"),
+    "response_format": _is_text,
+    "structured_outputs": _is_empty,
+    "guided_json": _is_empty,
+    "guided_regex": _is_empty,
+    "guided_choice": _is_empty,
+    "guided_grammar": _is_empty,
+    "reasoning_effort": _is_one_of("none"),
+    "thinking_token_budget": _is_empty,
+    "use_beam_search": _is_empty,
+    "length_penalty": _is_one_of(1),
+    "best_of": _is_at_most_n,
+    "suffix": _is_empty,
+    "prompt_embeds": _is_empty,
+    "allowed_token_ids": _is_empty,
+    "bad_words": _is_empty,
+    "logits_processors": _is_empty,
+    "repetition_detection": _is_empty,
+    "stream_interval": _is_one_of(1),
+    "modalities": lambda value, request: not value or value == ["text"],
+    "audio": _is_empty,
+    "prediction": _is_empty,
+    "web_search_options": _is_empty,
+    "mm_processor_kwargs": _is_empty,
+    "media_io_kwargs": _is_empty,
+    "kv_transfer_params": _is_empty,
+    "vllm_xargs": _is_empty,
+}
+"""Field names and the values that may stand there all the same."""
+
+
+def refuse_later_features(request: Mapping[str, Any]) -> None:
+    """Refuse a request that asks for what this release does not have.
+
+    Raises:
+        InvalidRequestError: naming the first such field.
+    """
+    for name, value in request.items():
+        if (is_inert := LATER_FEATURES.get(name)) and not is_inert(value, request):
+            raise InvalidRequestError(f"{name} is not supported by this release of octavo: leave it out", name)

@@ -1,0 +1,134 @@
+"""Outputs of the client to chat completions, whole and in chunks. Does no input or output."""
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from octavo.frontend.http.render.answer import AnswerStyle
+from octavo.frontend.http.render.logprobs import chat_logprobs, prompt_logprobs
+from octavo.frontend.http.render.usage import UsageCount
+from octavo.frontend.http.schemas.chat import (
+    ChatChoice,
+    ChatChunk,
+    ChatCompletion,
+    ChatLogprobs,
+    ChatMessage,
+    ChunkChoice,
+    Delta,
+)
+from octavo.frontend.http.schemas.usage import Usage
+from octavo.frontend.outputs import CompletionOutput, RequestOutput
+
+_encode = msgspec.json.Encoder().encode
+
+
+def render_chat(output: RequestOutput, style: AnswerStyle) -> bytes:
+    """Return the whole answer as JSON.
+
+    Args:
+        output: finished, with everything that was generated.
+        style: of the answer.
+    """
+    usage = UsageCount()
+    usage.add(output)
+    completion = ChatCompletion(
+        id=style.id,
+        created=style.created,
+        model=style.model,
+        choices=[
+            ChatChoice(
+                index=choice.index,
+                message=ChatMessage((style.echo or "") + choice.text),
+                logprobs=_logprobs(choice, style),
+                finish_reason=choice.finish_reason,
+                stop_reason=choice.stop_reason,
+                token_ids=choice.token_ids if style.has_token_ids else UNSET,
+            )
+            for choice in output.outputs
+        ],
+        usage=usage.total(),
+        prompt_token_ids=output.prompt_token_ids if style.has_token_ids else UNSET,
+        prompt_logprobs=UNSET if output.prompt_logprobs is None else prompt_logprobs(output.prompt_logprobs),
+    )
+    return _encode(completion)
+
+
+class ChatChunks:
+    """The chunks of one streamed answer.
+
+    Every choice opens with a chunk that has a role and no text; its last chunk alone has a finish
+    reason, and an empty delta.
+
+    Args:
+        style: of the answer.
+        n: number of choices.
+    """
+
+    def __init__(self, style: AnswerStyle, n: int) -> None:
+        self._style = style
+        self._n = n
+        self._usage = UsageCount()
+        self._has_begun = False
+
+    def take(self, output: RequestOutput) -> list[bytes]:
+        """Return the chunks that a delta makes, as JSON."""
+        self._usage.add(output)
+        chunks = [] if self._has_begun else self._opening(output)
+        self._has_begun = True
+        for choice in output.outputs:
+            if choice.text or (choice.token_ids and (choice.logprobs is not None or self._style.has_token_ids)):
+                chunks.append(self._chunk(self._content(choice)))
+            if choice.finish_reason is not None:
+                chunks.append(self._chunk(_closing(choice)))
+        return chunks
+
+    def last(self) -> list[bytes]:
+        """Return what follows when every choice has ended: the usage, if it is wanted."""
+        if not self._style.has_usage:
+            return []
+        return [_encode(self._with_choices([], self._usage.total()))]
+
+    def _opening(self, output: RequestOutput) -> list[bytes]:
+        chunks = []
+        prompt_token_ids = output.prompt_token_ids if self._style.has_token_ids else UNSET
+        for index in range(self._n):
+            choice = ChunkChoice(index=index, delta=Delta(role="assistant", content=""))
+            chunks.append(self._chunk(choice, prompt_token_ids))
+        if self._style.echo:
+            echo = Delta(content=self._style.echo)
+            chunks += [self._chunk(ChunkChoice(index=index, delta=echo)) for index in range(self._n)]
+        return chunks
+
+    def _content(self, choice: CompletionOutput) -> ChunkChoice:
+        return ChunkChoice(
+            index=choice.index,
+            delta=Delta(content=choice.text),
+            logprobs=_logprobs(choice, self._style),
+            token_ids=choice.token_ids if self._style.has_token_ids else UNSET,
+        )
+
+    def _chunk(self, choice: ChunkChoice, prompt_token_ids: list[int] | UnsetType = UNSET) -> bytes:
+        usage: Usage | UnsetType | None = UNSET
+        if self._style.has_usage:
+            usage = self._usage.total() if self._style.has_running_usage else None
+        chunk = self._with_choices([choice], usage)
+        chunk.prompt_token_ids = prompt_token_ids
+        return _encode(chunk)
+
+    def _with_choices(self, choices: list[ChunkChoice], usage: Usage | UnsetType | None) -> ChatChunk:
+        style = self._style
+        return ChatChunk(id=style.id, created=style.created, model=style.model, choices=choices, usage=usage)
+
+
+def _closing(choice: CompletionOutput) -> ChunkChoice:
+    return ChunkChoice(
+        index=choice.index,
+        delta=Delta(),
+        finish_reason=choice.finish_reason,
+        stop_reason=choice.stop_reason,
+    )
+
+
+def _logprobs(choice: CompletionOutput, style: AnswerStyle) -> ChatLogprobs | None:
+    if style.num_logprobs is None or choice.logprobs is None:
+        return None
+    return chat_logprobs(choice.token_ids, choice.logprobs, style.names, style.num_logprobs)

@@ -1,0 +1,152 @@
+"""Outputs of the client to plain completions, whole and in chunks. Does no input or output."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from octavo.frontend.http.render.answer import AnswerStyle
+from octavo.frontend.http.render.logprobs import completion_logprobs, end_of, join_logprobs, prompt_logprobs
+from octavo.frontend.http.render.usage import UsageCount
+from octavo.frontend.http.schemas.completions import CompletionChoice, CompletionLogprobs, CompletionResponse
+from octavo.frontend.http.schemas.usage import Usage
+from octavo.frontend.outputs import CompletionOutput, RequestOutput
+
+_encode = msgspec.json.Encoder().encode
+
+
+@dataclass(frozen=True)
+class EchoStyle:
+    """What leads a choice that echoes its prompt."""
+
+    prompts: list[str]
+    """Text of each prompt."""
+    shows_completion: bool = True
+    """False for `max_tokens` 0: the one token that had to be generated is not shown."""
+
+
+class CompletionAnswer:
+    """One answer to one or several prompts; choice i of prompt p has index p * n + i.
+
+    Args:
+        style: of the answer.
+        n: choices per prompt.
+        echo: None: choices do not repeat their prompts.
+        shows_prompt_logprobs: the caller asked for `prompt_logprobs` by that name.
+    """
+
+    def __init__(
+        self, style: AnswerStyle, n: int, echo: EchoStyle | None = None, *, shows_prompt_logprobs: bool = False
+    ) -> None:
+        self._style = style
+        self._n = n
+        self._echo = echo
+        self._shows_prompt_logprobs = shows_prompt_logprobs
+        self._usage = UsageCount()
+        self._text_offsets: dict[int, int] = {}
+        """Per choice that has begun: length of what its logprobs have covered."""
+
+    def whole(self, outputs: Sequence[RequestOutput]) -> bytes:
+        """Return the whole answer as JSON.
+
+        Args:
+            outputs: one per prompt, finished, with everything that was generated.
+        """
+        choices = []
+        for prompt_index, output in enumerate(outputs):
+            self._count(output, prompt_index)
+            choices += [self._choice(output, choice, prompt_index) for choice in output.outputs]
+        return _encode(self._response(choices, self._usage.total(), system_fingerprint=None))
+
+    def take(self, output: RequestOutput, prompt_index: int) -> list[bytes]:
+        """Return the chunks that a delta makes, as JSON: one per choice with news."""
+        self._count(output, prompt_index)
+        chunks = []
+        for choice in output.outputs:
+            is_first = prompt_index * self._n + choice.index not in self._text_offsets
+            rendered = self._choice(output, choice, prompt_index)
+            is_news = rendered.text or rendered.finish_reason is not None or (is_first and self._style.has_token_ids)
+            if is_news or (choice.token_ids and (rendered.logprobs is not None or self._style.has_token_ids)):
+                chunks.append(_encode(self._response([rendered], self._running_usage())))
+        return chunks
+
+    def last(self) -> list[bytes]:
+        """Return what follows when every choice has ended: the usage, if it is wanted."""
+        return [_encode(self._response([], self._usage.total()))] if self._style.has_usage else []
+
+    def _count(self, output: RequestOutput, prompt_index: int) -> None:
+        if self._echo is None or self._echo.shows_completion:
+            self._usage.add(output, prompt_index)
+        else:
+            self._usage.add(_without_completion(output), prompt_index)
+
+    def _choice(self, output: RequestOutput, choice: CompletionOutput, prompt_index: int) -> CompletionChoice:
+        index = prompt_index * self._n + choice.index
+        is_first = index not in self._text_offsets
+        shows_completion = self._echo is None or self._echo.shows_completion
+        text = choice.text if shows_completion else ""
+        if self._echo is not None and is_first:
+            text = self._echo.prompts[prompt_index] + text
+        rendered = CompletionChoice(
+            index=index,
+            text=text,
+            logprobs=self._logprobs(output, choice, index, shows_completion=shows_completion),
+            finish_reason=choice.finish_reason,
+            stop_reason=choice.stop_reason,
+        )
+        if self._style.has_token_ids:
+            rendered.token_ids = choice.token_ids if shows_completion else []
+            if is_first:
+                rendered.prompt_token_ids = output.prompt_token_ids
+        if self._shows_prompt_logprobs and output.prompt_logprobs is not None:
+            rendered.prompt_logprobs = prompt_logprobs(output.prompt_logprobs)
+        return rendered
+
+    def _logprobs(
+        self, output: RequestOutput, choice: CompletionOutput, index: int, *, shows_completion: bool
+    ) -> CompletionLogprobs | None:
+        is_first = index not in self._text_offsets
+        offset = self._text_offsets.setdefault(index, 0)
+        if self._style.num_logprobs is None:
+            return None
+        result = CompletionLogprobs([], [], [], [])
+        if self._echo is not None and is_first and output.prompt_logprobs is not None:
+            result = completion_logprobs(output.prompt_token_ids, output.prompt_logprobs, self._style.names, 0)
+            offset = end_of(result)
+        if shows_completion and choice.logprobs:
+            own = completion_logprobs(choice.token_ids, choice.logprobs, self._style.names, offset)
+            result, offset = join_logprobs(result, own), end_of(own)
+        self._text_offsets[index] = offset
+        return result
+
+    def _running_usage(self) -> Usage | UnsetType | None:
+        if not self._style.has_usage:
+            return UNSET
+        return self._usage.total() if self._style.has_running_usage else None
+
+    def _response(
+        self,
+        choices: list[CompletionChoice],
+        usage: Usage | UnsetType | None,
+        system_fingerprint: UnsetType | None = UNSET,
+    ) -> CompletionResponse:
+        return CompletionResponse(
+            id=self._style.id,
+            created=self._style.created,
+            model=self._style.model,
+            choices=choices,
+            usage=usage,
+            system_fingerprint=system_fingerprint,
+        )
+
+
+def _without_completion(output: RequestOutput) -> RequestOutput:
+    return RequestOutput(
+        output.request_id,
+        output.prompt,
+        output.prompt_token_ids,
+        [],
+        output.finished,
+        num_cached_tokens=output.num_cached_tokens,
+    )

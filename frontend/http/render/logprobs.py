@@ -1,0 +1,131 @@
+"""Logprobs in the public API's three forms: chat, plain completions, and vLLM's prompt logprobs."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from octavo.frontend.http.schemas.chat import ChatLogprobs, TokenLogprob, TopLogprob
+from octavo.frontend.http.schemas.completions import CompletionLogprobs, PromptLogprob, PromptLogprobs
+from octavo.frontend.outputs import PositionLogprobs
+
+LOWEST = -9999.0
+"""Stands for minus infinity, which JSON does not have."""
+
+
+class Vocabulary(Protocol):
+    """The part of a tokenizer that is needed here."""
+
+    def token_string(self, token_id: int) -> str:
+        """Return the text of a token; part of a character shows as U+FFFD."""
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return the bytes of a token."""
+
+
+class TokenNames:
+    """How tokens are written: as text, or as "token_id:ID", which no two tokens share."""
+
+    def __init__(self, vocabulary: Vocabulary, *, as_ids: bool = False) -> None:
+        self._vocabulary = vocabulary
+        self._as_ids = as_ids
+
+    def name(self, token_id: int) -> str:
+        """Return how a token is written."""
+        return f"token_id:{token_id}" if self._as_ids else self._vocabulary.token_string(token_id)
+
+    def data(self, token_id: int) -> list[int]:
+        """Return the bytes of a token, which tell what U+FFFD in its text stands for."""
+        return list(self._vocabulary.token_bytes(token_id))
+
+
+def chat_logprobs(
+    token_ids: Sequence[int], logprobs: Sequence[PositionLogprobs], names: TokenNames, num_top: int
+) -> ChatLogprobs:
+    """Return the chat form.
+
+    Args:
+        token_ids: what was generated.
+        logprobs: one entry per token.
+        names: how to write tokens.
+        num_top: alternatives to show per token; -1: all there are.
+    """
+    content = []
+    for token_id, position in zip(token_ids, logprobs, strict=True):
+        own = position[token_id]
+        ranked = _alternatives(token_id, position, num_top)
+        top = [TopLogprob(names.name(other), _finite(position[other].logprob), names.data(other)) for other in ranked]
+        content.append(TokenLogprob(names.name(token_id), _finite(own.logprob), names.data(token_id), top))
+    return ChatLogprobs(content)
+
+
+def completion_logprobs(
+    token_ids: Sequence[int], logprobs: Sequence[PositionLogprobs | None], names: TokenNames, text_offset: int
+) -> CompletionLogprobs:
+    """Return the form of plain completions; a token without logprobs (a prompt's first) has null.
+
+    Args:
+        token_ids: of the prompt or generated.
+        logprobs: one entry per token.
+        names: how to write tokens.
+        text_offset: where in the choice's text the first of them begins.
+    """
+    result = CompletionLogprobs([], [], [], [])
+    for token_id, position in zip(token_ids, logprobs, strict=True):
+        name = names.name(token_id)
+        result.text_offset.append(text_offset)
+        result.tokens.append(name)
+        result.token_logprobs.append(None if position is None else _finite(position[token_id].logprob))
+        result.top_logprobs.append(None if position is None else _by_name(position, names))
+        text_offset += len(name)
+    return result
+
+
+def join_logprobs(first: CompletionLogprobs, second: CompletionLogprobs) -> CompletionLogprobs:
+    """Return the logprobs of a prompt and of what followed it."""
+    return CompletionLogprobs(
+        first.text_offset + second.text_offset,
+        first.token_logprobs + second.token_logprobs,
+        first.tokens + second.tokens,
+        first.top_logprobs + second.top_logprobs,
+    )
+
+
+def end_of(logprobs: CompletionLogprobs) -> int:
+    """Return the text offset behind the last token."""
+    return logprobs.text_offset[-1] + len(logprobs.tokens[-1]) if logprobs.tokens else 0
+
+
+def prompt_logprobs(logprobs: Sequence[PositionLogprobs | None]) -> PromptLogprobs:
+    """Return vLLM's form: by token id, with ranks."""
+    return [
+        None
+        if position is None
+        else {
+            str(token_id): PromptLogprob(_finite(entry.logprob), entry.rank, entry.decoded_token)
+            for token_id, entry in position.items()
+        }
+        for position in logprobs
+    ]
+
+
+def _alternatives(token_id: int, position: PositionLogprobs, num_top: int) -> list[int]:
+    """Return the most likely tokens; the chosen one only when it is among them."""
+    if num_top == -1:
+        num_top = len(position)
+    # The chosen token stands first in the dict whatever its rank; the others fall by logprob.
+    rank = position[token_id].rank or 1
+    others = [other for other in position if other != token_id]
+    if rank <= num_top:
+        others.insert(rank - 1, token_id)
+    return others[:num_top]
+
+
+def _by_name(position: PositionLogprobs, names: TokenNames) -> dict[str, float]:
+    """Different tokens can have one text: the first, which is the more likely or the chosen one, stays."""
+    result: dict[str, float] = {}
+    for token_id, entry in position.items():
+        result.setdefault(names.name(token_id), _finite(entry.logprob))
+    return result
+
+
+def _finite(logprob: float) -> float:
+    return max(logprob, LOWEST)

@@ -1,0 +1,89 @@
+"""`POST /v1/chat/completions`."""
+
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from octavo.frontend.http.body import read_request
+from octavo.frontend.http.render.answer import AnswerStyle
+from octavo.frontend.http.render.chat import ChatChunks, render_chat
+from octavo.frontend.http.render.logprobs import TokenNames
+from octavo.frontend.http.schemas.chat import ChatCompletionRequest
+from octavo.frontend.http.serving import check_streaming, new_request_id, serving_of, wants_usage
+from octavo.frontend.http.sse import EventStream, event, respond
+from octavo.frontend.outputs import RequestOutput
+from octavo.protocol.errors import InvalidRequestError
+
+
+async def create_chat_completion(request: Request) -> Response:
+    """Answer a conversation."""
+    serving = serving_of(request)
+    asked = await read_request(request, ChatCompletionRequest)
+    model = serving.model_name(asked.model)
+    check_streaming(asked)
+    num_logprobs = _num_logprobs(asked)
+    max_tokens = asked.max_tokens if asked.max_completion_tokens is None else asked.max_completion_tokens
+    text = await serving.render_chat(asked, asked.messages)
+    token_ids = await serving.client.encode(text, add_special_tokens=asked.add_special_tokens)
+    token_ids = serving.cut_prompt(token_ids, asked, max_tokens)
+    params = serving.sampling_params(
+        asked,
+        num_prompt_tokens=len(token_ids),
+        max_tokens=max_tokens,
+        default_max_tokens=None,
+        logprobs=num_logprobs,
+        prompt_logprobs=asked.prompt_logprobs,
+    )
+    answer_id = f"chatcmpl-{new_request_id(request, asked)}"
+    style = AnswerStyle(
+        id=answer_id,
+        created=serving.now(),
+        model=model,
+        names=TokenNames(serving.client.tokenizer, as_ids=bool(asked.return_tokens_as_token_ids)),
+        num_logprobs=num_logprobs,
+        echo=_echo(asked),
+        has_token_ids=bool(asked.return_token_ids),
+        **wants_usage(asked),
+    )
+    outputs = serving.client.generate(
+        {"prompt": text, "prompt_token_ids": token_ids},
+        params,
+        request_id=answer_id,
+        priority=asked.priority,
+        cache_salt=asked.cache_salt,
+    )
+    if asked.stream:
+        return EventStream(_stream(outputs, ChatChunks(style, params.n)))
+    return await respond(request, _whole(outputs, style))
+
+
+async def _whole(outputs: AsyncIterator[RequestOutput], style: AnswerStyle) -> Response:
+    async with aclosing(outputs):  # type: ignore[type-var]
+        output = await anext(outputs)
+    return Response(render_chat(output, style), media_type="application/json")
+
+
+async def _stream(outputs: AsyncIterator[RequestOutput], chunks: ChatChunks) -> AsyncGenerator[bytes]:
+    async with aclosing(outputs):  # type: ignore[type-var]
+        async for output in outputs:
+            if bodies := chunks.take(output):
+                yield b"".join(map(event, bodies))
+    for body in chunks.last():
+        yield event(body)
+
+
+def _num_logprobs(asked: ChatCompletionRequest) -> int | None:
+    if asked.logprobs:
+        return asked.top_logprobs or 0
+    if asked.top_logprobs:
+        raise InvalidRequestError("top_logprobs needs logprobs to be true", "top_logprobs")
+    return None
+
+
+def _echo(asked: ChatCompletionRequest) -> str | None:
+    """Return the text of a last message that the answer continues."""
+    last = asked.messages[-1]
+    content = last.get("content")
+    return content if asked.echo and last.get("role") == "assistant" and isinstance(content, str) else None

@@ -1,0 +1,137 @@
+"""`POST /v1/completions`."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from octavo.frontend.http.body import read_request
+from octavo.frontend.http.merge import PromptOutputs, merge
+from octavo.frontend.http.render.answer import AnswerStyle
+from octavo.frontend.http.render.completions import CompletionAnswer, EchoStyle
+from octavo.frontend.http.render.logprobs import TokenNames
+from octavo.frontend.http.schemas.completions import CompletionRequest
+from octavo.frontend.http.serving import Serving, check_streaming, new_request_id, serving_of, wants_usage
+from octavo.frontend.http.sse import EventStream, event, respond
+from octavo.frontend.outputs import RequestOutput
+from octavo.protocol.errors import InvalidRequestError
+from octavo.protocol.params import SamplingParams
+
+DEFAULT_MAX_TOKENS = 16
+MAX_PROMPTS = 1024
+
+
+async def create_completion(request: Request) -> Response:
+    """Continue one prompt or several."""
+    serving = serving_of(request)
+    asked = await read_request(request, CompletionRequest)
+    model = serving.model_name(asked.model)
+    check_streaming(asked)
+    prompts = await _prompts(serving, asked)
+    answer_id = f"cmpl-{new_request_id(request, asked)}"
+    params = [_params(serving, asked, token_ids) for _, token_ids in prompts]
+    style = AnswerStyle(
+        id=answer_id,
+        created=serving.now(),
+        model=model,
+        names=TokenNames(serving.client.tokenizer, as_ids=bool(asked.return_tokens_as_token_ids)),
+        num_logprobs=asked.logprobs,
+        has_token_ids=bool(asked.return_token_ids),
+        **wants_usage(asked),
+    )
+    answer = CompletionAnswer(
+        style,
+        n=params[0].n,
+        echo=_echo_style(serving, asked, prompts),
+        shows_prompt_logprobs=asked.prompt_logprobs is not None,
+    )
+    outputs = merge(
+        [
+            serving.client.generate(
+                {"prompt": text, "prompt_token_ids": token_ids},
+                one,
+                request_id=answer_id if len(prompts) == 1 else f"{answer_id}-{index}",
+                priority=asked.priority,
+                cache_salt=asked.cache_salt,
+            )
+            for index, ((text, token_ids), one) in enumerate(zip(prompts, params, strict=True))
+        ]
+    )
+    if asked.stream:
+        return EventStream(_stream(outputs, answer))
+    return await respond(request, _whole(outputs, answer, len(prompts)))
+
+
+async def _whole(outputs: PromptOutputs, answer: CompletionAnswer, num_prompts: int) -> Response:
+    finished: dict[int, RequestOutput] = {prompt_index: output async for prompt_index, output in outputs}
+    return Response(answer.whole([finished[index] for index in range(num_prompts)]), media_type="application/json")
+
+
+async def _stream(outputs: PromptOutputs, answer: CompletionAnswer) -> AsyncGenerator[bytes]:
+    try:
+        async for prompt_index, output in outputs:
+            if bodies := answer.take(output, prompt_index):
+                yield b"".join(map(event, bodies))
+    finally:
+        await outputs.aclose()
+    for body in answer.last():
+        yield event(body)
+
+
+async def _prompts(serving: Serving, asked: CompletionRequest) -> list[tuple[str | None, list[int]]]:
+    """Return the text, where there is one, and the token ids of every prompt."""
+
+    async def tokens(prompt: str | list[int]) -> tuple[str | None, list[int]]:
+        if not isinstance(prompt, str):
+            return None, serving.cut_prompt(prompt, asked, asked.max_tokens)
+        token_ids = await serving.client.encode(prompt, add_special_tokens=asked.add_special_tokens)
+        return prompt, serving.cut_prompt(token_ids, asked, asked.max_tokens)
+
+    return await asyncio.gather(*[tokens(prompt) for prompt in _split(asked.prompt)])
+
+
+def _split(prompt: str | list[str | int | list[int]]) -> list[str | list[int]]:
+    """Tell one prompt of token ids from several prompts.
+
+    Raises:
+        InvalidRequestError: the list is empty, too long or mixed.
+    """
+    if isinstance(prompt, str):
+        return [prompt]
+    ids = [item for item in prompt if isinstance(item, int)]
+    several = [item for item in prompt if not isinstance(item, int)]
+    if ids and several:
+        raise InvalidRequestError("prompt must be text, texts, token ids, or lists of token ids", "prompt")
+    if not prompt:
+        raise InvalidRequestError("prompt must not be an empty list", "prompt")
+    if len(several) > MAX_PROMPTS:
+        raise InvalidRequestError(f"at most {MAX_PROMPTS} prompts in one request, got {len(several)}", "prompt")
+    return several or [ids]
+
+
+def _params(serving: Serving, asked: CompletionRequest, token_ids: list[int]) -> SamplingParams:
+    is_scoring = asked.echo and asked.max_tokens == 0
+    return serving.sampling_params(
+        asked,
+        num_prompt_tokens=len(token_ids),
+        # The engine always generates: one token, which is then not shown.
+        max_tokens=1 if is_scoring else asked.max_tokens,
+        default_max_tokens=DEFAULT_MAX_TOKENS,
+        logprobs=asked.logprobs,
+        prompt_logprobs=asked.logprobs if asked.echo and asked.prompt_logprobs is None else asked.prompt_logprobs,
+    )
+
+
+def _echo_style(
+    serving: Serving, asked: CompletionRequest, prompts: list[tuple[str | None, list[int]]]
+) -> EchoStyle | None:
+    if not asked.echo:
+        return None
+    texts = [
+        text
+        if text is not None and asked.truncate_prompt_tokens is None
+        else serving.client.tokenizer.decode(token_ids)
+        for text, token_ids in prompts
+    ]
+    return EchoStyle(texts, shows_completion=asked.max_tokens != 0)

@@ -1,0 +1,49 @@
+"""`POST /tokenize` and `POST /detokenize`."""
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from octavo.frontend.http.body import read_request
+from octavo.frontend.http.schemas.tokenize import (
+    DetokenizeRequest,
+    DetokenizeResponse,
+    TokenizeRequest,
+    TokenizeResponse,
+)
+from octavo.frontend.http.serving import serving_of
+from octavo.protocol.errors import InvalidRequestError
+
+
+async def tokenize(request: Request) -> Response:
+    """Turn a prompt, or messages by way of the chat template, into token ids."""
+    serving = serving_of(request)
+    asked = await read_request(request, TokenizeRequest)
+    serving.model_name(asked.model)
+    if (asked.prompt is None) == (asked.messages is None):
+        raise InvalidRequestError("give either prompt or messages", "prompt")
+    is_plain = asked.prompt is not None
+    text = asked.prompt if asked.prompt is not None else await serving.render_chat(asked, asked.messages or [])
+    has_special_tokens = is_plain if asked.add_special_tokens is None else asked.add_special_tokens
+    tokens = await serving.client.encode(text, add_special_tokens=has_special_tokens)
+    tokenizer = serving.client.tokenizer
+    answer = TokenizeResponse(
+        count=len(tokens),
+        max_model_len=serving.client.facts.max_model_len,
+        tokens=tokens,
+        token_strs=[tokenizer.token_string(token) for token in tokens] if asked.return_token_strs else None,
+    )
+    return Response(msgspec.json.encode(answer), media_type="application/json")
+
+
+async def detokenize(request: Request) -> Response:
+    """Turn token ids into text, special tokens written out."""
+    serving = serving_of(request)
+    asked = await read_request(request, DetokenizeRequest)
+    serving.model_name(asked.model)
+    tokenizer, vocab_size = serving.client.tokenizer, serving.client.facts.vocab_size
+    for token in asked.tokens:
+        if not 0 <= token < vocab_size:
+            raise InvalidRequestError(f"token id {token} is outside the vocabulary of {vocab_size} tokens", "tokens")
+    text = await serving.client.run_in_thread(lambda: tokenizer.decode(asked.tokens, skip_special_tokens=False))
+    return Response(msgspec.json.encode(DetokenizeResponse(text)), media_type="application/json")

@@ -1,0 +1,64 @@
+"""`/v1/completions`: request and response."""
+
+from typing import Literal, TypeAlias
+
+from msgspec import UNSET, Struct, UnsetType
+
+from octavo.frontend.http.schemas.sampling import SamplingFields
+from octavo.frontend.http.schemas.usage import Usage
+
+
+class CompletionRequest(SamplingFields, kw_only=True):
+    """A prompt, or several, to go on with."""
+
+    prompt: str | list[str | int | list[int]]
+    """Text, texts, one prompt's token ids, or several prompts' token ids."""
+    max_tokens: int | None = None
+    logprobs: int | None = None
+    add_special_tokens: bool = True
+
+
+class PromptLogprob(Struct):
+    """One candidate at one position of the prompt."""
+
+    logprob: float
+    rank: int | None
+    decoded_token: str | None
+
+
+PromptLogprobs: TypeAlias = list[dict[str, PromptLogprob] | None]
+"""One entry per prompt token, by token id; the first token has none."""
+
+
+class CompletionLogprobs(Struct):
+    """Four lists with one entry per token."""
+
+    text_offset: list[int]
+    token_logprobs: list[float | None]
+    tokens: list[str]
+    top_logprobs: list[dict[str, float] | None]
+
+
+class CompletionChoice(Struct, kw_only=True):
+    """One continuation, or in a stream what is new of it."""
+
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    token_ids: list[int] | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+
+
+class CompletionResponse(Struct, kw_only=True):
+    """The whole answer, or one chunk of a stream."""
+
+    id: str
+    object: Literal["text_completion"] = "text_completion"
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    system_fingerprint: str | UnsetType | None = UNSET
+    usage: Usage | UnsetType | None = UNSET

@@ -1,0 +1,42 @@
+"""`/v1/models`: what is served."""
+
+from typing import Literal
+
+from msgspec import Struct
+
+
+class ModelPermission(Struct, kw_only=True):
+    """A relic of OpenAI's first API that some clients still read."""
+
+    id: str
+    object: Literal["model_permission"] = "model_permission"
+    created: int
+    allow_create_engine: bool = False
+    allow_sampling: bool = True
+    allow_logprobs: bool = True
+    allow_search_indices: bool = False
+    allow_view: bool = True
+    allow_fine_tuning: bool = False
+    organization: str = "*"
+    group: str | None = None
+    is_blocking: bool = False
+
+
+class ModelCard(Struct, kw_only=True):
+    """One name that requests may use."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: str = "octavo"
+    root: str
+    parent: str | None = None
+    max_model_len: int
+    permission: list[ModelPermission]
+
+
+class ModelList(Struct, kw_only=True):
+    """All names."""
+
+    object: Literal["list"] = "list"
+    data: list[ModelCard]

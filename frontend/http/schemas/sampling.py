@@ -1,0 +1,52 @@
+"""Request fields that chat and plain completions share. None means: the caller is silent."""
+
+from typing import Annotated, Literal, TypeAlias
+
+from msgspec import Meta, Struct
+
+Seed: TypeAlias = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+
+
+class StreamOptions(Struct, kw_only=True):
+    """What a stream tells beside text."""
+
+    include_usage: bool | None = None
+    """One more chunk at the end, with the usage of the whole request and no choices."""
+    continuous_usage_stats: bool | None = None
+    """The usage so far in every chunk; only together with `include_usage`."""
+
+
+class SamplingFields(Struct, kw_only=True):
+    """Fields of OpenAI's API and of vLLM's extension of it, with their names and meanings."""
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    repetition_penalty: float | None = None
+    seed: Seed | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    min_tokens: int = 0
+    logit_bias: dict[int, float] | None = None
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    prompt_logprobs: int | None = None
+    truncate_prompt_tokens: Annotated[int, Meta(ge=-1)] | None = None
+    """Keep only this many of the prompt's last tokens; -1: as many as the engine holds."""
+    truncation_side: Literal["left", "right"] | None = None
+    priority: int = 0
+    request_id: str | None = None
+    cache_salt: Annotated[str, Meta(min_length=1)] | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    echo: bool = False
+    user: str | None = None

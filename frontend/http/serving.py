@@ -1,0 +1,174 @@
+"""`Serving`: what every route needs, and what all generating routes do before they generate."""
+
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol, TypedDict
+
+from starlette.requests import Request
+
+from octavo.frontend.http.schemas.sampling import SamplingFields, StreamOptions
+from octavo.frontend.text.chat_template import ChatTemplate, Message
+from octavo.protocol.errors import InvalidRequestError, ModelNotFoundError
+from octavo.protocol.params import OutputKind, SamplingParams
+
+if TYPE_CHECKING:
+    from octavo.frontend.client import AsyncClient
+    from octavo.frontend.metrics.exporter import Metrics
+
+
+class TemplateFields(Protocol):
+    """The fields of a request that say how its messages become a prompt."""
+
+    add_generation_prompt: bool
+    continue_final_message: bool
+    chat_template: str | None
+    chat_template_kwargs: dict[str, Any] | None
+    documents: list[dict[str, Any]] | None
+
+
+@dataclass(frozen=True)
+class Serving:
+    """One engine behind one HTTP application."""
+
+    client: "AsyncClient"
+    metrics: "Metrics"
+    created: int = field(default_factory=lambda: int(time.time()))
+    """When serving began, in seconds since the epoch: the models' creation time."""
+
+    def now(self) -> int:
+        """Return the time of an answer, in seconds since the epoch."""
+        return int(time.time())
+
+    def model_name(self, asked: str | None) -> str:
+        """Return the name to answer with.
+
+        Raises:
+            ModelNotFoundError: this server does not serve `asked`.
+        """
+        names = self.client.facts.served_model_names
+        if asked is None:
+            return names[0]
+        if asked not in names:
+            raise ModelNotFoundError(f"the model {asked!r} is not served here: use {' or '.join(map(repr, names))}")
+        return asked
+
+    async def render_chat(self, fields: TemplateFields, messages: Sequence[Message]) -> str:
+        """Return the prompt text of a conversation, rendered off the event loop.
+
+        Raises:
+            InvalidRequestError: there is no chat template, or it refuses the messages.
+        """
+        client = self.client
+
+        def render() -> str:
+            # A request's template is text: its words must never be taken for a file's name.
+            template = (
+                client.chat_template()
+                if fields.chat_template is None
+                else ChatTemplate(fields.chat_template, client.tokenizer.special_tokens)
+            )
+            return template.render(
+                messages,
+                add_generation_prompt=fields.add_generation_prompt,
+                continue_final_message=fields.continue_final_message,
+                documents=fields.documents,
+                **(fields.chat_template_kwargs or {}),
+            )
+
+        return await client.run_in_thread(render)
+
+    def cut_prompt(self, token_ids: list[int], asked: SamplingFields, max_tokens: int | None) -> list[int]:
+        """Return the tokens that `truncate_prompt_tokens` leaves of a prompt."""
+        keep = asked.truncate_prompt_tokens
+        if keep is None:
+            return token_ids
+        if keep == -1:
+            keep = max(1, self.client.facts.max_model_len - (max_tokens or 1))
+        if len(token_ids) <= keep:
+            return token_ids
+        return token_ids[:keep] if asked.truncation_side == "right" else token_ids[len(token_ids) - keep :]
+
+    def sampling_params(
+        self,
+        asked: SamplingFields,
+        *,
+        num_prompt_tokens: int,
+        max_tokens: int | None,
+        default_max_tokens: int | None,
+        logprobs: int | None,
+        prompt_logprobs: int | None,
+    ) -> SamplingParams:
+        """Return the request's parameters over the model's own defaults.
+
+        Args:
+            asked: the request.
+            num_prompt_tokens: of the prompt, after cutting.
+            max_tokens: None where the request is silent.
+            default_max_tokens: what silence means, unless the model says; None: what is left of the context.
+            logprobs: as in `SamplingParams`.
+            prompt_logprobs: likewise.
+
+        Raises:
+            InvalidRequestError: a field is out of range.
+        """
+        defaults = self.client.default_params(max_tokens=default_max_tokens)
+        if max_tokens is None and defaults.max_tokens is not None:
+            # A limit that nobody asked for must not make a prompt too long.
+            room = self.client.facts.max_model_len - num_prompt_tokens
+            max_tokens = max(1, min(defaults.max_tokens, room))
+        said = {name: value for name in _SAMPLING_FIELDS if (value := getattr(asked, name)) is not None}
+        return defaults.clone(
+            **said,
+            max_tokens=max_tokens,
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
+            output_kind=OutputKind.DELTA if asked.stream else OutputKind.FINAL_ONLY,
+        )
+
+
+_SAMPLING_FIELDS = (
+    *("n", "temperature", "top_p", "top_k", "min_p", "seed"),
+    *("frequency_penalty", "presence_penalty", "repetition_penalty", "logit_bias"),
+    *("stop", "stop_token_ids", "include_stop_str_in_output", "ignore_eos", "min_tokens"),
+    *("skip_special_tokens", "spaces_between_special_tokens"),
+)
+"""Request fields that are `SamplingParams` fields of the same name."""
+
+
+class UsageWishes(TypedDict):
+    """The part of an `AnswerStyle` that `stream_options` decides."""
+
+    has_usage: bool
+    has_running_usage: bool
+
+
+def wants_usage(asked: SamplingFields) -> UsageWishes:
+    """Return what a stream is to tell of usage."""
+    options = asked.stream_options or StreamOptions()
+    has_usage = bool(options.include_usage)
+    return {"has_usage": has_usage, "has_running_usage": has_usage and bool(options.continuous_usage_stats)}
+
+
+def check_streaming(asked: SamplingFields) -> None:
+    """Refuse what does not go together with streaming, or only with it.
+
+    Raises:
+        InvalidRequestError: naming the field.
+    """
+    if asked.stream_options is not None and not asked.stream:
+        raise InvalidRequestError("stream_options is only for requests with stream=true", "stream_options")
+    if asked.prompt_logprobs is not None and asked.stream:
+        raise InvalidRequestError("prompt_logprobs is not available with stream=true", "prompt_logprobs")
+
+
+def serving_of(request: Request) -> Serving:
+    """Return what the application serves."""
+    serving: Serving = request.app.state.serving
+    return serving
+
+
+def new_request_id(request: Request, asked: SamplingFields) -> str:
+    """Return the caller's own id (header `X-Request-Id`, then the field `request_id`) or a random one."""
+    return request.headers.get("X-Request-Id") or asked.request_id or uuid.uuid4().hex
