@@ -1,6 +1,6 @@
 """The meaning of the penalties: one token after another."""
 
-import numpy as np
+import torch
 from torch import Tensor
 
 
@@ -14,17 +14,11 @@ def apply_penalties(
     presence_R: Tensor,
 ) -> None:
     """See the contract in the package."""
-    num_rows, vocab_size = logits_RV.shape
-    for row in range(num_rows):
-        repetition, frequency, presence = (
-            np.float32(penalty[row].item()) for penalty in (repetition_R, frequency_R, presence_R)
-        )
-        for token in range(vocab_size):
-            logit = np.float32(logits_RV[row, token].item())
-            count = np.float32(output_counts_RV[row, token].item())
-            if count or is_in_prompt_RV[row, token]:
-                logit = logit / repetition if logit > 0 else logit * repetition
-            logit = logit - frequency * count
-            if count:
-                logit = logit - presence
-            logits_RV[row, token] = float(logit)
+    for row, token in torch.cartesian_prod(*(torch.arange(length) for length in logits_RV.shape)).tolist():
+        logit, count = logits_RV[row, token], output_counts_RV[row, token]
+        if count > 0 or is_in_prompt_RV[row, token]:
+            logit = logit / repetition_R[row] if logit > 0 else logit * repetition_R[row]
+        logit = logit - frequency_R[row] * count
+        if count > 0:
+            logit = logit - presence_R[row]
+        logits_RV[row, token] = logit

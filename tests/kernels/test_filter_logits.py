@@ -1,0 +1,64 @@
+"""Filters: cpu against reference, and the rules one by one."""
+
+import itertools
+
+import pytest
+import torch
+
+from octavo.kernels.filter_logits import cases, filter_logits, reference
+
+
+@pytest.mark.parametrize("spread", [0.0, 0.01, 3.0])
+@pytest.mark.parametrize(("vocab_size", "setting"), list(itertools.product(cases.VOCAB_SIZES, cases.SETTINGS)))
+def test_cpu_equals_reference(vocab_size: int, setting: tuple[int, float, float], spread: float) -> None:
+    logits = cases.row(vocab_size, spread)
+    top_k, top_p, min_p = setting
+    got = filter_logits(logits, top_k=top_k, top_p=top_p, min_p=min_p)
+    expected = reference.filter_logits(logits, top_k=top_k, top_p=top_p, min_p=min_p)
+    assert torch.equal(got, got.sort().values)
+    # float32 against float64 probabilities: a nucleus of many thousands may end some tokens apart.
+    differing = set(got.tolist()) ^ set(expected.tolist())
+    assert len(differing) <= 1e-3 * len(expected), len(differing)
+    if len(expected) < 1000:
+        assert torch.equal(got, expected)
+
+
+def test_top_p_takes_the_shortest_list_that_reaches_it() -> None:
+    logits = torch.tensor([0.1, 0.5, 0.15, 0.25]).log()
+    kept = {p: filter_logits(logits, top_k=0, top_p=p, min_p=0.0).tolist() for p in (0.3, 0.49, 0.6, 0.8, 0.95)}
+    assert kept == {0.3: [1], 0.49: [1], 0.6: [1, 3], 0.8: [1, 2, 3], 0.95: [0, 1, 2, 3]}
+
+
+def test_top_p_renormalises_what_top_k_left() -> None:
+    logits = torch.tensor([0.4, 0.3, 0.2, 0.1]).log()
+    # Of the whole, 0.4 + 0.3 stay below 0.75; of the three that top_k keeps they are 0.78.
+    assert filter_logits(logits, top_k=3, top_p=0.75, min_p=0.0).tolist() == [0, 1]
+    assert filter_logits(logits, top_k=0, top_p=0.75, min_p=0.0).tolist() == [0, 1, 2]
+
+
+def test_min_p_is_relative_to_the_likeliest() -> None:
+    logits = torch.tensor([0.5, 0.3, 0.15, 0.05]).log()
+    assert filter_logits(logits, top_k=0, top_p=1.0, min_p=0.2).tolist() == [0, 1, 2]
+    assert filter_logits(logits, top_k=0, top_p=1.0, min_p=1.0).tolist() == [0]
+
+
+def test_equal_logits_are_kept_by_rising_id() -> None:
+    logits = torch.zeros(1001)
+    assert filter_logits(logits, top_k=3, top_p=1.0, min_p=0.0).tolist() == [0, 1, 2]
+    assert filter_logits(logits, top_k=0, top_p=0.01, min_p=0.0).tolist() == list(range(11))
+
+
+def test_ruled_out_tokens_stay_out() -> None:
+    logits = torch.full((151,), -torch.inf)
+    logits[[3, 77]] = torch.tensor([1.0, 1.0])
+    assert filter_logits(logits, top_k=0, top_p=0.99, min_p=0.0).tolist() == [3, 77]
+    assert filter_logits(logits, top_k=1, top_p=0.99, min_p=0.1).tolist() == [3]
+
+
+@pytest.mark.parametrize("setting", cases.SETTINGS)
+def test_a_view_of_a_batch_gives_the_same_as_its_copy(setting: tuple[int, float, float]) -> None:
+    batch = torch.stack([cases.row(151, 1.0, seed) for seed in range(4)])
+    top_k, top_p, min_p = setting
+    for row in range(4):
+        alone = filter_logits(batch[row].clone(), top_k=top_k, top_p=top_p, min_p=min_p)
+        assert torch.equal(filter_logits(batch[row], top_k=top_k, top_p=top_p, min_p=min_p), alone)
