@@ -1,0 +1,173 @@
+"""Flags made from the configuration tree: parsing, help, and the YAML file beneath them.
+
+Knows no single setting: a new field of the tree is a new flag.
+"""
+
+import argparse
+import difflib
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from types import NoneType
+from typing import Any, Literal, NoReturn, get_args, get_origin
+
+import msgspec
+
+from octavo.protocol.config.server import ServerConfig
+from octavo.protocol.config.sources import FieldInfo, engine_branches, engine_fields, parse_size, server_fields
+from octavo.protocol.errors import ConfigError
+
+
+class FlagParser(argparse.ArgumentParser):
+    """An `ArgumentParser` that never guesses flags but suggests them."""
+
+    def __init__(self, prog: str, description: str) -> None:
+        super().__init__(
+            prog=prog,
+            description=description,
+            allow_abbrev=False,
+            argument_default=argparse.SUPPRESS,
+            formatter_class=_HelpFormatter,
+        )
+
+    def add_fields(self, title: str, fields: Iterable[FieldInfo]) -> None:
+        """Add one group of flags."""
+        group = self.add_argument_group(title)
+        for info in fields:
+            group.add_argument(info.flag, dest=info.name, help=_help(info), **_argument(info))
+
+    def parse_flags(self, words: Sequence[str]) -> dict[str, Any]:
+        """Return what the command line says, by setting; settings it is silent on are absent.
+
+        Ends the process with code 2, after a line that says why, when it is wrong.
+        """
+        settings, unknown = self.parse_known_args(words)
+        if unknown:
+            self.error(self._unknown(unknown[0]))
+        return vars(settings)
+
+    def error(self, message: str) -> NoReturn:
+        """Print one line, not the whole usage, and exit with code 2."""
+        print(f"{self.prog}: error: {message} (see {self.prog} --help)", file=sys.stderr)  # noqa: T201
+        raise SystemExit(2)
+
+    def _unknown(self, word: str) -> str:
+        if not word.startswith("-"):
+            return f"unexpected argument {word!r}: there is one MODEL"
+        known = [option for action in self._actions for option in action.option_strings]
+        close = difflib.get_close_matches(word.partition("=")[0], known, n=1)
+        return f"unknown flag {word}" + (f": did you mean {close[0]}?" if close else "")
+
+
+def config_parser(prog: str, description: str) -> FlagParser:
+    """Return a parser for MODEL, `--config` and every field of the tree."""
+    parser = FlagParser(prog, description)
+    parser.add_argument("positional_model", metavar="MODEL", nargs="?", help="the same as --model")
+    parser.add_argument(
+        "--config", metavar="FILE", help="YAML file of settings, named as the flags; the command line wins over it"
+    )
+    for branch, struct in engine_branches().items():
+        title = _title(struct)
+        parser.add_fields(title, [info for info in engine_fields() if info.branch == branch])
+    parser.add_fields(_title(ServerConfig), server_fields())
+    return parser
+
+
+def read_config_file(path: str) -> dict[str, Any]:
+    """Read a YAML file of settings; names may have dashes or underscores.
+
+    Raises:
+        ConfigError: the file cannot be read, or names a setting that does not exist.
+    """
+    import yaml
+
+    try:
+        content = yaml.safe_load(Path(path).read_text("utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}", phase="configuration") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not YAML: {' '.join(str(error).split())}", phase="configuration") from None
+    if content is None:
+        return {}
+    if not isinstance(content, Mapping):
+        raise ConfigError(f"{path} must hold settings, one per line: name: value", phase="configuration")
+    fields = {info.name: info for info in (*engine_fields(), *server_fields())}
+    return dict(_file_setting(path, str(key), value, fields) for key, value in content.items())
+
+
+def _file_setting(path: str, key: str, value: Any, fields: Mapping[str, FieldInfo]) -> tuple[str, Any]:
+    name = key.replace("-", "_")
+    if name not in fields:
+        close = difflib.get_close_matches(name, fields, n=1)
+        hint = f"did you mean {close[0].replace('_', '-')}?" if close else "octavo serve --help lists every setting"
+        raise ConfigError(f"{path}: unknown setting {key!r}", phase="configuration", hint=hint)
+    kinds = _kinds(fields[name].type)
+    if isinstance(value, str) and int in kinds:
+        try:
+            value = _number(value, kinds)
+        except ValueError as error:
+            raise ConfigError(f"{path}: {key}: {error}", phase="configuration") from None
+    if isinstance(value, str) and _is_list(fields[name].type):
+        value = [value]
+    return name, value
+
+
+def _title(struct: type[msgspec.Struct]) -> str:
+    return (struct.__doc__ or "").split("\n")[0].rstrip(".")
+
+
+def _argument(info: FieldInfo) -> dict[str, Any]:
+    """Return what `add_argument` needs to know of a field's type."""
+    kinds = _kinds(info.type)
+    if bool in kinds:
+        return {"action": argparse.BooleanOptionalAction}
+    if _is_list(info.type):
+        return {"action": "extend", "nargs": "+", "metavar": "NAME" if "name" in info.name else "VALUE"}
+    if int in kinds:
+        return {"type": lambda text: _number(text, kinds), "metavar": "N"}
+    if float in kinds:
+        return {"type": float, "metavar": "X"}
+    choices = [kind for kind in kinds if isinstance(kind, str)]
+    return {"choices": choices} if choices else {"metavar": "TEXT"}
+
+
+def _kinds(kind: Any) -> list[Any]:
+    """Return the members of a union; the values of a Literal count as members."""
+    if get_origin(kind) is Literal:
+        return list(get_args(kind))
+    if get_origin(kind) is None or _is_list(kind):
+        return [kind]
+    return [member for part in get_args(kind) if part is not NoneType for member in _kinds(part)]
+
+
+def _is_list(kind: Any) -> bool:
+    return get_origin(kind) is list or any(get_origin(part) is list for part in get_args(kind))
+
+
+def _number(text: str, kinds: Sequence[Any]) -> int | str:
+    """Read a whole number, one with a unit, or a word that the field knows ("auto")."""
+    if text in kinds:
+        return text
+    return int(text) if text.startswith("-") and text[1:].isdigit() else parse_size(text)
+
+
+def _help(info: FieldInfo) -> str:
+    """Return the description with the default, where there is one to tell."""
+    text = info.description.replace("%", "%%")
+    if "Default:" in text or info.default is None or info.default is msgspec.NODEFAULT:
+        return text
+    default = info.default
+    if isinstance(default, bool):
+        default = "on" if default else "off"
+    return f"{text} Default: {default}."
+
+
+class _HelpFormatter(argparse.HelpFormatter):
+    """Wider columns, and a usage line that does not repeat every flag."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=36, width=110)
+
+    def add_usage(self, usage: Any, actions: Any, groups: Any, prefix: Any = None) -> None:
+        """Show the usage in one line."""
+        self._add_item(lambda: f"usage: {self._prog} MODEL [FLAG ...]\n\n", [])

@@ -1,0 +1,91 @@
+"""`main`: finds the sub-command, runs it, and turns errors into one last line and an exit code.
+
+Exit codes: 0 done (also after Ctrl-C on a server that was ready), 1 failed (the last line says why),
+2 the command line is wrong, 128 + N ended by signal N before it was ready.
+"""
+
+import logging
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+
+from octavo import __version__
+from octavo.protocol.errors import OctavoError, StartupError
+
+EXIT_OK = 0
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+EXIT_SIGNAL = 128
+
+
+@dataclass(frozen=True)
+class Command:
+    """A sub-command; its module is imported when it is called."""
+
+    name: str
+    help: str
+    module: str
+    """Has a function `run(arguments) -> int`."""
+
+
+COMMANDS: tuple[Command, ...] = (
+    Command("serve", "start an OpenAI-compatible server for a model", "octavo.frontend.cli.serve"),
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return the exit code.
+
+    Args:
+        arguments: without the program's name; None: `sys.argv`.
+    """
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if not words or words[0] in ("-h", "--help", "help"):
+        print(usage())  # noqa: T201  (a command's output)
+        return EXIT_OK if words else EXIT_USAGE
+    if words[0] in ("-V", "--version"):
+        print(f"octavo {__version__}")  # noqa: T201
+        return EXIT_OK
+    command = next((command for command in COMMANDS if command.name == words[0]), None)
+    if command is None:
+        return fail(f"unknown command {words[0]!r}", f"octavo knows: {', '.join(c.name for c in COMMANDS)}", EXIT_USAGE)
+    run: Callable[[list[str]], int] = import_module(command.module).run
+    return _guarded(run, words[1:])
+
+
+def usage() -> str:
+    """Return the text of `octavo --help`."""
+    width = max(len(command.name) for command in COMMANDS)
+    rows = [f"  {command.name:<{width}}  {command.help}" for command in COMMANDS]
+    return "\n".join(
+        [
+            "usage: octavo COMMAND [ARGUMENTS]",
+            "",
+            "Serves large language models: the same request gives the same tokens, bit for bit, in any batch.",
+            "",
+            "commands:",
+            *rows,
+            "",
+            "octavo COMMAND --help explains a command; octavo --version tells the version.",
+        ]
+    )
+
+
+def fail(message: str, hint: str = "", code: int = EXIT_FAILED) -> int:
+    """Print the root cause as the last line and return the exit code."""
+    print(f"octavo: error: {message}" + (f" ({hint})" if hint else ""), file=sys.stderr)  # noqa: T201
+    return code
+
+
+def _guarded(run: Callable[[list[str]], int], words: list[str]) -> int:
+    try:
+        return run(words)
+    except StartupError as error:
+        if logging.getLogger("octavo").isEnabledFor(logging.DEBUG) and error.details:
+            print(error.details, file=sys.stderr)  # noqa: T201
+        return fail(error.message, error.hint)
+    except OctavoError as error:
+        return fail(str(error))
+    except KeyboardInterrupt:
+        return EXIT_SIGNAL + 2

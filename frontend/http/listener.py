@@ -1,0 +1,99 @@
+"""The socket that the server listens on, bound before any model is loaded. Accepts nothing itself."""
+
+import errno
+import os
+import socket
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+
+from octavo.protocol.config import ServerConfig
+from octavo.protocol.errors import StartupError
+
+BACKLOG = 2048
+
+
+@dataclass(frozen=True)
+class Listener:
+    """A listening socket. Callers who come before the server is ready wait in its queue."""
+
+    socket: socket.socket
+    url: str
+    """How to reach it: `http://host:port` or `unix:PATH`."""
+    path: Path | None = None
+    """Of a Unix socket."""
+
+    def close(self) -> None:
+        """Stop listening, and remove the file of a Unix socket; harmless the second time."""
+        self.socket.close()
+        if self.path is not None:
+            self.path.unlink(missing_ok=True)
+
+
+def listen(config: ServerConfig) -> Listener:
+    """Bind what the configuration names.
+
+    Raises:
+        StartupError: the address is taken or cannot be bound.
+    """
+    if config.uds is not None:
+        return _listen_unix(Path(config.uds))
+    try:
+        family, _, _, _, address = socket.getaddrinfo(
+            config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        bound = socket.create_server(address, family=family, backlog=BACKLOG)
+    except OSError as error:
+        raise _bind_error(f"{config.host}:{config.port}", error) from None
+    port = bound.getsockname()[1]
+    host = f"[{config.host}]" if family == socket.AF_INET6 else config.host
+    return Listener(bound, f"http://{host}:{port}")
+
+
+def _listen_unix(path: Path) -> Listener:
+    _remove_stale(path)
+    bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    # The mode must be right from the first moment: a later chmod would leave a gap.
+    mask = os.umask(0o177)
+    try:
+        bound.bind(str(path))
+        bound.listen(BACKLOG)
+    except OSError as error:
+        bound.close()
+        raise _bind_error(str(path), error) from None
+    finally:
+        os.umask(mask)
+    return Listener(bound, f"unix:{path}", path)
+
+
+def _remove_stale(path: Path) -> None:
+    """Remove the socket of a server that is dead; leave everything else alone.
+
+    Raises:
+        StartupError: a server lives behind the socket, or the path is no socket.
+    """
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(mode):
+        raise StartupError(
+            f"{path} exists and is not a socket", phase="binding the HTTP socket", hint="choose another --uds path"
+        )
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        try:
+            probe.connect(str(path))
+        except ConnectionRefusedError:
+            path.unlink()
+        else:
+            raise _bind_error(str(path), OSError(errno.EADDRINUSE, ""))
+
+
+def _bind_error(address: str, error: OSError) -> StartupError:
+    reasons = {
+        errno.EADDRINUSE: ("is in use by another program", "choose another --port or --uds, or end that program"),
+        errno.EACCES: ("may not be used by this user", "choose a --port above 1023, or another --uds"),
+        errno.EADDRNOTAVAIL: ("is no address of this machine", "use --host 127.0.0.1 or 0.0.0.0"),
+    }
+    reason, hint = reasons.get(error.errno or 0, (f"cannot be bound: {error.strerror or error}", "check --host"))
+    return StartupError(f"{address} {reason}", phase="binding the HTTP socket", hint=hint)

@@ -1,0 +1,211 @@
+"""`run`: one engine and one HTTP server from start to end, with its signals and its log.
+
+What the routes do is in `routes/`; this module only brings them up and down.
+"""
+
+import asyncio
+import contextlib
+import logging
+import signal
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import TYPE_CHECKING
+
+import uvicorn
+import uvloop
+
+from octavo.frontend.client import AsyncClient
+from octavo.frontend.http.app import build_app
+from octavo.frontend.http.listener import Listener, listen
+from octavo.frontend.http.serving import Serving
+from octavo.frontend.metrics.exporter import Metrics
+from octavo.frontend.metrics.log_line import INTERVAL_S, ThroughputLine
+from octavo.protocol.config import EngineConfig, ServerConfig
+from octavo.protocol.env import Env
+from octavo.protocol.errors import EngineDeadError
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+logger = logging.getLogger(__name__)
+
+TICK_S = 1.0
+"""How often the server renews its Date header and looks whether the engine still lives."""
+
+DEAD_ENGINE_GRACE_S = 2.0
+"""What responses get to carry the error out after the engine has died."""
+
+
+class Interrupted(Exception):
+    """A signal ended the start before the server was ready."""
+
+    def __init__(self, number: signal.Signals) -> None:
+        super().__init__(f"{number.name} while starting")
+        self.number = number
+
+
+def run(engine: EngineConfig, server: ServerConfig) -> None:
+    """Serve until a signal or the engine's death.
+
+    Blocks until: the server has ended in good order.
+
+    Raises:
+        StartupError: the address is taken, or the engine cannot start; holds the root cause.
+        EngineDeadError: the engine died while serving; holds the root cause.
+        Interrupted: a signal came before the server was ready.
+    """
+    listener = listen(server)
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(_serve(engine, server, listener))
+    finally:
+        listener.close()
+
+
+async def _serve(engine: EngineConfig, config: ServerConfig, listener: Listener) -> None:
+    async with _starting(engine, config) as client:
+        metrics = Metrics(
+            client.config,
+            num_blocks=client.facts.num_blocks,
+            max_model_len=client.facts.max_model_len,
+            has_vllm_names=config.enable_vllm_metrics,
+        )
+        client.observer = metrics
+        server = Server(build_app(Serving(client, metrics), _api_keys(config)), config, client)
+        with _stop_signals(server.on_signal):
+            names = ", ".join(client.facts.served_model_names)
+            logger.info("engine address for further applications: %s", client.address)
+            logger.info("listening on %s, serving %s", listener.url, names)
+            lines = asyncio.create_task(_log_throughput(client)) if client.config.log_stats else None
+            await server.serve(sockets=[listener.socket])
+            if lines:
+                lines.cancel()
+        if server.engine_failure:
+            raise server.engine_failure
+
+
+@contextlib.asynccontextmanager
+async def _starting(engine: EngineConfig, config: ServerConfig) -> AsyncIterator[AsyncClient]:
+    """Start the engine; a signal meanwhile stops the start."""
+    task = asyncio.current_task()
+    assert task is not None
+    received: list[signal.Signals] = []
+
+    def on_signal(number: signal.Signals) -> None:
+        received.append(number)
+        task.cancel()
+
+    start = AsyncClient.launch(config=engine, address=config.engine_address, on_progress=_log_progress)
+    try:
+        with _stop_signals(on_signal):
+            client = await start
+    except asyncio.CancelledError:
+        if not received:
+            raise
+        raise Interrupted(received[0]) from None
+    try:
+        if client.engine:
+            logger.info("%s", client.engine.timeline.render())
+        yield client
+    finally:
+        await client.close()
+
+
+class Server(uvicorn.Server):
+    """uvicorn with our way to end: one signal drains, a second aborts, a dead engine ends it at once."""
+
+    def __init__(self, app: "FastAPI", config: ServerConfig, client: AsyncClient) -> None:
+        _route_uvicorn_log(has_access_log=not config.disable_access_log)
+        super().__init__(
+            uvicorn.Config(
+                app,
+                loop="none",
+                http="httptools",
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                access_log=not config.disable_access_log,
+                server_header=False,
+                # uvicorn counts in whole seconds; below one it would wait for ever.
+                timeout_graceful_shutdown=max(1, round(config.shutdown_timeout)),
+            )
+        )
+        self.engine_failure: EngineDeadError | None = None
+        """Why the engine died, if it did."""
+        self._client = client
+        self._stop = asyncio.Event()
+
+    def on_signal(self, number: signal.Signals) -> None:
+        """Drain on the first signal, abort on the second."""
+        if self.should_exit:
+            logger.warning("%s again: aborting %d requests", number.name, self._client.num_live_requests)
+            self.force_exit = True
+        else:
+            logger.info(
+                "%s: no new requests; waiting up to %s s for %d running ones (once more to abort them)",
+                number.name,
+                self.config.timeout_graceful_shutdown,
+                self._client.num_live_requests,
+            )
+        self.should_exit = True
+        self._stop.set()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave the signals to `on_signal`."""
+        yield
+
+    async def main_loop(self) -> None:
+        """Wait for the end without uvicorn's ten wake-ups per second."""
+        while not await self.on_tick(counter=0):
+            if self._client.failure:
+                self.engine_failure = self._client.failure
+                self.config.timeout_graceful_shutdown = round(DEAD_ENGINE_GRACE_S)
+                self.should_exit = True
+                continue
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stop.wait(), TICK_S)
+
+
+@contextlib.contextmanager
+def _stop_signals(handler: Callable[[signal.Signals], None]) -> Iterator[None]:
+    loop = asyncio.get_running_loop()
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    for number in numbers:
+        loop.add_signal_handler(number, handler, number)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            loop.remove_signal_handler(number)
+
+
+async def _log_throughput(client: AsyncClient) -> None:
+    line = ThroughputLine(time.monotonic())
+    while True:
+        await asyncio.sleep(INTERVAL_S)
+        if text := line.next(client.latest_stats, time.monotonic()):
+            logger.info("%s", text)
+
+
+def _log_progress(phase: str, fraction: float | None) -> None:
+    if fraction is None:
+        logger.info("%s", phase)
+    else:
+        logger.debug("%s: %.0f %%", phase, 100 * fraction)
+
+
+def _api_keys(config: ServerConfig) -> list[str]:
+    from_environment = Env.read().api_key
+    return config.api_key or ([from_environment] if from_environment else [])
+
+
+def _route_uvicorn_log(*, has_access_log: bool) -> None:
+    """Send uvicorn's log where ours goes; of its life we tell ourselves, so only its complaints."""
+    ours = logging.getLogger("octavo")
+    for name, level in (("uvicorn.error", logging.WARNING), ("uvicorn.access", logging.INFO)):
+        theirs = logging.getLogger(name)
+        theirs.handlers[:] = ours.handlers
+        theirs.propagate = False
+        theirs.setLevel(level)
+    logging.getLogger("uvicorn.access").disabled = not has_access_log
