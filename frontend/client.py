@@ -25,7 +25,7 @@ from octavo.frontend.text.chat_template import ChatTemplate
 from octavo.frontend.text.tokenizer import Tokenizer
 from octavo.protocol.config import EngineConfig, ResolvedConfig
 from octavo.protocol.config.sources import engine_config
-from octavo.protocol.errors import InvalidRequestError
+from octavo.protocol.errors import EngineDeadError, InvalidRequestError
 from octavo.protocol.events import BoolResult, EngineFacts
 from octavo.protocol.params import OutputKind, SamplingParams
 from octavo.protocol.pulse import PulseReader
@@ -34,7 +34,7 @@ from octavo.protocol.stats import EngineStats
 
 T = TypeVar("T")
 
-Prompt: TypeAlias = "str | Several[int] | dict[str, Any]"
+Prompt: TypeAlias = str | Several[int] | dict[str, Any]
 """Text, token ids, or vLLM's forms {"prompt": text} and {"prompt_token_ids": [...]}."""
 
 CONNECT_TIMEOUT_S = 10.0
@@ -152,6 +152,11 @@ class AsyncClient:
     def engine(self) -> LaunchedEngine | None:
         """The process behind a launched client; None after `connect`."""
         return self._engine
+
+    @property
+    def failure(self) -> EngineDeadError | None:
+        """Why no request can be served any more; None while the engine lives."""
+        return self._link.failure
 
     @property
     def latest_stats(self) -> EngineStats:
