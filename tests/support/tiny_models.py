@@ -1,0 +1,113 @@
+"""Tiny random-weight models in Hugging Face layout, one for every architecture, for tests that need a model.
+
+`make_tiny("LlamaForCausalLM", directory)` writes config.json, generation_config.json, model.safetensors
+and a small byte-level tokenizer with a chat template. The same arguments give the same weights.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+VOCAB_SIZE = 320
+"""256 bytes, the special tokens and a few dozen merges; the models' vocabulary has this size too."""
+MAX_POSITIONS = 1024
+BOS, EOS, TURN_END = "<|begin|>", "<|end|>", "<|turn_end|>"
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|{{ message['role'] }}|>\n{{ message['content'] }}<|turn_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
+)
+_TEXT = (
+    "the quick brown fox jumps over the lazy dog and then the dog tells the fox that this was not the plan",
+    "one request, one batch, one block: the same tokens in the same order, whatever else the engine is doing",
+)
+
+_LLAMA = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 48,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": MAX_POSITIONS,
+}
+_CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
+    "LlamaForCausalLM": ("LlamaConfig", _LLAMA),
+    "MistralForCausalLM": ("MistralConfig", {**_LLAMA, "sliding_window": None}),
+    "Qwen2ForCausalLM": (
+        "Qwen2Config",
+        {key: value for key, value in _LLAMA.items() if key != "head_dim"},
+    ),
+    "Qwen3ForCausalLM": ("Qwen3Config", _LLAMA),
+    "OPTForCausalLM": (
+        "OPTConfig",
+        {
+            "vocab_size": VOCAB_SIZE,
+            "hidden_size": 48,
+            "word_embed_proj_dim": 48,
+            "ffn_dim": 96,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 3,
+            "max_position_embeddings": MAX_POSITIONS,
+        },
+    ),
+    "GPT2LMHeadModel": (
+        "GPT2Config",
+        {"vocab_size": VOCAB_SIZE, "n_embd": 48, "n_layer": 2, "n_head": 3, "n_positions": MAX_POSITIONS},
+    ),
+}
+ARCHITECTURES = tuple(_CONFIGS)
+
+
+def make_tiny(
+    arch: str, directory: Path, *, seed: int = 0, dtype: torch.dtype = torch.float32, **config_overrides: Any
+) -> Path:
+    """Write a tiny model of architecture `arch` (one of `ARCHITECTURES`) into `directory` and return it."""
+    directory.mkdir(parents=True, exist_ok=True)
+    tokenizer = _tokenizer()
+    bos, eos = tokenizer.token_to_id(BOS), tokenizer.token_to_id(EOS)
+    config_class, settings = _CONFIGS[arch]
+    settings = {"bos_token_id": bos, "eos_token_id": eos, "pad_token_id": None, **settings, **config_overrides}
+    model = getattr(transformers, arch)(getattr(transformers, config_class)(**settings))
+    _randomize(model, seed)
+    model.generation_config = transformers.GenerationConfig(bos_token_id=bos, eos_token_id=eos)
+    model.to(dtype).save_pretrained(directory)
+    tokenizer.save(str(directory / "tokenizer.json"))
+    tokenizer_config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": BOS,
+        "eos_token": EOS,
+        "chat_template": CHAT_TEMPLATE,
+        "model_max_length": MAX_POSITIONS,
+        "clean_up_tokenization_spaces": False,
+    }
+    (directory / "tokenizer_config.json").write_text(json.dumps(tokenizer_config, indent=2))
+    return directory
+
+
+def _randomize(model: torch.nn.Module, seed: int) -> None:
+    """Give every parameter, biases and norms too, values large enough that the logits differ clearly."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            is_norm = parameter.ndim == 1 and name.endswith("weight")
+            parameter.copy_(1.0 + 0.2 * noise if is_norm else 0.2 * noise)
+
+
+def _tokenizer() -> Tokenizer:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCAB_SIZE,
+        show_progress=False,
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        special_tokens=[AddedToken(text, special=True) for text in (BOS, EOS, TURN_END)],
+    )
+    tokenizer.train_from_iterator(_TEXT, trainer)
+    return tokenizer
