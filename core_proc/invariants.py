@@ -51,7 +51,7 @@ def _check_requests(scheduler: Scheduler) -> None:
 
 def _check_progress(scheduler: Scheduler, request: Request) -> None:
     name, size = request.request_id, scheduler.cache.block_size
-    _require(0 < request.num_uncomputed_tokens, f"running {name} has nothing left to compute")
+    _require(request.num_uncomputed_tokens > 0, f"running {name} has nothing left to compute")
     _require(request.num_pending_tokens in range(3), f"{name} has {request.num_pending_tokens} pending tokens")
     _require(request.num_known_outputs < request.sampling.max_tokens, f"{name} has too many outputs and runs")
     _require(request.num_tokens <= scheduler.max_model_len, f"{name} is longer than the model's limit")

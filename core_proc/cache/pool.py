@@ -31,8 +31,8 @@ class BlockPool:
         self._hashes: list[bytes | None] = [None] * num_blocks
         self._by_hash: dict[bytes, BlockId] = {}
         # The list's sentinel has the index after the last block; its next is the head, its previous the tail.
-        self._next = [*range(1, num_blocks + 1), 0]
-        self._previous = [num_blocks, *range(num_blocks)]
+        self._next: list[int] = [*range(1, num_blocks + 1), 0]
+        self._previous: list[int] = [num_blocks, *range(num_blocks)]
 
     def find(self, block_hash: bytes) -> BlockId | None:
         """Return the block with this content, None when there is none."""
@@ -64,7 +64,7 @@ class BlockPool:
         """
         if self.num_free == 0:
             raise OutOfBlocks("no block is free")
-        block_id = self._next[self.num_blocks]
+        block_id: BlockId = self._next[self.num_blocks]
         self._unlink(block_id)
         self._references[block_id] = 1
         if (old_hash := self._hashes[block_id]) is not None:

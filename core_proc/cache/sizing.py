@@ -1,0 +1,140 @@
+"""How many KV blocks there are: from what the workers measured to the `CachePlan`, and the table that explains it.
+
+Pure arithmetic: measures nothing, allocates nothing.
+"""
+
+from collections.abc import Sequence
+
+from octavo.protocol.config import CachePlan, DeviceFacts, ResolvedConfig
+from octavo.protocol.errors import NotEnoughMemoryError
+
+CPU_CACHE_CEILING_BYTES = 4 * 2**30
+"""Most that the automatic arithmetic takes on a CPU, unless one request of `max_model_len` needs more.
+
+Main memory is shared with everything else on the machine; `--kv-cache-memory-bytes` asks for more.
+"""
+
+_PHASE = "planning the KV cache"
+_MAX_UTILIZATION = 0.98
+
+
+def plan_cache(config: ResolvedConfig, facts: Sequence[DeviceFacts]) -> CachePlan:
+    """Decide the number of blocks, the same for every worker, and the length limit that goes with it.
+
+    Args:
+        config: overrides win over the arithmetic `free x gpu_memory_utilization - weights - activations`.
+        facts: one for each worker; the one with the least room decides.
+
+    Raises:
+        NotEnoughMemoryError: not even one request of `max_model_len` tokens fits; the hint names a flag
+            and a value with which it would.
+    """
+    tightest = min(facts, key=lambda fact: _num_blocks(config, fact))
+    num_blocks = _num_blocks(config, tightest)
+    max_model_len = config.max_model_len
+    if config.fits_model_len and 0 < num_blocks < _num_blocks_needed(config):
+        max_model_len = num_blocks * config.block_size
+    elif num_blocks < _num_blocks_needed(config):
+        raise _not_enough(config, tightest, num_blocks)
+    return CachePlan(
+        num_blocks=num_blocks,
+        block_size=config.block_size,
+        max_model_len=max_model_len,
+        kv_cache_bytes=num_blocks * max(fact.kv_block_bytes for fact in facts),
+    )
+
+
+def memory_table(config: ResolvedConfig, facts: Sequence[DeviceFacts], plan: CachePlan) -> str:
+    """Return the start-up table: where each worker's memory goes, and what the cache holds."""
+    lines = []
+    for fact in facts:
+        cache_bytes = plan.num_blocks * fact.kv_block_bytes
+        used = fact.weights_bytes + fact.activation_bytes + cache_bytes
+        rows = [
+            ("weights", fact.weights_bytes),
+            ("activations (peak)", fact.activation_bytes),
+            ("KV cache", cache_bytes),
+            ("reserve", fact.free_bytes - used),
+            ("free at start", fact.free_bytes),
+        ]
+        lines.append(f"memory of worker {fact.rank} ({fact.device_name}):")
+        lines += [f"  {name:<20} {_shown(num_bytes):>10}" for name, num_bytes in rows]
+    lines.append(f"KV cache size: {plan.num_tokens:,} tokens")
+    lines.append(
+        f"Maximum concurrency for {plan.max_model_len:,} tokens per request: {plan.max_concurrency:.2f}x",
+    )
+    return "\n".join(lines)
+
+
+def _num_blocks(config: ResolvedConfig, fact: DeviceFacts) -> int:
+    """Return the blocks that one worker can hold; may be negative."""
+    if config.num_blocks_override is not None:
+        return config.num_blocks_override
+    if config.kv_cache_memory_bytes is not None:
+        return config.kv_cache_memory_bytes // fact.kv_block_bytes
+    num_blocks = _room(config, fact) // fact.kv_block_bytes
+    if config.device == "cpu":
+        one = _num_blocks_needed(config)
+        ceiling = max(one, CPU_CACHE_CEILING_BYTES // fact.kv_block_bytes)
+        num_blocks = min(num_blocks, one * config.max_num_seqs, ceiling)
+    return num_blocks
+
+
+def _num_blocks_needed(config: ResolvedConfig) -> int:
+    """Return the blocks of one request of `max_model_len` tokens."""
+    return -(-config.max_model_len // config.block_size)
+
+
+def _not_enough(config: ResolvedConfig, fact: DeviceFacts, num_blocks: int) -> NotEnoughMemoryError:
+    """Return the error, with the change that costs the user least."""
+    longest, num_needed = max(0, num_blocks) * config.block_size, _num_blocks_needed(config)
+    one_request = f"one request of --max-model-len {config.max_model_len} needs {num_needed} KV blocks"
+    shorter = f"--max-model-len {longest}"
+    if config.num_blocks_override is not None:
+        return NotEnoughMemoryError(
+            f"{one_request}, but --num-gpu-blocks-override allows {num_blocks}",
+            phase=_PHASE,
+            hint=f"use --num-gpu-blocks-override {num_needed} or {shorter}",
+        )
+    need_bytes = num_needed * fact.kv_block_bytes
+    if config.kv_cache_memory_bytes is not None:
+        more = f"--kv-cache-memory-bytes {need_bytes}"
+        return NotEnoughMemoryError(
+            f"{one_request} ({_shown(need_bytes)}), but --kv-cache-memory-bytes {config.kv_cache_memory_bytes} "
+            f"holds {num_blocks}",
+            phase=_PHASE,
+            hint=f"use {more} or {shorter}" if longest else f"use {more}",
+        )
+    message = (
+        f"{one_request} ({_shown(need_bytes)}), but of {_shown(fact.free_bytes)} free on {fact.device_name} "
+        f"--gpu-memory-utilization {config.gpu_memory_utilization:g} leaves {_shown(max(0, _room(config, fact)))} "
+        f"beside {_shown(fact.weights_bytes)} of weights and {_shown(fact.activation_bytes)} of activations"
+    )
+    return NotEnoughMemoryError(message, phase=_PHASE, hint=_cheapest_change(config, fact, longest, need_bytes))
+
+
+def _cheapest_change(config: ResolvedConfig, fact: DeviceFacts, longest: int, need_bytes: int) -> str:
+    """Return the hint for the computed size: more of the memory, a shorter limit, or a smaller model."""
+    options = []
+    taken = fact.weights_bytes + fact.activation_bytes
+    # Rounded up, so that the value named is enough.
+    utilization = -(-(taken + need_bytes) * 1000 // fact.free_bytes) / 1000
+    if config.gpu_memory_utilization < utilization <= _MAX_UTILIZATION:
+        options.append(f"--gpu-memory-utilization {utilization:g}")
+    if longest > 0:
+        options.append(f"--max-model-len {longest}")
+    if options:
+        return "use " + " or ".join(options)
+    missing = taken + need_bytes - int(fact.free_bytes * config.gpu_memory_utilization)
+    smaller = "a smaller or quantized model" if config.dtype != "float32" else "--dtype bfloat16 or a smaller model"
+    return f"free {_shown(missing)} more memory, or use {smaller}"
+
+
+def _room(config: ResolvedConfig, fact: DeviceFacts) -> int:
+    return int(fact.free_bytes * config.gpu_memory_utilization) - fact.weights_bytes - fact.activation_bytes
+
+
+def _shown(num_bytes: int) -> str:
+    if abs(num_bytes) < 2**30:
+        return f"{num_bytes / 2**20:.1f} MiB"
+    return f"{num_bytes / 2**30:.2f} GiB"

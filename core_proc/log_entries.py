@@ -1,0 +1,48 @@
+"""The calls that a scheduler gets, as messages: what a recording is made of."""
+
+import msgspec
+
+from octavo.protocol.config import CachePlan, ResolvedConfig
+from octavo.protocol.ids import RequestId
+from octavo.protocol.requests import Submit
+from octavo.protocol.steps import StepPlan, StepResult
+
+
+class Opened(msgspec.Struct, array_like=True, frozen=True, tag="opened"):
+    """The first entry: what the scheduler was made with."""
+
+    config: ResolvedConfig
+    plan: CachePlan
+
+
+class Submitted(msgspec.Struct, array_like=True, frozen=True, tag="submitted"):
+    """`submit` was called."""
+
+    client: bytes
+    submit: Submit
+
+
+class Aborted(msgspec.Struct, array_like=True, frozen=True, tag="aborted"):
+    """`abort` was called."""
+
+    client: bytes
+    request_ids: list[RequestId]
+
+
+class CacheReset(msgspec.Struct, array_like=True, frozen=True, tag="cache_reset"):
+    """`reset_prefix_cache` was called."""
+
+
+class Planned(msgspec.Struct, array_like=True, frozen=True, tag="planned"):
+    """`plan` was called and returned this."""
+
+    plan: StepPlan | None
+
+
+class Committed(msgspec.Struct, array_like=True, frozen=True, tag="committed"):
+    """`commit` was called."""
+
+    result: StepResult
+
+
+LogEntry = Opened | Submitted | Aborted | CacheReset | Planned | Committed

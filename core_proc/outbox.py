@@ -1,0 +1,113 @@
+"""What the core owes its frontends: events on their way, kept and merged while one reads too slowly.
+
+Knows who is connected; knows nothing of what the requests are.
+"""
+
+import logging
+from collections.abc import Callable, Iterable
+
+from octavo.protocol.channel import FrontendRouter, PeerLost
+from octavo.protocol.events import EngineDying, Event, Events, RequestEvent, StatsReport, Tokens
+from octavo.protocol.ids import RequestId
+
+logger = logging.getLogger(__name__)
+
+MAX_BACKLOG_EVENTS = 16384
+"""A frontend that is owed more is given up. Merged, that is several events for each request it can have."""
+
+
+class Backlog:
+    """Events of one frontend in order, the tokens of each request merged into one event."""
+
+    def __init__(self) -> None:
+        self.events: list[RequestEvent] = []
+        self._last_tokens: dict[RequestId, int] = {}
+
+    def add(self, event: RequestEvent) -> None:
+        """Append an event, or merge it into the one it continues."""
+        index = self._last_tokens.pop(event.request_id, None)
+        if isinstance(event, Tokens):
+            if index is not None:
+                earlier = self.events[index]
+                assert isinstance(earlier, Tokens)
+                self.events[index] = _merge(earlier, event)
+            else:
+                index = len(self.events)
+                self.events.append(event)
+            self._last_tokens[event.request_id] = index
+        else:
+            self.events.append(event)
+
+
+class Outbox:
+    """All connected frontends and their backlogs."""
+
+    def __init__(self, router: FrontendRouter, epoch: int, clock: Callable[[], float]) -> None:
+        self._router = router
+        self._epoch = epoch
+        self._clock = clock
+        self._backlogs: dict[bytes, Backlog] = {}
+        """Of every connected frontend, in order of connection."""
+        self._lost: list[bytes] = []
+
+    @property
+    def has_backlog(self) -> bool:
+        """True while a frontend is owed something: flush again soon."""
+        return any(backlog.events for backlog in self._backlogs.values())
+
+    def connect(self, client: bytes) -> None:
+        """From now on the frontend gets events."""
+        self._backlogs.setdefault(client, Backlog())
+
+    def is_connected(self, client: bytes) -> bool:
+        """True between `connect` and the loss of the frontend."""
+        return client in self._backlogs
+
+    def put(self, events: Iterable[tuple[bytes, RequestEvent]]) -> None:
+        """Send events, one frame sequence for each frontend; those for unknown frontends are dropped."""
+        for client, event in events:
+            if client in self._backlogs:
+                self._backlogs[client].add(event)
+        self.flush()
+
+    def flush(self) -> None:
+        """Send what is owed, as far as the frontends take it."""
+        for client, backlog in list(self._backlogs.items()):
+            if backlog.events and self.send(client, Events(self._epoch, backlog.events, self._clock())):
+                self._backlogs[client] = Backlog()
+            elif len(backlog.events) > MAX_BACKLOG_EVENTS:
+                self._lose(client, "does not read its events")
+
+    def send(self, client: bytes, event: Event) -> bool:
+        """Send a message that is not kept when the frontend is slow (False)."""
+        try:
+            return self._router.send(client, event)
+        except PeerLost:
+            self._lose(client, "is gone")
+            return False
+
+    def broadcast(self, event: StatsReport | EngineDying) -> None:
+        """Send to every frontend; one that is gone is noticed thereby."""
+        for client in list(self._backlogs):
+            self.send(client, event)
+
+    def take_lost(self) -> list[bytes]:
+        """Return the frontends lost since the last call: their requests are nobody's."""
+        lost, self._lost = self._lost, []
+        return lost
+
+    def _lose(self, client: bytes, why: str) -> None:
+        if self._backlogs.pop(client, None) is not None:
+            logger.info("frontend %s %s", client.hex(), why)
+            self._lost.append(client)
+
+
+def _merge(earlier: Tokens, later: Tokens) -> Tokens:
+    logprobs = None if earlier.logprobs is None else earlier.logprobs + (later.logprobs or [])
+    return Tokens(
+        request_id=earlier.request_id,
+        token_ids=earlier.token_ids + later.token_ids,
+        logprobs=logprobs,
+        prompt_logprobs=earlier.prompt_logprobs,
+        num_cached_tokens=earlier.num_cached_tokens,
+    )

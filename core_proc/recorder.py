@@ -1,0 +1,116 @@
+"""Recordings of a scheduler's calls: written while the engine runs, and run again later.
+
+A file is a sequence of `LogEntry` messages, each a 4-byte little-endian length and a msgpack body.
+"""
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import assert_never
+
+import msgspec
+
+from octavo.core_proc.log_entries import Aborted, CacheReset, Committed, LogEntry, Opened, Planned, Submitted
+from octavo.core_proc.scheduler.scheduler import Scheduler
+from octavo.protocol.config import CachePlan, ResolvedConfig
+from octavo.protocol.errors import ConfigError, ProtocolError
+from octavo.protocol.steps import StepPlan
+
+_LENGTH = struct.Struct("<I")
+
+
+class Recorder:
+    """An observer of a scheduler that writes everything it sees to a file."""
+
+    def __init__(self, path: Path, config: ResolvedConfig, plan: CachePlan) -> None:
+        self._encoder = msgspec.msgpack.Encoder()
+        try:
+            self._file = path.open("wb")
+        except OSError as error:
+            raise ConfigError(
+                f"cannot record steps in {path}: {error.strerror}",
+                phase="opening the recording",
+                hint="--record-steps takes the name of a file that can be written",
+            ) from error
+        self._write(Opened(config, plan))
+
+    def __call__(self, scheduler: Scheduler, entry: LogEntry) -> None:
+        """Write an entry."""
+        self._write(entry)
+
+    def close(self) -> None:
+        """Finish the file. A recording that was never closed can be read up to its last whole entry."""
+        self._file.close()
+
+    def _write(self, entry: LogEntry) -> None:
+        body = self._encoder.encode(entry)
+        self._file.write(_LENGTH.pack(len(body)) + body)
+
+
+@dataclass(frozen=True)
+class Replay:
+    """What running a recording again has shown."""
+
+    num_plans: int
+    """Plans compared, the first that differs included."""
+    recorded: StepPlan | None = None
+    replayed: StepPlan | None = None
+    """The first pair that differs; both None when there is none."""
+
+    @property
+    def is_identical(self) -> bool:
+        """True when every plan came out as recorded."""
+        return self.recorded is None and self.replayed is None
+
+
+def read_recording(path: Path) -> Iterator[LogEntry]:
+    """Yield the entries of a recording, without one that was cut short at the end.
+
+    Raises:
+        ProtocolError: this is no recording, or one of another version.
+    """
+    decoder: msgspec.msgpack.Decoder[LogEntry] = msgspec.msgpack.Decoder(LogEntry)
+    with path.open("rb") as file:
+        while len(head := file.read(_LENGTH.size)) == _LENGTH.size:
+            (size,) = _LENGTH.unpack(head)
+            body = file.read(size)
+            if len(body) < size:
+                return
+            try:
+                yield decoder.decode(body)
+            except msgspec.MsgspecError as error:
+                raise ProtocolError(f"{path} is not a recording of this version: {error}") from error
+
+
+def replay(entries: Iterator[LogEntry]) -> Replay:
+    """Give a new scheduler the recorded inputs and compare its plans, up to the first that differs.
+
+    Raises:
+        ProtocolError: the recording does not start with `Opened`.
+    """
+    opened = next(entries, None)
+    if not isinstance(opened, Opened):
+        raise ProtocolError("a recording starts with what the scheduler was made with")
+    scheduler = Scheduler(opened.config, opened.plan, clock=lambda: 0.0)
+    num_plans = 0
+    for entry in entries:
+        match entry:
+            case Submitted():
+                scheduler.submit(entry.client, entry.submit)
+            case Aborted():
+                scheduler.abort(entry.client, entry.request_ids)
+            case CacheReset():
+                scheduler.reset_prefix_cache()
+            case Planned():
+                plan = scheduler.plan()
+                num_plans += entry.plan is not None or plan is not None
+                if plan != entry.plan:
+                    return Replay(num_plans, recorded=entry.plan, replayed=plan)
+            case Committed():
+                scheduler.commit(entry.result)
+            case Opened():
+                raise ProtocolError("the recording starts twice")
+            case _:
+                assert_never(entry)
+    return Replay(num_plans)

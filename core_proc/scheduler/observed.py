@@ -1,0 +1,59 @@
+"""A scheduler whose every call is shown to observers: the recorder, and the check of the invariants."""
+
+from collections.abc import Callable, Sequence
+
+from octavo.core_proc.log_entries import Aborted, CacheReset, Committed, LogEntry, Planned, Submitted
+from octavo.core_proc.scheduler.scheduler import ClientEvent, Scheduler
+from octavo.protocol.config import CachePlan, ResolvedConfig
+from octavo.protocol.ids import RequestId
+from octavo.protocol.requests import Submit
+from octavo.protocol.steps import StepPlan, StepResult
+
+Observer = Callable[[Scheduler, LogEntry], None]
+"""Called after each call that can change the scheduler, with what was asked and, of a plan, what came out."""
+
+
+class ObservedScheduler(Scheduler):
+    """Behaves as a `Scheduler` does."""
+
+    def __init__(
+        self, config: ResolvedConfig, plan: CachePlan, clock: Callable[[], float], observers: Sequence[Observer]
+    ) -> None:
+        super().__init__(config, plan, clock)
+        self._observers = observers
+
+    def submit(self, client: bytes, submit: Submit) -> list[ClientEvent]:
+        """Queue a request."""
+        events = super().submit(client, submit)
+        self._show(Submitted(client, submit))
+        return events
+
+    def abort(self, client: bytes, request_ids: list[RequestId]) -> list[ClientEvent]:
+        """End requests."""
+        events = super().abort(client, request_ids)
+        self._show(Aborted(client, request_ids))
+        return events
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget all cached blocks."""
+        done = super().reset_prefix_cache()
+        self._show(CacheReset())
+        return done
+
+    def plan(self) -> StepPlan | None:
+        """Decide the next step."""
+        if not self.has_requests:
+            return None  # an idle turn changes nothing and is not worth showing
+        plan = super().plan()
+        self._show(Planned(plan))
+        return plan
+
+    def commit(self, result: StepResult) -> list[ClientEvent]:
+        """Take the result of the oldest step in flight."""
+        events = super().commit(result)
+        self._show(Committed(result))
+        return events
+
+    def _show(self, entry: LogEntry) -> None:
+        for observer in self._observers:
+            observer(self, entry)

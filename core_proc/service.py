@@ -1,0 +1,223 @@
+"""What frontends can ask of the core, and what they hear: the only file that knows both messages and scheduler.
+
+Decides nothing about steps, and never blocks.
+"""
+
+import logging
+from collections.abc import Callable
+from typing import assert_never
+
+from octavo.core_proc.outbox import Outbox
+from octavo.core_proc.scheduler.scheduler import ClientEvent, Scheduler
+from octavo.core_proc.workers.group import WorkerGroup
+from octavo.protocol import PROTOCOL_VERSION
+from octavo.protocol.channel import FrontendRouter
+from octavo.protocol.events import (
+    BoolResult,
+    EngineDying,
+    EngineFacts,
+    Failed,
+    FailureKind,
+    Refused,
+    Reply,
+    StatsReport,
+    UtilityResult,
+    Welcome,
+)
+from octavo.protocol.lifecycle import ProcessState, StopSignal
+from octavo.protocol.requests import (
+    Abort,
+    Call,
+    Connect,
+    GetStats,
+    Request,
+    ResetPrefixCache,
+    StartProfile,
+    StopProfile,
+    Submit,
+)
+from octavo.protocol.stats import EngineStats
+
+logger = logging.getLogger(__name__)
+
+STATS_INTERVAL_S = 1.0
+WAITING_LOG_INTERVAL_S = 10.0
+BACKLOG_RETRY_S = 0.02
+"""A slow frontend's socket does not say when it has room again, so it is tried this often."""
+
+_WAITING_REASONS = {
+    "blocks": "the KV cache is full",
+    "budget": "the step's token budget is spent on prompts before it",
+    "in_flight": "its last step before a preemption is still in flight",
+    "max_num_seqs": "as many requests run as --max-num-seqs allows",
+}
+
+
+class FrontendService:
+    """Serves every connected frontend from one scheduler."""
+
+    def __init__(
+        self,
+        router: FrontendRouter,
+        outbox: Outbox,
+        scheduler: Scheduler,
+        workers: WorkerGroup,
+        facts: EngineFacts,
+        stop: StopSignal,
+        clock: Callable[[], float],
+    ) -> None:
+        self._router = router
+        self._outbox = outbox
+        self._scheduler = scheduler
+        self._workers = workers
+        self._facts = facts
+        self._stop = stop
+        self._clock = clock
+        self._state = ProcessState.READY
+        self._is_busy = False
+        self._next_stats = 0.0
+        self._next_waiting_log = 0.0
+
+    @property
+    def is_open(self) -> bool:
+        """False once the core was told to stop and owes nobody anything."""
+        return self._state is not ProcessState.STOPPED
+
+    @property
+    def timeout_s(self) -> float | None:
+        """How long the core may sleep when nothing happens; None: for ever."""
+        if not self.is_open:
+            return 0.0
+        if self._outbox.has_backlog:
+            return BACKLOG_RETRY_S
+        return max(0.0, self._next_stats - self._clock()) if self._is_busy else None
+
+    def serve(self) -> None:
+        """Handle what has arrived: signals, messages, lost frontends, and the time."""
+        self._obey_signals()
+        for client, request in self._router.receive():
+            self._handle(client, request)
+        if self._outbox.has_backlog:
+            self._outbox.flush()
+        self._report()
+        self._forget_lost()
+
+    def deliver(self, events: list[ClientEvent]) -> None:
+        """Send events to the frontends they are for."""
+        if events:
+            self._outbox.put(events)
+
+    def fail_all(self, cause: str) -> None:
+        """End every request as failed, and say that this process is about to exit."""
+        message = f"the engine failed: {cause}"
+        self._outbox.put(
+            (request.client, Failed(request.request_id, FailureKind.INTERNAL, message))
+            for request in self._scheduler.requests.values()
+        )
+        self._outbox.broadcast(EngineDying(cause))
+
+    def say_goodbye(self) -> None:
+        """Tell every frontend that this was an orderly shutdown."""
+        self._outbox.broadcast(EngineDying(""))
+
+    def _obey_signals(self) -> None:
+        if self._stop.count and self._state is ProcessState.READY:
+            self._state = self._state.move(ProcessState.DRAINING)
+            logger.info("draining: %d requests are left to finish", len(self._scheduler.requests))
+        if self._stop.count > 1:
+            for client in dict.fromkeys(client for client, _ in self._scheduler.requests):
+                self.deliver(self._abort_all(client))
+        if self._state is ProcessState.DRAINING and not self._scheduler.has_requests:
+            self._state = self._state.move(ProcessState.STOPPED)
+
+    def _handle(self, client: bytes, request: Request) -> None:
+        if isinstance(request, Connect):
+            self._welcome(client, request)
+            return
+        if not self._outbox.is_connected(client):
+            self._refuse(client, "the first message of a connection must be Connect")
+            return
+        match request:
+            case Submit():
+                self.deliver(self._submit(client, request))
+            case Abort():
+                self.deliver(self._scheduler.abort(client, request.request_ids))
+            case Call():
+                self._call(client, request)
+            case _:
+                assert_never(request)
+
+    def _welcome(self, client: bytes, connect: Connect) -> None:
+        if connect.version != PROTOCOL_VERSION:
+            self._refuse(
+                client,
+                f"this engine speaks protocol version {PROTOCOL_VERSION}, the frontend version {connect.version}: "
+                "both must come from the same release of octavo",
+            )
+            return
+        logger.info("frontend %s connected: %s", client.hex(), connect.client or "unnamed")
+        self._outbox.connect(client)
+        self._outbox.send(client, Welcome(self._facts))
+
+    def _refuse(self, client: bytes, message: str) -> None:
+        logger.warning("refused frontend %s: %s", client.hex(), message)
+        self._outbox.send(client, Refused(message))
+
+    def _submit(self, client: bytes, submit: Submit) -> list[ClientEvent]:
+        if self._state is not ProcessState.READY:
+            message = "the engine is shutting down and takes no new requests"
+            return [(client, Failed(submit.request_id, FailureKind.OVERLOADED, message))]
+        return self._scheduler.submit(client, submit)
+
+    def _call(self, client: bytes, call: Call) -> None:
+        """Answer a utility call, now or when the workers have."""
+
+        def answer(result: UtilityResult) -> None:
+            self._outbox.send(client, Reply(call.call_id, result))
+
+        match call.utility:
+            case GetStats():
+                answer(self._stats())
+            case ResetPrefixCache():
+                answer(BoolResult(self._scheduler.reset_prefix_cache()))
+            case StartProfile(directory):
+                self._workers.profile(directory, lambda: answer(BoolResult(True)))
+            case StopProfile():
+                self._workers.profile(None, lambda: answer(BoolResult(True)))
+            case _:
+                assert_never(call.utility)
+
+    def _forget_lost(self) -> None:
+        for client in self._outbox.take_lost():
+            num_aborted = len(self._abort_all(client))
+            if num_aborted:
+                logger.info("aborted %d requests of frontend %s", num_aborted, client.hex())
+
+    def _abort_all(self, client: bytes) -> list[ClientEvent]:
+        request_ids = [request_id for owner, request_id in self._scheduler.requests if owner == client]
+        return self._scheduler.abort(client, request_ids)
+
+    def _report(self) -> None:
+        """Send statistics about once a second while there is work, and once when there is none left.
+
+        To a frontend that has requests but no events this is also the probe that shows it is gone.
+        """
+        was_busy, self._is_busy = self._is_busy, self._scheduler.has_requests
+        now = self._clock()
+        if self._is_busy and not was_busy:
+            self._next_stats = now + STATS_INTERVAL_S
+        if (self._is_busy and now >= self._next_stats) or (was_busy and not self._is_busy):
+            self._next_stats = now + STATS_INTERVAL_S
+            self._outbox.broadcast(StatsReport(self._stats()))
+            self._log_waiting(now)
+
+    def _stats(self) -> EngineStats:
+        stats = self._scheduler.stats()
+        stats.malformed_frames = self._router.malformed_frames
+        return stats
+
+    def _log_waiting(self, now: float) -> None:
+        reason = self._scheduler.waiting_reason
+        if reason and now >= self._next_waiting_log:
+            self._next_waiting_log = now + WAITING_LOG_INTERVAL_S
+            logger.info("%d requests wait: %s", len(self._scheduler.waiting), _WAITING_REASONS[reason])

@@ -1,0 +1,250 @@
+"""Workers as child processes of this one, on this machine."""
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import msgspec
+import zmq
+
+from octavo.core_proc.workers.group import WorkerFailed
+from octavo.protocol.channel import Publisher, ResultPull
+from octavo.protocol.config import CachePlan, DeviceFacts, ResolvedConfig
+from octavo.protocol.control import PhaseDone, Progress, WorkerReady, WorkerSpec
+from octavo.protocol.errors import ProtocolError, StartupError
+from octavo.protocol.ids import Rank
+from octavo.protocol.lifecycle import Reporter, StopSignal
+from octavo.protocol.steps import (
+    Acknowledged,
+    AllocateCache,
+    CacheReady,
+    CommandFailed,
+    Profile,
+    StepPlan,
+    StepResult,
+    Stop,
+    WorkerReply,
+)
+from octavo.protocol.supervise import Child, ChildExited
+
+logger = logging.getLogger(__name__)
+
+LOAD_TIMEOUT_S = 1800.0
+"""For loading weights from the slowest disk; a worker that dies is noticed at once."""
+ALLOCATE_TIMEOUT_S = 300.0
+SUBSCRIBE_TIMEOUT_S = 30.0
+STOP_TIMEOUT_S = 3.0
+LAST_WORDS_S = 0.2
+"""How long a dead worker's last reply may still be on its way."""
+
+
+class LocalWorkerGroup:
+    """One process per rank. Call everything from the thread that made it: its end ends the workers."""
+
+    def __init__(
+        self,
+        config: ResolvedConfig,
+        run_dir: str,
+        context: "zmq.Context[zmq.Socket[bytes]]",
+        *,
+        module: str,
+        log_level: str,
+    ) -> None:
+        """Start the processes; `start` waits for them.
+
+        Args:
+            config: handed to every worker.
+            run_dir: private directory for the sockets.
+            context: of this process.
+            module: what each worker runs, by name.
+            log_level: of the workers.
+        """
+        self._publisher = Publisher(context, f"ipc://{run_dir}/plans")
+        self._results = ResultPull(context, f"ipc://{run_dir}/results")
+        self._facts: dict[Rank, DeviceFacts] = {}
+        self._phases: dict[str, str] = {}
+        """What each worker was last doing, by name, for one that ends without a word."""
+        self._steps: deque[tuple[int, int]] = deque()
+        """Steps in flight: number on the wire, number of the step."""
+        self._acknowledgements: deque[tuple[int, Callable[[], None]]] = deque()
+        """What to call when as many ranks have acknowledged, oldest command first."""
+        self._children: list[Child] = []
+        for rank in range(config.world_size):
+            spec = WorkerSpec(
+                config=config,
+                rank=rank,
+                world_size=config.world_size,
+                plan_address=self._publisher.address,
+                result_address=self._results.address,
+                log_level=log_level,
+            )
+            self._children.append(Child.spawn(module, spec, f"worker {rank}"))
+
+    @property
+    def facts(self) -> list[DeviceFacts]:
+        """What each rank measured, in order of rank."""
+        return [self._facts[rank] for rank in sorted(self._facts)]
+
+    @property
+    def waitables(self) -> list[Any]:
+        """Sockets and file descriptors: one becomes readable when `take_result` has something to do."""
+        return [self._results.socket, *(child.fileno() for child in self._children)]
+
+    def start(self, reporter: Reporter, stop: StopSignal) -> None:
+        """Follow the workers while they load, passing their life signs on to our own parent.
+
+        Blocks until: all are ready and subscribed.
+
+        Raises:
+            StartupError: one failed (its root cause), or we were told to stop.
+        """
+        deadline = time.monotonic() + LOAD_TIMEOUT_S
+        while len(self._facts) < len(self._children):
+            self._wait_for_start([child.fileno() for child in self._children], deadline, stop)
+            for child in self._children:
+                self._hear(child, reporter)
+        self._publisher.wait_for_subscribers(len(self._children), SUBSCRIBE_TIMEOUT_S)
+
+    def allocate(self, plan: CachePlan, stop: StopSignal) -> None:
+        """Make the KV tensors.
+
+        Blocks until: every rank has them.
+
+        Raises:
+            StartupError: a rank could not (its root cause), or we were told to stop.
+        """
+        self._publisher.send(AllocateCache(self._publisher.next_sequence, plan.num_blocks, plan.max_model_len))
+        deadline = time.monotonic() + ALLOCATE_TIMEOUT_S
+        num_ready = 0
+        while num_ready < len(self._children):
+            self._wait_for_start(self.waitables, deadline, stop)
+            try:
+                replies = self._take_replies()
+            except WorkerFailed as failure:
+                raise StartupError(str(failure), phase="allocating the KV cache") from failure
+            num_ready += sum(isinstance(reply, CacheReady) for reply in replies)
+
+    def execute(self, plan: StepPlan) -> None:
+        """Send a step to every rank. Never blocks."""
+        sequence = self._publisher.next_sequence
+        self._steps.append((sequence, plan.sequence))
+        self._publisher.send(msgspec.structs.replace(plan, sequence=sequence))
+
+    def take_result(self) -> StepResult | None:
+        """Return the result of the oldest step that has one, None when none is there. Never blocks.
+
+        Raises:
+            WorkerFailed: a worker is gone, or its state cannot be trusted any more.
+            ProtocolError: an answer to a question nobody asked.
+        """
+        self._check_alive()
+        while (reply := self._results.receive(timeout_s=0)) is not None:
+            match reply:
+                case StepResult():
+                    return self._numbered(reply)
+                case CommandFailed():
+                    raise _failed(reply)
+                case Acknowledged():
+                    self._acknowledge()
+                case _:
+                    raise ProtocolError(f"worker {reply.rank} sent an unexpected {type(reply).__name__}")
+        return None
+
+    def profile(self, directory: str | None, on_done: Callable[[], None]) -> None:
+        """Start (None: stop) the profiler on every rank; `on_done` is called from a later `take_result`."""
+        self._publisher.send(Profile(self._publisher.next_sequence, directory))
+        self._acknowledgements.append((len(self._children), on_done))
+
+    def stop(self) -> None:
+        """Ask all workers to end when they have done what they were told before.
+
+        Blocks until: they have ended, or `STOP_TIMEOUT_S` has passed.
+        """
+        self._publisher.send(Stop(self._publisher.next_sequence))
+        deadline = time.monotonic() + STOP_TIMEOUT_S
+        for child in self._children:
+            if child.wait(max(0.0, deadline - time.monotonic())) is None:
+                logger.warning("%s did not stop within %.0f s", child.name, STOP_TIMEOUT_S)
+
+    def kill(self) -> None:
+        """End all workers at once, those that have ended already included."""
+        for child in self._children:
+            child.kill()
+            child.wait()
+            child.close()
+        self._publisher.close()
+        self._results.close()
+
+    def _wait_for_start(self, waitables: Iterable[Any], deadline: float, stop: StopSignal) -> None:
+        """Wait until one of `waitables` is readable."""
+        poller = zmq.Poller()
+        for waitable in [*waitables, stop.fileno()]:
+            poller.register(waitable, zmq.POLLIN)
+        events = poller.poll(max(0, int(1000 * (deadline - time.monotonic()))))
+        if stop.count:
+            raise StartupError("told to stop while starting", phase="starting workers")
+        if not events:
+            raise StartupError("the workers did not become ready in time", phase="starting workers")
+
+    def _hear(self, child: Child, reporter: Reporter) -> None:
+        """Take a loading worker's life signs."""
+        try:
+            while (message := child.receive(timeout_s=0)) is not None:
+                match message:
+                    case Progress():
+                        self._phases[child.name] = message.phase
+                        reporter.send(message)
+                    case PhaseDone():
+                        reporter.send(message)
+                    case WorkerReady():
+                        self._facts[message.facts.rank] = message.facts
+        except ChildExited as exited:
+            raise exited.as_startup_error(self._phases.get(child.name, "starting workers")) from exited
+
+    def _take_replies(self) -> list[WorkerReply]:
+        """Return all replies that are there, unless one says, or the silence of a worker says, that it failed."""
+        self._check_alive()
+        replies: list[WorkerReply] = []
+        while (reply := self._results.receive(timeout_s=0)) is not None:
+            if isinstance(reply, CommandFailed):
+                raise _failed(reply)
+            replies.append(reply)
+        return replies
+
+    def _check_alive(self) -> None:
+        for child in self._children:
+            try:
+                while child.receive(timeout_s=0) is not None:
+                    pass  # life signs after the start say nothing new
+            except ChildExited as exited:
+                raise self._root_cause(exited) from exited
+
+    def _root_cause(self, exited: ChildExited) -> WorkerFailed:
+        """Return why a worker ended: what it said last, if it could, else how it ended."""
+        while (reply := self._results.receive(timeout_s=LAST_WORDS_S)) is not None:
+            if isinstance(reply, CommandFailed):
+                return _failed(reply)
+        return WorkerFailed(str(exited))
+
+    def _numbered(self, result: StepResult) -> StepResult:
+        """Return the result under the number of its step; on the wire it has the number of its command."""
+        if not self._steps or self._steps[0][0] != result.sequence:
+            raise ProtocolError(f"result of command {result.sequence}, which is not the step that is due")
+        _, step = self._steps.popleft()
+        return msgspec.structs.replace(result, sequence=step)
+
+    def _acknowledge(self) -> None:
+        if not self._acknowledgements:
+            raise ProtocolError("a worker acknowledged a command that nobody gave")
+        num_missing, on_done = self._acknowledgements.popleft()
+        if num_missing > 1:
+            self._acknowledgements.appendleft((num_missing - 1, on_done))
+        else:
+            on_done()
+
+
+def _failed(reply: CommandFailed) -> WorkerFailed:
+    logger.error("worker %d failed:\n%s", reply.rank, reply.traceback.rstrip())
+    return WorkerFailed(f"worker {reply.rank}: {reply.error_type}: {reply.message}")

@@ -1,0 +1,273 @@
+"""The core as a process: its start, its frontends, its signals and its failures, over workers without a model."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from core_client import CoreUnderTest, SocketClient, running_core
+from core_fakes import alone
+
+from octavo.core_proc.recorder import read_recording, replay
+from octavo.protocol.control import Hello, PhaseDone, Progress
+from octavo.protocol.events import (
+    BoolResult,
+    EngineDying,
+    Events,
+    Failed,
+    FailureKind,
+    Finished,
+    FinishReason,
+    Refused,
+    Reply,
+    StatsReport,
+    Tokens,
+)
+from octavo.protocol.lifecycle import EXIT_STARTUP_FAILED
+from octavo.protocol.pulse import PulseReader
+from octavo.protocol.requests import Abort, Call, Connect, GetStats, ResetPrefixCache, StartProfile, StopProfile
+from octavo.protocol.stats import EngineStats
+from octavo.protocol.supervise import ChildExited
+
+PROMPT = [1, 2, 3, 4, 5]
+
+
+def tokens_of(client: SocketClient, request_id: str) -> list[int]:
+    events = [event for event in client.request_events(request_id) if isinstance(event, Tokens)]
+    return [token for event in events for token in event.token_ids]
+
+
+@pytest.fixture
+def core(tmp_path: Path):
+    with running_core(tmp_path) as core:
+        yield core
+
+
+def test_start_reports_every_phase_of_every_process(core: CoreUnderTest):
+    assert isinstance(core.messages[0], Hello)
+    phases = [(m.process, m.phase) for m in core.messages if isinstance(m, PhaseDone)]
+    assert ("Worker 0", "loading weights") in phases
+    assert {phase for process, phase in phases if process == "Core"} == {
+        "binding sockets",
+        "starting workers",
+        "allocating the KV cache",
+    }
+    assert any(isinstance(message, Progress) for message in core.messages)
+
+
+def test_requests_of_two_frontends_with_the_same_name(core: CoreUnderTest):
+    with SocketClient(core.address) as first, SocketClient(core.address) as second:
+        facts = first.connect()
+        second.connect()
+        assert (facts.epoch, facts.block_size, facts.max_model_len) == (7, 4, 64)
+        first.submit("same", PROMPT, 20)
+        second.submit("same", [*PROMPT, 6], 10)
+        first.finish("same")
+        second.finish("same")
+        assert tokens_of(first, "same") == alone(PROMPT, 20).token_ids
+        assert tokens_of(second, "same") == alone([*PROMPT, 6], 10).token_ids
+        assert first.request_events("same")[-1].reason is FinishReason.LENGTH
+        assert all(event.epoch == 7 for event in first.received if isinstance(event, Events))
+
+
+def test_another_protocol_version_is_refused(core: CoreUnderTest):
+    with SocketClient(core.address) as client:
+        client.send(Connect(version=99))
+        refused = client.receive_until(lambda event: isinstance(event, Refused))
+        assert "99" in refused.message
+
+
+def test_a_request_before_connect_is_refused(core: CoreUnderTest):
+    with SocketClient(core.address) as client:
+        client.submit("r", PROMPT)
+        assert "Connect" in client.receive_until(lambda event: isinstance(event, Refused)).message
+
+
+def test_malformed_frames_are_counted_and_dropped(core: CoreUnderTest):
+    with SocketClient(core.address) as client:
+        client.connect()
+        client.send_frames(b"\x01", b"garbage")
+        client.send_frames(b"\x09")
+        client.send_frames(b"")
+        client.send(Call(1, GetStats()))
+        reply = client.receive_until(lambda event: isinstance(event, Reply))
+        assert isinstance(reply.result, EngineStats)
+        assert reply.result.malformed_frames == 3
+        client.submit("r", PROMPT)
+        client.finish("r")
+
+
+def test_utility_calls(core: CoreUnderTest, tmp_path: Path):
+    with SocketClient(core.address) as client:
+        client.connect()
+        client.submit("r", PROMPT, 10)
+        client.finish("r")
+        for call_id, utility in enumerate([ResetPrefixCache(), StartProfile(str(tmp_path)), StopProfile()]):
+            client.send(Call(call_id, utility))
+            reply = client.receive_until(lambda event: isinstance(event, Reply))
+            assert reply == Reply(call_id, BoolResult(True))
+        client.submit("again", PROMPT, 10)
+        client.finish("again")
+        assert client.request_events("again")[-1].num_cached_tokens == 0
+        assert any(isinstance(event, StatsReport) for event in client.received)
+
+
+def test_abort_ends_with_finished(tmp_path: Path):
+    with running_core(tmp_path, "slow") as core, SocketClient(core.address) as client:
+        client.connect()
+        client.submit("r", PROMPT, 50)
+        client.receive_until(lambda event: isinstance(event, Events))
+        client.send(Abort(["r"]))
+        client.finish("r")
+        assert client.request_events("r")[-1].reason is FinishReason.ABORT
+
+
+def test_requests_of_a_lost_frontend_are_aborted(tmp_path: Path):
+    with running_core(tmp_path, "slow") as core, SocketClient(core.address) as watcher:
+        watcher.connect()
+        with SocketClient(core.address) as client:
+            client.connect()
+            client.submit("r", PROMPT, 55)
+            client.receive_until(lambda event: isinstance(event, Events))
+        idle = watcher.receive_until(lambda event: isinstance(event, StatsReport) and event.stats.num_running == 0)
+        assert idle.stats.generation_tokens < 55
+        assert idle.stats.num_free_blocks == idle.stats.num_blocks
+
+
+def test_sigterm_drains(tmp_path: Path):
+    with running_core(tmp_path, "slow") as core, SocketClient(core.address) as client:
+        client.connect()
+        client.submit("running", PROMPT, 30)
+        client.receive_until(lambda event: isinstance(event, Events))
+        os.kill(core.child.pid, signal.SIGTERM)
+        while not (refused := client.request_events("late")):
+            client.submit("late", PROMPT)
+            client.receive_until(lambda event: isinstance(event, Events))
+            if isinstance((client.request_events("late") or [None])[-1], Finished):
+                client.received = [e for e in client.received if not isinstance(e, Events)]
+        assert refused
+        client.finish("running")
+        assert tokens_of(client, "running")[-1] == alone(PROMPT, 30).token_ids[-1]
+        dying = client.receive_until(lambda event: isinstance(event, EngineDying))
+        assert dying.message == ""
+        assert core.wait_for_exit() == 0
+
+
+def test_a_second_sigterm_aborts(tmp_path: Path):
+    with running_core(tmp_path, "slow") as core, SocketClient(core.address) as client:
+        client.connect()
+        client.submit("r", PROMPT, 55)
+        client.receive_until(lambda event: isinstance(event, Events))
+        os.kill(core.child.pid, signal.SIGTERM)
+        client.receive_until(lambda event: isinstance(event, Events))
+        os.kill(core.child.pid, signal.SIGTERM)
+        client.finish("r")
+        assert client.request_events("r")[-1].reason is FinishReason.ABORT
+        assert core.wait_for_exit() == 0
+
+
+@pytest.mark.parametrize(("fault", "cause"), [("raise", "ValueError: a broken step"), ("die", "exited with code 9")])
+def test_a_failed_worker_ends_every_request_with_the_root_cause(tmp_path: Path, fault: str, cause: str):
+    with running_core(tmp_path, fault) as core, SocketClient(core.address) as client:
+        client.connect()
+        for name in ("a", "b", "c"):
+            client.submit(name, PROMPT, 50)
+        dying = client.receive_until(lambda event: isinstance(event, EngineDying))
+        assert cause in dying.message
+        for name in ("a", "b", "c"):
+            end = client.request_events(name)[-1]
+            assert isinstance(end, Failed)
+            assert end.kind is FailureKind.INTERNAL
+            assert cause in end.message
+        assert core.wait_for_exit() not in (0, EXIT_STARTUP_FAILED)
+
+
+def test_a_worker_killed_while_idle_is_noticed(core: CoreUnderTest):
+    with SocketClient(core.address) as client:
+        client.connect()
+        (worker,) = children_of(core.child.pid)
+        os.kill(worker, signal.SIGKILL)
+        assert "SIGKILL" in client.receive_until(lambda event: isinstance(event, EngineDying)).message
+        assert core.wait_for_exit() != 0
+
+
+def children_of(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+@pytest.mark.parametrize(
+    ("fault", "message", "phase"),
+    [
+        ("refuse", "the model file is wrong", "loading weights"),
+        ("vanish", "worker 0 exited with code 9", "loading weights"),
+    ],
+)
+def test_a_failed_start_has_the_workers_root_cause(tmp_path: Path, fault: str, message: str, phase: str):
+    core = CoreUnderTest(tmp_path, fault)
+    with pytest.raises(ChildExited) as caught:
+        core.wait_until_ready()
+    assert str(caught.value) == message
+    assert caught.value.code == EXIT_STARTUP_FAILED
+    assert caught.value.failure.phase == phase
+    core.child.close()
+
+
+def test_too_little_memory_names_the_flag(tmp_path: Path):
+    core = CoreUnderTest(tmp_path, max_model_len=1024)
+    with pytest.raises(ChildExited) as caught:
+        core.wait_until_ready()
+    assert caught.value.failure.error_type == "NotEnoughMemoryError"
+    assert "--max-model-len 684" in caught.value.failure.hint
+    core.child.close()
+
+
+def test_an_address_that_cannot_be_bound_fails_before_any_worker_starts(tmp_path: Path):
+    (tmp_path / "core").mkdir()
+    core = CoreUnderTest(tmp_path)
+    with pytest.raises(ChildExited, match="cannot bind") as caught:
+        core.wait_until_ready()
+    assert caught.value.failure.phase == "binding sockets"
+    core.child.close()
+
+
+def test_sigterm_while_starting_ends_the_core(tmp_path: Path):
+    core = CoreUnderTest(tmp_path)
+    assert isinstance(core.child.receive(20), Hello)
+    core.child.terminate()
+    assert core.wait_for_exit() in (0, EXIT_STARTUP_FAILED)
+    core.child.close()
+
+
+def test_an_idle_core_sleeps(core: CoreUnderTest, tmp_path: Path):
+    """A loop that polls would wake up all the time."""
+    with SocketClient(core.address) as client:
+        client.connect()
+        client.submit("r", PROMPT)
+        client.finish("r")
+        client.receive_until(lambda event: isinstance(event, StatsReport) and not event.stats.num_running)
+        num_before = num_wake_ups(core.child.pid)
+        time.sleep(0.5)
+        assert num_wake_ups(core.child.pid) - num_before <= 2
+        assert not PulseReader(tmp_path / "pulse").read().has_work
+
+
+def num_wake_ups(pid: int) -> int:
+    """Return how often the main thread of a process has gone to sleep."""
+    status = Path(f"/proc/{pid}/task/{pid}/status").read_text()
+    return int(status.partition("\nvoluntary_ctxt_switches:")[2].split()[0])
+
+
+def test_a_recording_of_the_process_replays(tmp_path: Path):
+    path = tmp_path / "steps"
+    with running_core(tmp_path, record_steps=str(path)) as core, SocketClient(core.address) as client:
+        client.connect()
+        for index in range(6):
+            client.submit(str(index), [index, *PROMPT], 20)
+        client.send(Abort(["3"]))
+        client.finish(*map(str, range(6)))
+        os.kill(core.child.pid, signal.SIGTERM)
+        assert core.wait_for_exit() == 0
+    result = replay(read_recording(path))
+    assert result.is_identical
+    assert result.num_plans >= 20

@@ -1,0 +1,121 @@
+"""A core process under test, and a frontend reduced to its socket."""
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import zmq
+from core_fakes import core_config
+
+from octavo.protocol.codec import event_codec, request_codec
+from octavo.protocol.control import ControlMessage, CoreReady, CoreSpec
+from octavo.protocol.events import EngineFacts, Event, Events, RequestEvent, Welcome
+from octavo.protocol.params import SamplingSpec
+from octavo.protocol.requests import Connect, Request, Submit
+from octavo.protocol.supervise import Child
+
+SUPPORT = Path(__file__).parent
+TIMEOUT_S = 20.0
+"""For whatever a core is waited for; far more than it needs, so that a slow machine fails no test."""
+
+
+class CoreUnderTest:
+    """A core process over fake workers."""
+
+    def __init__(self, run_dir: Path, fault: str = "", **changes) -> None:
+        config = core_config(**changes)
+        config = msgspec.structs.replace(config, model=msgspec.structs.replace(config.model, load_format=fault))
+        self.address = f"ipc://{run_dir}/core"
+        self.messages: list[ControlMessage] = []
+        spec = CoreSpec(
+            config=config, address=self.address, run_dir=str(run_dir), epoch=7, check_invariants=True, log_level="INFO"
+        )
+        self.child = Child.spawn("core_fake_main", spec, "core", environment={"PYTHONPATH": str(SUPPORT)})
+
+    def wait_until_ready(self) -> CoreReady:
+        """Return the message that ends the start-up; raises ChildExited when it fails."""
+        while True:
+            message = self.child.receive(TIMEOUT_S)
+            assert message is not None, "the core does not become ready"
+            self.messages.append(message)
+            if isinstance(message, CoreReady):
+                return message
+
+    def wait_for_exit(self) -> int:
+        """Return the exit code of a core that ends by itself."""
+        code = self.child.wait(TIMEOUT_S)
+        assert code is not None, "the core does not end"
+        return code
+
+
+@contextlib.contextmanager
+def running_core(run_dir: Path, fault: str = "", **changes) -> Iterator[CoreUnderTest]:
+    """Start a core, wait until it is ready, and end it whatever happens."""
+    core = CoreUnderTest(run_dir, fault, **changes)
+    try:
+        core.wait_until_ready()
+        yield core
+    finally:
+        core.child.kill()
+        core.child.stop(timeout_s=5.0)
+
+
+class SocketClient:
+    """A frontend that only sends and receives."""
+
+    def __init__(self, address: str) -> None:
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.DEALER)
+        self._socket.connect(address)
+        self._requests, self._events = request_codec(), event_codec()
+        self.received: list[Event] = []
+
+    def __enter__(self) -> "SocketClient":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._context.destroy(linger=0)
+
+    def connect(self) -> EngineFacts:
+        """Introduce ourselves and return what the core says of itself."""
+        self.send(Connect())
+        return self.receive_until(lambda event: isinstance(event, Welcome)).facts
+
+    def send(self, request: Request) -> None:
+        """Send a message."""
+        self._socket.send_multipart(self._requests.encode(request))
+
+    def send_frames(self, *frames: bytes) -> None:
+        """Send anything at all."""
+        self._socket.send_multipart(frames)
+
+    def submit(self, request_id: str, prompt: list[int], max_tokens: int = 4, **sampling) -> None:
+        """Submit a request."""
+        self.send(Submit(request_id, prompt, SamplingSpec(max_tokens=max_tokens, seed=0, **sampling)))
+
+    def receive_until(self, is_wanted: Callable[[Event], bool]) -> Event:
+        """Return the first wanted event; all that come are kept in `received`."""
+        deadline = time.monotonic() + TIMEOUT_S
+        while self._socket.poll(max(0, int(1000 * (deadline - time.monotonic())))):
+            event = self._events.decode(self._socket.recv_multipart())
+            self.received.append(event)
+            if is_wanted(event):
+                return event
+        raise AssertionError(f"the event did not come; there were {self.received[-5:]}")
+
+    def request_events(self, request_id: str) -> list[RequestEvent]:
+        """Return what has come of one request."""
+        events = [part for event in self.received if isinstance(event, Events) for part in event.events]
+        return [event for event in events if event.request_id == request_id]
+
+    def finish(self, *request_ids: str) -> None:
+        """Receive until each of these requests has ended."""
+        for request_id in request_ids:
+            if not self._has_ended(request_id):
+                self.receive_until(lambda event, request_id=request_id: self._has_ended(request_id))
+
+    def _has_ended(self, request_id: str) -> bool:
+        events = self.request_events(request_id)
+        return bool(events) and type(events[-1]).__name__ in ("Finished", "Failed")
