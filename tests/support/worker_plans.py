@@ -1,0 +1,134 @@
+"""Drives a `StepExecutor` with hand-made plans, as a core would, for tests of the worker alone."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from octavo.frontend.model_files.facts import read_model_facts
+from octavo.protocol.config import ResolvedConfig, resolve
+from octavo.protocol.config.sources import engine_config
+from octavo.protocol.env import Env
+from octavo.protocol.events import TokenLogprobs
+from octavo.protocol.params import SamplingSpec
+from octavo.protocol.steps import Admitted, Appended, Scheduled, StepPlan, StepResult
+from octavo.worker_proc.models.base import Model
+from octavo.worker_proc.step.execute import StepExecutor
+from octavo.worker_proc.weights.load import load_model
+
+NUM_BLOCKS = 400
+
+
+def worker_config(model: Path | str, **settings: Any) -> ResolvedConfig:
+    """The configuration of a worker for a model on disk, in float32 unless told otherwise."""
+    said = engine_config({"model": str(model), "dtype": "float32", **settings})
+    return resolve(said, read_model_facts(said.model, Env.read()), device="cpu", num_cores=2)
+
+
+def loaded(config: ResolvedConfig) -> Model:
+    """The configured model with its weights."""
+    return load_model(config, lambda fraction: None)
+
+
+def spec(**changes: Any) -> SamplingSpec:
+    """Greedy sampling, with changes."""
+    return SamplingSpec(**{"max_tokens": 1000, "seed": 0, **changes})
+
+
+@dataclass
+class Running:
+    """A request as a core would see it."""
+
+    slot: int
+    sampling: SamplingSpec
+    num_prompt_tokens: int
+    token_ids: list[int]
+    """Prompt and outputs."""
+    block_ids: list[int] = field(default_factory=list)
+    num_computed: int = 0
+    logprobs: list[TokenLogprobs | None] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+
+    @property
+    def outputs(self) -> list[int]:
+        return self.token_ids[self.num_prompt_tokens :]
+
+
+class Driver:
+    """A core in miniature: hands out blocks, plans steps, keeps what comes back.
+
+    Blocks are handed out from the end and never in a row, so that a wrong block table cannot go unseen.
+    """
+
+    def __init__(self, model: Model, config: ResolvedConfig) -> None:
+        self.executor = StepExecutor.build(model, config, num_blocks=NUM_BLOCKS, max_model_len=config.max_model_len)
+        self.block_size = config.block_size
+        self.free_blocks = [*range(0, NUM_BLOCKS, 2), *range(1, NUM_BLOCKS, 2)]
+        self.running: dict[int, Running] = {}
+        self.sequence = 0
+        self._released: list[int] = []
+        self._admitted: list[Running] = []
+
+    def admit(self, slot: int, prompt: list[int], sampling: SamplingSpec, outputs: Iterable[int] = ()) -> Running:
+        """Let a request enter the batch with the next step."""
+        request = Running(slot, sampling, len(prompt), [*prompt, *outputs])
+        self.running[slot] = request
+        self._admitted.append(request)
+        return request
+
+    def release(self, slot: int) -> Running:
+        """Let a request leave the batch with the next step."""
+        request = self.running.pop(slot)
+        self.free_blocks += request.block_ids
+        self._released.append(slot)
+        return request
+
+    def step(self, chunks: dict[int, int] | None = None) -> StepResult:
+        """Run one step: `chunks` tokens of each slot, by default everything that is known."""
+        if chunks is None:
+            chunks = {slot: len(r.token_ids) - r.num_computed for slot, r in self.running.items()}
+        appended, scheduled = [], []
+        new = {request.slot: request for request in self._admitted}
+        for slot, num_tokens in chunks.items():
+            request = self.running[slot]
+            end = request.num_computed + num_tokens
+            needed = -(-end // self.block_size) - len(request.block_ids)
+            blocks = [self.free_blocks.pop() for _ in range(needed)]
+            request.block_ids += blocks
+            if slot not in new and blocks:
+                appended.append(Appended(slot, blocks))
+            scheduled.append(Scheduled(slot, request.num_computed, num_tokens, end == len(request.token_ids)))
+        admitted = [
+            Admitted(r.slot, f"r{r.slot}", list(r.token_ids), r.num_prompt_tokens, list(r.block_ids), r.sampling)
+            for r in self._admitted
+        ]
+        plan = StepPlan(self.sequence, self._released, admitted, appended, scheduled)
+        self._released, self._admitted = [], []
+        self.sequence += 1
+        result = self.executor.execute(plan)
+        self._keep(plan, result)
+        return result
+
+    def run(self, num_steps: int) -> None:
+        """Run some steps of everything that is known."""
+        for _ in range(num_steps):
+            self.step()
+
+    def _keep(self, plan: StepPlan, result: StepResult) -> None:
+        for entry in plan.scheduled:
+            self.running[entry.slot].num_computed += entry.num_tokens
+        sampling = [self.running[entry.slot] for entry in plan.scheduled if entry.samples]
+        logprobs = result.logprobs or [None] * len(sampling)
+        for request, token_id, entry in zip(sampling, result.sampled, logprobs, strict=True):
+            request.token_ids.append(token_id)
+            request.logprobs.append(entry)
+        for slot, entries in result.prompt_logprobs:
+            self.running[slot].prompt_logprobs += entries
+
+
+def alone(model: Model, config: ResolvedConfig, prompt: list[int], sampling: SamplingSpec, num_steps: int) -> Running:
+    """What a request gives when nothing else runs and its prompt is computed in one piece."""
+    driver = Driver(model, config)
+    request = driver.admit(0, prompt, sampling)
+    driver.run(num_steps)
+    return request
