@@ -28,7 +28,7 @@ ALONE: dict[str, Any] = {
 STORMS: dict[str, dict[str, Any]] = {
     "defaults": {},
     "tiny chunks": {"max_num_seqs": 7, "max_num_batched_tokens": 13, "block_size": 8},
-    "constant preemption": {"max_num_seqs": 12, "num_gpu_blocks_override": 40, "max_num_batched_tokens": 64},
+    "constant preemption": {"max_num_seqs": 12, "num_gpu_blocks_override": 24, "max_num_batched_tokens": 64},
     "synchronous, one block size up": {"async_scheduling": False, "block_size": 32, "max_num_seqs": 5},
 }
 

@@ -91,7 +91,7 @@ def random_params(rng: random.Random, vocab_size: int) -> SamplingParams:
         frequency_penalty=rng.choice([0.0, 0.0, -0.5]),
         repetition_penalty=rng.choice([1.0, 1.0, 1.2]),
         seed=rng.randrange(2**63),
-        max_tokens=rng.randrange(1, 25),
+        max_tokens=rng.choice([rng.randrange(1, 25), rng.randrange(25, 80)]),
         min_tokens=rng.choice([0, 0, 1]),
         ignore_eos=rng.random() < 0.5,
         logprobs=rng.choice([None, 0, 3]),
