@@ -1,6 +1,7 @@
 """What the documents say, as far as a program can tell whether it is true."""
 
 import re
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -30,6 +31,14 @@ def test_named_files_exist(document: Path) -> None:
     folders = "protocol|frontend|core_proc|worker_proc|kernels|tests|scripts"
     named = re.findall(rf"`(?:\./)?((?:{folders})/[\w./]*)", document.read_text())
     assert not [name for name in named if not (ROOT / name).exists()]
+
+
+def test_every_runtime_dependency_has_its_sentence() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    names = {re.split(r"[^\w-]", requirement)[0] for requirement in project["dependencies"]}
+    rows = re.findall(r"^\| ([\w, -]+) \|", (ROOT / "docs/adr/0009-runtime-dependencies.md").read_text(), re.MULTILINE)
+    explained = {name for row in rows for name in row.split(", ")} - {"package", "---"}
+    assert explained == names
 
 
 def code_map() -> Iterator[str]:

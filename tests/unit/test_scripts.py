@@ -101,7 +101,8 @@ class SetUp:
         self.told = done.stderr
         assert (done.returncode != 0) == (fail_on != "nothing"), done.stderr
         prefix = "-m pip install "
-        return [line.removeprefix(prefix) for line in self.calls.read_text().splitlines() if line.startswith(prefix)]
+        installs = [line for line in self.calls.read_text().splitlines() if line.startswith(prefix)]
+        return [line.removeprefix(prefix).removeprefix("--quiet ") for line in installs]
 
 
 @pytest.fixture
