@@ -1,0 +1,220 @@
+"""A client without an engine: answers from a script, with a real tokenizer and chat template.
+
+It has the part of `AsyncClient` that the HTTP server uses. Tokens are bytes, so that text, tokens
+and logprobs of an answer can be written down by hand.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Any, TypeVar
+
+from tokenizers import AddedToken, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer as FastTokenizer
+
+from octavo.frontend.client import Health
+from octavo.frontend.outputs import CompletionOutput, Logprob, PositionLogprobs, RequestOutput
+from octavo.frontend.text.chat_template import ChatTemplate
+from octavo.frontend.text.tokenizer import Tokenizer
+from octavo.protocol.config import ModelFacts, ResolvedConfig
+from octavo.protocol.errors import InvalidRequestError, OctavoError, PromptTooLongError
+from octavo.protocol.events import EngineFacts
+from octavo.protocol.params import OutputKind, SamplingParams
+from octavo.protocol.stats import EngineStats, RequestTimings
+
+T = TypeVar("T")
+
+MODEL = "org/fake"
+MAX_MODEL_LEN = 256
+BOS, EOS = 256, 257
+TEMPLATE = (
+    "{% for message in messages %}<{{ message.role }}>{{ message.content }}{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}{{ suffix }}"
+)
+
+
+def byte_tokenizer() -> Tokenizer:
+    """Return a tokenizer whose token ids are the bytes of the text, and two special tokens."""
+    from octavo.frontend.text.token_bytes import byte_characters
+
+    vocabulary = {character: byte for byte, character in byte_characters().items()}
+    fast = FastTokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    fast.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    fast.decoder = decoders.ByteLevel()
+    fast.add_special_tokens([AddedToken("<bos>", special=True), AddedToken("<eos>", special=True)])
+    return Tokenizer(fast, {"bos_token": "<bos>", "eos_token": "<eos>"}, {"default": TEMPLATE})
+
+
+def resolved_config(**changes: Any) -> ResolvedConfig:
+    """Return a plausible configuration of a small engine."""
+    facts = ModelFacts(
+        model_path="/models/fake",
+        tokenizer_path="/models/fake",
+        load_format="dummy",
+        architecture="LlamaForCausalLM",
+        hf_config={},
+        vocab_size=258,
+        num_layers=1,
+        num_heads=1,
+        num_kv_heads=1,
+        head_dim=4,
+        max_position_embeddings=MAX_MODEL_LEN,
+        checkpoint_dtype="float32",
+        eos_token_ids=[EOS],
+        generation_defaults=changes.pop("generation_defaults", {}),
+    )
+    from octavo.protocol.config import resolve
+    from octavo.protocol.config.sources import engine_config
+
+    config = engine_config({"model": "/models/fake", "served_model_name": [MODEL, "alias"], **changes})
+    return resolve(config, facts, device="cpu", num_cores=1)
+
+
+class FakeClient:
+    """Answers every request with `reply`, one token per output, unless told otherwise."""
+
+    def __init__(self, reply: str = "Hello!", **config: Any) -> None:
+        self.reply = reply
+        self.config = resolved_config(**config)
+        self.tokenizer = byte_tokenizer()
+        self.facts = EngineFacts(
+            epoch=1,
+            model="/models/fake",
+            served_model_names=self.config.served_model_names,
+            max_model_len=MAX_MODEL_LEN,
+            vocab_size=258,
+            block_size=16,
+            num_blocks=64,
+            max_num_seqs=8,
+            max_logprobs=20,
+            dtype="float32",
+            device="cpu",
+            config=b"",
+        )
+        self.requests: list[dict[str, Any]] = []
+        """What `generate` was asked, in order."""
+        self.ended_early: list[str] = []
+        """Requests whose caller left before they finished."""
+        self.error: OctavoError | None = None
+        """Raised by `generate` after `error_after` tokens."""
+        self.error_after = 0
+        self.pause_after: int | None = None
+        """Generate this many tokens, then wait for ever."""
+        self.num_cached_tokens = 0
+        self.state = Health(ok=True)
+        self.latest_stats = EngineStats()
+        self.observer = None
+        self.failure = None
+        self.num_live_requests = 0
+
+    def health(self) -> Health:
+        return self.state
+
+    def chat_template(self) -> ChatTemplate:
+        return ChatTemplate.for_model(None, self.tokenizer)
+
+    def default_params(self, max_tokens: int | None = 16) -> SamplingParams:
+        from octavo.frontend.generation.spec import default_params
+
+        return default_params(self.config, max_tokens)
+
+    async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        return ([BOS] if add_special_tokens else []) + self.tokenizer.encode(text, add_special_tokens=False)
+
+    async def run_in_thread(self, work: Callable[[], T]) -> T:
+        return work()
+
+    async def generate(
+        self,
+        prompt: dict[str, Any],
+        sampling_params: SamplingParams,
+        *,
+        request_id: str,
+        priority: int = 0,
+        cache_salt: str | None = None,
+    ) -> AsyncIterator[RequestOutput]:
+        self.requests.append(
+            {"prompt": prompt, "params": sampling_params, "id": request_id, "priority": priority, "salt": cache_salt}
+        )
+        finished = False
+        try:
+            async for output in self._outputs(prompt, sampling_params, request_id):
+                finished = output.finished
+                yield output
+        finally:
+            if not finished:
+                self.ended_early.append(request_id)
+
+    async def _outputs(
+        self, prompt: dict[str, Any], params: SamplingParams, request_id: str
+    ) -> AsyncIterator[RequestOutput]:
+        token_ids = prompt["prompt_token_ids"]
+        if not token_ids:
+            raise InvalidRequestError("the prompt is empty", "prompt")
+        if len(token_ids) >= MAX_MODEL_LEN:
+            raise PromptTooLongError("the prompt is too long", "prompt")
+        reply = list(self.reply.encode())
+        limit = params.max_tokens or MAX_MODEL_LEN
+        reason = "length" if limit < len(reply) else "stop"
+        reply = reply[:limit]
+        steps = [(place, token) for place, token in enumerate(reply)]
+        if params.output_kind is OutputKind.FINAL_ONLY:
+            await self._wait(len(reply))
+            outputs = [self._choice(index, params, reply, reason) for index in range(params.n)]
+            yield self._output(request_id, prompt, params, outputs, finished=True)
+            return
+        for place, token in steps:
+            await self._wait(place)
+            is_last = place == len(reply) - 1
+            outputs = [self._choice(index, params, [token], reason if is_last else None) for index in range(params.n)]
+            yield self._output(request_id, prompt, params, outputs, finished=is_last)
+
+    async def _wait(self, num_tokens: int) -> None:
+        await asyncio.sleep(0)
+        if self.error is not None and num_tokens >= self.error_after:
+            raise self.error
+        if self.pause_after is not None and num_tokens >= self.pause_after:
+            await asyncio.Event().wait()
+
+    def _choice(self, index: int, params: SamplingParams, token_ids: list[int], reason: str | None) -> CompletionOutput:
+        logprobs = None if params.logprobs is None else [_position(token, params.logprobs) for token in token_ids]
+        return CompletionOutput(
+            index, bytes(token_ids).decode("utf-8", "replace"), token_ids, None, logprobs, finish_reason=reason
+        )
+
+    def _output(
+        self,
+        request_id: str,
+        prompt: dict[str, Any],
+        params: SamplingParams,
+        outputs: list[CompletionOutput],
+        *,
+        finished: bool,
+    ) -> RequestOutput:
+        token_ids = prompt["prompt_token_ids"]
+        prompt_logprobs: list[PositionLogprobs | None] | None = None
+        if params.prompt_logprobs is not None:
+            prompt_logprobs = [None, *[_position(token, params.prompt_logprobs) for token in token_ids[1:]]]
+        return RequestOutput(
+            request_id=request_id,
+            prompt=prompt["prompt"],
+            prompt_token_ids=token_ids,
+            outputs=outputs,
+            finished=finished,
+            prompt_logprobs=prompt_logprobs,
+            num_cached_tokens=self.num_cached_tokens,
+            timings=[RequestTimings(time.monotonic())] if finished else [],
+        )
+
+
+def _position(token_id: int, num_top: int) -> PositionLogprobs:
+    """Give the token rank 2, behind "?", and fill up with the letters from "A"."""
+    position = {token_id: Logprob(-1.5, 2, _text(token_id))}
+    others = [ord("?"), *range(ord("A"), ord("Z"))]
+    for place, other in enumerate(others[: max(0, num_top - 1)]):
+        position[other] = Logprob(-0.5 if place == 0 else -2.0 - place, place + 1 if place == 0 else place + 2)
+    return position
+
+
+def _text(token_id: int) -> str:
+    return chr(token_id) if token_id < 128 else "\ufffd"

@@ -1,0 +1,357 @@
+"""`/v1/chat/completions`, spoken to by the unmodified OpenAI client and byte by byte."""
+
+import asyncio
+import itertools
+import json
+
+import openai
+import pytest
+from fake_client import MODEL, FakeClient
+from http_client import Caller, application, events, openai_client, post
+
+from octavo.protocol.errors import EngineDeadError, InvalidRequestError, OverloadedError, RequestFailedError
+from octavo.protocol.params import OutputKind
+
+PATH = "/v1/chat/completions"
+MESSAGES = [{"role": "user", "content": "hi"}]
+PROMPT = "<user>hi<assistant>"
+USAGE = {
+    "prompt_tokens": len(PROMPT),
+    "total_tokens": len(PROMPT) + 6,
+    "completion_tokens": 6,
+    "prompt_tokens_details": {"cached_tokens": 0},
+}
+
+
+def ask(**fields):
+    return {"model": MODEL, "messages": MESSAGES, **fields}
+
+
+def test_openai_client_gets_an_answer() -> None:
+    client = FakeClient()
+    client.num_cached_tokens = 16
+
+    async def talk():
+        async with openai_client(client) as api:
+            return await api.chat.completions.create(model=MODEL, messages=MESSAGES, temperature=0.5, seed=7)
+
+    answer = asyncio.run(talk())
+    assert answer.id.startswith("chatcmpl-")
+    assert (answer.object, answer.model) == ("chat.completion", MODEL)
+    (choice,) = answer.choices
+    assert (choice.message.role, choice.message.content, choice.finish_reason) == ("assistant", "Hello!", "stop")
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens, answer.usage.total_tokens) == (19, 6, 25)
+    assert answer.usage.prompt_tokens_details.cached_tokens == 16
+    (request,) = client.requests
+    assert request["prompt"] == {"prompt": PROMPT, "prompt_token_ids": list(PROMPT.encode())}
+    assert (request["params"].temperature, request["params"].seed) == (0.5, 7)
+    assert request["params"].output_kind is OutputKind.FINAL_ONLY
+
+
+def test_openai_client_gets_a_stream() -> None:
+    async def talk():
+        async with openai_client(FakeClient()) as api:
+            stream = await api.chat.completions.create(
+                model=MODEL, messages=MESSAGES, stream=True, stream_options={"include_usage": True}, n=2, temperature=1
+            )
+            return [chunk async for chunk in stream]
+
+    chunks = asyncio.run(talk())
+    texts = {0: "", 1: ""}
+    for chunk in chunks:
+        for choice in chunk.choices:
+            texts[choice.index] += choice.delta.content or ""
+    assert texts == {0: "Hello!", 1: "Hello!"}
+    assert chunks[-1].choices == []
+    assert chunks[-1].usage.completion_tokens == 12
+    assert chunks[-1].usage.prompt_tokens_details.cached_tokens == 0
+
+
+def test_whole_answer_byte_for_byte() -> None:
+    response = post(FakeClient("Hi"), PATH, ask(request_id="r1"))
+    body = response.json()
+    created = body["created"]
+    assert response.headers["content-type"] == "application/json"
+    assert response.text == (
+        f'{{"id":"chatcmpl-r1","object":"chat.completion","created":{created},"model":"org/fake","choices":'
+        '[{"index":0,"message":{"content":"Hi","role":"assistant","refusal":null},"logprobs":null,'
+        '"finish_reason":"stop","stop_reason":null}],"usage":{"prompt_tokens":19,"total_tokens":21,'
+        '"completion_tokens":2,"prompt_tokens_details":{"cached_tokens":0}},"system_fingerprint":null}'
+    )
+
+
+def test_stream_byte_for_byte() -> None:
+    response = post(FakeClient("Hi"), PATH, ask(request_id="r1", stream=True))
+    created = events(response)[0]["created"]
+    head = f'data: {{"id":"chatcmpl-r1","object":"chat.completion.chunk","created":{created},"model":"org/fake",'
+    assert response.text.split("\n\n") == [
+        head
+        + '"choices":[{"index":0,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]}',
+        head + '"choices":[{"index":0,"delta":{"content":"H"},"logprobs":null,"finish_reason":null}]}',
+        head + '"choices":[{"index":0,"delta":{"content":"i"},"logprobs":null,"finish_reason":null}]}',
+        head + '"choices":[{"index":0,"delta":{},"logprobs":null,"finish_reason":"stop","stop_reason":null}]}',
+        "data: [DONE]",
+        "",
+    ]
+
+
+def test_stream_rules_hold_for_several_choices() -> None:
+    chunks = events(post(FakeClient(), PATH, ask(stream=True, n=3, temperature=1.0)))
+    assert len({(chunk["id"], chunk["created"], chunk["model"]) for chunk in chunks}) == 1
+    assert not any("usage" in chunk for chunk in chunks)
+    choices = [choice for chunk in chunks for choice in chunk["choices"]]
+    for index in range(3):
+        own = [choice for choice in choices if choice["index"] == index]
+        assert own[0]["delta"] == {"role": "assistant", "content": ""}
+        assert all("role" not in choice["delta"] for choice in own[1:])
+        assert [choice["finish_reason"] for choice in own] == [None] * (len(own) - 1) + ["stop"]
+
+
+def test_include_usage_sets_null_in_all_other_chunks() -> None:
+    options = {"include_usage": True}
+    *chunks, last = events(post(FakeClient(), PATH, ask(stream=True, stream_options=options)))
+    assert all(chunk["usage"] is None for chunk in chunks)
+    assert (last["choices"], last["usage"]) == ([], USAGE)
+
+
+def test_continuous_usage_counts_up() -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    chunks = events(post(FakeClient(), PATH, ask(stream=True, stream_options=options)))
+    counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
+    assert all(before <= after for before, after in itertools.pairwise(counts))
+    assert chunks[-1]["usage"] == USAGE
+
+
+def test_streamed_text_without_news_makes_no_chunk() -> None:
+    chunks = events(post(FakeClient("\u00e9"), PATH, ask(stream=True, max_tokens=2)))
+    # The fake decodes byte by byte; what matters is that every text chunk has text.
+    texts = [choice["delta"]["content"] for chunk in chunks[1:-1] for choice in chunk["choices"]]
+    assert all(texts)
+
+
+def test_logprobs_carry_bytes_and_alternatives() -> None:
+    body = post(FakeClient("h"), PATH, ask(logprobs=True, top_logprobs=3)).json()
+    (entry,) = body["choices"][0]["logprobs"]["content"]
+    assert entry == {
+        "token": "h",
+        "logprob": -1.5,
+        "bytes": [104],
+        "top_logprobs": [
+            {"token": "?", "logprob": -0.5, "bytes": [63]},
+            {"token": "h", "logprob": -1.5, "bytes": [104]},
+            {"token": "A", "logprob": -3.0, "bytes": [65]},
+        ],
+    }
+
+
+def test_streamed_logprobs_equal_the_whole_ones() -> None:
+    fields = {"logprobs": True, "top_logprobs": 2}
+    whole = post(FakeClient(), PATH, ask(**fields)).json()["choices"][0]["logprobs"]["content"]
+    chunks = events(post(FakeClient(), PATH, ask(stream=True, **fields)))
+    streamed = [chunk["choices"][0]["logprobs"]["content"] for chunk in chunks if chunk["choices"][0]["logprobs"]]
+    assert list(itertools.chain(*streamed)) == whole
+
+
+def test_tokens_as_ids_and_token_ids() -> None:
+    fields = {"logprobs": True, "return_tokens_as_token_ids": True, "return_token_ids": True}
+    body = post(FakeClient("h"), PATH, ask(**fields)).json()
+    assert body["prompt_token_ids"] == list(PROMPT.encode())
+    assert body["choices"][0]["token_ids"] == [104]
+    (entry,) = body["choices"][0]["logprobs"]["content"]
+    assert (entry["token"], entry["bytes"], entry["top_logprobs"]) == ("token_id:104", [104], [])
+
+
+def test_template_fields_shape_the_prompt() -> None:
+    client = FakeClient()
+    post(client, PATH, ask(chat_template_kwargs={"suffix": "!"}, add_special_tokens=True))
+    post(client, PATH, ask(chat_template="T{{ messages[0].content }}"))
+    messages = [*MESSAGES, {"role": "assistant", "content": "I am"}]
+    fields = {"add_generation_prompt": False, "continue_final_message": True, "echo": True}
+    body = post(client, PATH, ask(**fields) | {"messages": messages}).json()
+    prompts = [request["prompt"]["prompt"] for request in client.requests]
+    assert prompts == [PROMPT + "!", "Thi", "<user>hi<assistant>I am"]
+    assert client.requests[0]["prompt"]["prompt_token_ids"][0] == 256
+    assert body["choices"][0]["message"]["content"] == "I amHello!"
+
+
+def test_a_requests_template_is_never_a_file_name(tmp_path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("the secret")
+    client = FakeClient()
+    post(client, PATH, ask(chat_template=str(secret)))
+    assert client.requests[0]["prompt"]["prompt"] == str(secret)
+
+
+def test_parameters_reach_the_client() -> None:
+    client = FakeClient()
+    fields = {
+        "top_k": 5, "min_p": 0.1, "repetition_penalty": 1.1, "stop_token_ids": [3], "stop": "x", "ignore_eos": True,
+        "include_stop_str_in_output": True, "min_tokens": 2, "skip_special_tokens": False, "logit_bias": {"5": -1.5},
+        "spaces_between_special_tokens": False, "frequency_penalty": 0.5, "presence_penalty": -0.5, "top_p": 0.9,
+        "seed": -(2**63), "max_completion_tokens": 9, "max_tokens": 3,
+    }  # fmt: skip
+    assert post(client, PATH, ask(**fields, priority=-4, cache_salt="tenant")).status_code == 200
+    (request,) = client.requests
+    params = request["params"]
+    for name, value in fields.items():
+        expected = {"logit_bias": {5: -1.5}, "stop": ["x"], "max_tokens": 9}.get(name, value)
+        if name != "max_completion_tokens":
+            assert getattr(params, name) == expected, name
+    assert (request["priority"], request["salt"]) == (-4, "tenant")
+
+
+def test_models_defaults_fill_what_the_request_leaves_open() -> None:
+    client = FakeClient(generation_defaults={"temperature": 0.3, "top_k": 7, "max_tokens": 10_000})
+    post(client, PATH, ask(top_k=9))
+    params = client.requests[0]["params"]
+    assert (params.temperature, params.top_k) == (0.3, 9)
+    # The model's own limit is cut to what fits; it must not make a prompt too long.
+    assert params.max_tokens == client.facts.max_model_len - len(PROMPT)
+
+
+def test_silence_on_max_tokens_means_the_rest_of_the_context() -> None:
+    client = FakeClient()
+    post(client, PATH, ask())
+    assert client.requests[0]["params"].max_tokens is None
+
+
+def test_prompt_is_cut_to_its_last_tokens() -> None:
+    client = FakeClient()
+    post(client, PATH, ask(truncate_prompt_tokens=4))
+    assert client.requests[0]["prompt"]["prompt_token_ids"] == list(PROMPT.encode())[-4:]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"messages": []}, "messages"),
+        ({"messages": "hi"}, "messages"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, "messages"),
+        ({"temperature": "hot"}, "temperature"),
+        ({"temperature": -1}, "temperature"),
+        ({"top_p": 0}, "top_p"),
+        ({"n": 0}, "n"),
+        ({"seed": 2**63}, "seed"),
+        ({"stop": [1]}, "stop[0]"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"top_logprobs": 3}, "top_logprobs"),
+        ({"stream_options": {"include_usage": True}}, "stream_options"),
+        ({"stream": True, "prompt_logprobs": 1}, "prompt_logprobs"),
+        ({"tools": [{"type": "function"}]}, "tools"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"use_beam_search": True}, "use_beam_search"),
+        ({"n": 2, "best_of": 3}, "best_of"),
+        ({"reasoning_effort": "high"}, "reasoning_effort"),
+        ({"modalities": ["audio"]}, "modalities"),
+        ({"continue_final_message": True}, "continue_final_message"),
+        ({"chat_template": "{% if"}, "messages"),
+    ],
+    ids=str,
+)
+def test_wrong_fields_are_named(fields, param) -> None:
+    client = FakeClient()
+    response = post(client, PATH, ask() | fields)
+    error = response.json()["error"]
+    assert (response.status_code, error["type"], error["code"], error["param"]) == (400, "BadRequestError", 400, param)
+    assert error["message"]
+    assert not client.requests
+
+
+def test_inert_values_of_later_fields_are_accepted() -> None:
+    fields = {
+        "tools": [{"type": "function"}], "tool_choice": "none", "response_format": {"type": "text"}, "best_of": 1,
+        "use_beam_search": False, "modalities": ["text"], "suffix": None, "stream_options": None, "user": "u",
+    }  # fmt: skip
+    assert post(FakeClient(), PATH, ask(**fields)).status_code == 200
+
+
+def test_unknown_fields_are_accepted_with_one_warning(caplog) -> None:
+    assert post(FakeClient(), PATH, ask(colour="blue", shape=1, store=True)).status_code == 200
+    assert [record.getMessage() for record in caplog.records] == ["ignored unknown request fields: 'colour', 'shape'"]
+
+
+def test_unknown_model_is_404() -> None:
+    response = post(FakeClient(), PATH, ask(model="other"))
+    assert response.status_code == 404
+    assert response.json()["error"]["type"] == "NotFoundError"
+    assert "org/fake" in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("error", "status", "kind"),
+    [
+        (InvalidRequestError("no", "prompt"), 400, "BadRequestError"),
+        (OverloadedError("the queue is full"), 503, "ServiceUnavailableError"),
+        (RequestFailedError("a step failed"), 500, "InternalServerError"),
+        (EngineDeadError("/secret/path: killed"), 500, "InternalServerError"),
+    ],
+    ids=str,
+)
+def test_failures_before_the_first_token_have_their_status(error, status, kind, stream) -> None:
+    client = FakeClient()
+    client.error = error
+    response = post(client, PATH, ask(stream=stream))
+    body = response.json()["error"]
+    assert (response.status_code, body["type"], body["code"]) == (status, kind, status)
+    assert ("retry-after" in response.headers) == (status == 503)
+    if isinstance(error, EngineDeadError):
+        assert body["message"] == "The server had an error while processing your request."
+
+
+def test_failure_inside_a_stream_is_one_event() -> None:
+    client = FakeClient()
+    client.error, client.error_after = EngineDeadError("killed"), 2
+    *chunks, last = events(post(client, PATH, ask(stream=True)))
+    assert [chunk["choices"][0]["delta"].get("content") for chunk in chunks] == ["", "H", "e"]
+    assert last == {
+        "error": {
+            "message": "The server had an error while processing your request.",
+            "type": "InternalServerError",
+            "param": None,
+            "code": 500,
+        }
+    }
+
+    async def talk():
+        async with openai_client(client) as api:
+            async for _ in await api.chat.completions.create(model=MODEL, messages=MESSAGES, stream=True):
+                pass
+
+    with pytest.raises(openai.APIError, match="The server had an error"):
+        asyncio.run(talk())
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("pause_after", [0, 3])
+def test_leaving_ends_the_request(stream, pause_after) -> None:
+    async def leave() -> FakeClient:
+        client = FakeClient()
+        client.pause_after = pause_after
+        caller = Caller(application(client), PATH, ask(stream=stream))
+        running = asyncio.create_task(caller.run())
+        while not client.requests:
+            await asyncio.sleep(0)
+        if stream and pause_after:
+            # The head, then a body message per token.
+            await caller.wait_for_messages(1 + pause_after)
+        assert not client.ended_early
+        caller.leave()
+        await asyncio.wait_for(running, 10)
+        return client
+
+    client = asyncio.run(leave())
+    assert client.ended_early == [client.requests[0]["id"]]
+
+
+def test_request_id_header_names_the_answer() -> None:
+    client = FakeClient()
+    response = post(client, PATH, ask(request_id="field"), headers={"X-Request-Id": "header"})
+    assert response.json()["id"] == client.requests[0]["id"] == "chatcmpl-header"
+
+
+def test_json_that_does_not_parse() -> None:
+    for body in (b"{", b"", b"[1]", b'{"messages": NaN}', b"\xff", b"[" * 100_000):
+        response = post(FakeClient(), PATH, body)
+        assert (response.status_code, json.loads(response.content)["error"]["type"]) == (400, "BadRequestError"), body
