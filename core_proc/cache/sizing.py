@@ -126,7 +126,7 @@ def _cheapest_change(config: ResolvedConfig, fact: DeviceFacts, longest: int, ne
     if options:
         return "use " + " or ".join(options)
     missing = taken + need_bytes - int(fact.free_bytes * config.gpu_memory_utilization)
-    smaller = "a smaller or quantized model" if config.dtype != "float32" else "--dtype bfloat16 or a smaller model"
+    smaller = "--dtype bfloat16 or a smaller model" if config.dtype == "float32" else "a smaller model"
     return f"free {_shown(missing)} more memory, or use {smaller}"
 
 

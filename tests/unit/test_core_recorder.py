@@ -1,0 +1,92 @@
+"""Recordings: written by an observer, run again, and what a change of the scheduler looks like."""
+
+import itertools
+import subprocess
+from pathlib import Path
+
+import pytest
+from core_fakes import CLIENT, FakeWorker, cache_plan, core_config
+from source_tree import ROOT
+
+from octavo.core_proc.log_entries import CacheReset, Planned
+from octavo.core_proc.recorder import Recorder, read_recording, replay
+from octavo.core_proc.replay import main
+from octavo.core_proc.scheduler.observed import ObservedScheduler
+from octavo.protocol.errors import ConfigError, ProtocolError
+from octavo.protocol.params import SamplingSpec
+from octavo.protocol.requests import Submit
+
+
+@pytest.fixture
+def recording(tmp_path: Path) -> Path:
+    """A recording of a crowded little engine: preemption, an abort, a cache reset."""
+    path = tmp_path / "steps"
+    config = core_config(max_model_len=36)
+    plan = cache_plan(config, num_blocks=9)
+    recorder = Recorder(path, config, plan)
+    scheduler = ObservedScheduler(config, plan, itertools.count().__next__, [recorder])
+    worker = FakeWorker(config, 9)
+    for index in range(4):
+        scheduler.submit(CLIENT, Submit(str(index), [index + 1] * 8, SamplingSpec(max_tokens=12, seed=index)))
+    scheduler.reset_prefix_cache()
+    while (step := scheduler.plan()) is not None:
+        if step.sequence == 6:
+            scheduler.abort(CLIENT, ["2"])
+        scheduler.commit(worker.execute(step))
+    assert scheduler.counters.num_preemptions
+    assert scheduler.plan() is None
+    recorder.close()
+    return path
+
+
+def test_a_recording_replays_identically(recording: Path):
+    result = replay(read_recording(recording))
+    assert result.is_identical
+    assert result.num_plans == sum(
+        isinstance(entry, Planned) and entry.plan is not None for entry in read_recording(recording)
+    )
+
+
+def test_the_first_plan_that_differs_is_found(recording: Path):
+    entries = [entry for entry in read_recording(recording) if not isinstance(entry, CacheReset)]
+    index = next(i for i, e in enumerate(entries) if isinstance(e, Planned) and e.plan and e.plan.sequence == 3)
+    plan = entries[index].plan
+    entries[index] = Planned(type(plan)(plan.sequence, [7], plan.admitted, plan.appended, plan.scheduled))
+    result = replay(iter(entries))
+    assert (result.is_identical, result.num_plans) == (False, 4)
+    assert result.recorded.released == [7]
+    assert result.replayed == plan
+
+
+def test_a_recording_cut_short_is_read_up_to_there(recording: Path):
+    whole = list(read_recording(recording))
+    recording.write_bytes(recording.read_bytes()[:-3])
+    assert list(read_recording(recording)) == whole[:-1]
+
+
+def test_something_else_is_refused(tmp_path: Path):
+    path = tmp_path / "other"
+    path.write_bytes(b"\x03\x00\x00\x00abc")
+    with pytest.raises(ProtocolError, match="not a recording"):
+        replay(read_recording(path))
+    path.write_bytes(b"")
+    with pytest.raises(ProtocolError, match="starts with"):
+        replay(read_recording(path))
+
+
+def test_a_file_that_cannot_be_written_is_a_configuration_error(tmp_path: Path):
+    config = core_config()
+    with pytest.raises(ConfigError, match="cannot record"):
+        Recorder(tmp_path / "no" / "folder", config, cache_plan(config))
+
+
+def test_the_program_says_what_it_found(recording: Path, tmp_path: Path, capsys):
+    assert main([str(recording)]) == 0
+    assert capsys.readouterr().out.endswith(" plans identical\n")
+    assert main([str(tmp_path / "absent")]) == 2
+    assert "absent" in capsys.readouterr().err
+
+
+def test_the_script_runs(recording: Path):
+    done = subprocess.run([ROOT / "scripts/replay", recording], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")

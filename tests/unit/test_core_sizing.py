@@ -1,0 +1,119 @@
+"""From measured bytes to a number of blocks, and the advice when there are too few."""
+
+import re
+
+import msgspec
+import pytest
+from core_fakes import core_config
+
+from octavo.core_proc.cache.sizing import CPU_CACHE_CEILING_BYTES, memory_table, plan_cache
+from octavo.protocol.config import DeviceFacts
+from octavo.protocol.errors import NotEnoughMemoryError
+
+MIB = 2**20
+
+
+def device(**changes) -> DeviceFacts:
+    facts = {
+        "rank": 0,
+        "device_name": "cpu",
+        "total_bytes": 2000 * MIB,
+        "free_bytes": 1000 * MIB,
+        "weights_bytes": 300 * MIB,
+        "activation_bytes": 100 * MIB,
+        "kv_block_bytes": MIB,
+    }
+    return DeviceFacts(**{**facts, **changes})
+
+
+def on_gpu(**changes):
+    return core_config(device="cuda", gpu_memory_utilization=0.9, **changes)
+
+
+def test_what_is_left_beside_weights_and_activations_is_cache():
+    plan = plan_cache(on_gpu(), [device()])
+    assert (plan.num_blocks, plan.block_size, plan.max_model_len) == (500, 4, 64)
+    assert plan.kv_cache_bytes == 500 * MIB
+    assert plan.max_concurrency == 500 * 4 / 64
+
+
+def test_the_tightest_worker_decides():
+    assert plan_cache(on_gpu(), [device(), device(rank=1, weights_bytes=500 * MIB)]).num_blocks == 300
+
+
+def test_overrides_replace_the_arithmetic():
+    assert plan_cache(on_gpu(num_blocks_override=4000), [device()]).num_blocks == 4000
+    assert plan_cache(on_gpu(kv_cache_memory_bytes=50 * MIB), [device()]).num_blocks == 50
+
+
+def test_on_a_cpu_the_cache_is_no_larger_than_could_ever_be_used():
+    config = core_config(max_num_seqs=8, max_model_len=64)
+    assert plan_cache(config, [device()]).num_blocks == 8 * 64 // 4
+
+
+def test_on_a_cpu_the_cache_has_a_ceiling_unless_one_request_needs_more():
+    roomy = device(free_bytes=100_000 * MIB)
+    many = core_config(max_num_seqs=4000)
+    assert plan_cache(many, [roomy]).num_blocks == CPU_CACHE_CEILING_BYTES // MIB
+    long = core_config(max_num_seqs=4000, max_model_len=4 * 10_000)
+    assert plan_cache(long, [roomy]).num_blocks == 10_000
+    asked = core_config(max_num_seqs=4000, kv_cache_memory_bytes=50_000 * MIB)
+    assert plan_cache(asked, [roomy]).num_blocks == 50_000
+
+
+def test_auto_length_is_the_longest_that_fits():
+    plan = plan_cache(on_gpu(max_model_len=100_000, fits_model_len=True), [device()])
+    assert (plan.num_blocks, plan.max_model_len) == (500, 2000)
+    assert plan_cache(on_gpu(max_model_len=100, fits_model_len=True), [device()]).max_model_len == 100
+
+
+FLAGS = {
+    "--max-model-len": ("max_model_len", int),
+    "--gpu-memory-utilization": ("gpu_memory_utilization", float),
+    "--num-gpu-blocks-override": ("num_blocks_override", int),
+    "--kv-cache-memory-bytes": ("kv_cache_memory_bytes", int),
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "facts", "flags"),
+    [
+        ({"max_model_len": 2004}, device(), {"--gpu-memory-utilization", "--max-model-len"}),
+        ({"max_model_len": 40_000}, device(), {"--max-model-len"}),
+        ({"gpu_memory_utilization": 0.3}, device(), {"--gpu-memory-utilization"}),
+        ({"num_blocks_override": 3}, device(), {"--num-gpu-blocks-override", "--max-model-len"}),
+        ({"kv_cache_memory_bytes": 5 * MIB}, device(), {"--kv-cache-memory-bytes", "--max-model-len"}),
+        ({"kv_cache_memory_bytes": 5}, device(), {"--kv-cache-memory-bytes"}),
+    ],
+)
+def test_every_flag_the_error_names_makes_it_fit(changes, facts, flags):
+    config = msgspec.structs.replace(on_gpu(), **changes)
+    with pytest.raises(NotEnoughMemoryError) as caught:
+        plan_cache(config, [facts])
+    advice = dict(re.findall(r"(--[a-z-]+) ([0-9.]+)", caught.value.hint))
+    assert advice.keys() == flags
+    for flag, value in advice.items():
+        field, kind = FLAGS[flag]
+        plan_cache(msgspec.structs.replace(config, **{field: kind(value)}), [facts])
+
+
+def test_a_model_that_does_not_fit_at_all_says_how_much_is_missing():
+    with pytest.raises(NotEnoughMemoryError) as caught:
+        plan_cache(on_gpu(dtype="float32"), [device(weights_bytes=2000 * MIB)])
+    assert caught.value.hint == "free 1.19 GiB more memory, or use --dtype bfloat16 or a smaller model"
+    assert caught.value.phase == "planning the KV cache"
+
+
+def test_the_table_adds_up():
+    config = on_gpu()
+    table = memory_table(config, [device()], plan_cache(config, [device()]))
+    assert table.splitlines() == [
+        "memory of worker 0 (cpu):",
+        "  weights               300.0 MiB",
+        "  activations (peak)    100.0 MiB",
+        "  KV cache              500.0 MiB",
+        "  reserve               100.0 MiB",
+        "  free at start        1000.0 MiB",
+        "KV cache size: 2,000 tokens",
+        "Maximum concurrency for 64 tokens per request: 31.25x",
+    ]
