@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from octavo.frontend.model_files.facts import read_model_facts
 from octavo.protocol.config import ResolvedConfig, resolve
 from octavo.protocol.config.sources import engine_config
@@ -26,7 +28,11 @@ def worker_config(model: Path | str, **settings: Any) -> ResolvedConfig:
 
 
 def loaded(config: ResolvedConfig) -> Model:
-    """The configured model with its weights."""
+    """The configured model with its weights.
+
+    One thread: two that wait for each other on a busy machine take fifty times as long for a tiny model.
+    """
+    torch.set_num_threads(1)
     return load_model(config, lambda fraction: None)
 
 

@@ -1,0 +1,236 @@
+"""The real worker process, with the test as its core: ready, cache, steps, stop, and how it fails."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import zmq
+from specs import SUPPORT
+from tiny_models import make_tiny
+from worker_plans import spec, worker_config
+
+from octavo.protocol.channel import Publisher, ResultPull
+from octavo.protocol.config import DeviceFacts, ResolvedConfig
+from octavo.protocol.control import PhaseDone, WorkerReady, WorkerSpec
+from octavo.protocol.lifecycle import EXIT_FAILED, EXIT_OK, EXIT_STARTUP_FAILED
+from octavo.protocol.steps import (
+    Acknowledged,
+    Admitted,
+    AllocateCache,
+    CacheReady,
+    CommandFailed,
+    Profile,
+    Scheduled,
+    StepPlan,
+    StepResult,
+    Stop,
+)
+from octavo.protocol.supervise import Child, ChildExited
+
+TIMEOUT_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> ResolvedConfig:
+    directory = make_tiny("LlamaForCausalLM", tmp_path_factory.mktemp("tiny"))
+    return worker_config(directory, max_num_seqs=4, num_threads=1)
+
+
+@dataclass
+class Worker:
+    """A worker process and the core's ends of its sockets."""
+
+    child: Child
+    commands: Publisher
+    replies: ResultPull
+
+    def wait_until_ready(self) -> tuple[list[str], DeviceFacts]:
+        """Return the finished phases and the facts."""
+        phases = []
+        while not isinstance(message := self.child.receive(TIMEOUT_S), WorkerReady):
+            assert message is not None, "timed out"
+            if isinstance(message, PhaseDone):
+                phases.append(message.phase)
+        self.commands.wait_for_subscribers(1, TIMEOUT_S)
+        return phases, message.facts
+
+    def ask(self, command: Any) -> Any:
+        self.commands.send(command)
+        return self.replies.receive(TIMEOUT_S)
+
+    def wait_for_exit(self) -> ChildExited:
+        """Everything the worker still says, and then its end."""
+        with pytest.raises(ChildExited) as exited:
+            while self.child.receive(TIMEOUT_S) is not None:
+                pass
+        return exited.value
+
+
+@contextlib.contextmanager
+def worker(config: ResolvedConfig, folder: Path, rank: int = 0) -> Iterator[Worker]:
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    commands = Publisher(context, f"ipc://{folder}/plans")
+    replies = ResultPull(context, f"ipc://{folder}/results")
+    child = Child.spawn("octavo.worker_proc", worker_spec(config, commands.address, replies.address, rank), "worker")
+    try:
+        yield Worker(child, commands, replies)
+    finally:
+        child.kill()
+        child.stop(timeout_s=5)
+        commands.close()
+        replies.close()
+        context.term()
+
+
+def worker_spec(config: ResolvedConfig, plan_address: str, result_address: str, rank: int = 0) -> WorkerSpec:
+    return WorkerSpec(
+        config=config, rank=rank, world_size=rank + 1, plan_address=plan_address, result_address=result_address
+    )
+
+
+def plan(sequence: int, token_ids: list[int]) -> StepPlan:
+    admitted = Admitted(0, "r", token_ids, len(token_ids), [3], spec(logprobs=1))
+    return StepPlan(sequence, [], [admitted], [], [Scheduled(0, 0, len(token_ids), True)])
+
+
+def test_from_ready_to_stop(config: ResolvedConfig, tmp_path: Path) -> None:
+    with worker(config, tmp_path) as w:
+        phases, facts = w.wait_until_ready()
+        assert phases == ["importing torch", "loading weights", "profiling memory"]
+        assert facts.weights_bytes == (config.model.model_path and _safetensors_bytes(Path(config.model.model_path)))
+        assert 0 < facts.free_bytes <= facts.total_bytes
+        assert facts.activation_bytes > 0
+        assert facts.kv_block_bytes == 2 * 2 * 16 * 2 * 16 * 4  # k and v, layers, tokens, heads, dim, float32
+        assert w.ask(AllocateCache(0, num_blocks=8, max_model_len=64)) == CacheReady(0, rank=0)
+        result = w.ask(plan(1, [5, 6, 7]))
+        assert isinstance(result, StepResult)
+        assert result.sequence == 1
+        assert len(result.sampled) == 1
+        assert result.logprobs[0].token_ids[0] == result.sampled[0]
+        traces = tmp_path / "traces"
+        assert w.ask(Profile(2, str(traces))) == Acknowledged(2, rank=0)
+        w.ask(StepPlan(3, [], [], [], [Scheduled(0, 3, 1, True)]))
+        assert w.ask(Profile(4, None)) == Acknowledged(4, rank=0)
+        assert [path.name.split("-")[:2] for path in traces.iterdir()] == [["worker", "0"]]
+        w.commands.send(Stop(5))
+        assert w.wait_for_exit().code == EXIT_OK
+
+
+def test_other_ranks_compute_but_do_not_answer_steps(config: ResolvedConfig, tmp_path: Path) -> None:
+    with worker(config, tmp_path, rank=1) as w:
+        w.wait_until_ready()
+        assert w.ask(AllocateCache(0, num_blocks=8, max_model_len=64)) == CacheReady(0, rank=1)
+        w.commands.send(plan(1, [5, 6, 7]))
+        assert w.ask(Profile(2, None)) == Acknowledged(2, rank=1)
+
+
+def test_a_command_that_fails_is_answered_and_ends_the_worker(config: ResolvedConfig, tmp_path: Path) -> None:
+    with worker(config, tmp_path) as w:
+        w.wait_until_ready()
+        w.ask(AllocateCache(0, num_blocks=8, max_model_len=64))
+        failed = w.ask(StepPlan(1, [], [], [], [Scheduled(2, 0, 1, True)]))
+        assert isinstance(failed, CommandFailed)
+        assert (failed.sequence, failed.rank, failed.error_type) == (1, 0, "ProtocolError")
+        assert "slot 2" in failed.message
+        assert "execute.py" in failed.traceback
+        assert w.wait_for_exit().code == EXIT_FAILED
+
+
+def test_missing_weights_are_the_root_cause(config: ResolvedConfig, tmp_path: Path) -> None:
+    model = make_tiny("LlamaForCausalLM", tmp_path / "model")
+    (model / "model.safetensors").unlink()
+    broken = msgspec.structs.replace(config, model=msgspec.structs.replace(config.model, model_path=str(model)))
+    with worker(broken, tmp_path) as w:
+        exited = w.wait_for_exit()
+    assert exited.code == EXIT_STARTUP_FAILED
+    assert exited.failure is not None
+    assert exited.failure.phase == "loading weights"
+    assert exited.failure.error_type == "ConfigError"
+    assert exited.failure.message == f"no .safetensors file in {model}"
+    assert exited.failure.hint
+
+
+def test_the_gpu_is_refused_in_words(config: ResolvedConfig, tmp_path: Path) -> None:
+    with worker(msgspec.structs.replace(config, device="cuda"), tmp_path) as w:
+        exited = w.wait_for_exit()
+    assert exited.failure is not None
+    assert "cannot compute on cuda" in exited.failure.message
+
+
+def test_one_sigterm_is_left_to_the_core_and_two_end_the_worker(config: ResolvedConfig, tmp_path: Path) -> None:
+    with worker(config, tmp_path) as w:
+        w.wait_until_ready()
+        w.child.terminate()
+        assert w.ask(AllocateCache(0, num_blocks=8, max_model_len=64)) == CacheReady(0, rank=0)
+        w.child.terminate()
+        assert w.wait_for_exit().code == EXIT_OK
+
+
+def test_an_idle_worker_uses_no_processor_time(config: ResolvedConfig, tmp_path: Path) -> None:
+    with worker(config, tmp_path) as w:
+        w.wait_until_ready()
+        w.ask(AllocateCache(0, num_blocks=8, max_model_len=64))
+        w.ask(plan(1, [5, 6, 7]))
+        time.sleep(0.2)
+        before = _processor_ticks(w.child.pid)
+        time.sleep(1.0)
+        assert _processor_ticks(w.child.pid) - before <= 1  # a tick is 10 ms
+
+
+def test_a_worker_dies_with_its_parent(config: ResolvedConfig, tmp_path: Path) -> None:
+    (tmp_path / "spec").write_bytes(
+        msgspec.msgpack.encode(worker_spec(config, f"ipc://{tmp_path}/plans", f"ipc://{tmp_path}/results"))
+    )
+    code = f"""
+        import msgspec, pathlib
+        from octavo.protocol.control import WorkerReady, WorkerSpec
+        from octavo.protocol.supervise import Child
+        spec = msgspec.msgpack.decode(pathlib.Path({str(tmp_path / "spec")!r}).read_bytes(), type=WorkerSpec)
+        child = Child.spawn("octavo.worker_proc", spec, "worker")
+        while not isinstance(child.receive(), WorkerReady):
+            pass
+        print(child.pid, flush=True)
+        child.receive()
+    """
+    command = [sys.executable, "-P", "-c", textwrap.dedent(code)]
+    environment = {**os.environ, "PYTHONPATH": str(SUPPORT)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as parent:
+        assert parent.stdout is not None
+        pid = int(parent.stdout.readline())
+        parent.send_signal(signal.SIGKILL)
+        parent.wait()
+    deadline = time.monotonic() + 2.0
+    while _is_running(pid) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not _is_running(pid)
+
+
+def _safetensors_bytes(folder: Path) -> int:
+    from safetensors.torch import load_file
+
+    return sum(tensor.nbytes for tensor in load_file(folder / "model.safetensors").values())
+
+
+def _stat(pid: int) -> list[str]:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+
+
+def _processor_ticks(pid: int) -> int:
+    return int(_stat(pid)[11]) + int(_stat(pid)[12])
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        return _stat(pid)[0] not in "ZX"
+    except FileNotFoundError:
+        return False
