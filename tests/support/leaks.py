@@ -5,11 +5,11 @@ import signal
 import time
 from pathlib import Path
 
-CHILD_MODULES = ("octavo.core_proc", "octavo.worker_proc")
+CHILD_MODULES = ("octavo.core_proc", "octavo.worker_proc", "-m octavo", "core_fake_", "fake_child")
 
 
 def leaked_processes(mark: str, *, timeout_s: float) -> dict[int, str]:
-    """Return {pid: command line} of the octavo children that carry `mark` in their environment.
+    """Return {pid: command line} of the children, real or fake, that carry `mark` in their environment.
 
     An orphan's parent is the init process, so descent says nothing; the environment is inherited for good.
 
