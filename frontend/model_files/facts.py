@@ -41,12 +41,13 @@ def read_model_facts(config: ModelConfig, env: Env) -> ModelFacts:
     load_format = _load_format(config, path)
     home = convert_gguf(path, env) if path.is_file() else path
     hf_config = _read_config(home)
+    if load_format == "safetensors":
+        _check_not_quantized(hf_config)
     generation = _read_generation_config(config, home)
     num_heads = _positive(hf_config, "num_attention_heads", "n_head")
-    tokenizer = locate_tokenizer(config, env)
     return ModelFacts(
         model_path=str(path),
-        tokenizer_path=str(tokenizer or home),
+        tokenizer_path=str(_tokenizer_home(config, env) or home),
         load_format=load_format,
         architecture=_architecture(hf_config, home),
         hf_config=hf_config,
@@ -55,7 +56,7 @@ def read_model_facts(config: ModelConfig, env: Env) -> ModelFacts:
         num_heads=num_heads,
         num_kv_heads=_positive(hf_config, "num_key_value_heads", default=num_heads),
         head_dim=_positive(hf_config, "head_dim", default=_positive(hf_config, "hidden_size", "n_embd") // num_heads),
-        max_position_embeddings=_positive(hf_config, "max_position_embeddings", "n_positions", "n_ctx"),
+        max_position_embeddings=_max_positions(hf_config),
         checkpoint_dtype=_checkpoint_dtype(hf_config),
         eos_token_ids=_eos_token_ids(read_json(home / "generation_config.json"), hf_config),
         generation_defaults={
@@ -100,6 +101,12 @@ def _load_format(config: ModelConfig, path: Path) -> str:
     )
 
 
+def _tokenizer_home(config: ModelConfig, env: Env) -> Path | None:
+    """Return the directory that `--tokenizer` means; it may name a GGUF file for the tokenizer in it."""
+    path = locate_tokenizer(config, env)
+    return convert_gguf(path, env) if path and path.is_file() else path
+
+
 def _read_config(home: Path) -> dict[str, Any]:
     if not (home / "config.json").is_file():
         raise ConfigError(
@@ -142,6 +149,28 @@ def _positive(hf_config: dict[str, Any], *names: str, default: int | None = None
     if type(found) is not int or found < 1:
         raise ConfigError(f"config.json: {names[0]} must be a positive integer, not {found!r}", phase=PHASE)
     return found
+
+
+def _max_positions(hf_config: dict[str, Any]) -> int:
+    """Return how many positions the model has; YaRN's scaling may come without a raised limit."""
+    limit = _positive(hf_config, "max_position_embeddings", "n_positions", "n_ctx")
+    rope = hf_config.get("rope_parameters") or hf_config.get("rope_scaling") or {}
+    if isinstance(rope, dict) and (rope.get("rope_type") or rope.get("type")) == "yarn":
+        original, factor = rope.get("original_max_position_embeddings"), rope.get("factor")
+        if isinstance(original, int) and isinstance(factor, int | float):
+            return max(limit, int(original * factor))
+    return limit
+
+
+def _check_not_quantized(hf_config: dict[str, Any]) -> None:
+    quantization = hf_config.get("quantization_config")
+    if quantization:
+        method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
+        raise ConfigError(
+            f"the checkpoint is quantized ({method}), which is not supported in safetensors files",
+            phase=PHASE,
+            hint="use the model's original checkpoint or a GGUF of it",
+        )
 
 
 def _checkpoint_dtype(hf_config: dict[str, Any]) -> str:

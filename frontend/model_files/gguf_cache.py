@@ -56,9 +56,9 @@ def _read(path: Path) -> tuple[dict[str, Any], set[str], list[float] | None]:
 
     try:
         reader = GGUFReader(path)
+        metadata = {name: field.contents() for name, field in reader.fields.items()}
     except (ValueError, KeyError, IndexError, UnicodeDecodeError, OSError) as error:
         raise ConfigError(f"{path} is not a readable GGUF file: {error}", phase=PHASE) from error
-    metadata = {name: field.contents() for name, field in reader.fields.items()}
     tensors = {tensor.name: tensor for tensor in reader.tensors}
     factors = tensors.get("rope_freqs.weight")
     return metadata, set(tensors), None if factors is None else [float(factor) for factor in factors.data]

@@ -6,6 +6,7 @@ Asks the hub when it must; reads nothing of what it finds.
 import re
 from pathlib import Path
 
+from octavo.frontend.text.tokenizer import read_json
 from octavo.protocol.config import ModelConfig
 from octavo.protocol.env import Env
 from octavo.protocol.errors import ConfigError
@@ -75,7 +76,7 @@ def _the_only_gguf(directory: Path) -> Path | None:
 
 
 def _cached(name: str, revision: str | None, patterns: list[str]) -> Path | None:
-    """Return the hub cache's copy; the cache may hold part of a model only, so its weights are looked for."""
+    """Return the hub cache's copy of the files, or None when it lacks some."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
@@ -87,23 +88,24 @@ def _cached(name: str, revision: str | None, patterns: list[str]) -> Path | None
         raise ConfigError(
             f"no such file or directory, and no hub id either: {name}", phase=PHASE, hint="use org/name or a path"
         ) from error
-    wants_weights = "*.safetensors" in patterns
-    is_complete = not wants_weights or _has_weights(path)
+    is_complete = not set(_WEIGHT_FILES) <= set(patterns) or _has_all_weights(path)
     return path if is_complete else None
 
 
-def _has_weights(path: Path) -> bool:
-    return any(any(path.glob(pattern)) for pattern in ("*.safetensors", "*.gguf"))
+def _has_all_weights(path: Path) -> bool:
+    """Say whether a snapshot has its weights: an interrupted download leaves some of the shards out."""
+    index = read_json(path / "model.safetensors.index.json").get("weight_map", {})
+    return all((path / shard).is_file() for shard in index.values()) and any(path.glob("*.safetensors"))
 
 
 def _downloaded(name: str, revision: str | None, env: Env, patterns: list[str]) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError, RevisionNotFoundError
 
-    elsewhere = f"on a machine with network: hf download {name}; copy the directory here and give its path as MODEL"
+    elsewhere = f"on a machine with network: hf download {name}; copy the directory here and give its path"
     if env.is_offline:
         raise ConfigError(
-            f"{name} is neither a local path nor in the hub cache, and HF_HUB_OFFLINE=1 forbids downloading it",
+            f"{name} is neither a local path nor complete in the hub cache, and HF_HUB_OFFLINE=1 forbids a download",
             phase=PHASE,
             hint=f"unset HF_HUB_OFFLINE, or {elsewhere}",
         )
@@ -125,4 +127,6 @@ def _downloaded(name: str, revision: str | None, env: Env, patterns: list[str]) 
         ) from error
     except (HfHubHTTPError, OSError) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise ConfigError(f"cannot download {name} from the hub: {reason}", phase=PHASE, hint=elsewhere) from error
+        raise ConfigError(
+            f"{name} is not a local path, and the hub did not give it: {reason}", phase=PHASE, hint=elsewhere
+        ) from error

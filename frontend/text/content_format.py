@@ -74,7 +74,7 @@ class TemplateShape:
                 return name in self._lists
             case nodes.Getitem(node=inner, arg=nodes.Slice()) | nodes.Filter(node=inner):
                 return self._is_list(inner)
-            case nodes.CondExpr(expr1=one, expr2=other):
+            case nodes.CondExpr(expr1=one, expr2=other) | nodes.Or(left=one, right=other):
                 return self._is_list(one) or self._is_list(other)
         return False
 
@@ -98,6 +98,6 @@ class TemplateShape:
                 return self._is_message(inner)
             case nodes.Filter(node=inner):
                 return self._is_content(inner)
-            case nodes.CondExpr(expr1=one, expr2=other):
+            case nodes.CondExpr(expr1=one, expr2=other) | nodes.Or(left=one, right=other):
                 return self._is_content(one) or self._is_content(other)
         return False

@@ -99,13 +99,15 @@ class Tokenizer:
             text: any string.
             add_special_tokens: put the model's own tokens (such as BOS) around the text.
         """
-        ids: list[int] = self._fast.encode(_encodable(text), add_special_tokens=add_special_tokens).ids
-        return ids
+        return self.encode_batch([text], add_special_tokens)[0]
 
     def encode_batch(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]:
         """Return the token ids of several texts, computed in parallel."""
         inputs = [_encodable(text) for text in texts]
-        return [encoding.ids for encoding in self._fast.encode_batch(inputs, add_special_tokens=add_special_tokens)]
+        # perf: this is the one call of the library that lets other threads run; `encode` on a text of
+        # 500 kB stops them for 0.4 s.
+        encodings = self._fast.encode_batch_fast(inputs, add_special_tokens=add_special_tokens)
+        return [encoding.ids for encoding in encodings]
 
     def decode(
         self,

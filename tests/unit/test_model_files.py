@@ -95,6 +95,17 @@ class TestLocate:
         with pytest.raises(ConfigError, match="HF_HUB_OFFLINE"):
             locate_model(ModelConfig(model="org/name"), offline)
 
+    def test_an_interrupted_download_is_not_taken_for_the_model(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        snapshot = fill_hub_cache(tmp_path / "hub", monkeypatch, ["config.json", "a.safetensors"])
+        write(snapshot, {"weight_map": {"x": "a.safetensors", "y": "b.safetensors"}}, "model.safetensors.index.json")
+        offline = environment(tmp_path, is_offline=True)
+        with pytest.raises(ConfigError, match="nor complete in the hub cache"):
+            locate_model(ModelConfig(model="org/name"), offline)
+        (snapshot / "b.safetensors").touch()
+        assert locate_model(ModelConfig(model="org/name"), offline) == snapshot
+
     def test_offline_says_what_to_do(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(hub_constants, "HF_HUB_CACHE", str(tmp_path))
         with pytest.raises(ConfigError, match="org/name is neither") as caught:
@@ -107,8 +118,8 @@ class TestLocate:
             (huggingface_hub.errors.RepositoryNotFoundError, "no model named org/name"),
             (huggingface_hub.errors.GatedRepoError, "gated"),
             (huggingface_hub.errors.RevisionNotFoundError, "no revision 'v2'"),
-            (huggingface_hub.errors.HfHubHTTPError, "cannot download org/name from the hub: first line"),
-            (LocalEntryNotFoundError, "cannot download org/name from the hub: first line"),
+            (huggingface_hub.errors.HfHubHTTPError, "the hub did not give it: first line"),
+            (LocalEntryNotFoundError, "the hub did not give it: first line"),
         ],
     )
     def test_what_the_hub_answers(
@@ -179,6 +190,17 @@ class TestFacts:
         write(home, LLAMA | {"head_dim": 16, "dtype": "torch.bfloat16", "num_key_value_heads": None})
         facts = facts_of(home, env)
         assert (facts.head_dim, facts.checkpoint_dtype, facts.num_kv_heads) == (16, "bfloat16", 6)
+
+    def test_yarn_raises_the_number_of_positions(self, home: Path, env: Env) -> None:
+        rope = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
+        write(home, LLAMA | {"rope_scaling": rope})
+        assert facts_of(home, env).max_position_embeddings == 512
+
+    def test_quantized_checkpoints_are_refused(self, home: Path, env: Env) -> None:
+        write(home, LLAMA | {"quantization_config": {"quant_method": "awq"}})
+        with pytest.raises(ConfigError, match=r"quantized \(awq\)"):
+            facts_of(home, env)
+        assert facts_of(home, env, load_format="dummy").load_format == "dummy"
 
     def test_generation_config_gives_defaults_and_stop_tokens(self, home: Path, env: Env, tmp_path: Path) -> None:
         generation = {"temperature": 0.6, "top_k": 20, "max_new_tokens": 99, "do_sample": True, "eos_token_id": [3, 4]}

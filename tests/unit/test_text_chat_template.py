@@ -51,6 +51,7 @@ def test_roles_contents_and_special_tokens() -> None:
         ),
         ("{% for m in messages %}{% set c = m.content %}{% for p in c %}{% endfor %}{% endfor %}", "openai"),
         ("{% for p in messages[0].content %}{% endfor %}", "openai"),
+        ("{% for p in messages[0].content or [] %}{% endfor %}", "openai"),
         ("{% for p in (messages | last).content | list %}{% endfor %}", "openai"),
         (
             "{% macro show(c) %}{% for p in c %}{% endfor %}{% endmacro %}"
