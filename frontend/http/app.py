@@ -76,7 +76,7 @@ def build_app(serving: Serving, api_keys: Sequence[str] = ()) -> FastAPI:
             # FastAPI is to take the handlers as they are: bodies are msgspec's business.
             response_model=None,
             openapi_extra=_documentation(route),
-            operation_id=f"{route.handler.__name__}_{route.method.lower()}",
+            operation_id=f"{route.method} {route.path}",
         )
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
     add_error_handlers(app)

@@ -1,0 +1,208 @@
+"""`/v1/completions`: the forms of prompts, logprobs, echo, streams."""
+
+import asyncio
+import itertools
+
+import pytest
+from fake_client import BOS, MODEL, FakeClient
+from http_client import Caller, application, events, openai_client, post
+
+from octavo.protocol.errors import RequestFailedError
+
+PATH = "/v1/completions"
+
+
+def ask(**fields):
+    return {"model": MODEL, "prompt": "ab", **fields}
+
+
+def test_openai_client_gets_an_answer_and_a_stream() -> None:
+    async def talk():
+        async with openai_client(FakeClient()) as api:
+            whole = await api.completions.create(model=MODEL, prompt="ab", logprobs=2)
+            stream = await api.completions.create(
+                model=MODEL, prompt="ab", stream=True, stream_options={"include_usage": True}
+            )
+            return whole, [chunk async for chunk in stream]
+
+    whole, chunks = asyncio.run(talk())
+    assert whole.id.startswith("cmpl-")
+    assert (whole.choices[0].text, whole.choices[0].finish_reason) == ("Hello!", "stop")
+    assert whole.choices[0].logprobs.tokens == list("Hello!")
+    assert (whole.usage.prompt_tokens, whole.usage.completion_tokens) == (3, 6)
+    assert whole.usage.prompt_tokens_details.cached_tokens == 0
+    assert "".join(chunk.choices[0].text for chunk in chunks[:-1]) == "Hello!"
+    assert [chunk.choices[0].finish_reason for chunk in chunks[:-1]] == [None] * 5 + ["stop"]
+    assert (chunks[-1].choices, chunks[-1].usage) == ([], whole.usage)
+
+
+def test_whole_answer_byte_for_byte() -> None:
+    response = post(FakeClient("Hi"), PATH, ask(request_id="r1", max_tokens=1))
+    created = response.json()["created"]
+    assert response.text == (
+        f'{{"id":"cmpl-r1","object":"text_completion","created":{created},"model":"org/fake","choices":'
+        '[{"index":0,"text":"H","logprobs":null,"finish_reason":"length","stop_reason":null}],'
+        '"system_fingerprint":null,"usage":{"prompt_tokens":3,"total_tokens":4,"completion_tokens":1,'
+        '"prompt_tokens_details":{"cached_tokens":0}}}'
+    )
+
+
+def test_stream_byte_for_byte() -> None:
+    response = post(FakeClient("Hi"), PATH, ask(request_id="r1", stream=True, stream_options={"include_usage": True}))
+    head = f'data: {{"id":"cmpl-r1","object":"text_completion","created":{events(response)[0]["created"]},'
+    head += '"model":"org/fake","choices":['
+    usage = '{"prompt_tokens":3,"total_tokens":5,"completion_tokens":2,"prompt_tokens_details":{"cached_tokens":0}}'
+    tail = '],"usage":null}'
+    assert response.text.split("\n\n") == [
+        head + '{"index":0,"text":"H","logprobs":null,"finish_reason":null,"stop_reason":null}' + tail,
+        head + '{"index":0,"text":"i","logprobs":null,"finish_reason":"stop","stop_reason":null}' + tail,
+        head + '],"usage":' + usage + "}",
+        "data: [DONE]",
+        "",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "expected"),
+    [
+        ("ab", [[BOS, 97, 98]]),
+        (["ab", "c"], [[BOS, 97, 98], [BOS, 99]]),
+        ([1, 2], [[1, 2]]),
+        ([[1, 2], [3]], [[1, 2], [3]]),
+        (["ab", [3]], [[BOS, 97, 98], [3]]),
+    ],
+    ids=str,
+)
+def test_forms_of_a_prompt(prompt, expected) -> None:
+    client = FakeClient()
+    body = post(client, PATH, ask(prompt=prompt, n=2, temperature=1)).json()
+    assert [request["prompt"]["prompt_token_ids"] for request in client.requests] == expected
+    assert [choice["index"] for choice in body["choices"]] == list(range(2 * len(expected)))
+    assert body["usage"]["prompt_tokens"] == sum(map(len, expected))
+    assert body["usage"]["completion_tokens"] == 2 * 6 * len(expected)
+    assert len({request["id"] for request in client.requests}) == len(expected)
+
+
+def test_choices_of_several_prompts_stream_under_their_own_index() -> None:
+    chunks = events(post(FakeClient(), PATH, ask(prompt=["a", "b"], n=2, temperature=1, stream=True)))
+    choices = [choice for chunk in chunks for choice in chunk["choices"]]
+    for index in range(4):
+        own = [choice for choice in choices if choice["index"] == index]
+        assert "".join(choice["text"] for choice in own) == "Hello!"
+        assert [choice["finish_reason"] for choice in own] == [None] * (len(own) - 1) + ["stop"]
+
+
+@pytest.mark.parametrize(
+    "prompt", [[], [1, "a"], [[1], 2], [["a"]], 3, None, [True], {"a": 1}, ["x"] * 1025], ids=lambda p: str(p)[:20]
+)
+def test_prompts_that_are_none(prompt) -> None:
+    response = post(FakeClient(), PATH, ask(prompt=prompt))
+    assert response.status_code == 400
+    assert response.json()["error"]["param"].startswith("prompt")
+
+
+def test_missing_prompt_is_named() -> None:
+    error = post(FakeClient(), PATH, {"model": MODEL}).json()["error"]
+    assert (error["code"], error["param"]) == (400, "prompt")
+
+
+def test_default_max_tokens_is_16_or_what_fits() -> None:
+    client = FakeClient()
+    post(client, PATH, ask())
+    post(client, PATH, ask(prompt=[1] * 250))
+    assert [request["params"].max_tokens for request in client.requests] == [16, 6]
+
+
+def test_special_tokens_can_be_left_out() -> None:
+    client = FakeClient()
+    post(client, PATH, ask(add_special_tokens=False))
+    assert client.requests[0]["prompt"]["prompt_token_ids"] == [97, 98]
+
+
+def test_logprobs_of_a_completion() -> None:
+    body = post(FakeClient("hi"), PATH, ask(logprobs=2)).json()
+    assert body["choices"][0]["logprobs"] == {
+        "text_offset": [0, 1],
+        "token_logprobs": [-1.5, -1.5],
+        "tokens": ["h", "i"],
+        "top_logprobs": [{"h": -1.5, "?": -0.5}, {"i": -1.5, "?": -0.5}],
+    }
+
+
+@pytest.mark.parametrize("echo", [False, True])
+def test_streamed_logprobs_equal_the_whole_ones(echo) -> None:
+    fields = {"logprobs": 1, "echo": echo}
+    whole = post(FakeClient(), PATH, ask(**fields)).json()["choices"][0]
+    chunks = events(post(FakeClient(), PATH, ask(stream=True, **fields)))
+    choices = [chunk["choices"][0] for chunk in chunks]
+    assert "".join(choice["text"] for choice in choices) == whole["text"]
+    for name, values in whole["logprobs"].items():
+        assert list(itertools.chain(*(choice["logprobs"][name] for choice in choices))) == values, name
+
+
+def test_echo_leads_with_the_prompt_and_its_logprobs() -> None:
+    client = FakeClient("c")
+    body = post(client, PATH, ask(prompt=[97, 98], echo=True, logprobs=0)).json()
+    (choice,) = body["choices"]
+    assert choice["text"] == "abc"
+    assert choice["logprobs"]["tokens"] == ["a", "b", "c"]
+    assert choice["logprobs"]["text_offset"] == [0, 1, 2]
+    assert choice["logprobs"]["token_logprobs"] == [None, -1.5, -1.5]
+    assert choice["logprobs"]["top_logprobs"] == [None, {"b": -1.5}, {"c": -1.5}]
+    assert client.requests[0]["params"].prompt_logprobs == 0
+    assert "prompt_logprobs" not in choice
+
+
+def test_echo_with_no_tokens_scores_the_prompt() -> None:
+    body = post(FakeClient(), PATH, ask(prompt=[97, 98], echo=True, logprobs=0, max_tokens=0)).json()
+    (choice,) = body["choices"]
+    assert (choice["text"], choice["logprobs"]["tokens"]) == ("ab", ["a", "b"])
+    assert body["usage"]["completion_tokens"] == 0
+
+
+def test_no_tokens_without_echo_is_refused() -> None:
+    assert post(FakeClient(), PATH, ask(max_tokens=0)).json()["error"]["param"] == "max_tokens"
+
+
+def test_prompt_logprobs_and_token_ids() -> None:
+    body = post(FakeClient("c"), PATH, ask(prompt=[97, 98], prompt_logprobs=0, return_token_ids=True)).json()
+    (choice,) = body["choices"]
+    assert choice["prompt_logprobs"] == [None, {"98": {"logprob": -1.5, "rank": 2, "decoded_token": "b"}}]
+    assert (choice["prompt_token_ids"], choice["token_ids"]) == ([97, 98], [99])
+
+
+def test_prompts_are_cut_on_either_side() -> None:
+    client = FakeClient()
+    post(client, PATH, ask(prompt=[1, 2, 3], truncate_prompt_tokens=2))
+    post(client, PATH, ask(prompt=[1, 2, 3], truncate_prompt_tokens=2, truncation_side="right"))
+    post(client, PATH, ask(prompt=[1] * 300, truncate_prompt_tokens=-1, max_tokens=6))
+    assert [request["prompt"]["prompt_token_ids"] for request in client.requests] == [[2, 3], [1, 2], [1] * 250]
+
+
+@pytest.mark.parametrize("field", ["suffix", "allowed_token_ids", "structured_outputs", "prompt_embeds"])
+def test_later_fields_are_refused(field) -> None:
+    assert post(FakeClient(), PATH, ask(**{field: ["x"]})).json()["error"]["param"] == field
+
+
+def test_one_failing_prompt_ends_the_others() -> None:
+    client = FakeClient()
+    client.error, client.error_after = RequestFailedError("a step failed"), 2
+    *_, last = events(post(client, PATH, ask(prompt=["a", "b", "c"], stream=True)))
+    assert last["error"]["message"] == "a step failed"
+    assert sorted(client.ended_early) == sorted(request["id"] for request in client.requests)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_leaving_ends_every_prompt(stream) -> None:
+    async def leave() -> FakeClient:
+        client = FakeClient()
+        client.pause_after = 2
+        caller = Caller(application(client), PATH, ask(prompt=["a", "b", "c"], stream=stream))
+        running = asyncio.create_task(caller.run())
+        while len(client.requests) < 3:
+            await asyncio.sleep(0)
+        caller.leave()
+        await asyncio.wait_for(running, 10)
+        return client
+
+    assert len(asyncio.run(leave()).ended_early) == 3

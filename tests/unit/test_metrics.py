@@ -1,0 +1,178 @@
+"""The exporter and the throughput line, over made-up statistics."""
+
+import dataclasses
+
+import msgspec
+import pytest
+from fake_client import resolved_config
+from prometheus_client.parser import text_string_to_metric_families
+
+from octavo.frontend.metrics.exporter import Metrics
+from octavo.frontend.metrics.log_line import ThroughputLine
+from octavo.frontend.metrics.names import METRICS, Kind, token_count_buckets
+from octavo.frontend.metrics.observer import Observer
+from octavo.frontend.metrics.record import RequestRecord
+from octavo.protocol.stats import EngineStats, RequestTimings
+
+LABELS = {"model_name": "org/fake", "engine": "0"}
+
+RECORD = RequestRecord(
+    num_prompt_tokens=20,
+    num_generation_tokens=11,
+    num_cached_tokens=16,
+    num_preemptions=1,
+    finish_reason="stop",
+    params_n=1,
+    params_max_tokens=64,
+    e2e_s=3.5,
+    timings=RequestTimings(queued=10.0, scheduled=10.5, first_token=11.5, finished=13.5),
+)
+
+
+def exporter(**options) -> Metrics:
+    return Metrics(resolved_config(), num_blocks=64, max_model_len=256, **options)
+
+
+def samples(metrics: Metrics) -> dict[str, float]:
+    """Return every sample's value by name; those with further labels have them in the name."""
+    result = {}
+    for family in text_string_to_metric_families(metrics.render().decode()):
+        for sample in family.samples:
+            assert sample.labels.items() >= LABELS.items(), sample
+            further = [f"{key}={value}" for key, value in sample.labels.items() if key not in LABELS]
+            result[",".join([sample.name, *further])] = sample.value
+    return result
+
+
+def test_is_an_observer() -> None:
+    observer: Observer = exporter()
+    observer.on_first_token(0.1)
+
+
+def test_every_name_of_the_table_is_exported() -> None:
+    values = samples(exporter())
+    suffix = {Kind.COUNTER: "_total", Kind.HISTOGRAM: "_count", Kind.GAUGE: ""}
+    for metric in METRICS:
+        name = f"octavo:{metric.name}{suffix[metric.kind]}"
+        assert any(key.partition(",")[0] == name for key in values), name
+
+
+def test_vllm_names_are_copies() -> None:
+    metrics = exporter(has_vllm_names=True)
+    metrics.on_finished(RECORD)
+    values = samples(metrics)
+    ours = {key.removeprefix("octavo:"): value for key, value in values.items() if key.startswith("octavo:")}
+    theirs = {key.removeprefix("vllm:"): value for key, value in values.items() if key.startswith("vllm:")}
+    assert ours == theirs
+    assert len(values) == 2 * len(ours)
+    assert not any(key.startswith("vllm:") for key in samples(exporter()))
+
+
+def test_engine_totals_become_counters() -> None:
+    metrics = exporter()
+    stats = EngineStats(num_running=2, num_waiting=1, num_blocks=10, num_free_blocks=4, prompt_tokens=100, num_steps=2)
+    stats.step_tokens, stats.prefix_cache_queries, stats.prefix_cache_hits = 104, 100, 32
+    metrics.on_engine_stats(stats)
+    metrics.on_engine_stats(msgspec.structs.replace(stats, prompt_tokens=150, generation_tokens=4, num_running=0))
+    values = samples(metrics)
+    assert values["octavo:num_requests_running"] == 0
+    assert values["octavo:num_requests_waiting"] == 1
+    assert values["octavo:kv_cache_usage_perc"] == pytest.approx(0.6)
+    assert values["octavo:prompt_tokens_total"] == 150
+    assert values["octavo:generation_tokens_total"] == 4
+    assert values["octavo:prefix_cache_hits_total"] == 32
+    assert values["octavo:iteration_tokens_total_count"] == 2
+    assert values["octavo:iteration_tokens_total_sum"] == 104
+
+
+def test_counters_never_fall_when_the_engine_is_new() -> None:
+    metrics = exporter()
+    metrics.on_engine_stats(EngineStats(prompt_tokens=100, num_steps=50))
+    metrics.on_engine_stats(EngineStats(prompt_tokens=10, num_steps=5))
+    assert samples(metrics)["octavo:prompt_tokens_total"] == 110
+
+
+def test_finished_request_fills_the_histograms() -> None:
+    metrics = exporter()
+    metrics.on_finished(RECORD)
+    values = samples(metrics)
+    expected = {
+        "e2e_request_latency_seconds": 3.5,
+        "request_queue_time_seconds": 0.5,
+        "request_prefill_time_seconds": 1.0,
+        "request_decode_time_seconds": 2.0,
+        "request_inference_time_seconds": 3.0,
+        "request_time_per_output_token_seconds": 0.2,
+        "request_prompt_tokens": 20,
+        "request_generation_tokens": 11,
+        "request_prefill_kv_computed_tokens": 4,
+        "request_params_n": 1,
+        "request_params_max_tokens": 64,
+        "request_num_preemptions": 1,
+    }
+    for name, value in expected.items():
+        assert values[f"octavo:{name}_sum"] == pytest.approx(value), name
+        assert values[f"octavo:{name}_count"] == 1, name
+    assert values["octavo:request_success_total,finished_reason=stop"] == 1
+    assert values["octavo:request_success_total,finished_reason=abort"] == 0
+    assert values["octavo:prompt_tokens_cached_total"] == 16
+
+
+def test_request_that_never_ran_has_no_times() -> None:
+    metrics = exporter()
+    metrics.on_finished(dataclasses.replace(RECORD, finish_reason="abort", timings=RequestTimings(queued=10.0)))
+    values = samples(metrics)
+    assert values["octavo:request_queue_time_seconds_count"] == 0
+    assert values["octavo:request_success_total,finished_reason=abort"] == 1
+
+
+def test_latencies() -> None:
+    metrics = exporter()
+    metrics.on_first_token(0.25)
+    metrics.on_inter_token(0.3, 3)
+    values = samples(metrics)
+    assert values["octavo:time_to_first_token_seconds_sum"] == 0.25
+    assert values["octavo:inter_token_latency_seconds_count"] == 3
+    assert values["octavo:inter_token_latency_seconds_sum"] == pytest.approx(0.3)
+
+
+def test_cache_configuration_is_a_label() -> None:
+    (key,) = [key for key in samples(exporter()) if key.startswith("octavo:cache_config_info")]
+    assert "block_size=16" in key and "num_gpu_blocks=64" in key
+
+
+def test_token_count_buckets_stop_at_the_model() -> None:
+    assert token_count_buckets(256) == (1, 2, 5, 10, 20, 50, 100, 200)
+    assert token_count_buckets(1) == (1,)
+
+
+def test_throughput_line_says_rates_and_fills() -> None:
+    line = ThroughputLine(now_s=100.0)
+    stats = EngineStats(num_running=2, num_waiting=1, num_blocks=10, num_free_blocks=5, num_steps=4)
+    stats.prompt_tokens, stats.generation_tokens = 1000, 50
+    stats.prefix_cache_queries, stats.prefix_cache_hits = 200, 50
+    assert line.next(stats, 110.0) == (
+        "Avg prompt throughput: 100.0 tokens/s, Avg generation throughput: 5.0 tokens/s, Running: 2 reqs, "
+        "Waiting: 1 reqs, KV cache usage: 50.0%, Prefix cache hit rate: 25.0%"
+    )
+
+
+def test_throughput_line_is_silent_when_idle_and_knows_only_the_last_interval() -> None:
+    line = ThroughputLine(now_s=0.0)
+    stats = EngineStats(generation_tokens=100, num_steps=100)
+    assert "generation throughput: 10.0" in (line.next(stats, 10.0) or "")
+    assert line.next(stats, 20.0) is None
+    later = EngineStats(generation_tokens=120, num_steps=120, num_preemptions=2)
+    assert "generation throughput: 2.0 tokens/s" in (text := line.next(later, 30.0) or "")
+    assert "Preemptions: 2" in text
+
+
+def test_throughput_line_survives_a_new_engine() -> None:
+    line = ThroughputLine(now_s=0.0)
+    line.next(EngineStats(generation_tokens=100, num_steps=100), 10.0)
+    assert "generation throughput: 1.0" in (line.next(EngineStats(generation_tokens=10, num_steps=10), 20.0) or "")
+
+
+def test_line_shows_while_a_long_step_runs() -> None:
+    line = ThroughputLine(now_s=0.0)
+    assert "Running: 1 reqs" in (line.next(EngineStats(num_running=1), 10.0) or "")
