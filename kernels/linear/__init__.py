@@ -18,7 +18,10 @@ def linear(x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Ten
         UnsupportedDevice: no implementation for the device.
     """
     require(
-        x_TI.ndim == 2 and weight_OI.ndim == 2 and x_TI.shape[1] == weight_OI.shape[1] and x_TI.dtype == weight_OI.dtype,
+        x_TI.ndim == 2
+        and weight_OI.ndim == 2
+        and x_TI.shape[1] == weight_OI.shape[1]
+        and x_TI.dtype == weight_OI.dtype,
         f"linear: {tuple(x_TI.shape)} {x_TI.dtype} with a weight {tuple(weight_OI.shape)} {weight_OI.dtype}",
     )
     require(bias_O is None or bias_O.shape == weight_OI.shape[:1], "linear: the bias needs one value per output")

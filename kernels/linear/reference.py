@@ -1,0 +1,12 @@
+"""What `linear` means."""
+
+import torch
+from torch import Tensor
+
+
+def linear(x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
+    """See `octavo.kernels.linear.linear`."""
+    out_TO = torch.einsum("ti,oi->to", x_TI.float(), weight_OI.float())
+    if bias_O is not None:
+        out_TO = out_TO + bias_O.float()
+    return out_TO.to(x_TI.dtype)

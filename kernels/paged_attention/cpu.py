@@ -1,0 +1,285 @@
+"""`paged_attention` on the CPU through torch, in matrix products of one shape.
+
+Every product has ROW_TILE query rows and KV_TILE keys, whatever the step holds: the rows of a tile are
+the query heads of one key head, for one token (decodes) or for as many neighbouring tokens as fit
+(chunks). So a row's scores have the same bits in every step. The largest score is exact in any order,
+and the sums over tiles are taken one tile after another from position 0; a tile that a row cannot see
+adds zero. Only `torch.bmm` over many tiles of one shape, and operations on single numbers, are used.
+
+Beside the legend of `octavo.kernels`: X tiles of keys, Y tiles of query rows, M rows and W keys of a tile,
+G query heads of a key head.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+ROW_TILE = 16
+KV_TILE = 128
+
+_MAX_KEY_NUMBERS = 1 << 21
+"""Decodes are taken together while their keys, in float32, stay below 8 MiB."""
+_MAX_SCORES = 1 << 22
+"""Tiles of a chunk are taken together while their scores stay below 16 MiB."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Heads:
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    scale: float
+
+    @property
+    def group(self) -> int:
+        return self.num_heads // self.num_kv_heads
+
+    @property
+    def rows(self) -> int:
+        """M: the same for all steps of a model."""
+        return -(-self.group // ROW_TILE) * ROW_TILE
+
+    @property
+    def tokens_per_tile(self) -> int:
+        return self.rows // self.group
+
+
+class CpuPlan:
+    """One step's work: decodes of similar length together, each prefill chunk alone."""
+
+    def __init__(self, parts: list["_Decodes | _Chunk"]) -> None:
+        self._parts = parts
+
+    def __call__(self, q_TNH: Tensor, k_cache_PSKH: Tensor, v_cache_PSKH: Tensor) -> Tensor:
+        """See `octavo.kernels.paged_attention.PagedAttention`."""
+        out_TNH = torch.empty_like(q_TNH)
+        for part in self._parts:
+            part.run(q_TNH, k_cache_PSKH, v_cache_PSKH, out_TNH)
+        return out_TNH
+
+
+def plan(
+    query_starts: Sequence[int],
+    context_lens: Sequence[int],
+    block_table_RP: Tensor,
+    block_size: int,
+    head_counts: tuple[int, int, int],
+    scale: float,
+    window: int | None,
+) -> CpuPlan:
+    """See `octavo.kernels.paged_attention.plan`."""
+    heads = _Heads(*head_counts, scale)
+    chunks: list[_Decodes | _Chunk] = []
+    decodes: list[_Decode] = []
+    for request, context_len in enumerate(context_lens):
+        start, end = query_starts[request], query_starts[request + 1]
+        first_position = context_len - (end - start)
+        first_tile = 0 if window is None else max(0, first_position - window + 1) // KV_TILE
+        slots_W = _slots(block_table_RP[request], block_size, first_tile, context_len)
+        if end - start == 1:
+            decodes.append(_Decode(start, context_len, first_tile, slots_W))
+        else:
+            chunks.append(_plan_chunk(heads, window, (start, end), first_position, first_tile, slots_W))
+    return CpuPlan([_plan_decodes(heads, window, group) for group in _grouped(decodes, heads)] + chunks)
+
+
+def _slots(block_table_P: Tensor, block_size: int, first_tile: int, context_len: int) -> Tensor:
+    """Return the cache slots of whole tiles of keys; beyond the context, those of the last position.
+
+    The padding is masked, but it must be finite, and it must not be another request's.
+    """
+    end = -(-context_len // KV_TILE) * KV_TILE
+    positions_W = torch.arange(first_tile * KV_TILE, end).clamp_(max=context_len - 1)
+    return block_table_P.long()[positions_W // block_size] * block_size + positions_W % block_size
+
+
+def _attend(scores_XBMW: Tensor, group: slice) -> tuple[Tensor, Tensor]:
+    """Return the weights of the rows in `group`, not yet divided by their sums, and the sums (one per row)."""
+    scores_XBMW = scores_XBMW[..., group, :]
+    largest_BM1 = scores_XBMW.amax(dim=(0, -1)).unsqueeze(-1)
+    weights_XBMW = (scores_XBMW - largest_BM1).exp_()
+    return weights_XBMW, _sum_in_order(weights_XBMW.sum(dim=-1))
+
+
+def _sum_in_order(x_X: Tensor) -> Tensor:
+    """Sum over the first dimension, one after another: zeros at either end change nothing."""
+    total = x_X[0].clone()
+    for index in range(1, x_X.shape[0]):
+        total += x_X[index]
+    return total
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Decode:
+    row: int
+    context_len: int
+    first_tile: int
+    slots_W: Tensor
+
+    @property
+    def num_tiles(self) -> int:
+        return self.slots_W.shape[0] // KV_TILE
+
+
+def _grouped(decodes: list[_Decode], heads: _Heads) -> Iterator[list[_Decode]]:
+    """Put decodes together that read nearly as many keys, as long as the group's keys stay small."""
+    group: list[_Decode] = []
+    for decode in sorted(decodes, key=lambda decode: decode.num_tiles):
+        numbers = (len(group) + 1) * decode.num_tiles * KV_TILE * heads.num_kv_heads * heads.head_dim
+        if group and (numbers > _MAX_KEY_NUMBERS or decode.num_tiles > group[0].num_tiles * 5 // 4):
+            yield group
+            group = []
+        group.append(decode)
+    if group:
+        yield group
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Decodes:
+    """One token each of R requests."""
+
+    heads: _Heads
+    rows_R: Tensor
+    slots_XRW: Tensor
+    hidden_XR11W: Tensor
+    """True where a key is not to be seen."""
+
+    def run(self, q_TNH: Tensor, k_cache_PSKH: Tensor, v_cache_PSKH: Tensor, out_TNH: Tensor) -> None:
+        heads, (num_tiles, num_requests, _) = self.heads, self.slots_XRW.shape
+        dims = (num_tiles, num_requests, heads.num_kv_heads, heads.rows)
+        group = slice(0, heads.group)
+        q_RKMH = q_TNH.new_zeros((*dims[1:], heads.head_dim), dtype=torch.float32)
+        q_RKMH[:, :, group] = q_TNH[self.rows_R].unflatten(1, (heads.num_kv_heads, -1))
+        q_XRKMH = q_RKMH.mul_(heads.scale).expand(num_tiles, -1, -1, -1, -1)
+        k_BWH = self._gather(k_cache_PSKH)
+        scores_BMW = torch.bmm(q_XRKMH.reshape(-1, heads.rows, heads.head_dim), k_BWH.transpose(1, 2))
+        scores_XRKMW = scores_BMW.view(*dims, KV_TILE).masked_fill_(self.hidden_XR11W, float("-inf"))
+        visible_XRKGW, sums_RKG = _attend(scores_XRKMW, group)
+        weights_XRKMW = torch.zeros_like(scores_XRKMW)
+        weights_XRKMW[..., group, :] = visible_XRKGW
+        out_BMH = torch.bmm(weights_XRKMW.view(-1, heads.rows, KV_TILE), self._gather(v_cache_PSKH))
+        out_RKGH = _sum_in_order(out_BMH.view(*dims, heads.head_dim)[..., group, :]) / sums_RKG.unsqueeze(-1)
+        out_TNH[self.rows_R] = out_RKGH.flatten(1, 2).to(out_TNH.dtype)
+
+    def _gather(self, cache_PSKH: Tensor) -> Tensor:
+        """Return the keys or values of all tiles as float32, one tile per (X, R, K)."""
+        heads = self.heads
+        rows = cache_PSKH.flatten(0, 1).flatten(1).index_select(0, self.slots_XRW.flatten())
+        x_XRWKH = rows.view(*self.slots_XRW.shape, heads.num_kv_heads, heads.head_dim)
+        x_XRKWH = x_XRWKH.transpose(2, 3).to(torch.float32, memory_format=torch.contiguous_format)
+        return x_XRKWH.reshape(-1, KV_TILE, heads.head_dim)
+
+
+def _plan_decodes(heads: _Heads, window: int | None, decodes: list[_Decode]) -> _Decodes:
+    num_tiles = max(decode.num_tiles for decode in decodes)
+    positions_XW = torch.arange(num_tiles * KV_TILE).view(num_tiles, KV_TILE)
+    slots, hidden = [], []
+    for decode in decodes:
+        padding = decode.slots_W[-1:].expand(num_tiles * KV_TILE - decode.slots_W.shape[0])
+        slots.append(torch.cat((decode.slots_W, padding)).view(num_tiles, KV_TILE))
+        positions = positions_XW + decode.first_tile * KV_TILE
+        unseen = positions >= decode.context_len
+        if window is not None:
+            unseen |= positions < decode.context_len - window
+        hidden.append(unseen)
+    return _Decodes(
+        heads,
+        torch.tensor([decode.row for decode in decodes]),
+        torch.stack(slots, dim=1),
+        torch.stack(hidden, dim=1)[:, :, None, None],
+    )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _TileGroup:
+    """Tiles of query rows [first, end) of a chunk, and the tiles of keys [first_key, end_key) they may see."""
+
+    first: int
+    end: int
+    first_key: int
+    end_key: int
+    masks: dict[int, Tensor]
+    """By tile of keys, where not all of it is seen: True for what is hidden, as Y, tokens, 1, W."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Chunk:
+    """Several neighbouring tokens of one request."""
+
+    heads: _Heads
+    start: int
+    end: int
+    slots_W: Tensor
+    groups: list[_TileGroup]
+
+    def run(self, q_TNH: Tensor, k_cache_PSKH: Tensor, v_cache_PSKH: Tensor, out_TNH: Tensor) -> None:
+        heads, tokens = self.heads, self.heads.tokens_per_tile
+        num_tokens, num_tiles = self.end - self.start, self.groups[-1].end
+        q_LNH = q_TNH.new_zeros(num_tiles * tokens, heads.num_heads, heads.head_dim, dtype=torch.float32)
+        q_LNH[:num_tokens] = q_TNH[self.start : self.end]
+        q_KYLGH = q_LNH.mul_(heads.scale).view(num_tiles, tokens, heads.num_kv_heads, -1, heads.head_dim)
+        q_KYLGH = q_KYLGH.permute(2, 0, 1, 3, 4)
+        q_KYMH = q_LNH.new_zeros(heads.num_kv_heads, num_tiles, heads.rows, heads.head_dim)
+        q_KYMH[:, :, : tokens * heads.group] = q_KYLGH.flatten(2, 3)
+        k_XKWH, v_XKWH = self._gather(k_cache_PSKH), self._gather(v_cache_PSKH)
+        out_KYMH = torch.empty_like(q_KYMH)
+        for group in self.groups:
+            out_KYMH[:, group.first : group.end] = self._attend_group(group, q_KYMH, k_XKWH, v_XKWH)
+        out_KYLGH = out_KYMH[:, :, : tokens * heads.group].unflatten(2, (tokens, heads.group))
+        out_LNH = out_KYLGH.permute(1, 2, 0, 3, 4).reshape(-1, heads.num_heads, heads.head_dim)
+        out_TNH[self.start : self.end] = out_LNH[:num_tokens].to(out_TNH.dtype)
+
+    def _attend_group(self, group: _TileGroup, q_KYMH: Tensor, k_XKWH: Tensor, v_XKWH: Tensor) -> Tensor:
+        heads, num_tiles = self.heads, group.end - group.first
+        tiles, keys = slice(group.first, group.end), range(group.first_key, group.end_key)
+        scores_XKYMW = q_KYMH.new_empty(len(keys), heads.num_kv_heads, num_tiles, heads.rows, KV_TILE)
+        for index, key in enumerate(keys):
+            for head in range(heads.num_kv_heads):
+                k_YHW = k_XKWH[key, head].t().expand(num_tiles, -1, -1)
+                torch.bmm(q_KYMH[head, tiles], k_YHW, out=scores_XKYMW[index, head])
+            if key in group.masks:
+                visible = scores_XKYMW[index, :, :, : heads.tokens_per_tile * heads.group]
+                visible.unflatten(2, (heads.tokens_per_tile, heads.group)).masked_fill_(group.masks[key], float("-inf"))
+        weights_XKYMW, sums_KYM = _attend(scores_XKYMW, slice(None))
+        out_XKYMH = q_KYMH.new_empty(*weights_XKYMW.shape[:4], heads.head_dim)
+        for index, key in enumerate(keys):
+            for head in range(heads.num_kv_heads):
+                v_YWH = v_XKWH[key, head].expand(num_tiles, -1, -1)
+                torch.bmm(weights_XKYMW[index, head], v_YWH, out=out_XKYMH[index, head])
+        return _sum_in_order(out_XKYMH) / sums_KYM.unsqueeze(-1)
+
+    def _gather(self, cache_PSKH: Tensor) -> Tensor:
+        rows = cache_PSKH.flatten(0, 1).index_select(0, self.slots_W)
+        x_XWKH = rows.view(-1, KV_TILE, *rows.shape[1:])
+        return x_XWKH.transpose(1, 2).to(torch.float32, memory_format=torch.contiguous_format)
+
+
+def _plan_chunk(
+    heads: _Heads, window: int | None, rows: tuple[int, int], first_position: int, first_tile: int, slots_W: Tensor
+) -> _Chunk:
+    start, end = rows
+    tokens = heads.tokens_per_tile
+    num_tiles = -(-(end - start) // tokens)
+    last_position = first_position + end - start - 1
+    # Padding tokens count as the last one: they must see something, and their rows are dropped.
+    positions_YL = (first_position + torch.arange(num_tiles * tokens)).clamp_(max=last_position).view(num_tiles, tokens)
+    scores_per_tile = heads.num_kv_heads * heads.rows * slots_W.shape[0]
+    step = max(1, _MAX_SCORES // scores_per_tile)
+    groups = []
+    for first in range(0, num_tiles, step):
+        members_YL = positions_YL[first : first + step]
+        lowest, highest = int(members_YL[0, 0]), int(members_YL[-1, -1])
+        lowest_seen = 0 if window is None else max(0, lowest - window + 1)
+        masks = {}
+        first_key, end_key = lowest_seen // KV_TILE, highest // KV_TILE + 1
+        for key in range(first_key, end_key):
+            key_positions_W = torch.arange(key * KV_TILE, (key + 1) * KV_TILE)
+            hidden_YLW = key_positions_W > members_YL.unsqueeze(-1)
+            if window is not None:
+                hidden_YLW |= key_positions_W <= members_YL.unsqueeze(-1) - window
+            if bool(hidden_YLW.any()):
+                masks[key - first_tile] = hidden_YLW.unsqueeze(2)
+        groups.append(_TileGroup(first, first + len(members_YL), first_key - first_tile, end_key - first_tile, masks))
+    return _Chunk(heads, start, end, slots_W, groups)

@@ -1,0 +1,34 @@
+"""What `paged_attention` means."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+def paged_attention(
+    q_TNH: Tensor,
+    k_cache_PSKH: Tensor,
+    v_cache_PSKH: Tensor,
+    query_starts: Sequence[int],
+    context_lens: Sequence[int],
+    block_table_RP: Tensor,
+    scale: float,
+    window: int | None,
+) -> Tensor:
+    """See `octavo.kernels.paged_attention.plan`; plans and runs in one."""
+    _, num_slots, num_kv_heads, _ = k_cache_PSKH.shape
+    out_TNH = torch.empty_like(q_TNH)
+    for request, context_len in enumerate(context_lens):
+        start, end = query_starts[request], query_starts[request + 1]
+        blocks = block_table_RP[request, : -(-context_len // num_slots)].long()
+        k_XKH = k_cache_PSKH[blocks].flatten(0, 1)[:context_len].float()
+        v_XKH = v_cache_PSKH[blocks].flatten(0, 1)[:context_len].float()
+        for row in range(start, end):
+            position = context_len - end + row
+            first = 0 if window is None else max(0, position - window + 1)
+            q_KGH = q_TNH[row].float().unflatten(0, (num_kv_heads, -1))
+            scores_KGX = torch.einsum("kgh,xkh->kgx", q_KGH, k_XKH[first : position + 1]) * scale
+            out_KGH = torch.einsum("kgx,xkh->kgh", scores_KGX.softmax(dim=2), v_XKH[first : position + 1])
+            out_TNH[row] = out_KGH.flatten(0, 1).to(q_TNH.dtype)
+    return out_TNH

@@ -1,0 +1,45 @@
+"""The key and value tensors of all layers. Does not decide who owns a block."""
+
+import torch
+from torch import Tensor
+
+
+def block_bytes(num_layers: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> int:
+    """Return the bytes of one block over all layers, keys and values."""
+    return 2 * num_layers * block_size * num_kv_heads * head_dim * dtype.itemsize
+
+
+class KVStorage:
+    """One pair of tensors per layer, each of shape PSKH (blocks, slots, key heads, head dimension).
+
+    Zeroed, so that every page is touched here and not in the middle of a request, and memory that is
+    not there is missed at start-up.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_layers: int,
+        num_blocks: int,
+        block_size: int,
+        num_kv_heads: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        shape = (num_blocks, block_size, num_kv_heads, head_dim)
+        self.block_size = block_size
+        self.num_blocks = num_blocks
+        self._layers = [
+            (torch.zeros(shape, dtype=dtype, device=device), torch.zeros(shape, dtype=dtype, device=device))
+            for _ in range(num_layers)
+        ]
+
+    def layer(self, index: int) -> tuple[Tensor, Tensor]:
+        """Return the caches of keys and of values of one layer."""
+        return self._layers[index]
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all layers."""
+        return sum(k_PSKH.nbytes + v_PSKH.nbytes for k_PSKH, v_PSKH in self._layers)

@@ -1,0 +1,63 @@
+"""What the worker needs from every model. Knows no architecture."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
+
+from torch import Tensor
+
+from octavo.kernels.paged_attention import AttentionShape
+from octavo.worker_proc.attention.base import Attention
+from octavo.worker_proc.models.parameters import Parameters
+
+
+class Model(ABC):
+    """A decoder: tokens in, hidden states and logits out. Keeps no state of any request.
+
+    Callers run it under `torch.inference_mode()`.
+    """
+
+    def __init__(self, parameters: Parameters, num_layers: int, attention_shape: AttentionShape) -> None:
+        self._parameters = parameters
+        self.num_layers = num_layers
+        self.attention_shape = attention_shape
+
+    @abstractmethod
+    def forward(self, token_ids_T: Tensor, positions_T: Tensor, attention: Attention) -> Tensor:
+        """Return hidden_TD, after the final norm.
+
+        Args:
+            token_ids_T: int64.
+            positions_T: int64.
+            attention: planned for this step.
+        """
+
+    @abstractmethod
+    def logits(self, hidden_RD: Tensor) -> Tensor:
+        """Return logits_RV in float32 for rows of `forward`'s result."""
+
+    @property
+    def num_kv_heads(self) -> int:
+        """Key/value heads of a layer."""
+        return self.attention_shape.num_kv_heads
+
+    @property
+    def head_dim(self) -> int:
+        """Numbers of one head."""
+        return self.attention_shape.head_dim
+
+    @property
+    def weights_bytes(self) -> int:
+        """Bytes of all parameters."""
+        return self._parameters.num_bytes
+
+    def named_parameters(self) -> Iterator[tuple[str, Tensor]]:
+        """Iterate over all parameters, for writing into them."""
+        return self._parameters.named()
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        """Fill the parameters from a checkpoint with Hugging Face names.
+
+        Raises:
+            ConfigError: a tensor is missing, unexpected, or of another shape.
+        """
+        self._parameters.load(weights)

@@ -1,0 +1,42 @@
+"""Normalization layers, their parameters made and named."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from octavo.kernels.layer_norm import layer_norm
+from octavo.kernels.rms_norm import rms_norm
+from octavo.worker_proc.models.parameters import Parameters
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RMSNorm:
+    """Root-mean-square norm with a scale; rows are the last dimension."""
+
+    weight_D: Tensor
+    eps: float
+
+    @classmethod
+    def new(cls, parameters: Parameters, name: str, width: int, eps: float) -> "RMSNorm":
+        """Make the layer that the checkpoint calls `name`."""
+        return cls(parameters.new(f"{name}.weight", width), eps)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return rms_norm(x.reshape(-1, x.shape[-1]), self.weight_D, self.eps).view(x.shape)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LayerNorm:
+    """Layer norm with scale and bias."""
+
+    weight_D: Tensor
+    bias_D: Tensor
+    eps: float
+
+    @classmethod
+    def new(cls, parameters: Parameters, name: str, width: int, eps: float) -> "LayerNorm":
+        """Make the layer that the checkpoint calls `name`."""
+        return cls(parameters.new(f"{name}.weight", width), parameters.new(f"{name}.bias", width), eps)
+
+    def __call__(self, x_TD: Tensor) -> Tensor:
+        return layer_norm(x_TD, self.weight_D, self.bias_D, self.eps)

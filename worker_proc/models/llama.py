@@ -1,0 +1,153 @@
+"""The Llama family: Llama, Mistral, Qwen2 and Qwen3, one decoder told apart by its configuration."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import embedding
+
+from octavo.kernels.paged_attention import AttentionShape
+from octavo.kernels.rope import rope
+from octavo.kernels.silu_and_mul import silu_and_mul
+from octavo.protocol.config.facts import ModelFacts
+from octavo.protocol.errors import ConfigError
+from octavo.worker_proc.attention.base import Attention
+from octavo.worker_proc.models.base import Model
+from octavo.worker_proc.models.hf_config import optional, refuse_unless, required
+from octavo.worker_proc.models.layers.linear import Linear
+from octavo.worker_proc.models.layers.norm import RMSNorm
+from octavo.worker_proc.models.layers.rotary import Rotary, rotary_from_config
+from octavo.worker_proc.models.parameters import Parameters
+
+
+@dataclass(frozen=True, slots=True)
+class LlamaConfig:
+    """What tells the members of the family apart."""
+
+    hidden_size: int
+    intermediate_size: int
+    rms_norm_eps: float
+    is_tied: bool
+    """The output weight is the embedding."""
+    has_qkv_bias: bool
+    has_output_bias: bool
+    has_mlp_bias: bool
+    has_qk_norm: bool
+    """Queries and keys are normalized, each head alone, before the rotation."""
+    window: int | None
+
+    @classmethod
+    def read(cls, architecture: str, config: dict[str, Any]) -> "LlamaConfig":
+        """Read `config.json`, with the defaults of its architecture.
+
+        Raises:
+            ConfigError: a value is missing or not supported.
+        """
+        refuse_unless(config, "hidden_act", ["silu"])
+        refuse_unless(config, "use_sliding_window", [False, None])
+        if set(optional(config, "layer_types", [])) - {"full_attention"}:
+            raise ConfigError("config.json: layer_types other than full_attention are not supported")
+        has_bias = optional(config, "attention_bias", False)
+        return cls(
+            hidden_size=required(config, "hidden_size", int),
+            intermediate_size=required(config, "intermediate_size", int),
+            rms_norm_eps=optional(config, "rms_norm_eps", 1e-6),
+            is_tied=optional(config, "tie_word_embeddings", False),
+            has_qkv_bias=architecture == "Qwen2ForCausalLM" or has_bias,
+            has_output_bias=architecture != "Qwen2ForCausalLM" and has_bias,
+            has_mlp_bias=optional(config, "mlp_bias", False),
+            has_qk_norm=architecture == "Qwen3ForCausalLM",
+            # Mistral's configuration says 4096 by leaving the key out, and no window by null.
+            window=config.get("sliding_window", 4096) if architecture == "MistralForCausalLM" else None,
+        )
+
+
+class DecoderLayer:
+    """Attention and mlp, each on the norm of the residual stream."""
+
+    def __init__(self, parameters: Parameters, index: int, config: LlamaConfig, shape: AttentionShape) -> None:
+        name, width, eps = f"layers.{index}", config.hidden_size, config.rms_norm_eps
+        attention, mlp = f"{name}.self_attn", f"{name}.mlp"
+        self.index = index
+        self.shape = shape
+        self.query_width, self.key_width = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
+        qkv_parts = {
+            f"{attention}.q_proj": self.query_width,
+            f"{attention}.k_proj": self.key_width,
+            f"{attention}.v_proj": self.key_width,
+        }
+        gate_up_parts = {f"{mlp}.{part}_proj": config.intermediate_size for part in ("gate", "up")}
+        self.input_norm = RMSNorm.new(parameters, f"{name}.input_layernorm", width, eps)
+        self.qkv = Linear.stacked(parameters, f"{attention}.qkv_proj", qkv_parts, width, bias=config.has_qkv_bias)
+        self.q_norm = self.k_norm = None
+        if config.has_qk_norm:
+            self.q_norm = RMSNorm.new(parameters, f"{attention}.q_norm", shape.head_dim, eps)
+            self.k_norm = RMSNorm.new(parameters, f"{attention}.k_norm", shape.head_dim, eps)
+        self.out = Linear.new(parameters, f"{attention}.o_proj", self.query_width, width, bias=config.has_output_bias)
+        self.mlp_norm = RMSNorm.new(parameters, f"{name}.post_attention_layernorm", width, eps)
+        self.gate_up = Linear.stacked(parameters, f"{mlp}.gate_up_proj", gate_up_parts, width, bias=config.has_mlp_bias)
+        self.down = Linear.new(
+            parameters, f"{mlp}.down_proj", config.intermediate_size, width, bias=config.has_mlp_bias
+        )
+
+    def __call__(self, hidden_TD: Tensor, cos_TC: Tensor, sin_TC: Tensor, attention: Attention) -> Tensor:
+        hidden_TD = hidden_TD + self._attend(self.input_norm(hidden_TD), cos_TC, sin_TC, attention)
+        return hidden_TD + self.down(silu_and_mul(self.gate_up(self.mlp_norm(hidden_TD))))
+
+    def _attend(self, x_TD: Tensor, cos_TC: Tensor, sin_TC: Tensor, attention: Attention) -> Tensor:
+        q, k, v = self.qkv(x_TD).split([self.query_width, self.key_width, self.key_width], dim=1)
+        q_TNH = q.unflatten(1, (-1, self.shape.head_dim))
+        k_TKH = k.unflatten(1, (-1, self.shape.head_dim))
+        v_TKH = v.unflatten(1, (-1, self.shape.head_dim))
+        if self.q_norm is not None and self.k_norm is not None:
+            q_TNH, k_TKH = self.q_norm(q_TNH), self.k_norm(k_TKH)
+        q_TNH, k_TKH = rope(q_TNH, cos_TC, sin_TC), rope(k_TKH, cos_TC, sin_TC)
+        return self.out(attention.run(q_TNH, k_TKH, v_TKH, self.index).flatten(1))
+
+
+class LlamaModel(Model):
+    """Embedding, layers, norm and output weight."""
+
+    def __init__(
+        self, parameters: Parameters, facts: ModelFacts, config: LlamaConfig, shape: AttentionShape, rotary: Rotary
+    ) -> None:
+        super().__init__(parameters, facts.num_layers, shape)
+        self._rotary = rotary
+        self._embedding_VD = parameters.new("embed_tokens.weight", facts.vocab_size, config.hidden_size)
+        self._layers = [DecoderLayer(parameters, index, config, shape) for index in range(facts.num_layers)]
+        self._norm = RMSNorm.new(parameters, "norm", config.hidden_size, config.rms_norm_eps)
+        self._output = (
+            Linear(self._embedding_VD)
+            if config.is_tied
+            else Linear.new(parameters, "lm_head", config.hidden_size, facts.vocab_size, bias=False)
+        )
+
+    def forward(self, token_ids_T: Tensor, positions_T: Tensor, attention: Attention) -> Tensor:
+        """See `octavo.worker_proc.models.base.Model`."""
+        hidden_TD = embedding(token_ids_T, self._embedding_VD)
+        cos_TC, sin_TC = self._rotary.angles(positions_T)
+        for layer in self._layers:
+            hidden_TD = layer(hidden_TD, cos_TC, sin_TC, attention)
+        return self._norm(hidden_TD)
+
+    def logits(self, hidden_RD: Tensor) -> Tensor:
+        """See `octavo.worker_proc.models.base.Model`."""
+        return self._output(hidden_RD).float()
+
+
+def build(facts: ModelFacts, dtype: torch.dtype) -> LlamaModel:
+    """Make the member of the family that `facts` describes.
+
+    Raises:
+        ConfigError: something in its configuration is not supported.
+    """
+    config = LlamaConfig.read(facts.architecture, facts.hf_config)
+    ignored = [r"rotary_emb\.inv_freq$"] + ([r"^lm_head\.weight$"] if config.is_tied else [])
+    return LlamaModel(
+        Parameters(dtype, prefixes=["model."], ignored=ignored),
+        facts,
+        config,
+        AttentionShape(facts.num_heads, facts.num_kv_heads, facts.head_dim, facts.head_dim**-0.5, config.window),
+        rotary_from_config(facts.hf_config, facts.head_dim),
+    )
