@@ -100,6 +100,8 @@ class FakeClient:
         self.error_after = 0
         self.pause_after: int | None = None
         """Generate this many tokens, then wait for ever."""
+        self.gate: asyncio.Event | None = None
+        """Must be set before the first token is generated."""
         self.num_cached_tokens = 0
         self.state = Health(ok=True)
         self.latest_stats = EngineStats()
@@ -171,6 +173,8 @@ class FakeClient:
 
     async def _wait(self, num_tokens: int) -> None:
         await asyncio.sleep(0)
+        if self.gate is not None:
+            await self.gate.wait()
         if self.error is not None and num_tokens >= self.error_after:
             raise self.error
         if self.pause_after is not None and num_tokens >= self.pause_after:

@@ -1,0 +1,193 @@
+"""The HTTP server on real sockets, with a client that has no engine: binding, leaving, draining."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import stat
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from fake_client import MODEL, FakeClient
+from http_client import application
+
+from octavo.frontend.http.listener import Listener, listen
+from octavo.frontend.http.server import Server
+from octavo.protocol.config import ServerConfig
+from octavo.protocol.errors import EngineDeadError, StartupError
+
+ASK = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "stream": True}
+PATH = "/v1/chat/completions"
+
+
+@pytest.fixture
+def anywhere() -> ServerConfig:
+    return ServerConfig(port=0, shutdown_timeout=5)
+
+
+@contextlib.asynccontextmanager
+async def running(client: FakeClient, config: ServerConfig) -> AsyncIterator[tuple[Server, httpx.AsyncClient]]:
+    listener = listen(config)
+    server = Server(application(client), config, client)
+    serving = asyncio.create_task(server.serve(sockets=[listener.socket]))
+    try:
+        transport = httpx.AsyncHTTPTransport(uds=config.uds)
+        url = "http://octavo.test" if config.uds else listener.url
+        async with httpx.AsyncClient(transport=transport, base_url=url) as http:
+            yield server, http
+    finally:
+        server.on_signal(signal.SIGTERM)
+        await asyncio.wait_for(serving, 30)
+        listener.close()
+
+
+async def until(condition: Callable[[], Any]) -> None:
+    async with asyncio.timeout(30):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+def test_port_in_use_is_said_at_once(anywhere: ServerConfig) -> None:
+    first = listen(anywhere)
+    port = first.socket.getsockname()[1]
+    try:
+        with pytest.raises(StartupError, match=f"127.0.0.1:{port} is in use") as raised:
+            listen(ServerConfig(port=port))
+        assert "--port" in raised.value.hint
+    finally:
+        first.close()
+    listen(ServerConfig(port=port)).close()
+
+
+@pytest.mark.parametrize(("host", "reason"), [("192.0.2.1", "no address of this machine"), ("no host", "cannot be")])
+def test_hosts_that_cannot_be_bound(host: str, reason: str) -> None:
+    with pytest.raises(StartupError, match=reason):
+        listen(ServerConfig(host=host, port=0))
+
+
+def test_unix_socket_is_private_and_goes_with_its_server(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    listener = listen(ServerConfig(uds=str(path)))
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    with pytest.raises(StartupError, match="is in use"):
+        listen(ServerConfig(uds=str(path)))
+    listener.close()
+    assert not path.exists()
+
+
+def test_socket_of_a_dead_server_is_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(path))
+    listen(ServerConfig(uds=str(path))).close()
+
+
+def test_file_in_the_way_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    path.write_text("mine")
+    with pytest.raises(StartupError, match="is not a socket"):
+        listen(ServerConfig(uds=str(path)))
+    assert path.read_text() == "mine"
+
+
+def test_serves_over_tcp_and_unix_socket(anywhere: ServerConfig, tmp_path: Path) -> None:
+    async def talk(config: ServerConfig) -> None:
+        async with running(FakeClient(), config) as (_, http):
+            assert (await http.get("/health")).status_code == 200
+            response = await http.post(PATH, json=ASK)
+            assert response.text.endswith("data: [DONE]\n\n")
+            assert "server" not in response.headers and "date" in response.headers
+
+    asyncio.run(talk(anywhere))
+    asyncio.run(talk(ServerConfig(uds=str(tmp_path / "s"))))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_closed_connection_ends_the_request(anywhere: ServerConfig, stream: bool) -> None:
+    async def leave() -> None:
+        client = FakeClient()
+        client.pause_after = 2
+        async with running(client, anywhere) as (_, http):
+            asking = asyncio.create_task(http.post(PATH, json=ASK | {"stream": stream}))
+            await until(lambda: client.requests)
+            asking.cancel()
+            await until(lambda: client.ended_early)
+
+    asyncio.run(leave())
+
+
+def test_first_signal_lets_running_requests_finish(anywhere: ServerConfig) -> None:
+    async def drain() -> httpx.Response:
+        client = FakeClient()
+        client.gate = asyncio.Event()
+        async with running(client, anywhere) as (server, http):
+            asking = asyncio.create_task(http.post(PATH, json=ASK))
+            await until(lambda: client.requests)
+            server.on_signal(signal.SIGTERM)
+            await until(lambda: not server.servers[0].is_serving())
+            with pytest.raises(httpx.ConnectError):
+                async with httpx.AsyncClient(base_url=http.base_url) as late:
+                    await late.get("/health")
+            client.gate.set()
+            return await asking
+
+    assert asyncio.run(drain()).text.endswith("data: [DONE]\n\n")
+
+
+def test_second_signal_does_not_wait(anywhere: ServerConfig) -> None:
+    async def abort() -> FakeClient:
+        client = FakeClient()
+        client.pause_after = 0
+        async with running(client, ServerConfig(port=0, shutdown_timeout=3600)) as (server, http):
+            asking = asyncio.create_task(http.post(PATH, json=ASK))
+            await until(lambda: client.requests)
+            server.on_signal(signal.SIGINT)
+            server.on_signal(signal.SIGINT)
+            await until(lambda: not server.started or server.force_exit)
+            asking.cancel()
+        return client
+
+    assert len(asyncio.run(abort()).requests) == 1
+
+
+def test_time_to_drain_is_bounded() -> None:
+    async def drain() -> FakeClient:
+        client = FakeClient()
+        client.pause_after = 0
+        async with running(client, ServerConfig(port=0, shutdown_timeout=1)) as (server, http):
+            asking = asyncio.create_task(http.post(PATH, json=ASK))
+            await until(lambda: client.requests)
+            server.on_signal(signal.SIGTERM)
+            await until(lambda: client.ended_early)
+            with contextlib.suppress(httpx.TransportError):
+                await asking
+        return client
+
+    assert asyncio.run(drain()).ended_early
+
+
+def test_dead_engine_ends_the_server(anywhere: ServerConfig) -> None:
+    async def die() -> Server:
+        client = FakeClient()
+        listener: Listener = listen(anywhere)
+        server = Server(application(client), anywhere, client)
+        serving = asyncio.create_task(server.serve(sockets=[listener.socket]))
+        client.failure = EngineDeadError("the core was killed by SIGKILL")
+        await asyncio.wait_for(serving, 30)
+        listener.close()
+        return server
+
+    assert str(asyncio.run(die()).engine_failure) == "the core was killed by SIGKILL"
+
+
+def test_umask_is_as_before(tmp_path: Path) -> None:
+    before = os.umask(0o022)
+    try:
+        listen(ServerConfig(uds=str(tmp_path / "s"))).close()
+        assert os.umask(0o022) == 0o022
+    finally:
+        os.umask(before)

@@ -1,0 +1,188 @@
+"""The command line as a person meets it: help, suggestions, last lines, exit codes."""
+
+import logging
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+from source_tree import ROOT
+
+from octavo.frontend.cli import main
+from octavo.frontend.cli.config_docs import render_config_docs
+from octavo.frontend.cli.main import COMMANDS
+from octavo.frontend.cli.serve import read_settings
+from octavo.frontend.metrics.names import render_metrics_docs
+from octavo.protocol.config.sources import engine_config, engine_fields, server_config, server_fields
+from octavo.protocol.errors import ConfigError, EngineDeadError, StartupError
+
+
+@pytest.fixture(autouse=True)
+def log_as_before() -> Iterator[None]:
+    """`octavo serve` sets the log of the whole process up; put it back."""
+    logger = logging.getLogger("octavo")
+    before = (logger.handlers[:], logger.propagate, logger.level)
+    yield
+    logger.handlers[:], logger.propagate = before[:2]
+    logger.setLevel(before[2])
+
+
+def test_help_names_every_command(capsys) -> None:
+    assert main(["--help"]) == 0
+    text = capsys.readouterr().out
+    assert all(command.name in text for command in COMMANDS)
+
+
+def test_version(capsys) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("octavo 0.")
+
+
+def test_nothing_to_do_is_a_usage_error() -> None:
+    assert main([]) == 2
+
+
+def test_unknown_command(capsys) -> None:
+    assert main(["sevre"]) == 2
+    assert "unknown command 'sevre'" in capsys.readouterr().err
+
+
+def test_serve_help_explains_every_setting(capsys) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["serve", "--help"])
+    assert stopped.value.code == 0
+    text = capsys.readouterr().out
+    for info in (*engine_fields(), *server_fields()):
+        assert f"{info.flag} " in text or f"{info.flag}," in text, info.flag
+        assert info.description, info.name
+
+
+@pytest.mark.parametrize("words", [["--help"], ["serve", "--help"]], ids=" ".join)
+def test_help_loads_nothing_heavy(words) -> None:
+    code = (
+        "import sys\nfrom octavo.frontend.cli import main\n"
+        f"try: main({words})\nexcept SystemExit: pass\n"
+        "heavy = {'torch', 'numpy', 'transformers', 'tokenizers', 'fastapi', 'pydantic', 'asyncio', 'yaml'}\n"
+        "print('LOADED', sorted(heavy & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "LOADED []"
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["m", "--max-num-seq", "3"], "did you mean --max-num-seqs?"),
+        (["m", "--max-num-seq=3"], "did you mean --max-num-seqs?"),
+        (["m", "--qqqqqqqqqq"], "unknown flag --qqqqqqqqqq"),
+        (["m", "other"], "unexpected argument 'other'"),
+        (["m", "--model", "other"], "two models are named"),
+        ([], "which model?"),
+        (["m", "--port", "many"], "--port"),
+        (["m", "--dtype", "int3"], "--dtype"),
+    ],
+    ids=str,
+)
+def test_wrong_words_end_in_one_line_and_code_2(words, complaint, capsys) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["serve", *words])
+    assert stopped.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert complaint in line
+
+
+def test_flags_become_settings() -> None:
+    words = "m --max-model-len 32k --kv-cache-memory-bytes 1.5G --no-enable-prefix-caching --served-model-name a b"
+    words += " --served-model-name c --api-key k --gpu-memory-utilization 0.5 --max-logprobs -1 --uds /tmp/s"
+    assert read_settings(words.split()) == {
+        "model": "m",
+        "max_model_len": 32_000,
+        "kv_cache_memory_bytes": 3 * 2**29,
+        "enable_prefix_caching": False,
+        "served_model_name": ["a", "b", "c"],
+        "api_key": ["k"],
+        "gpu_memory_utilization": 0.5,
+        "max_logprobs": -1,
+        "uds": "/tmp/s",
+    }
+    assert read_settings(["--model=m", "--max-model-len=auto"]) == {"model": "m", "max_model_len": "auto"}
+
+
+def test_command_line_wins_over_the_file(tmp_path) -> None:
+    file = tmp_path / "octavo.yaml"
+    file.write_text("model: m\nmax-model-len: 4K\nmax_num_seqs: 8\nport: 9\nserved-model-name: one\n")
+    settings = read_settings(["--config", str(file), "--max-num-seqs", "2"])
+    assert settings == {
+        "model": "m",
+        "max_model_len": 4096,
+        "max_num_seqs": 2,
+        "port": 9,
+        "served_model_name": ["one"],
+    }
+    names = {info.name for info in server_fields()}
+    assert engine_config({k: v for k, v in settings.items() if k not in names}).scheduler.max_num_seqs == 2
+    assert server_config({k: v for k, v in settings.items() if k in names}).port == 9
+
+
+@pytest.mark.parametrize(
+    ("text", "message", "hint"),
+    [
+        ("max-num-seq: 3", "unknown setting 'max-num-seq'", "did you mean max-num-seqs?"),
+        ("max-model-len: long", "max-model-len: not a size: 'long'", ""),
+        ("- a\n- b", "must hold settings", ""),
+        ("a: [", "is not YAML", ""),
+    ],
+    ids=str,
+)
+def test_wrong_files(tmp_path, text, message, hint) -> None:
+    file = tmp_path / "octavo.yaml"
+    file.write_text(text)
+    with pytest.raises(ConfigError) as raised:
+        read_settings(["m", "--config", str(file)])
+    assert str(file) in raised.value.message and message in raised.value.message
+    assert raised.value.hint == hint
+
+
+def test_missing_file_is_the_last_line(capsys) -> None:
+    assert main(["serve", "m", "--config", "/nowhere/octavo.yaml"]) == 1
+    assert capsys.readouterr().err.splitlines()[-1].startswith("octavo: error: cannot read /nowhere/octavo.yaml")
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (StartupError("no room", hint="use --max-model-len 8k", details="a\nb"), "no room (use --max-model-len 8k)"),
+        (EngineDeadError("the core was killed by SIGKILL"), "the core was killed by SIGKILL"),
+    ],
+    ids=str,
+)
+def test_root_cause_is_the_last_line(error, line, capsys, monkeypatch) -> None:
+    def fails(engine: object, server: object) -> None:
+        raise error
+
+    monkeypatch.setattr("octavo.frontend.http.server.run", fails)
+    assert main(["serve", "m", "--log-level", "error"]) == 1
+    assert capsys.readouterr().err.splitlines() == [f"octavo: error: {line}"]
+
+
+def test_details_are_shown_at_debug_level_only(capsys, monkeypatch) -> None:
+    def fails(engine: object, server: object) -> None:
+        raise StartupError("no room", details="Traceback ...")
+
+    monkeypatch.setattr("octavo.frontend.http.server.run", fails)
+    assert main(["serve", "m", "--log-level", "debug"]) == 1
+    assert capsys.readouterr().err.splitlines() == ["Traceback ...", "octavo: error: no room"]
+
+
+def test_values_out_of_bounds_name_their_setting(capsys) -> None:
+    assert main(["serve", "m", "--block-size", "1000"]) == 1
+    assert "block_size" in capsys.readouterr().err.splitlines()[-1]
+    assert main(["serve", "m", "--log-level", "loud"]) == 1
+    assert "log_level" in capsys.readouterr().err.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("name", "render"), [("config.md", render_config_docs), ("metrics.md", render_metrics_docs)], ids=str
+)
+def test_generated_pages_are_up_to_date(name, render) -> None:
+    assert (ROOT / "docs" / name).read_text("utf-8") == render(), "run scripts/docs"
