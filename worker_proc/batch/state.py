@@ -61,7 +61,8 @@ class BatchState:
 
     def token_ids(self, row: Row, start: int, end: int) -> list[int]:
         """Return the tokens of a request at positions [start, end)."""
-        return self._token_ids[row.slot, start:end].tolist()
+        token_ids: list[int] = self._token_ids[row.slot, start:end].tolist()
+        return token_ids
 
     def inputs_of(self, scheduled: Sequence[Scheduled]) -> StepInputs:
         """Return the tensors of a forward pass over `scheduled`, which is not empty."""

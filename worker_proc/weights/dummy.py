@@ -15,7 +15,8 @@ def fill_dummy(parameters: Iterable[tuple[str, Tensor]], seed: int) -> None:
     the layers; scales of normalisations are near one and biases near zero.
     """
     for name, tensor in parameters:
-        generator = torch.Generator().manual_seed((seed << 32 | zlib.crc32(name.encode())) & (2**63 - 1))
+        # torch's generator on the CPU uses 32 bits of its seed.
+        generator = torch.Generator().manual_seed(zlib.crc32(f"{seed} {name}".encode()))
         noise = torch.randn(tensor.shape, generator=generator)
         if tensor.dim() > 1:
             tensor.copy_(noise / math.sqrt(tensor.shape[-1]))

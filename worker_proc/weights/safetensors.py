@@ -6,6 +6,7 @@ Files are memory-mapped; a tensor becomes resident only while the model copies i
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
@@ -51,7 +52,7 @@ def read_safetensors(folder: Path) -> Iterator[tuple[str, Tensor, int]]:
     """
     for shard in find_shards(folder):
         try:
-            file = safe_open(shard, framework="pt")
+            file: Any = safe_open(shard, framework="pt")
         except (SafetensorError, OSError) as error:
             size = shard.stat().st_size
             raise ConfigError(

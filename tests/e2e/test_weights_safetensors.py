@@ -1,0 +1,116 @@
+"""safetensors files in all their arrangements, random weights, and what is said when something is missing."""
+
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tiny_models import ARCHITECTURES, make_tiny
+from worker_plans import alone, loaded, spec, worker_config
+
+from octavo.protocol.errors import ConfigError
+from octavo.worker_proc.weights.reader import read_weights
+from octavo.worker_proc.weights.safetensors import read_safetensors
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return make_tiny("LlamaForCausalLM", tmp_path / "model")
+
+
+def split(model: Path, *, with_index: bool) -> list[str]:
+    """Replace the one file by three; return their names."""
+    tensors = load_file(model / "model.safetensors")
+    (model / "model.safetensors").unlink()
+    weight_map = {}
+    for number in range(3):
+        part = dict(list(tensors.items())[number::3])
+        name = f"model-{number + 1:05}-of-00003.safetensors"
+        save_file(part, model / name)
+        weight_map |= dict.fromkeys(part, name)
+    if with_index:
+        (model / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+    return sorted(set(weight_map.values()))
+
+
+def read(model: Path) -> dict[str, torch.Tensor]:
+    return {name: tensor for name, tensor, _ in read_safetensors(model)}
+
+
+@pytest.mark.parametrize("with_index", [True, False])
+def test_shards_hold_what_the_single_file_held(model: Path, with_index: bool) -> None:
+    expected = read(model)
+    split(model, with_index=with_index)
+    got = read(model)
+    assert got.keys() == expected.keys()
+    assert all(torch.equal(got[name], expected[name]) for name in expected)
+
+
+def test_a_missing_shard_is_named(model: Path) -> None:
+    names = split(model, with_index=True)
+    (model / names[1]).unlink()
+    with pytest.raises(ConfigError, match=rf"1 of 3 weight files .* missing from .*: {names[1]}$"):
+        read(model)
+
+
+def test_damage_is_named_with_the_file(model: Path) -> None:
+    file = model / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-50])
+    with pytest.raises(ConfigError, match=r"cannot read .*model\.safetensors \(\d+ bytes\)"):
+        read(model)
+
+
+def test_a_damaged_index_is_named(model: Path) -> None:
+    (model / "model.safetensors.index.json").write_text('{"weights": {}}')
+    with pytest.raises(ConfigError, match=r"cannot read .*index\.json: KeyError"):
+        read(model)
+
+
+def test_pickles_are_not_read(model: Path) -> None:
+    (model / "model.safetensors").rename(model / "pytorch_model.bin")
+    with pytest.raises(ConfigError, match=r"no \.safetensors file in") as error:
+        read(model)
+    assert "pickles" in error.value.hint
+
+
+def test_eight_bit_tensors_are_refused_by_name(model: Path) -> None:
+    tensors = load_file(model / "model.safetensors")
+    name = "model.layers.0.mlp.up_proj.weight"
+    save_file({**tensors, name: tensors[name].to(torch.float8_e4m3fn)}, model / "model.safetensors")
+    with pytest.raises(ConfigError, match=rf"tensor {name} in model\.safetensors is of type F8_E4M3"):
+        read(model)
+
+
+def test_progress_rises_to_the_end(model: Path) -> None:
+    reported: list[float] = []
+    list(read_weights(worker_config(model).model, reported.append))
+    assert reported == sorted(set(reported))
+    assert reported[-1] > 0.9
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_dummy_weights_need_no_file_and_give_finite_different_logprobs(arch: str, tmp_path: Path) -> None:
+    model = make_tiny(arch, tmp_path / "model")
+    (model / "model.safetensors").unlink()
+    config = worker_config(model, load_format="dummy")
+    entries = alone(loaded(config), config, [5, 6, 7, 8], spec(prompt_logprobs=3), 1).prompt_logprobs
+    values = [value for entry in entries for value in entry.logprobs]
+    assert all(-50 < value < 0 for value in values)
+    assert len(set(values)) > 6
+
+
+def test_dummy_weights_depend_on_the_seed_alone(model: Path) -> None:
+    first, again, other = (
+        dict(loaded(worker_config(model, load_format="dummy", seed=seed)).named_parameters()) for seed in (1, 1, 2)
+    )
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    assert not any(torch.equal(first[name], other[name]) for name in first)
+
+
+def test_a_checkpoint_of_another_model_is_refused(model: Path) -> None:
+    config = worker_config(model)
+    facts = msgspec.structs.replace(config.model, model_path=str(make_tiny("OPTForCausalLM", model.parent / "other")))
+    with pytest.raises(ConfigError, match="does not have"):
+        loaded(msgspec.structs.replace(config, model=facts))

@@ -1,0 +1,83 @@
+"""Writes GGUF files from Hugging Face tensors as llama.cpp's converter does, for tests of the reader."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+from gguf import GGMLQuantizationType, GGUFWriter
+from gguf.quants import quantize
+
+LLAMA_LAYER = {
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+LLAMA_TOP = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
+GPT2_LAYER = {
+    "ln_1": "attn_norm",
+    "attn.c_attn": "attn_qkv",
+    "attn.c_proj": "attn_output",
+    "ln_2": "ffn_norm",
+    "mlp.c_fc": "ffn_up",
+    "mlp.c_proj": "ffn_down",
+}
+GPT2_TOP = {"transformer.wte": "token_embd", "transformer.wpe": "position_embd", "transformer.ln_f": "output_norm"}
+
+
+def write_gguf(
+    path: Path,
+    architecture: str,
+    tensors: Mapping[str, np.ndarray],
+    *,
+    num_heads: int,
+    num_kv_heads: int,
+    kind: GGMLQuantizationType = GGMLQuantizationType.F32,
+) -> Path:
+    """Write the tensors of a Hugging Face checkpoint; matrices are quantized to `kind`."""
+    writer = GGUFWriter(path, architecture)
+    writer.add_head_count(num_heads)
+    writer.add_head_count_kv(num_kv_heads)
+    writer.add_token_list([f"token {i}" for i in range(50)])
+    writer.add_array("test.nested", [[1, 2], [3]])
+    for name, values in tensors.items():
+        new_name = gguf_name(architecture, name)
+        if architecture == "llama" and new_name.split(".")[-2] in ("attn_q", "attn_k"):
+            values = _interleave(values, num_heads if ".attn_q." in new_name else num_kv_heads)
+        if architecture == "gpt2" and values.ndim == 2 and ".h." in name:
+            values = values.T
+        values = np.ascontiguousarray(values, dtype=np.float32)
+        if values.ndim == 1 or kind is GGMLQuantizationType.F32:
+            writer.add_tensor(new_name, values)
+        else:
+            writer.add_tensor(new_name, quantize(values, kind), raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def gguf_name(architecture: str, name: str) -> str:
+    """Return GGUF's name of a Hugging Face tensor."""
+    top, layer = (GPT2_TOP, GPT2_LAYER) if architecture == "gpt2" else (LLAMA_TOP, LLAMA_LAYER)
+    module, _, suffix = name.rpartition(".")
+    if module in top:
+        return f"{top[module]}.{suffix}"
+    _, _, number, inner = module.split(".", 3)
+    return f"blk.{number}.{layer[inner]}.{suffix}"
+
+
+def _interleave(values: np.ndarray, num_heads: int) -> np.ndarray:
+    """Row i and row i + half of a head become its rows 2i and 2i + 1."""
+    heads = np.split(values, num_heads)
+    half = len(heads[0]) // 2
+    order = [index for i in range(half) for index in (i, i + half)]
+    return np.concatenate([head[order] for head in heads])
