@@ -69,6 +69,13 @@ def test_serve_takes_a_model_of_ones_own(checkout: Path) -> None:
     assert '"model": "mine"' in told
 
 
+def test_serve_tells_a_line_that_fits_socket_and_key(checkout: Path) -> None:
+    _, told = serve(checkout, "--uds", "/tmp/here", "--api-key=secret")
+    assert "curl --unix-socket /tmp/here http://" in told
+    assert "-H 'Authorization: Bearer YOUR_KEY'" in told
+    assert "secret" not in told
+
+
 # Stands for every interpreter: writes down what it is asked to do, and makes a .venv that holds itself.
 FAKE_PYTHON = """
 echo "$*" >>"$CALLS"
