@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from tokenizers import AddedToken
 from tokenizers import Tokenizer as FastTokenizer
 
 from octavo.frontend.text.token_bytes import TokenBytes
@@ -65,7 +66,9 @@ class Tokenizer:
                 raise _unreadable(file, error) from error
         else:
             fast = _convert_slow(path)
-        return cls(fast, *_read_settings(path))
+        special_tokens, chat_templates = _read_settings(path)
+        _make_special(fast, special_tokens.values())
+        return cls(fast, special_tokens, chat_templates)
 
     @property
     def bos_token(self) -> str | None:
@@ -183,6 +186,13 @@ def _unreadable(path: Path, error: Exception) -> ConfigError:
     return ConfigError(f"cannot read the tokenizer {path}: {reason}", phase="loading the tokenizer")
 
 
+def _make_special(fast: FastTokenizer, texts: Iterable[str]) -> None:
+    """Declare tokens special that tokenizer_config.json names and tokenizer.json has as ordinary ones."""
+    added = {token.content for token in fast.get_added_tokens_decoder().values()}
+    ordinary = [text for text in texts if text not in added and fast.token_to_id(text) is not None]
+    fast.add_special_tokens([AddedToken(text, normalized=False) for text in dict.fromkeys(ordinary)])
+
+
 def _read_settings(path: Path) -> tuple[dict[str, str], dict[str, str]]:
     """Return the named special tokens and the chat templates that the files beside the tokenizer hold."""
     settings = read_json(path / "special_tokens_map.json") | read_json(path / "tokenizer_config.json")
@@ -202,7 +212,7 @@ def _chat_templates(path: Path, settings: dict[str, Any]) -> dict[str, str]:
     if isinstance(in_config, str):
         templates["default"] = in_config
     elif isinstance(in_config, list):
-        templates |= {entry["name"]: entry["template"] for entry in in_config}
+        templates |= {entry["name"]: entry["template"] for entry in in_config if {"name", "template"} <= entry.keys()}
     in_json = read_json(path / "chat_template.json").get("chat_template")
     if isinstance(in_json, str):
         templates["default"] = in_json

@@ -97,6 +97,17 @@ def test_load_reads_special_tokens_in_both_forms(tmp_path: Path) -> None:
     assert Tokenizer.load(tmp_path).special_tokens == {"bos_token": "<|start|>", "eos_token": "<|end|>"}
 
 
+def test_a_named_token_is_special_even_if_the_tokenizer_file_has_it_as_ordinary(tmp_path: Path) -> None:
+    fast = FastTokenizer(models.WordLevel({"a": 0, "</s>": 1, "b": 2}, unk_token="a"))
+    fast.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    save(Tokenizer(fast), tmp_path, eos_token="</s>", pad_token="</s>", bos_token="<absent>")
+    tokenizer = Tokenizer.load(tmp_path)
+    assert tokenizer.special_token_ids == {1}
+    assert tokenizer.encode("b</s>") == [2, 1]
+    assert tokenizer.decode([2, 1]) == "b"
+    assert (tokenizer.vocab_size, tokenizer.bos_token_id) == (3, None)
+
+
 def test_load_drops_padding_and_truncation(tmp_path: Path) -> None:
     fast = FastTokenizer.from_str(TOKENIZERS["byte-level"]._fast.to_str())
     fast.enable_truncation(2)
