@@ -30,8 +30,9 @@ def choose(operation: str, implementations: Mapping[str, Implementation], device
     try:
         return implementations[device.type]
     except KeyError:
+        others = ", ".join(sorted(implementations))
         raise UnsupportedDevice(
-            f"{operation} has no implementation for {device.type}; there is one for: {', '.join(sorted(implementations))}"
+            f"{operation} has no implementation for {device.type}; there is one for: {others}"
         ) from None
 
 

@@ -22,7 +22,8 @@ def store_kv(k_TKH: Tensor, v_TKH: Tensor, k_cache_PSKH: Tensor, v_cache_PSKH: T
     """
     require(
         k_TKH.shape == v_TKH.shape and k_TKH.shape[1:] == k_cache_PSKH.shape[2:] and k_TKH.dtype == k_cache_PSKH.dtype,
-        f"store_kv: rows {tuple(k_TKH.shape)} {k_TKH.dtype} for a cache {tuple(k_cache_PSKH.shape)} {k_cache_PSKH.dtype}",
+        f"store_kv: rows {tuple(k_TKH.shape)} {k_TKH.dtype} for a cache "
+        f"{tuple(k_cache_PSKH.shape)} {k_cache_PSKH.dtype}",
     )
     require(
         k_cache_PSKH.shape == v_cache_PSKH.shape and slot_mapping_T.shape == k_TKH.shape[:1],

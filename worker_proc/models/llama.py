@@ -92,6 +92,7 @@ class DecoderLayer:
         )
 
     def __call__(self, hidden_TD: Tensor, cos_TC: Tensor, sin_TC: Tensor, attention: Attention) -> Tensor:
+        """Return the residual stream after this layer."""
         hidden_TD = hidden_TD + self._attend(self.input_norm(hidden_TD), cos_TC, sin_TC, attention)
         return hidden_TD + self.down(silu_and_mul(self.gate_up(self.mlp_norm(hidden_TD))))
 

@@ -106,8 +106,9 @@ class Parameters:
 def _fill(source: _Source, tensor: Tensor, name: str) -> None:
     values = tensor.t() if source.is_transposed else tensor
     if values.shape != source.target.shape:
+        expected = source.target.t() if source.is_transposed else source.target
         raise ConfigError(
             f"{name!r} has shape {tuple(tensor.shape)} in the checkpoint; "
-            f"its config.json asks for {tuple(source.target.t().shape if source.is_transposed else source.target.shape)}"
+            f"its config.json asks for {tuple(expected.shape)}"
         )
     source.target.copy_(values)

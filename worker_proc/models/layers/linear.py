@@ -39,4 +39,5 @@ class Linear:
         )
 
     def __call__(self, x_TI: Tensor) -> Tensor:
+        """Return the outputs, shape TO."""
         return linear(x_TI, self.weight_OI, self.bias_O)

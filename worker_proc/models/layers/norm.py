@@ -22,6 +22,7 @@ class RMSNorm:
         return cls(parameters.new(f"{name}.weight", width), eps)
 
     def __call__(self, x: Tensor) -> Tensor:
+        """Return the normalized rows, in the shape of `x`."""
         return rms_norm(x.reshape(-1, x.shape[-1]), self.weight_D, self.eps).view(x.shape)
 
 
@@ -39,4 +40,5 @@ class LayerNorm:
         return cls(parameters.new(f"{name}.weight", width), parameters.new(f"{name}.bias", width), eps)
 
     def __call__(self, x_TD: Tensor) -> Tensor:
+        """Return the normalized rows."""
         return layer_norm(x_TD, self.weight_D, self.bias_D, self.eps)

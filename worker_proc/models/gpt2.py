@@ -1,0 +1,92 @@
+"""GPT-2."""
+
+import torch
+from torch import Tensor
+from torch.nn.functional import embedding
+
+from octavo.kernels.gelu import gelu
+from octavo.kernels.paged_attention import AttentionShape
+from octavo.protocol.config.facts import ModelFacts
+from octavo.worker_proc.attention.base import Attention
+from octavo.worker_proc.models.base import Model
+from octavo.worker_proc.models.hf_config import optional, refuse_unless, required
+from octavo.worker_proc.models.layers.linear import Linear
+from octavo.worker_proc.models.layers.norm import LayerNorm
+from octavo.worker_proc.models.parameters import Parameters
+
+
+class DecoderLayer:
+    """Attention and mlp, each on the norm of the residual stream."""
+
+    def __init__(
+        self, parameters: Parameters, index: int, shape: AttentionShape, width: int, mlp_width: int, eps: float
+    ) -> None:
+        name = f"h.{index}"
+
+        def linear(part: str, inputs: int, outputs: int) -> Linear:
+            # The checkpoint keeps its weights as inputs by outputs.
+            return Linear.new(parameters, f"{name}.{part}", inputs, outputs, bias=True, is_transposed=True)
+
+        self.index = index
+        self.shape = shape
+        self.attention_norm = LayerNorm.new(parameters, f"{name}.ln_1", width, eps)
+        self.qkv = linear("attn.c_attn", width, 3 * width)
+        self.out = linear("attn.c_proj", width, width)
+        self.mlp_norm = LayerNorm.new(parameters, f"{name}.ln_2", width, eps)
+        self.up = linear("mlp.c_fc", width, mlp_width)
+        self.down = linear("mlp.c_proj", mlp_width, width)
+
+    def __call__(self, hidden_TD: Tensor, attention: Attention) -> Tensor:
+        """Return the residual stream after this layer."""
+        qkv = self.qkv(self.attention_norm(hidden_TD)).unflatten(1, (3, self.shape.num_heads, self.shape.head_dim))
+        q_TNH, k_TKH, v_TKH = qkv.unbind(1)
+        hidden_TD = hidden_TD + self.out(attention.run(q_TNH, k_TKH, v_TKH, self.index).flatten(1))
+        return hidden_TD + self.down(gelu(self.up(self.mlp_norm(hidden_TD)), uses_tanh=True))
+
+
+class GPT2Model(Model):
+    """Token and position embeddings, layers and norm; the output weight is the token embedding."""
+
+    def __init__(self, parameters: Parameters, facts: ModelFacts, shape: AttentionShape) -> None:
+        super().__init__(parameters, facts.num_layers, shape)
+        config = facts.hf_config
+        width = required(config, "n_embd", int)
+        mlp_width = optional(config, "n_inner", 4 * width)
+        eps = optional(config, "layer_norm_epsilon", 1e-5)
+        self._embedding_VD = parameters.new("wte.weight", facts.vocab_size, width)
+        self._positions_LD = parameters.new("wpe.weight", facts.max_position_embeddings, width)
+        self._layers = [
+            DecoderLayer(parameters, index, shape, width, mlp_width, eps) for index in range(facts.num_layers)
+        ]
+        self._norm = LayerNorm.new(parameters, "ln_f", width, eps)
+        self._output = Linear(self._embedding_VD)
+
+    def forward(self, token_ids_T: Tensor, positions_T: Tensor, attention: Attention) -> Tensor:
+        """See `octavo.worker_proc.models.base.Model`."""
+        hidden_TD = embedding(token_ids_T, self._embedding_VD) + embedding(positions_T, self._positions_LD)
+        for layer in self._layers:
+            hidden_TD = layer(hidden_TD, attention)
+        return self._norm(hidden_TD)
+
+    def logits(self, hidden_RD: Tensor) -> Tensor:
+        """See `octavo.worker_proc.models.base.Model`."""
+        return self._output(hidden_RD).float()
+
+
+def build(facts: ModelFacts, dtype: torch.dtype) -> GPT2Model:
+    """Make the model that `facts` describes.
+
+    Raises:
+        ConfigError: something in its configuration is not supported.
+    """
+    refuse_unless(facts.hf_config, "activation_function", ["gelu_new", "gelu_pytorch_tanh"])
+    refuse_unless(facts.hf_config, "scale_attn_weights", [True])
+    refuse_unless(facts.hf_config, "scale_attn_by_inverse_layer_idx", [False])
+    refuse_unless(facts.hf_config, "add_cross_attention", [False])
+    refuse_unless(facts.hf_config, "tie_word_embeddings", [True])
+    ignored = [r"\.attn\.(bias|masked_bias)$", r"^lm_head\.weight$"]
+    return GPT2Model(
+        Parameters(dtype, prefixes=["transformer."], ignored=ignored),
+        facts,
+        AttentionShape(facts.num_heads, facts.num_heads, facts.head_dim, facts.head_dim**-0.5),
+    )

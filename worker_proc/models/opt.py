@@ -1,0 +1,135 @@
+"""OPT."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import embedding
+
+from octavo.kernels.paged_attention import AttentionShape
+from octavo.protocol.config.facts import ModelFacts
+from octavo.worker_proc.attention.base import Attention
+from octavo.worker_proc.models.base import Model
+from octavo.worker_proc.models.hf_config import optional, refuse_unless, required
+from octavo.worker_proc.models.layers.linear import Linear
+from octavo.worker_proc.models.layers.norm import LayerNorm
+from octavo.worker_proc.models.parameters import Parameters
+
+_POSITION_OFFSET = 2
+"""The table of positions starts with two rows that no position uses."""
+_EPS = 1e-5
+
+
+@dataclass(frozen=True, slots=True)
+class OPTConfig:
+    """What tells the sizes of OPT apart."""
+
+    hidden_size: int
+    mlp_size: int
+    embedding_size: int
+    """Projected to and from `hidden_size` where it differs (the 350M model)."""
+    norms_before: bool
+    """Norms stand before attention and mlp; else after (the 350M model)."""
+    has_final_norm: bool
+    has_bias: bool
+
+    @classmethod
+    def read(cls, config: dict[str, Any]) -> "OPTConfig":
+        """Read `config.json`.
+
+        Raises:
+            ConfigError: a value is missing or not supported.
+        """
+        refuse_unless(config, "activation_function", ["relu"])
+        refuse_unless(config, "layer_norm_elementwise_affine", [True])
+        refuse_unless(config, "tie_word_embeddings", [True])
+        hidden_size = required(config, "hidden_size", int)
+        norms_before = optional(config, "do_layer_norm_before", True)
+        return cls(
+            hidden_size=hidden_size,
+            mlp_size=required(config, "ffn_dim", int),
+            embedding_size=optional(config, "word_embed_proj_dim", hidden_size),
+            norms_before=norms_before,
+            has_final_norm=norms_before and not optional(config, "_remove_final_layer_norm", False),
+            has_bias=optional(config, "enable_bias", True),
+        )
+
+
+class DecoderLayer:
+    """Attention and mlp with their norms before or after."""
+
+    def __init__(self, parameters: Parameters, index: int, config: OPTConfig, shape: AttentionShape) -> None:
+        name, width, bias = f"layers.{index}", config.hidden_size, config.has_bias
+        qkv_parts = {f"{name}.self_attn.{part}_proj": width for part in "qkv"}
+        self.index = index
+        self.shape = shape
+        self.norms_before = config.norms_before
+        self.qkv = Linear.stacked(parameters, f"{name}.self_attn.qkv_proj", qkv_parts, width, bias=bias)
+        self.out = Linear.new(parameters, f"{name}.self_attn.out_proj", width, width, bias=bias)
+        self.attention_norm = LayerNorm.new(parameters, f"{name}.self_attn_layer_norm", width, _EPS)
+        self.up = Linear.new(parameters, f"{name}.fc1", width, config.mlp_size, bias=bias)
+        self.down = Linear.new(parameters, f"{name}.fc2", config.mlp_size, width, bias=bias)
+        self.mlp_norm = LayerNorm.new(parameters, f"{name}.final_layer_norm", width, _EPS)
+
+    def __call__(self, hidden_TD: Tensor, attention: Attention) -> Tensor:
+        """Return the residual stream after this layer."""
+        if self.norms_before:
+            hidden_TD = hidden_TD + self._attend(self.attention_norm(hidden_TD), attention)
+            return hidden_TD + self._mlp(self.mlp_norm(hidden_TD))
+        hidden_TD = self.attention_norm(hidden_TD + self._attend(hidden_TD, attention))
+        return self.mlp_norm(hidden_TD + self._mlp(hidden_TD))
+
+    def _attend(self, x_TD: Tensor, attention: Attention) -> Tensor:
+        qkv = self.qkv(x_TD).unflatten(1, (3, self.shape.num_heads, self.shape.head_dim))
+        q_TNH, k_TKH, v_TKH = qkv.unbind(1)
+        return self.out(attention.run(q_TNH, k_TKH, v_TKH, self.index).flatten(1))
+
+    def _mlp(self, x_TD: Tensor) -> Tensor:
+        return self.down(self.up(x_TD).relu_())
+
+
+class OPTModel(Model):
+    """Token and position embeddings, layers and norm; the output weight is the token embedding."""
+
+    def __init__(self, parameters: Parameters, facts: ModelFacts, config: OPTConfig, shape: AttentionShape) -> None:
+        super().__init__(parameters, facts.num_layers, shape)
+        width, embedding_width = config.hidden_size, config.embedding_size
+        num_positions = facts.max_position_embeddings + _POSITION_OFFSET
+        self._embedding_VE = parameters.new("embed_tokens.weight", facts.vocab_size, embedding_width)
+        self._positions_LD = parameters.new("embed_positions.weight", num_positions, width)
+        self._project_in = self._project_out = None
+        if embedding_width != width:
+            self._project_in = Linear.new(parameters, "project_in", embedding_width, width, bias=False)
+            self._project_out = Linear.new(parameters, "project_out", width, embedding_width, bias=False)
+        self._layers = [DecoderLayer(parameters, index, config, shape) for index in range(facts.num_layers)]
+        self._norm = LayerNorm.new(parameters, "final_layer_norm", width, _EPS) if config.has_final_norm else None
+        self._output = Linear(self._embedding_VE)
+
+    def forward(self, token_ids_T: Tensor, positions_T: Tensor, attention: Attention) -> Tensor:
+        """See `octavo.worker_proc.models.base.Model`."""
+        hidden_TD = embedding(token_ids_T, self._embedding_VE)
+        if self._project_in is not None:
+            hidden_TD = self._project_in(hidden_TD)
+        hidden_TD = hidden_TD + embedding(positions_T + _POSITION_OFFSET, self._positions_LD)
+        for layer in self._layers:
+            hidden_TD = layer(hidden_TD, attention)
+        return hidden_TD if self._norm is None else self._norm(hidden_TD)
+
+    def logits(self, hidden_RD: Tensor) -> Tensor:
+        """See `octavo.worker_proc.models.base.Model`."""
+        return self._output(hidden_RD if self._project_out is None else self._project_out(hidden_RD)).float()
+
+
+def build(facts: ModelFacts, dtype: torch.dtype) -> OPTModel:
+    """Make the model that `facts` describes.
+
+    Raises:
+        ConfigError: something in its configuration is not supported.
+    """
+    return OPTModel(
+        Parameters(dtype, prefixes=["model.decoder.", "decoder."], ignored=[r"^lm_head\.weight$"]),
+        facts,
+        OPTConfig.read(facts.hf_config),
+        AttentionShape(facts.num_heads, facts.num_heads, facts.head_dim, facts.head_dim**-0.5),
+    )
