@@ -148,7 +148,7 @@ def test_broken_files_say_how_they_are_broken(tmp_path: Path) -> None:
         broken.write_bytes(damaged)
         with pytest.raises(ConfigError, match=message):
             list(read_gguf(broken))
-    with pytest.raises(ConfigError, match="cannot read .*No such file"):
+    with pytest.raises(ConfigError, match=r"cannot read .*No such file"):
         list(read_gguf(tmp_path / "missing.gguf"))
 
 

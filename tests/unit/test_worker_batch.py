@@ -1,0 +1,120 @@
+"""The persistent batch: what a plan becomes in tensors, and plans that cannot be."""
+
+import pytest
+
+from octavo.protocol.errors import ProtocolError
+from octavo.protocol.params import SamplingSpec
+from octavo.protocol.steps import Admitted, Appended, Scheduled, StepPlan
+from octavo.worker_proc.batch.state import BatchState
+
+SPEC = SamplingSpec(max_tokens=10, seed=0)
+
+
+def state() -> BatchState:
+    return BatchState(num_slots=2, max_model_len=32, block_size=4, vocab_size=100)
+
+
+def admitted(slot: int, token_ids: list[int], block_ids: list[int], sampling: SamplingSpec = SPEC) -> Admitted:
+    return Admitted(slot, f"r{slot}", token_ids, len(token_ids), block_ids, sampling)
+
+
+def changes(
+    released: tuple[int, ...] = (), new: tuple[Admitted, ...] = (), appended: tuple[Appended, ...] = ()
+) -> StepPlan:
+    return StepPlan(0, list(released), list(new), list(appended), [])
+
+
+def test_a_ragged_step_becomes_flat_tensors() -> None:
+    batch = state()
+    batch.apply(changes(new=(admitted(0, [10, 11, 12, 13, 14, 15], [7, 3]), admitted(1, [20, 21, 22], [5]))))
+    inputs = batch.inputs_of([Scheduled(1, 2, 1, True), Scheduled(0, 1, 4, False)])
+    assert inputs.token_ids_T.tolist() == [22, 11, 12, 13, 14]
+    assert inputs.positions_T.tolist() == [2, 1, 2, 3, 4]
+    assert inputs.query_starts == [0, 1, 5]
+    assert inputs.context_lens == [3, 5]
+    assert inputs.block_table_RP.tolist() == [[5, 0], [7, 3]]
+    assert inputs.slot_mapping_T.tolist() == [5 * 4 + 2, 7 * 4 + 1, 7 * 4 + 2, 7 * 4 + 3, 3 * 4 + 0]
+
+
+def test_a_sampled_token_is_where_the_next_step_looks() -> None:
+    batch = state()
+    batch.apply(changes(new=(admitted(0, [10, 11, 12, 13], [7]),)))
+    batch.record(batch.rows[0], 4, 99)
+    batch.apply(changes(appended=(Appended(0, [2]),)))
+    inputs = batch.inputs_of([Scheduled(0, 4, 1, True)])
+    assert inputs.token_ids_T.tolist() == [99]
+    assert inputs.slot_mapping_T.tolist() == [8]
+    assert batch.token_ids(batch.rows[0], 3, 5) == [13, 99]
+
+
+def test_a_slot_is_released_before_it_is_given_away_again() -> None:
+    batch = state()
+    batch.apply(changes(new=(admitted(0, [1, 2, 3, 4, 5], [7, 8]),)))
+    batch.apply(changes(released=(0,), new=(admitted(0, [6], [9]),)))
+    inputs = batch.inputs_of([Scheduled(0, 0, 1, True)])
+    assert (inputs.token_ids_T.tolist(), inputs.block_table_RP.tolist()) == ([6], [[9]])
+
+
+def test_more_slots_than_expected_make_the_tables_grow() -> None:
+    batch = state()
+    batch.apply(changes(new=(admitted(0, [1], [7]), admitted(9, [2], [8]))))
+    inputs = batch.inputs_of([Scheduled(0, 0, 1, True), Scheduled(9, 0, 1, True)])
+    assert inputs.token_ids_T.tolist() == [1, 2]
+    assert inputs.slot_mapping_T.tolist() == [28, 32]
+
+
+def test_penalty_counts_follow_the_outputs_and_survive_a_preemption() -> None:
+    sampling = SamplingSpec(max_tokens=10, seed=0, frequency_penalty=1.0)
+    batch = state()
+    batch.apply(changes(new=(admitted(0, [1, 2], [7], sampling),)))
+    for position, token_id in enumerate([5, 6, 5], start=2):
+        batch.record(batch.rows[0], position, token_id)
+    before = batch.rows[0].sampling.penalties
+    batch.apply(changes(released=(0,), new=(Admitted(0, "r0", [1, 2, 5, 6, 5], 2, [7, 8], sampling),)))
+    after = batch.rows[0].sampling.penalties
+    assert before is not None and after is not None
+    assert before.output_counts_V.equal(after.output_counts_V)
+    assert before.is_in_prompt_V.equal(after.is_in_prompt_V)
+    assert after.output_counts_V.nonzero().flatten().tolist() == [5, 6]
+    assert after.output_counts_V[5] == 2
+    assert after.is_in_prompt_V.nonzero().flatten().tolist() == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("plan", "message"),
+    [
+        (changes(released=(1,)), "slot 1 was released but is empty"),
+        (changes(new=(admitted(0, [1], [2]),)), "slot 0 was given to r0 but is taken"),
+        (changes(appended=(Appended(1, [2]),)), "slot 1, which is empty"),
+    ],
+)
+def test_differences_that_cannot_be(plan: StepPlan, message: str) -> None:
+    batch = state()
+    batch.apply(changes(new=(admitted(0, [1, 2, 3], [7]),)))
+    with pytest.raises(ProtocolError, match=message):
+        batch.apply(plan)
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        (Scheduled(1, 0, 1, True), "slot 1 was scheduled but is empty"),
+        (Scheduled(0, 0, 7, False), "but 6 tokens are known"),
+        (Scheduled(0, 3, 0, False), "positions 3 to 3"),
+        (Scheduled(0, 0, 2, True), "which is not its last token"),
+        (Scheduled(0, 4, 2, True), "position 5 has no block"),
+    ],
+)
+def test_steps_that_cannot_be(entry: Scheduled, message: str) -> None:
+    batch = state()
+    batch.apply(changes(new=(admitted(0, [1, 2, 3, 4, 5, 6], [7]),)))
+    with pytest.raises(ProtocolError, match=message):
+        batch.inputs_of([entry])
+
+
+def test_a_token_sampled_twice_is_noticed() -> None:
+    batch = state()
+    batch.apply(changes(new=(admitted(0, [1, 2], [7]),)))
+    batch.record(batch.rows[0], 2, 5)
+    with pytest.raises(ProtocolError, match="sampled at 2, but 3 are known"):
+        batch.record(batch.rows[0], 2, 5)

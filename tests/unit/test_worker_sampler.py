@@ -1,0 +1,112 @@
+"""The sampler: the order of its processors, and rows that do not know of each other."""
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+
+from octavo.protocol.params import SamplingSpec
+from octavo.worker_proc.sampling.sampler import Draw, Sampler, changed_logits
+from octavo.worker_proc.sampling.state import SamplingState
+
+VOCAB_SIZE = 151
+
+
+def draw(position: int = 10, num_outputs: int = 0, prompt: list[int] | None = None, **fields: Any) -> Draw:
+    spec = SamplingSpec(**{"max_tokens": 50, "seed": 1, **fields})
+    output = list(range(num_outputs))
+    return Draw(SamplingState.prepare(spec, prompt or [1, 2, 3], output, VOCAB_SIZE), position, num_outputs)
+
+
+def logits(num_rows: int, vocab_size: int = VOCAB_SIZE) -> torch.Tensor:
+    return 2 * torch.randn((num_rows, vocab_size), generator=torch.Generator().manual_seed(num_rows))
+
+
+MIXED = [
+    draw(),
+    draw(temperature=1.0),
+    draw(temperature=0.5, top_p=0.9, seed=2**64 - 1),
+    draw(temperature=2.0, top_k=7, position=11),
+    draw(temperature=1.0, min_p=0.1, seed=5),
+    draw(temperature=1.0, repetition_penalty=1.5, presence_penalty=0.5, num_outputs=4),
+    draw(logit_bias=((150, 4.0),)),
+    draw(temperature=1.0, min_tokens=5, eos_token_ids=(0, 7), num_outputs=2),
+]
+
+
+def test_a_row_is_sampled_alike_alone_and_in_any_mixture() -> None:
+    sampler, rows = Sampler(VOCAB_SIZE), logits(len(MIXED))
+    before = rows.clone()
+    together = sampler.sample(rows, MIXED)
+    assert torch.equal(rows, before)
+    for index, single in enumerate(MIXED):
+        assert sampler.sample(rows[index : index + 1], [single]) == [together[index]]
+        assert sampler.sample(rows[index].clone().unsqueeze(0), [single]) == [together[index]]
+    for order in itertools.islice(itertools.permutations(range(len(MIXED))), 0, 5000, 1111):
+        assert sampler.sample(rows[list(order)], [MIXED[i] for i in order]) == [together[i] for i in order]
+
+
+def test_greedy_takes_the_lowest_id_among_equals() -> None:
+    rows = torch.zeros((3, VOCAB_SIZE))
+    rows[1, [140, 9, 77]] = 1.0
+    rows[2, 150] = 1.0
+    expected = [0, 9, 150]
+    sampler = Sampler(VOCAB_SIZE)
+    assert sampler.sample(rows, [draw()] * 3) == expected
+    assert [sampler.sample(rows, [draw(), draw(), draw(temperature=1.0)])[i] for i in (0, 1)] == expected[:2]
+
+
+def test_noise_is_a_function_of_seed_and_position() -> None:
+    sampler, row = Sampler(VOCAB_SIZE), torch.zeros((1, VOCAB_SIZE))
+    tokens = {
+        (seed, position): sampler.sample(row, [draw(temperature=1.0, seed=seed, position=position)])[0]
+        for seed in range(5)
+        for position in range(5)
+    }
+    assert len(set(tokens.values())) > 15
+    assert sampler.sample(row, [draw(temperature=1.0, seed=3, position=4)]) == [tokens[3, 4]]
+
+
+def test_bias_comes_before_penalties() -> None:
+    row = torch.zeros(VOCAB_SIZE)
+    single = draw(logit_bias=((1, 3.0), (9, 3.0)), repetition_penalty=2.0, prompt=[1])
+    changed = changed_logits(row, single.state, 0)
+    assert changed[1] == 1.5
+    assert changed[9] == 3.0
+    assert not row.any()
+
+
+def test_min_tokens_beats_bias_and_ends_in_time() -> None:
+    single = draw(logit_bias=((7, 100.0),), min_tokens=3, eos_token_ids=(7,), stop_token_ids=(8, 100_000))
+    for num_outputs, is_withheld in [(0, True), (2, True), (3, False)]:
+        changed = changed_logits(torch.zeros(VOCAB_SIZE), single.state, num_outputs)
+        assert bool(changed[7].isinf()) == is_withheld
+        assert bool(changed[8].isinf()) == is_withheld
+
+
+def test_temperature_comes_before_min_p() -> None:
+    # At temperature 1 token 1 has 0.37 of token 0's probability, at 0.2 less than a hundredth.
+    row = torch.full((1, VOCAB_SIZE), -50.0)
+    row[0, :2] = torch.tensor([1.0, 0.0])
+    sampler = Sampler(VOCAB_SIZE)
+    drawn = {
+        temperature: {sampler.sample(row, [draw(temperature=temperature, min_p=0.1, position=p)])[0] for p in range(60)}
+        for temperature in (1.0, 0.2)
+    }
+    assert drawn == {1.0: {0, 1}, 0.2: {0}}
+
+
+@pytest.mark.parametrize("fields", [{}, {"top_k": 3}, {"top_p": 0.7}, {"min_p": 0.3}])
+def test_filters_leave_the_proportions_of_what_they_keep(fields: dict[str, Any]) -> None:
+    probs = torch.tensor([0.4, 0.3, 0.2, 0.1])
+    kept = {"top_k": 3, "top_p": 2, "min_p": 3}.get(next(iter(fields), ""), 4)
+    sampler, row, num_draws = Sampler(4), probs.log().unsqueeze(0), 1500
+    counts = [0] * 4
+    for position in range(num_draws):
+        state = SamplingState.prepare(SamplingSpec(max_tokens=1, seed=9, temperature=1.0, **fields), [], [], 4)
+        counts[sampler.sample(row, [Draw(state, position, 0)])[0]] += 1
+    assert not any(counts[kept:])
+    expected = probs[:kept] / probs[:kept].sum() * num_draws
+    chi_square = float(((torch.tensor(counts[:kept]) - expected) ** 2 / expected).sum())
+    assert chi_square < 16.3  # three degrees of freedom: one chance in a thousand
