@@ -72,7 +72,9 @@ def test_damaged_weights(model: Path, tmp_path: Path) -> None:
     assert weights.name in failed_start(tmp_path)
 
 
-def test_a_broken_config(tmp_path: Path) -> None:
+def test_a_broken_config(model: Path, tmp_path: Path) -> None:
+    for path in model.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
     (tmp_path / "config.json").write_text("{ not json")
     assert "config.json" in failed_start(tmp_path)
 
@@ -125,7 +127,7 @@ def test_sigint_drains(server: Server) -> None:
 
 
 def test_a_second_sigint_aborts(model: Path) -> None:
-    with serve(model, *SMALL[:2], "--served-model-name", "tiny", "--max-model-len", "2048") as server:
+    with serve(model, *SMALL[:2], "--served-model-name", "tiny", "--max-model-len", "1024") as server:
         server.wait_until_ready()
         pids = core_and_worker(server)
         chunks = stream_long(server)
@@ -138,7 +140,7 @@ def test_a_second_sigint_aborts(model: Path) -> None:
 
 
 def stream_long(server: Server) -> Iterator[str]:
-    body = {**LONG_REQUEST, "max_tokens": 2000, "stream": True}
+    body = {**LONG_REQUEST, "max_tokens": 1000, "stream": True}
     with httpx.stream("POST", server.url + "/v1/completions", json=body, timeout=60) as response:
         yield from response.iter_lines()
 
