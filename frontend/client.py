@@ -234,6 +234,11 @@ class AsyncClient:
             generation.abort()
         return generation is not None
 
+    def abort_all(self) -> None:
+        """End every request of this client with finish reason "abort"."""
+        for generation in self._live.values():
+            generation.abort()
+
     async def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes; False while blocks are in use."""
         return await self._call_bool(ResetPrefixCache())

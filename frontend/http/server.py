@@ -6,6 +6,7 @@ What the routes do is in `routes/`; this module only brings them up and down.
 import asyncio
 import contextlib
 import logging
+import math
 import signal
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -32,8 +33,8 @@ logger = logging.getLogger(__name__)
 TICK_S = 1.0
 """How often the server renews its Date header and looks whether the engine still lives."""
 
-DEAD_ENGINE_GRACE_S = 2.0
-"""What responses get to carry the error out after the engine has died."""
+LAST_WORDS_S = 2
+"""What responses get to carry out that their requests were aborted, or that the engine has died."""
 
 
 class Interrupted(Exception):
@@ -112,7 +113,13 @@ async def _starting(engine: EngineConfig, config: ServerConfig) -> AsyncIterator
 
 
 class Server(uvicorn.Server):
-    """uvicorn with our way to end: one signal drains, a second aborts, a dead engine ends it at once."""
+    """uvicorn with our way to end: one signal drains, a second aborts, a dead engine ends it at once.
+
+    Args:
+        app: what to serve.
+        config: of the HTTP side.
+        client: whose requests are drained or aborted.
+    """
 
     def __init__(self, app: "FastAPI", config: ServerConfig, client: AsyncClient) -> None:
         _route_uvicorn_log(has_access_log=not config.disable_access_log)
@@ -126,29 +133,37 @@ class Server(uvicorn.Server):
                 log_config=None,
                 access_log=not config.disable_access_log,
                 server_header=False,
-                # uvicorn counts in whole seconds; below one it would wait for ever.
-                timeout_graceful_shutdown=max(1, round(config.shutdown_timeout)),
+                # The last resort, for callers who do not read; `_abort` comes first.
+                timeout_graceful_shutdown=math.ceil(config.shutdown_timeout) + LAST_WORDS_S,
             )
         )
         self.engine_failure: EngineDeadError | None = None
         """Why the engine died, if it did."""
         self._client = client
+        self._shutdown_timeout_s = config.shutdown_timeout
         self._stop = asyncio.Event()
 
     def on_signal(self, number: signal.Signals) -> None:
         """Drain on the first signal, abort on the second."""
         if self.should_exit:
-            logger.warning("%s again: aborting %d requests", number.name, self._client.num_live_requests)
-            self.force_exit = True
-        else:
-            logger.info(
-                "%s: no new requests; waiting up to %s s for %d running ones (once more to abort them)",
-                number.name,
-                self.config.timeout_graceful_shutdown,
-                self._client.num_live_requests,
-            )
+            self._abort(f"{number.name} again")
+            return
+        logger.info(
+            "%s: no new requests; waiting up to %g s for %d running ones (once more to abort them)",
+            number.name,
+            self._shutdown_timeout_s,
+            self._client.num_live_requests,
+        )
         self.should_exit = True
         self._stop.set()
+        asyncio.get_running_loop().call_later(self._shutdown_timeout_s, self._abort, "time is up")
+
+    def _abort(self, why: str) -> None:
+        """End all requests; their callers get what there is, with finish reason "abort"."""
+        if num_requests := self._client.num_live_requests:
+            logger.warning("%s: aborting %d requests", why, num_requests)
+        self._client.abort_all()
+        asyncio.get_running_loop().call_later(LAST_WORDS_S, setattr, self, "force_exit", True)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -160,7 +175,7 @@ class Server(uvicorn.Server):
         while not await self.on_tick(counter=0):
             if self._client.failure:
                 self.engine_failure = self._client.failure
-                self.config.timeout_graceful_shutdown = round(DEAD_ENGINE_GRACE_S)
+                self.config.timeout_graceful_shutdown = LAST_WORDS_S
                 self.should_exit = True
                 continue
             with contextlib.suppress(TimeoutError):

@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 from fake_client import MODEL, FakeClient
-from http_client import application
+from http_client import application, events
 
 from octavo.frontend.http.listener import Listener, listen
 from octavo.frontend.http.server import Server
@@ -138,36 +138,22 @@ def test_first_signal_lets_running_requests_finish(anywhere: ServerConfig) -> No
     assert asyncio.run(drain()).text.endswith("data: [DONE]\n\n")
 
 
-def test_second_signal_does_not_wait(anywhere: ServerConfig) -> None:
-    async def abort() -> FakeClient:
+@pytest.mark.parametrize("num_signals", [1, 2])
+def test_second_signal_or_the_end_of_patience_aborts(num_signals: int) -> None:
+    async def abort() -> httpx.Response:
         client = FakeClient()
-        client.pause_after = 0
-        async with running(client, ServerConfig(port=0, shutdown_timeout=3600)) as (server, http):
+        client.pause_after = 2
+        # Patience is what ends the wait after one signal, and long enough to hang after two.
+        config = ServerConfig(port=0, shutdown_timeout=0.1 if num_signals == 1 else 3600)
+        async with running(client, config) as (server, http):
             asking = asyncio.create_task(http.post(PATH, json=ASK))
             await until(lambda: client.requests)
-            server.on_signal(signal.SIGINT)
-            server.on_signal(signal.SIGINT)
-            await until(lambda: not server.started or server.force_exit)
-            asking.cancel()
-        return client
+            for _ in range(num_signals):
+                server.on_signal(signal.SIGINT)
+            return await asking
 
-    assert len(asyncio.run(abort()).requests) == 1
-
-
-def test_time_to_drain_is_bounded() -> None:
-    async def drain() -> FakeClient:
-        client = FakeClient()
-        client.pause_after = 0
-        async with running(client, ServerConfig(port=0, shutdown_timeout=1)) as (server, http):
-            asking = asyncio.create_task(http.post(PATH, json=ASK))
-            await until(lambda: client.requests)
-            server.on_signal(signal.SIGTERM)
-            await until(lambda: client.ended_early)
-            with contextlib.suppress(httpx.TransportError):
-                await asking
-        return client
-
-    assert asyncio.run(drain()).ended_early
+    chunks = events(asyncio.run(abort()))
+    assert chunks[-1]["choices"][0]["finish_reason"] == "abort"
 
 
 def test_dead_engine_ends_the_server(anywhere: ServerConfig) -> None:

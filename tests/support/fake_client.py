@@ -107,7 +107,14 @@ class FakeClient:
         self.latest_stats = EngineStats()
         self.observer = None
         self.failure = None
-        self.num_live_requests = 0
+        self._aborted = asyncio.Event()
+
+    @property
+    def num_live_requests(self) -> int:
+        return len(self.requests)
+
+    def abort_all(self) -> None:
+        self._aborted.set()
 
     def health(self) -> Health:
         return self.state
@@ -167,6 +174,10 @@ class FakeClient:
             return
         for place, token in steps:
             await self._wait(place)
+            if self._aborted.is_set():
+                outputs = [self._choice(index, params, [], "abort") for index in range(params.n)]
+                yield self._output(request_id, prompt, params, outputs, finished=True)
+                return
             is_last = place == len(reply) - 1
             outputs = [self._choice(index, params, [token], reason if is_last else None) for index in range(params.n)]
             yield self._output(request_id, prompt, params, outputs, finished=is_last)
@@ -178,7 +189,7 @@ class FakeClient:
         if self.error is not None and num_tokens >= self.error_after:
             raise self.error
         if self.pause_after is not None and num_tokens >= self.pause_after:
-            await asyncio.Event().wait()
+            await self._aborted.wait()
 
     def _choice(self, index: int, params: SamplingParams, token_ids: list[int], reason: str | None) -> CompletionOutput:
         logprobs = None if params.logprobs is None else [_position(token, params.logprobs) for token in token_ids]
