@@ -11,6 +11,7 @@ The asynchronous end of the first row is `frontend/link.py`. Every queue is boun
 
 import contextlib
 import logging
+import socket as socket_module
 import time
 from pathlib import Path
 
@@ -222,6 +223,14 @@ def ipc_path(address: str) -> Path | None:
 
 
 def _bind(socket: "zmq.Socket[bytes]", address: str) -> None:
+    path = ipc_path(address)
+    if path and _is_listening(path):
+        socket.close(linger=0)
+        raise StartupError(
+            f"cannot bind {address}: another engine listens there",
+            phase="binding sockets",
+            hint="stop it, or choose another address",
+        )
     try:
         socket.bind(address)
     except zmq.ZMQError as error:
@@ -229,8 +238,18 @@ def _bind(socket: "zmq.Socket[bytes]", address: str) -> None:
         raise StartupError(
             f"cannot bind {address}: {error.strerror}",
             phase="binding sockets",
-            hint="is another engine using this address, and may this user write there?",
+            hint="does the directory exist, and may this user write there?",
         ) from error
-    if path := ipc_path(address):
+    if path:
         with contextlib.suppress(FileNotFoundError):
             path.chmod(0o600)
+
+
+def _is_listening(path: Path) -> bool:
+    """True when a living process has this socket: zmq itself would take it away from that process."""
+    with socket_module.socket(socket_module.AF_UNIX, socket_module.SOCK_STREAM) as probe:
+        try:
+            probe.connect(str(path))
+        except OSError:
+            return False
+    return True

@@ -1,5 +1,6 @@
 """Sockets: broadcast without loss, bounded queues, malformed frames, lost peers."""
 
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -161,7 +162,24 @@ def test_a_frontend_that_does_not_read_is_refused_in_the_end(opened: Opened, tmp
     assert sent >= 1
 
 
-def test_an_address_in_use_is_a_clear_error(opened: Opened) -> None:
+def test_a_living_engine_keeps_its_address(opened: Opened, tmp_path: Path) -> None:
+    first = opened(FrontendRouter, f"ipc://{tmp_path}/core")
+    with pytest.raises(StartupError, match="another engine listens"):
+        opened(FrontendRouter, first.address)
+    dealer = opened.socket(zmq.DEALER)
+    dealer.connect(first.address)
+    dealer.send_multipart(request_codec().encode(Abort(["a"])))
+    assert len(receive_requests(first, 1)) == 1
+
+
+def test_a_dead_engine_leaves_its_address_free(opened: Opened, tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(tmp_path / "core"))
+    assert (tmp_path / "core").exists()
+    assert opened(FrontendRouter, f"ipc://{tmp_path}/core")
+
+
+def test_an_impossible_address_is_a_clear_error(opened: Opened) -> None:
     with pytest.raises(StartupError, match="cannot bind ipc:///nowhere/at/all"):
         opened(FrontendRouter, "ipc:///nowhere/at/all")
 
