@@ -1,0 +1,100 @@
+"""A scheduler and a step executor in one process: the engine without its sockets, quick enough for hypothesis."""
+
+import struct
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from octavo.core_proc.invariants import check
+from octavo.core_proc.scheduler.scheduler import ClientEvent, Scheduler
+from octavo.protocol.config import CachePlan, ResolvedConfig
+from octavo.protocol.events import Failed, Finished, TokenLogprobs, Tokens
+from octavo.protocol.params import SamplingSpec
+from octavo.protocol.requests import Submit
+from octavo.protocol.steps import StepPlan
+from octavo.worker_proc.models.base import Model
+from octavo.worker_proc.step.execute import StepExecutor
+
+
+@dataclass
+class Result:
+    """What one request gave, with the exact bits of its logprobs."""
+
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[Any] = field(default_factory=list)
+    prompt_logprobs: list[Any] | None = None
+    end: str = ""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request: when it comes (in steps), and when its client loses interest, if ever."""
+
+    prompt: list[int]
+    sampling: SamplingSpec
+    priority: int = 0
+    salt: str | None = None
+    arrives_at: int = 0
+    aborted_at: int | None = None
+
+
+class SmallEngine:
+    """Runs requests to their ends, checking the scheduler's invariants after every call."""
+
+    def __init__(self, model: Model, config: ResolvedConfig, num_blocks: int) -> None:
+        plan = CachePlan(
+            num_blocks=num_blocks, block_size=config.block_size, max_model_len=config.max_model_len, kv_cache_bytes=0
+        )
+        self.depth = 2 if config.async_scheduling else 1
+        self.scheduler = Scheduler(config, plan, clock=lambda: 0.0)
+        self.executor = StepExecutor.build(model, config, num_blocks=num_blocks, max_model_len=config.max_model_len)
+
+    def run(self, requests: Sequence[Asked]) -> list[Result]:
+        """Play the requests and return their results in order."""
+        results = [Result() for _ in requests]
+        in_flight: deque[StepPlan] = deque()
+        step = 0
+        last_event = max((max(r.arrives_at, r.aborted_at or 0) for r in requests), default=0)
+        while step <= last_event or self.scheduler.has_requests or in_flight:
+            for number, request in enumerate(requests):
+                if request.arrives_at == step:
+                    submit = Submit(str(number), request.prompt, request.sampling, request.priority, request.salt)
+                    self._note(results, self.scheduler.submit(b"client", submit))
+                if request.aborted_at == step:
+                    self._note(results, self.scheduler.abort(b"client", [str(number)]))
+            check(self.scheduler)
+            plan = self.scheduler.plan() if len(in_flight) < self.depth else None
+            check(self.scheduler)
+            if plan is not None:
+                in_flight.append(plan)
+            if in_flight and (plan is None or len(in_flight) == self.depth):
+                self._note(results, self.scheduler.commit(self.executor.execute(in_flight.popleft())))
+            check(self.scheduler)
+            step += 1
+            assert step < 20_000, "the engine makes no progress"
+        stats = self.scheduler.stats()
+        assert stats.num_free_blocks == stats.num_blocks, "blocks were lost"
+        return results
+
+    def _note(self, results: list[Result], events: list[ClientEvent]) -> None:
+        for _, event in events:
+            result = results[int(event.request_id)]
+            assert not result.end, "something came after the end"
+            match event:
+                case Tokens():
+                    result.token_ids += event.token_ids
+                    result.logprobs += [_bits(entry) for entry in event.logprobs or []]
+                    if event.prompt_logprobs is not None:
+                        assert result.prompt_logprobs is None, "prompt logprobs came twice"
+                        result.prompt_logprobs = [_bits(entry) for entry in event.prompt_logprobs]
+                case Finished():
+                    result.end = f"{event.reason} {event.stop_token_id}"
+                case Failed():
+                    result.end = f"failed: {event.message}"
+
+
+def _bits(entry: TokenLogprobs | None) -> Any:
+    if entry is None:
+        return None
+    return entry.token_ids, [struct.pack("<d", logprob) for logprob in entry.logprobs], entry.rank
