@@ -23,7 +23,7 @@ from octavo.frontend.metrics.exporter import Metrics
 from octavo.frontend.metrics.log_line import INTERVAL_S, ThroughputLine
 from octavo.protocol.config import EngineConfig, ServerConfig
 from octavo.protocol.env import Env
-from octavo.protocol.errors import EngineDeadError
+from octavo.protocol.errors import ConfigError, EngineDeadError, InvalidRequestError
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -72,7 +72,9 @@ async def _serve(engine: EngineConfig, config: ServerConfig, listener: Listener)
             has_vllm_names=config.enable_vllm_metrics,
         )
         client.observer = metrics
-        server = Server(build_app(Serving(client, metrics), _api_keys(config)), config, client)
+        serving = Serving(client, metrics, trusts_request_templates=config.trust_request_chat_template)
+        _check_chat_template(serving)
+        server = Server(build_app(serving, _api_keys(config)), config, client)
         with _stop_signals(server.on_signal):
             names = ", ".join(client.facts.served_model_names)
             logger.info("engine address for further applications: %s", client.address)
@@ -180,6 +182,15 @@ class Server(uvicorn.Server):
                 continue
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stop.wait(), TICK_S)
+
+
+def _check_chat_template(serving: Serving) -> None:
+    """Complain now, not at the first request, of a template that the user chose; a model need not have one."""
+    if serving.client.config.chat_template is not None:
+        try:
+            _ = serving.chat_template
+        except InvalidRequestError as error:
+            raise ConfigError(error.message, phase="reading the chat template") from None
 
 
 @contextlib.contextmanager

@@ -4,6 +4,7 @@ import time
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol, TypedDict
 
 from starlette.requests import Request
@@ -34,8 +35,19 @@ class Serving:
 
     client: "AsyncClient"
     metrics: "Metrics"
+    trusts_request_templates: bool = False
+    """Whether a request may bring its own chat template."""
     created: int = field(default_factory=lambda: int(time.time()))
     """When serving began, in seconds since the epoch: the models' creation time."""
+
+    @cached_property
+    def chat_template(self) -> ChatTemplate:
+        """The engine's chat template, read once.
+
+        Raises:
+            InvalidRequestError: there is none, or it does not parse.
+        """
+        return self.client.chat_template()
 
     def now(self) -> int:
         """Return the time of an answer, in seconds since the epoch."""
@@ -58,16 +70,19 @@ class Serving:
         """Return the prompt text of a conversation, rendered off the event loop.
 
         Raises:
-            InvalidRequestError: there is no chat template, or it refuses the messages.
+            InvalidRequestError: there is no chat template, it may not be used, or it refuses the messages.
         """
-        client = self.client
+        if fields.chat_template is not None and not self.trusts_request_templates:
+            raise InvalidRequestError(
+                "this server takes no chat templates from requests (--trust-request-chat-template)", "chat_template"
+            )
 
         def render() -> str:
             # A request's template is text: its words must never be taken for a file's name.
             template = (
-                client.chat_template()
+                self.chat_template
                 if fields.chat_template is None
-                else ChatTemplate(fields.chat_template, client.tokenizer.special_tokens)
+                else ChatTemplate(fields.chat_template, self.client.tokenizer.special_tokens)
             )
             return template.render(
                 messages,
@@ -77,7 +92,7 @@ class Serving:
                 **(fields.chat_template_kwargs or {}),
             )
 
-        return await client.run_in_thread(render)
+        return await self.client.run_in_thread(render)
 
     def cut_prompt(self, token_ids: list[int], asked: SamplingFields, max_tokens: int | None) -> list[int]:
         """Return the tokens that `truncate_prompt_tokens` leaves of a prompt."""

@@ -18,6 +18,13 @@ class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     engine_address: Annotated[
         str | None, Meta(description="ipc:// address on which further applications may join this engine.")
     ] = None
+    trust_request_chat_template: Annotated[
+        bool,
+        Meta(
+            description="Render chat templates that come with requests. They run in a sandbox, but one that never "
+            "ends blocks every other text."
+        ),
+    ] = False
     enable_vllm_metrics: Annotated[bool, Meta(description="Offer the metrics under vllm: names as well.")] = False
     shutdown_timeout: Annotated[
         float,

@@ -17,9 +17,10 @@ from octavo.frontend.metrics.exporter import Metrics
 URL = "http://octavo.test"
 
 
-def application(client: FakeClient, api_keys: Sequence[str] = ()) -> Any:
+def application(client: FakeClient, api_keys: Sequence[str] = (), *, trusts_request_templates: bool = True) -> Any:
     metrics = Metrics(client.config, num_blocks=client.facts.num_blocks, max_model_len=client.facts.max_model_len)
-    return build_app(Serving(client, metrics, created=1_700_000_000), api_keys)
+    serving = Serving(client, metrics, trusts_request_templates, created=1_700_000_000)
+    return build_app(serving, api_keys)
 
 
 @contextlib.asynccontextmanager

@@ -122,13 +122,6 @@ def test_continuous_usage_counts_up() -> None:
     assert chunks[-1]["usage"] == USAGE
 
 
-def test_streamed_text_without_news_makes_no_chunk() -> None:
-    chunks = events(post(FakeClient("\u00e9"), PATH, ask(stream=True, max_tokens=2)))
-    # The fake decodes byte by byte; what matters is that every text chunk has text.
-    texts = [choice["delta"]["content"] for chunk in chunks[1:-1] for choice in chunk["choices"]]
-    assert all(texts)
-
-
 def test_logprobs_carry_bytes_and_alternatives() -> None:
     body = post(FakeClient("h"), PATH, ask(logprobs=True, top_logprobs=3)).json()
     (entry,) = body["choices"][0]["logprobs"]["content"]
@@ -219,6 +212,13 @@ def test_prompt_is_cut_to_its_last_tokens() -> None:
     client = FakeClient()
     post(client, PATH, ask(truncate_prompt_tokens=4))
     assert client.requests[0]["prompt"]["prompt_token_ids"] == list(PROMPT.encode())[-4:]
+
+
+def test_a_requests_template_needs_a_server_that_trusts_it() -> None:
+    caller = Caller(application(FakeClient(), trusts_request_templates=False), PATH, ask(chat_template="x"))
+    asyncio.run(caller.run())
+    assert caller.messages[0]["status"] == 400
+    assert b"--trust-request-chat-template" in caller.messages[1]["body"]
 
 
 @pytest.mark.parametrize(

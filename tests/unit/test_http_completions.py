@@ -101,6 +101,12 @@ def test_prompts_that_are_none(prompt) -> None:
     assert response.json()["error"]["param"].startswith("prompt")
 
 
+def test_number_of_choices_is_bounded() -> None:
+    client = FakeClient()
+    error = post(client, PATH, ask(prompt=["a"] * 100, n=1000, temperature=1)).json()["error"]
+    assert (error["param"], client.requests) == ("n", [])
+
+
 def test_missing_prompt_is_named() -> None:
     error = post(FakeClient(), PATH, {"model": MODEL}).json()["error"]
     assert (error["code"], error["param"]) == (400, "prompt")

@@ -16,7 +16,7 @@ from octavo.frontend.http.serving import Serving, check_streaming, new_request_i
 from octavo.frontend.http.sse import EventStream, event, respond
 from octavo.frontend.outputs import RequestOutput
 from octavo.protocol.errors import InvalidRequestError
-from octavo.protocol.params import SamplingParams
+from octavo.protocol.params import MAX_N, SamplingParams
 
 DEFAULT_MAX_TOKENS = 16
 MAX_PROMPTS = 1024
@@ -31,6 +31,8 @@ async def create_completion(request: Request) -> Response:
     prompts = await _prompts(serving, asked)
     answer_id = f"cmpl-{new_request_id(request, asked)}"
     params = [_params(serving, asked, token_ids) for _, token_ids in prompts]
+    if len(prompts) * params[0].n > MAX_N:
+        raise InvalidRequestError(f"{len(prompts)} prompts with n={params[0].n} exceed {MAX_N} choices", "n")
     style = AnswerStyle(
         id=answer_id,
         created=serving.now(),

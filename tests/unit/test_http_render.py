@@ -1,0 +1,115 @@
+"""The renderers where an HTTP request would not easily lead: odd ranks, odd tokens, deltas without text."""
+
+import json
+
+import pytest
+from fake_client import byte_tokenizer
+
+from octavo.frontend.http.render.answer import AnswerStyle
+from octavo.frontend.http.render.chat import ChatChunks
+from octavo.frontend.http.render.completions import CompletionAnswer
+from octavo.frontend.http.render.logprobs import TokenNames, chat_logprobs, completion_logprobs, prompt_logprobs
+from octavo.frontend.http.render.usage import UsageCount
+from octavo.frontend.outputs import CompletionOutput, Logprob, RequestOutput
+
+NAMES = TokenNames(byte_tokenizer())
+A, B, C, D = b"ABCD"
+
+
+def position(own: int, rank: int, *others: int) -> dict[int, Logprob]:
+    return {own: Logprob(-float(rank), rank), **{other: Logprob(-10.0) for other in others}}
+
+
+@pytest.mark.parametrize(
+    ("entry", "num_top", "expected"),
+    [
+        (position(A, 1, B, C), 2, [A, B]),
+        (position(A, 2, B, C), 2, [B, A]),
+        (position(A, 3, B, C), 3, [B, C, A]),
+        (position(A, 9, B, C), 2, [B, C]),
+        (position(A, 1), 0, []),
+        (position(A, 2, B, C, D), -1, [B, A, C, D]),
+    ],
+    ids=str,
+)
+def test_top_logprobs_are_in_order_of_rank(entry, num_top, expected) -> None:
+    (rendered,) = chat_logprobs([A], [entry], NAMES, num_top).content
+    assert [ord(top.token) for top in rendered.top_logprobs] == expected
+    assert rendered.token == "A"
+
+
+def test_part_of_a_character_is_told_by_its_bytes() -> None:
+    (rendered,) = chat_logprobs([0xC3], [position(0xC3, 1)], NAMES, 0).content
+    assert (rendered.token, rendered.bytes) == ("\ufffd", [0xC3])
+
+
+def test_minus_infinity_becomes_a_number() -> None:
+    entry = {A: Logprob(float("-inf"), 9)}
+    assert chat_logprobs([A], [entry], NAMES, 0).content[0].logprob == -9999.0
+    assert completion_logprobs([A], [entry], NAMES, 0).token_logprobs == [-9999.0]
+    assert prompt_logprobs([None, entry])[1][str(A)].logprob == -9999.0
+
+
+def test_tokens_of_one_text_keep_the_first() -> None:
+    entry = {0xC3: Logprob(-1.0, 1), 0xC4: Logprob(-2.0, 2)}
+    assert completion_logprobs([0xC3], [entry], NAMES, 0).top_logprobs == [{"\ufffd": -1.0}]
+    as_ids = TokenNames(byte_tokenizer(), as_ids=True)
+    assert completion_logprobs([0xC3], [entry], as_ids, 0).top_logprobs == [
+        {"token_id:195": -1.0, "token_id:196": -2.0}
+    ]
+
+
+def output(text: str, token_ids: list[int], *, finish_reason: str | None = None, **fields) -> RequestOutput:
+    choice = CompletionOutput(0, text, token_ids, finish_reason=finish_reason, **fields)
+    return RequestOutput("r", None, [1, 2, 3], [choice], finish_reason is not None, num_cached_tokens=2)
+
+
+def style(**fields) -> AnswerStyle:
+    return AnswerStyle(id="x", created=1, model="m", names=NAMES, **fields)
+
+
+def test_token_that_is_part_of_a_character_makes_no_chunk() -> None:
+    chunks = ChatChunks(style(), n=1)
+    assert len(chunks.take(output("", [0xC3]))) == 1  # the opening
+    assert chunks.take(output("", [0xC3])) == []
+    assert len(chunks.take(output("\u00e9", [0xA9]))) == 1
+    answer = CompletionAnswer(style(), n=1)
+    assert answer.take(output("", [0xC3]), 0) == []
+    assert len(answer.take(output("\u00e9", [0xA9]), 0)) == 1
+
+
+def test_token_without_text_is_shown_to_who_asked_for_tokens() -> None:
+    chunks = ChatChunks(style(has_token_ids=True), n=1)
+    opening, first = map(json.loads, chunks.take(output("", [0xC3])))
+    assert opening["prompt_token_ids"] == [1, 2, 3]
+    assert first["choices"][0]["token_ids"] == [0xC3]
+    first = json.loads(CompletionAnswer(style(has_token_ids=True), n=1).take(output("", [0xC3]), 0)[0])
+    assert (first["choices"][0]["token_ids"], first["choices"][0]["prompt_token_ids"]) == ([0xC3], [1, 2, 3])
+
+
+def test_token_without_text_is_shown_to_who_asked_for_logprobs() -> None:
+    fields = {"logprobs": [position(257, 1)], "finish_reason": "stop"}
+    *_, shown, closing = map(json.loads, ChatChunks(style(num_logprobs=0), n=1).take(output("", [257], **fields)))
+    assert shown["choices"][0]["logprobs"]["content"][0]["token"] == "<eos>"
+    assert closing["choices"][0] == {
+        "index": 0,
+        "delta": {},
+        "logprobs": None,
+        "finish_reason": "stop",
+        "stop_reason": None,
+    }
+
+
+def test_stop_reason_is_told() -> None:
+    chunks = ChatChunks(style(), n=1).take(output("a", [A], finish_reason="stop", stop_reason="END"))
+    assert json.loads(chunks[-1])["choices"][0]["stop_reason"] == "END"
+
+
+def test_usage_counts_a_prompt_once_and_every_token() -> None:
+    usage = UsageCount()
+    for _ in range(3):
+        usage.add(output("a", [A, B]), prompt_index=0)
+    usage.add(output("a", [A]), prompt_index=1)
+    total = usage.total()
+    assert (total.prompt_tokens, total.completion_tokens, total.total_tokens) == (6, 7, 13)
+    assert total.prompt_tokens_details.cached_tokens == 4
