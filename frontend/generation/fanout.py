@@ -12,6 +12,8 @@ from octavo.frontend.link import CoreLink, RequestStream
 from octavo.frontend.metrics.observer import Observer
 from octavo.frontend.metrics.record import RequestRecord
 from octavo.frontend.outputs import RequestOutput
+from octavo.protocol.errors import OctavoError
+from octavo.protocol.events import FinishReason
 from octavo.protocol.params import OutputKind, SamplingParams
 from octavo.protocol.requests import Submit
 
@@ -72,12 +74,16 @@ class Generation:
                 updated = self._take()
                 if self._is_aborted:
                     updated = self._cut_short()
-                if self.is_finished and self._observer:
-                    self._observer.on_finished(self._record())
+                if self.is_finished:
+                    self._report(self._sequences[0].total.finish_reason or "")
                 if output := self._output(updated):
                     yield output
+        except OctavoError:
+            self._report(str(FinishReason.ERROR))
+            raise
         finally:
             self._link.abort([stream.request_id for stream in self._streams if not stream.is_over])
+            self._report(str(FinishReason.ABORT))  # unless it has ended in another way
 
     def _take(self) -> list[Sequence]:
         """Let every sequence take in its events; return those that something happened to."""
@@ -133,13 +139,19 @@ class Generation:
         self._num_tokens += num_new_tokens
         self._last_token_s = now_s
 
-    def _record(self) -> RequestRecord:
+    def _report(self, finish_reason: str) -> None:
+        """Tell the observer, once, that the request is over and how."""
+        if self._observer:
+            self._observer.on_finished(self._record(finish_reason))
+        self._observer = None
+
+    def _record(self, finish_reason: str) -> RequestRecord:
         return RequestRecord(
             num_prompt_tokens=len(self._prompt_token_ids),
             num_generation_tokens=sum(len(sequence.total.token_ids) for sequence in self._sequences),
             num_cached_tokens=self._sequences[0].num_cached_tokens,
             num_preemptions=sum(sequence.num_preemptions for sequence in self._sequences),
-            finish_reason=self._sequences[0].total.finish_reason or "",
+            finish_reason=finish_reason,
             params_n=self._params.n,
             params_max_tokens=self._submits[0].sampling.max_tokens,
             e2e_s=time.monotonic() - self._start_s,

@@ -1,0 +1,102 @@
+"""What an observer hears of a request, however it ends: exactly one record."""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import aclosing
+
+import pytest
+from fake_client import byte_tokenizer, resolved_config
+
+from octavo.frontend.generation.fanout import Generation
+from octavo.frontend.generation.sequence import Sequence
+from octavo.frontend.generation.spec import make_spec
+from octavo.frontend.link import RequestStream
+from octavo.frontend.metrics.record import RequestRecord
+from octavo.protocol.errors import RequestFailedError
+from octavo.protocol.events import Finished, FinishReason, Tokens
+from octavo.protocol.params import OutputKind, SamplingParams
+from octavo.protocol.requests import Submit
+
+PROMPT = [1, 2, 3]
+
+
+class Link:
+    """Hands every submitted request its events at once."""
+
+    def __init__(self, fill: Callable[[RequestStream], None]) -> None:
+        self._fill = fill
+
+    def submit(self, submit: Submit, arrived: asyncio.Event) -> RequestStream:
+        stream = RequestStream(submit.request_id, arrived)
+        self._fill(stream)
+        return stream
+
+    def abort(self, request_ids: list[str]) -> None:
+        pass
+
+
+class Notes:
+    """An observer that remembers."""
+
+    def __init__(self) -> None:
+        self.records: list[RequestRecord] = []
+        self.num_tokens: list[int] = []
+
+    def on_first_token(self, latency_s: float) -> None:
+        self.num_tokens.append(1)
+
+    def on_inter_token(self, latency_s: float, num_tokens: int) -> None:
+        self.num_tokens.append(num_tokens)
+
+    def on_finished(self, record: RequestRecord) -> None:
+        self.records.append(record)
+
+
+def generation(fill: Callable[[RequestStream], None]) -> tuple[Generation, Notes]:
+    params, notes, config = SamplingParams(max_tokens=8), Notes(), resolved_config()
+    spec = make_spec(params, num_prompt_tokens=3, max_model_len=64, seed=0, config=config)
+    child = (Submit("a", PROMPT, spec), Sequence(0, byte_tokenizer(), PROMPT, params, spec))
+    link = Link(fill)
+    return Generation(link, "r", None, params, [child], OutputKind.DELTA, notes), notes  # type: ignore[arg-type]
+
+
+def finish(stream: RequestStream) -> None:
+    stream.put(Tokens("a", [97, 98], num_cached_tokens=2))
+    stream.put(Finished("a", FinishReason.LENGTH, num_cached_tokens=2, num_preemptions=1))
+
+
+def hang(stream: RequestStream) -> None:
+    stream.put(Tokens("a", [97]))
+
+
+def fail(stream: RequestStream) -> None:
+    stream.fail(RequestFailedError("a step failed"))
+
+
+async def consume(work: Generation, *, leave: bool = False) -> None:
+    async with aclosing(work.outputs()) as outputs:  # type: ignore[type-var]
+        async for _ in outputs:
+            if leave:
+                return
+
+
+def test_finished_request() -> None:
+    work, notes = generation(finish)
+    asyncio.run(consume(work))
+    (record,) = notes.records
+    assert (record.finish_reason, record.num_prompt_tokens, record.num_generation_tokens) == ("length", 3, 2)
+    assert (record.num_cached_tokens, record.num_preemptions, record.params_max_tokens) == (2, 1, 8)
+    assert record.e2e_s >= 0
+
+
+def test_request_whose_caller_left() -> None:
+    work, notes = generation(hang)
+    asyncio.run(consume(work, leave=True))
+    assert [(record.finish_reason, record.num_generation_tokens) for record in notes.records] == [("abort", 1)]
+
+
+def test_failed_request() -> None:
+    work, notes = generation(fail)
+    with pytest.raises(RequestFailedError):
+        asyncio.run(consume(work))
+    assert [record.finish_reason for record in notes.records] == ["error"]
