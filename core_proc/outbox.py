@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Iterable
 
 from octavo.protocol.channel import FrontendRouter, PeerLost
-from octavo.protocol.events import EngineDying, Event, Events, RequestEvent, StatsReport, Tokens
+from octavo.protocol.events import EngineDying, Event, Events, Reply, RequestEvent, StatsReport, Tokens
 from octavo.protocol.ids import RequestId
 
 logger = logging.getLogger(__name__)
@@ -21,7 +21,14 @@ class Backlog:
 
     def __init__(self) -> None:
         self.events: list[RequestEvent] = []
+        self.replies: list[Reply] = []
+        """Answers to utility calls; they have no order among the events."""
         self._last_tokens: dict[RequestId, int] = {}
+
+    @property
+    def is_empty(self) -> bool:
+        """True when nothing is owed."""
+        return not self.events and not self.replies
 
     def add(self, event: RequestEvent) -> None:
         """Append an event, or merge it into the one it continues."""
@@ -38,6 +45,11 @@ class Backlog:
         else:
             self.events.append(event)
 
+    def forget_events(self) -> None:
+        """The events have been sent."""
+        self.events = []
+        self._last_tokens.clear()
+
 
 class Outbox:
     """All connected frontends and their backlogs."""
@@ -53,7 +65,7 @@ class Outbox:
     @property
     def has_backlog(self) -> bool:
         """True while a frontend is owed something: flush again soon."""
-        return any(backlog.events for backlog in self._backlogs.values())
+        return any(not backlog.is_empty for backlog in self._backlogs.values())
 
     def connect(self, client: bytes) -> None:
         """From now on the frontend gets events."""
@@ -70,12 +82,20 @@ class Outbox:
                 self._backlogs[client].add(event)
         self.flush()
 
+    def reply(self, client: bytes, reply: Reply) -> None:
+        """Answer a utility call, now or as soon as the frontend reads."""
+        if client in self._backlogs:
+            self._backlogs[client].replies.append(reply)
+            self.flush()
+
     def flush(self) -> None:
         """Send what is owed, as far as the frontends take it."""
         for client, backlog in list(self._backlogs.items()):
             if backlog.events and self.send(client, Events(self._epoch, backlog.events, self._clock())):
-                self._backlogs[client] = Backlog()
-            elif len(backlog.events) > MAX_BACKLOG_EVENTS:
+                backlog.forget_events()
+            while backlog.replies and self.send(client, backlog.replies[0]):
+                del backlog.replies[0]
+            if len(backlog.events) + len(backlog.replies) > MAX_BACKLOG_EVENTS:
                 self._lose(client, "does not read its events")
 
     def send(self, client: bytes, event: Event) -> bool:

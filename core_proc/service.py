@@ -173,7 +173,7 @@ class FrontendService:
         """Answer a utility call, now or when the workers have."""
 
         def answer(result: UtilityResult) -> None:
-            self._outbox.send(client, Reply(call.call_id, result))
+            self._outbox.reply(client, Reply(call.call_id, result))
 
         match call.utility:
             case GetStats():

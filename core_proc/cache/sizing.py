@@ -16,6 +16,7 @@ Main memory is shared with everything else on the machine; `--kv-cache-memory-by
 
 _PHASE = "planning the KV cache"
 _MAX_UTILIZATION = 0.98
+_UNLIMITED = 2**62
 
 
 def plan_cache(config: ResolvedConfig, facts: Sequence[DeviceFacts]) -> CachePlan:
@@ -59,6 +60,8 @@ def memory_table(config: ResolvedConfig, facts: Sequence[DeviceFacts], plan: Cac
         ]
         lines.append(f"memory of worker {fact.rank} ({fact.device_name}):")
         lines += [f"  {name:<20} {_shown(num_bytes):>10}" for name, num_bytes in rows]
+    tightest = min(facts, key=lambda fact: _num_blocks(config, fact))
+    lines.append(f"KV cache limited by: {_limit(config, tightest)}")
     lines.append(f"KV cache size: {plan.num_tokens:,} tokens")
     lines.append(
         f"Maximum concurrency for {plan.max_model_len:,} tokens per request: {plan.max_concurrency:.2f}x",
@@ -67,17 +70,38 @@ def memory_table(config: ResolvedConfig, facts: Sequence[DeviceFacts], plan: Cac
 
 
 def _num_blocks(config: ResolvedConfig, fact: DeviceFacts) -> int:
-    """Return the blocks that one worker can hold; may be negative."""
+    """Return the blocks that one worker is to hold; 0 or less when there is no room."""
     if config.num_blocks_override is not None:
         return config.num_blocks_override
     if config.kv_cache_memory_bytes is not None:
         return config.kv_cache_memory_bytes // fact.kv_block_bytes
-    num_blocks = _room(config, fact) // fact.kv_block_bytes
-    if config.device == "cpu":
-        one = _num_blocks_needed(config)
-        ceiling = max(one, CPU_CACHE_CEILING_BYTES // fact.kv_block_bytes)
-        num_blocks = min(num_blocks, one * config.max_num_seqs, ceiling)
-    return num_blocks
+    return min(_room(config, fact) // fact.kv_block_bytes, _useful(config), _ceiling(config, fact))
+
+
+def _useful(config: ResolvedConfig) -> int:
+    """Return how many blocks can be in use at the same time. On a GPU the rest still serves as prefix cache."""
+    return _num_blocks_needed(config) * config.max_num_seqs if config.device == "cpu" else _UNLIMITED
+
+
+def _ceiling(config: ResolvedConfig, fact: DeviceFacts) -> int:
+    """Return the blocks that a machine shared with others is asked for."""
+    if config.device != "cpu":
+        return _UNLIMITED
+    return max(_num_blocks_needed(config), CPU_CACHE_CEILING_BYTES // fact.kv_block_bytes)
+
+
+def _limit(config: ResolvedConfig, fact: DeviceFacts) -> str:
+    """Return what decided the number of blocks, in the user's words."""
+    if config.num_blocks_override is not None:
+        return "--num-gpu-blocks-override"
+    if config.kv_cache_memory_bytes is not None:
+        return "--kv-cache-memory-bytes"
+    num_blocks = _num_blocks(config, fact)
+    if num_blocks == _useful(config):
+        return "--max-num-seqs requests of --max-model-len tokens need no more"
+    if num_blocks == _ceiling(config, fact):
+        return f"at most {_shown(CPU_CACHE_CEILING_BYTES)} on a CPU unless --kv-cache-memory-bytes asks for more"
+    return f"--gpu-memory-utilization {config.gpu_memory_utilization:g} of the memory that is free"
 
 
 def _num_blocks_needed(config: ResolvedConfig) -> int:

@@ -31,6 +31,8 @@ class StepDraft:
 
     def __init__(self, num_tokens: int) -> None:
         self.num_tokens_left = num_tokens
+        self.prefilling: list[Request] = []
+        """Running requests that lack more than one token, those that start in this step included."""
         self.admitted: list[Request] = []
         self.has_preempted = False
         self._parts: dict[RequestKey, Part] = {}

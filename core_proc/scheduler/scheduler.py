@@ -137,22 +137,24 @@ class Scheduler:
 
     def _decode(self, draft: StepDraft) -> None:
         """Extend by one token every request that lacks just one."""
-        for request in self._extendable():
+        for request in self.running:
+            if is_certain_to_end(request, self.max_model_len):
+                continue
             if request.num_uncomputed_tokens == 1 and draft.num_tokens_left:
                 self._compute(draft, request, 1)
+            else:
+                draft.prefilling.append(request)
 
     def _admit(self, draft: StepDraft) -> None:
         """Start waiting requests in order, as many as the step can begin to compute."""
-        num_prefilling = sum(draft.num_tokens_of(request) == 0 for request in self._extendable())
         self.waiting_reason = ""
         while head := self.waiting.first:
-            self.waiting_reason = self._obstacle(draft, head, num_prefilling)
+            self.waiting_reason = self._obstacle(draft, head)
             if self.waiting_reason:
                 return
             self._start(draft, head)
-            num_prefilling += 1
 
-    def _obstacle(self, draft: StepDraft, head: Request, num_prefilling: int) -> str:
+    def _obstacle(self, draft: StepDraft, head: Request) -> str:
         """Return why the first waiting request cannot start, "" when it can."""
         if draft.has_preempted:
             return "blocks"
@@ -161,7 +163,7 @@ class Scheduler:
         if not self.free_slots:
             return "max_num_seqs"
         # Each prefilling request must get a block's worth, or new ones would starve those before them.
-        num_needed = self.cache.block_size * (num_prefilling + 1) if num_prefilling else 1
+        num_needed = self.cache.block_size * (len(draft.prefilling) + 1) if draft.prefilling else 1
         if draft.num_tokens_left < num_needed:
             return "budget"
         pool = self.cache.pool
@@ -185,12 +187,15 @@ class Scheduler:
                 self.counters.prefix_cache_queries += request.num_prompt_tokens
         self.running.add(request)
         draft.admitted.append(request)
+        draft.prefilling.append(request)
         self._share(request)
 
     def _prefill(self, draft: StepDraft) -> None:
         """Share the rest of the budget among the others: a fair part each, then what is left in order."""
-        requests = [request for request in self._extendable() if not draft.num_tokens_of(request)]
-        share = fair_share(draft.num_tokens_left, len(requests), self.cache.block_size) if requests else 0
+        if not draft.prefilling:
+            return
+        requests = sorted(draft.prefilling, key=lambda request: request.order)
+        share = fair_share(draft.num_tokens_left, len(requests), self.cache.block_size)
         for request in requests:
             self._share(request)
             chunk = first_chunk(
@@ -335,11 +340,3 @@ class Scheduler:
         heapq.heappush(self.free_slots, request.slot)
         self._released.append(request.slot)
         request.slot = None
-
-    def _extendable(self) -> list[Request]:
-        """Return the running requests that have tokens to compute, in order."""
-        return [
-            request
-            for request in self.running
-            if request.num_uncomputed_tokens and not is_certain_to_end(request, self.max_model_len)
-        ]

@@ -5,7 +5,17 @@ import pytest
 from octavo.core_proc import outbox as outbox_module
 from octavo.core_proc.outbox import Outbox
 from octavo.protocol.channel import PeerLost
-from octavo.protocol.events import Event, Events, Finished, FinishReason, StatsReport, TokenLogprobs, Tokens
+from octavo.protocol.events import (
+    BoolResult,
+    Event,
+    Events,
+    Finished,
+    FinishReason,
+    Reply,
+    StatsReport,
+    TokenLogprobs,
+    Tokens,
+)
 from octavo.protocol.stats import EngineStats
 
 
@@ -100,4 +110,15 @@ def test_a_frontend_that_never_reads_is_given_up(outbox: Outbox, router: FakeRou
     for index in range(11):
         outbox.put([(b"a", Finished(str(index), FinishReason.STOP))])
     assert outbox.take_lost() == [b"a"]
+    assert not outbox.has_backlog
+
+
+def test_a_reply_waits_for_a_slow_frontend(outbox: Outbox, router: FakeRouter):
+    router.slow = {b"a"}
+    outbox.reply(b"a", Reply(1, BoolResult(True)))
+    outbox.reply(b"stranger", Reply(1, BoolResult(True)))
+    assert (router.sent, outbox.has_backlog) == ([], True)
+    router.slow = set()
+    outbox.flush()
+    assert router.sent == [(b"a", Reply(1, BoolResult(True)))]
     assert not outbox.has_backlog

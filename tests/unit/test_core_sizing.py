@@ -114,6 +114,22 @@ def test_the_table_adds_up():
         "  KV cache              500.0 MiB",
         "  reserve               100.0 MiB",
         "  free at start        1000.0 MiB",
+        "KV cache limited by: --gpu-memory-utilization 0.9 of the memory that is free",
         "KV cache size: 2,000 tokens",
         "Maximum concurrency for 64 tokens per request: 31.25x",
     ]
+
+
+@pytest.mark.parametrize(
+    ("changes", "free_mib", "reason"),
+    [
+        ({"max_num_seqs": 2}, 1000, "--max-num-seqs requests of --max-model-len tokens need no more"),
+        ({"max_num_seqs": 4000}, 100_000, "at most 4.00 GiB on a CPU unless --kv-cache-memory-bytes asks for more"),
+        ({"max_num_seqs": 4000}, 1000, "--gpu-memory-utilization 0.92 of the memory that is free"),
+        ({"num_blocks_override": 99}, 1000, "--num-gpu-blocks-override"),
+        ({"kv_cache_memory_bytes": 99 * MIB}, 1000, "--kv-cache-memory-bytes"),
+    ],
+)
+def test_the_table_says_what_limits_the_cache(changes, free_mib, reason):
+    config, facts = core_config(**changes), [device(free_bytes=free_mib * MIB)]
+    assert f"KV cache limited by: {reason}" in memory_table(config, facts, plan_cache(config, facts)).splitlines()
