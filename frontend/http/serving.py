@@ -76,6 +76,14 @@ class Serving:
             raise InvalidRequestError(
                 "this server takes no chat templates from requests (--trust-request-chat-template)", "chat_template"
             )
+        variables = {
+            "add_generation_prompt": fields.add_generation_prompt,
+            "continue_final_message": fields.continue_final_message,
+            "documents": fields.documents,
+            **(fields.chat_template_kwargs or {}),
+        }
+        if taken := variables.keys() & {"messages", "self"}:
+            raise InvalidRequestError(f"chat_template_kwargs must not hold {min(taken)!r}", "chat_template_kwargs")
 
         def render() -> str:
             # A request's template is text: its words must never be taken for a file's name.
@@ -84,13 +92,7 @@ class Serving:
                 if fields.chat_template is None
                 else ChatTemplate(fields.chat_template, self.client.tokenizer.special_tokens)
             )
-            return template.render(
-                messages,
-                add_generation_prompt=fields.add_generation_prompt,
-                continue_final_message=fields.continue_final_message,
-                documents=fields.documents,
-                **(fields.chat_template_kwargs or {}),
-            )
+            return template.render(messages, **variables)
 
         return await self.client.run_in_thread(render)
 

@@ -167,6 +167,14 @@ def test_template_fields_shape_the_prompt() -> None:
     assert body["choices"][0]["message"]["content"] == "I amHello!"
 
 
+def test_template_kwargs_win_over_the_fields_they_repeat() -> None:
+    client = FakeClient()
+    post(client, PATH, ask(chat_template_kwargs={"add_generation_prompt": False}))
+    assert client.requests[0]["prompt"]["prompt"] == "<user>hi"
+    error = post(client, PATH, ask(chat_template_kwargs={"messages": []})).json()["error"]
+    assert (error["code"], error["param"]) == (400, "chat_template_kwargs")
+
+
 def test_a_requests_template_is_never_a_file_name(tmp_path) -> None:
     secret = tmp_path / "secret"
     secret.write_text("the secret")

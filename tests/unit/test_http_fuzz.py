@@ -1,0 +1,73 @@
+"""Whatever a caller sends, the answer is 200 or a 4xx in the error form, and the server is none the worse."""
+
+import asyncio
+import json
+
+import httpx
+import pytest
+from fake_client import MODEL, FakeClient
+from http_client import URL, application
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from octavo.frontend.http.later import LATER_FEATURES
+from octavo.frontend.http.schemas.chat import ChatCompletionRequest
+from octavo.frontend.http.schemas.completions import CompletionRequest
+from octavo.frontend.http.schemas.tokenize import DetokenizeRequest, TokenizeRequest
+
+SCALARS = (
+    st.none()
+    | st.booleans()
+    | st.integers(-3, 3)
+    | st.sampled_from([2**31, 2**63, -(2**64), 0.5, -1.5, 1e308, "", "a", "\ud800", "{% if", "none", "auto", "text"])
+)
+VALUES = st.recursive(
+    SCALARS,
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(["role", "content", "type", "text", "1", "messages", "add_generation_prompt"]),
+            inner,
+            max_size=3,
+        )
+    ),
+    max_leaves=6,
+)
+GOOD = {
+    "model": MODEL,
+    "messages": [{"role": "user", "content": "hi"}],
+    "prompt": "ab",
+    "tokens": [97],
+}
+
+
+def bodies(schema):
+    names = [*schema.__struct_encode_fields__, *LATER_FEATURES, "unknown"]
+    good = {name: value for name, value in GOOD.items() if name in schema.__struct_encode_fields__}
+    return st.dictionaries(st.sampled_from(names), VALUES, max_size=3).map(lambda junk: good | junk)
+
+
+@pytest.mark.parametrize(
+    ("path", "schema"),
+    [
+        ("/v1/chat/completions", ChatCompletionRequest),
+        ("/v1/completions", CompletionRequest),
+        ("/tokenize", TokenizeRequest),
+        ("/detokenize", DetokenizeRequest),
+    ],
+)
+def test_no_body_breaks_the_server(path, schema) -> None:
+    transport = httpx.ASGITransport(application(FakeClient("Hi")), raise_app_exceptions=False)
+    http = httpx.AsyncClient(transport=transport, base_url=URL)
+
+    @settings(max_examples=200, deadline=None, derandomize=True, database=None)
+    @given(body=bodies(schema))
+    def check(body) -> None:
+        response = runner.run(http.post(path, content=json.dumps(body).encode()))
+        assert response.status_code in (200, 400, 404), (body, response.text)
+        if response.status_code != 200:
+            error = response.json()["error"]
+            assert error["code"] == response.status_code and error["message"]
+
+    with asyncio.Runner() as runner:
+        check()
