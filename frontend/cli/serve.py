@@ -4,6 +4,8 @@ import sys
 from typing import Any
 
 from octavo.frontend.cli.flags import config_parser, read_config_file
+from octavo.frontend.http.listener import Listener, listen
+from octavo.protocol.config import EngineConfig, ServerConfig
 from octavo.protocol.config.sources import engine_config, server_config, server_fields
 from octavo.protocol.env import Env
 from octavo.protocol.errors import ConfigError
@@ -29,12 +31,21 @@ def run(words: list[str]) -> int:
     if level not in LOG_LEVELS:
         raise ConfigError(f"log_level: {level!r} is not one of {', '.join(LOG_LEVELS)}", phase="configuration")
     configure_logging("Frontend", level)
+    # First of all, so that a taken port is known before anything is loaded.
+    listener = listen(server)
+    try:
+        return _serve(engine, server, listener)
+    finally:
+        listener.close()
+
+
+def _serve(engine: EngineConfig, server: ServerConfig, listener: Listener) -> int:
     # Only now: this import takes most of a second, and --help must not pay for it.
     from octavo.frontend.http.server import Interrupted
     from octavo.frontend.http.server import run as run_server
 
     try:
-        run_server(engine, server)
+        run_server(engine, server, listener)
     except Interrupted as interrupted:
         print(f"octavo: {interrupted}", file=sys.stderr)  # noqa: T201
         return EXIT_SIGNAL + interrupted.number

@@ -17,7 +17,7 @@ import uvloop
 
 from octavo.frontend.client import AsyncClient
 from octavo.frontend.http.app import build_app
-from octavo.frontend.http.listener import Listener, listen
+from octavo.frontend.http.listener import Listener
 from octavo.frontend.http.serving import Serving
 from octavo.frontend.metrics.exporter import Metrics
 from octavo.frontend.metrics.log_line import INTERVAL_S, ThroughputLine
@@ -45,22 +45,18 @@ class Interrupted(Exception):
         self.number = number
 
 
-def run(engine: EngineConfig, server: ServerConfig) -> None:
+def run(engine: EngineConfig, server: ServerConfig, listener: Listener) -> None:
     """Serve until a signal or the engine's death.
 
     Blocks until: the server has ended in good order.
 
     Raises:
-        StartupError: the address is taken, or the engine cannot start; holds the root cause.
+        StartupError: the engine cannot start; holds the root cause.
         EngineDeadError: the engine died while serving; holds the root cause.
         Interrupted: a signal came before the server was ready.
     """
-    listener = listen(server)
-    try:
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(_serve(engine, server, listener))
-    finally:
-        listener.close()
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_serve(engine, server, listener))
 
 
 async def _serve(engine: EngineConfig, config: ServerConfig, listener: Listener) -> None:

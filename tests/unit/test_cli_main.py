@@ -1,6 +1,7 @@
 """The command line as a person meets it: help, suggestions, last lines, exit codes."""
 
 import logging
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -157,21 +158,27 @@ def test_missing_file_is_the_last_line(capsys) -> None:
     ids=str,
 )
 def test_root_cause_is_the_last_line(error, line, capsys, monkeypatch) -> None:
-    def fails(engine: object, server: object) -> None:
+    def fails(engine: object, server: object, listener: object) -> None:
         raise error
 
     monkeypatch.setattr("octavo.frontend.http.server.run", fails)
-    assert main(["serve", "m", "--log-level", "error"]) == 1
+    assert main(["serve", "m", "--port", "0", "--log-level", "error"]) == 1
     assert capsys.readouterr().err.splitlines() == [f"octavo: error: {line}"]
 
 
 def test_details_are_shown_at_debug_level_only(capsys, monkeypatch) -> None:
-    def fails(engine: object, server: object) -> None:
+    def fails(engine: object, server: object, listener: object) -> None:
         raise StartupError("no room", details="Traceback ...")
 
     monkeypatch.setattr("octavo.frontend.http.server.run", fails)
-    assert main(["serve", "m", "--log-level", "debug"]) == 1
+    assert main(["serve", "m", "--port", "0", "--log-level", "debug"]) == 1
     assert capsys.readouterr().err.splitlines() == ["Traceback ...", "octavo: error: no room"]
+
+
+def test_taken_port_is_said_before_anything_is_loaded(capsys, free_port) -> None:
+    with socket.create_server(("127.0.0.1", free_port)):
+        assert main(["serve", "/nowhere", "--port", str(free_port)]) == 1
+    assert f"127.0.0.1:{free_port} is in use" in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_values_out_of_bounds_name_their_setting(capsys) -> None:
