@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from default_model import DefaultModelMissing, default_model
+from hypothesis import settings
 from leaks import kill, leaked_processes
 
 MARK = "OCTAVO_TEST_SESSION"
@@ -15,9 +16,17 @@ MARK = "OCTAVO_TEST_SESSION"
 # No test may wait for, or depend on, what a model hub answers; libraries read this when they are imported.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
+# The same examples in every run, however slow the machine; the long forms go and look for new ones.
+settings.register_profile("short", derandomize=True, deadline=None)
+settings.register_profile("long", deadline=None, print_blob=True)
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--long", action="store_true", help="run the long forms of the stress tests as well")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    settings.load_profile("long" if config.getoption("--long") else "short")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
