@@ -14,7 +14,7 @@ import zmq
 
 from octavo.protocol.channel import ResultPush, Subscriber
 from octavo.protocol.control import WorkerReady, WorkerSpec
-from octavo.protocol.errors import ProtocolError
+from octavo.protocol.errors import NotEnoughMemoryError, ProtocolError
 from octavo.protocol.lifecycle import EXIT_OK, Reporter, StopSignal
 from octavo.protocol.steps import (
     Acknowledged,
@@ -136,12 +136,18 @@ class Worker:
 
     @torch.inference_mode()
     def _allocate(self, command: AllocateCache) -> None:
-        self._executor = StepExecutor.build(
-            self._model,
-            self._spec.config,
-            num_blocks=command.num_blocks,
-            max_model_len=command.max_model_len,
-        )
+        try:
+            self._executor = StepExecutor.build(
+                self._model,
+                self._spec.config,
+                num_blocks=command.num_blocks,
+                max_model_len=command.max_model_len,
+            )
+        except RuntimeError as error:  # what torch's allocator raises on the CPU
+            raise NotEnoughMemoryError(
+                f"no memory for {command.num_blocks} KV blocks: {error}",
+                hint="use a smaller --gpu-memory-utilization or --num-gpu-blocks-override",
+            ) from error
 
     def _profile(self, directory: str | None) -> None:
         if directory is None:

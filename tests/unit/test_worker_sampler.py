@@ -110,3 +110,9 @@ def test_filters_leave_the_proportions_of_what_they_keep(fields: dict[str, Any])
     expected = probs[:kept] / probs[:kept].sum() * num_draws
     chi_square = float(((torch.tensor(counts[:kept]) - expected) ** 2 / expected).sum())
     assert chi_square < 16.3  # three degrees of freedom: one chance in a thousand
+
+
+@pytest.mark.parametrize("fields", [{"top_k": 3}, {"top_p": 0.7}, {"min_p": 0.3}])
+def test_logits_that_are_no_numbers_are_named(fields: dict[str, Any]) -> None:
+    with pytest.raises(FloatingPointError, match="not numbers"):
+        Sampler(VOCAB_SIZE).sample(torch.full((1, VOCAB_SIZE), torch.nan), [draw(temperature=1.0, **fields)])

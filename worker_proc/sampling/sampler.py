@@ -37,7 +37,11 @@ class Sampler:
         self._all_ids_V = torch.arange(vocab_size)
 
     def sample(self, logits_RV: Tensor, draws: Sequence[Draw]) -> list[int]:
-        """Return one token id per draw; `logits_RV` (float32, a row per draw) is left as it is."""
+        """Return one token id per draw; `logits_RV` (float32, a row per draw) is left as it is.
+
+        Raises:
+            FloatingPointError: logits are NaN where they must be compared.
+        """
         if all(draw.state.is_greedy and not draw.state.changes_logits(draw.num_outputs) for draw in draws):
             # The lowest id wins among equals: argmax takes the first.
             return logits_RV.argmax(dim=1).tolist()
@@ -53,6 +57,8 @@ class Sampler:
         ids = self._all_ids_V
         if state.has_filters:
             ids = filter_logits(logits_V, top_k=spec.top_k, top_p=spec.top_p, min_p=spec.min_p)
+            if not ids.numel():
+                raise FloatingPointError("the model's logits are not numbers: its values overflow in this dtype")
             logits_V = logits_V[ids]
         return gumbel_sample(logits_V, ids, seed=spec.seed, position=draw.position)
 

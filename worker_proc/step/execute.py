@@ -118,10 +118,12 @@ class StepExecutor:
         ]
         sampled = self._sampler.sample(logits_RV, draws)
         entries: list[TokenLogprobs | None] = []
-        for span, logits_V, token_id in zip(spans, logits_RV, sampled, strict=True):
+        for index, (span, token_id) in enumerate(zip(spans, sampled, strict=True)):
             self._state.record(span.row, span.end_position, token_id)
             num_top = span.row.sampling.spec.logprobs
-            entries.append(None if num_top is None else token_logprobs(token_id, logprobs(logits_V, token_id, num_top)))
+            entries.append(
+                None if num_top is None else token_logprobs(token_id, logprobs(logits_RV[index], token_id, num_top))
+            )
         return sampled, entries
 
     def _prompt_logprobs(self, hidden_TD: Tensor, span: _Span) -> Iterator[TokenLogprobs]:
