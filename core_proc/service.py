@@ -167,6 +167,9 @@ class FrontendService:
         if self._state is not ProcessState.READY:
             message = "the engine is shutting down and takes no new requests"
             return [(client, Failed(submit.request_id, FailureKind.OVERLOADED, message))]
+        if submit.adapter is not None:
+            message = f"this engine has no adapter {submit.adapter!r}"
+            return [(client, Failed(submit.request_id, FailureKind.INVALID, message, "adapter"))]
         return self._scheduler.submit(client, submit)
 
     def _call(self, client: bytes, call: Call) -> None:

@@ -55,6 +55,7 @@ class Admission:
         return None
 
     def _sampling_fault(self, submit: Submit) -> tuple[str, str] | None:
+        """Find what frontends refuse too: whatever slips through would end every request, not just this one."""
         sampling = submit.sampling
         if sampling.max_tokens < 1:
             return f"max_tokens must be at least 1, got {sampling.max_tokens}", "max_tokens"
@@ -62,4 +63,13 @@ class Admission:
             limit = self._vocab_size if self._max_logprobs < 0 else self._max_logprobs
             if value is not None and not 0 <= value <= limit:
                 return f"{name} must be from 0 to {limit} (--max-logprobs), got {value}", name
+        if sampling.prompt_logprobs is not None and not sampling.skip_reading_prefix_cache:
+            return (
+                "prompt_logprobs needs skip_reading_prefix_cache: cached positions have no logits",
+                "skip_reading_prefix_cache",
+            )
+        biased = [token_id for token_id, _ in sampling.logit_bias]
+        for name, token_ids in (("logit_bias", biased), ("stop_token_ids", sampling.stop_token_ids)):
+            if any(not 0 <= token_id < self._vocab_size for token_id in token_ids):
+                return f"the token ids of {name} must be from 0 to {self._vocab_size - 1}", name
         return None

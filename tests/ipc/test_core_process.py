@@ -25,8 +25,9 @@ from octavo.protocol.events import (
     Tokens,
 )
 from octavo.protocol.lifecycle import EXIT_STARTUP_FAILED
+from octavo.protocol.params import SamplingSpec
 from octavo.protocol.pulse import PulseReader
-from octavo.protocol.requests import Abort, Call, Connect, GetStats, ResetPrefixCache, StartProfile, StopProfile
+from octavo.protocol.requests import Abort, Call, Connect, GetStats, ResetPrefixCache, StartProfile, StopProfile, Submit
 from octavo.protocol.stats import EngineStats
 from octavo.protocol.supervise import ChildExited
 
@@ -69,6 +70,36 @@ def test_requests_of_two_frontends_with_the_same_name(core: CoreUnderTest):
         assert tokens_of(second, "same") == alone([*PROMPT, 6], 10).token_ids
         assert first.request_events("same")[-1].reason is FinishReason.LENGTH
         assert all(event.epoch == 7 for event in first.received if isinstance(event, Events))
+
+
+def test_every_rank_gets_every_message_and_one_answers(tmp_path: Path):
+    with running_core(tmp_path, world_size=2) as core, SocketClient(core.address) as client:
+        client.connect()
+        client.submit("r", PROMPT, 20)
+        client.send(Call(1, StartProfile(str(tmp_path))))
+        client.receive_until(lambda event: isinstance(event, Reply))
+        client.finish("r")
+        assert tokens_of(client, "r") == alone(PROMPT, 20).token_ids
+        assert {m.process for m in core.messages if isinstance(m, PhaseDone)} == {"Core", "Worker 0", "Worker 1"}
+        os.kill(core.child.pid, signal.SIGTERM)
+        assert core.wait_for_exit() == 0
+
+
+def test_the_death_of_a_silent_rank_is_noticed(tmp_path: Path):
+    with running_core(tmp_path, "die", world_size=2) as core, SocketClient(core.address) as client:
+        client.connect()
+        client.submit("r", PROMPT, 50)
+        dying = client.receive_until(lambda event: isinstance(event, EngineDying))
+        assert dying.message == "worker 1 exited with code 9"
+
+
+def test_an_adapter_that_is_not_there_is_refused(core: CoreUnderTest):
+    with SocketClient(core.address) as client:
+        client.connect()
+        client.send(Submit("r", PROMPT, SamplingSpec(max_tokens=1, seed=0), adapter="sql"))
+        client.finish("r")
+        end = client.request_events("r")[-1]
+        assert (end.kind, end.param) == (FailureKind.INVALID, "adapter")
 
 
 def test_another_protocol_version_is_refused(core: CoreUnderTest):

@@ -49,7 +49,7 @@ def main(spec: WorkerSpec, reporter: Reporter, stop: StopSignal) -> int:
                 worker.next_sequence = command.sequence + 1
                 replies.send(CacheReady(command.sequence, spec.rank))
             case StepPlan():
-                if fault == "die" and command.sequence == FAILING_STEP:
+                if fault == "die" and command.sequence == FAILING_STEP and spec.rank == spec.world_size - 1:
                     os._exit(9)
                 if fault == "raise" and command.sequence == FAILING_STEP:
                     replies.send(CommandFailed(command.sequence, spec.rank, "ValueError", "a broken step", "..."))
@@ -58,7 +58,9 @@ def main(spec: WorkerSpec, reporter: Reporter, stop: StopSignal) -> int:
                     return 1
                 if fault == "slow":
                     time.sleep(0.05)
-                replies.send(worker.execute(command))
+                result = worker.execute(command)
+                if spec.rank == 0:
+                    replies.send(result)
             case Profile():
                 worker.next_sequence += 1
                 replies.send(Acknowledged(command.sequence, spec.rank))

@@ -213,6 +213,23 @@ def test_a_request_that_can_never_fit_fails_at_once():
     assert len(fits.token_ids) == 7
 
 
+@pytest.mark.parametrize(
+    ("param", "fields"),
+    [
+        ("max_tokens", {"max_tokens": 0}),
+        ("logprobs", {"logprobs": 21}),
+        ("prompt_logprobs", {"prompt_logprobs": -1, "skip_reading_prefix_cache": True}),
+        ("skip_reading_prefix_cache", {"prompt_logprobs": 1}),
+        ("logit_bias", {"logit_bias": ((50, 1.0),)}),
+        ("stop_token_ids", {"stop_token_ids": (1, 50)}),
+        ("resume_output_token_ids", {"resume_output_token_ids": [-1]}),
+    ],
+)
+def test_what_would_break_a_worker_is_refused(param, fields):
+    output = FakeEngine().submit("r", prompt(4), **fields)
+    assert (output.end.kind, output.end.param) == (FailureKind.INVALID, param)
+
+
 def test_a_full_queue_refuses_with_overloaded():
     engine = FakeEngine(max_num_queued_reqs=1)
     engine.submit("first", prompt(4))

@@ -1,0 +1,74 @@
+"""The invariants see what they are for: each kind of damage, done on purpose."""
+
+from collections.abc import Callable
+
+import pytest
+from core_fakes import FakeEngine
+
+from octavo.core_proc import invariants
+from octavo.core_proc.invariants import InvariantBroken
+from octavo.core_proc.request import RequestState
+from octavo.core_proc.scheduler.scheduler import Scheduler
+
+
+@pytest.fixture
+def scheduler() -> Scheduler:
+    """Two requests that share a block and a third that waits, with steps in flight."""
+    engine = FakeEngine(max_num_seqs=2)
+    for index in range(3):
+        engine.submit(str(index), [1, 1, 1, 1, 1, index + 2], 30)
+    for _ in range(6):
+        engine.turn()
+    assert len(engine.scheduler.waiting) == 1
+    invariants.check(engine.scheduler)
+    return engine.scheduler
+
+
+def first(scheduler: Scheduler):
+    return scheduler.running.first
+
+
+def share_a_partial_block(scheduler: Scheduler) -> None:
+    mine, others = first(scheduler).block_ids, scheduler.running.last.block_ids
+    scheduler.cache.pool.release(mine[-1:])
+    scheduler.cache.pool.hold(others[-1])
+    mine[-1] = others[-1]
+
+
+DAMAGE: dict[str, Callable[[Scheduler], object]] = {
+    "in no queue": lambda s: s.waiting.remove(s.waiting.first),
+    "is not running": lambda s: setattr(first(s), "state", RequestState.WAITING),
+    "in no queue, or in two": lambda s: s.requests.popitem(),
+    "holds something": lambda s: setattr(s.waiting.first, "slot", 1),
+    "has computed tokens": lambda s: setattr(s.waiting.first, "num_computed_tokens", 1),
+    "out of order": lambda s: setattr(first(s), "order", (9, 9)),
+    "nothing left to compute": lambda s: setattr(first(s), "num_computed_tokens", first(s).num_tokens),
+    "no plan announced": lambda s: setattr(first(s), "num_announced_blocks", 0),
+    "outside its blocks": lambda s: first(s).block_ids.clear(),
+    "slots are lost": lambda s: setattr(first(s), "slot", 1),
+    "miscounts its steps": lambda s: setattr(first(s), "num_in_flight", 0),
+    "miscounts its placeholders": lambda s: setattr(s.waiting.first, "num_pending_tokens", 1),
+    "share a slot": lambda s: setattr(s.in_flight[0].parts[0], "slot", s.in_flight[0].parts[1].slot),
+    "step of": lambda s: setattr(s.in_flight[0].parts[0], "num_tokens", 33),
+    "wrong reference count": lambda s: s.cache.pool.hold(first(s).block_ids[0]),
+    "reference count": lambda s: s.cache.pool.take(),
+    "free list is damaged": lambda s: setattr(s.cache.pool, "num_free", 1),
+    "is named for what it does not hold": lambda s: first(s).token_ids.__setitem__(0, 9),
+    "without being full and known": share_a_partial_block,
+    "though prefix caching is off": lambda s: setattr(s.cache, "is_enabled", False),
+}
+
+
+@pytest.mark.parametrize("message", DAMAGE)
+def test_damage_is_seen(scheduler: Scheduler, message: str):
+    DAMAGE[message](scheduler)
+    with pytest.raises(InvariantBroken, match=message):
+        invariants.check(scheduler)
+
+
+def test_a_standstill_is_seen(scheduler: Scheduler):
+    invariants.check_plan(scheduler, None)
+    idle = FakeEngine()
+    idle.submit("r", [1])
+    with pytest.raises(InvariantBroken, match="no step was planned"):
+        invariants.check_plan(idle.scheduler, None)
