@@ -88,7 +88,8 @@ class LLM:
         Raises:
             InvalidRequestError: the model has no chat template, or it refuses the messages.
         """
-        conversations = [messages] if messages and isinstance(messages[0], dict) else list(messages)
+        several: list[Any] = list(messages)
+        conversations: list[list[Message]] = [several] if several and isinstance(several[0], dict) else several
         template, tokenizer = self.client.chat_template(), self.client.tokenizer
         prompts: list[Prompt] = []
         for conversation in conversations:

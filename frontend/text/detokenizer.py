@@ -67,11 +67,10 @@ class Detokenizer:
     def _continue_prompt(self, data: bytes) -> bytes:
         """Return the bytes to decode: with the prompt's tail if the output goes on with its character."""
         tail, self._prompt_tail = self._prompt_tail, b""
-        try:
-            codecs.utf_8_decode(tail + data[:1], "strict", False)
-        except UnicodeDecodeError:
-            return data
-        return tail + data
+        # One character, or one U+FFFD for its beginning: the byte belongs to it. (The incremental decoder
+        # would take the first two bytes of a surrogate, ED A0, for the beginning of a character.)
+        continues = len((tail + data[:1]).decode("utf-8", "replace")) == 1
+        return tail + data if continues else data
 
     def _incomplete_tail(self, prompt_token_ids: Sequence[int]) -> bytes:
         """Return the bytes of an unfinished character at the prompt's end."""
