@@ -118,6 +118,7 @@ class FrontendService:
 
     def say_goodbye(self) -> None:
         """Tell every frontend that this was an orderly shutdown."""
+        self._outbox.flush()
         self._outbox.broadcast(EngineDying(""))
 
     def _obey_signals(self) -> None:

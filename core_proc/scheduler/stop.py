@@ -36,5 +36,6 @@ def find_stop(request: Request, max_model_len: int) -> Stop | None:
 
 def is_certain_to_end(request: Request, max_model_len: int) -> bool:
     """True when the tokens in flight, whatever they are, complete the request: it needs no further step."""
-    num_outputs = request.num_tokens - request.num_prompt_tokens
-    return num_outputs >= request.sampling.max_tokens or request.num_tokens >= max_model_len
+    num_tokens = request.num_tokens
+    num_outputs = num_tokens - request.num_prompt_tokens
+    return num_outputs >= request.sampling.max_tokens or num_tokens >= max_model_len
