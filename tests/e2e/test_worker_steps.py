@@ -73,15 +73,14 @@ def test_prompt_logprobs_equal_transformers(directory: Path, model: Model, confi
         assert entry.logprobs == pytest.approx(expected[position][entry.token_ids].tolist(), abs=1e-4)
 
 
-@pytest.mark.parametrize("name", SPECS)
-def test_the_same_bits_in_any_batch_and_any_chunks(name: str, model: Model, config: ResolvedConfig) -> None:
+def assert_same_bits_in_any_company(model: Model, config: ResolvedConfig, sampling: SamplingSpec) -> None:
     tokens = prompt(37, seed=1)
-    expected = alone(model, config, tokens, SPECS[name], NUM_STEPS)
+    expected = alone(model, config, tokens, sampling, NUM_STEPS)
     for num_others, chunk in [(0, 5), (1, 37), (3, 16), (6, 11)]:
         driver = Driver(model, config)
         for other in range(num_others):
             driver.admit(other, prompt(3 + 9 * other, seed=other), list(SPECS.values())[other])
-        request = driver.admit(9, tokens, SPECS[name])
+        request = driver.admit(9, tokens, sampling)
         while not request.outputs:
             others = dict.fromkeys(range(num_others), 1)
             driver.step({**others, 9: min(chunk, len(tokens) - request.num_computed)})
@@ -93,6 +92,25 @@ def test_the_same_bits_in_any_batch_and_any_chunks(name: str, model: Model, conf
         assert request.outputs == expected.outputs
         assert request.logprobs == expected.logprobs
         assert request.prompt_logprobs == expected.prompt_logprobs
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_the_same_bits_in_any_batch_and_any_chunks(name: str, model: Model, config: ResolvedConfig) -> None:
+    assert_same_bits_in_any_company(model, config, SPECS[name])
+
+
+@pytest.mark.parametrize(
+    ("arch", "dtype"),
+    [
+        ("LlamaForCausalLM", "bfloat16"),
+        ("Qwen3ForCausalLM", "bfloat16"),
+        ("OPTForCausalLM", "float32"),
+        ("GPT2LMHeadModel", "bfloat16"),
+    ],
+)
+def test_the_same_bits_in_other_models_and_dtypes(arch: str, dtype: str, tmp_path: Path) -> None:
+    config = worker_config(make_tiny(arch, tmp_path / "model", vocab_size=151 + 256), dtype=dtype)
+    assert_same_bits_in_any_company(loaded(config), config, SPECS["filtered"])
 
 
 @pytest.mark.parametrize("name", SPECS)
