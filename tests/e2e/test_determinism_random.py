@@ -1,5 +1,6 @@
 """Determinism under everything hypothesis can think of: scheduler and model in one process, bits compared."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from tiny_models import make_tiny
 from worker_plans import loaded, worker_config
 
 from octavo.protocol.params import SamplingSpec
+from octavo.worker_proc.cache.storage import KVStorage
 from octavo.worker_proc.models.base import Model
 
 MAX_LEN = 128
@@ -21,6 +23,22 @@ VOCAB = 320
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, Model]:
     path = make_tiny("LlamaForCausalLM", tmp_path_factory.mktemp("model"))
     return path, request.param, loaded(worker_config(path, dtype=request.param, max_model_len=MAX_LEN))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def poisoned_cache() -> Iterator[None]:
+    """Fill fresh caches with NaN: whoever reads a slot that nobody has written spoils its result."""
+    make = KVStorage.__init__
+
+    def make_poisoned(self: KVStorage, **arguments: Any) -> None:
+        make(self, **arguments)
+        for layer in range(arguments["num_layers"]):
+            for cache in self.layer(layer):
+                cache.fill_(float("nan"))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(KVStorage, "__init__", make_poisoned)
+        yield
 
 
 SAMPLING = st.builds(
