@@ -66,7 +66,10 @@ class CacheConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     ] = 0.92
     kv_cache_memory_bytes: Annotated[
         Positive | None,
-        Meta(description="Bytes for the KV cache (4G, 512M); replaces the memory arithmetic."),
+        Meta(
+            description="Bytes for the KV cache (4G, 512M); replaces the memory arithmetic, which on a CPU takes "
+            "4 GiB at most."
+        ),
     ] = None
     num_gpu_blocks_override: Annotated[
         Positive | None, Meta(description="Number of KV blocks; replaces the memory arithmetic.")
@@ -110,9 +113,9 @@ class ParallelConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 class DeviceConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Where the model runs."""
 
-    device: Annotated[Literal["auto", "cpu", "cuda"], Meta(description="auto: cuda if a GPU is there, else cpu.")] = (
-        "auto"
-    )
+    device: Annotated[
+        Literal["auto", "cpu", "cuda"], Meta(description="This release computes on the CPU only, which auto chooses.")
+    ] = "auto"
     num_threads: Annotated[
         Positive | None,
         Meta(description="Compute threads of a CPU worker. Default: the cores it may run on."),
