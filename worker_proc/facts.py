@@ -48,19 +48,27 @@ def measure(model: Model, device: Device, config: ResolvedConfig, *, rank: int, 
 
 
 def activation_bytes(model: Model, device: Device, config: ResolvedConfig) -> int:
-    """Return the peak memory of a step above the weights, measured on two steps.
+    """Return the peak memory of a step above the weights: two steps are measured, and one part is computed.
 
-    The first is a prefill chunk without a sample, scaled from `MEASURED_TOKENS` to the token budget; the
-    second decodes `max_num_seqs` requests and samples for each. Both also warm the kernels up. The sum is
-    never less than the logits of all samples and one copy of them: memory that was reused from an earlier
-    peak cannot be seen from outside.
+    The first step is a prefill chunk without a sample, scaled from `MEASURED_TOKENS` to the token budget;
+    the second decodes `max_num_seqs` requests and samples for each. Both also warm the kernels up. They
+    are short; what attention needs for a request of `max_model_len` tokens is computed. The measured part
+    is never less than the logits of all samples and one copy of them: memory that was reused from an
+    earlier peak cannot be seen from outside.
     """
     budget, num_seqs = config.max_num_batched_tokens, config.max_num_seqs
     num_tokens = min(budget, MEASURED_TOKENS, config.max_model_len)
     prefill = _peak_growth(model, device, config, num_requests=1, num_tokens=num_tokens, samples=False)
     decode = _peak_growth(model, device, config, num_requests=num_seqs, num_tokens=1, samples=True)
     logits_bytes = num_seqs * config.model.vocab_size * torch.float32.itemsize
-    return max(prefill * -(-budget // num_tokens) + decode, 2 * logits_bytes)
+    measured = max(prefill * -(-budget // num_tokens) + decode, 2 * logits_bytes)
+    return measured + _longest_context_bytes(config)
+
+
+def _longest_context_bytes(config: ResolvedConfig) -> int:
+    """Return what the CPU's attention gathers for the longest request: one layer's keys and values in float32."""
+    facts = config.model
+    return block_bytes(1, config.max_model_len, facts.num_kv_heads, facts.head_dim, torch.float32)
 
 
 def _peak_growth(

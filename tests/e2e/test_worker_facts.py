@@ -1,0 +1,42 @@
+"""What a worker measures: numbers that can be trusted, and no trace left of the measuring."""
+
+from pathlib import Path
+
+import torch
+from tiny_models import VOCAB_SIZE, make_tiny
+from worker_plans import alone, loaded, spec, worker_config
+
+from octavo.worker_proc.device.cpu import CpuDevice
+from octavo.worker_proc.facts import measure
+
+
+def test_facts_of_a_tiny_model(tmp_path: Path) -> None:
+    config = worker_config(make_tiny("LlamaForCausalLM", tmp_path / "model"), max_num_seqs=8, block_size=32)
+    model = loaded(config)
+    facts = measure(model, CpuDevice(1), config, rank=3, free_bytes=7)
+    assert (facts.rank, facts.free_bytes) == (3, 7)
+    assert facts.weights_bytes == sum(tensor.nbytes for _, tensor in model.named_parameters())
+    assert facts.kv_block_bytes == 2 * 2 * 32 * 2 * 16 * 4  # k and v, layers, tokens, heads, dim, float32
+    longest_context_bytes = 2 * config.max_model_len * 2 * 16 * 4
+    assert facts.activation_bytes >= 2 * 8 * VOCAB_SIZE * 4 + longest_context_bytes
+
+
+def test_the_peak_covers_the_tensors_that_a_step_cannot_do_without(tmp_path: Path) -> None:
+    width, budget = 4096, 2048
+    directory = make_tiny("LlamaForCausalLM", tmp_path / "model", intermediate_size=width, num_hidden_layers=1)
+    config = worker_config(directory, max_num_seqs=2, max_num_batched_tokens=budget)
+    facts = measure(loaded(config), CpuDevice(1), config, rank=0, free_bytes=0)
+    gate_and_up_bytes = budget * 2 * width * 4
+    assert gate_and_up_bytes <= facts.activation_bytes <= 12 * gate_and_up_bytes
+
+
+def test_measuring_changes_no_token(tmp_path: Path) -> None:
+    config = worker_config(make_tiny("LlamaForCausalLM", tmp_path / "model"), max_num_seqs=4)
+    model = loaded(config)
+    torch_state = torch.get_rng_state()
+    sampling = spec(temperature=1.0, seed=4, logprobs=2)
+    before = alone(model, config, [5, 6, 7], sampling, 6)
+    measure(model, CpuDevice(1), config, rank=0, free_bytes=0)
+    after = alone(model, config, [5, 6, 7], sampling, 6)
+    assert (before.outputs, before.logprobs) == (after.outputs, after.logprobs)
+    assert torch.equal(torch.get_rng_state(), torch_state)
