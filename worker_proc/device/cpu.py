@@ -1,5 +1,6 @@
 """The CPU as a device: free memory as the kernel and the container count it, and compute threads."""
 
+import contextlib
 import ctypes
 import resource
 from pathlib import Path
@@ -37,15 +38,21 @@ class CpuDevice(Device):
     def reset_peak(self) -> None:
         """Begin to look for a new peak; where the kernel does not allow it, the old peak counts as the base."""
         _give_back_freed_memory()
-        try:
+        with contextlib.suppress(OSError):
             (self._root / "proc/self/clear_refs").write_text(_RESET_PEAK)
-            self._base_bytes = self._status_bytes("VmRSS")
-        except OSError:
-            self._base_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        self._base_bytes = self._peak_bytes()
 
     def peak_growth_bytes(self) -> int:
         """Return how far the resident memory rose above its size at `reset_peak`."""
-        return max(0, self._status_bytes("VmHWM") - self._base_bytes)
+        return self._peak_bytes() - self._base_bytes
+
+    def _peak_bytes(self) -> int:
+        """Return the largest resident memory since the peak was reset."""
+        for line in self._lines("proc/self/status"):
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+        # Only some sandboxes leave it out. This one is never reset, and begins with the parent's.
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
     def _processor(self) -> str:
         for line in (self._root / "proc/cpuinfo").read_text().splitlines():
@@ -84,12 +91,6 @@ class CpuDevice(Device):
         file = self._root / path
         return file.read_text().splitlines() if file.exists() else []
 
-    def _status_bytes(self, key: str) -> int:
-        for line in self._lines("proc/self/status"):
-            if line.startswith(key + ":"):
-                return int(line.split()[1]) * 1024
-        raise OSError(f"{key} is not in /proc/self/status")
-
 
 def _give_back_freed_memory() -> None:
     """Return the C library's free lists to the system, so that memory taken from them counts as growth."""
@@ -104,7 +105,7 @@ def _group_memory(group: Path, limit_name: str, use_name: str, file_pages: str) 
         limit = (group / limit_name).read_text().strip()
         used = int((group / use_name).read_text())
         stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-    except (FileNotFoundError, PermissionError):
+    except OSError:  # no such controller here, or not for us to see
         return None
     # Version 1 writes "no limit" as the largest multiple of the page size.
     if limit == "max" or int(limit) >= 2**62:
