@@ -1,0 +1,116 @@
+"""`paged_attention`: right, and the same for a position however the step is made up."""
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from kernel_checks import assert_close, random
+from torch import Tensor
+
+from octavo.kernels import paged_attention
+from octavo.kernels.dispatch import ShapeError
+from octavo.kernels.paged_attention import AttentionShape, cases, reference
+
+
+@dataclass
+class Paged:
+    """Keys and values of some requests, scattered over a cache whose free slots hold NaN."""
+
+    k_cache: Tensor
+    v_cache: Tensor
+    block_table: Tensor
+    queries: list[Tensor]
+    """Of every position of each request."""
+
+
+def paged(context_lens: list[int], block_size: int, shape: AttentionShape, dtype: torch.dtype, seed: int = 0) -> Paged:
+    num_blocks = [-(-length // block_size) for length in context_lens]
+    order = torch.randperm(sum(num_blocks), generator=torch.Generator().manual_seed(seed)).int()
+    cache = torch.full((2, len(order), block_size, shape.num_kv_heads, shape.head_dim), float("nan"), dtype=dtype)
+    table = torch.zeros(len(context_lens), max(num_blocks) + 2, dtype=torch.int32)
+    queries = []
+    for request, (length, blocks) in enumerate(zip(context_lens, order.split(num_blocks), strict=True)):
+        table[request, : len(blocks)] = blocks
+        kv = random(2, length, shape.num_kv_heads, shape.head_dim, dtype=dtype, seed=100 + request)
+        slots = (blocks.long().unsqueeze(1) * block_size + torch.arange(block_size)).flatten()[:length]
+        cache.flatten(1, 2)[:, slots] = kv
+        queries.append(random(length, shape.num_heads, shape.head_dim, dtype=dtype, seed=200 + request, scale=2.0))
+    return Paged(cache[0], cache[1], table, queries)
+
+
+def attend(data: Paged, parts: list[tuple[int, int, int]], block_size: int, shape: AttentionShape) -> list[Tensor]:
+    """Attend for (request, rows, keys) triples in one step; returns each one's rows."""
+    rows = [num_rows for _, num_rows, _ in parts]
+    starts = [sum(rows[:index]) for index in range(len(rows) + 1)]
+    queries = torch.cat([data.queries[request][keys - num : keys] for request, num, keys in parts])
+    tables = data.block_table[[request for request, _, _ in parts]]
+    step = paged_attention.plan(starts, [keys for _, _, keys in parts], tables, block_size, shape)
+    return list(step(queries, data.k_cache, data.v_cache).split(rows))
+
+
+@pytest.mark.parametrize("dtype", cases.TOLERANCES, ids=str)
+@pytest.mark.parametrize("window", cases.WINDOWS)
+@pytest.mark.parametrize("heads", cases.HEADS, ids=str)
+@pytest.mark.parametrize("batch", cases.BATCHES, ids=["one", "decodes", "mixed"])
+def test_paged_attention(
+    heads: tuple[int, int, int], batch: list[tuple[int, int]], window: int | None, dtype: torch.dtype
+) -> None:
+    shape = AttentionShape(*heads, scale=heads[2] ** -0.5, window=window)
+    for block_size in cases.BLOCK_SIZES:
+        data = paged([keys for _, keys in batch], block_size, shape, dtype)
+        parts = [(request, rows, keys) for request, (rows, keys) in enumerate(batch)]
+        actual = torch.cat(attend(data, parts, block_size, shape))
+        queries = torch.cat([data.queries[request][keys - rows : keys] for request, rows, keys in parts])
+        starts = [sum(rows for rows, _ in batch[:index]) for index in range(len(batch) + 1)]
+        expected = reference.paged_attention(
+            queries,
+            data.k_cache,
+            data.v_cache,
+            starts,
+            [keys for _, keys in batch],
+            data.block_table,
+            shape.scale,
+            window,
+        )
+        assert_close(actual, expected, cases.TOLERANCES[dtype])
+
+
+@pytest.mark.parametrize("dtype", cases.TOLERANCES, ids=str)
+@pytest.mark.parametrize("window", [None, 150])
+@pytest.mark.parametrize("heads", cases.HEADS, ids=str)
+def test_a_position_has_the_same_bits_in_every_step(
+    heads: tuple[int, int, int], window: int | None, dtype: torch.dtype
+) -> None:
+    shape = AttentionShape(*heads, scale=heads[2] ** -0.5, window=window)
+    data = paged([400, 290, 131], 16, shape, dtype)
+    whole = attend(data, [(0, 400, 400)], 16, shape)[0]
+    others = [(1, 1, 290), (2, 131, 131)]
+    for rows, keys in [(1, 1), (1, 128), (1, 129), (1, 400), (2, 130), (7, 260), (128, 256), (300, 400), (17, 17)]:
+        expected = whole[keys - rows : keys]
+        assert torch.equal(attend(data, [(0, rows, keys)], 16, shape)[0], expected), (rows, keys)
+        assert torch.equal(attend(data, [*others, (0, rows, keys)], 16, shape)[2], expected), (rows, keys)
+    decodes = attend(data, [(0, 1, keys) for keys in range(1, 401, 3)], 16, shape)
+    assert torch.equal(torch.cat(decodes), whole[0:400:3])
+
+
+def test_groups_of_tiles_do_not_change_the_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    shape = AttentionShape(9, 3, 64, scale=0.125)
+    data = paged([400, 290], 16, shape, torch.float32)
+    parts = [(0, 300, 400), *((1, 1, keys) for keys in range(1, 290, 7))]
+    expected = torch.cat(attend(data, parts, 16, shape))
+    monkeypatch.setattr("octavo.kernels.paged_attention.cpu._MAX_SCORES", 1)
+    monkeypatch.setattr("octavo.kernels.paged_attention.cpu._MAX_KEY_NUMBERS", 1)
+    assert torch.equal(torch.cat(attend(data, parts, 16, shape)), expected)
+
+
+def test_plan_refuses_lengths_that_contradict_each_other() -> None:
+    shape = AttentionShape(4, 2, 8, scale=1.0)
+    table = torch.zeros(1, 2, dtype=torch.int32)
+    with pytest.raises(ShapeError):
+        paged_attention.plan([0, 5], [4], table, 16, shape)
+    with pytest.raises(ShapeError):
+        paged_attention.plan([0, 5], [33], table, 16, shape)
+    with pytest.raises(ShapeError):
+        paged_attention.plan([0, 5, 6], [5], table, 16, shape)
+    with pytest.raises(ShapeError):
+        paged_attention.plan([0, 5], [5], table, 16, AttentionShape(5, 2, 8, scale=1.0))
