@@ -9,7 +9,7 @@ _IMPLEMENTATIONS = {"cpu": cpu.filter_logits}
 
 
 def filter_logits(logits_V: Tensor, *, top_k: int, top_p: float, min_p: float) -> Tensor:
-    """Return the int64 ids, rising, of the tokens that all three filters keep. At least one is kept.
+    """Return the int64 ids, rising, of the tokens that all three filters keep: at least one, unless logits are NaN.
 
     The filters work one after another on one row of logits, already divided by the temperature:
 

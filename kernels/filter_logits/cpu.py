@@ -26,13 +26,19 @@ def filter_logits(logits_V: Tensor, *, top_k: int, top_p: float, min_p: float) -
 def _nucleus(logits_C: Tensor, top_p: float) -> Tensor:
     """Return the rising indices of the shortest list of probability `top_p`.
 
-    Tokens less likely than (1 - top_p) / C weigh less than 1 - top_p together, so the others weigh
-    more than `top_p` and the nucleus lies among them: only they are sorted. Half that threshold
-    leaves room for the rounding of the sums.
+    Tokens above any threshold are a head of the whole order, so when their mass reaches `top_p` the nucleus
+    lies among them and only they are sorted: first those not 256 times less likely than the likeliest,
+    then 256 times more. No lower threshold is needed than (1 - top_p) / C, below which all tokens together
+    weigh less than 1 - top_p; half of it leaves room for the rounding of the sums.
     """
     probs_C = torch.softmax(logits_C, 0)
-    likely = (probs_C >= 0.5 * (1 - top_p) / probs_C.numel()).nonzero().squeeze(1)
-    likely = likely[logits_C[likely].argsort(descending=True, stable=True)]
-    mass = probs_C[likely].double().cumsum(0)
-    num_kept = int((mass < top_p).sum()) + 1
-    return likely[:num_kept].sort().values
+    lowest = 0.5 * (1 - top_p) / probs_C.numel()
+    threshold = float(probs_C.max())
+    while True:
+        threshold = max(threshold / 256, lowest)
+        likely = (probs_C >= threshold).nonzero().squeeze(1)
+        likely = likely[logits_C[likely].argsort(descending=True, stable=True)]
+        mass = probs_C[likely].double().cumsum(0)
+        if threshold <= lowest or not mass.numel() or mass[-1] >= top_p:
+            num_kept = int((mass < top_p).sum()) + 1
+            return likely[:num_kept].sort().values
