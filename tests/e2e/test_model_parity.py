@@ -1,0 +1,263 @@
+"""Every architecture against `transformers` on the same weights, and against itself in other batches."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file
+from tiny_models import ARCHITECTURES, make_tiny
+from torch import Tensor
+
+from octavo.frontend.model_files.facts import read_model_facts
+from octavo.protocol.config import ModelFacts
+from octavo.protocol.config.sources import engine_config
+from octavo.protocol.env import Env
+from octavo.protocol.errors import ConfigError
+from octavo.worker_proc.attention.paged import PagedCacheAttention
+from octavo.worker_proc.batch.inputs import StepInputs
+from octavo.worker_proc.cache.storage import KVStorage
+from octavo.worker_proc.models.base import Model
+from octavo.worker_proc.models.registry import build_model
+
+BLOCK_SIZE = 16
+NUM_BLOCKS = 64
+LENGTHS = [200, 37, 131]
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+YARN_ROPE = {"rope_type": "yarn", "rope_theta": 1000.0, "factor": 4.0, "original_max_position_embeddings": 256}
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    **{arch: (arch, {}) for arch in ARCHITECTURES},
+    "llama-tied": ("LlamaForCausalLM", {"tie_word_embeddings": True}),
+    "llama-biases": ("LlamaForCausalLM", {"attention_bias": True, "mlp_bias": True}),
+    "llama-rope-llama3": ("LlamaForCausalLM", {"rope_parameters": LLAMA3_ROPE}),
+    "llama-rope-linear": (
+        "LlamaForCausalLM",
+        {"rope_parameters": {"rope_type": "linear", "rope_theta": 500.0, "factor": 2.0}},
+    ),
+    "llama-rope-yarn": ("LlamaForCausalLM", {"rope_parameters": YARN_ROPE}),
+    "llama-no-grouping": ("LlamaForCausalLM", {"num_key_value_heads": 6, "head_dim": 24}),
+    "mistral-window": ("MistralForCausalLM", {"sliding_window": 50}),
+    "qwen2-tied": ("Qwen2ForCausalLM", {"tie_word_embeddings": True}),
+    "qwen3-biases": ("Qwen3ForCausalLM", {"attention_bias": True, "tie_word_embeddings": True}),
+    "opt-350m-form": ("OPTForCausalLM", {"do_layer_norm_before": False, "word_embed_proj_dim": 32}),
+    "opt-no-bias": ("OPTForCausalLM", {"enable_bias": False}),
+}
+
+
+def facts_of(path: Path) -> ModelFacts:
+    return read_model_facts(engine_config({"model": str(path)}).model, Env.read())
+
+
+def load(path: Path, dtype: torch.dtype) -> Model:
+    model = build_model(facts_of(path), dtype)
+    model.load_weights(load_file(path / "model.safetensors").items())
+    return model
+
+
+@dataclass
+class Runner:
+    """Runs steps of up to four requests whose blocks are scattered over the cache."""
+
+    model: Model
+    dtype: torch.dtype
+
+    def __post_init__(self) -> None:
+        model = self.model
+        self.storage = KVStorage(
+            num_layers=model.num_layers,
+            num_blocks=NUM_BLOCKS,
+            block_size=BLOCK_SIZE,
+            num_kv_heads=model.num_kv_heads,
+            head_dim=model.head_dim,
+            dtype=self.dtype,
+        )
+        self.attention = PagedCacheAttention(self.storage, model.attention_shape)
+        order = torch.randperm(NUM_BLOCKS, generator=torch.Generator().manual_seed(0))
+        self.tables = order.int().view(4, -1)
+
+    def step(self, tokens: list[Tensor], parts: list[tuple[int, int, int]]) -> list[Tensor]:
+        """Compute positions [start, end) of requests: (request, start, end) triples; the logits of each."""
+        positions = torch.cat([torch.arange(start, end) for _, start, end in parts])
+        slots = [
+            self.tables[request].long()[torch.arange(start, end) // BLOCK_SIZE] * BLOCK_SIZE
+            + torch.arange(start, end) % BLOCK_SIZE
+            for request, start, end in parts
+        ]
+        counts = [end - start for _, start, end in parts]
+        inputs = StepInputs(
+            torch.cat([tokens[request][start:end] for request, start, end in parts]),
+            positions,
+            [sum(counts[:index]) for index in range(len(parts) + 1)],
+            [end for _, _, end in parts],
+            self.tables[[request for request, _, _ in parts]],
+            torch.cat(slots),
+        )
+        with torch.inference_mode():
+            self.attention.plan(inputs)
+            hidden = self.model.forward(inputs.token_ids_T, inputs.positions_T, self.attention)
+            return list(self.model.logits(hidden).split(counts))
+
+    def in_chunks(self, tokens: list[Tensor], request: int, ends: list[int]) -> Tensor:
+        """Compute one request alone, in chunks."""
+        pieces = [self.step(tokens, [(request, start, end)])[0] for start, end in zip([0, *ends], ends, strict=False)]
+        return torch.cat(pieces)
+
+
+def prompts(vocab_size: int) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randint(3, vocab_size, (length,), generator=generator) for length in LENGTHS]
+
+
+@pytest.fixture(scope="module")
+def directories(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("models")
+    return {name: make_tiny(arch, root / name, **settings) for name, (arch, settings) in VARIANTS.items()}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_logits_and_greedy_tokens_equal_transformers(variant: str, directories: dict[str, Path]) -> None:
+    path = directories[variant]
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="eager")
+    runner = Runner(load(path, torch.float32), torch.float32)
+    tokens = prompts(theirs.config.vocab_size)
+    for request in range(len(tokens)):
+        with torch.inference_mode():
+            expected = theirs(tokens[request][None]).logits[0]
+        actual = runner.in_chunks(tokens, request, [len(tokens[request])])
+        torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
+    prompt = tokens[1]
+    greedy = theirs.generate(
+        prompt[None],
+        attention_mask=torch.ones_like(prompt)[None],
+        max_new_tokens=24,
+        do_sample=False,
+        eos_token_id=None,
+        pad_token_id=0,
+    )[0]
+    known = prompt
+    last = runner.step([known], [(0, 0, len(known))])[0][-1]
+    for _ in range(24):
+        known = torch.cat((known, last.argmax()[None]))
+        last = runner.step([known], [(0, len(known) - 1, len(known))])[0][-1]
+    assert torch.equal(known, greedy)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_chunks_and_batches_do_not_change_a_bit(variant: str, dtype: torch.dtype, directories: dict[str, Path]) -> None:
+    model = load(directories[variant], dtype)
+    tokens = prompts(320)
+    whole = [Runner(model, dtype).in_chunks(tokens, request, [len(tokens[request])]) for request in range(3)]
+    assert all(bool(logits.isfinite().all()) for logits in whole)
+    for ends in ([7, 8, 9, 60, 73, 130, 200], [128, 200], [1, 199, 200]):
+        assert torch.equal(Runner(model, dtype).in_chunks(tokens, 0, ends), whole[0]), ends
+    runner = Runner(model, dtype)
+    together = runner.step(tokens, [(0, 0, 130), (1, 0, 5), (2, 0, 131)])
+    together += runner.step(tokens, [(0, 130, 131), (1, 5, 37)])
+    expected = [(0, 0, 130), (1, 0, 5), (2, 0, 131), (0, 130, 131), (1, 5, 37)]
+    for logits, (request, start, end) in zip(together, expected, strict=True):
+        assert torch.equal(logits, whole[request][start:end]), (request, start, end)
+    decodes = runner.step(tokens, [(0, 131, 132), (1, 36, 37), (2, 130, 131)])
+    for logits, (request, start) in zip(decodes, [(0, 131), (1, 36), (2, 130)], strict=True):
+        assert torch.equal(logits[0], whole[request][start]), (request, start)
+
+
+@pytest.mark.parametrize(
+    "spelling",
+    [
+        {"rope_parameters": LLAMA3_ROPE},
+        {"rope_scaling": {**LLAMA3_ROPE}},
+        {
+            "rope_theta": 10000.0,
+            "rope_scaling": {
+                **{key: value for key, value in LLAMA3_ROPE.items() if not key.startswith("rope_")},
+                "type": "llama3",
+            },
+        },
+    ],
+)
+def test_every_spelling_of_a_rope_scaling_means_the_same(
+    spelling: dict[str, Any], directories: dict[str, Path]
+) -> None:
+    path = directories["llama-rope-llama3"]
+    facts = facts_of(path)
+    plain = {key: value for key, value in facts.hf_config.items() if not key.startswith("rope_")}
+    model = build_model(_with_config(facts, {**plain, **spelling}), torch.float32)
+    model.load_weights(load_file(path / "model.safetensors").items())
+    tokens = prompts(320)
+    expected = Runner(load(path, torch.float32), torch.float32).in_chunks(tokens, 0, [200])
+    assert torch.equal(Runner(model, torch.float32).in_chunks(tokens, 0, [200]), expected)
+
+
+@pytest.mark.parametrize(
+    ("arch", "changes", "message"),
+    [
+        ("LlamaForCausalLM", {"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4}}, "longrope"),
+        ("LlamaForCausalLM", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "dynamic"),
+        ("LlamaForCausalLM", {"rope_parameters": {"rope_type": "linear"}}, "'factor'"),
+        ("LlamaForCausalLM", {"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "between layers"),
+        ("LlamaForCausalLM", {"hidden_act": "gelu"}, "hidden_act"),
+        ("LlamaForCausalLM", {"hidden_size": None}, "'hidden_size' is None"),
+        ("LlamaForCausalLM", {"quantization_config": {"quant_method": "awq"}}, "awq"),
+        ("Qwen2ForCausalLM", {"use_sliding_window": True}, "use_sliding_window"),
+        ("OPTForCausalLM", {"activation_function": "gelu"}, "activation_function"),
+        ("GPT2LMHeadModel", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx"),
+    ],
+)
+def test_what_is_not_supported_is_refused(
+    arch: str, changes: dict[str, Any], message: str, directories: dict[str, Path]
+) -> None:
+    facts = facts_of(directories[arch])
+    with pytest.raises(ConfigError, match=message):
+        build_model(_with_config(facts, {**facts.hf_config, **changes}), torch.float32)
+
+
+def test_an_unknown_architecture_names_the_known_ones(directories: dict[str, Path]) -> None:
+    facts = facts_of(directories["LlamaForCausalLM"])
+    with pytest.raises(ConfigError, match="MambaForCausalLM is not supported") as caught:
+        build_model(_with_config(facts, facts.hf_config, architecture="MambaForCausalLM"), torch.float32)
+    assert "LlamaForCausalLM" in caught.value.hint
+
+
+@pytest.mark.parametrize("variant", ["LlamaForCausalLM", "GPT2LMHeadModel", "OPTForCausalLM"])
+def test_weights_must_be_complete_and_fit(variant: str, directories: dict[str, Path]) -> None:
+    path = directories[variant]
+    weights = load_file(path / "model.safetensors")
+    model = build_model(facts_of(path), torch.float32)
+    first = next(iter(weights))
+    with pytest.raises(ConfigError, match="lacks 1 tensors"):
+        model.load_weights((name, tensor) for name, tensor in weights.items() if name != first)
+    with pytest.raises(ConfigError, match="does not have"):
+        model.load_weights({**weights, "model.layers.0.surprise": torch.zeros(1)}.items())
+    with pytest.raises(ConfigError, match="has shape"):
+        model.load_weights({**weights, first: torch.zeros(3, 5)}.items())
+
+
+@pytest.mark.parametrize("variant", ARCHITECTURES)
+def test_names_may_lack_their_prefix_and_tables_are_ignored(variant: str, directories: dict[str, Path]) -> None:
+    path = directories[variant]
+    weights = load_file(path / "model.safetensors")
+    prefix = "transformer." if variant == "GPT2LMHeadModel" else "model."
+    extra = {
+        "GPT2LMHeadModel": {"h.0.attn.bias": torch.ones(1), "lm_head.weight": torch.ones(1)},
+        "OPTForCausalLM": {"lm_head.weight": torch.ones(1)},
+    }.get(variant, {"layers.0.self_attn.rotary_emb.inv_freq": torch.ones(1)})
+    model = build_model(facts_of(path), torch.float32)
+    model.load_weights({**{name.removeprefix(prefix): tensor for name, tensor in weights.items()}, **extra}.items())
+    expected = dict(load(path, torch.float32).named_parameters())
+    for name, tensor in model.named_parameters():
+        assert torch.equal(tensor, expected[name]), name
+
+
+def _with_config(facts: ModelFacts, config: dict[str, Any], architecture: str | None = None) -> ModelFacts:
+    fields = {name: getattr(facts, name) for name in facts.__struct_fields__}
+    return ModelFacts(**{**fields, "hf_config": config, "architecture": architecture or facts.architecture})
