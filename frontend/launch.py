@@ -80,7 +80,12 @@ class LaunchedEngine:
         """End the core and everything below it; harmless when it is gone already."""
         if self._child.fileno() >= 0:
             asyncio.get_running_loop().remove_reader(self._child.fileno())
-            await asyncio.to_thread(self._child.stop, DRAIN_TIMEOUT_S)
+            self._child.terminate()
+            # Not in a thread: at the interpreter's exit, when an `LLM` may be closed, none can be started.
+            deadline = time.monotonic() + DRAIN_TIMEOUT_S
+            while self._child.is_alive and time.monotonic() < deadline:
+                await asyncio.sleep(0.01)
+            self._child.stop(timeout_s=0)
         self._run_dir.remove()
 
 

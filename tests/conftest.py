@@ -16,6 +16,10 @@ MARK = "OCTAVO_TEST_SESSION"
 # No test may wait for, or depend on, what a model hub answers; libraries read this when they are imported.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
+# torch's thread pool otherwise spins for a long time between two operations, which starves the other processes
+# of a busy machine; read when torch is imported. Workers set the same for themselves.
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+
 # The same examples in every run, however slow the machine; the long forms go and look for new ones.
 settings.register_profile("short", derandomize=True, deadline=None)
 settings.register_profile("long", deadline=None, print_blob=True)

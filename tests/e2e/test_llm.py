@@ -1,0 +1,118 @@
+"""`LLM`: batches in, outputs in order out, and a clean end however the program ends."""
+
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tiny_models import make_tiny
+
+from octavo import LLM, SamplingParams
+from octavo.protocol.errors import InvalidRequestError, StartupError
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny("LlamaForCausalLM", tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def llm(model: Path) -> Iterator[LLM]:
+    with LLM(str(model), dtype="float32", max_model_len=256) as llm:
+        yield llm
+
+
+def test_outputs_come_in_the_order_of_the_prompts(llm: LLM) -> None:
+    prompts = [[5, 6, 7], [8] * 100, [9], list(range(40))]
+    outputs = llm.generate(prompts, GREEDY, use_tqdm=False)
+    assert [output.prompt_token_ids for output in outputs] == prompts
+    assert all(output.finished and len(output.outputs[0].token_ids) == 6 for output in outputs)
+    for prompt, output in zip(prompts, outputs, strict=True):
+        (single,) = llm.generate([prompt], GREEDY, use_tqdm=False)
+        assert single.outputs[0].token_ids == output.outputs[0].token_ids
+
+
+def test_one_prompt_may_stand_alone(llm: LLM) -> None:
+    for prompt in ("hello", [1, 2, 3], {"prompt": "hello"}):
+        assert len(llm.generate(prompt, GREEDY, use_tqdm=False)) == 1
+
+
+def test_parameters_for_each_prompt(llm: LLM) -> None:
+    params = [GREEDY.clone(max_tokens=count) for count in (1, 2, 3)]
+    outputs = llm.generate(["a", "b", "c"], params, use_tqdm=False)
+    assert [len(output.outputs[0].token_ids) for output in outputs] == [1, 2, 3]
+    with pytest.raises(InvalidRequestError, match="2 entries for 3 prompts"):
+        llm.generate(["a", "b", "c"], params[:2], use_tqdm=False)
+
+
+def test_a_bad_prompt_fails_the_call_and_leaves_nothing_running(llm: LLM) -> None:
+    with pytest.raises(InvalidRequestError, match="vocabulary"):
+        llm.generate([[1], [10**6], [2]], GREEDY.clone(max_tokens=200), use_tqdm=False)
+    stats = llm.stats()
+    while stats.num_running or stats.num_waiting:
+        stats = llm.stats()
+    assert stats.num_free_blocks == stats.num_blocks
+    assert llm.client.num_live_requests == 0
+
+
+def test_more_prompts_than_the_engine_queues(llm: LLM) -> None:
+    outputs = llm.generate([[number % 300] for number in range(2500)], GREEDY.clone(max_tokens=1), use_tqdm=False)
+    assert len(outputs) == 2500
+
+
+def test_a_run_without_seeds_repeats_itself(model: Path) -> None:
+    def tokens() -> list[list[int]]:
+        with LLM(str(model), dtype="float32", max_model_len=256, seed=5) as llm:
+            outputs = llm.generate(["a", "b"], SamplingParams(temperature=1.0, max_tokens=8), use_tqdm=False)
+            return [output.outputs[0].token_ids for output in outputs]
+
+    assert tokens() == tokens()
+
+
+def test_the_prefix_cache_is_used_and_can_be_reset(llm: LLM) -> None:
+    prompt = list(range(200, 264))
+    llm.generate([prompt], GREEDY, use_tqdm=False)
+    (second,) = llm.generate([prompt], GREEDY, use_tqdm=False)
+    assert second.num_cached_tokens == 48, "all full blocks but the last, of which one token must be computed"
+    assert llm.reset_prefix_cache()
+    (third,) = llm.generate([prompt], GREEDY, use_tqdm=False)
+    assert third.num_cached_tokens == 0
+    assert third.outputs[0].token_ids == second.outputs[0].token_ids
+
+
+def test_chat_renders_the_template(llm: LLM) -> None:
+    (output,) = llm.chat([{"role": "user", "content": "hello"}], GREEDY, use_tqdm=False)
+    assert output.prompt == "<|user|>\nhello<|turn_end|>\n<|assistant|>\n"
+    assert len(llm.chat([[{"role": "user", "content": str(n)}] for n in range(3)], GREEDY, use_tqdm=False)) == 3
+
+
+def test_a_progress_bar_is_shown(llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
+    llm.generate(["a", "b"], GREEDY)
+    assert "2/2" in capsys.readouterr().err
+
+
+def test_an_unknown_setting_is_refused(model: Path) -> None:
+    with pytest.raises(StartupError, match="max_num_sequences"):
+        LLM(str(model), max_num_sequences=4)
+
+
+@pytest.mark.parametrize("ending", ["", "del llm", "raise SystemExit(0)", "llm.close(); llm.close()"])
+def test_a_program_that_just_ends_ends_cleanly(model: Path, ending: str) -> None:
+    program = textwrap.dedent(f"""
+        from octavo import LLM, SamplingParams
+        llm = LLM({str(model)!r}, dtype="float32", max_model_len=256)
+        print(len(llm.generate(["a"], SamplingParams(max_tokens=2), use_tqdm=False)))
+        {ending}
+    """)
+    environment = {**os.environ, "OCTAVO_LOG_LEVEL": "ERROR"}
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", program], capture_output=True, text=True, env=environment, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, "1\n")
+    assert "Traceback" not in done.stderr
+    assert "rror" not in done.stderr
