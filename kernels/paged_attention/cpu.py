@@ -49,7 +49,7 @@ class _Heads:
 class CpuPlan:
     """One step's work: decodes of similar length together, each prefill chunk alone."""
 
-    def __init__(self, parts: list["_Decodes | _Chunk"]) -> None:
+    def __init__(self, parts: Sequence["_Decodes | _Chunk"]) -> None:
         self._parts = parts
 
     def __call__(self, q_TNH: Tensor, k_cache_PSKH: Tensor, v_cache_PSKH: Tensor) -> Tensor:
@@ -71,7 +71,7 @@ def plan(
 ) -> CpuPlan:
     """See `octavo.kernels.paged_attention.plan`."""
     heads = _Heads(*head_counts, scale)
-    chunks: list[_Decodes | _Chunk] = []
+    chunks: list[_Chunk] = []
     decodes: list[_Decode] = []
     for request, context_len in enumerate(context_lens):
         start, end = query_starts[request], query_starts[request + 1]
@@ -82,7 +82,8 @@ def plan(
             decodes.append(_Decode(start, context_len, first_tile, slots_W))
         else:
             chunks.append(_plan_chunk(heads, window, (start, end), first_position, first_tile, slots_W))
-    return CpuPlan([_plan_decodes(heads, window, group) for group in _grouped(decodes, heads)] + chunks)
+    batches = [_plan_decodes(heads, window, group) for group in _grouped(decodes, heads)]
+    return CpuPlan([*batches, *chunks])
 
 
 def _slots(block_table_P: Tensor, block_size: int, first_tile: int, context_len: int) -> Tensor:
@@ -95,9 +96,17 @@ def _slots(block_table_P: Tensor, block_size: int, first_tile: int, context_len:
     return block_table_P.long()[positions_W // block_size] * block_size + positions_W % block_size
 
 
-def _attend(scores_XBMW: Tensor, group: slice) -> tuple[Tensor, Tensor]:
-    """Return the weights of the rows in `group`, not yet divided by their sums, and the sums (one per row)."""
-    scores_XBMW = scores_XBMW[..., group, :]
+def _gather(cache_PSKH: Tensor, slots: Tensor) -> Tensor:
+    """Return the keys or values of some slots in float32: the shape of `slots`, then KH.
+
+    Every product reads a tile of one head from it in place, so all have the same strides.
+    """
+    rows = cache_PSKH.flatten(0, 1).index_select(0, slots.flatten())
+    return rows.float().view(*slots.shape, *rows.shape[1:])
+
+
+def _attend(scores_XBMW: Tensor) -> tuple[Tensor, Tensor]:
+    """Return each row's weights, not yet divided by their sum, and the sums (without X and W)."""
     largest_BM1 = scores_XBMW.amax(dim=(0, -1)).unsqueeze(-1)
     weights_XBMW = (scores_XBMW - largest_BM1).exp_()
     return weights_XBMW, _sum_in_order(weights_XBMW.sum(dim=-1))
@@ -143,33 +152,31 @@ class _Decodes:
     heads: _Heads
     rows_R: Tensor
     slots_XRW: Tensor
-    hidden_XR11W: Tensor
+    hidden_X1R1W: Tensor
     """True where a key is not to be seen."""
 
     def run(self, q_TNH: Tensor, k_cache_PSKH: Tensor, v_cache_PSKH: Tensor, out_TNH: Tensor) -> None:
         heads, (num_tiles, num_requests, _) = self.heads, self.slots_XRW.shape
-        dims = (num_tiles, num_requests, heads.num_kv_heads, heads.rows)
         group = slice(0, heads.group)
-        q_RKMH = q_TNH.new_zeros((*dims[1:], heads.head_dim), dtype=torch.float32)
-        q_RKMH[:, :, group] = q_TNH[self.rows_R].unflatten(1, (heads.num_kv_heads, -1))
-        q_XRKMH = q_RKMH.mul_(heads.scale).expand(num_tiles, -1, -1, -1, -1)
-        k_BWH = self._gather(k_cache_PSKH)
-        scores_BMW = torch.bmm(q_XRKMH.reshape(-1, heads.rows, heads.head_dim), k_BWH.transpose(1, 2))
-        scores_XRKMW = scores_BMW.view(*dims, KV_TILE).masked_fill_(self.hidden_XR11W, float("-inf"))
-        visible_XRKGW, sums_RKG = _attend(scores_XRKMW, group)
-        weights_XRKMW = torch.zeros_like(scores_XRKMW)
-        weights_XRKMW[..., group, :] = visible_XRKGW
-        out_BMH = torch.bmm(weights_XRKMW.view(-1, heads.rows, KV_TILE), self._gather(v_cache_PSKH))
-        out_RKGH = _sum_in_order(out_BMH.view(*dims, heads.head_dim)[..., group, :]) / sums_RKG.unsqueeze(-1)
-        out_TNH[self.rows_R] = out_RKGH.flatten(1, 2).to(out_TNH.dtype)
-
-    def _gather(self, cache_PSKH: Tensor) -> Tensor:
-        """Return the keys or values of all tiles as float32, one tile per (X, R, K)."""
-        heads = self.heads
-        rows = cache_PSKH.flatten(0, 1).flatten(1).index_select(0, self.slots_XRW.flatten())
-        x_XRWKH = rows.view(*self.slots_XRW.shape, heads.num_kv_heads, heads.head_dim)
-        x_XRKWH = x_XRWKH.transpose(2, 3).to(torch.float32, memory_format=torch.contiguous_format)
-        return x_XRKWH.reshape(-1, KV_TILE, heads.head_dim)
+        q_KRMH = q_TNH.new_zeros(heads.num_kv_heads, num_requests, heads.rows, heads.head_dim, dtype=torch.float32)
+        q_KRMH[:, :, group] = q_TNH[self.rows_R].unflatten(1, (heads.num_kv_heads, -1)).transpose(0, 1)
+        q_KRMH.mul_(heads.scale)
+        k_XRWKH = _gather(k_cache_PSKH, self.slots_XRW)
+        scores_XKRMW = q_KRMH.new_empty(num_tiles, *q_KRMH.shape[:3], KV_TILE)
+        for tile in range(num_tiles):
+            for head in range(heads.num_kv_heads):
+                torch.bmm(q_KRMH[head], k_XRWKH[tile, :, :, head].transpose(1, 2), out=scores_XKRMW[tile, head])
+        visible_XKRGW = scores_XKRMW[..., group, :].masked_fill_(self.hidden_X1R1W, float("-inf"))
+        weights_XKRGW, sums_KRG = _attend(visible_XKRGW)
+        weights_XKRMW = scores_XKRMW.zero_()
+        weights_XKRMW[..., group, :] = weights_XKRGW
+        v_XRWKH = _gather(v_cache_PSKH, self.slots_XRW)
+        out_XKRMH = q_KRMH.new_empty(num_tiles, *q_KRMH.shape)
+        for tile in range(num_tiles):
+            for head in range(heads.num_kv_heads):
+                torch.bmm(weights_XKRMW[tile, head], v_XRWKH[tile, :, :, head], out=out_XKRMH[tile, head])
+        out_KRGH = _sum_in_order(out_XKRMH[..., group, :]) / sums_KRG.unsqueeze(-1)
+        out_TNH[self.rows_R] = out_KRGH.transpose(0, 1).flatten(1, 2).to(out_TNH.dtype)
 
 
 def _plan_decodes(heads: _Heads, window: int | None, decodes: list[_Decode]) -> _Decodes:
@@ -188,7 +195,7 @@ def _plan_decodes(heads: _Heads, window: int | None, decodes: list[_Decode]) -> 
         heads,
         torch.tensor([decode.row for decode in decodes]),
         torch.stack(slots, dim=1),
-        torch.stack(hidden, dim=1)[:, :, None, None],
+        torch.stack(hidden, dim=1)[:, None, :, None],
     )
 
 
@@ -223,37 +230,33 @@ class _Chunk:
         q_KYLGH = q_KYLGH.permute(2, 0, 1, 3, 4)
         q_KYMH = q_LNH.new_zeros(heads.num_kv_heads, num_tiles, heads.rows, heads.head_dim)
         q_KYMH[:, :, : tokens * heads.group] = q_KYLGH.flatten(2, 3)
-        k_XKWH, v_XKWH = self._gather(k_cache_PSKH), self._gather(v_cache_PSKH)
+        slots_XW = self.slots_W.view(-1, KV_TILE)
+        k_XWKH, v_XWKH = _gather(k_cache_PSKH, slots_XW), _gather(v_cache_PSKH, slots_XW)
         out_KYMH = torch.empty_like(q_KYMH)
         for group in self.groups:
-            out_KYMH[:, group.first : group.end] = self._attend_group(group, q_KYMH, k_XKWH, v_XKWH)
+            out_KYMH[:, group.first : group.end] = self._attend_group(group, q_KYMH, k_XWKH, v_XWKH)
         out_KYLGH = out_KYMH[:, :, : tokens * heads.group].unflatten(2, (tokens, heads.group))
         out_LNH = out_KYLGH.permute(1, 2, 0, 3, 4).reshape(-1, heads.num_heads, heads.head_dim)
         out_TNH[self.start : self.end] = out_LNH[:num_tokens].to(out_TNH.dtype)
 
-    def _attend_group(self, group: _TileGroup, q_KYMH: Tensor, k_XKWH: Tensor, v_XKWH: Tensor) -> Tensor:
+    def _attend_group(self, group: _TileGroup, q_KYMH: Tensor, k_XWKH: Tensor, v_XWKH: Tensor) -> Tensor:
         heads, num_tiles = self.heads, group.end - group.first
         tiles, keys = slice(group.first, group.end), range(group.first_key, group.end_key)
         scores_XKYMW = q_KYMH.new_empty(len(keys), heads.num_kv_heads, num_tiles, heads.rows, KV_TILE)
         for index, key in enumerate(keys):
             for head in range(heads.num_kv_heads):
-                k_YHW = k_XKWH[key, head].t().expand(num_tiles, -1, -1)
+                k_YHW = k_XWKH[key, :, head].t().expand(num_tiles, -1, -1)
                 torch.bmm(q_KYMH[head, tiles], k_YHW, out=scores_XKYMW[index, head])
             if key in group.masks:
                 visible = scores_XKYMW[index, :, :, : heads.tokens_per_tile * heads.group]
                 visible.unflatten(2, (heads.tokens_per_tile, heads.group)).masked_fill_(group.masks[key], float("-inf"))
-        weights_XKYMW, sums_KYM = _attend(scores_XKYMW, slice(None))
+        weights_XKYMW, sums_KYM = _attend(scores_XKYMW)
         out_XKYMH = q_KYMH.new_empty(*weights_XKYMW.shape[:4], heads.head_dim)
         for index, key in enumerate(keys):
             for head in range(heads.num_kv_heads):
-                v_YWH = v_XKWH[key, head].expand(num_tiles, -1, -1)
+                v_YWH = v_XWKH[key, :, head].expand(num_tiles, -1, -1)
                 torch.bmm(weights_XKYMW[index, head], v_YWH, out=out_XKYMH[index, head])
         return _sum_in_order(out_XKYMH) / sums_KYM.unsqueeze(-1)
-
-    def _gather(self, cache_PSKH: Tensor) -> Tensor:
-        rows = cache_PSKH.flatten(0, 1).index_select(0, self.slots_W)
-        x_XWKH = rows.view(-1, KV_TILE, *rows.shape[1:])
-        return x_XWKH.transpose(1, 2).to(torch.float32, memory_format=torch.contiguous_format)
 
 
 def _plan_chunk(
