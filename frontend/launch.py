@@ -4,6 +4,7 @@ Says nothing of requests: `frontend/client.py` talks to the engine once it is up
 """
 
 import asyncio
+import contextlib
 import logging
 import os
 import time
@@ -56,6 +57,8 @@ class LaunchedEngine:
         self._child = child
         self._run_dir = run_dir
         self._on_exit: Callable[[str], None] | None = None
+        self._exited = asyncio.Event()
+        asyncio.get_running_loop().add_reader(child.fileno(), self._on_readable)
 
     @property
     def core_pid(self) -> int:
@@ -65,7 +68,6 @@ class LaunchedEngine:
     def watch(self, on_exit: Callable[[str], None]) -> None:
         """Call `on_exit` with the root cause when the core ends by itself."""
         self._on_exit = on_exit
-        asyncio.get_running_loop().add_reader(self._child.fileno(), self._on_readable)
 
     def _on_readable(self) -> None:
         try:
@@ -73,19 +75,20 @@ class LaunchedEngine:
                 pass  # life signs after the start say nothing new
         except ChildExited as exited:
             asyncio.get_running_loop().remove_reader(self._child.fileno())
+            self._exited.set()
             if self._on_exit:
                 self._on_exit(str(exited))
 
     async def stop(self) -> None:
         """End the core and everything below it; harmless when it is gone already."""
-        if self._child.fileno() >= 0:
-            asyncio.get_running_loop().remove_reader(self._child.fileno())
-            self._child.terminate()
-            # Not in a thread: at the interpreter's exit, when an `LLM` may be closed, none can be started.
-            deadline = time.monotonic() + DRAIN_TIMEOUT_S
-            while self._child.is_alive and time.monotonic() < deadline:
-                await asyncio.sleep(0.01)
-            self._child.stop(timeout_s=0)
+        if self._child.fileno() < 0:
+            return
+        self._on_exit = None
+        self._child.terminate()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._exited.wait(), DRAIN_TIMEOUT_S)
+        asyncio.get_running_loop().remove_reader(self._child.fileno())
+        self._child.stop(timeout_s=0)
         self._run_dir.remove()
 
 
