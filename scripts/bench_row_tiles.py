@@ -1,4 +1,4 @@
-"""What fixed row tiles cost: `octavo.kernels.linear` against one product of torch, on the CPU.
+"""What row tiles of equal bits cost: `octavo.kernels.linear` against one product of torch, on the CPU.
 
 Shows also why they are needed: in how many ways the bits of one row come out when the same row
 is computed among 1, 2, ... rows. Knows only the shapes of SmolLM2-135M.
@@ -6,17 +6,18 @@ is computed among 1, 2, ... rows. Knows only the shapes of SmolLM2-135M.
 
 import time
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from octavo.kernels.linear import linear
+from octavo.kernels.linear import Packer, linear
 
 SHAPES = {"q, k and v": (576, 960), "gate and up": (576, 3072), "down": (1536, 576), "vocabulary": (576, 49152)}
 NUM_ROWS = [1, 16, 64, 256]
 NUM_ROUNDS = 15
 
-Product = Callable[[Tensor, Tensor], Tensor]
+Product = Callable[[Tensor], Tensor]
 
 
 def main() -> None:
@@ -28,28 +29,27 @@ def main() -> None:
         for name, (num_inputs, num_outputs) in SHAPES.items():
             x = torch.randn(max(NUM_ROWS), num_inputs).to(dtype)
             weight = torch.randn(num_outputs, num_inputs).to(dtype)
-            ways = f"{num_ways(torch.nn.functional.linear, x, weight)} -> {num_ways(linear, x, weight)}"
+            at_once = partial(torch.nn.functional.linear, weight=weight)
+            in_tiles = partial(linear, packed=Packer(weight.device).pack(weight))
+            ways = f"{num_ways(at_once, x)} -> {num_ways(in_tiles, x)}"
             line = f"{str(dtype).removeprefix('torch.'):>9} {name:>12} {ways:>7}"
             for rows in NUM_ROWS:
-                at_once, in_tiles = (
-                    cost_ms(torch.nn.functional.linear, x[:rows], weight),
-                    cost_ms(linear, x[:rows], weight),
-                )
-                line += f"{f'{at_once:.2f} -> {in_tiles:.2f}':>18}"
+                costs = f"{cost_ms(at_once, x[:rows]):.2f} -> {cost_ms(in_tiles, x[:rows]):.2f}"
+                line += f"{costs:>18}"
             print(line, flush=True)
 
 
-def num_ways(product: Product, x: Tensor, weight: Tensor) -> int:
+def num_ways(product: Product, x: Tensor) -> int:
     """Return how many different results row 0 has, over the numbers of rows from 1 to 64."""
-    return len({product(x[:rows], weight)[0].float().numpy().tobytes() for rows in range(1, 65)})
+    return len({product(x[:rows])[0].float().numpy().tobytes() for rows in range(1, 65)})
 
 
-def cost_ms(product: Product, x: Tensor, weight: Tensor) -> float:
+def cost_ms(product: Product, x: Tensor) -> float:
     """Return the time of the fastest of several rounds: other work on the machine only adds."""
     best = float("inf")
     for _ in range(NUM_ROUNDS):
         started = time.perf_counter()
-        product(x, weight)
+        product(x)
         best = min(best, time.perf_counter() - started)
     return 1e3 * best
 

@@ -1,34 +1,114 @@
-"""`linear` on the CPU through torch, in row tiles of one size.
+"""`linear` on the CPU through torch, in row tiles of a few sizes that are known to agree.
 
 The libraries behind torch choose another blocking, and so another order of summation, when the number of
 rows changes. With always the same number of rows there is one order; within a tile a row's bits depend
-neither on its place nor on the other rows.
+neither on its place nor on the other rows. ROW_TILE rows are the rule. Larger tiles cost less per row, so
+each is tried on the weight when it is packed, and used for it only if it gives random rows the very bits
+that tiles of ROW_TILE give them: another order of summation cannot agree on thousands of random sums.
 """
+
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 ROW_TILE = 16
-"""Rows of every product. Measured with torch 2.13 in float32, bfloat16 and float16: see docs/performance.md."""
+LARGER_TILES = (32, 64, 128, 256)
+
+Product = Callable[[Tensor], Tensor]
+"""From TI to TO, for a number of rows that is one of the tiles."""
 
 
-def linear(x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
-    """See `octavo.kernels.linear.linear`."""
-    num_rows, num_inputs = x_TI.shape
-    num_padded = -(-num_rows // ROW_TILE) * ROW_TILE
-    if num_padded != num_rows:
-        padded_TI = x_TI.new_zeros(num_padded, num_inputs)
-        padded_TI[:num_rows] = x_TI
-        x_TI = padded_TI
-    else:
-        # A tile's rows must lie as those of every other tile do: the stride may choose the library's path.
-        x_TI = x_TI.contiguous()
-    out_TO = x_TI.new_empty(num_padded, weight_OI.shape[0])
-    weight_IO = weight_OI.t()
-    for start in range(0, num_padded, ROW_TILE):
-        tile = slice(start, start + ROW_TILE)
-        if bias_O is None:
-            torch.mm(x_TI[tile], weight_IO, out=out_TO[tile])
-        else:
-            torch.addmm(bias_O, x_TI[tile], weight_IO, out=out_TO[tile])
-    return out_TO[:num_rows]
+@dataclass(frozen=True, slots=True, eq=False)
+class CpuLinear:
+    """A packed weight with its bias, and the tiles that agree on it, largest first."""
+
+    product: Product
+    tiles: tuple[int, ...]
+
+    def __call__(self, x_TI: Tensor) -> Tensor:
+        """See `octavo.kernels.linear.linear`."""
+        num_rows = x_TI.shape[0]
+        outputs = []
+        start = 0
+        while start < num_rows:
+            tile = next((tile for tile in self.tiles if tile <= num_rows - start), ROW_TILE)
+            outputs.append(self.product(_rows(x_TI, start, tile)))
+            start += tile
+        if not outputs:
+            return self.product(_rows(x_TI, 0, ROW_TILE))[:0]
+        return (outputs[0] if len(outputs) == 1 else torch.cat(outputs))[:num_rows]
+
+
+class Packer:
+    """Packs the weights of one model."""
+
+    def __init__(self) -> None:
+        self._tiles: dict[tuple[int, int, torch.dtype, bool], tuple[int, ...]] = {}
+
+    def pack(self, weight_OI: Tensor, bias_O: Tensor | None) -> CpuLinear:
+        """Return the packed weight."""
+        multiply_with = onednn_product if has_onednn(weight_OI.dtype) else plain_product
+        product = multiply_with(weight_OI, bias_O)
+        key = (*weight_OI.shape, weight_OI.dtype, bias_O is not None)
+        if key not in self._tiles:
+            self._tiles[key] = agreeing_tiles(product, weight_OI)
+        return CpuLinear(product, self._tiles[key])
+
+
+def has_onednn(dtype: torch.dtype) -> bool:
+    """Say whether oneDNN multiplies matrices of this type on this processor."""
+    if not torch.backends.mkldnn.is_available():
+        return False
+    if dtype == torch.bfloat16:
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    if dtype == torch.float16:
+        return bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
+    return dtype == torch.float32
+
+
+def onednn_product(weight_OI: Tensor, bias_O: Tensor | None) -> Product:
+    """Keep the weight in oneDNN's own blocked layout; otherwise it is rearranged in every product."""
+    packed = torch.ops.mkldnn._reorder_linear_weight(weight_OI.contiguous(), ROW_TILE)
+    bias_O = None if bias_O is None else bias_O.clone()
+
+    def product(x_TI: Tensor) -> Tensor:
+        out_TO: Tensor = torch.ops.mkldnn._linear_pointwise(x_TI, packed, bias_O, "none", [], "")
+        return out_TO
+
+    return product
+
+
+def plain_product(weight_OI: Tensor, bias_O: Tensor | None) -> Product:
+    """For processors, or builds of torch, without oneDNN."""
+    weight_OI = weight_OI.clone()
+    bias_O = None if bias_O is None else bias_O.clone()
+    return lambda x_TI: torch.nn.functional.linear(x_TI, weight_OI, bias_O)
+
+
+def _rows(x_TI: Tensor, start: int, tile: int) -> Tensor:
+    """Return a tile of contiguous rows, filled up with zero rows at the end of `x`.
+
+    A tile's rows must lie as those of every other tile do: the stride may choose the library's path.
+    """
+    rows_LI = x_TI[start : start + tile]
+    if rows_LI.shape[0] == tile:
+        return rows_LI.contiguous()
+    padded_LI = x_TI.new_zeros(tile, x_TI.shape[1])
+    padded_LI[: rows_LI.shape[0]] = rows_LI
+    return padded_LI
+
+
+def agreeing_tiles(product: Product, weight_OI: Tensor) -> tuple[int, ...]:
+    """Return the tile sizes that give random rows the same bits, largest first."""
+    num_rows = max(LARGER_TILES)
+    noise = torch.Generator().manual_seed(0)
+    x_TI = torch.randn(num_rows, weight_OI.shape[1], generator=noise).to(weight_OI.dtype)
+
+    def in_tiles(tile: int) -> Tensor:
+        return torch.cat([product(x_TI[start : start + tile]) for start in range(0, num_rows, tile)])
+
+    expected_TO = in_tiles(ROW_TILE)
+    agreeing = [tile for tile in LARGER_TILES if torch.equal(in_tiles(tile), expected_TO)]
+    return (*reversed(agreeing), ROW_TILE)

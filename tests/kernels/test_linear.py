@@ -3,32 +3,81 @@
 import pytest
 import torch
 from kernel_checks import assert_close, assert_rows_independent, random
+from torch import Tensor
 
 from octavo.kernels.dispatch import ShapeError, UnsupportedDevice
-from octavo.kernels.linear import cases, linear, reference
+from octavo.kernels.linear import PackedLinear, Packer, cases, cpu, linear, reference
+
+CPU = torch.device("cpu")
+
+
+def packed(weight: Tensor, bias: Tensor | None = None) -> PackedLinear:
+    return Packer(CPU).pack(weight, bias)
+
+
+@pytest.fixture(params=["oneDNN", "plain"])
+def library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Both ways to multiply; the second is what processors without oneDNN take."""
+    if request.param == "plain":
+        monkeypatch.setattr(cpu, "has_onednn", lambda dtype: False)
+    return request.param
 
 
 @pytest.mark.parametrize("dtype", cases.TOLERANCES, ids=str)
 @pytest.mark.parametrize(("inputs", "outputs"), cases.SHAPES)
 @pytest.mark.parametrize("has_bias", [False, True])
-def test_linear(inputs: int, outputs: int, dtype: torch.dtype, has_bias: bool) -> None:
+def test_linear(library: str, inputs: int, outputs: int, dtype: torch.dtype, has_bias: bool) -> None:
     weight = random(outputs, inputs, dtype=dtype, seed=1)
     bias = random(outputs, dtype=dtype, seed=2) if has_bias else None
+    ours = packed(weight, bias)
     for rows in cases.ROWS:
         x = random(rows, inputs, dtype=dtype, seed=rows)
-        assert_close(linear(x, weight, bias), reference.linear(x, weight, bias), cases.TOLERANCES[dtype])
-    assert_rows_independent(lambda x: linear(x, weight, bias), random(45, inputs, dtype=dtype))
+        assert_close(linear(x, ours), reference.linear(x, weight, bias), cases.TOLERANCES[dtype])
+    assert_rows_independent(lambda x: linear(x, ours), random(301, inputs, dtype=dtype))
+
+
+def test_a_packed_weight_is_a_copy() -> None:
+    weight, x = random(36, 48, seed=1), random(5, 48)
+    ours = packed(weight)
+    before = linear(x, ours)
+    weight.zero_()
+    assert torch.equal(linear(x, ours), before)
+
+
+def test_packing_twice_gives_the_same_bits() -> None:
+    weight, x = random(36, 48, dtype=torch.bfloat16, seed=1), random(40, 48, dtype=torch.bfloat16)
+    assert torch.equal(linear(x, packed(weight)), linear(x, packed(weight)))
+
+
+def test_no_rows_give_no_rows() -> None:
+    assert linear(random(0, 48), packed(random(36, 48, seed=1))).shape == (0, 36)
+
+
+def test_only_tiles_that_agree_are_used() -> None:
+    weight = random(64, 96, seed=1)
+
+    def rows_alike(x: Tensor) -> Tensor:
+        """A product whose rows depend on nothing."""
+        return (x.unsqueeze(1) * weight).double().sum(-1).float()
+
+    assert cpu.agreeing_tiles(rows_alike, weight) == (256, 128, 64, 32, 16)
+    assert cpu.agreeing_tiles(lambda x: rows_alike(x) + (len(x) in (64, 256)), weight) == (128, 32, 16)
+    assert cpu.agreeing_tiles(lambda x: rows_alike(x) + 1e-3 * len(x), weight) == (16,)
 
 
 def test_a_slice_of_wider_rows_gives_the_same_bits() -> None:
-    x, weight = random(40, 1152), random(96, 576, seed=1)
-    assert torch.equal(linear(x[:, 576:], weight), linear(x[:, 576:].clone(), weight))
+    x, ours = random(40, 1152), packed(random(96, 576, seed=1))
+    assert torch.equal(linear(x[:, 576:], ours), linear(x[:, 576:].clone(), ours))
 
 
 def test_linear_refuses_what_does_not_fit() -> None:
     with pytest.raises(ShapeError):
-        linear(random(2, 8), random(4, 9))
+        linear(random(2, 8), packed(random(4, 9)))
     with pytest.raises(ShapeError):
-        linear(random(2, 8), random(4, 8, dtype=torch.bfloat16))
+        linear(random(2, 8), packed(random(4, 8, dtype=torch.bfloat16)))
+    with pytest.raises(ShapeError):
+        packed(random(4, 8), random(5))
+    with pytest.raises(ShapeError):
+        packed(random(4, 8), random(4, dtype=torch.bfloat16))
     with pytest.raises(UnsupportedDevice, match="no implementation for meta"):
-        linear(torch.empty(2, 8, device="meta"), torch.empty(4, 8, device="meta"))
+        Packer(torch.device("meta"))

@@ -61,3 +61,7 @@ class Model(ABC):
             ConfigError: a tensor is missing, unexpected, or of another shape.
         """
         self._parameters.load(weights)
+
+    def pack(self) -> None:
+        """Bring the weights into the form the kernels compute with. Filling comes before, computing after."""
+        self._parameters.pack()

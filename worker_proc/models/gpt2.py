@@ -59,7 +59,7 @@ class GPT2Model(Model):
             DecoderLayer(parameters, index, shape, width, mlp_width, eps) for index in range(facts.num_layers)
         ]
         self._norm = LayerNorm.new(parameters, "ln_f", width, eps)
-        self._output = Linear(self._embedding_VD)
+        self._output = Linear.tied(parameters, self._embedding_VD)
 
     def forward(self, token_ids_T: Tensor, positions_T: Tensor, attention: Attention) -> Tensor:
         """See `octavo.worker_proc.models.base.Model`."""

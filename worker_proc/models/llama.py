@@ -119,7 +119,7 @@ class LlamaModel(Model):
         self._layers = [DecoderLayer(parameters, index, config, shape) for index in range(facts.num_layers)]
         self._norm = RMSNorm.new(parameters, "norm", config.hidden_size, config.rms_norm_eps)
         self._output = (
-            Linear(self._embedding_VD)
+            Linear.tied(parameters, self._embedding_VD)
             if config.is_tied
             else Linear.new(parameters, "lm_head", config.hidden_size, facts.vocab_size, bias=False)
         )

@@ -104,7 +104,7 @@ class OPTModel(Model):
             self._project_out = Linear.new(parameters, "project_out", width, embedding_width, bias=False)
         self._layers = [DecoderLayer(parameters, index, config, shape) for index in range(facts.num_layers)]
         self._norm = LayerNorm.new(parameters, "final_layer_norm", width, _EPS) if config.has_final_norm else None
-        self._output = Linear(self._embedding_VE)
+        self._output = Linear.tied(parameters, self._embedding_VE)
 
     def forward(self, token_ids_T: Tensor, positions_T: Tensor, attention: Attention) -> Tensor:
         """See `octavo.worker_proc.models.base.Model`."""

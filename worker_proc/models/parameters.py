@@ -1,12 +1,13 @@
 """A model's tensors and how a checkpoint's tensors fill them. Does not read files."""
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from octavo.kernels.linear import Packer
 from octavo.protocol.errors import ConfigError
 
 
@@ -33,6 +34,8 @@ class Parameters:
         self._ignored = re.compile("|".join(ignored) or r"(?!)")
         self._tensors: dict[str, Tensor] = {}
         self._sources: dict[str, _Source] = {}
+        self._num_packed_bytes = 0
+        self._packs: list[Callable[[Packer], int]] = []
 
     def new(self, name: str, *shape: int, is_transposed: bool = False) -> Tensor:
         """Make a tensor that the checkpoint's tensor `name` fills.
@@ -61,14 +64,30 @@ class Parameters:
             self._sources[part] = _Source(rows_P, False)
         return tensor
 
+    def when_filled(self, pack: Callable[[Packer], int]) -> None:
+        """Have `pack` called when the weights are there; it returns the bytes it needs beside the tensors made here."""
+        self._packs.append(pack)
+
+    def pack(self) -> None:
+        """Let every layer bring its filled weights into the form it computes with, and let go of the tensors.
+
+        Nothing can be loaded afterwards; a tensor lives on where a layer still has it.
+        """
+        packer = Packer(next(iter(self._tensors.values())).device)
+        self._num_packed_bytes = self.num_bytes
+        self._sources.clear()
+        self._tensors.clear()
+        while self._packs:
+            self._num_packed_bytes += self._packs.pop()(packer)
+
     def named(self) -> Iterator[tuple[str, Tensor]]:
-        """Iterate over all tensors, stacked ones under their own name."""
+        """Iterate over all tensors, stacked ones under their own name; over nothing once they are packed."""
         yield from self._tensors.items()
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all tensors."""
-        return sum(tensor.nbytes for tensor in self._tensors.values())
+        """Bytes of all tensors, packed or not."""
+        return self._num_packed_bytes + sum(tensor.nbytes for tensor in self._tensors.values())
 
     def load(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Fill every tensor from a checkpoint.

@@ -42,4 +42,5 @@ def load_model(config: ResolvedConfig, report: Callable[[float], None]) -> Model
         fill_dummy(model.named_parameters(), config.seed)
     else:
         model.load_weights(read_weights(config.model, report))
+    model.pack()
     return model
