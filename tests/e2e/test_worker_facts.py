@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_file
 from tiny_models import VOCAB_SIZE, make_tiny
 from worker_plans import alone, loaded, spec, worker_config
 
@@ -15,7 +16,8 @@ def test_facts_of_a_tiny_model(tmp_path: Path) -> None:
     model = loaded(config)
     facts = measure(model, CpuDevice(1), config, rank=3, free_bytes=7)
     assert (facts.rank, facts.free_bytes) == (3, 7)
-    assert facts.weights_bytes == sum(tensor.nbytes for _, tensor in model.named_parameters())
+    checkpoint = load_file(Path(config.model.model_path) / "model.safetensors")
+    assert facts.weights_bytes == sum(tensor.nbytes for tensor in checkpoint.values())
     assert facts.kv_block_bytes == 2 * 2 * 32 * 2 * 16 * 4  # k and v, layers, tokens, heads, dim, float32
     longest_context_bytes = 2 * config.max_model_len * 2 * 16 * 4
     assert facts.activation_bytes >= 2 * 8 * VOCAB_SIZE * 4 + longest_context_bytes
