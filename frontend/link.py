@@ -9,14 +9,14 @@ import itertools
 import logging
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import zmq
 import zmq.asyncio
 import zmq.utils.monitor
 
-from octavo.protocol.channel import HIGH_WATER_MARK
+from octavo.protocol.channel import HIGH_WATER_MARK, MAX_FRAME_BYTES
 from octavo.protocol.codec import event_codec, request_codec
 from octavo.protocol.errors import (
     EngineDeadError,
@@ -115,7 +115,8 @@ class CoreLink:
         self._streams: dict[RequestId, RequestStream] = {}
         self._calls: dict[int, asyncio.Future[UtilityResult]] = {}
         self._call_ids = itertools.count()
-        self._outbox: asyncio.Queue[Request] = asyncio.Queue()
+        self._outbox: asyncio.Queue[list[bytes]] = asyncio.Queue()
+        self._closing: asyncio.Task[None] | None = None
         self._welcome: asyncio.Future[EngineFacts] = asyncio.get_running_loop().create_future()
         self._requests = request_codec()
         self._event_codec = event_codec()
@@ -124,14 +125,19 @@ class CoreLink:
         self._socket.setsockopt(zmq.RCVHWM, HIGH_WATER_MARK)
         self._socket.setsockopt(zmq.LINGER, 200)
         self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
-        self._socket.connect(address)
+        try:
+            self._socket.connect(address)
+        except zmq.ZMQError as error:
+            self._close_sockets()
+            raise StartupError(
+                f"cannot connect to {address!r}: {error.strerror}",
+                phase="connecting",
+                hint="an address looks like ipc:///run/engine/core",
+            ) from error
         self._tasks = [
-            asyncio.create_task(body, name=name)
-            for body, name in (
-                (self._send(), "octavo link: send"),
-                (self._receive(), "octavo link: receive"),
-                (self._watch(), "octavo link: watch"),
-            )
+            self._start_task(self._send(), "octavo link: send"),
+            self._start_task(self._receive(), "octavo link: receive"),
+            self._start_task(self._watch(), "octavo link: watch"),
         ]
 
     @classmethod
@@ -140,19 +146,21 @@ class CoreLink:
 
         Raises:
             StartupError: nobody answers there, or it speaks another version of the protocol.
+            EngineDeadError: it ended before it answered.
         """
         link = cls(context, address)
-        link._outbox.put_nowait(Connect(client=f"{os.path.basename(sys.argv[0]) or 'python'} pid={os.getpid()}"))
         try:
+            program = os.path.basename(sys.argv[0]).encode(errors="replace").decode() or "python"
+            link._post(Connect(client=f"{program} pid={os.getpid()}"))
             link.facts = await asyncio.wait_for(asyncio.shield(link._welcome), timeout_s)
         except TimeoutError:
             await link.close()
             raise StartupError(
                 f"no engine answers on {address}",
                 phase="connecting",
-                hint="octavo serve prints the address of its engine when it starts",
+                hint="octavo serve prints the address of its engine once it is ready",
             ) from None
-        except OctavoError:
+        except BaseException:  # a cancelled connect, too, must not leave an open socket behind
             await link.close()
             raise
         return link
@@ -171,36 +179,37 @@ class CoreLink:
 
         Raises:
             EngineDeadError: the engine is gone.
-            InvalidRequestError: a live request has the same id.
+            InvalidRequestError: a live request has the same id, or a value has no place in a message.
         """
         if self.failure:
             raise self.failure
         if submit.request_id in self._streams:
             raise InvalidRequestError(f"request_id {submit.request_id!r} is in use", "request_id")
+        self._post(submit)
         stream = RequestStream(submit.request_id, arrived)
         self._streams[submit.request_id] = stream
-        self._outbox.put_nowait(submit)
         return stream
 
     def abort(self, request_ids: list[RequestId]) -> None:
         """Stop requests and forget them: their streams get nothing more."""
         live = [request_id for request_id in request_ids if self._streams.pop(request_id, None)]
         if live and not self.failure:
-            self._outbox.put_nowait(Abort(live))
+            self._post(Abort(live))
 
     async def call(self, utility: Utility, timeout_s: float = 60.0) -> UtilityResult:
         """Make a utility call.
 
         Raises:
             EngineDeadError: the engine is gone.
+            InvalidRequestError: a value has no place in a message.
             RequestFailedError: the call failed, or was not answered in time.
         """
         if self.failure:
             raise self.failure
         call_id = next(self._call_ids)
+        self._post(Call(call_id, utility))
         future: asyncio.Future[UtilityResult] = asyncio.get_running_loop().create_future()
         self._calls[call_id] = future
-        self._outbox.put_nowait(Call(call_id, utility))
         try:
             result = await asyncio.wait_for(future, timeout_s)
         except TimeoutError:
@@ -226,25 +235,60 @@ class CoreLink:
                 future.exception()  # nobody may be waiting: that is no error
 
     async def close(self) -> None:
-        """Abort what still runs here and disconnect; harmless the second time."""
-        if self._socket.closed:
-            return
+        """Abort what still runs here and disconnect; harmless the second time, also while the first is under way."""
+        if self._closing is None:
+            self._closing = asyncio.create_task(self._close(), name="octavo link: close")
+        await asyncio.shield(self._closing)
+
+    async def _close(self) -> None:
         if not self.failure:
-            self.abort(list(self._streams))
+            if self._streams:
+                self._post(Abort(list(self._streams)))
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._outbox.join(), 1.0)
         self.fail("the connection to the engine was closed")
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._close_sockets()
+
+    def _close_sockets(self) -> None:
+        if self._socket.closed:  # the whole context was destroyed meanwhile
+            return
         self._socket.disable_monitor()
         self._monitor.close(linger=0)
         self._socket.close()
 
+    def _start_task(self, body: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        """Run a loop of this link; should it ever end by an error, every request hears of it."""
+
+        def on_end(task: asyncio.Task[None]) -> None:
+            if not task.cancelled() and (error := task.exception()):
+                logger.error("%s ended", name, exc_info=error)
+                self.fail(f"{name} ended by {type(error).__name__}: {error}")
+
+        task = asyncio.create_task(body, name=name)
+        task.add_done_callback(on_end)
+        return task
+
+    def _post(self, request: Request) -> None:
+        """Queue a message, unless the core could not read it: it would drop it, and nobody would ever answer.
+
+        Raises:
+            InvalidRequestError: a value is of the wrong type, out of range or too large.
+        """
+        try:
+            frames = self._requests.encode(request)
+            self._requests.decode(frames)
+        except (ProtocolError, TypeError, OverflowError, UnicodeEncodeError) as error:
+            raise InvalidRequestError(f"a value of the request has no place in a message: {error}") from error
+        if (size := max(map(len, frames))) > MAX_FRAME_BYTES:
+            raise InvalidRequestError(f"the request is a message of {size} bytes; at most {MAX_FRAME_BYTES} are read")
+        self._outbox.put_nowait(frames)
+
     async def _send(self) -> None:
         while True:
-            request = await self._outbox.get()
-            await self._socket.send_multipart(self._requests.encode(request))
+            await self._socket.send_multipart(await self._outbox.get())
             self._outbox.task_done()
 
     async def _receive(self) -> None:
@@ -282,6 +326,8 @@ class CoreLink:
             case Refused():
                 if not self._welcome.done():
                     self._welcome.set_exception(StartupError(event.message, phase="connecting"))
+                else:  # the core has given this frontend up: it did not read its events
+                    self.fail(f"the engine has ended the connection: {event.message}")
             case EngineDying():
                 self.fail(event.message or "the engine was shut down")
 

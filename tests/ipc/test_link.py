@@ -4,11 +4,13 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 import zmq
 import zmq.asyncio
 
 from octavo.frontend.link import CoreLink, RequestStream
+from octavo.protocol.channel import MAX_FRAME_BYTES
 from octavo.protocol.codec import event_codec, request_codec
 from octavo.protocol.errors import (
     EngineDeadError,
@@ -168,7 +170,67 @@ def test_closing_aborts_what_runs(tmp_path: Path) -> None:
         await core.receive()
         await link.close()
         assert await core.receive() == Abort(["r"])
-        assert stream.take() == []
+        with pytest.raises(EngineDeadError, match="closed"):
+            await take(stream, arrived)
+
+    run(tmp_path, scenario)
+
+
+def test_closing_twice_at_once(tmp_path: Path) -> None:
+    async def scenario(core: FakeCore, link: CoreLink) -> None:
+        link.submit(SUBMIT, asyncio.Event())
+        await asyncio.gather(link.close(), link.close(), link.close())
+
+    run(tmp_path, scenario)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"priority": 2**70},
+        {"priority": 1.5},
+        {"cache_salt": "\ud800"},
+        {"cache_salt": 5},
+        {"prompt_token_ids": [2**64]},
+        {"cache_salt": "x" * MAX_FRAME_BYTES},
+    ],
+    ids=["out of range", "a float", "half a surrogate pair", "a number", "a huge token", "too long a message"],
+)
+def test_what_the_core_could_not_read_is_refused_and_harms_nobody(tmp_path: Path, bad: dict[str, object]) -> None:
+    async def scenario(core: FakeCore, link: CoreLink) -> None:
+        with pytest.raises(InvalidRequestError):
+            link.submit(msgspec.structs.replace(SUBMIT, **bad), asyncio.Event())
+        assert link.num_live_requests == 0
+        link.submit(SUBMIT, asyncio.Event())
+        assert await core.receive() == SUBMIT
+
+    run(tmp_path, scenario)
+
+
+def test_a_loop_that_breaks_ends_every_request(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario(core: FakeCore, link: CoreLink) -> None:
+        def on_stats(stats: EngineStats) -> None:
+            raise ZeroDivisionError("in the caller's code")
+
+        arrived = asyncio.Event()
+        stream = link.submit(SUBMIT, arrived)
+        await core.receive()
+        link.on_stats = on_stats
+        await core.send(StatsReport(EngineStats()))
+        with pytest.raises(EngineDeadError, match="ZeroDivisionError"):
+            await take(stream, arrived)
+
+    run(tmp_path, scenario)
+
+
+def test_a_core_that_gave_this_frontend_up_ends_every_request(tmp_path: Path) -> None:
+    async def scenario(core: FakeCore, link: CoreLink) -> None:
+        arrived = asyncio.Event()
+        stream = link.submit(SUBMIT, arrived)
+        await core.receive()
+        await core.send(Refused("connect first"))
+        with pytest.raises(EngineDeadError, match="connect first"):
+            await take(stream, arrived)
 
     run(tmp_path, scenario)
 
@@ -260,3 +322,25 @@ def test_garbage_from_the_core_is_dropped(tmp_path: Path) -> None:
         assert await take(stream, arrived) == [Tokens("r", [7])]
 
     run(tmp_path, scenario)
+
+
+def test_a_connect_that_is_given_up_leaves_no_socket(tmp_path: Path) -> None:
+    async def main() -> None:
+        context = zmq.asyncio.Context()
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.1):
+                await CoreLink.connect(context, f"ipc://{tmp_path}/nobody", timeout_s=20)
+        context.term()  # would wait for an open socket for ever
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("address", ["nonsense", f"ipc:///{'long' * 50}"])
+def test_an_address_that_is_none(address: str) -> None:
+    async def main() -> None:
+        context = zmq.asyncio.Context()
+        with pytest.raises(StartupError, match="cannot connect"):
+            await CoreLink.connect(context, address, timeout_s=20)
+        context.term()
+
+    asyncio.run(main())
