@@ -16,7 +16,14 @@ import zmq.asyncio
 
 from octavo.frontend.generation.fanout import Generation
 from octavo.frontend.generation.sequence import Sequence
-from octavo.frontend.generation.spec import check_prompt, child_seed, default_params, make_spec, request_seed
+from octavo.frontend.generation.spec import (
+    check_cache_salt,
+    check_prompt,
+    child_seed,
+    default_params,
+    make_spec,
+    request_seed,
+)
 from octavo.frontend.launch import LaunchedEngine, ProgressCallback, launch_engine
 from octavo.frontend.link import CoreLink
 from octavo.frontend.metrics.observer import Observer
@@ -131,12 +138,16 @@ class AsyncClient:
         context = zmq.asyncio.Context()
         try:
             link = await CoreLink.connect(context, address, CONNECT_TIMEOUT_S)
+            try:
+                config = msgspec.msgpack.decode(link.facts.config, type=ResolvedConfig)
+                tokenizer = await asyncio.to_thread(Tokenizer.load, Path(config.model.tokenizer_path))
+                return cls(link, tokenizer, context, engine)
+            except BaseException:
+                await link.close()
+                raise
         except BaseException:
-            context.term()
+            context.destroy(linger=0)  # unlike term(), it cannot wait for a socket that was left open
             raise
-        config = msgspec.msgpack.decode(link.facts.config, type=ResolvedConfig)
-        tokenizer = await asyncio.to_thread(Tokenizer.load, Path(config.model.tokenizer_path))
-        return cls(link, tokenizer, context, engine)
 
     @property
     def facts(self) -> EngineFacts:
@@ -197,7 +208,7 @@ class AsyncClient:
             prompt: text, token ids, or a dict with "prompt" or "prompt_token_ids".
             sampling_params: None: the model's own defaults.
             request_id: shown in the outputs; also decides the seed of a request without one.
-            priority: lower runs earlier, with `scheduling_policy="priority"`.
+            priority: lower runs earlier; other than 0 only with `scheduling_policy="priority"`.
             cache_salt: cached prompt prefixes are shared only among requests of equal salt.
 
         Raises:
@@ -207,6 +218,8 @@ class AsyncClient:
             EngineDeadError: the engine is gone.
         """
         generation = await self._start(prompt, sampling_params, request_id, priority, cache_salt)
+        if generation.request_id in self._live:
+            raise InvalidRequestError(f"request_id {request_id!r} is in use by a running request", "request_id")
         self._live[generation.request_id] = generation
         outputs = generation.outputs()
         try:
@@ -266,10 +279,12 @@ class AsyncClient:
         return Health(ok=True)
 
     async def close(self) -> None:
-        """Abort what runs, disconnect, and end the engine if it is ours."""
-        await self._link.close()
-        if self._engine:
-            await self._engine.stop()
+        """Abort what runs, disconnect, and end the engine if it is ours; harmless the second time."""
+        try:
+            await self._link.close()
+        finally:
+            if self._engine:
+                await self._engine.stop()
         if self._pulse:
             self._pulse.close()
             self._pulse = None
@@ -295,13 +310,13 @@ class AsyncClient:
         if self._link.failure:
             raise self._link.failure
         request_id = request_id or f"{self._prefix}-{next(self._request_counter)}"
-        if request_id in self._live:
-            raise InvalidRequestError(f"request_id {request_id!r} is in use by a running request", "request_id")
         params = params or self.default_params()
         params.verify()
-        text, token_ids = await self._prompt_tokens(prompt)
+        self._check_priority(priority)
         if isinstance(prompt, dict):
             cache_salt = cache_salt or prompt.get("cache_salt")
+        check_cache_salt(cache_salt)
+        text, token_ids = await self._prompt_tokens(prompt)
         seed = request_seed(self.config.seed, request_id) if params.seed is None else params.seed
         children = [
             self._child(index, params, token_ids, child_seed(seed, index), priority, cache_salt)
@@ -329,6 +344,14 @@ class AsyncClient:
         # Several frontends share a core: their ids must differ whatever their callers chose.
         submit = Submit(f"{self._prefix}:{next(self._child_counter)}", token_ids, spec, priority, cache_salt)
         return submit, Sequence(index, self.tokenizer, token_ids, params, spec)
+
+    def _check_priority(self, priority: int) -> None:
+        if priority and self.config.scheduling_policy != "priority":
+            raise InvalidRequestError(
+                f"priority {priority} means nothing to this engine, whose policy is "
+                f"{self.config.scheduling_policy}: start it with --scheduling-policy priority, or leave it out",
+                "priority",
+            )
 
     async def _prompt_tokens(self, prompt: Prompt) -> tuple[str | None, list[int]]:
         text: str | None

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -171,6 +172,16 @@ def test_bad_input_names_its_field_and_harms_nobody(
     engine.run(scenario)
 
 
+def test_a_priority_without_effect_is_refused(engine: Engine) -> None:
+    async def scenario(client: AsyncClient) -> None:
+        with pytest.raises(InvalidRequestError, match="--scheduling-policy priority") as caught:
+            async for _ in client.generate(PROMPT, priority=-1):
+                pass
+        assert caught.value.param == "priority"
+
+    engine.run(scenario)
+
+
 def test_the_whole_context_can_be_used(engine: Engine) -> None:
     async def scenario(client: AsyncClient) -> None:
         params = SamplingParams(max_tokens=None, ignore_eos=True, output_kind=OutputKind.FINAL_ONLY)
@@ -230,6 +241,57 @@ def test_nobody_listens_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     async def main() -> None:
         with pytest.raises(StartupError, match="no engine answers"):
             await AsyncClient.connect(f"ipc://{tmp_path}/nothing")
+
+    asyncio.run(main())
+
+
+def test_closing_ends_what_runs_and_may_happen_twice(engine: Engine) -> None:
+    async def scenario(client: AsyncClient) -> None:
+        second = await AsyncClient.connect(client.address)
+        started = asyncio.Event()
+
+        async def one() -> None:
+            async for _ in second.generate(PROMPT, LONG):
+                started.set()
+
+        running = asyncio.create_task(one())
+        await started.wait()
+        await asyncio.gather(second.close(), second.close())
+        with pytest.raises(EngineDeadError, match="closed"):
+            await running
+        await until_idle(client)
+
+    engine.run(scenario)
+
+
+def test_a_request_id_is_refused_while_it_is_in_use(engine: Engine) -> None:
+    async def scenario(client: AsyncClient) -> None:
+        async def one() -> str:
+            async for _ in client.generate(PROMPT, LONG, request_id="x"):
+                pass
+            return "served"
+
+        first, second = await asyncio.gather(one(), one(), return_exceptions=True)
+        assert first == "served"
+        assert isinstance(second, InvalidRequestError)
+        assert second.param == "request_id"
+
+    engine.run(scenario)
+
+
+def test_a_stop_that_is_cancelled_leaves_no_core(tmp_path: Path) -> None:
+    model = make_tiny("LlamaForCausalLM", tmp_path / "model")
+
+    async def main() -> None:
+        client = await AsyncClient.launch(str(model), dtype="float32", max_model_len=256)
+        assert client.engine is not None
+        process = Path(f"/proc/{client.engine.core_pid}")
+        os.kill(client.engine.core_pid, signal.SIGSTOP)  # it will not answer a polite request
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.3):
+                await client.engine.stop()
+        assert not process.exists()
+        await client.close()
 
     asyncio.run(main())
 
