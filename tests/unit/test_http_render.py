@@ -7,7 +7,7 @@ from fake_client import byte_tokenizer
 
 from octavo.frontend.http.render.answer import AnswerStyle
 from octavo.frontend.http.render.chat import ChatChunks
-from octavo.frontend.http.render.completions import CompletionAnswer
+from octavo.frontend.http.render.completions import CompletionAnswer, EchoStyle
 from octavo.frontend.http.render.logprobs import TokenNames, chat_logprobs, completion_logprobs, prompt_logprobs
 from octavo.frontend.http.render.usage import UsageCount
 from octavo.frontend.outputs import CompletionOutput, Logprob, RequestOutput
@@ -113,3 +113,18 @@ def test_usage_counts_a_prompt_once_and_every_token() -> None:
     total = usage.total()
     assert (total.prompt_tokens, total.completion_tokens, total.total_tokens) == (6, 7, 13)
     assert total.prompt_tokens_details.cached_tokens == 4
+
+
+def test_every_choice_of_a_stream_echoes_the_prompt_with_its_logprobs() -> None:
+    echo = EchoStyle(["ABC"])
+    answer = CompletionAnswer(style(num_logprobs=0), n=2, echo=echo)
+    chunks = []
+    for index, entries in enumerate([[None, position(B, 1), position(C, 1)], None]):
+        choice = CompletionOutput(index, "D", [D], logprobs=[position(D, 1)])
+        # The prompt's logprobs come once, with the choice that is first.
+        news = RequestOutput("r", None, [A, B, C], [choice], finished=False, prompt_logprobs=entries)
+        chunks += answer.take(news, 0)
+    first, second = [json.loads(chunk)["choices"][0]["logprobs"] for chunk in chunks]
+    assert first == second
+    assert second["tokens"] == list("ABCD")
+    assert second["text_offset"] == [0, 1, 2, 3]

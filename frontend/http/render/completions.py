@@ -11,7 +11,7 @@ from octavo.frontend.http.render.logprobs import completion_logprobs, end_of, jo
 from octavo.frontend.http.render.usage import UsageCount
 from octavo.frontend.http.schemas.completions import CompletionChoice, CompletionLogprobs, CompletionResponse
 from octavo.frontend.http.schemas.usage import Usage
-from octavo.frontend.outputs import CompletionOutput, RequestOutput
+from octavo.frontend.outputs import CompletionOutput, PositionLogprobs, RequestOutput
 
 _encode = msgspec.json.Encoder().encode
 
@@ -46,6 +46,8 @@ class CompletionAnswer:
         self._usage = UsageCount()
         self._text_offsets: dict[int, int] = {}
         """Per choice that has begun: length of what its logprobs have covered."""
+        self._prompt_logprobs: dict[int, list[PositionLogprobs | None]] = {}
+        """Per prompt, from its first output: in a stream its later choices begin when these have gone by."""
 
     def whole(self, outputs: Sequence[RequestOutput]) -> bytes:
         """Return the whole answer as JSON.
@@ -55,13 +57,13 @@ class CompletionAnswer:
         """
         choices = []
         for prompt_index, output in enumerate(outputs):
-            self._count(output, prompt_index)
+            self._note(output, prompt_index)
             choices += [self._choice(output, choice, prompt_index) for choice in output.outputs]
         return _encode(self._response(choices, self._usage.total(), system_fingerprint=None))
 
     def take(self, output: RequestOutput, prompt_index: int) -> list[bytes]:
         """Return the chunks that a delta makes, as JSON: one per choice with news."""
-        self._count(output, prompt_index)
+        self._note(output, prompt_index)
         chunks = []
         for choice in output.outputs:
             is_first = prompt_index * self._n + choice.index not in self._text_offsets
@@ -75,7 +77,9 @@ class CompletionAnswer:
         """Return what follows when every choice has ended: the usage, if it is wanted."""
         return [_encode(self._response([], self._usage.total()))] if self._style.has_usage else []
 
-    def _count(self, output: RequestOutput, prompt_index: int) -> None:
+    def _note(self, output: RequestOutput, prompt_index: int) -> None:
+        if output.prompt_logprobs is not None:
+            self._prompt_logprobs[prompt_index] = output.prompt_logprobs
         if self._echo is None or self._echo.shows_completion:
             self._usage.add(output, prompt_index)
         else:
@@ -91,7 +95,7 @@ class CompletionAnswer:
         rendered = CompletionChoice(
             index=index,
             text=text,
-            logprobs=self._logprobs(output, choice, index, shows_completion=shows_completion),
+            logprobs=self._logprobs(output, choice, prompt_index, shows_completion=shows_completion),
             finish_reason=choice.finish_reason,
             stop_reason=choice.stop_reason,
         )
@@ -104,15 +108,17 @@ class CompletionAnswer:
         return rendered
 
     def _logprobs(
-        self, output: RequestOutput, choice: CompletionOutput, index: int, *, shows_completion: bool
+        self, output: RequestOutput, choice: CompletionOutput, prompt_index: int, *, shows_completion: bool
     ) -> CompletionLogprobs | None:
+        index = prompt_index * self._n + choice.index
         is_first = index not in self._text_offsets
         offset = self._text_offsets.setdefault(index, 0)
         if self._style.num_logprobs is None:
             return None
         result = CompletionLogprobs([], [], [], [])
-        if self._echo is not None and is_first and output.prompt_logprobs is not None:
-            result = completion_logprobs(output.prompt_token_ids, output.prompt_logprobs, self._style.names, 0)
+        prompt = self._prompt_logprobs.get(prompt_index)
+        if self._echo is not None and is_first and prompt is not None:
+            result = completion_logprobs(output.prompt_token_ids, prompt, self._style.names, 0)
             offset = end_of(result)
         if shows_completion and choice.logprobs:
             own = completion_logprobs(choice.token_ids, choice.logprobs, self._style.names, offset)
