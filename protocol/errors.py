@@ -42,6 +42,8 @@ class PromptTooLongError(InvalidRequestError):
 class ModelNotFoundError(OctavoError):
     """The request names a model that this server does not serve."""
 
+    param = "model"
+
 
 class OverloadedError(OctavoError):
     """The queue is full; the same request may be accepted later."""

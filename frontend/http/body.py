@@ -49,10 +49,13 @@ def decode(body: bytes, schema: type[T]) -> T:
 
 
 def _field_error(text: str) -> InvalidRequestError:
-    """Turn msgspec's "Expected `int`, got `str` - at `$.stop[0]`" into an error that names "stop[0]"."""
+    """Turn msgspec's "Expected `int`, got `str` - at `$.stop[0]`" into an error that names "stop[0]".
+
+    Of a key of an object msgspec says "at `key` in `$.logit_bias`".
+    """
     what, _, where = text.replace("Object missing required field", "missing required field").partition(" - at ")
     what = what.replace("`", "")
-    path = where.strip("`").removeprefix("$").removeprefix(".")
+    path = where.removeprefix("`key` in ").strip("`").removeprefix("$").removeprefix(".")
     if not path and what.startswith("missing required field"):
         return InvalidRequestError(what, what.split()[-1])
     return InvalidRequestError(f"{path}: {what}" if path else what, path or None)

@@ -241,6 +241,7 @@ def test_a_requests_template_needs_a_server_that_trusts_it() -> None:
         ({"n": 0}, "n"),
         ({"seed": 2**63}, "seed"),
         ({"stop": [1]}, "stop[0]"),
+        ({"logit_bias": {"a": 1}}, "logit_bias"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"top_logprobs": 3}, "top_logprobs"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
@@ -282,6 +283,7 @@ def test_unknown_fields_are_accepted_with_one_warning(caplog) -> None:
 def test_unknown_model_is_404() -> None:
     response = post(FakeClient(), PATH, ask(model="other"))
     assert response.status_code == 404
+    assert response.json()["error"]["param"] == "model"
     assert response.json()["error"]["type"] == "NotFoundError"
     assert "org/fake" in response.json()["error"]["message"]
 
