@@ -124,7 +124,7 @@ def _argument(info: FieldInfo) -> dict[str, Any]:
     if _is_list(info.type):
         return {"action": "extend", "nargs": "+", "metavar": "NAME" if "name" in info.name else "VALUE"}
     if int in kinds:
-        return {"type": lambda text: _number(text, kinds), "metavar": "N"}
+        return {"type": lambda text: _number_argument(text, kinds), "metavar": "N"}
     if float in kinds:
         return {"type": float, "metavar": "X"}
     choices = [kind for kind in kinds if isinstance(kind, str)]
@@ -149,6 +149,14 @@ def _number(text: str, kinds: Sequence[Any]) -> int | str:
     if text in kinds:
         return text
     return int(text) if text.startswith("-") and text[1:].isdigit() else parse_size(text)
+
+
+def _number_argument(text: str, kinds: Sequence[Any]) -> int | str:
+    try:
+        return _number(text, kinds)
+    except ValueError as error:
+        # argparse shows the text of its own kind of error only.
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _help(info: FieldInfo) -> str:

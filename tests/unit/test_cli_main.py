@@ -75,6 +75,7 @@ def test_help_loads_nothing_heavy(words) -> None:
     [
         (["m", "--max-num-seq", "3"], "did you mean --max-num-seqs?"),
         (["m", "--max-num-seq=3"], "did you mean --max-num-seqs?"),
+        (["m", "--port", "abc"], "argument --port: not a size: 'abc'"),
         (["m", "--qqqqqqqqqq"], "unknown flag --qqqqqqqqqq"),
         (["m", "other"], "unexpected argument 'other'"),
         (["m", "--model", "other"], "two models are named"),
