@@ -93,6 +93,7 @@ def _bind_error(address: str, error: OSError) -> StartupError:
     reasons = {
         errno.EADDRINUSE: ("is in use by another program", "choose another --port or --uds, or end that program"),
         errno.EACCES: ("may not be used by this user", "choose a --port above 1023, or another --uds"),
+        errno.ENOENT: ("is in a directory that does not exist", "make it, or choose another --uds"),
         errno.EADDRNOTAVAIL: ("is no address of this machine", "use --host 127.0.0.1 or 0.0.0.0"),
     }
     reason, hint = reasons.get(error.errno or 0, (f"cannot be bound: {error.strerror or error}", "check --host"))

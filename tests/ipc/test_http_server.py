@@ -69,6 +69,12 @@ def test_hosts_that_cannot_be_bound(host: str, reason: str) -> None:
         listen(ServerConfig(host=host, port=0))
 
 
+def test_unix_socket_in_a_missing_directory(tmp_path: Path) -> None:
+    with pytest.raises(StartupError, match="does not exist") as raised:
+        listen(ServerConfig(uds=str(tmp_path / "nowhere" / "s")))
+    assert "--uds" in raised.value.hint
+
+
 def test_unix_socket_is_private_and_goes_with_its_server(tmp_path: Path) -> None:
     path = tmp_path / "s"
     listener = listen(ServerConfig(uds=str(path)))
