@@ -48,7 +48,10 @@ def parse_size(text: str) -> int:
     if not match:
         raise ValueError(f"not a size: {text!r}")
     unit = match[2]
-    return int(float(match[1]) * (_DECIMAL.get(unit) or _BINARY.get(unit) or 1))
+    size = float(match[1]) * (_DECIMAL.get(unit) or _BINARY.get(unit) or 1)
+    if not size.is_integer():
+        raise ValueError(f"not a whole number: {text!r}")
+    return int(size)
 
 
 def engine_branches() -> dict[str, type[msgspec.Struct]]:

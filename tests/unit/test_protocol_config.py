@@ -35,9 +35,9 @@ def test_sizes(text: str, number: int) -> None:
     assert parse_size(text) == number
 
 
-@pytest.mark.parametrize("text", ["", "k", "-1", "1x", "1e3"])
+@pytest.mark.parametrize("text", ["", "k", "-1", "1x", "1e3", "3.5", "0.0001k"])
 def test_bad_sizes(text: str) -> None:
-    with pytest.raises(ValueError, match="not a size"):
+    with pytest.raises(ValueError, match="not a"):
         parse_size(text)
 
 
