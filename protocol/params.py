@@ -1,5 +1,6 @@
 """What a caller asks of generation (`SamplingParams`) and what the engine is told (`SamplingSpec`)."""
 
+import sys
 from enum import IntEnum
 from typing import Any
 
@@ -165,7 +166,7 @@ def _check_number(
 ) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
         raise InvalidRequestError(f"{name} must be a number, got {value!r}", name)
-    if abs(value) == float("inf"):
+    if abs(value) > sys.float_info.max:
         raise InvalidRequestError(f"{name} must be finite, got {value!r}", name)
     _check_range(name, value, low, high, is_open_below=is_open_below)
 

@@ -71,9 +71,12 @@ class Generation:
             while not self.is_finished:
                 await self._arrived.wait()
                 self._arrived.clear()
+                live = [sequence for sequence in self._sequences if not sequence.is_finished]
                 updated = self._take()
                 if self._is_aborted:
-                    updated = self._cut_short()
+                    for sequence in live:
+                        sequence.cut_short()
+                    updated = live
                 if self.is_finished:
                     self._report(self._sequences[0].total.finish_reason or "")
                 if output := self._output(updated):
@@ -97,11 +100,6 @@ class Generation:
             self._observe(len(sequence.total.token_ids) - before)
             updated.append(sequence)
         return updated
-
-    def _cut_short(self) -> list[Sequence]:
-        for sequence in self._sequences:
-            sequence.cut_short()
-        return self._sequences
 
     def _output(self, updated: list[Sequence]) -> RequestOutput | None:
         if self._kind is OutputKind.FINAL_ONLY and not self.is_finished:

@@ -27,7 +27,7 @@ def request_seed(engine_seed: int, request_id: str) -> int:
     A function of the engine's seed and the request's id, so that an offline run, whose ids count
     from 0, repeats itself.
     """
-    digest = hashlib.blake2b(f"{engine_seed}:{request_id}".encode(), digest_size=8).digest()
+    digest = hashlib.blake2b(f"{engine_seed}:{request_id}".encode(errors="surrogatepass"), digest_size=8).digest()
     return int.from_bytes(digest, "little")
 
 
@@ -73,23 +73,25 @@ def make_spec(
     vocab_size = config.model.vocab_size
     _check_token_ids("logit_bias", params.logit_bias or {}, vocab_size)
     _check_token_ids("stop_token_ids", params.stop_token_ids or [], vocab_size)
+    max_tokens = params.max_tokens or room
+    # Numbers become plain floats and small integers: numpy's have no place in a message, nor has 2**70.
     return SamplingSpec(
-        max_tokens=params.max_tokens or room,
+        max_tokens=max_tokens,
         seed=seed,
         temperature=_temperature(params),
-        top_k=0 if params.is_greedy else params.top_k,
-        top_p=1.0 if params.is_greedy else params.top_p,
-        min_p=0.0 if params.is_greedy else params.min_p,
-        presence_penalty=params.presence_penalty,
-        frequency_penalty=params.frequency_penalty,
-        repetition_penalty=params.repetition_penalty,
-        min_tokens=params.min_tokens,
+        top_k=0 if params.is_greedy else min(params.top_k, vocab_size),
+        top_p=1.0 if params.is_greedy else float(params.top_p),
+        min_p=0.0 if params.is_greedy else float(params.min_p),
+        presence_penalty=float(params.presence_penalty),
+        frequency_penalty=float(params.frequency_penalty),
+        repetition_penalty=float(params.repetition_penalty),
+        min_tokens=min(params.min_tokens, max_tokens),
         eos_token_ids=() if params.ignore_eos else tuple(config.model.eos_token_ids),
         stop_token_ids=tuple(params.stop_token_ids or ()),
         logprobs=_num_logprobs("logprobs", params.logprobs, config),
         prompt_logprobs=_num_logprobs("prompt_logprobs", params.prompt_logprobs, config),
         logit_bias=tuple(
-            (token_id, max(-MAX_LOGIT_BIAS, min(MAX_LOGIT_BIAS, bias)))
+            (token_id, float(max(-MAX_LOGIT_BIAS, min(MAX_LOGIT_BIAS, bias))))
             for token_id, bias in sorted((params.logit_bias or {}).items())
         ),
         skip_reading_prefix_cache=(
@@ -109,6 +111,27 @@ def check_prompt(token_ids: list[int], vocab_size: int) -> None:
     _check_token_ids("prompt", token_ids, vocab_size)
 
 
+def check_cache_salt(cache_salt: object) -> None:
+    """Refuse a salt that has no place in a message to the core.
+
+    Raises:
+        InvalidRequestError: it is not text, or text that has no bytes.
+    """
+    if cache_salt is None:
+        return
+    if not isinstance(cache_salt, str) or not _is_unicode(cache_salt):
+        raise InvalidRequestError(f"cache_salt must be text, got {cache_salt!r}", "cache_salt")
+
+
+def _is_unicode(text: str) -> bool:
+    """False when the text holds half of a surrogate pair, which has no bytes."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def _check_token_ids(param: str, token_ids: "list[int] | dict[int, float]", vocab_size: int) -> None:
     if not token_ids or (min(token_ids) >= 0 and max(token_ids) < vocab_size):
         return
@@ -121,7 +144,7 @@ def _temperature(params: SamplingParams) -> float:
         return 0.0
     if params.temperature < MIN_TEMPERATURE:
         logger.warning("temperature %g is raised to %g", params.temperature, MIN_TEMPERATURE)
-    return max(params.temperature, MIN_TEMPERATURE)
+    return max(float(params.temperature), MIN_TEMPERATURE)
 
 
 def _num_logprobs(param: str, asked: int | None, config: ResolvedConfig) -> int | None:

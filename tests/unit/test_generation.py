@@ -1,8 +1,11 @@
 """From parameters to the engine's spec, and from token events to text, stop strings and logprobs."""
 
+import asyncio
 import json
 from pathlib import Path
 
+import msgspec
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,12 +13,15 @@ from specs import some_config
 from tokenizers import Tokenizer as FastTokenizer
 from tokenizers import decoders, models, pre_tokenizers
 
+from octavo.frontend.generation.fanout import Generation
 from octavo.frontend.generation.sequence import Sequence
-from octavo.frontend.generation.spec import child_seed, make_spec, request_seed
+from octavo.frontend.generation.spec import check_cache_salt, child_seed, make_spec, request_seed
+from octavo.frontend.link import RequestStream
 from octavo.frontend.text.tokenizer import Tokenizer
 from octavo.protocol.errors import InvalidRequestError, PromptTooLongError
 from octavo.protocol.events import Finished, FinishReason, TokenLogprobs, Tokens
-from octavo.protocol.params import SamplingParams, SamplingSpec
+from octavo.protocol.params import OutputKind, SamplingParams, SamplingSpec
+from octavo.protocol.requests import Submit
 
 CONFIG = some_config()
 
@@ -38,6 +44,29 @@ def test_greedy_drops_the_filters_and_tiny_temperatures_are_raised() -> None:
     greedy = spec_of(SamplingParams(temperature=0.0, top_k=5, top_p=0.5, min_p=0.1))
     assert (greedy.temperature, greedy.top_k, greedy.top_p, greedy.min_p) == (0.0, 0, 1.0, 0.0)
     assert spec_of(SamplingParams(temperature=0.001)).temperature == 0.01
+
+
+def test_every_number_has_a_place_in_a_message() -> None:
+    params = SamplingParams(
+        temperature=np.float64(0.5), top_p=np.float64(0.9), top_k=2**70, max_tokens=None, min_tokens=2**70
+    )
+    spec = spec_of(params)
+    assert (spec.temperature, spec.top_p, spec.min_tokens) == (0.5, 0.9, spec.max_tokens)
+    assert spec.top_k == some_config().model.vocab_size
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(spec), type=SamplingSpec) == spec
+
+
+@pytest.mark.parametrize("salt", [5, b"salt", "\ud800"])
+def test_a_salt_is_text(salt: object) -> None:
+    check_cache_salt(None)
+    check_cache_salt("tenant é")
+    with pytest.raises(InvalidRequestError) as caught:
+        check_cache_salt(salt)
+    assert caught.value.param == "cache_salt"
+
+
+def test_any_request_id_has_a_seed() -> None:
+    assert request_seed(0, "\ud800") != request_seed(0, "\ud801")
 
 
 def test_ignore_eos_and_prompt_logprobs() -> None:
@@ -190,3 +219,38 @@ def test_an_aborted_sequence_shows_what_was_held_back(tokenizer: Tokenizer) -> N
     sequence.update([Tokens("r", tokens_of("go ST"))])
     sequence.cut_short()
     assert (sequence.snapshot().text, sequence.snapshot().finish_reason) == ("go ST", "abort")
+
+
+# --- several sequences ----------------------------------------------------------------------
+
+
+class Link:
+    """The first sequence ends at once, the others never."""
+
+    def submit(self, submit: Submit, arrived: asyncio.Event) -> RequestStream:
+        stream = RequestStream(submit.request_id, arrived)
+        stream.put(Tokens(submit.request_id, [65]))
+        if submit.request_id == "0":
+            stream.put(Finished("0", FinishReason.LENGTH))
+        return stream
+
+    def abort(self, request_ids: list[str]) -> None:
+        pass
+
+
+def test_an_abort_says_nothing_more_of_what_had_ended(tokenizer: Tokenizer) -> None:
+    params = SamplingParams(n=3, max_tokens=8)
+    children = [
+        (Submit(str(index), [65], spec_of(params)), Sequence(index, tokenizer, [65], params, spec_of(params)))
+        for index in range(3)
+    ]
+    generation = Generation(Link(), "r", None, params, children, OutputKind.DELTA, None)  # type: ignore[arg-type]
+
+    async def main() -> list[list[tuple[int, str | None]]]:
+        outputs = []
+        async for output in generation.outputs():
+            outputs.append([(part.index, part.finish_reason) for part in output.outputs])
+            generation.abort()
+        return outputs
+
+    assert asyncio.run(main()) == [[(0, "length"), (1, None), (2, None)], [(1, "abort"), (2, "abort")]]

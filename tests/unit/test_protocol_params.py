@@ -29,6 +29,7 @@ def test_top_k_minus_one_means_all() -> None:
         ("temperature", -0.1),
         ("temperature", float("nan")),
         ("temperature", float("inf")),
+        ("temperature", 10**400),
         ("temperature", "hot"),
         ("top_p", 0.0),
         ("top_p", 1.1),
