@@ -24,6 +24,9 @@ logger = logging.getLogger(__name__)
 DRAIN_TIMEOUT_S = 5.0
 """What a core gets to leave in good order after SIGTERM."""
 
+ABORT_TIMEOUT_S = 2.0
+"""What it gets after a second one, to end the requests of other applications and say so."""
+
 ProgressCallback = Callable[[str, float | None], None]
 """Called with a phase and how far it has come (0 to 1, None if that cannot be told)."""
 
@@ -81,14 +84,23 @@ class LaunchedEngine:
 
     async def stop(self) -> None:
         """End the core and everything below it; harmless when it is gone already."""
+        self._on_exit = None
+        try:
+            for timeout_s in (DRAIN_TIMEOUT_S, ABORT_TIMEOUT_S):
+                if not self._exited.is_set():
+                    self._child.terminate()
+                    with contextlib.suppress(TimeoutError):
+                        await asyncio.wait_for(self._exited.wait(), timeout_s)
+        finally:  # a stop that is cancelled must not leave a core behind
+            self._end()
+
+    def _end(self) -> None:
         if self._child.fileno() < 0:
             return
-        self._on_exit = None
-        self._child.terminate()
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._exited.wait(), DRAIN_TIMEOUT_S)
         asyncio.get_running_loop().remove_reader(self._child.fileno())
+        self._child.kill()
         self._child.stop(timeout_s=0)
+        self._exited.set()
         self._run_dir.remove()
 
 
