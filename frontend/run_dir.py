@@ -22,8 +22,11 @@ class RunDir:
     def __init__(self, parent: Path) -> None:
         sweep(parent)
         self.path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
-        self._lock_fd = os.open(self.path / _LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        # Locked before it has the name that `sweep` looks for: one that starts now must not find it free.
+        unnamed = self.path / "new"
+        self._lock_fd = os.open(unnamed, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         fcntl.flock(self._lock_fd, fcntl.LOCK_EX)
+        unnamed.rename(self.path / _LOCK)
 
     def remove(self) -> None:
         """Delete the directory; does nothing the second time."""

@@ -1,6 +1,9 @@
 """An engine's private directory: fresh, private, and swept when its owner is gone."""
 
+import fcntl
 from pathlib import Path
+
+import pytest
 
 from octavo.frontend.run_dir import RunDir, sweep
 
@@ -31,3 +34,21 @@ def test_only_abandoned_directories_are_swept(tmp_path: Path) -> None:
     sweep(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([held.path.name, "octavo-foreign", "other"])
     held.remove()
+
+
+def test_a_directory_in_the_making_is_not_swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    flock, sweeping = fcntl.flock, True
+
+    def flock_late(fd: int, operation: int) -> None:
+        nonlocal sweeping
+        if sweeping:  # another engine starts at the worst moment
+            sweeping = False
+            sweep(tmp_path)
+        flock(fd, operation)
+
+    monkeypatch.setattr(fcntl, "flock", flock_late)
+    directory = RunDir(tmp_path)
+    assert directory.path.is_dir()
+    sweep(tmp_path)
+    assert directory.path.is_dir()
+    directory.remove()
