@@ -11,7 +11,7 @@ from tqdm import tqdm
 
 from octavo.frontend.client import AsyncClient, Prompt
 from octavo.frontend.outputs import RequestOutput
-from octavo.protocol.errors import InvalidRequestError
+from octavo.protocol.errors import EngineDeadError, InvalidRequestError
 from octavo.protocol.params import OutputKind, SamplingParams
 from octavo.protocol.stats import EngineStats
 
@@ -154,6 +154,9 @@ class LLM:
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine on the engine's thread; Ctrl-C here cancels it there."""
+        if self._loop.is_closed():
+            work.close()
+            raise EngineDeadError("this LLM was closed")
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result()
@@ -177,14 +180,29 @@ def _first_leaf(group: "ExceptionGroup[Exception]") -> Exception:
 
 
 def _close(client: AsyncClient, loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:
-    asyncio.run_coroutine_threadsafe(client.close(), loop).result(timeout=30)
-    _stop_loop(loop, thread)
+    if threading.current_thread() is thread:
+        # The garbage collector runs on any thread; this one must not wait for itself.
+        threading.Thread(target=_close, args=(client, loop, thread), name="octavo LLM close").start()
+        return
+    try:
+        asyncio.run_coroutine_threadsafe(client.close(), loop).result(timeout=30)
+    finally:
+        _stop_loop(loop, thread)
 
 
 def _stop_loop(loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:
+    # Tasks first: a start that was interrupted cleans up, and a caller in another thread gets its answer.
+    asyncio.run_coroutine_threadsafe(_cancel_others(), loop).result(timeout=10)
     loop.call_soon_threadsafe(loop.stop)
     thread.join(timeout=5)
     loop.close()
+
+
+async def _cancel_others() -> None:
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

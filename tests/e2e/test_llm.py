@@ -4,14 +4,16 @@ import os
 import subprocess
 import sys
 import textwrap
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from tiny_models import make_tiny
 
 from octavo import LLM, SamplingParams
-from octavo.protocol.errors import InvalidRequestError, StartupError
+from octavo.protocol.errors import EngineDeadError, InvalidRequestError, StartupError
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
 
@@ -99,6 +101,31 @@ def test_a_progress_bar_is_shown(llm: LLM, capsys: pytest.CaptureFixture[str]) -
 def test_an_unknown_setting_is_refused(model: Path) -> None:
     with pytest.raises(StartupError, match="max_num_sequences"):
         LLM(str(model), max_num_sequences=4)
+
+
+def test_closing_answers_callers_in_other_threads(model: Path) -> None:
+    llm = LLM(str(model), dtype="float32", max_model_len=256)
+    with ThreadPoolExecutor() as threads:
+        params = GREEDY.clone(max_tokens=200)
+        calls = [threads.submit(llm.generate, [[1, 2]] * 50, params, use_tqdm=False) for _ in range(3)]
+        while llm.client.num_live_requests < 150:
+            time.sleep(0.005)
+        llm.close()
+        for call in calls:
+            with pytest.raises(EngineDeadError, match="closed"):
+                call.result(timeout=20)
+    with pytest.raises(EngineDeadError, match="closed"):
+        llm.generate("a", GREEDY)
+
+
+def test_the_collector_may_end_an_engine_on_its_own_thread(model: Path) -> None:
+    llm = LLM(str(model), dtype="float32", max_model_len=256)
+    engine, thread, finalizer = llm.client.engine, llm._thread, llm._finalizer
+    assert engine is not None
+    llm._loop.call_soon_threadsafe(finalizer)
+    thread.join(timeout=20)
+    assert not thread.is_alive()
+    assert not Path(f"/proc/{engine.core_pid}").exists()
 
 
 @pytest.mark.parametrize("ending", ["", "del llm", "raise SystemExit(0)", "llm.close(); llm.close()"])
