@@ -65,6 +65,21 @@ def test_only_tiles_that_agree_are_used() -> None:
     assert cpu.agreeing_tiles(lambda x: rows_alike(x) + 1e-3 * len(x), weight) == (16,)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_rounding_does_not_hide_another_order_of_summation(dtype: torch.dtype) -> None:
+    weight = random(36, 48, dtype=dtype, seed=1)
+
+    def in_order(x: Tensor) -> Tensor:
+        """Sums from the first input to the last; from the last to the first for more than 16 rows."""
+        inputs = range(48) if len(x) == 16 else reversed(range(48))
+        total = torch.zeros(len(x), 36)
+        for index in inputs:
+            total += x[:, index : index + 1].float() * weight[:, index].float()
+        return total.to(dtype)
+
+    assert cpu.agreeing_tiles(in_order, weight) == (16,)
+
+
 def test_a_slice_of_wider_rows_gives_the_same_bits() -> None:
     x, ours = random(40, 1152), packed(random(96, 576, seed=1))
     assert torch.equal(linear(x[:, 576:], ours), linear(x[:, 576:].clone(), ours))
