@@ -133,6 +133,12 @@ def test_unknown_architectures_and_tensors_are_named(tmp_path: Path) -> None:
             list(read_gguf(tmp_path / "model.gguf"))
 
 
+def header_with_alignment(alignment: int) -> bytes:
+    """A file without tensors whose metadata is its alignment."""
+    key = b"general.alignment"
+    return b"GGUF" + struct.pack("<IQQQ", 3, 0, 1, len(key)) + key + struct.pack("<II", 4, alignment)
+
+
 def test_broken_files_say_how_they_are_broken(tmp_path: Path) -> None:
     _, file = convert("LlamaForCausalLM", tmp_path)
     content = file.read_bytes()
@@ -142,6 +148,8 @@ def test_broken_files_say_how_they_are_broken(tmp_path: Path) -> None:
         (content[:300], "ends inside its header, after 300 bytes"),
         (b"PK\x03\x04" + content[4:], "is not a GGUF file"),
         (content[:4] + b"\x01\0\0\0" + content[8:], "is of GGUF version 1"),
+        (content[:24] + b"\xff" * 8 + content[32:], "ends inside its header"),
+        (header_with_alignment(0), "its general.alignment is 0"),
         (b"", "cannot read"),
     ]:
         broken.write_bytes(damaged)

@@ -55,7 +55,7 @@ def parse_header(data: mmap.mmap | bytes, path: Path) -> GgufHeader:
         raise ConfigError(f"{path} is not a GGUF file: it starts with {bytes(data[:4])!r}")
     try:
         header = _Cursor(data).header(path)
-    except struct.error as error:
+    except (struct.error, OverflowError) as error:  # the latter for a length that no file can have
         raise ConfigError(f"{path} ends inside its header, after {len(data)} bytes") from error
     for tensor in header.tensors:
         if tensor.offset + tensor.num_bytes > len(data):
@@ -86,7 +86,9 @@ class _Cursor:
             if value is not None:
                 metadata[key] = value
         found = [self._tensor(path) for _ in range(num_tensors)]
-        alignment = int(metadata.get("general.alignment", _DEFAULT_ALIGNMENT))
+        alignment = metadata.get("general.alignment", _DEFAULT_ALIGNMENT)
+        if not isinstance(alignment, int) or alignment < 1:
+            raise ConfigError(f"{path} is damaged: its general.alignment is {alignment!r}")
         start = -(-self._position // alignment) * alignment
         tensors = [TensorInfo(info.name, info.shape, info.type, start + info.offset, info.num_bytes) for info in found]
         return GgufHeader(metadata, tensors)
