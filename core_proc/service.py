@@ -101,6 +101,9 @@ class FrontendService:
             self._outbox.flush()
         self._report()
         self._forget_lost()
+        # Last, because what was just handled may have ended the last request: nothing would wake the core again.
+        if self._state is ProcessState.DRAINING and not self._scheduler.has_requests:
+            self._state = self._state.move(ProcessState.STOPPED)
 
     def deliver(self, events: list[ClientEvent]) -> None:
         """Send events to the frontends they are for."""
@@ -128,8 +131,6 @@ class FrontendService:
         if self._stop.count > 1:
             for client in dict.fromkeys(client for client, _ in self._scheduler.requests):
                 self.deliver(self._abort_all(client))
-        if self._state is ProcessState.DRAINING and not self._scheduler.has_requests:
-            self._state = self._state.move(ProcessState.STOPPED)
 
     def _handle(self, client: bytes, request: Request) -> None:
         if isinstance(request, Connect):

@@ -1,0 +1,59 @@
+"""What the core's front desk does without a socket or a worker: here, how it comes to an end."""
+
+import pytest
+from core_fakes import CLIENT, cache_plan, core_config
+
+from octavo.core_proc.outbox import Outbox
+from octavo.core_proc.scheduler.scheduler import Scheduler
+from octavo.core_proc.service import FrontendService
+from octavo.protocol.channel import PeerLost
+from octavo.protocol.events import Event
+from octavo.protocol.params import SamplingSpec
+from octavo.protocol.requests import Abort, Request, Submit
+
+
+class FakeRouter:
+    """Delivers what a test puts into `inbox`; its one frontend may be gone."""
+
+    def __init__(self) -> None:
+        self.malformed_frames = 0
+        self.inbox: list[tuple[bytes, Request]] = []
+        self.is_peer_gone = False
+
+    def receive(self) -> list[tuple[bytes, Request]]:
+        received, self.inbox = self.inbox, []
+        return received
+
+    def send(self, peer: bytes, event: Event) -> bool:
+        if self.is_peer_gone:
+            raise PeerLost("gone")
+        return True
+
+
+class FakeStop:
+    """Counts what a test says it has received."""
+
+    count = 0
+
+
+@pytest.mark.parametrize("is_lost", [False, True], ids=["aborted", "lost"])
+def test_a_drain_ends_with_the_last_request_however_that_ends(is_lost: bool):
+    config = core_config()
+    router, stop, now = FakeRouter(), FakeStop(), [0.0]
+    outbox = Outbox(router, epoch=1, clock=lambda: now[0])
+    scheduler = Scheduler(config, cache_plan(config), clock=lambda: now[0])
+    service = FrontendService(router, outbox, scheduler, None, None, stop, lambda: now[0])
+    outbox.connect(CLIENT)
+    router.inbox = [(CLIENT, Submit("r", [1, 2], SamplingSpec(max_tokens=4, seed=0)))]
+    service.serve()
+    stop.count = 1
+    service.serve()
+    assert service.is_open, "a request is left to finish"
+    if is_lost:
+        router.is_peer_gone = True
+        now[0] = 2.0  # the statistics that are due find nobody
+    else:
+        router.inbox = [(CLIENT, Abort(["r"]))]
+    service.serve()
+    assert not scheduler.has_requests
+    assert not service.is_open, "nothing will ever wake the core again"
