@@ -3,9 +3,26 @@
 Does not decide when an accepted request runs.
 """
 
+import sys
+
 from octavo.protocol.config import CachePlan, ResolvedConfig
 from octavo.protocol.events import Failed, FailureKind
 from octavo.protocol.requests import Submit
+
+_LARGEST = sys.float_info.max
+
+_RANGES: dict[str, tuple[float, float]] = {
+    "seed": (0, 2**64 - 1),
+    "temperature": (0.0, _LARGEST),
+    "top_k": (0, 2**63 - 1),
+    "top_p": (0.0, 1.0),
+    "min_p": (0.0, 1.0),
+    "presence_penalty": (-_LARGEST, _LARGEST),
+    "frequency_penalty": (-_LARGEST, _LARGEST),
+    "repetition_penalty": (sys.float_info.min, _LARGEST),
+    "min_tokens": (0, 2**63 - 1),
+}
+"""What a worker can compute with; not a number is in none of them."""
 
 
 class Admission:
@@ -59,6 +76,9 @@ class Admission:
         sampling = submit.sampling
         if sampling.max_tokens < 1:
             return f"max_tokens must be at least 1, got {sampling.max_tokens}", "max_tokens"
+        for name, (low, high) in _RANGES.items():
+            if not low <= getattr(sampling, name) <= high:
+                return f"{name} must be from {low:g} to {high:g}, got {getattr(sampling, name)}", name
         for name, value in (("logprobs", sampling.logprobs), ("prompt_logprobs", sampling.prompt_logprobs)):
             limit = self._vocab_size if self._max_logprobs < 0 else self._max_logprobs
             if value is not None and not 0 <= value <= limit:

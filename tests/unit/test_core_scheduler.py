@@ -217,6 +217,12 @@ def test_a_request_that_can_never_fit_fails_at_once():
     ("param", "fields"),
     [
         ("max_tokens", {"max_tokens": 0}),
+        ("seed", {"seed": -1}),
+        ("temperature", {"temperature": float("nan")}),
+        ("top_k", {"top_k": -1}),
+        ("min_p", {"min_p": 1.5}),
+        ("repetition_penalty", {"repetition_penalty": 0.0}),
+        ("presence_penalty", {"presence_penalty": float("inf")}),
         ("logprobs", {"logprobs": 21}),
         ("prompt_logprobs", {"prompt_logprobs": -1, "skip_reading_prefix_cache": True}),
         ("skip_reading_prefix_cache", {"prompt_logprobs": 1}),
