@@ -12,7 +12,7 @@ from torch import Tensor
 from octavo.kernels.filter_logits import filter_logits
 from octavo.kernels.gumbel_sample import gumbel_sample
 from octavo.kernels.penalties import apply_penalties
-from octavo.worker_proc.sampling.state import PenaltyCounts, SamplingState
+from octavo.worker_proc.sampling.state import LARGEST, PenaltyCounts, SamplingState
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class Sampler:
 
 
 def changed_logits(logits_V: Tensor, state: SamplingState, num_outputs: int) -> Tensor:
-    """Return a copy of one row of logits with bias, min_tokens and penalties applied."""
+    """Return a copy of one row of logits with bias, min_tokens and penalties applied, all finite if they were."""
     logits_V = logits_V.clone()
     if state.bias_ids.numel():
         logits_V[state.bias_ids] += state.bias_values
@@ -72,7 +72,7 @@ def changed_logits(logits_V: Tensor, state: SamplingState, num_outputs: int) -> 
         logits_V[state.withheld_ids] = -torch.inf
     if state.penalties:
         _penalize(logits_V, state, state.penalties)
-    return logits_V
+    return logits_V.clamp_(-LARGEST, LARGEST)
 
 
 def _penalize(logits_V: Tensor, state: SamplingState, counts: PenaltyCounts) -> None:
@@ -80,7 +80,7 @@ def _penalize(logits_V: Tensor, state: SamplingState, counts: PenaltyCounts) -> 
         logits_V.unsqueeze(0),
         counts.output_counts_V.unsqueeze(0),
         counts.is_in_prompt_V.unsqueeze(0),
-        repetition_R=torch.tensor([state.spec.repetition_penalty]),
+        repetition_R=torch.tensor([state.repetition_penalty]),
         frequency_R=torch.tensor([state.spec.frequency_penalty]),
         presence_R=torch.tensor([state.spec.presence_penalty]),
     )

@@ -11,6 +11,10 @@ from torch import Tensor
 
 from octavo.protocol.params import SamplingSpec
 
+LARGEST = 1e30
+"""Bound of changed logits, and of a repetition penalty and its inverse. Infinite ones have differences that are
+no numbers, and one such request would end the engine; at temperature 0.01 this is still within float32."""
+
 
 @dataclass(slots=True)
 class PenaltyCounts:
@@ -62,6 +66,11 @@ class SamplingState:
             withheld_ids=torch.tensor(sorted(i for i in withheld if i < vocab_size), dtype=torch.int64),
             penalties=PenaltyCounts.count(prompt, output, vocab_size) if _has_penalties(spec) else None,
         )
+
+    @property
+    def repetition_penalty(self) -> float:
+        """The request's, within what float32 can divide by."""
+        return min(max(self.spec.repetition_penalty, 1 / LARGEST), LARGEST)
 
     @property
     def is_greedy(self) -> bool:
