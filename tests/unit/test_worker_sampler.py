@@ -82,7 +82,7 @@ def test_min_tokens_beats_bias_and_ends_in_time() -> None:
     for num_outputs, is_withheld in [(0, True), (2, True), (3, False)]:
         changed = changed_logits(torch.zeros(VOCAB_SIZE), single.state, num_outputs)
         assert bool(changed[7] < -1e9) == is_withheld
-        assert bool(changed[8].isinf()) == is_withheld
+        assert bool(changed[8] < -1e9) == is_withheld
 
 
 def test_temperature_comes_before_min_p() -> None:
