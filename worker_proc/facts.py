@@ -7,6 +7,7 @@ import logging
 
 import torch
 
+from octavo.kernels.paged_attention import workspace_bytes
 from octavo.protocol.config import DeviceFacts, ResolvedConfig
 from octavo.protocol.params import SamplingSpec
 from octavo.protocol.steps import Admitted, Scheduled, StepPlan
@@ -62,13 +63,9 @@ def activation_bytes(model: Model, device: Device, config: ResolvedConfig) -> in
     decode = _peak_growth(model, device, config, num_requests=num_seqs, num_tokens=1, samples=True)
     logits_bytes = num_seqs * config.model.vocab_size * torch.float32.itemsize
     measured = max(prefill * -(-budget // num_tokens) + decode, 2 * logits_bytes)
-    return measured + _longest_context_bytes(config)
-
-
-def _longest_context_bytes(config: ResolvedConfig) -> int:
-    """Return what the CPU's attention gathers for the longest request: one layer's keys and values in float32."""
-    facts = config.model
-    return block_bytes(1, config.max_model_len, facts.num_kv_heads, facts.head_dim, torch.float32)
+    return measured + workspace_bytes(
+        config.max_model_len, model.attention_shape, torch_dtype(config), device.torch_device
+    )
 
 
 def _peak_growth(

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from octavo.kernels.dispatch import choose, require
@@ -34,6 +35,17 @@ class PagedAttention(Protocol):
 
 
 _PLANNERS = {"cpu": cpu.plan}
+_WORKSPACES = {"cpu": cpu.workspace_bytes}
+
+
+def workspace_bytes(context_len: int, shape: AttentionShape, dtype: torch.dtype, device: torch.device) -> int:
+    """Return the memory that one request of `context_len` keys needs while a planned step runs, for any of its rows.
+
+    Raises:
+        UnsupportedDevice: no implementation for the device.
+    """
+    head_counts = (shape.num_heads, shape.num_kv_heads, shape.head_dim)
+    return choose("paged_attention", _WORKSPACES, device)(context_len, head_counts, dtype)
 
 
 def plan(

@@ -86,6 +86,22 @@ def plan(
     return CpuPlan([*batches, *chunks])
 
 
+def workspace_bytes(context_len: int, head_counts: tuple[int, int, int], dtype: torch.dtype) -> int:
+    """See `octavo.kernels.paged_attention.workspace_bytes`.
+
+    Keys and values in float32, the values once more as they come from the cache; scores, weights, and sums for
+    each tile of keys, of one tile of query rows or of as many as are taken together. The scores count twice
+    again: so much was seen to stay with the C library's allocator.
+    """
+    heads = _Heads(*head_counts, 1.0)
+    num_tiles = -(-context_len // KV_TILE)
+    keys = num_tiles * KV_TILE * heads.num_kv_heads
+    copied_bytes = dtype.itemsize if dtype != torch.float32 else 0
+    gathered = keys * heads.head_dim * (2 * torch.float32.itemsize + copied_bytes)
+    scores = max(keys * heads.rows, _MAX_SCORES) * torch.float32.itemsize
+    return gathered + 4 * scores + scores * heads.head_dim // KV_TILE
+
+
 def _slots(block_table_P: Tensor, block_size: int, first_tile: int, context_len: int) -> Tensor:
     """Return the cache slots of whole tiles of keys; beyond the context, those of the last position.
 

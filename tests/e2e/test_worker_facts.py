@@ -2,11 +2,13 @@
 
 from pathlib import Path
 
+import pytest
 import torch
 from safetensors.torch import load_file
 from tiny_models import VOCAB_SIZE, make_tiny
 from worker_plans import alone, loaded, spec, worker_config
 
+from octavo.kernels.paged_attention import AttentionShape, plan, workspace_bytes
 from octavo.worker_proc.device.cpu import CpuDevice
 from octavo.worker_proc.facts import measure
 
@@ -30,6 +32,22 @@ def test_the_peak_covers_the_tensors_that_a_step_cannot_do_without(tmp_path: Pat
     facts = measure(loaded(config), CpuDevice(1), config, rank=0, free_bytes=0)
     gate_and_up_bytes = budget * 2 * width * 4
     assert gate_and_up_bytes <= facts.activation_bytes <= 12 * gate_and_up_bytes
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("num_rows", [1, 64])
+def test_attention_to_a_long_context_fits_what_is_counted_for_it(num_rows: int, dtype: torch.dtype) -> None:
+    context_len, block_size, shape = 32768, 16, AttentionShape(9, 3, 64, 0.125)
+    num_blocks = context_len // block_size
+    cache = torch.ones(2, num_blocks, block_size, 3, 64, dtype=dtype)
+    queries = torch.ones(num_rows, 9, 64, dtype=dtype)
+    table = torch.arange(num_blocks, dtype=torch.int32).unsqueeze(0)
+    step = plan([0, num_rows], [context_len], table, block_size, shape)
+    device = CpuDevice(1)
+    device.reset_peak()
+    step(queries, *cache)
+    counted = workspace_bytes(context_len, shape, dtype, device.torch_device)
+    assert device.peak_growth_bytes() <= counted <= 4 * cache.numel() * 4
 
 
 def test_measuring_changes_no_token(tmp_path: Path) -> None:
