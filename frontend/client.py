@@ -81,7 +81,7 @@ class AsyncClient:
         self._prefix = secrets.token_hex(4)
         self._request_counter = itertools.count()
         self._child_counter = itertools.count()
-        self._live: dict[str, Generation] = {}
+        self._live: set[Generation] = set()
         self._pulse = PulseReader(Path(link.facts.pulse_path)) if Path(link.facts.pulse_path).is_file() else None
         link.on_stats = self._on_stats
         if engine:
@@ -207,7 +207,8 @@ class AsyncClient:
         Args:
             prompt: text, token ids, or a dict with "prompt" or "prompt_token_ids".
             sampling_params: None: the model's own defaults.
-            request_id: shown in the outputs; also decides the seed of a request without one.
+            request_id: shown in the outputs, and what `abort` goes by; need not be unique, as a proxy may send
+                a request again. Also decides the seed of a request without one.
             priority: lower runs earlier; other than 0 only with `scheduling_policy="priority"`.
             cache_salt: cached prompt prefixes are shared only among requests of equal salt.
 
@@ -218,15 +219,13 @@ class AsyncClient:
             EngineDeadError: the engine is gone.
         """
         generation = await self._start(prompt, sampling_params, request_id, priority, cache_salt)
-        if generation.request_id in self._live:
-            raise InvalidRequestError(f"request_id {request_id!r} is in use by a running request", "request_id")
-        self._live[generation.request_id] = generation
+        self._live.add(generation)
         outputs = generation.outputs()
         try:
             async for output in outputs:
                 yield output
         finally:
-            self._live.pop(generation.request_id, None)
+            self._live.discard(generation)
             # Not left to the garbage collector: the engine must hear of it now.
             await outputs.aclose()  # type: ignore[attr-defined]
 
@@ -241,15 +240,15 @@ class AsyncClient:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
     async def abort(self, request_id: str) -> bool:
-        """End a request of this client with finish reason "abort"; False when it is not running."""
-        generation = self._live.get(request_id)
-        if generation:
+        """End all requests of this client with this id, finish reason "abort"; False when there is none."""
+        found = [generation for generation in self._live if generation.request_id == request_id]
+        for generation in found:
             generation.abort()
-        return generation is not None
+        return bool(found)
 
     def abort_all(self) -> None:
         """End every request of this client with finish reason "abort"."""
-        for generation in self._live.values():
+        for generation in self._live:
             generation.abort()
 
     async def reset_prefix_cache(self) -> bool:

@@ -13,6 +13,7 @@ import pytest
 from tiny_models import make_tiny
 
 from octavo.frontend.client import AsyncClient
+from octavo.frontend.outputs import RequestOutput
 from octavo.protocol.errors import EngineDeadError, InvalidRequestError, PromptTooLongError, StartupError
 from octavo.protocol.params import OutputKind, SamplingParams
 
@@ -264,17 +265,22 @@ def test_closing_ends_what_runs_and_may_happen_twice(engine: Engine) -> None:
     engine.run(scenario)
 
 
-def test_a_request_id_is_refused_while_it_is_in_use(engine: Engine) -> None:
-    async def scenario(client: AsyncClient) -> None:
-        async def one() -> str:
-            async for _ in client.generate(PROMPT, LONG, request_id="x"):
-                pass
-            return "served"
+def test_a_request_that_is_sent_twice_is_served_twice(engine: Engine) -> None:
+    params = SamplingParams(temperature=1.0, max_tokens=40, ignore_eos=True, output_kind=OutputKind.FINAL_ONLY)
 
-        first, second = await asyncio.gather(one(), one(), return_exceptions=True)
-        assert first == "served"
-        assert isinstance(second, InvalidRequestError)
-        assert second.param == "request_id"
+    async def one(client: AsyncClient) -> RequestOutput:
+        (output,) = [output async for output in client.generate(PROMPT, params, request_id="x")]
+        return output
+
+    async def scenario(client: AsyncClient) -> None:
+        first, second = await asyncio.gather(one(client), one(client))
+        assert first.outputs[0].token_ids == second.outputs[0].token_ids, "the seed follows from the id"
+        running = [asyncio.create_task(one(client)) for _ in range(2)]
+        while client.num_live_requests < 2:
+            await asyncio.sleep(0)
+        assert await client.abort("x")
+        assert [(await task).outputs[0].finish_reason for task in running] == ["abort", "abort"]
+        await until_idle(client)
 
     engine.run(scenario)
 
