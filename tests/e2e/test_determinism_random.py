@@ -19,10 +19,19 @@ MAX_LEN = 128
 VOCAB = 320
 
 
-@pytest.fixture(scope="module", params=["float32", "bfloat16"])
+MODELS = [
+    ("MistralForCausalLM", "float32", {"sliding_window": 24}),
+    ("LlamaForCausalLM", "bfloat16", {}),
+    ("GPT2LMHeadModel", "float16", {}),
+]
+"""Attention with and without a window, both kinds of norm and of positions, every dtype."""
+
+
+@pytest.fixture(scope="module", params=MODELS, ids=[f"{arch}-{dtype}" for arch, dtype, _ in MODELS])
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, Model]:
-    path = make_tiny("LlamaForCausalLM", tmp_path_factory.mktemp("model"))
-    return path, request.param, loaded(worker_config(path, dtype=request.param, max_model_len=MAX_LEN))
+    arch, dtype, changes = request.param
+    path = make_tiny(arch, tmp_path_factory.mktemp("model"), **changes)
+    return path, dtype, loaded(worker_config(path, dtype=dtype, max_model_len=MAX_LEN))
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -79,7 +88,7 @@ def asked(draw: st.DrawFn) -> Asked:
 
 ENGINES = st.fixed_dictionaries(
     {
-        "block_size": st.sampled_from([4, 16, 32]),
+        "block_size": st.sampled_from([1, 4, 16, 32, 256]),
         "max_num_seqs": st.integers(1, 9),
         "max_num_batched_tokens": st.sampled_from([9, 24, 64, 512]),
         "enable_prefix_caching": st.booleans(),
