@@ -3,7 +3,7 @@
 import asyncio
 import itertools
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Generator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from collections.abc import Sequence as Several
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -199,7 +199,7 @@ class AsyncClient:
         request_id: str | None = None,
         priority: int = 0,
         cache_salt: str | None = None,
-    ) -> AsyncIterator[RequestOutput]:
+    ) -> AsyncGenerator[RequestOutput, None]:
         """Generate for one prompt; yields deltas unless `sampling_params.output_kind` says otherwise.
 
         Leaving the loop early, or cancelling the task, aborts the request in the engine.
@@ -227,7 +227,7 @@ class AsyncClient:
         finally:
             self._live.discard(generation)
             # Not left to the garbage collector: the engine must hear of it now.
-            await outputs.aclose()  # type: ignore[attr-defined]
+            await outputs.aclose()
 
     async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Tokenize, off the event loop when the text is long."""

@@ -5,7 +5,7 @@ The children share their prompt through the prefix cache; the engine knows nothi
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 
 from octavo.frontend.generation.sequence import Sequence
 from octavo.frontend.link import CoreLink, RequestStream
@@ -57,7 +57,7 @@ class Generation:
         self._is_aborted = True
         self._arrived.set()
 
-    async def outputs(self) -> AsyncIterator[RequestOutput]:
+    async def outputs(self) -> AsyncGenerator[RequestOutput, None]:
         """Yield outputs of the wanted kind; the last one has `finished` set.
 
         Leaving early, by any way, aborts the children in the engine.

@@ -1,7 +1,7 @@
 """Several prompts of one HTTP request, generated at the same time."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import TypeAlias
 
@@ -12,13 +12,13 @@ PromptOutputs: TypeAlias = AsyncGenerator[tuple[int, RequestOutput]]
 """Outputs with the index of the prompt each belongs to."""
 
 
-async def merge(outputs: Sequence[AsyncIterator[RequestOutput]]) -> PromptOutputs:
+async def merge(outputs: Sequence[AsyncGenerator[RequestOutput]]) -> PromptOutputs:
     """Yield (prompt index, output) in order of arrival.
 
     The first failure is raised; it, and leaving early, end all the others.
     """
     if len(outputs) == 1:
-        async with aclosing(outputs[0]) as only:  # type: ignore[type-var]
+        async with aclosing(outputs[0]) as only:
             async for output in only:
                 yield 0, output
         return
@@ -42,11 +42,11 @@ async def merge(outputs: Sequence[AsyncIterator[RequestOutput]]) -> PromptOutput
 
 async def _drain(
     index: int,
-    outputs: AsyncIterator[RequestOutput],
+    outputs: AsyncGenerator[RequestOutput],
     arrived: "asyncio.Queue[tuple[int, RequestOutput | OctavoError | None]]",
 ) -> None:
     try:
-        async with aclosing(outputs) as all_of_them:  # type: ignore[type-var]
+        async with aclosing(outputs) as all_of_them:
             async for output in all_of_them:
                 arrived.put_nowait((index, output))
     except OctavoError as error:

@@ -1,6 +1,6 @@
 """`POST /v1/chat/completions`."""
 
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 from starlette.requests import Request
@@ -59,14 +59,14 @@ async def create_chat_completion(request: Request) -> Response:
     return await respond(request, _whole(outputs, style))
 
 
-async def _whole(outputs: AsyncIterator[RequestOutput], style: AnswerStyle) -> Response:
-    async with aclosing(outputs):  # type: ignore[type-var]
+async def _whole(outputs: AsyncGenerator[RequestOutput], style: AnswerStyle) -> Response:
+    async with aclosing(outputs):
         output = await anext(outputs)
     return Response(render_chat(output, style), media_type="application/json")
 
 
-async def _stream(outputs: AsyncIterator[RequestOutput], chunks: ChatChunks) -> AsyncGenerator[bytes]:
-    async with aclosing(outputs):  # type: ignore[type-var]
+async def _stream(outputs: AsyncGenerator[RequestOutput], chunks: ChatChunks) -> AsyncGenerator[bytes]:
+    async with aclosing(outputs):
         async for output in outputs:
             if bodies := chunks.take(output):
                 yield b"".join(map(event, bodies))
