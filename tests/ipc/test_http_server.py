@@ -89,7 +89,11 @@ def test_socket_of_a_dead_server_is_replaced(tmp_path: Path) -> None:
     path = tmp_path / "s"
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(path))
-    listen(ServerConfig(uds=str(path))).close()
+    listener = listen(ServerConfig(uds=str(path)))
+    with socket.socket(socket.AF_UNIX) as caller:
+        caller.connect(str(path))  # the dead one's socket refused it
+        assert caller.getpeername() == str(path)
+    listener.close()
 
 
 def test_file_in_the_way_is_left_alone(tmp_path: Path) -> None:

@@ -180,6 +180,8 @@ def test_closing_twice_at_once(tmp_path: Path) -> None:
     async def scenario(core: FakeCore, link: CoreLink) -> None:
         link.submit(SUBMIT, asyncio.Event())
         await asyncio.gather(link.close(), link.close(), link.close())
+        assert link.failure is not None
+        assert link.num_live_requests == 0
 
     run(tmp_path, scenario)
 
