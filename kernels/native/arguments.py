@@ -1,0 +1,66 @@
+"""The structures that C++ reads, mirrored field by field from `step.h`. Owns no memory."""
+
+import ctypes
+from typing import Self
+
+import torch
+from torch import Tensor
+
+TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.int8: 3}
+"""The numbers of `octavo::Type`."""
+
+
+class Arguments(ctypes.Structure):
+    """Base of the arguments of one operation."""
+
+
+class Matrix(ctypes.Structure):
+    """Rows of `width` elements, `row_bytes` apart."""
+
+    _fields_ = [
+        ("data", ctypes.c_void_p),
+        ("row_bytes", ctypes.c_int64),
+        ("width", ctypes.c_int64),
+        ("type", ctypes.c_int32),
+        ("unused", ctypes.c_int32),
+    ]
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> Self:
+        """Return the matrix over a tensor of two dimensions, which must outlive it; its last stride is 1."""
+        assert tensor.ndim == 2 and (tensor.stride(1) == 1 or tensor.shape[1] <= 1), "rows must be contiguous"
+        row_bytes = tensor.stride(0) * tensor.element_size()
+        return cls(tensor.data_ptr(), row_bytes, tensor.shape[1], TYPES[tensor.dtype], 0)
+
+
+class StepArguments(ctypes.Structure):
+    """One forward pass: see `Step` in `step.h`."""
+
+    _fields_ = [
+        ("num_rows", ctypes.c_int64),
+        ("token_ids", ctypes.c_void_p),
+        ("positions", ctypes.c_void_p),
+        ("slots", ctypes.c_void_p),
+        ("num_requests", ctypes.c_int64),
+        ("query_starts", ctypes.c_void_p),
+        ("context_lens", ctypes.c_void_p),
+        ("block_table", ctypes.c_void_p),
+        ("block_table_width", ctypes.c_int64),
+    ]
+
+
+class OperationEntry(ctypes.Structure):
+    """One entry of a program."""
+
+    _fields_ = [("function", ctypes.c_void_p), ("args", ctypes.c_void_p), ("waits", ctypes.c_int64)]
+
+
+class ProgramArguments(ctypes.Structure):
+    """A program, as `octavo_run` takes it."""
+
+    _fields_ = [
+        ("operations", ctypes.POINTER(OperationEntry)),
+        ("num_operations", ctypes.c_int64),
+        ("counters", ctypes.c_void_p),
+        ("nanoseconds", ctypes.c_void_p),
+    ]

@@ -1,0 +1,76 @@
+// What a native operation works on: matrices of token rows, the step it belongs to, and its thread.
+//
+// An operation is a function `void run(const Args&, const Step&, Thread&)` in the folder of its kernel, made
+// known to Python by OCTAVO_OPERATION. All threads of a run call it with the same arguments and share the
+// work by `thread`; the executor (program.cpp) waits for all of them before the next operation begins.
+// Nothing here allocates, and no operation may: buffers are made when a program is built.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+
+namespace octavo {
+
+enum class Type : int32_t { f32 = 0, bf16 = 1, f16 = 2, i8 = 3 };
+
+// Rows of equal width, which may lie apart: a view of some columns of a wider matrix has its `row_bytes`.
+// `kernels/native/arguments.py` mirrors it.
+struct Matrix {
+    void* data;
+    int64_t row_bytes;
+    int64_t width;  // elements
+    Type type;
+    int32_t unused;
+
+    template <typename Element>
+    Element* row(int64_t index) const {
+        return reinterpret_cast<Element*>(static_cast<char*>(data) + index * row_bytes);
+    }
+};
+
+// One forward pass over a ragged batch, as `worker_proc/batch/inputs.py` describes it: T token rows of R requests.
+struct Step {
+    int64_t num_rows;            // T
+    const int64_t* token_ids;    // T
+    const int64_t* positions;    // T; rising by one within a request
+    const int64_t* slots;        // T; block number * block size + offset
+    int64_t num_requests;        // R
+    const int64_t* query_starts; // R + 1; offsets into the rows
+    const int64_t* context_lens; // R; keys of a request, those of this step included
+    const int32_t* block_table;  // R lines of block numbers
+    int64_t block_table_width;   // elements from one line to the next
+};
+
+struct Range {
+    int64_t begin;
+    int64_t end;
+};
+
+class Barrier;
+
+// One of the `count` threads of a run.
+struct Thread {
+    int64_t index;
+    int64_t count;
+    std::atomic<int64_t>* next_item;  // a counter of this operation in this run, 0 before any thread takes one
+    Barrier* barrier;
+
+    // This thread's part of [0, size): contiguous, in the order of the threads, of sizes that differ by one at most.
+    Range share(int64_t size) const { return {size * index / count, size * (index + 1) / count}; }
+
+    // The next piece of work that no thread has taken yet. Work taken so must not care who does it.
+    int64_t take() const { return next_item->fetch_add(1, std::memory_order_relaxed); }
+
+    // Waits until all threads of the run are here (pool.cpp).
+    void wait_for_all() const;
+};
+
+}  // namespace octavo
+
+// Makes `run(const Args&, const Step&, Thread&)` callable as `octavo_<name>` and tells Python the size of Args.
+#define OCTAVO_OPERATION(name, Args)                                                                              \
+    extern "C" void octavo_##name(const void* args, const octavo::Step* step, octavo::Thread* thread) {           \
+        run(*static_cast<const Args*>(args), *step, *thread);                                                     \
+    }                                                                                                             \
+    extern "C" int64_t octavo_##name##_args_size() { return sizeof(Args); }

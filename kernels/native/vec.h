@@ -1,0 +1,295 @@
+// Sixteen numbers at a time, on every instruction set: the one place that knows intrinsics of float vectors.
+//
+// Levels, chosen by what the compiler was told to target: AVX-512 (one register), AVX2 with FMA (two halves), or
+// plain arrays that the compiler vectorizes as it can (NEON, SSE). `fma` is one rounding on the first two and
+// two on the last, where a fused one would be a library call; the library is built with -ffp-contract=off, so a
+// product and a sum are fused where the source says so and nowhere else, whatever is inlined where.
+// The dot products of 16-bit and 8-bit numbers are in `dot.h`.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VL__) && defined(__AVX512DQ__)
+#define OCTAVO_AVX512 1
+#elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
+#define OCTAVO_AVX2 1
+#endif
+#if defined(OCTAVO_AVX512) || defined(OCTAVO_AVX2)
+#include <immintrin.h>
+#endif
+
+namespace octavo {
+
+constexpr int kLanes = 16;
+
+// Bit patterns of 16-bit floats.
+struct bf16 {
+    uint16_t bits;
+};
+struct f16 {
+    uint16_t bits;
+};
+
+inline float to_float(float value) { return value; }
+
+inline float to_float(bf16 value) {
+    uint32_t bits = static_cast<uint32_t>(value.bits) << 16;
+    float result;
+    std::memcpy(&result, &bits, sizeof result);
+    return result;
+}
+
+// Rounds to the nearest, ties to even; NaN stays NaN.
+inline bf16 to_bf16(float value) {
+    uint32_t bits;
+    std::memcpy(&bits, &value, sizeof bits);
+    if ((bits & 0x7fffffffu) > 0x7f800000u) return {static_cast<uint16_t>((bits >> 16) | 0x40u)};
+    return {static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16)};
+}
+
+inline float to_float(f16 value) {
+#if defined(__F16C__)
+    return _cvtsh_ss(value.bits);
+#else
+    const uint32_t sign = static_cast<uint32_t>(value.bits & 0x8000u) << 16;
+    const uint32_t exponent = (value.bits >> 10) & 0x1fu, fraction = value.bits & 0x3ffu;
+    if (exponent == 0) {  // zero or subnormal: fraction * 2^-24
+        const float magnitude = static_cast<float>(fraction) * 0x1p-24f;
+        return sign ? -magnitude : magnitude;
+    }
+    const uint32_t bits = sign | (exponent == 31 ? 0x7f800000u : (exponent + 112u) << 23) | (fraction << 13);
+    float result;
+    std::memcpy(&result, &bits, sizeof result);
+    return result;
+#endif
+}
+
+inline f16 to_f16(float value) {
+#if defined(__F16C__)
+    return {static_cast<uint16_t>(_cvtss_sh(value, _MM_FROUND_TO_NEAREST_INT))};
+#else
+    uint32_t bits;
+    std::memcpy(&bits, &value, sizeof bits);
+    const uint16_t sign = static_cast<uint16_t>((bits >> 16) & 0x8000u);
+    bits &= 0x7fffffffu;
+    if (bits > 0x7f800000u) return {static_cast<uint16_t>(sign | 0x7e00u)};
+    if (bits >= 0x47800000u) return {static_cast<uint16_t>(sign | 0x7c00u)};
+    if (bits < 0x38800000u) {  // subnormal in 16 bits: adding 0.5 leaves value * 2^24, rounded, in the low bits
+        float magnitude;
+        std::memcpy(&magnitude, &bits, sizeof magnitude);
+        magnitude += 0.5f;
+        std::memcpy(&bits, &magnitude, sizeof bits);
+        return {static_cast<uint16_t>(sign | (bits - 0x3f000000u))};
+    }
+    return {static_cast<uint16_t>(sign | ((bits + 0xc8000fffu + ((bits >> 13) & 1u)) >> 13))};
+#endif
+}
+
+#if defined(OCTAVO_AVX512)
+
+struct F32x16 {
+    __m512 v;
+};
+
+inline F32x16 set1(float value) { return {_mm512_set1_ps(value)}; }
+inline F32x16 load(const float* p) { return {_mm512_loadu_ps(p)}; }
+inline F32x16 load(const bf16* p) {
+    const __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+    return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16))};
+}
+inline F32x16 load(const f16* p) { return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))}; }
+inline F32x16 load(const int8_t* p) {
+    return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))))};
+}
+inline void store(float* p, F32x16 a) { _mm512_storeu_ps(p, a.v); }
+inline void store(bf16* p, F32x16 a) {
+#if defined(__AVX512BF16__)
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), (__m256i)_mm512_cvtneps_pbh(a.v));
+#else
+    const __m512i bits = _mm512_castps_si512(a.v);
+    const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+    const __m512i rounded = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
+    const __mmask16 is_nan = _mm512_cmp_ps_mask(a.v, a.v, _CMP_UNORD_Q);
+    const __m512i quiet = _mm512_or_si512(bits, _mm512_set1_epi32(0x400000));
+    const __m512i result = _mm512_srli_epi32(_mm512_mask_blend_epi32(is_nan, rounded, quiet), 16);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(result));
+#endif
+}
+inline void store(f16* p, F32x16 a) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtps_ph(a.v, _MM_FROUND_TO_NEAREST_INT));
+}
+inline F32x16 operator+(F32x16 a, F32x16 b) { return {_mm512_add_ps(a.v, b.v)}; }
+inline F32x16 operator-(F32x16 a, F32x16 b) { return {_mm512_sub_ps(a.v, b.v)}; }
+inline F32x16 operator*(F32x16 a, F32x16 b) { return {_mm512_mul_ps(a.v, b.v)}; }
+inline F32x16 operator/(F32x16 a, F32x16 b) { return {_mm512_div_ps(a.v, b.v)}; }
+inline F32x16 max(F32x16 a, F32x16 b) { return {_mm512_max_ps(a.v, b.v)}; }
+inline F32x16 min(F32x16 a, F32x16 b) { return {_mm512_min_ps(a.v, b.v)}; }
+inline F32x16 fma(F32x16 a, F32x16 b, F32x16 c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
+inline F32x16 round(F32x16 a) { return {_mm512_roundscale_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)}; }
+// a * 2^n for an integral n; underflows to zero.
+inline F32x16 scale_by_power(F32x16 a, F32x16 n) { return {_mm512_scalef_ps(a.v, n.v)}; }
+// Lanes [0, count) of `a`, the others of `b`.
+inline F32x16 first(int64_t count, F32x16 a, F32x16 b) {
+    const __mmask16 mask = count >= kLanes ? 0xffff : count <= 0 ? 0 : static_cast<__mmask16>((1u << count) - 1u);
+    return {_mm512_mask_blend_ps(mask, b.v, a.v)};
+}
+
+#elif defined(OCTAVO_AVX2)
+
+struct F32x16 {
+    __m256 lo, hi;
+};
+
+inline F32x16 set1(float value) { return {_mm256_set1_ps(value), _mm256_set1_ps(value)}; }
+inline F32x16 load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
+inline __m256 half_of_bf16(const bf16* p) {
+    const __m128i bits = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16));
+}
+inline F32x16 load(const bf16* p) { return {half_of_bf16(p), half_of_bf16(p + 8)}; }
+inline F32x16 load(const f16* p) {
+    return {_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))),
+            _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p + 8)))};
+}
+inline F32x16 load(const int8_t* p) {
+    const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+    return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes)),
+            _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(bytes, 8)))};
+}
+inline void store(float* p, F32x16 a) {
+    _mm256_storeu_ps(p, a.lo);
+    _mm256_storeu_ps(p + 8, a.hi);
+}
+inline void store(bf16* p, F32x16 a) {
+    alignas(32) float values[kLanes];
+    store(values, a);
+    for (int i = 0; i < kLanes; ++i) p[i] = to_bf16(values[i]);
+}
+inline void store(f16* p, F32x16 a) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_cvtps_ph(a.lo, _MM_FROUND_TO_NEAREST_INT));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p + 8), _mm256_cvtps_ph(a.hi, _MM_FROUND_TO_NEAREST_INT));
+}
+inline F32x16 operator+(F32x16 a, F32x16 b) { return {_mm256_add_ps(a.lo, b.lo), _mm256_add_ps(a.hi, b.hi)}; }
+inline F32x16 operator-(F32x16 a, F32x16 b) { return {_mm256_sub_ps(a.lo, b.lo), _mm256_sub_ps(a.hi, b.hi)}; }
+inline F32x16 operator*(F32x16 a, F32x16 b) { return {_mm256_mul_ps(a.lo, b.lo), _mm256_mul_ps(a.hi, b.hi)}; }
+inline F32x16 operator/(F32x16 a, F32x16 b) { return {_mm256_div_ps(a.lo, b.lo), _mm256_div_ps(a.hi, b.hi)}; }
+inline F32x16 max(F32x16 a, F32x16 b) { return {_mm256_max_ps(a.lo, b.lo), _mm256_max_ps(a.hi, b.hi)}; }
+inline F32x16 min(F32x16 a, F32x16 b) { return {_mm256_min_ps(a.lo, b.lo), _mm256_min_ps(a.hi, b.hi)}; }
+inline F32x16 fma(F32x16 a, F32x16 b, F32x16 c) {
+    return {_mm256_fmadd_ps(a.lo, b.lo, c.lo), _mm256_fmadd_ps(a.hi, b.hi, c.hi)};
+}
+inline F32x16 round(F32x16 a) {
+    constexpr int kNearest = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+    return {_mm256_round_ps(a.lo, kNearest), _mm256_round_ps(a.hi, kNearest)};
+}
+inline __m256 half_power(__m256 a, __m256 n) {
+    // In two factors, because 2^n itself may be too small for a normal number.
+    const __m256i whole = _mm256_cvtps_epi32(n), half = _mm256_srai_epi32(whole, 1);
+    const __m256i rest = _mm256_sub_epi32(whole, half), one = _mm256_set1_epi32(127);
+    const __m256 x = _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(half, one), 23));
+    const __m256 y = _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(rest, one), 23));
+    return _mm256_mul_ps(_mm256_mul_ps(a, x), y);
+}
+inline F32x16 scale_by_power(F32x16 a, F32x16 n) { return {half_power(a.lo, n.lo), half_power(a.hi, n.hi)}; }
+inline F32x16 first(int64_t count, F32x16 a, F32x16 b) {
+    const __m256i number = _mm256_set1_epi32(static_cast<int>(count < 0 ? 0 : count > kLanes ? kLanes : count));
+    const __m256i lanes = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+    const __m256i lo = _mm256_cmpgt_epi32(number, lanes);
+    const __m256i hi = _mm256_cmpgt_epi32(number, _mm256_add_epi32(lanes, _mm256_set1_epi32(8)));
+    return {_mm256_blendv_ps(b.lo, a.lo, _mm256_castsi256_ps(lo)), _mm256_blendv_ps(b.hi, a.hi, _mm256_castsi256_ps(hi))};
+}
+
+#else
+
+struct F32x16 {
+    float v[kLanes];
+};
+
+// Applies `expression` of the lane number i to all lanes.
+#define OCTAVO_LANES(expression)                                \
+    F32x16 result;                                              \
+    for (int i = 0; i < kLanes; ++i) result.v[i] = (expression); \
+    return result
+
+inline F32x16 set1(float value) { OCTAVO_LANES(value); }
+inline F32x16 load(const float* p) { OCTAVO_LANES(p[i]); }
+inline F32x16 load(const bf16* p) { OCTAVO_LANES(to_float(p[i])); }
+inline F32x16 load(const f16* p) { OCTAVO_LANES(to_float(p[i])); }
+inline F32x16 load(const int8_t* p) { OCTAVO_LANES(static_cast<float>(p[i])); }
+inline void store(float* p, F32x16 a) { std::memcpy(p, a.v, sizeof a.v); }
+inline void store(bf16* p, F32x16 a) {
+    for (int i = 0; i < kLanes; ++i) p[i] = to_bf16(a.v[i]);
+}
+inline void store(f16* p, F32x16 a) {
+    for (int i = 0; i < kLanes; ++i) p[i] = to_f16(a.v[i]);
+}
+inline F32x16 operator+(F32x16 a, F32x16 b) { OCTAVO_LANES(a.v[i] + b.v[i]); }
+inline F32x16 operator-(F32x16 a, F32x16 b) { OCTAVO_LANES(a.v[i] - b.v[i]); }
+inline F32x16 operator*(F32x16 a, F32x16 b) { OCTAVO_LANES(a.v[i] * b.v[i]); }
+inline F32x16 operator/(F32x16 a, F32x16 b) { OCTAVO_LANES(a.v[i] / b.v[i]); }
+inline F32x16 max(F32x16 a, F32x16 b) { OCTAVO_LANES(a.v[i] > b.v[i] ? a.v[i] : b.v[i]); }
+inline F32x16 min(F32x16 a, F32x16 b) { OCTAVO_LANES(a.v[i] < b.v[i] ? a.v[i] : b.v[i]); }
+inline F32x16 fma(F32x16 a, F32x16 b, F32x16 c) { OCTAVO_LANES(a.v[i] * b.v[i] + c.v[i]); }
+inline F32x16 round(F32x16 a) { OCTAVO_LANES(std::nearbyint(a.v[i])); }
+inline F32x16 scale_by_power(F32x16 a, F32x16 n) { OCTAVO_LANES(std::ldexp(a.v[i], static_cast<int>(n.v[i]))); }
+inline F32x16 first(int64_t count, F32x16 a, F32x16 b) { OCTAVO_LANES(i < count ? a.v[i] : b.v[i]); }
+#undef OCTAVO_LANES
+
+#endif
+
+inline F32x16 zero() { return set1(0.0f); }
+
+// The first `count` numbers at `p`, then zeros; nothing beyond them is read.
+template <typename Element>
+inline F32x16 load_first(const Element* p, int64_t count) {
+    if (count >= kLanes) return load(p);
+    Element values[kLanes] = {};
+    std::memcpy(values, p, static_cast<size_t>(count) * sizeof(Element));
+    return load(values);
+}
+
+// Writes the first `count` lanes and nothing beyond them.
+template <typename Element>
+inline void store_first(Element* p, F32x16 a, int64_t count) {
+    if (count >= kLanes) return store(p, a);
+    Element values[kLanes];
+    store(values, a);
+    std::memcpy(p, values, static_cast<size_t>(count) * sizeof(Element));
+}
+
+// Sums and maxima over the lanes, always by the same tree: halves, quarters, ...
+inline float reduce_add(F32x16 a) {
+    float v[kLanes];
+    store(v, a);
+    for (int half = kLanes / 2; half > 0; half /= 2)
+        for (int i = 0; i < half; ++i) v[i] += v[i + half];
+    return v[0];
+}
+inline float reduce_max(F32x16 a) {
+    float v[kLanes];
+    store(v, a);
+    for (int half = kLanes / 2; half > 0; half /= 2)
+        for (int i = 0; i < half; ++i) v[i] = v[i] > v[i + half] ? v[i] : v[i + half];
+    return v[0];
+}
+
+// e^x for x <= 88, within 2 units in the last place; 0 below -87.3. x = n ln 2 + r with ln 2 in two parts
+// (Cody and Waite), and the polynomial of degree 6 in r that Cephes (Moshier) uses for expf.
+inline F32x16 exp(F32x16 x) {
+    x = max(x, set1(-104.0f));
+    const F32x16 n = round(x * set1(1.44269504f));
+    F32x16 r = fma(n, set1(-0.693359375f), x);
+    r = fma(n, set1(2.12194440e-4f), r);
+    F32x16 p = set1(1.9875691500e-4f);
+    p = fma(p, r, set1(1.3981999507e-3f));
+    p = fma(p, r, set1(8.3334519073e-3f));
+    p = fma(p, r, set1(4.1665795894e-2f));
+    p = fma(p, r, set1(1.6666665459e-1f));
+    p = fma(p, r, set1(5.0000001201e-1f));
+    p = fma(p, r * r, r + set1(1.0f));
+    return scale_by_power(p, n);
+}
+
+}  // namespace octavo
