@@ -10,21 +10,16 @@ import asyncio
 import contextlib
 import json
 import random
-import signal
-import socket
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import fetch_default_model
 import httpx
 from bench_report import MAX_TOKEN_ID, random_prompt, report, summary, write
-
-START_TIMEOUT_S = 120.0
+from own_server import serving
 
 
 @dataclass
@@ -99,34 +94,8 @@ def _server(args: argparse.Namespace, serve_flags: list[str]) -> Iterator[str]:
     if args.url:
         yield args.url.rstrip("/")
         return
-    model = args.model or str(fetch_default_model.fetch())
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    octavo = Path(sys.executable).parent / "octavo"
-    process = subprocess.Popen([octavo, "serve", model, "--port", str(port), *serve_flags])
-    try:
-        url = f"http://127.0.0.1:{port}"
-        _wait_until_healthy(process, url)
+    with serving(args.model or str(fetch_default_model.fetch()), serve_flags) as (url, _):
         yield url
-    finally:
-        process.send_signal(signal.SIGTERM)
-        try:
-            process.wait(timeout=30)
-        except subprocess.TimeoutExpired:
-            process.kill()
-
-
-def _wait_until_healthy(process: "subprocess.Popen[bytes]", url: str) -> None:
-    deadline = time.monotonic() + START_TIMEOUT_S
-    while time.monotonic() < deadline:
-        if process.poll() is not None:
-            raise SystemExit(f"the server ended with code {process.returncode} while it started")
-        with contextlib.suppress(httpx.TransportError):
-            if httpx.get(f"{url}/health").status_code == 200:
-                return
-        time.sleep(0.1)
-    raise SystemExit(f"the server was not ready after {START_TIMEOUT_S:.0f} s")
 
 
 def _jobs(args: argparse.Namespace) -> list[Job]:
