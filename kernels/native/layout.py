@@ -1,0 +1,84 @@
+"""Where the buffers of a program lie, and where its threads must wait for each other. Allocates nothing.
+
+Time is counted in phases: a run of row-wise operations, between which no thread waits, or one operation of
+another kind. Within a phase a thread may be ahead of another by several operations, so two buffers share
+memory only if the phases of their lives do not meet.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from octavo.kernels.native.value import Buffer, Node, Value
+
+ALIGNMENT = 64
+"""Bytes of a cache line: rows begin at multiples, so that no two threads write to one line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The plan of one arena."""
+
+    offsets: dict[Buffer, int]
+    num_bytes: int
+    waits: list[bool]
+    """Whether all threads must be done with a node before the next one begins."""
+
+
+def row_bytes(buffer: Buffer) -> int:
+    """Return the bytes from one row of a buffer to the next."""
+    return -(-buffer.width * buffer.type.itemsize // ALIGNMENT) * ALIGNMENT
+
+
+def lay_out(nodes: list[Node], results: Iterable[Value], max_rows: int) -> Layout:
+    """Give every buffer its place, first fit in the order of their first use; results keep theirs to the end."""
+    phases = _phases(nodes)
+    last_use = {output: phase for node, phase in zip(nodes, phases, strict=True) for output in node.outputs}
+    for node, phase in zip(nodes, phases, strict=True):
+        last_use |= {value.buffer: phase for value in node.inputs}
+    last_use |= {value.buffer: phases[-1] + 1 for value in results}
+    offsets: dict[Buffer, int] = {}
+    living: dict[int, tuple[int, int]] = {}  # offset -> (size, phase of the last use)
+    kept = {value.buffer for value in results}
+    num_bytes = 0
+    for index, (node, phase) in enumerate(zip(nodes, phases, strict=True)):
+        living = {offset: place for offset, place in living.items() if place[1] >= phase}
+        for output in node.outputs:
+            shared = _shared(node, nodes[index + 1 :]) if output is node.outputs[0] else None
+            if shared is not None and shared not in kept:
+                offset = offsets[shared]
+            else:
+                offset = _first_fit(living, max_rows * row_bytes(output))
+            offsets[output] = offset
+            living[offset] = (max_rows * row_bytes(output), last_use[output])
+            num_bytes = max(num_bytes, offset + max_rows * row_bytes(output))
+    waits = [here != after for here, after in zip(phases, [*phases[1:], -1], strict=True)]
+    return Layout(offsets, num_bytes, waits)
+
+
+def _phases(nodes: list[Node]) -> list[int]:
+    phases: list[int] = []
+    for index, node in enumerate(nodes):
+        continues = index > 0 and node.is_row_wise and nodes[index - 1].is_row_wise
+        phases.append(phases[-1] + (not continues) if phases else 0)
+    return phases
+
+
+def _shared(node: Node, later: list[Node]) -> Buffer | None:
+    """Return the buffer in whose place the first output can lie: whole, of equal rows, and read by nobody else."""
+    if node.in_place is None:
+        return None
+    value, output = node.inputs[node.in_place], node.outputs[0]
+    buffer = value.buffer
+    if value.width != buffer.width or (buffer.width, buffer.type) != (output.width, output.type):
+        return None
+    readers = [*later, *([node] * (sum(other.buffer is buffer for other in node.inputs) - 1))]
+    return None if any(other.buffer is buffer for reader in readers for other in reader.inputs) else buffer
+
+
+def _first_fit(living: dict[int, tuple[int, int]], size: int) -> int:
+    offset = 0
+    for start, (taken, _) in sorted(living.items()):
+        if offset + size <= start:
+            break
+        offset = max(offset, start + taken)
+    return offset

@@ -1,0 +1,78 @@
+"""What is done to a recorded program before it gets its memory: fusing, and storing linear inputs as they are read.
+
+Both keep every result's bits independent of the batch: they change where a number is rounded or stored, once
+for all rows.
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+
+import torch
+
+from octavo.kernels.cast.native import cast_node
+from octavo.kernels.native.value import Buffer, Form, Node, Value
+from octavo.kernels.quantize.native import quantize_node
+
+_WIDE = Form(torch.float32)
+
+
+def fuse(nodes: list[Node], results: Iterable[Value]) -> list[Node]:
+    """Let linear layers take over the operation that alone reads their output: an activation, a residual sum."""
+    num_readers = _count_readers(nodes, results)
+    writer = {output: node for node in nodes for output in node.outputs}
+    gone: set[int] = set()
+    fused: list[Node] = []
+    for node in nodes:
+        for value in node.inputs:
+            source = writer.get(value.buffer)
+            if source is None or source.absorb is None or id(source) in gone:
+                continue
+            if num_readers[value.buffer] != 1 or value.width != value.buffer.width:
+                continue
+            if (both := source.absorb(node)) is not None:
+                gone |= {id(source), id(node)}
+                writer |= {output: both for output in both.outputs}
+                fused.append(both)
+                break
+        else:
+            fused.append(node)
+    return [node for node in fused if id(node) not in gone]
+
+
+def narrow(nodes: list[Node], results: Iterable[Value]) -> list[Node]:
+    """Store what linear layers read in the form that they read: 16 bits, or 8 with a scale for each group.
+
+    A buffer that only layers of 16-bit weights read is written in 16 bits at once. Otherwise an operation that
+    converts stands before the first reader, and later readers of the same columns use its result.
+    """
+    readers: dict[Buffer, set[Form]] = {}
+    for node in nodes:
+        for index, value in enumerate(node.inputs):
+            readers.setdefault(value.buffer, set()).add((index == 0 and node.wants) or _WIDE)
+    for value in results:
+        readers.setdefault(value.buffer, set()).add(_WIDE)
+    for buffer, forms in readers.items():
+        if forms == {Form(torch.bfloat16)}:
+            buffer.type = torch.bfloat16
+    converted: dict[tuple[Buffer, int, int, Form], list[Value]] = {}
+    narrowed: list[Node] = []
+    for node in nodes:
+        form = node.wants
+        if form is not None and form.type != node.inputs[0].buffer.type:
+            value = node.inputs[0]
+            key = (value.buffer, value.start, value.width, form)
+            if key not in converted:
+                conversion = quantize_node(value, form.group_size) if form.type == torch.int8 else cast_node(value)
+                narrowed.append(conversion)
+                converted[key] = [Value(value.recorder, buffer, 0, (buffer.width,)) for buffer in conversion.outputs]
+            node.inputs[:1] = converted[key]
+            if node.in_place is not None:
+                node.in_place += len(converted[key]) - 1
+        narrowed.append(node)
+    return narrowed
+
+
+def _count_readers(nodes: list[Node], results: Iterable[Value]) -> Counter[Buffer]:
+    counts = Counter(value.buffer for node in nodes for value in node.inputs)
+    counts.update(value.buffer for value in results)
+    return counts

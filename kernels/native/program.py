@@ -1,0 +1,90 @@
+"""Programs: a recorded `forward` with its memory and its arguments, run by one call per step."""
+
+import ctypes
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from octavo.kernels.native.arguments import TYPES, Arguments, Matrix, OperationEntry, ProgramArguments, StepArguments
+from octavo.kernels.native.layout import ALIGNMENT, Layout, lay_out, row_bytes
+from octavo.kernels.native.library import NativeLibrary
+from octavo.kernels.native.memory import allocate
+from octavo.kernels.native.passes import fuse, narrow
+from octavo.kernels.native.recorder import ProgramRecorder
+from octavo.kernels.native.value import Buffer, Node, Value
+
+
+class Program:
+    """Everything that `octavo_run` needs, kept alive.
+
+    Args:
+        library: where the operations are.
+        recorder: what was recorded.
+        results: values to be read after a run.
+        max_rows: rows of the largest step.
+    """
+
+    def __init__(
+        self, library: NativeLibrary, recorder: ProgramRecorder, results: Sequence[Value], max_rows: int
+    ) -> None:
+        self.max_rows = max_rows
+        self._run = library.function("run", [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64])
+        self._nodes = narrow(fuse(recorder.nodes, results), results)
+        self._layout = lay_out(self._nodes, results, max_rows)
+        self._arena = allocate(self._layout.num_bytes + ALIGNMENT)
+        self._base = -(-self._arena.data_ptr() // ALIGNMENT) * ALIGNMENT
+        self._arguments = [self._bind(node) for node in self._nodes]
+        self._entries = self._make_entries(library, self._layout)
+        self._counters = (ctypes.c_int64 * len(self._nodes))()
+        self._structure = ProgramArguments(self._entries, len(self._nodes), ctypes.addressof(self._counters), None)
+        self._address = ctypes.addressof(self._structure)
+        self.results = [self._tensor(value) for value in results]
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all activations; only those of the rows that were ever used are in memory."""
+        return self._layout.num_bytes
+
+    @property
+    def operations(self) -> list[str]:
+        """The names of the operations in order."""
+        return [node.operation for node in self._nodes]
+
+    def run(self, step: StepArguments, num_threads: int) -> None:
+        """Compute the step; blocks until it is done. The results are overwritten by the next run."""
+        assert step.num_rows <= self.max_rows, f"{step.num_rows} rows in a program for {self.max_rows}"
+        self._run(self._address, ctypes.addressof(step), num_threads)
+
+    def measure(self, step: StepArguments, num_threads: int) -> list[int]:
+        """Run and return the nanoseconds that each operation took on the first thread, its waiting included."""
+        nanoseconds = (ctypes.c_int64 * len(self._nodes))()
+        self._structure.nanoseconds = ctypes.addressof(nanoseconds)
+        self.run(step, num_threads)
+        self._structure.nanoseconds = None
+        return list(nanoseconds)
+
+    def _matrix(self, buffer: Buffer, start: int, width: int) -> Matrix:
+        address = self._base + self._layout.offsets[buffer] + start * buffer.type.itemsize
+        return Matrix(address, row_bytes(buffer), width, TYPES[buffer.type], 0)
+
+    def _bind(self, node: Node) -> Arguments:
+        inputs = [self._matrix(value.buffer, value.start, value.width) for value in node.inputs]
+        outputs = [self._matrix(buffer, 0, buffer.width) for buffer in node.outputs]
+        return node.bind(inputs, outputs)
+
+    def _make_entries(self, library: NativeLibrary, layout: Layout) -> "ctypes.Array[OperationEntry]":
+        entries = (OperationEntry * len(self._nodes))()
+        for index, (node, arguments) in enumerate(zip(self._nodes, self._arguments, strict=True)):
+            function = library.operation(node.operation, type(arguments))
+            entries[index] = OperationEntry(function, ctypes.addressof(arguments), layout.waits[index])
+        return entries
+
+    def _tensor(self, value: Value) -> Tensor:
+        """Return a view of a value's memory, one row per row of the step."""
+        buffer = value.buffer
+        first = self._base - self._arena.data_ptr() + self._layout.offsets[buffer]
+        flat = self._arena[first : first + self.max_rows * row_bytes(buffer)].view(buffer.type)
+        rows = flat.view(self.max_rows, -1)[:, value.start : value.start + value.width]
+        assert rows.dtype == torch.float32, "results are float32"
+        return rows

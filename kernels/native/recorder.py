@@ -1,0 +1,38 @@
+"""Records what a model's `forward` asks of its operations. Builds nothing: `program.build` does."""
+
+import torch
+
+from octavo.kernels.add.native import record as record_add
+from octavo.kernels.native.value import Ids, Node, Value
+
+
+class ProgramRecorder:
+    """The operations of one program, in the order in which they were asked for."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self.nodes: list[Node] = []
+        self._dtype = dtype
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The model's type."""
+        return self._dtype
+
+    @property
+    def token_ids(self) -> Ids:
+        """The tokens of the step's rows."""
+        return Ids(self, "token_ids")
+
+    @property
+    def positions(self) -> Ids:
+        """The positions of the step's rows."""
+        return Ids(self, "positions")
+
+    def append(self, node: Node, dims: tuple[int, ...]) -> Value:
+        """See `octavo.kernels.native.value.Recorder`."""
+        self.nodes.append(node)
+        return Value(self, node.outputs[0], 0, dims)
+
+    def add(self, left: Value, right: Value) -> Value:
+        """See `octavo.kernels.native.value.Recorder`."""
+        return record_add(left, right)
