@@ -1,0 +1,258 @@
+// Dot products of 16-bit floats in pairs and of 8-bit integers in quads: one running sum in each of 16 lanes.
+//
+// A vector of pairs holds two neighbouring inputs for each of 16 outputs, a vector of quads four; 64 bytes of memory
+// either way, which one AVX-512 instruction multiplies and sums (vdpbf16ps, vpdpbusd). Levels without it take the
+// operands apart when they load them: into the even and the odd floats of the pairs, or into 16-bit integers, whose
+// products and sums are exact. Who calls `dot` sees no difference, and integer results are the same everywhere.
+#pragma once
+
+#include "native/vec.h"
+
+namespace octavo {
+
+// Unrolls a loop over registers. GCC otherwise leaves arrays of vectors in memory; clang unrolls such loops anyway.
+#if defined(__GNUC__) && !defined(__clang__)
+#define OCTAVO_UNROLL _Pragma("GCC unroll 16")
+#else
+#define OCTAVO_UNROLL
+#endif
+
+constexpr int64_t kVectorBytes = 64;
+
+// Four bytes, wherever they lie.
+inline uint32_t load_word(const void* p) {
+    uint32_t word;
+    std::memcpy(&word, p, sizeof word);
+    return word;
+}
+
+// ---- Pairs of bf16 ---------------------------------------------------------------------------------------------
+
+#if defined(OCTAVO_AVX512) && defined(__AVX512BF16__)
+
+#define OCTAVO_BF16_DOT 1
+
+struct Bf16Pairs {
+    __m512i v;
+};
+
+inline Bf16Pairs load_pairs(const void* p) { return {_mm512_loadu_si512(p)}; }
+// The same pair in all lanes; the even input is the low half.
+inline Bf16Pairs set1_pair(uint32_t pair) { return {_mm512_set1_epi32(static_cast<int>(pair))}; }
+// sums + the products of the odd inputs + the products of the even ones; subnormals count as zero.
+inline F32x16 dot(F32x16 sums, Bf16Pairs a, Bf16Pairs b) {
+    return {_mm512_dpbf16_ps(sums.v, (__m512bh)a.v, (__m512bh)b.v)};
+}
+
+#else
+
+struct Bf16Pairs {
+    F32x16 even, odd;
+};
+
+#if defined(OCTAVO_AVX512)
+inline Bf16Pairs pairs_of(__m512i bits) {
+    const __m512i high_half = _mm512_set1_epi32(static_cast<int>(0xffff0000u));
+    return {{_mm512_castsi512_ps(_mm512_slli_epi32(bits, 16))},
+            {_mm512_castsi512_ps(_mm512_and_si512(bits, high_half))}};
+}
+inline Bf16Pairs load_pairs(const void* p) { return pairs_of(_mm512_loadu_si512(p)); }
+inline Bf16Pairs set1_pair(uint32_t pair) { return pairs_of(_mm512_set1_epi32(static_cast<int>(pair))); }
+#elif defined(OCTAVO_AVX2)
+inline __m256 even_floats(__m256i bits) { return _mm256_castsi256_ps(_mm256_slli_epi32(bits, 16)); }
+inline __m256 odd_floats(__m256i bits) {
+    return _mm256_castsi256_ps(_mm256_and_si256(bits, _mm256_set1_epi32(static_cast<int>(0xffff0000u))));
+}
+inline Bf16Pairs load_pairs(const void* p) {
+    const __m256i lo = _mm256_loadu_si256(static_cast<const __m256i*>(p));
+    const __m256i hi = _mm256_loadu_si256(static_cast<const __m256i*>(p) + 1);
+    return {{even_floats(lo), even_floats(hi)}, {odd_floats(lo), odd_floats(hi)}};
+}
+inline Bf16Pairs set1_pair(uint32_t pair) {
+    const __m256i bits = _mm256_set1_epi32(static_cast<int>(pair));
+    return {{even_floats(bits), even_floats(bits)}, {odd_floats(bits), odd_floats(bits)}};
+}
+#else
+inline Bf16Pairs load_pairs(const void* p) {
+    Bf16Pairs pairs;
+    uint32_t words[kLanes];
+    std::memcpy(words, p, sizeof words);
+    for (int i = 0; i < kLanes; ++i) {
+        const uint32_t even = words[i] << 16, odd = words[i] & 0xffff0000u;
+        std::memcpy(&pairs.even.v[i], &even, sizeof even);
+        std::memcpy(&pairs.odd.v[i], &odd, sizeof odd);
+    }
+    return pairs;
+}
+inline Bf16Pairs set1_pair(uint32_t pair) {
+    return {set1(to_float(bf16{static_cast<uint16_t>(pair)})), set1(to_float(bf16{static_cast<uint16_t>(pair >> 16)}))};
+}
+#endif
+
+// The order of vdpbf16ps: first the odd inputs.
+inline F32x16 dot(F32x16 sums, Bf16Pairs a, Bf16Pairs b) { return fma(a.even, b.even, fma(a.odd, b.odd, sums)); }
+
+#endif
+
+// ---- Quads of unsigned by signed 8-bit integers ----------------------------------------------------------------
+
+#if defined(OCTAVO_AVX512)
+
+struct I32x16 {
+    __m512i v;
+};
+
+inline I32x16 set1(int32_t value) { return {_mm512_set1_epi32(value)}; }
+inline F32x16 to_float(I32x16 a) { return {_mm512_cvtepi32_ps(a.v)}; }
+
+#if defined(__AVX512VNNI__)
+
+#define OCTAVO_INT8_DOT 1
+
+struct Quads {
+    __m512i v;
+};
+
+inline Quads load_unsigned_quads(const uint8_t* p) { return {_mm512_loadu_si512(p)}; }
+inline Quads set1_signed_quad(uint32_t quad) { return {_mm512_set1_epi32(static_cast<int>(quad))}; }
+// The low four bits of each byte, and the high four.
+inline Quads load_low_quads(const uint8_t* p) {
+    return {_mm512_and_si512(_mm512_loadu_si512(p), _mm512_set1_epi8(0x0f))};
+}
+inline Quads load_high_quads(const uint8_t* p) {
+    return {_mm512_and_si512(_mm512_srli_epi16(_mm512_loadu_si512(p), 4), _mm512_set1_epi8(0x0f))};
+}
+inline I32x16 dot(I32x16 sums, Quads levels, Quads x) { return {_mm512_dpbusd_epi32(sums.v, levels.v, x.v)}; }
+
+#else
+
+struct Quads {
+    __m512i even, odd;  // bytes 0 and 2 of each quad, and bytes 1 and 3, as 16-bit integers
+};
+
+inline Quads load_unsigned_quads(const uint8_t* p) {
+    const __m512i bytes = _mm512_loadu_si512(p);
+    return {_mm512_and_si512(bytes, _mm512_set1_epi16(0xff)), _mm512_srli_epi16(bytes, 8)};
+}
+inline Quads set1_signed_quad(uint32_t quad) {
+    const __m512i bytes = _mm512_set1_epi32(static_cast<int>(quad));
+    return {_mm512_srai_epi16(_mm512_slli_epi16(bytes, 8), 8), _mm512_srai_epi16(bytes, 8)};
+}
+inline Quads load_low_quads(const uint8_t* p) {
+    const __m512i bytes = _mm512_loadu_si512(p), low = _mm512_set1_epi16(0x0f);
+    return {_mm512_and_si512(bytes, low), _mm512_and_si512(_mm512_srli_epi16(bytes, 8), low)};
+}
+inline Quads load_high_quads(const uint8_t* p) {
+    const __m512i bytes = _mm512_loadu_si512(p), low = _mm512_set1_epi16(0x0f);
+    return {_mm512_and_si512(_mm512_srli_epi16(bytes, 4), low), _mm512_srli_epi16(bytes, 12)};
+}
+inline I32x16 dot(I32x16 sums, Quads levels, Quads x) {
+    const __m512i products =
+        _mm512_add_epi32(_mm512_madd_epi16(levels.even, x.even), _mm512_madd_epi16(levels.odd, x.odd));
+    return {_mm512_add_epi32(sums.v, products)};
+}
+
+#endif
+
+#elif defined(OCTAVO_AVX2)
+
+struct I32x16 {
+    __m256i lo, hi;
+};
+
+inline I32x16 set1(int32_t value) { return {_mm256_set1_epi32(value), _mm256_set1_epi32(value)}; }
+inline F32x16 to_float(I32x16 a) { return {_mm256_cvtepi32_ps(a.lo), _mm256_cvtepi32_ps(a.hi)}; }
+
+struct HalfQuads {
+    __m256i even, odd;  // bytes 0 and 2 of each quad, and bytes 1 and 3, as 16-bit integers
+};
+struct Quads {
+    HalfQuads lo, hi;
+};
+
+inline __m256i load_half(const uint8_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
+inline HalfQuads half_of_unsigned(__m256i bytes) {
+    return {_mm256_and_si256(bytes, _mm256_set1_epi16(0xff)), _mm256_srli_epi16(bytes, 8)};
+}
+inline HalfQuads half_of_low(__m256i bytes) {
+    const __m256i low = _mm256_set1_epi16(0x0f);
+    return {_mm256_and_si256(bytes, low), _mm256_and_si256(_mm256_srli_epi16(bytes, 8), low)};
+}
+inline HalfQuads half_of_high(__m256i bytes) {
+    return {_mm256_and_si256(_mm256_srli_epi16(bytes, 4), _mm256_set1_epi16(0x0f)), _mm256_srli_epi16(bytes, 12)};
+}
+inline Quads load_unsigned_quads(const uint8_t* p) {
+    return {half_of_unsigned(load_half(p)), half_of_unsigned(load_half(p + 32))};
+}
+inline Quads load_low_quads(const uint8_t* p) { return {half_of_low(load_half(p)), half_of_low(load_half(p + 32))}; }
+inline Quads load_high_quads(const uint8_t* p) {
+    return {half_of_high(load_half(p)), half_of_high(load_half(p + 32))};
+}
+inline Quads set1_signed_quad(uint32_t quad) {
+    const __m256i bytes = _mm256_set1_epi32(static_cast<int>(quad));
+    const HalfQuads half = {_mm256_srai_epi16(_mm256_slli_epi16(bytes, 8), 8), _mm256_srai_epi16(bytes, 8)};
+    return {half, half};
+}
+inline __m256i half_dot(__m256i sums, HalfQuads a, HalfQuads b) {
+    const __m256i products = _mm256_add_epi32(_mm256_madd_epi16(a.even, b.even), _mm256_madd_epi16(a.odd, b.odd));
+    return _mm256_add_epi32(sums, products);
+}
+inline I32x16 dot(I32x16 sums, Quads levels, Quads x) {
+    return {half_dot(sums.lo, levels.lo, x.lo), half_dot(sums.hi, levels.hi, x.hi)};
+}
+
+#else
+
+struct I32x16 {
+    int32_t v[kLanes];
+};
+
+inline I32x16 set1(int32_t value) {
+    I32x16 result;
+    for (int i = 0; i < kLanes; ++i) result.v[i] = value;
+    return result;
+}
+inline F32x16 to_float(I32x16 a) {
+    F32x16 result;
+    for (int i = 0; i < kLanes; ++i) result.v[i] = static_cast<float>(a.v[i]);
+    return result;
+}
+
+struct Quads {
+    int16_t v[4][kLanes];  // v[j]: byte j of each quad
+};
+
+// `take` makes a number of a byte.
+template <typename Take>
+inline Quads quads_of(const uint8_t* p, Take take) {
+    Quads quads;
+    for (int j = 0; j < 4; ++j)
+        for (int i = 0; i < kLanes; ++i) quads.v[j][i] = static_cast<int16_t>(take(p[4 * i + j]));
+    return quads;
+}
+inline Quads load_unsigned_quads(const uint8_t* p) {
+    return quads_of(p, [](uint8_t byte) { return byte; });
+}
+inline Quads load_low_quads(const uint8_t* p) {
+    return quads_of(p, [](uint8_t byte) { return byte & 0x0f; });
+}
+inline Quads load_high_quads(const uint8_t* p) {
+    return quads_of(p, [](uint8_t byte) { return byte >> 4; });
+}
+inline Quads set1_signed_quad(uint32_t quad) {
+    Quads quads;
+    int8_t bytes[4];
+    std::memcpy(bytes, &quad, sizeof bytes);
+    for (int j = 0; j < 4; ++j)
+        for (int i = 0; i < kLanes; ++i) quads.v[j][i] = bytes[j];
+    return quads;
+}
+inline I32x16 dot(I32x16 sums, const Quads& levels, const Quads& x) {
+    for (int j = 0; j < 4; ++j)
+        for (int i = 0; i < kLanes; ++i) sums.v[i] += levels.v[j][i] * x.v[j][i];
+    return sums;
+}
+
+#endif
+
+}  // namespace octavo
