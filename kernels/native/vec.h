@@ -41,11 +41,13 @@ inline float to_float(bf16 value) {
     return result;
 }
 
-// Rounds to the nearest, ties to even; NaN stays NaN.
+// Rounds to the nearest, ties to even; NaN stays NaN; a subnormal float becomes zero, because AVX512-BF16 makes it so
+// and all levels and the scalar form shall agree.
 inline bf16 to_bf16(float value) {
     uint32_t bits;
     std::memcpy(&bits, &value, sizeof bits);
     if ((bits & 0x7fffffffu) > 0x7f800000u) return {static_cast<uint16_t>((bits >> 16) | 0x40u)};
+    if ((bits & 0x7f800000u) == 0) return {static_cast<uint16_t>((bits >> 16) & 0x8000u)};
     return {static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16)};
 }
 
@@ -113,7 +115,9 @@ inline void store(bf16* p, F32x16 a) {
     const __m512i rounded = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
     const __mmask16 is_nan = _mm512_cmp_ps_mask(a.v, a.v, _CMP_UNORD_Q);
     const __m512i quiet = _mm512_or_si512(bits, _mm512_set1_epi32(0x400000));
-    const __m512i result = _mm512_srli_epi32(_mm512_mask_blend_epi32(is_nan, rounded, quiet), 16);
+    __m512i result = _mm512_srli_epi32(_mm512_mask_blend_epi32(is_nan, rounded, quiet), 16);
+    const __mmask16 is_subnormal = _mm512_testn_epi32_mask(bits, _mm512_set1_epi32(0x7f800000));
+    result = _mm512_mask_and_epi32(result, is_subnormal, result, _mm512_set1_epi32(0x8000));
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(result));
 #endif
 }
@@ -124,11 +128,12 @@ inline F32x16 operator+(F32x16 a, F32x16 b) { return {_mm512_add_ps(a.v, b.v)}; 
 inline F32x16 operator-(F32x16 a, F32x16 b) { return {_mm512_sub_ps(a.v, b.v)}; }
 inline F32x16 operator*(F32x16 a, F32x16 b) { return {_mm512_mul_ps(a.v, b.v)}; }
 inline F32x16 operator/(F32x16 a, F32x16 b) { return {_mm512_div_ps(a.v, b.v)}; }
+// The larger, or smaller, of each two; `b` where one of them is NaN.
 inline F32x16 max(F32x16 a, F32x16 b) { return {_mm512_max_ps(a.v, b.v)}; }
 inline F32x16 min(F32x16 a, F32x16 b) { return {_mm512_min_ps(a.v, b.v)}; }
 inline F32x16 fma(F32x16 a, F32x16 b, F32x16 c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
 inline F32x16 round(F32x16 a) { return {_mm512_roundscale_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)}; }
-// a * 2^n for an integral n; underflows to zero.
+// a * 2^n for an integral n from -160 to 160.
 inline F32x16 scale_by_power(F32x16 a, F32x16 n) { return {_mm512_scalef_ps(a.v, n.v)}; }
 // Lanes [0, count) of `a`, the others of `b`.
 inline F32x16 first(int64_t count, F32x16 a, F32x16 b) {
@@ -232,8 +237,21 @@ inline F32x16 operator/(F32x16 a, F32x16 b) { OCTAVO_LANES(a.v[i] / b.v[i]); }
 inline F32x16 max(F32x16 a, F32x16 b) { OCTAVO_LANES(a.v[i] > b.v[i] ? a.v[i] : b.v[i]); }
 inline F32x16 min(F32x16 a, F32x16 b) { OCTAVO_LANES(a.v[i] < b.v[i] ? a.v[i] : b.v[i]); }
 inline F32x16 fma(F32x16 a, F32x16 b, F32x16 c) { OCTAVO_LANES(a.v[i] * b.v[i] + c.v[i]); }
-inline F32x16 round(F32x16 a) { OCTAVO_LANES(std::nearbyint(a.v[i])); }
-inline F32x16 scale_by_power(F32x16 a, F32x16 n) { OCTAVO_LANES(std::ldexp(a.v[i], static_cast<int>(n.v[i]))); }
+// Adding 1.5 * 2^23 leaves no bits for a fraction; unlike std::nearbyint, this is no call on a bare x86-64.
+inline float round_one(float a) { return std::fabs(a) < 0x1p22f ? (a + 0x1.8p23f) - 0x1.8p23f : a; }
+inline F32x16 round(F32x16 a) { OCTAVO_LANES(round_one(a.v[i])); }
+inline float power_of_2(int n) {
+    const uint32_t bits = static_cast<uint32_t>(n + 127) << 23;
+    float result;
+    std::memcpy(&result, &bits, sizeof result);
+    return result;
+}
+inline float scale_one(float a, float n) {
+    if (n != n) return n;
+    const int whole = static_cast<int>(n), half = whole >> 1;  // in two factors, as in the level above
+    return a * power_of_2(half) * power_of_2(whole - half);
+}
+inline F32x16 scale_by_power(F32x16 a, F32x16 n) { OCTAVO_LANES(scale_one(a.v[i], n.v[i])); }
 inline F32x16 first(int64_t count, F32x16 a, F32x16 b) { OCTAVO_LANES(i < count ? a.v[i] : b.v[i]); }
 #undef OCTAVO_LANES
 
@@ -275,10 +293,11 @@ inline float reduce_max(F32x16 a) {
     return v[0];
 }
 
-// e^x for x <= 88, within 2 units in the last place; 0 below -87.3. x = n ln 2 + r with ln 2 in two parts
-// (Cody and Waite), and the polynomial of degree 6 in r that Cephes (Moshier) uses for expf.
+// e^x within 2 units in the last place: infinity from 88.73 on, subnormal below -87.3 and 0 below -104; NaN stays NaN.
+// x = n ln 2 + r with ln 2 in two parts (Cody and Waite), and the polynomial of degree 6 in r that Cephes (Moshier)
+// uses for expf.
 inline F32x16 exp(F32x16 x) {
-    x = max(x, set1(-104.0f));
+    x = min(set1(89.0f), max(set1(-104.0f), x));  // in this order of arguments NaN goes through
     const F32x16 n = round(x * set1(1.44269504f));
     F32x16 r = fma(n, set1(-0.693359375f), x);
     r = fma(n, set1(2.12194440e-4f), r);

@@ -1,16 +1,23 @@
 """`silu_and_mul` and `gelu`: right, and the same for a row in any batch."""
 
+import math
+
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from kernel_checks import assert_close, assert_rows_independent, random
+from native_checks import NATIVE_DTYPES, native_rows
 
 from octavo.kernels.dispatch import ShapeError
 from octavo.kernels.gelu import cases as gelu_cases
 from octavo.kernels.gelu import gelu
 from octavo.kernels.gelu import reference as gelu_reference
+from octavo.kernels.native.library import NativeLibrary
 from octavo.kernels.silu_and_mul import cases as silu_cases
 from octavo.kernels.silu_and_mul import reference as silu_reference
 from octavo.kernels.silu_and_mul import silu_and_mul
+from octavo.kernels.silu_and_mul.native import SiluAndMulArguments
 
 
 @pytest.mark.parametrize("dtype", silu_cases.TOLERANCES, ids=str)
@@ -25,6 +32,34 @@ def test_silu_and_mul(width: int, dtype: torch.dtype) -> None:
 def test_silu_of_very_negative_and_very_positive_gates_is_finite() -> None:
     x = torch.tensor([[-200.0, -1e30, 200.0, 0.0, 1.0, 1.0, 1.0, 1.0]])
     assert torch.equal(silu_and_mul(x), torch.tensor([[-0.0, -0.0, 200.0, 0.0]]))
+
+
+def native_silu_and_mul(library: NativeLibrary, x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return native_rows(
+        library, "silu_and_mul", lambda x, out: SiluAndMulArguments(*x, out), [x], x.shape[1] // 2, dtype
+    )
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    rows=st.integers(1, 40),
+    width=st.one_of(st.integers(1, 70), st.sampled_from(silu_cases.WIDTHS)),
+    dtype=st.sampled_from(NATIVE_DTYPES),
+)
+def test_native_silu_and_mul(native_library: NativeLibrary, rows: int, width: int, dtype: torch.dtype) -> None:
+    x = random(rows, 2 * width, seed=rows, scale=4.0)
+    expected = silu_reference.silu_and_mul(x).to(dtype)
+    assert_close(native_silu_and_mul(native_library, x, dtype), expected, silu_cases.TOLERANCES[dtype])
+
+
+def test_native_silu_of_gates_beyond_the_exponential(native_library: NativeLibrary) -> None:
+    gates = [-200.0, -1e30, -math.inf, 200.0, 0.0, math.nan, -88.5]
+    x = torch.tensor([gates + [1.0] * len(gates)])
+    actual = native_silu_and_mul(native_library, x, torch.float32)[0]
+    # -inf * 0 is NaN in every implementation.
+    assert torch.equal(actual[:2].signbit(), torch.tensor([True, True])) and not actual[:2].any()
+    assert actual[2].isnan() and actual[3:5].tolist() == [200.0, 0.0] and actual[5].isnan()
+    assert -1e-36 < float(actual[6]) <= 0.0
 
 
 @pytest.mark.parametrize("uses_tanh", [False, True])

@@ -2,15 +2,20 @@
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from kernel_checks import assert_close, assert_rows_independent, random
+from native_checks import NATIVE_DTYPES, native_rows
 
 from octavo.kernels.dispatch import ShapeError
 from octavo.kernels.layer_norm import cases as layer_cases
 from octavo.kernels.layer_norm import layer_norm
 from octavo.kernels.layer_norm import reference as layer_reference
+from octavo.kernels.native.library import NativeLibrary
 from octavo.kernels.rms_norm import cases as rms_cases
 from octavo.kernels.rms_norm import reference as rms_reference
 from octavo.kernels.rms_norm import rms_norm
+from octavo.kernels.rms_norm.native import RmsNormArguments
 
 
 @pytest.mark.parametrize("dtype", rms_cases.TOLERANCES, ids=str)
@@ -22,6 +27,37 @@ def test_rms_norm(width: int, dtype: torch.dtype) -> None:
         expected = rms_reference.rms_norm(x, weight, rms_cases.EPS)
         assert_close(rms_norm(x, weight, rms_cases.EPS), expected, rms_cases.TOLERANCES[dtype])
     assert_rows_independent(lambda x: rms_norm(x, weight, rms_cases.EPS), random(45, width, dtype=dtype))
+
+
+def check_native_rms_norm(library: NativeLibrary, rows: int, width: int, num_groups: int, dtype: torch.dtype) -> None:
+    """Against the reference of float32 numbers, rounded once."""
+    weight = random(width, seed=1)
+
+    def arguments(inputs, out):
+        return RmsNormArguments(*inputs, out, weight.data_ptr(), num_groups, rms_cases.EPS)
+
+    x = random(rows, num_groups * width, seed=rows, scale=5.0)
+    actual = native_rows(library, "rms_norm", arguments, [x], num_groups * width, dtype)
+    groups = rms_reference.rms_norm(x.view(-1, width), weight, rms_cases.EPS)
+    assert_close(actual, groups.view(rows, -1).to(dtype), rms_cases.TOLERANCES[dtype])
+
+
+@pytest.mark.parametrize("dtype", NATIVE_DTYPES, ids=str)
+@pytest.mark.parametrize("width", rms_cases.WIDTHS)
+def test_native_rms_norm(native_library: NativeLibrary, width: int, dtype: torch.dtype) -> None:
+    for rows in rms_cases.ROWS:
+        check_native_rms_norm(native_library, rows, width, 1, dtype)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    rows=st.integers(1, 40),
+    width=st.integers(1, 150),
+    num_groups=st.integers(1, 5),
+    dtype=st.sampled_from(NATIVE_DTYPES),
+)
+def test_native_rms_norm_of_any_shape(native_library: NativeLibrary, rows, width, num_groups, dtype) -> None:
+    check_native_rms_norm(native_library, rows, width, num_groups, dtype)
 
 
 @pytest.mark.parametrize("dtype", layer_cases.TOLERANCES, ids=str)

@@ -1,0 +1,20 @@
+"""The same numbers in another type of float: what a program does to its inputs."""
+
+import torch
+from torch import Tensor
+
+from octavo.kernels.cast import cpu
+from octavo.kernels.dispatch import choose
+
+_IMPLEMENTATIONS = {"cpu": cpu.cast}
+
+
+def cast(x_TD: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return `x` in `dtype`: rounded to the nearest, ties to even; NaN stays NaN.
+
+    As bfloat16, numbers below its smallest normal one may become zero.
+
+    Raises:
+        UnsupportedDevice: no implementation for the device.
+    """
+    return choose("cast", _IMPLEMENTATIONS, x_TD.device)(x_TD, dtype)

@@ -1,0 +1,35 @@
+// Rows of a table, chosen by the tokens' ids or positions: embeddings, and the angles of rotary positions.
+#pragma once
+
+#include "native/rows.h"
+
+namespace octavo {
+
+enum class IndexSource : int32_t { token_ids = 0, positions = 1 };
+
+struct EmbeddingArgs {
+    const void* table;  // contiguous rows of out.width elements
+    Type table_type;    // f32, bf16 or f16
+    IndexSource source;
+    int64_t offset;  // added to each index
+    Matrix out;      // f32 or bf16
+};
+
+inline void run(const EmbeddingArgs& args, const Step& step, const Thread& thread) {
+    const int64_t* indices = args.source == IndexSource::positions ? step.positions : step.token_ids;
+    with_input_type(args.table_type, [&](auto input) {
+        with_output_type(args.out.type, [&](auto output) {
+            const auto* table = static_cast<const decltype(input)*>(args.table);
+            for_each_row(step, thread, [&](int64_t row) {
+                const auto* entry = table + (indices[row] + args.offset) * args.out.width;
+                auto* out = args.out.row<decltype(output)>(row);
+                for_each_vector(args.out.width, [&](int64_t column, int64_t count) {
+                    store_first(out + column, load_first(entry + column, count), count);
+                });
+            });
+        });
+    });
+}
+OCTAVO_OPERATION(embedding, EmbeddingArgs)
+
+}  // namespace octavo

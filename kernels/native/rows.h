@@ -1,0 +1,68 @@
+// What row operations share: the choice of element types, and loops over the columns of a row.
+//
+// A row operation gives each thread `thread.share(step.num_rows)`, so that one may follow another over the same
+// rows without a barrier between them. Every sum over a row is taken here, in an order that only its width decides.
+#pragma once
+
+#include <utility>
+
+#include "native/step.h"
+#include "native/vec.h"
+
+namespace octavo {
+
+// Calls `body` with a value of the type that an operation writes. Python lets no other through.
+template <typename Body>
+inline void with_output_type(Type type, Body body) {
+    if (type == Type::bf16)
+        body(bf16{});
+    else
+        body(float{});
+}
+
+// The same for types that are only read: tables and program inputs.
+template <typename Body>
+inline void with_input_type(Type type, Body body) {
+    if (type == Type::bf16)
+        body(bf16{});
+    else if (type == Type::f16)
+        body(f16{});
+    else
+        body(float{});
+}
+
+// Calls `body(row)` for this thread's rows.
+template <typename Body>
+inline void for_each_row(const Step& step, const Thread& thread, Body body) {
+    const Range rows = thread.share(step.num_rows);
+    for (int64_t row = rows.begin; row < rows.end; ++row) body(row);
+}
+
+// Calls `body(column, count)` for each vector of a row: `count` is 16, less in the last one.
+template <typename Body>
+inline void for_each_vector(int64_t width, Body body) {
+    int64_t column = 0;
+    for (; column + kLanes <= width; column += kLanes) body(column, int64_t{kLanes});
+    if (column < width) body(column, width - column);
+}
+
+// The sum of `add(column, count, sum)` over a row; `add` returns `sum` plus what it finds there. Vector v goes to the
+// running sum v % 4: four sums, because one alone waits for each addition before the next. Lanes of `sum` beyond
+// `count` must be returned as they came.
+template <typename Add>
+inline float sum_of_vectors(int64_t width, Add add) {
+    constexpr int64_t kFull = kLanes;
+    F32x16 sums[4] = {zero(), zero(), zero(), zero()};
+    int64_t column = 0;
+    for (; column + 4 * kFull <= width; column += 4 * kFull) {
+        sums[0] = add(column, kFull, sums[0]);
+        sums[1] = add(column + kFull, kFull, sums[1]);
+        sums[2] = add(column + 2 * kFull, kFull, sums[2]);
+        sums[3] = add(column + 3 * kFull, kFull, sums[3]);
+    }
+    for (int64_t i = 0; column < width; ++i, column += kFull)
+        sums[i] = add(column, std::min(kFull, width - column), sums[i]);
+    return reduce_add((sums[0] + sums[1]) + (sums[2] + sums[3]));
+}
+
+}  // namespace octavo

@@ -1,0 +1,74 @@
+"""Runs one native operation over rows, and checks what every operation promises."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from octavo.kernels.native.arguments import Arguments, Matrix, StepArguments
+from octavo.kernels.native.direct import run
+from octavo.kernels.native.library import NativeLibrary
+
+NATIVE_DTYPES = [torch.float32, torch.bfloat16]
+"""What row operations write."""
+
+MARGIN = 5
+"""Columns beside a view that nothing may read or write."""
+
+
+def step_of(rows: int, **indices: Tensor) -> StepArguments:
+    """A step of `rows` rows; `indices` are members of a step by name, which must outlive it."""
+    return StepArguments(num_rows=rows, **{name: tensor.data_ptr() for name, tensor in indices.items()})
+
+
+def beside_others(x: Tensor, fill: float = float("nan")) -> Tensor:
+    """The same rows as a view into wider ones that are full of `fill`."""
+    wide = torch.full((x.shape[0], x.shape[1] + 2 * MARGIN), fill, dtype=x.dtype)
+    view = wide[:, MARGIN : MARGIN + x.shape[1]]
+    view.copy_(x)
+    return view
+
+
+def native_rows(
+    library: NativeLibrary,
+    name: str,
+    arguments: Callable[[Sequence[Matrix], Matrix], Arguments],
+    inputs: Sequence[Tensor],
+    out_width: int,
+    out_dtype: torch.dtype,
+    **indices: Tensor,
+) -> Tensor:
+    """Run a row operation over `inputs` and return what it wrote.
+
+    Checks that a row's bits depend neither on the other rows nor on the threads, that rows may lie apart, and
+    that nothing beside the rows is written.
+    """
+
+    def compute(first: int, last: int, num_threads: int, *, views: bool) -> Tensor:
+        parts = [x[first:last] for x in inputs]
+        rows = last - first
+        out = torch.full((rows, out_width), 7.0, dtype=out_dtype)
+        if views:
+            parts, out = [beside_others(part) for part in parts], beside_others(out, fill=7.0)
+        step = step_of(rows, **{key: tensor[first:last] for key, tensor in indices.items()})
+        call = arguments([Matrix.of(part) for part in parts], Matrix.of(out))
+        run(library, name, call, step=step, num_threads=num_threads)
+        if views:
+            assert out._base is not None
+            beside = torch.cat((out._base[:, :MARGIN], out._base[:, MARGIN + out_width :]))
+            assert torch.equal(beside, torch.full_like(beside, 7.0)), "wrote beside its rows"
+        return out
+
+    num_rows = len(next(iter(indices.values()), *inputs[:1]))
+    whole = compute(0, num_rows, 1, views=False)
+    for num_threads in (2, 3):
+        assert same_bits(compute(0, num_rows, num_threads, views=True), whole), f"{num_threads} threads"
+    for first, last in {(0, 1), (num_rows - 1, num_rows), (num_rows // 3, num_rows), (0, num_rows)}:
+        assert same_bits(compute(first, last, 2, views=first == 0), whole[first:last]), (first, last)
+    return whole
+
+
+def same_bits(a: Tensor, b: Tensor) -> bool:
+    """Equal, any NaN to any NaN, and zero to zero of its sign."""
+    integers = {2: torch.int16, 4: torch.int32}[a.element_size()]
+    return torch.equal(*(x.contiguous().view(integers).masked_fill(x.isnan(), -1) for x in (a, b)))
