@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any, TypeAlias, TypeVar
 
 import msgspec
-import zmq.asyncio
+import zmq
 
 from octavo.frontend.generation.fanout import Generation
 from octavo.frontend.generation.sequence import Sequence
@@ -68,7 +68,11 @@ class AsyncClient:
     """
 
     def __init__(
-        self, link: CoreLink, tokenizer: Tokenizer, context: "zmq.asyncio.Context", engine: LaunchedEngine | None
+        self,
+        link: CoreLink,
+        tokenizer: Tokenizer,
+        context: "zmq.Context[zmq.Socket[bytes]]",
+        engine: LaunchedEngine | None,
     ) -> None:
         self.tokenizer = tokenizer
         self.observer: Observer | None = None
@@ -135,7 +139,7 @@ class AsyncClient:
 
     @classmethod
     async def _join(cls, address: str, engine: LaunchedEngine | None) -> "AsyncClient":
-        context = zmq.asyncio.Context()
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         try:
             link = await CoreLink.connect(context, address, CONNECT_TIMEOUT_S)
             try:

@@ -9,13 +9,13 @@ import itertools
 import logging
 import os
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from typing import Any
 
 import zmq
-import zmq.asyncio
 import zmq.utils.monitor
 
+from octavo.frontend.loop_socket import LoopSocket
 from octavo.protocol.channel import HIGH_WATER_MARK, MAX_FRAME_BYTES
 from octavo.protocol.codec import event_codec, request_codec
 from octavo.protocol.errors import (
@@ -49,6 +49,12 @@ from octavo.protocol.requests import Abort, Call, Connect, Request, Submit, Util
 from octavo.protocol.stats import EngineStats
 
 logger = logging.getLogger(__name__)
+
+LINGER_MS = 200
+"""How long what was sent last may take to leave after the link was closed."""
+
+LAST_WORDS_S = 0.1
+"""How long a vanished core's last message may still be on its way."""
 
 _FAILURES: dict[FailureKind, Callable[[Failed], OctavoError]] = {
     FailureKind.INVALID: lambda failed: InvalidRequestError(failed.message, failed.param),
@@ -106,7 +112,7 @@ class CoreLink:
     facts: EngineFacts
     """What the core said of itself when the connection was made."""
 
-    def __init__(self, context: "zmq.asyncio.Context", address: str) -> None:
+    def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", address: str) -> None:
         self.address = address
         self.latest_stats = EngineStats()
         self.on_stats: Callable[[EngineStats], None] = lambda stats: None
@@ -115,33 +121,32 @@ class CoreLink:
         self._streams: dict[RequestId, RequestStream] = {}
         self._calls: dict[int, asyncio.Future[UtilityResult]] = {}
         self._call_ids = itertools.count()
-        self._outbox: asyncio.Queue[list[bytes]] = asyncio.Queue()
         self._closing: asyncio.Task[None] | None = None
         self._welcome: asyncio.Future[EngineFacts] = asyncio.get_running_loop().create_future()
         self._requests = request_codec()
         self._event_codec = event_codec()
-        self._socket = context.socket(zmq.DEALER)
-        self._socket.setsockopt(zmq.SNDHWM, HIGH_WATER_MARK)
-        self._socket.setsockopt(zmq.RCVHWM, HIGH_WATER_MARK)
-        self._socket.setsockopt(zmq.LINGER, 200)
-        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        socket = context.socket(zmq.DEALER)
+        socket.setsockopt(zmq.SNDHWM, HIGH_WATER_MARK)
+        socket.setsockopt(zmq.RCVHWM, HIGH_WATER_MARK)
+        socket.setsockopt(zmq.LINGER, LINGER_MS)
+        monitor = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         try:
-            self._socket.connect(address)
+            socket.connect(address)
         except zmq.ZMQError as error:
-            self._close_sockets()
+            socket.disable_monitor()
+            monitor.close(linger=0)
+            socket.close()
             raise StartupError(
                 f"cannot connect to {address!r}: {error.strerror}",
                 phase="connecting",
                 hint="an address looks like ipc:///run/engine/core",
             ) from error
-        self._tasks = [
-            self._start_task(self._send(), "octavo link: send"),
-            self._start_task(self._receive(), "octavo link: receive"),
-            self._start_task(self._watch(), "octavo link: watch"),
-        ]
+        self._zmq_socket = socket
+        self._socket = LoopSocket(socket, self._receive, self._break_down)
+        self._monitor = LoopSocket(monitor, self._on_connection_event, self._break_down)
 
     @classmethod
-    async def connect(cls, context: "zmq.asyncio.Context", address: str, timeout_s: float) -> "CoreLink":
+    async def connect(cls, context: "zmq.Context[zmq.Socket[bytes]]", address: str, timeout_s: float) -> "CoreLink":
         """Connect to the core that listens on `address`.
 
         Raises:
@@ -245,31 +250,16 @@ class CoreLink:
             if self._streams:
                 self._post(Abort(list(self._streams)))
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._outbox.join(), 1.0)
+                await asyncio.wait_for(self._socket.drain(), 1.0)
         self.fail("the connection to the engine was closed")
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._close_sockets()
-
-    def _close_sockets(self) -> None:
-        if self._socket.closed:  # the whole context was destroyed meanwhile
-            return
-        self._socket.disable_monitor()
-        self._monitor.close(linger=0)
+        if not self._zmq_socket.closed:  # else the whole context was destroyed meanwhile
+            self._zmq_socket.disable_monitor()
+        self._monitor.close(linger_ms=0)
         self._socket.close()
 
-    def _start_task(self, body: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
-        """Run a loop of this link; should it ever end by an error, every request hears of it."""
-
-        def on_end(task: asyncio.Task[None]) -> None:
-            if not task.cancelled() and (error := task.exception()):
-                logger.error("%s ended", name, exc_info=error)
-                self.fail(f"{name} ended by {type(error).__name__}: {error}")
-
-        task = asyncio.create_task(body, name=name)
-        task.add_done_callback(on_end)
-        return task
+    def _break_down(self, error: Exception) -> None:
+        """End every request: what came in could not be handled, and what it was for would wait for ever."""
+        self.fail(f"the link to the engine broke: {type(error).__name__}: {error}")
 
     def _post(self, request: Request) -> None:
         """Queue a message, unless the core could not read it: it would drop it, and nobody would ever answer.
@@ -284,31 +274,22 @@ class CoreLink:
             raise InvalidRequestError(f"a value of the request has no place in a message: {error}") from error
         if (size := max(map(len, frames))) > MAX_FRAME_BYTES:
             raise InvalidRequestError(f"the request is a message of {size} bytes; at most {MAX_FRAME_BYTES} are read")
-        self._outbox.put_nowait(frames)
+        self._socket.send(frames)
 
-    async def _send(self) -> None:
-        while True:
-            await self._socket.send_multipart(await self._outbox.get())
-            self._outbox.task_done()
+    def _receive(self, frames: list[bytes]) -> None:
+        try:
+            event = self._event_codec.decode(frames)
+        except ProtocolError as error:
+            logger.warning("dropped a frame from the engine: %s", error)
+        else:
+            self._dispatch(event)
 
-    async def _receive(self) -> None:
-        while True:
-            frames = await self._socket.recv_multipart()
-            try:
-                self._dispatch(self._event_codec.decode(frames))
-            except ProtocolError as error:
-                logger.warning("dropped a frame from the engine: %s", error)
-            # A full socket would otherwise be read without ever letting the streams' consumers run.
-            await asyncio.sleep(0)
-
-    async def _watch(self) -> None:
+    def _on_connection_event(self, frames: list[bytes]) -> None:
         """Notice a core that is gone without a word."""
-        while True:
-            event = zmq.utils.monitor.parse_monitor_message(await self._monitor.recv_multipart())
-            if event["event"] == zmq.EVENT_DISCONNECTED:
-                # Its last words, if it had any, lie in the receive queue.
-                await asyncio.sleep(0.1)
-                self.fail("the engine's core process is gone")
+        event = zmq.utils.monitor.parse_monitor_message(frames)
+        if event["event"] == zmq.EVENT_DISCONNECTED:
+            # Its last words, if it had any, lie in the receive queue.
+            asyncio.get_running_loop().call_later(LAST_WORDS_S, self.fail, "the engine's core process is gone")
 
     def _dispatch(self, event: Event) -> None:
         match event:

@@ -68,9 +68,9 @@ def run(tmp_path: Path, scenario: Callable[[FakeCore, CoreLink], Awaitable[None]
     """Connect a link to a fake core and play a scenario."""
 
     async def main() -> None:
-        context = zmq.asyncio.Context()
+        context, own = zmq.asyncio.Context(), zmq.Context()
         core = FakeCore(context, f"ipc://{tmp_path}/core")
-        connecting = asyncio.create_task(CoreLink.connect(context, f"ipc://{tmp_path}/core", 10))
+        connecting = asyncio.create_task(CoreLink.connect(own, f"ipc://{tmp_path}/core", 10))
         try:
             assert isinstance(await core.receive(), Connect)
             await core.send(answer or Welcome(FACTS))
@@ -82,6 +82,7 @@ def run(tmp_path: Path, scenario: Callable[[FakeCore, CoreLink], Awaitable[None]
         finally:
             core.socket.close(linger=0)
             context.term()
+            own.term()
 
     asyncio.run(main())
 
@@ -304,7 +305,7 @@ def test_another_protocol_version_is_refused(tmp_path: Path) -> None:
 
 def test_nobody_answers(tmp_path: Path) -> None:
     async def main() -> None:
-        context = zmq.asyncio.Context()
+        context = zmq.Context()
         try:
             with pytest.raises(StartupError, match="no engine answers"):
                 await CoreLink.connect(context, f"ipc://{tmp_path}/nobody", timeout_s=0.2)
@@ -328,7 +329,7 @@ def test_garbage_from_the_core_is_dropped(tmp_path: Path) -> None:
 
 def test_a_connect_that_is_given_up_leaves_no_socket(tmp_path: Path) -> None:
     async def main() -> None:
-        context = zmq.asyncio.Context()
+        context = zmq.Context()
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.1):
                 await CoreLink.connect(context, f"ipc://{tmp_path}/nobody", timeout_s=20)
@@ -340,7 +341,7 @@ def test_a_connect_that_is_given_up_leaves_no_socket(tmp_path: Path) -> None:
 @pytest.mark.parametrize("address", ["nonsense", f"ipc:///{'long' * 50}"])
 def test_an_address_that_is_none(address: str) -> None:
     async def main() -> None:
-        context = zmq.asyncio.Context()
+        context = zmq.Context()
         with pytest.raises(StartupError, match="cannot connect"):
             await CoreLink.connect(context, address, timeout_s=20)
         context.term()
