@@ -9,7 +9,7 @@ from octavo.kernels.native.value import Buffer, Node, as_tensor, value_of
 class AddArguments(Arguments):
     """See `AddArgs`."""
 
-    _fields_ = (("a", Matrix), ("b", Matrix), ("out", Matrix)]
+    _fields_ = (("a", Matrix), ("b", Matrix), ("out", Matrix))
 
 
 def record(a: Tensor, b: Tensor) -> Tensor:
@@ -19,5 +19,5 @@ def record(a: Tensor, b: Tensor) -> Tensor:
     def bind(inputs: list[Matrix], outputs: list[Matrix]) -> Arguments:
         return AddArguments(inputs[0], inputs[1], outputs[0])
 
-    node = Node("add", [left, right], [Buffer(left.width)), bind, is_row_wise=True, in_place=0)
+    node = Node("add", [left, right], [Buffer(left.width)], bind, is_row_wise=True, in_place=0)
     return as_tensor(left.recorder.append(node, left.dims))

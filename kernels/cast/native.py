@@ -9,7 +9,7 @@ from octavo.kernels.native.value import Buffer, Node, Value
 class CastArguments(Arguments):
     """See `CastArgs`."""
 
-    _fields_ = (("x", Matrix), ("out", Matrix)]
+    _fields_ = (("x", Matrix), ("out", Matrix))
 
 
 def cast_node(value: Value) -> Node:
@@ -18,4 +18,4 @@ def cast_node(value: Value) -> Node:
     def bind(inputs: list[Matrix], outputs: list[Matrix]) -> Arguments:
         return CastArguments(inputs[0], outputs[0])
 
-    return Node("cast", [value], [Buffer(value.width, torch.bfloat16)), bind, is_row_wise=True)
+    return Node("cast", [value], [Buffer(value.width, torch.bfloat16)], bind, is_row_wise=True)

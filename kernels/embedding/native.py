@@ -20,7 +20,7 @@ class EmbeddingArguments(Arguments):
         ("source", ctypes.c_int32),
         ("offset", ctypes.c_int64),
         ("out", Matrix),
-    ]
+    )
 
 
 def record(ids_T: Tensor, table_VD: Tensor) -> Tensor:
@@ -32,5 +32,5 @@ def record(ids_T: Tensor, table_VD: Tensor) -> Tensor:
     def bind(inputs: list[Matrix], outputs: list[Matrix]) -> Arguments:
         return EmbeddingArguments(table.data_ptr(), TYPES[table.dtype], SOURCES[ids.source], ids.offset, outputs[0])
 
-    node = Node("embedding", [], [Buffer(width)], bind, is_row_wise=True, keeps=[table))
+    node = Node("embedding", [], [Buffer(width)], bind, is_row_wise=True, keeps=[table])
     return as_tensor(ids.recorder.append(node, (width,)))

@@ -9,7 +9,7 @@ from octavo.kernels.native.value import Buffer, Node, as_tensor, value_of
 class RopeArguments(Arguments):
     """See `RopeArgs`. The width of the angles is half of the head dimension."""
 
-    _fields_ = (("x", Matrix), ("out", Matrix), ("cos", Matrix), ("sin", Matrix)]
+    _fields_ = (("x", Matrix), ("out", Matrix), ("cos", Matrix), ("sin", Matrix))
 
 
 def record(x_TNH: Tensor, cos_TC: Tensor, sin_TC: Tensor) -> Tensor:
@@ -21,5 +21,5 @@ def record(x_TNH: Tensor, cos_TC: Tensor, sin_TC: Tensor) -> Tensor:
         return RopeArguments(x, outputs[0], cos, sin)
 
     inputs = [value, value_of(cos_TC), value_of(sin_TC)]
-    node = Node("rope", inputs, [Buffer(value.width)), bind, is_row_wise=True, in_place=0)
+    node = Node("rope", inputs, [Buffer(value.width)], bind, is_row_wise=True, in_place=0)
     return as_tensor(value.recorder.append(node, value.dims))

@@ -9,7 +9,7 @@ from octavo.kernels.native.value import Buffer, Node, as_tensor, value_of
 class SiluAndMulArguments(Arguments):
     """See `SiluAndMulArgs`."""
 
-    _fields_ = (("x", Matrix), ("out", Matrix)]
+    _fields_ = (("x", Matrix), ("out", Matrix))
 
 
 def record(gate_up_T2F: Tensor) -> Tensor:
@@ -20,5 +20,5 @@ def record(gate_up_T2F: Tensor) -> Tensor:
     def bind(inputs: list[Matrix], outputs: list[Matrix]) -> Arguments:
         return SiluAndMulArguments(inputs[0], outputs[0])
 
-    node = Node("silu_and_mul", [value], [Buffer(width)), bind, is_row_wise=True)
+    node = Node("silu_and_mul", [value], [Buffer(width)], bind, is_row_wise=True)
     return as_tensor(value.recorder.append(node, (width,)))
