@@ -3,9 +3,9 @@
 from torch import Tensor
 
 from octavo.kernels.dispatch import choose
-from octavo.kernels.relu import cpu
+from octavo.kernels.relu import cpu, native
 
-_IMPLEMENTATIONS = {"cpu": cpu.relu}
+_IMPLEMENTATIONS = {"cpu": cpu.relu, "recorded": native.record}
 
 
 def relu(x_TF: Tensor) -> Tensor:
