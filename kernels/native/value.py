@@ -8,9 +8,10 @@ two operations is here: taking columns apart and adding. Nothing is computed and
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
+from torch import Tensor
 
 from octavo.kernels.native.arguments import Arguments, Matrix
 
@@ -176,3 +177,20 @@ class Recorder(Protocol):
 
     def add(self, left: Value, right: Value) -> Value:
         """Record a sum."""
+
+
+def value_of(tensor: Tensor) -> Value:
+    """Return the value that stands in for a tensor, where recording functions get one."""
+    assert isinstance(tensor, Value), f"{type(tensor).__name__} in a recording"
+    return tensor
+
+
+def ids_of(tensor: Tensor) -> Ids:
+    """Return the integers that stand in for a tensor."""
+    assert isinstance(tensor, Ids), f"{type(tensor).__name__} in a recording"
+    return tensor
+
+
+def as_tensor(value: Value | Ids) -> Tensor:
+    """Let a value pass for a tensor, as torch.fx does with its proxies."""
+    return cast(Tensor, value)

@@ -4,9 +4,9 @@ import torch
 from torch import Tensor
 
 
-def rms_norm(x_TD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
+def rms_norm(x: Tensor, weight_D: Tensor, eps: float) -> Tensor:
     """See `octavo.kernels.rms_norm.rms_norm`."""
     # torch sums a contiguous row in one order; a strided one may take another loop.
-    x32_TD = x_TD.contiguous().float()
+    x32_TD = x.reshape(-1, x.shape[-1]).contiguous().float()
     inverse_T1 = torch.rsqrt(x32_TD.square().mean(dim=1, keepdim=True).add_(eps))
-    return (x32_TD * inverse_T1).to(x_TD.dtype) * weight_D
+    return ((x32_TD * inverse_T1).to(x.dtype) * weight_D).view(x.shape)

@@ -3,9 +3,9 @@
 from torch import Tensor
 
 from octavo.kernels.dispatch import choose, require
-from octavo.kernels.rope import cpu
+from octavo.kernels.rope import cpu, native
 
-_IMPLEMENTATIONS = {"cpu": cpu.rope}
+_IMPLEMENTATIONS = {"cpu": cpu.rope, "recorded": native.record}
 
 
 def rope(x_TNH: Tensor, cos_TC: Tensor, sin_TC: Tensor) -> Tensor:

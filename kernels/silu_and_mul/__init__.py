@@ -3,9 +3,9 @@
 from torch import Tensor
 
 from octavo.kernels.dispatch import choose, require
-from octavo.kernels.silu_and_mul import cpu
+from octavo.kernels.silu_and_mul import cpu, native
 
-_IMPLEMENTATIONS = {"cpu": cpu.silu_and_mul}
+_IMPLEMENTATIONS = {"cpu": cpu.silu_and_mul, "recorded": native.record}
 
 
 def silu_and_mul(gate_up_T2F: Tensor) -> Tensor:

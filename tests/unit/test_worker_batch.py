@@ -30,8 +30,8 @@ def test_a_ragged_step_becomes_flat_tensors() -> None:
     inputs = batch.inputs_of([Scheduled(1, 2, 1, True), Scheduled(0, 1, 4, False)])
     assert inputs.token_ids_T.tolist() == [22, 11, 12, 13, 14]
     assert inputs.positions_T.tolist() == [2, 1, 2, 3, 4]
-    assert inputs.query_starts == [0, 1, 5]
-    assert inputs.context_lens == [3, 5]
+    assert inputs.query_starts.tolist() == [0, 1, 5]
+    assert inputs.context_lens.tolist() == [3, 5]
     assert inputs.block_table_RP.tolist() == [[5, 0], [7, 3]]
     assert inputs.slot_mapping_T.tolist() == [5 * 4 + 2, 7 * 4 + 1, 7 * 4 + 2, 7 * 4 + 3, 3 * 4 + 0]
 

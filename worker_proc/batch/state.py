@@ -1,6 +1,6 @@
 """The persistent batch: all running requests' tokens, blocks and sampling states, changed by differences.
 
-Knows no model and computes nothing; `inputs_of` turns a plan into tensors.
+Knows no model and computes nothing; `inputs_of` turns a plan into arrays.
 """
 
 from collections.abc import Sequence
@@ -8,7 +8,6 @@ from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from octavo.protocol.errors import ProtocolError
 from octavo.protocol.steps import Admitted, Appended, Scheduled, StepPlan
@@ -65,7 +64,7 @@ class BatchState:
         return token_ids
 
     def inputs_of(self, scheduled: Sequence[Scheduled]) -> StepInputs:
-        """Return the tensors of a forward pass over `scheduled`, which is not empty."""
+        """Return the arrays of a forward pass over `scheduled`, which is not empty."""
         for entry in scheduled:
             self._check(entry)
         slots_R = np.array([entry.slot for entry in scheduled], dtype=np.int64)
@@ -79,12 +78,12 @@ class BatchState:
         slot_mapping_T = self._block_ids[slots_T, blocks_T].astype(np.int64) * self._block_size + offsets_T
         num_blocks = -(-int(context_lens_R.max()) // self._block_size)
         return StepInputs(
-            token_ids_T=torch.from_numpy(self._token_ids[slots_T, positions_T]),
-            positions_T=torch.from_numpy(positions_T),
-            query_starts=query_starts.tolist(),
-            context_lens=context_lens_R.tolist(),
-            block_table_RP=torch.from_numpy(self._block_ids[slots_R, :num_blocks]),
-            slot_mapping_T=torch.from_numpy(slot_mapping_T),
+            token_ids_T=self._token_ids[slots_T, positions_T],
+            positions_T=positions_T,
+            query_starts=query_starts,
+            context_lens=context_lens_R,
+            block_table_RP=self._block_ids[slots_R, :num_blocks],
+            slot_mapping_T=slot_mapping_T,
         )
 
     def _admit(self, admitted: Admitted) -> None:

@@ -18,6 +18,7 @@ class Model(ABC):
 
     def __init__(self, parameters: Parameters, num_layers: int, attention_shape: AttentionShape) -> None:
         self._parameters = parameters
+        self.dtype = parameters.dtype
         self.num_layers = num_layers
         self.attention_shape = attention_shape
 
@@ -34,6 +35,9 @@ class Model(ABC):
     @abstractmethod
     def logits(self, hidden_RD: Tensor) -> Tensor:
         """Return logits_RV in float32 for rows of `forward`'s result."""
+
+    def prepare(self, max_model_len: int) -> None:
+        """Make the tables that requests of up to `max_model_len` tokens need; nothing by default."""
 
     @property
     def num_kv_heads(self) -> int:

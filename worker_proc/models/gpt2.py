@@ -2,8 +2,8 @@
 
 import torch
 from torch import Tensor
-from torch.nn.functional import embedding
 
+from octavo.kernels.embedding import embedding
 from octavo.kernels.gelu import gelu
 from octavo.kernels.paged_attention import AttentionShape
 from octavo.protocol.config.facts import ModelFacts

@@ -5,8 +5,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import embedding
 
+from octavo.kernels.embedding import embedding
 from octavo.kernels.paged_attention import AttentionShape
 from octavo.kernels.rope import rope
 from octavo.kernels.silu_and_mul import silu_and_mul
@@ -123,6 +123,10 @@ class LlamaModel(Model):
             if config.is_tied
             else Linear.new(parameters, "lm_head", config.hidden_size, facts.vocab_size, bias=False)
         )
+
+    def prepare(self, max_model_len: int) -> None:
+        """See `octavo.worker_proc.models.base.Model`."""
+        self._rotary.prepare(max_model_len)
 
     def forward(self, token_ids_T: Tensor, positions_T: Tensor, attention: Attention) -> Tensor:
         """See `octavo.worker_proc.models.base.Model`."""

@@ -5,9 +5,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import embedding
 
+from octavo.kernels.embedding import embedding
 from octavo.kernels.paged_attention import AttentionShape
+from octavo.kernels.relu import relu
 from octavo.protocol.config.facts import ModelFacts
 from octavo.worker_proc.attention.base import Attention
 from octavo.worker_proc.models.base import Model
@@ -86,7 +87,7 @@ class DecoderLayer:
         return self.out(attention.run(q_TNH, k_TKH, v_TKH, self.index).flatten(1))
 
     def _mlp(self, x_TD: Tensor) -> Tensor:
-        return self.down(self.up(x_TD).relu_())
+        return self.down(relu(self.up(x_TD)))
 
 
 class OPTModel(Model):

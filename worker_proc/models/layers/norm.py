@@ -23,7 +23,7 @@ class RMSNorm:
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return the normalized rows, in the shape of `x`."""
-        return rms_norm(x.reshape(-1, x.shape[-1]), self.weight_D, self.eps).view(x.shape)
+        return rms_norm(x, self.weight_D, self.eps)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

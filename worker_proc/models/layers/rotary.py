@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from octavo.kernels.embedding import embedding
 from octavo.protocol.errors import ConfigError
 from octavo.worker_proc.models.hf_config import optional, required
 
@@ -19,7 +20,7 @@ position's angle has the same bits however far the table has grown."""
 
 
 class Rotary:
-    """Cosines and sines by position, computed as far as they are needed."""
+    """Cosines and sines by position, computed once for all positions of the longest request."""
 
     def __init__(self, inverse_frequencies_C: Tensor, magnitude: float = 1.0) -> None:
         self._inverse_frequencies_C = inverse_frequencies_C
@@ -27,22 +28,21 @@ class Rotary:
         self._cos_LC = torch.empty(0, len(inverse_frequencies_C))
         self._sin_LC = torch.empty(0, len(inverse_frequencies_C))
 
-    def angles(self, positions_T: Tensor) -> tuple[Tensor, Tensor]:
-        """Return cos_TC and sin_TC in float32, multiplied by the magnitude of the scaling."""
-        self._grow(int(positions_T.max()) + 1)
-        return self._cos_LC[positions_T], self._sin_LC[positions_T]
-
-    def _grow(self, num_positions: int) -> None:
+    def prepare(self, num_positions: int) -> None:
+        """Compute the angles of positions below `num_positions`, unless they are there."""
         if num_positions <= len(self._cos_LC):
             return
         cos, sin = [self._cos_LC], [self._sin_LC]
-        # Doubling keeps the copying of a long generation linear.
-        for start in range(len(self._cos_LC), max(num_positions, 2 * len(self._cos_LC)), _CHUNK_POSITIONS):
+        for start in range(len(self._cos_LC), num_positions, _CHUNK_POSITIONS):
             positions_L = torch.arange(start, start + _CHUNK_POSITIONS, dtype=torch.float32)
             angles_LC = positions_L.unsqueeze(1) * self._inverse_frequencies_C
             cos.append(angles_LC.cos() * self._magnitude)
             sin.append(angles_LC.sin() * self._magnitude)
         self._cos_LC, self._sin_LC = torch.cat(cos), torch.cat(sin)
+
+    def angles(self, positions_T: Tensor) -> tuple[Tensor, Tensor]:
+        """Return cos_TC and sin_TC in float32, multiplied by the magnitude of the scaling."""
+        return embedding(positions_T, self._cos_LC), embedding(positions_T, self._sin_LC)
 
 
 def rotary_from_config(config: Mapping[str, Any], head_dim: int, *, default_theta: float = 10000.0) -> Rotary:
