@@ -1,9 +1,16 @@
-"""The choice of an implementation by device, and the errors all operations raise. Holds no implementation."""
+"""The choice of an implementation by device, and the errors all operations raise. Holds no implementation.
+
+Every operation imports it, so it is also where torch is prepared for all of them.
+"""
 
 from collections.abc import Mapping
 from typing import TypeVar
 
 import torch
+
+from octavo.kernels.vector_math import prepare_vector_math
+
+prepare_vector_math()
 
 Implementation = TypeVar("Implementation")
 

@@ -1,54 +1,125 @@
-"""Finds, builds and loads the native library."""
+"""The loaded native library, and the decision whether to use one. Building is `build.py`'s business."""
 
 import ctypes
-import functools
-import hashlib
-import os
-import subprocess
+import logging
+import threading
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from octavo.kernels.native.arguments import Arguments
+from octavo.kernels.native.build import NativeUnavailable, Phase, Toolchain, build, silent
 
-ROOT = Path(__file__).parent.parent
+if TYPE_CHECKING:
+    from octavo.kernels.native.arguments import Arguments
+
+logger = logging.getLogger(__name__)
+
+DEFAULT = Toolchain()
+"""What `load` builds with unless it is told otherwise."""
+
+KernelChoice = Literal["auto", "native", "torch"]
+
+_loaded: dict[tuple[str | None, Toolchain], "NativeLibrary"] = {}
+_lock = threading.Lock()
 
 
 class NativeLibrary:
-    """The loaded library."""
+    """The functions of one library, which stays loaded as long as the process lives.
+
+    Raises:
+        OSError: the file cannot be loaded.
+    """
 
     def __init__(self, path: Path) -> None:
+        self.path = path
         self._library = ctypes.CDLL(str(path))
+        level = self.function("isa_level", [], ctypes.c_char_p)
+        self.isa: str = level().decode()
+        """The level that the code was compiled for."""
 
     def function(self, name: str, argument_types: list[Any], result_type: Any = None) -> Any:
-        """Return the C function `octavo_<name>`."""
+        """Return the C function `octavo_<name>`.
+
+        Raises:
+            AttributeError: there is none.
+        """
         function = getattr(self._library, f"octavo_{name}")
         function.argtypes, function.restype = argument_types, result_type
         return function
 
-    def operation(self, name: str, arguments: type[Arguments]) -> int:
-        """Return the address of an operation whose arguments have the size that C++ expects."""
-        size = self.function(f"{name}_args_size", [], ctypes.c_int64)()
-        assert size == ctypes.sizeof(arguments), f"{name}: {size} bytes in C++, {ctypes.sizeof(arguments)} in Python"
+    def operation(self, name: str, arguments: "type[Arguments]") -> int:
+        """Return the address of an operation.
+
+        Raises:
+            TypeError: its arguments do not have the size that C++ expects.
+        """
+        size, expected = ctypes.sizeof(arguments), self.function(f"{name}_args_size", [], ctypes.c_int64)()
+        if size != expected:
+            raise TypeError(f"{name}: the arguments have {size} bytes in Python and {expected} in C++")
         address = ctypes.cast(getattr(self._library, f"octavo_{name}"), ctypes.c_void_p).value
         assert address is not None
         return address
 
 
-@functools.cache
-def load(isa: str | None = None) -> NativeLibrary:
-    """Build, if needed, and load the library."""
-    sources = sorted(ROOT.rglob("*.cpp"))
-    digest = hashlib.sha256()
-    for path in sorted([*sources, *ROOT.rglob("*.h")]):
-        digest.update(path.read_bytes())
-    target = Path.home() / ".cache" / "octavo" / "native" / f"draft-{digest.hexdigest()[:16]}.so"
-    if not target.exists():
-        target.parent.mkdir(parents=True, exist_ok=True)
-        temporary = target.with_suffix(f".{os.getpid()}.tmp")
-        flags = "-std=c++20 -O3 -march=native -fPIC -shared -pthread -ffp-contract=off -fno-math-errno -Wall -Wextra"
-        quiet = ["-Wno-uninitialized", "-Wno-maybe-uninitialized"]
-        subprocess.run(
-            ["g++", *flags.split(), *quiet, f"-I{ROOT}", *map(str, sources), "-o", str(temporary)], check=True
+def load(isa: str | None = None, *, toolchain: Toolchain | None = None, phase: Phase = silent) -> NativeLibrary:
+    """Return the library for this machine, built if it is not there; the same one at each call.
+
+    Args:
+        isa: a level of `isa.Processor.levels`; None: all that this processor has.
+        toolchain: what to build with and where to keep it; None: DEFAULT.
+        phase: told "compiling kernels" if that is needed.
+
+    Raises:
+        NativeUnavailable: it can be neither found nor built, or not be loaded.
+    """
+    key = isa, toolchain or DEFAULT
+    with _lock:
+        if key not in _loaded:
+            _loaded[key] = _load(*key, phase)
+        return _loaded[key]
+
+
+def _load(isa: str | None, toolchain: Toolchain, phase: Phase) -> NativeLibrary:
+    built = build(toolchain, isa, phase=phase)
+    try:
+        return NativeLibrary(built.path)
+    except OSError as error:
+        logger.warning("%s cannot be loaded and is built again: %s", built.path, error)
+    built = build(toolchain, isa, phase=phase, afresh=True)
+    try:
+        return NativeLibrary(built.path)
+    except OSError as error:
+        hint = "set OCTAVO_CACHE to a folder that code may be loaded from"
+        raise NativeUnavailable(f"{built.path} cannot be loaded: {error}", hint) from error
+
+
+def choose_kernels(
+    choice: KernelChoice, *, toolchain: Toolchain | None = None, phase: Phase = silent
+) -> NativeLibrary | None:
+    """Return the native library, or None: compute with torch's operations.
+
+    Args:
+        choice: native: nothing else will do; torch: never native; auto: native where it can be had, and
+            otherwise a warning that says why not.
+        toolchain: what to build with and where to keep it; None: DEFAULT.
+        phase: told "compiling kernels" if that is needed.
+
+    Raises:
+        NativeUnavailable: the choice is native and there is none.
+    """
+    if choice == "torch":
+        return None
+    try:
+        library = load(toolchain=toolchain, phase=phase)
+    except NativeUnavailable as error:
+        if choice == "native":
+            raise
+        logger.warning(
+            "no native kernels: %s. Computing with torch's operations, several times slower. What would help: %s",
+            error.reason,
+            error.hint,
         )
-        temporary.replace(target)
-    return NativeLibrary(target)
+        if error.details:
+            logger.info("the compiler said:\n%s", error.details)
+        return None
+    logger.info("native kernels for %s: %s", library.isa, library.path)
+    return library

@@ -11,11 +11,8 @@
 #include <cstdint>
 #include <cstring>
 
-#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VL__) && defined(__AVX512DQ__)
-#define OCTAVO_AVX512 1
-#elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
-#define OCTAVO_AVX2 1
-#endif
+#include "isa.h"
+
 #if defined(OCTAVO_AVX512) || defined(OCTAVO_AVX2)
 #include <immintrin.h>
 #endif

@@ -1,0 +1,129 @@
+"""C++ compilers: which there are on this machine, and one run of one of them. Knows nothing of what is compiled."""
+
+import contextlib
+import importlib.metadata
+import importlib.util
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+SEARCHED = ("g++", "clang++", "c++")
+"""Looked for on the PATH, in this order; the Python package ziglang, which holds clang, comes last."""
+
+VERSION_TIMEOUT_S = 20.0
+
+
+class CompileError(Exception):
+    """A run of the compiler failed; `output` is what it printed."""
+
+    def __init__(self, reason: str, output: str = "") -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.output = output
+
+
+@dataclass(frozen=True, slots=True)
+class Compiler:
+    """One compiler, ready to be called."""
+
+    command: tuple[str, ...]
+    identity: str
+    """Path and version: another identity may make other code of the same source."""
+
+    @property
+    def name(self) -> str:
+        """The command as a person would type it."""
+        return shlex.join(self.command)
+
+    def run(self, arguments: Sequence[str], timeout_s: float) -> None:
+        """Run it once.
+
+        Raises:
+            CompileError: it could not be started, failed, or took longer than `timeout_s`; none of its
+                processes is left then.
+        """
+        try:
+            process = subprocess.Popen(
+                [*self.command, *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                errors="replace",
+                process_group=0,
+            )
+        except OSError as error:
+            raise CompileError(f"{self.name} cannot be started: {error.strerror}") from None
+        try:
+            output, _ = process.communicate(timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            _kill_group(process)
+            raise CompileError(f"{self.name} was not done after {timeout_s:.0f} s") from None
+        except BaseException:
+            _kill_group(process)
+            raise
+        if process.returncode:
+            raise CompileError(_first_error(output) or f"{self.name} ended with code {process.returncode}", output)
+
+    def accepts(self, flag: str) -> bool:
+        """Tell whether it knows a flag."""
+        try:
+            self.run([flag, "-E", "-x", "c++", os.devnull], VERSION_TIMEOUT_S)
+        except CompileError:
+            return False
+        return True
+
+
+def find_compilers(given: str | None) -> Iterator[Compiler]:
+    """Yield the compilers of this machine, the preferred one first.
+
+    Args:
+        given: a command that the user has named; then there is no other. It may hold arguments.
+    """
+    if given:
+        words = shlex.split(given)
+        if compiler := _on_path(words[0], tuple(words[1:])):
+            yield compiler
+        return
+    seen = set()
+    for name in SEARCHED:
+        path = shutil.which(name)
+        if path and os.path.realpath(path) not in seen:
+            seen.add(os.path.realpath(path))
+            if compiler := _on_path(name):
+                yield compiler
+    if importlib.util.find_spec("ziglang"):
+        version = importlib.metadata.version("ziglang")
+        yield Compiler((sys.executable, "-P", "-m", "ziglang", "c++"), f"ziglang {version}")
+
+
+def _on_path(name: str, arguments: tuple[str, ...] = ()) -> Compiler | None:
+    """Return the compiler of that name if it can tell its version."""
+    path = shutil.which(name)
+    if path is None:
+        return None
+    try:
+        done = subprocess.run(
+            [path, "--version"], capture_output=True, text=True, timeout=VERSION_TIMEOUT_S, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    version = done.stdout.partition("\n")[0]
+    return Compiler((path, *arguments), f"{path} {shlex.join(arguments)} {version}")
+
+
+def _first_error(output: str) -> str:
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    return next((line for line in lines if "error" in line), lines[0] if lines else "")
+
+
+def _kill_group(process: subprocess.Popen[str]) -> None:
+    """End a compiler and the processes it has started."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()

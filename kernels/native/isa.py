@@ -1,0 +1,73 @@
+"""Instruction sets: the levels that the C++ sources know, and which of them this processor has.
+
+Chooses compiler flags and reads `/proc/cpuinfo`. Compiles nothing.
+"""
+
+import platform
+from dataclasses import dataclass
+from pathlib import Path
+
+NATIVE = "native"
+"""The level that means: whatever this very processor has."""
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """An instruction set that the library can be built for, whatever processor compiles it."""
+
+    name: str
+    flags: tuple[str, ...]
+    """For the compiler. g++ since 11 and clang since 12 know them."""
+    needs: frozenset[str]
+    """What `/proc/cpuinfo` of a processor that can run it lists."""
+
+
+_AVX2 = frozenset({"avx2", "fma", "f16c", "bmi1", "bmi2", "movbe", "abm"})
+_AVX512 = _AVX2 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
+
+X86_LEVELS = (
+    Level(
+        "avx512_bf16",
+        ("-march=x86-64-v4", "-mavx512bf16", "-mavx512vnni"),
+        _AVX512 | {"avx512_bf16", "avx512_vnni"},
+    ),
+    Level("avx512", ("-march=x86-64-v4",), _AVX512),
+    Level("avx2", ("-march=x86-64-v3",), _AVX2),
+    Level("portable", ("-march=x86-64",), frozenset()),
+)
+"""Best first; each processor runs all levels after its first."""
+
+OTHER_LEVELS = (Level("portable", (), frozenset()),)
+"""For other kinds of processor: what the compiler makes of plain loops, NEON for example."""
+
+
+@dataclass(frozen=True, slots=True)
+class Processor:
+    """What of this machine decides which code it can run, and which code is best for it."""
+
+    machine: str
+    """`x86_64`, `aarch64`, ..."""
+    model: str
+    """Vendor, family and model, as far as the system tells them."""
+    features: frozenset[str]
+
+    @classmethod
+    def read(cls, root: Path = Path("/")) -> "Processor":
+        """Read the first processor of `/proc/cpuinfo`; tests give another `root`."""
+        fields: dict[str, str] = {}
+        try:
+            text = (root / "proc/cpuinfo").read_text()
+        except OSError:
+            text = ""
+        for line in text.partition("\n\n")[0].splitlines():
+            key, _, value = line.partition(":")
+            fields[key.strip()] = value.strip()
+        names = ("vendor_id", "cpu family", "model", "model name", "CPU implementer", "CPU part", "CPU variant")
+        model = ", ".join(fields[name] for name in names if name in fields) or platform.processor()
+        features = fields.get("flags") or fields.get("Features") or ""
+        return cls(platform.machine(), model, frozenset(features.split()))
+
+    def levels(self) -> list[Level]:
+        """Return the levels that this processor can run, best first."""
+        known = X86_LEVELS if self.machine in ("x86_64", "AMD64") else OTHER_LEVELS
+        return [level for level in known if level.needs <= self.features]

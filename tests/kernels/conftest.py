@@ -1,0 +1,28 @@
+"""The native library, once for each instruction set that this processor has."""
+
+import os
+
+import pytest
+
+from octavo.kernels.native import library
+from octavo.kernels.native.build import Toolchain
+from octavo.kernels.native.isa import Processor
+from octavo.kernels.native.library import NativeLibrary
+
+FLAGS = os.environ.get("OCTAVO_TEST_FLAGS", "")
+"""More flags for the compiler: how `scripts/check_native` builds with sanitizers."""
+COMPILER = os.environ.get("OCTAVO_TEST_CXX")
+
+LEVELS = [level.name for level in Processor.read().levels()]
+
+if FLAGS or COMPILER:
+    library.DEFAULT = Toolchain(flags=tuple(FLAGS.split()), compiler=COMPILER)
+
+
+@pytest.fixture(scope="session", params=LEVELS)
+def native_library(request: pytest.FixtureRequest) -> NativeLibrary:
+    """Return the library of one level; every test that asks for it runs at all levels.
+
+    Built in the user's cache, so that only the first run after a change compiles.
+    """
+    return library.load(request.param)
