@@ -3,9 +3,9 @@
 from torch import Tensor
 
 from octavo.kernels.dispatch import choose
-from octavo.kernels.gelu import cpu
+from octavo.kernels.gelu import cpu, native
 
-_IMPLEMENTATIONS = {"cpu": cpu.gelu}
+_IMPLEMENTATIONS = {"cpu": cpu.gelu, "recorded": native.record}
 
 
 def gelu(x_TF: Tensor, *, uses_tanh: bool) -> Tensor:

@@ -3,9 +3,9 @@
 from torch import Tensor
 
 from octavo.kernels.dispatch import choose, require
-from octavo.kernels.layer_norm import cpu
+from octavo.kernels.layer_norm import cpu, native
 
-_IMPLEMENTATIONS = {"cpu": cpu.layer_norm}
+_IMPLEMENTATIONS = {"cpu": cpu.layer_norm, "recorded": native.record}
 
 
 def layer_norm(x_TD: Tensor, weight_D: Tensor, bias_D: Tensor, eps: float) -> Tensor:

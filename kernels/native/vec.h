@@ -137,6 +137,10 @@ inline F32x16 first(int64_t count, F32x16 a, F32x16 b) {
     const __mmask16 mask = count >= kLanes ? 0xffff : count <= 0 ? 0 : static_cast<__mmask16>((1u << count) - 1u);
     return {_mm512_mask_blend_ps(mask, b.v, a.v)};
 }
+// Lanes of `a` where `sign` has its sign bit set, of `b` elsewhere.
+inline F32x16 select_negative(F32x16 sign, F32x16 a, F32x16 b) {
+    return {_mm512_mask_blend_ps(_mm512_movepi32_mask(_mm512_castps_si512(sign.v)), b.v, a.v)};
+}
 
 #elif defined(OCTAVO_AVX2)
 
@@ -202,6 +206,9 @@ inline F32x16 first(int64_t count, F32x16 a, F32x16 b) {
     const __m256i hi = _mm256_cmpgt_epi32(number, _mm256_add_epi32(lanes, _mm256_set1_epi32(8)));
     return {_mm256_blendv_ps(b.lo, a.lo, _mm256_castsi256_ps(lo)), _mm256_blendv_ps(b.hi, a.hi, _mm256_castsi256_ps(hi))};
 }
+inline F32x16 select_negative(F32x16 sign, F32x16 a, F32x16 b) {
+    return {_mm256_blendv_ps(b.lo, a.lo, sign.lo), _mm256_blendv_ps(b.hi, a.hi, sign.hi)};
+}
 
 #else
 
@@ -250,6 +257,9 @@ inline float scale_one(float a, float n) {
 }
 inline F32x16 scale_by_power(F32x16 a, F32x16 n) { OCTAVO_LANES(scale_one(a.v[i], n.v[i])); }
 inline F32x16 first(int64_t count, F32x16 a, F32x16 b) { OCTAVO_LANES(i < count ? a.v[i] : b.v[i]); }
+inline F32x16 select_negative(F32x16 sign, F32x16 a, F32x16 b) {
+    OCTAVO_LANES(std::signbit(sign.v[i]) ? a.v[i] : b.v[i]);
+}
 #undef OCTAVO_LANES
 
 #endif

@@ -13,6 +13,7 @@ from octavo.kernels.dispatch import ShapeError
 from octavo.kernels.gelu import cases as gelu_cases
 from octavo.kernels.gelu import gelu
 from octavo.kernels.gelu import reference as gelu_reference
+from octavo.kernels.gelu.native import GeluArguments
 from octavo.kernels.native.library import NativeLibrary
 from octavo.kernels.silu_and_mul import cases as silu_cases
 from octavo.kernels.silu_and_mul import reference as silu_reference
@@ -71,6 +72,41 @@ def test_gelu(width: int, dtype: torch.dtype, uses_tanh: bool) -> None:
         expected = gelu_reference.gelu(x, uses_tanh)
         assert_close(gelu(x, uses_tanh=uses_tanh), expected, gelu_cases.TOLERANCES[dtype])
     assert_rows_independent(lambda x: gelu(x, uses_tanh=uses_tanh), random(45, width, dtype=dtype, scale=3.0))
+
+
+def native_gelu(library: NativeLibrary, x: torch.Tensor, uses_tanh: bool, dtype: torch.dtype) -> torch.Tensor:
+    return native_rows(library, "gelu", lambda x, out: GeluArguments(*x, out, int(uses_tanh)), [x], x.shape[1], dtype)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    rows=st.integers(1, 40),
+    width=st.one_of(st.integers(1, 70), st.sampled_from(gelu_cases.WIDTHS)),
+    uses_tanh=st.booleans(),
+    dtype=st.sampled_from(NATIVE_DTYPES),
+)
+def test_native_gelu(native_library: NativeLibrary, rows, width, uses_tanh, dtype) -> None:
+    x = random(rows, width, seed=rows, scale=3.0)
+    expected = gelu_reference.gelu(x, uses_tanh).to(dtype)
+    assert_close(native_gelu(native_library, x, uses_tanh, dtype), expected, gelu_cases.TOLERANCES[dtype])
+
+
+@pytest.mark.parametrize("uses_tanh", [False, True])
+def test_native_gelu_over_its_range(native_library: NativeLibrary, uses_tanh: bool) -> None:
+    # Small results too are near in relation to themselves, where the textbook form has only noise.
+    x = torch.linspace(-12.0, 12.0, 60001).view(1, -1)
+    actual = native_gelu(native_library, x, uses_tanh, torch.float32).double()
+    x64 = x.double()
+    if uses_tanh:
+        expected = x64 * torch.sigmoid(2 * math.sqrt(2 / math.pi) * (x64 + 0.044715 * x64**3))
+    else:
+        expected = 0.5 * x64 * torch.special.erfc(-x64 / math.sqrt(2.0))
+    torch.testing.assert_close(actual, expected, rtol=4e-5, atol=1e-37)
+    near = x64.abs() < 1.0
+    torch.testing.assert_close(actual[near], expected[near], rtol=5e-7, atol=0.0)
+    ends = torch.tensor([[-1e30, 1e30, 0.0, -0.0, math.nan]])
+    results = native_gelu(native_library, ends, uses_tanh, torch.float32)[0]
+    assert results[:4].tolist() == [0.0, ends[0, 1], 0.0, 0.0] and results[4].isnan()
 
 
 def test_silu_and_mul_refuses_rows_without_two_halves() -> None:

@@ -11,6 +11,7 @@ from octavo.kernels.dispatch import ShapeError
 from octavo.kernels.layer_norm import cases as layer_cases
 from octavo.kernels.layer_norm import layer_norm
 from octavo.kernels.layer_norm import reference as layer_reference
+from octavo.kernels.layer_norm.native import LayerNormArguments
 from octavo.kernels.native.library import NativeLibrary
 from octavo.kernels.rms_norm import cases as rms_cases
 from octavo.kernels.rms_norm import reference as rms_reference
@@ -69,6 +70,32 @@ def test_layer_norm(width: int, dtype: torch.dtype) -> None:
         expected = layer_reference.layer_norm(x, weight, bias, layer_cases.EPS)
         assert_close(layer_norm(x, weight, bias, layer_cases.EPS), expected, layer_cases.TOLERANCES[dtype])
     assert_rows_independent(lambda x: layer_norm(x, weight, bias, layer_cases.EPS), random(45, width, dtype=dtype))
+
+
+def check_native_layer_norm(library: NativeLibrary, rows: int, width: int, dtype: torch.dtype) -> None:
+    """Against the reference of float32 numbers, rounded once; the rows' mean is far from 0."""
+    weight, bias = random(width, seed=1), random(width, seed=2)
+
+    def arguments(inputs, out):
+        return LayerNormArguments(*inputs, out, weight.data_ptr(), bias.data_ptr(), layer_cases.EPS)
+
+    x = random(rows, width, seed=rows, scale=5.0) + 30.0
+    actual = native_rows(library, "layer_norm", arguments, [x], width, dtype)
+    expected = layer_reference.layer_norm(x, weight, bias, layer_cases.EPS)
+    assert_close(actual, expected.to(dtype), 4 * layer_cases.TOLERANCES[dtype])
+
+
+@pytest.mark.parametrize("dtype", NATIVE_DTYPES, ids=str)
+@pytest.mark.parametrize("width", layer_cases.WIDTHS)
+def test_native_layer_norm(native_library: NativeLibrary, width: int, dtype: torch.dtype) -> None:
+    for rows in layer_cases.ROWS:
+        check_native_layer_norm(native_library, rows, width, dtype)
+
+
+@settings(max_examples=40, deadline=None)
+@given(rows=st.integers(1, 40), width=st.integers(1, 150), dtype=st.sampled_from(NATIVE_DTYPES))
+def test_native_layer_norm_of_any_shape(native_library: NativeLibrary, rows, width, dtype) -> None:
+    check_native_layer_norm(native_library, rows, width, dtype)
 
 
 def test_norms_refuse_what_does_not_fit() -> None:
