@@ -7,6 +7,9 @@ from msgspec import Meta, Struct, field
 LoadFormat: TypeAlias = Literal["auto", "safetensors", "gguf", "dummy"]
 DtypeName: TypeAlias = Literal["bfloat16", "float16", "float32"]
 DtypeChoice: TypeAlias = Literal["auto", "bfloat16", "float16", "float32", "half", "float"]
+QuantizationName: TypeAlias = Literal["none", "int8", "int4", "gguf"]
+KVCacheDtypeName: TypeAlias = Literal["bfloat16", "float16", "float32", "int8"]
+KVCacheDtypeChoice: TypeAlias = Literal["auto", "bfloat16", "float16", "float32", "int8"]
 SchedulingPolicy: TypeAlias = Literal["fcfs", "priority"]
 DeviceName: TypeAlias = Literal["cpu", "cuda"]
 Positive: TypeAlias = Annotated[int, Meta(ge=1)]
@@ -32,6 +35,22 @@ class ModelConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         DtypeChoice,
         Meta(description="Type of weights and activations. auto: the checkpoint's, float32 as bfloat16."),
     ] = "auto"
+    quantization: Annotated[
+        QuantizationName | None,
+        Meta(
+            description="How linear layers hold their weights. int8, int4: quantized while loading, in groups of 32; "
+            "gguf: as a GGUF file has them; none: in --dtype. Default: gguf for a quantized GGUF file, unless --dtype "
+            "is float32; else none."
+        ),
+    ] = None
+    packed_weights_cache_bytes: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="Most bytes on disk, in the cache directory, for weights in the form that is computed with, "
+            "which a later start maps instead of loading the model again (16G, 512M); 0: keep none.",
+        ),
+    ] = 16 * 2**30
     max_model_len: Annotated[
         int | Literal["auto"] | None,
         Meta(
@@ -60,6 +79,10 @@ class CacheConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """KV cache memory."""
 
     block_size: Annotated[int, Meta(ge=1, le=256, description="Tokens per KV block.")] = 16
+    kv_cache_dtype: Annotated[
+        KVCacheDtypeChoice,
+        Meta(description="Type of keys and values in the cache: int8, or the model's --dtype, which auto means."),
+    ] = "auto"
     gpu_memory_utilization: Annotated[
         float,
         Meta(gt=0, le=1, description="Share of the device's memory to use; on the CPU, of the free memory."),

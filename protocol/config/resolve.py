@@ -2,7 +2,14 @@
 
 import msgspec
 
-from octavo.protocol.config.engine import DeviceName, DtypeName, EngineConfig, SchedulingPolicy
+from octavo.protocol.config.engine import (
+    DeviceName,
+    DtypeName,
+    EngineConfig,
+    KVCacheDtypeName,
+    QuantizationName,
+    SchedulingPolicy,
+)
 from octavo.protocol.config.facts import ModelFacts
 from octavo.protocol.errors import ConfigError
 
@@ -24,6 +31,10 @@ class ResolvedConfig(msgspec.Struct, frozen=True, kw_only=True):
     model: ModelFacts
     served_model_names: list[str]
     dtype: DtypeName
+    quantization: QuantizationName
+    """"gguf" says: as the file has them, whatever that is."""
+    packed_weights_cache_bytes: int
+    """0: packed weights are not kept."""
     device: DeviceName
     num_threads: int
     """Compute threads of each CPU worker."""
@@ -35,6 +46,7 @@ class ResolvedConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_logprobs: int
     """-1: no limit."""
     block_size: int
+    kv_cache_dtype: KVCacheDtypeName
     gpu_memory_utilization: float
     kv_cache_memory_bytes: int | None
     """None: computed from the memory that is there."""
@@ -68,6 +80,7 @@ def resolve(config: EngineConfig, facts: ModelFacts, *, device: DeviceName, num_
         ConfigError: two settings contradict each other, or one contradicts the model.
     """
     chosen_device = device if config.device.device == "auto" else config.device.device
+    dtype = _dtype(config, facts)
     max_model_len, fits = _model_len(config, facts)
     max_num_seqs = config.scheduler.max_num_seqs or _DEFAULT_SEQS[chosen_device]
     budget = config.scheduler.max_num_batched_tokens or max(_DEFAULT_BUDGET[chosen_device], max_num_seqs)
@@ -87,7 +100,9 @@ def resolve(config: EngineConfig, facts: ModelFacts, *, device: DeviceName, num_
     return ResolvedConfig(
         model=facts,
         served_model_names=config.model.served_model_name or [config.model.model],
-        dtype=_dtype(config, facts),
+        dtype=dtype,
+        quantization=_quantization(config, facts, dtype),
+        packed_weights_cache_bytes=config.model.packed_weights_cache_bytes,
         device=chosen_device,
         num_threads=config.device.num_threads or num_cores,
         seed=config.model.seed,
@@ -95,6 +110,7 @@ def resolve(config: EngineConfig, facts: ModelFacts, *, device: DeviceName, num_
         fits_model_len=fits,
         max_logprobs=config.model.max_logprobs,
         block_size=config.cache.block_size,
+        kv_cache_dtype=_kv_cache_dtype(config, dtype),
         gpu_memory_utilization=config.cache.gpu_memory_utilization,
         kv_cache_memory_bytes=config.cache.kv_cache_memory_bytes,
         num_blocks_override=config.cache.num_gpu_blocks_override,
@@ -117,6 +133,31 @@ def _dtype(config: EngineConfig, facts: ModelFacts) -> DtypeName:
         return _DTYPE_ALIASES[config.model.dtype]
     checkpoint = _DTYPE_ALIASES[facts.checkpoint_dtype]
     return "bfloat16" if checkpoint == "float32" else checkpoint
+
+
+def _quantization(config: EngineConfig, facts: ModelFacts, dtype: DtypeName) -> QuantizationName:
+    asked, is_gguf = config.model.quantization, facts.load_format == "gguf"
+    if asked == "gguf" and not is_gguf:
+        raise ConfigError(
+            f"--quantization gguf, but the weights are {facts.load_format}",
+            phase="configuration",
+            hint="use int8 or int4, or name a .gguf file",
+        )
+    # Who asks for float32 wants the numbers of the file as exactly as they can be had.
+    return asked or ("gguf" if is_gguf and dtype != "float32" else "none")
+
+
+def _kv_cache_dtype(config: EngineConfig, dtype: DtypeName) -> KVCacheDtypeName:
+    asked = config.cache.kv_cache_dtype
+    if asked == "auto":
+        return dtype
+    if asked not in ("int8", dtype):
+        raise ConfigError(
+            f"kv_cache_dtype {asked} with a model of {dtype}",
+            phase="configuration",
+            hint=f"use --kv-cache-dtype auto, which is {dtype} here, or int8",
+        )
+    return asked
 
 
 def _model_len(config: EngineConfig, facts: ModelFacts) -> tuple[int, bool]:

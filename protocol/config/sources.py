@@ -6,7 +6,8 @@ give the same errors. A name belongs to exactly one branch of the tree.
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any, TypeVar, get_type_hints
+from types import NoneType
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -108,13 +109,18 @@ def _convert(tree: dict[str, Any], struct: type[Config]) -> Config:
     try:
         return msgspec.convert(tree, struct)
     except msgspec.ValidationError as error:
-        raise ConfigError(_readable(str(error)), phase="configuration", hint="see octavo serve --help") from error
+        what, _, where = str(error).partition(" - at `$.")
+        name = where.rstrip("`").rpartition(".")[2]
+        raise ConfigError(f"{name}: {what}" if name else what, phase="configuration", hint=_choices(name)) from error
 
 
-def _readable(message: str) -> str:
-    """Turn msgspec's "... - at `$.cache.block_size`" into "block_size: ..."."""
-    what, _, where = message.partition(" - at `$.")
-    return f"{where.rstrip('`').rpartition('.')[2]}: {what}" if where else message
+def _choices(name: str) -> str:
+    """Return what a setting may be, when that is a list of words."""
+    kind = next((info.type for info in (*engine_fields(), *server_fields()) if info.name == name), None)
+    parts = [kind] if get_origin(kind) is Literal else [part for part in get_args(kind) if part is not NoneType]
+    if parts and all(get_origin(part) is Literal for part in parts):
+        return "one of " + ", ".join(word for part in parts for word in get_args(part))
+    return "see octavo serve --help"
 
 
 def _suggestion(name: str, known: Mapping[str, str]) -> str:

@@ -1,5 +1,6 @@
 """The configuration tree: sources, errors that name the setting, and resolution."""
 
+import msgspec
 import pytest
 
 from octavo.protocol.config import EngineConfig, ModelConfig, ModelFacts, SchedulerConfig, resolve
@@ -103,3 +104,55 @@ def test_resolve_is_pure() -> None:
     config = EngineConfig(model=ModelConfig(model="m"), scheduler=SchedulerConfig(max_num_seqs=2))
     first = resolve(config, FACTS, device="cpu", num_cores=2)
     assert resolve(config, FACTS, device="cpu", num_cores=2) == first
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "hint"),
+    [
+        ("quantization", "awq", "one of none, int8, int4, gguf"),
+        ("quantization", "fp8", "one of none, int8, int4, gguf"),
+        ("kv_cache_dtype", "fp8", "one of auto, bfloat16, float16, float32, int8"),
+        ("max_model_len", "long", "see octavo serve --help"),
+    ],
+)
+def test_a_word_that_is_no_choice_gets_the_choices(setting: str, value: str, hint: str) -> None:
+    with pytest.raises(ConfigError, match=setting) as caught:
+        engine_config({"model": "m", setting: value})
+    assert caught.value.hint == hint
+
+
+@pytest.mark.parametrize(
+    ("load_format", "settings", "expected"),
+    [
+        ("safetensors", {}, "none"),
+        ("safetensors", {"quantization": "int8"}, "int8"),
+        ("dummy", {"quantization": "int4"}, "int4"),
+        ("gguf", {}, "gguf"),
+        ("gguf", {"dtype": "float16"}, "gguf"),
+        ("gguf", {"dtype": "float32"}, "none"),
+        ("gguf", {"dtype": "float32", "quantization": "gguf"}, "gguf"),
+        ("gguf", {"quantization": "none"}, "none"),
+        ("gguf", {"quantization": "int4"}, "int4"),
+    ],
+)
+def test_weights_of_a_gguf_file_stay_quantized_unless_told_otherwise(
+    load_format: str, settings: dict[str, str], expected: str
+) -> None:
+    facts = msgspec.structs.replace(FACTS, load_format=load_format)
+    config = resolve(engine_config({"model": "m", **settings}), facts, device="cpu", num_cores=2)
+    assert config.quantization == expected
+
+
+def test_only_gguf_files_have_a_quantization_of_their_own() -> None:
+    with pytest.raises(ConfigError, match="weights are safetensors"):
+        resolved(quantization="gguf")
+
+
+def test_the_cache_has_the_type_of_the_model_or_int8() -> None:
+    assert resolved().kv_cache_dtype == "bfloat16"
+    assert resolved(dtype="float").kv_cache_dtype == "float32"
+    assert resolved(kv_cache_dtype="int8").kv_cache_dtype == "int8"
+    assert resolved(kv_cache_dtype="float16", dtype="half").kv_cache_dtype == "float16"
+    with pytest.raises(ConfigError, match="kv_cache_dtype float32 with a model of bfloat16") as caught:
+        resolved(kv_cache_dtype="float32")
+    assert "int8" in caught.value.hint
