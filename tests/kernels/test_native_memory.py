@@ -1,0 +1,91 @@
+"""Mapped memory: aligned, zero, shared with files, and given back with the last tensor."""
+
+import gc
+from pathlib import Path
+
+import pytest
+import torch
+
+from octavo.kernels.native.memory import HUGE_PAGE_BYTES, Arena, allocate, map_file
+
+
+@pytest.mark.parametrize("num_bytes", [0, 1, 4096, HUGE_PAGE_BYTES - 1, HUGE_PAGE_BYTES, 3 * HUGE_PAGE_BYTES + 5])
+def test_allocate_gives_zeros(num_bytes: int) -> None:
+    buffer = allocate(num_bytes)
+    assert buffer.dtype == torch.uint8 and buffer.shape == (num_bytes,)
+    assert not buffer.any()
+    buffer.fill_(7)
+    assert int(buffer.long().sum()) == 7 * num_bytes
+
+
+def test_large_buffers_begin_at_a_huge_page() -> None:
+    assert allocate(2 * HUGE_PAGE_BYTES).data_ptr() % HUGE_PAGE_BYTES == 0
+
+
+def test_untouched_memory_is_not_resident() -> None:
+    before = _resident_bytes()
+    buffer = allocate(1 << 30)
+    buffer[:10] = 1
+    assert _resident_bytes() - before < 1 << 28
+
+
+def test_memory_is_given_back_with_the_last_view() -> None:
+    num_bytes = 256 << 20
+    view = allocate(num_bytes).fill_(1).view(torch.float32)[5:]
+    gc.collect()
+    assert float(view[0]) != 0
+    with_buffer = _resident_bytes()
+    del view
+    gc.collect()
+    assert with_buffer - _resident_bytes() > num_bytes * 0.9
+
+
+def test_too_much_memory_is_an_error() -> None:
+    with pytest.raises(MemoryError, match="no memory for"):
+        allocate(1 << 62)
+
+
+def test_arena_hands_out_aligned_parts() -> None:
+    arena = Arena(3 * Arena.ALIGNMENT)
+    parts = [arena.take(1), arena.take(Arena.ALIGNMENT), arena.take(Arena.ALIGNMENT)]
+    for number, part in enumerate(parts):
+        part.fill_(number + 1)
+    assert [int(part[0]) for part in parts] == [1, 2, 3]
+    assert all(part.data_ptr() % Arena.ALIGNMENT == 0 for part in parts)
+    with pytest.raises(MemoryError):
+        arena.take(1)
+
+
+@pytest.mark.parametrize(("offset", "num_bytes"), [(0, 10_000), (1, 5), (4096, 4096), (5000, 5000), (9999, 0)])
+def test_map_file_is_the_part_of_the_file(tmp_path: Path, offset: int, num_bytes: int) -> None:
+    content = bytes(i * 7 % 251 for i in range(10_000))
+    (tmp_path / "file").write_bytes(content)
+    part = map_file(tmp_path / "file", offset, num_bytes)
+    assert bytes(part.tolist()) == content[offset : offset + num_bytes]
+
+
+def test_writing_to_a_mapped_file_leaves_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(bytes(100))
+    map_file(path, 0, 100).fill_(1)
+    assert path.read_bytes() == bytes(100)
+
+
+def test_a_mapped_file_may_be_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"old")
+    part = map_file(path, 0, 3)
+    (tmp_path / "new").write_bytes(b"new")
+    (tmp_path / "new").replace(path)
+    assert bytes(part.tolist()) == b"old"
+
+
+def test_a_file_too_short_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(bytes(10))
+    with pytest.raises(ValueError, match="has 10 bytes, not 11"):
+        map_file(tmp_path / "file", 1, 10)
+
+
+def _resident_bytes() -> int:
+    status = Path("/proc/self/status").read_text()
+    return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmRSS"))
