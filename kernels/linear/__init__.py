@@ -1,4 +1,7 @@
-"""Matrix product with a weight, the same bits for a row in any batch. Does not quantize or shard."""
+"""Matrix product with a weight, the same bits for a row in any batch. Does not shard.
+
+Two implementations: through torch (`cpu.py`), and in C++ (`native.py`), which also takes quantized weights.
+"""
 
 from dataclasses import dataclass
 
@@ -7,6 +10,9 @@ from torch import Tensor
 
 from octavo.kernels.dispatch import choose, require
 from octavo.kernels.linear import cpu
+from octavo.kernels.linear.native import NativeLinear, NativeProduct, pack, pack_quantized
+from octavo.kernels.linear.quantized import QuantizedWeight
+from octavo.kernels.native.library import NativeLibrary
 
 _PACKERS = {"cpu": cpu.Packer}
 
@@ -17,16 +23,24 @@ class PackedLinear:
 
     num_inputs: int
     num_outputs: int
-    dtype: torch.dtype
+    dtype: torch.dtype | None
+    """Of the rows; None: any float, because they are quantized themselves."""
     device: torch.device
-    product: cpu.CpuLinear
+    product: cpu.CpuLinear | NativeProduct
 
 
 class Packer:
-    """Packs the weights of one model; what it finds out about one weight it uses for those of equal shape."""
+    """Packs the weights of one model; what it finds out about one weight it uses for those of equal shape.
 
-    def __init__(self, device: torch.device) -> None:
+    Args:
+        device: where the weights are.
+        native: the library that multiplies; None: torch does.
+    """
+
+    def __init__(self, device: torch.device, native: NativeLibrary | None = None) -> None:
+        self._device = device
         self._packer = choose("linear", _PACKERS, device)()
+        self._library = native
 
     def pack(self, weight_OI: Tensor, bias_O: Tensor | None = None) -> PackedLinear:
         """Return the packed form, which no longer needs the arguments.
@@ -39,15 +53,34 @@ class Packer:
             bias_O is None or (bias_O.shape == weight_OI.shape[:1] and bias_O.dtype == weight_OI.dtype),
             "linear: the bias needs one value per output, of the weight's dtype",
         )
+        if self._library is not None:
+            return self.adopt(pack(self._library, weight_OI, bias_O))
         num_outputs, num_inputs = weight_OI.shape
         product = self._packer.pack(weight_OI, bias_O)
         return PackedLinear(num_inputs, num_outputs, weight_OI.dtype, weight_OI.device, product)
+
+    def pack_quantized(self, weight: QuantizedWeight, bias_O: Tensor | None = None) -> PackedLinear:
+        """Return the packed form of a weight that is quantized and stays so; the packer has a native library.
+
+        Raises:
+            ShapeError: the bias does not have one value per output.
+        """
+        assert self._library is not None, "quantized weights are multiplied by the native library alone"
+        require(bias_O is None or bias_O.shape == (weight.num_outputs,), "linear: the bias needs one value per output")
+        return self.adopt(pack_quantized(self._library, weight, bias_O))
+
+    def adopt(self, packed: NativeLinear) -> PackedLinear:
+        """Return what `pack` gave when the weight was packed earlier, by a library of the same layout."""
+        assert self._library is not None, "packed by a native library and to be used without one"
+        product = NativeProduct(self._library, packed)
+        return PackedLinear(packed.num_inputs, packed.num_outputs, packed.dtype, self._device, product)
 
 
 def linear(x_TI: Tensor, packed: PackedLinear) -> Tensor:
     """Return `x @ weight.T + bias`, shape TO, in the dtype of `x`.
 
-    Sums are accumulated in float32 at least.
+    Sums are accumulated in float32 at least. Rows that meet a quantized weight are quantized first, to 8 bits in
+    the weight's groups: see `octavo.kernels.quantize`.
 
     Raises:
         ShapeError: the rows do not fit the weight, or their dtype or device is another.
@@ -55,7 +88,7 @@ def linear(x_TI: Tensor, packed: PackedLinear) -> Tensor:
     require(
         x_TI.ndim == 2
         and x_TI.shape[1] == packed.num_inputs
-        and x_TI.dtype == packed.dtype
+        and (x_TI.dtype == packed.dtype or packed.dtype is None)
         and x_TI.device == packed.device,
         f"linear: {tuple(x_TI.shape)} {x_TI.dtype} on {x_TI.device} with a weight of {packed.num_inputs} inputs, "
         f"{packed.dtype} on {packed.device}",

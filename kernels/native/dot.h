@@ -28,9 +28,7 @@ inline uint32_t load_word(const void* p) {
 
 // ---- Pairs of bf16 ---------------------------------------------------------------------------------------------
 
-#if defined(OCTAVO_AVX512) && defined(__AVX512BF16__)
-
-#define OCTAVO_BF16_DOT 1
+#if defined(OCTAVO_AVX512_BF16)
 
 struct Bf16Pairs {
     __m512i v;
@@ -102,12 +100,10 @@ struct I32x16 {
     __m512i v;
 };
 
-inline I32x16 set1(int32_t value) { return {_mm512_set1_epi32(value)}; }
+inline I32x16 set1_i32(int32_t value) { return {_mm512_set1_epi32(value)}; }
 inline F32x16 to_float(I32x16 a) { return {_mm512_cvtepi32_ps(a.v)}; }
 
-#if defined(__AVX512VNNI__)
-
-#define OCTAVO_INT8_DOT 1
+#if defined(OCTAVO_AVX512_BF16)
 
 struct Quads {
     __m512i v;
@@ -160,7 +156,7 @@ struct I32x16 {
     __m256i lo, hi;
 };
 
-inline I32x16 set1(int32_t value) { return {_mm256_set1_epi32(value), _mm256_set1_epi32(value)}; }
+inline I32x16 set1_i32(int32_t value) { return {_mm256_set1_epi32(value), _mm256_set1_epi32(value)}; }
 inline F32x16 to_float(I32x16 a) { return {_mm256_cvtepi32_ps(a.lo), _mm256_cvtepi32_ps(a.hi)}; }
 
 struct HalfQuads {
@@ -207,7 +203,7 @@ struct I32x16 {
     int32_t v[kLanes];
 };
 
-inline I32x16 set1(int32_t value) {
+inline I32x16 set1_i32(int32_t value) {
     I32x16 result;
     for (int i = 0; i < kLanes; ++i) result.v[i] = value;
     return result;

@@ -1,0 +1,284 @@
+"""`linear` in C++: packed weights, mirrored from `packed.h`, and the arguments of the operation.
+
+A packed weight is a small header and flat buffers, so that it can lie in a file that is mapped into memory.
+"""
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, Self
+
+import torch
+from torch import Tensor
+
+from octavo.kernels.linear.quantized import QuantizedWeight
+from octavo.kernels.native.arguments import Arguments, Matrix
+from octavo.kernels.native.direct import run
+from octavo.kernels.native.library import NativeLibrary
+from octavo.kernels.native.memory import allocate
+from octavo.kernels.native.value import Form
+from octavo.kernels.quantize.native import quantize_rows
+
+Kind = Literal["bf16", "f32", "f16", "u8", "u4"]
+KINDS: tuple[Kind, ...] = ("bf16", "f32", "f16", "u8", "u4")
+"""In the order of `octavo::Kind`."""
+DTYPES: dict[Kind, torch.dtype] = {"bf16": torch.bfloat16, "f32": torch.float32, "f16": torch.float16}
+WORD_INPUTS: dict[Kind, int] = {"bf16": 2, "f32": 1, "f16": 1, "u8": 4, "u4": 8}
+"""Inputs in one word of a panel."""
+WORD_BYTES: dict[Kind, int] = {"bf16": 4, "f32": 4, "f16": 2, "u8": 4, "u4": 4}
+PANEL_OUTPUTS = 64
+
+Epilogue = Literal["none", "silu_and_mul", "gelu", "gelu_tanh", "relu"]
+EPILOGUES: tuple[Epilogue, ...] = ("none", "silu_and_mul", "gelu", "gelu_tanh", "relu")
+"""In the order of `octavo::Epilogue`."""
+
+
+class PackedWeight(ctypes.Structure):
+    """See `PackedWeight` in `packed.h`."""
+
+    _fields_ = (
+        ("panels", ctypes.c_void_p),
+        ("scales", ctypes.c_void_p),
+        ("minimums", ctypes.c_void_p),
+        ("bias", ctypes.c_void_p),
+        ("num_inputs", ctypes.c_int64),
+        ("num_outputs", ctypes.c_int64),
+        ("group_size", ctypes.c_int64),
+        ("offset", ctypes.c_int32),
+        ("kind", ctypes.c_int32),
+    )
+
+
+class LinearArguments(Arguments):
+    """See `LinearArgs`."""
+
+    _fields_ = (
+        ("x", Matrix),
+        ("x_scales", Matrix),
+        ("x_sums", Matrix),
+        ("weight", PackedWeight),
+        ("residual", Matrix),
+        ("out", Matrix),
+        ("epilogue", ctypes.c_int32),
+        ("unused", ctypes.c_int32),
+    )
+
+
+class PackArguments(ctypes.Structure):
+    """See `PackArgs` in `pack.cpp`."""
+
+    _fields_ = (
+        ("rows", ctypes.c_void_p),
+        ("row_bytes", ctypes.c_int64),
+        ("num_inputs", ctypes.c_int64),
+        ("num_outputs", ctypes.c_int64),
+        ("num_steps", ctypes.c_int64),
+        ("panels", ctypes.c_void_p),
+        ("kind", ctypes.c_int32),
+        ("unused", ctypes.c_int32),
+    )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NativeLinear:
+    """A packed weight and its bias. The buffers are flat, uint8, and begin at multiples of 64 bytes."""
+
+    kind: Kind
+    num_inputs: int
+    num_outputs: int
+    group_size: int
+    """Inputs that share a scale; 0 unless the weight is quantized."""
+    offset: int
+    weight: Tensor
+    """The panels."""
+    scales: Tensor | None
+    minimums: Tensor | None
+    bias: Tensor | None
+
+    @property
+    def is_quantized(self) -> bool:
+        """Whether rows must be quantized too before they are multiplied."""
+        return self.group_size != 0
+
+    @property
+    def dtype(self) -> torch.dtype | None:
+        """Of the rows that it was packed for; None: any float."""
+        return DTYPES.get(self.kind)
+
+    @property
+    def input_form(self) -> Form:
+        """How the rows that are multiplied must be stored."""
+        if self.is_quantized:
+            return Form(torch.int8, self.group_size)
+        return Form(torch.bfloat16 if self.kind == "bf16" else torch.float32)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all buffers."""
+        return sum(buffer.nbytes for buffer in self.to_buffers()[1].values())
+
+    def to_buffers(self) -> tuple[dict[str, int | str], dict[str, Tensor]]:
+        """Return what `from_buffers` takes: a header of numbers and names, and the buffers that there are."""
+        header: dict[str, int | str] = {
+            "kind": self.kind,
+            "num_inputs": self.num_inputs,
+            "num_outputs": self.num_outputs,
+            "group_size": self.group_size,
+            "offset": self.offset,
+        }
+        buffers = {"weight": self.weight, "scales": self.scales, "minimums": self.minimums, "bias": self.bias}
+        return header, {name: buffer for name, buffer in buffers.items() if buffer is not None}
+
+    @classmethod
+    def from_buffers(cls, header: dict[str, int | str], buffers: dict[str, Tensor]) -> Self:
+        """Return the weight over buffers that begin at multiples of 64 bytes and are not copied.
+
+        Raises:
+            ValueError: the header or the buffers' sizes are not what `to_buffers` gives.
+        """
+        kind = next((kind for kind in KINDS if kind == header.get("kind")), None)
+        numbers = [header.get(name) for name in ("num_inputs", "num_outputs", "group_size", "offset")]
+        if kind is None or not all(isinstance(number, int) for number in numbers):
+            raise ValueError(f"not the header of a packed weight: {header}")
+        num_inputs, num_outputs, group_size, offset = (int(number or 0) for number in numbers)
+        num_panels = -(-num_outputs // PANEL_OUTPUTS)
+        sizes = {"weight": num_panels * panel_bytes(kind, num_inputs, group_size), "bias": num_panels * 256}
+        if group_size:
+            num_groups = -(-num_inputs // group_size)
+            sizes["scales"] = sizes["minimums"] = num_panels * num_groups * PANEL_OUTPUTS * 2
+        needed = {"weight", "scales"} if group_size else {"weight"}
+        if not needed <= set(buffers) or any(buffer.nbytes != sizes.get(name) for name, buffer in buffers.items()):
+            found = {name: buffer.nbytes for name, buffer in buffers.items()}
+            raise ValueError(f"buffers of {found} bytes for a packed weight of {sizes}")
+        parts = [buffers.get(name) for name in ("scales", "minimums", "bias")]
+        return cls(kind, num_inputs, num_outputs, group_size, offset, buffers["weight"], *parts)
+
+    def structure(self) -> PackedWeight:
+        """Return what C++ reads; it points into the buffers and keeps none of them alive."""
+        return PackedWeight(
+            self.weight.data_ptr(),
+            _address(self.scales),
+            _address(self.minimums),
+            _address(self.bias),
+            self.num_inputs,
+            self.num_outputs,
+            self.group_size,
+            self.offset,
+            KINDS.index(self.kind),
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NativeProduct:
+    """A packed weight that multiplies tensors, outside of any program."""
+
+    library: NativeLibrary
+    packed: NativeLinear
+
+    def __call__(self, x_TI: Tensor) -> Tensor:
+        """See `octavo.kernels.linear.linear`."""
+        num_threads = torch.get_num_threads()
+        rows_TI = x_TI.float() if x_TI.dtype == torch.float16 else x_TI
+        rows_TI = rows_TI if rows_TI.stride(1) == 1 else rows_TI.contiguous()
+        out_TO = torch.empty(x_TI.shape[0], self.packed.num_outputs, dtype=rows_TI.dtype)
+        inputs = [rows_TI]
+        if self.packed.is_quantized:
+            quantized = quantize_rows(self.library, rows_TI, self.packed.group_size, num_threads)
+            inputs = [quantized.levels_TI, quantized.scale_TG, quantized.sum_TG]
+        call = arguments([Matrix.of(tensor) for tensor in inputs], self.packed, Matrix.of(out_TO))
+        run(self.library, "linear", call, num_rows=x_TI.shape[0], num_threads=num_threads)
+        return out_TO.to(x_TI.dtype)
+
+
+def arguments(
+    x: Sequence[Matrix],
+    packed: NativeLinear,
+    out: Matrix,
+    *,
+    epilogue: Epilogue = "none",
+    residual: Matrix | None = None,
+) -> LinearArguments:
+    """Return the arguments of the operation.
+
+    Args:
+        x: the rows in the form `packed.input_form`; quantized ones are levels, scales and sums.
+        packed: must outlive the arguments.
+        out: float32 or bfloat16.
+        epilogue: see `can_fuse`.
+        residual: float32, added to what the epilogue gives; may be `out`.
+    """
+    assert len(x) == (3 if packed.is_quantized else 1), "quantized weights take levels, scales and sums"
+    assert can_fuse(epilogue, packed), f"{epilogue} after {packed.num_outputs} outputs"
+    nothing = Matrix()
+    levels, scales, sums = x if packed.is_quantized else (*x, nothing, nothing)
+    structure = packed.structure()
+    return LinearArguments(levels, scales, sums, structure, residual or nothing, out, EPILOGUES.index(epilogue), 0)
+
+
+def can_fuse(epilogue: Epilogue, packed: NativeLinear) -> bool:
+    """Say whether the operation can apply `epilogue`: gates and ups must begin at a panel."""
+    return epilogue != "silu_and_mul" or packed.num_outputs % (2 * PANEL_OUTPUTS) == 0
+
+
+def panel_bytes(kind: Kind, num_inputs: int, group_size: int) -> int:
+    """Return the bytes of one panel."""
+    return _num_steps(kind, num_inputs, group_size) * PANEL_OUTPUTS * WORD_BYTES[kind]
+
+
+def pack(library: NativeLibrary, weight_OI: Tensor, bias_O: Tensor | None = None) -> NativeLinear:
+    """Pack a weight of bfloat16, float32 or float16."""
+    kind = next(kind for kind, dtype in DTYPES.items() if dtype == weight_OI.dtype)
+    num_outputs, num_inputs = weight_OI.shape
+    panels = _pack_rows(library, kind, weight_OI, _num_steps(kind, num_inputs, 0))
+    return NativeLinear(kind, num_inputs, num_outputs, 0, 0, panels, None, None, _pack_bias(bias_O))
+
+
+def pack_quantized(library: NativeLibrary, weight: QuantizedWeight, bias_O: Tensor | None = None) -> NativeLinear:
+    """Pack a quantized weight."""
+    kind: Kind = "u4" if weight.bits == 4 else "u8"
+    num_groups = weight.scale_OG.shape[1]
+    return NativeLinear(
+        kind,
+        weight.num_inputs,
+        weight.num_outputs,
+        weight.group_size,
+        weight.offset,
+        _pack_rows(library, kind, weight.levels_OI, _num_steps(kind, weight.num_inputs, weight.group_size)),
+        _pack_rows(library, "f16", weight.scale_OG, num_groups),
+        None if weight.minimum_OG is None else _pack_rows(library, "f16", weight.minimum_OG, num_groups),
+        _pack_bias(bias_O),
+    )
+
+
+def _num_steps(kind: Kind, num_inputs: int, group_size: int) -> int:
+    """Return the words of one output."""
+    padded = -(-num_inputs // group_size) * group_size if group_size else num_inputs
+    return -(-padded // WORD_INPUTS[kind])
+
+
+def _pack_rows(library: NativeLibrary, kind: Kind, rows_ON: Tensor, num_steps: int) -> Tensor:
+    """Return `num_steps` words of each row as panels."""
+    rows_ON = rows_ON if rows_ON.stride(1) == 1 else rows_ON.contiguous()
+    num_outputs, num_numbers = rows_ON.shape
+    panels = allocate(-(-num_outputs // PANEL_OUTPUTS) * PANEL_OUTPUTS * num_steps * WORD_BYTES[kind])
+    row_bytes = rows_ON.stride(0) * rows_ON.element_size()
+    call = PackArguments(
+        rows_ON.data_ptr(), row_bytes, num_numbers, num_outputs, num_steps, panels.data_ptr(), KINDS.index(kind), 0
+    )
+    assert library.function("pack_args_size", [], ctypes.c_int64)() == ctypes.sizeof(call)
+    library.function("pack", [ctypes.c_void_p, ctypes.c_int64])(ctypes.addressof(call), torch.get_num_threads())
+    return panels
+
+
+def _pack_bias(bias_O: Tensor | None) -> Tensor | None:
+    if bias_O is None:
+        return None
+    buffer = allocate(-(-len(bias_O) // PANEL_OUTPUTS) * PANEL_OUTPUTS * 4)
+    values = buffer.view(torch.float32)
+    values.zero_()
+    values[: len(bias_O)] = bias_O
+    return buffer
+
+
+def _address(buffer: Tensor | None) -> int | None:
+    return None if buffer is None else buffer.data_ptr()

@@ -1,0 +1,92 @@
+// Packing: from weights as checkpoints have them, output by output, to the panels of packed.h. Happens once, at load.
+//
+// All panels have one form: for each step one word of each of the panel's 64 outputs. A word is a pair of bf16, one f32
+// or f16, four u8 levels, eight u4 levels, or the scale of one group. So packing takes 64 rows of words and transposes.
+#include <cstring>
+
+#include "linear/packed.h"
+#include "native/pool.h"
+
+namespace octavo {
+namespace {
+
+// `kernels/linear/native.py` mirrors it.
+struct PackArgs {
+    const char* rows;    // num_outputs rows of num_inputs numbers, row_bytes apart; levels are one byte each
+    int64_t row_bytes;
+    int64_t num_inputs;
+    int64_t num_outputs;
+    int64_t num_steps;   // words of each output, those filled up with zeros included
+    char* panels;        // written: ceil(num_outputs / 64) panels
+    Kind kind;
+    int32_t unused;
+};
+
+// One word of a row: `bytes` bytes of it, fewer where the row ends.
+template <typename Word>
+inline Word read_word(const char* row, int64_t offset, int64_t row_end) {
+    Word word{};
+    if (offset + static_cast<int64_t>(sizeof word) <= row_end)
+        std::memcpy(&word, row + offset, sizeof word);
+    else if (offset < row_end)
+        std::memcpy(&word, row + offset, static_cast<size_t>(row_end - offset));
+    return word;
+}
+
+// Transposes this thread's panels. `read(row, step)` returns a word. Sixteen steps at a time: a line of each row.
+template <typename Word, typename Read>
+void transpose(const PackArgs& args, const Thread& thread, Read read) {
+    constexpr int64_t kSteps = 16;
+    const int64_t num_panels = (args.num_outputs + kPanelOutputs - 1) / kPanelOutputs;
+    const Range panels = thread.share(num_panels);
+    for (int64_t panel = panels.begin; panel < panels.end; ++panel) {
+        Word* words = reinterpret_cast<Word*>(args.panels) + panel * args.num_steps * kPanelOutputs;
+        for (int64_t begin = 0; begin < args.num_steps; begin += kSteps) {
+            const int64_t end = std::min(begin + kSteps, args.num_steps);
+            for (int64_t i = 0; i < kPanelOutputs; ++i) {
+                const int64_t output = panel * kPanelOutputs + i;
+                const char* row = args.rows + output * args.row_bytes;
+                for (int64_t step = begin; step < end; ++step)
+                    words[step * kPanelOutputs + i] = output < args.num_outputs ? read(row, step) : Word{};
+            }
+        }
+    }
+}
+
+void pack(const PackArgs& args, const Thread& thread) {
+    const int64_t num_inputs = args.num_inputs;
+    switch (args.kind) {
+        case Kind::bf16:
+            return transpose<uint32_t>(args, thread, [=](const char* row, int64_t step) {
+                return read_word<uint32_t>(row, step * 4, num_inputs * 2);
+            });
+        case Kind::f32:
+            return transpose<uint32_t>(args, thread, [=](const char* row, int64_t step) {
+                return read_word<uint32_t>(row, step * 4, num_inputs * 4);
+            });
+        case Kind::f16:  // scales and minimums too
+            return transpose<uint16_t>(args, thread, [=](const char* row, int64_t step) {
+                return read_word<uint16_t>(row, step * 2, num_inputs * 2);
+            });
+        case Kind::u8:
+            return transpose<uint32_t>(args, thread, [=](const char* row, int64_t step) {
+                return read_word<uint32_t>(row, step * 4, num_inputs);
+            });
+        case Kind::u4:
+            return transpose<uint32_t>(args, thread, [=](const char* row, int64_t step) {
+                const uint32_t low = read_word<uint32_t>(row, step * 8, num_inputs);
+                return low | read_word<uint32_t>(row, step * 8 + 4, num_inputs) << 4;
+            });
+    }
+}
+
+}  // namespace
+}  // namespace octavo
+
+extern "C" void octavo_pack(const octavo::PackArgs* args, int64_t num_threads) {
+    octavo::run_on_threads(
+        num_threads,
+        [](void* context, octavo::Thread thread) { octavo::pack(*static_cast<const octavo::PackArgs*>(context), thread); },
+        const_cast<octavo::PackArgs*>(args));
+}
+extern "C" int64_t octavo_pack_args_size() { return sizeof(octavo::PackArgs); }

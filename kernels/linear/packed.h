@@ -1,0 +1,81 @@
+// How a weight lies in memory when the products read it, and what a product is told.
+//
+// The outputs are cut into panels of 64, the last one filled up with zeros, and a panel into four blocks of 16: the
+// outputs of one vector. A panel is read from its first to its last byte whatever the number of rows, in steps:
+//
+//     step 0                              step 1
+//     block 0  block 1  block 2  block 3  block 0  ...
+//
+// A step multiplies one 32-bit word of each row of x by a block. What a block holds, by kind, output by output:
+//
+//     bf16   2 inputs   64 bytes   o0: k k+1 | o1: k k+1 | ... | o15: k k+1
+//     f32    1 input    64 bytes   o0: k     | o1: k     | ... | o15: k
+//     f16    1 input    32 bytes   the same; the word of x is a float32
+//     u8     4 inputs   64 bytes   o0: k k+1 k+2 k+3 | o1: ...
+//     u4     8 inputs   64 bytes   o0: four bytes; the low halves are k..k+3, the high ones k+4..k+7 | o1: ...
+//                                  (a step is two words of x)
+//
+// The inputs are filled up with zeros to whole steps, those of u8 and u4 to whole groups. Scales and minimums of u8 and
+// u4 are f16 and lie beside: 64 for each group of each panel, panel by panel. A level means
+// `scale * (level - offset) + minimum`.
+#pragma once
+
+#include "native/step.h"
+#include "native/vec.h"
+
+namespace octavo {
+
+constexpr int64_t kPanelOutputs = 64;
+constexpr int kBlocks = 4;  // of a panel
+
+enum class Kind : int32_t { bf16 = 0, f32 = 1, f16 = 2, u8 = 3, u4 = 4 };
+
+inline bool is_quantized(Kind kind) { return kind == Kind::u8 || kind == Kind::u4; }
+
+// `kernels/linear/native.py` mirrors it and owns what it points to.
+struct PackedWeight {
+    const char* panels;
+    const f16* scales;    // of u8 and u4
+    const f16* minimums;  // null: zeros
+    const float* bias;    // one for each output of all panels; null: zeros
+    int64_t num_inputs;
+    int64_t num_outputs;
+    int64_t group_size;  // inputs that share a scale; 0 unless quantized
+    int32_t offset;
+    Kind kind;
+
+    int64_t num_groups() const { return (num_inputs + group_size - 1) / group_size; }
+
+    int64_t panel_bytes() const {
+        switch (kind) {
+            case Kind::bf16: return (num_inputs + 1) / 2 * 2 * kPanelOutputs * 2;
+            case Kind::f32: return num_inputs * kPanelOutputs * 4;
+            case Kind::f16: return num_inputs * kPanelOutputs * 2;
+            case Kind::u8: return num_groups() * group_size * kPanelOutputs;
+            case Kind::u4: return num_groups() * group_size * kPanelOutputs / 2;
+        }
+        return 0;
+    }
+};
+
+// What is done to the sums (and bias) of an output before it is written.
+enum class Epilogue : int32_t {
+    none = 0,
+    silu_and_mul = 1,  // outputs are [gates, ups]; writes silu(gate) * up, half as many
+    gelu = 2,
+    gelu_tanh = 3,
+    relu = 4,
+};
+
+struct LinearArgs {
+    Matrix x;         // bf16 for bf16, f32 for f32 and f16, i8 for u8 and u4, then with
+    Matrix x_scales;  //   f32, one for each group of each row, and
+    Matrix x_sums;    //   i32, the sums of the levels of each group
+    PackedWeight weight;
+    Matrix residual;  // f32, added last; data null: nothing is. May be `out` itself
+    Matrix out;       // f32 or bf16
+    Epilogue epilogue;
+    int32_t unused;
+};
+
+}  // namespace octavo

@@ -1,0 +1,38 @@
+"""Activations in 8 bits, group by group, for products with quantized weights. Does not quantize weights."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from octavo.kernels.dispatch import choose, require
+from octavo.kernels.quantize import cpu
+
+_IMPLEMENTATIONS = {"cpu": cpu.quantize}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class QuantizedRows:
+    """Rows whose value is `scale * level`, with a scale for each group of `group_size` columns."""
+
+    levels_TI: Tensor
+    """int8, filled up with zeros to whole groups."""
+    scale_TG: Tensor
+    """float32; NaN where a group holds a number that is not finite."""
+    sum_TG: Tensor
+    """int32: the levels of a group summed, which takes offsets and minimums of weights out of the product."""
+    group_size: int
+
+    def dequantize(self) -> Tensor:
+        """Return the values, float32, the columns that fill up the last group included."""
+        return self.levels_TI.float() * self.scale_TG.repeat_interleave(self.group_size, 1)
+
+
+def quantize(x_TI: Tensor, group_size: int) -> QuantizedRows:
+    """Return `x` in 8 bits: scale = largest magnitude / 127, levels rounded to the nearest, ties to even.
+
+    Raises:
+        ShapeError: `x` is not a matrix.
+        UnsupportedDevice: no implementation for the device.
+    """
+    require(x_TI.ndim == 2, f"quantize: a tensor of shape {tuple(x_TI.shape)}")
+    return QuantizedRows(*choose("quantize", _IMPLEMENTATIONS, x_TI.device)(x_TI, group_size), group_size)

@@ -1,0 +1,50 @@
+"""`quantize` in C++: its arguments, mirrored from `native.h`, and its place in a program."""
+
+import ctypes
+
+import torch
+from torch import Tensor
+
+from octavo.kernels.native.arguments import Arguments, Matrix
+from octavo.kernels.native.direct import run
+from octavo.kernels.native.library import NativeLibrary
+from octavo.kernels.native.value import Buffer, Node, Value
+from octavo.kernels.quantize import QuantizedRows
+
+
+class QuantizeArguments(Arguments):
+    """See `QuantizeArgs`."""
+
+    _fields_ = (
+        ("x", Matrix),
+        ("levels", Matrix),
+        ("scales", Matrix),
+        ("sums", Matrix),
+        ("group_size", ctypes.c_int64),
+    )
+
+
+def quantize_node(value: Value, group_size: int) -> Node:
+    """Return the operation that stores a value as levels, scales and sums: its three outputs."""
+    num_groups = -(-value.width // group_size)
+
+    def bind(inputs: list[Matrix], outputs: list[Matrix]) -> Arguments:
+        return QuantizeArguments(inputs[0], *outputs, group_size)
+
+    outputs = [Buffer(num_groups * group_size, torch.int8), Buffer(num_groups), Buffer(num_groups, torch.int32)]
+    return Node("quantize", [value], outputs, bind, is_row_wise=True)
+
+
+def quantize_rows(library: NativeLibrary, x_TI: Tensor, group_size: int, num_threads: int) -> QuantizedRows:
+    """Return `x`, float32 or bfloat16, in 8 bits; see `octavo.kernels.quantize.quantize`."""
+    num_rows, num_groups = x_TI.shape[0], -(-x_TI.shape[1] // group_size)
+    rows = QuantizedRows(
+        torch.empty(num_rows, num_groups * group_size, dtype=torch.int8),
+        torch.empty(num_rows, num_groups),
+        torch.empty(num_rows, num_groups, dtype=torch.int32),
+        group_size,
+    )
+    outputs = (Matrix.of(rows.levels_TI), Matrix.of(rows.scale_TG), Matrix.of(rows.sum_TG))
+    arguments = QuantizeArguments(Matrix.of(x_TI), *outputs, group_size)
+    run(library, "quantize", arguments, num_rows=num_rows, num_threads=num_threads)
+    return rows
