@@ -12,6 +12,7 @@ from octavo.kernels.dispatch import choose, require
 from octavo.kernels.linear import cpu
 from octavo.kernels.linear.native import NativeLinear, NativeProduct, pack, pack_quantized
 from octavo.kernels.linear.quantized import QuantizedWeight
+from octavo.kernels.linear.record import record
 from octavo.kernels.native.library import NativeLibrary
 
 _PACKERS = {"cpu": cpu.Packer}
@@ -89,8 +90,11 @@ def linear(x_TI: Tensor, packed: PackedLinear) -> Tensor:
         x_TI.ndim == 2
         and x_TI.shape[1] == packed.num_inputs
         and (x_TI.dtype == packed.dtype or packed.dtype is None)
-        and x_TI.device == packed.device,
+        and (x_TI.device == packed.device or x_TI.device.type == "recorded"),
         f"linear: {tuple(x_TI.shape)} {x_TI.dtype} on {x_TI.device} with a weight of {packed.num_inputs} inputs, "
         f"{packed.dtype} on {packed.device}",
     )
+    if x_TI.device.type == "recorded":
+        assert isinstance(packed.product, NativeProduct), "programs need weights that the library packed"
+        return record(x_TI, packed.product)
     return packed.product(x_TI)

@@ -19,5 +19,5 @@ def record(x: Tensor) -> Tensor:
     def bind(inputs: list[Matrix], outputs: list[Matrix]) -> Arguments:
         return ReluArguments(inputs[0], outputs[0])
 
-    node = Node("relu", [value], [Buffer(value.width)], bind, is_row_wise=True, in_place=0)
+    node = Node("relu", [value], [Buffer(value.width)], bind, is_row_wise=True, in_place=0, activation="relu")
     return as_tensor(value.recorder.append(node, value.dims))

@@ -20,5 +20,5 @@ def record(gate_up_T2F: Tensor) -> Tensor:
     def bind(inputs: list[Matrix], outputs: list[Matrix]) -> Arguments:
         return SiluAndMulArguments(inputs[0], outputs[0])
 
-    node = Node("silu_and_mul", [value], [Buffer(width)], bind, is_row_wise=True)
+    node = Node("silu_and_mul", [value], [Buffer(width)], bind, is_row_wise=True, activation="silu_and_mul")
     return as_tensor(value.recorder.append(node, (width,)))
