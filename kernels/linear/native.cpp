@@ -1,9 +1,11 @@
 // `linear`: x times a packed weight, with what follows it. The layout is in packed.h, the innermost loops in tile.h.
 #include <utility>
 
+#include "gelu/function.h"
 #include "linear/packed.h"
 #include "linear/tile.h"
 #include "native/step.h"
+#include "silu_and_mul/function.h"
 
 namespace octavo {
 namespace {
@@ -18,10 +20,13 @@ constexpr int64_t kPiecesPerThread = 16;
 constexpr int64_t kMinRowBlock = 30;
 
 inline F32x16 activate(Epilogue epilogue, F32x16 value) {
-    return epilogue == Epilogue::relu ? max(value, zero()) : value;
+    switch (epilogue) {
+        case Epilogue::gelu: return gelu(value);
+        case Epilogue::gelu_tanh: return gelu_by_tanh(value);
+        case Epilogue::relu: return max(value, zero());
+        default: return value;
+    }
 }
-
-inline F32x16 silu(F32x16 value) { return value / (set1(1.0f) + exp(zero() - value)); }
 
 // One call of the operation.
 struct Product {

@@ -118,7 +118,15 @@ inline Quads load_low_quads(const uint8_t* p) {
 inline Quads load_high_quads(const uint8_t* p) {
     return {_mm512_and_si512(_mm512_srli_epi16(_mm512_loadu_si512(p), 4), _mm512_set1_epi8(0x0f))};
 }
-inline I32x16 dot(I32x16 sums, Quads levels, Quads x) { return {_mm512_dpbusd_epi32(sums.v, levels.v, x.v)}; }
+inline I32x16 dot(I32x16 sums, Quads levels, Quads x) {
+#if defined(__GNUC__) && !defined(__clang__)
+    // As an intrinsic, GCC 12 copies the sums around each of these and runs out of registers.
+    asm("vpdpbusd %2, %1, %0" : "+v"(sums.v) : "v"(levels.v), "v"(x.v));
+    return sums;
+#else
+    return {_mm512_dpbusd_epi32(sums.v, levels.v, x.v)};
+#endif
+}
 
 #else
 

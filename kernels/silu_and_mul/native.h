@@ -2,6 +2,7 @@
 #pragma once
 
 #include "native/rows.h"
+#include "silu_and_mul/function.h"
 
 namespace octavo {
 
@@ -19,7 +20,7 @@ inline void run(const SiluAndMulArgs& args, const Step& step, const Thread& thre
             Element* out = args.out.row<Element>(row);
             for_each_vector(args.out.width, [&](int64_t column, int64_t count) {
                 const F32x16 gate = load_first(gates + column, count), up = load_first(ups + column, count);
-                store_first(out + column, gate / (set1(1.0f) + exp(zero() - gate)) * up, count);
+                store_first(out + column, silu(gate) * up, count);
             });
         });
     });
