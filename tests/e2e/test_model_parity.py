@@ -12,6 +12,7 @@ from tiny_models import ARCHITECTURES, make_tiny
 from torch import Tensor
 
 from octavo.frontend.model_files.facts import read_model_facts
+from octavo.kernels.linear import Packer
 from octavo.protocol.config import ModelFacts
 from octavo.protocol.config.sources import engine_config
 from octavo.protocol.env import Env
@@ -60,7 +61,8 @@ def facts_of(path: Path) -> ModelFacts:
 def load(path: Path, dtype: torch.dtype) -> Model:
     model = build_model(facts_of(path), dtype)
     model.load_weights(load_file(path / "model.safetensors").items())
-    model.pack()
+    model.pack(Packer(torch.device("cpu")))
+    model.prepare(1024)
     return model
 
 
@@ -194,7 +196,8 @@ def test_every_spelling_of_a_rope_scaling_means_the_same(
     plain = {key: value for key, value in facts.hf_config.items() if not key.startswith("rope_")}
     model = build_model(_with_config(facts, {**plain, **spelling}), torch.float32)
     model.load_weights(load_file(path / "model.safetensors").items())
-    model.pack()
+    model.pack(Packer(torch.device("cpu")))
+    model.prepare(1024)
     tokens = prompts(320)
     expected = Runner(load(path, torch.float32), torch.float32).in_chunks(tokens, 0, [200])
     assert torch.equal(Runner(model, torch.float32).in_chunks(tokens, 0, [200]), expected)

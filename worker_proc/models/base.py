@@ -5,8 +5,10 @@ from collections.abc import Iterable, Iterator
 
 from torch import Tensor
 
+from octavo.kernels.linear import Packer
 from octavo.kernels.paged_attention import AttentionShape
 from octavo.worker_proc.attention.base import Attention
+from octavo.worker_proc.models.linear_weight import QuantizedMatrix
 from octavo.worker_proc.models.parameters import Parameters
 
 
@@ -54,11 +56,16 @@ class Model(ABC):
         """Bytes of all parameters."""
         return self._parameters.num_bytes
 
+    @property
+    def parameters(self) -> Parameters:
+        """All tensors and weights, for filling and packing them."""
+        return self._parameters
+
     def named_parameters(self) -> Iterator[tuple[str, Tensor]]:
         """Iterate over all parameters, for writing into them."""
         return self._parameters.named()
 
-    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+    def load_weights(self, weights: Iterable[tuple[str, Tensor | QuantizedMatrix]]) -> None:
         """Fill the parameters from a checkpoint with Hugging Face names.
 
         Raises:
@@ -66,6 +73,11 @@ class Model(ABC):
         """
         self._parameters.load(weights)
 
-    def pack(self) -> None:
-        """Bring the weights into the form the kernels compute with. Filling comes before, computing after."""
-        self._parameters.pack()
+    def pack(self, packer: Packer, *, keeps_quantized: bool = False) -> None:
+        """Bring the weights into the form the kernels compute with. Filling comes before, computing after.
+
+        Args:
+            packer: of the model's device.
+            keeps_quantized: whether weights that are quantized in the checkpoint stay so.
+        """
+        self._parameters.pack(packer, keeps_quantized=keeps_quantized)

@@ -1,26 +1,34 @@
-"""A model's tensors and how a checkpoint's tensors fill them. Does not read files."""
+"""A model's tensors and linear weights, and how a checkpoint's tensors fill them. Does not read files."""
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from octavo.kernels.linear import Packer
+from octavo.kernels.linear import PackedLinear, Packer
 from octavo.protocol.errors import ConfigError
+from octavo.worker_proc.models.linear_weight import LinearWeight, QuantizedMatrix
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Source:
+class _Place:
     """Where one tensor of the checkpoint goes."""
 
-    target: Tensor
+    shape: tuple[int, ...]
+    """Here."""
     is_transposed: bool
+    """The checkpoint holds the transposed matrix; what is quantized is never transposed."""
+    take: Callable[[Tensor | QuantizedMatrix], None]
 
 
 class Parameters:
     """The tensors of one model, uninitialized until a checkpoint, or dummy values, fill them.
+
+    Plain tensors (embeddings, norms) are made at once and filled in place. The weight of a linear layer is kept
+    as the checkpoint has it and then packed.
 
     Args:
         dtype: of all tensors; a checkpoint's are converted.
@@ -33,79 +41,140 @@ class Parameters:
         self._prefixes = sorted(prefixes, key=len, reverse=True)
         self._ignored = re.compile("|".join(ignored) or r"(?!)")
         self._tensors: dict[str, Tensor] = {}
-        self._sources: dict[str, _Source] = {}
-        self._num_packed_bytes = 0
-        self._packs: list[Callable[[Packer], int]] = []
+        self._biases: dict[str, Tensor] = {}
+        self._linears: dict[str, LinearWeight] = {}
+        self._tied: dict[str, LinearWeight] = {}
+        self._places: dict[str, _Place] = {}
 
-    def new(self, name: str, *shape: int, is_transposed: bool = False) -> Tensor:
-        """Make a tensor that the checkpoint's tensor `name` fills.
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of all tensors."""
+        return self._dtype
 
-        Args:
-            name: in the checkpoint, without prefix.
-            shape: here.
-            is_transposed: the checkpoint holds the transposed matrix.
-        """
+    def new(self, name: str, *shape: int) -> Tensor:
+        """Make a tensor that the checkpoint's tensor `name`, without its prefix, fills."""
         tensor = torch.empty(shape, dtype=self._dtype)
         self._tensors[name] = tensor
-        self._sources[name] = _Source(tensor, is_transposed)
+        self._places[name] = _Place(shape, False, partial(_fill, tensor))
         return tensor
 
-    def stacked(self, name: str, parts: dict[str, int], *columns: int) -> Tensor:
-        """Make a tensor that holds several of the checkpoint's tensors, one below the other.
+    def linear(
+        self, name: str, parts: Mapping[str, int], num_inputs: int, *, bias: bool, is_transposed: bool = False
+    ) -> LinearWeight:
+        """Make the weight of a linear layer.
 
         Args:
-            name: its name in `named()`.
-            parts: the names in the checkpoint, and the rows of each.
-            columns: the further dimensions, common to all parts.
+            name: of the layer, here.
+            parts: the names of the layers in the checkpoint that become this one, and the outputs of each.
+            num_inputs: of all of them.
+            bias: whether they have biases.
+            is_transposed: the checkpoint holds matrices of inputs by outputs.
         """
-        tensor = torch.empty((sum(parts.values()), *columns), dtype=self._dtype)
-        self._tensors[name] = tensor
-        for part, rows_P in zip(parts, tensor.split(list(parts.values())), strict=True):
-            self._sources[part] = _Source(rows_P, False)
-        return tensor
+        bias_O = self._bias(name, parts) if bias else None
+        weight = LinearWeight(name, parts, num_inputs, self._dtype, bias_O)
+        self._linears[name] = weight
+        for part, num_outputs in parts.items():
+            take = partial(weight.take, part)
+            self._places[f"{part}.weight"] = _Place((num_outputs, num_inputs), is_transposed, take)
+        return weight
 
-    def when_filled(self, pack: Callable[[Packer], int]) -> None:
-        """Have `pack` called when the weights are there; it returns the bytes it needs beside the tensors made here."""
-        self._packs.append(pack)
+    def tied(self, tensor_VD: Tensor) -> LinearWeight:
+        """Make the weight of a linear layer of a tensor that was made by `new`, and stays one."""
+        (name,) = (name for name, tensor in self._tensors.items() if tensor is tensor_VD)
+        weight = LinearWeight(
+            f"tied {name}", {name: tensor_VD.shape[0]}, tensor_VD.shape[1], self._dtype, None, tensor_VD
+        )
+        self._linears[weight.name] = self._tied[name] = weight
+        return weight
 
-    def pack(self) -> None:
-        """Let every layer bring its filled weights into the form it computes with, and let go of the tensors.
-
-        Nothing can be loaded afterwards; a tensor lives on where a layer still has it.
-        """
-        packer = Packer(next(iter(self._tensors.values())).device)
-        self._num_packed_bytes = self.num_bytes
-        self._sources.clear()
-        self._tensors.clear()
-        while self._packs:
-            self._num_packed_bytes += self._packs.pop()(packer)
+    def _bias(self, name: str, parts: Mapping[str, int]) -> Tensor:
+        bias_O = torch.empty(sum(parts.values()), dtype=self._dtype)
+        self._biases[f"{name}.bias"] = bias_O
+        for part, values_P in zip(parts, bias_O.split(list(parts.values())), strict=True):
+            self._places[f"{part}.bias"] = _Place(tuple(values_P.shape), False, partial(_fill, values_P))
+        return bias_O
 
     def named(self) -> Iterator[tuple[str, Tensor]]:
-        """Iterate over all tensors, stacked ones under their own name; over nothing once they are packed."""
+        """Iterate over all tensors for writing into them, before they are packed; stacked ones under their own name."""
         yield from self._tensors.items()
+        for name, weight in self._linears.items():
+            if weight not in self._tied.values():
+                yield f"{name}.weight", weight.dense()
+        yield from self._biases.items()
+
+    def pack(self, packer: Packer, *, keeps_quantized: bool = False) -> None:
+        """Bring the filled weights into the form that is computed with; nothing can be loaded afterwards.
+
+        Args:
+            packer: of the model's device.
+            keeps_quantized: whether weights that are quantized in the checkpoint stay so.
+
+        Raises:
+            ConfigError: a weight cannot be packed; the message names it.
+        """
+        for weight in self._linears.values():
+            weight.pack(packer, keeps_quantized=keeps_quantized)
+        self._let_go()
+
+    @property
+    def tensors(self) -> Mapping[str, Tensor]:
+        """The plain tensors, by name."""
+        return self._tensors
+
+    @property
+    def packed(self) -> dict[str, PackedLinear]:
+        """The packed weights of all linear layers, by name."""
+        return {name: weight.packed for name, weight in self._linears.items()}
+
+    def adopt(self, tensors: Mapping[str, Tensor], packed: Mapping[str, PackedLinear]) -> None:
+        """Take everything from where an earlier run put `tensors` and `packed`, instead of loading and packing.
+
+        Raises:
+            ValueError: they are not this model's; nothing was taken.
+        """
+        mine: dict[str, object] = {name: (tensor.shape, tensor.dtype) for name, tensor in self._tensors.items()}
+        mine |= {name: (weight.num_outputs, weight.num_inputs) for name, weight in self._linears.items()}
+        given: dict[str, object] = {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
+        given |= {name: (weight.num_outputs, weight.num_inputs) for name, weight in packed.items()}
+        if mine != given:
+            raise ValueError("it holds the weights of another model")
+        for name, tensor in self._tensors.items():
+            # The layers hold this very tensor: it gets other memory.
+            tensor.set_(tensors[name])  # type: ignore[call-overload]
+        for name, weight in self._linears.items():
+            weight.packed = packed[name]
+        self._let_go()
+
+    def _let_go(self) -> None:
+        self._places.clear()
+        self._biases.clear()
+        self._tied.clear()
 
     @property
     def num_bytes(self) -> int:
         """Bytes of all tensors, packed or not."""
-        return self._num_packed_bytes + sum(tensor.nbytes for tensor in self._tensors.values())
+        plain = sum(tensor.nbytes for tensor in (*self._tensors.values(), *self._biases.values()))
+        return plain + sum(weight.num_bytes for weight in self._linears.values())
 
-    def load(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """Fill every tensor from a checkpoint.
+    def load(self, weights: Iterable[tuple[str, Tensor | QuantizedMatrix]]) -> None:
+        """Fill every tensor from a checkpoint, whose tensors must keep their values until they are packed.
 
         Raises:
             ConfigError: a tensor is missing, unexpected, or of another shape.
         """
-        missing = set(self._sources)
-        for full_name, tensor in weights:
+        missing = set(self._places)
+        for full_name, values in weights:
             name = self._without_prefix(full_name)
-            if name not in self._sources:
+            if name not in self._places:
                 if self._ignored.search(name):
                     continue
                 raise ConfigError(
                     f"the checkpoint holds {full_name!r}, which this architecture does not have",
                     hint="check that config.json and the weights belong to the same model",
                 )
-            _fill(self._sources[name], tensor, full_name)
+            self._places[name].take(_oriented(self._places[name], values, full_name))
+            if name in self._tied and not isinstance(values, Tensor):
+                self._tied[name].take(name, values)
             missing.discard(name)
         if missing:
             some = ", ".join(sorted(missing)[:4])
@@ -122,12 +191,20 @@ class Parameters:
         return name
 
 
-def _fill(source: _Source, tensor: Tensor, name: str) -> None:
-    values = tensor.t() if source.is_transposed else tensor
-    if values.shape != source.target.shape:
-        expected = source.target.t() if source.is_transposed else source.target
+def _oriented(place: _Place, values: Tensor | QuantizedMatrix, name: str) -> Tensor | QuantizedMatrix:
+    """Return the values as they are needed here.
+
+    Raises:
+        ConfigError: their shape is another.
+    """
+    is_transposed = place.is_transposed and isinstance(values, Tensor)
+    expected = place.shape[::-1] if is_transposed else place.shape
+    if tuple(values.shape) != expected:
         raise ConfigError(
-            f"{name!r} has shape {tuple(tensor.shape)} in the checkpoint; "
-            f"its config.json asks for {tuple(expected.shape)}"
+            f"{name!r} has shape {tuple(values.shape)} in the checkpoint; its config.json asks for {expected}"
         )
-    source.target.copy_(values)
+    return values.t() if isinstance(values, Tensor) and is_transposed else values
+
+
+def _fill(target: Tensor, values: Tensor | QuantizedMatrix) -> None:
+    target.copy_(values if isinstance(values, Tensor) else values.dequantized())

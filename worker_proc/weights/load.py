@@ -1,17 +1,27 @@
 """Makes a model and fills it, whatever its weights come from."""
 
+import logging
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 
+from octavo.kernels.linear import Packer
+from octavo.kernels.native.library import NativeLibrary
 from octavo.protocol.config import ResolvedConfig
-from octavo.protocol.errors import NotEnoughMemoryError
+from octavo.protocol.errors import ConfigError, NotEnoughMemoryError
 from octavo.worker_proc.models.base import Model
 from octavo.worker_proc.models.registry import build_model
 from octavo.worker_proc.weights.dummy import fill_dummy
+from octavo.worker_proc.weights.packed_cache import PackedCache
 from octavo.worker_proc.weights.reader import read_weights
 
+logger = logging.getLogger(__name__)
+
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+
+_TORCH_ALLOCATOR = "DefaultCPUAllocator"
+"""Stands in the text of the RuntimeError that torch raises when there is no memory left."""
 
 
 def torch_dtype(config: ResolvedConfig) -> torch.dtype:
@@ -20,27 +30,69 @@ def torch_dtype(config: ResolvedConfig) -> torch.dtype:
 
 
 @torch.inference_mode()
-def load_model(config: ResolvedConfig, report: Callable[[float], None]) -> Model:
-    """Return the configured model with its weights.
+def load_model(
+    config: ResolvedConfig,
+    report: Callable[[float], None],
+    *,
+    library: NativeLibrary | None = None,
+    cache_dir: Path | None = None,
+) -> Model:
+    """Return the configured model with its weights, packed.
 
     Args:
-        config: model facts, dtype and the seed of dummy weights.
+        config: model facts, dtype, quantization and the seed of dummy weights.
         report: called with the share of the weights read so far.
+        library: which computes with the weights; None: torch does.
+        cache_dir: of octavo, where packed weights are kept for the next start; None: nowhere.
 
     Raises:
-        ConfigError: the root cause: an architecture, file or tensor that is missing or not supported.
+        ConfigError: the root cause: an architecture, file or tensor that is missing or not supported, or a
+            quantization without native kernels.
         NotEnoughMemoryError: the weights do not fit.
     """
     try:
-        model = build_model(config.model, torch_dtype(config))
-    except RuntimeError as error:  # what torch's allocator raises on the CPU
+        return _load(config, report, library, cache_dir)
+    except (RuntimeError, MemoryError) as error:
+        if isinstance(error, RuntimeError) and _TORCH_ALLOCATOR not in str(error):
+            raise
         raise NotEnoughMemoryError(
             f"the weights do not fit in memory: {error}",
-            hint="use --dtype bfloat16 or a smaller model",
+            hint="use --quantization int8, --dtype bfloat16 or a smaller model",
         ) from error
+
+
+def _load(
+    config: ResolvedConfig, report: Callable[[float], None], library: NativeLibrary | None, cache_dir: Path | None
+) -> Model:
+    packer = _packer(config, library)
+    cache = PackedCache.of(config, library, cache_dir) if cache_dir else None
+    model = build_model(config.model, torch_dtype(config))
+    if cache and cache.restore(model.parameters, packer):
+        return model
     if config.model.load_format == "dummy":
         fill_dummy(model.named_parameters(), config.seed)
     else:
         model.load_weights(read_weights(config.model, report))
-    model.pack()
+    model.pack(packer, keeps_quantized=config.quantization == "gguf" and library is not None)
+    if cache:
+        cache.keep(model.parameters, packer)
     return model
+
+
+def _packer(config: ResolvedConfig, library: NativeLibrary | None) -> Packer:
+    """Return what packs the weights as the configuration wants it.
+
+    Raises:
+        ConfigError: it wants what only the native library can do.
+    """
+    cpu = torch.device("cpu")
+    if config.quantization in ("int8", "int4"):
+        if library is None:
+            raise ConfigError(
+                f"--quantization {config.quantization} needs the native kernels, and this run is without them",
+                hint="see the warning above, or leave --quantization out",
+            )
+        return Packer(cpu, native=library, quantization=config.quantization)
+    if config.quantization == "gguf" and library is None:
+        logger.warning("quantized weights are computed with as %s: there are no native kernels", config.dtype)
+    return Packer(cpu, native=library)

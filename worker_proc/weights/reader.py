@@ -7,12 +7,13 @@ from torch import Tensor
 
 from octavo.protocol.config import ModelFacts
 from octavo.protocol.errors import ConfigError
+from octavo.worker_proc.models.linear_weight import QuantizedMatrix
 
 _MIN_PROGRESS_STEP = 0.02
 
 
-def read_weights(facts: ModelFacts, report: Callable[[float], None]) -> Iterator[tuple[str, Tensor]]:
-    """Yield the weights of a checkpoint under their Hugging Face names.
+def read_weights(facts: ModelFacts, report: Callable[[float], None]) -> Iterator[tuple[str, Tensor | QuantizedMatrix]]:
+    """Yield the weights of a checkpoint under their Hugging Face names, views of mapped files in most cases.
 
     Args:
         facts: whose `load_format` is "safetensors" or "gguf".
@@ -31,7 +32,7 @@ def read_weights(facts: ModelFacts, report: Callable[[float], None]) -> Iterator
             report(reported)
 
 
-def _open(path: Path, load_format: str) -> tuple[Iterator[tuple[str, Tensor, int]], int]:
+def _open(path: Path, load_format: str) -> tuple[Iterator[tuple[str, Tensor | QuantizedMatrix, int]], int]:
     """Return the tensors, each with its bytes, and the bytes of all files.
 
     Each reader is imported only when its format is asked for: the gguf package alone takes 0.1 s.

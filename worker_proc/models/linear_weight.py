@@ -1,0 +1,135 @@
+"""The weight of one linear layer on its way from a checkpoint's tensors to the packed form. Computes no product."""
+
+from collections.abc import Mapping
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from octavo.kernels.linear import PackedLinear, Packer
+from octavo.kernels.linear.native import NativeProduct
+from octavo.kernels.linear.quantized import QuantizedWeight, concatenate
+
+
+class QuantizedMatrix(Protocol):
+    """A quantized matrix of a checkpoint, outputs by inputs, of which nothing is computed until it is asked for."""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Outputs and inputs."""
+
+    def dequantized(self) -> Tensor:
+        """Return the values in float32."""
+
+    def quantized(self) -> QuantizedWeight:
+        """Return the levels and scales."""
+
+
+class LinearWeight:
+    """A weight made of one or several of the checkpoint's, one below the other, and its bias.
+
+    What the checkpoint holds is kept as it comes, a view of a mapped file in most cases, until `pack`: so a
+    model's weights are in memory once, and besides only those of the layer that is being packed.
+
+    Args:
+        name: of the layer.
+        parts: the checkpoint's names of the weights, and the outputs of each.
+        num_inputs: of all parts.
+        dtype: of the layer, whatever the checkpoint's is.
+        bias_O: filled by others.
+        shared_OI: a weight that is used, and filled, elsewhere too (a tied embedding); None: an own one.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        parts: Mapping[str, int],
+        num_inputs: int,
+        dtype: torch.dtype,
+        bias_O: Tensor | None = None,
+        shared_OI: Tensor | None = None,
+    ) -> None:
+        self.name = name
+        self.parts = parts
+        self.num_inputs = num_inputs
+        self.num_outputs = sum(parts.values())
+        self._dtype = dtype
+        self._bias_O = bias_O
+        self._dense_OI = shared_OI
+        self._is_shared = shared_OI is not None
+        self._values: dict[str, Tensor | QuantizedMatrix] = {}
+        self._packed: PackedLinear | None = None
+
+    @property
+    def packed(self) -> PackedLinear:
+        """The form that is computed with, once it is there."""
+        assert self._packed is not None, f"the weight of {self.name} is not packed yet"
+        return self._packed
+
+    @packed.setter
+    def packed(self, packed: PackedLinear) -> None:
+        """Give the weight its packed form, in place of everything it was made of."""
+        self._packed = packed
+        self._dense_OI = self._bias_O = None
+        self._values.clear()
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the packed form, or of the dense one where there is none yet and it is not somebody else's."""
+        if self._packed is None and self._is_shared:
+            return 0
+        if self._packed is not None and isinstance(self._packed.product, NativeProduct):
+            return self._packed.product.packed.num_bytes
+        return self.num_outputs * self.num_inputs * self._dtype.itemsize
+
+    def take(self, part: str, values_OI: Tensor | QuantizedMatrix) -> None:
+        """Keep what the checkpoint holds for a part; it must not change until `pack`."""
+        self._values[part] = values_OI
+
+    def dense(self) -> Tensor:
+        """Return the weight in the layer's dtype, shape OI: the tensor to write into when nothing was taken."""
+        assert self._packed is None, f"the weight of {self.name} is packed"
+        if self._dense_OI is None:
+            self._dense_OI = self._whole() if len(self.parts) == 1 else None
+        if self._dense_OI is None:
+            self._dense_OI = torch.empty(self.num_outputs, self.num_inputs, dtype=self._dtype)
+            for part, rows_PI in zip(self.parts, self._dense_OI.split(list(self.parts.values())), strict=True):
+                if (values := self._values.get(part)) is not None:
+                    rows_PI.copy_(values if isinstance(values, Tensor) else values.dequantized())
+        return self._dense_OI
+
+    def pack(self, packer: Packer, *, keeps_quantized: bool) -> None:
+        """Make the packed form.
+
+        Args:
+            packer: of the model.
+            keeps_quantized: pack quantized parts as they are, if all parts are quantized. Otherwise they are
+                dequantized.
+
+        Raises:
+            ConfigError: a quantized part has scales that cannot be kept.
+        """
+        matrices = self._quantized_parts() if keeps_quantized else None
+        if matrices is None:
+            self.packed = packer.pack(self.dense(), self._bias_O)
+        else:
+            weight = concatenate([matrix.quantized() for matrix in matrices])
+            self.packed = packer.pack_quantized(weight, self._bias_O)
+
+    def _whole(self) -> Tensor | None:
+        """Return the only part where it needs no conversion: then not even a copy is made."""
+        (part,) = self.parts
+        values = self._values.get(part)
+        if isinstance(values, Tensor) and values.dtype == self._dtype and values.is_contiguous():
+            return values
+        return None
+
+    def _quantized_parts(self) -> list[QuantizedMatrix] | None:
+        """Return the parts in order if all of them are quantized."""
+        matrices = []
+        for part in self.parts:
+            values = self._values.get(part)
+            if values is None or isinstance(values, Tensor):
+                return None
+            matrices.append(values)
+        return matrices

@@ -1,0 +1,179 @@
+"""Keeps a model's packed weights on disk, so that a later start maps them instead of loading and packing again.
+
+The files lie in `<cache>/packed`, each named after all that its content depends on. Mapped weights share the page
+cache with every other process that computes with them. Knows neither checkpoints nor how weights are packed.
+"""
+
+import contextlib
+import hashlib
+import logging
+import os
+import re
+import shutil
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+import torch
+
+from octavo.kernels.linear import Packer
+from octavo.kernels.linear.native import NativeLinear, NativeProduct
+from octavo.kernels.native.library import NativeLibrary
+from octavo.protocol.config import ModelFacts, ResolvedConfig
+from octavo.worker_proc.models.parameters import Parameters
+from octavo.worker_proc.weights.packed_file import TEMPORARY_SUFFIX, DamagedFile, Fields, Item, read, write
+
+logger = logging.getLogger(__name__)
+
+FOLDER = "packed"
+SUFFIX = ".weights"
+ABANDONED_AFTER_S = 3600.0
+"""When a file that was not written to its end is thrown away."""
+
+_PACKAGE = Path(__file__).resolve().parents[2]
+_DECIDING_CODE = ("worker_proc/weights", "worker_proc/models", "kernels/linear")
+"""Folders of the code that makes packed weights of checkpoints; the C++ is in the library's name."""
+
+
+class PackedCache:
+    """The place of one model's packed weights.
+
+    Args:
+        folder: of all models' files.
+        key: everything that they depend on.
+        name: for people, a part of the file's name.
+        max_bytes: of all files in the folder together.
+    """
+
+    def __init__(self, folder: Path, key: str, name: str, max_bytes: int) -> None:
+        self._folder = folder
+        self._key = key
+        self._max_bytes = max_bytes
+        self.path = folder / f"{name}-{hashlib.blake2b(key.encode(), digest_size=12).hexdigest()}{SUFFIX}"
+
+    @classmethod
+    def of(cls, config: ResolvedConfig, library: NativeLibrary | None, cache_dir: Path) -> "PackedCache | None":
+        """Return the place, or None where nothing is kept: torch's packed form is its own, dummy weights are nobody's.
+
+        Args:
+            config: whose model, dtype and quantization decide what the weights are.
+            library: which packs them.
+            cache_dir: of octavo.
+        """
+        if library is None or config.model.load_format == "dummy" or not config.packed_weights_cache_bytes:
+            return None
+        identity = [
+            library.path.name,
+            _digest(path for folder in _DECIDING_CODE for path in sorted((_PACKAGE / folder).rglob("*.py"))),
+            config.dtype,
+            config.quantization,
+            msgspec.to_builtins(config.model),
+            _files(config.model),
+        ]
+        name = re.sub(r"[^\w.-]", "_", Path(config.model.model_path).stem)[:80]
+        key = msgspec.json.encode(identity, order="deterministic").decode()
+        return cls(cache_dir / FOLDER, key, name, config.packed_weights_cache_bytes)
+
+    def restore(self, parameters: Parameters, packer: Packer) -> bool:
+        """Fill a model from its file and return True, or False when there is none that can be used."""
+        try:
+            items = read(self.path, self._key)
+            _adopt(parameters, packer, items)
+        except FileNotFoundError:
+            return False
+        except (DamagedFile, OSError, ValueError) as error:
+            logger.warning("%s is not used and will be made again: %s", self.path, error)
+            return False
+        with contextlib.suppress(OSError):  # of a folder that others may read only
+            os.utime(self.path)
+        logger.info("mapped packed weights from %s", self.path)
+        return True
+
+    def keep(self, parameters: Parameters, packer: Packer) -> None:
+        """Write a packed model's file, and let the model use the file's memory instead of its own.
+
+        Where it cannot be written, a warning says why and the model stays as it is.
+        """
+        items = _items(parameters)
+        num_bytes = sum(buffer.nbytes for item in items.values() for buffer in item.buffers.values())
+        if num_bytes > self._max_bytes:
+            limit = f"--packed-weights-cache-bytes {self._max_bytes}"
+            logger.warning("packed weights are not kept for the next start: %s does not hold %d", limit, num_bytes)
+            return
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            self._prune(self._max_bytes - num_bytes)
+            if num_bytes > shutil.disk_usage(self._folder).free // 2:
+                logger.warning("packed weights are not kept for the next start: the disk has little room for them")
+                return
+            start_s = time.perf_counter()
+            write(self.path, self._key, items)
+        except OSError as error:
+            logger.warning("packed weights cannot be kept for the next start: %s", error)
+            return
+        logger.info("kept packed weights in %s (%.1f s)", self.path, time.perf_counter() - start_s)
+        self.restore(parameters, packer)
+
+    def _prune(self, max_bytes: int) -> None:
+        """Remove the files that were not used for the longest time, until the rest has `max_bytes` at most.
+
+        Who has mapped a file keeps what it mapped.
+        """
+        oldest_s = time.time() - ABANDONED_AFTER_S
+        for path, stat in _stats(self._folder.glob(f"*{TEMPORARY_SUFFIX}")):
+            if stat.st_mtime < oldest_s:
+                path.unlink(missing_ok=True)
+        files = sorted(_stats(self._folder.glob(f"*{SUFFIX}")), key=lambda file: file[1].st_mtime_ns, reverse=True)
+        for path, stat in files:
+            max_bytes -= stat.st_size
+            if max_bytes < 0:
+                path.unlink(missing_ok=True)
+
+
+def _items(parameters: Parameters) -> dict[str, Item]:
+    items = {}
+    for name, tensor in parameters.tensors.items():
+        fields: Fields = {"type": str(tensor.dtype).removeprefix("torch."), "shape": list(tensor.shape)}
+        items[name] = Item(fields, {"data": tensor.contiguous().view(-1).view(torch.uint8)})
+    for name, packed in parameters.packed.items():
+        assert isinstance(packed.product, NativeProduct), "packed by the native library"
+        header, buffers = packed.product.packed.to_buffers()
+        items[name] = Item(dict(header), buffers)
+    return items
+
+
+def _adopt(parameters: Parameters, packer: Packer, items: dict[str, Item]) -> None:
+    tensors, packed = {}, {}
+    for name, item in items.items():
+        match item.fields:
+            case {"type": str(type_name), "shape": list(shape)}:
+                tensors[name] = item.buffers["data"].view(getattr(torch, type_name)).view(shape)
+            case {**header}:
+                numbers = {key: value for key, value in header.items() if not isinstance(value, list)}
+                packed[name] = packer.adopt(NativeLinear.from_buffers(numbers, dict(item.buffers)))
+    parameters.adopt(tensors, packed)
+
+
+def _files(facts: ModelFacts) -> list[list[str | int]]:
+    """Return what tells that a checkpoint's files are the same as before; nothing of them is read."""
+    path = Path(facts.model_path)
+    files = [path] if path.is_file() else sorted(path.glob("*.safetensors*"))
+    # On the hub's side of its cache a file's real path holds the digest of its content.
+    return [[str(file.resolve()), stat.st_size, stat.st_mtime_ns, stat.st_ino] for file, stat in _stats(files)]
+
+
+def _stats(paths: Iterable[Path]) -> list[tuple[Path, os.stat_result]]:
+    """Return what the system says of each file, without those that have gone meanwhile."""
+    found = []
+    for path in paths:
+        with contextlib.suppress(FileNotFoundError):
+            found.append((path, path.stat()))
+    return found
+
+
+def _digest(paths: Iterable[Path]) -> str:
+    digest = hashlib.blake2b(digest_size=12)
+    for path in paths:
+        digest.update(path.read_bytes())
+    return digest.hexdigest()

@@ -1,0 +1,155 @@
+"""One file with all weights of a model in the form that is computed with, made to be mapped.
+
+    8 bytes   MAGIC
+    4 bytes   length of the header, little-endian
+    4 bytes   CRC-32 of the header
+    ...       the header: a `_Header` in msgpack
+    ...       the buffers, from the next multiple of 2 MiB on, each at a multiple of ALIGNMENT
+
+Knows bytes and names, and nothing of what they mean.
+"""
+
+import os
+import struct
+import tempfile
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+from torch import Tensor
+
+from octavo.kernels.native.memory import HUGE_PAGE_BYTES, map_file
+
+MAGIC = b"octavoPW"
+FORMAT_VERSION = 1
+"""Counts the changes to this module's layout and to what `packed_weights` writes."""
+ALIGNMENT = 64
+"""A cache line, and the widest vector."""
+TEMPORARY_SUFFIX = ".tmp"
+
+_PREFIX = struct.Struct(f"<{len(MAGIC)}sII")
+_MAX_HEADER_BYTES = 2**28
+
+Fields = dict[str, int | str | list[int]]
+
+
+class DamagedFile(Exception):
+    """The file is not one that `write` made for this key, or not all of it; the message says why."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Item:
+    """Something with a name: numbers and words that describe it, and its buffers, uint8 in one dimension."""
+
+    fields: Fields
+    buffers: Mapping[str, Tensor]
+
+
+class _Entry(msgspec.Struct, array_like=True):
+    name: str
+    fields: Fields
+    buffers: dict[str, tuple[int, int]]
+    """Offset from the first buffer, and size."""
+
+
+class _Header(msgspec.Struct, array_like=True):
+    version: int
+    key: str
+    num_bytes: int
+    """From the first buffer to the end of the file."""
+    entries: list[_Entry]
+
+
+def write(path: Path, key: str, items: Mapping[str, Item]) -> int:
+    """Make the file appear complete or not at all, and return its size.
+
+    Blocks until: the file is on the disk.
+
+    Raises:
+        OSError: the disk is full, or the folder cannot be written.
+    """
+    header = _describe(key, items)
+    encoded = msgspec.msgpack.encode(header)
+    prefix = _PREFIX.pack(MAGIC, len(encoded), zlib.crc32(encoded))
+    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=path.name, suffix=TEMPORARY_SUFFIX, delete=False) as file:
+        try:
+            file.write(prefix + encoded)
+            file.write(bytes(_first_buffer(len(encoded)) - file.tell()))
+            for item in items.values():
+                for buffer in item.buffers.values():
+                    file.write(buffer.numpy().data)
+                    file.write(bytes(-buffer.nbytes % ALIGNMENT))
+            file.flush()
+            # Otherwise a loss of power could leave a file of the right size with nothing in it.
+            os.fsync(file.fileno())
+            num_bytes = file.tell()
+            os.rename(file.name, path)
+        except BaseException:
+            os.unlink(file.name)
+            raise
+    return num_bytes
+
+
+def read(path: Path, key: str) -> dict[str, Item]:
+    """Return the items of a file, their buffers views of the mapped file, read when they are looked at.
+
+    Raises:
+        FileNotFoundError: there is none.
+        DamagedFile: it is not a whole file of this version, or it is of another key.
+        OSError: it cannot be read.
+    """
+    with path.open("rb") as file:
+        start, header = _read_header(file)
+        if os.fstat(file.fileno()).st_size != start + header.num_bytes:
+            raise DamagedFile("it is cut short or has grown")
+    if header.key != key:
+        raise DamagedFile("it was made for another model or other settings")
+    whole = map_file(path, start, header.num_bytes)
+    return {
+        entry.name: Item(
+            entry.fields,
+            {name: whole[offset : offset + num_bytes] for name, (offset, num_bytes) in entry.buffers.items()},
+        )
+        for entry in header.entries
+    }
+
+
+def _describe(key: str, items: Mapping[str, Item]) -> _Header:
+    entries, end = [], 0
+    for name, item in items.items():
+        places = {}
+        for buffer_name, buffer in item.buffers.items():
+            places[buffer_name] = (end, buffer.nbytes)
+            end += _aligned(buffer.nbytes)
+        entries.append(_Entry(name, item.fields, places))
+    return _Header(FORMAT_VERSION, key, end, entries)
+
+
+def _read_header(file: BinaryIO) -> tuple[int, _Header]:
+    """Return where the first buffer lies, and the header."""
+    start = file.read(_PREFIX.size)
+    if len(start) < _PREFIX.size or not start.startswith(MAGIC):
+        raise DamagedFile("it does not begin like such a file")
+    _, num_bytes, checksum = _PREFIX.unpack(start)
+    encoded = file.read(min(num_bytes, _MAX_HEADER_BYTES))
+    if len(encoded) < num_bytes or zlib.crc32(encoded) != checksum:
+        raise DamagedFile("its header is damaged")
+    try:
+        header = msgspec.msgpack.decode(encoded, type=_Header)
+    except msgspec.DecodeError as error:
+        raise DamagedFile("its header is of another version") from error
+    if header.version != FORMAT_VERSION:
+        raise DamagedFile(f"it is of version {header.version}, not {FORMAT_VERSION}")
+    return _first_buffer(num_bytes), header
+
+
+def _first_buffer(header_bytes: int) -> int:
+    """Return where buffers begin: at a huge page, so that the kernel can map them by such pages."""
+    return -(-(_PREFIX.size + header_bytes) // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES
+
+
+def _aligned(num_bytes: int) -> int:
+    return -(-num_bytes // ALIGNMENT) * ALIGNMENT
