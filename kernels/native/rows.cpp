@@ -9,3 +9,4 @@
 #include "rms_norm/native.h"
 #include "rope/native.h"
 #include "silu_and_mul/native.h"
+#include "store_kv/native.h"

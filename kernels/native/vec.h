@@ -128,6 +128,7 @@ inline F32x16 operator/(F32x16 a, F32x16 b) { return {_mm512_div_ps(a.v, b.v)}; 
 // The larger, or smaller, of each two; `b` where one of them is NaN.
 inline F32x16 max(F32x16 a, F32x16 b) { return {_mm512_max_ps(a.v, b.v)}; }
 inline F32x16 min(F32x16 a, F32x16 b) { return {_mm512_min_ps(a.v, b.v)}; }
+inline bool any_greater(F32x16 a, F32x16 b) { return _mm512_cmp_ps_mask(a.v, b.v, _CMP_GT_OQ) != 0; }
 inline F32x16 fma(F32x16 a, F32x16 b, F32x16 c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
 inline F32x16 round(F32x16 a) { return {_mm512_roundscale_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)}; }
 // a * 2^n for an integral n from -160 to 160.
@@ -141,6 +142,9 @@ inline F32x16 first(int64_t count, F32x16 a, F32x16 b) {
 inline F32x16 select_negative(F32x16 sign, F32x16 a, F32x16 b) {
     return {_mm512_mask_blend_ps(_mm512_movepi32_mask(_mm512_castps_si512(sign.v)), b.v, a.v)};
 }
+// Bit i: lane i of `a` is at least that of `b`; it is NaN.
+inline uint32_t mask_at_least(F32x16 a, F32x16 b) { return _mm512_cmp_ps_mask(a.v, b.v, _CMP_GE_OQ); }
+inline uint32_t mask_nan(F32x16 a) { return _mm512_cmp_ps_mask(a.v, a.v, _CMP_UNORD_Q); }
 
 #elif defined(OCTAVO_AVX2)
 
@@ -183,6 +187,10 @@ inline F32x16 operator*(F32x16 a, F32x16 b) { return {_mm256_mul_ps(a.lo, b.lo),
 inline F32x16 operator/(F32x16 a, F32x16 b) { return {_mm256_div_ps(a.lo, b.lo), _mm256_div_ps(a.hi, b.hi)}; }
 inline F32x16 max(F32x16 a, F32x16 b) { return {_mm256_max_ps(a.lo, b.lo), _mm256_max_ps(a.hi, b.hi)}; }
 inline F32x16 min(F32x16 a, F32x16 b) { return {_mm256_min_ps(a.lo, b.lo), _mm256_min_ps(a.hi, b.hi)}; }
+inline bool any_greater(F32x16 a, F32x16 b) {
+    const __m256 lo = _mm256_cmp_ps(a.lo, b.lo, _CMP_GT_OQ), hi = _mm256_cmp_ps(a.hi, b.hi, _CMP_GT_OQ);
+    return _mm256_movemask_ps(_mm256_or_ps(lo, hi)) != 0;
+}
 inline F32x16 fma(F32x16 a, F32x16 b, F32x16 c) {
     return {_mm256_fmadd_ps(a.lo, b.lo, c.lo), _mm256_fmadd_ps(a.hi, b.hi, c.hi)};
 }
@@ -208,6 +216,15 @@ inline F32x16 first(int64_t count, F32x16 a, F32x16 b) {
 }
 inline F32x16 select_negative(F32x16 sign, F32x16 a, F32x16 b) {
     return {_mm256_blendv_ps(b.lo, a.lo, sign.lo), _mm256_blendv_ps(b.hi, a.hi, sign.hi)};
+}
+inline uint32_t mask_of_halves(__m256 lo, __m256 hi) {
+    return static_cast<uint32_t>(_mm256_movemask_ps(lo)) | static_cast<uint32_t>(_mm256_movemask_ps(hi)) << 8;
+}
+inline uint32_t mask_at_least(F32x16 a, F32x16 b) {
+    return mask_of_halves(_mm256_cmp_ps(a.lo, b.lo, _CMP_GE_OQ), _mm256_cmp_ps(a.hi, b.hi, _CMP_GE_OQ));
+}
+inline uint32_t mask_nan(F32x16 a) {
+    return mask_of_halves(_mm256_cmp_ps(a.lo, a.lo, _CMP_UNORD_Q), _mm256_cmp_ps(a.hi, a.hi, _CMP_UNORD_Q));
 }
 
 #else
@@ -240,6 +257,11 @@ inline F32x16 operator*(F32x16 a, F32x16 b) { OCTAVO_LANES(a.v[i] * b.v[i]); }
 inline F32x16 operator/(F32x16 a, F32x16 b) { OCTAVO_LANES(a.v[i] / b.v[i]); }
 inline F32x16 max(F32x16 a, F32x16 b) { OCTAVO_LANES(a.v[i] > b.v[i] ? a.v[i] : b.v[i]); }
 inline F32x16 min(F32x16 a, F32x16 b) { OCTAVO_LANES(a.v[i] < b.v[i] ? a.v[i] : b.v[i]); }
+inline bool any_greater(F32x16 a, F32x16 b) {
+    bool any = false;
+    for (int i = 0; i < kLanes; ++i) any |= a.v[i] > b.v[i];
+    return any;
+}
 inline F32x16 fma(F32x16 a, F32x16 b, F32x16 c) { OCTAVO_LANES(a.v[i] * b.v[i] + c.v[i]); }
 // Adding 1.5 * 2^23 leaves no bits for a fraction; unlike std::nearbyint, this is no call on a bare x86-64.
 inline float round_one(float a) { return std::fabs(a) < 0x1p22f ? (a + 0x1.8p23f) - 0x1.8p23f : a; }
@@ -261,6 +283,16 @@ inline F32x16 select_negative(F32x16 sign, F32x16 a, F32x16 b) {
     OCTAVO_LANES(std::signbit(sign.v[i]) ? a.v[i] : b.v[i]);
 }
 #undef OCTAVO_LANES
+inline uint32_t mask_at_least(F32x16 a, F32x16 b) {
+    uint32_t mask = 0;
+    for (int i = 0; i < kLanes; ++i) mask |= static_cast<uint32_t>(a.v[i] >= b.v[i]) << i;
+    return mask;
+}
+inline uint32_t mask_nan(F32x16 a) {
+    uint32_t mask = 0;
+    for (int i = 0; i < kLanes; ++i) mask |= static_cast<uint32_t>(a.v[i] != a.v[i]) << i;
+    return mask;
+}
 
 #endif
 

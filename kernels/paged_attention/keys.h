@@ -1,0 +1,199 @@
+// Finds the tiles of keys and values that some rows of one request see through one KV head.
+//
+// Whole groups of 16 slots are read where they lie in the cache. Brought into buffers, in the same order, are: slots
+// of blocks whose size is no multiple of 16; narrow numbers, widened without loss (i8 to bf16, f16 to f32); and values
+// beside slots that the rows may not see: unused ones hold anything, and a weight of zero does not make zero of NaN.
+// Keys need no such care, their scores are replaced. Computes nothing.
+#pragma once
+
+#include "paged_attention/tile.h"
+
+namespace octavo::paged_attention {
+
+// The operands of groups without any visible key, of any type.
+alignas(64) inline const unsigned char kZeros[kGroupSlots * kMaxDim * sizeof(float)] = {};
+
+// A thread's room for one tile.
+struct TileBuffers {
+    char* keys;    // kTileKeys x padded_dim numbers, of 4 bytes at most
+    char* values;
+    char* narrow;  // 2 x kTileKeys x padded_dim numbers of 2 bytes at most, before they are widened
+    float* scales; // 2 x kTileKeys
+};
+
+// What is widened to an operand type.
+template <typename Right>
+using Narrow = std::conditional_t<std::is_same_v<Right, bf16>, int8_t, f16>;
+
+// `count` is a multiple of 16.
+template <typename From, typename To>
+inline void widen(const From* from, int64_t count, To* to) {
+    for (int64_t i = 0; i < count; i += kLanes) store(to + i, load(from + i));
+}
+
+// The keys [visible.begin, visible.end) of a request, of one KV head.
+struct Keys {
+    const CacheLayout& layout;
+    const char* k_cache;
+    const char* v_cache;
+    const int32_t* blocks;
+    int64_t head;
+    Range visible;
+    TileBuffers buffers;
+
+    int64_t slot(int64_t key) const {
+        return int64_t{blocks[key / layout.block_size]} * layout.block_size + key % layout.block_size;
+    }
+
+    bool has_whole_groups() const { return layout.block_size % kGroupSlots == 0; }
+
+    // The part of the 16 keys from `first` on that is visible, counted from `first`.
+    Range visible_of(int64_t first) const {
+        const auto clamped = [&](int64_t key) { return std::min(std::max(key - first, int64_t{0}), kGroupSlots); };
+        return {clamped(visible.begin), clamped(visible.end)};
+    }
+
+    // Where the operands of tile `index` are; good until the next call.
+    template <typename Right>
+    Tile<Right> tile(int64_t index) const {
+        if (layout.type == Type::i8 || layout.type == Type::f16) return widened_tile<Right>(index);
+        return has_whole_groups() ? tile_in_place<Right>(index)
+                                  : gathered_tile<Right>(index, buffers.keys, buffers.values);
+    }
+
+    // Where the operands of tile `index` will be read from first: addresses to fetch, whatever they hold.
+    template <typename Right>
+    Tile<Right> place_of_tile(int64_t index) const {
+        Tile<Right> result = empty_tile<Right>();
+        for (int64_t group = 0; group < kTileGroups; ++group) {
+            const int64_t key = index * kTileKeys + group * kGroupSlots;
+            if (key >= visible.end || key + kGroupSlots <= visible.begin) continue;
+            const int64_t offset = layout.tile_offset(slot(key), head);
+            result.k[group] = reinterpret_cast<const Right*>(k_cache + offset);
+            result.v[group] = reinterpret_cast<const Right*>(v_cache + offset);
+            result.num_groups = group + 1;
+        }
+        return result;
+    }
+
+   private:
+    template <typename Right>
+    static Tile<Right> empty_tile() {
+        Tile<Right> result = {};
+        for (int64_t group = 0; group < kTileGroups; ++group)
+            result.k[group] = result.v[group] = reinterpret_cast<const Right*>(kZeros);
+        return result;
+    }
+
+    template <typename Right>
+    Tile<Right> tile_in_place(int64_t index) const {
+        const int64_t padded_dim = layout.padded_dim();
+        Tile<Right> result = place_of_tile<Right>(index);
+        for (int64_t group = 0; group < result.num_groups; ++group) {
+            const Range lanes = visible_of(index * kTileKeys + group * kGroupSlots);
+            if (lanes.end - lanes.begin == kGroupSlots || lanes.end <= lanes.begin) continue;
+            Right* const values = reinterpret_cast<Right*>(buffers.values) + group * kGroupSlots * padded_dim;
+            copy_values(result.v[group], lanes.begin, lanes, values);
+            clear_values(lanes, values);
+            result.v[group] = values;
+        }
+        return result;
+    }
+
+    // Copies the visible slots one by one, runs of them that lie in one group together.
+    template <typename Right>
+    Tile<Right> gathered_tile(int64_t index, char* k_buffer, char* v_buffer) const {
+        const int64_t padded_dim = layout.padded_dim();
+        Tile<Right> result = empty_tile<Right>();
+        for (int64_t group = 0; group < kTileGroups; ++group) {
+            const int64_t first = index * kTileKeys + group * kGroupSlots;
+            const Range lanes = visible_of(first);
+            if (lanes.end <= lanes.begin) continue;
+            Right* const keys = reinterpret_cast<Right*>(k_buffer) + group * kGroupSlots * padded_dim;
+            Right* const values = reinterpret_cast<Right*>(v_buffer) + group * kGroupSlots * padded_dim;
+            clear_values(lanes, values);
+            for (int64_t lane = lanes.begin; lane < lanes.end;) {
+                const int64_t from = slot(first + lane), in_block = (first + lane) % layout.block_size;
+                const int64_t run = std::min({lanes.end - lane, layout.block_size - in_block,
+                                              kGroupSlots - from % kGroupSlots});
+                const int64_t offset = layout.tile_offset(from, head);
+                copy_keys(reinterpret_cast<const Right*>(k_cache + offset), from % kGroupSlots, {lane, lane + run}, keys);
+                copy_values(reinterpret_cast<const Right*>(v_cache + offset), from % kGroupSlots, {lane, lane + run},
+                            values);
+                lane += run;
+            }
+            result.k[group] = keys;
+            result.v[group] = values;
+            result.num_groups = group + 1;
+        }
+        return result;
+    }
+
+    template <typename Right>
+    Tile<Right> widened_tile(int64_t index) const {
+        const int64_t numbers = kGroupSlots * layout.padded_dim(), half_bytes = kTileGroups * numbers * 2;
+        const auto narrow = has_whole_groups()
+                                ? place_of_tile<Narrow<Right>>(index)
+                                : gathered_tile<Narrow<Right>>(index, buffers.narrow, buffers.narrow + half_bytes);
+        Tile<Right> result = empty_tile<Right>();
+        result.num_groups = narrow.num_groups;
+        for (int64_t group = 0; group < narrow.num_groups; ++group) {
+            Right* const keys = reinterpret_cast<Right*>(buffers.keys) + group * numbers;
+            Right* const values = reinterpret_cast<Right*>(buffers.values) + group * numbers;
+            widen(narrow.k[group], numbers, keys);
+            widen(narrow.v[group], numbers, values);
+            clear_values(visible_of(index * kTileKeys + group * kGroupSlots), values);
+            result.k[group] = keys;
+            result.v[group] = values;
+        }
+        if (layout.type == Type::i8) {
+            copy_scales(index);
+            result.k_scales = buffers.scales;
+            result.v_scales = buffers.scales + kTileKeys;
+        }
+        return result;
+    }
+
+    // The factors of a tile's slots; zero for what is not visible, whatever its slot holds.
+    void copy_scales(int64_t index) const {
+        const int64_t end = kGroupSlots * layout.padded_dim();
+        std::fill_n(buffers.scales, 2 * kTileKeys, 0.0f);
+        for (int64_t i = 0; i < kTileKeys; ++i) {
+            const int64_t key = index * kTileKeys + i;
+            if (key < visible.begin || key >= visible.end) continue;
+            const int64_t from = slot(key);
+            const int64_t place = layout.tile_offset(from, head) + end + from % kGroupSlots * int64_t{sizeof(float)};
+            std::memcpy(buffers.scales + i, k_cache + place, sizeof(float));
+            std::memcpy(buffers.scales + kTileKeys + i, v_cache + place, sizeof(float));
+        }
+    }
+
+    // Copies neighbouring keys, the first from lane `from`, to `lanes` of another group.
+    template <typename Element>
+    void copy_keys(const Element* source, int64_t from, Range lanes, Element* target) const {
+        const size_t size = static_cast<size_t>(lanes.end - lanes.begin) * kStep<Element> * sizeof(Element);
+        for (int64_t dim = 0; dim < layout.padded_dim(); dim += kStep<Element>)
+            std::memcpy(target + key_index<Element>(lanes.begin, dim), source + key_index<Element>(from, dim), size);
+    }
+
+    template <typename Element>
+    void copy_values(const Element* source, int64_t from, Range lanes, Element* target) const {
+        const int64_t padded_dim = layout.padded_dim();
+        for (int64_t lane = lanes.begin; lane < lanes.end; ++lane, ++from)
+            for (int64_t dim = 0; dim < padded_dim; ++dim)
+                target[value_index<Element>(padded_dim, lane, dim)] = source[value_index<Element>(padded_dim, from, dim)];
+    }
+
+    // Makes the values of all lanes but `lanes` zero.
+    template <typename Element>
+    void clear_values(Range lanes, Element* values) const {
+        const int64_t padded_dim = layout.padded_dim();
+        for (int64_t lane = 0; lane < kGroupSlots; ++lane) {
+            if (lane >= lanes.begin && lane < lanes.end) continue;
+            for (int64_t dim = 0; dim < padded_dim; ++dim)
+                values[value_index<Element>(padded_dim, lane, dim)] = Element{};
+        }
+    }
+};
+
+}  // namespace octavo::paged_attention

@@ -1,0 +1,69 @@
+// Where a key or value lies in the cache. Knows no step and computes nothing.
+//
+// The cache of a layer is two buffers, one of keys and one of values. Each is an array of groups of 16 slots by slot
+// number (so a group may hold the ends of two blocks, where the block size is no multiple of 16), and a group is one
+// tile per KV head, in the order in which the products read it (D: head dimension, padded to a multiple of 16
+// with zeros; "16" counts slots, "2" neighbours of which one instruction takes both):
+//
+//              keys            values
+//   f32, f16   [D][16]         [16][D]        a vector: one dimension of 16 keys; 16 dimensions of one value
+//   bf16, i8   [D/2][16][2]    [8][D][2]      the same in pairs, of dimensions and of values
+//   i8         followed by float[16]          the factors of the 16 slots
+//
+// Scores so need no sum over lanes: lane l of all vectors belongs to key l.
+#pragma once
+
+#include "native/step.h"
+#include "native/vec.h"
+
+namespace octavo {
+
+constexpr int64_t kGroupSlots = 16;
+static_assert(kGroupSlots == kLanes);
+
+// `kernels/paged_attention/layout.py` mirrors it.
+struct CacheLayout {
+    int64_t num_kv_heads;
+    int64_t head_dim;
+    int64_t block_size;
+    Type type;
+    int32_t unused;
+
+    int64_t padded_dim() const { return (head_dim + kLanes - 1) / kLanes * kLanes; }
+
+    bool is_paired() const { return type == Type::bf16 || type == Type::i8; }
+    int64_t element_bytes() const { return type == Type::f32 ? 4 : type == Type::i8 ? 1 : 2; }
+
+    // Of one head's tile in a group of keys or of values.
+    int64_t tile_bytes() const {
+        const int64_t scale_bytes = type == Type::i8 ? kGroupSlots * int64_t{sizeof(float)} : 0;
+        return kGroupSlots * padded_dim() * element_bytes() + scale_bytes;
+    }
+
+    // Of the group that holds a slot.
+    int64_t tile_offset(int64_t slot, int64_t head) const {
+        return (slot / kGroupSlots * num_kv_heads + head) * tile_bytes();
+    }
+};
+
+// How many neighbours an element type is stored in: 2 for pairs.
+template <typename Element>
+constexpr int64_t kStep = 1;
+template <>
+inline constexpr int64_t kStep<bf16> = 2;
+template <>
+inline constexpr int64_t kStep<int8_t> = 2;
+
+// Elements from the start of a tile to dimension `dim` of the key or value in `lane`.
+template <typename Element>
+inline int64_t key_index(int64_t lane, int64_t dim) {
+    constexpr int64_t step = kStep<Element>;
+    return (dim / step * kGroupSlots + lane) * step + dim % step;
+}
+template <typename Element>
+inline int64_t value_index(int64_t padded_dim, int64_t lane, int64_t dim) {
+    constexpr int64_t step = kStep<Element>;
+    return (lane / step * padded_dim + dim) * step + lane % step;
+}
+
+}  // namespace octavo

@@ -1,0 +1,83 @@
+"""How the native cache of keys and values is laid out, mirrored from `layout.h`. Reads and writes no key."""
+
+import ctypes
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from octavo.kernels.native.arguments import TYPES
+from octavo.kernels.native.memory import allocate
+
+GROUP_SLOTS = 16
+"""Slots that are stored together, whatever the block size."""
+MAX_HEAD_DIM = 256
+
+_SCALE_BYTES = 4
+
+
+class LayoutArguments(ctypes.Structure):
+    """See `CacheLayout` in `layout.h`."""
+
+    _fields_ = [
+        ("num_kv_heads", ctypes.c_int64),
+        ("head_dim", ctypes.c_int64),
+        ("block_size", ctypes.c_int64),
+        ("type", ctypes.c_int32),
+        ("unused", ctypes.c_int32),
+    ]
+
+    @classmethod
+    def of(cls, layout: "CacheLayout") -> Self:
+        """Mirror a layout."""
+        return cls(layout.num_kv_heads, layout.head_dim, layout.block_size, TYPES[layout.dtype], 0)
+
+
+@dataclass(frozen=True, slots=True)
+class CacheLayout:
+    """The cache of one layer.
+
+    Raises:
+        ValueError: heads of more than `MAX_HEAD_DIM`, or a type that no cache has.
+    """
+
+    dtype: torch.dtype
+    """float32, bfloat16, float16 or int8; int8 numbers have a float32 factor for each slot and head."""
+    block_size: int
+    num_kv_heads: int
+    head_dim: int
+
+    def __post_init__(self) -> None:
+        if self.head_dim > MAX_HEAD_DIM:
+            raise ValueError(f"heads of {self.head_dim} dimensions; native attention has at most {MAX_HEAD_DIM}")
+        if self.dtype not in (torch.float32, torch.bfloat16, torch.float16, torch.int8):
+            raise ValueError(f"a cache of {self.dtype}")
+
+    @property
+    def padded_dim(self) -> int:
+        """The head dimension as stored: a multiple of 16."""
+        return -(-self.head_dim // GROUP_SLOTS) * GROUP_SLOTS
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of a slot's keys, or of its values."""
+        scale_bytes = _SCALE_BYTES if self.dtype == torch.int8 else 0
+        return self.num_kv_heads * (self.padded_dim * self.dtype.itemsize + scale_bytes)
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of a block of one layer, keys and values."""
+        return 2 * self.block_size * self.slot_bytes
+
+    def allocate(self, num_blocks: int) -> tuple[Tensor, Tensor]:
+        """Return the buffers of one layer's keys and values, whose pages are taken when they are first written.
+
+        Together they are `num_blocks * block_bytes` long, and up to two groups more if groups span blocks.
+
+        Raises:
+            MemoryError: the system does not promise that much.
+        """
+        num_groups = -(-num_blocks * self.block_size // GROUP_SLOTS)
+        num_bytes = num_groups * GROUP_SLOTS * self.slot_bytes
+        return allocate(num_bytes), allocate(num_bytes)

@@ -1,0 +1,76 @@
+"""`plan_attention` and `paged_attention` in C++: their arguments, mirrored from `plan.h` and `native.cpp`.
+
+A step runs `plan_attention` once and then `paged_attention` for each layer, all with one workspace; between two of
+them all threads must have finished the first.
+"""
+
+import ctypes
+from typing import TYPE_CHECKING, Self
+
+from octavo.kernels.native.arguments import Arguments, Matrix
+from octavo.kernels.native.library import NativeLibrary
+from octavo.kernels.paged_attention.layout import CacheLayout, LayoutArguments
+
+if TYPE_CHECKING:
+    from octavo.kernels.paged_attention import AttentionShape
+
+
+class ShapeArguments(ctypes.Structure):
+    """See `Shape` in `plan.h`."""
+
+    _fields_ = [
+        ("layout", LayoutArguments),
+        ("num_heads", ctypes.c_int64),
+        ("window", ctypes.c_int64),
+        ("scale", ctypes.c_float),
+        ("unused", ctypes.c_int32),
+    ]
+
+    @classmethod
+    def of(cls, shape: "AttentionShape", layout: CacheLayout) -> Self:
+        """Mirror what a model's attention and its cache look like.
+
+        Raises:
+            ValueError: they do not fit each other, or the scale is not positive.
+        """
+        heads = shape.num_kv_heads, shape.head_dim
+        if heads != (layout.num_kv_heads, layout.head_dim) or shape.num_heads % shape.num_kv_heads:
+            raise ValueError(f"{shape} with {layout}")
+        if not shape.scale > 0:
+            raise ValueError(f"scores cannot be scaled by {shape.scale}")
+        return cls(LayoutArguments.of(layout), shape.num_heads, shape.window or 0, shape.scale, 0)
+
+
+class PlanAttentionArguments(Arguments):
+    """See `PlanArgs`. Run by one thread, which plans for as many as there are."""
+
+    _fields_ = (
+        ("shape", ShapeArguments),
+        ("workspace", ctypes.c_void_p),
+        ("workspace_bytes", ctypes.c_int64),
+        ("max_context", ctypes.c_int64),
+    )
+
+
+class PagedAttentionArguments(Arguments):
+    """See `Args`."""
+
+    _fields_ = (
+        ("q", Matrix),
+        ("out", Matrix),
+        ("k_cache", ctypes.c_void_p),
+        ("v_cache", ctypes.c_void_p),
+        ("shape", ShapeArguments),
+        ("workspace", ctypes.c_void_p),
+    )
+
+
+def workspace_bytes(
+    library: NativeLibrary, shape: ShapeArguments, max_rows: int, max_context: int, num_threads: int
+) -> int:
+    """Return the bytes of the workspace for steps of at most so many rows, keys per request and threads.
+
+    Most of it holds the sums of split requests and is written only while there are few and long ones.
+    """
+    count = library.function("attention_workspace_bytes", [ctypes.c_void_p, *[ctypes.c_int64] * 3], ctypes.c_int64)
+    return int(count(ctypes.addressof(shape), max_rows, max_context, num_threads))

@@ -1,0 +1,260 @@
+// One tile of 64 keys against a few query rows: scores, softmax weights, weighted sum of the values.
+//
+// What happens to a row here depends on that row and the tile alone, never on the rows beside it: each has sums of
+// its own, taken in one order. Knows no cache and no step: `keys.h` says where the operands lie.
+#pragma once
+
+#include <cfloat>
+
+#include "native/dot.h"
+#include "paged_attention/layout.h"
+
+namespace octavo::paged_attention {
+
+constexpr int64_t kTileKeys = 64;
+constexpr int64_t kTileGroups = kTileKeys / kGroupSlots;
+constexpr int64_t kMaxDim = 256;
+
+// How scores and sums are taken. `Left` is the type of queries and weights, `Right` that of keys and values;
+// kColumns vectors of results are kept in registers for each of kRowsAtOnce rows.
+struct PairProducts {  // bf16 by bf16, two products to a lane
+    using Left = bf16;
+    using Right = bf16;
+    static constexpr int kWeightDegree = 4;
+#if defined(OCTAVO_BF16_DOT)
+    static constexpr int kColumns = 4;
+#elif defined(OCTAVO_AVX512)
+    static constexpr int kColumns = 2;
+#else
+    static constexpr int kColumns = 1;
+#endif
+    static Bf16Pairs load_right(const bf16* p) { return load_pairs(p); }
+    static Bf16Pairs repeat_left(const bf16* p) { return set1_pair(load_word(p)); }
+    static F32x16 add_products(F32x16 sums, Bf16Pairs a, Bf16Pairs b) { return dot(sums, a, b); }
+};
+
+struct SingleProducts {  // f32 by f32
+    using Left = float;
+    using Right = float;
+    static constexpr int kWeightDegree = 6;
+#if defined(OCTAVO_AVX512)
+    static constexpr int kColumns = 4;
+#else
+    static constexpr int kColumns = 1;
+#endif
+    static F32x16 load_right(const float* p) { return load(p); }
+    static F32x16 repeat_left(const float* p) { return set1(*p); }
+    static F32x16 add_products(F32x16 sums, F32x16 a, F32x16 b) { return fma(a, b, sums); }
+};
+
+#if defined(OCTAVO_AVX512)
+constexpr int kRowsAtOnce = 6;  // 24 sums, 4 operands and a repeated one in 32 registers
+#elif defined(OCTAVO_AVX2)
+constexpr int kRowsAtOnce = 4;  // 8 halves of sums, 4 of operands and 2 of a repeated one in 16 registers
+#else
+constexpr int kRowsAtOnce = 2;
+#endif
+
+// Where the operands of a tile lie, in the order of `layout.h`.
+template <typename Right>
+struct Tile {
+    const Right* k[kTileGroups];
+    const Right* v[kTileGroups];
+    int64_t num_groups;     // those after them hold no visible key
+    const float* k_scales;  // kTileKeys factors of the keys and of the values, or null
+    const float* v_scales;
+};
+
+// The running softmax of some rows over keys: sum of weighted values, lane-wise sum of the weights, and the exponent
+// (to base 2) that weights are relative to. It is some earlier score that is at most kSlack below the largest:
+// raising it costs a pass over the row, and weights up to 2^kSlack are as precise as weights up to 1.
+constexpr float kSlack = 8.0f;
+
+struct State {
+    float* out;        // rows x padded head dimension
+    float* sums;       // rows x 16
+    float* exponents;  // rows
+
+    State row(int64_t index, int64_t padded_dim) const {
+        return {out + index * padded_dim, sums + index * kLanes, exponents + index};
+    }
+};
+
+// A finite number below all scores, so that no two infinities are ever subtracted.
+constexpr float kNoExponent = -FLT_MAX;
+
+// 2^x, 0 below -150, 1 for 0 exactly. x = n + r with |r| <= 1/2, and 2^r by a polynomial with the smallest largest
+// relative error among those that are 1 at 0 (found by iteratively reweighted least squares, Lawson's algorithm):
+// 2.8e-6 for degree 4, which is enough for weights that are rounded to bf16, 2.0e-9 for degree 6.
+template <int kDegree>
+inline F32x16 exp2(F32x16 x) {
+    static_assert(kDegree == 4 || kDegree == 6);
+    x = max(set1(-160.0f), x);
+    const F32x16 n = round(x), r = x - n;
+    F32x16 p;
+    if constexpr (kDegree == 6) {
+        p = fma(set1(1.535336206e-4f), r, set1(1.339887456e-3f));
+        p = fma(p, r, set1(9.618437358e-3f));
+        p = fma(p, r, set1(5.550332471e-2f));
+        p = fma(p, r, set1(2.402264791e-1f));
+        p = fma(p, r, set1(6.931472029e-1f));
+    } else {
+        p = fma(set1(9.582853235e-3f), r, set1(5.590642594e-2f));
+        p = fma(p, r, set1(2.402409862e-1f));
+        p = fma(p, r, set1(6.931241933e-1f));
+    }
+    return scale_by_power(fma(p, r, set1(1.0f)), n);
+}
+
+// scores[row][key] = q[row] . k[key], for all keys of the tile. Fetches the keys of `next` meanwhile.
+template <typename Products, int kRows>
+inline void multiply_keys(const typename Products::Left* q, int64_t padded_dim, const Tile<typename Products::Right>& tile,
+                          const Tile<typename Products::Right>& next, float* scores) {
+    using Right = typename Products::Right;
+    constexpr int kColumns = Products::kColumns;
+    constexpr int64_t step = kStep<Right>;
+    for (int64_t group = 0; group < kTileGroups; group += kColumns) {
+        const Right* const* const k = tile.k + group;
+        F32x16 sums[kRows][kColumns];
+        OCTAVO_UNROLL for (int row = 0; row < kRows; ++row)
+            OCTAVO_UNROLL for (int column = 0; column < kColumns; ++column) sums[row][column] = zero();
+        for (int64_t dim = 0; dim < padded_dim; dim += step) {
+            decltype(Products::load_right(k[0])) keys[kColumns];
+            OCTAVO_UNROLL for (int column = 0; column < kColumns; ++column) {
+                keys[column] = Products::load_right(k[column] + dim * kGroupSlots);
+                __builtin_prefetch(next.k[group + column] + dim * kGroupSlots);
+            }
+            OCTAVO_UNROLL for (int row = 0; row < kRows; ++row) {
+                const auto query = Products::repeat_left(q + row * padded_dim + dim);
+                OCTAVO_UNROLL for (int column = 0; column < kColumns; ++column)
+                    sums[row][column] = Products::add_products(sums[row][column], query, keys[column]);
+            }
+        }
+        OCTAVO_UNROLL for (int row = 0; row < kRows; ++row)
+            OCTAVO_UNROLL for (int column = 0; column < kColumns; ++column)
+                store(scores + row * kTileKeys + (group + column) * kGroupSlots, sums[row][column]);
+    }
+}
+
+// out[row][column ...] += weights[row][key] * v[key][column ...] over the keys of the tile, for kColumns vectors.
+template <typename Products, int kRows, int kColumns>
+inline void multiply_values(const typename Products::Left* weights, const Tile<typename Products::Right>& tile,
+                            const Tile<typename Products::Right>& next, int64_t padded_dim, int64_t first, float* out) {
+    using Right = typename Products::Right;
+    constexpr int64_t step = kStep<Right>;
+    F32x16 sums[kRows][kColumns];
+    OCTAVO_UNROLL for (int row = 0; row < kRows; ++row)
+        OCTAVO_UNROLL for (int column = 0; column < kColumns; ++column)
+            sums[row][column] = load(out + row * padded_dim + first + column * kLanes);
+    for (int64_t group = 0; group < tile.num_groups; ++group) {
+        const Right* v = tile.v[group] + first * step;
+        const Right* fetched = next.v[group] + first * step;
+        for (int64_t key = 0; key < kGroupSlots; key += step) {
+            decltype(Products::load_right(v)) values[kColumns];
+            OCTAVO_UNROLL for (int column = 0; column < kColumns; ++column) {
+                values[column] = Products::load_right(v + column * kLanes * step);
+                __builtin_prefetch(fetched + column * kLanes * step);
+            }
+            OCTAVO_UNROLL for (int row = 0; row < kRows; ++row) {
+                const auto weight = Products::repeat_left(weights + row * kTileKeys + group * kGroupSlots + key);
+                OCTAVO_UNROLL for (int column = 0; column < kColumns; ++column)
+                    sums[row][column] = Products::add_products(sums[row][column], weight, values[column]);
+            }
+            v += padded_dim * step;
+            fetched += padded_dim * step;
+        }
+    }
+    OCTAVO_UNROLL for (int row = 0; row < kRows; ++row)
+        OCTAVO_UNROLL for (int column = 0; column < kColumns; ++column)
+            store(out + row * padded_dim + first + column * kLanes, sums[row][column]);
+}
+
+// Multiplies what a row has summed up by 2^(old exponent - new exponent).
+inline void raise_exponent(const State& row, int64_t padded_dim, float exponent) {
+    const F32x16 factor = exp2<6>(set1(*row.exponents - exponent));
+    for (int64_t i = 0; i < padded_dim; i += kLanes) store(row.out + i, load(row.out + i) * factor);
+    store(row.sums, load(row.sums) * factor);
+    *row.exponents = exponent;
+}
+
+// Makes weights of one row's scores: 2^(score * scale - exponent), times the values' factors if they have any.
+template <typename Products>
+inline void weigh(const float* scores, float scale, const float* v_scales, const State& row, int64_t padded_dim,
+                  typename Products::Left* weights) {
+    F32x16 x[kTileGroups];
+    OCTAVO_UNROLL for (int i = 0; i < kTileGroups; ++i) x[i] = load(scores + i * kLanes);
+    const F32x16 largest = max(max(x[0], x[1]), max(x[2], x[3]));
+    if (any_greater(largest * set1(scale), set1(*row.exponents + kSlack)))
+        raise_exponent(row, padded_dim, reduce_max(largest) * scale);
+    const F32x16 factor = set1(scale), minus_exponent = set1(-*row.exponents);
+    OCTAVO_UNROLL for (int i = 0; i < kTileGroups; ++i)
+        x[i] = exp2<Products::kWeightDegree>(fma(x[i], factor, minus_exponent));
+    store(row.sums, load(row.sums) + ((x[0] + x[1]) + (x[2] + x[3])));
+    OCTAVO_UNROLL for (int i = 0; i < kTileGroups; ++i) {
+        if (v_scales != nullptr) x[i] = x[i] * load(v_scales + i * kLanes);
+        store(weights + i * kLanes, x[i]);
+    }
+}
+
+// What the rows of `attend_tile` have in common, and where they begin.
+template <typename Products>
+struct Rows {
+    const typename Products::Left* q;  // rows x padded_dim
+    State state;
+    int64_t padded_dim;
+    float scale;             // of the scores, times log2(e)
+    const Range* visible;    // of each row: its keys, counted from the first of the tile; may lie outside
+    float* scores;           // room for kRowsAtOnce x kTileKeys
+    typename Products::Left* weights;
+};
+
+// `next` is fetched meanwhile; it may be `tile`.
+template <typename Products, int kRows>
+inline void attend_tile(const Rows<Products>& rows, const Tile<typename Products::Right>& tile,
+                        const Tile<typename Products::Right>& next) {
+    const int64_t padded_dim = rows.padded_dim;
+    multiply_keys<Products, kRows>(rows.q, padded_dim, tile, next, rows.scores);
+    for (int row = 0; row < kRows; ++row) {
+        float* const scores = rows.scores + row * kTileKeys;
+        const Range visible = rows.visible[row];
+        if (tile.k_scales != nullptr)
+            for (int64_t i = 0; i < kTileKeys; i += kLanes) store(scores + i, load(scores + i) * load(tile.k_scales + i));
+        if (visible.begin > 0 || visible.end < kTileKeys) {
+            const F32x16 hidden = set1(-INFINITY);
+            for (int64_t i = 0; i < kTileKeys; i += kLanes)
+                store(scores + i,
+                      first(visible.begin - i, hidden, first(visible.end - i, load(scores + i), hidden)));
+        }
+        weigh<Products>(scores, rows.scale, tile.v_scales, rows.state.row(row, padded_dim), padded_dim,
+                        rows.weights + row * kTileKeys);
+    }
+    int64_t i = 0;
+    const auto multiply = [&](auto columns) {
+        for (; i + columns() * kLanes <= padded_dim; i += columns() * kLanes)
+            multiply_values<Products, kRows, columns()>(rows.weights, tile, next, padded_dim, i, rows.state.out);
+    };
+    multiply(std::integral_constant<int, Products::kColumns>{});
+    if constexpr (Products::kColumns > 2) multiply(std::integral_constant<int, 2>{});
+    if constexpr (Products::kColumns > 1) multiply(std::integral_constant<int, 1>{});
+}
+
+// Adds what `part` has summed up to `total`. A part that has seen no key changes nothing.
+inline void fold(const State& total, const State& part, int64_t num_rows, int64_t padded_dim) {
+    for (int64_t index = 0; index < num_rows; ++index) {
+        const State a = total.row(index, padded_dim), b = part.row(index, padded_dim);
+        const float exponent = std::max(*a.exponents, *b.exponents);
+        const F32x16 a_factor = exp2<6>(set1(*a.exponents - exponent)), b_factor = exp2<6>(set1(*b.exponents - exponent));
+        for (int64_t i = 0; i < padded_dim; i += kLanes)
+            store(a.out + i, fma(load(b.out + i), b_factor, load(a.out + i) * a_factor));
+        store(a.sums, fma(load(b.sums), b_factor, load(a.sums) * a_factor));
+        *a.exponents = exponent;
+    }
+}
+
+inline void clear(const State& state, int64_t num_rows, int64_t padded_dim) {
+    std::fill_n(state.out, num_rows * padded_dim, 0.0f);
+    std::fill_n(state.sums, num_rows * kLanes, 0.0f);
+    std::fill_n(state.exponents, num_rows, kNoExponent);
+}
+
+}  // namespace octavo::paged_attention

@@ -1,0 +1,88 @@
+// Row operation `store_kv`: the keys and values of a step into the cache. Does not choose the slots.
+//
+// Rows have different slots, but may share a group with another thread's rows, so only the bytes of a row's own slot
+// are ever written.
+#pragma once
+
+#include "native/rows.h"
+#include "paged_attention/layout.h"
+
+namespace octavo::store_kv {
+
+struct Args {
+    Matrix k, v;  // f32; num_kv_heads * head_dim wide
+    void* k_cache;
+    void* v_cache;
+    CacheLayout layout;
+};
+
+constexpr int64_t kMaxDim = 256;
+
+template <typename Element>
+inline void store_row(const float* k, const float* v, char* k_tile, char* v_tile, int64_t lane,
+                      const CacheLayout& layout) {
+    const int64_t dim = layout.head_dim, padded_dim = layout.padded_dim();
+    Element* const keys = reinterpret_cast<Element*>(k_tile);
+    Element* const values = reinterpret_cast<Element*>(v_tile);
+    alignas(64) Element row[kMaxDim];
+    for (int64_t i = 0; i < padded_dim; i += kLanes) store(row + i, load_first(k + i, dim - i));
+    for (int64_t i = 0; i < padded_dim; i += kStep<Element>)
+        std::memcpy(keys + key_index<Element>(lane, i), row + i, kStep<Element> * sizeof(Element));
+    for (int64_t i = 0; i < padded_dim; i += kLanes) store(row + i, load_first(v + i, dim - i));
+    for (int64_t i = 0; i < padded_dim; ++i) values[value_index<Element>(padded_dim, lane, i)] = row[i];
+}
+
+// The largest magnitude of `dim` numbers, over 127: the factor of an 8-bit row.
+inline float scale_of(const float* x, int64_t dim) {
+    float largest = 0.0f;
+    for (int64_t i = 0; i < dim; ++i) largest = std::max(largest, std::fabs(x[i]));
+    return largest / 127.0f;
+}
+
+inline void quantize(const float* x, int64_t dim, int64_t padded_dim, float scale, int8_t* row) {
+    const float inverse = scale > 0.0f ? 1.0f / scale : 0.0f;
+    for (int64_t i = 0; i < padded_dim; ++i) {
+        const float level = i < dim ? std::nearbyint(x[i] * inverse) : 0.0f;
+        row[i] = static_cast<int8_t>(std::min(127.0f, std::max(-127.0f, level)));
+    }
+}
+
+inline void store_quantized(const float* k, const float* v, char* k_tile, char* v_tile, int64_t lane,
+                            const CacheLayout& layout) {
+    const int64_t dim = layout.head_dim, padded_dim = layout.padded_dim();
+    int8_t row[kMaxDim];
+    const float scales[2] = {scale_of(k, dim), scale_of(v, dim)};
+    quantize(k, dim, padded_dim, scales[0], row);
+    for (int64_t i = 0; i < padded_dim; i += 2)
+        std::memcpy(k_tile + key_index<int8_t>(lane, i), row + i, 2);
+    quantize(v, dim, padded_dim, scales[1], row);
+    for (int64_t i = 0; i < padded_dim; ++i) v_tile[value_index<int8_t>(padded_dim, lane, i)] = row[i];
+    const int64_t end = kGroupSlots * padded_dim;
+    std::memcpy(k_tile + end + lane * int64_t{sizeof(float)}, &scales[0], sizeof(float));
+    std::memcpy(v_tile + end + lane * int64_t{sizeof(float)}, &scales[1], sizeof(float));
+}
+
+inline void run(const Args& args, const Step& step, Thread& thread) {
+    const CacheLayout& layout = args.layout;
+    for_each_row(step, thread, [&](int64_t row) {
+        const int64_t slot = step.slots[row], lane = slot % kGroupSlots;
+        for (int64_t head = 0; head < layout.num_kv_heads; ++head) {
+            const float* const k = args.k.row<const float>(row) + head * layout.head_dim;
+            const float* const v = args.v.row<const float>(row) + head * layout.head_dim;
+            char* const k_tile = static_cast<char*>(args.k_cache) + layout.tile_offset(slot, head);
+            char* const v_tile = static_cast<char*>(args.v_cache) + layout.tile_offset(slot, head);
+            if (layout.type == Type::f32)
+                store_row<float>(k, v, k_tile, v_tile, lane, layout);
+            else if (layout.type == Type::bf16)
+                store_row<bf16>(k, v, k_tile, v_tile, lane, layout);
+            else if (layout.type == Type::f16)
+                store_row<f16>(k, v, k_tile, v_tile, lane, layout);
+            else
+                store_quantized(k, v, k_tile, v_tile, lane, layout);
+        }
+    });
+}
+
+OCTAVO_OPERATION(store_kv, Args)
+
+}  // namespace octavo::store_kv

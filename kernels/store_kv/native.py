@@ -1,0 +1,18 @@
+"""`store_kv` in C++: its arguments, mirrored from `native.h`."""
+
+import ctypes
+
+from octavo.kernels.native.arguments import Arguments, Matrix
+from octavo.kernels.paged_attention.layout import LayoutArguments
+
+
+class StoreKvArguments(Arguments):
+    """See `Args`. Keys and values are float32; the cache's type is in the layout."""
+
+    _fields_ = (
+        ("k", Matrix),
+        ("v", Matrix),
+        ("k_cache", ctypes.c_void_p),
+        ("v_cache", ctypes.c_void_p),
+        ("layout", LayoutArguments),
+    )
