@@ -1,8 +1,16 @@
-// The thread pool: see pool.h.
+// The thread pool: see pool.h. Linux only. Chooses no number of threads; `threads.py` does.
 #include "pool.h"
 
-#include <thread>
-#include <vector>
+#include <linux/futex.h>
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <climits>
+#include <mutex>
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -11,83 +19,203 @@
 namespace octavo {
 namespace {
 
-constexpr int kSpins = 2000;
+// How long a thread spins before it sleeps: longer than the uneven parts of an operation, and than what lies between
+// two steps of a decode; never more than 100 us, so that an idle process uses no processor.
+constexpr int64_t kSpinNs = 60'000;
+// Looks at the value between two looks at the clock, which cost 20 to 30 ns each.
+constexpr int kLooks = 16;
+constexpr int64_t kMaxThreads = 512;
 
 inline void pause() {
 #if defined(__x86_64__)
     _mm_pause();
+#elif defined(__aarch64__)
+    asm volatile("yield");
 #endif
 }
 
-// Returns when `value` is no longer `old`: spins for some microseconds, then sleeps.
-void wait_while(const std::atomic<uint32_t>& value, uint32_t old) {
-    for (int i = 0; i < kSpins; ++i) {
-        if (value.load(std::memory_order_acquire) != old) return;
-        pause();
-    }
-    while (value.load(std::memory_order_acquire) == old) value.wait(old, std::memory_order_acquire);
+int64_t now_ns() {
+    timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return now.tv_sec * int64_t{1'000'000'000} + now.tv_nsec;
 }
 
-struct Pool {
-    std::vector<std::thread> threads;
-    std::atomic<uint32_t> run{0};
-    int64_t count = 0;
-    void (*function)(void*, Thread) = nullptr;
-    void* context = nullptr;
-    Barrier* barrier = nullptr;
+// Both may return early; callers look again. A std::atomic of 32 bits is the plain word that the kernel looks at.
+void sleep_while(const std::atomic<uint32_t>& word, uint32_t value) {
+    syscall(SYS_futex, &word, FUTEX_WAIT_PRIVATE, value, nullptr, nullptr, 0);
+}
+void wake_all(const std::atomic<uint32_t>& word) {
+    syscall(SYS_futex, &word, FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
+}
+
+// What the threads of a run are called with.
+struct Call {
+    void (*function)(void*, Thread);
+    void* context;
+    int64_t count;
 };
 
-Pool& pool() {
-    static Pool* const instance = new Pool;  // never destroyed: its threads end with the process
-    return *instance;
+// Where a run ends: the number of threads still at work, and the signal of the last one.
+struct alignas(64) Join {
+    std::atomic<int64_t> num_working{0};
+    Signal done;
+};
+
+// A thread of the pool, and what starts it: all in one cache line, which is all that moves when a run begins. Each
+// has a signal of its own, so that a run with few threads neither wakes the others nor meets them late in the next.
+struct alignas(64) Member {
+    Signal start;
+    Call call{};  // written by the caller before it changes `start`
+    Join* join;
+    Barrier* barrier;
+    alignas(64) int64_t index;
+    pthread_t handle{};
+    std::atomic<int64_t> thread_id{0};
+};
+
+struct Pool {
+    std::mutex in_use;
+    Barrier barrier;
+    Join join;
+    Member* members[kMaxThreads];  // thread 1, 2, ..., for ever
+    int64_t num_members = 0;
+    int cpus[kMaxThreads];  // of thread 0, 1, ...; the others run wherever the system likes
+    int64_t num_cpus = 0;
+};
+
+Pool* pool = new Pool;  // never destroyed: its threads end with the process
+
+// A fork copies the pool and none of its threads.
+void forget_pool() { pool = new Pool; }
+const int kForkHandler = pthread_atfork(nullptr, nullptr, forget_pool);
+
+void* serve(void* argument) {
+    Member& member = *static_cast<Member*>(argument);
+    member.thread_id.store(syscall(SYS_gettid), std::memory_order_release);
+    for (uint32_t seen = 0;; ++seen) {
+        member.start.wait_while(seen);
+        const Call call = member.call;
+        call.function(call.context, Thread{member.index, call.count, nullptr, member.barrier});
+        Join& join = *member.join;
+        if (join.num_working.fetch_sub(1, std::memory_order_acq_rel) == 1) join.done.change();
+    }
+    return nullptr;
 }
 
-void serve(int64_t index, uint32_t seen) {
-    Pool& shared = pool();
-    for (;;) {
-        wait_while(shared.run, seen);
-        seen = shared.run.load(std::memory_order_acquire);
-        if (index >= shared.count) continue;
-        shared.function(shared.context, Thread{index, shared.count, nullptr, shared.barrier});
-        shared.barrier->wait();
+int bind(pthread_t thread, int cpu) {
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    CPU_SET(cpu, &set);
+    return pthread_setaffinity_np(thread, sizeof set, &set);
+}
+
+// Starts threads until the pool has `count` with the caller's, or the system gives no more.
+void grow(Pool& pool, int64_t count) {
+    // Signals are for the threads of Python; these would only be interrupted.
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    while (pool.num_members + 1 < std::min(count, kMaxThreads)) {
+        Member* member = new Member;
+        member->join = &pool.join;
+        member->barrier = &pool.barrier;
+        member->index = pool.num_members + 1;
+        if (pthread_create(&member->handle, nullptr, serve, member) != 0) {
+            delete member;
+            break;
+        }
+        pthread_setname_np(member->handle, "octavo-kernels");
+        if (member->index < pool.num_cpus) bind(member->handle, pool.cpus[member->index]);
+        pool.members[pool.num_members++] = member;
     }
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
 }  // namespace
 
+void Signal::change() {
+    // Sequentially consistent, as is its counterpart below: of a thread that changes the value and looks for
+    // sleepers, and one that says it sleeps and looks at the value, one must see the other.
+    value_.fetch_add(1, std::memory_order_seq_cst);
+    if (num_sleepers_.load(std::memory_order_seq_cst) > 0) wake_all(value_);
+}
+
+void Signal::wait_while(uint32_t old) {
+    for (int64_t start_ns = 0;;) {
+        for (int i = 0; i < kLooks; ++i) {
+            if (value_.load(std::memory_order_acquire) != old) return;
+            pause();
+        }
+        const int64_t now = now_ns();
+        if (start_ns == 0) start_ns = now;
+        if (now - start_ns > kSpinNs) break;
+    }
+    num_sleepers_.fetch_add(1, std::memory_order_seq_cst);
+    while (value_.load(std::memory_order_seq_cst) == old) sleep_while(value_, old);
+    num_sleepers_.fetch_sub(1, std::memory_order_relaxed);
+}
+
 void Barrier::wait() {
-    const uint32_t round = round_.load(std::memory_order_acquire);
-    if (waiting_.fetch_add(1, std::memory_order_acq_rel) + 1 == count_) {
-        waiting_.store(0, std::memory_order_relaxed);
-        round_.fetch_add(1, std::memory_order_release);
-        round_.notify_all();
+    // Both are read before this thread is known to have arrived: after that, the last one may begin the next round.
+    const int64_t count = count_;
+    const uint32_t round = all_arrived_.value();
+    if (num_arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == count) {
+        num_arrived_.store(0, std::memory_order_relaxed);
+        all_arrived_.change();
     } else {
-        wait_while(round_, round);
+        all_arrived_.wait_while(round);
     }
 }
 
 void run_on_threads(int64_t count, void (*function)(void*, Thread), void* context) {
-    if (count <= 1) {
-        Barrier alone(1);
+    Pool& shared = *pool;
+    std::unique_lock<std::mutex> lock(shared.in_use, std::defer_lock);
+    if (count <= 1 || !lock.try_lock()) {
+        Barrier alone;
         function(context, Thread{0, 1, nullptr, &alone});
         return;
     }
-    Pool& shared = pool();
-    static Barrier* barrier = nullptr;
-    if (shared.count != count) {
-        delete barrier;
-        barrier = new Barrier(count);
+    grow(shared, count);
+    count = std::min(count, shared.num_members + 1);
+    shared.barrier.set_count(count);
+    Join& join = shared.join;
+    join.num_working.store(count - 1, std::memory_order_relaxed);
+    const uint32_t round = join.done.value();
+    for (int64_t i = 0; i + 1 < count; ++i) {
+        shared.members[i]->call = {function, context, count};
+        shared.members[i]->start.change();
     }
-    shared.count = count;
-    shared.function = function;
-    shared.context = context;
-    shared.barrier = barrier;
-    while (static_cast<int64_t>(shared.threads.size()) < count - 1)
-        shared.threads.emplace_back(serve, static_cast<int64_t>(shared.threads.size()) + 1, shared.run.load());
-    shared.run.fetch_add(1, std::memory_order_release);
-    shared.run.notify_all();
-    function(context, Thread{0, count, nullptr, barrier});
-    barrier->wait();
+    function(context, Thread{0, count, nullptr, &shared.barrier});
+    if (count > 1) join.done.wait_while(round);
 }
 
 }  // namespace octavo
+
+// Binds the calling thread to the first of the processors and the pool's to the others, one each; threads beyond the
+// list run wherever the system likes. Returns 0 or the number of an error.
+extern "C" int32_t octavo_bind_threads(const int64_t* cpus, int64_t count) {
+    using namespace octavo;
+    Pool& shared = *pool;
+    const std::lock_guard<std::mutex> held(shared.in_use);
+    shared.num_cpus = std::min(count, kMaxThreads);
+    for (int64_t i = 0; i < shared.num_cpus; ++i) shared.cpus[i] = static_cast<int>(cpus[i]);
+    grow(shared, shared.num_cpus);
+    int error = shared.num_cpus > 0 ? bind(pthread_self(), shared.cpus[0]) : 0;
+    for (int64_t i = 1; i < std::min(shared.num_cpus, shared.num_members + 1) && error == 0; ++i)
+        error = bind(shared.members[i - 1]->handle, shared.cpus[i]);
+    return error;
+}
+
+// Writes the kernel's numbers of the pool's threads, at most `count`, and returns how many it has written. The
+// caller's thread is not among them.
+extern "C" int64_t octavo_thread_ids(int64_t* ids, int64_t count) {
+    using namespace octavo;
+    Pool& shared = *pool;
+    const std::lock_guard<std::mutex> held(shared.in_use);
+    int64_t num_written = 0;
+    for (int64_t i = 0; i < shared.num_members; ++i) {
+        const int64_t id = shared.members[i]->thread_id.load(std::memory_order_acquire);
+        if (id != 0 && num_written < count) ids[num_written++] = id;
+    }
+    return num_written;
+}
