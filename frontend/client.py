@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import secrets
+import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from collections.abc import Sequence as Several
 from concurrent.futures import ThreadPoolExecutor
@@ -24,10 +25,11 @@ from octavo.frontend.generation.spec import (
     make_spec,
     request_seed,
 )
-from octavo.frontend.launch import LaunchedEngine, ProgressCallback, launch_engine
+from octavo.frontend.launch import LaunchedEngine, ProgressCallback, follow_start
 from octavo.frontend.link import CoreLink
 from octavo.frontend.metrics.observer import Observer
 from octavo.frontend.outputs import RequestOutput
+from octavo.frontend.spawn import SpawnedEngine, Timeline, read_config, spawn_engine
 from octavo.frontend.text.chat_template import ChatTemplate
 from octavo.frontend.text.tokenizer import Tokenizer
 from octavo.protocol.config import EngineConfig, ResolvedConfig
@@ -121,9 +123,28 @@ class AsyncClient:
     async def _launch(
         cls, config: EngineConfig, address: str | None, on_progress: ProgressCallback | None
     ) -> "AsyncClient":
-        engine = await launch_engine(config, address=address, on_progress=on_progress)
+        timeline = Timeline()
+        resolved = await asyncio.to_thread(read_config, config, timeline)
+        # On this thread, not on that one: the core dies with the thread that spawned it.
+        return await cls.follow(spawn_engine(resolved, timeline, address), on_progress=on_progress)
+
+    @classmethod
+    async def follow(cls, spawned: SpawnedEngine, *, on_progress: ProgressCallback | None = None) -> "AsyncClient":
+        """Wait for an engine that was spawned on this thread, and join it; the client will end it.
+
+        Raises:
+            StartupError: the root cause; the engine has been ended.
+        """
+        start = time.monotonic()
         try:
-            return await cls._join(engine.address, engine)
+            tokenizer = await asyncio.to_thread(Tokenizer.load, Path(spawned.config.model.tokenizer_path))
+        except BaseException:
+            spawned.end()
+            raise
+        spawned.timeline.add("Frontend", "loading the tokenizer", time.monotonic() - start)
+        engine = await follow_start(spawned, on_progress)
+        try:
+            return await cls._join(engine.address, engine, tokenizer)
         except BaseException:
             await engine.stop()
             raise
@@ -135,16 +156,17 @@ class AsyncClient:
         Raises:
             StartupError: no engine answers on `address`.
         """
-        return Starting(lambda: cls._join(address, None))
+        return Starting(lambda: cls._join(address, None, None))
 
     @classmethod
-    async def _join(cls, address: str, engine: LaunchedEngine | None) -> "AsyncClient":
+    async def _join(cls, address: str, engine: LaunchedEngine | None, tokenizer: Tokenizer | None) -> "AsyncClient":
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         try:
             link = await CoreLink.connect(context, address, CONNECT_TIMEOUT_S)
             try:
-                config = msgspec.msgpack.decode(link.facts.config, type=ResolvedConfig)
-                tokenizer = await asyncio.to_thread(Tokenizer.load, Path(config.model.tokenizer_path))
+                if tokenizer is None:
+                    config = msgspec.msgpack.decode(link.facts.config, type=ResolvedConfig)
+                    tokenizer = await asyncio.to_thread(Tokenizer.load, Path(config.model.tokenizer_path))
                 return cls(link, tokenizer, context, engine)
             except BaseException:
                 await link.close()

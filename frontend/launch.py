@@ -1,4 +1,4 @@
-"""Starts an engine as a child of this process, follows its start-up, and ends it.
+"""Follows a spawned engine until it is ready, watches it, and ends it.
 
 Says nothing of requests: `frontend/client.py` talks to the engine once it is up.
 """
@@ -6,17 +6,11 @@ Says nothing of requests: `frontend/client.py` talks to the engine once it is up
 import asyncio
 import contextlib
 import logging
-import os
-import time
 from collections.abc import Callable
-from pathlib import Path
 
-from octavo.frontend.model_files import read_model_facts
-from octavo.frontend.run_dir import RunDir
-from octavo.protocol.config import EngineConfig, ResolvedConfig, resolve
-from octavo.protocol.config.engine import DeviceName
-from octavo.protocol.control import CoreReady, CoreSpec, PhaseDone, Progress
-from octavo.protocol.env import Env
+from octavo.frontend.spawn import SpawnedEngine, Timeline
+from octavo.protocol.config import ResolvedConfig
+from octavo.protocol.control import CoreReady, PhaseDone, Progress
 from octavo.protocol.supervise import Child, ChildExited
 
 logger = logging.getLogger(__name__)
@@ -31,37 +25,30 @@ ProgressCallback = Callable[[str, float | None], None]
 """Called with a phase and how far it has come (0 to 1, None if that cannot be told)."""
 
 
-class Timeline:
-    """Seconds each phase of the start-up took, in every process."""
-
-    def __init__(self) -> None:
-        self.phases: list[PhaseDone] = []
-        self._start = time.monotonic()
-
-    def add(self, process: str, phase: str, seconds: float) -> None:
-        """Record a phase."""
-        self.phases.append(PhaseDone(process, phase, seconds))
-
-    def render(self) -> str:
-        """Return the timeline as a small table, in order of completion."""
-        total = time.monotonic() - self._start
-        width = max((len(f"{done.process}: {done.phase}") for done in self.phases), default=0)
-        rows = [f"  {f'{done.process}: {done.phase}':<{width}} {done.seconds:7.2f} s" for done in self.phases]
-        return "\n".join([f"start-up took {total:.2f} s (processes start in parallel):", *rows])
-
-
 class LaunchedEngine:
     """A core process of ours, ready to be connected to."""
 
-    def __init__(self, config: ResolvedConfig, address: str, child: Child, run_dir: RunDir, timeline: Timeline) -> None:
-        self.config = config
-        self.address = address
-        self.timeline = timeline
-        self._child = child
-        self._run_dir = run_dir
+    def __init__(self, spawned: SpawnedEngine) -> None:
+        self._spawned = spawned
+        self._child = spawned.child
         self._on_exit: Callable[[str], None] | None = None
         self._exited = asyncio.Event()
-        asyncio.get_running_loop().add_reader(child.fileno(), self._on_readable)
+        asyncio.get_running_loop().add_reader(self._child.fileno(), self._on_readable)
+
+    @property
+    def config(self) -> ResolvedConfig:
+        """What it runs."""
+        return self._spawned.config
+
+    @property
+    def address(self) -> str:
+        """Where to connect."""
+        return self._spawned.address
+
+    @property
+    def timeline(self) -> Timeline:
+        """How long each phase of the start took."""
+        return self._spawned.timeline
 
     @property
     def core_pid(self) -> int:
@@ -95,65 +82,31 @@ class LaunchedEngine:
             self._end()
 
     def _end(self) -> None:
-        if self._child.fileno() < 0:
-            return
-        asyncio.get_running_loop().remove_reader(self._child.fileno())
-        self._child.kill()
-        self._child.stop(timeout_s=0)
+        if self._child.fileno() >= 0:
+            asyncio.get_running_loop().remove_reader(self._child.fileno())
+        self._spawned.end()
         self._exited.set()
-        self._run_dir.remove()
 
 
-async def launch_engine(
-    config: EngineConfig, *, address: str | None = None, on_progress: ProgressCallback | None = None
-) -> LaunchedEngine:
-    """Start a core process and wait until it accepts connections.
+async def follow_start(spawned: SpawnedEngine, on_progress: ProgressCallback | None = None) -> LaunchedEngine:
+    """Wait until a spawned core accepts connections; one that does not is ended.
 
     Args:
-        config: what the user said.
-        address: `ipc://` address for further applications; None: inside the private directory.
+        spawned: by this thread.
         on_progress: told what the engine is doing while it starts.
 
     Raises:
         StartupError: the root cause, whichever process it happened in.
     """
-    env = Env.read()
-    timeline = Timeline()
-    start = time.monotonic()
-    facts = await asyncio.to_thread(read_model_facts, config.model, env)
-    resolved = resolve(config, facts, device=detect_device(), num_cores=len(os.sched_getaffinity(0)))
-    timeline.add("Frontend", "reading model files", time.monotonic() - start)
-    run_dir = RunDir(env.runtime_dir)
-    address = address or f"ipc://{run_dir.path}/core"
-    spec = CoreSpec(
-        config=resolved,
-        address=address,
-        run_dir=str(run_dir.path),
-        epoch=time.time_ns(),
-        log_level=logging.getLevelName(logging.getLogger("octavo").getEffectiveLevel()),
-        check_invariants=env.check_invariants,
-    )
-    child = None
     try:
-        child = Child.spawn("octavo.core_proc", spec, "core")
-        await _follow_start(child, timeline, on_progress or (lambda phase, fraction: None))
+        await _follow(spawned.child, spawned.timeline, on_progress or (lambda phase, fraction: None))
     except BaseException:
-        if child:
-            child.kill()
-            child.stop(timeout_s=1.0)
-        run_dir.remove()
+        spawned.end()
         raise
-    return LaunchedEngine(resolved, address, child, run_dir, timeline)
+    return LaunchedEngine(spawned)
 
 
-def detect_device() -> DeviceName:
-    """Return what "auto" means on this machine: the CPU, until there is a GPU path."""
-    if Path("/dev/nvidiactl").exists():
-        logger.warning("a GPU is here, but this release computes on the CPU only")
-    return "cpu"
-
-
-async def _follow_start(child: Child, timeline: Timeline, on_progress: ProgressCallback) -> None:
+async def _follow(child: Child, timeline: Timeline, on_progress: ProgressCallback) -> None:
     """Wait for `CoreReady`; the core's own time-outs bound every phase."""
     loop = asyncio.get_running_loop()
     readable = asyncio.Event()

@@ -37,7 +37,7 @@ class LoopSocket:
         self._outbox: deque[list[bytes]] = deque()
         self._drained: asyncio.Future[None] | None = None
         self._next_turn: asyncio.Handle | None = None
-        self._fd: int = socket.getsockopt(zmq.FD)
+        self._fd = int(socket.getsockopt(zmq.FD))
         self._loop.add_reader(self._fd, self._turn)
         self._schedule()
 

@@ -1,10 +1,12 @@
 """`octavo serve MODEL`: from words to configurations, then to the server."""
 
 import sys
+import time
 from typing import Any
 
 from octavo.frontend.cli.flags import config_parser, read_config_file
 from octavo.frontend.http.listener import Listener, listen
+from octavo.frontend.spawn import Timeline, read_config, spawn_engine
 from octavo.protocol.config import EngineConfig, ServerConfig
 from octavo.protocol.config.sources import engine_config, server_config, server_fields
 from octavo.protocol.env import Env
@@ -39,16 +41,22 @@ def run(words: list[str]) -> int:
         listener.close()
 
 
-def _serve(engine: EngineConfig, server: ServerConfig, listener: Listener) -> int:
-    # Only now: this import takes most of a second, and --help must not pay for it.
-    from octavo.frontend.http.server import Interrupted
-    from octavo.frontend.http.server import run as run_server
-
+def _serve(config: EngineConfig, server: ServerConfig, listener: Listener) -> int:
+    timeline = Timeline()
+    engine = spawn_engine(read_config(config, timeline), timeline, server.engine_address)
     try:
+        start = time.monotonic()
+        # Only now: these imports take a while, and the engine is on its way meanwhile.
+        from octavo.frontend.http.run import Interrupted
+        from octavo.frontend.http.run import run as run_server
+
+        timeline.add("Frontend", "importing the server", time.monotonic() - start)
         run_server(engine, server, listener)
     except Interrupted as interrupted:
         print(f"octavo: {interrupted}", file=sys.stderr)  # noqa: T201
         return EXIT_SIGNAL + interrupted.number
+    finally:
+        engine.end()
     return 0
 
 

@@ -1,18 +1,18 @@
-"""`build_app`: the route table, as data. The handlers are in `routes/`; nothing here knows an engine's inside."""
+"""`App`: the route table, as data, and the way from a request to its handler and from an error to its response.
 
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+The handlers are in `routes/`; nothing here knows an engine's inside.
+"""
 
-import msgspec
-from fastapi import FastAPI
-from fastapi.openapi.utils import get_openapi
-from starlette.requests import Request
-from starlette.responses import Response
+import logging
+from collections.abc import Sequence
+from functools import cached_property
+from http import HTTPStatus
 
-from octavo import __version__
-from octavo.frontend.http.auth import RequireApiKey
-from octavo.frontend.http.errors import add_error_handlers
+from octavo.frontend.http.auth import ApiKeys
+from octavo.frontend.http.errors import error_response, refusal, status_of
+from octavo.frontend.http.message import JSON, Request, Response
+from octavo.frontend.http.openapi import DOCUMENT_PATH, PAGE, describe
+from octavo.frontend.http.route import Route
 from octavo.frontend.http.routes.chat import create_chat_completion
 from octavo.frontend.http.routes.completions import create_completion
 from octavo.frontend.http.routes.health import health, metrics, version
@@ -28,21 +28,9 @@ from octavo.frontend.http.schemas.tokenize import (
     TokenizeResponse,
 )
 from octavo.frontend.http.serving import Serving
+from octavo.protocol.errors import OctavoError
 
-_REF = "#/components/schemas/{name}"
-
-
-@dataclass(frozen=True)
-class Route:
-    """One entry of the table: who answers what."""
-
-    method: str
-    path: str
-    handler: Callable[[Request], Awaitable[Response]]
-    request: type[msgspec.Struct] | None = None
-    """Schema of the body, for the documentation at `/docs`."""
-    response: type[msgspec.Struct] | None = None
-
+logger = logging.getLogger(__name__)
 
 ROUTES: tuple[Route, ...] = (
     Route("POST", "/v1/chat/completions", create_chat_completion, ChatCompletionRequest, ChatCompletion),
@@ -59,52 +47,63 @@ ROUTES: tuple[Route, ...] = (
 )
 
 
-def build_app(serving: Serving, api_keys: Sequence[str] = ()) -> FastAPI:
-    """Return the ASGI application.
+class App:
+    """Answers requests, whatever connection they came on.
 
     Args:
         serving: what the routes answer from.
         api_keys: the accepted ones; none: everybody is let in.
     """
-    app = FastAPI(title="octavo", version=__version__, redoc_url=None)
-    app.state.serving = serving
-    for route in ROUTES:
-        app.add_api_route(
-            route.path,
-            route.handler,
-            methods=[route.method],
-            # FastAPI is to take the handlers as they are: bodies are msgspec's business.
-            response_model=None,
-            openapi_extra=_documentation(route),
-            operation_id=f"{route.method} {route.path}",
-        )
-    app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
-    add_error_handlers(app)
-    if api_keys:
-        app.add_middleware(RequireApiKey, keys=api_keys)
-    return app
 
+    def __init__(self, serving: Serving, api_keys: Sequence[str] = ()) -> None:
+        self.serving = serving
+        self._api_keys = ApiKeys(api_keys)
+        table = (*ROUTES, Route("GET", DOCUMENT_PATH, self._document), Route("GET", "/docs", self._page))
+        self._fixed = {(route.method, route.path): route for route in table if not route.variables}
+        self._variable = [route for route in table if route.variables]
 
-def _openapi(app: FastAPI) -> dict[str, Any]:
-    """Return the description behind `/docs`: FastAPI's of the routes, msgspec's of the bodies."""
-    if app.openapi_schema is None:
-        document = get_openapi(title=app.title, version=app.version, routes=app.routes)
-        bodies = [body for route in ROUTES for body in (route.request, route.response) if body is not None]
-        _, schemas = msgspec.json.schema_components(bodies, ref_template=_REF)
-        document["components"] = {"schemas": schemas}
-        app.openapi_schema = document
-    return app.openapi_schema
+    def screen(self, request: Request) -> Response | None:
+        """Return the answer to a request that its head already refuses, None when its body is worth reading."""
+        if refused := self._api_keys.refusal(request):
+            return refused
+        return None if self._find(request) else self._no_route(request)
 
+    async def answer(self, request: Request) -> Response:
+        """Return the handler's answer, or that of the error it raises."""
+        route = self._find(request)
+        if route is None:
+            return self._no_route(request)
+        try:
+            return await route.handler(self.serving, request)
+        except (OctavoError, NotImplementedError) as error:
+            if status_of(error) is HTTPStatus.INTERNAL_SERVER_ERROR:
+                logger.error("%s %s failed: %s", request.method, request.path, error)
+            return error_response(error)
 
-def _documentation(route: Route) -> dict[str, Any]:
-    """Return the OpenAPI description of a route's bodies."""
-    described: dict[str, Any] = {}
-    if route.request is not None:
-        described["requestBody"] = {"required": True, "content": _content(route.request)}
-    if route.response is not None:
-        described["responses"] = {"200": {"description": "Success", "content": _content(route.response)}}
-    return described
+    def _find(self, request: Request) -> Route | None:
+        if route := self._fixed.get((request.method, request.path)):
+            return route
+        for route in self._variable:
+            if route.method == request.method and (found := route.match(request.path)) is not None:
+                request.variables = found
+                return route
+        return None
 
+    def _no_route(self, request: Request) -> Response:
+        """Tell an unknown path from a known one that does not take this method."""
+        methods = [method for method, path in self._fixed if path == request.path]
+        methods += [route.method for route in self._variable if route.match(request.path) is not None]
+        if not methods:
+            return refusal(HTTPStatus.NOT_FOUND, f"there is no route {request.path}")
+        message = f"{request.path} does not answer to {request.method}"
+        return refusal(HTTPStatus.METHOD_NOT_ALLOWED, message, {"allow": ", ".join(methods)})
 
-def _content(body: type[msgspec.Struct]) -> dict[str, Any]:
-    return {"application/json": {"schema": {"$ref": _REF.format(name=body.__name__)}}}
+    @cached_property
+    def _description(self) -> bytes:
+        return describe(ROUTES)
+
+    async def _document(self, serving: Serving, request: Request) -> Response:
+        return Response(self._description, media_type=JSON)
+
+    async def _page(self, serving: Serving, request: Request) -> Response:
+        return Response(PAGE.encode(), media_type="text/html; charset=utf-8")

@@ -1,11 +1,10 @@
-"""Request bodies: reading them within a limit, and decoding them with errors that name the field."""
+"""Request bodies: from JSON to a schema, with errors that name the field."""
 
 import logging
+from functools import cache
 from typing import Any, TypeVar
 
 import msgspec
-from starlette.exceptions import HTTPException
-from starlette.requests import Request
 
 from octavo.frontend.http.later import HARMLESS_FIELDS, LATER_FEATURES, refuse_later_features
 from octavo.protocol.errors import InvalidRequestError
@@ -14,25 +13,34 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T", bound=msgspec.Struct)
 
-MAX_BODY_BYTES = 64 * 2**20
-
-
-async def read_request(request: Request, schema: type[T]) -> T:
-    """Read the body and decode it.
-
-    Raises:
-        InvalidRequestError: the body is no JSON object, or a field is wrong; `param` is its path.
-        HTTPException: 413, the body is larger than `MAX_BODY_BYTES`.
-    """
-    return decode(await _read(request), schema)
+_decode_names = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+"""Looks no further than the names of an object's members."""
 
 
 def decode(body: bytes, schema: type[T]) -> T:
     """Decode a JSON object; fields that the schema does not have are accepted with a warning in the log.
 
     Raises:
-        InvalidRequestError: as for `read_request`.
+        InvalidRequestError: the body is no JSON object, or a field is wrong; `param` is its path.
     """
+    fields, decoder = _known(schema)
+    try:
+        if _decode_names(body).keys() <= fields:
+            decoded: T = decoder.decode(body)
+            return decoded
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        pass  # what is wrong, and with which field, is found below
+    return _decode_with_care(body, schema)
+
+
+@cache
+def _known(schema: type[T]) -> "tuple[frozenset[str], msgspec.json.Decoder[T]]":
+    """Return the fields of a schema that need no second look, and its decoder."""
+    return frozenset(schema.__struct_encode_fields__) - LATER_FEATURES.keys(), msgspec.json.Decoder(schema)
+
+
+def _decode_with_care(body: bytes, schema: type[T]) -> T:
+    """Decode what is not plainly right: unknown or unsupported fields, or errors that must be named."""
     try:
         raw = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -65,14 +73,3 @@ def _warn_of_unknown(raw: dict[str, Any], schema: type[msgspec.Struct]) -> None:
     unknown = raw.keys() - set(schema.__struct_encode_fields__) - LATER_FEATURES.keys() - HARMLESS_FIELDS
     if unknown:
         logger.warning("ignored unknown request fields: %s", ", ".join(repr(name) for name in sorted(unknown)))
-
-
-async def _read(request: Request) -> bytes:
-    chunks = []
-    num_bytes = 0
-    async for chunk in request.stream():
-        num_bytes += len(chunk)
-        if num_bytes > MAX_BODY_BYTES:
-            raise HTTPException(413, f"the body is larger than {MAX_BODY_BYTES} bytes")
-        chunks.append(chunk)
-    return b"".join(chunks)

@@ -3,25 +3,19 @@
 The body is OpenAI's: `{"error": {"message", "type", "param", "code"}}`.
 """
 
-import logging
+from collections.abc import Mapping
 from http import HTTPStatus
 
 import msgspec
-from fastapi import FastAPI
-from starlette.exceptions import HTTPException
-from starlette.requests import Request
-from starlette.responses import Response
 
+from octavo.frontend.http.message import JSON, Response
 from octavo.protocol.errors import (
     EngineDeadError,
     InvalidRequestError,
     ModelNotFoundError,
-    OctavoError,
     OverloadedError,
     RequestFailedError,
 )
-
-logger = logging.getLogger(__name__)
 
 NEUTRAL_MESSAGE = "The server had an error while processing your request."
 """All a caller hears of a failure that is not theirs; the log holds the cause."""
@@ -43,7 +37,7 @@ _TYPES = {
     HTTPStatus.NOT_FOUND: "NotFoundError",
     HTTPStatus.METHOD_NOT_ALLOWED: "MethodNotAllowedError",
     HTTPStatus.REQUEST_ENTITY_TOO_LARGE: "RequestTooLargeError",
-    HTTPStatus.UNPROCESSABLE_ENTITY: "UnprocessableEntityError",
+    HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE: "RequestTooLargeError",
     HTTPStatus.INTERNAL_SERVER_ERROR: "InternalServerError",
     HTTPStatus.NOT_IMPLEMENTED: "NotImplementedError",
     HTTPStatus.SERVICE_UNAVAILABLE: "ServiceUnavailableError",
@@ -81,31 +75,13 @@ def error_body(error: Exception) -> bytes:
 def error_response(error: Exception) -> Response:
     """Return the response to a request that ended in `error`."""
     status = status_of(error)
-    headers = {"Retry-After": str(RETRY_AFTER_S)} if status is HTTPStatus.SERVICE_UNAVAILABLE else None
-    return Response(error_body(error), status, headers, media_type="application/json")
+    headers = {"retry-after": str(RETRY_AFTER_S)} if status is HTTPStatus.SERVICE_UNAVAILABLE else None
+    return Response(error_body(error), status.value, headers, JSON)
 
 
-def add_error_handlers(app: FastAPI) -> None:
-    """Make every failure of the application answer in the one form."""
-
-    async def on_error(request: Request, error: Exception) -> Response:
-        if status_of(error) is HTTPStatus.INTERNAL_SERVER_ERROR:
-            logger.error("%s %s failed: %s", request.method, request.url.path, error)
-        return error_response(error)
-
-    async def on_http_exception(request: Request, error: Exception) -> Response:
-        assert isinstance(error, HTTPException)
-        status = HTTPStatus(error.status_code)
-        messages = {
-            HTTPStatus.NOT_FOUND: f"there is no route {request.url.path}",
-            HTTPStatus.METHOD_NOT_ALLOWED: f"{request.url.path} does not answer to {request.method}",
-        }
-        body = _encode(status, messages.get(status, error.detail), None)
-        return Response(body, status, error.headers, media_type="application/json")
-
-    for kind in (OctavoError, NotImplementedError, Exception):
-        app.add_exception_handler(kind, on_error)
-    app.add_exception_handler(HTTPException, on_http_exception)
+def refusal(status: int, message: str, headers: Mapping[str, str] | None = None) -> Response:
+    """Return the response to a request that no route has seen."""
+    return Response(_encode(HTTPStatus(status), message, None), status, headers, JSON)
 
 
 def _encode(status: HTTPStatus, message: str, param: str | None) -> bytes:

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol, TypedDict
 
-from starlette.requests import Request
-
+from octavo.frontend.http.message import Request
 from octavo.frontend.http.schemas.sampling import SamplingFields, StreamOptions
 from octavo.frontend.text.chat_template import ChatTemplate, Message
 from octavo.protocol.errors import InvalidRequestError, ModelNotFoundError
@@ -180,12 +179,6 @@ def check_streaming(asked: SamplingFields) -> None:
         raise InvalidRequestError("prompt_logprobs is not available with stream=true", "prompt_logprobs")
 
 
-def serving_of(request: Request) -> Serving:
-    """Return what the application serves."""
-    serving: Serving = request.app.state.serving
-    return serving
-
-
 def new_request_id(request: Request, asked: SamplingFields) -> str:
     """Return the caller's own id (header `X-Request-Id`, then the field `request_id`) or a random one."""
-    return request.headers.get("X-Request-Id") or asked.request_id or uuid.uuid4().hex
+    return request.header(b"x-request-id") or asked.request_id or uuid.uuid4().hex

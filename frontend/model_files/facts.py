@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from octavo.frontend.model_files.gguf_cache import convert_gguf
+from octavo.frontend.model_files.json_file import read_json
 from octavo.frontend.model_files.locate import locate_model, locate_tokenizer
-from octavo.frontend.text.tokenizer import read_json
 from octavo.protocol.config import ModelConfig, ModelFacts
 from octavo.protocol.env import Env
 from octavo.protocol.errors import ConfigError

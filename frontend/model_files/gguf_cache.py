@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from octavo.frontend.model_files.gguf_config import PHASE, generation_config, hf_config
-from octavo.frontend.model_files.gguf_tokenizer import tokenizer_files
 from octavo.protocol.env import Env
 from octavo.protocol.errors import ConfigError
 
@@ -33,6 +32,9 @@ def convert_gguf(path: Path, env: Env) -> Path:
     target = env.cache_dir / "gguf" / _key(path)
     if target.is_dir():
         return target
+    # Only now: a start that finds its files converted need not wait for this import.
+    from octavo.frontend.model_files.gguf_tokenizer import tokenizer_files
+
     metadata, tensor_names, rope_factors = _read(path)
     files = {
         "config.json": hf_config(metadata, tensor_names, rope_factors),

@@ -6,7 +6,7 @@ Asks the hub when it must; reads nothing of what it finds.
 import re
 from pathlib import Path
 
-from octavo.frontend.text.tokenizer import read_json
+from octavo.frontend.model_files.json_file import read_json
 from octavo.protocol.config import ModelConfig
 from octavo.protocol.env import Env
 from octavo.protocol.errors import ConfigError

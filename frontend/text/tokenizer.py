@@ -4,7 +4,6 @@ Owns one model's tokenizer and what its files say about special tokens and chat 
 no templates and knows no requests.
 """
 
-import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as FastTokenizer
 
+from octavo.frontend.model_files.json_file import read_json
 from octavo.frontend.text.token_bytes import TokenBytes
 from octavo.protocol.errors import ConfigError
 
@@ -219,20 +219,3 @@ def _chat_templates(path: Path, settings: dict[str, Any]) -> dict[str, str]:
     files = {"default": path / "chat_template.jinja"}
     files |= {file.stem: file for file in sorted((path / "additional_chat_templates").glob("*.jinja"))}
     return templates | {name: file.read_text("utf-8") for name, file in files.items() if file.is_file()}
-
-
-def read_json(file: Path) -> dict[str, Any]:
-    """Return the object in a JSON file; empty when there is no such file.
-
-    Raises:
-        ConfigError: the file is no JSON object.
-    """
-    if not file.is_file():
-        return {}
-    try:
-        value = json.loads(file.read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"cannot read {file}: {error}", phase="reading the model's files") from error
-    if not isinstance(value, dict):
-        raise ConfigError(f"{file} does not hold a JSON object", phase="reading the model's files")
-    return value

@@ -6,14 +6,13 @@ import os
 import signal
 import socket
 import stat
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
 from fake_client import MODEL, FakeClient
-from http_client import application, events
+from http_client import application, events, until
 
 from octavo.frontend.http.listener import Listener, listen
 from octavo.frontend.http.server import Server
@@ -33,7 +32,7 @@ def anywhere() -> ServerConfig:
 async def running(client: FakeClient, config: ServerConfig) -> AsyncIterator[tuple[Server, httpx.AsyncClient]]:
     listener = listen(config)
     server = Server(application(client), config, client)
-    serving = asyncio.create_task(server.serve(sockets=[listener.socket]))
+    serving = asyncio.create_task(server.serve(listener.socket))
     try:
         transport = httpx.AsyncHTTPTransport(uds=config.uds)
         url = "http://octavo.test" if config.uds else listener.url
@@ -43,12 +42,6 @@ async def running(client: FakeClient, config: ServerConfig) -> AsyncIterator[tup
         server.on_signal(signal.SIGTERM)
         await asyncio.wait_for(serving, 30)
         listener.close()
-
-
-async def until(condition: Callable[[], Any]) -> None:
-    async with asyncio.timeout(30):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 def test_port_in_use_is_said_at_once(anywhere: ServerConfig) -> None:
@@ -138,7 +131,7 @@ def test_first_signal_lets_running_requests_finish(anywhere: ServerConfig) -> No
             asking = asyncio.create_task(http.post(PATH, json=ASK))
             await until(lambda: client.requests)
             server.on_signal(signal.SIGTERM)
-            await until(lambda: not server.servers[0].is_serving())
+            await until(lambda: not server.is_listening)
             with pytest.raises(httpx.ConnectError):
                 async with httpx.AsyncClient(base_url=http.base_url) as late:
                     await late.get("/health")
@@ -171,7 +164,7 @@ def test_dead_engine_ends_the_server(anywhere: ServerConfig) -> None:
         client = FakeClient()
         listener: Listener = listen(anywhere)
         server = Server(application(client), anywhere, client)
-        serving = asyncio.create_task(server.serve(sockets=[listener.socket]))
+        serving = asyncio.create_task(server.serve(listener.socket))
         client.failure = EngineDeadError("the core was killed by SIGKILL")
         await asyncio.wait_for(serving, 30)
         listener.close()

@@ -1,48 +1,74 @@
-"""Clients of the HTTP application, without a socket in between."""
+"""Clients of the HTTP application, over a Unix socket of their own."""
 
 import asyncio
 import contextlib
 import json
+import tempfile
 from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import httpx
 import openai
 from fake_client import FakeClient
 
-from octavo.frontend.http.app import build_app
+from octavo.frontend.http.app import App
+from octavo.frontend.http.connection import Connection
 from octavo.frontend.http.serving import Serving
 from octavo.frontend.metrics.exporter import Metrics
 
 URL = "http://octavo.test"
 
 
-def application(client: FakeClient, api_keys: Sequence[str] = (), *, trusts_request_templates: bool = True) -> Any:
+def application(client: FakeClient, api_keys: Sequence[str] = (), *, trusts_request_templates: bool = True) -> App:
     metrics = Metrics(client.config, num_blocks=client.facts.num_blocks, max_model_len=client.facts.max_model_len)
     serving = Serving(client, metrics, trusts_request_templates, created=1_700_000_000)
-    return build_app(serving, api_keys)
+    return App(serving, api_keys)
 
 
 @contextlib.asynccontextmanager
-async def asgi_client(client: FakeClient, api_keys: Sequence[str] = ()) -> AsyncIterator[httpx.AsyncClient]:
-    transport = httpx.ASGITransport(application(client, api_keys), raise_app_exceptions=False)
-    async with httpx.AsyncClient(transport=transport, base_url=URL) as http:
+async def listening(app: App) -> AsyncIterator[str]:
+    """Serve the application on a socket; yield its path."""
+    connections: set[Connection] = set()
+    with tempfile.TemporaryDirectory() as directory:
+        path = str(Path(directory) / "s")
+        loop = asyncio.get_running_loop()
+        server = await loop.create_unix_server(lambda: Connection(app, connections, has_access_log=False), path)
+        try:
+            yield path
+        finally:
+            server.close()
+            for connection in list(connections):
+                connection.abort()
+            if connections:
+                await asyncio.wait([connection.closed for connection in connections])
+
+
+@contextlib.asynccontextmanager
+async def http_client(client: FakeClient, api_keys: Sequence[str] = ()) -> AsyncIterator[httpx.AsyncClient]:
+    async with listening(application(client, api_keys)) as path, _http(path, base_url=URL) as http:
         yield http
 
 
 @contextlib.asynccontextmanager
 async def openai_client(client: FakeClient, api_keys: Sequence[str] = (), key: str = "none") -> AsyncIterator[Any]:
-    transport = httpx.ASGITransport(application(client, api_keys), raise_app_exceptions=False)
-    http = httpx.AsyncClient(transport=transport)
-    async with openai.AsyncOpenAI(api_key=key, base_url=f"{URL}/v1", http_client=http, max_retries=0) as api:
+    async with (
+        listening(application(client, api_keys)) as path,
+        _http(path) as http,
+        openai.AsyncOpenAI(api_key=key, base_url=f"{URL}/v1", http_client=http, max_retries=0) as api,
+    ):
         yield api
+
+
+def _http(path: str, **options: Any) -> httpx.AsyncClient:
+    return httpx.AsyncClient(transport=httpx.AsyncHTTPTransport(uds=path), **options)
 
 
 def request(client: FakeClient, method: str, path: str, body: Any = None, **options: Any) -> httpx.Response:
     """Make one request; `body` is JSON, or bytes as they are."""
 
     async def send() -> httpx.Response:
-        async with asgi_client(client, options.pop("api_keys", ())) as http:
+        async with http_client(client, options.pop("api_keys", ())) as http:
             content = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
             return await http.request(method, path, content=content, **options)
 
@@ -65,46 +91,61 @@ def events(response: httpx.Response) -> list[Any]:
 
 
 class Caller:
-    """One hand-made ASGI call that can leave in the middle."""
+    """A connection that speaks in bytes, and can leave at any moment."""
 
-    def __init__(self, app: Any, path: str, body: Any) -> None:
-        self.messages: list[dict[str, Any]] = []
-        self._app = app
-        self._left = asyncio.Event()
-        self._said = [{"type": "http.request", "body": json.dumps(body).encode(), "more_body": False}]
-        self._arrived = asyncio.Event()
-        self._scope = {
-            "type": "http",
-            "asgi": {"version": "3.0", "spec_version": "2.3"},
-            "http_version": "1.1",
-            "method": "POST",
-            "path": path,
-            "raw_path": path.encode(),
-            "root_path": "",
-            "scheme": "http",
-            "query_string": b"",
-            "headers": [],
-            "client": ("127.0.0.1", 1),
-            "server": ("octavo.test", 80),
-        }
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
 
-    def leave(self) -> None:
-        self._left.set()
+    @classmethod
+    @contextlib.asynccontextmanager
+    async def calling(cls, app: App) -> AsyncIterator["Caller"]:
+        """Connect to the application."""
+        async with listening(app) as path:
+            reader, writer = await asyncio.open_unix_connection(path)
+            try:
+                yield cls(reader, writer)
+            finally:
+                writer.close()
 
-    async def run(self) -> None:
-        await self._app(self._scope, self._receive, self._send)
+    def send(self, data: bytes) -> None:
+        self.writer.write(data)
 
-    async def wait_for_messages(self, count: int) -> None:
-        while len(self.messages) < count:
-            self._arrived.clear()
-            await self._arrived.wait()
+    def ask(self, path: str, body: Any, *lines: str) -> None:
+        """Send a request with a JSON body, and more header lines if need be."""
+        content = json.dumps(body).encode()
+        head = [f"POST {path} HTTP/1.1", "host: octavo.test", f"content-length: {len(content)}", *lines]
+        self.send("\r\n".join(head).encode() + b"\r\n\r\n" + content)
 
-    async def _receive(self) -> dict[str, Any]:
-        if self._said:
-            return self._said.pop()
-        await self._left.wait()
-        return {"type": "http.disconnect"}
+    async def read_until(self, mark: bytes) -> bytes:
+        return await asyncio.wait_for(self.reader.readuntil(mark), 30)
 
-    async def _send(self, message: dict[str, Any]) -> None:
-        self.messages.append(message)
-        self._arrived.set()
+    async def read_response(self) -> tuple[int, dict[str, str], bytes]:
+        """Return status, headers and body of a response with a content length, or of one in chunks."""
+        head, *lines = (await self.read_until(b"\r\n\r\n")).decode().rstrip("\r\n").split("\r\n")
+        headers = dict(line.split(": ", 1) for line in lines)
+        if headers.get("transfer-encoding") == "chunked":
+            body = b"".join([chunk async for chunk in self._chunks()])
+        else:
+            body = await self.reader.readexactly(int(headers.get("content-length", 0)))
+        return int(head.split()[1]), headers, body
+
+    async def read_to_end(self) -> bytes:
+        """Return everything up to the end of the connection."""
+        return await asyncio.wait_for(self.reader.read(), 30)
+
+    async def _chunks(self) -> AsyncIterator[bytes]:
+        while size := int(await self.read_until(b"\r\n"), 16):
+            yield (await self.reader.readexactly(size + 2))[:size]
+        await self.read_until(b"\r\n")
+
+    async def leave(self) -> None:
+        self.writer.close()
+        await self.writer.wait_closed()
+
+
+async def until(condition: Any) -> None:
+    """Wait until something is so."""
+    async with asyncio.timeout(30):
+        while not condition():
+            await asyncio.sleep(0.005)

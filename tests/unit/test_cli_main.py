@@ -159,19 +159,19 @@ def test_missing_file_is_the_last_line(capsys) -> None:
     ids=str,
 )
 def test_root_cause_is_the_last_line(error, line, capsys, monkeypatch) -> None:
-    def fails(engine: object, server: object, listener: object) -> None:
+    def fails(config: object, timeline: object) -> None:
         raise error
 
-    monkeypatch.setattr("octavo.frontend.http.server.run", fails)
+    monkeypatch.setattr("octavo.frontend.cli.serve.read_config", fails)
     assert main(["serve", "m", "--port", "0", "--log-level", "error"]) == 1
     assert capsys.readouterr().err.splitlines() == [f"octavo: error: {line}"]
 
 
 def test_details_are_shown_at_debug_level_only(capsys, monkeypatch) -> None:
-    def fails(engine: object, server: object, listener: object) -> None:
+    def fails(config: object, timeline: object) -> None:
         raise StartupError("no room", details="Traceback ...")
 
-    monkeypatch.setattr("octavo.frontend.http.server.run", fails)
+    monkeypatch.setattr("octavo.frontend.cli.serve.read_config", fails)
     assert main(["serve", "m", "--port", "0", "--log-level", "debug"]) == 1
     assert capsys.readouterr().err.splitlines() == ["Traceback ...", "octavo: error: no room"]
 

@@ -7,7 +7,7 @@ import json
 import openai
 import pytest
 from fake_client import MODEL, FakeClient
-from http_client import Caller, application, events, openai_client, post
+from http_client import Caller, application, events, openai_client, post, until
 
 from octavo.protocol.errors import EngineDeadError, InvalidRequestError, OverloadedError, RequestFailedError
 from octavo.protocol.params import OutputKind
@@ -223,10 +223,14 @@ def test_prompt_is_cut_to_its_last_tokens() -> None:
 
 
 def test_a_requests_template_needs_a_server_that_trusts_it() -> None:
-    caller = Caller(application(FakeClient(), trusts_request_templates=False), PATH, ask(chat_template="x"))
-    asyncio.run(caller.run())
-    assert caller.messages[0]["status"] == 400
-    assert b"--trust-request-chat-template" in caller.messages[1]["body"]
+    async def talk():
+        async with Caller.calling(application(FakeClient(), trusts_request_templates=False)) as caller:
+            caller.ask(PATH, ask(chat_template="x"))
+            return await caller.read_response()
+
+    status, _, body = asyncio.run(talk())
+    assert status == 400
+    assert b"--trust-request-chat-template" in body
 
 
 @pytest.mark.parametrize(
@@ -339,16 +343,14 @@ def test_leaving_ends_the_request(stream, pause_after) -> None:
     async def leave() -> FakeClient:
         client = FakeClient()
         client.pause_after = pause_after
-        caller = Caller(application(client), PATH, ask(stream=stream))
-        running = asyncio.create_task(caller.run())
-        while not client.requests:
-            await asyncio.sleep(0)
-        if stream and pause_after:
-            # The head, then a body message per token.
-            await caller.wait_for_messages(1 + pause_after)
-        assert not client.ended_early
-        caller.leave()
-        await asyncio.wait_for(running, 10)
+        async with Caller.calling(application(client)) as caller:
+            caller.ask(PATH, ask(stream=stream))
+            await until(lambda: client.requests)
+            if stream and pause_after:
+                await caller.read_until(b'"content":"l"')
+            assert not client.ended_early
+            await caller.leave()
+            await until(lambda: client.ended_early)
         return client
 
     client = asyncio.run(leave())

@@ -5,7 +5,7 @@ import itertools
 
 import pytest
 from fake_client import BOS, MODEL, FakeClient
-from http_client import Caller, application, events, openai_client, post
+from http_client import Caller, application, events, openai_client, post, until
 
 from octavo.protocol.errors import RequestFailedError
 
@@ -203,12 +203,11 @@ def test_leaving_ends_every_prompt(stream) -> None:
     async def leave() -> FakeClient:
         client = FakeClient()
         client.pause_after = 2
-        caller = Caller(application(client), PATH, ask(prompt=["a", "b", "c"], stream=stream))
-        running = asyncio.create_task(caller.run())
-        while len(client.requests) < 3:
-            await asyncio.sleep(0)
-        caller.leave()
-        await asyncio.wait_for(running, 10)
+        async with Caller.calling(application(client)) as caller:
+            caller.ask(PATH, ask(prompt=["a", "b", "c"], stream=stream))
+            await until(lambda: len(client.requests) == 3)
+            await caller.leave()
+            await until(lambda: len(client.ended_early) == 3)
         return client
 
     assert len(asyncio.run(leave()).ended_early) == 3

@@ -3,10 +3,9 @@
 import asyncio
 import json
 
-import httpx
 import pytest
 from fake_client import MODEL, FakeClient
-from http_client import URL, application
+from http_client import http_client
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -57,9 +56,6 @@ def bodies(schema):
     ],
 )
 def test_no_body_breaks_the_server(path, schema) -> None:
-    transport = httpx.ASGITransport(application(FakeClient("Hi")), raise_app_exceptions=False)
-    http = httpx.AsyncClient(transport=transport, base_url=URL)
-
     @settings(max_examples=200, deadline=None, derandomize=True, database=None)
     @given(body=bodies(schema))
     def check(body) -> None:
@@ -69,5 +65,10 @@ def test_no_body_breaks_the_server(path, schema) -> None:
             error = response.json()["error"]
             assert error["code"] == response.status_code and error["message"]
 
+    connecting = http_client(FakeClient("Hi"))
     with asyncio.Runner() as runner:
-        check()
+        http = runner.run(connecting.__aenter__())
+        try:
+            check()
+        finally:
+            runner.run(connecting.__aexit__(None, None, None))

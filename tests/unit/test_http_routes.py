@@ -107,7 +107,7 @@ def test_unexpected_failure_hides_its_cause(monkeypatch) -> None:
 
 
 def test_body_larger_than_the_limit(monkeypatch) -> None:
-    monkeypatch.setattr("octavo.frontend.http.body.MAX_BODY_BYTES", 100)
+    monkeypatch.setattr("octavo.frontend.http.connection.MAX_BODY_BYTES", 100)
     response = post(FakeClient(), "/tokenize", {"prompt": "a" * 100})
     assert (response.status_code, response.json()["error"]["code"]) == (413, 413)
 
@@ -146,6 +146,6 @@ def test_observed_stats_show_in_the_metrics() -> None:
     from http_client import application
 
     client = FakeClient()
-    metrics = application(client).state.serving.metrics
+    metrics = application(client).serving.metrics
     metrics.on_engine_stats(EngineStats(num_running=3, num_blocks=10, num_free_blocks=5, prompt_tokens=7))
     assert b'octavo:kv_cache_usage_perc{engine="0",model_name="org/fake"} 0.5' in metrics.render()

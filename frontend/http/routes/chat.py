@@ -3,24 +3,21 @@
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
-from starlette.requests import Request
-from starlette.responses import Response
-
-from octavo.frontend.http.body import read_request
+from octavo.frontend.http.body import decode
+from octavo.frontend.http.message import JSON, Request, Response
 from octavo.frontend.http.render.answer import AnswerStyle
 from octavo.frontend.http.render.chat import ChatChunks, render_chat
 from octavo.frontend.http.render.logprobs import TokenNames
 from octavo.frontend.http.schemas.chat import ChatCompletionRequest
-from octavo.frontend.http.serving import check_streaming, new_request_id, serving_of, wants_usage
-from octavo.frontend.http.sse import EventStream, event, respond
+from octavo.frontend.http.serving import Serving, check_streaming, new_request_id, wants_usage
+from octavo.frontend.http.sse import EventStream, events
 from octavo.frontend.outputs import RequestOutput
 from octavo.protocol.errors import InvalidRequestError
 
 
-async def create_chat_completion(request: Request) -> Response:
+async def create_chat_completion(serving: Serving, request: Request) -> Response:
     """Answer a conversation."""
-    serving = serving_of(request)
-    asked = await read_request(request, ChatCompletionRequest)
+    asked = decode(request.body, ChatCompletionRequest)
     model = serving.model_name(asked.model)
     check_streaming(asked)
     num_logprobs = _num_logprobs(asked)
@@ -56,22 +53,22 @@ async def create_chat_completion(request: Request) -> Response:
     )
     if asked.stream:
         return EventStream(_stream(outputs, ChatChunks(style, params.n)))
-    return await respond(request, _whole(outputs, style))
+    return await _whole(outputs, style)
 
 
 async def _whole(outputs: AsyncGenerator[RequestOutput], style: AnswerStyle) -> Response:
     async with aclosing(outputs):
         output = await anext(outputs)
-    return Response(render_chat(output, style), media_type="application/json")
+    return Response(render_chat(output, style), media_type=JSON)
 
 
 async def _stream(outputs: AsyncGenerator[RequestOutput], chunks: ChatChunks) -> AsyncGenerator[bytes]:
     async with aclosing(outputs):
         async for output in outputs:
             if bodies := chunks.take(output):
-                yield b"".join(map(event, bodies))
-    for body in chunks.last():
-        yield event(body)
+                yield events(bodies)
+    if bodies := chunks.last():
+        yield events(bodies)
 
 
 def _num_logprobs(asked: ChatCompletionRequest) -> int | None:

@@ -2,18 +2,17 @@
 
 import asyncio
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 
-from starlette.requests import Request
-from starlette.responses import Response
-
-from octavo.frontend.http.body import read_request
+from octavo.frontend.http.body import decode
 from octavo.frontend.http.merge import PromptOutputs, merge
+from octavo.frontend.http.message import JSON, Request, Response
 from octavo.frontend.http.render.answer import AnswerStyle
 from octavo.frontend.http.render.completions import CompletionAnswer, EchoStyle
 from octavo.frontend.http.render.logprobs import TokenNames
 from octavo.frontend.http.schemas.completions import CompletionRequest
-from octavo.frontend.http.serving import Serving, check_streaming, new_request_id, serving_of, wants_usage
-from octavo.frontend.http.sse import EventStream, event, respond
+from octavo.frontend.http.serving import Serving, check_streaming, new_request_id, wants_usage
+from octavo.frontend.http.sse import EventStream, events
 from octavo.frontend.outputs import RequestOutput
 from octavo.protocol.errors import InvalidRequestError
 from octavo.protocol.params import MAX_N, SamplingParams
@@ -22,10 +21,9 @@ DEFAULT_MAX_TOKENS = 16
 MAX_PROMPTS = 1024
 
 
-async def create_completion(request: Request) -> Response:
+async def create_completion(serving: Serving, request: Request) -> Response:
     """Continue one prompt or several."""
-    serving = serving_of(request)
-    asked = await read_request(request, CompletionRequest)
+    asked = decode(request.body, CompletionRequest)
     model = serving.model_name(asked.model)
     check_streaming(asked)
     prompts = await _prompts(serving, asked)
@@ -62,23 +60,22 @@ async def create_completion(request: Request) -> Response:
     )
     if asked.stream:
         return EventStream(_stream(outputs, answer))
-    return await respond(request, _whole(outputs, answer, len(prompts)))
+    return await _whole(outputs, answer, len(prompts))
 
 
 async def _whole(outputs: PromptOutputs, answer: CompletionAnswer, num_prompts: int) -> Response:
-    finished: dict[int, RequestOutput] = {prompt_index: output async for prompt_index, output in outputs}
-    return Response(answer.whole([finished[index] for index in range(num_prompts)]), media_type="application/json")
+    async with aclosing(outputs):
+        finished: dict[int, RequestOutput] = {prompt_index: output async for prompt_index, output in outputs}
+    return Response(answer.whole([finished[index] for index in range(num_prompts)]), media_type=JSON)
 
 
 async def _stream(outputs: PromptOutputs, answer: CompletionAnswer) -> AsyncGenerator[bytes]:
-    try:
+    async with aclosing(outputs):
         async for prompt_index, output in outputs:
             if bodies := answer.take(output, prompt_index):
-                yield b"".join(map(event, bodies))
-    finally:
-        await outputs.aclose()
-    for body in answer.last():
-        yield event(body)
+                yield events(bodies)
+    if bodies := answer.last():
+        yield events(bodies)
 
 
 async def _prompts(serving: Serving, asked: CompletionRequest) -> list[tuple[str | None, list[int]]]:

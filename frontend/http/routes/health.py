@@ -2,26 +2,25 @@
 
 import msgspec
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
-from starlette.requests import Request
-from starlette.responses import Response
 
 from octavo import __version__
-from octavo.frontend.http.serving import serving_of
+from octavo.frontend.http.message import JSON, Request, Response
+from octavo.frontend.http.serving import Serving
 
 
-async def health(request: Request) -> Response:
+async def health(serving: Serving, request: Request) -> Response:
     """Answer 200 while the engine lives and its step loop moves, else 503 with the reason."""
-    state = serving_of(request).client.health()
+    state = serving.client.health()
     if state.ok:
-        return Response(status_code=200)
-    return Response(msgspec.json.encode({"status": "unhealthy", "reason": state.reason}), 503, None, "application/json")
+        return Response()
+    return Response(msgspec.json.encode({"status": "unhealthy", "reason": state.reason}), 503, None, JSON)
 
 
-async def version(request: Request) -> Response:
+async def version(serving: Serving, request: Request) -> Response:
     """Say which octavo this is."""
-    return Response(msgspec.json.encode({"version": __version__}), media_type="application/json")
+    return Response(msgspec.json.encode({"version": __version__}), media_type=JSON)
 
 
-async def metrics(request: Request) -> Response:
+async def metrics(serving: Serving, request: Request) -> Response:
     """Render all metrics for Prometheus."""
-    return Response(serving_of(request).metrics.render(), media_type=CONTENT_TYPE_PLAIN_0_0_4)
+    return Response(serving.metrics.render(), media_type=CONTENT_TYPE_PLAIN_0_0_4)

@@ -1,24 +1,22 @@
 """`POST /tokenize` and `POST /detokenize`."""
 
 import msgspec
-from starlette.requests import Request
-from starlette.responses import Response
 
-from octavo.frontend.http.body import read_request
+from octavo.frontend.http.body import decode
+from octavo.frontend.http.message import JSON, Request, Response
 from octavo.frontend.http.schemas.tokenize import (
     DetokenizeRequest,
     DetokenizeResponse,
     TokenizeRequest,
     TokenizeResponse,
 )
-from octavo.frontend.http.serving import serving_of
+from octavo.frontend.http.serving import Serving
 from octavo.protocol.errors import InvalidRequestError
 
 
-async def tokenize(request: Request) -> Response:
+async def tokenize(serving: Serving, request: Request) -> Response:
     """Turn a prompt, or messages by way of the chat template, into token ids."""
-    serving = serving_of(request)
-    asked = await read_request(request, TokenizeRequest)
+    asked = decode(request.body, TokenizeRequest)
     serving.model_name(asked.model)
     if (asked.prompt is None) == (asked.messages is None):
         raise InvalidRequestError("give either prompt or messages", "prompt")
@@ -33,17 +31,16 @@ async def tokenize(request: Request) -> Response:
         tokens=tokens,
         token_strs=[tokenizer.token_string(token) for token in tokens] if asked.return_token_strs else None,
     )
-    return Response(msgspec.json.encode(answer), media_type="application/json")
+    return Response(msgspec.json.encode(answer), media_type=JSON)
 
 
-async def detokenize(request: Request) -> Response:
+async def detokenize(serving: Serving, request: Request) -> Response:
     """Turn token ids into text, special tokens written out."""
-    serving = serving_of(request)
-    asked = await read_request(request, DetokenizeRequest)
+    asked = decode(request.body, DetokenizeRequest)
     serving.model_name(asked.model)
     tokenizer, vocab_size = serving.client.tokenizer, serving.client.facts.vocab_size
     for token in asked.tokens:
         if not 0 <= token < vocab_size:
             raise InvalidRequestError(f"token id {token} is outside the vocabulary of {vocab_size} tokens", "tokens")
     text = await serving.client.run_in_thread(lambda: tokenizer.decode(asked.tokens, skip_special_tokens=False))
-    return Response(msgspec.json.encode(DetokenizeResponse(text)), media_type="application/json")
+    return Response(msgspec.json.encode(DetokenizeResponse(text)), media_type=JSON)

@@ -1,0 +1,154 @@
+"""`run`: one engine and one HTTP server from start to end, with its signals and its log.
+
+What the routes do is in `routes/`, how connections are served in `server.py`.
+"""
+
+import asyncio
+import contextlib
+import gc
+import logging
+import signal
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+
+import uvloop
+
+from octavo.frontend.client import AsyncClient
+from octavo.frontend.http.app import App
+from octavo.frontend.http.listener import Listener
+from octavo.frontend.http.server import Server
+from octavo.frontend.http.serving import Serving
+from octavo.frontend.metrics.exporter import Metrics
+from octavo.frontend.metrics.log_line import INTERVAL_S, ThroughputLine
+from octavo.frontend.spawn import SpawnedEngine
+from octavo.protocol.config import ServerConfig
+from octavo.protocol.env import Env
+from octavo.protocol.errors import ConfigError, InvalidRequestError
+
+logger = logging.getLogger(__name__)
+
+GC_THRESHOLD = 10_000
+"""New objects between two rounds of the collector; a request makes hundreds, and hardly ever a cycle."""
+
+
+class Interrupted(Exception):
+    """A signal ended the start before the server was ready."""
+
+    def __init__(self, number: signal.Signals) -> None:
+        super().__init__(f"{number.name} while starting")
+        self.number = number
+
+
+def run(engine: SpawnedEngine, server: ServerConfig, listener: Listener) -> None:
+    """Serve until a signal or the engine's death.
+
+    Blocks until: the server has ended in good order.
+
+    Args:
+        engine: on its way already; ended here.
+        server: the HTTP side.
+        listener: where callers may be waiting.
+
+    Raises:
+        StartupError: the engine cannot start; holds the root cause.
+        EngineDeadError: the engine died while serving; holds the root cause.
+        Interrupted: a signal came before the server was ready.
+    """
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_serve(engine, server, listener))
+
+
+async def _serve(engine: SpawnedEngine, config: ServerConfig, listener: Listener) -> None:
+    async with _starting(engine) as client:
+        metrics = Metrics(
+            client.config,
+            num_blocks=client.facts.num_blocks,
+            max_model_len=client.facts.max_model_len,
+            has_vllm_names=config.enable_vllm_metrics,
+        )
+        client.observer = metrics
+        serving = Serving(client, metrics, trusts_request_templates=config.trust_request_chat_template)
+        _check_chat_template(serving)
+        server = Server(App(serving, _api_keys(config)), config, client)
+        # What lives from here on lives for good: the collector need not look at it again.
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(GC_THRESHOLD)
+        with _stop_signals(server.on_signal):
+            names = ", ".join(client.facts.served_model_names)
+            logger.info("engine address for further applications: %s", client.address)
+            logger.info("listening on %s, serving %s", listener.url, names)
+            lines = asyncio.create_task(_log_throughput(client)) if client.config.log_stats else None
+            await server.serve(listener.socket)
+            if lines:
+                lines.cancel()
+        if server.engine_failure:
+            raise server.engine_failure
+
+
+@contextlib.asynccontextmanager
+async def _starting(engine: SpawnedEngine) -> AsyncIterator[AsyncClient]:
+    """Wait for the engine; a signal meanwhile stops the start."""
+    task = asyncio.current_task()
+    assert task is not None
+    received: list[signal.Signals] = []
+
+    def on_signal(number: signal.Signals) -> None:
+        received.append(number)
+        task.cancel()
+
+    try:
+        with _stop_signals(on_signal):
+            client = await AsyncClient.follow(engine, on_progress=_log_progress)
+    except asyncio.CancelledError:
+        if not received:
+            raise
+        raise Interrupted(received[0]) from None
+    try:
+        if client.engine:
+            logger.info("%s", client.engine.timeline.render())
+        yield client
+    finally:
+        await client.close()
+
+
+def _check_chat_template(serving: Serving) -> None:
+    """Complain now, not at the first request, of a template that the user chose; a model need not have one."""
+    if serving.client.config.chat_template is not None:
+        try:
+            _ = serving.chat_template
+        except InvalidRequestError as error:
+            raise ConfigError(error.message, phase="reading the chat template") from None
+
+
+@contextlib.contextmanager
+def _stop_signals(handler: Callable[[signal.Signals], None]) -> Iterator[None]:
+    loop = asyncio.get_running_loop()
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    for number in numbers:
+        loop.add_signal_handler(number, handler, number)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            loop.remove_signal_handler(number)
+
+
+async def _log_throughput(client: AsyncClient) -> None:
+    line = ThroughputLine(time.monotonic())
+    while True:
+        await asyncio.sleep(INTERVAL_S)
+        if text := line.next(client.latest_stats, time.monotonic()):
+            logger.info("%s", text)
+
+
+def _log_progress(phase: str, fraction: float | None) -> None:
+    if fraction is None:
+        logger.info("%s", phase)
+    else:
+        logger.debug("%s: %.0f %%", phase, 100 * fraction)
+
+
+def _api_keys(config: ServerConfig) -> list[str]:
+    from_environment = Env.read().api_key
+    return config.api_key or ([from_environment] if from_environment else [])

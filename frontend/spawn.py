@@ -1,0 +1,104 @@
+"""Spawns a core process, before anything heavy is imported: the core imports while its parent does.
+
+Does not wait for it: that is `launch.py`.
+"""
+
+import logging
+import os
+import time
+from pathlib import Path
+
+from octavo.frontend.model_files.facts import read_model_facts
+from octavo.frontend.run_dir import RunDir
+from octavo.protocol.config import EngineConfig, ResolvedConfig, resolve
+from octavo.protocol.config.engine import DeviceName
+from octavo.protocol.control import CoreSpec, PhaseDone
+from octavo.protocol.env import Env
+from octavo.protocol.supervise import Child
+
+logger = logging.getLogger(__name__)
+
+
+class Timeline:
+    """Seconds each phase of the start-up took, in every process."""
+
+    def __init__(self) -> None:
+        self.phases: list[PhaseDone] = []
+        self._start = time.monotonic()
+
+    def add(self, process: str, phase: str, seconds: float) -> None:
+        """Record a phase."""
+        self.phases.append(PhaseDone(process, phase, seconds))
+
+    def render(self) -> str:
+        """Return the timeline as a small table, in order of completion."""
+        total = time.monotonic() - self._start
+        width = max((len(f"{done.process}: {done.phase}") for done in self.phases), default=0)
+        rows = [f"  {f'{done.process}: {done.phase}':<{width}} {done.seconds:7.2f} s" for done in self.phases]
+        return "\n".join([f"start-up took {total:.2f} s (processes start in parallel):", *rows])
+
+
+class SpawnedEngine:
+    """A core process of ours on its way, and all that must go with it when it ends."""
+
+    def __init__(self, config: ResolvedConfig, address: str, child: Child, run_dir: RunDir, timeline: Timeline) -> None:
+        self.config = config
+        self.address = address
+        self.child = child
+        self.timeline = timeline
+        self._run_dir = run_dir
+
+    def end(self) -> None:
+        """Kill the core, if it still runs, and remove what it leaves behind; harmless the second time."""
+        if self.child.fileno() >= 0:
+            self.child.kill()
+            self.child.stop(timeout_s=0)
+        self._run_dir.remove()
+
+
+def read_config(config: EngineConfig, timeline: Timeline) -> ResolvedConfig:
+    """Resolve what the user said with what the model's files say.
+
+    Blocks until: a download or a conversion, should one be needed, has finished.
+
+    Raises:
+        ConfigError: a setting or a file is wrong.
+    """
+    start = time.monotonic()
+    facts = read_model_facts(config.model, Env.read())
+    resolved = resolve(config, facts, device=detect_device(), num_cores=len(os.sched_getaffinity(0)))
+    timeline.add("Frontend", "reading model files", time.monotonic() - start)
+    return resolved
+
+
+def spawn_engine(config: ResolvedConfig, timeline: Timeline, address: str | None = None) -> SpawnedEngine:
+    """Start a core process, which ends with the calling thread at the latest.
+
+    Args:
+        config: what it runs.
+        timeline: of the start.
+        address: `ipc://` address for further applications; None: inside the private directory.
+    """
+    env = Env.read()
+    run_dir = RunDir(env.runtime_dir)
+    spec = CoreSpec(
+        config=config,
+        address=address or f"ipc://{run_dir.path}/core",
+        run_dir=str(run_dir.path),
+        epoch=time.time_ns(),
+        log_level=logging.getLevelName(logging.getLogger("octavo").getEffectiveLevel()),
+        check_invariants=env.check_invariants,
+    )
+    try:
+        child = Child.spawn("octavo.core_proc", spec, "core")
+    except BaseException:
+        run_dir.remove()
+        raise
+    return SpawnedEngine(config, spec.address, child, run_dir, timeline)
+
+
+def detect_device() -> DeviceName:
+    """Return what "auto" means on this machine: the CPU, until there is a GPU path."""
+    if Path("/dev/nvidiactl").exists():
+        logger.warning("a GPU is here, but this release computes on the CPU only")
+    return "cpu"

@@ -1,0 +1,229 @@
+"""HTTP/1.1 byte by byte on a real socket: order, framing, limits, and what callers do wrong."""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from fake_client import MODEL, FakeClient
+from http_client import Caller, application, until
+
+from octavo.frontend.http import connection
+
+PATH = "/v1/completions"
+ASK = {"model": MODEL, "prompt": "ab"}
+
+
+def play(scenario: Callable[[Caller], Awaitable[Any]], client: FakeClient | None = None) -> Any:
+    async def main() -> Any:
+        async with Caller.calling(application(client or FakeClient())) as caller:
+            return await asyncio.wait_for(scenario(caller), 30)
+
+    return asyncio.run(main())
+
+
+def text_of(body: bytes) -> str:
+    return json.loads(body)["choices"][0]["text"]
+
+
+def error_of(body: bytes) -> dict[str, Any]:
+    return json.loads(body)["error"]
+
+
+def test_a_connection_serves_one_request_after_the_other() -> None:
+    async def scenario(caller: Caller) -> None:
+        for max_tokens in (1, 2, 3):
+            caller.ask(PATH, ASK | {"max_tokens": max_tokens})
+            status, headers, body = await caller.read_response()
+            assert (status, text_of(body)) == (200, "Hello!"[:max_tokens])
+            assert headers["content-type"] == "application/json" and "date" in headers
+            assert "connection" not in headers
+
+    play(scenario)
+
+
+def test_requests_sent_without_waiting_are_answered_in_order() -> None:
+    async def scenario(caller: Caller) -> list[str]:
+        client.gate = asyncio.Event()
+        for max_tokens in (3, 1, 2):
+            caller.ask(PATH, ASK | {"max_tokens": max_tokens})
+        caller.ask("/nowhere", {})
+        await until(lambda: client.requests)
+        await asyncio.sleep(0.05)
+        assert len(client.requests) == 1, "the second was begun before the first had ended"
+        client.gate.set()
+        texts = [text_of((await caller.read_response())[2]) for _ in range(3)]
+        assert (await caller.read_response())[0] == 404
+        return texts
+
+    client = FakeClient()
+    assert play(scenario, client) == ["Hel", "H", "He"]
+
+
+def test_streams_come_in_chunks_and_leave_the_connection_open() -> None:
+    async def scenario(caller: Caller) -> None:
+        for _ in range(2):
+            caller.ask(PATH, ASK | {"stream": True})
+            status, headers, body = await caller.read_response()
+            assert (status, headers["transfer-encoding"]) == (200, "chunked")
+            assert "content-length" not in headers
+            assert body.endswith(b"data: [DONE]\n\n")
+
+    play(scenario)
+
+
+def test_a_body_in_chunks_and_in_many_pieces() -> None:
+    async def scenario(caller: Caller) -> None:
+        caller.send(f"POST {PATH} HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n".encode())
+        content = json.dumps(ASK).encode()
+        for place in range(0, len(content), 7):
+            piece = content[place : place + 7]
+            caller.send(b"%x\r\n%b\r\n" % (len(piece), piece))
+            await asyncio.sleep(0)
+        caller.send(b"0\r\n\r\n")
+        assert text_of((await caller.read_response())[2]) == "Hello!"
+
+    play(scenario)
+
+
+@pytest.mark.parametrize(
+    ("version", "line"), [("1.0", ""), ("1.0", "Connection: keep-alive\r\n"), ("1.1", "Connection: close\r\n")]
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_callers_who_want_the_connection_closed(version: str, line: str, stream: bool) -> None:
+    async def scenario(caller: Caller) -> None:
+        content = json.dumps(ASK | {"stream": stream}).encode()
+        head = f"POST {PATH} HTTP/{version}\r\n{line}Content-Length: {len(content)}\r\n\r\n"
+        caller.send(head.encode() + content)
+        answer = await caller.read_to_end()
+        head, _, body = answer.partition(b"\r\n\r\n")
+        assert b"connection: close" in head
+        # HTTP/1.0 knows no chunks: there the end of the connection ends the body.
+        assert (b"transfer-encoding" in head) == (stream and version == "1.1")
+        assert text_of(body) == "Hello!" if not stream else b"data: [DONE]" in body
+
+    play(scenario)
+
+
+def test_expect_continue_is_encouraged_unless_refused() -> None:
+    async def scenario(caller: Caller) -> None:
+        content = json.dumps(ASK).encode()
+        for path, is_encouraged in ((PATH, True), ("/nowhere", False)):
+            caller.send(
+                f"POST {path} HTTP/1.1\r\nExpect: 100-continue\r\nContent-Length: {len(content)}\r\n\r\n".encode()
+            )
+            if is_encouraged:
+                assert await caller.read_until(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+            caller.send(content)
+            assert (await caller.read_response())[0] == (200 if is_encouraged else 404)
+
+    play(scenario)
+
+
+def test_head_has_no_body() -> None:
+    async def scenario(caller: Caller) -> None:
+        caller.send(b"HEAD /health HTTP/1.1\r\nConnection: close\r\n\r\n")
+        head, _, body = (await caller.read_to_end()).partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 405 ") and b"allow: GET" in head
+        assert body == b""
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("target", ["/v1/models/org%2Ffake?x=1", "http://octavo.test/v1/models/org/fake"])
+def test_forms_of_a_target(target: str) -> None:
+    async def scenario(caller: Caller) -> None:
+        caller.send(f"GET {target} HTTP/1.1\r\n\r\n".encode())
+        status, _, body = await caller.read_response()
+        assert (status, json.loads(body)["id"]) == (200, MODEL)
+
+    play(scenario)
+
+
+def test_an_upgrade_is_answered_as_any_other_request() -> None:
+    async def scenario(caller: Caller) -> None:
+        caller.send(b"GET /health HTTP/1.1\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n")
+        answer = await caller.read_to_end()
+        assert answer.startswith(b"HTTP/1.1 200 OK\r\n") and b"connection: close" in answer
+
+    play(scenario)
+
+
+@pytest.mark.parametrize(
+    "garbage", [b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc", b"GET / HTTP/9\r\n\r\n", b"\r\n\r\nwhat\r\n\r\n"]
+)
+def test_what_is_no_http_is_refused(garbage: bytes) -> None:
+    async def scenario(caller: Caller) -> None:
+        caller.send(garbage)
+        status, headers, body = await caller.read_response()
+        assert (status, error_of(body)["code"], headers["connection"]) == (400, 400, "close")
+        assert await caller.read_to_end() == b""
+
+    play(scenario)
+
+
+def test_a_head_without_end_is_refused() -> None:
+    async def scenario(caller: Caller) -> None:
+        caller.send(b"GET / HTTP/1.1\r\n")
+        caller.send(b"x-filler: " + b"a" * connection.MAX_HEAD_BYTES + b"\r\n")
+        status, _, body = await caller.read_response()
+        assert (status, error_of(body)["type"]) == (431, "RequestTooLargeError")
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("announces", [True, False])
+def test_a_body_over_the_limit_is_not_kept(announces: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "MAX_BODY_BYTES", 1000)
+
+    async def scenario(caller: Caller) -> None:
+        length = b"content-length: 2000" if announces else b"transfer-encoding: chunked"
+        caller.send(b"POST /tokenize HTTP/1.1\r\n" + length + b"\r\n\r\n")
+        caller.send(b"a" * 2000 if announces else b"7d0\r\n" + b"a" * 2000 + b"\r\n0\r\n\r\n")
+        status, _, body = await caller.read_response()
+        assert (status, error_of(body)["type"]) == (413, "RequestTooLargeError")
+        caller.ask("/tokenize", {"prompt": "a"})
+        assert (await caller.read_response())[0] == 200
+
+    play(scenario)
+
+
+def test_a_caller_who_does_not_read_stops_the_stream() -> None:
+    async def scenario(caller: Caller) -> None:
+        caller.writer.transport.pause_reading()  # type: ignore[attr-defined]
+        caller.ask(PATH, ASK | {"stream": True, "max_tokens": 255})
+        await until(lambda: client.requests)
+        await asyncio.sleep(0.2)
+        assert not produced.is_set(), "everything was generated into memory"
+        caller.writer.transport.resume_reading()  # type: ignore[attr-defined]
+        assert (await caller.read_response())[2].endswith(b"data: [DONE]\n\n")
+        assert produced.is_set()
+
+    class Verbose(FakeClient):
+        async def _outputs(self, *arguments):
+            async for output in super()._outputs(*arguments):
+                for choice in output.outputs:
+                    choice.text *= 100_000
+                yield output
+            produced.set()
+
+    produced = asyncio.Event()
+    client = Verbose("x" * 100)
+    play(scenario, client)
+
+
+def test_an_unexpected_failure_is_logged_and_leaves_the_connection_usable(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    client = FakeClient()
+    monkeypatch.setattr(client, "health", lambda: 1 / 0)
+
+    async def scenario(caller: Caller) -> None:
+        caller.send(b"GET /health HTTP/1.1\r\n\r\n")
+        assert (await caller.read_response())[0] == 500
+        caller.send(b"GET /version HTTP/1.1\r\n\r\n")
+        assert (await caller.read_response())[0] == 200
+
+    play(scenario, client)
+    assert "ZeroDivisionError" in caplog.text
