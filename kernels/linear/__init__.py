@@ -10,7 +10,9 @@ from torch import Tensor
 
 from octavo.kernels.dispatch import choose, require
 from octavo.kernels.linear import cpu
-from octavo.kernels.linear.native import NativeLinear, NativeProduct, pack, pack_quantized
+from octavo.kernels.linear.native import NativeLinear, NativeProduct
+from octavo.kernels.linear.packing import pack, pack_quantized
+from octavo.kernels.linear.quantization import Quantization, quantize_weight
 from octavo.kernels.linear.quantized import QuantizedWeight
 from octavo.kernels.linear.record import record
 from octavo.kernels.native.library import NativeLibrary
@@ -36,12 +38,20 @@ class Packer:
     Args:
         device: where the weights are.
         native: the library that multiplies; None: torch does.
+        quantization: what weights of floats become; needs a native library.
     """
 
-    def __init__(self, device: torch.device, native: NativeLibrary | None = None) -> None:
+    def __init__(
+        self,
+        device: torch.device,
+        native: NativeLibrary | None = None,
+        quantization: Quantization | None = None,
+    ) -> None:
+        assert quantization is None or native is not None, "torch multiplies no quantized weights"
         self._device = device
         self._packer = choose("linear", _PACKERS, device)()
         self._library = native
+        self._quantization = quantization
 
     def pack(self, weight_OI: Tensor, bias_O: Tensor | None = None) -> PackedLinear:
         """Return the packed form, which no longer needs the arguments.
@@ -54,6 +64,8 @@ class Packer:
             bias_O is None or (bias_O.shape == weight_OI.shape[:1] and bias_O.dtype == weight_OI.dtype),
             "linear: the bias needs one value per output, of the weight's dtype",
         )
+        if self._library is not None and self._quantization is not None:
+            return self.pack_quantized(quantize_weight(self._library, weight_OI, self._quantization), bias_O)
         if self._library is not None:
             return self.adopt(pack(self._library, weight_OI, bias_O))
         num_outputs, num_inputs = weight_OI.shape

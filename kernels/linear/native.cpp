@@ -23,7 +23,7 @@ inline F32x16 activate(Epilogue epilogue, F32x16 value) {
     switch (epilogue) {
         case Epilogue::gelu: return gelu(value);
         case Epilogue::gelu_tanh: return gelu_by_tanh(value);
-        case Epilogue::relu: return max(value, zero());
+        case Epilogue::relu: return max(zero(), value);  // NaN comes second, so that it stays
         default: return value;
     }
 }

@@ -1,4 +1,4 @@
-"""`linear` in C++: packed weights, mirrored from `packed.h`, and the arguments of the operation.
+"""`linear` in C++: packed weights, mirrored from `packed.h`, and the arguments of the operation. Packs nothing.
 
 A packed weight is a small header and flat buffers, so that it can lie in a file that is mapped into memory.
 """
@@ -11,11 +11,9 @@ from typing import Literal, Self
 import torch
 from torch import Tensor
 
-from octavo.kernels.linear.quantized import QuantizedWeight
 from octavo.kernels.native.arguments import Arguments, Matrix
 from octavo.kernels.native.direct import run
 from octavo.kernels.native.library import NativeLibrary
-from octavo.kernels.native.memory import allocate
 from octavo.kernels.native.value import Form
 from octavo.kernels.quantize.native import quantize_rows
 
@@ -60,21 +58,6 @@ class LinearArguments(Arguments):
         ("residual", Matrix),
         ("out", Matrix),
         ("epilogue", ctypes.c_int32),
-        ("unused", ctypes.c_int32),
-    )
-
-
-class PackArguments(ctypes.Structure):
-    """See `PackArgs` in `pack.cpp`."""
-
-    _fields_ = (
-        ("rows", ctypes.c_void_p),
-        ("row_bytes", ctypes.c_int64),
-        ("num_inputs", ctypes.c_int64),
-        ("num_outputs", ctypes.c_int64),
-        ("num_steps", ctypes.c_int64),
-        ("panels", ctypes.c_void_p),
-        ("kind", ctypes.c_int32),
         ("unused", ctypes.c_int32),
     )
 
@@ -222,62 +205,13 @@ def can_fuse(epilogue: Epilogue, packed: NativeLinear) -> bool:
 
 def panel_bytes(kind: Kind, num_inputs: int, group_size: int) -> int:
     """Return the bytes of one panel."""
-    return _num_steps(kind, num_inputs, group_size) * PANEL_OUTPUTS * WORD_BYTES[kind]
+    return num_steps(kind, num_inputs, group_size) * PANEL_OUTPUTS * WORD_BYTES[kind]
 
 
-def pack(library: NativeLibrary, weight_OI: Tensor, bias_O: Tensor | None = None) -> NativeLinear:
-    """Pack a weight of bfloat16, float32 or float16."""
-    kind = next(kind for kind, dtype in DTYPES.items() if dtype == weight_OI.dtype)
-    num_outputs, num_inputs = weight_OI.shape
-    panels = _pack_rows(library, kind, weight_OI, _num_steps(kind, num_inputs, 0))
-    return NativeLinear(kind, num_inputs, num_outputs, 0, 0, panels, None, None, _pack_bias(bias_O))
-
-
-def pack_quantized(library: NativeLibrary, weight: QuantizedWeight, bias_O: Tensor | None = None) -> NativeLinear:
-    """Pack a quantized weight."""
-    kind: Kind = "u4" if weight.bits == 4 else "u8"
-    num_groups = weight.scale_OG.shape[1]
-    return NativeLinear(
-        kind,
-        weight.num_inputs,
-        weight.num_outputs,
-        weight.group_size,
-        weight.offset,
-        _pack_rows(library, kind, weight.levels_OI, _num_steps(kind, weight.num_inputs, weight.group_size)),
-        _pack_rows(library, "f16", weight.scale_OG, num_groups),
-        None if weight.minimum_OG is None else _pack_rows(library, "f16", weight.minimum_OG, num_groups),
-        _pack_bias(bias_O),
-    )
-
-
-def _num_steps(kind: Kind, num_inputs: int, group_size: int) -> int:
+def num_steps(kind: Kind, num_inputs: int, group_size: int) -> int:
     """Return the words of one output."""
     padded = -(-num_inputs // group_size) * group_size if group_size else num_inputs
     return -(-padded // WORD_INPUTS[kind])
-
-
-def _pack_rows(library: NativeLibrary, kind: Kind, rows_ON: Tensor, num_steps: int) -> Tensor:
-    """Return `num_steps` words of each row as panels."""
-    rows_ON = rows_ON if rows_ON.stride(1) == 1 else rows_ON.contiguous()
-    num_outputs, num_numbers = rows_ON.shape
-    panels = allocate(-(-num_outputs // PANEL_OUTPUTS) * PANEL_OUTPUTS * num_steps * WORD_BYTES[kind])
-    row_bytes = rows_ON.stride(0) * rows_ON.element_size()
-    call = PackArguments(
-        rows_ON.data_ptr(), row_bytes, num_numbers, num_outputs, num_steps, panels.data_ptr(), KINDS.index(kind), 0
-    )
-    assert library.function("pack_args_size", [], ctypes.c_int64)() == ctypes.sizeof(call)
-    library.function("pack", [ctypes.c_void_p, ctypes.c_int64])(ctypes.addressof(call), torch.get_num_threads())
-    return panels
-
-
-def _pack_bias(bias_O: Tensor | None) -> Tensor | None:
-    if bias_O is None:
-        return None
-    buffer = allocate(-(-len(bias_O) // PANEL_OUTPUTS) * PANEL_OUTPUTS * 4)
-    values = buffer.view(torch.float32)
-    values.zero_()
-    values[: len(bias_O)] = bias_O
-    return buffer
 
 
 def _address(buffer: Tensor | None) -> int | None:

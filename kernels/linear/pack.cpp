@@ -1,10 +1,12 @@
-// Packing: from weights as checkpoints have them, output by output, to the panels of packed.h. Happens once, at load.
+// Packing: from weights as checkpoints have them, output by output, to the panels of packed.h. Happens once, at load,
+// after quantize_weight.h if the weight is to be quantized.
 //
 // All panels have one form: for each step one word of each of the panel's 64 outputs. A word is a pair of bf16, one f32
 // or f16, four u8 levels, eight u4 levels, or the scale of one group. So packing takes 64 rows of words and transposes.
 #include <cstring>
 
 #include "linear/packed.h"
+#include "linear/quantize_weight.h"
 #include "native/pool.h"
 
 namespace octavo {
@@ -83,10 +85,17 @@ void pack(const PackArgs& args, const Thread& thread) {
 }  // namespace
 }  // namespace octavo
 
-extern "C" void octavo_pack(const octavo::PackArgs* args, int64_t num_threads) {
-    octavo::run_on_threads(
-        num_threads,
-        [](void* context, octavo::Thread thread) { octavo::pack(*static_cast<const octavo::PackArgs*>(context), thread); },
-        const_cast<octavo::PackArgs*>(args));
-}
-extern "C" int64_t octavo_pack_args_size() { return sizeof(octavo::PackArgs); }
+// Calls `function(args, thread)` on all threads.
+#define OCTAVO_ON_THREADS(name, Args, function)                                                          \
+    extern "C" void octavo_##name(const octavo::Args* args, int64_t num_threads) {                       \
+        octavo::run_on_threads(                                                                          \
+            num_threads,                                                                                 \
+            [](void* context, octavo::Thread thread) {                                                   \
+                octavo::function(*static_cast<const octavo::Args*>(context), thread);                    \
+            },                                                                                           \
+            const_cast<octavo::Args*>(args));                                                            \
+    }                                                                                                    \
+    extern "C" int64_t octavo_##name##_args_size() { return sizeof(octavo::Args); }
+
+OCTAVO_ON_THREADS(pack, PackArgs, pack)
+OCTAVO_ON_THREADS(quantize_weight, QuantizeWeightArgs, quantize_weight)

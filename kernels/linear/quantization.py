@@ -1,0 +1,63 @@
+"""Quantizes weights at load, in C++: from floats to levels. The method is described in `quantize_weight.h`."""
+
+import ctypes
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from octavo.kernels.dispatch import require
+from octavo.kernels.linear.packing import call_on_threads
+from octavo.kernels.linear.quantized import QuantizedWeight
+from octavo.kernels.native.arguments import Arguments, Matrix
+from octavo.kernels.native.library import NativeLibrary
+
+Quantization = Literal["int8", "int4"]
+"""8 bits with a scale, or 4 bits with a scale and a minimum, for each group of 32 inputs."""
+GROUP_SIZE = 32
+
+
+class QuantizeWeightArguments(Arguments):
+    """See `QuantizeWeightArgs`."""
+
+    _fields_ = (
+        ("weight", Matrix),
+        ("num_outputs", ctypes.c_int64),
+        ("group_size", ctypes.c_int64),
+        ("levels", ctypes.c_void_p),
+        ("scales", ctypes.c_void_p),
+        ("minimums", ctypes.c_void_p),
+    )
+
+
+def quantize_weight(
+    library: NativeLibrary, weight_OI: Tensor, kind: Quantization, group_size: int = GROUP_SIZE
+) -> QuantizedWeight:
+    """Return the weight, of float32, bfloat16 or float16, in 8 or 4 bits.
+
+    Raises:
+        ShapeError: it is not a matrix of floats.
+    """
+    require(weight_OI.ndim == 2 and weight_OI.is_floating_point(), "quantize: a weight that is no matrix of floats")
+    rows_OI = weight_OI if weight_OI.stride(1) == 1 else weight_OI.contiguous()
+    groups = (weight_OI.shape[0], -(-weight_OI.shape[1] // group_size))
+    is_affine = kind == "int4"
+    quantized = QuantizedWeight(
+        levels_OI=torch.empty(weight_OI.shape, dtype=torch.uint8),
+        scale_OG=torch.empty(groups, dtype=torch.float16),
+        minimum_OG=torch.empty(groups, dtype=torch.float16) if is_affine else None,
+        offset=0 if is_affine else 128,
+        bits=4 if is_affine else 8,
+        group_size=group_size,
+    )
+    minimums = None if quantized.minimum_OG is None else quantized.minimum_OG.data_ptr()
+    call = QuantizeWeightArguments(
+        Matrix.of(rows_OI),
+        weight_OI.shape[0],
+        group_size,
+        quantized.levels_OI.data_ptr(),
+        quantized.scale_OG.data_ptr(),
+        minimums,
+    )
+    call_on_threads(library, "quantize_weight", call)
+    return quantized

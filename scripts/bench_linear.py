@@ -1,0 +1,159 @@
+"""How fast `linear` is, by shape, kind of weight and number of rows, beside torch and the machine's limits.
+
+Every weight is there so many times that no cache holds all copies; one call of the native library multiplies all of
+them, as a step does with a model's layers. Native and torch runs take turns; the best run counts, for this is about
+the kernels and not about what else the machine does.
+
+    .venv/bin/python scripts/bench_linear.py --kinds bf16 int8 --rows 1 8 32 512
+"""
+
+import argparse
+import ctypes
+import time
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from octavo.kernels.linear import cpu
+from octavo.kernels.linear.native import Epilogue, NativeLinear, arguments
+from octavo.kernels.linear.packing import pack, pack_quantized
+from octavo.kernels.linear.quantization import quantize_weight
+from octavo.kernels.native.arguments import Matrix, OperationEntry, ProgramArguments, StepArguments
+from octavo.kernels.native.library import NativeLibrary, load
+from octavo.kernels.native.memory import allocate
+from octavo.kernels.quantize.native import quantize_rows
+
+SHAPES: dict[str, dict[str, tuple[int, int, Epilogue]]] = {
+    "135m": {
+        "qkv": (576, 960, "none"),
+        "o": (576, 576, "none"),
+        "gate_up": (576, 3072, "silu_and_mul"),
+        "down": (1536, 576, "none"),
+        "head": (576, 49152, "none"),
+    },
+    "0.5b": {
+        "qkv": (896, 1152, "none"),
+        "o": (896, 896, "none"),
+        "gate_up": (896, 9728, "silu_and_mul"),
+        "down": (4864, 896, "none"),
+        "head": (896, 151936, "none"),
+    },
+}
+"""SmolLM2-135M and Qwen2.5-0.5B: inputs, outputs and what is fused."""
+COLD_BYTES = 160 << 20
+"""Of all copies of a weight together: several times the last cache."""
+DTYPES = {"bf16": torch.bfloat16, "f32": torch.float32, "f16": torch.float16}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", choices=SHAPES, default="135m")
+    parser.add_argument("--shapes", nargs="+")
+    parser.add_argument("--kinds", nargs="+", default=["bf16", "int8", "int4"], choices=[*DTYPES, "int8", "int4"])
+    parser.add_argument("--rows", nargs="+", type=int, default=[1, 2, 4, 8, 16, 32, 64, 128, 512])
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--seconds", type=float, default=0.3, help="for each cell of the table")
+    parser.add_argument("--no-torch", action="store_true")
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    library = load()
+    print(f"{library.isa}, {options.threads} threads")
+    if not options.no_torch:
+        print_limits()
+    print(f"{'':10}{'':6}{'rows':>5}{'us':>10}{'GB/s':>8}{'GFLOP/s':>9}{'torch us':>10}{'torch/ours':>11}")
+    for name, (num_inputs, num_outputs, epilogue) in SHAPES[options.model].items():
+        if options.shapes and name not in options.shapes:
+            continue
+        for kind in options.kinds:
+            weight = torch.randn(num_outputs, num_inputs) / num_inputs**0.5
+            cell = Cell(library, weight, kind, epilogue, options.threads, with_torch=not options.no_torch)
+            for rows in options.rows:
+                print(f"{name:10}{kind:6}{rows:>5}" + cell.measure(rows, options.seconds))
+
+
+class Cell:
+    """All copies of one weight, packed for both libraries."""
+
+    def __init__(
+        self, library: NativeLibrary, weight: Tensor, kind: str, epilogue: Epilogue, threads: int, *, with_torch: bool
+    ) -> None:
+        self.library, self.kind, self.epilogue, self.threads = library, kind, epilogue, threads
+        self.num_outputs, self.num_inputs = weight.shape
+        first = self._pack(weight)
+        self.num_copies = max(2, -(-COLD_BYTES // first.num_bytes))
+        self.packed = [first, *(self._pack(weight) for _ in range(self.num_copies - 1))]
+        self.products: list[cpu.Product] = []
+        if with_torch and kind in DTYPES:
+            dense = weight.to(DTYPES[kind])
+            product = cpu.onednn_product if cpu.has_onednn(dense.dtype) else cpu.plain_product
+            self.products = [product(dense, None) for _ in range(self.num_copies)]
+
+    def _pack(self, weight: Tensor) -> NativeLinear:
+        if self.kind in DTYPES:
+            return pack(self.library, weight.to(DTYPES[self.kind]))
+        return pack_quantized(self.library, quantize_weight(self.library, weight, self.kind))
+
+    def measure(self, rows: int, seconds: float) -> str:
+        """Return the columns of one line of the table."""
+        x = torch.randn(rows, self.num_inputs)
+        native, keeps = self._native(x)
+        calls = [native]
+        if self.products:
+            narrow = x.to(DTYPES[self.kind])
+            calls.append(lambda: [product(narrow) for product in self.products])
+        best = [best_s / self.num_copies for best_s in best_of(calls, seconds)]
+        del keeps
+        gigabytes = self.packed[0].num_bytes / best[0] * 1e-9
+        gigaflops = 2e-9 * rows * self.num_inputs * self.num_outputs / best[0]
+        line = f"{best[0] * 1e6:>10.1f}{gigabytes:>8.1f}{gigaflops:>9.1f}"
+        return line + (f"{best[1] * 1e6:>10.1f}{best[1] / best[0]:>11.2f}" if self.products else "")
+
+    def _native(self, x: Tensor) -> tuple[Callable[[], object], list[object]]:
+        """Return a call that multiplies by all copies, and what must stay alive for it."""
+        width = self.num_outputs // 2 if self.epilogue == "silu_and_mul" else self.num_outputs
+        inputs = [x.to(torch.bfloat16) if self.kind == "bf16" else x]
+        if self.packed[0].is_quantized:
+            quantized = quantize_rows(self.library, x, self.packed[0].group_size, self.threads)
+            inputs = [quantized.levels_TI, quantized.scale_TG, quantized.sum_TG]
+        out = torch.empty(len(x), width)
+        matrices, out_matrix = [Matrix.of(tensor) for tensor in inputs], Matrix.of(out)
+        calls = [arguments(matrices, packed, out_matrix, epilogue=self.epilogue) for packed in self.packed]
+        entries = (OperationEntry * len(calls))()
+        function = self.library.operation("linear", type(calls[0]))
+        for index, call in enumerate(calls):
+            entries[index] = OperationEntry(function, ctypes.addressof(call), 1)
+        counters = (ctypes.c_int64 * len(calls))()
+        program = ProgramArguments(entries, len(calls), ctypes.addressof(counters), None)
+        step = StepArguments(num_rows=len(x))
+        run = self.library.function("run", [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64])
+        addresses = ctypes.addressof(program), ctypes.addressof(step)
+        return lambda: run(*addresses, self.threads), [inputs, out, calls, entries, counters, program, step]
+
+
+def best_of(calls: list[Callable[[], object]], seconds: float) -> list[float]:
+    """Return the seconds of the best run of each call; they take turns."""
+    best = [float("inf")] * len(calls)
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end or best[-1] == float("inf"):
+        for index, call in enumerate(calls):
+            start = time.perf_counter()
+            call()
+            best[index] = min(best[index], time.perf_counter() - start)
+    return best
+
+
+def print_limits() -> None:
+    """Measure what torch reads and multiplies at most."""
+    memory = allocate(1 << 30).view(torch.float32)
+    memory.fill_(1.0)
+    a, b = torch.randn(2048, 2048).bfloat16(), torch.randn(2048, 2048).bfloat16()
+    c, d = torch.ones(2048, 2048, dtype=torch.int8), torch.ones(2048, 2048, dtype=torch.int8)
+    calls: list[Callable[[], object]] = [memory.sum, lambda: a @ b, lambda: torch._int_mm(c, d)]
+    reading, bf16, int8 = best_of(calls, 1.5)
+    print(f"limits: {memory.nbytes / reading * 1e-9:.1f} GB/s read", end=", ")
+    print(f"{2e-9 * 2048**3 / bf16:.0f} GFLOP/s bf16, {2e-9 * 2048**3 / int8:.0f} GOP/s int8")
+
+
+if __name__ == "__main__":
+    main()
