@@ -1,0 +1,210 @@
+"""`paged_attention` in C++: right at every instruction set, and the same bits however a step is made up."""
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kernel_checks import assert_close, random
+from native_cache import NativeCache, read
+from torch import Tensor
+
+from octavo.kernels.native import library
+from octavo.kernels.native.library import NativeLibrary
+from octavo.kernels.paged_attention import AttentionShape, cases, reference
+from octavo.kernels.paged_attention.layout import CacheLayout
+from octavo.kernels.paged_attention.native import ShapeArguments
+
+TOLERANCES = cases.TOLERANCES | {torch.float16: 2e-6, torch.int8: 8e-3}
+"""Against the reference over what the cache holds: float16 is widened to float32, int8 to bfloat16."""
+
+
+@dataclass
+class Requests:
+    """Keys and values of some requests in a cache, and the queries of all their positions."""
+
+    cache: NativeCache
+    shape: AttentionShape
+    block_table: Tensor
+    queries: list[Tensor]
+
+    @classmethod
+    def make(
+        cls, native: NativeLibrary, context_lens: list[int], block_size: int, shape: AttentionShape, dtype: torch.dtype
+    ) -> "Requests":
+        """Scatter the blocks of the requests over a cache whose other slots hold NaN."""
+        num_blocks = [-(-length // block_size) for length in context_lens]
+        order = torch.randperm(sum(num_blocks) + 3, generator=torch.Generator().manual_seed(7)).int()
+        layout = CacheLayout(dtype, block_size, shape.num_kv_heads, shape.head_dim)
+        cache = NativeCache(native, layout, len(order))
+        table = torch.zeros(len(context_lens), max(num_blocks) + 2, dtype=torch.int32)
+        queries = []
+        for request, (length, blocks) in enumerate(
+            zip(context_lens, order[: sum(num_blocks)].split(num_blocks), strict=True)
+        ):
+            table[request, : len(blocks)] = blocks
+            k, v = random(2, length, shape.num_kv_heads * shape.head_dim, seed=100 + request)
+            slots = (blocks.long().unsqueeze(1) * block_size + torch.arange(block_size)).flatten()[:length]
+            cache.store(k, v, slots)
+            queries.append(random(length, shape.num_heads * shape.head_dim, seed=200 + request, scale=2.0))
+        return cls(cache, shape, table, queries)
+
+    def attend(self, parts: list[tuple[int, int, int]], num_threads: int = 1, **options: torch.dtype) -> list[Tensor]:
+        """Attend for (request, rows, keys) triples in one step; returns each one's rows."""
+        rows = [num_rows for _, num_rows, _ in parts]
+        starts = [sum(rows[:index]) for index in range(len(rows) + 1)]
+        queries = torch.cat([self.queries[request][keys - num : keys] for request, num, keys in parts])
+        tables = self.block_table[[request for request, _, _ in parts]]
+        self.cache.num_threads = num_threads
+        out = self.cache.attend(queries, starts, [keys for _, _, keys in parts], tables, self.shape, **options)
+        return list(out.split(rows))
+
+    def expected(self, parts: list[tuple[int, int, int]]) -> Tensor:
+        """Return what the reference computes from the keys and values as they are stored."""
+        layout, num_slots = self.cache.layout, self.cache.num_blocks * self.cache.layout.block_size
+        paged = (self.cache.num_blocks, layout.block_size, layout.num_kv_heads, layout.head_dim)
+        keys = read(self.cache.k, layout, keys=True)[:num_slots].view(paged)
+        values = read(self.cache.v, layout, keys=False)[:num_slots].view(paged)
+        rows = [num_rows for _, num_rows, _ in parts]
+        starts = [sum(rows[:index]) for index in range(len(rows) + 1)]
+        queries = torch.cat([self.queries[request][keys - num : keys] for request, num, keys in parts])
+        tables = self.block_table[[request for request, _, _ in parts]]
+        lens = [keys for _, _, keys in parts]
+        q_TNH = queries.unflatten(1, (self.shape.num_heads, -1))
+        shape = self.shape
+        out = reference.paged_attention(q_TNH, keys, values, starts, lens, tables, shape.scale, shape.window)
+        return out.flatten(1)
+
+
+def shape_of(heads: tuple[int, int, int], window: int | None = None) -> AttentionShape:
+    return AttentionShape(*heads, scale=heads[2] ** -0.5, window=window)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+@pytest.mark.parametrize("window", cases.WINDOWS)
+@pytest.mark.parametrize("heads", [*cases.HEADS, (6, 2, 8), (7, 1, 12), (4, 4, 20), (10, 2, 80), (4, 2, 256)], ids=str)
+@pytest.mark.parametrize("batch", cases.BATCHES, ids=["one", "decodes", "mixed"])
+def test_paged_attention(
+    native_library: NativeLibrary,
+    heads: tuple[int, int, int],
+    batch: list[tuple[int, int]],
+    window: int | None,
+    dtype: torch.dtype,
+) -> None:
+    for block_size in [*cases.BLOCK_SIZES, 48]:
+        requests = Requests.make(
+            native_library, [keys for _, keys in batch], block_size, shape_of(heads, window), dtype
+        )
+        parts = [(request, rows, keys) for request, (rows, keys) in enumerate(batch)]
+        actual = torch.cat(requests.attend(parts, num_threads=2))
+        assert_close(actual, requests.expected(parts), TOLERANCES[dtype])
+
+
+@st.composite
+def steps(draw: st.DrawFn) -> tuple[AttentionShape, int, torch.dtype, list[tuple[int, int]]]:
+    """Return a shape, a block size, a type and (rows, keys) of each request."""
+    num_kv_heads, group = draw(st.integers(1, 4)), draw(st.integers(1, 16))
+    head_dim = draw(st.sampled_from([8, 12, 16, 20, 32, 36, 48, 64, 80, 96, 128, 256]))
+    window = draw(st.none() | st.integers(1, 700))
+    keys = draw(st.lists(st.integers(1, 600), min_size=1, max_size=5))
+    batch = [(draw(st.just(1) | st.integers(1, min(length, 150))), length) for length in keys]
+    block_size = draw(st.sampled_from([1, 4, 8, 16, 24, 32, 48]))
+    return shape_of((num_kv_heads * group, num_kv_heads, head_dim), window), block_size, draw(dtypes()), batch
+
+
+def dtypes() -> st.SearchStrategy[torch.dtype]:
+    return st.sampled_from(list(TOLERANCES))
+
+
+@settings(max_examples=60, deadline=None)
+@given(step=steps(), num_threads=st.integers(1, 3))
+def test_any_step(
+    native_library: NativeLibrary,
+    step: tuple[AttentionShape, int, torch.dtype, list[tuple[int, int]]],
+    num_threads: int,
+) -> None:
+    shape, block_size, dtype, batch = step
+    requests = Requests.make(native_library, [keys for _, keys in batch], block_size, shape, dtype)
+    parts = [(request, rows, keys) for request, (rows, keys) in enumerate(batch)]
+    actual = requests.attend(parts, num_threads)
+    assert_close(torch.cat(actual), requests.expected(parts), TOLERANCES[dtype])
+    # The first request alone, its rows one by one, with another number of threads.
+    _, rows, keys = parts[0]
+    alone = [requests.attend([(0, 1, keys - rows + row + 1)], 4 - num_threads)[0] for row in range(0, rows, 13)]
+    assert torch.equal(torch.cat(alone), actual[0][::13])
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+@pytest.mark.parametrize("window", [None, 150])
+@pytest.mark.parametrize("heads", [(9, 3, 64), (7, 1, 12), (8, 1, 128)], ids=str)
+def test_a_position_has_the_same_bits_in_every_step(
+    native_library: NativeLibrary, heads: tuple[int, int, int], window: int | None, dtype: torch.dtype
+) -> None:
+    lengths = [600, 290, 131]
+    requests = Requests.make(native_library, lengths, 16, shape_of(heads, window), dtype)
+    whole = requests.attend([(0, 600, 600)])[0]
+    others = [(1, 1, 290), (2, 131, 131)]
+    for rows, keys in [(1, 1), (1, 128), (1, 129), (1, 600), (2, 130), (7, 260), (128, 256), (300, 600), (17, 17)]:
+        expected = whole[keys - rows : keys]
+        for num_threads in (1, 2, 3):
+            assert torch.equal(requests.attend([(0, rows, keys)], num_threads)[0], expected), (rows, keys)
+            assert torch.equal(requests.attend([*others, (0, rows, keys)], num_threads)[2], expected), (rows, keys)
+    decodes = requests.attend([(0, 1, keys) for keys in range(1, 601, 7)], 2)
+    assert torch.equal(torch.cat(decodes), whole[0:600:7])
+    for block_size in (1, 8, 24, 64):
+        other = Requests.make(native_library, lengths, block_size, shape_of(heads, window), dtype)
+        assert torch.equal(other.attend([(0, 600, 600)], 2)[0], whole), block_size
+        assert torch.equal(other.attend([(0, 1, 555), (1, 290, 290)], 2)[0], whole[554:555]), block_size
+
+
+def test_a_long_request_is_split_over_threads_without_changing_its_bits(native_library: NativeLibrary) -> None:
+    for window in (None, 2000):
+        shape = shape_of((3, 1, 32), window)
+        requests = Requests.make(native_library, [5000, 40], 16, shape, torch.bfloat16)
+        expected = requests.attend([(0, 1, 5000), (1, 40, 40)], 1)
+        for num_threads in (2, 3, 7):
+            actual = requests.attend([(0, 1, 5000), (1, 40, 40)], num_threads)
+            assert torch.equal(torch.cat(actual), torch.cat(expected))
+        assert torch.equal(requests.attend([(0, 4, 5000)], 2)[0][3:], expected[0])
+
+
+def test_output_in_bfloat16_is_rounded_once(native_library: NativeLibrary) -> None:
+    requests = Requests.make(native_library, [70], 16, shape_of((6, 2, 20)), torch.bfloat16)
+    exact, rounded = requests.attend([(0, 9, 70)])[0], requests.attend([(0, 9, 70)], out_dtype=torch.bfloat16)[0]
+    assert torch.equal(rounded, exact.bfloat16())
+
+
+def test_huge_and_tiny_scores(native_library: NativeLibrary) -> None:
+    for dtype in (torch.float32, torch.bfloat16):
+        requests = Requests.make(native_library, [300], 16, shape_of((2, 1, 16)), dtype)
+        for factor in (0.0, 1e-30, 300.0, 1e6):
+            scaled = Requests(requests.cache, requests.shape, requests.block_table, [requests.queries[0] * factor])
+            if dtype == torch.bfloat16:
+                scaled.queries = [scaled.queries[0].bfloat16().float()]
+            actual = scaled.attend([(0, 300, 300)])[0]
+            # Scores in the thousands differ by more than the rounding of a sum changes them.
+            assert_close(actual, scaled.expected([(0, 300, 300)]), 1e-2)
+
+
+def test_what_cannot_be_is_refused() -> None:
+    layout = CacheLayout(torch.bfloat16, 16, 2, 64)
+    with pytest.raises(ValueError, match="scaled"):
+        ShapeArguments.of(AttentionShape(4, 2, 64, scale=-1.0), layout)
+    with pytest.raises(ValueError):
+        ShapeArguments.of(AttentionShape(5, 2, 64, scale=1.0), layout)
+    with pytest.raises(ValueError):
+        ShapeArguments.of(AttentionShape(4, 4, 64, scale=1.0), layout)
+    with pytest.raises(ValueError, match="256"):
+        CacheLayout(torch.bfloat16, 16, 2, 320)
+    with pytest.raises(ValueError, match="int64"):
+        CacheLayout(torch.int64, 16, 2, 64)
+
+
+def test_the_plan_fits_its_workspace_at_any_number_of_threads() -> None:
+    native = library.load()
+    requests = Requests.make(native, [900] * 6, 16, shape_of((4, 2, 16)), torch.float32)
+    parts = [(0, 1, 900), (1, 300, 900), *((request, 1, 700) for request in range(2, 6))]
+    expected = torch.cat(requests.attend(parts, 1))
+    for num_threads in (2, 5, 16):
+        assert torch.equal(torch.cat(requests.attend(parts, num_threads)), expected)

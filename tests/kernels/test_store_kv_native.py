@@ -1,0 +1,74 @@
+"""`store_kv` in C++: every row in its slot, the padding zero, not a byte of another slot touched."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kernel_checks import random
+from native_cache import NativeCache, numbers, read, scales
+
+from octavo.kernels.native.library import NativeLibrary
+from octavo.kernels.paged_attention.layout import CacheLayout
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.int8]
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    num_kv_heads=st.integers(1, 3),
+    head_dim=st.sampled_from([1, 8, 12, 20, 33, 64, 80, 128, 256]),
+    block_size=st.sampled_from([1, 5, 8, 16, 32]),
+    num_rows=st.integers(1, 40),
+    num_threads=st.integers(1, 3),
+    dtype=st.sampled_from(DTYPES),
+)
+def test_store_kv(
+    native_library: NativeLibrary,
+    num_kv_heads: int,
+    head_dim: int,
+    block_size: int,
+    num_rows: int,
+    num_threads: int,
+    dtype: torch.dtype,
+) -> None:
+    layout = CacheLayout(dtype, block_size, num_kv_heads, head_dim)
+    cache = NativeCache(native_library, layout, 160 // block_size, num_threads)
+    # Rows cut from a wider matrix, as the program's are.
+    width = num_kv_heads * head_dim
+    k, v = random(num_rows, 2 * width + 3, seed=num_rows)[:, : 2 * width].split(width, dim=1)
+    slots = torch.randperm(160, generator=torch.Generator().manual_seed(num_rows))[:num_rows]
+    cache.store(k, v, slots)
+    others = torch.ones(len(numbers(cache.k, layout, keys=True)), dtype=torch.bool)
+    others[slots] = False
+    for buffer, rows, keys in ((cache.k, k, True), (cache.v, v, False)):
+        expected = rows.reshape(num_rows, num_kv_heads, head_dim)
+        actual = read(buffer, layout, keys=keys)[slots]
+        if dtype == torch.int8:
+            largest = expected.abs().amax(dim=2)
+            assert torch.equal(scales(buffer, layout)[slots], largest / 127)
+            assert bool(((actual - expected).abs() <= largest.unsqueeze(2) / 253).all())
+        else:
+            assert torch.equal(actual, expected.to(dtype).float())
+        stored = numbers(buffer, layout, keys=keys)
+        assert not bool(stored[slots][..., head_dim:].any()), "padding"
+        bits = stored.view(torch.int8) if dtype == torch.int8 else stored.view(torch.uint8)
+        assert bool((bits[others] == (-1 if dtype == torch.int8 else 0xFF)).all()), "another slot"
+        if dtype == torch.int8:
+            assert bool(scales(buffer, layout)[others].isnan().all()), "another slot's factor"
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_row_of_zeros(native_library: NativeLibrary, dtype: torch.dtype) -> None:
+    layout = CacheLayout(dtype, 16, 2, 12)
+    cache = NativeCache(native_library, layout, 1)
+    cache.store(torch.zeros(1, 24), torch.zeros(1, 24), torch.tensor([5]))
+    assert not bool(read(cache.k, layout, keys=True)[5].any())
+    assert not bool(read(cache.v, layout, keys=False)[5].any())
+
+
+def test_block_bytes_are_what_is_allocated() -> None:
+    for dtype in DTYPES:
+        for block_size in (1, 8, 16, 24, 32):
+            layout = CacheLayout(dtype, block_size, 3, 20)
+            k, v = layout.allocate(32)
+            assert k.nbytes + v.nbytes == 32 * layout.block_bytes
