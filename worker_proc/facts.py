@@ -11,10 +11,11 @@ from octavo.kernels.paged_attention import workspace_bytes
 from octavo.protocol.config import DeviceFacts, ResolvedConfig
 from octavo.protocol.params import SamplingSpec
 from octavo.protocol.steps import Admitted, Scheduled, StepPlan
-from octavo.worker_proc.cache.storage import block_bytes
+from octavo.worker_proc.cache.layout import kv_block_bytes
 from octavo.worker_proc.device.base import Device
 from octavo.worker_proc.models.base import Model
-from octavo.worker_proc.step.execute import StepExecutor
+from octavo.worker_proc.step.execute import PROMPT_LOGPROBS_ROWS, StepExecutor
+from octavo.worker_proc.step.forward import NativeForward, build_forward
 from octavo.worker_proc.weights.load import torch_dtype
 
 logger = logging.getLogger(__name__)
@@ -34,7 +35,6 @@ def measure(model: Model, device: Device, config: ResolvedConfig, *, rank: int, 
         rank: of this worker.
         free_bytes: free memory before the weights were loaded.
     """
-    facts = config.model
     return DeviceFacts(
         rank=rank,
         device_name=device.name,
@@ -42,14 +42,15 @@ def measure(model: Model, device: Device, config: ResolvedConfig, *, rank: int, 
         free_bytes=free_bytes,
         weights_bytes=model.weights_bytes,
         activation_bytes=activation_bytes(model, device, config),
-        kv_block_bytes=block_bytes(
-            facts.num_layers, config.block_size, facts.num_kv_heads, facts.head_dim, torch_dtype(config)
-        ),
+        kv_block_bytes=kv_block_bytes(config, is_native=model.library is not None),
     )
 
 
 def activation_bytes(model: Model, device: Device, config: ResolvedConfig) -> int:
-    """Return the peak memory of a step above the weights: two steps are measured, and one part is computed.
+    """Return the peak memory of a step above the weights.
+
+    A native program plans its memory when it is made. With it count the logits' copies of the sampler.
+    Otherwise two steps are measured, and one part is computed.
 
     The first step is a prefill chunk without a sample, scaled from `MEASURED_TOKENS` to the token budget;
     the second decodes `max_num_seqs` requests and samples for each. Both also warm the kernels up. They
@@ -58,14 +59,24 @@ def activation_bytes(model: Model, device: Device, config: ResolvedConfig) -> in
     earlier peak cannot be seen from outside.
     """
     budget, num_seqs = config.max_num_batched_tokens, config.max_num_seqs
+    logits_bytes = num_seqs * config.model.vocab_size * torch.float32.itemsize
+    if model.library is not None:
+        return program_bytes(model, config) + logits_bytes
     num_tokens = min(budget, MEASURED_TOKENS, config.max_model_len)
     prefill = _peak_growth(model, device, config, num_requests=1, num_tokens=num_tokens, samples=False)
     decode = _peak_growth(model, device, config, num_requests=num_seqs, num_tokens=1, samples=True)
-    logits_bytes = num_seqs * config.model.vocab_size * torch.float32.itemsize
     measured = max(prefill * -(-budget // num_tokens) + decode, 2 * logits_bytes)
     return measured + workspace_bytes(
         config.max_model_len, model.attention_shape, torch_dtype(config), device.torch_device
     )
+
+
+def program_bytes(model: Model, config: ResolvedConfig) -> int:
+    """Return the memory of the programs that steps run, at their largest."""
+    bounds = {"max_model_len": config.max_model_len, "max_logits": PROMPT_LOGPROBS_ROWS}
+    forward = build_forward(model, config, num_blocks=1, **bounds)
+    assert isinstance(forward, NativeForward), "the model was packed for native programs"
+    return forward.num_bytes
 
 
 def _peak_growth(

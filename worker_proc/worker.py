@@ -12,8 +12,11 @@ from typing import assert_never
 import torch
 import zmq
 
+from octavo.kernels.native.build import Toolchain
+from octavo.kernels.native.library import choose_kernels
 from octavo.protocol.channel import ResultPush, Subscriber
 from octavo.protocol.control import WorkerReady, WorkerSpec
+from octavo.protocol.env import Env
 from octavo.protocol.errors import NotEnoughMemoryError, ProtocolError
 from octavo.protocol.lifecycle import EXIT_OK, Reporter, StopSignal
 from octavo.protocol.steps import (
@@ -62,8 +65,10 @@ class Worker:
         config = spec.config
         device = open_device(config)
         free_bytes = device.free_bytes()
+        env = Env.read()
+        library = choose_kernels("auto", toolchain=Toolchain(cache_dir=env.cache_dir), phase=reporter.phase)
         with reporter.phase("loading weights"):
-            model = load_model(config, reporter.progress)
+            model = load_model(config, reporter.progress, library=library, cache_dir=env.cache_dir)
         with reporter.phase("profiling memory"):
             facts = measure(model, device, config, rank=spec.rank, free_bytes=free_bytes)
         gc.collect()
@@ -143,7 +148,7 @@ class Worker:
                 num_blocks=command.num_blocks,
                 max_model_len=command.max_model_len,
             )
-        except RuntimeError as error:  # what torch's allocator raises on the CPU
+        except (RuntimeError, MemoryError) as error:  # what torch's allocator and the native one raise
             raise NotEnoughMemoryError(
                 f"no memory for {command.num_blocks} KV blocks: {error}",
                 hint="use a smaller --gpu-memory-utilization or --num-gpu-blocks-override",

@@ -21,5 +21,13 @@ def record(x: Tensor, uses_tanh: bool) -> Tensor:
     def bind(inputs: list[Matrix], outputs: list[Matrix]) -> Arguments:
         return GeluArguments(inputs[0], outputs[0], int(uses_tanh))
 
-    node = Node("gelu", [value], [Buffer(value.width)], bind, is_row_wise=True, in_place=0)
+    node = Node(
+        "gelu",
+        [value],
+        [Buffer(value.width)],
+        bind,
+        is_row_wise=True,
+        in_place=0,
+        activation="gelu_tanh" if uses_tanh else "gelu",
+    )
     return as_tensor(value.recorder.append(node, value.dims))

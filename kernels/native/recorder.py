@@ -33,6 +33,10 @@ class ProgramRecorder:
         self.nodes.append(node)
         return Value(self, node.outputs[0], 0, dims)
 
+    def do(self, node: Node) -> None:
+        """See `octavo.kernels.native.value.Recorder`."""
+        self.nodes.append(node)
+
     def add(self, left: Value, right: Value) -> Value:
         """See `octavo.kernels.native.value.Recorder`."""
         return record_add(left, right)

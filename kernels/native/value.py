@@ -177,6 +177,9 @@ class Recorder(Protocol):
     def append(self, node: Node, dims: tuple[int, ...]) -> Value:
         """Add an operation and return its first output as a value of shape (ROWS, *dims)."""
 
+    def do(self, node: Node) -> None:
+        """Add an operation that writes elsewhere than into buffers."""
+
     def add(self, left: Value, right: Value) -> Value:
         """Record a sum."""
 

@@ -1,5 +1,6 @@
 """Attention over the paged cache. Does not own the blocks or choose the slots."""
 
+import torch
 from torch import Tensor
 
 from octavo.kernels import paged_attention
@@ -20,9 +21,13 @@ class PagedCacheAttention:
 
     def plan(self, inputs: StepInputs) -> None:
         """See `octavo.worker_proc.attention.base.Attention`."""
-        self._slot_mapping_T = inputs.slot_mapping_T
+        self._slot_mapping_T = torch.from_numpy(inputs.slot_mapping_T)
         self._planned = paged_attention.plan(
-            inputs.query_starts, inputs.context_lens, inputs.block_table_RP, self._storage.block_size, self._shape
+            inputs.query_starts.tolist(),
+            inputs.context_lens.tolist(),
+            torch.from_numpy(inputs.block_table_RP),
+            self._storage.block_size,
+            self._shape,
         )
 
     def run(self, q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, layer_index: int) -> Tensor:

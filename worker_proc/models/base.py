@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from torch import Tensor
 
 from octavo.kernels.linear import Packer
+from octavo.kernels.native.library import NativeLibrary
 from octavo.kernels.paged_attention import AttentionShape
 from octavo.worker_proc.attention.base import Attention
 from octavo.worker_proc.models.linear_weight import QuantizedMatrix
@@ -21,6 +22,8 @@ class Model(ABC):
     def __init__(self, parameters: Parameters, num_layers: int, attention_shape: AttentionShape) -> None:
         self._parameters = parameters
         self.dtype = parameters.dtype
+        self.library: NativeLibrary | None = None
+        """What its weights were packed for and steps are computed with; None: torch."""
         self.num_layers = num_layers
         self.attention_shape = attention_shape
 
@@ -38,8 +41,9 @@ class Model(ABC):
     def logits(self, hidden_RD: Tensor) -> Tensor:
         """Return logits_RV in float32 for rows of `forward`'s result."""
 
+    @abstractmethod
     def prepare(self, max_model_len: int) -> None:
-        """Make the tables that requests of up to `max_model_len` tokens need; nothing by default."""
+        """Make the tables that requests of up to `max_model_len` tokens need."""
 
     @property
     def num_kv_heads(self) -> int:

@@ -61,6 +61,9 @@ class GPT2Model(Model):
         self._norm = LayerNorm.new(parameters, "ln_f", width, eps)
         self._output = Linear.tied(parameters, self._embedding_VD)
 
+    def prepare(self, max_model_len: int) -> None:
+        """Nothing: positions are weights."""
+
     def forward(self, token_ids_T: Tensor, positions_T: Tensor, attention: Attention) -> Tensor:
         """See `octavo.worker_proc.models.base.Model`."""
         hidden_TD = embedding(token_ids_T, self._embedding_VD) + embedding(positions_T, self._positions_LD)

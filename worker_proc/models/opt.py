@@ -107,6 +107,9 @@ class OPTModel(Model):
         self._norm = LayerNorm.new(parameters, "final_layer_norm", width, _EPS) if config.has_final_norm else None
         self._output = Linear.tied(parameters, self._embedding_VE)
 
+    def prepare(self, max_model_len: int) -> None:
+        """Nothing: positions are weights."""
+
     def forward(self, token_ids_T: Tensor, positions_T: Tensor, attention: Attention) -> Tensor:
         """See `octavo.worker_proc.models.base.Model`."""
         hidden_TD = embedding(token_ids_T, self._embedding_VE)

@@ -7,22 +7,19 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
-from torch import Tensor
 
 from octavo.kernels.logprobs import logprobs
 from octavo.protocol.config import ResolvedConfig
 from octavo.protocol.events import TokenLogprobs
 from octavo.protocol.steps import Scheduled, StepPlan, StepResult
-from octavo.worker_proc.attention.base import Attention
-from octavo.worker_proc.attention.paged import PagedCacheAttention
 from octavo.worker_proc.batch.outputs import step_result, token_logprobs
 from octavo.worker_proc.batch.rows import Row
 from octavo.worker_proc.batch.state import BatchState
-from octavo.worker_proc.cache.storage import KVStorage
 from octavo.worker_proc.models.base import Model
 from octavo.worker_proc.sampling.sampler import Draw, Sampler
-from octavo.worker_proc.weights.load import torch_dtype
+from octavo.worker_proc.step.forward import Forward, build_forward
 
 PROMPT_LOGPROBS_ROWS = 64
 """Prompt positions whose logits are held at a time: a chunk's worth of a large vocabulary would not be small."""
@@ -35,7 +32,7 @@ class _Span:
     entry: Scheduled
     row: Row
     first: int
-    """Its first row in the step's hidden states."""
+    """Its first row in the step."""
 
     @property
     def end_position(self) -> int:
@@ -45,9 +42,8 @@ class _Span:
 class StepExecutor:
     """Applies plans to the batch and runs the model over what they schedule."""
 
-    def __init__(self, model: Model, attention: Attention, state: BatchState, sampler: Sampler) -> None:
-        self._model = model
-        self._attention = attention
+    def __init__(self, forward: Forward, state: BatchState, sampler: Sampler) -> None:
+        self._forward = forward
         self._state = state
         self._sampler = sampler
 
@@ -61,23 +57,16 @@ class StepExecutor:
             num_blocks: of the cache.
             max_model_len: longest request, in tokens.
         """
-        facts = config.model
-        storage = KVStorage(
-            num_layers=facts.num_layers,
-            num_blocks=num_blocks,
-            block_size=config.block_size,
-            num_kv_heads=facts.num_kv_heads,
-            head_dim=facts.head_dim,
-            dtype=torch_dtype(config),
+        forward = build_forward(
+            model, config, num_blocks=num_blocks, max_model_len=max_model_len, max_logits=PROMPT_LOGPROBS_ROWS
         )
         state = BatchState(
             num_slots=config.max_num_seqs,
             max_model_len=max_model_len,
             block_size=config.block_size,
-            vocab_size=facts.vocab_size,
+            vocab_size=config.model.vocab_size,
         )
-        attention = PagedCacheAttention(storage, model.attention_shape)
-        return cls(model, attention, state, Sampler(facts.vocab_size))
+        return cls(forward, state, Sampler(config.model.vocab_size))
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:
@@ -90,29 +79,24 @@ class StepExecutor:
         self._state.apply(plan)
         if not plan.scheduled:
             return step_result(plan.sequence, [], [], [], time.perf_counter() - start_s)
-        hidden_TD, spans = self._forward(plan.scheduled)
-        prompt_logprobs = [
-            (span.row.slot, entries) for span in spans if (entries := list(self._prompt_logprobs(hidden_TD, span)))
-        ]
-        sampled, token_entries = self._sample(hidden_TD, [span for span in spans if span.entry.samples])
+        spans = self._compute(plan.scheduled)
+        prompt_logprobs = [(span.row.slot, entries) for span in spans if (entries := list(self._prompt_logprobs(span)))]
+        sampled, token_entries = self._sample([span for span in spans if span.entry.samples])
         return step_result(plan.sequence, sampled, token_entries, prompt_logprobs, time.perf_counter() - start_s)
 
-    def _forward(self, scheduled: Sequence[Scheduled]) -> tuple[Tensor, list[_Span]]:
+    def _compute(self, scheduled: Sequence[Scheduled]) -> list[_Span]:
         inputs = self._state.inputs_of(scheduled)
-        self._attention.plan(inputs)
-        hidden_TD = self._model.forward(inputs.token_ids_T, inputs.positions_T, self._attention)
-        spans = [
+        self._forward.run(inputs)
+        return [
             _Span(entry, self._state.rows[entry.slot], first)
-            for entry, first in zip(scheduled, inputs.query_starts, strict=False)
+            for entry, first in zip(scheduled, inputs.query_starts.tolist(), strict=False)
         ]
-        return hidden_TD, spans
 
-    def _sample(self, hidden_TD: Tensor, spans: Sequence[_Span]) -> tuple[list[int], list[TokenLogprobs | None]]:
+    def _sample(self, spans: Sequence[_Span]) -> tuple[list[int], list[TokenLogprobs | None]]:
         """Sample the successor of each span's last token and put it into its row."""
         if not spans:
             return [], []
-        last_rows = torch.tensor([span.first + span.entry.num_tokens - 1 for span in spans])
-        logits_RV = self._model.logits(hidden_TD[last_rows])
+        logits_RV = self._forward.logits(np.array([span.first + span.entry.num_tokens - 1 for span in spans]))
         draws = [
             Draw(span.row.sampling, span.end_position, span.end_position - span.row.num_prompt_tokens) for span in spans
         ]
@@ -126,7 +110,7 @@ class StepExecutor:
             )
         return sampled, entries
 
-    def _prompt_logprobs(self, hidden_TD: Tensor, span: _Span) -> Iterator[TokenLogprobs]:
+    def _prompt_logprobs(self, span: _Span) -> Iterator[TokenLogprobs]:
         """Yield the logprobs of the prompt tokens that follow this span's positions, if asked for."""
         num_top = span.row.sampling.spec.prompt_logprobs
         if num_top is None:
@@ -136,6 +120,6 @@ class StepExecutor:
         for offset in range(0, len(token_ids), PROMPT_LOGPROBS_ROWS):
             targets = token_ids[offset : offset + PROMPT_LOGPROBS_ROWS]
             first = span.first + offset
-            logits_RV = self._model.logits(hidden_TD[first : first + len(targets)])
+            logits_RV = self._forward.logits(np.arange(first, first + len(targets)))
             for logits_V, token_id in zip(logits_RV, targets, strict=True):
                 yield token_logprobs(token_id, logprobs(logits_V, token_id, num_top))

@@ -67,6 +67,7 @@ def _load(
     packer = _packer(config, library)
     cache = PackedCache.of(config, library, cache_dir) if cache_dir else None
     model = build_model(config.model, torch_dtype(config))
+    model.library = library
     if cache and cache.restore(model.parameters, packer):
         return model
     if config.model.load_format == "dummy":

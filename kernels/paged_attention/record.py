@@ -1,0 +1,48 @@
+"""The place of attention in a program: planned once, then one operation for each layer."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from octavo.kernels.native.arguments import Arguments, Matrix
+from octavo.kernels.native.value import Buffer, Node, Recorder, as_tensor, value_of
+from octavo.kernels.paged_attention.native import PagedAttentionArguments, PlanAttentionArguments, ShapeArguments
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Workspace:
+    """What the layers of one program share: the list of pieces of work, and room for sums."""
+
+    shape: ShapeArguments
+    memory: Tensor
+    max_context: int
+    """Keys of the longest request."""
+
+
+def record_plan(recorder: Recorder, workspace: Workspace) -> None:
+    """Record the planning of a step, which all its layers read."""
+
+    def bind(inputs: list[Matrix], outputs: list[Matrix]) -> Arguments:
+        memory = workspace.memory
+        return PlanAttentionArguments(workspace.shape, memory.data_ptr(), memory.nbytes, workspace.max_context)
+
+    recorder.do(Node("plan_attention", [], [], bind, is_row_wise=False, keeps=[workspace]))
+
+
+def record(q_TNH: Tensor, k_cache: Tensor, v_cache: Tensor, workspace: Workspace) -> Tensor:
+    """Record the attention of one layer; its keys and values have been stored."""
+    q = value_of(q_TNH)
+
+    def bind(inputs: list[Matrix], outputs: list[Matrix]) -> Arguments:
+        return PagedAttentionArguments(
+            inputs[0],
+            outputs[0],
+            k_cache.data_ptr(),
+            v_cache.data_ptr(),
+            workspace.shape,
+            workspace.memory.data_ptr(),
+        )
+
+    keeps = [k_cache, v_cache, workspace]
+    node = Node("paged_attention", [q], [Buffer(q.width)], bind, is_row_wise=False, keeps=keeps)
+    return as_tensor(q.recorder.append(node, q.dims))

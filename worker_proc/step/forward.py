@@ -1,0 +1,146 @@
+"""Runs a model over a step, in one of two ways: eagerly through torch, or as a recorded native program.
+
+Knows no request and samples nothing: arrays go in, the logits of chosen rows come out.
+"""
+
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from octavo.kernels.embedding import embedding
+from octavo.kernels.native.arguments import StepArguments
+from octavo.kernels.native.library import NativeLibrary
+from octavo.kernels.native.program import Program
+from octavo.kernels.native.recorder import ProgramRecorder
+from octavo.kernels.native.value import as_tensor, value_of
+from octavo.kernels.paged_attention.layout import CacheLayout
+from octavo.protocol.config import ResolvedConfig
+from octavo.worker_proc.attention.paged import PagedCacheAttention
+from octavo.worker_proc.attention.recorded import RecordedAttention, StepBounds
+from octavo.worker_proc.batch.inputs import Ints, StepInputs
+from octavo.worker_proc.cache.layout import cache_layout, torch_storage
+from octavo.worker_proc.models.base import Model
+
+
+class Forward(Protocol):
+    """A model with its cache, ready for steps."""
+
+    def run(self, inputs: StepInputs) -> None:
+        """Compute the hidden states of all rows and put their keys and values into the cache."""
+
+    def logits(self, rows: Ints) -> Tensor:
+        """Return logits_RV in float32 for rows of the last step; overwritten by the next call."""
+
+
+class TorchForward:
+    """Operation by operation, as Python comes to them."""
+
+    def __init__(self, model: Model, attention: PagedCacheAttention) -> None:
+        self._model = model
+        self._attention = attention
+        self._hidden_TD: Tensor | None = None
+
+    def run(self, inputs: StepInputs) -> None:
+        """See `Forward`."""
+        self._attention.plan(inputs)
+        token_ids_T, positions_T = torch.from_numpy(inputs.token_ids_T), torch.from_numpy(inputs.positions_T)
+        self._hidden_TD = self._model.forward(token_ids_T, positions_T, self._attention)
+
+    def logits(self, rows: Ints) -> Tensor:
+        """See `Forward`."""
+        assert self._hidden_TD is not None, "run() comes before logits()"
+        return self._model.logits(self._hidden_TD[torch.from_numpy(rows)])
+
+
+class NativeForward:
+    """Two programs: the layers over the rows of a step, and the output weight over rows of their result.
+
+    Args:
+        library: where the operations are.
+        model: recorded here, once for each program.
+        cache: its layout.
+        num_blocks: of the cache.
+        bounds: of the steps.
+    """
+
+    def __init__(
+        self, library: NativeLibrary, model: Model, cache: CacheLayout, num_blocks: int, bounds: StepBounds
+    ) -> None:
+        self._num_threads = bounds.num_threads
+        layers = ProgramRecorder(model.dtype)
+        self.attention = RecordedAttention(
+            library,
+            layers,
+            model.attention_shape,
+            cache,
+            num_layers=model.num_layers,
+            num_blocks=num_blocks,
+            bounds=bounds,
+        )
+        hidden = model.forward(as_tensor(layers.token_ids), as_tensor(layers.positions), self.attention)
+        self.layers = Program(library, layers, [value_of(hidden)], bounds.max_rows)
+        (self._hidden_TD,) = self.layers.results
+        head = ProgramRecorder(model.dtype)
+        logits = model.logits(embedding(as_tensor(head.token_ids), self._hidden_TD))
+        self.head = Program(library, head, [value_of(logits)], bounds.max_logits)
+        (self._logits_RV,) = self.head.results
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all activations, if every row is used."""
+        return self.layers.num_bytes + self.head.num_bytes + self.attention.workspace_bytes
+
+    def run(self, inputs: StepInputs) -> None:
+        """See `Forward`."""
+        self.layers.run(step_arguments(inputs), self._num_threads)
+
+    def logits(self, rows: Ints) -> Tensor:
+        """See `Forward`."""
+        step = StepArguments(num_rows=len(rows), token_ids=rows.ctypes.data)
+        self.head.run(step, self._num_threads)
+        return self._logits_RV[: len(rows)]
+
+
+def build_forward(
+    model: Model, config: ResolvedConfig, *, num_blocks: int, max_model_len: int, max_logits: int
+) -> Forward:
+    """Make the cache of a loaded model, and what computes with both.
+
+    Args:
+        model: shared, not copied.
+        config: sizes of a step and of a block, types, threads.
+        num_blocks: of the cache.
+        max_model_len: longest request, in tokens.
+        max_logits: rows of one call of `logits`, if these are more than `max_num_seqs`.
+
+    Raises:
+        MemoryError, RuntimeError: there is no memory for the cache.
+    """
+    model.prepare(max_model_len)
+    if model.library is None:
+        return TorchForward(model, PagedCacheAttention(torch_storage(config, num_blocks), model.attention_shape))
+    bounds = StepBounds(
+        max_rows=config.max_num_batched_tokens,
+        max_context=max_model_len,
+        max_logits=max(config.max_num_seqs, max_logits),
+        num_threads=config.num_threads,
+    )
+    return NativeForward(model.library, model, cache_layout(config), num_blocks, bounds)
+
+
+def step_arguments(inputs: StepInputs) -> StepArguments:
+    """Return the step as C++ reads it; the arrays must outlive it."""
+    assert inputs.block_table_RP.flags.c_contiguous and inputs.block_table_RP.dtype == np.int32
+    return StepArguments(
+        num_rows=len(inputs.token_ids_T),
+        token_ids=inputs.token_ids_T.ctypes.data,
+        positions=inputs.positions_T.ctypes.data,
+        slots=inputs.slot_mapping_T.ctypes.data,
+        num_requests=len(inputs.context_lens),
+        query_starts=inputs.query_starts.ctypes.data,
+        context_lens=inputs.context_lens.ctypes.data,
+        block_table=inputs.block_table_RP.ctypes.data,
+        block_table_width=inputs.block_table_RP.shape[1],
+    )
