@@ -12,10 +12,17 @@ from gguf import GGMLQuantizationType as Type
 from gguf_files import write_gguf
 from safetensors.numpy import load_file
 from tiny_models import make_tiny
-from worker_plans import loaded, worker_config
+from worker_plans import worker_config
 
+from octavo.protocol.config import ModelFacts
 from octavo.protocol.errors import ConfigError
-from octavo.worker_proc.weights.gguf import dequantized, read_gguf
+from octavo.worker_proc.models.registry import build_model
+from octavo.worker_proc.weights.gguf import read_gguf
+from octavo.worker_proc.weights.gguf_blocks import GgufMatrix, dequantized
+from octavo.worker_proc.weights.reader import read_weights
+
+SIMPLE = [Type.Q4_0, Type.Q4_1, Type.Q5_0, Type.Q5_1, Type.Q8_0]
+K_QUANTS = [Type.Q4_K, Type.Q5_K, Type.Q6_K]
 
 ARCHITECTURES = {
     "LlamaForCausalLM": ("llama", 6, 2),
@@ -46,40 +53,95 @@ def convert(arch: str, folder: Path, kind: Type = Type.F32, **overrides: object)
 )
 def test_weights_equal_the_original(arch: str, is_tied: bool, tmp_path: Path) -> None:
     model, file = convert(arch, tmp_path, tie_word_embeddings=is_tied)
-    config = worker_config(model)
-    facts = msgspec.structs.replace(config.model, load_format="gguf", model_path=str(file))
-    expected = dict(loaded(config).named_parameters())
-    got = dict(loaded(msgspec.structs.replace(config, model=facts)).named_parameters())
+    facts = worker_config(model).model
+    expected = filled(facts)
+    got = filled(msgspec.structs.replace(facts, load_format="gguf", model_path=str(file)))
     assert got.keys() == expected.keys()
+    assert len(expected) > 10
     for name, tensor in expected.items():
         assert torch.equal(got[name], tensor), name
 
 
-@pytest.mark.parametrize("kind", [Type.F16, Type.BF16, Type.Q8_0, Type.Q4_0, Type.Q4_1, Type.Q5_0, Type.Q5_1])
+def filled(facts: ModelFacts) -> dict[str, torch.Tensor]:
+    """Return the tensors of a model that was filled and not yet packed."""
+    model = build_model(facts, torch.float32)
+    model.load_weights(read_weights(facts, lambda fraction: None))
+    return dict(model.named_parameters())
+
+
+def read(file: Path) -> dict[str, np.ndarray]:
+    """Return what a file holds, in float32."""
+    tensors = {name: values for name, values, _ in read_gguf(file)}
+    return {
+        name: (values if isinstance(values, torch.Tensor) else values.dequantized()).float().numpy()
+        for name, values in tensors.items()
+    }
+
+
+@pytest.mark.parametrize("kind", [Type.F16, Type.BF16, *SIMPLE])
 def test_quantized_files_are_close_to_the_original(kind: Type, tmp_path: Path) -> None:
     model, file = convert("LlamaForCausalLM", tmp_path, kind, hidden_size=96)
     original = load_file(model / "model.safetensors")
-    got = {name: tensor for name, tensor, _ in read_gguf(file)}
+    got = read(file)
     assert got.keys() == original.keys()
     steps = {Type.F16: 2**11, Type.BF16: 2**8, Type.Q8_0: 2**7, Type.Q5_0: 2**4, Type.Q5_1: 2**4}.get(kind, 2**3)
     for name, tensor in got.items():
         assert tensor.shape == original[name].shape
-        error = np.abs(tensor.float().numpy() - original[name]).max()
+        error = np.abs(tensor - original[name]).max()
         assert error <= np.abs(original[name]).max() / steps, name
 
 
-@pytest.mark.parametrize("kind", [Type.Q4_K, Type.Q5_K, Type.Q6_K])
-def test_k_quants_are_dequantized_as_the_format_says(kind: Type) -> None:
+def random_blocks(kind: Type, shape: tuple[int, int]) -> np.ndarray:
+    """Return the bytes of rows whose float16 numbers are near 0.01; all other bits are random."""
     num_values, block_bytes = gguf.GGML_QUANT_SIZES[kind]
-    blocks = np.random.default_rng(0).integers(0, 256, (3, 2 * block_bytes), dtype=np.uint8)
-    half = np.frombuffer(np.float16(0.01).tobytes(), dtype=np.uint8)
-    starts = [block_bytes - 2] if kind is Type.Q6_K else [0, 2]
-    for block in (0, block_bytes):
-        for start in starts:  # random bytes may be no number: give every scale one
-            blocks[:, block + start : block + start + 2] = half
-    values = dequantized(blocks.reshape(-1), kind)
-    expected = [_k_quant_value(bytes(row), i, kind) for row in blocks for i in range(2 * num_values)]
+    noise = np.random.default_rng(0)
+    blocks = noise.integers(0, 256, (shape[0], shape[1] // num_values, block_bytes), dtype=np.uint8)
+    starts = {Type.Q6_K: [208], Type.Q4_0: [0], Type.Q5_0: [0], Type.Q8_0: [0]}.get(kind, [0, 2])
+    for start in starts:
+        numbers = noise.uniform(0.005, 0.02, blocks.shape[:2]).astype(np.float16)
+        blocks[..., start : start + 2] = numbers[..., None].view(np.uint8)
+    return blocks.reshape(shape[0], -1)
+
+
+@pytest.mark.parametrize("kind", K_QUANTS)
+def test_k_quants_are_dequantized_as_the_format_says(kind: Type) -> None:
+    rows = random_blocks(kind, (3, 512))
+    values = dequantized(rows.reshape(-1), kind)
+    expected = [_k_quant_value(bytes(row), i, kind) for row in rows for i in range(512)]
     assert values.tolist() == pytest.approx(expected, rel=1e-5, abs=1e-6)
+
+
+@pytest.mark.parametrize("kind", SIMPLE)
+def test_levels_and_scales_mean_exactly_what_the_blocks_mean(kind: Type) -> None:
+    matrix = GgufMatrix("some", kind, random_blocks(kind, (5, 96)))
+    weight = matrix.quantized()
+    assert (weight.bits, weight.group_size) == (4 if kind in (Type.Q4_0, Type.Q4_1) else 8, 32)
+    assert torch.equal(weight.dequantize(), matrix.dequantized())
+    assert torch.equal(matrix.dequantized(), torch.from_numpy(gguf.quants.dequantize(matrix.rows_OB, kind)))
+
+
+@pytest.mark.parametrize("kind", K_QUANTS)
+def test_levels_and_scales_of_k_quants_mean_the_same_but_for_the_rounding_of_scales(kind: Type) -> None:
+    matrix = GgufMatrix("some", kind, random_blocks(kind, (5, 768)))
+    weight = matrix.quantized()
+    assert (weight.bits, weight.group_size) == (4 if kind is Type.Q4_K else 8, 16 if kind is Type.Q6_K else 32)
+    levels = (weight.levels_OI.int() - weight.offset).abs()
+    size = levels * weight.scale_OG.float().abs().repeat_interleave(weight.group_size, 1)
+    if weight.minimum_OG is not None:
+        size += weight.minimum_OG.float().abs().repeat_interleave(weight.group_size, 1)
+    error = (weight.dequantize() - matrix.dequantized()).abs()
+    assert (error <= size * 2**-11 * (1 + 2**-10)).all()
+    assert error.any(), "these scales were chosen to need rounding"
+
+
+@pytest.mark.parametrize("kind", K_QUANTS)
+def test_scales_too_large_for_16_bits_are_named(kind: Type) -> None:
+    rows = random_blocks(kind, (1, 256))
+    start = 208 if kind is Type.Q6_K else 0
+    rows[0, start : start + 2] = np.frombuffer(np.float16(30000).tobytes(), np.uint8)
+    with pytest.raises(ConfigError, match=r"tensor blk\.0\.big has scales") as caught:
+        GgufMatrix("blk.0.big", kind, rows).quantized()
+    assert "--quantization none" in caught.value.hint
 
 
 def _k_quant_value(row: bytes, index: int, kind: Type) -> float:
@@ -161,7 +223,7 @@ def test_broken_files_say_how_they_are_broken(tmp_path: Path) -> None:
 
 @pytest.mark.model
 def test_the_default_model_reads_as_the_gguf_package_reads_it(smollm2_gguf: Path) -> None:
-    ours = {name: tensor for name, tensor, _ in read_gguf(smollm2_gguf)}
+    ours = read(smollm2_gguf)
     theirs = {tensor.name: tensor for tensor in gguf.GGUFReader(smollm2_gguf).tensors}
     assert len(ours) == len(theirs) == 272
     for our_name, their_name in [
@@ -171,4 +233,4 @@ def test_the_default_model_reads_as_the_gguf_package_reads_it(smollm2_gguf: Path
     ]:
         tensor = theirs[their_name]
         expected = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
-        assert np.array_equal(ours[our_name].numpy(), expected)
+        assert np.array_equal(ours[our_name], expected)
