@@ -48,7 +48,7 @@ class PackedCache:
 
     def __init__(self, folder: Path, key: str, name: str, max_bytes: int) -> None:
         self._folder = folder
-        self._key = key
+        self.key = key
         self._max_bytes = max_bytes
         self.path = folder / f"{name}-{hashlib.blake2b(key.encode(), digest_size=12).hexdigest()}{SUFFIX}"
 
@@ -78,7 +78,7 @@ class PackedCache:
     def restore(self, parameters: Parameters, packer: Packer) -> bool:
         """Fill a model from its file and return True, or False when there is none that can be used."""
         try:
-            items = read(self.path, self._key)
+            items = read(self.path, self.key)
             _adopt(parameters, packer, items)
         except FileNotFoundError:
             return False
@@ -108,7 +108,7 @@ class PackedCache:
                 logger.warning("packed weights are not kept for the next start: the disk has little room for them")
                 return
             start_s = time.perf_counter()
-            write(self.path, self._key, items)
+            write(self.path, self.key, items)
         except OSError as error:
             logger.warning("packed weights cannot be kept for the next start: %s", error)
             return
