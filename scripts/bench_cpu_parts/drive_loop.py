@@ -1,0 +1,33 @@
+"""The child's side of a session: loads an engine, then generates what the parent asks for, one line of JSON at a time.
+
+Runs in the engine's own Python, which has nothing of ours: the standard library only.
+
+    argument    the engine's options, a JSON object
+    output      {"engine_pid": its first process}, then {"elapsed_s": ..., "output_tokens": [...]} for each input
+    input       {"prompts": [[token id, ...], ...], "max_tokens": [...]}; its end is the end of the session
+"""
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+Generate = Callable[[list[list[int]], list[int]], list[int]]
+"""(prompts, tokens to generate for each) -> tokens that were generated for each; all at once, greedy, through EOS."""
+
+
+def run(load: Callable[[dict[str, Any]], tuple[Generate, int]]) -> None:
+    """Serve this session until the input ends; `load` makes an engine of the options and names its first process."""
+    # Engines print to standard output; from here on that is the log, and the replies have a file of their own.
+    replies = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+    generate, engine_pid = load(json.loads(sys.argv[1]))
+    print(json.dumps({"engine_pid": engine_pid}), file=replies)
+    for line in sys.stdin:
+        job = json.loads(line)
+        started = time.perf_counter()
+        output_tokens = generate(job["prompts"], job["max_tokens"])
+        reply = {"elapsed_s": time.perf_counter() - started, "output_tokens": output_tokens}
+        print(json.dumps(reply), file=replies)

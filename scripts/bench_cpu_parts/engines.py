@@ -1,0 +1,174 @@
+"""How each engine is started: the commands of its sessions and servers, with the settings that it is measured with.
+
+Every engine gets all cores, 16-bit weights and arithmetic, two gigabytes for keys and values, and as many requests at
+once as it is sent. Where a setting made an engine faster on two cores, it has that setting. Starts nothing itself.
+"""
+
+import json
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import msgspec
+
+from bench_cpu_parts import models
+from bench_cpu_parts.models import ModelName
+from octavo.protocol.config import ModelConfig
+
+PARTS = Path(__file__).parent
+MAX_NUM_SEQS = 128
+MAX_MODEL_LEN = 4096
+CACHE_GB = 2
+
+Streams = Literal["one", "many"]
+"""What a session is for; llama.cpp divides its cache by the number of streams."""
+
+
+@dataclass(frozen=True)
+class Command:
+    """A program to be started."""
+
+    words: tuple[str, ...]
+    environment: tuple[tuple[str, str], ...] = ()
+    """Laid over this process's own."""
+
+
+class Engine(Protocol):
+    """One column of the table."""
+
+    key: str
+    title: str
+    is_split_by_streams: bool
+    """Whether its session for one stream is another than that for many."""
+
+    def session(self, model: ModelName, streams: Streams, port: int) -> Command | None:
+        """Return the command of a session (see drive_loop.py); None if the engine cannot run this model."""
+
+    def server(self, model: Path, port: int) -> Command | None:
+        """Return the command of its HTTP server for a directory in Hugging Face layout; None if it has none."""
+
+
+@dataclass(frozen=True)
+class Octavo:
+    """octavo itself, in its own weights or quantized when they are loaded."""
+
+    quantization: str | None = None
+    is_split_by_streams = False
+
+    @property
+    def key(self) -> str:
+        return f"octavo-{self.quantization}" if self.quantization else "octavo"
+
+    @property
+    def title(self) -> str:
+        return f"octavo {self.quantization}" if self.quantization else "octavo"
+
+    @staticmethod
+    def quantizations() -> list[str]:
+        """Return the kinds of quantization at load that this checkout has."""
+        fields = {field.name for field in msgspec.structs.fields(ModelConfig)}
+        return ["int8", "int4"] if "quantization" in fields else []
+
+    def session(self, model: ModelName, streams: Streams, port: int) -> Command | None:
+        if self.quantization and model != "smollm2":
+            return None
+        path = models.gguf(model) if model == "smollm2-q4_1" else models.directory(model)
+        settings: dict[str, Any] = {"max_num_seqs": MAX_NUM_SEQS, "kv_cache_memory_bytes": CACHE_GB << 30}
+        if self.quantization:
+            settings["quantization"] = self.quantization
+        return _driver(Path(sys.executable), "octavo", {"model": str(path), "settings": settings})
+
+    def server(self, model: Path, port: int) -> Command | None:
+        words = [str(Path(sys.executable).parent / "octavo"), "serve", str(model), "--port", str(port)]
+        words += ["--max-num-seqs", str(MAX_NUM_SEQS), "--kv-cache-memory-bytes", f"{CACHE_GB}G"]
+        return Command((*words, *(["--quantization", self.quantization] if self.quantization else [])))
+
+
+@dataclass(frozen=True)
+class LlamaCpp:
+    """llama.cpp's server, which alone batches requests."""
+
+    binary: Path
+    key = "llama"
+    title = "llama.cpp"
+    is_split_by_streams = True
+
+    # Each has an equal part of the cache, so there are no more than are needed.
+    max_streams = 64
+    tokens_per_stream = 640
+
+    def session(self, model: ModelName, streams: Streams, port: int) -> Command | None:
+        command = self._command(models.gguf(model), 1 if streams == "one" else self.max_streams, port)
+        return _driver(Path(sys.executable), "llama", {"command": command, "port": port})
+
+    def server(self, model: Path, port: int) -> Command | None:
+        beside = model.with_name(f"{model.name}.gguf")
+        return Command(tuple(self._command(beside, self.max_streams, port))) if beside.is_file() else None
+
+    def _command(self, model: Path, num_streams: int, port: int) -> list[str]:
+        context = MAX_MODEL_LEN if num_streams == 1 else num_streams * self.tokens_per_stream
+        command = [str(self.binary), "--model", str(model), "--port", str(port), "--no-ui"]
+        command += ["--parallel", str(num_streams), "--ctx-size", str(context), "--no-kv-unified"]
+        return [*command, "--threads", str(len(os.sched_getaffinity(0)))]
+
+
+@dataclass(frozen=True)
+class Vllm:
+    """vLLM's CPU build."""
+
+    python: Path
+    key = "vllm"
+    title = "vLLM"
+    is_split_by_streams = False
+
+    def session(self, model: ModelName, streams: Streams, port: int) -> Command | None:
+        if model == "smollm2-q4_1":
+            return None
+        settings = {"dtype": "bfloat16", "max_model_len": MAX_MODEL_LEN, "max_num_seqs": MAX_NUM_SEQS}
+        options = {"model": str(models.directory(model)), "settings": settings}
+        return _driver(self.python, "vllm", options, self._environment())
+
+    def server(self, model: Path, port: int) -> Command | None:
+        words = [str(self.python.parent / "vllm"), "serve", str(model), "--port", str(port), "--dtype", "bfloat16"]
+        words += ["--max-num-seqs", str(MAX_NUM_SEQS), "--max-model-len", str(MAX_MODEL_LEN)]
+        return Command((*words, "--disable-uvicorn-access-log"), self._environment())
+
+    def _environment(self) -> tuple[tuple[str, str], ...]:
+        cores = sorted(os.sched_getaffinity(0))
+        return (
+            ("VLLM_CPU_KVCACHE_SPACE", str(CACHE_GB)),
+            # By itself it leaves a core to its scheduler and computes on the other.
+            ("VLLM_CPU_OMP_THREADS_BIND", ",".join(map(str, cores))),
+            ("VLLM_NO_USAGE_STATS", "1"),
+            ("HF_HUB_OFFLINE", "1"),
+        )
+
+
+@dataclass(frozen=True)
+class OpenVino:
+    """OpenVINO GenAI's continuous batching pipeline; it has no server of its own."""
+
+    python: Path
+    key = "openvino"
+    title = "OpenVINO"
+    is_split_by_streams = False
+
+    def session(self, model: ModelName, streams: Streams, port: int) -> Command | None:
+        if model == "smollm2-q4_1":
+            return None
+        options = {
+            "model": str(models.openvino(model, self.python)),
+            "cache_gb": CACHE_GB,
+            "max_num_seqs": MAX_NUM_SEQS,
+            "properties": {"INFERENCE_PRECISION_HINT": "bf16"},
+        }
+        return _driver(self.python, "openvino", options)
+
+    def server(self, model: Path, port: int) -> Command | None:
+        return None
+
+
+def _driver(python: Path, name: str, options: dict[str, Any], environment: tuple[tuple[str, str], ...] = ()) -> Command:
+    return Command((str(python), str(PARTS / f"drive_{name}.py"), json.dumps(options)), environment)

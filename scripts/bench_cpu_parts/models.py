@@ -1,0 +1,70 @@
+"""The models of the benchmark in the format that each engine reads; made when first asked for and kept in the cache."""
+
+import json
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Any, Literal
+
+import fetch_default_model
+import make_bf16_checkpoint
+from gguf import GGUFReader
+
+from octavo.protocol.env import Env
+
+ModelName = Literal["smollm2", "smollm2-q4_1", "qwen2.5-0.5b"]
+"""SmolLM2-135M in bfloat16; the same in 4 bits, as it was published; random weights in bfloat16."""
+
+
+def directory(name: ModelName) -> Path:
+    """Return the model in Hugging Face layout; of the 4-bit one, which has none, the bfloat16 one's."""
+    return _bf16(name).directory
+
+
+def gguf(name: ModelName) -> Path:
+    """Return the model as a GGUF file."""
+    return fetch_default_model.fetch() if name == "smollm2-q4_1" else _bf16(name).gguf
+
+
+def config(name: ModelName) -> dict[str, Any]:
+    """Return the model's config.json."""
+    content: dict[str, Any] = json.loads((directory(name) / "config.json").read_text())
+    return content
+
+
+def bits_per_weight(name: ModelName) -> float:
+    """Return the average over all weights, scales included."""
+    if name != "smollm2-q4_1":
+        return 16.0
+    tensors = GGUFReader(gguf(name)).tensors
+    return 8 * sum(int(tensor.n_bytes) for tensor in tensors) / sum(int(tensor.n_elements) for tensor in tensors)
+
+
+def openvino(name: ModelName, python: Path) -> Path:
+    """Return the model as OpenVINO's intermediate representation with 16-bit weights.
+
+    Blocks for about half a minute when it has to be converted, by optimum-intel in OpenVINO's Python.
+
+    Raises:
+        SystemExit: the conversion failed; the message has its last lines.
+    """
+    source = directory(name)
+    target = Env.read().cache_dir / "openvino" / source.name
+    if target.is_dir():
+        return target
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
+        draft = Path(scratch) / source.name
+        command = [python.parent / "optimum-cli", "export", "openvino", "--model", source]
+        command += ["--task", "text-generation-with-past", "--weight-format", "fp16", draft]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode != 0 or not (draft / "openvino_model.xml").is_file():
+            raise SystemExit("optimum-intel cannot convert the model:\n" + "\n".join(done.stderr.splitlines()[-15:]))
+        if not target.is_dir():
+            shutil.move(draft, target)
+    return target
+
+
+def _bf16(name: ModelName) -> make_bf16_checkpoint.Model:
+    return make_bf16_checkpoint.make(name if name in make_bf16_checkpoint.SHAPES else None)

@@ -1,0 +1,102 @@
+"""The processes of an engine as the system sees them: who belongs to it, their memory, their processor time, their end.
+
+Reads /proc. Knows no engine.
+"""
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from collections import defaultdict
+from collections.abc import Iterable
+from pathlib import Path
+
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+# In /proc/PID/stat, counted from the state, which follows the name in parentheses.
+_PARENT, _USER, _SYSTEM, _ENDED_USER, _ENDED_SYSTEM = 1, 11, 12, 13, 14
+
+
+def tree(root: int) -> list[int]:
+    """Return the process and all its descendants that live."""
+    children = defaultdict(list)
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and (fields := _stat(int(entry.name))):
+            children[int(fields[_PARENT])].append(int(entry.name))
+    found = [root]
+    for pid in found:  # grows while it is walked
+        found += children[pid]
+    return found
+
+
+def pss_bytes(pids: Iterable[int]) -> int:
+    """Return the memory of the processes, each shared page counted in equal parts by all that map it."""
+    total = 0
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+                if line.startswith("Pss:"):
+                    total += int(line.split()[1]) * 1024
+    return total
+
+
+def cpu_seconds(pids: Iterable[int]) -> float:
+    """Return the processor time that the processes, and children of theirs that have ended, have had so far."""
+    ticks = 0
+    for pid in pids:
+        if fields := _stat(pid):
+            ticks += sum(int(fields[index]) for index in (_USER, _SYSTEM, _ENDED_USER, _ENDED_SYSTEM))
+    return ticks / _TICKS_PER_S
+
+
+class LoadOfOthers:
+    """How many cores were busy with something else than the given processes, since this was made."""
+
+    def __init__(self, roots: Iterable[int]) -> None:
+        self._roots = list(roots)
+        self._started = time.monotonic()
+        self._busy_s, self._own_s = self._now()
+
+    def cores(self) -> float:
+        """Return it, 0 for a machine that did nothing else."""
+        busy_s, own_s = self._now()
+        other_s = (busy_s - self._busy_s) - (own_s - self._own_s)
+        return max(0.0, other_s / (time.monotonic() - self._started))
+
+    def _now(self) -> tuple[float, float]:
+        # user nice system idle iowait irq softirq steal: all but the two in the middle is somebody's work.
+        counts = [int(word) for word in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
+        busy_s = (sum(counts) - counts[3] - counts[4]) / _TICKS_PER_S
+        return busy_s, cpu_seconds([os.getpid(), *(pid for root in self._roots for pid in tree(root))])
+
+
+def send_signal(root: int, number: signal.Signals) -> None:
+    """Send a signal to the process and all its descendants."""
+    for pid in tree(root):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
+def end(process: "subprocess.Popen[bytes]", grace_s: float = 10.0) -> None:
+    """End a process that leads a group of its own, with all that came of it, in the time given or by force."""
+    family = tree(process.pid)
+    send_signal(process.pid, signal.SIGCONT)
+    if process.poll() is None:
+        process.send_signal(signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(grace_s)
+    for pid in family:
+        # A number may have been given away since; nobody else is in this process's session.
+        with contextlib.suppress(ProcessLookupError):
+            if os.getsid(pid) == process.pid:
+                os.kill(pid, signal.SIGKILL)
+    process.wait()
+
+
+def _stat(pid: int) -> list[str] | None:
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None  # it ended in the meantime
+    return text.rpartition(")")[2].split()

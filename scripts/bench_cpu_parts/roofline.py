@@ -1,0 +1,74 @@
+"""The least time that a workload can take on this machine: what has to be computed, or read, divided by a ceiling.
+
+A step reads every weight once and each request's keys and values; every token is multiplied with every weight.
+Whichever of the two takes longer is the bound. Norms, activations and sampling are left out, so it stays a lower bound.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from bench_cpu_parts.ceilings import Ceilings
+from bench_cpu_parts.workloads import Workload
+
+_KV_BYTES = 2  # of a number in the cache: bfloat16 or float16
+
+
+@dataclass(frozen=True)
+class ModelCost:
+    """What a decoder-only model costs, from its sizes alone."""
+
+    weight_bytes: float
+    """Read in every step: all matrices, the head included, and of the embedding nothing to speak of."""
+    layer_flops: float
+    """Of one token in the products with weights, without the head."""
+    head_flops: float
+    """Of one token that is sampled."""
+    attention_flops: float
+    """Of one token for each token that it looks at."""
+    kv_bytes: float
+    """Of one token in the cache."""
+    is_quantized: bool
+    """Weights are multiplied as 8-bit integers, not as bfloat16."""
+
+
+def model_cost(config: dict[str, Any], bits_per_weight: float) -> ModelCost:
+    """Return the costs of a Llama or Qwen2 shape, by its `config.json`."""
+    hidden, layers, heads = config["hidden_size"], config["num_hidden_layers"], config["num_attention_heads"]
+    head_dim = config.get("head_dim") or hidden // heads
+    q_size, kv_size = heads * head_dim, config["num_key_value_heads"] * head_dim
+    layer_weights = layers * hidden * (2 * q_size + 2 * kv_size + 3 * config["intermediate_size"])
+    head_weights = hidden * config["vocab_size"]
+    return ModelCost(
+        weight_bytes=(layer_weights + head_weights) * bits_per_weight / 8,
+        layer_flops=2 * layer_weights,
+        head_flops=2 * head_weights,
+        attention_flops=4 * layers * q_size,
+        kv_bytes=2 * layers * kv_size * _KV_BYTES,
+        is_quantized=bits_per_weight < 16,
+    )
+
+
+def least_seconds(cost: ModelCost, ceilings: Ceilings, workloads: Iterable[Workload]) -> float | None:
+    """Return the bound of workloads done one after another; None where the machine's dot rate is not known."""
+    dot_rate = ceilings.int8_ops if cost.is_quantized else ceilings.bf16_flops
+    if not dot_rate:
+        return None
+    return sum(_least_seconds(cost, ceilings.read_bytes, dot_rate, workload) for workload in workloads)
+
+
+def _least_seconds(cost: ModelCost, read_rate: float, dot_rate: float, workload: Workload) -> float:
+    flops, kv_bytes = 0.0, 0.0
+    for number, (prompt, max_tokens) in enumerate(zip(workload.prompts, workload.max_tokens, strict=True)):
+        first = workload.shared_prefix_len if number else 0
+        last = len(prompt) + max_tokens - 1  # the last token generated is never computed with
+        flops += (last - first) * cost.layer_flops + max_tokens * cost.head_flops
+        flops += _positions_seen(first, last) * cost.attention_flops
+        kv_bytes += _positions_seen(len(prompt), last) * cost.kv_bytes
+    num_steps = max(workload.max_tokens)
+    return max(flops / dot_rate, (num_steps * cost.weight_bytes + kv_bytes) / read_rate)
+
+
+def _positions_seen(first: int, last: int) -> float:
+    """Return how many tokens those at `first` to `last` (exclusive) look at, themselves included."""
+    return (last * (last + 1) - first * (first + 1)) / 2

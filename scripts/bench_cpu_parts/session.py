@@ -1,0 +1,145 @@
+"""The parent's side of a session: starts an engine, has it generate within a time limit, rests it, ends it for certain.
+
+The child's side is drive_loop.py. A server is started and ended here too; asking it anything is serving.py's affair.
+"""
+
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from bench_cpu_parts import processes
+from bench_cpu_parts.engines import Command
+from bench_cpu_parts.workloads import Workload
+from octavo.protocol.env import child_environment
+
+
+class EngineFailure(Exception):
+    """The engine ended, took too long, or did not do what it was asked; the message has the end of its log."""
+
+
+def free_port() -> int:
+    """Return a port that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+class Program:
+    """A program with a log and a session of its own; while it rests, none of its processes runs."""
+
+    speaks = False
+    """Whether its standard output is read, not logged."""
+
+    def __init__(self, command: Command, log: Path) -> None:
+        self._log = log
+        self.started = time.monotonic()
+        with log.open("ab") as sink:
+            self.process = subprocess.Popen(
+                command.words,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE if self.speaks else sink,
+                stderr=sink,
+                env=child_environment(dict(command.environment)),
+                start_new_session=True,
+            )
+
+    def __enter__(self) -> "Program":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def pid(self) -> int:
+        """The first of its processes."""
+        return self.process.pid
+
+    def rest(self) -> None:
+        """Stop all its processes, so that they take nothing from the one that is measured."""
+        processes.send_signal(self.pid, signal.SIGSTOP)
+
+    def wake(self) -> None:
+        """Let them go on."""
+        processes.send_signal(self.pid, signal.SIGCONT)
+
+    def failure(self, what: str) -> EngineFailure:
+        """Return an exception that says what happened, with the last lines of the log."""
+        lines = self._log.read_text(errors="replace").splitlines()[-8:]
+        return EngineFailure("\n    ".join([f"{what}; the end of {self._log}:", *lines]))
+
+    def close(self) -> None:
+        """End all its processes."""
+        processes.end(self.process)
+        for pipe in (self.process.stdin, self.process.stdout):
+            if pipe:
+                pipe.close()
+
+
+class Session(Program):
+    """An engine that generates what it is asked to."""
+
+    speaks = True
+
+    def __init__(self, command: Command, log: Path, start_limit_s: float) -> None:
+        """Start it and wait until it is ready.
+
+        Raises:
+            EngineFailure: it is not, after so many seconds.
+        """
+        super().__init__(command, log)
+        self._pending = b""
+        try:
+            self.engine_pid = int(self._reply(start_limit_s)["engine_pid"])
+        except BaseException:
+            self.close()
+            raise
+
+    def generate(self, workload: Workload, limit_s: float) -> float:
+        """Return the seconds that it took to generate all of it.
+
+        Raises:
+            EngineFailure: it took longer than the limit, or something else came out.
+        """
+        assert self.process.stdin
+        job = {"prompts": workload.prompts, "max_tokens": workload.max_tokens}
+        try:
+            self.process.stdin.write(json.dumps(job).encode() + b"\n")
+            self.process.stdin.flush()
+        except BrokenPipeError as error:
+            raise self.failure("it has ended") from error
+        reply = self._reply(limit_s)
+        if reply["output_tokens"] != workload.max_tokens:
+            raise self.failure(f"it generated {sum(reply['output_tokens'])} tokens, not {workload.output_tokens}")
+        return float(reply["elapsed_s"])
+
+    def _reply(self, limit_s: float) -> dict[str, Any]:
+        assert self.process.stdout
+        output = self.process.stdout.fileno()
+        deadline = time.monotonic() + limit_s
+        while b"\n" not in self._pending:
+            if not select.select([output], [], [], max(0.0, deadline - time.monotonic()))[0]:
+                raise self.failure(f"no answer within {limit_s:.0f} s")
+            piece = os.read(output, 1 << 16)
+            if not piece:
+                raise self.failure("it has ended")
+            self._pending += piece
+        line, _, self._pending = self._pending.partition(b"\n")
+        reply: dict[str, Any] = json.loads(line)
+        return reply
+
+
+def close_all(programs: Iterable[Program]) -> None:
+    """End them all, whatever becomes of one of them."""
+    for program in programs:
+        program.close()

@@ -1,0 +1,212 @@
+"""Make models in bfloat16 that every engine reads: a GGUF file and a Hugging Face directory of the same numbers.
+
+The default model comes as a 4-bit GGUF only; its weights, dequantized and rounded to bfloat16, are a model that can be
+given to engines that read one format or the other. `--shape` makes random weights of a published shape instead, with
+the default model's tokenizer. Both are made once and kept in octavo's cache directory. It converts nothing but these.
+"""
+
+import argparse
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import fetch_default_model
+import numpy as np
+import torch
+from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType, GGUFWriter, LlamaFileType
+from gguf.quants import dequantize
+from safetensors.torch import save_file
+
+from octavo.frontend.model_files.gguf_cache import convert_gguf
+from octavo.protocol.env import Env
+from octavo.worker_proc.weights.gguf import undo_rope_order
+from octavo.worker_proc.weights.gguf_names import hf_place
+
+DEFAULT_NAME = "SmolLM2-135M-Instruct-bf16"
+
+# Written by GGUFWriter itself, or no longer true of the copy.
+_NOT_COPIED = {"general.architecture", "general.file_type", "general.quantization_version"}
+
+# `tokenizer.ggml.token_type` of an id that no text leads to.
+_UNUSED_TOKEN = 5
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The sizes of a Qwen2 model with tied embeddings."""
+
+    num_layers: int
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    num_kv_heads: int
+    vocab_size: int
+    max_positions: int = 32_768
+    rope_theta: float = 1e6
+
+
+SHAPES = {"qwen2.5-0.5b": Shape(24, 896, 4864, 14, 2, 151_936)}
+"""From the model's published config.json."""
+
+
+@dataclass(frozen=True)
+class Model:
+    """The same weights twice."""
+
+    gguf: Path
+    directory: Path
+
+
+def main() -> None:
+    """Make what is asked for, if it is not there; print both paths."""
+    parser = argparse.ArgumentParser(prog="scripts/make_bf16_checkpoint.py", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--shape", choices=SHAPES, help="random weights of this shape, not the default model")
+    model = make(parser.parse_args().shape)
+    print(model.gguf)
+    print(model.directory)
+
+
+def make(shape: str | None = None) -> Model:
+    """Return the default model in bfloat16, or random weights of a shape named in `SHAPES`, from the cache if there.
+
+    Blocks for some seconds when it has to be made; several processes may make it at once.
+    """
+    source = fetch_default_model.fetch()
+    name = f"{shape}-random-bf16" if shape else DEFAULT_NAME
+    folder = Env.read().cache_dir / "models"
+    model = Model(folder / f"{name}.gguf", folder / name)
+    if shape is None:
+        _publish(model.gguf, lambda draft: copy_as_bf16(source, draft))
+    else:
+        _publish(model.gguf, lambda draft: write_random(SHAPES[shape], source, draft))
+    _publish(model.directory, lambda draft: write_checkpoint(model.gguf, draft))
+    return model
+
+
+def _publish(target: Path, write: Callable[[Path], None]) -> None:
+    """Make the file or directory appear complete or not at all."""
+    if target.exists():
+        return
+    scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+    try:
+        write(scratch / target.name)
+        if not target.exists():  # another process may have been faster
+            os.rename(scratch / target.name, target)
+    finally:
+        shutil.rmtree(scratch)
+
+
+def copy_as_bf16(source: Path, target: Path) -> None:
+    """Copy a GGUF file with its matrices in bfloat16 and its vectors in float32, all rounded to bfloat16's values."""
+    reader = GGUFReader(source)
+    writer = GGUFWriter(target, str(reader.fields["general.architecture"].contents()))
+    _copy_metadata(reader, writer, lambda name: name not in _NOT_COPIED)
+    weights = (
+        (tensor.name, torch.from_numpy(np.array(dequantize(tensor.data, tensor.tensor_type))))
+        for tensor in reader.tensors
+    )
+    _write_weights(writer, weights)
+
+
+def write_random(shape: Shape, donor: Path, target: Path, seed: int = 0) -> None:
+    """Write a Qwen2 model of that shape: normal weights of deviation 0.02, norms of 1, biases of 0.
+
+    Args:
+        shape: its sizes.
+        donor: a GGUF file whose tokenizer it gets, padded to the shape's vocabulary with tokens that no text makes.
+        target: the file to write.
+        seed: of the weights.
+    """
+    reader = GGUFReader(donor)
+    writer = GGUFWriter(target, "qwen2")
+    writer.add_block_count(shape.num_layers)
+    writer.add_context_length(shape.max_positions)
+    writer.add_embedding_length(shape.hidden_size)
+    writer.add_feed_forward_length(shape.intermediate_size)
+    writer.add_head_count(shape.num_heads)
+    writer.add_head_count_kv(shape.num_kv_heads)
+    writer.add_rope_freq_base(shape.rope_theta)
+    writer.add_layer_norm_rms_eps(1e-6)
+    lists = ("tokenizer.ggml.tokens", "tokenizer.ggml.token_type")
+    _copy_metadata(reader, writer, lambda name: name.startswith("tokenizer.") and name not in lists)
+    tokens, types = (reader.fields[name].contents() for name in lists)
+    num_missing = shape.vocab_size - len(tokens)
+    writer.add_token_list([*tokens, *(f"<unused {number}>" for number in range(num_missing))])
+    writer.add_token_types([*types, *[_UNUSED_TOKEN] * num_missing])
+    _write_weights(writer, _random_weights(shape, seed))
+
+
+def write_checkpoint(source: Path, directory: Path) -> None:
+    """Write a GGUF file's weights, configuration and tokenizer as a directory in Hugging Face layout.
+
+    Raises:
+        ConfigError: an architecture that octavo does not know.
+    """
+    directory.mkdir()
+    for path in convert_gguf(source, Env.read()).iterdir():
+        shutil.copy(path, directory)
+    reader = GGUFReader(source)
+    architecture = str(reader.fields["general.architecture"].contents())
+    heads = {"query": f"{architecture}.attention.head_count", "key": f"{architecture}.attention.head_count_kv"}
+    weights = {}
+    for tensor in reader.tensors:
+        place = hf_place(architecture, tensor.name)
+        if place is None:
+            continue
+        values = torch.from_numpy(np.array(dequantize(tensor.data, tensor.tensor_type))).to(torch.bfloat16)
+        if place.rope_heads:
+            values = undo_rope_order(values, int(reader.fields[heads[place.rope_heads]].contents()))
+        weights[place.name] = (values.T if place.is_transposed else values).contiguous()
+    save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
+
+
+def _copy_metadata(reader: GGUFReader, writer: GGUFWriter, wanted: Callable[[str], bool]) -> None:
+    for name, field in reader.fields.items():
+        if wanted(name) and not name.startswith("GGUF."):  # those are the header's
+            is_array = field.types[0] is GGUFValueType.ARRAY
+            writer.add_key_value(name, field.contents(), field.types[0], field.types[-1] if is_array else None)
+
+
+def _write_weights(writer: GGUFWriter, weights: Iterator[tuple[str, torch.Tensor]]) -> None:
+    writer.add_file_type(LlamaFileType.MOSTLY_BF16)
+    for name, values in weights:
+        rounded = values.to(torch.bfloat16)
+        if rounded.ndim == 1:  # ggml adds and multiplies vectors in float32
+            writer.add_tensor(name, rounded.float().numpy())
+        else:
+            # numpy has no bfloat16; the writer takes its bytes and works the shape out again.
+            raw = rounded.view(torch.uint8).numpy()
+            writer.add_tensor(name, raw, raw_dtype=GGMLQuantizationType.BF16)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def _random_weights(shape: Shape, seed: int) -> Iterator[tuple[str, torch.Tensor]]:
+    generator = torch.Generator().manual_seed(seed)
+    hidden, ffn = shape.hidden_size, shape.intermediate_size
+    kv_size = shape.num_kv_heads * (hidden // shape.num_heads)
+
+    def matrix(num_outputs: int, num_inputs: int) -> torch.Tensor:
+        return 0.02 * torch.randn(num_outputs, num_inputs, generator=generator)
+
+    yield "token_embd.weight", matrix(shape.vocab_size, hidden)
+    yield "output_norm.weight", torch.ones(hidden)
+    for layer in range(shape.num_layers):
+        yield f"blk.{layer}.attn_norm.weight", torch.ones(hidden)
+        for name, num_outputs in (("attn_q", hidden), ("attn_k", kv_size), ("attn_v", kv_size)):
+            yield f"blk.{layer}.{name}.weight", matrix(num_outputs, hidden)
+            yield f"blk.{layer}.{name}.bias", torch.zeros(num_outputs)
+        yield f"blk.{layer}.attn_output.weight", matrix(hidden, hidden)
+        yield f"blk.{layer}.ffn_norm.weight", torch.ones(hidden)
+        yield f"blk.{layer}.ffn_gate.weight", matrix(ffn, hidden)
+        yield f"blk.{layer}.ffn_up.weight", matrix(ffn, hidden)
+        yield f"blk.{layer}.ffn_down.weight", matrix(hidden, ffn)
+
+
+if __name__ == "__main__":
+    main()
