@@ -1,6 +1,7 @@
 """`AsyncClient`: text in, text out, on the engine of this process's own or on one that runs already."""
 
 import asyncio
+import contextlib
 import itertools
 import secrets
 import time
@@ -137,7 +138,7 @@ class AsyncClient:
         """
         start = time.monotonic()
         try:
-            tokenizer = await asyncio.to_thread(Tokenizer.load, Path(spawned.config.model.tokenizer_path))
+            tokenizer = await asyncio.to_thread(_load_tokenizer, spawned.config)
         except BaseException:
             spawned.end()
             raise
@@ -405,6 +406,14 @@ class AsyncClient:
     def _on_stats(self, stats: EngineStats) -> None:
         if self.observer:
             self.observer.on_engine_stats(stats)
+
+
+def _load_tokenizer(config: ResolvedConfig) -> Tokenizer:
+    """Load what turns text into tokens and back; its chat template is compiled now, while the engine loads."""
+    tokenizer = Tokenizer.load(Path(config.model.tokenizer_path))
+    with contextlib.suppress(InvalidRequestError):  # a model need not have one
+        ChatTemplate.for_model(config.chat_template, tokenizer)
+    return tokenizer
 
 
 class Starting:

@@ -38,6 +38,7 @@ class Generation:
         self._params = params
         self._submits = [submit for submit, _ in children]
         self._sequences = [sequence for _, sequence in children]
+        self._num_running = len(children)
         self._kind = kind
         self._observer = observer
         self._arrived = asyncio.Event()
@@ -46,11 +47,6 @@ class Generation:
         self._start_s = self._last_token_s = time.monotonic()
         self._num_tokens = 0
         self._has_prompt_logprobs = False
-
-    @property
-    def is_finished(self) -> bool:
-        """True when every sequence has ended."""
-        return all(sequence.is_finished for sequence in self._sequences)
 
     def abort(self) -> None:
         """End what still runs with finish reason "abort"."""
@@ -68,16 +64,13 @@ class Generation:
         try:
             for submit in self._submits:
                 self._streams.append(self._link.submit(submit, self._arrived))
-            while not self.is_finished:
+            while self._num_running:
                 await self._arrived.wait()
                 self._arrived.clear()
-                live = [sequence for sequence in self._sequences if not sequence.is_finished]
                 updated = self._take()
                 if self._is_aborted:
-                    for sequence in live:
-                        sequence.cut_short()
-                    updated = live
-                if self.is_finished:
+                    updated += [sequence for sequence in self._cut_short() if sequence not in updated]
+                if not self._num_running:
                     self._report(self._sequences[0].total.finish_reason or "")
                 if output := self._output(updated):
                     yield output
@@ -97,12 +90,21 @@ class Generation:
             before = len(sequence.total.token_ids)
             if sequence.update(events):
                 self._link.abort([stream.request_id])
+            self._num_running -= sequence.is_finished
             self._observe(len(sequence.total.token_ids) - before)
             updated.append(sequence)
         return updated
 
+    def _cut_short(self) -> list[Sequence]:
+        """End the sequences that still run, and return them."""
+        cut = [sequence for sequence in self._sequences if not sequence.is_finished]
+        for sequence in cut:
+            sequence.cut_short()
+        self._num_running = 0
+        return cut
+
     def _output(self, updated: list[Sequence]) -> RequestOutput | None:
-        if self._kind is OutputKind.FINAL_ONLY and not self.is_finished:
+        if self._kind is OutputKind.FINAL_ONLY and self._num_running:
             return None
         if self._kind is OutputKind.DELTA:
             outputs = [sequence.take_fresh() for sequence in updated]
@@ -119,11 +121,11 @@ class Generation:
             prompt=self._prompt,
             prompt_token_ids=self._prompt_token_ids,
             outputs=outputs,
-            finished=self.is_finished,
+            finished=not self._num_running,
             prompt_logprobs=first.prompt_logprobs if shows_prompt_logprobs else None,
             num_cached_tokens=first.num_cached_tokens,
             num_preemptions=sum(sequence.num_preemptions for sequence in self._sequences),
-            timings=[sequence.timings for sequence in self._sequences] if self.is_finished else [],
+            timings=[sequence.timings for sequence in self._sequences] if not self._num_running else [],
         )
 
     def _observe(self, num_new_tokens: int) -> None:

@@ -22,7 +22,7 @@ from octavo.frontend.metrics.exporter import Metrics
 from octavo.frontend.metrics.log_line import INTERVAL_S, ThroughputLine
 from octavo.frontend.spawn import SpawnedEngine
 from octavo.protocol.config import ServerConfig
-from octavo.protocol.env import Env
+from octavo.protocol.env import Env, set_default
 from octavo.protocol.errors import ConfigError, InvalidRequestError
 
 logger = logging.getLogger(__name__)
@@ -54,6 +54,8 @@ def run(engine: SpawnedEngine, server: ServerConfig, listener: Listener) -> None
         EngineDeadError: the engine died while serving; holds the root cause.
         Interrupted: a signal came before the server was ready.
     """
+    # Prompts are tokenized one by one as they come; more threads for each would only be in the workers' way.
+    set_default("TOKENIZERS_PARALLELISM", "false")
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_serve(engine, server, listener))
 

@@ -1,7 +1,7 @@
 """`Serving`: what every route needs, and what all generating routes do before they generate."""
 
+import secrets
 import time
-import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -16,6 +16,10 @@ from octavo.protocol.params import OutputKind, SamplingParams
 if TYPE_CHECKING:
     from octavo.frontend.client import AsyncClient
     from octavo.frontend.metrics.exporter import Metrics
+
+
+SHORT_TEXT_CHARS = 2_000
+"""A conversation up to this length is rendered in less time than a thread switch takes to pay off."""
 
 
 class TemplateFields(Protocol):
@@ -38,6 +42,8 @@ class Serving:
     """Whether a request may bring its own chat template."""
     created: int = field(default_factory=lambda: int(time.time()))
     """When serving began, in seconds since the epoch: the models' creation time."""
+    _defaults: dict[int | None, SamplingParams] = field(default_factory=dict)
+    """The model's own parameters, by what silence on max_tokens means."""
 
     @cached_property
     def chat_template(self) -> ChatTemplate:
@@ -66,7 +72,7 @@ class Serving:
         return asked
 
     async def render_chat(self, fields: TemplateFields, messages: Sequence[Message]) -> str:
-        """Return the prompt text of a conversation, rendered off the event loop.
+        """Return the prompt text of a conversation, rendered off the event loop unless that is sure to be short.
 
         Raises:
             InvalidRequestError: there is no chat template, it may not be used, or it refuses the messages.
@@ -93,6 +99,9 @@ class Serving:
             )
             return template.render(messages, **variables)
 
+        is_plain = not (fields.chat_template or fields.chat_template_kwargs or fields.documents)
+        if is_plain and _num_chars(messages) <= SHORT_TEXT_CHARS:
+            return render()
         return await self.client.run_in_thread(render)
 
     def cut_prompt(self, token_ids: list[int], asked: SamplingFields, max_tokens: int | None) -> list[int]:
@@ -129,7 +138,9 @@ class Serving:
         Raises:
             InvalidRequestError: a field is out of range.
         """
-        defaults = self.client.default_params(max_tokens=default_max_tokens)
+        defaults = self._defaults.get(default_max_tokens)
+        if defaults is None:
+            defaults = self._defaults[default_max_tokens] = self.client.default_params(max_tokens=default_max_tokens)
         if max_tokens is None and defaults.max_tokens is not None:
             # A limit that nobody asked for must not make a prompt too long.
             room = self.client.facts.max_model_len - num_prompt_tokens
@@ -151,6 +162,15 @@ _SAMPLING_FIELDS = (
     *("skip_special_tokens", "spaces_between_special_tokens"),
 )
 """Request fields that are `SamplingParams` fields of the same name."""
+
+
+def _num_chars(messages: Sequence[Message]) -> int:
+    """Return how much text a template has to work on; a content in parts counts as too long to tell."""
+    num_chars = 0
+    for message in messages:
+        content = message.get("content")
+        num_chars += len(content) if isinstance(content, str) else SHORT_TEXT_CHARS + 1
+    return num_chars
 
 
 class UsageWishes(TypedDict):
@@ -181,4 +201,4 @@ def check_streaming(asked: SamplingFields) -> None:
 
 def new_request_id(request: Request, asked: SamplingFields) -> str:
     """Return the caller's own id (header `X-Request-Id`, then the field `request_id`) or a random one."""
-    return request.header(b"x-request-id") or asked.request_id or uuid.uuid4().hex
+    return request.header(b"x-request-id") or asked.request_id or secrets.token_hex(16)

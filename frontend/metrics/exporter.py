@@ -2,9 +2,10 @@
 
 from collections.abc import Iterator
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Metric, generate_latest
 from prometheus_client.registry import Collector
 
+from octavo.frontend.metrics.histogram import TallyHistogram
 from octavo.frontend.metrics.names import METRICS, UP_TO_MODEL_LEN, Kind, MetricName, cache_labels, token_count_buckets
 from octavo.frontend.metrics.record import RequestRecord
 from octavo.protocol.config import ResolvedConfig
@@ -36,7 +37,7 @@ class Metrics:
         self._values = {"model_name": config.served_model_names[0], "engine": ENGINE}
         self._gauges: dict[str, Gauge] = {}
         self._counters: dict[str, Counter] = {}
-        self._histograms: dict[str, Histogram] = {}
+        self._histograms: dict[str, TallyHistogram] = {}
         self._finished: dict[str, Counter] = {}
         self._last = EngineStats()
         for metric in METRICS:
@@ -60,8 +61,9 @@ class Metrics:
         for name in _COUNTERS:
             self._counters[name].inc(max(0, getattr(stats, name) - getattr(last, name)))
         num_steps = stats.num_steps - last.num_steps
-        for _ in range(num_steps):
-            self._histograms["iteration_tokens_total"].observe((stats.step_tokens - last.step_tokens) / num_steps)
+        if num_steps:
+            mean = (stats.step_tokens - last.step_tokens) / num_steps
+            self._histograms["iteration_tokens_total"].observe(mean, num_steps)
         self._last = stats
 
     def on_first_token(self, latency_s: float) -> None:
@@ -70,41 +72,42 @@ class Metrics:
 
     def on_inter_token(self, latency_s: float, num_tokens: int) -> None:
         """Take the time that `num_tokens` tokens took together; each counts with its share."""
-        for _ in range(num_tokens):
-            self._histograms["inter_token_latency_seconds"].observe(latency_s / num_tokens)
+        self._histograms["inter_token_latency_seconds"].observe(latency_s / num_tokens, num_tokens)
 
     def on_finished(self, record: RequestRecord) -> None:
         """Take a request that is over."""
         self._finished[record.finish_reason].inc()
         self._counters["prompt_tokens_cached"].inc(record.num_cached_tokens)
-        observe = {name: histogram.observe for name, histogram in self._histograms.items()}
-        observe["e2e_request_latency_seconds"](record.e2e_s)
-        observe["request_prompt_tokens"](record.num_prompt_tokens)
-        observe["request_generation_tokens"](record.num_generation_tokens)
-        observe["request_prefill_kv_computed_tokens"](record.num_prompt_tokens - record.num_cached_tokens)
-        observe["request_params_n"](record.params_n)
-        observe["request_params_max_tokens"](record.params_max_tokens)
-        observe["request_num_preemptions"](record.num_preemptions)
+        self._observe("e2e_request_latency_seconds", record.e2e_s)
+        self._observe("request_prompt_tokens", record.num_prompt_tokens)
+        self._observe("request_generation_tokens", record.num_generation_tokens)
+        self._observe("request_prefill_kv_computed_tokens", record.num_prompt_tokens - record.num_cached_tokens)
+        self._observe("request_params_n", record.params_n)
+        self._observe("request_params_max_tokens", record.params_max_tokens)
+        self._observe("request_num_preemptions", record.num_preemptions)
         times = record.timings
         if not times.first_token:  # it ended before it ran: there is no time to take
             return
         decode_s = times.finished - times.first_token
-        observe["request_queue_time_seconds"](times.scheduled - times.queued)
-        observe["request_prefill_time_seconds"](times.first_token - times.scheduled)
-        observe["request_decode_time_seconds"](decode_s)
-        observe["request_inference_time_seconds"](times.finished - times.scheduled)
+        self._observe("request_queue_time_seconds", times.scheduled - times.queued)
+        self._observe("request_prefill_time_seconds", times.first_token - times.scheduled)
+        self._observe("request_decode_time_seconds", decode_s)
+        self._observe("request_inference_time_seconds", times.finished - times.scheduled)
         # The timings are those of one sequence, which generated its share of the tokens.
         num_later_tokens = record.num_generation_tokens / record.params_n - 1
         if num_later_tokens > 0:
-            observe["request_time_per_output_token_seconds"](decode_s / num_later_tokens)
+            self._observe("request_time_per_output_token_seconds", decode_s / num_later_tokens)
+
+    def _observe(self, name: str, value: float) -> None:
+        self._histograms[name].observe(value)
 
     def _add(self, metric: MetricName, registry: CollectorRegistry, max_model_len: int, cache: dict[str, str]) -> None:
         name, labels = PREFIX + metric.name, (*self._values, *metric.labels)
         if metric.kind is Kind.HISTOGRAM:
             buckets = token_count_buckets(max_model_len) if metric.buckets == UP_TO_MODEL_LEN else metric.buckets
             assert buckets is not None
-            histogram = Histogram(name, metric.help, labels, buckets=buckets, registry=registry)
-            self._histograms[metric.name] = histogram.labels(**self._values)
+            self._histograms[metric.name] = histogram = TallyHistogram(name, metric.help, self._values, buckets)
+            registry.register(histogram)
         elif metric.name == "request_success":
             counter = Counter(name, metric.help, labels, registry=registry)
             # All reasons from the start, so that a rate over them is never of a series that just appeared.

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from octavo.frontend.http.render.logprobs import TokenNames
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class AnswerStyle:
     """Identity of an answer, and what the caller wants to see in it."""
 

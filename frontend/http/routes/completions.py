@@ -1,6 +1,5 @@
 """`POST /v1/completions`."""
 
-import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
@@ -87,7 +86,7 @@ async def _prompts(serving: Serving, asked: CompletionRequest) -> list[tuple[str
         token_ids = await serving.client.encode(prompt, add_special_tokens=asked.add_special_tokens)
         return prompt, serving.cut_prompt(token_ids, asked, asked.max_tokens)
 
-    return await asyncio.gather(*[tokens(prompt) for prompt in _split(asked.prompt)])
+    return [await tokens(prompt) for prompt in _split(asked.prompt)]
 
 
 def _split(prompt: str | list[str | int | list[int]]) -> list[str | list[int]]:

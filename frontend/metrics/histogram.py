@@ -1,0 +1,49 @@
+"""`TallyHistogram`: a Prometheus histogram of one series that one thread fills, at the price of a bisection.
+
+prometheus_client's own walks through the buckets under locks, which with a dozen histograms for each request
+costs more than to tokenize it.
+"""
+
+import time
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate
+
+from prometheus_client import Metric
+from prometheus_client.core import HistogramMetricFamily
+from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
+
+
+class TallyHistogram(Collector):
+    """Counts values between rising edges.
+
+    Args:
+        name: with prefix.
+        help_text: for `/metrics`.
+        labels: of the series, with their values.
+        edges: upper edges of the buckets, each part of its bucket; the last bucket has none.
+    """
+
+    def __init__(self, name: str, help_text: str, labels: Mapping[str, str], edges: Sequence[float]) -> None:
+        self._name = name
+        self._help_text = help_text
+        self._labels = dict(labels)
+        self._edges = list(edges)
+        self._counts = [0] * (len(edges) + 1)
+        self._sum = 0.0
+        self._created_s = time.time()
+
+    def observe(self, value: float, count: int = 1) -> None:
+        """Count a value, `count` times."""
+        self._counts[bisect_left(self._edges, value)] += count
+        self._sum += value * count
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the series as it is now."""
+        family = HistogramMetricFamily(self._name, self._help_text, labels=list(self._labels))
+        edges = [floatToGoString(edge) for edge in [*self._edges, float("inf")]]  # type: ignore[no-untyped-call]
+        totals = list(zip(edges, accumulate(self._counts), strict=True))
+        family.add_metric(list(self._labels.values()), totals, self._sum)
+        family.add_sample(self._name + "_created", self._labels, self._created_s)
+        yield family
