@@ -6,6 +6,9 @@ from pathlib import Path
 import numpy as np
 from gguf import GGMLQuantizationType, GGUFWriter
 from gguf.quants import quantize
+from gguf_k_quants import quantize_k
+
+K_QUANTS = frozenset({GGMLQuantizationType.Q4_K, GGMLQuantizationType.Q5_K, GGMLQuantizationType.Q6_K})
 
 LLAMA_LAYER = {
     "input_layernorm": "attn_norm",
@@ -40,8 +43,12 @@ def write_gguf(
     num_heads: int,
     num_kv_heads: int,
     kind: GGMLQuantizationType = GGMLQuantizationType.F32,
+    other_kinds: Mapping[str, GGMLQuantizationType] | None = None,
 ) -> Path:
-    """Write the tensors of a Hugging Face checkpoint; matrices are quantized to `kind`."""
+    """Write the tensors of a Hugging Face checkpoint.
+
+    Matrices are quantized to `kind`, those whose name in the file holds a key of `other_kinds` to its value.
+    """
     writer = GGUFWriter(path, architecture)
     writer.add_head_count(num_heads)
     writer.add_head_count_kv(num_kv_heads)
@@ -54,10 +61,12 @@ def write_gguf(
         if architecture == "gpt2" and values.ndim == 2 and ".h." in name:
             values = values.T
         values = np.ascontiguousarray(values, dtype=np.float32)
-        if values.ndim == 1 or kind is GGMLQuantizationType.F32:
+        chosen = next((other for part, other in (other_kinds or {}).items() if part in new_name), kind)
+        if values.ndim == 1 or chosen is GGMLQuantizationType.F32:
             writer.add_tensor(new_name, values)
         else:
-            writer.add_tensor(new_name, quantize(values, kind), raw_dtype=kind)
+            blocks = quantize_k(values, chosen) if chosen in K_QUANTS else quantize(values, chosen)
+            writer.add_tensor(new_name, blocks, raw_dtype=chosen)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
