@@ -1,0 +1,145 @@
+"""How many threads a step runs on: as many as it may, one if it is small, fewer while other processes need the cores.
+
+The threads of a step meet at a barrier after nearly every operation. One that is not running because another process
+has its core stops all of them, and two threads on two cores beside one busy process are slower than one thread
+(measured by `scripts/bench_threads`). What the number never changes is the result. Starts no thread: `pool.cpp` does.
+"""
+
+import ctypes
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from octavo.kernels.native.library import NativeLibrary
+
+SMALL_WORK = 500_000
+"""Products of two numbers in a step that one thread has done in some 50 us, which is what waking another can cost."""
+
+WINDOW_S = 0.1
+"""How often the number is reconsidered. `/proc/stat` counts in hundredths of a second."""
+LOST_SHARE = 0.7
+"""Of one thread's part of the work: when so much time is lost by waiting for cores, one thread fewer is faster."""
+IDLE_CORES = 0.7
+"""A further thread is tried when so much of the cores has been idle."""
+RETRY_S = 0.2
+"""After a thread was taken away; doubles with each trial that fails."""
+MAX_RETRY_S = 5.0
+TRIAL_S = 1.0
+"""A trial that lasts so long has succeeded."""
+
+
+class Usage(NamedTuple):
+    """What the kernel has counted for one thread, in nanoseconds."""
+
+    running: int
+    waiting: int
+    """Ready to run, without a core."""
+
+
+class ThreadPolicy:
+    """Chooses the number of threads for the runs of one library, all called from one thread.
+
+    Args:
+        library: whose pool computes.
+        max_threads: most threads, the caller's included.
+        clock: seconds; tests give their own.
+        root: where `/proc` lies; tests give another folder.
+    """
+
+    def __init__(
+        self,
+        library: NativeLibrary,
+        max_threads: int,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        root: Path = Path("/"),
+    ) -> None:
+        self._ids = library.function("thread_ids", [ctypes.c_void_p, ctypes.c_int64], ctypes.c_int64)
+        self._max = max_threads
+        self._count = max_threads
+        self._clock = clock
+        self._proc = root / "proc"
+        self._retry_s = RETRY_S
+        self._retry_at = 0.0
+        self._begin_window(clock())
+
+    def choose(self, work: int) -> int:
+        """Return the number of threads for the next run.
+
+        Args:
+            work: about how many products of two numbers it computes.
+        """
+        if work < SMALL_WORK or self._max == 1:
+            return 1
+        now = self._clock()
+        if now - self._window_start >= WINDOW_S:
+            self._reconsider(now)
+            self._begin_window(now)
+        return self._count
+
+    def _begin_window(self, now: float) -> None:
+        self._window_start = now
+        self._usage = self._read_usage()
+        self._idle_ticks = self._read_idle_ticks()
+
+    def _reconsider(self, now: float) -> None:
+        if self._count > 1 and self._lost_share() > LOST_SHARE / self._count:
+            self._count -= 1
+            if now < self._retry_at + TRIAL_S:
+                self._retry_s = min(2 * self._retry_s, MAX_RETRY_S)
+            self._retry_at = now + self._retry_s
+        elif self._count < self._max and now >= self._retry_at and self._idle_cores(now) >= IDLE_CORES:
+            self._count += 1
+            self._retry_at = now
+        elif now > self._retry_at + TRIAL_S:
+            self._retry_s = RETRY_S
+
+    def _lost_share(self) -> float:
+        """Return the time for which threads waited for cores, in all, as a share of what the busiest was at work."""
+        before, now = self._usage, self._read_usage()
+        spent = [(now[i].running - before[i].running, now[i].waiting - before[i].waiting) for i in now.keys() & before]
+        busiest = max((running + waiting for running, waiting in spent), default=0)
+        return sum(waiting for _, waiting in spent) / busiest if busiest else 0.0
+
+    def _idle_cores(self, now: float) -> float:
+        """Return how many cores were idle on average; of those this process may use."""
+        ticks = self._read_idle_ticks() - self._idle_ticks
+        return ticks / os.sysconf("SC_CLK_TCK") / (now - self._window_start)
+
+    def _read_usage(self) -> dict[int, Usage]:
+        """Return what the kernel has counted, by thread; nothing for threads and kernels that do not tell."""
+        numbers = (ctypes.c_int64 * self._max)()
+        count = self._ids(numbers, self._max)
+        usage = {}
+        for thread in (threading.get_native_id(), *numbers[:count]):
+            try:
+                words = (self._proc / f"self/task/{thread}/schedstat").read_text().split()
+            except OSError:
+                continue
+            usage[thread] = Usage(int(words[0]), int(words[1]))
+        return usage
+
+    def _read_idle_ticks(self) -> int:
+        """Return for how long the cores of this process have been idle or waiting for a disk, in all."""
+        cores = {f"cpu{number}" for number in os.sched_getaffinity(0)}
+        try:
+            lines = (self._proc / "stat").read_text().splitlines()
+        except OSError:
+            return 0
+        fields = [line.split() for line in lines]
+        return sum(int(words[4]) + int(words[5]) for words in fields if words[0] in cores)
+
+
+def bind_threads(library: NativeLibrary, cpus: Sequence[int]) -> None:
+    """Bind the calling thread to the first core, and the pool's threads to the others, one each.
+
+    Raises:
+        OSError: the system refuses, because there is no such core or this process may not use it.
+    """
+    bind = library.function("bind_threads", [ctypes.c_void_p, ctypes.c_int64], ctypes.c_int32)
+    error = bind((ctypes.c_int64 * len(cpus))(*cpus), len(cpus))
+    if error:
+        raise OSError(error, f"cannot bind threads to the cores {list(cpus)}: {os.strerror(error)}")
