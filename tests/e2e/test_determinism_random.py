@@ -9,8 +9,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from small_engine import Asked, Result, SmallEngine
 from tiny_models import make_tiny
+from torch import Tensor
 from worker_plans import loaded, worker_config
 
+from octavo.kernels.paged_attention.layout import CacheLayout
 from octavo.protocol.params import SamplingSpec
 from octavo.worker_proc.cache.storage import KVStorage
 from octavo.worker_proc.models.base import Model
@@ -27,17 +29,25 @@ MODELS = [
 """Attention with and without a window, both kinds of norm and of positions, every dtype."""
 
 
-@pytest.fixture(scope="module", params=MODELS, ids=[f"{arch}-{dtype}" for arch, dtype, _ in MODELS])
+CASES = [*((*model, True) for model in MODELS), *((*model, False) for model in MODELS[:2])]
+"""All through native kernels, some through torch."""
+
+
+@pytest.fixture(
+    scope="module",
+    params=CASES,
+    ids=[f"{arch}-{dtype}-{'native' if is_native else 'torch'}" for arch, dtype, _, is_native in CASES],
+)
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, Model]:
-    arch, dtype, changes = request.param
+    arch, dtype, changes, is_native = request.param
     path = make_tiny(arch, tmp_path_factory.mktemp("model"), **changes)
-    return path, dtype, loaded(worker_config(path, dtype=dtype, max_model_len=MAX_LEN))
+    return path, dtype, loaded(worker_config(path, dtype=dtype, max_model_len=MAX_LEN), is_native=is_native)
 
 
 @pytest.fixture(scope="module", autouse=True)
 def poisoned_cache() -> Iterator[None]:
     """Fill fresh caches with NaN: whoever reads a slot that nobody has written spoils its result."""
-    make = KVStorage.__init__
+    make, allocate = KVStorage.__init__, CacheLayout.allocate
 
     def make_poisoned(self: KVStorage, **arguments: Any) -> None:
         make(self, **arguments)
@@ -45,8 +55,13 @@ def poisoned_cache() -> Iterator[None]:
             for cache in self.layer(layer):
                 cache.fill_(float("nan"))
 
+    def allocate_poisoned(self: CacheLayout, num_blocks: int) -> tuple[Tensor, Tensor]:
+        k_cache, v_cache = allocate(self, num_blocks)
+        return k_cache.fill_(0xFF), v_cache.fill_(0xFF)  # NaN in every float type
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(KVStorage, "__init__", make_poisoned)
+        patch.setattr(CacheLayout, "allocate", allocate_poisoned)
         yield
 
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -13,18 +14,24 @@ from torch import Tensor
 
 from octavo.frontend.model_files.facts import read_model_facts
 from octavo.kernels.linear import Packer
+from octavo.kernels.native import library
+from octavo.kernels.native.library import NativeLibrary
+from octavo.kernels.paged_attention.layout import CacheLayout
 from octavo.protocol.config import ModelFacts
 from octavo.protocol.config.sources import engine_config
 from octavo.protocol.env import Env
 from octavo.protocol.errors import ConfigError
 from octavo.worker_proc.attention.paged import PagedCacheAttention
+from octavo.worker_proc.attention.recorded import StepBounds
 from octavo.worker_proc.batch.inputs import StepInputs
 from octavo.worker_proc.cache.storage import KVStorage
 from octavo.worker_proc.models.base import Model
 from octavo.worker_proc.models.registry import build_model
+from octavo.worker_proc.step.forward import Forward, NativeForward, TorchForward
 
 BLOCK_SIZE = 16
 NUM_BLOCKS = 64
+MAX_LEN = 256
 LENGTHS = [200, 37, 131]
 LLAMA3_ROPE = {
     "rope_type": "llama3",
@@ -58,11 +65,21 @@ def facts_of(path: Path) -> ModelFacts:
     return read_model_facts(engine_config({"model": str(path)}).model, Env.read())
 
 
-def load(path: Path, dtype: torch.dtype) -> Model:
-    model = build_model(facts_of(path), dtype)
+@pytest.fixture(scope="module", params=["torch", "native"])
+def kernels(request: pytest.FixtureRequest) -> NativeLibrary | None:
+    """What models compute with."""
+    return library.load() if request.param == "native" else None
+
+
+def load(path: Path, dtype: torch.dtype, kernels: NativeLibrary | None) -> Model:
+    return filled(build_model(facts_of(path), dtype), path, kernels)
+
+
+def filled(model: Model, path: Path, kernels: NativeLibrary | None) -> Model:
     model.load_weights(load_file(path / "model.safetensors").items())
-    model.pack(Packer(torch.device("cpu")))
-    model.prepare(1024)
+    model.library = kernels
+    model.pack(Packer(torch.device("cpu"), native=kernels))
+    model.prepare(MAX_LEN)
     return model
 
 
@@ -74,8 +91,17 @@ class Runner:
     dtype: torch.dtype
 
     def __post_init__(self) -> None:
+        self.forward = self._forward()
+        order = torch.randperm(NUM_BLOCKS, generator=torch.Generator().manual_seed(0))
+        self.tables = order.int().view(4, -1)
+
+    def _forward(self) -> Forward:
         model = self.model
-        self.storage = KVStorage(
+        if model.library is not None:
+            layout = CacheLayout(self.dtype, BLOCK_SIZE, model.num_kv_heads, model.head_dim)
+            bounds = StepBounds(max_rows=300, max_context=MAX_LEN, max_logits=300, num_threads=2)
+            return NativeForward(model.library, model, layout, NUM_BLOCKS, bounds)
+        storage = KVStorage(
             num_layers=model.num_layers,
             num_blocks=NUM_BLOCKS,
             block_size=BLOCK_SIZE,
@@ -83,13 +109,10 @@ class Runner:
             head_dim=model.head_dim,
             dtype=self.dtype,
         )
-        self.attention = PagedCacheAttention(self.storage, model.attention_shape)
-        order = torch.randperm(NUM_BLOCKS, generator=torch.Generator().manual_seed(0))
-        self.tables = order.int().view(4, -1)
+        return TorchForward(model, PagedCacheAttention(storage, model.attention_shape))
 
     def step(self, tokens: list[Tensor], parts: list[tuple[int, int, int]]) -> list[Tensor]:
         """Compute positions [start, end) of requests: (request, start, end) triples; the logits of each."""
-        positions = torch.cat([torch.arange(start, end) for _, start, end in parts])
         slots = [
             self.tables[request].long()[torch.arange(start, end) // BLOCK_SIZE] * BLOCK_SIZE
             + torch.arange(start, end) % BLOCK_SIZE
@@ -97,17 +120,16 @@ class Runner:
         ]
         counts = [end - start for _, start, end in parts]
         inputs = StepInputs(
-            torch.cat([tokens[request][start:end] for request, start, end in parts]),
-            positions,
-            [sum(counts[:index]) for index in range(len(parts) + 1)],
-            [end for _, _, end in parts],
-            self.tables[[request for request, _, _ in parts]],
-            torch.cat(slots),
+            torch.cat([tokens[request][start:end] for request, start, end in parts]).numpy(),
+            np.concatenate([np.arange(start, end) for _, start, end in parts]),
+            np.array([0, *counts]).cumsum(),
+            np.array([end for _, _, end in parts]),
+            self.tables[[request for request, _, _ in parts]].numpy(),
+            torch.cat(slots).numpy(),
         )
         with torch.inference_mode():
-            self.attention.plan(inputs)
-            hidden = self.model.forward(inputs.token_ids_T, inputs.positions_T, self.attention)
-            return list(self.model.logits(hidden).split(counts))
+            self.forward.run(inputs)
+            return list(self.forward.logits(np.arange(sum(counts))).clone().split(counts))
 
     def in_chunks(self, tokens: list[Tensor], request: int, ends: list[int]) -> Tensor:
         """Compute one request alone, in chunks."""
@@ -127,10 +149,12 @@ def directories(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_logits_and_greedy_tokens_equal_transformers(variant: str, directories: dict[str, Path]) -> None:
+def test_logits_and_greedy_tokens_equal_transformers(
+    variant: str, directories: dict[str, Path], kernels: NativeLibrary | None
+) -> None:
     path = directories[variant]
     theirs = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="eager")
-    runner = Runner(load(path, torch.float32), torch.float32)
+    runner = Runner(load(path, torch.float32, kernels), torch.float32)
     tokens = prompts(theirs.config.vocab_size)
     for request in range(len(tokens)):
         with torch.inference_mode():
@@ -156,8 +180,10 @@ def test_logits_and_greedy_tokens_equal_transformers(variant: str, directories: 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_chunks_and_batches_do_not_change_a_bit(variant: str, dtype: torch.dtype, directories: dict[str, Path]) -> None:
-    model = load(directories[variant], dtype)
+def test_chunks_and_batches_do_not_change_a_bit(
+    variant: str, dtype: torch.dtype, directories: dict[str, Path], kernels: NativeLibrary | None
+) -> None:
+    model = load(directories[variant], dtype, kernels)
     tokens = prompts(320)
     whole = [Runner(model, dtype).in_chunks(tokens, request, [len(tokens[request])]) for request in range(3)]
     assert all(bool(logits.isfinite().all()) for logits in whole)
@@ -195,11 +221,9 @@ def test_every_spelling_of_a_rope_scaling_means_the_same(
     facts = facts_of(path)
     plain = {key: value for key, value in facts.hf_config.items() if not key.startswith("rope_")}
     model = build_model(_with_config(facts, {**plain, **spelling}), torch.float32)
-    model.load_weights(load_file(path / "model.safetensors").items())
-    model.pack(Packer(torch.device("cpu")))
-    model.prepare(1024)
+    filled(model, path, kernels=None)
     tokens = prompts(320)
-    expected = Runner(load(path, torch.float32), torch.float32).in_chunks(tokens, 0, [200])
+    expected = Runner(load(path, torch.float32, None), torch.float32).in_chunks(tokens, 0, [200])
     assert torch.equal(Runner(model, torch.float32).in_chunks(tokens, 0, [200]), expected)
 
 

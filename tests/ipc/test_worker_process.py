@@ -106,8 +106,11 @@ def plan(sequence: int, token_ids: list[int]) -> StepPlan:
 def test_from_ready_to_stop(config: ResolvedConfig, tmp_path: Path) -> None:
     with worker(config, tmp_path) as w:
         phases, facts = w.wait_until_ready()
+        # Kernels are compiled only where no start before this one has done it.
+        phases = [phase for phase in phases if phase != "compiling kernels"]
         assert phases == ["importing torch", "loading weights", "profiling memory"]
-        assert facts.weights_bytes == (config.model.model_path and _safetensors_bytes(Path(config.model.model_path)))
+        checkpoint_bytes = _safetensors_bytes(Path(config.model.model_path))
+        assert checkpoint_bytes <= facts.weights_bytes <= 1.5 * checkpoint_bytes  # packed by whole panels of 64
         assert 0 < facts.free_bytes <= facts.total_bytes
         assert facts.activation_bytes > 0
         assert facts.kv_block_bytes == 2 * 2 * 16 * 2 * 16 * 4  # k and v, layers, tokens, heads, dim, float32

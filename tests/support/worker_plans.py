@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from octavo.frontend.model_files.facts import read_model_facts
+from octavo.kernels.native import library
 from octavo.protocol.config import ResolvedConfig, resolve
 from octavo.protocol.config.sources import engine_config
 from octavo.protocol.env import Env
@@ -27,13 +28,13 @@ def worker_config(model: Path | str, **settings: Any) -> ResolvedConfig:
     return resolve(said, read_model_facts(said.model, Env.read()), device="cpu", num_cores=2)
 
 
-def loaded(config: ResolvedConfig) -> Model:
+def loaded(config: ResolvedConfig, *, is_native: bool = True) -> Model:
     """The configured model with its weights.
 
     One thread: two that wait for each other on a busy machine take fifty times as long for a tiny model.
     """
     torch.set_num_threads(1)
-    return load_model(config, lambda fraction: None)
+    return load_model(config, lambda fraction: None, library=library.load() if is_native else None)
 
 
 def spec(**changes: Any) -> SamplingSpec:
