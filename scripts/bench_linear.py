@@ -2,7 +2,7 @@
 
 Every weight is there so many times that no cache holds all copies; one call of the native library multiplies all of
 them, as a step does with a model's layers. Native and torch runs take turns; the best run counts, for this is about
-the kernels and not about what else the machine does.
+the kernels and not about what else the machine does. With one thread it is processor time that counts, for the same reason.
 
     .venv/bin/python scripts/bench_linear.py --kinds bf16 int8 --rows 1 8 32 512
 """
@@ -133,13 +133,14 @@ class Cell:
 
 def best_of(calls: list[Callable[[], object]], seconds: float) -> list[float]:
     """Return the seconds of the best run of each call; they take turns."""
+    clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
     best = [float("inf")] * len(calls)
     end = time.perf_counter() + seconds
     while time.perf_counter() < end or best[-1] == float("inf"):
         for index, call in enumerate(calls):
-            start = time.perf_counter()
+            start = clock()
             call()
-            best[index] = min(best[index], time.perf_counter() - start)
+            best[index] = min(best[index], clock() - start)
     return best
 
 

@@ -10,21 +10,34 @@
 
 namespace octavo {
 
-// Running sums that fit the registers, beside the blocks of the weight and one word of x. AVX-512 has 32 registers;
-// where dot products take the operands apart a block fills two. AVX2 has 16, and a vector of 16 lanes fills two.
+// Rows of the largest tile.
 #if defined(OCTAVO_AVX512_BF16)
-constexpr int kMaxSums = 24;
 constexpr int kMaxRows = 6;
 #elif defined(OCTAVO_AVX512)
-constexpr int kMaxSums = 20;
 constexpr int kMaxRows = 5;
 #else
-constexpr int kMaxSums = 4;
 constexpr int kMaxRows = 4;
 #endif
 
-// How many blocks a tile of `rows` rows can hold: 4, 2 or 1.
-constexpr int max_blocks(int rows) { return kMaxSums / rows >= 4 ? 4 : kMaxSums / rows >= 2 ? 2 : 1; }
+// Blocks of a tile of `rows` rows: 4, 2 or 1, so that the running sums fit the registers beside one word of x and the
+// blocks of the weight. AVX-512 has 32 registers; a block fills one, or two where dot products take the operands apart.
+// AVX2 has 16, and a vector of 16 lanes fills two.
+constexpr int max_float_blocks([[maybe_unused]] int rows) {
+#if defined(OCTAVO_AVX512)
+    return 4;
+#else
+    return rows == 1 ? 4 : rows == 2 ? 2 : 1;
+#endif
+}
+
+// The same for quantized weights, which need a sum of integers and one of floats.
+constexpr int max_quantized_blocks(int rows) {
+#if defined(OCTAVO_AVX512)
+    return rows <= 2 ? 4 : 2;
+#else
+    return rows == 1 ? 2 : 1;
+#endif
+}
 
 // Bytes between what is multiplied and what is fetched ahead: the hardware's prefetchers start too late after the
 // gap from one thread's part of the weight to the next.
@@ -62,46 +75,52 @@ struct FloatFormat {
     static F32x16 add_products(F32x16 sums, Vector weights, Vector inputs) { return fma(weights, inputs, sums); }
 };
 
-// A tile of a weight that is not quantized.
-template <typename Format, int kRows, int kTileBlocks>
-void float_tile(const LinearArgs& args, int64_t first_row, int64_t panel, int64_t first_block, float* sums) {
-    constexpr int64_t kStepBytes = kBlocks * Format::kBlockBytes;
-    const char* weights = args.weight.panels + panel * args.weight.panel_bytes() + first_block * Format::kBlockBytes;
-    const char* x = args.x.row<const char>(first_row);
-    const int64_t row_bytes = args.x.row_bytes;
-    const int64_t num_steps = args.weight.num_inputs / Format::kInputs;
+// The tiles of a weight that is not quantized.
+template <typename Format>
+struct FloatTiles {
+    static constexpr int max_blocks(int rows) { return max_float_blocks(rows); }
 
-    F32x16 tile[kRows][kTileBlocks];
-    OCTAVO_UNROLL for (int row = 0; row < kRows; ++row)
-        OCTAVO_UNROLL for (int block = 0; block < kTileBlocks; ++block) tile[row][block] = zero();
+    template <int kRows, int kTileBlocks>
+    static void compute(const LinearArgs& args, int64_t first_row, int64_t panel, int64_t first_block, float* sums) {
+        constexpr int64_t kStepBytes = kBlocks * Format::kBlockBytes;
+        const char* weights =
+            args.weight.panels + panel * args.weight.panel_bytes() + first_block * Format::kBlockBytes;
+        const char* x = args.x.row<const char>(first_row);
+        const int64_t row_bytes = args.x.row_bytes;
+        const int64_t num_steps = args.weight.num_inputs / Format::kInputs;
 
-    for (int64_t step = 0; step < num_steps; ++step, weights += kStepBytes, x += 4) {
-        typename Format::Vector blocks[kTileBlocks];
-        OCTAVO_UNROLL for (int block = 0; block < kTileBlocks; ++block)
-            blocks[block] = Format::weights(weights + block * Format::kBlockBytes);
-        prefetch<kTileBlocks * Format::kBlockBytes>(weights);
-        OCTAVO_UNROLL for (int row = 0; row < kRows; ++row) {
-            const auto inputs = Format::inputs(load_word(x + row * row_bytes));
+        F32x16 tile[kRows][kTileBlocks];
+        OCTAVO_UNROLL for (int row = 0; row < kRows; ++row)
+            OCTAVO_UNROLL for (int block = 0; block < kTileBlocks; ++block) tile[row][block] = zero();
+
+        for (int64_t step = 0; step < num_steps; ++step, weights += kStepBytes, x += 4) {
+            typename Format::Vector blocks[kTileBlocks];
             OCTAVO_UNROLL for (int block = 0; block < kTileBlocks; ++block)
-                tile[row][block] = Format::add_products(tile[row][block], blocks[block], inputs);
-        }
-    }
-    if constexpr (Format::kInputs == 2) {
-        if (args.weight.num_inputs % 2 != 0) {  // the last input without its pair: nothing beyond a row is read
+                blocks[block] = Format::weights(weights + block * Format::kBlockBytes);
+            prefetch<kTileBlocks * Format::kBlockBytes>(weights);
             OCTAVO_UNROLL for (int row = 0; row < kRows; ++row) {
-                uint16_t last;
-                std::memcpy(&last, x + row * row_bytes, sizeof last);
-                const auto inputs = Format::inputs(last);
+                const auto inputs = Format::inputs(load_word(x + row * row_bytes));
                 OCTAVO_UNROLL for (int block = 0; block < kTileBlocks; ++block)
-                    tile[row][block] = Format::add_products(
-                        tile[row][block], Format::weights(weights + block * Format::kBlockBytes), inputs);
+                    tile[row][block] = Format::add_products(tile[row][block], blocks[block], inputs);
             }
         }
+        if constexpr (Format::kInputs == 2) {
+            if (args.weight.num_inputs % 2 != 0) {  // the last input without its pair: nothing beyond a row is read
+                OCTAVO_UNROLL for (int row = 0; row < kRows; ++row) {
+                    uint16_t last;
+                    std::memcpy(&last, x + row * row_bytes, sizeof last);
+                    const auto inputs = Format::inputs(last);
+                    OCTAVO_UNROLL for (int block = 0; block < kTileBlocks; ++block)
+                        tile[row][block] = Format::add_products(
+                            tile[row][block], Format::weights(weights + block * Format::kBlockBytes), inputs);
+                }
+            }
+        }
+        OCTAVO_UNROLL for (int row = 0; row < kRows; ++row)
+            OCTAVO_UNROLL for (int block = 0; block < kTileBlocks; ++block)
+                store(sums + row * kPanelOutputs + block * kLanes, tile[row][block]);
     }
-    OCTAVO_UNROLL for (int row = 0; row < kRows; ++row)
-        OCTAVO_UNROLL for (int block = 0; block < kTileBlocks; ++block)
-            store(sums + row * kPanelOutputs + block * kLanes, tile[row][block]);
-}
+};
 
 // ---- Quantized weights -----------------------------------------------------------------------------------------
 
@@ -118,114 +137,104 @@ struct NibbleFormat {
     }
 };
 
-// The same of a quantized weight. Within a group the products are summed as integers, exactly; then
-//     sums += (scale of the weight * scale of x) * integer sum [+ minimum * (scale of x * sum of x)].
-// The offset is taken off by where the integer sum begins: at -offset * sum of x. The running sums stay in memory,
-// because the integers fill the registers.
-template <typename Format, bool kIsAffine, int kRows, int kTileBlocks>
-void quantized_tile(const LinearArgs& args, int64_t first_row, int64_t panel, int64_t first_block, float* sums) {
-    constexpr int64_t kStepBytes = kBlocks * kVectorBytes;
-    const PackedWeight& weight = args.weight;
-    const int64_t num_groups = weight.num_groups(), num_steps = weight.group_size / (4 * Format::kWords);
-    const char* weights = weight.panels + panel * weight.panel_bytes() + first_block * kVectorBytes;
-    const int64_t first_scale = panel * num_groups * kPanelOutputs + first_block * kLanes;
-    const char* x = args.x.row<const char>(first_row);
-    const float* x_scales = args.x_scales.row<const float>(first_row);
-    const int32_t* x_sums = args.x_sums.row<const int32_t>(first_row);
-    const int64_t row_bytes = args.x.row_bytes;
-    const int64_t scales_stride = args.x_scales.row_bytes / 4, sums_stride = args.x_sums.row_bytes / 4;
+// The tiles of a quantized weight. Within a group the products are summed as integers, exactly; then
+//     total += (scale of the weight * scale of x) * integer sum [+ minimum * (scale of x * sum of x)].
+// The offset is taken off by where the integer sum begins: at -offset * sum of x.
+template <typename Format, bool kIsAffine>
+struct QuantizedTiles {
+    static constexpr int max_blocks(int rows) { return max_quantized_blocks(rows); }
 
-    for (int row = 0; row < kRows; ++row)
-        for (int block = 0; block < kTileBlocks; ++block) store(sums + row * kPanelOutputs + block * kLanes, zero());
+    template <int kRows, int kTileBlocks>
+    static void compute(const LinearArgs& args, int64_t first_row, int64_t panel, int64_t first_block, float* sums) {
+        constexpr int64_t kStepBytes = kBlocks * kVectorBytes;
+        const PackedWeight& weight = args.weight;
+        const int64_t num_groups = weight.num_groups(), num_steps = weight.group_size / (4 * Format::kWords);
+        const char* weights = weight.panels + panel * weight.panel_bytes() + first_block * kVectorBytes;
+        const int64_t first_scale = panel * num_groups * kPanelOutputs + first_block * kLanes;
+        const char* x = args.x.row<const char>(first_row);
+        const float* x_scales = args.x_scales.row<const float>(first_row);
+        const int32_t* x_sums = args.x_sums.row<const int32_t>(first_row);
+        const int64_t row_bytes = args.x.row_bytes;
+        const int64_t scales_stride = args.x_scales.row_bytes / 4, sums_stride = args.x_sums.row_bytes / 4;
 
-    for (int64_t group = 0; group < num_groups; ++group) {
-        I32x16 tile[kRows][kTileBlocks];
-        OCTAVO_UNROLL for (int row = 0; row < kRows; ++row) {
-            const I32x16 start = set1_i32(-weight.offset * x_sums[row * sums_stride + group]);
-            OCTAVO_UNROLL for (int block = 0; block < kTileBlocks; ++block) tile[row][block] = start;
-        }
-        for (int64_t step = 0; step < num_steps; ++step, weights += kStepBytes) {
-            prefetch<kTileBlocks * kVectorBytes>(weights);
-            OCTAVO_UNROLL for (int word = 0; word < Format::kWords; ++word, x += 4) {
-                Quads blocks[kTileBlocks];
-                OCTAVO_UNROLL for (int block = 0; block < kTileBlocks; ++block)
-                    blocks[block] = Format::weights(weights + block * kVectorBytes, word);
-                OCTAVO_UNROLL for (int row = 0; row < kRows; ++row) {
-                    const Quads inputs = set1_signed_quad(load_word(x + row * row_bytes));
-                    OCTAVO_UNROLL for (int block = 0; block < kTileBlocks; ++block)
-                        tile[row][block] = dot(tile[row][block], blocks[block], inputs);
-                }
-            }
-        }
-        const int64_t scale = first_scale + group * kPanelOutputs;
-        OCTAVO_UNROLL for (int block = 0; block < kTileBlocks; ++block) {
-            const F32x16 scales = load(weight.scales + scale + block * kLanes);
+        F32x16 totals[kRows][kTileBlocks];
+        OCTAVO_UNROLL for (int row = 0; row < kRows; ++row)
+            OCTAVO_UNROLL for (int block = 0; block < kTileBlocks; ++block) totals[row][block] = zero();
+
+        for (int64_t group = 0; group < num_groups; ++group) {
+            I32x16 tile[kRows][kTileBlocks];
             OCTAVO_UNROLL for (int row = 0; row < kRows; ++row) {
-                float* sum = sums + row * kPanelOutputs + block * kLanes;
-                const float x_scale = x_scales[row * scales_stride + group];
-                F32x16 total = fma(to_float(tile[row][block]), scales * set1(x_scale), load(sum));
-                if constexpr (kIsAffine) {
-                    const float x_sum = x_scale * static_cast<float>(x_sums[row * sums_stride + group]);
-                    total = fma(load(weight.minimums + scale + block * kLanes), set1(x_sum), total);
+                const I32x16 start = set1_i32(-weight.offset * x_sums[row * sums_stride + group]);
+                OCTAVO_UNROLL for (int block = 0; block < kTileBlocks; ++block) tile[row][block] = start;
+            }
+            for (int64_t step = 0; step < num_steps; ++step, weights += kStepBytes) {
+                prefetch<kTileBlocks * kVectorBytes>(weights);
+                OCTAVO_UNROLL for (int word = 0; word < Format::kWords; ++word, x += 4) {
+                    Quads blocks[kTileBlocks];
+                    OCTAVO_UNROLL for (int block = 0; block < kTileBlocks; ++block)
+                        blocks[block] = Format::weights(weights + block * kVectorBytes, word);
+                    OCTAVO_UNROLL for (int row = 0; row < kRows; ++row) {
+                        const Quads inputs = set1_signed_quad(load_word(x + row * row_bytes));
+                        OCTAVO_UNROLL for (int block = 0; block < kTileBlocks; ++block)
+                            tile[row][block] = dot(tile[row][block], blocks[block], inputs);
+                    }
                 }
-                store(sum, total);
+            }
+            const int64_t scale = first_scale + group * kPanelOutputs;
+            OCTAVO_UNROLL for (int block = 0; block < kTileBlocks; ++block) {
+                const F32x16 scales = load(weight.scales + scale + block * kLanes);
+                OCTAVO_UNROLL for (int row = 0; row < kRows; ++row) {
+                    const float x_scale = x_scales[row * scales_stride + group];
+                    totals[row][block] = fma(to_float(tile[row][block]), scales * set1(x_scale), totals[row][block]);
+                    if constexpr (kIsAffine) {
+                        const F32x16 minimums = load(weight.minimums + scale + block * kLanes);
+                        const float x_sum = x_scale * static_cast<float>(x_sums[row * sums_stride + group]);
+                        totals[row][block] = fma(minimums, set1(x_sum), totals[row][block]);
+                    }
+                }
             }
         }
+        OCTAVO_UNROLL for (int row = 0; row < kRows; ++row)
+            OCTAVO_UNROLL for (int block = 0; block < kTileBlocks; ++block)
+                store(sums + row * kPanelOutputs + block * kLanes, totals[row][block]);
     }
-}
+};
 
 // ---- The choice of a tile --------------------------------------------------------------------------------------
 
 // Computes kCount blocks of a panel, several after the other where the registers hold fewer.
-template <template <int, int> typename Function, int kRows, int kCount>
+template <typename Family, int kRows, int kCount>
 void in_blocks(const LinearArgs& args, int64_t first_row, int64_t panel, int64_t first_block, float* sums) {
-    constexpr int kTileBlocks = max_blocks(kRows) < kCount ? max_blocks(kRows) : kCount;
+    constexpr int kTileBlocks = Family::max_blocks(kRows) < kCount ? Family::max_blocks(kRows) : kCount;
     for (int block = 0; block < kCount; block += kTileBlocks)
-        Function<kRows, kTileBlocks>::call(args, first_row, panel, first_block + block, sums + block * kLanes);
+        Family::template compute<kRows, kTileBlocks>(
+            args, first_row, panel, first_block + block, sums + block * kLanes);
 }
 
-template <typename Format>
-struct FloatTile {
-    template <int kRows, int kTileBlocks>
-    struct Of {
-        static constexpr Tile call = float_tile<Format, kRows, kTileBlocks>;
-    };
-};
-
-template <typename Format, bool kIsAffine>
-struct QuantizedTile {
-    template <int kRows, int kTileBlocks>
-    struct Of {
-        static constexpr Tile call = quantized_tile<Format, kIsAffine, kRows, kTileBlocks>;
-    };
-};
-
-// The tiles of one kind of weight: of a whole panel or of half of one, by the number of rows.
+// The tiles of one kind of weight: of a whole panel or of half of one, by the number of rows less one.
 struct Tiles {
     Tile whole[kMaxRows];
     Tile half[kMaxRows];
 };
 
-template <template <int, int> typename Function, int... kLess>
+template <typename Family, int... kLess>
 constexpr Tiles tiles_of(std::integer_sequence<int, kLess...>) {
-    return {{in_blocks<Function, kLess + 1, kBlocks>...}, {in_blocks<Function, kLess + 1, kBlocks / 2>...}};
+    return {{in_blocks<Family, kLess + 1, kBlocks>...}, {in_blocks<Family, kLess + 1, kBlocks / 2>...}};
 }
 
-template <template <int, int> typename Function>
-inline constexpr Tiles kTiles = tiles_of<Function>(std::make_integer_sequence<int, kMaxRows>{});
+template <typename Family>
+inline constexpr Tiles kTiles = tiles_of<Family>(std::make_integer_sequence<int, kMaxRows>{});
 
 inline const Tiles& tiles_for(const PackedWeight& weight) {
+    const bool is_affine = weight.minimums != nullptr;
     switch (weight.kind) {
-        case Kind::bf16: return kTiles<FloatTile<Bf16Format>::template Of>;
-        case Kind::f32: return kTiles<FloatTile<FloatFormat<float>>::template Of>;
-        case Kind::f16: return kTiles<FloatTile<FloatFormat<f16>>::template Of>;
-        case Kind::u8:
-            return weight.minimums == nullptr ? kTiles<QuantizedTile<ByteFormat, false>::template Of>
-                                              : kTiles<QuantizedTile<ByteFormat, true>::template Of>;
-        default:
-            return weight.minimums == nullptr ? kTiles<QuantizedTile<NibbleFormat, false>::template Of>
-                                              : kTiles<QuantizedTile<NibbleFormat, true>::template Of>;
+        case Kind::bf16: return kTiles<FloatTiles<Bf16Format>>;
+        case Kind::f32: return kTiles<FloatTiles<FloatFormat<float>>>;
+        case Kind::f16: return kTiles<FloatTiles<FloatFormat<f16>>>;
+        case Kind::u8: return is_affine ? kTiles<QuantizedTiles<ByteFormat, true>> : kTiles<QuantizedTiles<ByteFormat, false>>;
+        case Kind::u4: break;
     }
+    return is_affine ? kTiles<QuantizedTiles<NibbleFormat, true>> : kTiles<QuantizedTiles<NibbleFormat, false>>;
 }
 
 }  // namespace octavo
