@@ -35,6 +35,8 @@ class StepDraft:
         """Running requests that lack more than one token, those that start in this step included."""
         self.admitted: list[Request] = []
         self.has_preempted = False
+        self.num_spare_blocks = 0
+        """Free blocks that no running request will need for the tokens it has; counted by admission."""
         self._parts: dict[RequestKey, Part] = {}
 
     @property

@@ -15,11 +15,13 @@ def num_reserved_blocks(running: OrderedRequests, cache: PrefixCache, max_model_
     What a prompt still needs is counted whole, so that two prompts that do not fit together never
     start together and then push each other out.
     """
-    return sum(
-        cache.num_missing_blocks(request, request.num_tokens)
-        for request in running
-        if not is_certain_to_end(request, max_model_len)
-    )
+    size, num_reserved = cache.block_size, 0
+    # perf: once per step over every running request, so without the functions that say the same elsewhere.
+    for request in running:
+        num_missing = -(-request.num_tokens // size) - len(request.block_ids)
+        if num_missing > 0 and not is_certain_to_end(request, max_model_len):
+            num_reserved += num_missing
+    return num_reserved
 
 
 def choose_victim(running: OrderedRequests, cache: PrefixCache, max_model_len: int) -> Request | None:

@@ -148,11 +148,17 @@ class Scheduler:
     def _admit(self, draft: StepDraft) -> None:
         """Start waiting requests in order, as many as the step can begin to compute."""
         self.waiting_reason = ""
+        if self.waiting.first:
+            num_reserved = num_reserved_blocks(self.running, self.cache, self.max_model_len)
+            draft.num_spare_blocks = self.cache.pool.num_free - num_reserved
         while head := self.waiting.first:
             self.waiting_reason = self._obstacle(draft, head)
             if self.waiting_reason:
                 return
+            num_free = self.cache.pool.num_free
             self._start(draft, head)
+            num_taken = num_free - self.cache.pool.num_free
+            draft.num_spare_blocks -= num_taken + self.cache.num_missing_blocks(head, head.num_tokens)
 
     def _obstacle(self, draft: StepDraft, head: Request) -> str:
         """Return why the first waiting request cannot start, "" when it can."""
@@ -166,13 +172,11 @@ class Scheduler:
         num_needed = self.cache.block_size * (len(draft.prefilling) + 1) if draft.prefilling else 1
         if draft.num_tokens_left < num_needed:
             return "budget"
-        pool = self.cache.pool
         num_hits, num_free_hits = self.cache.count_hits(head)
         num_blocks = self.cache.num_missing_blocks(head, head.num_tokens) - (num_hits - num_free_hits)
         if self.running.first:
-            num_blocks += max(1, int(pool.num_blocks * WATERMARK))
-        spare = pool.num_free - num_reserved_blocks(self.running, self.cache, self.max_model_len)
-        return "blocks" if num_blocks > spare else ""
+            num_blocks += max(1, int(self.cache.pool.num_blocks * WATERMARK))
+        return "blocks" if num_blocks > draft.num_spare_blocks else ""
 
     def _start(self, draft: StepDraft, request: Request) -> None:
         """Give a waiting request a slot and what the prefix cache has of it."""
