@@ -8,25 +8,34 @@ bandwidth and more (docs/performance.md). Decides nothing about what lies where 
 import contextlib
 import mmap
 import os
+import threading
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 HUGE_PAGE_BYTES = 2 << 20
+SLAB_BYTES = 32 << 20
+ALIGNMENT = 64
+"""A cache line, and the widest vector."""
 
 
 def allocate(num_bytes: int) -> Tensor:
-    """Return `num_bytes` zeros, aligned to a huge page where they fill one.
+    """Return `num_bytes` zeros that begin at a multiple of 64 bytes, and at a huge page if there are many.
 
-    Memory is taken when a page is first written, by whole huge pages but for the last part of one, so a large buffer of
-    which little is used costs little.
+    Memory is taken when it is first written, by whole huge pages where the system has them, so a large buffer of
+    which little is used costs little. Buffers of less than half a slab share one, which is given back after the last of
+    them: the many small weights of a model would otherwise have no huge pages.
 
     Raises:
         MemoryError: the system does not promise that much.
     """
+    if num_bytes == 0:
+        return _EMPTY
+    if num_bytes < SLAB_BYTES // 2:
+        return _Slab.take(num_bytes)
     mapping, start = _map_zeros(num_bytes)
-    return torch.frombuffer(mapping, dtype=torch.uint8, offset=start, count=num_bytes) if num_bytes else _EMPTY
+    return torch.frombuffer(mapping, dtype=torch.uint8, offset=start, count=num_bytes)
 
 
 def map_file(path: Path, offset: int, num_bytes: int) -> Tensor:
@@ -56,45 +65,33 @@ def map_file(path: Path, offset: int, num_bytes: int) -> Tensor:
     return torch.frombuffer(mapping, dtype=torch.uint8, offset=before, count=num_bytes)
 
 
-class Arena:
-    """Hands out parts of one large buffer, so that many small tensors share huge pages.
+class _Slab:
+    """The mapping that small buffers are taken from, one behind the other, until it is used up."""
 
-    The buffer lives as long as any of the parts.
+    _lock = threading.Lock()
+    _mapping: mmap.mmap | None = None
+    _start = 0
+    _end = 0
 
-    Args:
-        num_bytes: of all parts together, each rounded up to `ALIGNMENT`.
-    """
-
-    ALIGNMENT = 64
-    """A cache line, and the widest vector."""
-
-    def __init__(self, num_bytes: int) -> None:
-        self._buffer = allocate(num_bytes)
-        self._used = 0
-
-    def take(self, num_bytes: int) -> Tensor:
-        """Return the next part, zeros.
-
-        Raises:
-            MemoryError: the parts exceed the arena.
-        """
-        start = self._used
-        if start + num_bytes > len(self._buffer):
-            raise MemoryError(f"{num_bytes} bytes do not fit behind {start} of {len(self._buffer)}")
-        self._used = start + -(-num_bytes // self.ALIGNMENT) * self.ALIGNMENT
-        return self._buffer[start : start + num_bytes]
+    @classmethod
+    def take(cls, num_bytes: int) -> Tensor:
+        with cls._lock:
+            if cls._mapping is None or cls._start + num_bytes > cls._end:
+                cls._mapping, cls._start = _map_zeros(SLAB_BYTES)
+                cls._end = cls._start + SLAB_BYTES
+            start = cls._start
+            cls._start += -(-num_bytes // ALIGNMENT) * ALIGNMENT
+            return torch.frombuffer(cls._mapping, dtype=torch.uint8, offset=start, count=num_bytes)
 
 
 _EMPTY = torch.empty(0, dtype=torch.uint8)
 
 
 def _map_zeros(num_bytes: int) -> tuple[mmap.mmap, int]:
-    """Return a mapping and where in it `num_bytes` begin, at the boundary of a huge page if they are as long as one."""
-    if num_bytes < HUGE_PAGE_BYTES:
-        return _map(max(num_bytes, 1)), 0
+    """Return a mapping, and where in it `num_bytes` begin at the boundary of a huge page."""
     mapping = _map(num_bytes + HUGE_PAGE_BYTES)
     start = -torch.frombuffer(mapping, dtype=torch.uint8).data_ptr() % HUGE_PAGE_BYTES
-    _advise(mapping, "MADV_HUGEPAGE", start, num_bytes // HUGE_PAGE_BYTES * HUGE_PAGE_BYTES)
+    _advise(mapping, "MADV_HUGEPAGE", start, num_bytes)
     return mapping, start
 
 

@@ -1,15 +1,18 @@
 """Mapped memory: aligned, zero, shared with files, and given back with the last tensor."""
 
 import gc
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
 
-from octavo.kernels.native.memory import HUGE_PAGE_BYTES, Arena, allocate, map_file
+from octavo.kernels.native.memory import ALIGNMENT, HUGE_PAGE_BYTES, SLAB_BYTES, allocate, map_file
 
 
-@pytest.mark.parametrize("num_bytes", [0, 1, 4096, HUGE_PAGE_BYTES - 1, HUGE_PAGE_BYTES, 3 * HUGE_PAGE_BYTES + 5])
+@pytest.mark.parametrize(
+    "num_bytes", [0, 1, 4096, HUGE_PAGE_BYTES - 1, HUGE_PAGE_BYTES, 3 * HUGE_PAGE_BYTES + 5, SLAB_BYTES, SLAB_BYTES + 7]
+)
 def test_allocate_gives_zeros(num_bytes: int) -> None:
     buffer = allocate(num_bytes)
     assert buffer.dtype == torch.uint8 and buffer.shape == (num_bytes,)
@@ -19,7 +22,7 @@ def test_allocate_gives_zeros(num_bytes: int) -> None:
 
 
 def test_large_buffers_begin_at_a_huge_page() -> None:
-    assert allocate(2 * HUGE_PAGE_BYTES).data_ptr() % HUGE_PAGE_BYTES == 0
+    assert allocate(SLAB_BYTES).data_ptr() % HUGE_PAGE_BYTES == 0
 
 
 def test_untouched_memory_is_not_resident() -> None:
@@ -45,15 +48,20 @@ def test_too_much_memory_is_an_error() -> None:
         allocate(1 << 62)
 
 
-def test_arena_hands_out_aligned_parts() -> None:
-    arena = Arena(3 * Arena.ALIGNMENT)
-    parts = [arena.take(1), arena.take(Arena.ALIGNMENT), arena.take(Arena.ALIGNMENT)]
-    for number, part in enumerate(parts):
-        part.fill_(number + 1)
-    assert [int(part[0]) for part in parts] == [1, 2, 3]
-    assert all(part.data_ptr() % Arena.ALIGNMENT == 0 for part in parts)
-    with pytest.raises(MemoryError):
-        arena.take(1)
+def test_small_buffers_share_pages_and_nothing_else() -> None:
+    sizes = [1, 64, 100, 3_000_000, 15_000_000, 15_000_000, 5]
+    buffers = [allocate(size).fill_(number) for number, size in enumerate(sizes, 1)]
+    assert all(buffer.data_ptr() % ALIGNMENT == 0 for buffer in buffers)
+    for number, buffer in enumerate(buffers, 1):
+        assert bool((buffer == number).all())
+        assert buffer.untyped_storage().nbytes() == len(buffer)
+    assert buffers[1].data_ptr() == buffers[0].data_ptr() + ALIGNMENT
+
+
+def test_threads_get_buffers_of_their_own() -> None:
+    with ThreadPoolExecutor(8) as threads:
+        buffers = list(threads.map(lambda number: allocate(50_000).fill_(number % 251), range(2000)))
+    assert all(bool((buffer == number % 251).all()) for number, buffer in enumerate(buffers))
 
 
 @pytest.mark.parametrize(("offset", "num_bytes"), [(0, 10_000), (1, 5), (4096, 4096), (5000, 5000), (9999, 0)])

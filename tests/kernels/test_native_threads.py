@@ -50,13 +50,16 @@ class Machine:
 
     def _write(self) -> None:
         for thread, (running, waiting) in self.usage.items():
-            folder = self.root / f"proc/self/task/{thread}"
-            folder.mkdir(parents=True, exist_ok=True)
-            (folder / "schedstat").write_text(f"{running} {waiting} 5\n")
+            self._put(f"proc/self/task/{thread}/schedstat", f"{running} {waiting} 5\n")
         core = min(os.sched_getaffinity(0))
-        (self.root / "proc/stat").write_text(
-            f"cpu 1 1 1 999 1\ncpu{core} 10 0 10 {int(self.idle_ticks)} 0 0 0\ncpu9999 0 0 0 777777 0\nintr 5\n"
-        )
+        idle = f"cpu{core} 10 0 10 {int(self.idle_ticks)} 0 0 0"
+        self._put("proc/stat", f"cpu 1 1 1 999 1\n{idle}\ncpu9999 0 0 0 777777 0\nintr 5\n")
+
+    def _put(self, name: str, text: str) -> None:
+        path = self.root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.unlink(missing_ok=True)  # to write over a file takes some file systems milliseconds
+        path.write_text(text)
 
 
 @pytest.fixture
