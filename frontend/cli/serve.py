@@ -47,14 +47,14 @@ def _serve(config: EngineConfig, server: ServerConfig, listener: Listener) -> in
     try:
         start = time.monotonic()
         # Only now: these imports take a while, and the engine is on its way meanwhile.
-        from octavo.frontend.http.run import Interrupted
-        from octavo.frontend.http.run import run as run_server
+        from octavo.frontend.http import run
 
         timeline.add("Frontend", "importing the server", time.monotonic() - start)
-        run_server(engine, server, listener)
-    except Interrupted as interrupted:
-        print(f"octavo: {interrupted}", file=sys.stderr)  # noqa: T201
-        return EXIT_SIGNAL + interrupted.number
+        try:
+            run.run(engine, server, listener)
+        except run.Interrupted as interrupted:
+            print(f"octavo: {interrupted}", file=sys.stderr)  # noqa: T201
+            return EXIT_SIGNAL + interrupted.number
     finally:
         engine.end()
     return 0
