@@ -42,5 +42,6 @@ def _node(
         in_place=None if residual is None else 1,
         keeps=[packed],
         wants=packed.input_form,
+        work=packed.num_inputs * packed.num_outputs,
         absorb=absorb,
     )

@@ -47,6 +47,11 @@ class Program:
         return self._layout.num_bytes
 
     @property
+    def work(self) -> int:
+        """Products of two numbers for each row, those of attention not counted."""
+        return sum(node.work for node in self._nodes)
+
+    @property
     def operations(self) -> list[str]:
         """The names of the operations in order."""
         return [node.operation for node in self._nodes]

@@ -161,6 +161,8 @@ class Node:
     """What must stay alive as long as the program."""
     wants: Form | None = None
     """How the first input must be stored; None: as float32, like all others."""
+    work: int = 0
+    """Products of two numbers for each row, if there are many."""
     activation: str | None = None
     """Its name as the epilogue of a linear layer, if it is nothing but that."""
     absorb: "Callable[[Node], Node | None] | None" = None

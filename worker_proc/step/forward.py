@@ -14,6 +14,7 @@ from octavo.kernels.native.arguments import StepArguments
 from octavo.kernels.native.library import NativeLibrary
 from octavo.kernels.native.program import Program
 from octavo.kernels.native.recorder import ProgramRecorder
+from octavo.kernels.native.threads import ThreadPolicy
 from octavo.kernels.native.value import as_tensor, value_of
 from octavo.kernels.paged_attention.layout import CacheLayout
 from octavo.protocol.config import ResolvedConfig
@@ -68,7 +69,7 @@ class NativeForward:
     def __init__(
         self, library: NativeLibrary, model: Model, cache: CacheLayout, num_blocks: int, bounds: StepBounds
     ) -> None:
-        self._num_threads = bounds.num_threads
+        self._threads = ThreadPolicy(library, bounds.num_threads)
         layers = ProgramRecorder(model.dtype)
         self.attention = RecordedAttention(
             library,
@@ -94,12 +95,12 @@ class NativeForward:
 
     def run(self, inputs: StepInputs) -> None:
         """See `Forward`."""
-        self.layers.run(step_arguments(inputs), self._num_threads)
+        self.layers.run(step_arguments(inputs), self._threads.choose(self.layers.work * len(inputs.token_ids_T)))
 
     def logits(self, rows: Ints) -> Tensor:
         """See `Forward`."""
         step = StepArguments(num_rows=len(rows), token_ids=rows.ctypes.data)
-        self.head.run(step, self._num_threads)
+        self.head.run(step, self._threads.choose(self.head.work * len(rows)))
         return self._logits_RV[: len(rows)]
 
 
