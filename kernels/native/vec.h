@@ -145,6 +145,18 @@ inline F32x16 select_negative(F32x16 sign, F32x16 a, F32x16 b) {
 // Bit i: lane i of `a` is at least that of `b`; it is NaN.
 inline uint32_t mask_at_least(F32x16 a, F32x16 b) { return _mm512_cmp_ps_mask(a.v, b.v, _CMP_GE_OQ); }
 inline uint32_t mask_nan(F32x16 a) { return _mm512_cmp_ps_mask(a.v, a.v, _CMP_UNORD_Q); }
+// Writes those of 16 numbers at `from` whose bit is set side by side, and returns how many they are. All 16 places at
+// `to` may be written to; `to` may lie before `from` or be it.
+inline int64_t compress(float* to, const float* from, uint32_t mask) {
+    const auto lanes = static_cast<__mmask16>(mask);
+    _mm512_storeu_ps(to, _mm512_maskz_compress_ps(lanes, _mm512_loadu_ps(from)));
+    return __builtin_popcount(mask);
+}
+inline int64_t compress(int32_t* to, const int32_t* from, uint32_t mask) {
+    const auto lanes = static_cast<__mmask16>(mask);
+    _mm512_storeu_si512(to, _mm512_maskz_compress_epi32(lanes, _mm512_loadu_si512(from)));
+    return __builtin_popcount(mask);
+}
 
 #elif defined(OCTAVO_AVX2)
 
@@ -294,6 +306,15 @@ inline uint32_t mask_nan(F32x16 a) {
     return mask;
 }
 
+#endif
+
+#if !defined(OCTAVO_AVX512)
+template <typename Element>
+inline int64_t compress(Element* to, const Element* from, uint32_t mask) {
+    int64_t count = 0;
+    for (; mask; mask &= mask - 1) to[count++] = from[__builtin_ctz(mask)];
+    return count;
+}
 #endif
 
 inline F32x16 zero() { return set1(0.0f); }

@@ -9,34 +9,29 @@ _IMPLEMENTATIONS = {"cpu": cpu.apply_penalties}
 
 
 def apply_penalties(
-    logits_RV: Tensor,
-    output_counts_RV: Tensor,
-    is_in_prompt_RV: Tensor,
+    logits_V: Tensor,
+    seen_ids_S: Tensor,
+    output_counts_S: Tensor,
     *,
-    repetition_R: Tensor,
-    frequency_R: Tensor,
-    presence_R: Tensor,
+    repetition: float,
+    frequency: float,
+    presence: float,
 ) -> None:
-    """Lower, in place, the logits of tokens that were seen before.
+    """Lower, in place, the logits of tokens that were seen before; all others stay as they are.
 
     First the repetition penalty (Keskar et al. 2019, "CTRL"): a token of the prompt or the output has
     its logit divided by `repetition` if positive, multiplied by it if not. Then `frequency` times the
     number of times it was output, and `presence` if it was output at all, are subtracted.
-    Every row is computed without a look at the others.
+    Computed in float32, each operation rounded on its own.
 
     Args:
-        logits_RV: float32.
-        output_counts_RV: int32, how often each token was output.
-        is_in_prompt_RV: bool.
-        repetition_R: float32; 1 has no effect.
-        frequency_R: float32; 0 has no effect.
-        presence_R: float32; 0 has no effect.
+        logits_V: float32, one row.
+        seen_ids_S: integers; the tokens of prompt and output, each once.
+        output_counts_S: int32, how often each of them was output; 0 if it is in the prompt alone.
+        repetition: 1 has no effect.
+        frequency: 0 has no effect.
+        presence: 0 has no effect.
     """
-    choose("apply_penalties", _IMPLEMENTATIONS, logits_RV.device)(
-        logits_RV,
-        output_counts_RV,
-        is_in_prompt_RV,
-        repetition_R=repetition_R,
-        frequency_R=frequency_R,
-        presence_R=presence_R,
+    choose("apply_penalties", _IMPLEMENTATIONS, logits_V.device)(
+        logits_V, seen_ids_S, output_counts_S, repetition=repetition, frequency=frequency, presence=presence
     )

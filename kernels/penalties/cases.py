@@ -1,4 +1,4 @@
-"""Batches for the test and the benchmark of the penalties."""
+"""Rows for the test and the benchmark of the penalties."""
 
 from dataclasses import dataclass
 
@@ -10,28 +10,27 @@ from torch import Tensor
 class Case:
     """One call's arguments."""
 
-    logits_RV: Tensor
-    output_counts_RV: Tensor
-    is_in_prompt_RV: Tensor
-    penalties: dict[str, Tensor]
+    logits_V: Tensor
+    seen_ids_S: Tensor
+    output_counts_S: Tensor
+    penalties: dict[str, float]
 
 
-def case(num_rows: int, vocab_size: int, seed: int = 0) -> Case:
+def case(vocab_size: int, num_seen: int, seed: int = 0) -> Case:
     """Return random logits and counts, with penalties of both signs."""
     generator = torch.Generator().manual_seed(seed)
-    shape = (num_rows, vocab_size)
-    counts = torch.randint(-6, 4, shape, generator=generator).clamp(min=0)
+    repetition, frequency, presence = torch.rand(3, generator=generator, dtype=torch.float64).tolist()
     return Case(
-        logits_RV=4 * torch.randn(shape, generator=generator),
-        output_counts_RV=counts.int(),
-        is_in_prompt_RV=torch.rand(shape, generator=generator) < 0.2,
+        logits_V=4 * torch.randn(vocab_size, generator=generator),
+        seen_ids_S=torch.randperm(vocab_size, generator=generator)[:num_seen].int(),
+        output_counts_S=torch.randint(-2, 4, (num_seen,), generator=generator).clamp(min=0).int(),
         penalties={
-            "repetition_R": 0.5 + torch.rand(num_rows, generator=generator),
-            "frequency_R": 4 * torch.rand(num_rows, generator=generator) - 2,
-            "presence_R": 4 * torch.rand(num_rows, generator=generator) - 2,
+            "repetition": 0.5 + repetition,
+            "frequency": 4 * frequency - 2,
+            "presence": 4 * presence - 2,
         },
     )
 
 
-SHAPES: list[tuple[int, int]] = [(1, 7), (3, 151), (5, 64)]
-"""(rows, vocabulary) small enough for the reference's Python loop."""
+SHAPES: list[tuple[int, int]] = [(7, 0), (7, 7), (151, 20), (1000, 300)]
+"""(vocabulary, seen tokens)."""

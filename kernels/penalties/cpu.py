@@ -1,22 +1,22 @@
-"""Elementwise torch operations, each rounded once, so that a row has the same bits in any batch."""
+"""Elementwise torch operations over the seen tokens only, each rounded once."""
 
 import torch
 from torch import Tensor
 
 
 def apply_penalties(
-    logits_RV: Tensor,
-    output_counts_RV: Tensor,
-    is_in_prompt_RV: Tensor,
+    logits_V: Tensor,
+    seen_ids_S: Tensor,
+    output_counts_S: Tensor,
     *,
-    repetition_R: Tensor,
-    frequency_R: Tensor,
-    presence_R: Tensor,
+    repetition: float,
+    frequency: float,
+    presence: float,
 ) -> None:
     """See the contract in the package."""
-    is_output_RV = output_counts_RV > 0
-    repetition_R1 = repetition_R.unsqueeze(1)
-    repeated_RV = torch.where(logits_RV > 0, logits_RV / repetition_R1, logits_RV * repetition_R1)
-    torch.where(is_output_RV | is_in_prompt_RV, repeated_RV, logits_RV, out=logits_RV)
-    logits_RV -= frequency_R.unsqueeze(1) * output_counts_RV
-    logits_RV -= presence_R.unsqueeze(1) * is_output_RV
+    ids_S = seen_ids_S.long()
+    logits_S = logits_V[ids_S]
+    logits_S = torch.where(logits_S > 0, logits_S / repetition, logits_S * repetition)
+    logits_S -= frequency * output_counts_S.float()
+    logits_S -= presence * (output_counts_S > 0).float()
+    logits_V[ids_S] = logits_S

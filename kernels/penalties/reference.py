@@ -5,20 +5,20 @@ from torch import Tensor
 
 
 def apply_penalties(
-    logits_RV: Tensor,
-    output_counts_RV: Tensor,
-    is_in_prompt_RV: Tensor,
+    logits_V: Tensor,
+    seen_ids_S: Tensor,
+    output_counts_S: Tensor,
     *,
-    repetition_R: Tensor,
-    frequency_R: Tensor,
-    presence_R: Tensor,
+    repetition: float,
+    frequency: float,
+    presence: float,
 ) -> None:
     """See the contract in the package."""
-    for row, token in torch.cartesian_prod(*(torch.arange(length) for length in logits_RV.shape)).tolist():
-        logit, count = logits_RV[row, token], output_counts_RV[row, token]
-        if count > 0 or is_in_prompt_RV[row, token]:
-            logit = logit / repetition_R[row] if logit > 0 else logit * repetition_R[row]
-        logit = logit - frequency_R[row] * count
+    repetition_1, frequency_1, presence_1 = torch.tensor([repetition, frequency, presence])
+    for token, count in zip(seen_ids_S.tolist(), output_counts_S.tolist(), strict=True):
+        logit = logits_V[token]
+        logit = logit / repetition_1 if logit > 0 else logit * repetition_1
+        logit = logit - frequency_1 * count
         if count > 0:
-            logit = logit - presence_R[row]
-        logits_RV[row, token] = logit
+            logit = logit - presence_1
+        logits_V[token] = logit

@@ -1,11 +1,14 @@
-"""Filters: cpu against reference, and the rules one by one."""
+"""Filters: cpu and native against reference, and the rules one by one."""
 
 import itertools
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from octavo.kernels.filter_logits import cases, filter_logits, reference
+from octavo.kernels.filter_logits import cases, filter_logits, native, reference
+from octavo.kernels.native.library import NativeLibrary
 
 
 @pytest.mark.parametrize("spread", [0.0, 0.01, 3.0])
@@ -13,7 +16,22 @@ from octavo.kernels.filter_logits import cases, filter_logits, reference
 def test_cpu_equals_reference(vocab_size: int, setting: tuple[int, float, float], spread: float) -> None:
     logits = cases.row(vocab_size, spread)
     top_k, top_p, min_p = setting
-    got = filter_logits(logits, top_k=top_k, top_p=top_p, min_p=min_p)
+    check_kept(logits, filter_logits(logits, top_k=top_k, top_p=top_p, min_p=min_p), setting)
+
+
+@pytest.mark.parametrize("spread", [0.0, 0.01, 3.0])
+@pytest.mark.parametrize(("vocab_size", "setting"), list(itertools.product(cases.VOCAB_SIZES, cases.SETTINGS)))
+def test_native_equals_reference(
+    native_library: NativeLibrary, vocab_size: int, setting: tuple[int, float, float], spread: float
+) -> None:
+    logits = cases.row(vocab_size, spread)
+    top_k, top_p, min_p = setting
+    got = native.filter_logits(native_library, logits, top_k=top_k, top_p=top_p, min_p=min_p)
+    check_kept(logits, got, setting)
+
+
+def check_kept(logits: torch.Tensor, got: torch.Tensor, setting: tuple[int, float, float]) -> None:
+    top_k, top_p, min_p = setting
     expected = reference.filter_logits(logits, top_k=top_k, top_p=top_p, min_p=min_p)
     assert torch.equal(got, got.sort().values)
     # float32 against float64 probabilities: a nucleus of many thousands may end some tokens apart.
@@ -53,6 +71,44 @@ def test_ruled_out_tokens_stay_out() -> None:
     logits[[3, 77]] = torch.tensor([1.0, 1.0])
     assert filter_logits(logits, top_k=0, top_p=0.99, min_p=0.0).tolist() == [3, 77]
     assert filter_logits(logits, top_k=1, top_p=0.99, min_p=0.1).tolist() == [3]
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    vocab_size=st.integers(1, 400),
+    num_levels=st.integers(1, 40),
+    spread=st.floats(0.0, 200.0),
+    top_k=st.integers(0, 500),
+    top_p=st.floats(0.0, 1.0, exclude_min=True),
+    min_p=st.floats(0.0, 1.0),
+    seed=st.integers(0, 99),
+)
+def test_native_keeps_a_head_of_the_order(
+    native_library: NativeLibrary, vocab_size, num_levels, spread, top_k, top_p, min_p, seed
+) -> None:
+    """Whatever the settings: what is kept comes first in the order, and is as long as float64 says, by rounding."""
+    levels = cases.row(num_levels, spread, seed)
+    logits = levels[torch.randint(0, num_levels, (vocab_size,), generator=torch.Generator().manual_seed(seed))]
+    got = native.filter_logits(native_library, logits, top_k=top_k, top_p=top_p, min_p=min_p)
+    order = logits.argsort(descending=True, stable=True)
+    assert len(got) >= 1
+    assert torch.equal(got, order[: len(got)].sort().values)
+    lengths = [
+        len(reference.filter_logits(logits, top_k=top_k, top_p=min(top_p * (1 + sign * 1e-5), 1.0), min_p=min_p))
+        for sign in (-1, 1)
+    ]
+    assert lengths[0] <= len(got) <= lengths[1]
+
+
+def test_native_keeps_nothing_of_what_is_no_number(native_library: NativeLibrary) -> None:
+    for bad in (torch.nan, torch.inf):
+        logits = cases.row(151, 1.0)
+        logits[77] = bad
+        assert not native.filter_logits(native_library, logits, top_k=5, top_p=1.0, min_p=0.0).numel()
+    logits = torch.full((151,), -torch.inf)
+    assert not native.filter_logits(native_library, logits, top_k=5, top_p=1.0, min_p=0.0).numel()
+    logits[[3, 77]] = 1.0
+    assert native.filter_logits(native_library, logits, top_k=0, top_p=0.99, min_p=0.0).tolist() == [3, 77]
 
 
 @pytest.mark.parametrize("setting", cases.SETTINGS)

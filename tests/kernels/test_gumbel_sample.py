@@ -1,4 +1,4 @@
-"""gumbel_sample: cpu against reference, the noise itself, and the distribution it draws from."""
+"""gumbel_sample: cpu and native against reference, the noise itself, and the distribution it draws from."""
 
 import itertools
 import math
@@ -6,7 +6,8 @@ import math
 import pytest
 import torch
 
-from octavo.kernels.gumbel_sample import cases, cpu, gumbel_sample, noise, reference
+from octavo.kernels.gumbel_sample import cases, cpu, gumbel_sample, native, noise, reference
+from octavo.kernels.native.library import NativeLibrary
 
 
 @pytest.mark.parametrize(("num_candidates", "spread"), cases.CASES)
@@ -15,6 +16,29 @@ def test_cpu_equals_reference(num_candidates: int, spread: float) -> None:
         logits, ids = cases.row(num_candidates, spread, position)
         got = gumbel_sample(logits, ids, seed=seed, position=position)
         assert got == reference.gumbel_sample(logits, ids, seed=seed, position=position)
+
+
+@pytest.mark.parametrize(("num_candidates", "spread"), cases.CASES)
+def test_native_equals_reference(native_library: NativeLibrary, num_candidates: int, spread: float) -> None:
+    for seed, position in itertools.product(cases.SEEDS, range(8)):
+        logits, ids = cases.row(num_candidates, spread, position)
+        got = native.gumbel_sample(native_library, logits, ids, seed=seed, position=position)
+        assert got == reference.gumbel_sample(logits, ids, seed=seed, position=position)
+
+
+def test_native_draws_equal_the_torch_ones_over_a_vocabulary(native_library: NativeLibrary) -> None:
+    ids = torch.arange(49_152)
+    for position in range(40):
+        logits = cases.row(len(ids), [0.0, 1.0, 5.0][position % 3], position)[0]
+        expected = gumbel_sample(logits, ids, seed=position, position=position)
+        assert native.gumbel_sample(native_library, logits, ids, seed=position, position=position) == expected
+
+
+def test_native_never_draws_what_is_ruled_out(native_library: NativeLibrary) -> None:
+    logits, ids = torch.full((400,), -torch.inf), torch.arange(400)
+    logits[377] = -1000.0
+    drawn = {native.gumbel_sample(native_library, logits, ids, seed=1, position=p) for p in range(50)}
+    assert drawn == {377}
 
 
 def test_vector_hash_equals_the_scalar_one() -> None:

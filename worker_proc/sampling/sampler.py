@@ -11,8 +11,11 @@ from torch import Tensor
 
 from octavo.kernels.filter_logits import filter_logits
 from octavo.kernels.gumbel_sample import gumbel_sample
+from octavo.kernels.logprobs import RowLogprobs, logprobs
+from octavo.kernels.native.library import NativeLibrary
 from octavo.kernels.penalties import apply_penalties
-from octavo.worker_proc.sampling.state import LARGEST, PenaltyCounts, SamplingState
+from octavo.kernels.sample import NativeSampler
+from octavo.worker_proc.sampling.state import LARGEST, SamplingState
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,22 +33,40 @@ class Sampler:
     """Samples rows of logits one by one, so that a request's token cannot depend on its neighbours.
 
     The order of the processors is vLLM's: logit bias, min_tokens, penalties; then greedy requests take
-    the most likely token, and the others temperature, min_p, top_k, top_p and noise.
+    the most likely token, and the others temperature, min_p, top_k, top_p and noise. In one native call
+    for all rows if there is a library, through torch if not: the same tokens, but for a nucleus whose
+    edge the rounding of probabilities decides.
+
+    Args:
+        vocab_size: logits in a row.
+        library: the native one, if there is one.
+        num_threads: that share the rows of a native call.
     """
 
-    def __init__(self, vocab_size: int) -> None:
+    def __init__(self, vocab_size: int, library: NativeLibrary | None = None, num_threads: int = 1) -> None:
         self._all_ids_V = torch.arange(vocab_size)
+        self._native = NativeSampler(library, vocab_size, num_threads) if library else None
 
     def sample(self, logits_RV: Tensor, draws: Sequence[Draw]) -> list[int]:
         """Return one token id per draw; `logits_RV` (float32, a row per draw) is left as it is.
 
         Raises:
-            FloatingPointError: logits are NaN where they must be compared.
+            FloatingPointError: logits are NaN or infinite where filters must compare them.
         """
+        if self._native is not None:
+            addresses = [draw.state.native_address for draw in draws]
+            positions, num_outputs = [draw.position for draw in draws], [draw.num_outputs for draw in draws]
+            return self._native.sample(logits_RV, addresses, positions, num_outputs)
         if all(draw.state.is_greedy and not draw.state.changes_logits(draw.num_outputs) for draw in draws):
             # The lowest id wins among equals: argmax takes the first.
             return logits_RV.argmax(dim=1).tolist()
         return [self._sample_row(logits_V, draw) for logits_V, draw in zip(logits_RV, draws, strict=True)]
+
+    def logprobs(self, logits_RV: Tensor, token_ids: Sequence[int], num_tops: Sequence[int]) -> list[RowLogprobs]:
+        """Return the logprobs of one token per row, and of the `num_tops` most likely tokens beside it."""
+        if self._native is not None:
+            return self._native.logprobs(logits_RV, token_ids, num_tops)
+        return [logprobs(*row) for row in zip(logits_RV, token_ids, num_tops, strict=True)]
 
     def _sample_row(self, logits_V: Tensor, draw: Draw) -> int:
         state, spec = draw.state, draw.state.spec
@@ -56,9 +77,9 @@ class Sampler:
         logits_V = logits_V / spec.temperature
         ids = self._all_ids_V
         if state.has_filters:
-            ids = filter_logits(logits_V, top_k=spec.top_k, top_p=spec.top_p, min_p=spec.min_p)
-            if not ids.numel():
+            if not logits_V.max().isfinite():
                 raise FloatingPointError("the model's logits are not numbers: its values overflow in this dtype")
+            ids = filter_logits(logits_V, top_k=spec.top_k, top_p=spec.top_p, min_p=spec.min_p)
             logits_V = logits_V[ids]
         return gumbel_sample(logits_V, ids, seed=spec.seed, position=draw.position)
 
@@ -71,16 +92,11 @@ def changed_logits(logits_V: Tensor, state: SamplingState, num_outputs: int) -> 
     if num_outputs < state.spec.min_tokens:
         logits_V[state.withheld_ids] = -torch.inf
     if state.penalties:
-        _penalize(logits_V, state, state.penalties)
+        apply_penalties(
+            logits_V,
+            *state.penalties.tensors(),
+            repetition=state.repetition_penalty,
+            frequency=state.spec.frequency_penalty,
+            presence=state.spec.presence_penalty,
+        )
     return logits_V.clamp_(-LARGEST, LARGEST)
-
-
-def _penalize(logits_V: Tensor, state: SamplingState, counts: PenaltyCounts) -> None:
-    apply_penalties(
-        logits_V.unsqueeze(0),
-        counts.output_counts_V.unsqueeze(0),
-        counts.is_in_prompt_V.unsqueeze(0),
-        repetition_R=torch.tensor([state.repetition_penalty]),
-        frequency_R=torch.tensor([state.spec.frequency_penalty]),
-        presence_R=torch.tensor([state.spec.presence_penalty]),
-    )

@@ -3,39 +3,21 @@
 Holds no logits; the arithmetic is in `sampler` and in the kernels.
 """
 
-from dataclasses import dataclass
+import ctypes
+from dataclasses import dataclass, field
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from octavo.kernels.filter_logits.native import Filter
+from octavo.kernels.penalties.native import Penalties
+from octavo.kernels.sample import SampledRequest
 from octavo.protocol.params import SamplingSpec
+from octavo.worker_proc.sampling.penalty_counts import PenaltyCounts
 
 LARGEST = 1e30
 """Bound of changed logits, and of a repetition penalty and its inverse. Infinite ones have differences that are
 no numbers, and one such request would end the engine; at temperature 0.01 this is still within float32."""
-
-
-@dataclass(slots=True)
-class PenaltyCounts:
-    """How often each token has been seen; kept only for requests with penalties."""
-
-    output_counts_V: Tensor
-    """int32."""
-    is_in_prompt_V: Tensor
-    """bool."""
-
-    @classmethod
-    def count(cls, prompt: list[int], output: list[int], vocab_size: int) -> "PenaltyCounts":
-        """Count the tokens of a request that enters the batch."""
-        is_in_prompt_V = torch.zeros(vocab_size, dtype=torch.bool)
-        is_in_prompt_V[torch.tensor(prompt, dtype=torch.int64)] = True
-        counts = np.bincount(np.asarray(output, dtype=np.int64), minlength=vocab_size)
-        return cls(torch.from_numpy(counts.astype(np.int32)), is_in_prompt_V)
-
-    def add(self, token_id: int) -> None:
-        """Count a token that was just sampled."""
-        self.output_counts_V[token_id] += 1
 
 
 @dataclass(slots=True)
@@ -50,6 +32,7 @@ class SamplingState:
     withheld_ids: Tensor
     """int64: end and stop tokens, which may not be drawn before `min_tokens`; empty without `min_tokens`."""
     penalties: PenaltyCounts | None
+    _native: SampledRequest | None = field(default=None, init=False)
 
     @classmethod
     def prepare(cls, spec: SamplingSpec, prompt: list[int], output: list[int], vocab_size: int) -> "SamplingState":
@@ -64,7 +47,9 @@ class SamplingState:
             bias_ids=torch.tensor([token_id for token_id, _ in bias], dtype=torch.int64),
             bias_values=torch.tensor([value for _, value in bias], dtype=torch.float32),
             withheld_ids=torch.tensor(sorted(i for i in withheld if i < vocab_size), dtype=torch.int64),
-            penalties=PenaltyCounts.count(prompt, output, vocab_size) if _has_penalties(spec) else None,
+            penalties=(
+                PenaltyCounts.count(prompt, output, spec.max_tokens, vocab_size) if _has_penalties(spec) else None
+            ),
         )
 
     @property
@@ -82,12 +67,46 @@ class SamplingState:
         """True when some tokens may be ruled out by their probability."""
         return self.spec.top_k > 0 or self.spec.top_p < 1.0 or self.spec.min_p > 0.0
 
+    @property
+    def native_address(self) -> int:
+        """Where native code finds all of this; valid as long as the state is there."""
+        if self._native is None:
+            self._native = self._to_native()
+        return ctypes.addressof(self._native)
+
     def changes_logits(self, num_outputs: int) -> bool:
         """True when the logits of the next draw are not the model's own."""
         return (
             self.penalties is not None
             or self.bias_ids.numel() > 0
             or (self.withheld_ids.numel() > 0 and num_outputs < self.spec.min_tokens)
+        )
+
+    def _to_native(self) -> SampledRequest:
+        spec, counts = self.spec, self.penalties
+        penalties = Penalties()
+        if counts is not None:
+            penalties = Penalties(
+                seen_ids=counts.seen_ids.ctypes.data,
+                counts=counts.output_counts.ctypes.data,
+                num_seen=counts.num_seen_address,
+                repetition=self.repetition_penalty,
+                frequency=spec.frequency_penalty,
+                presence=spec.presence_penalty,
+            )
+        return SampledRequest(
+            temperature=spec.temperature,
+            largest=LARGEST,
+            seed=spec.seed,
+            filter=Filter.of(top_k=spec.top_k, top_p=spec.top_p, min_p=spec.min_p),
+            bias_ids=self.bias_ids.data_ptr(),
+            bias_values=self.bias_values.data_ptr(),
+            num_biases=self.bias_ids.numel(),
+            withheld_ids=self.withheld_ids.data_ptr(),
+            num_withheld=self.withheld_ids.numel(),
+            min_tokens=spec.min_tokens,
+            has_penalties=counts is not None,
+            penalties=penalties,
         )
 
 

@@ -1,0 +1,89 @@
+// Draws the next token of every row of logits, by its request's own parameters: see `kernels/sample/__init__.py`.
+//
+// The parts are in the folders of their operations; here is their order. A row is one thread's from beginning to end.
+#include "filter_logits/native.h"
+#include "gumbel_sample/native.h"
+#include "logprobs/native.h"
+#include "penalties/native.h"
+#include "top_k/native.h"
+
+namespace octavo {
+
+// What does not change between the draws of a request, but for the counts of its penalties.
+struct SampledRequest {
+    float temperature;  // 0: the largest logit
+    float largest;      // bound of changed logits
+    uint64_t seed;
+    Filter filter;
+    const int64_t* bias_ids;
+    const float* bias_values;
+    int64_t num_biases;
+    const int64_t* withheld_ids;  // not drawn before `min_tokens` outputs
+    int64_t num_withheld;
+    int64_t min_tokens;
+    int64_t has_penalties;
+    Penalties penalties;
+};
+
+struct SampleArgs {
+    Matrix logits;                          // f32, R x V
+    const SampledRequest* const* requests;  // R
+    const int64_t* positions;               // R; tokens before the one that is drawn
+    const int64_t* num_outputs;             // R; outputs among them
+    int64_t* token_ids;                     // R; -1 where logits are NaN or infinite and have to be filtered
+    char* scratch;                          // for each thread RowScratch::bytes(V)
+};
+
+// Copies a row with bias, withheld tokens and penalties applied, if any are; else returns it as it is.
+inline const float* change_logits(
+    const float* row, int64_t width, const SampledRequest& request, int64_t num_outputs, float* changed) {
+    const bool withholds = request.num_withheld > 0 && num_outputs < request.min_tokens;
+    if (request.num_biases == 0 && !withholds && !request.has_penalties) return row;
+    std::copy_n(row, width, changed);
+    for (int64_t i = 0; i < request.num_biases; ++i) changed[request.bias_ids[i]] += request.bias_values[i];
+    if (withholds)
+        for (int64_t i = 0; i < request.num_withheld; ++i) changed[request.withheld_ids[i]] = -kInfinity;
+    if (request.has_penalties) apply_penalties(request.penalties, changed);
+    const F32x16 highest = set1(request.largest), lowest = set1(-request.largest);
+    for_each_vector(width, [&](int64_t column, int64_t count) {
+        // NaN comes second and stays.
+        const F32x16 values = load_first(changed + column, count);
+        store_first(changed + column, min(highest, max(lowest, values)), count);
+    });
+    return changed;
+}
+
+inline int64_t sample_row(
+    const float* row, int64_t width, const SampledRequest& request, int64_t position, int64_t num_outputs,
+    RowScratch& scratch) {
+    row = change_logits(row, width, request, num_outputs, scratch.row);
+    if (request.temperature == 0.0f) return find_largest(row, width, scratch.peaks);
+    const F32x16 temperature = set1(request.temperature);
+    for_each_vector(width, [&](int64_t column, int64_t count) {
+        store_first(scratch.row + column, load_first(row + column, count) / temperature, count);
+    });
+    const Noise noise(request.seed, position);
+    if (!request.filter.keeps_all()) {
+        if (!filter_logits(scratch.row, width, request.filter, scratch)) return -1;
+        const Candidates& kept = scratch.candidates;
+        return kept.ids[draw(noise, kept.logits, kept.ids, kept.count, scratch.peaks)];
+    }
+    // Noise decides between finite logits only; without them torch, too, takes the first largest or NaN.
+    const int64_t likeliest = find_largest(scratch.row, width, scratch.peaks);
+    if (!(std::fabs(scratch.row[likeliest]) < kInfinity)) return likeliest;
+    return draw(noise, scratch.row, nullptr, width, scratch.peaks);
+}
+
+inline void run(const SampleArgs& args, const Step& step, const Thread& thread) {
+    const int64_t width = args.logits.width;
+    RowScratch scratch(args.scratch + thread.index * RowScratch::bytes(width), width);
+    for (int64_t r = thread.take(); r < step.num_rows; r = thread.take())
+        args.token_ids[r] = sample_row(
+            args.logits.row<const float>(r), width, *args.requests[r], args.positions[r], args.num_outputs[r], scratch);
+}
+OCTAVO_OPERATION(sample, SampleArgs)
+
+}  // namespace octavo
+
+// Bytes of scratch memory that selecting from rows of `width` numbers needs on each thread.
+extern "C" int64_t octavo_row_scratch_bytes(int64_t width) { return octavo::RowScratch::bytes(width); }

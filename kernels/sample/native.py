@@ -1,0 +1,92 @@
+"""`sample` in C++: its structures, mirrored from `native.cpp`, and the call over a batch of rows."""
+
+import ctypes
+from collections.abc import Sequence
+
+import numpy as np
+from torch import Tensor
+
+from octavo.kernels.filter_logits.native import Filter
+from octavo.kernels.logprobs.native import logprobs
+from octavo.kernels.logprobs.row import RowLogprobs
+from octavo.kernels.native.arguments import Arguments, Matrix
+from octavo.kernels.native.direct import run
+from octavo.kernels.native.library import NativeLibrary
+from octavo.kernels.penalties.native import Penalties
+from octavo.kernels.top_k.native import scratch
+
+
+class SampledRequest(ctypes.Structure):
+    """What does not change between the draws of a request; whatever it points to must outlive it."""
+
+    _fields_ = (
+        ("temperature", ctypes.c_float),
+        ("largest", ctypes.c_float),
+        ("seed", ctypes.c_uint64),
+        ("filter", Filter),
+        ("bias_ids", ctypes.c_void_p),
+        ("bias_values", ctypes.c_void_p),
+        ("num_biases", ctypes.c_int64),
+        ("withheld_ids", ctypes.c_void_p),
+        ("num_withheld", ctypes.c_int64),
+        ("min_tokens", ctypes.c_int64),
+        ("has_penalties", ctypes.c_int64),
+        ("penalties", Penalties),
+    )
+
+
+class SampleArguments(Arguments):
+    """See `SampleArgs`."""
+
+    _fields_ = (
+        ("logits", Matrix),
+        ("requests", ctypes.c_void_p),
+        ("positions", ctypes.c_void_p),
+        ("num_outputs", ctypes.c_void_p),
+        ("token_ids", ctypes.c_void_p),
+        ("scratch", ctypes.c_void_p),
+    )
+
+
+class NativeSampler:
+    """Samples rows of `vocab_size` logits on `num_threads` threads, and tells their logprobs."""
+
+    def __init__(self, library: NativeLibrary, vocab_size: int, num_threads: int) -> None:
+        self.num_threads = num_threads
+        """How many threads share the rows; not more than at first."""
+        self._library = library
+        self._scratch = scratch(library, vocab_size, num_threads)
+
+    def sample(
+        self, logits_RV: Tensor, requests: Sequence[int], positions: Sequence[int], num_outputs: Sequence[int]
+    ) -> list[int]:
+        """Return one token id per row.
+
+        Args:
+            logits_RV: float32, left as they are; rows may lie apart.
+            requests: the address of each row's `SampledRequest`.
+            positions: number of tokens before the one that is drawn.
+            num_outputs: number of outputs among them.
+
+        Raises:
+            FloatingPointError: logits are NaN or infinite where filters must compare them.
+        """
+        num_rows = logits_RV.shape[0]
+        arrays = [np.asarray(values, dtype=np.int64) for values in (requests, positions, num_outputs)]
+        token_ids = np.empty(num_rows, dtype=np.int64)
+        arguments = SampleArguments(
+            Matrix.of(logits_RV),
+            *(array.ctypes.data for array in arrays),
+            token_ids.ctypes.data,
+            self._scratch.data_ptr(),
+        )
+        run(self._library, "sample", arguments, num_rows=num_rows, num_threads=min(self.num_threads, num_rows))
+        sampled: list[int] = token_ids.tolist()
+        if -1 in sampled:
+            raise FloatingPointError("the model's logits are not numbers: its values overflow in this dtype")
+        return sampled
+
+    def logprobs(self, logits_RV: Tensor, token_ids: Sequence[int], num_tops: Sequence[int]) -> list[RowLogprobs]:
+        """Return the log-probabilities of one token per row and of the `num_tops` most likely ones beside it."""
+        num_threads = min(self.num_threads, logits_RV.shape[0])
+        return logprobs(self._library, logits_RV, token_ids, num_tops, scratch=self._scratch, num_threads=num_threads)
