@@ -21,10 +21,8 @@ struct PairProducts {  // bf16 by bf16, two products to a lane
     using Left = bf16;
     using Right = bf16;
     static constexpr int kWeightDegree = 4;
-#if defined(OCTAVO_BF16_DOT)
-    static constexpr int kColumns = 4;
-#elif defined(OCTAVO_AVX512)
-    static constexpr int kColumns = 2;
+#if defined(OCTAVO_AVX512)
+    static constexpr int kColumns = sizeof(Bf16Pairs) == sizeof(F32x16) ? 4 : 2;  // fewer where pairs are taken apart
 #else
     static constexpr int kColumns = 1;
 #endif
@@ -106,6 +104,10 @@ inline F32x16 exp2(F32x16 x) {
     return scale_by_power(fma(p, r, set1(1.0f)), n);
 }
 
+// Asks for a line of the next tile. Into the second-level cache: what is on its way from memory to the first one occupies
+// the few buffers that loads need as well, and costs half of the bandwidth.
+inline void fetch(const void* p) { __builtin_prefetch(p, 0, 2); }
+
 // scores[row][key] = q[row] . k[key], for all keys of the tile. Fetches the keys of `next` meanwhile.
 template <typename Products, int kRows>
 inline void multiply_keys(const typename Products::Left* q, int64_t padded_dim, const Tile<typename Products::Right>& tile,
@@ -122,7 +124,7 @@ inline void multiply_keys(const typename Products::Left* q, int64_t padded_dim, 
             decltype(Products::load_right(k[0])) keys[kColumns];
             OCTAVO_UNROLL for (int column = 0; column < kColumns; ++column) {
                 keys[column] = Products::load_right(k[column] + dim * kGroupSlots);
-                __builtin_prefetch(next.k[group + column] + dim * kGroupSlots);
+                fetch(next.k[group + column] + dim * kGroupSlots);
             }
             OCTAVO_UNROLL for (int row = 0; row < kRows; ++row) {
                 const auto query = Products::repeat_left(q + row * padded_dim + dim);
@@ -153,7 +155,7 @@ inline void multiply_values(const typename Products::Left* weights, const Tile<t
             decltype(Products::load_right(v)) values[kColumns];
             OCTAVO_UNROLL for (int column = 0; column < kColumns; ++column) {
                 values[column] = Products::load_right(v + column * kLanes * step);
-                __builtin_prefetch(fetched + column * kLanes * step);
+                fetch(fetched + column * kLanes * step);
             }
             OCTAVO_UNROLL for (int row = 0; row < kRows; ++row) {
                 const auto weight = Products::repeat_left(weights + row * kTileKeys + group * kGroupSlots + key);
