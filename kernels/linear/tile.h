@@ -9,6 +9,7 @@
 #include "native/dot.h"
 
 namespace octavo {
+namespace {  // tables of one instruction set must not be taken for those of another that is loaded beside it
 
 // Rows of the largest tile.
 #if defined(OCTAVO_AVX512_BF16)
@@ -223,7 +224,7 @@ constexpr Tiles tiles_of(std::integer_sequence<int, kLess...>) {
 }
 
 template <typename Family>
-inline constexpr Tiles kTiles = tiles_of<Family>(std::make_integer_sequence<int, kMaxRows>{});
+constexpr Tiles kTiles = tiles_of<Family>(std::make_integer_sequence<int, kMaxRows>{});
 
 inline const Tiles& tiles_for(const PackedWeight& weight) {
     const bool is_affine = weight.minimums != nullptr;
@@ -237,4 +238,5 @@ inline const Tiles& tiles_for(const PackedWeight& weight) {
     return is_affine ? kTiles<QuantizedTiles<NibbleFormat, true>> : kTiles<QuantizedTiles<NibbleFormat, false>>;
 }
 
+}  // namespace
 }  // namespace octavo

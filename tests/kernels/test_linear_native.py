@@ -1,0 +1,162 @@
+"""The native `linear`: every kind of weight, at every level, the same for a row in any batch."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kernel_checks import random
+from linear_products import assert_product, multiply
+from native_checks import beside_others
+from torch import Tensor
+
+from octavo.kernels.dispatch import ShapeError
+from octavo.kernels.gelu.reference import gelu
+from octavo.kernels.linear import Packer, cases, linear
+from octavo.kernels.linear.native import DTYPES, PANEL_OUTPUTS, WORD_INPUTS, Epilogue, NativeLinear, can_fuse
+from octavo.kernels.linear.packing import pack
+from octavo.kernels.native.library import NativeLibrary, load
+
+CPU = torch.device("cpu")
+FLOATS = list(DTYPES.values())
+TOLERANCE = 1e-5
+"""Relative to the largest result: sums are float32, and numbers are exact before."""
+
+
+def rows_for(packed: NativeLinear, rows: int, seed: int = 0) -> Tensor:
+    x = random(rows, packed.num_inputs, dtype=DTYPES[packed.kind], seed=seed)
+    return x if packed.kind == "bf16" else x.float()
+
+
+def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    sums = x.double() @ weight.double().T
+    return sums if bias is None else sums + bias.double()
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize(("inputs", "outputs"), [*cases.SHAPES, (1, 1), (130, 96)])
+def test_products(native_library: NativeLibrary, inputs: int, outputs: int, dtype: torch.dtype) -> None:
+    weight, bias = random(outputs, inputs, dtype=dtype, seed=1), random(outputs, dtype=dtype, seed=2)
+    packed = pack(native_library, weight, bias)
+    for rows in (1, 3, 7, 33, 95):
+        x = rows_for(packed, rows, seed=rows)
+        assert_product(native_library, x, packed, product(x, weight, bias), TOLERANCE)
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_every_number_of_rows(native_library: NativeLibrary, dtype: torch.dtype) -> None:
+    weight = random(70, 37, dtype=dtype, seed=1)
+    packed = pack(native_library, weight)
+    x = rows_for(packed, 200)
+    whole = multiply(native_library, x, packed)
+    for rows in (*range(41), 199):
+        assert torch.equal(multiply(native_library, x[:rows], packed, num_threads=2), whole[:rows]), rows
+
+
+@settings(deadline=None, max_examples=25)
+@given(
+    inputs=st.integers(1, 150),
+    outputs=st.integers(1, 200),
+    rows=st.integers(1, 80),
+    dtype=st.sampled_from(FLOATS),
+    has_bias=st.booleans(),
+)
+def test_any_shape(inputs: int, outputs: int, rows: int, dtype: torch.dtype, has_bias: bool) -> None:
+    library = load()
+    weight = random(outputs, inputs, dtype=dtype, seed=1)
+    bias = random(outputs, dtype=dtype, seed=2) if has_bias else None
+    packed = pack(library, weight, bias)
+    x = rows_for(packed, rows)
+    assert_product(library, x, packed, product(x, weight, bias), TOLERANCE)
+
+
+ACTIVATIONS = {
+    "none": lambda sums: sums,
+    "gelu": lambda sums: gelu(sums, uses_tanh=False),
+    "gelu_tanh": lambda sums: gelu(sums, uses_tanh=True),
+    "relu": torch.relu,
+    "silu_and_mul": lambda sums: torch.nn.functional.silu(sums.chunk(2, 1)[0]) * sums.chunk(2, 1)[1],
+}
+
+
+@pytest.mark.parametrize("epilogue", ACTIVATIONS)
+@pytest.mark.parametrize("out_dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_epilogues(native_library: NativeLibrary, epilogue: Epilogue, out_dtype: torch.dtype) -> None:
+    weight, bias = random(256, 50, dtype=torch.bfloat16, seed=1, scale=0.1), random(256, seed=2)
+    packed = pack(native_library, weight, bias)
+    for rows in (1, 5, 40):
+        x = rows_for(packed, rows)
+        expected = ACTIVATIONS[epilogue](product(x, weight, bias).float())
+        residual = random(*expected.shape, seed=3)
+        out = torch.empty(expected.shape, dtype=out_dtype)
+        tolerance = 1e-5 if out_dtype == torch.float32 else 4e-3
+        ours = multiply(native_library, x, packed, epilogue=epilogue, out=out, num_threads=2)
+        torch.testing.assert_close(ours.float(), expected, rtol=tolerance, atol=tolerance)
+        ours = multiply(native_library, x, packed, epilogue=epilogue, out=out, residual=residual)
+        torch.testing.assert_close(ours.float(), expected + residual, rtol=tolerance, atol=tolerance)
+
+
+def test_a_residual_may_lie_where_the_result_goes(native_library: NativeLibrary) -> None:
+    packed = pack(native_library, random(100, 48, dtype=torch.bfloat16, seed=1))
+    x, residual = rows_for(packed, 40), beside_others(random(40, 100, seed=2))
+    expected = multiply(native_library, x, packed, residual=residual.clone())
+    assert torch.equal(multiply(native_library, x, packed, residual=residual, out=residual), expected)
+
+
+def test_gates_and_ups_are_fused_where_both_begin_at_a_panel(native_library: NativeLibrary) -> None:
+    assert can_fuse("silu_and_mul", pack(native_library, random(128, 8)))
+    assert not can_fuse("silu_and_mul", pack(native_library, random(192, 8)))
+    assert can_fuse("relu", pack(native_library, random(3, 8)))
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize(("inputs", "outputs"), [(48, 36), (33, 130)])
+def test_panels_hold_every_weight_once_and_zeros(inputs: int, outputs: int, dtype: torch.dtype) -> None:
+    weight = random(outputs, inputs + 6, dtype=dtype)[:, 3:-3]
+    packed = pack(load(), weight)
+    words = WORD_INPUTS[packed.kind]
+    panels = packed.weight.view(dtype).view(-(-outputs // PANEL_OUTPUTS), -1, PANEL_OUTPUTS, words)
+    rows = panels.permute(0, 2, 1, 3).reshape(-1, -(-inputs // words) * words)
+    assert torch.equal(rows[:outputs, :inputs], weight)
+    assert not rows[outputs:].any() and not rows[:, inputs:].any()
+
+
+def test_a_packed_weight_comes_back_from_its_buffers() -> None:
+    library = load()
+    weight, bias = random(70, 33, dtype=torch.bfloat16), random(70, dtype=torch.bfloat16)
+    packed = pack(library, weight, bias)
+    header, buffers = packed.to_buffers()
+    again = NativeLinear.from_buffers(header, {name: buffer.clone() for name, buffer in buffers.items()})
+    x = rows_for(packed, 5)
+    assert torch.equal(multiply(library, x, again), multiply(library, x, packed))
+    assert packed.num_bytes == sum(buffer.nbytes for buffer in buffers.values())
+
+
+def test_buffers_of_other_sizes_are_refused() -> None:
+    header, buffers = pack(load(), random(70, 33)).to_buffers()
+    with pytest.raises(ValueError, match="bytes for a packed weight"):
+        NativeLinear.from_buffers(header, {"weight": buffers["weight"][:-4]})
+    with pytest.raises(ValueError, match="bytes for a packed weight"):
+        NativeLinear.from_buffers(header, {**buffers, "extra": buffers["weight"]})
+    with pytest.raises(ValueError, match="bytes for a packed weight"):
+        NativeLinear.from_buffers(header, {})
+    with pytest.raises(ValueError, match="not the header"):
+        NativeLinear.from_buffers({**header, "kind": "f64"}, buffers)
+    with pytest.raises(ValueError, match="not the header"):
+        NativeLinear.from_buffers({"kind": "f32"}, buffers)
+
+
+@pytest.mark.parametrize("dtype", cases.TOLERANCES, ids=str)
+def test_a_packer_with_the_library_gives_the_same_products(dtype: torch.dtype) -> None:
+    weight, bias = random(70, 48, dtype=dtype, seed=1), random(70, dtype=dtype, seed=2)
+    ours, torchs = Packer(CPU, load()).pack(weight, bias), Packer(CPU).pack(weight, bias)
+    x = random(20, 96, dtype=dtype)[:, 48:]
+    actual, expected = linear(x, ours), linear(x, torchs)
+    assert actual.dtype == dtype
+    torch.testing.assert_close(actual, expected, rtol=0.0, atol=cases.TOLERANCES[dtype] * float(expected.abs().max()))
+    with pytest.raises(ShapeError):
+        linear(x.double(), ours)
+
+
+def test_no_rows_give_no_rows(native_library: NativeLibrary) -> None:
+    packed = pack(native_library, random(36, 48, dtype=torch.bfloat16))
+    assert multiply(native_library, rows_for(packed, 0), packed).shape == (0, 36)
