@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from octavo.kernels.logprobs import logprobs
 from octavo.protocol.config import ResolvedConfig
 from octavo.protocol.events import TokenLogprobs
 from octavo.protocol.steps import Scheduled, StepPlan, StepResult
@@ -66,7 +66,7 @@ class StepExecutor:
             block_size=config.block_size,
             vocab_size=config.model.vocab_size,
         )
-        return cls(forward, state, Sampler(config.model.vocab_size))
+        return cls(forward, state, Sampler(config.model.vocab_size, model.library, config.num_threads))
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:
@@ -101,14 +101,25 @@ class StepExecutor:
             Draw(span.row.sampling, span.end_position, span.end_position - span.row.num_prompt_tokens) for span in spans
         ]
         sampled = self._sampler.sample(logits_RV, draws)
-        entries: list[TokenLogprobs | None] = []
-        for index, (span, token_id) in enumerate(zip(spans, sampled, strict=True)):
+        for span, token_id in zip(spans, sampled, strict=True):
             self._state.record(span.row, span.end_position, token_id)
-            num_top = span.row.sampling.spec.logprobs
-            entries.append(
-                None if num_top is None else token_logprobs(token_id, logprobs(logits_RV[index], token_id, num_top))
-            )
-        return sampled, entries
+        return sampled, self._token_logprobs(logits_RV, spans, sampled)
+
+    def _token_logprobs(
+        self, logits_RV: Tensor, spans: Sequence[_Span], sampled: Sequence[int]
+    ) -> list[TokenLogprobs | None]:
+        """Return an entry per span; None where none was asked for."""
+        num_tops = [span.row.sampling.spec.logprobs for span in spans]
+        asked = [(index, num_top) for index, num_top in enumerate(num_tops) if num_top is not None]
+        entries: list[TokenLogprobs | None] = [None] * len(spans)
+        if asked:
+            rows = [index for index, _ in asked]
+            token_ids = [sampled[index] for index in rows]
+            logits = logits_RV if len(rows) == len(spans) else logits_RV[rows]
+            found = self._sampler.logprobs(logits, token_ids, [num_top for _, num_top in asked])
+            for index, token_id, row in zip(rows, token_ids, found, strict=True):
+                entries[index] = token_logprobs(token_id, row)
+        return entries
 
     def _prompt_logprobs(self, span: _Span) -> Iterator[TokenLogprobs]:
         """Yield the logprobs of the prompt tokens that follow this span's positions, if asked for."""
@@ -121,5 +132,6 @@ class StepExecutor:
             targets = token_ids[offset : offset + PROMPT_LOGPROBS_ROWS]
             first = span.first + offset
             logits_RV = self._forward.logits(np.arange(first, first + len(targets)))
-            for logits_V, token_id in zip(logits_RV, targets, strict=True):
-                yield token_logprobs(token_id, logprobs(logits_V, token_id, num_top))
+            found = self._sampler.logprobs(logits_RV, targets, [num_top] * len(targets))
+            for token_id, row in zip(targets, found, strict=True):
+                yield token_logprobs(token_id, row)
