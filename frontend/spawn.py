@@ -4,7 +4,6 @@ Does not wait for it: that is `launch.py`.
 """
 
 import logging
-import os
 import time
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from octavo.frontend.run_dir import RunDir
 from octavo.protocol.config import EngineConfig, ResolvedConfig, resolve
 from octavo.protocol.config.engine import DeviceName
 from octavo.protocol.control import CoreSpec, PhaseDone
+from octavo.protocol.cores import num_usable_cores
 from octavo.protocol.env import Env
 from octavo.protocol.supervise import Child
 
@@ -66,7 +66,7 @@ def read_config(config: EngineConfig, timeline: Timeline) -> ResolvedConfig:
     """
     start = time.monotonic()
     facts = read_model_facts(config.model, Env.read())
-    resolved = resolve(config, facts, device=detect_device(), num_cores=len(os.sched_getaffinity(0)))
+    resolved = resolve(config, facts, device=detect_device(), num_cores=num_usable_cores())
     timeline.add("Frontend", "reading model files", time.monotonic() - start)
     return resolved
 

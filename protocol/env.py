@@ -14,7 +14,7 @@ class Env:
     """What octavo takes from the environment, read once per process."""
 
     cache_dir: Path
-    """Downloaded and converted models (`OCTAVO_CACHE`, default `~/.cache/octavo`)."""
+    """Downloaded and converted models, compiled kernels (`OCTAVO_CACHE`, default `~/.cache/octavo`)."""
     log_level: str
     """`OCTAVO_LOG_LEVEL`: DEBUG, INFO, WARNING or ERROR."""
     api_key: str | None
@@ -25,6 +25,8 @@ class Env:
     """Where the private socket directories are made (`XDG_RUNTIME_DIR`, else the temp directory)."""
     is_offline: bool
     """`HF_HUB_OFFLINE=1`: never ask the model hub."""
+    cxx: str | None = None
+    """`CXX`: the compiler of the native kernels, with arguments if need be."""
 
     @classmethod
     def read(cls) -> "Env":
@@ -38,6 +40,7 @@ class Env:
             check_invariants=get("OCTAVO_CHECK") == "1",
             runtime_dir=runtime if os.access(runtime, os.W_OK) else Path("/tmp"),
             is_offline=get("HF_HUB_OFFLINE") == "1",
+            cxx=get("CXX") or None,
         )
 
 

@@ -31,6 +31,7 @@ class Command:
 
 COMMANDS: tuple[Command, ...] = (
     Command("serve", "start an OpenAI-compatible server for a model", "octavo.frontend.cli.serve"),
+    Command("build-kernels", "compile the CPU kernels ahead of the first start", "octavo.frontend.cli.build_kernels"),
 )
 
 

@@ -129,7 +129,7 @@ def build(toolchain: Toolchain, isa: str | None = None, *, phase: Phase = silent
     if not afresh:
         if found := request.find_library(find_compilers(toolchain.compiler)):
             return Built(found, None, 0.0)
-        if not any(find_compilers(toolchain.compiler)) and (found := request.find_prebuilt()):
+        if toolchain.compiler is None and not any(find_compilers(None)) and (found := request.find_prebuilt()):
             return Built(found, None, 0.0)
     try:
         toolchain.folder.mkdir(parents=True, exist_ok=True)

@@ -6,7 +6,7 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from octavo.kernels.native.build import NativeUnavailable, Phase, Toolchain, build, silent
+from octavo.kernels.native.build import Built, NativeUnavailable, Phase, Toolchain, build, silent
 
 if TYPE_CHECKING:
     from octavo.kernels.native.arguments import Arguments
@@ -74,19 +74,26 @@ def load(isa: str | None = None, *, toolchain: Toolchain | None = None, phase: P
     key = isa, toolchain or DEFAULT
     with _lock:
         if key not in _loaded:
-            _loaded[key] = _load(*key, phase)
+            _, _loaded[key] = build_and_load(key[1], isa, phase=phase)
         return _loaded[key]
 
 
-def _load(isa: str | None, toolchain: Toolchain, phase: Phase) -> NativeLibrary:
+def build_and_load(
+    toolchain: Toolchain, isa: str | None = None, *, phase: Phase = silent
+) -> tuple[Built, NativeLibrary]:
+    """Return a library and what it took to have it; one that is there but cannot be loaded is built again.
+
+    Raises:
+        NativeUnavailable: it can be neither found nor built, or not be loaded.
+    """
     built = build(toolchain, isa, phase=phase)
     try:
-        return NativeLibrary(built.path)
+        return built, NativeLibrary(built.path)
     except OSError as error:
         logger.warning("%s cannot be loaded and is built again: %s", built.path, error)
     built = build(toolchain, isa, phase=phase, afresh=True)
     try:
-        return NativeLibrary(built.path)
+        return built, NativeLibrary(built.path)
     except OSError as error:
         hint = "set OCTAVO_CACHE to a folder that code may be loaded from"
         raise NativeUnavailable(f"{built.path} cannot be loaded: {error}", hint) from error

@@ -12,6 +12,7 @@ KVCacheDtypeName: TypeAlias = Literal["bfloat16", "float16", "float32", "int8"]
 KVCacheDtypeChoice: TypeAlias = Literal["auto", "bfloat16", "float16", "float32", "int8"]
 SchedulingPolicy: TypeAlias = Literal["fcfs", "priority"]
 DeviceName: TypeAlias = Literal["cpu", "cuda"]
+KernelChoice: TypeAlias = Literal["auto", "native", "torch"]
 Positive: TypeAlias = Annotated[int, Meta(ge=1)]
 
 
@@ -141,8 +142,25 @@ class DeviceConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     ] = "auto"
     num_threads: Annotated[
         Positive | None,
-        Meta(description="Compute threads of a CPU worker. Default: the cores it may run on."),
+        Meta(
+            description="Most compute threads of a CPU worker; a step takes fewer while other processes need the "
+            "cores. Default: the cores it may use."
+        ),
     ] = None
+    cpu_kernels: Annotated[
+        KernelChoice,
+        Meta(
+            description="native: C++ kernels, compiled at the first start; torch: torch's operations; auto: native "
+            "where there is a compiler."
+        ),
+    ] = "auto"
+    cpu_binding: Annotated[
+        str,
+        Meta(
+            description="Bind each compute thread to a core: compact (those of one NUMA node first), a list such as "
+            "0-3,8, or none."
+        ),
+    ] = "none"
 
 
 class ObserveConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -1,16 +1,20 @@
 """`resolve()`: from what the user said and what the model's files say to a config with nothing open."""
 
+from typing import Literal, TypeAlias
+
 import msgspec
 
 from octavo.protocol.config.engine import (
     DeviceName,
     DtypeName,
     EngineConfig,
+    KernelChoice,
     KVCacheDtypeName,
     QuantizationName,
     SchedulingPolicy,
 )
 from octavo.protocol.config.facts import ModelFacts
+from octavo.protocol.cores import parse_core_list
 from octavo.protocol.errors import ConfigError
 
 _DTYPE_ALIASES: dict[str, DtypeName] = {
@@ -25,6 +29,10 @@ _DEFAULT_SEQS = {"cpu": 64, "cuda": 256}
 _DEFAULT_BUDGET = {"cpu": 512, "cuda": 8192}
 
 
+CoreBinding: TypeAlias = list[int] | Literal["none", "compact"]
+"""The cores that compute threads are bound to, the first for the first thread."""
+
+
 class ResolvedConfig(msgspec.Struct, frozen=True, kw_only=True):
     """What runs. No field means "choose for me", but `fits_model_len` leaves the length to the memory."""
 
@@ -37,7 +45,9 @@ class ResolvedConfig(msgspec.Struct, frozen=True, kw_only=True):
     """0: packed weights are not kept."""
     device: DeviceName
     num_threads: int
-    """Compute threads of each CPU worker."""
+    """Most compute threads of each CPU worker."""
+    cpu_kernels: KernelChoice
+    cpu_binding: CoreBinding
     seed: int
     max_model_len: int
     """The limit, unless `fits_model_len`."""
@@ -81,6 +91,7 @@ def resolve(config: EngineConfig, facts: ModelFacts, *, device: DeviceName, num_
     """
     chosen_device = device if config.device.device == "auto" else config.device.device
     dtype = _dtype(config, facts)
+    binding, num_threads = _threads(config, num_cores)
     max_model_len, fits = _model_len(config, facts)
     max_num_seqs = config.scheduler.max_num_seqs or _DEFAULT_SEQS[chosen_device]
     budget = config.scheduler.max_num_batched_tokens or max(_DEFAULT_BUDGET[chosen_device], max_num_seqs)
@@ -104,7 +115,9 @@ def resolve(config: EngineConfig, facts: ModelFacts, *, device: DeviceName, num_
         quantization=_quantization(config, facts, dtype),
         packed_weights_cache_bytes=config.model.packed_weights_cache_bytes,
         device=chosen_device,
-        num_threads=config.device.num_threads or num_cores,
+        num_threads=num_threads,
+        cpu_kernels=config.device.cpu_kernels,
+        cpu_binding=binding,
         seed=config.model.seed,
         max_model_len=max_model_len,
         fits_model_len=fits,
@@ -126,6 +139,26 @@ def resolve(config: EngineConfig, facts: ModelFacts, *, device: DeviceName, num_
         record_steps=config.observe.record_steps,
         chat_template=config.model.chat_template,
     )
+
+
+def _threads(config: EngineConfig, num_cores: int) -> tuple[CoreBinding, int]:
+    asked, text = config.device.num_threads, config.device.cpu_binding
+    if text == "none":
+        return "none", asked or num_cores
+    if text == "compact":
+        return "compact", asked or num_cores
+    try:
+        cores = parse_core_list(text)
+    except ValueError as error:
+        hint = "use --cpu-binding none, compact, or a list such as 0-3,8"
+        raise ConfigError(f"cpu_binding: {error}", phase="configuration", hint=hint) from None
+    if asked is not None and asked > len(cores):
+        raise ConfigError(
+            f"cpu_binding {text!r} has {len(cores)} cores for num_threads {asked}",
+            phase="configuration",
+            hint=f"use --num-threads {len(cores)} or a longer list",
+        )
+    return cores, asked or len(cores)
 
 
 def _dtype(config: EngineConfig, facts: ModelFacts) -> DtypeName:

@@ -194,3 +194,27 @@ def test_values_out_of_bounds_name_their_setting(capsys) -> None:
 )
 def test_generated_pages_are_up_to_date(name, render) -> None:
     assert (ROOT / "docs" / name).read_text("utf-8") == render(), "run scripts/docs"
+
+
+def test_build_kernels_tells_what_it_has_built(capsys, monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
+    monkeypatch.setenv("OCTAVO_CACHE", str(tmp_path))
+    compiler = tmp_path / "compiler"
+    compiler.write_text(
+        "#!/bin/sh\n[ $1 = --version ] && echo fake 1 && exit\necho kernel.cpp:1: error: no >&2; exit 1\n"
+    )
+    compiler.chmod(0o755)
+    assert main(["build-kernels", "--isa", "portable", "--compiler", str(compiler)]) == 1
+    error = capsys.readouterr().err
+    assert "kernel.cpp:1: error: no" in error.splitlines()[-1] and "ziglang" in error.splitlines()[-1]
+
+
+def test_build_kernels_finds_what_is_built(capfd) -> None:
+    assert main(["build-kernels"]) == 0
+    assert main(["build-kernels"]) == 0
+    path, what = capfd.readouterr().out.splitlines()[-2:]
+    assert path.endswith(".so") and what.endswith("already there")
+
+
+def test_build_kernels_refuses_unknown_instruction_sets(capsys) -> None:
+    assert main(["build-kernels", "--isa", "avx1024"]) == 1
+    assert "avx1024" in capsys.readouterr().err.splitlines()[-1]

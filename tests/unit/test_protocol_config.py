@@ -156,3 +156,21 @@ def test_the_cache_has_the_type_of_the_model_or_int8() -> None:
     with pytest.raises(ConfigError, match="kv_cache_dtype float32 with a model of bfloat16") as caught:
         resolved(kv_cache_dtype="float32")
     assert "int8" in caught.value.hint
+
+
+def test_threads_are_bound_to_no_core_unless_told() -> None:
+    assert (resolved().cpu_binding, resolved().cpu_kernels) == ("none", "auto")
+    compact = resolved(cpu_binding="compact", num_threads=1)
+    assert (compact.cpu_binding, compact.num_threads) == ("compact", 1)
+    listed = resolved(cpu_binding="0-2,5")
+    assert (listed.cpu_binding, listed.num_threads) == ([0, 1, 2, 5], 4)
+    assert resolved(cpu_binding="0-2,5", num_threads=2).num_threads == 2
+
+
+def test_a_binding_needs_a_core_for_each_thread() -> None:
+    with pytest.raises(ConfigError, match="2 cores for num_threads 3") as caught:
+        resolved(cpu_binding="0,1", num_threads=3)
+    assert "--num-threads 2" in caught.value.hint
+    with pytest.raises(ConfigError, match="'spread' is no list of cores") as caught:
+        resolved(cpu_binding="spread")
+    assert "compact" in caught.value.hint

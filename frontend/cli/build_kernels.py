@@ -1,0 +1,66 @@
+"""`octavo build-kernels`: compiles the native library now, so that no start has to.
+
+The frontend may not import kernels, so a process of their own does the work: `python -m octavo.kernels.native`.
+"""
+
+import argparse
+import subprocess
+import sys
+
+import msgspec
+
+from octavo.protocol.env import Env
+from octavo.protocol.errors import StartupError
+
+_DESCRIPTION = """\
+Compiles the CPU kernels into the cache (OCTAVO_CACHE, default ~/.cache/octavo), where every start looks first.
+Without --isa they are made for the very processor that this runs on. With --isa they run on every processor that
+has those instructions, which is what an image for machines without a compiler needs."""
+
+
+class KernelsBuilt(msgspec.Struct, frozen=True):
+    """What `python -m octavo.kernels.native` prints when it has a library."""
+
+    path: str
+    isa: str
+    compiler: str | None
+    """None: it was there already."""
+    seconds: float
+
+
+class KernelsFailed(msgspec.Struct, frozen=True):
+    """What it prints when it has none."""
+
+    reason: str
+    hint: str
+    details: str
+
+
+def run(words: list[str]) -> int:
+    """Build and say what was built; return the exit code.
+
+    Raises:
+        StartupError: there is no compiler that can.
+    """
+    parser = argparse.ArgumentParser(
+        "octavo build-kernels", description=_DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--isa", metavar="LEVEL", help="avx512_bf16, avx512, avx2 or portable; default: native")
+    parser.add_argument("--compiler", metavar="PATH", help="default: CXX, else g++, clang++, c++ or ziglang")
+    options = parser.parse_args(words)
+    env = Env.read()
+    arguments = ["--cache", str(env.cache_dir)]
+    if compiler := options.compiler or env.cxx:
+        arguments += ["--compiler", compiler]
+    if options.isa:
+        arguments += ["--isa", options.isa]
+    command = [sys.executable, "-P", "-m", "octavo.kernels.native", *arguments]
+    done = subprocess.run(command, stdout=subprocess.PIPE, check=False)
+    if done.returncode:
+        failed = msgspec.json.decode(done.stdout, type=KernelsFailed)
+        print(failed.details, file=sys.stderr, end="")  # noqa: T201
+        raise StartupError(failed.reason, phase="compiling kernels", hint=failed.hint)
+    built = msgspec.json.decode(done.stdout, type=KernelsBuilt)
+    how = f"compiled in {built.seconds:.1f} s by {built.compiler}" if built.compiler else "already there"
+    print(f"{built.path}\n{built.isa}, {how}")  # noqa: T201
+    return 0
