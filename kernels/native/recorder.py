@@ -3,7 +3,7 @@
 import torch
 
 from octavo.kernels.add.native import record as record_add
-from octavo.kernels.native.value import Ids, Node, Value
+from octavo.kernels.native.value import Ids, Node, Value, as_tensor, value_of
 
 
 class ProgramRecorder:
@@ -39,4 +39,4 @@ class ProgramRecorder:
 
     def add(self, left: Value, right: Value) -> Value:
         """See `octavo.kernels.native.value.Recorder`."""
-        return record_add(left, right)
+        return value_of(record_add(as_tensor(left), as_tensor(right)))

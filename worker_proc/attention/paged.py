@@ -11,7 +11,7 @@ from octavo.worker_proc.cache.storage import KVStorage
 
 
 class PagedCacheAttention:
-    """The `Attention` of a running engine: keys and values live in the blocks of a `KVStorage`."""
+    """The `Attention` of the torch path: keys and values live in the blocks of a `KVStorage`."""
 
     def __init__(self, storage: KVStorage, shape: AttentionShape) -> None:
         self._storage = storage
@@ -20,7 +20,7 @@ class PagedCacheAttention:
         self._slot_mapping_T: Tensor | None = None
 
     def plan(self, inputs: StepInputs) -> None:
-        """See `octavo.worker_proc.attention.base.Attention`."""
+        """Prepare the next step. Call once, before the layers."""
         self._slot_mapping_T = torch.from_numpy(inputs.slot_mapping_T)
         self._planned = paged_attention.plan(
             inputs.query_starts.tolist(),
