@@ -2,8 +2,9 @@
 
 import ctypes
 from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any
 
-import numpy as np
 from torch import Tensor
 
 from octavo.kernels.logprobs.row import RowLogprobs
@@ -48,19 +49,26 @@ def logprobs(
         num_threads: to share the rows.
     """
     num_rows, vocab_size = logits_RV.shape
-    tokens = np.asarray(token_ids, dtype=np.int64)
-    counts = np.minimum(np.asarray(num_tops, dtype=np.int64), vocab_size)
-    ends = counts.cumsum()
-    starts = ends - counts
-    top_ids, top_logprobs = np.empty(ends[-1], dtype=np.int64), np.empty(ends[-1], dtype=np.float32)
-    own, ranks = np.empty(num_rows, dtype=np.float32), np.empty(num_rows, dtype=np.int64)
-    arrays = (tokens, counts, starts, top_ids, top_logprobs, own, ranks)
-    arguments = LogprobsArguments(Matrix.of(logits_RV), *(array.ctypes.data for array in arrays), scratch.data_ptr())
+    counts = [min(num_top, vocab_size) for num_top in num_tops]
+    starts = [0, *accumulate(counts)]
+    integers, floats = ctypes.c_int64 * num_rows, ctypes.c_float * num_rows
+    top_ids, top_logprobs = (ctypes.c_int64 * starts[-1])(), (ctypes.c_float * starts[-1])()
+    own, ranks = floats(), integers()
+    arrays: tuple[ctypes.Array[Any], ...] = (
+        integers(*token_ids),
+        integers(*counts),
+        integers(*starts[:-1]),
+        top_ids,
+        top_logprobs,
+        own,
+        ranks,
+    )
+    arguments = LogprobsArguments(Matrix.of(logits_RV), *map(ctypes.addressof, arrays), scratch.data_ptr())
     run(library, "logprobs", arguments, num_rows=num_rows, num_threads=num_threads)
     rows = []
-    for row, (start, end) in enumerate(zip(starts.tolist(), ends.tolist(), strict=True)):
-        ids = top_ids[start:end].tolist()
+    for row, (start, count) in enumerate(zip(starts, counts, strict=False)):
+        ids = top_ids[start : start + count]
         if -1 in ids:
             ids = []
-        rows.append(RowLogprobs(float(own[row]), int(ranks[row]), ids, top_logprobs[start : start + len(ids)].tolist()))
+        rows.append(RowLogprobs(own[row], ranks[row], ids, top_logprobs[start : start + len(ids)]))
     return rows

@@ -3,7 +3,6 @@
 import ctypes
 from collections.abc import Sequence
 
-import numpy as np
 from torch import Tensor
 
 from octavo.kernels.filter_logits.native import Filter
@@ -72,16 +71,12 @@ class NativeSampler:
             FloatingPointError: logits are NaN or infinite where filters must compare them.
         """
         num_rows = logits_RV.shape[0]
-        arrays = [np.asarray(values, dtype=np.int64) for values in (requests, positions, num_outputs)]
-        token_ids = np.empty(num_rows, dtype=np.int64)
-        arguments = SampleArguments(
-            Matrix.of(logits_RV),
-            *(array.ctypes.data for array in arrays),
-            token_ids.ctypes.data,
-            self._scratch.data_ptr(),
-        )
+        integers = ctypes.c_int64 * num_rows
+        token_ids = integers()
+        arrays = [integers(*values) for values in (requests, positions, num_outputs)] + [token_ids]
+        arguments = SampleArguments(Matrix.of(logits_RV), *map(ctypes.addressof, arrays), self._scratch.data_ptr())
         run(self._library, "sample", arguments, num_rows=num_rows, num_threads=min(self.num_threads, num_rows))
-        sampled: list[int] = token_ids.tolist()
+        sampled = list(token_ids)
         if -1 in sampled:
             raise FloatingPointError("the model's logits are not numbers: its values overflow in this dtype")
         return sampled
