@@ -1,0 +1,65 @@
+"""`quantize`: through torch and in C++ the same levels, scales and sums as the reference."""
+
+import pytest
+import torch
+from kernel_checks import random
+from native_checks import beside_others
+from torch import Tensor
+
+from octavo.kernels.dispatch import ShapeError
+from octavo.kernels.native.library import NativeLibrary
+from octavo.kernels.quantize import cases, quantize, reference
+from octavo.kernels.quantize.native import quantize_rows
+
+
+def spoiled(x: Tensor) -> Tensor:
+    """The rows with what is rare: ties, zeros, very small and very large numbers, and some that are not finite."""
+    x = x.clone()
+    x[0] = 0.0
+    if len(x) > 2:
+        x[1] *= 1e-30
+        x[2] *= 1e30
+    if len(x) > 6:
+        x[3] *= 1e-38
+        x[4, 0], x[5, -1], x[6, 0] = torch.nan, torch.inf, -torch.inf
+    return x
+
+
+def assert_same(ours: tuple[Tensor, Tensor, Tensor], expected: tuple[Tensor, Tensor, Tensor]) -> None:
+    assert torch.equal(ours[0], expected[0])
+    torch.testing.assert_close(ours[1], expected[1], rtol=0.0, atol=0.0, equal_nan=True)
+    assert torch.equal(ours[2], expected[2])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("group_size", cases.GROUP_SIZES)
+@pytest.mark.parametrize("width", cases.WIDTHS)
+def test_quantize(native_library: NativeLibrary, width: int, group_size: int, dtype: torch.dtype) -> None:
+    for rows in cases.ROWS:
+        x = spoiled(random(rows, width, dtype=dtype, seed=rows))
+        expected = reference.quantize(x, group_size)
+        through_torch = quantize(x, group_size)
+        assert_same((through_torch.levels_TI, through_torch.scale_TG, through_torch.sum_TG), expected)
+        for num_threads in (1, 3):
+            ours = quantize_rows(native_library, beside_others(x), group_size, num_threads)
+            assert_same((ours.levels_TI, ours.scale_TG, ours.sum_TG), expected)
+
+
+def test_ties_go_to_even_levels(native_library: NativeLibrary) -> None:
+    x = torch.tensor([[127.0, 0.5, 1.5, -0.5, -2.5, 3.5]])
+    for rows in (quantize(x, 16), quantize_rows(native_library, x, 16, 1)):
+        assert rows.levels_TI[0, :6].tolist() == [127, 0, 2, 0, -2, 4]
+        assert rows.sum_TG.tolist() == [[131]]
+
+
+def test_values_come_back_within_half_a_level() -> None:
+    x = random(7, 100)
+    rows = quantize(x, 32)
+    half_level = rows.scale_TG.repeat_interleave(32, 1)[:, :100] * 0.5001
+    assert ((rows.dequantize()[:, :100] - x).abs() <= half_level).all()
+    assert not rows.dequantize()[:, 100:].any()
+
+
+def test_only_matrices_are_quantized() -> None:
+    with pytest.raises(ShapeError):
+        quantize(random(8), 16)
