@@ -10,7 +10,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import zmq
 import zmq.utils.monitor
@@ -63,13 +63,20 @@ _FAILURES: dict[FailureKind, Callable[[Failed], OctavoError]] = {
 }
 
 
+class Wakeable(Protocol):
+    """What a consumer waits on: an `asyncio.Event` or the like."""
+
+    def set(self) -> None:
+        """Wake the consumer."""
+
+
 class RequestStream:
     """Events of one request that its consumer has not taken yet.
 
     A slow consumer finds few large portions here instead of many small ones.
     """
 
-    def __init__(self, request_id: RequestId, arrived: asyncio.Event) -> None:
+    def __init__(self, request_id: RequestId, arrived: Wakeable) -> None:
         self.request_id = request_id
         self.is_over = False
         """True once the `Finished`, or the failure, has arrived."""
@@ -175,7 +182,7 @@ class CoreLink:
         """Requests submitted here that have not ended."""
         return len(self._streams)
 
-    def submit(self, submit: Submit, arrived: asyncio.Event) -> RequestStream:
+    def submit(self, submit: Submit, arrived: Wakeable) -> RequestStream:
         """Send a request and return its stream.
 
         Args:

@@ -3,10 +3,10 @@
 The children share their prompt through the prefix cache; the engine knows nothing of n.
 """
 
-import asyncio
 import time
 from collections.abc import AsyncGenerator
 
+from octavo.frontend.generation.arrival import Arrival
 from octavo.frontend.generation.sequence import Sequence
 from octavo.frontend.link import CoreLink, RequestStream
 from octavo.frontend.metrics.observer import Observer
@@ -41,7 +41,7 @@ class Generation:
         self._num_running = len(children)
         self._kind = kind
         self._observer = observer
-        self._arrived = asyncio.Event()
+        self._arrived = Arrival()
         self._streams: list[RequestStream] = []
         self._is_aborted = False
         self._start_s = self._last_token_s = time.monotonic()
@@ -66,7 +66,6 @@ class Generation:
                 self._streams.append(self._link.submit(submit, self._arrived))
             while self._num_running:
                 await self._arrived.wait()
-                self._arrived.clear()
                 updated = self._take()
                 if self._is_aborted:
                     updated += [sequence for sequence in self._cut_short() if sequence not in updated]
@@ -124,8 +123,8 @@ class Generation:
             finished=not self._num_running,
             prompt_logprobs=first.prompt_logprobs if shows_prompt_logprobs else None,
             num_cached_tokens=first.num_cached_tokens,
-            num_preemptions=sum(sequence.num_preemptions for sequence in self._sequences),
-            timings=[sequence.timings for sequence in self._sequences] if not self._num_running else [],
+            num_preemptions=sum([sequence.num_preemptions for sequence in self._sequences]),
+            timings=[] if self._num_running else [sequence.timings for sequence in self._sequences],
         )
 
     def _observe(self, num_new_tokens: int) -> None:

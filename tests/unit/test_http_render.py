@@ -2,14 +2,17 @@
 
 import json
 
+import msgspec
 import pytest
 from fake_client import byte_tokenizer
 
 from octavo.frontend.http.render.answer import AnswerStyle
 from octavo.frontend.http.render.chat import ChatChunks
 from octavo.frontend.http.render.completions import CompletionAnswer, EchoStyle
+from octavo.frontend.http.render.frame import MARK, TextFrame
 from octavo.frontend.http.render.logprobs import TokenNames, chat_logprobs, completion_logprobs, prompt_logprobs
 from octavo.frontend.http.render.usage import UsageCount
+from octavo.frontend.http.schemas.chat import ChatChunk, ChunkChoice, Delta
 from octavo.frontend.outputs import CompletionOutput, Logprob, RequestOutput
 
 NAMES = TokenNames(byte_tokenizer())
@@ -128,3 +131,14 @@ def test_every_choice_of_a_stream_echoes_the_prompt_with_its_logprobs() -> None:
     assert first == second
     assert second["tokens"] == list("ABCD")
     assert second["text_offset"] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("text", ["logprobs", "finish_reason", MARK, '"', "\\", "\u2028\n", "org/fake", ""])
+def test_frame_puts_any_text_in_its_place(text: str) -> None:
+    def chunk(content: str) -> bytes:
+        choice = ChunkChoice(index=0, delta=Delta(content=content))
+        return msgspec.json.encode(
+            ChatChunk(id=f"chatcmpl-{MARK}", created=1, model=MARK, choices=[choice], usage=None)
+        )
+
+    assert TextFrame(chunk(MARK)).around(text) == chunk(text)

@@ -4,6 +4,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from octavo.frontend.http.render.answer import AnswerStyle
+from octavo.frontend.http.render.frame import MARK, TextFrame
 from octavo.frontend.http.render.logprobs import chat_logprobs, prompt_logprobs
 from octavo.frontend.http.render.usage import UsageCount
 from octavo.frontend.http.schemas.chat import (
@@ -68,6 +69,9 @@ class ChatChunks:
         self._n = n
         self._usage = UsageCount()
         self._has_begun = False
+        self._is_plain = style.num_logprobs is None and not (style.has_token_ids or style.has_running_usage)
+        self._frames: dict[int, TextFrame] = {}
+        """Of each choice, where its chunks hold nothing but text."""
 
     def take(self, output: RequestOutput) -> list[bytes]:
         """Return the chunks that a delta makes, as JSON."""
@@ -75,7 +79,9 @@ class ChatChunks:
         chunks = [] if self._has_begun else self._opening(output)
         self._has_begun = True
         for choice in output.outputs:
-            if choice.text or (choice.token_ids and (choice.logprobs is not None or self._style.has_token_ids)):
+            if choice.text and self._is_plain:
+                chunks.append(self._text_chunk(choice))
+            elif choice.text or (choice.token_ids and (choice.logprobs is not None or self._style.has_token_ids)):
                 chunks.append(self._chunk(self._content(choice)))
             if choice.finish_reason is not None:
                 chunks.append(self._chunk(_closing(choice)))
@@ -97,6 +103,14 @@ class ChatChunks:
             echo = Delta(content=self._style.echo)
             chunks += [self._chunk(ChunkChoice(index=index, delta=echo)) for index in range(self._n)]
         return chunks
+
+    def _text_chunk(self, choice: CompletionOutput) -> bytes:
+        """Return a chunk with nothing but text."""
+        frame = self._frames.get(choice.index)
+        if frame is None:
+            marked = ChunkChoice(index=choice.index, delta=Delta(content=MARK))
+            frame = self._frames[choice.index] = TextFrame(self._chunk(marked))
+        return frame.around(choice.text)
 
     def _content(self, choice: CompletionOutput) -> ChunkChoice:
         return ChunkChoice(

@@ -7,6 +7,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from octavo.frontend.http.render.answer import AnswerStyle
+from octavo.frontend.http.render.frame import MARK, TextFrame
 from octavo.frontend.http.render.logprobs import completion_logprobs, end_of, join_logprobs, prompt_logprobs
 from octavo.frontend.http.render.usage import UsageCount
 from octavo.frontend.http.schemas.completions import CompletionChoice, CompletionLogprobs, CompletionResponse
@@ -44,6 +45,10 @@ class CompletionAnswer:
         self._echo = echo
         self._shows_prompt_logprobs = shows_prompt_logprobs
         self._usage = UsageCount()
+        is_short = style.num_logprobs is None and not (style.has_token_ids or style.has_running_usage)
+        self._is_plain = is_short and echo is None and not shows_prompt_logprobs
+        self._frames: dict[int, TextFrame] = {}
+        """Of each choice, where its chunks hold nothing but text."""
         self._text_offsets: dict[int, int] = {}
         """Per choice that has begun: length of what its logprobs have covered."""
         self._prompt_logprobs: dict[int, list[PositionLogprobs | None]] = {}
@@ -66,6 +71,9 @@ class CompletionAnswer:
         self._note(output, prompt_index)
         chunks = []
         for choice in output.outputs:
+            if self._is_plain and choice.text and choice.finish_reason is None:
+                chunks.append(self._text_chunk(prompt_index * self._n + choice.index, choice.text))
+                continue
             is_first = prompt_index * self._n + choice.index not in self._text_offsets
             rendered = self._choice(output, choice, prompt_index)
             is_news = rendered.text or rendered.finish_reason is not None or (is_first and self._style.has_token_ids)
@@ -76,6 +84,14 @@ class CompletionAnswer:
     def last(self) -> list[bytes]:
         """Return what follows when every choice has ended: the usage, if it is wanted."""
         return [_encode(self._response([], self._usage.total()))] if self._style.has_usage else []
+
+    def _text_chunk(self, index: int, text: str) -> bytes:
+        """Return a chunk with nothing but text."""
+        frame = self._frames.get(index)
+        if frame is None:
+            marked = self._response([CompletionChoice(index=index, text=MARK)], self._running_usage())
+            frame = self._frames[index] = TextFrame(_encode(marked))
+        return frame.around(text)
 
     def _note(self, output: RequestOutput, prompt_index: int) -> None:
         if output.prompt_logprobs is not None:

@@ -1,0 +1,26 @@
+"""`TextFrame`: chunks of a stream that differ in nothing but a text."""
+
+import msgspec
+
+MARK = "\ue000the text\ue000"
+"""Stands for the text in the chunk that a frame is made from."""
+
+_encode = msgspec.json.Encoder().encode
+_ENCODED_MARK = _encode(MARK)
+
+
+class TextFrame:
+    """What stands around the text.
+
+    Args:
+        chunk: JSON in which `MARK` stands where the text belongs, and no string of a caller's after it.
+    """
+
+    __slots__ = ("_after", "_before")
+
+    def __init__(self, chunk: bytes) -> None:
+        self._before, _, self._after = chunk.rpartition(_ENCODED_MARK)
+
+    def around(self, text: str) -> bytes:
+        """Return the chunk with this text."""
+        return self._before + _encode(text) + self._after
