@@ -56,6 +56,8 @@ def run(words: list[str]) -> int:
         arguments += ["--isa", options.isa]
     command = [sys.executable, "-P", "-m", "octavo.kernels.native", *arguments]
     done = subprocess.run(command, stdout=subprocess.PIPE, check=False)
+    if done.returncode not in (0, 1):
+        raise StartupError(f"the build ended with code {done.returncode}", phase="compiling kernels")
     if done.returncode:
         failed = msgspec.json.decode(done.stdout, type=KernelsFailed)
         print(failed.details, file=sys.stderr, end="")  # noqa: T201

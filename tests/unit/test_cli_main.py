@@ -196,7 +196,7 @@ def test_generated_pages_are_up_to_date(name, render) -> None:
     assert (ROOT / "docs" / name).read_text("utf-8") == render(), "run scripts/docs"
 
 
-def test_build_kernels_tells_what_it_has_built(capsys, monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
+def test_build_kernels_tells_what_the_compiler_said(capsys, monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
     monkeypatch.setenv("OCTAVO_CACHE", str(tmp_path))
     compiler = tmp_path / "compiler"
     compiler.write_text(

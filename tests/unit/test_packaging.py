@@ -52,6 +52,13 @@ def test_wheel_holds_every_module(wheel: Path) -> None:
     assert "octavo/py.typed" in names
 
 
+def test_wheel_holds_the_sources_of_the_native_library(wheel: Path) -> None:
+    names = set(zipfile.ZipFile(wheel).namelist())
+    sources = [path for path in (ROOT / "kernels").rglob("*") if path.suffix in (".cpp", ".h")]
+    assert len(sources) > 5
+    assert not [path for path in sources if f"octavo/{path.relative_to(ROOT).as_posix()}" not in names]
+
+
 @pytest.mark.parametrize("name", FOLDERS)
 def test_bare_folder_names_are_not_importable(name: str, tmp_path: Path) -> None:
     code = f"import importlib.util; assert importlib.util.find_spec({name!r}) is None"
