@@ -12,8 +12,6 @@ from typing import assert_never
 import torch
 import zmq
 
-from octavo.kernels.native.build import Toolchain
-from octavo.kernels.native.library import choose_kernels
 from octavo.protocol.channel import ResultPush, Subscriber
 from octavo.protocol.control import WorkerReady, WorkerSpec
 from octavo.protocol.env import Env
@@ -32,6 +30,7 @@ from octavo.protocol.steps import (
 )
 from octavo.worker_proc.device import open_device
 from octavo.worker_proc.facts import measure
+from octavo.worker_proc.kernels import open_kernels
 from octavo.worker_proc.models.base import Model
 from octavo.worker_proc.step.execute import StepExecutor
 from octavo.worker_proc.step.trace import StepTrace
@@ -66,13 +65,13 @@ class Worker:
         device = open_device(config)
         free_bytes = device.free_bytes()
         env = Env.read()
-        library = choose_kernels("auto", toolchain=Toolchain(cache_dir=env.cache_dir), phase=reporter.phase)
+        library = open_kernels(config, env, reporter.phase)
         with reporter.phase("loading weights"):
             model = load_model(config, reporter.progress, library=library, cache_dir=env.cache_dir)
         with reporter.phase("profiling memory"):
             facts = measure(model, device, config, rank=spec.rank, free_bytes=free_bytes)
-        gc.collect()
         gc.freeze()
+        gc.enable()
         worker = cls(spec, model)
         reporter.mark_ready(WorkerReady(facts))
         return worker
