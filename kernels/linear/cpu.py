@@ -19,6 +19,9 @@ LARGER_TILES = (32, 64, 128, 256)
 TRIED_16_BIT_SUMS = 1 << 20
 """Results that a larger tile must reproduce, at least, when they are rounded to 16 bits."""
 
+LINE_BYTES = 64
+"""Of a cache line."""
+
 Product = Callable[[Tensor], Tensor]
 """From TI to TO, for a number of rows that is one of the tiles."""
 
@@ -84,10 +87,20 @@ def onednn_product(weight_OI: Tensor, bias_O: Tensor | None) -> Product:
 
 
 def plain_product(weight_OI: Tensor, bias_O: Tensor | None) -> Product:
-    """For processors, or builds of torch, without oneDNN."""
-    weight_OI = weight_OI.clone()
+    """For processors, or builds of torch, without oneDNN.
+
+    MKL's order of summation depends on where a row begins within a cache line, so all rows begin with one.
+    """
+    padding = -weight_OI.shape[1] % (LINE_BYTES // weight_OI.element_size())
+    padded_OI = torch.nn.functional.pad(weight_OI, (0, padding))
     bias_O = None if bias_O is None else bias_O.clone()
-    return lambda x_TI: torch.nn.functional.linear(x_TI, weight_OI, bias_O)
+
+    def product(x_TI: Tensor) -> Tensor:
+        if padding or x_TI.data_ptr() % LINE_BYTES:
+            x_TI = torch.nn.functional.pad(x_TI, (0, padding))
+        return torch.nn.functional.linear(x_TI, padded_OI, bias_O)
+
+    return product
 
 
 def _rows(x_TI: Tensor, start: int, tile: int) -> Tensor:
