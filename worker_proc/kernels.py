@@ -20,7 +20,7 @@ def open_kernels(config: ResolvedConfig, env: Env, phase: Phase) -> NativeLibrar
     Raises:
         ConfigError: native kernels are asked for and cannot be had, or the cores are not there.
     """
-    toolchain = Toolchain(cache_dir=env.cache_dir, compiler=env.compiler)
+    toolchain = Toolchain(cache_dir=env.cache_dir, compiler=env.cxx)
     try:
         library = choose_kernels(config.cpu_kernels, toolchain=toolchain, phase=phase)
     except NativeUnavailable as error:
