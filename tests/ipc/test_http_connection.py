@@ -10,6 +10,7 @@ from fake_client import MODEL, FakeClient
 from http_client import Caller, application, until
 
 from octavo.frontend.http import connection
+from octavo.protocol.errors import OverloadedError
 
 PATH = "/v1/completions"
 ASK = {"model": MODEL, "prompt": "ab"}
@@ -227,3 +228,36 @@ def test_an_unexpected_failure_is_logged_and_leaves_the_connection_usable(
 
     play(scenario, client)
     assert "ZeroDivisionError" in caplog.text
+
+
+def test_an_unexpected_failure_inside_a_stream_ends_it_in_order(caplog: pytest.LogCaptureFixture) -> None:
+    class Broken(FakeClient):
+        async def _outputs(self, *arguments):
+            async for output in super()._outputs(*arguments):
+                yield output
+                raise ZeroDivisionError("in our code")
+
+    async def scenario(caller: Caller) -> bytes:
+        caller.ask(PATH, ASK | {"stream": True})
+        status, _, body = await caller.read_response()
+        caller.ask("/tokenize", {"prompt": "a"})
+        assert (await caller.read_response())[0] == status == 200
+        return body
+
+    events = play(scenario, Broken()).split(b"\n\n")
+    assert [event for event in events if b"in our code" in event] == []
+    assert b"InternalServerError" in events[-3] and events[-2:] == [b"data: [DONE]", b""]
+    assert "in our code" in caplog.text
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_refused_request_is_no_news_for_the_log(stream: bool, caplog: pytest.LogCaptureFixture) -> None:
+    client = FakeClient()
+    client.error = OverloadedError("the queue is full")
+
+    async def scenario(caller: Caller) -> None:
+        caller.ask(PATH, ASK | {"stream": stream})
+        assert (await caller.read_response())[0] == 503
+
+    play(scenario, client)
+    assert caplog.text == ""

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 import os
 import signal
 import socket
@@ -14,6 +15,7 @@ import pytest
 from fake_client import MODEL, FakeClient
 from http_client import application, events, until
 
+from octavo.frontend.http import server as server_module
 from octavo.frontend.http.listener import Listener, listen
 from octavo.frontend.http.server import Server
 from octavo.protocol.config import ServerConfig
@@ -171,6 +173,43 @@ def test_dead_engine_ends_the_server(anywhere: ServerConfig) -> None:
         return server
 
     assert str(asyncio.run(die()).engine_failure) == "the core was killed by SIGKILL"
+
+
+def test_idle_connections_are_closed_and_busy_ones_are_not(
+    anywhere: ServerConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_module, "TICK_S", 0.05)
+    monkeypatch.setattr(server_module, "KEEP_ALIVE_S", 0.1)
+
+    async def wait() -> None:
+        client = FakeClient()
+        client.gate = asyncio.Event()
+        async with running(client, anywhere) as (_, http):
+            asking = asyncio.create_task(http.post(PATH, json=ASK))
+            await until(lambda: client.requests)
+            reader, writer = await asyncio.open_connection(http.base_url.host, http.base_url.port)
+            assert await asyncio.wait_for(reader.read(), 10) == b"", "an idle connection stays open"
+            writer.close()
+            client.gate.set()
+            assert (await asking).text.endswith("data: [DONE]\n\n")
+
+    asyncio.run(wait())
+
+
+@pytest.mark.parametrize("is_disabled", [True, False])
+def test_access_log_is_a_line_per_response(is_disabled: bool, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "octavo")
+
+    async def ask() -> None:
+        async with running(FakeClient(), ServerConfig(port=0, disable_access_log=is_disabled)) as (_, http):
+            await http.get("/version")
+            await http.post("/nowhere")
+
+    asyncio.run(ask())
+    lines = [record.getMessage() for record in caplog.records if record.name.endswith("connection")]
+    assert [line.partition(" - ")[2] for line in lines] == (
+        [] if is_disabled else ['"GET /version" 200', '"POST /nowhere" 404']
+    )
 
 
 def test_umask_is_as_before(tmp_path: Path) -> None:
