@@ -6,6 +6,8 @@ from pathlib import Path
 
 import torch.profiler
 
+from octavo.worker_proc.deferred_import import run_deferred_imports
+
 logger = logging.getLogger(__name__)
 
 
@@ -28,6 +30,7 @@ class StepTrace:
             return
         directory.mkdir(parents=True, exist_ok=True)
         self._directory = directory
+        run_deferred_imports()
         self._profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], record_shapes=True)
         self._profiler.start()
 
