@@ -275,8 +275,11 @@ inline bool any_greater(F32x16 a, F32x16 b) {
     return any;
 }
 inline F32x16 fma(F32x16 a, F32x16 b, F32x16 c) { OCTAVO_LANES(a.v[i] * b.v[i] + c.v[i]); }
-// Adding 1.5 * 2^23 leaves no bits for a fraction; unlike std::nearbyint, this is no call on a bare x86-64.
-inline float round_one(float a) { return std::fabs(a) < 0x1p22f ? (a + 0x1.8p23f) - 0x1.8p23f : a; }
+// From 2^23 on there are no bits for a fraction; unlike std::nearbyint, this is no call on a bare x86-64.
+inline float round_one(float a) {
+    const float shift = std::copysign(0x1p23f, a);
+    return std::fabs(a) < 0x1p23f ? (a + shift) - shift : a;
+}
 inline F32x16 round(F32x16 a) { OCTAVO_LANES(round_one(a.v[i])); }
 inline float power_of_2(int n) {
     const uint32_t bits = static_cast<uint32_t>(n + 127) << 23;

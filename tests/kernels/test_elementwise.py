@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_checks import assert_close, assert_rows_independent, random
-from native_checks import NATIVE_DTYPES, native_rows, same_bits
+from native_checks import NATIVE_DTYPES, native_rows, odd_numbers, same_bits
 
 from octavo.kernels.add import add
 from octavo.kernels.add import cases as add_cases
@@ -57,19 +57,6 @@ def test_native_relu(native_library: NativeLibrary, rows: int, width: int, dtype
     x[0, 0], x[0, -1] = -math.inf, math.nan
     actual = native_rows(native_library, "relu", lambda x, out: ReluArguments(*x, out), [x], width, dtype)
     assert same_bits(actual, relu_reference.relu(x).to(dtype))
-
-
-def odd_numbers() -> torch.Tensor:
-    """Floats of all exponents, those on and beside the middle of two bf16 among them, infinities and subnormals."""
-    patterns = torch.randint(-(2**31), 2**31, (6, 4096), generator=torch.Generator().manual_seed(5)).to(torch.int32)
-    patterns[1] = (patterns[1] & ~0xFFFF) | 0x8000  # a tie
-    patterns[2] = (patterns[2] & ~0xFFFF) | 0x7FFF
-    patterns[3] = (patterns[3] & ~0xFFFF) | 0x8001
-    patterns[4] &= ~0x7F800000  # subnormal
-    patterns[5, :2048] = (patterns[5, :2048] & ~0xFFFF) | 0x7FFF
-    x = patterns.view(torch.float32)
-    x[0, :6] = torch.tensor([math.inf, -math.inf, 0.0, -0.0, 3.4e38, -3.39e38])
-    return x.nan_to_num(nan=1.0, posinf=math.inf, neginf=-math.inf)
 
 
 @pytest.mark.parametrize("out_dtype", cast_cases.DTYPES, ids=str)

@@ -1,5 +1,6 @@
 """Runs one native operation over rows, and checks what every operation promises."""
 
+import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -72,3 +73,16 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
     """Equal, any NaN to any NaN, and zero to zero of its sign."""
     integers = {2: torch.int16, 4: torch.int32}[a.element_size()]
     return torch.equal(*(x.contiguous().view(integers).masked_fill(x.isnan(), -1) for x in (a, b)))
+
+
+def odd_numbers() -> torch.Tensor:
+    """Floats of all exponents, those on and beside the middle of two bf16 among them, infinities and subnormals."""
+    patterns = torch.randint(-(2**31), 2**31, (6, 4096), generator=torch.Generator().manual_seed(5)).to(torch.int32)
+    patterns[1] = (patterns[1] & ~0xFFFF) | 0x8000  # a tie
+    patterns[2] = (patterns[2] & ~0xFFFF) | 0x7FFF
+    patterns[3] = (patterns[3] & ~0xFFFF) | 0x8001
+    patterns[4] &= ~0x7F800000  # subnormal
+    patterns[5, :2048] = (patterns[5, :2048] & ~0xFFFF) | 0x7FFF
+    x = patterns.view(torch.float32)
+    x[0, :6] = torch.tensor([math.inf, -math.inf, 0.0, -0.0, 3.4e38, -3.39e38])
+    return x.nan_to_num(nan=1.0, posinf=math.inf, neginf=-math.inf)
