@@ -84,7 +84,7 @@ class _Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self._buffer += data
         buffer = self._buffer
-        if not self._first and _EVENT in data:
+        if not self._first and _EVENT in buffer:
             self._first = time.monotonic()
         if not _is_complete(buffer):
             return
