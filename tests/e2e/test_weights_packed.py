@@ -38,6 +38,11 @@ def library() -> NativeLibrary:
     return native.load()
 
 
+@pytest.fixture(autouse=True)
+def small_models_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packed_cache, "MIN_KEPT_BYTES", 0)
+
+
 @pytest.fixture
 def config(tmp_path: Path) -> ResolvedConfig:
     return worker_config(make_tiny("LlamaForCausalLM", tmp_path / "model"), dtype="bfloat16")
@@ -140,6 +145,14 @@ def test_what_is_not_kept(config: ResolvedConfig, tmp_path: Path, library: Nativ
     assert PackedCache.of(config, None, tmp_path) is None
 
 
+def test_small_models_are_not_kept(
+    config: ResolvedConfig, tmp_path: Path, library: NativeLibrary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.undo()
+    load(config, library, tmp_path)
+    assert not (tmp_path / packed_cache.FOLDER).exists()
+
+
 def flip(data: bytes, place: int) -> bytes:
     return data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :]
 
@@ -237,7 +250,7 @@ def test_old_files_give_way_to_new_ones(
     size = file_of(config, library, tmp_path).stat().st_size
     folder = tmp_path / packed_cache.FOLDER
     now = time.time()
-    for name, age_s in [("a", 300), ("b", 200), ("c", 100)]:
+    for name, age_s in [("ancient", 2 * packed_cache.UNUSED_AFTER_S), ("a", 300), ("b", 200), ("c", 100)]:
         (folder / f"{name}{packed_cache.SUFFIX}").write_bytes(bytes(size))
         os.utime(folder / f"{name}{packed_cache.SUFFIX}", (now - age_s, now - age_s))
     for name, age_s in [("abandoned", 2 * packed_cache.ABANDONED_AFTER_S), ("growing", 10)]:
@@ -248,6 +261,12 @@ def test_old_files_give_way_to_new_ones(
     left = {path.name for path in folder.iterdir()}
     kept = {file_of(config, library, tmp_path).name, file_of(other, library, tmp_path).name}
     assert left == kept | {f"c{packed_cache.SUFFIX}", f"growing{packed_file.TEMPORARY_SUFFIX}"}
+    os.utime(folder / f"c{packed_cache.SUFFIX}", (0, 0))
+    roomy = msgspec.structs.replace(config, quantization="int8")
+    load(roomy, library, tmp_path)
+    left = {path.name for path in folder.iterdir()} - {file_of(roomy, library, tmp_path).name}
+    assert left == kept | {f"growing{packed_file.TEMPORARY_SUFFIX}"}
+    left = {path.name for path in folder.iterdir()}
     tiny = msgspec.structs.replace(config, dtype="float32", packed_weights_cache_bytes=1000)
     load(tiny, library, tmp_path)
     assert "--packed-weights-cache-bytes 1000" in caplog.text
@@ -260,7 +279,9 @@ from pathlib import Path
 import torch
 from worker_plans import worker_config
 from octavo.kernels.native import library
+from octavo.worker_proc.weights import packed_cache
 from octavo.worker_proc.weights.load import load_model
+packed_cache.MIN_KEPT_BYTES = 0
 model = load_model(worker_config(sys.argv[1], dtype="bfloat16"), lambda fraction: None,
                    library=library.load(), cache_dir=Path(sys.argv[2]))
 digest = hashlib.sha256()

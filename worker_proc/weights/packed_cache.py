@@ -28,8 +28,12 @@ logger = logging.getLogger(__name__)
 
 FOLDER = "packed"
 SUFFIX = ".weights"
+MIN_KEPT_BYTES = 32 * 2**20
+"""Of a model; one that is smaller is loaded and packed as fast as a file is written."""
 ABANDONED_AFTER_S = 3600.0
 """When a file that was not written to its end is thrown away."""
+UNUSED_AFTER_S = 30 * 86400.0
+"""When a file that no start has mapped is thrown away: most are of an older model, library or release."""
 
 _PACKAGE = Path(__file__).resolve().parents[2]
 _DECIDING_CODE = ("worker_proc/weights", "worker_proc/models", "kernels/linear")
@@ -93,10 +97,12 @@ class PackedCache:
     def keep(self, parameters: Parameters, packer: Packer) -> None:
         """Write a packed model's file, and let the model use the file's memory instead of its own.
 
-        Where it cannot be written, a warning says why and the model stays as it is.
+        A small model is left alone. Where the file cannot be written, a warning says why and the model stays as it is.
         """
         items = _items(parameters)
         num_bytes = sum(buffer.nbytes for item in items.values() for buffer in item.buffers.values())
+        if num_bytes < MIN_KEPT_BYTES:
+            return
         if num_bytes > self._max_bytes:
             limit = f"--packed-weights-cache-bytes {self._max_bytes}"
             logger.warning("packed weights are not kept for the next start: %s does not hold %d", limit, num_bytes)
@@ -120,14 +126,14 @@ class PackedCache:
 
         Who has mapped a file keeps what it mapped.
         """
-        oldest_s = time.time() - ABANDONED_AFTER_S
+        now_s = time.time()
         for path, stat in _stats(self._folder.glob(f"*{TEMPORARY_SUFFIX}")):
-            if stat.st_mtime < oldest_s:
+            if stat.st_mtime < now_s - ABANDONED_AFTER_S:
                 path.unlink(missing_ok=True)
         files = sorted(_stats(self._folder.glob(f"*{SUFFIX}")), key=lambda file: file[1].st_mtime_ns, reverse=True)
         for path, stat in files:
             max_bytes -= stat.st_size
-            if max_bytes < 0:
+            if max_bytes < 0 or stat.st_mtime < now_s - UNUSED_AFTER_S:
                 path.unlink(missing_ok=True)
 
 
