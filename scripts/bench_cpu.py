@@ -6,6 +6,7 @@ so that whatever else the machine does hits all alike. Peers are where the flags
 
 import argparse
 import os
+import signal
 import sys
 import tempfile
 from dataclasses import asdict
@@ -29,6 +30,9 @@ QUICK_ROUNDS = 1
 def main() -> None:
     """Measure what the command line asks for; print the table and write the report."""
     args = _arguments()
+    # Whatever ends this program early, the engines are ended and what was measured is written.
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.default_int_handler)
     rounds = args.rounds or (QUICK_ROUNDS if args.quick else ROUNDS)
     limits = Limits(rounds, start_s=args.start_limit, row_s=args.limit)
     engines = _engines(args)
@@ -48,7 +52,7 @@ def main() -> None:
             if args.scaling:
                 scalings = _scalings(engines, limits, results, logs)
         except KeyboardInterrupt:
-            results.failures.append("interrupted: what follows is missing")
+            results.failures.append("interrupted: the rest is missing")
         ceilings.append(meter.measure())
     print()
     print(table(results, {engine.key: engine.title for engine in engines}))

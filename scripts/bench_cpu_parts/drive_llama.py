@@ -11,12 +11,12 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from drive_loop import Generate, run
+from drive_loop import Generate, die_with_parent, run
 
 
 def load(options: dict[str, Any]) -> tuple[Generate, int]:
-    """Start a server; it dies with the process group, when the parent ends the session."""
-    process = subprocess.Popen(options["command"])
+    """Start a server; it ends with this process."""
+    process = subprocess.Popen(options["command"], preexec_fn=die_with_parent)
     port = options["port"]
     while not _is_ready(port):
         if process.poll() is not None:

@@ -7,15 +7,25 @@ Runs in the engine's own Python, which has nothing of ours: the standard library
     input       {"prompts": [[token id, ...], ...], "max_tokens": [...]}; its end is the end of the session
 """
 
+import ctypes
 import json
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable
 from typing import Any
 
+_PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None)
+
 Generate = Callable[[list[list[int]], list[int]], list[int]]
 """(prompts, tokens to generate for each) -> tokens that were generated for each; all at once, greedy, through EOS."""
+
+
+def die_with_parent() -> None:
+    """Have this process killed when the one that started it ends; for `preexec_fn`."""
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def run(load: Callable[[dict[str, Any]], tuple[Generate, int]]) -> None:

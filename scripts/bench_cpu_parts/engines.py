@@ -43,8 +43,11 @@ class Engine(Protocol):
     is_split_by_streams: bool
     """Whether its session for one stream is another than that for many."""
 
-    def session(self, model: ModelName, streams: Streams, port: int) -> Command | None:
-        """Return the command of a session (see drive_loop.py); None if the engine cannot run this model."""
+    def runs(self, model: ModelName) -> bool:
+        """Whether it takes part in this model's rows."""
+
+    def session(self, model: ModelName, streams: Streams, port: int) -> Command:
+        """Return the command of a session, see drive_loop.py."""
 
     def server(self, model: Path, port: int) -> Command | None:
         """Return the command of its HTTP server for a directory in Hugging Face layout; None if it has none."""
@@ -71,9 +74,10 @@ class Octavo:
         fields = {field.name for field in msgspec.structs.fields(ModelConfig)}
         return ["int8", "int4"] if "quantization" in fields else []
 
-    def session(self, model: ModelName, streams: Streams, port: int) -> Command | None:
-        if self.quantization and model != "smollm2":
-            return None
+    def runs(self, model: ModelName) -> bool:
+        return not self.quantization or model == "smollm2"
+
+    def session(self, model: ModelName, streams: Streams, port: int) -> Command:
         path = models.gguf(model) if model == "smollm2-q4_1" else models.directory(model)
         settings: dict[str, Any] = {"max_num_seqs": MAX_NUM_SEQS, "kv_cache_memory_bytes": CACHE_GB << 30}
         if self.quantization:
@@ -99,7 +103,10 @@ class LlamaCpp:
     max_streams = 64
     tokens_per_stream = 640
 
-    def session(self, model: ModelName, streams: Streams, port: int) -> Command | None:
+    def runs(self, model: ModelName) -> bool:
+        return True
+
+    def session(self, model: ModelName, streams: Streams, port: int) -> Command:
         command = self._command(models.gguf(model), 1 if streams == "one" else self.max_streams, port)
         return _driver(Path(sys.executable), "llama", {"command": command, "port": port})
 
@@ -123,9 +130,10 @@ class Vllm:
     title = "vLLM"
     is_split_by_streams = False
 
-    def session(self, model: ModelName, streams: Streams, port: int) -> Command | None:
-        if model == "smollm2-q4_1":
-            return None
+    def runs(self, model: ModelName) -> bool:
+        return model != "smollm2-q4_1"
+
+    def session(self, model: ModelName, streams: Streams, port: int) -> Command:
         settings = {"dtype": "bfloat16", "max_model_len": MAX_MODEL_LEN, "max_num_seqs": MAX_NUM_SEQS}
         options = {"model": str(models.directory(model)), "settings": settings}
         return _driver(self.python, "vllm", options, self._environment())
@@ -155,9 +163,10 @@ class OpenVino:
     title = "OpenVINO"
     is_split_by_streams = False
 
-    def session(self, model: ModelName, streams: Streams, port: int) -> Command | None:
-        if model == "smollm2-q4_1":
-            return None
+    def runs(self, model: ModelName) -> bool:
+        return model != "smollm2-q4_1"
+
+    def session(self, model: ModelName, streams: Streams, port: int) -> Command:
         options = {
             "model": str(models.openvino(model, self.python)),
             "cache_gb": CACHE_GB,

@@ -14,7 +14,7 @@ from types import TracebackType
 from bench_cpu_parts import models, processes, roofline
 from bench_cpu_parts.ceilings import CeilingMeter
 from bench_cpu_parts.engines import Engine, Streams
-from bench_cpu_parts.figures import Figure, Results
+from bench_cpu_parts.figures import Figure, Metric, Results
 from bench_cpu_parts.models import ModelName
 from bench_cpu_parts.rows import IDLE, MEMORY, OfflineRow
 from bench_cpu_parts.session import EngineFailure, Session, close_all, free_port
@@ -45,8 +45,6 @@ class OfflineBench:
     results: Results
     logs: Path
     _sessions: dict[str, Session] = field(default_factory=dict)
-    _hopeless: set[str] = field(default_factory=set)
-    """Those that could not be started: not tried again."""
 
     def __enter__(self) -> "OfflineBench":
         return self
@@ -57,15 +55,20 @@ class OfflineBench:
         close_all(self._sessions.values())
 
     def run(self, row: OfflineRow) -> None:
-        """Measure every engine in each round; a first run of each does not count."""
-        print(f"{row.metric.title}", flush=True)
+        """Measure every engine in each round; a first run of each does not count. Who fails once sits out the rest."""
+        print(row.metric.title, flush=True)
         costs = self._costs()
-        able = [engine for engine in self.engines if self._measure(engine, row, 0, costs) is not None]
-        for number in range(1, self.limits.rounds + 1):
-            for engine in able:
-                figure = self._measure(engine, row, number, costs)
-                self.results.add(row.metric, engine.key, figure)
-                if figure:
+        able = [engine for engine in self.engines if engine.runs(self.model)]
+        for number in range(self.limits.rounds + 1):
+            for engine in list(able):
+                try:
+                    figure = self._measure(self._session(engine, row.streams), row, number, costs[engine.key])
+                except EngineFailure as error:
+                    self._drop(engine, row.metric, error)
+                    able.remove(engine)
+                    continue
+                if number:
+                    self.results.add(row.metric, engine.key, figure)
                     share = f", {figure.ceiling_share:.0%} of the ceiling" if figure.ceiling_share else ""
                     print(f"  {number} {engine.title:>14} {figure.value:9.1f} {row.metric.unit}{share}", flush=True)
 
@@ -73,15 +76,13 @@ class OfflineBench:
         """After 64 requests at once: the memory that the engine holds, and the time it takes doing nothing."""
         print(f"{MEMORY.title}; {IDLE.title}", flush=True)
         for engine in self.engines:
-            session = self._session(engine, "many")
-            if session is None:
-                continue
-            session.wake()
             try:
+                session = self._session(engine, "many")
+                session.wake()
                 for workload in mixed_batch(random.Random(0)):
                     session.generate(workload, self.limits.row_s)
             except EngineFailure as error:
-                self._drop(session, f"{engine.title}, {MEMORY.title}", error)
+                self._drop(engine, MEMORY, error)
                 continue
             pids = processes.tree(session.engine_pid)
             memory_gb = processes.pss_bytes(pids) / 1e9
@@ -94,25 +95,16 @@ class OfflineBench:
             self.results.add(IDLE, engine.key, Figure(idle_percent))
             print(f"    {engine.title:>14} {memory_gb:.2f} GB, idle {idle_percent:.1f} %", flush=True)
 
-    def _measure(
-        self, engine: Engine, row: OfflineRow, number: int, costs: dict[str, roofline.ModelCost]
-    ) -> Figure | None:
-        """Return one round's figure; None if the engine cannot, or failed."""
-        session = self._session(engine, row.streams)
-        if session is None:
-            return None
+    def _measure(self, session: Session, row: OfflineRow, number: int, cost: roofline.ModelCost) -> Figure:
+        """Return one round's figure."""
         todo = row.make(random.Random(f"{row.key} {number}"))
         ceilings = self.meter.probe()
         session.wake()
         others = processes.LoadOfOthers([session.pid])
-        try:
-            elapsed_s = sum(session.generate(workload, self.limits.row_s) for workload in todo)
-        except EngineFailure as error:
-            self._drop(session, f"{engine.title}, {row.metric.title}", error)
-            return None
+        elapsed_s = sum(session.generate(workload, self.limits.row_s) for workload in todo)
         other_load = others.cores()
         session.rest()
-        least_s = roofline.least_seconds(costs[engine.key], ceilings, todo)
+        least_s = roofline.least_seconds(cost, ceilings, todo)
         return Figure(sum(map(row.tokens, todo)) / elapsed_s, least_s and least_s / elapsed_s, other_load)
 
     def _costs(self) -> dict[str, roofline.ModelCost]:
@@ -120,29 +112,22 @@ class OfflineBench:
         quantized = {"octavo-int8": 8.0, "octavo-int4": 4.0}
         return {engine.key: roofline.model_cost(config, quantized.get(engine.key, bits)) for engine in self.engines}
 
-    def _session(self, engine: Engine, streams: Streams) -> Session | None:
-        """Return the engine's session, started if need be; None if it has none for this model or cannot start."""
-        name = f"{engine.key}-{self.model}-{streams}"
-        if name in self._sessions or name in self._hopeless:
-            return self._sessions.get(name)
-        command = engine.session(self.model, streams, free_port())
-        if command is None:
-            self._hopeless.add(name)
-            return None
-        # Engines that serve one stream and many in the same way need one session only.
-        twin = f"{engine.key}-{self.model}-{'one' if streams == 'many' else 'many'}"
-        if not engine.is_split_by_streams and twin in self._sessions:
-            return self._sessions[twin]
-        print(f"    starting {name}", flush=True)
-        try:
-            self._sessions[name] = Session(command, self.logs / f"{name}.log", self.limits.start_s)
-        except EngineFailure as error:
-            self._hopeless.add(name)
-            self.results.fail(f"start of {name}", error)
-        return self._sessions.get(name)
+    def _session(self, engine: Engine, streams: Streams) -> Session:
+        """Return the engine's session, started if need be.
 
-    def _drop(self, session: Session, where: str, error: EngineFailure) -> None:
-        """Note the failure and end the session, so that the next row starts a new one."""
-        self.results.fail(where, error)
-        session.close()
-        self._sessions = {name: other for name, other in self._sessions.items() if other is not session}
+        Raises:
+            EngineFailure: it cannot be started.
+        """
+        name = f"{engine.key}-{self.model}" + (f"-{streams}" if engine.is_split_by_streams else "")
+        if name not in self._sessions:
+            print(f"    starting {name}", flush=True)
+            command = engine.session(self.model, streams, free_port())
+            self._sessions[name] = Session(command, self.logs / f"{name}.log", self.limits.start_s)
+        return self._sessions[name]
+
+    def _drop(self, engine: Engine, metric: Metric, error: EngineFailure) -> None:
+        """Note the failure and end the engine's sessions, so that the next row starts a new one."""
+        self.results.add(metric, engine.key, None)
+        self.results.fail(f"{engine.title}, {metric.title}", error)
+        for name in [name for name in self._sessions if name.startswith(f"{engine.key}-{self.model}")]:
+            self._sessions.pop(name).close()

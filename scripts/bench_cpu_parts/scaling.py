@@ -26,7 +26,6 @@ def run(engine: Octavo, limits: Limits, logs: Path) -> list[dict[str, Any]]:
     """
     points = [(batch, SHORT_CONTEXT) for batch in BATCHES] + [(1, context) for context in CONTEXTS]
     command = engine.session("smollm2", "many", free_port())
-    assert command is not None
     rows = []
     print(f"{engine.title}\n{'batch':>6} {'context':>8} {'decode tok/s':>13} {'ms per step':>12} {'prefill tok/s':>14}")
     with Session(command, logs / f"{engine.key}-scaling.log", limits.start_s) as session:

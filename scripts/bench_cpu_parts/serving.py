@@ -47,14 +47,13 @@ class ServingBench:
             for engine in self.engines:
                 self._close(engine)
                 try:
-                    seconds = self._start(engine)
+                    figure = Figure(self._start(engine))
+                    print(f"  {number} {engine.title:>14} {figure.value:9.2f} s", flush=True)
                 except EngineFailure as error:
                     self.results.fail(f"{engine.title}, {LAUNCH.title}", error)
-                    seconds = None
+                    figure = None
                 if number:
-                    self.results.add(LAUNCH, engine.key, None if seconds is None else Figure(seconds))
-                if seconds is not None:
-                    print(f"  {number} {engine.title:>14} {seconds:9.2f} s", flush=True)
+                    self.results.add(LAUNCH, engine.key, figure)
 
     def http(self, row: HttpRow) -> None:
         """Send the row's requests to each server in each round; a first run of each does not count."""
@@ -98,19 +97,16 @@ class ServingBench:
         cost = roofline.model_cost(models.config("smollm2"), models.bits_per_weight("smollm2"))
         return roofline.least_seconds(cost, ceilings, [workload])
 
-    def _start(self, engine: Engine) -> float | None:
+    def _start(self, engine: Engine) -> float:
         """Start the engine's server, keep it, and return the seconds to its first token.
 
-        One without a server is started as a session, and ended. None if it cannot run the model at all.
+        One without a server is started as a session, and ended.
         """
         directory, port = models.directory("smollm2"), free_port()
         log = self.logs / f"{engine.key}-server.log"
         command = engine.server(directory, port)
         if command is None:
-            session_command = engine.session("smollm2", "many", port)
-            if session_command is None:
-                return None
-            with Session(session_command, log, self.limits.start_s) as session:
+            with Session(engine.session("smollm2", "many", port), log, self.limits.start_s) as session:
                 session.generate(Workload([[1000]], [1]), self.limits.row_s)
                 return time.monotonic() - session.started
         self._servers[engine.key] = server = Server(command, log, port)

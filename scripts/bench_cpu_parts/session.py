@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Any
 
 from bench_cpu_parts import processes
+from bench_cpu_parts.drive_loop import die_with_parent
 from bench_cpu_parts.engines import Command
 from bench_cpu_parts.workloads import Workload
 from octavo.protocol.env import child_environment
@@ -50,6 +51,7 @@ class Program:
                 stderr=sink,
                 env=child_environment(dict(command.environment)),
                 start_new_session=True,
+                preexec_fn=die_with_parent,
             )
 
     def __enter__(self) -> "Program":
