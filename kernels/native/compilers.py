@@ -70,6 +70,10 @@ class Compiler:
         if process.returncode:
             raise CompileError(_first_error(output) or f"{self.name} ended with code {process.returncode}", output)
 
+    def spell(self, flag: str) -> str:
+        """Return a flag as this compiler wants it: zig reads `-march=x86-64-v3` as a processor called `x86`."""
+        return flag.replace("x86-64-v", "x86_64_v").replace("x86-64", "x86_64") if "ziglang" in self.command else flag
+
     def accepts(self, flag: str) -> bool:
         """Tell whether it knows a flag."""
         try:
@@ -109,7 +113,7 @@ def _on_path(name: str, arguments: tuple[str, ...] = ()) -> Compiler | None:
         return None
     try:
         done = subprocess.run(
-            [path, "--version"], capture_output=True, text=True, timeout=VERSION_TIMEOUT_S, check=True
+            [path, *arguments, "--version"], capture_output=True, text=True, timeout=VERSION_TIMEOUT_S, check=True
         )
     except (OSError, subprocess.SubprocessError):
         return None

@@ -19,6 +19,14 @@ if FLAGS or COMPILER:
     library.DEFAULT = Toolchain(flags=tuple(FLAGS.split()), compiler=COMPILER)
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave only what uses the library when it is built in another way than for users."""
+    if FLAGS or COMPILER:
+        others = [item for item in items if "native_library" not in getattr(item, "fixturenames", ())]
+        config.hook.pytest_deselected(items=others)
+        items[:] = [item for item in items if item not in others]
+
+
 @pytest.fixture(scope="session", params=LEVELS)
 def native_library(request: pytest.FixtureRequest) -> NativeLibrary:
     """Return the library of one level; every test that asks for it runs at all levels.

@@ -11,7 +11,7 @@ from octavo.kernels.native.compilers import find_compilers
 
 def test_pool_keeps_its_promises(tmp_path: Path) -> None:
     program = tmp_path / "pool_stress"
-    sources = [ROOT / "tests" / "support" / "pool_stress.cpp", SOURCES / "native" / "pool.cpp"]
+    sources = [ROOT / "tests/support/pool_stress.cpp", SOURCES / "native/pool.cpp", SOURCES / "native/program.cpp"]
     arguments = [*FLAGS, "-Werror", f"-I{SOURCES}", *map(str, sources), "-o", str(program)]
     next(find_compilers(None)).run(arguments, timeout_s=120)
     done = subprocess.run([program, "200"], capture_output=True, text=True, timeout=60, check=False)

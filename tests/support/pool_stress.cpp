@@ -13,6 +13,8 @@
 
 #include "native/pool.h"
 
+extern "C" void octavo_run(const void* program, const octavo::Step* step, int64_t num_threads);
+
 namespace {
 
 using octavo::run_on_threads;
@@ -87,6 +89,48 @@ void check_callers_at_once(int64_t num_rounds) {
     for (std::thread& caller : callers) caller.join();
 }
 
+// A program of two operations: the threads take numbers, then each looks at all that were taken.
+constexpr int64_t kNumItems = 1000;
+
+struct Taken {
+    int64_t by[kNumItems] = {};
+};
+
+void take_all(const void* args, const octavo::Step*, Thread* thread) {
+    Taken& taken = *static_cast<Taken*>(const_cast<void*>(args));
+    for (int64_t item; (item = thread->take()) < kNumItems;) taken.by[item] += 1 + thread->index;
+}
+
+void look_at_all(const void* args, const octavo::Step*, Thread* thread) {
+    const Taken& taken = *static_cast<const Taken*>(args);
+    for (const int64_t by : taken.by) require(by >= 1 && by <= thread->count, "an item was not taken once");
+}
+
+// As in program.cpp.
+struct Operation {
+    void (*function)(const void*, const octavo::Step*, Thread*);
+    const void* args;
+    int64_t waits;
+};
+struct Program {
+    const Operation* operations;
+    int64_t num_operations;
+    std::atomic<int64_t>* counters;
+    int64_t* nanoseconds;
+};
+
+void check_programs(int64_t num_rounds) {
+    for (int64_t run = 0; run < num_rounds; ++run) {
+        Taken taken;
+        const Operation operations[] = {{take_all, &taken, 1}, {look_at_all, &taken, 0}};
+        std::atomic<int64_t> counters[2];
+        int64_t nanoseconds[2] = {};
+        const Program program{operations, 2, counters, nanoseconds};
+        octavo_run(&program, nullptr, 1 + run % 4);
+        require(nanoseconds[0] > 0, "a program did not run");
+    }
+}
+
 void check_fork() {
     const pid_t child = fork();
     if (child == 0) {
@@ -103,15 +147,12 @@ void check_fork() {
 
 }  // namespace
 
-namespace octavo {
-void Thread::wait_for_all() const { barrier->wait(); }
-}  // namespace octavo
-
 int main(int, char** arguments) {
     const int64_t num_rounds = std::atoll(arguments[1]);
     check_runs(num_rounds);
     check_idle_costs_nothing();
     check_callers_at_once(num_rounds / 10);
+    check_programs(num_rounds / 10);
     check_fork();
     return 0;
 }

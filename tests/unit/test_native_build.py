@@ -17,6 +17,7 @@ import pytest
 
 from octavo.kernels.native import build as build_module
 from octavo.kernels.native.build import NativeUnavailable, Toolchain, build, is_intact
+from octavo.kernels.native.compilers import Compiler
 from octavo.kernels.native.isa import NATIVE, Processor
 from octavo.kernels.native.library import choose_kernels, load
 
@@ -178,6 +179,12 @@ def test_a_named_compiler_may_have_arguments(toolchain: Toolchain) -> None:
     built = build(named)
     assert built.compiler and built.compiler.endswith("-DSOMETHING")
     assert built.path != build(toolchain).path
+
+
+def test_zig_spells_processors_in_its_own_way() -> None:
+    zig, other = Compiler(("python", "-m", "ziglang", "c++"), "1"), Compiler(("g++",), "1")
+    assert zig.spell("-march=x86-64-v4") == "-march=x86_64_v4" and zig.spell("-march=x86-64") == "-march=x86_64"
+    assert zig.spell("-mavx512bf16") == "-mavx512bf16" and other.spell("-march=x86-64-v4") == "-march=x86-64-v4"
 
 
 def test_without_a_compiler_the_error_says_what_to_install(toolchain: Toolchain, no_compiler: None) -> None:

@@ -1,0 +1,110 @@
+"""Checks the C++ of the kernels in ways that take too long for every run of the tests.
+
+    warnings   every compiler that is here, at every instruction set, with warnings as errors
+    address    tests/kernels with AddressSanitizer and UndefinedBehaviorSanitizer, at every instruction set
+    thread     the pool and the programs it runs, under ThreadSanitizer
+    compilers  tests/kernels with each further compiler: clang++, ziglang
+
+Without arguments all of them run. Arguments after -- go to pytest.
+
+    ./scripts/check_native address -- -k rms_norm
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from octavo.kernels.native.build import FLAGS, SOURCES, NativeUnavailable, Toolchain, build
+from octavo.kernels.native.compilers import CompileError, find_compilers
+from octavo.kernels.native.isa import Processor
+
+ROOT = Path(__file__).resolve().parent.parent
+SANITIZE = "-fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer -g1"
+TIMEOUT_S = 1200.0
+
+
+def main() -> int:
+    words = sys.argv[1:]
+    end = words.index("--") if "--" in words else len(words)
+    words, for_pytest = words[:end], words[end + 1 :]
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("checks", nargs="*", metavar="CHECK", help=", ".join(CHECKS))
+    options = parser.parse_args(words)
+    if unknown := set(options.checks) - CHECKS.keys():
+        parser.error(f"unknown check {unknown.pop()}")
+    failed = []
+    for name in options.checks or CHECKS:
+        print(f"==> {name}", flush=True)
+        if not CHECKS[name](for_pytest):
+            failed.append(name)
+    print(f"failed: {', '.join(failed)}" if failed else "all is well")
+    return 1 if failed else 0
+
+
+def check_warnings(_: list[str]) -> bool:
+    is_good = True
+    for compiler in find_compilers(None):
+        for level in Processor.read().levels():
+            try:
+                build(Toolchain(compiler=compiler.name, flags=("-Werror",)), level.name)
+                print(f"{compiler.name}, {level.name}: no warnings", flush=True)
+            except NativeUnavailable as error:
+                print(error.details or error.reason)
+                is_good = False
+    return is_good
+
+
+def check_address(for_pytest: list[str]) -> bool:
+    runtime = subprocess.run(["g++", "-print-file-name=libasan.so"], capture_output=True, text=True, check=True)
+    environment = {
+        "OCTAVO_TEST_FLAGS": SANITIZE,
+        "OCTAVO_TEST_CXX": "g++",
+        "LD_PRELOAD": runtime.stdout.strip(),
+        # Python and torch keep what they have until the end; that is no leak of ours.
+        "ASAN_OPTIONS": "detect_leaks=0",
+        "UBSAN_OPTIONS": "print_stacktrace=1",
+    }
+    return _test(environment, for_pytest)
+
+
+def check_thread(_: list[str]) -> bool:
+    sources = [ROOT / "tests/support/pool_stress.cpp", SOURCES / "native/pool.cpp", SOURCES / "native/program.cpp"]
+    with tempfile.TemporaryDirectory() as folder:
+        program = Path(folder) / "pool_stress"
+        flags = [*FLAGS, "-fsanitize=thread", "-g1", f"-I{SOURCES}", *map(str, sources), "-o", str(program)]
+        try:
+            next(find_compilers("g++")).run(flags, TIMEOUT_S)
+        except CompileError as error:
+            print(error.output)
+            return False
+        environment = {**os.environ, "TSAN_OPTIONS": "die_after_fork=0"}
+        return subprocess.run([program, "2000"], env=environment, check=False).returncode == 0
+
+
+def check_compilers(for_pytest: list[str]) -> bool:
+    _, *others = find_compilers(None)
+    if not others:
+        print("there is no further compiler")
+    passed = [_test({"OCTAVO_TEST_CXX": compiler.name}, for_pytest) for compiler in others]
+    return all(passed)
+
+
+def _test(environment: dict[str, str], for_pytest: list[str]) -> bool:
+    """Run the kernels' tests in an environment that tests/kernels/conftest.py builds the library by."""
+    command = [sys.executable, "-P", "-m", "pytest", "-q", "tests/kernels", *for_pytest]
+    return subprocess.run(command, cwd=ROOT, env={**os.environ, **environment}, check=False).returncode == 0
+
+
+CHECKS: dict[str, Callable[[list[str]], bool]] = {
+    "warnings": check_warnings,
+    "address": check_address,
+    "thread": check_thread,
+    "compilers": check_compilers,
+}
+
+if __name__ == "__main__":
+    sys.exit(main())
