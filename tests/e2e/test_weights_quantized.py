@@ -10,9 +10,12 @@ from gguf_files import write_gguf
 from safetensors.numpy import load_file
 from tiny_models import VOCAB_SIZE, make_tiny
 from worker_plans import alone, loaded, spec, worker_config
+from workloads import fingerprint
 
+from octavo.frontend.llm import LLM
 from octavo.protocol.config import ResolvedConfig
 from octavo.protocol.errors import ConfigError
+from octavo.protocol.params import SamplingParams
 from octavo.worker_proc.models.base import Model
 from octavo.worker_proc.models.registry import build_model
 from octavo.worker_proc.weights.reader import read_weights
@@ -185,3 +188,26 @@ def test_quantizing_needs_native_kernels(quantization: str, tmp_path: Path) -> N
     config = worker_config(make_tiny("LlamaForCausalLM", tmp_path / "model"), quantization=quantization)
     with pytest.raises(ConfigError, match=f"--quantization {quantization} needs the native kernels"):
         loaded(config, is_native=False)
+
+
+QUESTIONS = [
+    "What is the capital of France? And of Spain?",
+    "What is 2 + 2?",
+    "Name a colour.",
+    "Write a haiku about the sea.",
+]
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("settings", [{}, {"quantization": "int8", "kv_cache_dtype": "int8"}])
+def test_the_default_model_answers_from_quantized_weights_the_same_in_any_batch(
+    settings: dict[str, str], smollm2_gguf: Path
+) -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=24, logprobs=2)
+    conversations = [[{"role": "user", "content": question}] for question in QUESTIONS]
+    with LLM(str(smollm2_gguf), max_model_len=512, max_num_batched_tokens=64, **settings) as llm:
+        alone = [fingerprint(llm.chat([one], params, use_tqdm=False)[0]) for one in conversations]
+        together = llm.chat(conversations * 3, params, use_tqdm=False)
+    assert [fingerprint(output) for output in together] == alone * 3
+    assert "Paris" in together[0].outputs[0].text
+    assert "4" in together[1].outputs[0].text
