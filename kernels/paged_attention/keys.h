@@ -10,9 +10,6 @@
 
 namespace octavo::paged_attention {
 
-// The operands of groups without any visible key, of any type.
-alignas(64) inline const unsigned char kZeros[kGroupSlots * kMaxDim * sizeof(float)] = {};
-
 // A thread's room for one tile.
 struct TileBuffers {
     char* keys;    // kTileKeys x padded_dim numbers, of 4 bytes at most
@@ -61,9 +58,22 @@ struct Keys {
                                   : gathered_tile<Right>(index, buffers.keys, buffers.values);
     }
 
-    // Where the operands of tile `index` will be read from first: addresses to fetch, whatever they hold.
+    // Where tile `index` will be read from.
+    Places places(int64_t index) const {
+        const Tile<char> tile = tile_in_cache<char>(index);
+        Places result;
+        std::copy_n(tile.k, kTileGroups, result.k);
+        std::copy_n(tile.v, kTileGroups, result.v);
+        result.vector_bytes = kGroupSlots * (layout.is_paired() ? 2 : 1) * layout.element_bytes();
+        return result;
+    }
+
+    Range tiles() const { return {visible.begin / kTileKeys, (visible.end - 1) / kTileKeys + 1}; }
+
+   private:
+    // The groups where they are, without any care for what lies beside them.
     template <typename Right>
-    Tile<Right> place_of_tile(int64_t index) const {
+    Tile<Right> tile_in_cache(int64_t index) const {
         Tile<Right> result = empty_tile<Right>();
         for (int64_t group = 0; group < kTileGroups; ++group) {
             const int64_t key = index * kTileKeys + group * kGroupSlots;
@@ -76,7 +86,6 @@ struct Keys {
         return result;
     }
 
-   private:
     template <typename Right>
     static Tile<Right> empty_tile() {
         Tile<Right> result = {};
@@ -88,7 +97,7 @@ struct Keys {
     template <typename Right>
     Tile<Right> tile_in_place(int64_t index) const {
         const int64_t padded_dim = layout.padded_dim();
-        Tile<Right> result = place_of_tile<Right>(index);
+        Tile<Right> result = tile_in_cache<Right>(index);
         for (int64_t group = 0; group < result.num_groups; ++group) {
             const Range lanes = visible_of(index * kTileKeys + group * kGroupSlots);
             if (lanes.end - lanes.begin == kGroupSlots || lanes.end <= lanes.begin) continue;
@@ -133,7 +142,7 @@ struct Keys {
     Tile<Right> widened_tile(int64_t index) const {
         const int64_t numbers = kGroupSlots * layout.padded_dim(), half_bytes = kTileGroups * numbers * 2;
         const auto narrow = has_whole_groups()
-                                ? place_of_tile<Narrow<Right>>(index)
+                                ? tile_in_cache<Narrow<Right>>(index)
                                 : gathered_tile<Narrow<Right>>(index, buffers.narrow, buffers.narrow + half_bytes);
         Tile<Right> result = empty_tile<Right>();
         result.num_groups = narrow.num_groups;

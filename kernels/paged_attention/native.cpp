@@ -34,14 +34,19 @@ class Worker {
     using Right = typename Products::Right;
 
    public:
-    Worker(const Args& args, const Step& step, const Plan& plan, const Item& item, int64_t head, Scratch& scratch)
+    Worker(const Args& args, const Step& step, const Plan& plan, const Item& item, int64_t head, const Scratch& scratch)
         : args_(args), plan_(plan), item_(item), head_(head), scratch_(scratch), group_(args.shape.group()),
           num_rows_(item.num_tokens * group_), padded_dim_(args.shape.layout.padded_dim()),
           keys_{args.shape.layout, args.k_cache, args.v_cache,
                 step.block_table + item.request * step.block_table_width, head,
                 args.shape.visible(item.first_position, item.first_position + item.num_tokens - 1), scratch.buffers} {}
 
-    void run() {
+    // Where the item's first tile lies.
+    Places first_places() const { return keys_.places(tiles_of(item_.first_segment).begin); }
+
+    // Does the item. `following`: where the thread goes on afterwards.
+    void run(const Places& following) {
+        following_ = following;
         load_queries();
         if (item_.num_pieces == 1) {
             clear(scratch_.total, num_rows_, padded_dim_);
@@ -82,22 +87,27 @@ class Worker {
         }
     }
 
+    // The tiles of a segment that the item sees.
+    Range tiles_of(int64_t segment) const {
+        const Range seen = keys_.tiles();
+        return {std::max(segment * kSegmentTiles, seen.begin), std::min((segment + 1) * kSegmentTiles, seen.end)};
+    }
+
     void attend_segment(int64_t segment, const State& state) {
         clear(state, num_rows_, padded_dim_);
-        const int64_t first = std::max(segment * kSegmentTiles, keys_.visible.begin / kTileKeys);
-        const int64_t last_tile = (keys_.visible.end - 1) / kTileKeys;
-        const int64_t end = std::min((segment + 1) * kSegmentTiles, last_tile + 1);
-        for (int64_t index = first; index < end; ++index) {
-            const Tile<Right> tile = keys_.template tile<Right>(index);
-            const Tile<Right> next = keys_.template place_of_tile<Right>(std::min(index + 1, last_tile));
-            attend_tile_by_groups(index * kTileKeys, tile, next, state);
+        const Range tiles = tiles_of(segment);
+        const int64_t end = tiles_of(item_.end_segment - 1).end;
+        for (int64_t index = tiles.begin; index < tiles.end; ++index) {
+            const Places next = index + 1 < end ? keys_.places(index + 1) : following_;
+            attend_tile_by_groups(index * kTileKeys, keys_.template tile<Right>(index), next, state);
         }
     }
 
     // All rows that see anything of a tile, in groups of nearly equal size.
-    void attend_tile_by_groups(int64_t first_key, const Tile<Right>& tile, const Tile<Right>& next, const State& state) {
+    void attend_tile_by_groups(int64_t first_key, const Tile<Right>& tile, const Places& next, const State& state) {
         const int64_t num_groups = (num_rows_ + kRowsAtOnce - 1) / kRowsAtOnce;
-        const Tile<Right>* fetched = &next;  // by the first group of rows
+        const Places nowhere;
+        const Places* fetched = &next;  // by the first group of rows
         for (int64_t index = 0; index < num_groups; ++index) {
             const int64_t begin = num_rows_ * index / num_groups, end = num_rows_ * (index + 1) / num_groups;
             Range visible[kRowsAtOnce];
@@ -117,13 +127,13 @@ class Worker {
                                          scratch_.scores,
                                          reinterpret_cast<Left*>(scratch_.weights)};
             attend_rows(rows, end - begin, tile, *fetched);
-            fetched = &tile;
+            fetched = &nowhere;
         }
     }
 
     template <int kRows = kRowsAtOnce>
     static void attend_rows(const Rows<Products>& rows, int64_t num_rows, const Tile<Right>& tile,
-                            const Tile<Right>& next) {
+                            const Places& next) {
         if constexpr (kRows > 1) {
             if (num_rows < kRows) return attend_rows<kRows - 1>(rows, num_rows, tile, next);
         }
@@ -150,18 +160,26 @@ class Worker {
     const Plan& plan_;
     const Item& item_;
     const int64_t head_;
-    Scratch& scratch_;
+    const Scratch& scratch_;
     const int64_t group_, num_rows_, padded_dim_;
     const Keys keys_;
+    Places following_;
 };
 
 template <typename Products>
 void run_items(const Args& args, const Step& step, const Thread& thread) {
     const Plan& plan = *reinterpret_cast<const Plan*>(args.workspace);
-    const int64_t heads = args.shape.layout.num_kv_heads;
-    Scratch scratch(plan.scratch + thread.index * plan.scratch_bytes, args.shape);
-    for (int64_t taken = thread.take(); taken < plan.num_items * heads; taken = thread.take())
-        Worker<Products>(args, step, plan, plan.items[taken / heads], taken % heads, scratch).run();
+    const int64_t heads = args.shape.layout.num_kv_heads, count = plan.num_items * heads;
+    const Scratch scratch(plan.scratch + thread.index * plan.scratch_bytes, args.shape);
+    const auto worker = [&](int64_t index) {
+        return Worker<Products>(args, step, plan, plan.items[index / heads], index % heads, scratch);
+    };
+    // Takes one item ahead, to fetch its first tile during the last one of the item before.
+    for (int64_t taken = thread.take(); taken < count;) {
+        const int64_t next = thread.take();
+        worker(taken).run(next < count ? worker(next).first_places() : Places{});
+        taken = next;
+    }
 }
 
 void run(const PlanArgs& args, const Step& step, Thread& thread) {

@@ -63,6 +63,17 @@ struct Tile {
     const float* v_scales;
 };
 
+// The operands of groups without any visible key, of any type.
+alignas(64) inline const char kZeros[kGroupSlots * kMaxDim * sizeof(float)] = {};
+
+// Where the operands of a later tile will be read from first: lines to ask for. Their vectors may be narrower in the
+// cache than in the tile, but are as many. By itself: nowhere, an address that is always near.
+struct Places {
+    const char* k[kTileGroups] = {kZeros, kZeros, kZeros, kZeros};
+    const char* v[kTileGroups] = {kZeros, kZeros, kZeros, kZeros};
+    int64_t vector_bytes = 0;
+};
+
 // The running softmax of some rows over keys: sum of weighted values, lane-wise sum of the weights, and the exponent
 // (to base 2) that weights are relative to. It is some earlier score that is at most kSlack below the largest:
 // raising it costs a pass over the row, and weights up to 2^kSlack are as precise as weights up to 1.
@@ -104,14 +115,14 @@ inline F32x16 exp2(F32x16 x) {
     return scale_by_power(fma(p, r, set1(1.0f)), n);
 }
 
-// Asks for a line of the next tile. Into the second-level cache: what is on its way from memory to the first one occupies
+// Asks for a line. Into the second-level cache: what is on its way from memory to the first one occupies
 // the few buffers that loads need as well, and costs half of the bandwidth.
 inline void fetch(const void* p) { __builtin_prefetch(p, 0, 2); }
 
 // scores[row][key] = q[row] . k[key], for all keys of the tile. Fetches the keys of `next` meanwhile.
 template <typename Products, int kRows>
 inline void multiply_keys(const typename Products::Left* q, int64_t padded_dim, const Tile<typename Products::Right>& tile,
-                          const Tile<typename Products::Right>& next, float* scores) {
+                          const Places& next, float* scores) {
     using Right = typename Products::Right;
     constexpr int kColumns = Products::kColumns;
     constexpr int64_t step = kStep<Right>;
@@ -124,7 +135,7 @@ inline void multiply_keys(const typename Products::Left* q, int64_t padded_dim, 
             decltype(Products::load_right(k[0])) keys[kColumns];
             OCTAVO_UNROLL for (int column = 0; column < kColumns; ++column) {
                 keys[column] = Products::load_right(k[column] + dim * kGroupSlots);
-                fetch(next.k[group + column] + dim * kGroupSlots);
+                fetch(next.k[group + column] + dim / step * next.vector_bytes);
             }
             OCTAVO_UNROLL for (int row = 0; row < kRows; ++row) {
                 const auto query = Products::repeat_left(q + row * padded_dim + dim);
@@ -141,7 +152,7 @@ inline void multiply_keys(const typename Products::Left* q, int64_t padded_dim, 
 // out[row][column ...] += weights[row][key] * v[key][column ...] over the keys of the tile, for kColumns vectors.
 template <typename Products, int kRows, int kColumns>
 inline void multiply_values(const typename Products::Left* weights, const Tile<typename Products::Right>& tile,
-                            const Tile<typename Products::Right>& next, int64_t padded_dim, int64_t first, float* out) {
+                            const Places& next, int64_t padded_dim, int64_t first, float* out) {
     using Right = typename Products::Right;
     constexpr int64_t step = kStep<Right>;
     F32x16 sums[kRows][kColumns];
@@ -150,12 +161,12 @@ inline void multiply_values(const typename Products::Left* weights, const Tile<t
             sums[row][column] = load(out + row * padded_dim + first + column * kLanes);
     for (int64_t group = 0; group < tile.num_groups; ++group) {
         const Right* v = tile.v[group] + first * step;
-        const Right* fetched = next.v[group] + first * step;
+        const char* fetched = next.v[group] + first / kLanes * next.vector_bytes;
         for (int64_t key = 0; key < kGroupSlots; key += step) {
             decltype(Products::load_right(v)) values[kColumns];
             OCTAVO_UNROLL for (int column = 0; column < kColumns; ++column) {
                 values[column] = Products::load_right(v + column * kLanes * step);
-                fetch(fetched + column * kLanes * step);
+                fetch(fetched + column * next.vector_bytes);
             }
             OCTAVO_UNROLL for (int row = 0; row < kRows; ++row) {
                 const auto weight = Products::repeat_left(weights + row * kTileKeys + group * kGroupSlots + key);
@@ -163,7 +174,7 @@ inline void multiply_values(const typename Products::Left* weights, const Tile<t
                     sums[row][column] = Products::add_products(sums[row][column], weight, values[column]);
             }
             v += padded_dim * step;
-            fetched += padded_dim * step;
+            fetched += padded_dim / kLanes * next.vector_bytes;
         }
     }
     OCTAVO_UNROLL for (int row = 0; row < kRows; ++row)
@@ -210,10 +221,9 @@ struct Rows {
     typename Products::Left* weights;
 };
 
-// `next` is fetched meanwhile; it may be `tile`.
 template <typename Products, int kRows>
 inline void attend_tile(const Rows<Products>& rows, const Tile<typename Products::Right>& tile,
-                        const Tile<typename Products::Right>& next) {
+                        const Places& next) {
     const int64_t padded_dim = rows.padded_dim;
     multiply_keys<Products, kRows>(rows.q, padded_dim, tile, next, rows.scores);
     for (int row = 0; row < kRows; ++row) {
