@@ -3,8 +3,6 @@
 The handlers are in `routes/`; nothing here knows an engine's inside.
 """
 
-import sys as _s; _s.stderr.write("\n*** LEAD TO HELPER overhead: STOP AND READ frontend/http/NOTE_FROM_LEAD.txt: no HTTP server of our own, uvicorn must serve (raw ASGI without FastAPI is fine). Then delete this line. ***\n")  # noqa
-
 import logging
 from collections.abc import Sequence
 from functools import cached_property

@@ -4,8 +4,6 @@ HTTP/1.1 as RFC 9112 has it, with keep-alive, pipelining and chunked bodies; par
 parser of Node.js. A caller who leaves cancels the work on the request.
 """
 
-import sys as _s; _s.stderr.write("\n*** LEAD TO HELPER overhead: STOP AND READ frontend/http/NOTE_FROM_LEAD.txt: no HTTP server of our own, uvicorn must serve (raw ASGI without FastAPI is fine). Then delete this line. ***\n")  # noqa
-
 import asyncio
 import logging
 import time
