@@ -15,7 +15,7 @@ from pathlib import Path
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 # In /proc/PID/stat, counted from the state, which follows the name in parentheses.
-_PARENT, _USER, _SYSTEM, _ENDED_USER, _ENDED_SYSTEM = 1, 11, 12, 13, 14
+_STATE, _PARENT, _SESSION, _USER, _SYSTEM, _ENDED_USER, _ENDED_SYSTEM = 0, 1, 3, 11, 12, 13, 14
 
 
 def tree(root: int) -> list[int]:
@@ -79,19 +79,28 @@ def send_signal(root: int, number: signal.Signals) -> None:
 
 
 def end(process: "subprocess.Popen[bytes]", grace_s: float = 10.0) -> None:
-    """End a process that leads a group of its own, with all that came of it, in the time given or by force."""
-    family = tree(process.pid)
+    """End a process that leads a session of its own, and everything in that session: by force after the time given.
+
+    Returns when none of them runs any more.
+    """
     send_signal(process.pid, signal.SIGCONT)
     if process.poll() is None:
         process.send_signal(signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(grace_s)
-    for pid in family:
-        # A number may have been given away since; nobody else is in this process's session.
-        with contextlib.suppress(ProcessLookupError):
-            if os.getsid(pid) == process.pid:
+    while members := _session(process.pid):
+        for pid in members:
+            with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-    process.wait()
+        process.poll()
+        time.sleep(0.01)
+
+
+def _session(leader: int) -> list[int]:
+    """Return the processes of a session that have not ended."""
+    pids = (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit())
+    stats = ((pid, _stat(pid)) for pid in pids)
+    return [pid for pid, fields in stats if fields and int(fields[_SESSION]) == leader and fields[_STATE] not in "ZX"]
 
 
 def _stat(pid: int) -> list[str] | None:
