@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,13 @@ def state(pid: int) -> str:
     fields = processes._stat(pid)
     assert fields
     return fields[0]
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
 
 
 def test_decode_is_bound_by_reading_the_weights() -> None:
@@ -186,19 +194,19 @@ def test_ceilings_are_those_of_a_computer() -> None:
 
 
 def test_a_session_generates_rests_and_leaves_nothing_behind(tmp_path: Path) -> None:
-    session = Session(driver(tmp_path), tmp_path / "log", 30)
-    family = processes.tree(session.pid)
-    assert family == [session.pid, session.engine_pid]
-    assert session.generate(Workload([[1, 5]], [7]), 30) < 1.0
-    assert "noise on standard output" in (tmp_path / "log").read_text()
-    session.rest()
-    assert {state(pid) for pid in family} == {"T"}
-    with pytest.raises(EngineFailure, match="no answer within 0 s"):
-        session.generate(Workload([[1]], [1]), 0.3)
-    session.wake()
-    assert processes.pss_bytes(family) > 1e6
-    session.rest()
-    session.close()  # asleep as it is
+    with Session(driver(tmp_path), tmp_path / "log", 30) as session:
+        family = processes.tree(session.pid)
+        assert family == [session.pid, session.engine_pid]
+        assert session.generate(Workload([[1, 5]], [7]), 30) < 1.0
+        assert "noise on standard output" in (tmp_path / "log").read_text()
+        session.rest()
+        wait_until(lambda: {state(pid) for pid in family} == {"T"})
+        with pytest.raises(EngineFailure, match="no answer within 0 s"):
+            session.generate(Workload([[1]], [1]), 0.3)
+        session.wake()
+        wait_until(lambda: "T" not in {state(pid) for pid in family})
+        assert processes.pss_bytes(family) > 1e6
+        session.rest()  # it is ended in its sleep
     assert not any(map(is_running, family))
 
 
@@ -230,10 +238,7 @@ def test_a_session_dies_with_a_parent_that_is_killed(tmp_path: Path) -> None:
         pid = int(parent.stdout.readline())
         sleeper = processes.tree(pid)[1]
         parent.kill()
-    deadline = time.monotonic() + 10
-    while is_running(pid):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    wait_until(lambda: not is_running(pid))
     os.kill(sleeper, signal.SIGKILL)  # the fake engine knows nothing of parents
 
 
