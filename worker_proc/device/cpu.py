@@ -37,7 +37,7 @@ class CpuDevice(Device):
 
     def reset_peak(self) -> None:
         """Begin to look for a new peak; where the kernel does not allow it, the old peak counts as the base."""
-        _give_back_freed_memory()
+        give_back_freed_memory()
         with contextlib.suppress(OSError):
             (self._root / "proc/self/clear_refs").write_text(_RESET_PEAK)
         self._base_bytes = self._peak_bytes()
@@ -92,7 +92,7 @@ class CpuDevice(Device):
         return file.read_text().splitlines() if file.exists() else []
 
 
-def _give_back_freed_memory() -> None:
+def give_back_freed_memory() -> None:
     """Return the C library's free lists to the system, so that memory taken from them counts as growth."""
     library = ctypes.CDLL(None)
     if hasattr(library, "malloc_trim"):  # glibc only

@@ -10,6 +10,7 @@ from octavo.kernels.linear import Packer
 from octavo.kernels.native.library import NativeLibrary
 from octavo.protocol.config import ResolvedConfig
 from octavo.protocol.errors import ConfigError, NotEnoughMemoryError
+from octavo.worker_proc.device.cpu import give_back_freed_memory
 from octavo.worker_proc.models.base import Model
 from octavo.worker_proc.models.registry import build_model
 from octavo.worker_proc.weights.dummy import fill_dummy
@@ -77,6 +78,7 @@ def _load(
     model.pack(packer, keeps_quantized=config.quantization == "gguf" and library is not None)
     if cache:
         cache.keep(model.parameters, packer)
+    give_back_freed_memory()  # what was read is packed now, and the C library would hold on to hundreds of MB
     return model
 
 
