@@ -135,7 +135,8 @@ def test_all_that_changes_the_weights_changes_the_place(
     os.utime(weights, ns=(0, weights.stat().st_mtime_ns + 1))
     places.append(place(config))
     assert len(set(places)) == len(places)
-    assert place(replace(config, max_num_seqs=3, block_size=4)) == places[-1]
+    same_weights = replace(config.model, tokenizer_path="/elsewhere", eos_token_ids=[7])
+    assert place(replace(config, max_num_seqs=3, block_size=4, model=same_weights)) == places[-1]
 
 
 def test_what_is_not_kept(config: ResolvedConfig, tmp_path: Path, library: NativeLibrary) -> None:

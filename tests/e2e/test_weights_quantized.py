@@ -8,7 +8,7 @@ import torch
 from gguf import GGMLQuantizationType as Type
 from gguf_files import write_gguf
 from safetensors.numpy import load_file
-from tiny_models import VOCAB_SIZE, make_tiny
+from tiny_models import ARCHITECTURES, VOCAB_SIZE, make_tiny
 from worker_plans import alone, loaded, spec, worker_config
 from workloads import fingerprint
 
@@ -166,6 +166,14 @@ def test_any_checkpoint_can_be_quantized_while_loading(
     assert small.weights_bytes < 0.5 * loaded(exact).weights_bytes
     error = difference(logprobs(config), logprobs(exact))
     assert 0 < error < limit
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_every_architecture_can_be_quantized_while_loading(arch: str, tmp_path: Path) -> None:
+    config = worker_config(make_tiny(arch, tmp_path / "model"), dtype="bfloat16")
+    small = msgspec.structs.replace(config, quantization="int8")
+    assert kinds(loaded(small)) == {"u8"}
+    assert 0 < difference(logprobs(small), logprobs(config)) < 0.1
 
 
 def test_a_quantized_file_can_be_quantized_otherwise(tmp_path: Path) -> None:

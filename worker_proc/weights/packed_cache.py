@@ -20,7 +20,7 @@ import torch
 from octavo.kernels.linear import Packer
 from octavo.kernels.linear.native import NativeLinear, NativeProduct
 from octavo.kernels.native.library import NativeLibrary
-from octavo.protocol.config import ModelFacts, ResolvedConfig
+from octavo.protocol.config import ResolvedConfig
 from octavo.worker_proc.models.parameters import Parameters
 from octavo.worker_proc.weights.packed_file import TEMPORARY_SUFFIX, DamagedFile, Fields, Item, read, write
 
@@ -67,15 +67,17 @@ class PackedCache:
         """
         if library is None or config.model.load_format == "dummy" or not config.packed_weights_cache_bytes:
             return None
+        facts, path = config.model, Path(config.model.model_path)
         identity = [
             library.path.name,
-            _digest(path for folder in _DECIDING_CODE for path in sorted((_PACKAGE / folder).rglob("*.py"))),
+            _digest(code for folder in _DECIDING_CODE for code in sorted((_PACKAGE / folder).rglob("*.py"))),
             config.dtype,
             config.quantization,
-            msgspec.to_builtins(config.model),
-            _files(config.model),
+            [facts.architecture, facts.hf_config, facts.vocab_size, facts.num_layers, facts.max_position_embeddings],
+            [facts.num_heads, facts.num_kv_heads, facts.head_dim],
+            _files(path),
         ]
-        name = re.sub(r"[^\w.-]", "_", Path(config.model.model_path).stem)[:80]
+        name = re.sub(r"[^\w.-]", "_", path.stem if path.is_file() else path.name)[:80]
         key = msgspec.json.encode(identity, order="deterministic").decode()
         return cls(cache_dir / FOLDER, key, name, config.packed_weights_cache_bytes)
 
@@ -161,9 +163,8 @@ def _adopt(parameters: Parameters, packer: Packer, items: dict[str, Item]) -> No
     parameters.adopt(tensors, packed)
 
 
-def _files(facts: ModelFacts) -> list[list[str | int]]:
+def _files(path: Path) -> list[list[str | int]]:
     """Return what tells that a checkpoint's files are the same as before; nothing of them is read."""
-    path = Path(facts.model_path)
     files = [path] if path.is_file() else sorted(path.glob("*.safetensors*"))
     # On the hub's side of its cache a file's real path holds the digest of its content.
     return [[str(file.resolve()), stat.st_size, stat.st_mtime_ns, stat.st_ino] for file, stat in _stats(files)]
