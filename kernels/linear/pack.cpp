@@ -35,22 +35,27 @@ inline Word read_word(const char* row, int64_t offset, int64_t row_end) {
     return word;
 }
 
-// Transposes this thread's panels. `read(row, step)` returns a word. Sixteen steps at a time: a line of each row.
-template <typename Word, typename Read>
+// Transposes this thread's panels. `read(row, step)` makes a word of kStepBytes bytes of a row. Sixteen steps at a time;
+// the same part of the next panel is fetched meanwhile, for no prefetcher of the hardware follows 64 rows at once.
+template <typename Word, int64_t kStepBytes, typename Read>
 void transpose(const PackArgs& args, const Thread& thread, Read read) {
     constexpr int64_t kSteps = 16;
-    const int64_t num_panels = (args.num_outputs + kPanelOutputs - 1) / kPanelOutputs;
-    const Range panels = thread.share(num_panels);
+    const Range panels = thread.share((args.num_outputs + kPanelOutputs - 1) / kPanelOutputs);
     for (int64_t panel = panels.begin; panel < panels.end; ++panel) {
+        const char* rows = args.rows + panel * kPanelOutputs * args.row_bytes;
         Word* words = reinterpret_cast<Word*>(args.panels) + panel * args.num_steps * kPanelOutputs;
-        for (int64_t begin = 0; begin < args.num_steps; begin += kSteps) {
-            const int64_t end = std::min(begin + kSteps, args.num_steps);
-            for (int64_t i = 0; i < kPanelOutputs; ++i) {
-                const int64_t output = panel * kPanelOutputs + i;
-                const char* row = args.rows + output * args.row_bytes;
-                for (int64_t step = begin; step < end; ++step)
-                    words[step * kPanelOutputs + i] = output < args.num_outputs ? read(row, step) : Word{};
+        const int64_t count = std::min(kPanelOutputs, args.num_outputs - panel * kPanelOutputs);
+        for (int64_t begin = 0; begin < args.num_steps; begin += kSteps, words += kSteps * kPanelOutputs) {
+            const int64_t steps = std::min(kSteps, args.num_steps - begin);
+            for (int64_t i = 0; i < count; ++i) {
+                const char* row = rows + i * args.row_bytes;
+                for (int64_t line = 0; line < kSteps * kStepBytes; line += 64)
+                    __builtin_prefetch(row + kPanelOutputs * args.row_bytes + begin * kStepBytes + line);
+                for (int64_t step = 0; step < steps; ++step)
+                    words[step * kPanelOutputs + i] = read(row, begin + step);
             }
+            for (int64_t i = count; i < kPanelOutputs; ++i)
+                for (int64_t step = 0; step < steps; ++step) words[step * kPanelOutputs + i] = Word{};
         }
     }
 }
@@ -59,23 +64,23 @@ void pack(const PackArgs& args, const Thread& thread) {
     const int64_t num_inputs = args.num_inputs;
     switch (args.kind) {
         case Kind::bf16:
-            return transpose<uint32_t>(args, thread, [=](const char* row, int64_t step) {
+            return transpose<uint32_t, 4>(args, thread, [=](const char* row, int64_t step) {
                 return read_word<uint32_t>(row, step * 4, num_inputs * 2);
             });
         case Kind::f32:
-            return transpose<uint32_t>(args, thread, [=](const char* row, int64_t step) {
+            return transpose<uint32_t, 4>(args, thread, [=](const char* row, int64_t step) {
                 return read_word<uint32_t>(row, step * 4, num_inputs * 4);
             });
         case Kind::f16:  // scales and minimums too
-            return transpose<uint16_t>(args, thread, [=](const char* row, int64_t step) {
+            return transpose<uint16_t, 2>(args, thread, [=](const char* row, int64_t step) {
                 return read_word<uint16_t>(row, step * 2, num_inputs * 2);
             });
         case Kind::u8:
-            return transpose<uint32_t>(args, thread, [=](const char* row, int64_t step) {
+            return transpose<uint32_t, 4>(args, thread, [=](const char* row, int64_t step) {
                 return read_word<uint32_t>(row, step * 4, num_inputs);
             });
         case Kind::u4:
-            return transpose<uint32_t>(args, thread, [=](const char* row, int64_t step) {
+            return transpose<uint32_t, 8>(args, thread, [=](const char* row, int64_t step) {
                 const uint32_t low = read_word<uint32_t>(row, step * 8, num_inputs);
                 return low | read_word<uint32_t>(row, step * 8 + 4, num_inputs) << 4;
             });

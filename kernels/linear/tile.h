@@ -42,7 +42,7 @@ constexpr int max_quantized_blocks(int rows) {
 
 // Bytes between what is multiplied and what is fetched ahead: the hardware's prefetchers start too late after the
 // gap from one thread's part of the weight to the next.
-constexpr int64_t kPrefetchBytes = 4096;
+constexpr int64_t kPrefetchBytes = 8192;
 
 template <int64_t kBytes>
 inline void prefetch(const char* p) {
