@@ -23,7 +23,7 @@ from octavo.kernels.native.compilers import CompileError, find_compilers
 from octavo.kernels.native.isa import Processor
 
 ROOT = Path(__file__).resolve().parent.parent
-SANITIZE = "-fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer -g1"
+SANITIZE = "-fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer -g1 -O1"
 TIMEOUT_S = 1200.0
 
 
@@ -59,6 +59,8 @@ def check_warnings(_: list[str]) -> bool:
 
 
 def check_address(for_pytest: list[str]) -> bool:
+    for level in Processor.read().levels():  # before the runtime is preloaded, which the compiler would run with
+        build(Toolchain(compiler="g++", flags=tuple(SANITIZE.split())), level.name)
     runtime = subprocess.run(["g++", "-print-file-name=libasan.so"], capture_output=True, text=True, check=True)
     environment = {
         "OCTAVO_TEST_FLAGS": SANITIZE,
