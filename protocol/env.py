@@ -14,7 +14,7 @@ class Env:
     """What octavo takes from the environment, read once per process."""
 
     cache_dir: Path
-    """Downloaded and converted models, compiled kernels (`OCTAVO_CACHE`, default `~/.cache/octavo`)."""
+    """Downloaded and converted models, packed weights, compiled kernels (`OCTAVO_CACHE`, default `~/.cache/octavo`)."""
     log_level: str
     """`OCTAVO_LOG_LEVEL`: DEBUG, INFO, WARNING or ERROR."""
     api_key: str | None

@@ -17,10 +17,10 @@ of the HTTP server, a keyword argument of `LLM` and `AsyncClient.launch`. The co
 numbers may have a unit: `32k` is 32 000, `32K` is 32 768, `4G` is 4 x 2^30. Switches have a form with `--no-`. A list
 is given as several words after the flag or by repeating it.
 
-The environment is about the machine: `OCTAVO_CACHE` (downloaded and converted models and compiled kernels, default
-`~/.cache/octavo`), `CXX` (the C++ compiler of the kernels; default: g++, clang++, c++ or ziglang), `OCTAVO_LOG_LEVEL`,
-`OCTAVO_API_KEY` (the same as `--api-key`), `OCTAVO_CHECK=1` (the core verifies its state after every step),
-`HF_HUB_OFFLINE=1` (never ask the model hub).
+The environment is about the machine: `OCTAVO_CACHE` (downloaded and converted models, packed weights and compiled
+kernels, default `~/.cache/octavo`), `CXX` (the C++ compiler of the kernels; default: g++, clang++, c++ or ziglang),
+`OCTAVO_LOG_LEVEL`, `OCTAVO_API_KEY` (the same as `--api-key`), `OCTAVO_CHECK=1` (the core verifies its state after
+every step), `HF_HUB_OFFLINE=1` (never ask the model hub).
 
 Exit codes of `octavo`: 0 done, also after Ctrl-C on a server that was ready; 1 failed, the last line says why; 2 the
 command line is wrong; 128 + N ended by signal N before it was ready.
