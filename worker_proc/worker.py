@@ -157,4 +157,4 @@ class Worker:
         if directory is None:
             self._trace.stop()
         else:
-            self._trace.start(Path(directory))
+            self._trace.start(Path(directory), None if self._executor is None else self._executor.forward)

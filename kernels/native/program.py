@@ -1,7 +1,8 @@
 """Programs: a recorded `forward` with its memory and its arguments, run by one call per step."""
 
 import ctypes
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -13,6 +14,8 @@ from octavo.kernels.native.memory import allocate
 from octavo.kernels.native.passes import fuse, narrow
 from octavo.kernels.native.recorder import ProgramRecorder
 from octavo.kernels.native.value import Buffer, Node, Value
+
+Observer = Callable[["Program", int, Sequence[int]], None]
 
 
 class Program:
@@ -29,6 +32,8 @@ class Program:
         self, library: NativeLibrary, recorder: ProgramRecorder, results: Sequence[Value], max_rows: int
     ) -> None:
         self.max_rows = max_rows
+        self.observer: Observer | None = None
+        """Told the start and the operations' nanoseconds of each run, if there is one."""
         self._run = library.function("run", [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64])
         self._nodes = narrow(fuse(recorder.nodes, results), results)
         self._layout = lay_out(self._nodes, results, max_rows)
@@ -59,13 +64,17 @@ class Program:
     def run(self, step: StepArguments, num_threads: int) -> None:
         """Compute the step; blocks until it is done. The results are overwritten by the next run."""
         assert step.num_rows <= self.max_rows, f"{step.num_rows} rows in a program for {self.max_rows}"
-        self._run(self._address, ctypes.addressof(step), num_threads)
+        if self.observer is None:
+            self._run(self._address, ctypes.addressof(step), num_threads)
+        else:
+            start_ns = time.time_ns()
+            self.observer(self, start_ns, self.measure(step, num_threads))
 
     def measure(self, step: StepArguments, num_threads: int) -> list[int]:
         """Run and return the nanoseconds that each operation took on the first thread, its waiting included."""
         nanoseconds = (ctypes.c_int64 * len(self._nodes))()
         self._structure.nanoseconds = ctypes.addressof(nanoseconds)
-        self.run(step, num_threads)
+        self._run(self._address, ctypes.addressof(step), num_threads)
         self._structure.nanoseconds = None
         return list(nanoseconds)
 

@@ -1,6 +1,7 @@
 """The real worker process, with the test as its core: ready, cache, steps, stop, and how it fails."""
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -124,7 +125,11 @@ def test_from_ready_to_stop(config: ResolvedConfig, tmp_path: Path) -> None:
         assert w.ask(Profile(2, str(traces))) == Acknowledged(2, rank=0)
         w.ask(StepPlan(3, [], [], [], [Scheduled(0, 3, 1, True)]))
         assert w.ask(Profile(4, None)) == Acknowledged(4, rank=0)
-        assert [path.name.split("-")[:2] for path in traces.iterdir()] == [["worker", "0"]]
+        (trace,) = traces.iterdir()
+        assert trace.name.split("-")[:2] == ["worker", "0"]
+        events = json.loads(trace.read_text())["traceEvents"]
+        assert {"linear", "paged_attention", "rms_norm"} <= {event["name"] for event in events}
+        assert all(event["dur"] >= 0 for event in events)
         w.commands.send(Stop(5))
         assert w.wait_for_exit().code == EXIT_OK
 

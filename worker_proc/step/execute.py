@@ -43,7 +43,7 @@ class StepExecutor:
     """Applies plans to the batch and runs the model over what they schedule."""
 
     def __init__(self, forward: Forward, state: BatchState, sampler: Sampler) -> None:
-        self._forward = forward
+        self.forward = forward
         self._state = state
         self._sampler = sampler
 
@@ -86,7 +86,7 @@ class StepExecutor:
 
     def _compute(self, scheduled: Sequence[Scheduled]) -> list[_Span]:
         inputs = self._state.inputs_of(scheduled)
-        self._forward.run(inputs)
+        self.forward.run(inputs)
         return [
             _Span(entry, self._state.rows[entry.slot], first)
             for entry, first in zip(scheduled, inputs.query_starts.tolist(), strict=False)
@@ -96,7 +96,7 @@ class StepExecutor:
         """Sample the successor of each span's last token and put it into its row."""
         if not spans:
             return [], []
-        logits_RV = self._forward.logits(np.array([span.first + span.entry.num_tokens - 1 for span in spans]))
+        logits_RV = self.forward.logits(np.array([span.first + span.entry.num_tokens - 1 for span in spans]))
         draws = [
             Draw(span.row.sampling, span.end_position, span.end_position - span.row.num_prompt_tokens) for span in spans
         ]
@@ -131,7 +131,7 @@ class StepExecutor:
         for offset in range(0, len(token_ids), PROMPT_LOGPROBS_ROWS):
             targets = token_ids[offset : offset + PROMPT_LOGPROBS_ROWS]
             first = span.first + offset
-            logits_RV = self._forward.logits(np.arange(first, first + len(targets)))
+            logits_RV = self.forward.logits(np.arange(first, first + len(targets)))
             found = self._sampler.logprobs(logits_RV, targets, [num_top] * len(targets))
             for token_id, row in zip(targets, found, strict=True):
                 yield token_logprobs(token_id, row)

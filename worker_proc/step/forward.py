@@ -89,6 +89,11 @@ class NativeForward:
         (self._logits_RV,) = self.head.results
 
     @property
+    def programs(self) -> tuple[Program, ...]:
+        """Both, in the order in which a step runs them."""
+        return self.layers, self.head
+
+    @property
     def num_bytes(self) -> int:
         """Bytes of all activations, if every row is used."""
         return self.layers.num_bytes + self.head.num_bytes + self.attention.workspace_bytes
