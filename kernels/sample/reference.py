@@ -1,0 +1,29 @@
+"""What `sample` means: the references of its parts, one after another."""
+
+import torch
+from torch import Tensor
+
+from octavo.kernels.filter_logits.reference import filter_logits
+from octavo.kernels.gumbel_sample.reference import gumbel_sample
+from octavo.kernels.penalties.reference import apply_penalties
+from octavo.kernels.sample.cases import Request
+
+
+def sample(logits_V: Tensor, request: Request, *, position: int, num_outputs: int) -> int:
+    """Return the token that one row's request gets; its logits are finite."""
+    logits_V = logits_V.clone()
+    withholds = num_outputs < request.min_tokens and bool(request.withheld)
+    for token_id, value in request.bias.items():
+        logits_V[token_id] += value
+    if withholds:
+        logits_V[request.withheld] = -torch.inf
+    if request.seen:
+        seen, counts = torch.tensor(list(request.seen)), torch.tensor(list(request.seen.values()))
+        apply_penalties(logits_V, seen, counts, **request.penalties)
+    if request.bias or withholds or request.seen:
+        logits_V = logits_V.clamp(-request.largest, request.largest)
+    if request.temperature == 0.0:
+        return int((logits_V == logits_V.max()).nonzero()[0])
+    logits_V = logits_V / request.temperature
+    ids = filter_logits(logits_V, top_k=request.top_k, top_p=request.top_p, min_p=request.min_p)
+    return gumbel_sample(logits_V[ids], ids, seed=request.seed, position=position)

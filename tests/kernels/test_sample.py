@@ -1,0 +1,87 @@
+"""`sample`: the order of its parts, against the reference, and rows that do not know of each other."""
+
+import ctypes
+
+import pytest
+import torch
+from native_checks import beside_others
+
+from octavo.kernels.filter_logits.native import Filter
+from octavo.kernels.native.library import NativeLibrary
+from octavo.kernels.penalties.native import Penalties
+from octavo.kernels.sample import NativeSampler, SampledRequest, cases, reference
+
+
+class Held:
+    """A request in C++'s form, with all that it points to."""
+
+    def __init__(self, request: cases.Request) -> None:
+        self.ids = torch.tensor(list(request.bias), dtype=torch.int64)
+        self.values = torch.tensor(list(request.bias.values()), dtype=torch.float32)
+        self.withheld = torch.tensor(request.withheld, dtype=torch.int64)
+        self.seen = torch.tensor(list(request.seen), dtype=torch.int32)
+        self.counts = torch.tensor(list(request.seen.values()), dtype=torch.int32)
+        self.num_seen = ctypes.c_int64(len(request.seen))
+        self.structure = SampledRequest(
+            temperature=request.temperature,
+            largest=request.largest,
+            seed=request.seed,
+            filter=Filter.of(top_k=request.top_k, top_p=request.top_p, min_p=request.min_p),
+            bias_ids=self.ids.data_ptr(),
+            bias_values=self.values.data_ptr(),
+            num_biases=len(self.ids),
+            withheld_ids=self.withheld.data_ptr(),
+            num_withheld=len(self.withheld),
+            min_tokens=request.min_tokens,
+            has_penalties=bool(request.seen),
+            penalties=Penalties(
+                seen_ids=self.seen.data_ptr(),
+                counts=self.counts.data_ptr(),
+                num_seen=ctypes.addressof(self.num_seen),
+                **request.penalties,
+            ),
+        )
+        self.address = ctypes.addressof(self.structure)
+
+
+def rows_of(vocab_size: int, spread: float) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(vocab_size)
+    return spread * torch.randn(len(cases.REQUESTS), vocab_size, generator=generator)
+
+
+@pytest.mark.parametrize("spread", [0.3, 4.0])
+@pytest.mark.parametrize("vocab_size", cases.VOCAB_SIZES)
+def test_native_equals_reference(native_library: NativeLibrary, vocab_size: int, spread: float) -> None:
+    rows, held = rows_of(vocab_size, spread), [Held(request) for request in cases.REQUESTS]
+    before = rows.clone()
+    positions, num_outputs = list(range(100, 100 + len(held))), [index % 5 for index in range(len(held))]
+    sampler = NativeSampler(native_library, vocab_size, num_threads=2)
+    got = sampler.sample(rows, [one.address for one in held], positions, num_outputs)
+    assert torch.equal(rows, before)
+    assert got == [
+        reference.sample(row, request, position=position, num_outputs=count)
+        for row, request, position, count in zip(rows, cases.REQUESTS, positions, num_outputs, strict=True)
+    ]
+
+
+def test_a_token_does_not_depend_on_the_other_rows_or_threads(native_library: NativeLibrary) -> None:
+    rows, held = rows_of(2049, 2.0), [Held(request) for request in cases.REQUESTS]
+    addresses, positions = [one.address for one in held], [7] * len(held)
+    samplers = [NativeSampler(native_library, 2049, num_threads) for num_threads in (1, 2, 3)]
+    together = samplers[0].sample(rows, addresses, positions, positions)
+    for sampler in samplers:
+        assert sampler.sample(beside_others(rows), addresses, positions, positions) == together
+        backwards = sampler.sample(rows.flip(0), addresses[::-1], positions, positions)
+        assert backwards[::-1] == together
+    for index in range(len(held)):
+        one = slice(index, index + 1)
+        assert samplers[1].sample(rows[one], addresses[one], [7], [7]) == together[one]
+
+
+def test_rows_that_are_no_numbers_are_named_and_the_others_not_asked(native_library: NativeLibrary) -> None:
+    rows, held = rows_of(64, 1.0)[:2], Held(cases.Request(temperature=1.0, top_p=0.9))
+    rows[1, 63] = torch.nan
+    sampler = NativeSampler(native_library, 64, num_threads=1)
+    with pytest.raises(FloatingPointError, match="not numbers"):
+        sampler.sample(rows, [held.address] * 2, [1, 1], [0, 0])
+    assert 0 <= sampler.sample(rows[:1], [held.address], [1], [0])[0] < 64
