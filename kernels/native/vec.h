@@ -121,6 +121,10 @@ inline void store(bf16* p, F32x16 a) {
 inline void store(f16* p, F32x16 a) {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtps_ph(a.v, _MM_FROUND_TO_NEAREST_INT));
 }
+// Rounds to the nearest integer; numbers must be within [-128, 127].
+inline void store(int8_t* p, F32x16 a) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(a.v)));
+}
 inline F32x16 operator+(F32x16 a, F32x16 b) { return {_mm512_add_ps(a.v, b.v)}; }
 inline F32x16 operator-(F32x16 a, F32x16 b) { return {_mm512_sub_ps(a.v, b.v)}; }
 inline F32x16 operator*(F32x16 a, F32x16 b) { return {_mm512_mul_ps(a.v, b.v)}; }
@@ -193,6 +197,12 @@ inline void store(f16* p, F32x16 a) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_cvtps_ph(a.lo, _MM_FROUND_TO_NEAREST_INT));
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p + 8), _mm256_cvtps_ph(a.hi, _MM_FROUND_TO_NEAREST_INT));
 }
+inline void store(int8_t* p, F32x16 a) {
+    const __m256i words = _mm256_packs_epi32(_mm256_cvtps_epi32(a.lo), _mm256_cvtps_epi32(a.hi));  // halves interleaved
+    const __m256i ordered = _mm256_permute4x64_epi64(words, _MM_SHUFFLE(3, 1, 2, 0));
+    const __m128i lo = _mm256_castsi256_si128(ordered), hi = _mm256_extracti128_si256(ordered, 1);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm_packs_epi16(lo, hi));
+}
 inline F32x16 operator+(F32x16 a, F32x16 b) { return {_mm256_add_ps(a.lo, b.lo), _mm256_add_ps(a.hi, b.hi)}; }
 inline F32x16 operator-(F32x16 a, F32x16 b) { return {_mm256_sub_ps(a.lo, b.lo), _mm256_sub_ps(a.hi, b.hi)}; }
 inline F32x16 operator*(F32x16 a, F32x16 b) { return {_mm256_mul_ps(a.lo, b.lo), _mm256_mul_ps(a.hi, b.hi)}; }
@@ -262,6 +272,9 @@ inline void store(bf16* p, F32x16 a) {
 }
 inline void store(f16* p, F32x16 a) {
     for (int i = 0; i < kLanes; ++i) p[i] = to_f16(a.v[i]);
+}
+inline void store(int8_t* p, F32x16 a) {
+    for (int i = 0; i < kLanes; ++i) p[i] = static_cast<int8_t>(std::nearbyint(a.v[i]));
 }
 inline F32x16 operator+(F32x16 a, F32x16 b) { OCTAVO_LANES(a.v[i] + b.v[i]); }
 inline F32x16 operator-(F32x16 a, F32x16 b) { OCTAVO_LANES(a.v[i] - b.v[i]); }

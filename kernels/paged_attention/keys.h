@@ -1,9 +1,9 @@
 // Finds the tiles of keys and values that some rows of one request see through one KV head.
 //
 // Whole groups of 16 slots are read where they lie in the cache. Brought into buffers, in the same order, are: slots
-// of blocks whose size is no multiple of 16; narrow numbers, widened without loss (i8 to bf16, f16 to f32); and values
-// beside slots that the rows may not see: unused ones hold anything, and a weight of zero does not make zero of NaN.
-// Keys need no such care, their scores are replaced. Computes nothing.
+// of blocks whose size is no multiple of 16; f16, widened to f32; and values beside slots that the rows may not see:
+// unused ones hold anything, and a weight of zero does not make zero of NaN. Keys need no such care, their scores are
+// replaced, and neither do integers, but for their factors. Computes nothing.
 #pragma once
 
 #include "paged_attention/tile.h"
@@ -14,19 +14,9 @@ namespace octavo::paged_attention {
 struct TileBuffers {
     char* keys;    // kTileKeys x padded_dim numbers, of 4 bytes at most
     char* values;
-    char* narrow;  // 2 x kTileKeys x padded_dim numbers of 2 bytes at most, before they are widened
+    char* narrow;  // 2 x kTileKeys x padded_dim f16, before they are widened
     float* scales; // 2 x kTileKeys
 };
-
-// What is widened to an operand type.
-template <typename Right>
-using Narrow = std::conditional_t<std::is_same_v<Right, bf16>, int8_t, f16>;
-
-// `count` is a multiple of 16.
-template <typename From, typename To>
-inline void widen(const From* from, int64_t count, To* to) {
-    for (int64_t i = 0; i < count; i += kLanes) store(to + i, load(from + i));
-}
 
 // The keys [visible.begin, visible.end) of a request, of one KV head.
 struct Keys {
@@ -53,9 +43,13 @@ struct Keys {
     // Where the operands of tile `index` are; good until the next call.
     template <typename Right>
     Tile<Right> tile(int64_t index) const {
-        if (layout.type == Type::i8 || layout.type == Type::f16) return widened_tile<Right>(index);
-        return has_whole_groups() ? tile_in_place<Right>(index)
-                                  : gathered_tile<Right>(index, buffers.keys, buffers.values);
+        if constexpr (std::is_same_v<Right, float>) {
+            if (layout.type == Type::f16) return widened_tile(index);
+        }
+        Tile<Right> result = has_whole_groups() ? tile_in_place<Right>(index)
+                                                : gathered_tile<Right>(index, buffers.keys, buffers.values);
+        if constexpr (std::is_same_v<Right, uint8_t>) copy_scales(index, result);
+        return result;
     }
 
     // Where tile `index` will be read from.
@@ -64,7 +58,7 @@ struct Keys {
         Places result;
         std::copy_n(tile.k, kTileGroups, result.k);
         std::copy_n(tile.v, kTileGroups, result.v);
-        result.vector_bytes = kGroupSlots * (layout.is_paired() ? 2 : 1) * layout.element_bytes();
+        result.vector_bytes = layout.type == Type::f16 ? kVectorBytes / 2 : kVectorBytes;
         return result;
     }
 
@@ -138,42 +132,42 @@ struct Keys {
         return result;
     }
 
-    template <typename Right>
-    Tile<Right> widened_tile(int64_t index) const {
-        const int64_t numbers = kGroupSlots * layout.padded_dim(), half_bytes = kTileGroups * numbers * 2;
-        const auto narrow = has_whole_groups()
-                                ? tile_in_cache<Narrow<Right>>(index)
-                                : gathered_tile<Narrow<Right>>(index, buffers.narrow, buffers.narrow + half_bytes);
-        Tile<Right> result = empty_tile<Right>();
+    Tile<float> widened_tile(int64_t index) const {
+        const int64_t numbers = kGroupSlots * layout.padded_dim();
+        char* const v_buffer = buffers.narrow + kTileGroups * numbers * int64_t{sizeof(f16)};
+        const Tile<f16> narrow = has_whole_groups() ? tile_in_cache<f16>(index)
+                                                    : gathered_tile<f16>(index, buffers.narrow, v_buffer);
+        Tile<float> result = empty_tile<float>();
         result.num_groups = narrow.num_groups;
         for (int64_t group = 0; group < narrow.num_groups; ++group) {
-            Right* const keys = reinterpret_cast<Right*>(buffers.keys) + group * numbers;
-            Right* const values = reinterpret_cast<Right*>(buffers.values) + group * numbers;
-            widen(narrow.k[group], numbers, keys);
-            widen(narrow.v[group], numbers, values);
+            float* const keys = reinterpret_cast<float*>(buffers.keys) + group * numbers;
+            float* const values = reinterpret_cast<float*>(buffers.values) + group * numbers;
+            for (int64_t i = 0; i < numbers; i += kLanes) {
+                store(keys + i, load(narrow.k[group] + i));
+                store(values + i, load(narrow.v[group] + i));
+            }
             clear_values(visible_of(index * kTileKeys + group * kGroupSlots), values);
             result.k[group] = keys;
             result.v[group] = values;
-        }
-        if (layout.type == Type::i8) {
-            copy_scales(index);
-            result.k_scales = buffers.scales;
-            result.v_scales = buffers.scales + kTileKeys;
         }
         return result;
     }
 
     // The factors of a tile's slots; zero for what is not visible, whatever its slot holds.
-    void copy_scales(int64_t index) const {
-        const int64_t end = kGroupSlots * layout.padded_dim();
-        std::fill_n(buffers.scales, 2 * kTileKeys, 0.0f);
-        for (int64_t i = 0; i < kTileKeys; ++i) {
-            const int64_t key = index * kTileKeys + i;
-            if (key < visible.begin || key >= visible.end) continue;
-            const int64_t from = slot(key);
-            const int64_t place = layout.tile_offset(from, head) + end + from % kGroupSlots * int64_t{sizeof(float)};
-            std::memcpy(buffers.scales + i, k_cache + place, sizeof(float));
-            std::memcpy(buffers.scales + kTileKeys + i, v_cache + place, sizeof(float));
+    void copy_scales(int64_t index, Tile<uint8_t>& tile) const {
+        float* const k_scales = buffers.scales;
+        float* const v_scales = buffers.scales + kTileKeys;
+        std::fill_n(k_scales, 2 * kTileKeys, 0.0f);
+        tile.k_scales = k_scales;
+        tile.v_scales = v_scales;
+        const int64_t first = index * kTileKeys, end = std::min(first + kTileKeys, visible.end);
+        for (int64_t key = std::max(first, visible.begin); key < end;) {
+            const int64_t from = slot(key), lane = from % kGroupSlots;
+            const int64_t run = std::min({end - key, layout.block_size - key % layout.block_size, kGroupSlots - lane});
+            const int64_t place = layout.tile_offset(from, head) + kGroupSlots * layout.padded_dim() + lane * 4;
+            std::memcpy(k_scales + (key - first), k_cache + place, static_cast<size_t>(run) * 4);
+            std::memcpy(v_scales + (key - first), v_cache + place, static_cast<size_t>(run) * 4);
+            key += run;
         }
     }
 

@@ -3,12 +3,13 @@
 // The cache of a layer is two buffers, one of keys and one of values. Each is an array of groups of 16 slots by slot
 // number (so a group may hold the ends of two blocks, where the block size is no multiple of 16), and a group is one
 // tile per KV head, in the order in which the products read it (D: head dimension, padded to a multiple of 16
-// with zeros; "16" counts slots, "2" neighbours of which one instruction takes both):
+// with zeros; "16" counts slots, "2" and "4" neighbours that one instruction multiplies and sums):
 //
 //              keys            values
 //   f32, f16   [D][16]         [16][D]        a vector: one dimension of 16 keys; 16 dimensions of one value
-//   bf16, i8   [D/2][16][2]    [8][D][2]      the same in pairs, of dimensions and of values
-//   i8         followed by float[16]          the factors of the 16 slots
+//   bf16       [D/2][16][2]    [8][D][2]      the same in pairs, of dimensions and of values
+//   i8         [D/4][16][4]    [4][D][4]      in quads, plus 128, so without a sign; then float[16]: the factors
+//                                             of the 16 slots
 //
 // Scores so need no sum over lanes: lane l of all vectors belongs to key l.
 #pragma once
@@ -31,7 +32,6 @@ struct CacheLayout {
 
     int64_t padded_dim() const { return (head_dim + kLanes - 1) / kLanes * kLanes; }
 
-    bool is_paired() const { return type == Type::bf16 || type == Type::i8; }
     int64_t element_bytes() const { return type == Type::f32 ? 4 : type == Type::i8 ? 1 : 2; }
 
     // Of one head's tile in a group of keys or of values.
@@ -46,13 +46,13 @@ struct CacheLayout {
     }
 };
 
-// How many neighbours an element type is stored in: 2 for pairs.
+// How many neighbours of an element type are stored together.
 template <typename Element>
 constexpr int64_t kStep = 1;
 template <>
 inline constexpr int64_t kStep<bf16> = 2;
 template <>
-inline constexpr int64_t kStep<int8_t> = 2;
+inline constexpr int64_t kStep<uint8_t> = 4;
 
 // Elements from the start of a tile to dimension `dim` of the key or value in `lane`.
 template <typename Element>

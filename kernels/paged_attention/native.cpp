@@ -79,11 +79,28 @@ class Worker {
     // Brings the queries of the item together, one row after another, padded with zeros.
     void load_queries() {
         const int64_t dim = args_.shape.layout.head_dim;
-        Left* target = reinterpret_cast<Left*>(scratch_.q);
-        for (int64_t token = 0; token < item_.num_tokens; ++token) {
-            const float* source = args_.q.row<const float>(item_.first_row + token) + head_ * group_ * dim;
-            for (int64_t row = 0; row < group_; ++row, source += dim, target += padded_dim_)
+        for (int64_t row = 0; row < num_rows_; ++row) {
+            const int64_t head = head_ * group_ + row % group_;
+            const float* source = args_.q.row<const float>(item_.first_row + row / group_) + head * dim;
+            Left* const target = reinterpret_cast<Left*>(scratch_.q) + row * padded_dim_;
+            if constexpr (kIsExact<Products>) {
+                F32x16 largest = zero(), sum = zero();
+                for (int64_t i = 0; i < dim; i += kLanes) {
+                    const F32x16 x = load_first(source + i, dim - i);
+                    largest = max(largest, max(x, zero() - x));
+                }
+                const float factor = reduce_max(largest) / 127.0f;
+                const F32x16 inverse = set1(factor > 0.0f ? 1.0f / factor : 0.0f);
+                for (int64_t i = 0; i < padded_dim_; i += kLanes) {
+                    const F32x16 level = round(load_first(source + i, dim - i) * inverse);
+                    store(target + i, level);
+                    sum = sum + level;
+                }
+                scratch_.q_factors[row] = factor;
+                scratch_.q_starts[row] = -128 * static_cast<int32_t>(reduce_add(sum));
+            } else {
                 for (int64_t i = 0; i < padded_dim_; i += kLanes) store(target + i, load_first(source + i, dim - i));
+            }
         }
     }
 
@@ -119,13 +136,12 @@ class Worker {
                 sees_any |= keys.begin < first_key + kTileKeys && keys.end > first_key;
             }
             if (!sees_any) continue;
-            const Rows<Products> rows = {reinterpret_cast<const Left*>(scratch_.q) + begin * padded_dim_,
+            const Left* const q = reinterpret_cast<const Left*>(scratch_.q) + begin * padded_dim_;
+            const Rows<Products> rows = {{q, scratch_.q_factors + begin, scratch_.q_starts + begin},
                                          state.row(begin, padded_dim_),
                                          padded_dim_,
                                          args_.shape.scale * 1.44269504f,
-                                         visible,
-                                         scratch_.scores,
-                                         reinterpret_cast<Left*>(scratch_.weights)};
+                                         visible};
             attend_rows(rows, end - begin, tile, *fetched);
             fetched = &nowhere;
         }
@@ -188,8 +204,10 @@ void run(const PlanArgs& args, const Step& step, Thread& thread) {
 }
 
 void run(const Args& args, const Step& step, Thread& thread) {
-    if (args.shape.layout.is_paired())
+    if (args.shape.layout.type == Type::bf16)
         run_items<PairProducts>(args, step, thread);
+    else if (args.shape.layout.type == Type::i8)
+        run_items<QuadProducts>(args, step, thread);
     else
         run_items<SingleProducts>(args, step, thread);
 }

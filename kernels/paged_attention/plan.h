@@ -72,9 +72,9 @@ inline State state_at(float* p, int64_t num_rows, int64_t padded_dim) {
 // A thread's own memory, cut from one piece.
 struct Scratch {
     char* q;
+    float* q_factors;
+    int32_t* q_starts;
     State part, total;
-    float* scores;
-    char* weights;
     TileBuffers buffers;
     int64_t num_bytes;
 
@@ -86,10 +86,10 @@ struct Scratch {
             return p;
         };
         q = take(rows * dim * 4);
+        q_factors = reinterpret_cast<float*>(take(rows * 4));
+        q_starts = reinterpret_cast<int32_t*>(take(rows * 4));
         part = state_at(reinterpret_cast<float*>(take(floats * 4)), rows, dim);
         total = state_at(reinterpret_cast<float*>(take(floats * 4)), rows, dim);
-        scores = reinterpret_cast<float*>(take(kRowsAtOnce * kTileKeys * 4));
-        weights = take(kRowsAtOnce * kTileKeys * 4);
         buffers.keys = take(kTileKeys * dim * 4);
         buffers.values = take(kTileKeys * dim * 4);
         buffers.narrow = take(2 * kTileKeys * dim * 2);

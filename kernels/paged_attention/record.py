@@ -44,5 +44,5 @@ def record(q_TNH: Tensor, k_cache: Tensor, v_cache: Tensor, workspace: Workspace
         )
 
     keeps = [k_cache, v_cache, workspace]
-    node = Node("paged_attention", [q], [Buffer(q.width)], bind, is_row_wise=False, keeps=keeps)
+    node = Node("paged_attention", [q], [Buffer(q.width)], bind, is_row_wise=False, mixes_rows=True, keeps=keeps)
     return as_tensor(q.recorder.append(node, q.dims))

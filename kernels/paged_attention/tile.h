@@ -20,6 +20,7 @@ constexpr int64_t kMaxDim = 256;
 struct PairProducts {  // bf16 by bf16, two products to a lane
     using Left = bf16;
     using Right = bf16;
+    using Sums = F32x16;
     static constexpr int kWeightDegree = 4;
 #if defined(OCTAVO_AVX512)
     static constexpr int kColumns = sizeof(Bf16Pairs) == sizeof(F32x16) ? 4 : 2;  // fewer where pairs are taken apart
@@ -34,6 +35,7 @@ struct PairProducts {  // bf16 by bf16, two products to a lane
 struct SingleProducts {  // f32 by f32
     using Left = float;
     using Right = float;
+    using Sums = F32x16;
     static constexpr int kWeightDegree = 6;
 #if defined(OCTAVO_AVX512)
     static constexpr int kColumns = 4;
@@ -44,6 +46,23 @@ struct SingleProducts {  // f32 by f32
     static F32x16 repeat_left(const float* p) { return set1(*p); }
     static F32x16 add_products(F32x16 sums, F32x16 a, F32x16 b) { return fma(a, b, sums); }
 };
+
+struct QuadProducts {  // i8 by u8, four exact products to a lane
+    using Left = int8_t;
+    using Right = uint8_t;
+    using Sums = I32x16;
+    static constexpr int kWeightDegree = 4;
+#if defined(OCTAVO_AVX512)
+    static constexpr int kColumns = sizeof(Quads) == sizeof(I32x16) ? 4 : 2;
+#else
+    static constexpr int kColumns = 1;
+#endif
+    static Quads load_right(const uint8_t* p) { return load_unsigned_quads(p); }
+    static Quads repeat_left(const int8_t* p) { return set1_signed_quad(load_word(p)); }
+    static I32x16 add_products(I32x16 sums, Quads a, Quads b) { return dot(sums, b, a); }
+};
+template <typename Products>
+constexpr bool kIsExact = std::is_same_v<Products, QuadProducts>;
 
 #if defined(OCTAVO_AVX512)
 constexpr int kRowsAtOnce = 6;  // 24 sums, 4 operands and a repeated one in 32 registers
@@ -59,7 +78,7 @@ struct Tile {
     const Right* k[kTileGroups];
     const Right* v[kTileGroups];
     int64_t num_groups;     // those after them hold no visible key
-    const float* k_scales;  // kTileKeys factors of the keys and of the values, or null
+    const float* k_scales;  // kTileKeys factors of the keys and of the values; null unless they are integers
     const float* v_scales;
 };
 
@@ -119,18 +138,32 @@ inline F32x16 exp2(F32x16 x) {
 // the few buffers that loads need as well, and costs half of the bandwidth.
 inline void fetch(const void* p) { __builtin_prefetch(p, 0, 2); }
 
+// Integers that stand for numbers: `levels` times `factor`. As those of the other side have 128 added, sums begin with
+// `start`, which takes that away again.
+template <typename Products>
+struct Levels {
+    const typename Products::Left* levels;
+    const float* factors;   // one per row; null unless the products are exact
+    const int32_t* starts;  // the same
+};
+
 // scores[row][key] = q[row] . k[key], for all keys of the tile. Fetches the keys of `next` meanwhile.
 template <typename Products, int kRows>
-inline void multiply_keys(const typename Products::Left* q, int64_t padded_dim, const Tile<typename Products::Right>& tile,
+inline void multiply_keys(const Levels<Products>& q, int64_t padded_dim, const Tile<typename Products::Right>& tile,
                           const Places& next, float* scores) {
     using Right = typename Products::Right;
     constexpr int kColumns = Products::kColumns;
     constexpr int64_t step = kStep<Right>;
     for (int64_t group = 0; group < kTileGroups; group += kColumns) {
         const Right* const* const k = tile.k + group;
-        F32x16 sums[kRows][kColumns];
+        typename Products::Sums sums[kRows][kColumns];
         OCTAVO_UNROLL for (int row = 0; row < kRows; ++row)
-            OCTAVO_UNROLL for (int column = 0; column < kColumns; ++column) sums[row][column] = zero();
+            OCTAVO_UNROLL for (int column = 0; column < kColumns; ++column) {
+                if constexpr (kIsExact<Products>)
+                    sums[row][column] = set1_i32(q.starts[row]);
+                else
+                    sums[row][column] = zero();
+            }
         for (int64_t dim = 0; dim < padded_dim; dim += step) {
             decltype(Products::load_right(k[0])) keys[kColumns];
             OCTAVO_UNROLL for (int column = 0; column < kColumns; ++column) {
@@ -138,27 +171,37 @@ inline void multiply_keys(const typename Products::Left* q, int64_t padded_dim, 
                 fetch(next.k[group + column] + dim / step * next.vector_bytes);
             }
             OCTAVO_UNROLL for (int row = 0; row < kRows; ++row) {
-                const auto query = Products::repeat_left(q + row * padded_dim + dim);
+                const auto query = Products::repeat_left(q.levels + row * padded_dim + dim);
                 OCTAVO_UNROLL for (int column = 0; column < kColumns; ++column)
                     sums[row][column] = Products::add_products(sums[row][column], query, keys[column]);
             }
         }
         OCTAVO_UNROLL for (int row = 0; row < kRows; ++row)
-            OCTAVO_UNROLL for (int column = 0; column < kColumns; ++column)
-                store(scores + row * kTileKeys + (group + column) * kGroupSlots, sums[row][column]);
+            OCTAVO_UNROLL for (int column = 0; column < kColumns; ++column) {
+                float* const target = scores + row * kTileKeys + (group + column) * kGroupSlots;
+                if constexpr (kIsExact<Products>)
+                    store(target, to_float(sums[row][column]) * set1(q.factors[row]) *
+                                      load(tile.k_scales + (group + column) * kGroupSlots));
+                else
+                    store(target, sums[row][column]);
+            }
     }
 }
 
 // out[row][column ...] += weights[row][key] * v[key][column ...] over the keys of the tile, for kColumns vectors.
 template <typename Products, int kRows, int kColumns>
-inline void multiply_values(const typename Products::Left* weights, const Tile<typename Products::Right>& tile,
+inline void multiply_values(const Levels<Products>& weights, const Tile<typename Products::Right>& tile,
                             const Places& next, int64_t padded_dim, int64_t first, float* out) {
     using Right = typename Products::Right;
     constexpr int64_t step = kStep<Right>;
-    F32x16 sums[kRows][kColumns];
+    typename Products::Sums sums[kRows][kColumns];
     OCTAVO_UNROLL for (int row = 0; row < kRows; ++row)
-        OCTAVO_UNROLL for (int column = 0; column < kColumns; ++column)
-            sums[row][column] = load(out + row * padded_dim + first + column * kLanes);
+        OCTAVO_UNROLL for (int column = 0; column < kColumns; ++column) {
+            if constexpr (kIsExact<Products>)
+                sums[row][column] = set1_i32(weights.starts[row]);
+            else
+                sums[row][column] = load(out + row * padded_dim + first + column * kLanes);
+        }
     for (int64_t group = 0; group < tile.num_groups; ++group) {
         const Right* v = tile.v[group] + first * step;
         const char* fetched = next.v[group] + first / kLanes * next.vector_bytes;
@@ -169,7 +212,7 @@ inline void multiply_values(const typename Products::Left* weights, const Tile<t
                 fetch(fetched + column * next.vector_bytes);
             }
             OCTAVO_UNROLL for (int row = 0; row < kRows; ++row) {
-                const auto weight = Products::repeat_left(weights + row * kTileKeys + group * kGroupSlots + key);
+                const auto weight = Products::repeat_left(weights.levels + row * kTileKeys + group * kGroupSlots + key);
                 OCTAVO_UNROLL for (int column = 0; column < kColumns; ++column)
                     sums[row][column] = Products::add_products(sums[row][column], weight, values[column]);
             }
@@ -178,8 +221,13 @@ inline void multiply_values(const typename Products::Left* weights, const Tile<t
         }
     }
     OCTAVO_UNROLL for (int row = 0; row < kRows; ++row)
-        OCTAVO_UNROLL for (int column = 0; column < kColumns; ++column)
-            store(out + row * padded_dim + first + column * kLanes, sums[row][column]);
+        OCTAVO_UNROLL for (int column = 0; column < kColumns; ++column) {
+            float* const target = out + row * padded_dim + first + column * kLanes;
+            if constexpr (kIsExact<Products>)
+                store(target, fma(to_float(sums[row][column]), set1(weights.factors[row]), load(target)));
+            else
+                store(target, sums[row][column]);
+        }
 }
 
 // Multiplies what a row has summed up by 2^(old exponent - new exponent).
@@ -190,64 +238,98 @@ inline void raise_exponent(const State& row, int64_t padded_dim, float exponent)
     *row.exponents = exponent;
 }
 
-// Makes weights of one row's scores: 2^(score * scale - exponent), times the values' factors if they have any.
-template <typename Products>
-inline void weigh(const float* scores, float scale, const float* v_scales, const State& row, int64_t padded_dim,
-                  typename Products::Left* weights) {
+// Makes weights of one row's scores: 2^(score * scale - exponent). Raises the exponent if it must.
+template <int kDegree>
+inline void weigh(const float* scores, float scale, const State& row, int64_t padded_dim, F32x16 (&weights)[kTileGroups]) {
     F32x16 x[kTileGroups];
     OCTAVO_UNROLL for (int i = 0; i < kTileGroups; ++i) x[i] = load(scores + i * kLanes);
     const F32x16 largest = max(max(x[0], x[1]), max(x[2], x[3]));
     if (any_greater(largest * set1(scale), set1(*row.exponents + kSlack)))
         raise_exponent(row, padded_dim, reduce_max(largest) * scale);
     const F32x16 factor = set1(scale), minus_exponent = set1(-*row.exponents);
-    OCTAVO_UNROLL for (int i = 0; i < kTileGroups; ++i)
-        x[i] = exp2<Products::kWeightDegree>(fma(x[i], factor, minus_exponent));
-    store(row.sums, load(row.sums) + ((x[0] + x[1]) + (x[2] + x[3])));
-    OCTAVO_UNROLL for (int i = 0; i < kTileGroups; ++i) {
-        if (v_scales != nullptr) x[i] = x[i] * load(v_scales + i * kLanes);
-        store(weights + i * kLanes, x[i]);
-    }
+    OCTAVO_UNROLL for (int i = 0; i < kTileGroups; ++i) weights[i] = exp2<kDegree>(fma(x[i], factor, minus_exponent));
+    store(row.sums, load(row.sums) + ((weights[0] + weights[1]) + (weights[2] + weights[3])));
 }
+
+// Weights of 8-bit values as integers in two parts, level = 128 * high + low, of a factor of their own in each tile, so
+// that small weights far from large ones keep 14 bits. Both parts are signed bytes: the largest is 127 * 128 + 63.
+constexpr float kMaxLevel = 16319.0f;
+
+// A few rows' weights, as `multiply_values` takes them.
+template <typename Products>
+struct Weights {
+    static constexpr int kParts = kIsExact<Products> ? 2 : 1;
+    alignas(64) typename Products::Left levels[kParts][kRowsAtOnce * kTileKeys];
+    float factors[kParts][kRowsAtOnce];
+    int32_t starts[kParts][kRowsAtOnce];
+
+    Levels<Products> part(int index) const { return {levels[index], factors[index], starts[index]}; }
+
+    void set(int row, const F32x16 (&weights)[kTileGroups], const float* v_scales) {
+        if constexpr (!kIsExact<Products>) {
+            OCTAVO_UNROLL for (int i = 0; i < kTileGroups; ++i)
+                store(levels[0] + row * kTileKeys + i * kLanes, weights[i]);
+        } else {
+            F32x16 x[kTileGroups];
+            OCTAVO_UNROLL for (int i = 0; i < kTileGroups; ++i) x[i] = weights[i] * load(v_scales + i * kLanes);
+            const float largest = reduce_max(max(max(x[0], x[1]), max(x[2], x[3])));
+            const F32x16 inverse = set1(largest > 0.0f ? kMaxLevel / largest : 0.0f);
+            F32x16 sum = zero();
+            OCTAVO_UNROLL for (int i = 0; i < kTileGroups; ++i) {
+                const F32x16 level = min(round(x[i] * inverse), set1(kMaxLevel)), high = round(level * set1(1.0f / 128));
+                store(levels[0] + row * kTileKeys + i * kLanes, high);
+                store(levels[1] + row * kTileKeys + i * kLanes, fma(high, set1(-128.0f), level));
+                sum = sum + level;
+            }
+            factors[0][row] = largest / kMaxLevel * 128;
+            factors[1][row] = largest / kMaxLevel;
+            starts[0][row] = -static_cast<int32_t>(reduce_add(sum));  // 128 * the sum of the levels, in units of 128
+            starts[1][row] = 0;
+        }
+    }
+};
 
 // What the rows of `attend_tile` have in common, and where they begin.
 template <typename Products>
 struct Rows {
-    const typename Products::Left* q;  // rows x padded_dim
+    Levels<Products> q;  // rows x padded_dim
     State state;
     int64_t padded_dim;
-    float scale;             // of the scores, times log2(e)
-    const Range* visible;    // of each row: its keys, counted from the first of the tile; may lie outside
-    float* scores;           // room for kRowsAtOnce x kTileKeys
-    typename Products::Left* weights;
+    float scale;           // of the scores, times log2(e)
+    const Range* visible;  // of each row: its keys, counted from the first of the tile; may lie outside
 };
 
 template <typename Products, int kRows>
-inline void attend_tile(const Rows<Products>& rows, const Tile<typename Products::Right>& tile,
-                        const Places& next) {
+inline void attend_tile(const Rows<Products>& rows, const Tile<typename Products::Right>& tile, const Places& next) {
     const int64_t padded_dim = rows.padded_dim;
-    multiply_keys<Products, kRows>(rows.q, padded_dim, tile, next, rows.scores);
+    alignas(64) float all_scores[kRows * kTileKeys];
+    Weights<Products> weights;
+    multiply_keys<Products, kRows>(rows.q, padded_dim, tile, next, all_scores);
     for (int row = 0; row < kRows; ++row) {
-        float* const scores = rows.scores + row * kTileKeys;
+        float* const scores = all_scores + row * kTileKeys;
         const Range visible = rows.visible[row];
-        if (tile.k_scales != nullptr)
-            for (int64_t i = 0; i < kTileKeys; i += kLanes) store(scores + i, load(scores + i) * load(tile.k_scales + i));
         if (visible.begin > 0 || visible.end < kTileKeys) {
             const F32x16 hidden = set1(-INFINITY);
             for (int64_t i = 0; i < kTileKeys; i += kLanes)
                 store(scores + i,
                       first(visible.begin - i, hidden, first(visible.end - i, load(scores + i), hidden)));
         }
-        weigh<Products>(scores, rows.scale, tile.v_scales, rows.state.row(row, padded_dim), padded_dim,
-                        rows.weights + row * kTileKeys);
+        F32x16 x[kTileGroups];
+        weigh<Products::kWeightDegree>(scores, rows.scale, rows.state.row(row, padded_dim), padded_dim, x);
+        weights.set(row, x, tile.v_scales);
     }
-    int64_t i = 0;
-    const auto multiply = [&](auto columns) {
-        for (; i + columns() * kLanes <= padded_dim; i += columns() * kLanes)
-            multiply_values<Products, kRows, columns()>(rows.weights, tile, next, padded_dim, i, rows.state.out);
-    };
-    multiply(std::integral_constant<int, Products::kColumns>{});
-    if constexpr (Products::kColumns > 2) multiply(std::integral_constant<int, 2>{});
-    if constexpr (Products::kColumns > 1) multiply(std::integral_constant<int, 1>{});
+    for (int part = 0; part < Weights<Products>::kParts; ++part) {
+        int64_t i = 0;
+        const auto multiply = [&](auto columns) {
+            for (; i + columns() * kLanes <= padded_dim; i += columns() * kLanes)
+                multiply_values<Products, kRows, columns()>(weights.part(part), tile, next, padded_dim, i, rows.state.out);
+        };
+        multiply(std::integral_constant<int, Products::kColumns>{});
+        // The second most frequent head dimensions, 32, 80 and 96; for bf16 alone, as each costs time to compile.
+        if constexpr (std::is_same_v<Products, PairProducts> && Products::kColumns > 2)
+            multiply(std::integral_constant<int, 2>{});
+        if constexpr (Products::kColumns > 1) multiply(std::integral_constant<int, 1>{});
+    }
 }
 
 // Adds what `part` has summed up to `total`. A part that has seen no key changes nothing.

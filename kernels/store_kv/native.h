@@ -39,24 +39,26 @@ inline float scale_of(const float* x, int64_t dim) {
     return largest / 127.0f;
 }
 
-inline void quantize(const float* x, int64_t dim, int64_t padded_dim, float scale, int8_t* row) {
+// Levels -127 to 127 of a factor, plus 128.
+inline void quantize(const float* x, int64_t dim, int64_t padded_dim, float scale, uint8_t* row) {
     const float inverse = scale > 0.0f ? 1.0f / scale : 0.0f;
     for (int64_t i = 0; i < padded_dim; ++i) {
         const float level = i < dim ? std::nearbyint(x[i] * inverse) : 0.0f;
-        row[i] = static_cast<int8_t>(std::min(127.0f, std::max(-127.0f, level)));
+        row[i] = static_cast<uint8_t>(std::min(127.0f, std::max(-127.0f, level)) + 128.0f);
     }
 }
 
 inline void store_quantized(const float* k, const float* v, char* k_tile, char* v_tile, int64_t lane,
                             const CacheLayout& layout) {
     const int64_t dim = layout.head_dim, padded_dim = layout.padded_dim();
-    int8_t row[kMaxDim];
+    uint8_t row[kMaxDim];
     const float scales[2] = {scale_of(k, dim), scale_of(v, dim)};
     quantize(k, dim, padded_dim, scales[0], row);
-    for (int64_t i = 0; i < padded_dim; i += 2)
-        std::memcpy(k_tile + key_index<int8_t>(lane, i), row + i, 2);
+    for (int64_t i = 0; i < padded_dim; i += kStep<uint8_t>)
+        std::memcpy(k_tile + key_index<uint8_t>(lane, i), row + i, kStep<uint8_t>);
     quantize(v, dim, padded_dim, scales[1], row);
-    for (int64_t i = 0; i < padded_dim; ++i) v_tile[value_index<int8_t>(padded_dim, lane, i)] = row[i];
+    for (int64_t i = 0; i < padded_dim; ++i)
+        v_tile[value_index<uint8_t>(padded_dim, lane, i)] = static_cast<char>(row[i]);
     const int64_t end = kGroupSlots * padded_dim;
     std::memcpy(k_tile + end + lane * int64_t{sizeof(float)}, &scales[0], sizeof(float));
     std::memcpy(v_tile + end + lane * int64_t{sizeof(float)}, &scales[1], sizeof(float));

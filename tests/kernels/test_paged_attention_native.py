@@ -16,8 +16,9 @@ from octavo.kernels.paged_attention import AttentionShape, cases, reference
 from octavo.kernels.paged_attention.layout import CacheLayout
 from octavo.kernels.paged_attention.native import ShapeArguments
 
-TOLERANCES = cases.TOLERANCES | {torch.float16: 2e-6, torch.int8: 8e-3}
-"""Against the reference over what the cache holds: float16 is widened to float32, int8 to bfloat16."""
+TOLERANCES = cases.TOLERANCES | {torch.float16: 2e-6, torch.int8: 2e-2}
+"""Against the reference over what the cache holds. float16 is widened to float32; for int8 the queries are rounded to
+8 bits as well, which changes scores as much as the rounding of the keys has."""
 
 
 @dataclass

@@ -22,14 +22,16 @@ from octavo.kernels.store_kv.native import StoreKvArguments
 
 
 def numbers(buffer: Tensor, layout: CacheLayout, *, keys: bool) -> Tensor:
-    """Return the numbers as stored, padding included: (slots, heads, padded dimension)."""
+    """Return the numbers as stored, padding included: (slots, heads, padded dimension). Those of int8 lack the 128."""
     heads, dim = layout.num_kv_heads, layout.padded_dim
     tiles = _tiles(buffer, layout)[..., : GROUP_SLOTS * dim * layout.dtype.itemsize].view(layout.dtype)
-    pair = 2 if layout.dtype in (torch.bfloat16, torch.int8) else 1
+    step = {torch.bfloat16: 2, torch.int8: 4}.get(layout.dtype, 1)
+    if layout.dtype == torch.int8:
+        tiles = tiles ^ -128  # stored with 128 added, as unsigned
     if keys:
-        by_slot = tiles.unflatten(2, (dim // pair, GROUP_SLOTS, pair)).permute(0, 3, 1, 2, 4)
+        by_slot = tiles.unflatten(2, (dim // step, GROUP_SLOTS, step)).permute(0, 3, 1, 2, 4)
     else:
-        by_slot = tiles.unflatten(2, (GROUP_SLOTS // pair, dim, pair)).permute(0, 2, 4, 1, 3)
+        by_slot = tiles.unflatten(2, (GROUP_SLOTS // step, dim, step)).permute(0, 2, 4, 1, 3)
     return by_slot.reshape(-1, heads, dim)
 
 
