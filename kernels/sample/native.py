@@ -48,16 +48,20 @@ class SampleArguments(Arguments):
 
 
 class NativeSampler:
-    """Samples rows of `vocab_size` logits on `num_threads` threads, and tells their logprobs."""
+    """Samples rows of `vocab_size` logits on up to `max_threads` threads, and tells their logprobs."""
 
-    def __init__(self, library: NativeLibrary, vocab_size: int, num_threads: int) -> None:
-        self.num_threads = num_threads
-        """How many threads share the rows; not more than at first."""
+    def __init__(self, library: NativeLibrary, vocab_size: int, max_threads: int) -> None:
         self._library = library
-        self._scratch = scratch(library, vocab_size, num_threads)
+        self._max_threads = max_threads
+        self._scratch = scratch(library, vocab_size, max_threads)
 
     def sample(
-        self, logits_RV: Tensor, requests: Sequence[int], positions: Sequence[int], num_outputs: Sequence[int]
+        self,
+        logits_RV: Tensor,
+        requests: Sequence[int],
+        positions: Sequence[int],
+        num_outputs: Sequence[int],
+        num_threads: int,
     ) -> list[int]:
         """Return one token id per row.
 
@@ -66,6 +70,7 @@ class NativeSampler:
             requests: the address of each row's `SampledRequest`.
             positions: number of tokens before the one that is drawn.
             num_outputs: number of outputs among them.
+            num_threads: that share the rows.
 
         Raises:
             FloatingPointError: logits are NaN or infinite where filters must compare them.
@@ -75,13 +80,16 @@ class NativeSampler:
         token_ids = integers()
         arrays = [integers(*values) for values in (requests, positions, num_outputs)] + [token_ids]
         arguments = SampleArguments(Matrix.of(logits_RV), *map(ctypes.addressof, arrays), self._scratch.data_ptr())
-        run(self._library, "sample", arguments, num_rows=num_rows, num_threads=min(self.num_threads, num_rows))
+        num_threads = min(num_threads, self._max_threads, num_rows)
+        run(self._library, "sample", arguments, num_rows=num_rows, num_threads=num_threads)
         sampled = list(token_ids)
         if -1 in sampled:
             raise FloatingPointError("the model's logits are not numbers: its values overflow in this dtype")
         return sampled
 
-    def logprobs(self, logits_RV: Tensor, token_ids: Sequence[int], num_tops: Sequence[int]) -> list[RowLogprobs]:
+    def logprobs(
+        self, logits_RV: Tensor, token_ids: Sequence[int], num_tops: Sequence[int], num_threads: int
+    ) -> list[RowLogprobs]:
         """Return the log-probabilities of one token per row and of the `num_tops` most likely ones beside it."""
-        num_threads = min(self.num_threads, logits_RV.shape[0])
+        num_threads = min(num_threads, self._max_threads, logits_RV.shape[0])
         return logprobs(self._library, logits_RV, token_ids, num_tops, scratch=self._scratch, num_threads=num_threads)

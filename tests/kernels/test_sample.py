@@ -55,8 +55,8 @@ def test_native_equals_reference(native_library: NativeLibrary, vocab_size: int,
     rows, held = rows_of(vocab_size, spread), [Held(request) for request in cases.REQUESTS]
     before = rows.clone()
     positions, num_outputs = list(range(100, 100 + len(held))), [index % 5 for index in range(len(held))]
-    sampler = NativeSampler(native_library, vocab_size, num_threads=2)
-    got = sampler.sample(rows, [one.address for one in held], positions, num_outputs)
+    sampler = NativeSampler(native_library, vocab_size, max_threads=2)
+    got = sampler.sample(rows, [one.address for one in held], positions, num_outputs, 2)
     assert torch.equal(rows, before)
     assert got == [
         reference.sample(row, request, position=position, num_outputs=count)
@@ -67,21 +67,21 @@ def test_native_equals_reference(native_library: NativeLibrary, vocab_size: int,
 def test_a_token_does_not_depend_on_the_other_rows_or_threads(native_library: NativeLibrary) -> None:
     rows, held = rows_of(2049, 2.0), [Held(request) for request in cases.REQUESTS]
     addresses, positions = [one.address for one in held], [7] * len(held)
-    samplers = [NativeSampler(native_library, 2049, num_threads) for num_threads in (1, 2, 3)]
-    together = samplers[0].sample(rows, addresses, positions, positions)
-    for sampler in samplers:
-        assert sampler.sample(beside_others(rows), addresses, positions, positions) == together
-        backwards = sampler.sample(rows.flip(0), addresses[::-1], positions, positions)
+    sampler = NativeSampler(native_library, 2049, max_threads=3)
+    together = sampler.sample(rows, addresses, positions, positions, 1)
+    for num_threads in (1, 2, 3):
+        assert sampler.sample(beside_others(rows), addresses, positions, positions, num_threads) == together
+        backwards = sampler.sample(rows.flip(0), addresses[::-1], positions, positions, num_threads)
         assert backwards[::-1] == together
     for index in range(len(held)):
         one = slice(index, index + 1)
-        assert samplers[1].sample(rows[one], addresses[one], [7], [7]) == together[one]
+        assert sampler.sample(rows[one], addresses[one], [7], [7], 2) == together[one]
 
 
 def test_rows_that_are_no_numbers_are_named_and_the_others_not_asked(native_library: NativeLibrary) -> None:
     rows, held = rows_of(64, 1.0)[:2], Held(cases.Request(temperature=1.0, top_p=0.9))
     rows[1, 63] = torch.nan
-    sampler = NativeSampler(native_library, 64, num_threads=1)
+    sampler = NativeSampler(native_library, 64, max_threads=1)
     with pytest.raises(FloatingPointError, match="not numbers"):
-        sampler.sample(rows, [held.address] * 2, [1, 1], [0, 0])
-    assert 0 <= sampler.sample(rows[:1], [held.address], [1], [0])[0] < 64
+        sampler.sample(rows, [held.address] * 2, [1, 1], [0, 0], 1)
+    assert 0 <= sampler.sample(rows[:1], [held.address], [1], [0], 1)[0] < 64

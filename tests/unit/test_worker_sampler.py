@@ -20,7 +20,7 @@ VOCAB_SIZE = 151
 @pytest.fixture(params=["torch", "native"])
 def make_sampler(request: pytest.FixtureRequest) -> Callable[..., Sampler]:
     native = library.load() if request.param == "native" else None
-    return lambda vocab_size=VOCAB_SIZE, num_threads=2: Sampler(vocab_size, native, num_threads)
+    return lambda vocab_size=VOCAB_SIZE: Sampler(vocab_size, native, max_threads=2)
 
 
 def draw(position: int = 10, num_outputs: int = 0, prompt: list[int] | None = None, **fields: Any) -> Draw:
@@ -189,7 +189,7 @@ def test_native_tokens_are_those_of_torch(data, num_rows: int, spread: float) ->
         for _ in range(num_rows)
     ]
     rows = (spread * logits(num_rows)).round(decimals=data.draw(st.integers(0, 6)))
-    native = Sampler(VOCAB_SIZE, library.load(), num_threads=2)
+    native = Sampler(VOCAB_SIZE, library.load(), max_threads=2)
     assert native.sample(rows, draws) == Sampler(VOCAB_SIZE).sample(rows, draws)
 
 
@@ -197,7 +197,7 @@ def test_native_nucleus_is_that_of_torch_over_many_draws() -> None:
     """Rounding decides about a token at the edge at most once in some thousand draws; here never."""
     rows = logits(64, VOCAB_SIZE)
     draws = [draw(temperature=0.8, top_p=(index % 9 + 1) / 10, seed=index) for index in range(64)]
-    native = Sampler(VOCAB_SIZE, library.load(), num_threads=2)
+    native = Sampler(VOCAB_SIZE, library.load(), max_threads=2)
     assert native.sample(rows, draws) == Sampler(VOCAB_SIZE).sample(rows, draws)
 
 
@@ -209,3 +209,18 @@ def test_logprobs_of_several_rows(make_sampler) -> None:
         expected = torch.log_softmax(row.double(), 0)
         assert entry.token_logprob == pytest.approx(float(expected[token_id]), abs=1e-5)
         assert entry.top_token_ids == row.argsort(descending=True)[: len(entry.top_token_ids)].tolist()
+
+
+def test_native_calls_take_the_threads_that_are_chosen_for_their_work() -> None:
+    asked = []
+
+    def choose(work: int) -> int:
+        asked.append(work)
+        return 1
+
+    sampler = Sampler(VOCAB_SIZE, library.load(), 2, choose)
+    rows = logits(2)
+    sampler.sample(rows, [draw()] * 2)
+    sampler.sample(rows, [draw(temperature=1.0)] * 2)
+    sampler.logprobs(rows, [0, 1], [1, 1])
+    assert asked[0] == 2 * VOCAB_SIZE < asked[1] == asked[2]

@@ -3,7 +3,7 @@
 Reads the requests' sampling states but never changes them; what was drawn is recorded by the batch.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,6 +16,9 @@ from octavo.kernels.native.library import NativeLibrary
 from octavo.kernels.penalties import apply_penalties
 from octavo.kernels.sample import NativeSampler
 from octavo.worker_proc.sampling.state import LARGEST, SamplingState
+
+PASSES_OF_A_DRAW = 5
+"""What a draw with noise costs, in passes over the vocabulary like that of a greedy one; a wide nucleus costs more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +43,22 @@ class Sampler:
     Args:
         vocab_size: logits in a row.
         library: the native one, if there is one.
-        num_threads: that share the rows of a native call.
+        max_threads: that may share the rows of a native call.
+        choose_threads: how many of them shall, given about how many products of two numbers would take as
+            long (`ThreadPolicy.choose`); all of them by default.
     """
 
-    def __init__(self, vocab_size: int, library: NativeLibrary | None = None, num_threads: int = 1) -> None:
+    def __init__(
+        self,
+        vocab_size: int,
+        library: NativeLibrary | None = None,
+        max_threads: int = 1,
+        choose_threads: Callable[[int], int] | None = None,
+    ) -> None:
+        self._vocab_size = vocab_size
         self._all_ids_V = torch.arange(vocab_size)
-        self._native = NativeSampler(library, vocab_size, num_threads) if library else None
+        self._native = NativeSampler(library, vocab_size, max_threads) if library else None
+        self._choose_threads = choose_threads or (lambda work: max_threads)
 
     def sample(self, logits_RV: Tensor, draws: Sequence[Draw]) -> list[int]:
         """Return one token id per draw; `logits_RV` (float32, a row per draw) is left as it is.
@@ -56,7 +69,9 @@ class Sampler:
         if self._native is not None:
             addresses = [draw.state.native_address for draw in draws]
             positions, num_outputs = [draw.position for draw in draws], [draw.num_outputs for draw in draws]
-            return self._native.sample(logits_RV, addresses, positions, num_outputs)
+            passes = sum(1 if draw.state.is_greedy else PASSES_OF_A_DRAW for draw in draws)
+            num_threads = self._choose_threads(passes * self._vocab_size)
+            return self._native.sample(logits_RV, addresses, positions, num_outputs, num_threads)
         if all(draw.state.is_greedy and not draw.state.changes_logits(draw.num_outputs) for draw in draws):
             # The lowest id wins among equals: argmax takes the first.
             return logits_RV.argmax(dim=1).tolist()
@@ -65,7 +80,8 @@ class Sampler:
     def logprobs(self, logits_RV: Tensor, token_ids: Sequence[int], num_tops: Sequence[int]) -> list[RowLogprobs]:
         """Return the logprobs of one token per row, and of the `num_tops` most likely tokens beside it."""
         if self._native is not None:
-            return self._native.logprobs(logits_RV, token_ids, num_tops)
+            num_threads = self._choose_threads(PASSES_OF_A_DRAW * self._vocab_size * len(token_ids))
+            return self._native.logprobs(logits_RV, token_ids, num_tops, num_threads)
         return [logprobs(*row) for row in zip(logits_RV, token_ids, num_tops, strict=True)]
 
     def _sample_row(self, logits_V: Tensor, draw: Draw) -> int:
