@@ -8,20 +8,19 @@ namespace octavo {
 enum class IndexSource : int32_t { token_ids = 0, positions = 1 };
 
 struct EmbeddingArgs {
-    const void* table;  // contiguous rows of out.width elements
-    Type table_type;    // f32, bf16 or f16
-    IndexSource source;
+    Matrix table;  // f32, bf16 or f16; rows as wide as those of `out`
+    Matrix out;    // f32 or bf16
     int64_t offset;  // added to each index
-    Matrix out;      // f32 or bf16
+    IndexSource source;
+    int32_t unused;
 };
 
 inline void run(const EmbeddingArgs& args, const Step& step, const Thread& thread) {
     const int64_t* indices = args.source == IndexSource::positions ? step.positions : step.token_ids;
-    with_input_type(args.table_type, [&](auto input) {
+    with_input_type(args.table.type, [&](auto input) {
         with_output_type(args.out.type, [&](auto output) {
-            const auto* table = static_cast<const decltype(input)*>(args.table);
             for_each_row(step, thread, [&](int64_t row) {
-                const auto* entry = table + (indices[row] + args.offset) * args.out.width;
+                const auto* entry = args.table.row<const decltype(input)>(indices[row] + args.offset);
                 auto* out = args.out.row<decltype(output)>(row);
                 for_each_vector(args.out.width, [&](int64_t column, int64_t count) {
                     store_first(out + column, load_first(entry + column, count), count);

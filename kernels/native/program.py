@@ -11,8 +11,7 @@ from octavo.kernels.native.arguments import TYPES, Arguments, Matrix, OperationE
 from octavo.kernels.native.layout import ALIGNMENT, Layout, lay_out, row_bytes
 from octavo.kernels.native.library import NativeLibrary
 from octavo.kernels.native.memory import allocate
-from octavo.kernels.native.passes import fuse, narrow
-from octavo.kernels.native.recorder import ProgramRecorder
+from octavo.kernels.native.passes import narrow
 from octavo.kernels.native.value import Buffer, Node, Value
 
 Observer = Callable[["Program", int, Sequence[int]], None]
@@ -23,19 +22,17 @@ class Program:
 
     Args:
         library: where the operations are.
-        recorder: what was recorded.
+        nodes: recorded, and fused where that can be.
         results: values to be read after a run.
         max_rows: rows of the largest step.
     """
 
-    def __init__(
-        self, library: NativeLibrary, recorder: ProgramRecorder, results: Sequence[Value], max_rows: int
-    ) -> None:
+    def __init__(self, library: NativeLibrary, nodes: list[Node], results: Sequence[Value], max_rows: int) -> None:
         self.max_rows = max_rows
         self.observer: Observer | None = None
         """Told the start and the operations' nanoseconds of each run, if there is one."""
         self._run = library.function("run", [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64])
-        self._nodes = narrow(fuse(recorder.nodes, results), results)
+        self._nodes = narrow(nodes, results)
         self._layout = lay_out(self._nodes, results, max_rows)
         self._arena = allocate(self._layout.num_bytes + ALIGNMENT)
         self._base = -(-self._arena.data_ptr() // ALIGNMENT) * ALIGNMENT

@@ -155,6 +155,8 @@ class Node:
     bind: Bind
     is_row_wise: bool
     """Every thread reads and writes the rows of its own share only."""
+    mixes_rows: bool = False
+    """A row's result depends on other rows of its request."""
     in_place: int | None = None
     """The input in whose place the first output may lie, if nobody reads that input afterwards."""
     keeps: list[Any] = field(default_factory=list)

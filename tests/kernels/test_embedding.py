@@ -10,7 +10,6 @@ from native_checks import NATIVE_DTYPES, native_rows
 from octavo.kernels.dispatch import ShapeError
 from octavo.kernels.embedding import cases, embedding, reference
 from octavo.kernels.embedding.native import SOURCES, EmbeddingArguments
-from octavo.kernels.native.arguments import TYPES
 from octavo.kernels.native.library import NativeLibrary
 
 
@@ -27,7 +26,7 @@ def native_embedding(
     library: NativeLibrary, ids: torch.Tensor, table: torch.Tensor, out_dtype: torch.dtype, source: str, offset: int = 0
 ) -> torch.Tensor:
     def arguments(_, out):
-        return EmbeddingArguments(table.data_ptr(), TYPES[table.dtype], SOURCES[source], offset, out)
+        return EmbeddingArguments(Matrix.of(table), out, offset, SOURCES[source], 0)
 
     return native_rows(library, "embedding", arguments, [], table.shape[1], out_dtype, **{source: ids})
 

@@ -11,6 +11,7 @@ from octavo.kernels.native.arguments import Arguments
 from octavo.kernels.native.layout import ALIGNMENT, lay_out, row_bytes
 from octavo.kernels.native.passes import fuse, narrow
 from octavo.kernels.native.recorder import ProgramRecorder
+from octavo.kernels.native.split import split, with_gathered_rows
 from octavo.kernels.native.value import ROWS, Buffer, Form, Node, Value
 
 MAX_ROWS = 32
@@ -166,3 +167,34 @@ def test_a_sum_in_place_of_a_value_that_is_read_later_gets_its_own_memory() -> N
 
     assert len(set(offsets_of(False))) == 1
     assert len(set(offsets_of(True))) == 2
+
+
+def test_what_follows_the_last_mixing_of_rows_is_computed_for_chosen_rows() -> None:
+    model = Model()
+    hidden = model.source()
+    for _ in range(2):
+        mixed = model.rows(model.linear(hidden), width=8)
+        model.recorder.nodes[-1].mixes_rows = True
+        hidden = hidden + model.linear(mixed)
+    result = model.linear(model.rows(hidden))
+    halves = split(fuse(model.recorder.nodes, [result]))
+    assert halves.all_rows[-1].mixes_rows
+    assert names(halves.chosen_rows) == ["linear+add", "rows", "linear"]
+    assert [value.width for value in halves.passed] == [8, 8]  # of the mixing, and the residual stream
+    tables = [torch.zeros(MAX_ROWS, 16)[:, :8] for _ in halves.passed]
+    chosen = with_gathered_rows(halves, tables, model.recorder)
+    assert names(chosen) == ["embedding", "embedding", "linear+add", "rows", "linear"]
+    written = {buffer for node in chosen for buffer in node.outputs}
+    assert all(value.buffer in written for node in chosen for value in node.inputs)
+
+
+def test_tables_that_are_read_by_position_stay_with_all_rows() -> None:
+    model = Model()
+    mixed = model.rows(model.source())
+    model.recorder.nodes[-1].mixes_rows = True
+    late = model.source()
+    halves = split(model.recorder.nodes)
+    assert names(halves.all_rows) == ["source", "rows", "source"]
+    model.rows(mixed, late)
+    halves = split(model.recorder.nodes)
+    assert {value.buffer for value in halves.passed} == {mixed.buffer, late.buffer}

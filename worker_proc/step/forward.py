@@ -9,11 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from octavo.kernels.embedding import embedding
 from octavo.kernels.native.arguments import StepArguments
 from octavo.kernels.native.library import NativeLibrary
+from octavo.kernels.native.passes import fuse
 from octavo.kernels.native.program import Program
 from octavo.kernels.native.recorder import ProgramRecorder
+from octavo.kernels.native.split import split, with_gathered_rows
 from octavo.kernels.native.threads import ThreadPolicy
 from octavo.kernels.native.value import as_tensor, value_of
 from octavo.kernels.paged_attention.layout import CacheLayout
@@ -56,11 +57,11 @@ class TorchForward:
 
 
 class NativeForward:
-    """Two programs: the layers over the rows of a step, and the output weight over rows of their result.
+    """Two programs: up to the last attention over all rows of a step, and the rest over rows whose logits are wanted.
 
     Args:
         library: where the operations are.
-        model: recorded here, once for each program.
+        model: recorded here.
         cache: its layout.
         num_blocks: of the cache.
         bounds: of the steps.
@@ -70,22 +71,22 @@ class NativeForward:
         self, library: NativeLibrary, model: Model, cache: CacheLayout, num_blocks: int, bounds: StepBounds
     ) -> None:
         self._threads = ThreadPolicy(library, bounds.num_threads)
-        layers = ProgramRecorder(model.dtype)
+        recorder = ProgramRecorder(model.dtype)
         self.attention = RecordedAttention(
             library,
-            layers,
+            recorder,
             model.attention_shape,
             cache,
             num_layers=model.num_layers,
             num_blocks=num_blocks,
             bounds=bounds,
         )
-        hidden = model.forward(as_tensor(layers.token_ids), as_tensor(layers.positions), self.attention)
-        self.layers = Program(library, layers, [value_of(hidden)], bounds.max_rows)
-        (self._hidden_TD,) = self.layers.results
-        head = ProgramRecorder(model.dtype)
-        logits = model.logits(embedding(as_tensor(head.token_ids), self._hidden_TD))
-        self.head = Program(library, head, [value_of(logits)], bounds.max_logits)
+        hidden = model.forward(as_tensor(recorder.token_ids), as_tensor(recorder.positions), self.attention)
+        logits = value_of(model.logits(hidden))
+        halves = split(fuse(recorder.nodes, [logits]))
+        self.layers = Program(library, halves.all_rows, halves.passed, bounds.max_rows)
+        chosen = with_gathered_rows(halves, self.layers.results, recorder)
+        self.head = Program(library, chosen, [logits], bounds.max_logits)
         (self._logits_RV,) = self.head.results
 
     @property

@@ -1,0 +1,57 @@
+"""Cuts a recorded model where its rows part: after the last operation in which a row needs others.
+
+What comes before is computed for all rows of a step. What comes after is needed only for the rows whose logits
+somebody wants: one row of a prompt's last chunk, none of the chunks before. Of a model of 30 layers that saves the
+larger part of one.
+"""
+
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from octavo.kernels.embedding.native import embedding_node
+from octavo.kernels.native.recorder import ProgramRecorder
+from octavo.kernels.native.value import Buffer, Node, Value
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Halves:
+    """The nodes of one recording, in two programs."""
+
+    all_rows: list[Node]
+    chosen_rows: list[Node]
+    passed: list[Value]
+    """Whole buffers that the first writes and the second reads."""
+
+
+def split(nodes: list[Node]) -> Halves:
+    """Cut after the last node that mixes rows; look-ups by the step's own ids stay before the cut."""
+    last = max(index for index, node in enumerate(nodes) if node.mixes_rows)
+    all_rows = [node for index, node in enumerate(nodes) if index <= last or not node.inputs]
+    chosen_rows = [node for index, node in enumerate(nodes) if index > last and node.inputs]
+    written = {output for node in all_rows for output in node.outputs}
+    passed: dict[Buffer, Value] = {}
+    for node in chosen_rows:
+        for value in node.inputs:
+            if value.buffer in written and value.buffer not in passed:
+                passed[value.buffer] = Value(value.recorder, value.buffer, 0, (value.buffer.width,))
+    return Halves(all_rows, chosen_rows, list(passed.values()))
+
+
+def with_gathered_rows(halves: Halves, tables: list[Tensor], recorder: ProgramRecorder) -> list[Node]:
+    """Return the second program: it begins with the rows that `token_ids` names, out of the first one's results.
+
+    Args:
+        halves: of one recording.
+        tables: where the first program leaves `halves.passed`.
+        recorder: of the second program.
+    """
+    gathered = {value.buffer: Buffer(value.buffer.width) for value in halves.passed}
+    nodes = [
+        embedding_node(recorder.token_ids, table, gathered[value.buffer])
+        for value, table in zip(halves.passed, tables, strict=True)
+    ]
+    for node in halves.chosen_rows:
+        inputs = [replace(value, buffer=gathered.get(value.buffer, value.buffer)) for value in node.inputs]
+        nodes.append(replace(node, inputs=inputs))
+    return nodes
