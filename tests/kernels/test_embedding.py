@@ -10,6 +10,7 @@ from native_checks import NATIVE_DTYPES, native_rows
 from octavo.kernels.dispatch import ShapeError
 from octavo.kernels.embedding import cases, embedding, reference
 from octavo.kernels.embedding.native import SOURCES, EmbeddingArguments
+from octavo.kernels.native.arguments import Matrix
 from octavo.kernels.native.library import NativeLibrary
 
 
