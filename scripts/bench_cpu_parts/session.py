@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 from bench_cpu_parts import processes
 from bench_cpu_parts.drive_loop import die_with_parent
@@ -54,7 +54,7 @@ class Program:
                 preexec_fn=die_with_parent,
             )
 
-    def __enter__(self) -> "Program":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
