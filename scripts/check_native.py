@@ -62,15 +62,21 @@ def check_address(for_pytest: list[str]) -> bool:
     for level in Processor.read().levels():  # before the runtime is preloaded, which the compiler would run with
         build(Toolchain(compiler="g++", flags=tuple(SANITIZE.split())), level.name)
     runtime = subprocess.run(["g++", "-print-file-name=libasan.so"], capture_output=True, text=True, check=True)
-    environment = {
-        "OCTAVO_TEST_FLAGS": SANITIZE,
-        "OCTAVO_TEST_CXX": "g++",
-        "LD_PRELOAD": runtime.stdout.strip(),
-        # Python and torch keep what they have until the end; that is no leak of ours.
-        "ASAN_OPTIONS": "detect_leaks=0",
-        "UBSAN_OPTIONS": "print_stacktrace=1",
-    }
-    return _test(environment, for_pytest)
+    with tempfile.TemporaryDirectory() as folder:
+        # What a sanitizer prints before it ends the process would be lost in pytest's capture.
+        log = f"log_path={folder}/report"
+        environment = {
+            "OCTAVO_TEST_FLAGS": SANITIZE,
+            "OCTAVO_TEST_CXX": "g++",
+            "LD_PRELOAD": runtime.stdout.strip(),
+            # Python and torch keep what they have until the end; that is no leak of ours.
+            "ASAN_OPTIONS": f"detect_leaks=0:{log}",
+            "UBSAN_OPTIONS": f"print_stacktrace=1:{log}",
+        }
+        is_good = _test(environment, for_pytest)
+        for report in Path(folder).iterdir():
+            print(report.read_text())
+    return is_good
 
 
 def check_thread(_: list[str]) -> bool:
