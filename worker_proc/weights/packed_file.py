@@ -30,6 +30,8 @@ ALIGNMENT = 64
 """A cache line, and the widest vector."""
 TEMPORARY_SUFFIX = ".tmp"
 
+_PIECE_BYTES = 4 * HUGE_PAGE_BYTES
+
 _PREFIX = struct.Struct(f"<{len(MAGIC)}sII")
 _MAX_HEADER_BYTES = 2**28
 
@@ -73,24 +75,61 @@ def write(path: Path, key: str, items: Mapping[str, Item]) -> int:
     """
     header = _describe(key, items)
     encoded = msgspec.msgpack.encode(header)
-    prefix = _PREFIX.pack(MAGIC, len(encoded), zlib.crc32(encoded))
-    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=path.name, suffix=TEMPORARY_SUFFIX, delete=False) as file:
+    start = _first_buffer(len(encoded))
+    with tempfile.NamedTemporaryFile(
+        dir=path.parent, prefix=path.name, suffix=TEMPORARY_SUFFIX, buffering=0, delete=False
+    ) as file:
         try:
-            file.write(prefix + encoded)
-            file.write(bytes(_first_buffer(len(encoded)) - file.tell()))
+            pieces = _Pieces(file.fileno())
+            pieces.write(_PREFIX.pack(MAGIC, len(encoded), zlib.crc32(encoded)) + encoded)
+            pieces.write(bytes(start - _PREFIX.size - len(encoded)))
             for item in items.values():
                 for buffer in item.buffers.values():
-                    file.write(buffer.numpy().data)
-                    file.write(bytes(-buffer.nbytes % ALIGNMENT))
-            file.flush()
+                    pieces.write(buffer.numpy().data)
+                    pieces.write(bytes(-buffer.nbytes % ALIGNMENT))
+            pieces.flush()
             # Otherwise a loss of power could leave a file of the right size with nothing in it.
             os.fsync(file.fileno())
-            num_bytes = file.tell()
             os.rename(file.name, path)
         except BaseException:
             os.unlink(file.name)
             raise
-    return num_bytes
+    return start + header.num_bytes
+
+
+class _Pieces:
+    """Writes a file by whole pieces, of a multiple of huge pages.
+
+    ext4 keeps what is written at once in folios of up to that size, and only of whole huge pages can a mapping
+    have huge pages: of 155 MB written tensor by tensor, half would be mapped by small ones.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._piece = bytearray(_PIECE_BYTES)
+        self._used = 0
+
+    def write(self, data: bytes | memoryview) -> None:
+        """Add bytes to the file.
+
+        Raises:
+            OSError: the disk is full.
+        """
+        rest = memoryview(data)
+        while rest:
+            taken = rest[: _PIECE_BYTES - self._used]
+            self._piece[self._used : self._used + len(taken)] = taken
+            self._used += len(taken)
+            rest = rest[len(taken) :]
+            if self._used == _PIECE_BYTES:
+                self.flush()
+
+    def flush(self) -> None:
+        """Write what is left over."""
+        rest = memoryview(self._piece)[: self._used]
+        while rest:
+            rest = rest[os.write(self._descriptor, rest) :]
+        self._used = 0
 
 
 def read(path: Path, key: str) -> dict[str, Item]:
