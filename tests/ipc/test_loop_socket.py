@@ -1,0 +1,168 @@
+"""A zmq socket on an event loop: nothing is lost or left lying, whoever is slow."""
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+
+import pytest
+import uvloop
+import zmq
+
+from octavo.frontend.loop_socket import MAX_RECEIVED_AT_ONCE, LoopSocket
+
+MANY = 20 * MAX_RECEIVED_AT_ONCE
+LOOPS = [asyncio.new_event_loop, uvloop.new_event_loop]
+
+
+class Pair:
+    """A socket under test and the plain one it is connected to, with queues of a few messages."""
+
+    def __init__(self, context: zmq.Context, address: str) -> None:
+        self.plain = context.socket(zmq.PAIR)
+        self.own = context.socket(zmq.PAIR)
+        for socket in (self.plain, self.own):
+            socket.setsockopt(zmq.SNDHWM, 4)
+            socket.setsockopt(zmq.RCVHWM, 4)
+            socket.setsockopt(zmq.RCVTIMEO, 20_000)
+            socket.setsockopt(zmq.SNDTIMEO, 20_000)
+            socket.setsockopt(zmq.LINGER, 0)
+        self.plain.bind(address)
+        self.own.connect(address)
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Iterator[Pair]:
+    context = zmq.Context()
+    yield Pair(context, f"ipc://{tmp_path}/pair")
+    context.destroy(linger=0)
+
+
+def play(make_loop: Callable[[], asyncio.AbstractEventLoop], scenario: Callable[[], Awaitable[None]]) -> None:
+    async def main() -> None:
+        await asyncio.wait_for(scenario(), 30)
+
+    with asyncio.Runner(loop_factory=make_loop) as runner:
+        runner.run(main())
+
+
+def no_error(error: Exception) -> None:
+    raise AssertionError from error
+
+
+@pytest.mark.parametrize("make_loop", LOOPS)
+def test_a_flood_is_received_in_order(pair: Pair, make_loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
+    received: list[int] = []
+    complete = asyncio.Event()
+
+    def on_message(frames: list[bytes]) -> None:
+        received.append(int(frames[0]))
+        if len(received) == MANY:
+            complete.set()
+
+    def flood() -> None:
+        for number in range(MANY):
+            pair.plain.send(b"%d" % number)
+
+    async def scenario() -> None:
+        socket = LoopSocket(pair.own, on_message, no_error)
+        sender = threading.Thread(target=flood)
+        sender.start()
+        await complete.wait()
+        sender.join()
+        socket.close()
+
+    play(make_loop, scenario)
+    assert received == list(range(MANY))
+
+
+@pytest.mark.parametrize("make_loop", LOOPS)
+def test_a_peer_that_reads_late_gets_everything(pair: Pair, make_loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
+    received: list[list[bytes]] = []
+
+    def read() -> None:
+        received.extend(pair.plain.recv_multipart() for _ in range(MANY))
+
+    async def scenario() -> None:
+        socket = LoopSocket(pair.own, lambda frames: None, no_error)
+        for number in range(MANY):
+            socket.send([b"%d" % number, b"body" * 1000])
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(socket.drain(), 0.1)
+        reader = threading.Thread(target=read)
+        reader.start()
+        await socket.drain()
+        await asyncio.to_thread(reader.join)
+        socket.close()
+
+    play(make_loop, scenario)
+    assert [int(frames[0]) for frames in received] == list(range(MANY))
+
+
+@pytest.mark.parametrize("make_loop", LOOPS)
+def test_floods_in_both_directions_do_not_stop_one_another(
+    pair: Pair, make_loop: Callable[[], asyncio.AbstractEventLoop]
+) -> None:
+    num_received = 0
+    complete = asyncio.Event()
+
+    def on_message(frames: list[bytes]) -> None:
+        nonlocal num_received
+        num_received += 1
+        socket.send(frames)  # an echo: each direction waits for room in the other's queue
+        if num_received == MANY:
+            complete.set()
+
+    def talk() -> None:
+        num_sent = num_echoed = 0
+        while num_echoed < MANY:
+            events = pair.plain.poll(20_000, zmq.POLLIN | (zmq.POLLOUT if num_sent < MANY else 0))
+            if events & zmq.POLLIN:
+                assert int(pair.plain.recv()) == num_echoed
+                num_echoed += 1
+            if events & zmq.POLLOUT:
+                pair.plain.send(b"%d" % num_sent)
+                num_sent += 1
+            assert events, "nothing moves any more"
+
+    async def scenario() -> None:
+        nonlocal socket
+        socket = LoopSocket(pair.own, on_message, no_error)
+        await asyncio.to_thread(talk)
+        await complete.wait()
+        socket.close()
+
+    socket: LoopSocket
+    play(make_loop, scenario)
+
+
+def test_an_error_of_the_receiver_is_told_and_reaches_the_loop(pair: Pair) -> None:
+    told: list[Exception] = []
+    handled: list[dict] = []
+
+    def on_message(frames: list[bytes]) -> None:
+        raise ZeroDivisionError(frames[0])
+
+    async def scenario() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: handled.append(context))
+        socket = LoopSocket(pair.own, on_message, told.append)
+        pair.plain.send(b"x")
+        while not handled:
+            await asyncio.sleep(0.005)
+        socket.close()
+
+    play(asyncio.new_event_loop, scenario)
+    assert [type(error) for error in told] == [ZeroDivisionError]
+    assert handled[0]["exception"] is told[0]
+
+
+def test_closing_twice_and_after_the_context_is_harmless(pair: Pair) -> None:
+    async def scenario() -> None:
+        socket = LoopSocket(pair.own, lambda frames: None, no_error)
+        socket.send([b"x"])
+        pair.own.close(linger=0)
+        await asyncio.sleep(0.01)
+        socket.close()
+        socket.close()
+
+    play(asyncio.new_event_loop, scenario)
