@@ -66,9 +66,11 @@ def test_conversions_from_16_bits_are_exact(native_library: NativeLibrary, form:
         assert same_bits(call(native_library, f"{form}{name}_to_f32", x), x.float())
 
 
-def test_conversion_of_8_bit_integers(native_library: NativeLibrary) -> None:
+def test_conversions_of_8_bit_integers(native_library: NativeLibrary) -> None:
     x = torch.arange(-128, 128, dtype=torch.int8)
     assert torch.equal(call(native_library, "i8_to_f32", x), x.float())
+    numbers = torch.arange(-128.0, 127.01, 0.125)
+    assert torch.equal(call(native_library, "f32_to_i8", numbers, dtype=torch.int8), numbers.round().to(torch.int8))
 
 
 def test_exp_over_its_range(native_library: NativeLibrary) -> None:

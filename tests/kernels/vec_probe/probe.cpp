@@ -27,6 +27,7 @@ CONVERSION(f32_to_f16, float, f16)
 CONVERSION(bf16_to_f32, bf16, float)
 CONVERSION(f16_to_f32, f16, float)
 CONVERSION(i8_to_f32, int8_t, float)
+CONVERSION(f32_to_i8, float, int8_t)
 
 #define SCALAR(name, From, expression) \
     extern "C" void octavo_##name(const From* from, void* to, int64_t count) { \
