@@ -207,48 +207,52 @@ inline I32x16 dot(I32x16 sums, Quads levels, Quads x) {
 
 #else
 
+// Whole numbers below 2^24 as floats, for which there are vector products everywhere. Groups are small enough: 128
+// products of 255 by 127 stay below.
 struct I32x16 {
-    int32_t v[kLanes];
+    float v[kLanes];
 };
 
 inline I32x16 set1_i32(int32_t value) {
     I32x16 result;
-    for (int i = 0; i < kLanes; ++i) result.v[i] = value;
+    for (int i = 0; i < kLanes; ++i) result.v[i] = static_cast<float>(value);
     return result;
 }
 inline F32x16 to_float(I32x16 a) {
     F32x16 result;
-    for (int i = 0; i < kLanes; ++i) result.v[i] = static_cast<float>(a.v[i]);
+    std::memcpy(result.v, a.v, sizeof result.v);
     return result;
 }
 
 struct Quads {
-    int16_t v[4][kLanes];  // v[j]: byte j of each quad
+    float v[4][kLanes];  // v[j]: byte j of each quad
 };
 
-// `take` makes a number of a byte.
+// `take(word, j)` makes a number of byte j of a word.
 template <typename Take>
 inline Quads quads_of(const uint8_t* p, Take take) {
     Quads quads;
+    uint32_t words[kLanes];
+    std::memcpy(words, p, sizeof words);
     for (int j = 0; j < 4; ++j)
-        for (int i = 0; i < kLanes; ++i) quads.v[j][i] = static_cast<int16_t>(take(p[4 * i + j]));
+        for (int i = 0; i < kLanes; ++i) quads.v[j][i] = static_cast<float>(take(words[i], j));
     return quads;
 }
 inline Quads load_unsigned_quads(const uint8_t* p) {
-    return quads_of(p, [](uint8_t byte) { return byte; });
+    return quads_of(p, [](uint32_t word, int j) { return static_cast<int32_t>(word >> (8 * j) & 0xff); });
 }
 inline Quads load_low_quads(const uint8_t* p) {
-    return quads_of(p, [](uint8_t byte) { return byte & 0x0f; });
+    return quads_of(p, [](uint32_t word, int j) { return static_cast<int32_t>(word >> (8 * j) & 0x0f); });
 }
 inline Quads load_high_quads(const uint8_t* p) {
-    return quads_of(p, [](uint8_t byte) { return byte >> 4; });
+    return quads_of(p, [](uint32_t word, int j) { return static_cast<int32_t>(word >> (8 * j + 4) & 0x0f); });
 }
 inline Quads set1_signed_quad(uint32_t quad) {
     Quads quads;
     int8_t bytes[4];
     std::memcpy(bytes, &quad, sizeof bytes);
     for (int j = 0; j < 4; ++j)
-        for (int i = 0; i < kLanes; ++i) quads.v[j][i] = bytes[j];
+        for (int i = 0; i < kLanes; ++i) quads.v[j][i] = static_cast<float>(bytes[j]);
     return quads;
 }
 inline I32x16 dot(I32x16 sums, const Quads& levels, const Quads& x) {
