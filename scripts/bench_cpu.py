@@ -82,7 +82,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help=f"{QUICK_ROUNDS} round")
     parser.add_argument("--scaling", action="store_true", help="also octavo by batch and by context")
     parser.add_argument("--limit", type=float, default=240.0, help="seconds for one engine's turn in a row")
-    parser.add_argument("--start-limit", type=float, default=420.0, help="seconds for an engine to be ready")
+    parser.add_argument("--start-limit", type=float, default=600.0, help="seconds for an engine to be ready")
     parser.add_argument("--logs", metavar="DIR", help="where the engines' logs go; default: a temporary directory")
     parser.add_argument("--json", metavar="FILE", help="write the full report here")
     return parser.parse_args()
