@@ -2,7 +2,8 @@
 
 Every weight is there so many times that no cache holds all copies; one call of the native library multiplies all of
 them, as a step does with a model's layers. Native and torch runs take turns; the best run counts, for this is about
-the kernels and not about what else the machine does. With one thread it is processor time that counts, for the same reason.
+the kernels and not about what else the machine does. For the same reason it is processor time that counts where one
+thread does it all.
 
     .venv/bin/python scripts/bench_linear.py --kinds bf16 int8 --rows 1 8 32 512
 """

@@ -11,6 +11,7 @@ from typing import Literal, Self
 import torch
 from torch import Tensor
 
+from octavo.kernels.linear.quantized import GROUP_SIZES
 from octavo.kernels.native.arguments import Arguments, Matrix
 from octavo.kernels.native.direct import run
 from octavo.kernels.native.library import NativeLibrary
@@ -124,6 +125,8 @@ class NativeLinear:
         if kind is None or not all(isinstance(number, int) for number in numbers):
             raise ValueError(f"not the header of a packed weight: {header}")
         num_inputs, num_outputs, group_size, offset = (int(number or 0) for number in numbers)
+        if min(num_inputs, num_outputs) < 1 or group_size not in (GROUP_SIZES if kind in ("u8", "u4") else (0,)):
+            raise ValueError(f"not the header of a packed weight: {header}")
         num_panels = -(-num_outputs // PANEL_OUTPUTS)
         sizes = {"weight": num_panels * panel_bytes(kind, num_inputs, group_size), "bias": num_panels * 256}
         if group_size:

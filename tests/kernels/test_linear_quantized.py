@@ -184,6 +184,9 @@ def test_a_packed_weight_comes_back_from_its_buffers(affine: bool) -> None:
     assert packed.num_bytes == sum(buffer.nbytes for buffer in buffers.values())
     with pytest.raises(ValueError, match="bytes for a packed weight"):
         NativeLinear.from_buffers(header, {"weight": buffers["weight"]})
+    for wrong in ({"group_size": 0}, {"group_size": 20}, {"kind": "f32"}, {"num_inputs": 0}):
+        with pytest.raises(ValueError, match="not the header"):
+            NativeLinear.from_buffers({**header, **wrong}, buffers)
 
 
 def test_rows_that_are_not_finite_give_nan(native_library: NativeLibrary) -> None:
