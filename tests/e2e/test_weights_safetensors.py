@@ -1,6 +1,7 @@
 """safetensors files in all their arrangements, random weights, and what is said when something is missing."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -10,8 +11,9 @@ from safetensors.torch import load_file, save_file
 from tiny_models import ARCHITECTURES, make_tiny
 from worker_plans import alone, loaded, spec, worker_config
 
-from octavo.protocol.errors import ConfigError
+from octavo.protocol.errors import ConfigError, NotEnoughMemoryError
 from octavo.worker_proc.models.registry import build_model
+from octavo.worker_proc.weights import load as loading
 from octavo.worker_proc.weights.dummy import fill_dummy
 from octavo.worker_proc.weights.reader import read_weights
 from octavo.worker_proc.weights.safetensors import read_safetensors
@@ -122,3 +124,18 @@ def test_a_checkpoint_of_another_model_is_refused(model: Path) -> None:
     facts = msgspec.structs.replace(config.model, model_path=str(make_tiny("OPTForCausalLM", model.parent / "other")))
     with pytest.raises(ConfigError, match="does not have"):
         loaded(msgspec.structs.replace(config, model=facts))
+
+
+def test_too_little_memory_is_told_from_other_failures(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail_with(make_error: Callable[[], object]) -> type[Exception]:
+        monkeypatch.setattr(loading, "read_weights", lambda *_: make_error())
+        with pytest.raises(Exception, match=r".") as caught:
+            loaded(worker_config(model))
+        return caught.type
+
+    def no_address_space() -> None:
+        raise MemoryError("no memory for 1 bytes")
+
+    assert fail_with(lambda: torch.empty(2**50)) is NotEnoughMemoryError
+    assert fail_with(no_address_space) is NotEnoughMemoryError
+    assert fail_with(lambda: torch.empty(3) @ torch.empty(4)) is RuntimeError
