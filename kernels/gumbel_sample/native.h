@@ -48,7 +48,7 @@ constexpr int64_t kNoiseBlock = 256;
 //
 // With v = 1 - u the noise -log(-log(1 - v)) is at most -log(v), because -log(1 - v) >= v. The logarithm to base 2 in
 // turn is at least the chord between two powers of 2, and that is a float's bit pattern, read as an integer, times
-// 2^-23 minus 127. So the bound is 0.06 above -log(v) at most and costs one product. `ids` null: they rise from `begin`.
+// 2^-23 minus 127. So the bound is 0.06 above -log(v) at most and costs one product. `ids` null: they are the indices.
 inline float bound_scores(
     const Noise& noise, const float* logits, const int32_t* ids, int64_t begin, int64_t count, float* bounds) {
     constexpr float kLog2 = 0.69314718f;

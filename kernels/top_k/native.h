@@ -34,7 +34,7 @@ struct SelectScratch {
 // The shortest head of the order (by falling value, equal ones by rising index) that weighs at least `target`; never
 // empty, and everything if nothing less is enough. `weight(i)` is of number i and not negative.
 //
-// A radix select: the keys' upper 11 bits put the numbers into buckets, the heaviest buckets are taken whole until one
+// A radix select: the keys' upper 11 bits put the numbers into buckets, which are taken whole from the top until one
 // of them reaches the target, and that one alone is divided again by the next 11 and by the last 10 bits. What is left
 // is equal. Each sum runs by rising index, so the result depends on the row alone, and the time is linear whatever
 // the numbers are.
@@ -45,7 +45,8 @@ inline Cut select(const float* values, int64_t count, Weight weight, double targ
     for (int shift : {21, 10, 0}) {
         const bool is_first = shift == 21;
         const auto member = [&](int64_t i) { return is_first ? i : scratch.members[i]; };
-        const auto bucket = [&](int64_t i) { return (order_key(values[i]) >> shift) & (kBuckets / (shift ? 1 : 2) - 1); };
+        const uint32_t mask = shift == 0 ? kBuckets / 2 - 1 : kBuckets - 1;
+        const auto bucket = [&](int64_t i) { return (order_key(values[i]) >> shift) & mask; };
         std::fill_n(scratch.sums, kBuckets, 0.0);
         for (int64_t i = 0; i < num_members; ++i) scratch.sums[bucket(member(i))] += weight(member(i));
 

@@ -66,7 +66,8 @@ class StepExecutor:
             block_size=config.block_size,
             vocab_size=config.model.vocab_size,
         )
-        return cls(forward, state, Sampler(config.model.vocab_size, model.library, config.num_threads))
+        sampler = Sampler(config.model.vocab_size, model.library, config.num_threads, forward.choose_threads)
+        return cls(forward, state, sampler)
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:

@@ -35,6 +35,9 @@ class Forward(Protocol):
     def logits(self, rows: Ints) -> Tensor:
         """Return logits_RV in float32 for rows of the last step; overwritten by the next call."""
 
+    def choose_threads(self, work: int) -> int:
+        """Return the number of threads for native work between two runs: see `ThreadPolicy.choose`."""
+
 
 class TorchForward:
     """Operation by operation, as Python comes to them."""
@@ -54,6 +57,10 @@ class TorchForward:
         """See `Forward`."""
         assert self._hidden_TD is not None, "run() comes before logits()"
         return self._model.logits(self._hidden_TD[torch.from_numpy(rows)])
+
+    def choose_threads(self, work: int) -> int:
+        """Return one: there is no native work here."""
+        return 1
 
 
 class NativeForward:
@@ -108,6 +115,10 @@ class NativeForward:
         step = StepArguments(num_rows=len(rows), token_ids=rows.ctypes.data)
         self.head.run(step, self._threads.choose(self.head.work * len(rows)))
         return self._logits_RV[: len(rows)]
+
+    def choose_threads(self, work: int) -> int:
+        """See `Forward`."""
+        return self._threads.choose(work)
 
 
 def build_forward(
