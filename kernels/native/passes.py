@@ -31,7 +31,7 @@ def fuse(nodes: list[Node], results: Iterable[Value]) -> list[Node]:
                 continue
             if (both := source.absorb(node)) is not None:
                 gone |= {id(source), id(node)}
-                writer |= {output: both for output in both.outputs}
+                writer |= dict.fromkeys(both.outputs, both)
                 fused.append(both)
                 break
         else:
