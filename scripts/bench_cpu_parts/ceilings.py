@@ -32,6 +32,15 @@ class Ceilings:
     int8_ops: float
     num_threads: int
 
+    def or_better(self, other: "Ceilings") -> "Ceilings":
+        """Return the higher of each, of two measurements with as many threads."""
+        return Ceilings(
+            max(self.read_bytes, other.read_bytes),
+            max(self.bf16_flops, other.bf16_flops),
+            max(self.int8_ops, other.int8_ops),
+            self.num_threads,
+        )
+
 
 class CeilingMeter:
     """Measures the ceilings as often as it is asked; holds half a gigabyte until it is closed."""

@@ -38,7 +38,7 @@ class Figure:
 
     value: float
     ceiling_share: float | None = None
-    """Of the value that the machine's ceilings, measured right before, allow."""
+    """Of the value that the machine's ceilings, measured right before and after, allow."""
     other_load: float | None = None
     """Cores that were busy with something else meanwhile."""
 

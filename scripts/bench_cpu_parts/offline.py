@@ -1,7 +1,7 @@
 """Runs the rows that go through the engines' own APIs: sessions side by side, one awake at a time, round by round.
 
 A session is started when a row first needs it, and rests while others are measured; one that fails is started anew for
-the next row. Right before each measurement the machine's ceilings are probed.
+the next row. Right before and after each measurement the machine's ceilings are probed.
 """
 
 import random
@@ -104,6 +104,7 @@ class OfflineBench:
         elapsed_s = sum(session.generate(workload, self.limits.row_s) for workload in todo)
         other_load = others.cores()
         session.rest()
+        ceilings = ceilings.or_better(self.meter.probe())
         least_s = roofline.least_seconds(cost, ceilings, todo)
         return Figure(sum(map(row.tokens, todo)) / elapsed_s, least_s and least_s / elapsed_s, other_load)
 

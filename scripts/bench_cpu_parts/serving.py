@@ -82,6 +82,7 @@ class ServingBench:
             return
         other_load = others.cores()
         server.rest()
+        ceilings = ceilings.or_better(self.meter.probe())
         if number == 0:
             return
         for metric, name, statistic in row.metrics:

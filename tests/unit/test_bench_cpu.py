@@ -106,6 +106,11 @@ def test_a_shared_prefix_is_computed_once() -> None:
     assert shared < 0.4 * least_seconds(cost, CEILINGS, [Workload(prompts, lengths)])
 
 
+def test_the_ceiling_is_the_better_of_two_measurements() -> None:
+    noisy = Ceilings(read_bytes=20e9, bf16_flops=410e9, int8_ops=700e9, num_threads=2)
+    assert noisy.or_better(CEILINGS) == Ceilings(36e9, 410e9, 800e9, 2)
+
+
 def test_there_is_no_bound_without_a_dot_rate() -> None:
     unknown = Ceilings(read_bytes=36e9, bf16_flops=0.0, int8_ops=0.0, num_threads=2)
     assert least_seconds(model_cost(SMOLLM2, 16), unknown, [Workload([[1]], [1])]) is None
