@@ -17,6 +17,7 @@ from bench_cpu_parts.engines import Command, LlamaCpp, Octavo
 from bench_cpu_parts.figures import Figure, Metric, Results, Target
 from bench_cpu_parts.offline import Limits, OfflineBench
 from bench_cpu_parts.roofline import least_seconds, model_cost
+from bench_cpu_parts.serving import ServingBench
 from bench_cpu_parts.session import EngineFailure, Session
 from bench_cpu_parts.table import noise, table
 from bench_cpu_parts.workloads import Workload
@@ -287,6 +288,68 @@ def test_rows_are_measured_in_rounds_and_a_failure_ends_an_engines_row(
     assert figures[0].ceiling_share is not None and figures[0].other_load is not None
     assert found.figures["delay"]["fake"] == [None]
     assert len(found.failures) == 1 and "Fake, a delay: it has ended" in found.failures[0]
+
+
+# Healthy at its second answer; every completion is one token.
+SERVER = """
+import http.server, sys
+answers = []
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        answers.append(self.path)
+        self.send_response(200 if len(answers) > 1 else 503); self.end_headers()
+    def do_POST(self):
+        self.rfile.read(int(self.headers["content-length"]))
+        self.send_response(int(sys.argv[2])); self.end_headers()
+http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
+"""
+
+
+class FakeServed(FakeEngine):
+    """An engine whose server answers every completion with one status."""
+
+    def __init__(self, key: str, folder: Path, status: int) -> None:
+        super().__init__(folder)
+        self.key = self.title = key
+        self.status = status
+
+    def server(self, model: Path, port: int) -> Command:
+        return Command((sys.executable, "-c", SERVER, str(port), str(self.status)))
+
+
+def test_servers_are_launched_and_asked_in_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bench_cpu_parts.models.directory", lambda name: tmp_path)
+    monkeypatch.setattr("bench_cpu_parts.models.config", lambda name: SMOLLM2)
+    monkeypatch.setattr("bench_cpu_parts.models.bits_per_weight", lambda name: 16.0)
+    asked: list[list[str]] = []
+
+    def run_script(name: str, flags: list[str], limit_s: float) -> dict[str, object]:
+        asked.append(flags)
+        times = {"median": 5.0, "p99": 9.0}
+        return {"results": {"requests_per_s": 2.0, "ttft_ms": times, "itl_ms": times, "tpot_ms": times}}
+
+    monkeypatch.setattr("bench_cpu_parts.serving.run_script", run_script)
+    engines = [FakeServed("good", tmp_path, 200), FakeServed("bad", tmp_path, 500)]
+    found = Results()
+    with ServingBench(engines, FakeMeter(), Limits(2, 30, 30), found, tmp_path) as bench:
+        bench.launch()
+        bench.http(rows.HTTP[0])
+        pids = [server.pid for server in bench._servers.values()]
+    assert not any(map(is_running, pids))
+    launches = found.figures["launch"]
+    assert len(launches["good"]) == 2 and all(0 < figure.value < 30 for figure in launches["good"])
+    assert launches["bad"] == [None, None]
+    assert any("status 500" in failure for failure in found.failures)
+    assert len({flags[1] for flags in asked}) == 1  # the one server that is left
+    assert [flags[3] for flags in asked] == ["0", "1", "2"]
+    rates = found.figures["http-burst.rate"]["good"]
+    assert [figure.value for figure in rates] == [2.0, 2.0]
+    assert rates[0].ceiling_share == pytest.approx(2.0 * LEAST_S_OF_A_REQUEST, rel=0.05)
+    assert found.figures["http-burst.itl99"]["good"][0].value == 9.0
+
+
+# 191 tokens through the layers, 64 through the head, at 400 GFLOP/s; attention adds a little.
+LEAST_S_OF_A_REQUEST = (191 * 2 * 106.2e6 + 64 * 2 * 28.3e6) / 400e9
 
 
 def test_quantized_columns_are_there_when_the_engine_can_quantize() -> None:
