@@ -299,25 +299,28 @@ struct Rows {
     const Range* visible;  // of each row: its keys, counted from the first of the tile; may lie outside
 };
 
+// From scores to weights for one row of `attend_tile`. Not inlined: the compiler would make it for each number of rows.
+template <typename Products>
+[[gnu::noinline]] void weigh_row(const Rows<Products>& rows, int row, const Tile<typename Products::Right>& tile,
+                                 float* scores, Weights<Products>& weights) {
+    const Range visible = rows.visible[row];
+    if (visible.begin > 0 || visible.end < kTileKeys) {
+        const F32x16 hidden = set1(-INFINITY);
+        for (int64_t i = 0; i < kTileKeys; i += kLanes)
+            store(scores + i, first(visible.begin - i, hidden, first(visible.end - i, load(scores + i), hidden)));
+    }
+    F32x16 x[kTileGroups];
+    weigh<Products::kWeightDegree>(scores, rows.scale, rows.state.row(row, rows.padded_dim), rows.padded_dim, x);
+    weights.set(row, x, tile.v_scales);
+}
+
 template <typename Products, int kRows>
 inline void attend_tile(const Rows<Products>& rows, const Tile<typename Products::Right>& tile, const Places& next) {
     const int64_t padded_dim = rows.padded_dim;
-    alignas(64) float all_scores[kRows * kTileKeys];
+    alignas(64) float scores[kRows * kTileKeys];
     Weights<Products> weights;
-    multiply_keys<Products, kRows>(rows.q, padded_dim, tile, next, all_scores);
-    for (int row = 0; row < kRows; ++row) {
-        float* const scores = all_scores + row * kTileKeys;
-        const Range visible = rows.visible[row];
-        if (visible.begin > 0 || visible.end < kTileKeys) {
-            const F32x16 hidden = set1(-INFINITY);
-            for (int64_t i = 0; i < kTileKeys; i += kLanes)
-                store(scores + i,
-                      first(visible.begin - i, hidden, first(visible.end - i, load(scores + i), hidden)));
-        }
-        F32x16 x[kTileGroups];
-        weigh<Products::kWeightDegree>(scores, rows.scale, rows.state.row(row, padded_dim), padded_dim, x);
-        weights.set(row, x, tile.v_scales);
-    }
+    multiply_keys<Products, kRows>(rows.q, padded_dim, tile, next, scores);
+    for (int row = 0; row < kRows; ++row) weigh_row(rows, row, tile, scores + row * kTileKeys, weights);
     for (int part = 0; part < Weights<Products>::kParts; ++part) {
         int64_t i = 0;
         const auto multiply = [&](auto columns) {
@@ -325,7 +328,7 @@ inline void attend_tile(const Rows<Products>& rows, const Tile<typename Products
                 multiply_values<Products, kRows, columns()>(weights.part(part), tile, next, padded_dim, i, rows.state.out);
         };
         multiply(std::integral_constant<int, Products::kColumns>{});
-        // The second most frequent head dimensions, 32, 80 and 96; for bf16 alone, as each costs time to compile.
+        // For head dimensions such as 32 and 96; with bf16 alone, because each variant costs time to compile.
         if constexpr (std::is_same_v<Products, PairProducts> && Products::kColumns > 2)
             multiply(std::integral_constant<int, 2>{});
         if constexpr (Products::kColumns > 1) multiply(std::integral_constant<int, 1>{});
