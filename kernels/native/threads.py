@@ -2,7 +2,8 @@
 
 The threads of a step meet at a barrier after nearly every operation. One that is not running because another process
 has its core stops all of them, and two threads on two cores beside one busy process are slower than one thread
-(measured by `scripts/bench_threads.py`). What the number never changes is the result. Starts no thread: `pool.cpp` does.
+(measured by `scripts/bench_threads.py`). What the number never changes is the result. Starts no thread: `pool.cpp`
+does.
 """
 
 import ctypes
