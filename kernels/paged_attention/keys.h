@@ -120,7 +120,8 @@ struct Keys {
                 const int64_t run = std::min({lanes.end - lane, layout.block_size - in_block,
                                               kGroupSlots - from % kGroupSlots});
                 const int64_t offset = layout.tile_offset(from, head);
-                copy_keys(reinterpret_cast<const Right*>(k_cache + offset), from % kGroupSlots, {lane, lane + run}, keys);
+                copy_keys(reinterpret_cast<const Right*>(k_cache + offset), from % kGroupSlots, {lane, lane + run},
+                          keys);
                 copy_values(reinterpret_cast<const Right*>(v_cache + offset), from % kGroupSlots, {lane, lane + run},
                             values);
                 lane += run;
@@ -184,7 +185,8 @@ struct Keys {
         const int64_t padded_dim = layout.padded_dim();
         for (int64_t lane = lanes.begin; lane < lanes.end; ++lane, ++from)
             for (int64_t dim = 0; dim < padded_dim; ++dim)
-                target[value_index<Element>(padded_dim, lane, dim)] = source[value_index<Element>(padded_dim, from, dim)];
+                target[value_index<Element>(padded_dim, lane, dim)] =
+                    source[value_index<Element>(padded_dim, from, dim)];
     }
 
     // Makes the values of all lanes but `lanes` zero.

@@ -1,7 +1,7 @@
 // Causal attention of a ragged batch over the paged cache: operations `plan_attention` (once per step) and
 // `paged_attention` (once per layer). Does not write the cache: `store_kv` has, before it runs.
 //
-// For each item of the plan and each KV head, a thread walks the tiles of 64 keys. All query rows of the item (the heads
+// For each item of the plan and each KV head, a thread walks the tiles of 64 keys. All rows of the item (the heads
 // that share the KV head, for each of its tokens) pass over a tile while it is near, kRowsAtOnce at a time. The softmax
 // is the online one (Milakov and Gimelshein 2018; Dao et al. 2022) within segments of 256 keys counted from position 0,
 // and the segments are folded in order: the sums of a row do not depend on how the step is cut up.

@@ -120,7 +120,8 @@ struct Limits {
         const int64_t rows = std::max(shape.group(), int64_t{kRowsAtOnce});
         num_items = 2 * units;
         num_counters = units;
-        partial_floats = std::min(units * segments * state_floats(rows, shape.layout.padded_dim()), kMaxPartialBytes / 4);
+        const int64_t floats = state_floats(rows, shape.layout.padded_dim());
+        partial_floats = std::min(units * segments * floats, kMaxPartialBytes / int64_t{sizeof(float)});
     }
 };
 
@@ -173,8 +174,10 @@ class Planner {
     int64_t tokens_of(int64_t request) const {
         const int64_t least = shape_.tokens(kRowsAtOnce), last = step_.context_lens[request] - 1;
         int64_t tokens = shape_.tokens(kItemRows);
-        while (tokens > least && shape_.cost(tokens, shape_.num_tiles(std::max(int64_t{0}, last - tokens + 1), last)) > largest_)
-            tokens = std::max(least, tokens / 2);
+        const auto cost = [&](int64_t size) {
+            return shape_.cost(size, shape_.num_tiles(std::max(int64_t{0}, last - size + 1), last));
+        };
+        while (tokens > least && cost(tokens) > largest_) tokens = std::max(least, tokens / 2);
         return tokens;
     }
 

@@ -240,7 +240,8 @@ inline void raise_exponent(const State& row, int64_t padded_dim, float exponent)
 
 // Makes weights of one row's scores: 2^(score * scale - exponent). Raises the exponent if it must.
 template <int kDegree>
-inline void weigh(const float* scores, float scale, const State& row, int64_t padded_dim, F32x16 (&weights)[kTileGroups]) {
+inline void weigh(const float* scores, float scale, const State& row, int64_t padded_dim,
+                  F32x16 (&weights)[kTileGroups]) {
     F32x16 x[kTileGroups];
     OCTAVO_UNROLL for (int i = 0; i < kTileGroups; ++i) x[i] = load(scores + i * kLanes);
     const F32x16 largest = max(max(x[0], x[1]), max(x[2], x[3]));
@@ -276,7 +277,8 @@ struct Weights {
             const F32x16 inverse = set1(largest > 0.0f ? kMaxLevel / largest : 0.0f);
             F32x16 sum = zero();
             OCTAVO_UNROLL for (int i = 0; i < kTileGroups; ++i) {
-                const F32x16 level = min(round(x[i] * inverse), set1(kMaxLevel)), high = round(level * set1(1.0f / 128));
+                const F32x16 level = min(round(x[i] * inverse), set1(kMaxLevel));
+                const F32x16 high = round(level * set1(1.0f / 128));
                 store(levels[0] + row * kTileKeys + i * kLanes, high);
                 store(levels[1] + row * kTileKeys + i * kLanes, fma(high, set1(-128.0f), level));
                 sum = sum + level;
@@ -325,7 +327,8 @@ inline void attend_tile(const Rows<Products>& rows, const Tile<typename Products
         int64_t i = 0;
         const auto multiply = [&](auto columns) {
             for (; i + columns() * kLanes <= padded_dim; i += columns() * kLanes)
-                multiply_values<Products, kRows, columns()>(weights.part(part), tile, next, padded_dim, i, rows.state.out);
+                multiply_values<Products, kRows, columns()>(weights.part(part), tile, next, padded_dim, i,
+                                                            rows.state.out);
         };
         multiply(std::integral_constant<int, Products::kColumns>{});
         // For head dimensions such as 32 and 96; with bf16 alone, because each variant costs time to compile.
@@ -340,7 +343,8 @@ inline void fold(const State& total, const State& part, int64_t num_rows, int64_
     for (int64_t index = 0; index < num_rows; ++index) {
         const State a = total.row(index, padded_dim), b = part.row(index, padded_dim);
         const float exponent = std::max(*a.exponents, *b.exponents);
-        const F32x16 a_factor = exp2<6>(set1(*a.exponents - exponent)), b_factor = exp2<6>(set1(*b.exponents - exponent));
+        const F32x16 a_factor = exp2<6>(set1(*a.exponents - exponent));
+        const F32x16 b_factor = exp2<6>(set1(*b.exponents - exponent));
         for (int64_t i = 0; i < padded_dim; i += kLanes)
             store(a.out + i, fma(load(b.out + i), b_factor, load(a.out + i) * a_factor));
         store(a.sums, fma(load(b.sums), b_factor, load(a.sums) * a_factor));
