@@ -153,12 +153,15 @@ class Vllm:
 
     def _environment(self) -> tuple[tuple[str, str], ...]:
         cores = sorted(os.sched_getaffinity(0))
+        # vLLM asks for Intel's OpenMP to be loaded first; its CPU build brings it along.
+        openmp = self.python.parent.parent / "lib" / "libiomp5.so"
         return (
             ("VLLM_CPU_KVCACHE_SPACE", str(CACHE_GB)),
             # By itself it leaves a core to its scheduler and computes on the other.
             ("VLLM_CPU_OMP_THREADS_BIND", ",".join(map(str, cores))),
             ("VLLM_NO_USAGE_STATS", "1"),
             ("HF_HUB_OFFLINE", "1"),
+            *([("LD_PRELOAD", str(openmp))] if openmp.is_file() else []),
         )
 
 

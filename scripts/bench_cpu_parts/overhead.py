@@ -20,7 +20,8 @@ from bench_cpu_parts.session import EngineFailure, free_port
 
 NUM_STREAMS = 200
 NUM_REQUESTS = 2000
-DUMMY_FLAGS = ("--load-format", "dummy", "--max-num-seqs", str(NUM_STREAMS))
+# They come after the engine's own, and the last value of a flag counts.
+DUMMY_FLAGS = ("--load-format", "dummy", "--max-num-seqs", str(NUM_STREAMS), "--max-model-len", "2048")
 
 
 def run(engines: Sequence[Engine], limits: Limits, results: Results, logs: Path) -> None:
