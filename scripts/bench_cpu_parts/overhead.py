@@ -25,7 +25,7 @@ DUMMY_FLAGS = ("--load-format", "dummy", "--max-num-seqs", str(NUM_STREAMS), "--
 
 
 def run(engines: Sequence[Engine], limits: Limits, results: Results, logs: Path) -> None:
-    """Measure every engine in each round."""
+    """Measure every engine in each round; a first run of each does not count."""
     print("HTTP and coding overhead", flush=True)
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         bench_overhead.write_model(Path(folder))
@@ -45,7 +45,7 @@ def run(engines: Sequence[Engine], limits: Limits, results: Results, logs: Path)
                 continue
             server.rest()
             servers[engine.key] = server
-        for number in range(1, limits.rounds + 1):
+        for number in range(limits.rounds + 1):
             for key, server in servers.items():
                 _round(key, server, number, limits, results)
 
@@ -60,6 +60,8 @@ def _round(key: str, server: Server, number: int, limits: Limits, results: Resul
         results.fail(f"{key}, overhead", error)
         report = None
     server.rest()
+    if number == 0:
+        return
     for mode, metric in OVERHEAD.items():
         figure = Figure(report["results"]["median"][mode]["requests_per_s"]) if report else None
         results.add(metric, key, figure)
