@@ -5,7 +5,6 @@ import gc
 from octavo.protocol.control import WorkerSpec
 from octavo.protocol.env import set_default
 from octavo.protocol.lifecycle import Reporter, StopSignal, run_child
-from octavo.worker_proc.deferred_import import defer_unused_imports
 
 
 def main(spec: WorkerSpec, reporter: Reporter, stop: StopSignal) -> int:
@@ -15,7 +14,6 @@ def main(spec: WorkerSpec, reporter: Reporter, stop: StopSignal) -> int:
     # Imports leave little garbage, and looking for it again and again takes a tenth of their time. The worker
     # begins to collect when it is ready.
     gc.disable()
-    defer_unused_imports()
     with reporter.phase("importing torch"):
         from octavo.worker_proc.worker import Worker
 

@@ -353,21 +353,46 @@ inline void store_first(Element* p, F32x16 a, int64_t count) {
     std::memcpy(p, values, static_cast<size_t>(count) * sizeof(Element));
 }
 
-// Sums and maxima over the lanes, always by the same tree: halves, quarters, ...
+// Sums and maxima over the lanes, always by the same tree: lane i with lane i + 8, then with i + 4, i + 2, i + 1.
+#if defined(OCTAVO_AVX512) || defined(OCTAVO_AVX2)
+inline __m256 lower_half(F32x16 a) {
+#if defined(OCTAVO_AVX512)
+    return _mm512_castps512_ps256(a.v);
+#else
+    return a.lo;
+#endif
+}
+inline __m256 upper_half(F32x16 a) {
+#if defined(OCTAVO_AVX512)
+    return _mm512_extractf32x8_ps(a.v, 1);
+#else
+    return a.hi;
+#endif
+}
 inline float reduce_add(F32x16 a) {
-    float v[kLanes];
-    store(v, a);
-    for (int half = kLanes / 2; half > 0; half /= 2)
-        for (int i = 0; i < half; ++i) v[i] += v[i + half];
-    return v[0];
+    const __m256 eight = _mm256_add_ps(lower_half(a), upper_half(a));
+    const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+    const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
 }
 inline float reduce_max(F32x16 a) {
-    float v[kLanes];
-    store(v, a);
-    for (int half = kLanes / 2; half > 0; half /= 2)
-        for (int i = 0; i < half; ++i) v[i] = v[i] > v[i + half] ? v[i] : v[i + half];
-    return v[0];
+    const __m256 eight = _mm256_max_ps(lower_half(a), upper_half(a));
+    const __m128 four = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+    const __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
 }
+#else
+inline float reduce_add(F32x16 a) {
+    for (int half = kLanes / 2; half > 0; half /= 2)
+        for (int i = 0; i < half; ++i) a.v[i] += a.v[i + half];
+    return a.v[0];
+}
+inline float reduce_max(F32x16 a) {
+    for (int half = kLanes / 2; half > 0; half /= 2)
+        for (int i = 0; i < half; ++i) a.v[i] = a.v[i] > a.v[i + half] ? a.v[i] : a.v[i + half];
+    return a.v[0];
+}
+#endif
 
 // e^x within 2 units in the last place: infinity from 88.73 on, subnormal below -87.3 and 0 below -104; NaN stays NaN.
 // x = n ln 2 + r with ln 2 in two parts (Cody and Waite), and the polynomial of degree 6 in r that Cephes (Moshier)

@@ -38,9 +38,7 @@ inline void quantize_group(const Element* x, int64_t count, int64_t size, int8_t
     for (int64_t i = 0; i < size; i += kLanes) {
         const F32x16 rounded = is_finite ? round(load_up_to(x + i, count - i) * inverse) : zero();
         total = total + rounded;  // exact: integers far below 2^24
-        float numbers[kLanes];
-        store(numbers, rounded);
-        for (int lane = 0; lane < kLanes; ++lane) levels[i + lane] = static_cast<int8_t>(numbers[lane]);
+        store(levels + i, rounded);
     }
     *sum = static_cast<int32_t>(reduce_add(total));
 }

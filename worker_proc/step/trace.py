@@ -10,7 +10,6 @@ from typing import Any
 import torch.profiler
 
 from octavo.kernels.native.program import Program
-from octavo.worker_proc.deferred_import import run_deferred_imports
 from octavo.worker_proc.step.forward import Forward, NativeForward
 
 logger = logging.getLogger(__name__)
@@ -56,7 +55,6 @@ class StepTrace:
 
 def _profile() -> Callable[[Path], None]:
     """Start torch's profiler; the function returned ends it and writes what it saw."""
-    run_deferred_imports()
     profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], record_shapes=True)
     profiler.start()
 

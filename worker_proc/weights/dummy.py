@@ -7,8 +7,6 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from octavo.worker_proc.deferred_import import run_deferred_imports
-
 
 def fill_dummy(parameters: Iterable[tuple[str, Tensor]], seed: int) -> None:
     """Write random values into every parameter.
@@ -16,7 +14,6 @@ def fill_dummy(parameters: Iterable[tuple[str, Tensor]], seed: int) -> None:
     Matrices are normal with a deviation of 1 / sqrt(columns), so that activations keep their size through
     the layers; scales of normalisations are near one and biases near zero.
     """
-    run_deferred_imports()  # torch refuses to make a generator without them
     for name, tensor in parameters:
         # torch's generator on the CPU uses 32 bits of its seed.
         generator = torch.Generator().manual_seed(zlib.crc32(f"{seed} {name}".encode()))
