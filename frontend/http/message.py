@@ -1,11 +1,8 @@
 """Requests and responses of the HTTP server, without the connection that they travel on."""
 
 from collections.abc import AsyncGenerator, Mapping
-from http import HTTPStatus
 
 JSON = "application/json"
-
-_STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
 
 
 class Request:
@@ -51,15 +48,6 @@ class Response:
         if media_type is not None:
             self.headers["content-type"] = media_type
 
-    def head(self, *extra: bytes) -> bytes:
-        """Return status line and headers as they go over the wire.
-
-        Args:
-            extra: lines that the connection adds, each with its line end.
-        """
-        own = "".join([f"{name}: {value}\r\n" for name, value in self.headers.items()])
-        return b"".join([status_line(self.status), own.encode("latin-1"), *extra, b"\r\n"])
-
 
 class StreamedResponse(Response):
     """An answer that is sent piece by piece as it comes into being.
@@ -71,10 +59,5 @@ class StreamedResponse(Response):
     __slots__ = ()
 
     def pieces(self) -> AsyncGenerator[bytes]:
-        """Return what yields the body's pieces; whoever takes it also closes it."""
+        """Return what yields the body's pieces, one at least; whoever takes it also closes it."""
         raise NotImplementedError
-
-
-def status_line(status: int) -> bytes:
-    """Return the first line of a response."""
-    return _STATUS_LINES.get(status) or f"HTTP/1.1 {status} \r\n".encode()

@@ -1,6 +1,6 @@
 """`run`: one engine and one HTTP server from start to end, with its signals and its log.
 
-What the routes do is in `routes/`, how connections are served in `server.py`.
+What the routes do is in `routes/`, how its connections end in `server.py`.
 """
 
 import asyncio
@@ -81,7 +81,7 @@ async def _serve(engine: SpawnedEngine, config: ServerConfig, listener: Listener
             logger.info("engine address for further applications: %s", client.address)
             logger.info("listening on %s, serving %s", listener.url, names)
             lines = asyncio.create_task(_log_throughput(client)) if client.config.log_stats else None
-            await server.serve(listener.socket)
+            await server.serve(sockets=[listener.socket])
             if lines:
                 lines.cancel()
         if server.engine_failure:

@@ -1,14 +1,16 @@
-"""`Server`: accepts connections, and ends them in good order. What is said on them is the application's business."""
+"""`Server`: uvicorn with our way to end. What is said over its connections is the application's business."""
 
 import asyncio
 import contextlib
 import logging
 import signal
-import socket
-import time
+from collections.abc import Iterator
 from typing import Protocol
 
-from octavo.frontend.http.connection import Application, Connection
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from octavo.frontend.http.asgi import Application, AsgiApp
 from octavo.frontend.http.listener import BACKLOG
 from octavo.protocol.config import ServerConfig
 from octavo.protocol.errors import EngineDeadError
@@ -16,10 +18,10 @@ from octavo.protocol.errors import EngineDeadError
 logger = logging.getLogger(__name__)
 
 TICK_S = 1.0
-"""How often the server looks whether the engine still lives, and which connections have been idle for too long."""
+"""How often the server renews its Date header and looks whether the engine still lives."""
 
-KEEP_ALIVE_S = 5.0
-"""What an idle connection is kept open for."""
+KEEP_ALIVE_S = 5
+"""What an idle connection is kept open for after a response."""
 
 LAST_WORDS_S = 2.0
 """What responses get to carry out that their requests were aborted, or that the engine has died."""
@@ -40,7 +42,7 @@ class Engine(Protocol):
         """End every request with what there is."""
 
 
-class Server:
+class Server(uvicorn.Server):
     """One signal drains, a second aborts, a dead engine ends it at once.
 
     Args:
@@ -50,74 +52,61 @@ class Server:
     """
 
     def __init__(self, app: Application, config: ServerConfig, engine: Engine) -> None:
+        _route_log()
+        super().__init__(
+            uvicorn.Config(
+                AsgiApp(app),
+                interface="asgi3",
+                loop="none",
+                # The class, not its name: that would be imported only when the engine is ready.
+                http=HttpToolsProtocol,
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                access_log=not config.disable_access_log,
+                server_header=False,
+                proxy_headers=False,
+                timeout_keep_alive=KEEP_ALIVE_S,
+                backlog=BACKLOG,
+                workers=1,
+            )
+        )
         self.engine_failure: EngineDeadError | None = None
         """Why the engine died, if it did."""
-        self._app = app
-        self._config = config
         self._engine = engine
-        self._connections: set[Connection] = set()
+        self._shutdown_timeout_s = config.shutdown_timeout
         self._stop = asyncio.Event()
-        self._is_listening = False
-
-    @property
-    def is_listening(self) -> bool:
-        """True while new connections are accepted."""
-        return self._is_listening
-
-    async def serve(self, listening: socket.socket) -> None:
-        """Serve until a signal or the engine's death, then until the last connection is gone.
-
-        Args:
-            listening: closed as soon as no further connection is wanted.
-        """
-        loop = asyncio.get_running_loop()
-        create = loop.create_unix_server if listening.family == socket.AF_UNIX else loop.create_server
-        acceptor = await create(self._connect, sock=listening, backlog=BACKLOG)
-        self._is_listening = True
-        await self._until_stopped()
-        acceptor.close()
-        listening.close()
-        self._is_listening = False
-        for connection in list(self._connections):
-            connection.shut_down()
-        await self._until_empty()
 
     def on_signal(self, number: signal.Signals) -> None:
         """Drain on the first signal, abort on the second."""
-        if self._stop.is_set():
+        if self.should_exit:
             self._abort(f"{number.name} again")
             return
         logger.info(
             "%s: no new requests; waiting up to %g s for %d running ones (once more to abort them)",
             number.name,
-            self._config.shutdown_timeout,
+            self._shutdown_timeout_s,
             self._engine.num_live_requests,
         )
+        self.should_exit = True
         self._stop.set()
-        asyncio.get_running_loop().call_later(self._config.shutdown_timeout, self._abort, "time is up")
+        asyncio.get_running_loop().call_later(self._shutdown_timeout_s, self._abort, "time is up")
 
-    def _connect(self) -> Connection:
-        return Connection(self._app, self._connections, has_access_log=not self._config.disable_access_log)
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave the signals to `on_signal`."""
+        yield
 
-    async def _until_stopped(self) -> None:
-        while not self._stop.is_set():
+    async def main_loop(self) -> None:
+        """Wait for a signal or the engine's death, without uvicorn's ten wake-ups per second."""
+        while not await self.on_tick(counter=0):
             if self._engine.failure:
                 self.engine_failure = self._engine.failure
+                self.should_exit = True
                 asyncio.get_running_loop().call_later(LAST_WORDS_S, self._cut)
-                return
-            self._close_idle()
+                continue
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stop.wait(), TICK_S)
-
-    def _close_idle(self) -> None:
-        deadline = time.monotonic() - KEEP_ALIVE_S
-        for connection in list(self._connections):
-            if connection.idle_since is not None and connection.idle_since < deadline:
-                connection.shut_down()
-
-    async def _until_empty(self) -> None:
-        while self._connections:
-            await asyncio.wait([connection.closed for connection in self._connections])
 
     def _abort(self, why: str) -> None:
         """End all requests; their callers get what there is, with finish reason "abort"."""
@@ -128,5 +117,16 @@ class Server:
 
     def _cut(self) -> None:
         """Close every connection, the last resort for callers who do not read."""
-        for connection in list(self._connections):
-            connection.abort()
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
+        self.force_exit = True
+
+
+def _route_log() -> None:
+    """Send uvicorn's log where ours goes; of its life we tell ourselves, so only its complaints."""
+    ours = logging.getLogger("octavo")
+    for name, level in (("uvicorn.error", logging.WARNING), ("uvicorn.access", logging.INFO)):
+        theirs = logging.getLogger(name)
+        theirs.handlers[:] = ours.handlers
+        theirs.propagate = ours.propagate
+        theirs.setLevel(max(level, ours.getEffectiveLevel()))

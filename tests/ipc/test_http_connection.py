@@ -1,4 +1,4 @@
-"""HTTP/1.1 byte by byte on a real socket: order, framing, limits, and what callers do wrong."""
+"""The application behind uvicorn, byte by byte on a real socket: order, limits, slow callers, failures."""
 
 import asyncio
 import json
@@ -9,7 +9,7 @@ import pytest
 from fake_client import MODEL, FakeClient
 from http_client import Caller, application, until
 
-from octavo.frontend.http import connection
+from octavo.frontend.http import asgi
 from octavo.protocol.errors import OverloadedError
 
 PATH = "/v1/completions"
@@ -88,25 +88,6 @@ def test_a_body_in_chunks_and_in_many_pieces() -> None:
     play(scenario)
 
 
-@pytest.mark.parametrize(
-    ("version", "line"), [("1.0", ""), ("1.0", "Connection: keep-alive\r\n"), ("1.1", "Connection: close\r\n")]
-)
-@pytest.mark.parametrize("stream", [False, True])
-def test_callers_who_want_the_connection_closed(version: str, line: str, stream: bool) -> None:
-    async def scenario(caller: Caller) -> None:
-        content = json.dumps(ASK | {"stream": stream}).encode()
-        head = f"POST {PATH} HTTP/{version}\r\n{line}Content-Length: {len(content)}\r\n\r\n"
-        caller.send(head.encode() + content)
-        answer = await caller.read_to_end()
-        head, _, body = answer.partition(b"\r\n\r\n")
-        assert b"connection: close" in head
-        # HTTP/1.0 knows no chunks: there the end of the connection ends the body.
-        assert (b"transfer-encoding" in head) == (stream and version == "1.1")
-        assert text_of(body) == "Hello!" if not stream else b"data: [DONE]" in body
-
-    play(scenario)
-
-
 def test_expect_continue_is_encouraged_unless_refused() -> None:
     async def scenario(caller: Caller) -> None:
         content = json.dumps(ASK).encode()
@@ -142,41 +123,9 @@ def test_forms_of_a_target(target: str) -> None:
     play(scenario)
 
 
-def test_an_upgrade_is_answered_as_any_other_request() -> None:
-    async def scenario(caller: Caller) -> None:
-        caller.send(b"GET /health HTTP/1.1\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n")
-        answer = await caller.read_to_end()
-        assert answer.startswith(b"HTTP/1.1 200 OK\r\n") and b"connection: close" in answer
-
-    play(scenario)
-
-
-@pytest.mark.parametrize(
-    "garbage", [b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc", b"GET / HTTP/9\r\n\r\n", b"\r\n\r\nwhat\r\n\r\n"]
-)
-def test_what_is_no_http_is_refused(garbage: bytes) -> None:
-    async def scenario(caller: Caller) -> None:
-        caller.send(garbage)
-        status, headers, body = await caller.read_response()
-        assert (status, error_of(body)["code"], headers["connection"]) == (400, 400, "close")
-        assert await caller.read_to_end() == b""
-
-    play(scenario)
-
-
-def test_a_head_without_end_is_refused() -> None:
-    async def scenario(caller: Caller) -> None:
-        caller.send(b"GET / HTTP/1.1\r\n")
-        caller.send(b"x-filler: " + b"a" * connection.MAX_HEAD_BYTES + b"\r\n")
-        status, _, body = await caller.read_response()
-        assert (status, error_of(body)["type"]) == (431, "RequestTooLargeError")
-
-    play(scenario)
-
-
 @pytest.mark.parametrize("announces", [True, False])
 def test_a_body_over_the_limit_is_not_kept(announces: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "MAX_BODY_BYTES", 1000)
+    monkeypatch.setattr(asgi, "MAX_BODY_BYTES", 1000)
 
     async def scenario(caller: Caller) -> None:
         length = b"content-length: 2000" if announces else b"transfer-encoding: chunked"
@@ -214,7 +163,7 @@ def test_a_caller_who_does_not_read_stops_the_stream() -> None:
     play(scenario, client)
 
 
-def test_an_unexpected_failure_is_logged_and_leaves_the_connection_usable(
+def test_an_unexpected_failure_is_answered_and_logged(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     client = FakeClient()
@@ -222,32 +171,50 @@ def test_an_unexpected_failure_is_logged_and_leaves_the_connection_usable(
 
     async def scenario(caller: Caller) -> None:
         caller.send(b"GET /health HTTP/1.1\r\n\r\n")
-        assert (await caller.read_response())[0] == 500
-        caller.send(b"GET /version HTTP/1.1\r\n\r\n")
-        assert (await caller.read_response())[0] == 200
+        status, _, body = await caller.read_response()
+        assert (status, error_of(body)["type"]) == (500, "InternalServerError")
+        assert await caller.read_to_end() == b""
 
     play(scenario, client)
-    assert "ZeroDivisionError" in caplog.text
+    assert "GET /health failed" in caplog.text and "ZeroDivisionError" in caplog.text
 
 
-def test_an_unexpected_failure_inside_a_stream_ends_it_in_order(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("num_tokens", [0, 1])
+def test_an_unexpected_failure_of_a_stream_ends_it_in_order(num_tokens: int, caplog: pytest.LogCaptureFixture) -> None:
     class Broken(FakeClient):
         async def _outputs(self, *arguments):
-            async for output in super()._outputs(*arguments):
-                yield output
-                raise ZeroDivisionError("in our code")
+            outputs = super()._outputs(*arguments)
+            for _ in range(num_tokens):
+                yield await anext(outputs)
+            await outputs.aclose()
+            raise ZeroDivisionError("in our code")
 
-    async def scenario(caller: Caller) -> bytes:
+    async def scenario(caller: Caller) -> tuple[int, bytes]:
         caller.ask(PATH, ASK | {"stream": True})
         status, _, body = await caller.read_response()
-        caller.ask("/tokenize", {"prompt": "a"})
-        assert (await caller.read_response())[0] == status == 200
-        return body
+        assert await caller.read_to_end() == b""
+        return status, body
 
-    events = play(scenario, Broken()).split(b"\n\n")
-    assert [event for event in events if b"in our code" in event] == []
-    assert b"InternalServerError" in events[-3] and events[-2:] == [b"data: [DONE]", b""]
+    status, body = play(scenario, Broken())
+    assert b"InternalServerError" in body and b"in our code" not in body
+    assert status == (200 if num_tokens else 500)
+    assert body.endswith(b"data: [DONE]\n\n") == bool(num_tokens)
     assert "in our code" in caplog.text
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_caller_who_leaves_ends_the_request_without_a_word(stream: bool, caplog: pytest.LogCaptureFixture) -> None:
+    client = FakeClient()
+    client.pause_after = 1
+
+    async def scenario(caller: Caller) -> None:
+        caller.ask(PATH, ASK | {"stream": stream})
+        await until(lambda: client.requests)
+        await caller.leave()
+        await until(lambda: client.ended_early)
+
+    play(scenario, client)
+    assert caplog.text == ""
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -34,7 +34,7 @@ def anywhere() -> ServerConfig:
 async def running(client: FakeClient, config: ServerConfig) -> AsyncIterator[tuple[Server, httpx.AsyncClient]]:
     listener = listen(config)
     server = Server(application(client), config, client)
-    serving = asyncio.create_task(server.serve(listener.socket))
+    serving = asyncio.create_task(server.serve(sockets=[listener.socket]))
     try:
         transport = httpx.AsyncHTTPTransport(uds=config.uds)
         url = "http://octavo.test" if config.uds else listener.url
@@ -133,7 +133,7 @@ def test_first_signal_lets_running_requests_finish(anywhere: ServerConfig) -> No
             asking = asyncio.create_task(http.post(PATH, json=ASK))
             await until(lambda: client.requests)
             server.on_signal(signal.SIGTERM)
-            await until(lambda: not server.is_listening)
+            await until(lambda: not server.servers[0].is_serving())
             with pytest.raises(httpx.ConnectError):
                 async with httpx.AsyncClient(base_url=http.base_url) as late:
                     await late.get("/health")
@@ -166,7 +166,7 @@ def test_dead_engine_ends_the_server(anywhere: ServerConfig) -> None:
         client = FakeClient()
         listener: Listener = listen(anywhere)
         server = Server(application(client), anywhere, client)
-        serving = asyncio.create_task(server.serve(listener.socket))
+        serving = asyncio.create_task(server.serve(sockets=[listener.socket]))
         client.failure = EngineDeadError("the core was killed by SIGKILL")
         await asyncio.wait_for(serving, 30)
         listener.close()
@@ -178,7 +178,6 @@ def test_dead_engine_ends_the_server(anywhere: ServerConfig) -> None:
 def test_idle_connections_are_closed_and_busy_ones_are_not(
     anywhere: ServerConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server_module, "TICK_S", 0.05)
     monkeypatch.setattr(server_module, "KEEP_ALIVE_S", 0.1)
 
     async def wait() -> None:
@@ -188,12 +187,32 @@ def test_idle_connections_are_closed_and_busy_ones_are_not(
             asking = asyncio.create_task(http.post(PATH, json=ASK))
             await until(lambda: client.requests)
             reader, writer = await asyncio.open_connection(http.base_url.host, http.base_url.port)
-            assert await asyncio.wait_for(reader.read(), 10) == b"", "an idle connection stays open"
+            writer.write(b"GET /health HTTP/1.1\r\n\r\n")
+            assert await asyncio.wait_for(reader.read(), 10), "an idle connection stays open"
             writer.close()
             client.gate.set()
             assert (await asking).text.endswith("data: [DONE]\n\n")
 
     asyncio.run(wait())
+
+
+def test_what_does_not_end_after_an_abort_is_cut_off(anywhere: ServerConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_module, "LAST_WORDS_S", 0.1)
+    client = FakeClient()
+    client.pause_after = 2
+    monkeypatch.setattr(client, "abort_all", lambda: None)
+
+    async def wait() -> None:
+        async with running(client, anywhere) as (server, http):
+            asking = asyncio.create_task(http.post(PATH, json=ASK))
+            await until(lambda: client.requests)
+            for _ in range(2):
+                server.on_signal(signal.SIGINT)
+            with pytest.raises(httpx.RemoteProtocolError):
+                await asking
+
+    asyncio.run(wait())
+    assert client.ended_early, "the engine was not told"
 
 
 @pytest.mark.parametrize("is_disabled", [True, False])
@@ -206,9 +225,9 @@ def test_access_log_is_a_line_per_response(is_disabled: bool, caplog: pytest.Log
             await http.post("/nowhere")
 
     asyncio.run(ask())
-    lines = [record.getMessage() for record in caplog.records if record.name.endswith("connection")]
+    lines = [record.getMessage() for record in caplog.records if record.name == "uvicorn.access"]
     assert [line.partition(" - ")[2] for line in lines] == (
-        [] if is_disabled else ['"GET /version" 200', '"POST /nowhere" 404']
+        [] if is_disabled else ['"GET /version HTTP/1.1" 200', '"POST /nowhere HTTP/1.1" 404']
     )
 
 

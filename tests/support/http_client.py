@@ -1,8 +1,9 @@
-"""Clients of the HTTP application, over a Unix socket of their own."""
+"""Clients of the HTTP application, served by uvicorn on a Unix socket of its own."""
 
 import asyncio
 import contextlib
 import json
+import socket
 import tempfile
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
@@ -13,9 +14,10 @@ import openai
 from fake_client import FakeClient
 
 from octavo.frontend.http.app import App
-from octavo.frontend.http.connection import Connection
+from octavo.frontend.http.server import Server
 from octavo.frontend.http.serving import Serving
 from octavo.frontend.metrics.exporter import Metrics
+from octavo.protocol.config import ServerConfig
 
 URL = "http://octavo.test"
 
@@ -29,19 +31,26 @@ def application(client: FakeClient, api_keys: Sequence[str] = (), *, trusts_requ
 @contextlib.asynccontextmanager
 async def listening(app: App) -> AsyncIterator[str]:
     """Serve the application on a socket; yield its path."""
-    connections: set[Connection] = set()
-    with tempfile.TemporaryDirectory() as directory:
+    with tempfile.TemporaryDirectory() as directory, socket.socket(socket.AF_UNIX) as bound:
         path = str(Path(directory) / "s")
-        loop = asyncio.get_running_loop()
-        server = await loop.create_unix_server(lambda: Connection(app, connections, has_access_log=False), path)
+        bound.bind(path)
+        server = Server(app, ServerConfig(), app.serving.client)
+        serving = asyncio.create_task(server.serve(sockets=[bound]))
+        await until(lambda: server.started)
         try:
             yield path
         finally:
-            server.close()
-            for connection in list(connections):
-                connection.abort()
-            if connections:
-                await asyncio.wait([connection.closed for connection in connections])
+            await _end(server, serving)
+
+
+async def _end(server: Server, serving: "asyncio.Task[None]") -> None:
+    """End a server without its patience, which would cost every test a tenth of a second."""
+    serving.cancel()
+    for acceptor in server.servers:
+        acceptor.close()
+    for connection in list(server.server_state.connections):
+        connection.transport.abort()
+    await asyncio.wait([serving, *server.server_state.tasks], timeout=30)
 
 
 @contextlib.asynccontextmanager

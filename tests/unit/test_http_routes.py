@@ -107,7 +107,7 @@ def test_unexpected_failure_hides_its_cause(monkeypatch) -> None:
 
 
 def test_body_larger_than_the_limit(monkeypatch) -> None:
-    monkeypatch.setattr("octavo.frontend.http.connection.MAX_BODY_BYTES", 100)
+    monkeypatch.setattr("octavo.frontend.http.asgi.MAX_BODY_BYTES", 100)
     response = post(FakeClient(), "/tokenize", {"prompt": "a" * 100})
     assert (response.status_code, response.json()["error"]["code"]) == (413, 413)
 

@@ -1,0 +1,160 @@
+"""`AsgiApp`: the application as ASGI 3 has it, for any server that speaks it. Knows no route and no socket.
+
+The interface: https://asgi.readthedocs.io/en/latest/specs/www.html. Pieces are sent one by one as they come: what
+is sent in one turn of the event loop goes out in one write, which is uvloop's doing.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any, Protocol, TypeAlias
+
+from octavo.frontend.http.errors import refusal
+from octavo.frontend.http.message import Request, Response, StreamedResponse
+from octavo.protocol.errors import OctavoError
+
+MAX_BODY_BYTES = 64 * 2**20
+
+Message: TypeAlias = MutableMapping[str, Any]
+"""What an ASGI server and its application say to each other; also the scope, which opens a request."""
+Receive: TypeAlias = Callable[[], Awaitable[Message]]
+Send: TypeAlias = Callable[[Message], Awaitable[None]]
+
+
+class Application(Protocol):
+    """What answers the requests."""
+
+    def screen(self, request: Request) -> Response | None:
+        """Return the answer to a request that its head already refuses; else its body is read."""
+
+    async def answer(self, request: Request) -> Response:
+        """Return the answer to a request."""
+
+    def failure(self, request: Request, error: Exception) -> Response:
+        """Return the answer to a request that failed before the first piece of its response."""
+
+
+class AsgiApp:
+    """Reads requests, has them answered and sends the responses.
+
+    An unexpected error is answered too, then goes on to the server, which logs it and closes the connection.
+
+    Args:
+        app: what answers.
+    """
+
+    def __init__(self, app: Application) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        """Serve one request.
+
+        Raises:
+            ValueError: it is no HTTP request.
+        """
+        if scope["type"] != "http":
+            raise ValueError(f"only http is served, not {scope['type']}")
+        # In reverse, so that of several headers with one name the first stays.
+        request = Request(scope["method"], scope["path"], dict(reversed(scope["headers"])))
+        refused = self._app.screen(request) or _refused_length(request)
+        if refused is None:
+            body = await _read_body(receive)
+            if body is None:
+                return
+            if len(body) > MAX_BODY_BYTES:
+                refused = _too_large()
+            request.body = body
+        if refused is None:
+            await self._work(request, receive, send)
+        else:
+            await _send_whole(refused, send)
+
+    async def _work(self, request: Request, receive: Receive, send: Send) -> None:
+        """Answer a request unless its caller leaves: then whatever works on it is cancelled."""
+        task = asyncio.current_task()
+        assert task is not None
+        watcher = asyncio.create_task(_cancel_on_leaving(task, receive))
+        try:
+            await self._answer(request, send)
+        except asyncio.CancelledError:
+            # Not the caller's leaving, or not that alone: the server wants the task to end.
+            if not watcher.done() or task.uncancel():
+                raise
+        finally:
+            watcher.cancel()
+
+    async def _answer(self, request: Request, send: Send) -> None:
+        try:
+            response = await self._app.answer(request)
+        except Exception as error:
+            await _send_whole(self._app.failure(request, error), send)
+            raise
+        if isinstance(response, StreamedResponse):
+            await self._send_stream(request, response, send)
+        else:
+            await _send_whole(response, send)
+
+    async def _send_stream(self, request: Request, response: StreamedResponse, send: Send) -> None:
+        has_begun = False
+        pieces = response.pieces()
+        try:
+            async for piece in pieces:
+                if not has_begun:
+                    has_begun = True
+                    await send(_head(response))
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
+        except Exception as error:
+            if has_begun:
+                # In order: the stream itself has told its caller.
+                await send({"type": "http.response.body"})
+            else:
+                await _send_whole(self._app.failure(request, error), send)
+                if isinstance(error, OctavoError):
+                    return
+            raise
+        finally:
+            # Not left to the garbage collector: the engine must hear now that nobody listens.
+            await pieces.aclose()
+        await send({"type": "http.response.body"})
+
+
+async def _read_body(receive: Receive) -> bytes | None:
+    """Return the body, or as much of it as shows that it is too large; None if the caller has left."""
+    parts = []
+    num_bytes = 0
+    has_more = True
+    while has_more and num_bytes <= MAX_BODY_BYTES:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            return None
+        part: bytes = message.get("body", b"")
+        parts.append(part)
+        num_bytes += len(part)
+        has_more = message.get("more_body", False)
+    return b"".join(parts)
+
+
+async def _cancel_on_leaving(task: "asyncio.Task[Any]", receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    task.cancel()
+
+
+async def _send_whole(response: Response, send: Send) -> None:
+    head = _head(response)
+    head["headers"].append((b"content-length", b"%d" % len(response.body)))
+    await send(head)
+    await send({"type": "http.response.body", "body": response.body})
+
+
+def _head(response: Response) -> Message:
+    headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in response.headers.items()]
+    return {"type": "http.response.start", "status": response.status, "headers": headers}
+
+
+def _refused_length(request: Request) -> Response | None:
+    length = request.headers.get(b"content-length", b"0")
+    return _too_large() if length.isdigit() and int(length) > MAX_BODY_BYTES else None
+
+
+def _too_large() -> Response:
+    return refusal(413, f"the body is larger than {MAX_BODY_BYTES} bytes")
