@@ -90,8 +90,11 @@ def find_compilers(given: str | None) -> Iterator[Compiler]:
         given: a command that the user has named; then there is no other. It may hold arguments.
     """
     if given:
-        words = shlex.split(given)
-        if compiler := _on_path(words[0], tuple(words[1:])):
+        try:
+            name, *arguments = shlex.split(given)
+        except ValueError:  # blank, or with a quote that is not closed
+            return
+        if compiler := _on_path(name, tuple(arguments)):
             yield compiler
         return
     seen = set()

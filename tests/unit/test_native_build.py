@@ -167,8 +167,9 @@ def test_a_compiler_that_hangs_is_ended(toolchain: Toolchain, tmp_path: Path, mo
     assert not _is_alive(int(pid_file.read_text())), "its children end with it"
 
 
-def test_a_named_compiler_is_the_only_one(toolchain: Toolchain) -> None:
-    named = Toolchain(toolchain.cache_dir, "/no/such/compiler -O1", sources=toolchain.sources)
+@pytest.mark.parametrize("command", ["/no/such/compiler -O1", " ", 'g++ "'], ids=["missing", "blank", "open quote"])
+def test_a_named_compiler_is_the_only_one(toolchain: Toolchain, command: str) -> None:
+    named = Toolchain(toolchain.cache_dir, command, sources=toolchain.sources)
     with pytest.raises(NativeUnavailable, match="was not found") as caught:
         build(named)
     assert "CXX" in caught.value.hint
