@@ -176,6 +176,8 @@ def _quantization(config: EngineConfig, facts: ModelFacts, dtype: DtypeName) -> 
             phase="configuration",
             hint="use int8 or int4, or name a .gguf file",
         )
+    if asked in ("int8", "int4"):
+        _require_native(config, f"--quantization {asked}")
     # Who asks for float32 wants the numbers of the file as exactly as they can be had.
     return asked or ("gguf" if is_gguf and dtype != "float32" else "none")
 
@@ -190,7 +192,18 @@ def _kv_cache_dtype(config: EngineConfig, dtype: DtypeName) -> KVCacheDtypeName:
             phase="configuration",
             hint=f"use --kv-cache-dtype auto, which is {dtype} here, or int8",
         )
+    if asked == "int8":
+        _require_native(config, "--kv-cache-dtype int8")
     return asked
+
+
+def _require_native(config: EngineConfig, flag: str) -> None:
+    if config.device.cpu_kernels == "torch":
+        raise ConfigError(
+            f"{flag} needs the native kernels, which --cpu-kernels torch leaves out",
+            phase="configuration",
+            hint=f"leave out --cpu-kernels torch or {flag}",
+        )
 
 
 def _model_len(config: EngineConfig, facts: ModelFacts) -> tuple[int, bool]:

@@ -158,6 +158,16 @@ def test_the_cache_has_the_type_of_the_model_or_int8() -> None:
     assert "int8" in caught.value.hint
 
 
+@pytest.mark.parametrize(
+    ("setting", "value"), [("quantization", "int8"), ("quantization", "int4"), ("kv_cache_dtype", "int8")]
+)
+def test_torch_leaves_out_what_needs_native_kernels(setting: str, value: str) -> None:
+    flag = f"--{setting.replace('_', '-')} {value}"
+    with pytest.raises(ConfigError, match=f"{flag} needs the native kernels, which --cpu-kernels torch") as caught:
+        resolved(cpu_kernels="torch", **{setting: value})
+    assert caught.value.phase == "configuration" and "--cpu-kernels torch" in caught.value.hint
+
+
 def test_threads_are_bound_to_no_core_unless_told() -> None:
     assert (resolved().cpu_binding, resolved().cpu_kernels) == ("none", "auto")
     compact = resolved(cpu_binding="compact", num_threads=1)
