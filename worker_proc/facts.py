@@ -9,6 +9,7 @@ import torch
 
 from octavo.kernels.paged_attention import workspace_bytes
 from octavo.protocol.config import DeviceFacts, ResolvedConfig
+from octavo.protocol.errors import NotEnoughMemoryError
 from octavo.protocol.params import SamplingSpec
 from octavo.protocol.steps import Admitted, Scheduled, StepPlan
 from octavo.worker_proc.cache.layout import kv_block_bytes
@@ -34,6 +35,9 @@ def measure(model: Model, device: Device, config: ResolvedConfig, *, rank: int, 
         config: sizes of a step.
         rank: of this worker.
         free_bytes: free memory before the weights were loaded.
+
+    Raises:
+        NotEnoughMemoryError: a step of these sizes has no memory.
     """
     return DeviceFacts(
         rank=rank,
@@ -72,9 +76,19 @@ def activation_bytes(model: Model, device: Device, config: ResolvedConfig) -> in
 
 
 def program_bytes(model: Model, config: ResolvedConfig) -> int:
-    """Return the memory of the programs that steps run, at their largest."""
+    """Return the memory of the programs that steps run, at their largest.
+
+    Raises:
+        NotEnoughMemoryError: the system does not promise that much.
+    """
     bounds = {"max_model_len": config.max_model_len, "max_logits": PROMPT_LOGPROBS_ROWS}
-    forward = build_forward(model, config, num_blocks=1, **bounds)
+    try:
+        forward = build_forward(model, config, num_blocks=1, **bounds)
+    except MemoryError as error:
+        raise NotEnoughMemoryError(
+            f"the activations of a step do not fit in memory: {error}",
+            hint="use a smaller --max-num-batched-tokens or --max-model-len",
+        ) from error
     assert isinstance(forward, NativeForward), "the model was packed for native programs"
     return forward.num_bytes
 

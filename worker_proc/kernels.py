@@ -1,12 +1,17 @@
 """The native library of a worker, as its configuration wants it: chosen, and its threads bound to cores."""
 
+import logging
+
 from octavo.kernels.native.build import NativeUnavailable, Phase, Toolchain
 from octavo.kernels.native.library import NativeLibrary, choose_kernels
 from octavo.kernels.native.threads import bind_threads
+from octavo.kernels.paged_attention.layout import MAX_HEAD_DIM
 from octavo.protocol.config import ResolvedConfig
 from octavo.protocol.cores import usable_cores
 from octavo.protocol.env import Env
 from octavo.protocol.errors import ConfigError
+
+logger = logging.getLogger(__name__)
 
 
 def open_kernels(config: ResolvedConfig, env: Env, phase: Phase) -> NativeLibrary | None:
@@ -20,15 +25,33 @@ def open_kernels(config: ResolvedConfig, env: Env, phase: Phase) -> NativeLibrar
     Raises:
         ConfigError: native kernels are asked for and cannot be had, or the cores are not there.
     """
+    library = _choose(config, env, phase)
+    if config.cpu_binding == "none":
+        return library
+    if library is None:
+        logger.warning("--cpu-binding does nothing: it binds the threads of the native kernels")
+        return None
+    cores = usable_cores() if config.cpu_binding == "compact" else config.cpu_binding
+    try:
+        bind_threads(library, cores[: config.num_threads])
+    except OSError as error:
+        raise ConfigError(f"--cpu-binding: {error}", hint="name cores that this process may use") from error
+    return library
+
+
+def _choose(config: ResolvedConfig, env: Env, phase: Phase) -> NativeLibrary | None:
+    head_dim = config.model.head_dim
+    if config.cpu_kernels == "torch":
+        logger.info("computing with torch's operations, as --cpu-kernels torch wants it")
+        return None
+    if head_dim > MAX_HEAD_DIM:
+        reason = f"attention heads of {head_dim} dimensions; native kernels have at most {MAX_HEAD_DIM}"
+        if config.cpu_kernels == "native":
+            raise ConfigError(f"--cpu-kernels native: {reason}", hint="use --cpu-kernels auto")
+        logger.warning("no native kernels: %s. Computing with torch's operations, several times slower", reason)
+        return None
     toolchain = Toolchain(cache_dir=env.cache_dir, compiler=env.cxx)
     try:
-        library = choose_kernels(config.cpu_kernels, toolchain=toolchain, phase=phase)
+        return choose_kernels(config.cpu_kernels, toolchain=toolchain, phase=phase)
     except NativeUnavailable as error:
         raise ConfigError(f"--cpu-kernels native: {error.reason}", hint=error.hint) from error
-    if library is not None and config.cpu_binding != "none":
-        cores = usable_cores() if config.cpu_binding == "compact" else config.cpu_binding
-        try:
-            bind_threads(library, cores[: config.num_threads])
-        except OSError as error:
-            raise ConfigError(f"--cpu-binding: {error}", hint="name cores that this process may use") from error
-    return library

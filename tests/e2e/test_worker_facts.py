@@ -9,6 +9,7 @@ from tiny_models import VOCAB_SIZE, make_tiny
 from worker_plans import alone, loaded, spec, worker_config
 
 from octavo.kernels.paged_attention import AttentionShape, plan, workspace_bytes
+from octavo.protocol.errors import NotEnoughMemoryError
 from octavo.worker_proc.device.cpu import CpuDevice
 from octavo.worker_proc.facts import measure
 
@@ -36,6 +37,14 @@ def test_the_peak_covers_the_tensors_that_a_step_through_torch_cannot_do_without
     facts = measure(loaded(config, is_native=False), CpuDevice(1), config, rank=0, free_bytes=0)
     gate_and_up_bytes = budget * 2 * width * 4
     assert gate_and_up_bytes <= facts.activation_bytes <= 12 * gate_and_up_bytes
+
+
+def test_activations_that_have_no_memory(tmp_path: Path) -> None:
+    config = worker_config(make_tiny("LlamaForCausalLM", tmp_path / "model"), max_num_batched_tokens=10**12)
+    model = loaded(config)
+    with pytest.raises(NotEnoughMemoryError, match="the activations of a step do not fit") as caught:
+        measure(model, CpuDevice(1), config, rank=0, free_bytes=0)
+    assert "--max-num-batched-tokens" in caught.value.hint
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)

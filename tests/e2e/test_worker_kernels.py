@@ -1,0 +1,50 @@
+"""Which kernels a worker opens, and what it says where they are not what one would expect."""
+
+import logging
+from pathlib import Path
+
+import pytest
+from tiny_models import make_tiny
+from worker_plans import Driver, loaded, spec, worker_config
+
+from octavo.kernels.native.build import silent
+from octavo.protocol.config import ResolvedConfig
+from octavo.protocol.env import Env
+from octavo.protocol.errors import ConfigError
+from octavo.worker_proc.kernels import open_kernels
+
+
+@pytest.fixture(autouse=True)
+def every_line(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+
+
+def wide_heads(directory: Path, cpu_kernels: str) -> ResolvedConfig:
+    model = make_tiny("LlamaForCausalLM", directory, head_dim=272, num_attention_heads=2, num_key_value_heads=1)
+    return worker_config(model, cpu_kernels=cpu_kernels)
+
+
+def test_heads_too_wide_for_native_kernels_are_computed_by_torch(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = wide_heads(tmp_path, "auto")
+    assert open_kernels(config, Env.read(), silent) is None
+    assert "WARNING" in caplog.text and "heads of 272 dimensions" in caplog.text
+    driver = Driver(loaded(config, is_native=False), config)
+    request = driver.admit(0, [3, 5, 7], spec())
+    driver.step({0: 3})
+    assert len(request.outputs) == 1
+
+
+def test_heads_too_wide_for_native_kernels_that_are_asked_for(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--cpu-kernels native: attention heads of 272 dimensions") as caught:
+        open_kernels(wide_heads(tmp_path, "native"), Env.read(), silent)
+    assert "--cpu-kernels auto" in caught.value.hint
+
+
+def test_torch_is_named_in_the_log_and_binds_no_thread(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    model = make_tiny("LlamaForCausalLM", tmp_path)
+    config = worker_config(model, cpu_kernels="torch", cpu_binding="compact")
+    assert open_kernels(config, Env.read(), silent) is None
+    assert "computing with torch's operations" in caplog.text
+    assert "--cpu-binding does nothing" in caplog.text
