@@ -6,6 +6,7 @@ has its core stops all of them, and two threads on two cores beside one busy pro
 does.
 """
 
+import contextlib
 import ctypes
 import os
 import threading
@@ -112,10 +113,8 @@ class ThreadPolicy:
 
     def _read_usage(self) -> dict[int, Usage]:
         """Return what the kernel has counted, by thread; nothing for threads and kernels that do not tell."""
-        numbers = (ctypes.c_int64 * self._max)()
-        count = self._ids(numbers, self._max)
         usage = {}
-        for thread in (threading.get_native_id(), *numbers[:count]):
+        for thread in self._threads():
             try:
                 words = (self._proc / f"self/task/{thread}/schedstat").read_text().split()
             except OSError:
@@ -123,9 +122,18 @@ class ThreadPolicy:
             usage[thread] = Usage(int(words[0]), int(words[1]))
         return usage
 
+    def _threads(self) -> list[int]:
+        """Return the ids of the caller and of the pool's threads, as far as they were started."""
+        numbers = (ctypes.c_int64 * self._max)()
+        return [threading.get_native_id(), *numbers[: self._ids(numbers, self._max)]]
+
     def _read_idle_ticks(self) -> int:
-        """Return for how long the cores of this process have been idle or waiting for a disk, in all."""
-        cores = {f"cpu{number}" for number in os.sched_getaffinity(0)}
+        """Return for how long the cores of these threads have been idle or waiting for a disk, in all."""
+        cores: set[str] = set()
+        for thread in self._threads():
+            # Bound, the caller may run on one core only, which it keeps busy itself.
+            with contextlib.suppress(ProcessLookupError):
+                cores |= {f"cpu{number}" for number in os.sched_getaffinity(thread)}
         try:
             lines = (self._proc / "stat").read_text().splitlines()
         except OSError:

@@ -190,6 +190,22 @@ def test_bound_threads_stay_on_their_cores(native_library: NativeLibrary) -> Non
             os.sched_setaffinity(thread, before)
 
 
+def test_a_policy_sees_the_cores_of_all_bound_threads(native_library: NativeLibrary, tmp_path: Path) -> None:
+    before = os.sched_getaffinity(0)
+    run_nothing(native_library, 2)
+    cores = sorted(before)[:2]
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/stat").write_text("".join(f"cpu{core} 0 0 0 10 0\n" for core in cores))
+    try:
+        bind_threads(native_library, cores)
+        policy = ThreadPolicy(native_library, 2, root=tmp_path)
+        assert policy._idle_ticks == 10 * len(cores)
+    finally:
+        os.sched_setaffinity(0, before)
+        for thread in pool_threads(native_library):
+            os.sched_setaffinity(thread, before)
+
+
 def test_binding_to_a_core_that_is_not_there(native_library: NativeLibrary) -> None:
     before = os.sched_getaffinity(0)
     with pytest.raises(OSError, match="cannot bind threads to the cores"):
