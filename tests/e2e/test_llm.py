@@ -104,9 +104,9 @@ def test_an_unknown_setting_is_refused(model: Path) -> None:
 
 
 def test_closing_answers_callers_in_other_threads(model: Path) -> None:
-    llm = LLM(str(model), dtype="float32", max_model_len=256)
+    llm = LLM(str(model), dtype="float32", max_model_len=1024)
     with ThreadPoolExecutor() as threads:
-        params = GREEDY.clone(max_tokens=200)
+        params = GREEDY.clone(max_tokens=1000, ignore_eos=True)  # some seconds, so that all are alive at once
         calls = [threads.submit(llm.generate, [[1, 2]] * 50, params, use_tqdm=False) for _ in range(3)]
         while llm.client.num_live_requests < 150:
             time.sleep(0.005)
