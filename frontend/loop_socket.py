@@ -76,7 +76,7 @@ class LoopSocket:
         if self._socket.closed:
             return
         self._send_all()
-        if not self._receive_some() or (self._outbox and self._can_send()):
+        if not self._receive_some() or (self._outbox and self._can_go_on()):
             self._schedule()
 
     def _send_all(self) -> None:
@@ -106,6 +106,7 @@ class LoopSocket:
                 return True
         return False
 
-    def _can_send(self) -> bool:
+    def _can_go_on(self) -> bool:
+        """Tell whether there is room for the outbox, or a message that came meanwhile: asking swallows its sign."""
         events: Any = self._socket.getsockopt(zmq.EVENTS)
-        return bool(events & zmq.POLLOUT)
+        return bool(events & (zmq.POLLOUT | zmq.POLLIN))

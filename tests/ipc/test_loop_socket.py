@@ -4,6 +4,7 @@ import asyncio
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
+from socket import socketpair
 
 import pytest
 import uvloop
@@ -134,6 +135,51 @@ def test_floods_in_both_directions_do_not_stop_one_another(
 
     socket: LoopSocket
     play(make_loop, scenario)
+
+
+class FullSocket:
+    """Takes no message; one comes in at the very moment when it is asked whether it has room by now."""
+
+    closed = False
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._arrived: list[list[bytes]] = []
+        self._has_been_asked = False
+
+    def getsockopt(self, option: int) -> int:
+        if option == zmq.FD:
+            return self._fd  # never readable: to ask has swallowed the sign
+        if not self._has_been_asked:
+            self._has_been_asked = True
+            self._arrived.append([b"news"])
+        return zmq.POLLIN if self._arrived else 0
+
+    def send_multipart(self, frames: list[bytes], flags: int) -> None:
+        raise zmq.Again
+
+    def recv_multipart(self, flags: int) -> list[bytes]:
+        if not self._arrived:
+            raise zmq.Again
+        return self._arrived.pop()
+
+    def close(self, linger_ms: int | None) -> None:
+        self.closed = True
+
+
+def test_a_message_that_comes_while_nothing_can_be_sent_does_not_lie_there() -> None:
+    async def scenario() -> list[bytes]:
+        received: asyncio.Future[list[bytes]] = asyncio.get_running_loop().create_future()
+        ours, theirs = socketpair()
+        with ours, theirs:
+            full = LoopSocket(FullSocket(ours.fileno()), received.set_result, no_error)
+            full.send([b"too much"])
+            try:
+                return await asyncio.wait_for(received, 1)
+            finally:
+                full.close()
+
+    assert asyncio.run(scenario()) == [b"news"]
 
 
 def test_an_error_of_the_receiver_is_told_and_reaches_the_loop(pair: Pair) -> None:
