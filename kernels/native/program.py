@@ -33,6 +33,8 @@ class Program:
         """Told the start and the operations' nanoseconds of each run, if there is one."""
         self._run = library.function("run", [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64])
         self._nodes = narrow(nodes, results)
+        self.work = sum(node.work for node in self._nodes)
+        """Products of two numbers for each row, those of attention not counted."""
         self._layout = lay_out(self._nodes, results, max_rows)
         self._arena = allocate(self._layout.num_bytes + ALIGNMENT)
         self._base = -(-self._arena.data_ptr() // ALIGNMENT) * ALIGNMENT
@@ -47,11 +49,6 @@ class Program:
     def num_bytes(self) -> int:
         """Bytes of all activations; only those of the rows that were ever used are in memory."""
         return self._layout.num_bytes
-
-    @property
-    def work(self) -> int:
-        """Products of two numbers for each row, those of attention not counted."""
-        return sum(node.work for node in self._nodes)
 
     @property
     def operations(self) -> list[str]:
