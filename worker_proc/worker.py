@@ -15,7 +15,7 @@ import zmq
 from octavo.protocol.channel import ResultPush, Subscriber
 from octavo.protocol.control import WorkerReady, WorkerSpec
 from octavo.protocol.env import Env
-from octavo.protocol.errors import NotEnoughMemoryError, ProtocolError
+from octavo.protocol.errors import NotEnoughMemoryError, ProtocolError, StartupError
 from octavo.protocol.lifecycle import EXIT_OK, Reporter, StopSignal
 from octavo.protocol.steps import (
     Acknowledged,
@@ -111,7 +111,7 @@ class Worker:
                     sequence=command.sequence,
                     rank=self._spec.rank,
                     error_type=type(error).__name__,
-                    message=str(error),
+                    message=_told(error),
                     traceback=traceback.format_exc(),
                 )
             )
@@ -158,3 +158,8 @@ class Worker:
             self._trace.stop()
         else:
             self._trace.start(Path(directory), None if self._executor is None else self._executor.forward)
+
+
+def _told(error: Exception) -> str:
+    """Return what an error says, with what the user can do about it."""
+    return f"{error} ({error.hint})" if isinstance(error, StartupError) and error.hint else str(error)

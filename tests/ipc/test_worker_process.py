@@ -154,6 +154,17 @@ def test_a_command_that_fails_is_answered_and_ends_the_worker(config: ResolvedCo
         assert w.wait_for_exit().code == EXIT_FAILED
 
 
+@pytest.mark.parametrize("cpu_kernels", ["native", "torch"])
+def test_a_cache_without_memory_names_the_flags(config: ResolvedConfig, tmp_path: Path, cpu_kernels: Any) -> None:
+    with worker(msgspec.structs.replace(config, cpu_kernels=cpu_kernels), tmp_path) as w:
+        w.wait_until_ready()
+        failed = w.ask(AllocateCache(0, num_blocks=10**11, max_model_len=64))
+        assert isinstance(failed, CommandFailed)
+        assert failed.error_type == "NotEnoughMemoryError"
+        assert "--num-gpu-blocks-override" in failed.message
+        assert w.wait_for_exit().code == EXIT_FAILED
+
+
 def test_missing_weights_are_the_root_cause(config: ResolvedConfig, tmp_path: Path) -> None:
     model = make_tiny("LlamaForCausalLM", tmp_path / "model")
     (model / "model.safetensors").unlink()
