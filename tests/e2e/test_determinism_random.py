@@ -1,8 +1,9 @@
 """Determinism under everything hypothesis can think of: scheduler and model in one process, bits compared."""
 
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -12,7 +13,9 @@ from tiny_models import make_tiny
 from torch import Tensor
 from worker_plans import loaded, worker_config
 
+from octavo.kernels.native.threads import ThreadPolicy
 from octavo.kernels.paged_attention.layout import CacheLayout
+from octavo.protocol.config import ResolvedConfig
 from octavo.protocol.params import SamplingSpec
 from octavo.worker_proc.cache.storage import KVStorage
 from octavo.worker_proc.models.base import Model
@@ -21,27 +24,51 @@ MAX_LEN = 128
 VOCAB = 320
 
 
-MODELS = [
-    ("MistralForCausalLM", "float32", {"sliding_window": 24}),
-    ("LlamaForCausalLM", "bfloat16", {}),
-    ("GPT2LMHeadModel", "float16", {}),
+MAX_THREADS = 3
+
+
+class Case(NamedTuple):
+    """A model, and how it is computed."""
+
+    name: str
+    arch: str
+    changes: dict[str, Any]
+    settings: dict[str, Any]
+    is_native: bool = True
+
+
+MISTRAL = ("MistralForCausalLM", {"sliding_window": 24}, {"dtype": "float32"})
+LLAMA = ("LlamaForCausalLM", {}, {"dtype": "bfloat16"})
+CASES = [
+    Case("window", *MISTRAL),
+    Case("bfloat16", *LLAMA),
+    Case("float16", "GPT2LMHeadModel", {}, {"dtype": "float16"}),
+    Case("quantized", *MISTRAL[:2], {"dtype": "bfloat16", "quantization": "int4", "kv_cache_dtype": "int8"}),
+    Case("window-torch", *MISTRAL, is_native=False),
+    Case("bfloat16-torch", *LLAMA, is_native=False),
 ]
-"""Attention with and without a window, both kinds of norm and of positions, every dtype."""
+"""Attention with and without a window, both kinds of norm and of positions, every dtype, and 4-bit weights with an
+8-bit cache. All through native kernels, some through torch."""
 
 
-CASES = [*((*model, True) for model in MODELS), *((*model, False) for model in MODELS[:2])]
-"""All through native kernels, some through torch."""
+class Loaded(NamedTuple):
+    """A model with its weights, and the settings that it was loaded with."""
+
+    path: Path
+    settings: dict[str, Any]
+    weights: Model
+
+    def config(self, **more: Any) -> ResolvedConfig:
+        """The configuration of an engine of this model."""
+        return worker_config(self.path, max_model_len=MAX_LEN, num_threads=MAX_THREADS, **self.settings, **more)
 
 
-@pytest.fixture(
-    scope="module",
-    params=CASES,
-    ids=[f"{arch}-{dtype}-{'native' if is_native else 'torch'}" for arch, dtype, _, is_native in CASES],
-)
-def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, Model]:
-    arch, dtype, changes, is_native = request.param
-    path = make_tiny(arch, tmp_path_factory.mktemp("model"), **changes)
-    return path, dtype, loaded(worker_config(path, dtype=dtype, max_model_len=MAX_LEN), is_native=is_native)
+@pytest.fixture(scope="module", params=CASES, ids=[case.name for case in CASES])
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Loaded:
+    case: Case = request.param
+    path = make_tiny(case.arch, tmp_path_factory.mktemp("model"), **case.changes)
+    config = worker_config(path, max_model_len=MAX_LEN, **case.settings)
+    return Loaded(path, case.settings, loaded(config, is_native=case.is_native))
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -57,7 +84,7 @@ def poisoned_cache() -> Iterator[None]:
 
     def allocate_poisoned(self: CacheLayout, num_blocks: int) -> tuple[Tensor, Tensor]:
         k_cache, v_cache = allocate(self, num_blocks)
-        return k_cache.fill_(0xFF), v_cache.fill_(0xFF)  # NaN in every float type
+        return k_cache.fill_(0xFF), v_cache.fill_(0xFF)  # NaN in every float type, and in the factors of int8
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(KVStorage, "__init__", make_poisoned)
@@ -114,18 +141,12 @@ ENGINES = st.fixed_dictionaries(
 )
 
 
-def alone(path: Path, dtype: str, model: Model, request: Asked) -> Result:
-    """The request by itself, its prompt in one piece, one step at a time."""
-    config = worker_config(
-        path,
-        dtype=dtype,
-        max_model_len=MAX_LEN,
-        max_num_seqs=1,
-        max_num_batched_tokens=MAX_LEN,
-        async_scheduling=False,
-        enable_prefix_caching=False,
+def alone(model: Loaded, request: Asked) -> Result:
+    """The request by itself, its prompt in one piece, one step at a time, on one thread."""
+    config = model.config(
+        max_num_seqs=1, max_num_batched_tokens=MAX_LEN, async_scheduling=False, enable_prefix_caching=False
     )
-    engine = SmallEngine(model, config, num_blocks=-(-MAX_LEN // config.block_size))
+    engine = SmallEngine(model.weights, config, num_blocks=-(-MAX_LEN // config.block_size))
     (result,) = engine.run([Asked(request.prompt, request.sampling)])
     return result
 
@@ -135,17 +156,21 @@ def alone(path: Path, dtype: str, model: Model, request: Asked) -> Result:
     requests=st.lists(asked(), min_size=1, max_size=10),
     engine=ENGINES,
     spare_tokens=st.sampled_from([0, 40, 2000]),
+    num_threads=st.lists(st.sampled_from([1, 1, 1, 2, MAX_THREADS]), min_size=1, max_size=4),
 )
 def test_any_storm_gives_what_each_request_gives_alone(
-    model: tuple[Path, str, Model], requests: list[Asked], engine: dict[str, Any], spare_tokens: int
+    model: Loaded, requests: list[Asked], engine: dict[str, Any], spare_tokens: int, num_threads: list[int]
 ) -> None:
-    path, dtype, weights = model
-    config = worker_config(path, dtype=dtype, max_model_len=MAX_LEN, **engine)
+    config = model.config(**engine)
     num_blocks = -(-(MAX_LEN + spare_tokens) // config.block_size)
-    results = SmallEngine(weights, config, num_blocks).run(requests)
+    turns = itertools.cycle(num_threads)
+    with pytest.MonkeyPatch.context() as patch:
+        # So small a model is left to one thread otherwise.
+        patch.setattr(ThreadPolicy, "choose", lambda policy, work: next(turns))
+        results = SmallEngine(model.weights, config, num_blocks).run(requests)
     for request, result in zip(requests, results, strict=True):
         assert result.end, "a request was lost"
-        expected = alone(path, dtype, weights, request)
+        expected = alone(model, request)
         if result.end.startswith("abort"):
             length = len(result.token_ids)
             assert result.token_ids == expected.token_ids[:length]
