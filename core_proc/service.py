@@ -162,8 +162,9 @@ class FrontendService:
         self._outbox.send(client, Welcome(self._facts))
 
     def _refuse(self, client: bytes, message: str) -> None:
-        logger.warning("refused frontend %s: %s", client.hex(), message)
-        self._outbox.send(client, Refused(message))
+        # Of one that has left already, the last requests come in after its end was noticed: no news for the log.
+        if self._outbox.send(client, Refused(message)):
+            logger.warning("refused frontend %s: %s", client.hex(), message)
 
     def _submit(self, client: bytes, submit: Submit) -> list[ClientEvent]:
         if self._state is not ProcessState.READY:

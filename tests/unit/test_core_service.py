@@ -1,5 +1,7 @@
 """What the core's front desk does without a socket or a worker: here, how it comes to an end."""
 
+import logging
+
 import pytest
 from core_fakes import CLIENT, cache_plan, core_config
 
@@ -57,3 +59,17 @@ def test_a_drain_ends_with_the_last_request_however_that_ends(is_lost: bool):
     service.serve()
     assert not scheduler.has_requests
     assert not service.is_open, "nothing will ever wake the core again"
+
+
+@pytest.mark.parametrize("is_gone", [False, True], ids=["there", "gone"])
+def test_last_requests_of_a_frontend_that_has_left_are_no_news(is_gone: bool, caplog: pytest.LogCaptureFixture):
+    config = core_config()
+    router = FakeRouter()
+    outbox = Outbox(router, epoch=1, clock=lambda: 0.0)
+    scheduler = Scheduler(config, cache_plan(config), clock=lambda: 0.0)
+    service = FrontendService(router, outbox, scheduler, None, None, FakeStop(), lambda: 0.0)
+    router.is_peer_gone = is_gone
+    router.inbox = [(CLIENT, Abort(["r"]))]
+    with caplog.at_level(logging.WARNING):
+        service.serve()
+    assert ("must be Connect" in caplog.text) == (not is_gone)
