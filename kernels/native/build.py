@@ -88,7 +88,8 @@ class NativeUnavailable(Exception):
 class Toolchain:
     """What a library is built with and where it is kept."""
 
-    cache_dir: Path = Path.home() / ".cache" / "octavo"
+    # Unlike Path.home() it is content where there is no home; OCTAVO_CACHE names another place then.
+    cache_dir: Path = Path(os.path.expanduser("~")) / ".cache" / "octavo"
     compiler: str | None = None
     """A command; None: the first of `compilers.SEARCHED` that works, then ziglang."""
     flags: tuple[str, ...] = ()

@@ -175,6 +175,17 @@ def test_a_named_compiler_is_the_only_one(toolchain: Toolchain, command: str) ->
     assert "CXX" in caught.value.hint
 
 
+def test_a_user_without_a_home_may_name_another_place() -> None:
+    program = (
+        "import os, pwd\n"
+        "os.environ.pop('HOME', None)\n"
+        "def nobody(uid): raise KeyError(uid)\n"
+        "pwd.getpwuid = nobody\n"
+        "import octavo.kernels.native.library"
+    )
+    subprocess.run([sys.executable, "-P", "-c", program], check=True)
+
+
 def test_a_named_compiler_may_have_arguments(toolchain: Toolchain) -> None:
     named = Toolchain(toolchain.cache_dir, "c++ -DSOMETHING", sources=toolchain.sources)
     built = build(named)
