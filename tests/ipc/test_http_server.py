@@ -121,6 +121,7 @@ def test_closed_connection_ends_the_request(anywhere: ServerConfig, stream: bool
             await until(lambda: client.requests)
             asking.cancel()
             await until(lambda: client.ended_early)
+        assert client.ended_early
 
     asyncio.run(leave())
 

@@ -210,5 +210,6 @@ def test_closing_twice_and_after_the_context_is_harmless(pair: Pair) -> None:
         await asyncio.sleep(0.01)
         socket.close()
         socket.close()
+        assert pair.own.closed
 
     play(asyncio.new_event_loop, scenario)
