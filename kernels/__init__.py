@@ -7,7 +7,9 @@ keep that; `tests/kernels` checks it with `torch.equal`.
 A folder holds
     ``__init__.py``   the public function: contract, checks, choice of the implementation by device
     ``reference.py``  the meaning, in plain torch and float32, with no thought of speed
-    ``cpu.py``        the CPU implementation
+    ``cpu.py``        the CPU implementation through torch
+    ``native.h``      the CPU implementation in C++ (``native.cpp`` if it is a unit of compilation of its own)
+    ``native.py``     its arguments, and its place in a program (``record.py`` where that is longer)
     ``cases.py``      shapes, dtypes and tolerances, shared by the test and the benchmark
 
 Names of tensors end in their dimensions, outermost first:
