@@ -9,6 +9,7 @@ from typing import assert_never
 
 from octavo.core_proc.outbox import Outbox
 from octavo.core_proc.scheduler.scheduler import ClientEvent, Scheduler
+from octavo.core_proc.snapshot import take_snapshot
 from octavo.core_proc.workers.group import WorkerGroup
 from octavo.protocol import PROTOCOL_VERSION
 from octavo.protocol.channel import FrontendRouter
@@ -29,6 +30,7 @@ from octavo.protocol.requests import (
     Abort,
     Call,
     Connect,
+    GetSnapshot,
     GetStats,
     Request,
     ResetPrefixCache,
@@ -184,6 +186,8 @@ class FrontendService:
         match call.utility:
             case GetStats():
                 answer(self._stats())
+            case GetSnapshot():
+                answer(take_snapshot(self._scheduler, self._clock()))
             case ResetPrefixCache():
                 answer(BoolResult(self._scheduler.reset_prefix_cache()))
             case StartProfile(directory):

@@ -39,7 +39,8 @@ from octavo.protocol.errors import EngineDeadError, InvalidRequestError
 from octavo.protocol.events import BoolResult, EngineFacts
 from octavo.protocol.params import OutputKind, SamplingParams
 from octavo.protocol.pulse import PulseReader
-from octavo.protocol.requests import GetStats, ResetPrefixCache, StartProfile, StopProfile, Submit, Utility
+from octavo.protocol.requests import GetSnapshot, GetStats, ResetPrefixCache, StartProfile, StopProfile, Submit, Utility
+from octavo.protocol.snapshot import EngineSnapshot
 from octavo.protocol.stats import EngineStats
 
 T = TypeVar("T")
@@ -294,6 +295,12 @@ class AsyncClient:
         """Ask the engine for its counters."""
         result = await self._link.call(GetStats())
         assert isinstance(result, EngineStats)
+        return result
+
+    async def snapshot(self) -> EngineSnapshot:
+        """Ask the engine for its requests, blocks and latest steps, for showing."""
+        result = await self._link.call(GetSnapshot())
+        assert isinstance(result, EngineSnapshot)
         return result
 
     def health(self) -> Health:

@@ -6,6 +6,7 @@ import msgspec
 
 from octavo.protocol import PROTOCOL_VERSION
 from octavo.protocol.ids import RequestId, TokenId
+from octavo.protocol.snapshot import EngineSnapshot
 from octavo.protocol.stats import EngineStats, RequestTimings
 
 
@@ -137,7 +138,7 @@ class CallFailed(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="ca
     message: str
 
 
-UtilityResult = BoolResult | EngineStats | CallFailed
+UtilityResult = BoolResult | EngineStats | EngineSnapshot | CallFailed
 
 
 class Reply(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="reply"):

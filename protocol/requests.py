@@ -47,6 +47,10 @@ class GetStats(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="get_
     """Result: `EngineStats`."""
 
 
+class GetSnapshot(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="get_snapshot"):
+    """Result: `EngineSnapshot`. Made between two steps; asked for at most a few times a second."""
+
+
 class StartProfile(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="start_profile"):
     """Start the torch profiler on every worker. Result: `BoolResult`."""
 
@@ -57,7 +61,7 @@ class StopProfile(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="s
     """Stop the profiler; one trace per worker is written to its directory. Result: `BoolResult`."""
 
 
-Utility = ResetPrefixCache | GetStats | StartProfile | StopProfile
+Utility = ResetPrefixCache | GetStats | GetSnapshot | StartProfile | StopProfile
 """The typed table of utility calls: nothing else can be called over the wire."""
 
 

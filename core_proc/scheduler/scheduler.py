@@ -14,6 +14,7 @@ from octavo.core_proc.request import Request, RequestKey, RequestState
 from octavo.core_proc.scheduler.admission import Admission
 from octavo.core_proc.scheduler.budget import fair_share, first_chunk
 from octavo.core_proc.scheduler.delta import Part, StepDraft, StepRecord
+from octavo.core_proc.scheduler.history import StepHistory
 from octavo.core_proc.scheduler.policy import OrderedRequests, order_of
 from octavo.core_proc.scheduler.preemption import choose_victim, num_reserved_blocks
 from octavo.core_proc.scheduler.stop import Stop, find_stop, is_certain_to_end
@@ -51,6 +52,7 @@ class Scheduler:
         self.free_slots: list[SlotId] = list(range(config.max_num_seqs))
         self.counters = EngineStats(num_blocks=plan.num_blocks)
         self.waiting_reason = ""
+        self.history = StepHistory()
         self._admission = Admission(config, plan)
         self._released: list[SlotId] = []
         self._num_submitted = 0
@@ -115,6 +117,7 @@ class Scheduler:
             ProtocolError: it is not the result of that step.
         """
         record = self._take_record(result)
+        self.history.add(record, result.elapsed_s)
         self._collect_prompt_logprobs(record, result)
         sampling = [part.request for part in record.parts if part.samples]
         logprobs = result.logprobs or [None] * len(sampling)

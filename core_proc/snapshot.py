@@ -1,0 +1,59 @@
+"""Looks at a scheduler and says what the dashboard shows. Changes nothing, and costs nothing until somebody asks."""
+
+from collections.abc import Iterable
+from itertools import chain, islice
+
+from octavo.core_proc.cache.pool import BlockPool
+from octavo.core_proc.request import Request, RequestState
+from octavo.core_proc.scheduler.scheduler import Scheduler
+from octavo.protocol.snapshot import (
+    BLOCK_CACHED,
+    BLOCK_SHARED,
+    BLOCK_USED,
+    MAX_REQUESTS,
+    EngineSnapshot,
+    RequestProgress,
+    StepSample,
+)
+
+
+def take_snapshot(scheduler: Scheduler, now: float) -> EngineSnapshot:
+    """Return the state of a scheduler between two of its calls.
+
+    Args:
+        scheduler: only read.
+        now: on the scheduler's clock, in seconds.
+    """
+    requests = islice(chain(scheduler.running, scheduler.waiting), MAX_REQUESTS)
+    return EngineSnapshot(
+        stats=scheduler.stats(),
+        requests=[_progress(request, now) for request in requests],
+        blocks=bytes(_block_states(scheduler.cache.pool, scheduler.running)),
+        steps=scheduler.history.samples(),
+    )
+
+
+def _progress(request: Request, now: float) -> RequestProgress:
+    return RequestProgress(
+        request_id=request.request_id,
+        is_running=request.state is RequestState.RUNNING,
+        num_prompt_tokens=request.num_prompt_tokens,
+        num_cached_tokens=request.num_cached_tokens,
+        num_computed_tokens=request.num_computed_tokens,
+        num_output_tokens=request.num_known_outputs,
+        max_tokens=request.sampling.max_tokens,
+        num_blocks=len(request.block_ids),
+        num_preemptions=request.num_preemptions,
+        age_s=now - request.time_queued,
+    )
+
+
+def _block_states(pool: BlockPool, running: Iterable[Request]) -> bytearray:
+    """Return one byte for each block: only blocks that hold something are visited."""
+    states = bytearray(pool.num_blocks)
+    for block_id in pool.named_blocks().values():
+        states[block_id] = BLOCK_CACHED
+    for request in running:
+        for block_id in request.block_ids:
+            states[block_id] = BLOCK_SHARED if pool.num_references(block_id) > 1 else BLOCK_USED
+    return states
