@@ -13,7 +13,6 @@ from octavo.protocol.snapshot import (
     MAX_REQUESTS,
     EngineSnapshot,
     RequestProgress,
-    StepSample,
 )
 
 
