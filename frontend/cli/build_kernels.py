@@ -3,12 +3,12 @@
 The frontend may not import kernels, so a process of their own does the work: `python -m octavo.kernels.native`.
 """
 
-import argparse
 import subprocess
 import sys
 
 import msgspec
 
+from octavo.frontend.cli.parser import CommandParser
 from octavo.protocol.env import Env
 from octavo.protocol.errors import StartupError
 
@@ -36,18 +36,21 @@ class KernelsFailed(msgspec.Struct, frozen=True):
     details: str
 
 
+def parser() -> CommandParser:
+    """Return the flags of `octavo build-kernels`."""
+    parser = CommandParser("octavo build-kernels", _DESCRIPTION)
+    parser.add_argument("--isa", metavar="LEVEL", help="avx512_bf16, avx512, avx2 or portable; default: native")
+    parser.add_argument("--compiler", metavar="PATH", help="default: CXX, else g++, clang++, c++ or ziglang")
+    return parser
+
+
 def run(words: list[str]) -> int:
     """Build and say what was built; return the exit code.
 
     Raises:
         StartupError: there is no compiler that can.
     """
-    parser = argparse.ArgumentParser(
-        "octavo build-kernels", description=_DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--isa", metavar="LEVEL", help="avx512_bf16, avx512, avx2 or portable; default: native")
-    parser.add_argument("--compiler", metavar="PATH", help="default: CXX, else g++, clang++, c++ or ziglang")
-    options = parser.parse_args(words)
+    options = parser().parse(words)
     env = Env.read()
     arguments = ["--cache", str(env.cache_dir)]
     if compiler := options.compiler or env.cxx:

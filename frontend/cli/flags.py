@@ -5,34 +5,41 @@ Knows no single setting: a new field of the tree is a new flag.
 
 import argparse
 import difflib
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import NoneType
-from typing import Any, Literal, NoReturn, get_args, get_origin
+from typing import Any, Literal, get_args, get_origin
 
 import msgspec
 
-from octavo.protocol.config.server import ServerConfig
-from octavo.protocol.config.sources import FieldInfo, engine_branches, engine_fields, parse_size, server_fields
+from octavo.frontend.cli.parser import CommandParser
+from octavo.protocol.config import EngineConfig, ServerConfig
+from octavo.protocol.config.sources import (
+    FieldInfo,
+    engine_branches,
+    engine_config,
+    engine_fields,
+    parse_size,
+    server_config,
+    server_fields,
+)
 from octavo.protocol.errors import ConfigError
 
+_EPILOG = """\
+{prog} --help=groups lists the groups above, --help=cache shows one, --help=prefix what has that word in it.
+Whole numbers may have a unit: 32k is 32 000, 32K is 32 768, 4G is 4 x 2^30.
+"""
 
-class FlagParser(argparse.ArgumentParser):
-    """An `ArgumentParser` that never guesses flags but suggests them."""
+
+class FlagParser(CommandParser):
+    """Flags made from fields of the tree; those that the command line is silent on are absent from the result."""
 
     def __init__(self, prog: str, description: str) -> None:
-        super().__init__(
-            prog=prog,
-            description=description,
-            allow_abbrev=False,
-            argument_default=argparse.SUPPRESS,
-            formatter_class=_HelpFormatter,
-        )
+        super().__init__(prog, description, "MODEL [FLAG ...]", _EPILOG.format(prog=prog), defaults=False)
 
-    def add_fields(self, title: str, fields: Iterable[FieldInfo]) -> None:
-        """Add one group of flags."""
-        group = self.add_argument_group(title)
+    def add_fields(self, name: str, title: str, fields: Iterable[FieldInfo]) -> None:
+        """Add one group of flags, which `--help=name` shows alone."""
+        group = self.add_named_group(name, title)
         for info in fields:
             group.add_argument(info.flag, dest=info.name, help=_help(info), **_argument(info))
 
@@ -41,26 +48,39 @@ class FlagParser(argparse.ArgumentParser):
 
         Ends the process with code 2, after a line that says why, when it is wrong.
         """
-        settings, unknown = self.parse_known_args(words)
-        if unknown:
-            self.error(self._unknown(unknown[0]))
-        return vars(settings)
+        return vars(self.parse(words))
 
-    def error(self, message: str) -> NoReturn:
-        """Print one line, not the whole usage, and exit with code 2."""
-        print(f"{self.prog}: error: {message} (see {self.prog} --help)", file=sys.stderr)  # noqa: T201
-        raise SystemExit(2)
+    def parse_settings(self, words: Sequence[str]) -> dict[str, Any]:
+        """Return what the command line says, over what the file says that `--config` names.
+
+        Ends the process with code 2 when the command line is wrong, or no model is named.
+
+        Raises:
+            ConfigError: the file is wrong.
+        """
+        said = self.parse_flags(words)
+        positional, path = said.pop("positional_model", None), said.pop("config", None)
+        if positional is not None:
+            if said.get("model", positional) != positional:
+                self.error(f"two models are named: {positional} and {said['model']}")
+            said["model"] = positional
+        settings = (read_config_file(path) if path else {}) | said
+        if "model" not in settings:
+            self.error("which model? Name a directory, a .gguf file or a hub id")
+        return settings
 
     def _unknown(self, word: str) -> str:
-        if not word.startswith("-"):
-            return f"unexpected argument {word!r}: there is one MODEL"
-        known = [option for action in self._actions for option in action.option_strings]
-        close = difflib.get_close_matches(word.partition("=")[0], known, n=1)
-        return f"unknown flag {word}" + (f": did you mean {close[0]}?" if close else "")
+        return super()._unknown(word) + ("" if word.startswith("-") else ": there is one MODEL")
 
 
-def config_parser(prog: str, description: str) -> FlagParser:
-    """Return a parser for MODEL, `--config` and every field of the tree."""
+def config_parser(prog: str, description: str, *, has_server: bool = True) -> FlagParser:
+    """Return a parser for MODEL, `--config` and every field of the tree.
+
+    Args:
+        prog: "octavo serve".
+        description: of the command.
+        has_server: False: without the fields of the HTTP server.
+    """
     parser = FlagParser(prog, description)
     parser.add_argument("positional_model", metavar="MODEL", nargs="?", help="the same as --model")
     parser.add_argument(
@@ -68,9 +88,21 @@ def config_parser(prog: str, description: str) -> FlagParser:
     )
     for branch, struct in engine_branches().items():
         title = _title(struct)
-        parser.add_fields(title, [info for info in engine_fields() if info.branch == branch])
-    parser.add_fields(_title(ServerConfig), server_fields())
+        parser.add_fields(branch, title, [info for info in engine_fields() if info.branch == branch])
+    if has_server:
+        parser.add_fields("server", _title(ServerConfig), server_fields())
     return parser
+
+
+def configurations(settings: Mapping[str, Any]) -> tuple[EngineConfig, ServerConfig]:
+    """Return the engine's and the server's part of all settings.
+
+    Raises:
+        ConfigError: a value is of the wrong type or out of bounds; the message names it.
+    """
+    names = {info.name for info in server_fields()}
+    engine = engine_config({name: value for name, value in settings.items() if name not in names})
+    return engine, server_config({name: value for name, value in settings.items() if name in names})
 
 
 def read_config_file(path: str) -> dict[str, Any]:
@@ -168,14 +200,3 @@ def _help(info: FieldInfo) -> str:
     if isinstance(default, bool):
         default = "on" if default else "off"
     return f"{text} Default: {default}."
-
-
-class _HelpFormatter(argparse.HelpFormatter):
-    """Wider columns, and a usage line that does not repeat every flag."""
-
-    def __init__(self, prog: str) -> None:
-        super().__init__(prog, max_help_position=36, width=110)
-
-    def add_usage(self, usage: Any, actions: Any, groups: Any, prefix: Any = None) -> None:
-        """Show the usage in one line."""
-        self._add_item(lambda: f"usage: {self._prog} MODEL [FLAG ...]\n\n", [])

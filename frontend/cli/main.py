@@ -1,10 +1,12 @@
-"""`main`: finds the sub-command, runs it, and turns errors into one last line and an exit code.
+"""`main`: finds the command, runs it, and turns errors into one last line and an exit code.
 
 Exit codes: 0 done (also after Ctrl-C on a server that was ready), 1 failed (the last line says why),
-2 the command line is wrong, 128 + N ended by signal N before it was ready.
+2 the command line is wrong, 128 + N ended by signal N (a server: before it was ready).
 """
 
 import logging
+import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,12 +23,13 @@ EXIT_SIGNAL = 128
 
 @dataclass(frozen=True)
 class Command:
-    """A sub-command; its module is imported when it is called."""
+    """A command; its module is imported when it is called."""
 
     name: str
     help: str
-    module: str
-    """Has a function `run(arguments) -> int`."""
+    module: str = ""
+    """Has functions `parser() -> CommandParser` and `run(words) -> int`; "": it has commands below it."""
+    commands: "tuple[Command, ...]" = ()
 
 
 COMMANDS: tuple[Command, ...] = (
@@ -42,33 +45,49 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: without the program's name; None: `sys.argv`.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
-    if not words or words[0] in ("-h", "--help", "help"):
-        print(usage())  # noqa: T201  (a command's output)
-        return EXIT_OK if words else EXIT_USAGE
-    if words[0] in ("-V", "--version"):
+    if words and words[0] in ("-V", "--version"):
         print(f"octavo {__version__}")  # noqa: T201
         return EXIT_OK
-    command = next((command for command in COMMANDS if command.name == words[0]), None)
+    return _dispatch("octavo", COMMANDS, words)
+
+
+def _dispatch(prog: str, commands: Sequence[Command], words: list[str]) -> int:
+    """Run the command that the first word names."""
+    if not words or words[0] in ("-h", "--help", "help"):
+        print(usage(prog, commands))  # noqa: T201  (a command's output)
+        return EXIT_OK if words else EXIT_USAGE
+    command = next((command for command in commands if command.name == words[0]), None)
     if command is None:
-        return fail(f"unknown command {words[0]!r}", f"octavo knows: {', '.join(c.name for c in COMMANDS)}", EXIT_USAGE)
+        return _unknown(prog, commands, words[0])
+    if command.commands:
+        return _dispatch(f"{prog} {command.name}", command.commands, words[1:])
     run: Callable[[list[str]], int] = import_module(command.module).run
     return _guarded(run, words[1:])
 
 
-def usage() -> str:
-    """Return the text of `octavo --help`."""
-    width = max(len(command.name) for command in COMMANDS)
-    rows = [f"  {command.name:<{width}}  {command.help}" for command in COMMANDS]
+def _unknown(prog: str, commands: Sequence[Command], word: str) -> int:
+    import difflib
+
+    names = [command.name for command in commands]
+    close = difflib.get_close_matches(word, names, n=1)
+    hint = f"did you mean {close[0]}?" if close else f"{prog} knows: {', '.join(names)}"
+    return fail(f"unknown command {word!r}", hint, EXIT_USAGE)
+
+
+def usage(prog: str = "octavo", commands: Sequence[Command] = COMMANDS) -> str:
+    """Return the text of `octavo --help`, or of a command that has others below it."""
+    width = max(len(command.name) for command in commands)
+    rows = [f"  {command.name:<{width}}  {command.help}" for command in commands]
     return "\n".join(
         [
-            "usage: octavo COMMAND [ARGUMENTS]",
+            f"usage: {prog} COMMAND [ARGUMENTS]",
             "",
             "Serves large language models: the same request gives the same tokens, bit for bit, in any batch.",
             "",
             "commands:",
             *rows,
             "",
-            "octavo COMMAND --help explains a command; octavo --version tells the version.",
+            f"{prog} COMMAND --help explains a command; octavo --version tells the version.",
         ]
     )
 
@@ -87,6 +106,10 @@ def _guarded(run: Callable[[list[str]], int], words: list[str]) -> int:
             print(error.details, file=sys.stderr)  # noqa: T201
         return fail(error.message, error.hint)
     except OctavoError as error:
-        return fail(str(error))
+        return fail(str(error), getattr(error, "hint", ""))
     except KeyboardInterrupt:
-        return EXIT_SIGNAL + 2
+        return EXIT_SIGNAL + signal.SIGINT
+    except BrokenPipeError:
+        # Whoever read our output (`| head`) has left. Python would complain once more when it flushes.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_SIGNAL + signal.SIGPIPE

@@ -4,11 +4,10 @@ import sys
 import time
 from typing import Any
 
-from octavo.frontend.cli.flags import config_parser, read_config_file
+from octavo.frontend.cli.flags import FlagParser, config_parser, configurations
 from octavo.frontend.http.listener import Listener, listen
 from octavo.frontend.spawn import Timeline, read_config, spawn_engine
 from octavo.protocol.config import EngineConfig, ServerConfig
-from octavo.protocol.config.sources import engine_config, server_config, server_fields
 from octavo.protocol.env import Env
 from octavo.protocol.errors import ConfigError
 from octavo.protocol.log import configure_logging
@@ -25,10 +24,7 @@ def run(words: list[str]) -> int:
         StartupError: the root cause.
         EngineDeadError: the engine died while serving.
     """
-    settings = read_settings(words)
-    names = {info.name for info in server_fields()}
-    server = server_config({name: value for name, value in settings.items() if name in names})
-    engine = engine_config({name: value for name, value in settings.items() if name not in names})
+    engine, server = configurations(read_settings(words))
     level = (server.log_level or Env.read().log_level).upper()
     if level not in LOG_LEVELS:
         raise ConfigError(f"log_level: {level!r} is not one of {', '.join(LOG_LEVELS)}", phase="configuration")
@@ -60,20 +56,15 @@ def _serve(config: EngineConfig, server: ServerConfig, listener: Listener) -> in
     return 0
 
 
+def parser() -> FlagParser:
+    """Return the flags of `octavo serve`."""
+    return config_parser("octavo serve", "Start an OpenAI-compatible server for a model.")
+
+
 def read_settings(words: list[str]) -> dict[str, Any]:
     """Return all settings: the command line's over the file's.
 
     Raises:
-        ConfigError: the file is wrong, or no model is named.
+        ConfigError: the file is wrong.
     """
-    parser = config_parser("octavo serve", "Start an OpenAI-compatible server for a model.")
-    said = parser.parse_flags(words)
-    positional, path = said.pop("positional_model", None), said.pop("config", None)
-    if positional is not None:
-        if said.get("model", positional) != positional:
-            parser.error(f"two models are named: {positional} and {said['model']}")
-        said["model"] = positional
-    settings = (read_config_file(path) if path else {}) | said
-    if "model" not in settings:
-        parser.error("which model? Name a directory, a .gguf file or a hub id")
-    return settings
+    return parser().parse_settings(words)

@@ -1,0 +1,144 @@
+"""`CommandParser`: what every command's flags have in common: no guessing, one-line errors, help that can be searched.
+
+Knows no command and no flag but `--help`.
+"""
+
+import argparse
+import difflib
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any, NoReturn
+
+EXIT_USAGE = 2
+
+GROUPS_WORD = "groups"
+"""`--help=groups` lists the groups of flags."""
+
+
+class CommandParser(argparse.ArgumentParser):
+    """An `ArgumentParser` that never guesses flags but suggests them.
+
+    Args:
+        prog: "octavo chat".
+        description: one sentence or more.
+        usage: what follows `prog` in the usage line.
+        epilog: printed after the flags, as it stands.
+        defaults: False: flags that the command line is silent on are absent from the result.
+    """
+
+    def __init__(
+        self, prog: str, description: str, usage: str = "[FLAG ...]", epilog: str = "", *, defaults: bool = True
+    ) -> None:
+        super().__init__(
+            prog=prog,
+            usage=f"{prog} {usage}",
+            description=description,
+            epilog=epilog or None,
+            allow_abbrev=False,
+            add_help=False,
+            argument_default=None if defaults else argparse.SUPPRESS,
+            formatter_class=_HelpFormatter,
+        )
+        self.named_groups: dict[str, argparse._ArgumentGroup] = {}
+        """By the short names that `--help=NAME` takes."""
+        self.add_argument(
+            "-h",
+            "--help",
+            action=_HelpAction,
+            nargs="?",
+            metavar="WORD",
+            dest=argparse.SUPPRESS,
+            default=argparse.SUPPRESS,
+            help=f"show this help, or only one group (--help={GROUPS_WORD} lists them), or what has a WORD in it",
+        )
+
+    def add_named_group(self, name: str, title: str) -> argparse._ArgumentGroup:
+        """Add a group of flags that `--help=NAME` shows alone."""
+        group = self.add_argument_group(f"{title} ({name})")
+        self.named_groups[name] = group
+        return group
+
+    def parse(self, words: Sequence[str]) -> argparse.Namespace:
+        """Return what the command line says.
+
+        Ends the process with code 2, after one line that says why, when it is wrong.
+        """
+        settings, unknown = self.parse_known_args(words)
+        if unknown:
+            self.error(self._unknown(unknown[0]))
+        return settings
+
+    def error(self, message: str) -> NoReturn:
+        """Print one line, not the whole usage, and exit with code 2."""
+        print(f"{self.prog}: error: {message} (see {self.prog} --help)", file=sys.stderr)  # noqa: T201
+        raise SystemExit(EXIT_USAGE)
+
+    def format_help_on(self, word: str) -> str:
+        """Return the help on one group, or on the flags that have a word in their name or description.
+
+        Ends the process with code 2 when there is none.
+        """
+        if word == GROUPS_WORD:
+            rows = [(name, group.title or "") for name, group in self.named_groups.items()]
+            width = max((len(name) for name, _ in rows), default=0)
+            lines = [f"  {name:<{width}}  {title.rpartition(' (')[0]}" for name, title in rows]
+            return "\n".join([f"groups of {self.prog}, each shown by --help=NAME:", *lines, ""])
+        if group := self.named_groups.get(word.lower()):
+            return self._format_sections([(group.title or "", group._group_actions)])
+        sections = [
+            (group.title or "", [action for action in group._group_actions if _has_word(action, word)])
+            for group in self._action_groups
+        ]
+        found = [(title, actions) for title, actions in sections if actions]
+        if not found:
+            close = suggestion(word, self.named_groups)
+            self.error(f"no group and no flag has {word!r} in it{close}")
+        return self._format_sections(found)
+
+    def _format_sections(self, sections: Iterable[tuple[str, Sequence[argparse.Action]]]) -> str:
+        formatter = self._get_formatter()
+        for title, actions in sections:
+            formatter.start_section(title)
+            formatter.add_arguments(actions)
+            formatter.end_section()
+        return formatter.format_help()
+
+    def _unknown(self, word: str) -> str:
+        if not word.startswith("-"):
+            return f"unexpected argument {word!r}"
+        known = [option for action in self._actions for option in action.option_strings]
+        return f"unknown flag {word}" + suggestion(word.partition("=")[0], known)
+
+
+def suggestion(word: str, known: Iterable[str]) -> str:
+    """Return ": did you mean ...?" when one of the known words is close, else ""."""
+    close = difflib.get_close_matches(word, list(known), n=1)
+    return f": did you mean {close[0]}?" if close else ""
+
+
+def _has_word(action: argparse.Action, word: str) -> bool:
+    asked = word.lstrip("-").lower().replace("_", "-")
+    texts = [*action.option_strings, action.help or ""]
+    return any(asked in text.lower().replace("_", "-") for text in texts)
+
+
+class _HelpAction(argparse.Action):
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option_string: Any = None
+    ) -> None:
+        """Print the help and end the process."""
+        assert isinstance(parser, CommandParser)
+        print(parser.format_help() if values is None else parser.format_help_on(values), end="")  # noqa: T201
+        parser.exit()
+
+
+class _HelpFormatter(argparse.HelpFormatter):
+    """Wider columns; an epilog keeps its lines."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=36, width=110)
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        if "\n" not in text:
+            return super()._fill_text(text, width, indent)
+        return "".join(indent + line for line in text.splitlines(keepends=True))
