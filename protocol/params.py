@@ -2,7 +2,7 @@
 
 import sys
 from enum import IntEnum
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 
@@ -16,6 +16,10 @@ MIN_TEMPERATURE = 1e-2
 
 MAX_N = 16384
 MAX_STOP_STRINGS = 64
+
+LogprobsMode: TypeAlias = Literal["raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"]
+"""What is reported as a token's logprob: its log-probability or its logit, raw as the model gives it or processed by
+bias, penalties, temperature and filters. Prompt tokens are never processed."""
 
 
 class OutputKind(IntEnum):
@@ -38,6 +42,9 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     n: int = 1
     """Sequences to return for each prompt."""
+    best_of: int | None = None
+    """Sequences to generate for each prompt, of which the `n` with the highest cumulative logprob are returned, best
+    first. None: `n`."""
     temperature: float = 1.0
     """0 means greedy."""
     top_p: float = 1.0
@@ -61,6 +68,11 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Top alternatives per generated token; 0 gives the sampled token's alone, -1 the whole vocabulary."""
     prompt_logprobs: int | None = None
     logit_bias: dict[int, float] | None = None
+    allowed_token_ids: list[int] | None = None
+    """Nothing else is generated, whatever the biases are. None: everything is allowed."""
+    bad_words: list[str] | str | None = None
+    """Words that are not generated: neither the tokens that the tokenizer makes of one, nor those that it makes of a
+    space and the word. Other tokens that make the same text are not ruled out."""
     detokenize: bool = True
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
@@ -72,9 +84,16 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):
             self.stop = [self.stop]
+        if isinstance(self.bad_words, str):
+            self.bad_words = [self.bad_words]
         if self.top_k == -1:
             self.top_k = 0
         self.verify()
+
+    @property
+    def num_sequences(self) -> int:
+        """How many sequences are generated for each prompt."""
+        return self.best_of or self.n
 
     @property
     def is_greedy(self) -> bool:
@@ -88,6 +107,8 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
             InvalidRequestError: naming the first field that is out of range.
         """
         _check_int("n", self.n, 1, MAX_N)
+        if self.best_of is not None:
+            _check_int("best_of", self.best_of, self.n, MAX_N)
         _check_number("temperature", self.temperature, 0.0, None)
         _check_number("top_p", self.top_p, 0.0, 1.0, is_open_below=True)
         _check_int("top_k", self.top_k, 0, None)
@@ -107,8 +128,20 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
         for token_id, bias in (self.logit_bias or {}).items():
             _check_int("logit_bias", token_id, 0, None)
             _check_number("logit_bias", bias, None, None)
-        if self.n > 1 and self.is_greedy:
-            raise InvalidRequestError("n must be 1 when temperature is 0 (greedy): all would be equal", "n")
+        self._verify_words()
+        for name in ("n", "best_of"):
+            if (getattr(self, name) or 1) > 1 and self.is_greedy:
+                raise InvalidRequestError(f"{name} must be 1 when temperature is 0 (greedy): all would be equal", name)
+
+    def _verify_words(self) -> None:
+        if self.allowed_token_ids is not None and not self.allowed_token_ids:
+            raise InvalidRequestError(
+                "allowed_token_ids must not be empty: name a token or leave it out", "allowed_token_ids"
+            )
+        for token_id in self.allowed_token_ids or []:
+            _check_int("allowed_token_ids", token_id, 0, None)
+        if not all(isinstance(word, str) and word.strip() for word in self.bad_words or []):
+            raise InvalidRequestError("bad_words must be strings with more than spaces in them", "bad_words")
 
     def _verify_stops(self) -> None:
         stops = self.stop or []
@@ -153,6 +186,11 @@ class SamplingSpec(msgspec.Struct, array_like=True, gc=False, frozen=True):
     prompt_logprobs: int | None = None
     logit_bias: tuple[tuple[int, float], ...] = ()
     skip_reading_prefix_cache: bool = False
+    allowed_token_ids: tuple[int, ...] = ()
+    """Empty: every token is allowed."""
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    """Sequences of tokens whose last is not generated where the others have just been."""
+    logprobs_mode: LogprobsMode = "raw_logprobs"
 
 
 def _check_int(name: str, value: object, low: int | None, high: int | None) -> None:

@@ -46,6 +46,14 @@ def test_top_k_minus_one_means_all() -> None:
         ("stop", [""]),
         ("stop", ["x"] * 65),
         ("stop_token_ids", [-1]),
+        ("best_of", 0),
+        ("best_of", 16385),
+        ("best_of", 2.0),
+        ("allowed_token_ids", []),
+        ("allowed_token_ids", [-1]),
+        ("bad_words", [""]),
+        ("bad_words", [" "]),
+        ("bad_words", [7]),
         ("logit_bias", {-1: 1.0}),
         ("logit_bias", {1: float("nan")}),
     ],
@@ -62,9 +70,22 @@ def test_min_tokens_may_not_exceed_max_tokens() -> None:
         SamplingParams(min_tokens=5, max_tokens=4)
 
 
-def test_several_greedy_sequences_are_refused() -> None:
-    with pytest.raises(InvalidRequestError, match="temperature"):
-        SamplingParams(n=2, temperature=0.0)
+@pytest.mark.parametrize("field", ["n", "best_of"])
+def test_several_greedy_sequences_are_refused(field: str) -> None:
+    with pytest.raises(InvalidRequestError, match="temperature") as caught:
+        SamplingParams(**{field: 2}, temperature=0.0)
+    assert caught.value.param == field
+
+
+def test_best_of_is_at_least_n() -> None:
+    assert SamplingParams(n=2).num_sequences == 2
+    assert SamplingParams(n=2, best_of=3).num_sequences == 3
+    with pytest.raises(InvalidRequestError, match="best_of must be at least 3"):
+        SamplingParams(n=3, best_of=2)
+
+
+def test_single_bad_word_becomes_a_list() -> None:
+    assert SamplingParams(bad_words="no").bad_words == ["no"]
 
 
 def test_stop_strings_need_text() -> None:
