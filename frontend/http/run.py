@@ -62,16 +62,7 @@ def run(engine: SpawnedEngine, server: ServerConfig, listener: Listener) -> None
 
 async def _serve(engine: SpawnedEngine, config: ServerConfig, listener: Listener) -> None:
     async with _starting(engine) as client:
-        metrics = Metrics(
-            client.config,
-            num_blocks=client.facts.num_blocks,
-            max_model_len=client.facts.max_model_len,
-            has_vllm_names=config.enable_vllm_metrics,
-        )
-        client.observer = metrics
-        serving = Serving(client, metrics, trusts_request_templates=config.trust_request_chat_template)
-        _check_chat_template(serving)
-        server = Server(App(serving, _api_keys(config)), config, client)
+        server = Server(App(make_serving(client, config), _api_keys(config)), config, client)
         # What lives from here on lives for good: the collector need not look at it again.
         gc.collect()
         gc.freeze()
@@ -86,6 +77,24 @@ async def _serve(engine: SpawnedEngine, config: ServerConfig, listener: Listener
                 lines.cancel()
         if server.engine_failure:
             raise server.engine_failure
+
+
+def make_serving(client: AsyncClient, config: ServerConfig) -> Serving:
+    """Return what the routes answer from; the client's observer is its metrics.
+
+    Raises:
+        ConfigError: the chat template that the user chose cannot be read.
+    """
+    metrics = Metrics(
+        client.config,
+        num_blocks=client.facts.num_blocks,
+        max_model_len=client.facts.max_model_len,
+        has_vllm_names=config.enable_vllm_metrics,
+    )
+    client.observer = metrics
+    serving = Serving(client, metrics, trusts_request_templates=config.trust_request_chat_template)
+    _check_chat_template(serving)
+    return serving
 
 
 @contextlib.asynccontextmanager
