@@ -5,6 +5,7 @@ Does not decide when an accepted request runs.
 
 import sys
 
+from octavo.core_proc.scheduler.policy import OrderedRequests
 from octavo.protocol.config import CachePlan, ResolvedConfig
 from octavo.protocol.events import Failed, FailureKind
 from octavo.protocol.requests import Submit
@@ -31,20 +32,29 @@ class Admission:
     def __init__(self, config: ResolvedConfig, plan: CachePlan) -> None:
         self._vocab_size = config.model.vocab_size
         self._max_num_queued_reqs = config.max_num_queued_reqs
+        self._max_num_queued_tokens = config.max_num_queued_tokens
         self._max_logprobs = config.max_logprobs
         self._max_model_len = plan.max_model_len
         self._num_cache_tokens = plan.num_tokens
 
-    def refusal(self, submit: Submit, num_waiting: int) -> Failed | None:
+    def refusal(self, submit: Submit, waiting: OrderedRequests) -> Failed | None:
         """Return why the request is refused, None when it is accepted."""
-        if self._max_num_queued_reqs and num_waiting >= self._max_num_queued_reqs:
-            return Failed(
-                submit.request_id,
-                FailureKind.OVERLOADED,
-                f"{num_waiting} requests are waiting, which is the limit (--max-num-queued-reqs); try again later",
-            )
+        if overload := self._overload(submit, waiting):
+            return Failed(submit.request_id, FailureKind.OVERLOADED, overload + "; try again later")
         fault = self._prompt_fault(submit) or self._sampling_fault(submit)
         return fault and Failed(submit.request_id, FailureKind.INVALID, fault[0], fault[1])
+
+    def _overload(self, submit: Submit, waiting: OrderedRequests) -> str:
+        if self._max_num_queued_reqs and len(waiting) >= self._max_num_queued_reqs:
+            return f"{len(waiting)} requests are waiting, which is the limit (--max-num-queued-reqs)"
+        # One that would wait alone is accepted however long it is: else it never could be.
+        num_tokens = waiting.num_prompt_tokens + len(submit.prompt_token_ids)
+        if waiting.first and 0 < self._max_num_queued_tokens < num_tokens:
+            return (
+                f"{waiting.num_prompt_tokens} prompt tokens wait, and with the {len(submit.prompt_token_ids)} of "
+                f"this request there would be more than {self._max_num_queued_tokens} (--max-num-queued-tokens)"
+            )
+        return ""
 
     def _prompt_fault(self, submit: Submit) -> tuple[str, str] | None:
         tokens = submit.prompt_token_ids

@@ -20,6 +20,8 @@ class OrderedRequests:
 
     def __init__(self) -> None:
         self._requests: list[Request] = []
+        self.num_prompt_tokens = 0
+        """Of all of them together."""
 
     def __len__(self) -> int:
         return len(self._requests)
@@ -40,6 +42,7 @@ class OrderedRequests:
     def add(self, request: Request) -> None:
         """Put a request in its place."""
         insort(self._requests, request, key=_order)
+        self.num_prompt_tokens += request.num_prompt_tokens
 
     def remove(self, request: Request) -> None:
         """Take a request out, wherever it stands."""
@@ -47,6 +50,7 @@ class OrderedRequests:
         if index == len(self._requests) or self._requests[index] is not request:
             raise KeyError(request.request_id)
         del self._requests[index]
+        self.num_prompt_tokens -= request.num_prompt_tokens
 
 
 def _order(request: Request) -> tuple[int, int]:

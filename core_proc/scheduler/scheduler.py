@@ -74,7 +74,7 @@ class Scheduler:
         if (client, submit.request_id) in self.requests:
             message = f"request_id {submit.request_id!r} is in use"
             return [(client, Failed(submit.request_id, FailureKind.INVALID, message, "request_id"))]
-        if refusal := self._admission.refusal(submit, len(self.waiting)):
+        if refusal := self._admission.refusal(submit, self.waiting):
             return [(client, refusal)]
         order = order_of(self.config.scheduling_policy, submit.priority, self._num_submitted)
         self._num_submitted += 1

@@ -7,7 +7,7 @@ from typing import Any, Literal, get_args, get_origin
 import msgspec
 
 from octavo.protocol.config.server import ServerConfig
-from octavo.protocol.config.sources import FieldInfo, engine_branches, engine_fields, server_fields
+from octavo.protocol.config.sources import FieldInfo, engine_branches, engine_fields, server_fields, spelled
 
 _INTRODUCTION = """\
 # Configuration
@@ -40,8 +40,12 @@ def render_config_docs() -> str:
 
 def _section(struct: type[msgspec.Struct], fields: Iterable[FieldInfo]) -> list[str]:
     title = (struct.__doc__ or "").split("\n")[0].rstrip(".")
-    rows = [f"| `{info.flag}` | {_type_name(info.type)} | {_default(info)} | {info.description} |" for info in fields]
+    rows = [f"| {_flags(info)} | {_type_name(info.type)} | {_default(info)} | {info.description} |" for info in fields]
     return [f"## {title}", "", "| flag | type | default | meaning |", "| --- | --- | --- | --- |", *rows, ""]
+
+
+def _flags(info: FieldInfo) -> str:
+    return ", ".join(f"`{spelled(name)}`" for name in (info.name, *info.aliases))
 
 
 def _type_name(kind: Any) -> str:

@@ -22,6 +22,7 @@ from octavo.protocol.config.sources import (
     parse_size,
     server_config,
     server_fields,
+    spelled,
 )
 from octavo.protocol.errors import ConfigError
 
@@ -41,7 +42,8 @@ class FlagParser(CommandParser):
         """Add one group of flags, which `--help=name` shows alone."""
         group = self.add_named_group(name, title)
         for info in fields:
-            group.add_argument(info.flag, dest=info.name, help=_help(info), **_argument(info))
+            flags = [spelled(name) for name in (info.name, *info.aliases)]
+            group.add_argument(*flags, dest=info.name, help=_help(info), **_argument(info))
 
     def parse_flags(self, words: Sequence[str]) -> dict[str, Any]:
         """Return what the command line says, by setting; settings it is silent on are absent.
@@ -123,7 +125,7 @@ def read_config_file(path: str) -> dict[str, Any]:
         return {}
     if not isinstance(content, Mapping):
         raise ConfigError(f"{path} must hold settings, one per line: name: value", phase="configuration")
-    fields = {info.name: info for info in (*engine_fields(), *server_fields())}
+    fields = {name: info for info in (*engine_fields(), *server_fields()) for name in (info.name, *info.aliases)}
     return dict(_file_setting(path, str(key), value, fields) for key, value in content.items())
 
 
@@ -141,7 +143,7 @@ def _file_setting(path: str, key: str, value: Any, fields: Mapping[str, FieldInf
             raise ConfigError(f"{path}: {key}: {error}", phase="configuration") from None
     if isinstance(value, str) and _is_list(fields[name].type):
         value = [value]
-    return name, value
+    return fields[name].name, value
 
 
 def _title(struct: type[msgspec.Struct]) -> str:
@@ -154,13 +156,29 @@ def _argument(info: FieldInfo) -> dict[str, Any]:
     if bool in kinds:
         return {"action": argparse.BooleanOptionalAction}
     if _is_list(info.type):
-        return {"action": "extend", "nargs": "+", "metavar": "NAME" if "name" in info.name else "VALUE"}
+        return {"action": _ListAction, "nargs": "+", "metavar": "NAME" if "name" in info.name else "VALUE"}
     if int in kinds:
         return {"type": lambda text: _number_argument(text, kinds), "metavar": "N"}
     if float in kinds:
         return {"type": float, "metavar": "X"}
     choices = [kind for kind in kinds if isinstance(kind, str)]
     return {"choices": choices} if choices else {"metavar": "TEXT"}
+
+
+class _ListAction(argparse.Action):
+    """Collects words over all uses of its flag; a word that is a JSON list, as vLLM has it, counts as its members."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option_string: Any = None
+    ) -> None:
+        """Add the words that follow the flag."""
+        items: list[str] = list(getattr(namespace, self.dest, None) or [])
+        for word in values:
+            try:
+                items += msgspec.json.decode(word, type=list[str]) if word.startswith("[") else [word]
+            except msgspec.DecodeError as error:
+                raise argparse.ArgumentError(self, f"{word} is no JSON list of texts: {error}") from None
+        setattr(namespace, self.dest, items)
 
 
 def _kinds(kind: Any) -> list[Any]:

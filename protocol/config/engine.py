@@ -124,8 +124,17 @@ class SchedulerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         Meta(
             ge=0,
             description="Most requests that may wait; above it a request is refused with 503. 0: no limit.",
+            extra={"aliases": ("max_num_queued_requests",)},
         ),
     ] = 4096
+    max_num_queued_tokens: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="Most prompt tokens that may wait; a request that would add more to others that wait is "
+            "refused with 503. 0: no limit.",
+        ),
+    ] = 0
 
 
 class ParallelConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

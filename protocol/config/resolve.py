@@ -70,6 +70,8 @@ class ResolvedConfig(msgspec.Struct, frozen=True, kw_only=True):
     async_scheduling: bool
     max_num_queued_reqs: int
     """0: no limit."""
+    max_num_queued_tokens: int
+    """Of prompts; 0: no limit."""
     world_size: int
     log_stats: bool
     record_steps: str | None
@@ -134,6 +136,7 @@ def resolve(config: EngineConfig, facts: ModelFacts, *, device: DeviceName, num_
         scheduling_policy=config.scheduler.scheduling_policy,
         async_scheduling=config.scheduler.async_scheduling,
         max_num_queued_reqs=config.scheduler.max_num_queued_reqs,
+        max_num_queued_tokens=config.scheduler.max_num_queued_tokens,
         world_size=config.parallel.tensor_parallel_size,
         log_stats=not config.observe.disable_log_stats,
         record_steps=config.observe.record_steps,

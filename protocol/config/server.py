@@ -11,9 +11,77 @@ class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     host: Annotated[str, Meta(description="Address to listen on.")] = "127.0.0.1"
     port: Annotated[int, Meta(ge=0, le=65535, description="Port to listen on; 0: any free one.")] = 8000
     uds: Annotated[str | None, Meta(description="Unix domain socket to listen on instead of a port.")] = None
+    api_server_count: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=256,
+            description="Processes that serve HTTP before the one engine. More than one pays off where texts, not "
+            "the model, keep a core busy.",
+        ),
+    ] = 1
+    root_path: Annotated[
+        str | None,
+        Meta(description="Path under which a proxy offers this server; requests may come with or without it."),
+    ] = None
     api_key: Annotated[
         list[str] | None,
         Meta(description="Accepted API keys (repeatable); every route but /health and /ping needs one of them."),
+    ] = None
+    ssl_keyfile: Annotated[str | None, Meta(description="Private key of the server (PEM); turns on TLS.")] = None
+    ssl_certfile: Annotated[str | None, Meta(description="Certificate chain of the server (PEM).")] = None
+    ssl_ca_certs: Annotated[
+        str | None, Meta(description="Certificates (PEM) that those of callers are checked against.")
+    ] = None
+    ssl_cert_reqs: Annotated[
+        int,
+        Meta(ge=0, le=2, description="Whether callers need a certificate: 0 no, 1 checked if there is one, 2 yes."),
+    ] = 0
+    enable_ssl_refresh: Annotated[bool, Meta(description="Read certificate and key again when their files change.")] = (
+        False
+    )
+    allowed_origins: Annotated[
+        list[str] | None,
+        Meta(description="Origins of web pages that may read the answers (CORS), [] for none. Default: *, all."),
+    ] = None
+    allowed_methods: Annotated[
+        list[str] | None, Meta(description="Methods that such pages may use. Default: *, all.")
+    ] = None
+    allowed_headers: Annotated[
+        list[str] | None, Meta(description="Request headers that such pages may send. Default: *, all.")
+    ] = None
+    allow_credentials: Annotated[
+        bool, Meta(description="Such pages may send cookies and HTTP authentication along.")
+    ] = False
+    max_request_body_bytes: Annotated[
+        int, Meta(ge=1, description="Longest body of a request (64M); a longer one is refused with 413.")
+    ] = 64 * 2**20
+    max_request_head_bytes: Annotated[
+        int,
+        Meta(
+            ge=256,
+            description="Longest request line with headers; a longer one is refused with 431.",
+            extra={"aliases": ("h11_max_incomplete_event_size",)},
+        ),
+    ] = 64 * 2**10
+    max_n_sequences: Annotated[
+        int, Meta(ge=1, description="Most sequences one request may ask for: n, for each of its prompts.")
+    ] = 16384
+    max_stop_strings: Annotated[int, Meta(ge=0, le=64, description="Most stop strings of a request.")] = 64
+    sse_keep_alive_interval: Annotated[
+        float,
+        Meta(
+            ge=0,
+            description="Seconds of silence after which a stream sends a comment, so that proxies do not take it for "
+            "dead; 0: never.",
+        ),
+    ] = 30.0
+    enable_request_id_headers: Annotated[
+        bool, Meta(description="Every answer carries X-Request-Id: the caller's own, else a new one.")
+    ] = True
+    torch_profiler_dir: Annotated[
+        str | None,
+        Meta(description="Directory for the traces of /start_profile and /stop_profile, which need it."),
     ] = None
     engine_address: Annotated[
         str | None, Meta(description="ipc:// address on which further applications may join this engine.")
@@ -26,11 +94,31 @@ class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         ),
     ] = False
     enable_vllm_metrics: Annotated[bool, Meta(description="Offer the metrics under vllm: names as well.")] = False
+    disable_fastapi_docs: Annotated[bool, Meta(description="Offer neither /openapi.json nor /docs.")] = False
     shutdown_timeout: Annotated[
         float,
         Meta(ge=0, description="Seconds that running requests get to finish after the first Ctrl-C or SIGTERM."),
     ] = 30.0
     log_level: Annotated[
-        str | None, Meta(description="DEBUG, INFO, WARNING or ERROR. Default: OCTAVO_LOG_LEVEL, else INFO.")
+        str | None,
+        Meta(
+            description="DEBUG, INFO, WARNING or ERROR. Default: OCTAVO_LOG_LEVEL, else INFO.",
+            extra={"aliases": ("uvicorn_log_level",)},
+        ),
     ] = None
-    disable_access_log: Annotated[bool, Meta(description="No log line per HTTP request.")] = True
+    disable_access_log: Annotated[
+        bool,
+        Meta(description="No log line per HTTP request.", extra={"aliases": ("disable_uvicorn_access_log",)}),
+    ] = True
+    disable_access_log_for_endpoints: Annotated[
+        list[str] | None,
+        Meta(description="Paths without such a line, as words or as one list with commas: /health,/metrics."),
+    ] = None
+    enable_log_requests: Annotated[bool, Meta(description="Log the prompt and the parameters of every request.")] = (
+        False
+    )
+    enable_log_outputs: Annotated[bool, Meta(description="Log the text of every answer when it is complete.")] = False
+    max_log_len: Annotated[
+        Annotated[int, Meta(ge=0)] | None,
+        Meta(description="Most characters of a text, and most token ids, in such a line. Default: all."),
+    ] = None

@@ -5,7 +5,7 @@ give the same errors. A name belongs to exactly one branch of the tree.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from types import NoneType
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
@@ -32,11 +32,18 @@ class FieldInfo(msgspec.Struct, frozen=True):
     default: Any
     """`msgspec.NODEFAULT` when the field is required."""
     description: str
+    aliases: tuple[str, ...] = ()
+    """Other names of the field, which mean the same."""
 
     @property
     def flag(self) -> str:
         """The command line's spelling: `--max-num-seqs`."""
-        return "--" + self.name.replace("_", "-")
+        return spelled(self.name)
+
+
+def spelled(name: str) -> str:
+    """Return a setting's name as the command line spells it."""
+    return "--" + name.replace("_", "-")
 
 
 def parse_size(text: str) -> int:
@@ -78,7 +85,24 @@ def struct_fields(branch: str, struct: type[msgspec.Struct]) -> Iterator[FieldIn
     for info in msgspec.structs.fields(struct):
         metas = getattr(annotated[info.name], "__metadata__", ())
         description = next((meta.description for meta in metas if meta.description), "")
-        yield FieldInfo(info.name, branch, plain[info.name], info.default, description)
+        aliases = next((meta.extra["aliases"] for meta in metas if meta.extra), ())
+        yield FieldInfo(info.name, branch, plain[info.name], info.default, description, aliases)
+
+
+def own_names(settings: Mapping[str, Any], fields: Iterable[FieldInfo]) -> dict[str, Any]:
+    """Return settings with every alias replaced by the field's own name.
+
+    Raises:
+        ConfigError: a field is given under two names.
+    """
+    names = {alias: info.name for info in fields for alias in info.aliases}
+    result: dict[str, Any] = {}
+    for name, value in settings.items():
+        own = names.get(name, name)
+        if own in result:
+            raise ConfigError(f"{name} and another name of {own} are both given", phase="configuration")
+        result[own] = value
+    return result
 
 
 def engine_config(settings: Mapping[str, Any]) -> EngineConfig:
@@ -89,7 +113,7 @@ def engine_config(settings: Mapping[str, Any]) -> EngineConfig:
     """
     homes = {info.name: info.branch for info in engine_fields()}
     tree: dict[str, dict[str, Any]] = {branch: {} for branch in engine_branches()}
-    for name, value in settings.items():
+    for name, value in own_names(settings, engine_fields()).items():
         if name not in homes:
             raise ConfigError(f"unknown setting {name!r}", phase="configuration", hint=_suggestion(name, homes))
         tree[homes[name]][name] = value
@@ -102,7 +126,7 @@ def server_config(settings: Mapping[str, Any]) -> ServerConfig:
     Raises:
         ConfigError: as for `engine_config`.
     """
-    return _convert(dict(settings), ServerConfig)
+    return _convert(own_names(settings, server_fields()), ServerConfig)
 
 
 def _convert(tree: dict[str, Any], struct: type[Config]) -> Config:

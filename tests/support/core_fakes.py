@@ -48,6 +48,7 @@ def core_config(**changes) -> ResolvedConfig:
         "max_num_seqs": 8,
         "max_num_batched_tokens": 32,
         "max_num_queued_reqs": 0,
+        "max_num_queued_tokens": 0,
     }
     return msgspec.structs.replace(base, **{**small, **changes})
 

@@ -218,3 +218,24 @@ def test_build_kernels_finds_what_is_built(capfd) -> None:
 def test_build_kernels_refuses_unknown_instruction_sets(capsys) -> None:
     assert main(["build-kernels", "--isa", "avx1024"]) == 1
     assert "avx1024" in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_lists_and_second_names_of_flags(tmp_path) -> None:
+    from octavo.frontend.cli.flags import config_parser
+
+    file = tmp_path / "settings.yaml"
+    file.write_text("max-num-queued-requests: 3\nallowed-origins: [https://a]\n")
+    parse = config_parser("octavo serve", "").parse_settings
+    said = parse(["m", "--config", str(file), "--allowed-headers", '["x-a", "x-b"]', "x-c"])
+    assert said["max_num_queued_reqs"] == 3 and said["allowed_origins"] == ["https://a"]
+    assert said["allowed_headers"] == ["x-a", "x-b", "x-c"]
+    said = parse(["m", "--config", str(file), "--max-num-queued-requests", "4", "--allowed-origins", "[]"])
+    assert said["max_num_queued_reqs"] == 4 and said["allowed_origins"] == []
+
+
+def test_a_list_that_is_not_json(capsys) -> None:
+    from octavo.frontend.cli.flags import config_parser
+
+    with pytest.raises(SystemExit):
+        config_parser("octavo serve", "").parse_flags(["m", "--allowed-origins", "[a"])
+    assert "--allowed-origins" in capsys.readouterr().err

@@ -248,6 +248,21 @@ def test_a_full_queue_refuses_with_overloaded():
     assert reason(third) is FinishReason.LENGTH
 
 
+def test_too_many_queued_tokens_refuse_with_overloaded_but_never_one_that_would_wait_alone():
+    engine = FakeEngine(max_num_queued_tokens=10, max_num_seqs=1)
+    running = engine.submit("long", prompt(12))
+    second = engine.submit("second", prompt(1, 1))
+    assert second.end.kind is FailureKind.OVERLOADED, "the long one still waits"
+    engine.plan()
+    engine.submit("third", prompt(6, 2))
+    fourth = engine.submit("fourth", prompt(5, 3))
+    assert "--max-num-queued-tokens" in fourth.end.message
+    fifth = engine.submit("fifth", prompt(4, 4))
+    engine.run()
+    assert reason(running) is reason(fifth) is FinishReason.LENGTH
+    assert engine.scheduler.waiting.num_prompt_tokens == engine.scheduler.running.num_prompt_tokens == 0
+
+
 def test_a_request_id_in_use_is_refused_and_the_first_goes_on():
     engine = FakeEngine()
     engine.submit("same", prompt(4))

@@ -4,7 +4,13 @@ import msgspec
 import pytest
 
 from octavo.protocol.config import EngineConfig, ModelConfig, ModelFacts, SchedulerConfig, resolve
-from octavo.protocol.config.sources import engine_config, engine_fields, parse_size, server_fields
+from octavo.protocol.config.sources import (
+    engine_config,
+    engine_fields,
+    parse_size,
+    server_config,
+    server_fields,
+)
 from octavo.protocol.errors import ConfigError
 
 FACTS = ModelFacts(
@@ -45,6 +51,15 @@ def test_bad_sizes(text: str) -> None:
 def test_a_setting_belongs_to_one_branch() -> None:
     names = [info.name for info in [*engine_fields(), *server_fields()]]
     assert len(names) == len(set(names))
+
+
+def test_aliases_mean_their_setting() -> None:
+    assert engine_config({"model": "m", "max_num_queued_requests": 7}).scheduler.max_num_queued_reqs == 7
+    assert server_config({"disable_uvicorn_access_log": False}).disable_access_log is False
+    with pytest.raises(ConfigError, match="max_num_queued_re"):
+        engine_config({"model": "m", "max_num_queued_requests": 7, "max_num_queued_reqs": 7})
+    fields = [*engine_fields(), *server_fields()]
+    assert not {info.name for info in fields} & {alias for info in fields for alias in info.aliases}
 
 
 def test_every_setting_is_described() -> None:
