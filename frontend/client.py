@@ -345,6 +345,8 @@ class AsyncClient:
         request_id = request_id or f"{self._prefix}-{next(self._request_counter)}"
         params = params or self.default_params()
         params.verify()
+        if params.structured_outputs is not None:
+            raise InvalidRequestError("structured outputs are not compiled yet", params.structured_outputs.name())
         self._check_priority(priority)
         if isinstance(prompt, dict):
             cache_salt = cache_salt or prompt.get("cache_salt")

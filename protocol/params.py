@@ -7,6 +7,7 @@ from typing import Any, Literal, TypeAlias
 import msgspec
 
 from octavo.protocol.errors import InvalidRequestError
+from octavo.protocol.structured import StructuredOutputsParams
 
 GREEDY_TEMPERATURE = 1e-5
 """A temperature below this means greedy decoding."""
@@ -73,6 +74,8 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
     bad_words: list[str] | str | None = None
     """Words that are not generated: neither the tokens that the tokenizer makes of one, nor those that it makes of a
     space and the word. Other tokens that make the same text are not ruled out."""
+    structured_outputs: StructuredOutputsParams | None = None
+    """The form that the output must have."""
     detokenize: bool = True
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
@@ -125,6 +128,10 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
             if (value := getattr(self, name)) is not None:
                 _check_int(name, value, -1, None)
         self._verify_stops()
+        if self.structured_outputs is not None:
+            if not isinstance(self.structured_outputs, StructuredOutputsParams):
+                raise InvalidRequestError("structured_outputs must be StructuredOutputsParams", "structured_outputs")
+            self.structured_outputs.verify()
         for token_id, bias in (self.logit_bias or {}).items():
             _check_int("logit_bias", token_id, 0, None)
             _check_number("logit_bias", bias, None, None)

@@ -22,10 +22,6 @@ def _is_one_of(*values: Any) -> IsInert:
     return lambda value, request: not value or value in values
 
 
-def _is_text(value: Any, request: Mapping[str, Any]) -> bool:
-    return not value or (isinstance(value, Mapping) and value.get("type") == "text")
-
-
 def _has_no_choice(value: Any, request: Mapping[str, Any]) -> bool:
     return not value or request.get("tool_choice") == "none"
 
@@ -39,12 +35,6 @@ LATER_FEATURES: dict[str, IsInert] = {
     "tool_choice": lambda value, request: value in (None, "none") or (value == "auto" and not request.get("tools")),
     "functions": _is_empty,
     "function_call": _is_one_of("none"),
-    "response_format": _is_text,
-    "structured_outputs": _is_empty,
-    "guided_json": _is_empty,
-    "guided_regex": _is_empty,
-    "guided_choice": _is_empty,
-    "guided_grammar": _is_empty,
     "reasoning_effort": _is_one_of("none"),
     "thinking_token_budget": _is_empty,
     "use_beam_search": _is_empty,

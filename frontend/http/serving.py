@@ -1,6 +1,5 @@
 """`Serving`: what every route needs, and what all generating routes do before they generate."""
 
-import secrets
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -9,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypedDict
 
 from octavo.frontend.http.message import Request
 from octavo.frontend.http.schemas.sampling import SamplingFields, StreamOptions
+from octavo.frontend.http.structured import structured_outputs_of
 from octavo.frontend.text.chat_template import ChatTemplate, Message
 from octavo.protocol.errors import InvalidRequestError, ModelNotFoundError
 from octavo.protocol.params import OutputKind, SamplingParams
@@ -151,6 +151,7 @@ class Serving:
             max_tokens=max_tokens,
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
+            structured_outputs=structured_outputs_of(asked),
             output_kind=OutputKind.DELTA if asked.stream else OutputKind.FINAL_ONLY,
         )
 
@@ -201,4 +202,7 @@ def check_streaming(asked: SamplingFields) -> None:
 
 def new_request_id(request: Request, asked: SamplingFields) -> str:
     """Return the caller's own id (header `X-Request-Id`, then the field `request_id`) or a random one."""
-    return request.header(b"x-request-id") or asked.request_id or secrets.token_hex(16)
+    if not asked.request_id or request.header(b"x-request-id"):
+        return request.request_id
+    request.request_id = asked.request_id
+    return asked.request_id

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from octavo.frontend.outputs import CompletionOutput as CompletionOutput
     from octavo.frontend.outputs import RequestOutput as RequestOutput
     from octavo.protocol.params import SamplingParams as SamplingParams
+    from octavo.protocol.structured import StructuredOutputsParams as StructuredOutputsParams
 
 __version__ = "0.1.0"
 
@@ -22,9 +23,18 @@ _HOME = {
     "LLM": "octavo.frontend.llm",
     "RequestOutput": "octavo.frontend.outputs",
     "SamplingParams": "octavo.protocol.params",
+    "StructuredOutputsParams": "octavo.protocol.structured",
 }
 
-__all__ = ["AsyncClient", "CompletionOutput", "LLM", "RequestOutput", "SamplingParams", "__version__"]
+__all__ = [
+    "AsyncClient",
+    "CompletionOutput",
+    "LLM",
+    "RequestOutput",
+    "SamplingParams",
+    "StructuredOutputsParams",
+    "__version__",
+]
 
 
 def __getattr__(name: str) -> object:

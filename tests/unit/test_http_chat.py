@@ -252,7 +252,6 @@ def test_a_requests_template_needs_a_server_that_trusts_it() -> None:
         ({"stream": True, "prompt_logprobs": 1}, "prompt_logprobs"),
         ({"tools": [{"type": "function"}]}, "tools"),
         ({"tool_choice": "required"}, "tool_choice"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"use_beam_search": True}, "use_beam_search"),
         ({"n": 2, "best_of": 3}, "best_of"),
         ({"reasoning_effort": "high"}, "reasoning_effort"),

@@ -4,6 +4,8 @@ from typing import Annotated, Literal, TypeAlias
 
 from msgspec import Meta, Struct
 
+from octavo.frontend.http.schemas.structured import StructuredFields
+
 Seed: TypeAlias = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 
 
@@ -16,7 +18,7 @@ class StreamOptions(Struct, kw_only=True):
     """The usage so far in every chunk; only together with `include_usage`."""
 
 
-class SamplingFields(Struct, kw_only=True):
+class SamplingFields(StructuredFields, kw_only=True):
     """Fields of OpenAI's API and of vLLM's extension of it, with their names and meanings."""
 
     model: str | None = None

@@ -1,0 +1,55 @@
+"""Request fields about the form of an answer, in OpenAI's words (`response_format`) and in vLLM's."""
+
+from typing import Any, TypeAlias
+
+from msgspec import Struct
+
+from octavo.protocol.structured import StructuredOutputsParams
+
+
+class TextFormat(Struct, tag_field="type", tag="text"):
+    """Any text."""
+
+
+class JsonObjectFormat(Struct, tag_field="type", tag="json_object"):
+    """Any JSON object."""
+
+
+class JsonSchema(Struct, kw_only=True):
+    """A schema, and what it is called."""
+
+    name: str
+    schema: dict[str, Any] | None = None
+    """None: any JSON object."""
+    description: str | None = None
+    strict: bool | None = None
+    """The schema binds in any case."""
+
+
+class JsonSchemaFormat(Struct, tag_field="type", tag="json_schema"):
+    """JSON by a schema."""
+
+    json_schema: JsonSchema
+
+
+class StructuralTagFormat(Struct, tag_field="type", tag="structural_tag", kw_only=True):
+    """Free text in which tags have contents of a given form; see docs/structured-output.md."""
+
+    format: dict[str, Any] | None = None
+    structures: list[dict[str, Any]] | None = None
+    triggers: list[str] | None = None
+
+
+ResponseFormat: TypeAlias = TextFormat | JsonObjectFormat | JsonSchemaFormat | StructuralTagFormat
+
+
+class StructuredFields(Struct, kw_only=True):
+    """The form of an answer: one of these fields at most."""
+
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputsParams | None = None
+    guided_json: str | dict[str, Any] | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    guided_whitespace_pattern: str | None = None

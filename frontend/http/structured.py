@@ -1,0 +1,58 @@
+"""From the fields of a request to the one form that its answer must have. Compiles nothing."""
+
+import msgspec
+
+from octavo.frontend.http.schemas.structured import (
+    JsonObjectFormat,
+    JsonSchemaFormat,
+    ResponseFormat,
+    StructuralTagFormat,
+    StructuredFields,
+)
+from octavo.protocol.errors import InvalidRequestError
+from octavo.protocol.structured import StructuredOutputsParams
+
+_GUIDED = {
+    "guided_json": "json",
+    "guided_regex": "regex",
+    "guided_choice": "choice",
+    "guided_grammar": "grammar",
+}
+"""vLLM's earlier fields, and what they are called now."""
+
+
+def structured_outputs_of(asked: StructuredFields) -> StructuredOutputsParams | None:
+    """Return the form that a request asks for, None where any text will do.
+
+    Raises:
+        InvalidRequestError: it asks for several.
+    """
+    found: dict[str, StructuredOutputsParams] = {}
+    if asked.response_format is not None and (form := _of_response_format(asked.response_format)):
+        found["response_format"] = form
+    if asked.structured_outputs is not None and asked.structured_outputs != StructuredOutputsParams():
+        found["structured_outputs"] = asked.structured_outputs
+    for name, field in _GUIDED.items():
+        if (value := getattr(asked, name)) is not None:
+            settings = {field: value, "whitespace_pattern": asked.guided_whitespace_pattern, "param": name}
+            found[name] = StructuredOutputsParams(**settings)
+    if len(found) > 1:
+        first, second, *_ = found
+        raise InvalidRequestError(f"{first} and {second} both say what the answer must look like: use one", second)
+    return next(iter(found.values()), None)
+
+
+def _of_response_format(form: ResponseFormat) -> StructuredOutputsParams | None:
+    param = "response_format"
+    match form:
+        case JsonObjectFormat():
+            return StructuredOutputsParams(json_object=True, param=param)
+        case JsonSchemaFormat():
+            if form.json_schema.schema is None:
+                return StructuredOutputsParams(json_object=True, param=param)
+            return StructuredOutputsParams(json=form.json_schema.schema, param=f"{param}.json_schema.schema")
+        case StructuralTagFormat():
+            fields = {name: value for name, value in msgspec.structs.asdict(form).items() if value is not None}
+            return StructuredOutputsParams(structural_tag={"type": "structural_tag", **fields}, param=param)
+        case _:
+            return None

@@ -1,0 +1,152 @@
+"""Outputs of a given form: what a caller asks (`StructuredOutputsParams`), and what the core is told (`GrammarSpec`).
+
+Compiles nothing: whether a grammar is one at all is found out in the core.
+"""
+
+import json
+from enum import IntEnum
+from typing import Any
+
+import msgspec
+
+from octavo.protocol.errors import InvalidRequestError
+
+MAX_CHOICES = 4096
+
+
+class StructuredOutputsParams(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """The form of an output, with the field names and meanings of vLLM's class of this name.
+
+    Exactly one of the first six fields is set. `SamplingParams` verifies it.
+    """
+
+    json: str | dict[str, Any] | None = None
+    """A JSON Schema, as text or as an object."""
+    regex: str | None = None
+    """A regular expression that the whole output matches."""
+    choice: list[str] | None = None
+    """The texts that the output may be."""
+    grammar: str | None = None
+    """A context-free grammar in Lark's or llama.cpp's (GBNF) notation."""
+    json_object: bool | None = None
+    """True: any JSON object."""
+    structural_tag: str | dict[str, Any] | None = None
+    """Free text in which tags have contents of a given form, as JSON text or as an object."""
+    disable_any_whitespace: bool = False
+    """JSON without white space between its tokens."""
+    disable_additional_properties: bool = False
+    """Objects of a JSON Schema hold no properties that it does not name, unless it says otherwise."""
+    whitespace_pattern: str | None = None
+    """A regular expression for the white space between JSON's tokens. None: as much of it as the model likes."""
+    start_after: str | None = None
+    """Text that ends what is free: the form binds only what is generated after it, such as "</think>". None: it
+    binds from the beginning."""
+    param: str | None = None
+    """The caller's own name of all this, for errors. None: the name of the field here."""
+
+    def verify(self) -> None:
+        """Check everything that can be checked without compiling.
+
+        Raises:
+            InvalidRequestError: naming the field.
+        """
+        kinds = self.kinds
+        if len(kinds) != 1:
+            what = f"got {' and '.join(kinds)}" if kinds else "got none"
+            raise InvalidRequestError(f"set exactly one of {', '.join(_CHECKS)}: {what}", self.name())
+        for name in ("disable_any_whitespace", "disable_additional_properties"):
+            if not isinstance(getattr(self, name), bool):
+                raise InvalidRequestError(f"{name} must be true or false", self.name(name))
+        for name in ("whitespace_pattern", "start_after", "param"):
+            if getattr(self, name) is not None and not _is_text(getattr(self, name)):
+                raise InvalidRequestError(f"{name} must be a non-empty string", self.name(name))
+        if self.disable_any_whitespace and self.whitespace_pattern is not None:
+            raise InvalidRequestError(
+                "whitespace_pattern says which white space there is, and disable_any_whitespace that there is none",
+                self.name("whitespace_pattern"),
+            )
+        kind = kinds[0]
+        if fault := _CHECKS[kind](getattr(self, kind)):
+            raise InvalidRequestError(f"{kind} {fault}", self.name(kind))
+
+    @property
+    def kinds(self) -> list[str]:
+        """The fields that are set, of those of which one must be."""
+        return [name for name in _CHECKS if getattr(self, name) not in (None, False)]
+
+    def name(self, field: str = "") -> str:
+        """Return the name of a field, or of the whole, for errors."""
+        if self.param is not None:
+            return self.param
+        return f"structured_outputs.{field}" if field else "structured_outputs"
+
+
+class GrammarKind(IntEnum):
+    """The notation of a grammar."""
+
+    JSON_SCHEMA = 0
+    REGEX = 1
+    LARK = 2
+
+
+class GrammarSpec(msgspec.Struct, array_like=True, gc=False, frozen=True):
+    """The language of an output, as the core compiles it."""
+
+    kind: GrammarKind
+    text: str
+    param: str = "structured_outputs"
+    """The caller's name of this, for errors."""
+    start_after: bytes = b""
+    """What is generated up to and with these bytes is free."""
+
+
+def parse_json(text: str) -> Any:
+    """Return what a JSON text says.
+
+    Raises:
+        ValueError: it says nothing; the message tells why.
+    """
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("is nested too deeply") from None
+    except ValueError as error:
+        raise ValueError(f"is not valid JSON: {error}") from None
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) and bool(value)
+
+
+def _fault_of_text(value: object) -> str:
+    return "" if _is_text(value) else "must be a non-empty string"
+
+
+def _fault_of_object(value: object) -> str:
+    if isinstance(value, str):
+        try:
+            value = parse_json(value)
+        except ValueError as error:
+            return str(error)
+    return "" if isinstance(value, dict) else "must be a JSON object, or the text of one"
+
+
+def _fault_of_choice(value: object) -> str:
+    if not isinstance(value, list) or not value or not all(_is_text(text) for text in value):
+        return "must be a list of non-empty strings, at least one"
+    return f"must hold at most {MAX_CHOICES} strings, got {len(value)}" if len(value) > MAX_CHOICES else ""
+
+
+def _fault_of_flag(value: object) -> str:
+    return "" if value is True else "must be true, or left out"
+
+
+_CHECKS = {
+    "json": _fault_of_object,
+    "regex": _fault_of_text,
+    "choice": _fault_of_choice,
+    "grammar": _fault_of_text,
+    "json_object": _fault_of_flag,
+    "structural_tag": _fault_of_object,
+}
+"""The kinds of forms, and what is wrong with a value; "" when nothing is."""
