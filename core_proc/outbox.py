@@ -61,11 +61,13 @@ class Outbox:
         self._backlogs: dict[bytes, Backlog] = {}
         """Of every connected frontend, in order of connection."""
         self._lost: list[bytes] = []
+        self.has_backlog = False
+        """True while a frontend is owed something: flush again soon."""
 
     @property
-    def has_backlog(self) -> bool:
-        """True while a frontend is owed something: flush again soon."""
-        return any(not backlog.is_empty for backlog in self._backlogs.values())
+    def has_lost(self) -> bool:
+        """True when `take_lost` has something to tell."""
+        return bool(self._lost)
 
     def connect(self, client: bytes) -> None:
         """From now on the frontend gets events."""
@@ -97,6 +99,7 @@ class Outbox:
                 del backlog.replies[0]
             if len(backlog.events) + len(backlog.replies) > MAX_BACKLOG_EVENTS:
                 self._lose(client, "does not read its events")
+        self.has_backlog = not all(backlog.is_empty for backlog in self._backlogs.values())
 
     def send(self, client: bytes, event: Event) -> bool:
         """Send a message that is not kept when the frontend is slow (False)."""

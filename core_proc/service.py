@@ -88,22 +88,33 @@ class FrontendService:
     @property
     def timeout_s(self) -> float | None:
         """How long the core may sleep when nothing happens; None: for ever."""
-        if not self.is_open:
+        if self._outbox.has_lost or (self._is_owed_a_turn and not self._scheduler.has_requests):
             return 0.0
         if self._outbox.has_backlog:
             return BACKLOG_RETRY_S
         return max(0.0, self._next_stats - self._clock()) if self._is_busy else None
 
-    def serve(self) -> None:
-        """Handle what has arrived: signals, messages, lost frontends, and the time."""
-        self._obey_signals()
-        for client, request in self._router.receive():
-            self._handle(client, request)
+    @property
+    def _is_owed_a_turn(self) -> bool:
+        """True when the end of the last request has consequences, for which nothing would wake the core."""
+        return self._is_busy or self._state is not ProcessState.READY
+
+    def serve(self, *, has_mail: bool = True) -> None:
+        """Handle what has arrived: signals, messages, lost frontends, and the time.
+
+        Args:
+            has_mail: whether frontends may have sent anything; else nobody asks the socket.
+        """
+        if self._stop.count:
+            self._obey_signals()
+        if has_mail:
+            for client, request in self._router.receive():
+                self._handle(client, request)
         if self._outbox.has_backlog:
             self._outbox.flush()
         self._report()
-        self._forget_lost()
-        # Last, because what was just handled may have ended the last request: nothing would wake the core again.
+        if self._outbox.has_lost:
+            self._forget_lost()
         if self._state is ProcessState.DRAINING and not self._scheduler.has_requests:
             self._state = self._state.move(ProcessState.STOPPED)
 

@@ -106,9 +106,9 @@ class Subscriber:
             ProtocolError: a command was lost or cannot be read; this worker's state is no longer the
                 core's, and it must not go on.
         """
-        if not self.socket.poll(None if timeout_s is None else int(1000 * timeout_s)):
+        if (frames := _receive(self.socket, timeout_s)) is None:
             return None
-        command = self._codec.decode(self.socket.recv_multipart())
+        command = self._codec.decode(frames)
         if command.sequence != self._next_sequence:
             raise ProtocolError(f"command {self._next_sequence} was lost: got {command.sequence}")
         self._next_sequence += 1
@@ -153,9 +153,8 @@ class ResultPull:
         Raises:
             ProtocolError: an answer cannot be read.
         """
-        if not self.socket.poll(None if timeout_s is None else int(1000 * timeout_s)):
-            return None
-        return self._codec.decode(self.socket.recv_multipart())
+        frames = _receive(self.socket, timeout_s)
+        return None if frames is None else self._codec.decode(frames)
 
     def close(self) -> None:
         """Close the socket."""
@@ -220,6 +219,17 @@ class FrontendRouter:
 def ipc_path(address: str) -> Path | None:
     """Return the file of an `ipc://` address, None for other transports."""
     return Path(address.removeprefix("ipc://")) if address.startswith("ipc://") else None
+
+
+def _receive(socket: "zmq.Socket[bytes]", timeout_s: float | None) -> list[bytes] | None:
+    """Return the frames of the next message, None when none came in time (None: wait for ever)."""
+    try:
+        # perf: most messages are there when they are asked for, and then nobody needs to poll.
+        return socket.recv_multipart(zmq.NOBLOCK)
+    except zmq.Again:
+        if timeout_s == 0 or not socket.poll(None if timeout_s is None else int(1000 * timeout_s)):
+            return None
+    return socket.recv_multipart()
 
 
 def _bind(socket: "zmq.Socket[bytes]", address: str) -> None:

@@ -85,12 +85,13 @@ class Worker:
         poller.register(self._subscriber.socket, zmq.POLLIN)
         poller.register(stop.fileno(), zmq.POLLIN)
         while stop.count < ABORT_SIGNALS:
-            poller.poll()
-            stop.acknowledge()
             command = self._subscriber.receive(timeout_s=0)
-            if isinstance(command, Stop):
+            if command is None:
+                poller.poll()
+                stop.acknowledge()
+            elif isinstance(command, Stop):
                 break
-            if command is not None:
+            else:
                 self._obey(command)
         self._trace.stop()
         self._close()

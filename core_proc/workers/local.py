@@ -130,7 +130,9 @@ class LocalWorkerGroup:
         """Send a step to every rank. Never blocks."""
         sequence = self._publisher.next_sequence
         self._steps.append((sequence, plan.sequence))
-        self._publisher.send(msgspec.structs.replace(plan, sequence=sequence))
+        if sequence != plan.sequence:  # other commands have numbers too
+            plan = msgspec.structs.replace(plan, sequence=sequence)
+        self._publisher.send(plan)
 
     def take_result(self) -> StepResult | None:
         """Return the result of the oldest step that has one, None when none is there. Never blocks.
@@ -139,7 +141,6 @@ class LocalWorkerGroup:
             WorkerFailed: a worker is gone, or its state cannot be trusted any more.
             ProtocolError: an answer to a question nobody asked.
         """
-        self._check_alive()
         while (reply := self._results.receive(timeout_s=0)) is not None:
             match reply:
                 case StepResult():
@@ -150,6 +151,7 @@ class LocalWorkerGroup:
                     self._acknowledge()
                 case _:
                     raise ProtocolError(f"worker {reply.rank} sent an unexpected {type(reply).__name__}")
+        self._check_alive()
         return None
 
     def profile(self, directory: str | None, on_done: Callable[[], None]) -> None:
