@@ -1,0 +1,126 @@
+"""`octavo chat`: a conversation with a running server, in a terminal or through pipes.
+
+The conversation is kept here and sent whole each time, as the API wants it.
+"""
+
+import argparse
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from octavo.frontend.cli.api import Api
+from octavo.frontend.cli.parser import CommandParser
+from octavo.frontend.cli.questions import answer_typed, is_interactive, piped_lines, quick_text
+from octavo.frontend.cli.terminal import (
+    Answer,
+    Piece,
+    add_connection_flags,
+    add_sampling_flags,
+    api_key,
+    sampling_fields,
+    show,
+)
+
+EXIT_INTERRUPTED = 130
+
+_PATH = "/v1/chat/completions"
+
+_EPILOG = """\
+A person types a message per line; a backslash at its end continues it. Ctrl-C ends an answer, Ctrl-D the program.
+/clear forgets the conversation, /retry asks the last message again.
+In a pipe every line is a message, and the answers are all that is printed:
+  printf 'My name is Ada.\\nWhat is my name?\\n' | octavo chat
+  octavo chat -q - < question.txt
+"""
+
+
+def parser() -> CommandParser:
+    """Return the flags of `octavo chat`."""
+    parser = CommandParser("octavo chat", "Talk to a model on a running server.", epilog=_EPILOG)
+    parser.add_argument("-q", "--quick", metavar="MESSAGE", help="send this one message and end; -: standard input")
+    parser.add_argument("--system-prompt", metavar="TEXT", help="the message that opens the conversation")
+    parser.add_argument("--stats", action="store_true", help="after each answer, its speed on standard error")
+    add_connection_flags(parser)
+    add_sampling_flags(parser)
+    return parser
+
+
+def run(words: list[str]) -> int:
+    """Talk until the questions end; return the exit code.
+
+    Raises:
+        CommandError: no server answers, or it refuses.
+    """
+    options = parser().parse(words)
+    chat = Conversation(options)
+    if options.quick is not None:
+        return EXIT_INTERRUPTED if chat.ask(quick_text(options.quick)).is_interrupted else 0
+    if not is_interactive():
+        return EXIT_INTERRUPTED if any(chat.ask(line).is_interrupted for line in piped_lines()) else 0
+    print(f"Talking to {chat.model} at {options.url}. Ctrl-C ends an answer, Ctrl-D the program.")  # noqa: T201
+    answer_typed(chat.obey)
+    return 0
+
+
+class Conversation:
+    """Messages so far, and the server that answers them.
+
+    Raises:
+        CommandError: no server answers.
+    """
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self._api = Api(options.url, api_key(options))
+        self._system = options.system_prompt
+        self._fields = sampling_fields(options)
+        self._has_stats = options.stats
+        self.model = self._api.model(options.model_name)
+        self.messages: list[dict[str, Any]] = []
+        self.clear()
+
+    def obey(self, line: str) -> None:
+        """Do what a typed line says: a command, or else a message.
+
+        Raises:
+            CommandError: the server refuses or fails.
+        """
+        command = {"/clear": self.clear, "/retry": self.retry}.get(line.strip())
+        if command:
+            command()
+        else:
+            self.ask(line)
+
+    def clear(self) -> None:
+        """Forget everything but the system prompt."""
+        self.messages = [{"role": "system", "content": self._system}] if self._system else []
+
+    def retry(self) -> None:
+        """Ask the last question again; does nothing before the first."""
+        while self.messages and self.messages[-1]["role"] == "assistant":
+            self.messages.pop()
+        if self.messages and self.messages[-1]["role"] == "user":
+            self.ask(self.messages.pop()["content"])
+
+    def ask(self, question: str) -> Answer:
+        """Send a message and print the answer; what came of it before Ctrl-C stays in the conversation.
+
+        Raises:
+            CommandError: the server refuses or fails; the question is not kept.
+        """
+        messages = [*self.messages, {"role": "user", "content": question}]
+        body = {"model": self.model, "messages": messages, **self._fields}
+        answer = show(self._api.stream(_PATH, body), _pieces)
+        self.messages = [*messages, {"role": "assistant", "content": answer.text}]
+        if self._has_stats:
+            print(answer.render_stats(), file=sys.stderr)  # noqa: T201
+        return answer
+
+
+def _pieces(event: dict[str, Any]) -> Iterator[Piece]:
+    for choice in event.get("choices", []):
+        delta = choice.get("delta", {})
+        # The older name is what other servers still send.
+        if reasoning := delta.get("reasoning") or delta.get("reasoning_content"):
+            yield Piece(reasoning, is_reasoning=True)
+        if text := delta.get("content"):
+            yield Piece(text)

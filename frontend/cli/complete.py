@@ -1,0 +1,71 @@
+"""`octavo complete`: plain continuations from a running server, in a terminal or through pipes."""
+
+import argparse
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from octavo.frontend.cli.api import Api
+from octavo.frontend.cli.parser import CommandParser
+from octavo.frontend.cli.questions import QUICK_STDIN, answer_typed, is_interactive, quick_text
+from octavo.frontend.cli.terminal import (
+    Answer,
+    Piece,
+    add_connection_flags,
+    add_sampling_flags,
+    api_key,
+    sampling_fields,
+    show,
+)
+
+EXIT_INTERRUPTED = 130
+
+_PATH = "/v1/completions"
+
+_EPILOG = """\
+A person types a prompt per line; a backslash at its end continues it. Ctrl-C ends an answer, Ctrl-D the program.
+In a pipe, all of standard input is one prompt, and the continuation is all that is printed:
+  octavo complete --max-tokens 100 < beginning.txt >> beginning.txt
+"""
+
+
+def parser() -> CommandParser:
+    """Return the flags of `octavo complete`."""
+    parser = CommandParser("octavo complete", "Have a running server go on with a text.", epilog=_EPILOG)
+    parser.add_argument("-q", "--quick", metavar="PROMPT", help="go on with this one text and end; -: standard input")
+    parser.add_argument("--echo", action="store_true", help="print the prompt before its continuation")
+    parser.add_argument("--stats", action="store_true", help="after each answer, its speed on standard error")
+    add_connection_flags(parser)
+    add_sampling_flags(parser)
+    return parser
+
+
+def run(words: list[str]) -> int:
+    """Complete until the prompts end; return the exit code.
+
+    Raises:
+        CommandError: no server answers, or it refuses.
+    """
+    options = parser().parse(words)
+    api = Api(options.url, api_key(options))
+    model = api.model(options.model_name)
+    if options.quick is None and is_interactive():
+        print(f"{model} at {options.url} goes on with what you type. Ctrl-D ends.")  # noqa: T201
+        answer_typed(lambda line: _complete(api, model, line, options))
+        return 0
+    prompt = quick_text(QUICK_STDIN if options.quick is None else options.quick)
+    return EXIT_INTERRUPTED if _complete(api, model, prompt, options).is_interrupted else 0
+
+
+def _complete(api: Api, model: str, prompt: str, options: argparse.Namespace) -> Answer:
+    body = {"model": model, "prompt": prompt, "echo": options.echo, **sampling_fields(options)}
+    answer = show(api.stream(_PATH, body), _pieces)
+    if options.stats:
+        print(answer.render_stats(), file=sys.stderr)  # noqa: T201
+    return answer
+
+
+def _pieces(event: dict[str, Any]) -> Iterator[Piece]:
+    for choice in event.get("choices", []):
+        if text := choice.get("text"):
+            yield Piece(text)

@@ -1,0 +1,17 @@
+"""`CommandError`: a command cannot go on, and what would help."""
+
+from octavo.protocol.errors import OctavoError
+
+
+class CommandError(OctavoError):
+    """Ends a command with exit code 1; `main` prints message and hint as the last line.
+
+    Args:
+        message: what is wrong.
+        hint: what the user can do about it, or "".
+    """
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint

@@ -1,0 +1,66 @@
+"""Questions typed by a person, or read from a pipe. Sends nothing."""
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+
+from octavo.frontend.cli.errors import CommandError
+
+PROMPT = "> "
+CONTINUED = ". "
+
+QUICK_STDIN = "-"
+"""Instead of a text: all of standard input."""
+
+
+def is_interactive() -> bool:
+    """Tell whether a person types the questions."""
+    return sys.stdin.isatty()
+
+
+def typed_lines() -> Iterator[str]:
+    """Yield what a person types, line by line, without blank lines; ends at Ctrl-D.
+
+    A backslash at the end of a line continues it on the next. Ctrl-C empties the line.
+    """
+    with contextlib.suppress(ImportError):
+        import readline  # noqa: F401  (gives input() a history and the arrow keys)
+    parts: list[str] = []
+    while True:
+        try:
+            line = input(CONTINUED if parts else PROMPT)
+        except EOFError:
+            print()  # noqa: T201
+            return
+        except KeyboardInterrupt:
+            print("\n(Ctrl-D ends)")  # noqa: T201
+            parts.clear()
+            continue
+        if line.endswith("\\"):
+            parts.append(line[:-1])
+            continue
+        text = "\n".join([*parts, line])
+        parts.clear()
+        if text.strip():
+            yield text
+
+
+def answer_typed(answer: Callable[[str], object]) -> None:
+    """Answer what a person types until Ctrl-D; a question that the server refuses ends nothing."""
+    for line in typed_lines():
+        try:
+            answer(line)
+        except CommandError as error:
+            print(f"error: {error.message}" + (f" ({error.hint})" if error.hint else ""), file=sys.stderr)  # noqa: T201
+
+
+def piped_lines() -> Iterator[str]:
+    """Yield the lines of standard input that are not blank."""
+    for line in sys.stdin:
+        if line.strip():
+            yield line.rstrip("\n")
+
+
+def quick_text(text: str) -> str:
+    """Return the text given on the command line, or all of standard input for "-"."""
+    return sys.stdin.read() if text == QUICK_STDIN else text

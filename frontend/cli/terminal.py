@@ -1,0 +1,170 @@
+"""What `octavo chat` and `octavo complete` share: their flags, and an answer on its way to the screen.
+
+Reads no questions: that differs between the two.
+"""
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from octavo.frontend.cli.api import DEFAULT_URL
+from octavo.frontend.cli.parser import CommandParser
+from octavo.protocol.env import Env
+
+Events: TypeAlias = Generator[dict[str, Any], None, None]
+
+_DIM, _PLAIN = "\033[2m", "\033[0m"
+
+_CONTROL = {code: "\ufffd" for code in [*range(32), *range(127, 160)] if chr(code) not in "\n\t"}
+"""A model's text must not move the cursor or rename the window."""
+
+
+@dataclass
+class Answer:
+    """One streamed answer; times on the monotonic clock."""
+
+    started: float = field(default_factory=time.monotonic)
+    first: float | None = None
+    """When the first text came."""
+    finished: float = 0.0
+    text: str = ""
+    num_tokens: int | None = None
+    """As the server counts them; None when it does not."""
+    is_interrupted: bool = False
+    """Ctrl-C ended it."""
+
+    def render_stats(self) -> str:
+        """Return one line of speed."""
+        total_s = self.finished - self.started
+        if self.first is None:
+            return f"[no text, {total_s:.2f} s]"
+        stats = f"first text after {self.first - self.started:.2f} s, all after {total_s:.2f} s"
+        if self.num_tokens is None:
+            return f"[{stats}]"
+        speed = f"{self.num_tokens / total_s:.1f} tokens/s" if total_s else ""
+        return f"[{self.num_tokens} tokens, {stats}, {speed}]"
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A part of an answer."""
+
+    text: str
+    is_reasoning: bool = False
+
+
+def add_connection_flags(parser: CommandParser) -> None:
+    """Add where the server is and whom to ask for."""
+    group = parser.add_named_group("server", "Which server")
+    group.add_argument(
+        "--url",
+        default=DEFAULT_URL,
+        help=f"http://HOST:PORT, with or without /v1, or unix:PATH; default: {DEFAULT_URL}",
+    )
+    group.add_argument("--model-name", metavar="NAME", help="which of its models; default: the first")
+    group.add_argument("--api-key", metavar="KEY", help="sent as the bearer token; default: OCTAVO_API_KEY")
+
+
+def add_sampling_flags(parser: CommandParser) -> None:
+    """Add how to sample; what is not said is left to the server."""
+    group = parser.add_named_group("sampling", "How to answer; what is not said is the server's to decide")
+    group.add_argument("--max-tokens", type=int, metavar="N", help="longest answer, in tokens")
+    group.add_argument("--temperature", type=float, metavar="X", help="0: always the likeliest token")
+    group.add_argument("--top-p", type=float, metavar="X", help="sample from the likeliest tokens of this total share")
+    group.add_argument("--top-k", type=int, metavar="N", help="sample from this many of the likeliest tokens")
+    group.add_argument("--seed", type=int, metavar="N", help="the same seed gives the same answer")
+    group.add_argument("--stop", action="append", metavar="TEXT", help="end before this text (repeatable)")
+    group.add_argument(
+        "--extra-body", type=_json_object, default={}, metavar="JSON", help="further fields of the request"
+    )
+
+
+def api_key(options: argparse.Namespace) -> str | None:
+    """Return the key to send."""
+    key: str | None = options.api_key
+    return key or Env.read().api_key
+
+
+def sampling_fields(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the request fields that the flags stand for."""
+    names = ("max_tokens", "temperature", "top_p", "top_k", "seed", "stop")
+    said = {name: value for name in names if (value := getattr(options, name)) is not None}
+    return {**said, "stream_options": {"include_usage": True}, **options.extra_body}
+
+
+def show(events: Events, pieces: Callable[[dict[str, Any]], Iterator[Piece]]) -> Answer:
+    """Print an answer as it comes; Ctrl-C ends the answer, not the program.
+
+    On a terminal, reasoning is dim and control characters are replaced; in a pipe, reasoning is left out.
+
+    Args:
+        events: of the stream; closed here.
+        pieces: finds the text in an event.
+
+    Raises:
+        CommandError: the server refuses, or fails on the way.
+    """
+    answer = Answer()
+    screen = _Screen()
+    try:
+        with closing(events):
+            for event in events:
+                if usage := event.get("usage"):
+                    answer.num_tokens = usage.get("completion_tokens")
+                for piece in pieces(event):
+                    answer.first = answer.first or time.monotonic()
+                    screen.write(piece)
+                    if not piece.is_reasoning:
+                        answer.text += piece.text
+    except KeyboardInterrupt:
+        answer.is_interrupted = True
+    finally:
+        screen.end()
+    answer.finished = time.monotonic()
+    return answer
+
+
+class _Screen:
+    """Standard output, as far as an answer writes on it."""
+
+    def __init__(self) -> None:
+        self._is_terminal = sys.stdout.isatty()
+        self._is_dim = False
+        self._ends_line = False
+
+    def write(self, piece: Piece) -> None:
+        if not self._is_terminal:
+            if not piece.is_reasoning:
+                self._put(piece.text)
+            return
+        if piece.is_reasoning != self._is_dim:
+            self._is_dim = piece.is_reasoning
+            self._put(_DIM if self._is_dim else f"{_PLAIN}\n")
+        self._put(piece.text.translate(_CONTROL))
+
+    def end(self) -> None:
+        """End the line."""
+        if self._is_dim:
+            self._put(_PLAIN)
+        if not self._ends_line:
+            self._put("\n")
+
+    def _put(self, text: str) -> None:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+        self._ends_line = text.endswith("\n") if text else self._ends_line
+
+
+def _json_object(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError("must be a JSON object")
+    return value
