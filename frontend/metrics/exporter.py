@@ -98,6 +98,17 @@ class Metrics:
         if num_later_tokens > 0:
             self._observe("request_time_per_output_token_seconds", decode_s / num_later_tokens)
 
+    def histogram(self, name: str) -> tuple[list[float], list[int]]:
+        """Return a histogram's upper edges, and its counts so far with one more for what lies beyond them.
+
+        Args:
+            name: of the metric, without prefix.
+
+        Raises:
+            KeyError: there is no histogram of that name.
+        """
+        return self._histograms[name].edges, self._histograms[name].counts
+
     def _observe(self, name: str, value: float) -> None:
         self._histograms[name].observe(value)
 

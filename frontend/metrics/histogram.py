@@ -34,6 +34,16 @@ class TallyHistogram(Collector):
         self._sum = 0.0
         self._created_s = time.time()
 
+    @property
+    def edges(self) -> list[float]:
+        """Upper edges of all buckets but the last."""
+        return list(self._edges)
+
+    @property
+    def counts(self) -> list[int]:
+        """What each bucket holds; the last one's values lie beyond all edges."""
+        return list(self._counts)
+
     def observe(self, value: float, count: int = 1) -> None:
         """Count a value, `count` times."""
         self._counts[bisect_left(self._edges, value)] += count

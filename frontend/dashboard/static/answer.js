@@ -1,0 +1,39 @@
+// One answer of a model as it grows: text, reasoning, tool calls, logprobs. Knows nothing of the page.
+
+/** Gathers the chunks of a streamed chat completion into the message that a whole answer would have had. */
+export class Answer {
+  constructor() {
+    this.content = "";
+    this.reasoning = "";
+    this.toolCalls = [];
+    this.tokens = []; // {token, logprob, top_logprobs} of each generated token, if they were asked for
+    this.finishReason = null;
+    this.usage = null;
+  }
+
+  take(chunk) {
+    if (chunk.usage) this.usage = chunk.usage;
+    const choice = chunk.choices?.[0];
+    if (!choice) return;
+    const { delta } = choice;
+    this.content += delta.content ?? "";
+    this.reasoning += delta.reasoning ?? delta.reasoning_content ?? "";
+    for (const part of delta.tool_calls ?? []) this.#takeCall(part);
+    this.tokens.push(...(choice.logprobs?.content ?? []));
+    if (choice.finish_reason) this.finishReason = choice.finish_reason;
+  }
+
+  #takeCall(part) {
+    const call = (this.toolCalls[part.index] ??= { id: "", type: "function", function: { name: "", arguments: "" } });
+    if (part.id) call.id = part.id;
+    call.function.name += part.function?.name ?? "";
+    call.function.arguments += part.function?.arguments ?? "";
+  }
+
+  /** The message as the next request of the conversation carries it. */
+  get message() {
+    const message = { role: "assistant", content: this.content || (this.toolCalls.length ? null : "") };
+    if (this.toolCalls.length) message.tool_calls = this.toolCalls;
+    return message;
+  }
+}

@@ -1,0 +1,115 @@
+// The conversation: sends what was typed, shows what comes back, and keeps both for the next turn.
+import { Answer } from "./answer.js";
+import { streamJson } from "./api.js";
+import { byId, element } from "./element.js";
+import { MessageView } from "./message_view.js";
+import { openingMessages, readSettings } from "./settings.js";
+
+export class Chat {
+  #messages = [];
+  #openCalls = 0;
+  #running = null;
+
+  constructor() {
+    byId("composer").addEventListener("submit", (event) => {
+      event.preventDefault();
+      this.#say(byId("input").value);
+    });
+    byId("input").addEventListener("keydown", (event) => {
+      if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
+        event.preventDefault();
+        byId("composer").requestSubmit();
+      }
+    });
+    byId("stop").addEventListener("click", () => this.#running?.abort());
+    addEventListener("keydown", (event) => event.key === "Escape" && this.#running?.abort());
+    byId("clear").addEventListener("click", () => this.#clear());
+    this.#clear();
+  }
+
+  #clear() {
+    this.#running?.abort();
+    this.#messages = [];
+    this.#openCalls = 0;
+    byId("messages").replaceChildren(element("p", { class: "empty" }, "Ask something. The parameters apply to the next answer."));
+    byId("stats").textContent = "";
+  }
+
+  #say(text) {
+    if (!text.trim() || this.#running) return;
+    byId("input").value = "";
+    this.#add({ role: "user", content: text });
+    this.#answer();
+  }
+
+  #add(message) {
+    this.#messages.push(message);
+    this.#append(new MessageView(message.role, message.content));
+  }
+
+  #append(view) {
+    const list = byId("messages");
+    list.querySelector(".empty")?.remove();
+    list.append(view.root);
+    list.scrollTop = list.scrollHeight;
+  }
+
+  #giveResult(call, content) {
+    this.#add({ role: "tool", tool_call_id: call.id, content });
+    this.#openCalls -= 1;
+    if (this.#openCalls === 0) this.#answer();
+  }
+
+  async #answer() {
+    const view = new MessageView("assistant");
+    this.#append(view);
+    const answer = new Answer();
+    const abort = (this.#running = new AbortController());
+    this.#showRunning(true);
+    const start = performance.now();
+    let firstToken = null;
+    try {
+      const body = { ...readSettings(), messages: [...openingMessages(), ...this.#messages], stream: true, stream_options: { include_usage: true } };
+      for await (const chunk of streamJson("v1/chat/completions", body, abort.signal)) {
+        answer.take(chunk);
+        if (firstToken === null && (answer.content || answer.reasoning || answer.toolCalls.length)) firstToken = performance.now();
+        this.#follow(() => view.show(answer));
+      }
+    } catch (error) {
+      if (!abort.signal.aborted) view.fail(error.message);
+      else answer.finishReason = "you";
+    }
+    // A chat that was cleared meanwhile has nothing to add to.
+    if (this.#running === abort) {
+      this.#running = null;
+      this.#showRunning(false);
+    }
+    if (view.root.isConnected && (answer.content || answer.toolCalls.length)) {
+      this.#messages.push(answer.message);
+      this.#openCalls = answer.toolCalls.length;
+      view.finish(answer, (call, content) => this.#giveResult(call, content));
+    }
+    byId("stats").textContent = summary(answer, start, firstToken, performance.now());
+  }
+
+  /** Change the list, and stay at its end if that is where the reader is. */
+  #follow(change) {
+    const list = byId("messages");
+    const isAtEnd = list.scrollHeight - list.scrollTop - list.clientHeight < 40;
+    change();
+    if (isAtEnd) list.scrollTop = list.scrollHeight;
+  }
+
+  #showRunning(isRunning) {
+    byId("send").hidden = isRunning;
+    byId("stop").hidden = !isRunning;
+  }
+}
+
+function summary(answer, start, firstToken, end) {
+  if (!answer.usage || firstToken === null) return "";
+  const { prompt_tokens: prompt, completion_tokens: completion, prompt_tokens_details: details } = answer.usage;
+  const rate = completion > 1 ? ` · ${((1000 * (completion - 1)) / (end - firstToken)).toFixed(0)} tokens/s` : "";
+  const cached = details?.cached_tokens ? ` (${details.cached_tokens} cached)` : "";
+  return `${prompt} tokens in${cached}, ${completion} out · first after ${(firstToken - start).toFixed(0)} ms${rate}`;
+}

@@ -1,0 +1,157 @@
+// The live view: asks for the engine's state once a second while it is looked at, and draws it.
+import { getJson } from "./api.js";
+import { drawBars, drawCells } from "./chart.js";
+import { byId, element, shortName } from "./element.js";
+import { percentile, since } from "./percentiles.js";
+
+const INTERVAL_MS = 1000;
+const SECONDS_SHOWN = 120;
+const STEPS_SHOWN = 120;
+const WINDOW_S = 60;
+const LATENCIES = { ttft: "First token", itl: "Between tokens", e2e: "Whole request", queue: "In the queue" };
+
+export class EngineView {
+  #history = []; // states of the last minutes, without what is large
+  #rates = [];
+  #timer = null;
+  #last = null;
+
+  constructor(onHealth) {
+    this.onHealth = onHealth;
+    addEventListener("resize", () => this.#last && this.#draw(this.#last));
+    document.addEventListener("visibilitychange", () => this.#schedule(0));
+  }
+
+  set isOpen(isOpen) {
+    this.shown = isOpen;
+    this.#schedule(0);
+  }
+
+  redraw() {
+    if (this.#last) this.#draw(this.#last);
+  }
+
+  #schedule(delay) {
+    clearTimeout(this.#timer);
+    if (this.shown && !document.hidden) this.#timer = setTimeout(() => this.#poll(), delay);
+  }
+
+  async #poll() {
+    try {
+      const state = await getJson("dashboard/state", AbortSignal.timeout(10_000));
+      this.#remember(state);
+      this.#last = state;
+      this.onHealth(state.healthy, state.healthy ? shortName(state.engine.models[0]) : state.health_reason);
+      this.#draw(state);
+    } catch (error) {
+      this.onHealth(false, error.message);
+    }
+    this.#schedule(INTERVAL_MS);
+  }
+
+  #remember(state) {
+    const last = this.#history.at(-1);
+    if (last && (state.engine.epoch !== last.epoch || state.stats.num_steps < last.stats.num_steps)) {
+      this.#history = []; // another engine: its totals began anew
+    } else if (last) {
+      const seconds = Math.max(state.time - last.time, 0.001);
+      const rate = (name) => (state.stats[name] - last.stats[name]) / seconds;
+      this.#rates.push([rate("generation_tokens"), rate("prompt_tokens")]);
+      this.#rates = this.#rates.slice(-SECONDS_SHOWN);
+    }
+    this.#history.push({ time: state.time, epoch: state.engine.epoch, stats: state.stats, latencies: state.latencies });
+    while (this.#history.length > 2 && this.#history[1].time < state.time - WINDOW_S) this.#history.shift();
+  }
+
+  #draw(state) {
+    this.#drawNumbers(state);
+    drawBars(byId("throughput"), this.#rates, ["decode", "prefill"], { slots: SECONDS_SHOWN });
+    const steps = state.steps.slice(-STEPS_SHOWN);
+    drawBars(byId("steps"), steps.map((step) => [step.num_decode_tokens, step.num_prefill_tokens]), ["decode", "prefill"],
+      { slots: STEPS_SHOWN, limit: steps.some((step) => step.num_prefill_tokens) ? state.engine.max_num_batched_tokens : null });
+    byId("step-note").textContent = stepNote(steps, state.engine);
+    drawCells(byId("blocks"), state.blocks, ["free", "cached", "used", "shared"]);
+    byId("block-note").textContent = blockNote(state);
+    this.#drawLatency(state);
+    drawRequests(state);
+  }
+
+  #drawNumbers(state) {
+    const { stats } = state;
+    const [generated, prompt] = this.#rates.at(-1) ?? [0, 0];
+    const first = this.#history[0].stats;
+    const asked = stats.prefix_cache_queries - first.prefix_cache_queries;
+    const found = stats.prefix_cache_hits - first.prefix_cache_hits;
+    const figures = [
+      ["tokens/s generated", generated.toFixed(0)],
+      ["tokens/s prompt", prompt.toFixed(0)],
+      ["running", `${stats.num_running} / ${state.engine.max_num_seqs}`],
+      ["waiting" + (stats.waiting_reason ? `: ${stats.waiting_reason}` : ""), stats.num_waiting],
+      ["KV cache used", percent(1 - stats.num_free_blocks / stats.num_blocks)],
+      ["prefix hits, last minute", asked ? percent(found / asked) : "–"],
+      ["preemptions", stats.num_preemptions],
+    ];
+    byId("numbers").replaceChildren(...figures.map(([label, value]) =>
+      element("div", { class: "number" }, element("b", {}, String(value)), element("small", {}, label))));
+  }
+
+  #drawLatency(state) {
+    const earlier = this.#history[0] === this.#history.at(-1) ? null : this.#history[0].latencies;
+    const rows = Object.entries(LATENCIES).map(([key, label]) => {
+      const recent = earlier ? since(state.latencies[key], earlier[key]) : state.latencies[key];
+      const shown = recent.counts.some(Boolean) ? recent : state.latencies[key];
+      return element("tr", {}, element("td", {}, label),
+        ...[0.5, 0.9, 0.99].map((fraction) => element("td", { class: "figure" }, seconds(percentile(shown, fraction)))));
+    });
+    const head = element("tr", {}, element("th", {}, "last minute, or since the start"),
+      ...["median", "p90", "p99"].map((name) => element("th", { class: "figure" }, name)));
+    byId("latency").replaceChildren(head, ...rows);
+  }
+}
+
+const percent = (fraction) => `${(100 * fraction).toFixed(fraction && fraction < 0.1 ? 1 : 0)} %`;
+
+function seconds(value) {
+  if (value === null) return "–";
+  return value < 1 ? `${(1000 * value).toFixed(0)} ms` : `${value.toFixed(1)} s`;
+}
+
+function stepNote(steps, engine) {
+  if (!steps.length) return "";
+  const mean = steps.reduce((sum, step) => sum + step.elapsed_s, 0) / steps.length;
+  return ` · ${seconds(mean)} each · budget ${engine.max_num_batched_tokens}`;
+}
+
+function blockNote({ engine, stats }) {
+  return ` · ${(stats.num_blocks - stats.num_free_blocks).toLocaleString("en")} of ${stats.num_blocks.toLocaleString("en")} held, ${engine.block_size} tokens each`;
+}
+
+function drawRequests(state) {
+  const head = element("tr", {}, ...["request", "", "prompt", "out", "blocks", "age"].map((name, index) =>
+    element("th", index > 1 ? { class: "figure" } : {}, name)));
+  const rows = state.requests.slice(0, 64).map((request) => element("tr", {},
+    element("td", {}, request.request_id),
+    element("td", {}, progress(request)),
+    element("td", { class: "figure" }, String(request.num_prompt_tokens)),
+    element("td", { class: "figure" }, `${request.num_output_tokens} / ${request.max_tokens}`),
+    element("td", { class: "figure" }, String(request.num_blocks)),
+    element("td", { class: "figure" }, seconds(request.age_s))));
+  if (!rows.length) rows.push(element("tr", {}, element("td", { colSpan: 6, class: "muted" }, "none")));
+  const more = state.stats.num_running + state.stats.num_waiting - Math.min(64, state.requests.length);
+  if (more > 0) rows.push(element("tr", {}, element("td", { colSpan: 6, class: "muted" }, `and ${more} more`)));
+  byId("requests").replaceChildren(head, ...rows);
+}
+
+/** A bar over prompt and output: cached, computed, generated. */
+function progress(request) {
+  if (!request.is_running) return request.num_preemptions ? "preempted" : "waiting";
+  const whole = request.num_prompt_tokens + request.max_tokens;
+  const part = (kind, tokens) => {
+    const bar = element("i", { class: kind });
+    bar.style.width = `${(100 * Math.max(0, tokens)) / whole}%`;
+    return bar;
+  };
+  const computed = Math.min(request.num_computed_tokens, request.num_prompt_tokens) - request.num_cached_tokens;
+  const title = `${request.num_cached_tokens} cached, ${Math.max(0, computed)} computed, ${request.num_output_tokens} generated`;
+  return element("span", { class: "bar", title }, part("shared", request.num_cached_tokens), part("prefill", computed), part("decode", request.num_output_tokens));
+}

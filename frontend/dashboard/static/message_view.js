@@ -1,0 +1,60 @@
+// How one message looks: a bubble that can be filled again and again while an answer grows.
+import { element } from "./element.js";
+import { tokenSpans } from "./tokens.js";
+
+const NAMES = { user: "You", assistant: "Model", tool: "Tool result" };
+
+export class MessageView {
+  #text = element("div", { class: "text" });
+  #calls = element("div");
+  #reasoning = element("details", { hidden: true }, element("summary", {}, "Reasoning"), element("pre"));
+  #who;
+
+  constructor(role, text = "") {
+    this.#who = element("div", { class: "who" }, NAMES[role]);
+    this.root = element("div", { class: `message ${role}` }, this.#who, this.#reasoning, this.#text, this.#calls);
+    this.#text.textContent = text;
+  }
+
+  /** Show an answer as far as it has come. */
+  show(answer) {
+    this.#reasoning.hidden = !answer.reasoning;
+    this.#reasoning.lastChild.textContent = answer.reasoning;
+    // Probabilities are of what was generated: beside reasoning or calls, that is not the text that is shown.
+    const isPlain = answer.tokens.length > 0 && !answer.reasoning && answer.toolCalls.length === 0;
+    if (isPlain) this.#text.replaceChildren(...tokenSpans(answer.tokens));
+    else this.#text.textContent = answer.content;
+    this.#calls.replaceChildren(...answer.toolCalls.map((call) => element("div", { class: "call" },
+      element("b", {}, call.function.name), element("pre", {}, pretty(call.function.arguments)))));
+  }
+
+  /** Show how the answer ended. */
+  finish(answer, onToolResult) {
+    if (answer.finishReason && answer.finishReason !== "stop") this.#who.textContent += ` · ended by ${answer.finishReason}`;
+    answer.toolCalls.forEach((call, index) => this.#calls.children[index].append(resultField(call, onToolResult)));
+  }
+
+  fail(message) {
+    this.root.classList.add("failed");
+    this.root.append(element("div", { class: "error", role: "alert" }, message));
+  }
+}
+
+function resultField(call, onToolResult) {
+  const input = element("input", { placeholder: "Result of the call", ariaLabel: `Result of ${call.function.name}` });
+  const form = element("form", { class: "answer" }, input, element("button", {}, "Give"));
+  form.addEventListener("submit", (event) => {
+    event.preventDefault();
+    form.remove();
+    onToolResult(call, input.value);
+  });
+  return form;
+}
+
+function pretty(text) {
+  try {
+    return JSON.stringify(JSON.parse(text), null, 2);
+  } catch {
+    return text; // still on its way, or cut
+  }
+}

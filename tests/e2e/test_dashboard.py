@@ -1,0 +1,118 @@
+"""The page in a real browser, before a real engine."""
+
+import threading
+
+import pytest
+from browser import Browser, browser
+from default_model import default_model
+from servers import Server
+
+pytestmark = pytest.mark.model
+
+
+@pytest.fixture(scope="module")
+def server():
+    running = Server(
+        default_model(), "--max-model-len", "512", "--kv-cache-memory-bytes", "64M", "--served-model-name", "small"
+    )
+    try:
+        yield running.wait_until_ready()
+    finally:
+        running.close()
+
+
+@pytest.fixture(scope="module")
+def page():
+    with browser() as opened:
+        yield opened
+
+
+def ask(page: Browser, text: str) -> None:
+    page.type_into("#input", text)
+    page.press_enter()
+
+
+def answered(page: Browser, count: int) -> None:
+    """Wait until so many answers are there and none is on its way."""
+    page.wait_for(
+        f"document.querySelectorAll('.message.assistant').length === {count} && document.querySelector('#stop').hidden"
+    )
+
+
+def test_a_conversation_streams_and_goes_on(server, page):
+    page.open(server.url)
+    page.wait_for("document.querySelector('#model')?.value === 'small'")
+    page.run("document.querySelector('#temperature').value = 0; document.querySelector('#max_tokens').value = 12; 1")
+    ask(page, "Name a colour.")
+    answered(page, 1)
+    whole = server.post(
+        "/v1/chat/completions",
+        {"messages": [{"role": "user", "content": "Name a colour."}], "temperature": 0, "max_tokens": 12},
+    ).json()["choices"][0]["message"]["content"]
+    assert page.run("document.querySelector('.message.assistant .text').textContent") == whole
+    ask(page, "Another one.")
+    answered(page, 2)
+    assert (
+        "cached" in page.run("document.querySelector('#stats').textContent")
+        or page.run("document.querySelectorAll('.message').length") == 4
+    )
+    assert page.problems == []
+
+
+def test_probabilities_are_shown_on_the_tokens(server, page):
+    page.open(server.url + "/?logprobs")
+    page.wait_for("document.querySelector('#model')?.value === 'small'")
+    page.run("document.querySelector('#max_tokens').value = 8; document.querySelector('#logprobs').click()")
+    ask(page, "Count to five.")
+    answered(page, 1)
+    tokens = page.run("[...document.querySelectorAll('.token')].map((token) => token.textContent)")
+    assert 1 < len(tokens) <= 8
+    page.run("document.querySelector('.token').dispatchEvent(new MouseEvent('mouseenter'))")
+    shown = page.run("[...document.querySelectorAll('#popover tr')].map((row) => row.lastChild.textContent)")
+    assert 5 <= len(shown) <= 6
+    assert all(chance.endswith(" %") for chance in shown)
+
+
+def test_an_answer_can_be_stopped(server, page):
+    page.open(server.url + "/?stop")
+    page.wait_for("document.querySelector('#model')?.value === 'small'")
+    page.run(
+        "document.querySelector('#max_tokens').value = 400; document.querySelector('#extra').value = '{\"ignore_eos\": true}'; 1"
+    )
+    ask(page, "Tell a long story.")
+    page.wait_for("document.querySelector('.message.assistant .text')?.textContent.length > 20")
+    page.run("document.querySelector('#stop').click()")
+    answered(page, 1)
+    assert "ended by you" in page.run("document.querySelector('.message.assistant .who').textContent")
+
+
+def test_a_refusal_is_shown_where_the_answer_would_be(server, page):
+    page.open(server.url + "/?error")
+    page.wait_for("document.querySelector('#model')?.value === 'small'")
+    page.run("document.querySelector('#top_p').value = 7; document.querySelector('#extra').value = ''; 1")
+    ask(page, "Hello.")
+    assert "top_p" in page.wait_for("document.querySelector('.message.failed .error')?.textContent")
+    page.run("document.querySelector('#top_p').value = 1; document.querySelector('#schema').value = '{'; 1")
+    ask(page, "Hello.")
+    assert "schema" in page.wait_for("document.querySelectorAll('.message.failed .error')[1]?.textContent").lower()
+    page.problems.clear()  # the refused request itself is an entry of the console
+
+
+def test_the_engine_is_seen_at_work(server, page):
+    body = {"prompt": [5, 6, 7] * 30, "max_tokens": 300, "ignore_eos": True, "temperature": 0}
+    load = threading.Thread(target=server.post, args=("/v1/completions", body))
+    page.open(server.url + "/?engine#engine", width=390, height=844, dark=True)
+    page.wait_for("document.querySelector('#numbers')?.children.length > 0")
+    load.start()
+    try:
+        page.wait_for("document.querySelectorAll('#requests .bar').length === 1")
+        page.wait_for("Number(document.querySelector('#numbers b').textContent) > 0")
+        assert page.run("document.documentElement.scrollWidth") <= 390
+        drawn = "(id) => new Set(new Uint32Array(document.getElementById(id).getContext('2d').getImageData(0, 0, 300, 100).data.buffer)).size"
+        for canvas in ("throughput", "steps", "blocks"):
+            assert page.run(f"({drawn})('{canvas}')") > 2, canvas
+    finally:
+        load.join()
+    page.wait_for("document.querySelector('#requests').textContent.includes('none')")
+    assert page.run("document.querySelector('#latency').textContent").count("ms") > 2
+    assert page.problems == []

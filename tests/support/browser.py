@@ -1,0 +1,144 @@
+"""Headless Chromium, driven through the pipe of its DevTools protocol. Skips the test where there is none."""
+
+import base64
+import contextlib
+import itertools
+import json
+import os
+import select
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+NAMES = ("chromium", "chromium-browser", "google-chrome")
+TIMEOUT_S = 40.0
+
+
+class Browser:
+    """One page of one browser. Messages are JSON that ends in a zero byte: https://chromedevtools.github.io/devtools-protocol."""
+
+    def __init__(self, program: str, profile: str) -> None:
+        read_commands, self._commands = os.pipe()
+        self._replies, write_replies = os.pipe()
+        # The protocol's pipes are file descriptors 3 and 4 of the browser, whatever they are here.
+        shell = f'exec "$0" "$@" 3<&{read_commands} 4>&{write_replies}'
+        flags = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run"]
+        flags += ["--remote-debugging-pipe", "--disable-background-networking", f"--user-data-dir={profile}"]
+        self._process = subprocess.Popen(
+            ["/bin/sh", "-c", shell, program, *flags, "about:blank"],
+            pass_fds=(read_commands, write_replies),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        os.close(read_commands)
+        os.close(write_replies)
+        self._ids = itertools.count(1)
+        self._buffer = b""
+        self._session: str | None = None
+        self.problems: list[str] = []
+        """What the page wrote to its console as errors, exceptions included."""
+        target = self._call("Target.createTarget", url="about:blank")["targetId"]
+        self._session = self._call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        for domain in ("Page", "Runtime", "Log"):
+            self._call(f"{domain}.enable")
+
+    def open(self, url: str, *, width: int = 1280, height: int = 860, dark: bool = False) -> None:
+        """Go to a page, on a screen of this size."""
+        self._call(
+            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600
+        )
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        self._call("Emulation.setEmulatedMedia", features=[scheme])
+        self._call("Page.navigate", url=url)
+
+    def run(self, script: str) -> Any:
+        """Return the value of a JavaScript expression, awaited."""
+        result = self._call(
+            "Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True, userGesture=True
+        )
+        if "exceptionDetails" in result:
+            raise AssertionError(f"{script}: {result['exceptionDetails']['exception'].get('description')}")
+        return result["result"].get("value")
+
+    def wait_for(self, condition: str) -> Any:
+        """Return the expression's value as soon as it is truthy."""
+        deadline = time.monotonic() + TIMEOUT_S
+        while not (value := self.run(condition)):
+            assert time.monotonic() < deadline, f"never came true: {condition}\nproblems: {self.problems}"
+            time.sleep(0.05)
+        return value
+
+    def type_into(self, selector: str, text: str) -> None:
+        """Type like a person, so that the page's own listeners are asked."""
+        self.run(f"document.querySelector({selector!r}).focus()")
+        self._call("Input.insertText", text=text)
+
+    def press_enter(self) -> None:
+        """Press and release the Enter key."""
+        for kind in ("keyDown", "keyUp"):
+            self._call(
+                "Input.dispatchKeyEvent", type=kind, key="Enter", code="Enter", windowsVirtualKeyCode=13, text="\r"
+            )
+
+    def screenshot(self, path: Path) -> None:
+        """Write what is seen as PNG."""
+        path.write_bytes(base64.b64decode(self._call("Page.captureScreenshot", format="png")["data"]))
+
+    def close(self) -> None:
+        """End the browser."""
+        self._process.kill()
+        self._process.wait()
+        os.close(self._commands)
+        os.close(self._replies)
+
+    def _call(self, method: str, **params: Any) -> dict[str, Any]:
+        number = next(self._ids)
+        message: dict[str, Any] = {"id": number, "method": method, "params": params}
+        if self._session:
+            message["sessionId"] = self._session
+        os.write(self._commands, json.dumps(message).encode() + b"\0")
+        while True:
+            reply = self._read()
+            if reply.get("id") == number:
+                assert "error" not in reply, f"{method}: {reply['error']}"
+                result: dict[str, Any] = reply["result"]
+                return result
+            self._note(reply)
+
+    def _note(self, event: dict[str, Any]) -> None:
+        params = event.get("params", {})
+        if event.get("method") == "Runtime.exceptionThrown":
+            self.problems.append(params["exceptionDetails"].get("exception", {}).get("description", "exception"))
+        elif event.get("method") == "Log.entryAdded" and params["entry"]["level"] == "error":
+            self.problems.append(f"{params['entry']['text']} {params['entry'].get('url', '')}")
+
+    def _read(self) -> dict[str, Any]:
+        deadline = time.monotonic() + TIMEOUT_S
+        while b"\0" not in self._buffer:
+            ready, _, _ = select.select([self._replies], [], [], max(0.0, deadline - time.monotonic()))
+            part = os.read(self._replies, 1 << 16) if ready else b""
+            assert part, "the browser does not answer"
+            self._buffer += part
+        message, _, self._buffer = self._buffer.partition(b"\0")
+        decoded: dict[str, Any] = json.loads(message)
+        return decoded
+
+
+@contextlib.contextmanager
+def browser() -> Iterator[Browser]:
+    """Yield a browser with an empty profile; skips the test when the machine has none."""
+    program = next(filter(None, map(shutil.which, NAMES)), None)
+    if program is None:
+        pytest.skip("there is no Chromium here")
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
+        opened = Browser(program, profile)
+        try:
+            yield opened
+        finally:
+            opened.close()
