@@ -83,12 +83,16 @@ class Stop(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="stop"):
 WorkerCommand = StepPlan | AllocateCache | Profile | Stop
 
 
+NO_TOKEN = -1
+"""Where nothing could be sampled: the largest logit is NaN or infinite. The request fails, and no other."""
+
+
 class StepResult(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="result"):
     """What a step produced; one per `StepPlan`, in order, from rank 0."""
 
     sequence: int
     sampled: list[TokenId]
-    """One per scheduled entry with `samples`, in the plan's order."""
+    """One per scheduled entry with `samples`, in the plan's order; `NO_TOKEN` for one that fails."""
     logprobs: list[TokenLogprobs | None]
     """Beside `sampled`; [] when no request of the step asked for logprobs."""
     prompt_logprobs: list[tuple[SlotId, list[TokenLogprobs]]]

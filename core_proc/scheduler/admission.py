@@ -33,7 +33,6 @@ class Admission:
         self._vocab_size = config.model.vocab_size
         self._max_num_queued_reqs = config.max_num_queued_reqs
         self._max_num_queued_tokens = config.max_num_queued_tokens
-        self._max_logprobs = config.max_logprobs
         self._max_model_len = plan.max_model_len
         self._num_cache_tokens = plan.num_tokens
 
@@ -90,16 +89,21 @@ class Admission:
             if not low <= getattr(sampling, name) <= high:
                 return f"{name} must be from {low:g} to {high:g}, got {getattr(sampling, name)}", name
         for name, value in (("logprobs", sampling.logprobs), ("prompt_logprobs", sampling.prompt_logprobs)):
-            limit = self._vocab_size if self._max_logprobs < 0 else self._max_logprobs
-            if value is not None and not 0 <= value <= limit:
-                return f"{name} must be from 0 to {limit} (--max-logprobs), got {value}", name
+            # --max-logprobs binds callers, not frontends, whose beam searches need as many as they are wide.
+            if value is not None and not 0 <= value <= self._vocab_size:
+                return f"{name} must be from 0 to {self._vocab_size}, got {value}", name
         if sampling.prompt_logprobs is not None and not sampling.skip_reading_prefix_cache:
             return (
                 "prompt_logprobs needs skip_reading_prefix_cache: cached positions have no logits",
                 "skip_reading_prefix_cache",
             )
         biased = [token_id for token_id, _ in sampling.logit_bias]
-        for name, token_ids in (("logit_bias", biased), ("stop_token_ids", sampling.stop_token_ids)):
-            if any(not 0 <= token_id < self._vocab_size for token_id in token_ids):
+        for name, token_ids in (
+            ("logit_bias", biased),
+            ("stop_token_ids", sampling.stop_token_ids),
+            ("allowed_token_ids", sampling.allowed_token_ids),
+            ("bad_words", [token_id for word in sampling.bad_words for token_id in word or (-1,)]),
+        ):
+            if token_ids and not 0 <= min(token_ids) <= max(token_ids) < self._vocab_size:
                 return f"the token ids of {name} must be from 0 to {self._vocab_size - 1}", name
         return None

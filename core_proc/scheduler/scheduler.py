@@ -24,7 +24,7 @@ from octavo.protocol.events import Failed, FailureKind, Finished, FinishReason, 
 from octavo.protocol.ids import RequestId, SlotId, TokenId
 from octavo.protocol.requests import Submit
 from octavo.protocol.stats import EngineStats, RequestTimings
-from octavo.protocol.steps import StepPlan, StepResult
+from octavo.protocol.steps import NO_TOKEN, StepPlan, StepResult
 
 ClientEvent = tuple[bytes, RequestEvent]
 """A frontend's identity and what to tell it."""
@@ -124,7 +124,11 @@ class Scheduler:
         events: list[ClientEvent] = []
         for request, token_id, logprob in zip(sampling, result.sampled, logprobs, strict=True):
             request.num_pending_tokens -= 1
-            if request.state is not RequestState.FINISHED:
+            if request.state is RequestState.FINISHED:
+                continue
+            if token_id == NO_TOKEN:
+                events.append(self._fail(request, "the model's logits are not numbers: its values overflow"))
+            else:
                 events += self._accept(request, token_id, logprob)
         return events
 
@@ -312,7 +316,7 @@ class Scheduler:
         logprobs, request.prompt_logprobs = request.prompt_logprobs, []
         return logprobs
 
-    def _finish(self, request: Request, stop: Stop) -> ClientEvent:
+    def _forget(self, request: Request) -> None:
         """End a request in whatever state it is; everything it holds is free at once."""
         if request.state is RequestState.RUNNING:
             self._leave_batch(request)
@@ -320,6 +324,15 @@ class Scheduler:
             self.waiting.remove(request)
         request.move(RequestState.FINISHED)
         del self.requests[request.key]
+
+    def _fail(self, request: Request, message: str) -> ClientEvent:
+        """End a request that cannot go on; the others do."""
+        self._forget(request)
+        return (request.client, Failed(request.request_id, FailureKind.INTERNAL, message))
+
+    def _finish(self, request: Request, stop: Stop) -> ClientEvent:
+        """End a request whose output is complete, or as complete as its client wants it."""
+        self._forget(request)
         finished = Finished(
             request_id=request.request_id,
             reason=stop.reason,

@@ -21,6 +21,9 @@ class Request:
     seen: dict[int, int] = field(default_factory=dict)
     """Tokens of prompt and output, and how often each was output."""
     penalties: dict[str, float] = field(default_factory=lambda: {"repetition": 1.3, "frequency": 0.4, "presence": -0.7})
+    bad: list[int] = field(default_factory=list)
+    """Tokens that would complete a bad word."""
+    allowed: list[int] | None = None
     largest: float = LARGEST
 
 
@@ -30,6 +33,10 @@ CHANGES: list[Request] = [
     Request(withheld=[1, 5], min_tokens=3),
     Request(seen={0: 0, 3: 2, 5: 1}),
     Request(bias={2: 1e38}, withheld=[2, 4], min_tokens=9, seen={2: 4, 6: 0}),
+    Request(bad=[0, 1, 4, 6]),
+    Request(allowed=[6]),
+    Request(allowed=[0, 3, 5], bad=[3], bias={4: 1e38}, withheld=[0], min_tokens=9, seen={5: 2}),
+    Request(allowed=[2], bad=[2], bias={3: 40.0}),
 ]
 DRAWS: list[dict[str, float | int]] = [
     {},

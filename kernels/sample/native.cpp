@@ -5,11 +5,12 @@
 #include "gumbel_sample/native.h"
 #include "logprobs/native.h"
 #include "penalties/native.h"
+#include "token_mask/native.h"
 #include "top_k/native.h"
 
 namespace octavo {
 
-// What does not change between the draws of a request, but for the counts of its penalties.
+// What does not change between the draws of a request, but for the counts of its penalties and its bad words.
 struct SampledRequest {
     float temperature;  // 0: the largest logit
     float largest;      // bound of changed logits
@@ -23,6 +24,9 @@ struct SampledRequest {
     int64_t min_tokens;
     int64_t has_penalties;
     Penalties penalties;
+    const int64_t* bad_ids;   // would complete a bad word
+    const int64_t* num_bad;   // read at each draw; null: none
+    const uint32_t* allowed;  // the mask of the tokens that are; null: all
 };
 
 struct SampleArgs {
@@ -30,19 +34,21 @@ struct SampleArgs {
     const SampledRequest* const* requests;  // R
     const int64_t* positions;               // R; tokens before the one that is drawn
     const int64_t* num_outputs;             // R; outputs among them
-    int64_t* token_ids;                     // R; -1 where logits are NaN or infinite and have to be filtered
+    int64_t* token_ids;                     // R; -1 where the largest logit is NaN or infinite
     char* scratch;                          // for each thread RowScratch::bytes(V)
 };
 
-// Copies a row with bias, withheld tokens and penalties applied, if any are; else returns it as it is.
+// Copies a row with bias, withheld tokens, bad words, penalties and mask applied, if any are; else returns it as it is.
 inline const float* change_logits(
     const float* row, int64_t width, const SampledRequest& request, int64_t num_outputs, float* changed) {
     const bool withholds = request.num_withheld > 0 && num_outputs < request.min_tokens;
-    if (request.num_biases == 0 && !withholds && !request.has_penalties) return row;
+    const int64_t num_bad = request.num_bad ? *request.num_bad : 0;
+    if (request.num_biases == 0 && !withholds && num_bad == 0 && !request.has_penalties && !request.allowed) return row;
     std::copy_n(row, width, changed);
     for (int64_t i = 0; i < request.num_biases; ++i) changed[request.bias_ids[i]] += request.bias_values[i];
     if (withholds)
         for (int64_t i = 0; i < request.num_withheld; ++i) changed[request.withheld_ids[i]] = -kInfinity;
+    for (int64_t i = 0; i < num_bad; ++i) changed[request.bad_ids[i]] = -kInfinity;
     if (request.has_penalties) apply_penalties(request.penalties, changed);
     const F32x16 highest = set1(request.largest), lowest = set1(-request.largest);
     for_each_vector(width, [&](int64_t column, int64_t count) {
@@ -50,14 +56,20 @@ inline const float* change_logits(
         const F32x16 values = load_first(changed + column, count);
         store_first(changed + column, min(highest, max(lowest, values)), count);
     });
+    if (request.allowed) mask_tokens(request.allowed, changed, width);
     return changed;
+}
+
+// The index, or -1 if the number there is NaN or infinite.
+inline int64_t finite_or_none(const float* row, int64_t index) {
+    return std::fabs(row[index]) < kInfinity ? index : -1;
 }
 
 inline int64_t sample_row(
     const float* row, int64_t width, const SampledRequest& request, int64_t position, int64_t num_outputs,
     RowScratch& scratch) {
     row = change_logits(row, width, request, num_outputs, scratch.row);
-    if (request.temperature == 0.0f) return find_largest(row, width, scratch.peaks);
+    if (request.temperature == 0.0f) return finite_or_none(row, find_largest(row, width, scratch.peaks));
     const F32x16 temperature = set1(request.temperature);
     for_each_vector(width, [&](int64_t column, int64_t count) {
         store_first(scratch.row + column, load_first(row + column, count) / temperature, count);
@@ -68,9 +80,8 @@ inline int64_t sample_row(
         const Candidates& kept = scratch.candidates;
         return kept.ids[draw(noise, kept.logits, kept.ids, kept.count, scratch.peaks)];
     }
-    // Noise decides between finite logits only; without them torch, too, takes the first largest or NaN.
     const int64_t likeliest = find_largest(scratch.row, width, scratch.peaks);
-    if (!(std::fabs(scratch.row[likeliest]) < kInfinity)) return likeliest;
+    if (finite_or_none(scratch.row, likeliest) < 0) return -1;
     return draw(noise, scratch.row, nullptr, width, scratch.peaks);
 }
 

@@ -31,6 +31,9 @@ class SampledRequest(ctypes.Structure):
         ("min_tokens", ctypes.c_int64),
         ("has_penalties", ctypes.c_int64),
         ("penalties", Penalties),
+        ("bad_ids", ctypes.c_void_p),
+        ("num_bad", ctypes.c_void_p),
+        ("allowed", ctypes.c_void_p),
     )
 
 
@@ -63,7 +66,7 @@ class NativeSampler:
         num_outputs: Sequence[int],
         num_threads: int,
     ) -> list[int]:
-        """Return one token id per row.
+        """Return one token id per row; -1 where the largest logit is NaN or infinite.
 
         Args:
             logits_RV: float32, left as they are; rows may lie apart.
@@ -71,9 +74,6 @@ class NativeSampler:
             positions: number of tokens before the one that is drawn.
             num_outputs: number of outputs among them.
             num_threads: that share the rows.
-
-        Raises:
-            FloatingPointError: logits are NaN or infinite where filters must compare them.
         """
         num_rows = logits_RV.shape[0]
         integers = ctypes.c_int64 * num_rows
@@ -82,10 +82,7 @@ class NativeSampler:
         arguments = SampleArguments(Matrix.of(logits_RV), *map(ctypes.addressof, arrays), self._scratch.data_ptr())
         num_threads = min(num_threads, self._max_threads, num_rows)
         run(self._library, "sample", arguments, num_rows=num_rows, num_threads=num_threads)
-        sampled = list(token_ids)
-        if -1 in sampled:
-            raise FloatingPointError("the model's logits are not numbers: its values overflow in this dtype")
-        return sampled
+        return list(token_ids)
 
     def logprobs(
         self, logits_RV: Tensor, token_ids: Sequence[int], num_tops: Sequence[int], num_threads: int

@@ -7,6 +7,8 @@ from octavo.kernels.filter_logits.reference import filter_logits
 from octavo.kernels.gumbel_sample.reference import gumbel_sample
 from octavo.kernels.penalties.reference import apply_penalties
 from octavo.kernels.sample.cases import Request
+from octavo.kernels.token_mask import pack_mask
+from octavo.kernels.token_mask.reference import mask_tokens
 
 
 def sample(logits_V: Tensor, request: Request, *, position: int, num_outputs: int) -> int:
@@ -17,11 +19,15 @@ def sample(logits_V: Tensor, request: Request, *, position: int, num_outputs: in
         logits_V[token_id] += value
     if withholds:
         logits_V[request.withheld] = -torch.inf
+    if request.bad:
+        logits_V[request.bad] = -torch.inf
     if request.seen:
         seen, counts = torch.tensor(list(request.seen)), torch.tensor(list(request.seen.values()))
         apply_penalties(logits_V, seen, counts, **request.penalties)
-    if request.bias or withholds or request.seen:
+    if request.bias or withholds or request.bad or request.seen or request.allowed is not None:
         logits_V = logits_V.clamp(-request.largest, request.largest)
+    if request.allowed is not None:
+        mask_tokens(logits_V, pack_mask(request.allowed, logits_V.numel()))
     if request.temperature == 0.0:
         return int((logits_V == logits_V.max()).nonzero()[0])
     logits_V = logits_V / request.temperature

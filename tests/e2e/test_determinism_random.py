@@ -108,6 +108,9 @@ SAMPLING = st.builds(
     stop_token_ids=st.sampled_from([(), tuple(range(5, VOCAB, 40))]),
     logprobs=st.sampled_from([None, 0, 3]),
     logit_bias=st.sampled_from([(), ((7, 4.0), (300, -5.0))]),
+    allowed_token_ids=st.sampled_from([(), (), (), tuple(range(3, VOCAB, 17))]),
+    bad_words=st.sampled_from([(), (), ((7,), (9, 9), (20, 37, 54))]),
+    logprobs_mode=st.sampled_from(["raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"]),
 )
 
 

@@ -47,6 +47,10 @@ SPECS: dict[str, SamplingSpec] = {
     ),
     "greedy penalized": spec(frequency_penalty=1.5, repetition_penalty=1.1),
     "biased": spec(temperature=1.0, seed=5, logit_bias=((17, 8.0), (18, -100.0)), prompt_logprobs=2),
+    "allowed": spec(
+        temperature=1.0, seed=6, allowed_token_ids=tuple(range(5, 60)), bad_words=((7,), (9, 10)), logprobs=1
+    ),
+    "processed": spec(temperature=0.8, seed=4, top_k=9, logprobs=3, logprobs_mode="processed_logprobs"),
     "min tokens": spec(temperature=1.0, seed=9, min_tokens=8, eos_token_ids=(4, 5), stop_token_ids=(6, 10**6)),
 }
 

@@ -5,7 +5,7 @@ from core_fakes import FakeEngine, alone
 
 from octavo.protocol.errors import ProtocolError
 from octavo.protocol.events import Failed, FailureKind, Finished, FinishReason
-from octavo.protocol.steps import StepResult
+from octavo.protocol.steps import NO_TOKEN, StepResult
 
 
 def prompt(length: int, salt: int = 1) -> list[int]:
@@ -223,11 +223,14 @@ def test_a_request_that_can_never_fit_fails_at_once():
         ("min_p", {"min_p": 1.5}),
         ("repetition_penalty", {"repetition_penalty": 0.0}),
         ("presence_penalty", {"presence_penalty": float("inf")}),
-        ("logprobs", {"logprobs": 21}),
+        ("logprobs", {"logprobs": 51}),
         ("prompt_logprobs", {"prompt_logprobs": -1, "skip_reading_prefix_cache": True}),
         ("skip_reading_prefix_cache", {"prompt_logprobs": 1}),
         ("logit_bias", {"logit_bias": ((50, 1.0),)}),
         ("stop_token_ids", {"stop_token_ids": (1, 50)}),
+        ("allowed_token_ids", {"allowed_token_ids": (50,)}),
+        ("bad_words", {"bad_words": ((1, 50),)}),
+        ("bad_words", {"bad_words": ((),)}),
         ("resume_output_token_ids", {"resume_output_token_ids": [-1]}),
     ],
 )
@@ -326,6 +329,22 @@ def test_a_result_out_of_turn_is_refused():
         engine.scheduler.commit(StepResult(5, [1], [], []))
     with pytest.raises(ProtocolError, match="samples 1 tokens"):
         engine.scheduler.commit(StepResult(0, [], [], []))
+
+
+def test_a_request_without_a_token_fails_alone():
+    engine = FakeEngine()
+    bad, good = engine.submit("bad", prompt(5), 9), engine.submit("good", prompt(7, 2), 9)
+    engine.plan()
+    engine.plan()
+    result = engine._results.popleft()
+    engine._results.appendleft(StepResult(result.sequence, [NO_TOKEN, result.sampled[1]], [], []))
+    engine.commit()
+    assert isinstance(bad.end, Failed)
+    assert bad.end.kind is FailureKind.INTERNAL
+    assert "not numbers" in bad.end.message
+    engine.run()
+    assert not bad.token_ids
+    assert good.token_ids == alone(prompt(7, 2), 9).token_ids
 
 
 def test_waiting_reasons():

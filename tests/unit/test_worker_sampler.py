@@ -9,8 +9,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from octavo.kernels.logprobs import RowLogprobs
 from octavo.kernels.native import library
 from octavo.protocol.params import SamplingSpec
+from octavo.worker_proc.sampling.bad_words import BadWords
 from octavo.worker_proc.sampling.sampler import Draw, Sampler, changed_logits
 from octavo.worker_proc.sampling.state import SamplingState
 
@@ -42,6 +44,8 @@ MIXED = [
     draw(temperature=1.0, repetition_penalty=1.5, presence_penalty=0.5, num_outputs=4),
     draw(logit_bias=((150, 4.0),)),
     draw(temperature=1.0, min_tokens=5, eos_token_ids=(0, 7), num_outputs=2),
+    draw(temperature=1.0, allowed_token_ids=(0, 31, 32, 150), top_p=0.8),
+    draw(bad_words=((1, 9), (3,)), num_outputs=2),
 ]
 
 
@@ -122,23 +126,120 @@ def test_filters_leave_the_proportions_of_what_they_keep(make_sampler, fields: d
     assert chi_square < 16.3  # three degrees of freedom: one chance in a thousand
 
 
-@pytest.mark.parametrize("fields", [{"top_k": 3}, {"top_p": 0.7}, {"min_p": 0.3}])
-@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
-def test_logits_that_are_no_numbers_are_named(make_sampler, fields: dict[str, Any], bad: float) -> None:
-    rows = logits(2)
-    rows[1, 77] = bad
-    with pytest.raises(FloatingPointError, match="not numbers"):
-        make_sampler().sample(rows, [draw(temperature=1.0, **fields)] * 2)
-
-
+@pytest.mark.parametrize("fields", [{}, {"top_k": 3}, {"top_p": 0.7}, {"min_p": 0.3}])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_without_filters_the_first_that_is_no_number_is_taken(make_sampler, temperature: float) -> None:
-    rows = logits(3)
-    rows[0, [99, 120]] = torch.nan
-    rows[0, 5] = torch.inf
-    rows[1, [77, 110]] = torch.inf
-    rows[2] = -torch.inf
-    assert make_sampler().sample(rows, [draw(temperature=temperature)] * 3) == [99, 77, 0]
+def test_rows_that_are_no_numbers_have_no_token(make_sampler, fields: dict[str, Any], temperature: float) -> None:
+    rows = logits(4)
+    rows[1, [99, 120]] = torch.nan
+    rows[1, 5] = torch.inf
+    rows[2, 77] = torch.inf
+    rows[3] = -torch.inf
+    drawn = make_sampler().sample(rows, [draw(temperature=temperature, **fields)] * 4)
+    assert drawn == [*make_sampler().sample(rows[:1], [draw(temperature=temperature, **fields)]), -1, -1, -1]
+    assert drawn[0] >= 0
+
+
+def test_a_mixed_batch_with_a_bad_row(make_sampler) -> None:
+    rows = logits(len(MIXED))
+    expected = make_sampler().sample(rows, MIXED)
+    rows[2] = torch.nan
+    assert make_sampler().sample(rows, MIXED) == [*expected[:2], -1, *expected[3:]]
+
+
+# --- allowed tokens and bad words -----------------------------------------------------------
+
+
+def test_allowed_tokens_beat_everything(make_sampler) -> None:
+    sampler, rows = make_sampler(), logits(1)
+    one = {"allowed_token_ids": (7, 9), "logit_bias": ((3, 100.0),)}
+    for temperature in (0.0, 0.01, 1.0, 50.0):
+        drawn = {sampler.sample(rows, [draw(temperature=temperature, position=p, **one)])[0] for p in range(40)}
+        assert drawn <= {7, 9}
+    assert sampler.sample(rows, [draw(temperature=1.0, top_k=50, top_p=0.9, min_p=0.01, **one)])[0] in (7, 9)
+    left = {"allowed_token_ids": (7,), "bad_words": ((7,),), "min_tokens": 3, "eos_token_ids": (7,)}
+    assert sampler.sample(rows, [draw(**left)]) == [7], "where nothing else is left"
+
+
+def test_bad_words_are_not_completed(make_sampler) -> None:
+    sampler, rows = make_sampler(), torch.full((1, VOCAB_SIZE), -9.0)
+    rows[0, [4, 5, 6]] = torch.tensor([3.0, 2.0, 1.0])
+    words = {"bad_words": ((4,), (0, 1, 5), (2, 6))}
+    assert sampler.sample(rows, [draw(**words)]) == [5]
+    assert sampler.sample(rows, [draw(num_outputs=2, **words)]) == [6], "after the outputs 0 and 1"
+    assert sampler.sample(rows, [draw(num_outputs=3, **words)]) == [5], "after 0, 1 and 2"
+
+
+@given(
+    words=st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=4).map(tuple), max_size=6),
+    output=st.lists(st.integers(0, 3), max_size=12),
+    cut=st.integers(0, 12),
+)
+def test_forbidden_tokens_are_those_that_complete_a_word(
+    words: list[tuple[int, ...]], output: list[int], cut: int
+) -> None:
+    bad = BadWords(tuple(words), output[:cut])
+    address = bad.ids.ctypes.data
+    for token_id in output[cut:]:
+        bad.add(token_id)
+    ends = [word for word in words if tuple(output[len(output) - len(word) + 1 :]) == word[:-1]]
+    expected = [word[-1] for word in ends if len(word) - 1 <= len(output)]
+    assert sorted(bad.tensor().tolist()) == sorted(expected)
+    assert bad.ids.ctypes.data == address
+
+
+# --- what is reported -----------------------------------------------------------------------
+
+
+def report(sampler: Sampler, rows: torch.Tensor, mode: str, **fields: Any) -> RowLogprobs:
+    one = draw(logprobs=VOCAB_SIZE, logprobs_mode=mode, **fields)
+    return sampler.report(rows, [one], sampler.sample(rows, [one]))[0]
+
+
+def test_raw_modes_know_nothing_of_parameters(make_sampler) -> None:
+    sampler, rows = make_sampler(), logits(1)
+    fields: dict[str, Any] = {"temperature": 0.5, "top_k": 3, "logit_bias": ((3, 9.0),), "allowed_token_ids": (3, 4)}
+    expected = torch.log_softmax(rows[0].double(), 0)
+    raw = report(sampler, rows, "raw_logprobs", **fields)
+    assert raw.top_logprobs == pytest.approx(expected[raw.top_token_ids].tolist(), abs=1e-5)
+    as_logits = report(sampler, rows, "raw_logits", **fields)
+    assert as_logits.top_token_ids == raw.top_token_ids
+    assert as_logits.top_logprobs == rows[0, raw.top_token_ids].tolist()
+    assert as_logits.rank == raw.rank
+    assert raw.token_logprob == raw.top_logprobs[raw.rank - 1]
+    assert as_logits.token_logprob == as_logits.top_logprobs[raw.rank - 1]
+
+
+def test_processed_modes_show_what_is_drawn_from(make_sampler) -> None:
+    sampler, rows = make_sampler(), logits(1)
+    fields: dict[str, Any] = {"temperature": 0.5, "top_k": 3, "logit_bias": ((3, 9.0),)}
+    changed = rows[0].clone()
+    changed[3] += 9.0
+    top = changed.argsort(descending=True)[:3]
+    got = report(sampler, rows, "processed_logprobs", **fields)
+    assert got.top_token_ids[:3] == top.tolist()
+    assert got.top_logprobs[:3] == pytest.approx(torch.log_softmax(changed[top] / 0.5, 0).tolist(), abs=1e-5)
+    assert set(got.top_logprobs[3:]) == {-torch.inf}
+    logits_ = report(sampler, rows, "processed_logits", **fields)
+    assert logits_.top_logprobs[:3] == pytest.approx((changed[top] / 0.5).tolist())
+
+
+def test_greedy_is_processed_without_temperature_and_shows_what_is_ruled_out(make_sampler) -> None:
+    sampler, rows = make_sampler(), logits(1)
+    got = report(sampler, rows, "processed_logits", allowed_token_ids=(5, 9, 11), bad_words=((9,),))
+    assert got.top_token_ids[:2] == sorted([5, 11], key=lambda token: -rows[0, token])
+    assert got.top_logprobs[:2] == rows[0, got.top_token_ids[:2]].tolist()
+    assert set(got.top_logprobs[2:]) == {-torch.inf}
+
+
+def test_requests_of_all_modes_are_reported_alike_alone_and_together(make_sampler) -> None:
+    sampler, rows = make_sampler(), logits(8)
+    modes = ["raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"]
+    draws = [draw(temperature=0.7, top_p=0.8, logprobs=5, logprobs_mode=mode, seed=i) for i in (1, 2) for mode in modes]
+    token_ids = sampler.sample(rows, draws)
+    together = sampler.report(rows, draws, token_ids)
+    for index in range(8):
+        one = slice(index, index + 1)
+        assert sampler.report(rows[one], draws[one], token_ids[one]) == [together[index]]
 
 
 @pytest.mark.parametrize(
@@ -149,6 +250,7 @@ def test_without_filters_the_first_that_is_no_number_is_taken(make_sampler, temp
         {"repetition_penalty": 1e-300, "min_tokens": 1, "stop_token_ids": tuple(range(9))},
         {"min_tokens": 1, "stop_token_ids": tuple(range(VOCAB_SIZE))},
         {"logit_bias": ((7, 1e300), (8, 1e39))},
+        {"allowed_token_ids": (7,), "repetition_penalty": 1e-300, "logit_bias": ((7, -1e39),)},
     ],
 )
 def test_no_request_makes_its_logits_overflow(make_sampler, extreme: dict[str, Any]) -> None:
@@ -171,6 +273,8 @@ OPTIONS: dict[str, list[Any]] = {
     "eos_token_ids": [(), (5,)],
     "stop_token_ids": [(), (3, 9, 10**6)],
     "logit_bias": [(), ((4, 7.5), (140, -100.0), (10**6, 9.0))],
+    "allowed_token_ids": [(), (), (5,), (3, 4, 31, 32, 150), tuple(range(0, VOCAB_SIZE, 2))],
+    "bad_words": [(), (), ((4,), (1, 2, 3)), ((0, 1), (140,), (5,))],
     "seed": [0, 7, 2**64 - 1],
 }
 

@@ -55,8 +55,7 @@ class BatchState:
             )
         self._token_ids[row.slot, position] = token_id
         row.num_known_tokens = position + 1
-        if row.sampling.penalties:
-            row.sampling.penalties.add(token_id)
+        row.sampling.add(token_id)
 
     def token_ids(self, row: Row, start: int, end: int) -> list[int]:
         """Return the tokens of a request at positions [start, end)."""

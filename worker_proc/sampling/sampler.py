@@ -4,17 +4,19 @@ Reads the requests' sampling states but never changes them; what was drawn is re
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from octavo.kernels.filter_logits import filter_logits
+from octavo.kernels.filter_logits import native as native_filter
 from octavo.kernels.gumbel_sample import gumbel_sample
 from octavo.kernels.logprobs import RowLogprobs, logprobs
 from octavo.kernels.native.library import NativeLibrary
 from octavo.kernels.penalties import apply_penalties
 from octavo.kernels.sample import NativeSampler
+from octavo.kernels.token_mask import mask_tokens
 from octavo.worker_proc.sampling.state import LARGEST, SamplingState
 
 PASSES_OF_A_DRAW = 5
@@ -35,9 +37,9 @@ class Draw:
 class Sampler:
     """Samples rows of logits one by one, so that a request's token cannot depend on its neighbours.
 
-    The order of the processors is vLLM's: logit bias, min_tokens, penalties; then greedy requests take
-    the most likely token, and the others temperature, min_p, top_k, top_p and noise. In one native call
-    for all rows if there is a library, through torch if not: the same tokens, but for a nucleus whose
+    The order of the processors: logit bias, min_tokens and bad words, penalties, allowed tokens; then greedy
+    requests take the most likely token, and the others temperature, min_p, top_k, top_p and noise. In one native
+    call for all rows if there is a library, through torch if not: the same tokens, but for a nucleus whose
     edge the rounding of probabilities decides.
 
     Args:
@@ -57,14 +59,14 @@ class Sampler:
     ) -> None:
         self._vocab_size = vocab_size
         self._all_ids_V = torch.arange(vocab_size)
+        self._library = library
         self._native = NativeSampler(library, vocab_size, max_threads) if library else None
         self._choose_threads = choose_threads or (lambda work: max_threads)
 
     def sample(self, logits_RV: Tensor, draws: Sequence[Draw]) -> list[int]:
-        """Return one token id per draw; `logits_RV` (float32, a row per draw) is left as it is.
+        """Return one token id per draw, -1 where the largest logit is NaN or infinite.
 
-        Raises:
-            FloatingPointError: logits are NaN or infinite where filters must compare them.
+        `logits_RV` (float32, a row per draw) is left as it is.
         """
         if self._native is not None:
             addresses = [draw.state.native_address for draw in draws]
@@ -73,8 +75,9 @@ class Sampler:
             num_threads = self._choose_threads(passes * self._vocab_size)
             return self._native.sample(logits_RV, addresses, positions, num_outputs, num_threads)
         if all(draw.state.is_greedy and not draw.state.changes_logits(draw.num_outputs) for draw in draws):
+            largest = logits_RV.max(dim=1).values
             # The lowest id wins among equals: argmax takes the first.
-            return logits_RV.argmax(dim=1).tolist()
+            return logits_RV.argmax(dim=1).masked_fill_(~largest.isfinite(), -1).tolist()
         return [self._sample_row(logits_V, draw) for logits_V, draw in zip(logits_RV, draws, strict=True)]
 
     def logprobs(self, logits_RV: Tensor, token_ids: Sequence[int], num_tops: Sequence[int]) -> list[RowLogprobs]:
@@ -84,29 +87,76 @@ class Sampler:
             return self._native.logprobs(logits_RV, token_ids, num_tops, num_threads)
         return [logprobs(*row) for row in zip(logits_RV, token_ids, num_tops, strict=True)]
 
+    def report(self, logits_RV: Tensor, draws: Sequence[Draw], token_ids: Sequence[int]) -> list[RowLogprobs]:
+        """Return what the requests of some draws see of their logprobs, after `sample` has drawn `token_ids`.
+
+        Args:
+            logits_RV: the model's, a row per draw.
+            draws: of requests that ask for logprobs.
+            token_ids: what was drawn.
+        """
+        specs = [draw.state.spec for draw in draws]
+        if any(spec.logprobs_mode.startswith("processed") for spec in specs):
+            rows = [
+                self._processed(logits_V, draw) if draw.state.spec.logprobs_mode.startswith("processed") else logits_V
+                for logits_V, draw in zip(logits_RV, draws, strict=True)
+            ]
+            logits_RV = torch.stack(rows)
+        found = self.logprobs(logits_RV, token_ids, [spec.logprobs or 0 for spec in specs])
+        for index, spec in enumerate(specs):
+            if spec.logprobs_mode.endswith("logits"):
+                found[index] = as_logits(found[index], logits_RV[index], token_ids[index])
+        return found
+
+    def _processed(self, logits_V: Tensor, draw: Draw) -> Tensor:
+        """Return the logits that a draw chooses from; minus infinity where it cannot."""
+        state, spec = draw.state, draw.state.spec
+        if state.changes_logits(draw.num_outputs):
+            logits_V = changed_logits(logits_V, state, draw.num_outputs)
+            is_ruled_out = logits_V <= -LARGEST
+            if not is_ruled_out.all():
+                logits_V.masked_fill_(is_ruled_out, -torch.inf)
+        if state.is_greedy:
+            return logits_V
+        logits_V = logits_V / spec.temperature
+        if not state.has_filters:
+            return logits_V
+        kept = self._filter(logits_V.contiguous(), draw)
+        return torch.full_like(logits_V, -torch.inf).index_copy_(0, kept, logits_V[kept])
+
+    def _filter(self, logits_V: Tensor, draw: Draw) -> Tensor:
+        spec = draw.state.spec
+        if self._library is None:
+            return filter_logits(logits_V, top_k=spec.top_k, top_p=spec.top_p, min_p=spec.min_p)
+        return native_filter.filter_logits(
+            self._library, logits_V, top_k=spec.top_k, top_p=spec.top_p, min_p=spec.min_p
+        )
+
     def _sample_row(self, logits_V: Tensor, draw: Draw) -> int:
         state, spec = draw.state, draw.state.spec
         if state.changes_logits(draw.num_outputs):
             logits_V = changed_logits(logits_V, state, draw.num_outputs)
+        if not logits_V.max().isfinite():
+            return -1
         if state.is_greedy:
             return int(logits_V.argmax())
         logits_V = logits_V / spec.temperature
         ids = self._all_ids_V
         if state.has_filters:
-            if not logits_V.max().isfinite():
-                raise FloatingPointError("the model's logits are not numbers: its values overflow in this dtype")
             ids = filter_logits(logits_V, top_k=spec.top_k, top_p=spec.top_p, min_p=spec.min_p)
             logits_V = logits_V[ids]
         return gumbel_sample(logits_V, ids, seed=spec.seed, position=draw.position)
 
 
 def changed_logits(logits_V: Tensor, state: SamplingState, num_outputs: int) -> Tensor:
-    """Return a copy of one row of logits with bias, min_tokens and penalties applied, all finite if they were."""
+    """Return a copy of one row of logits with all of a request's changes, all finite if they were."""
     logits_V = logits_V.clone()
     if state.bias_ids.numel():
         logits_V[state.bias_ids] += state.bias_values
     if num_outputs < state.spec.min_tokens:
         logits_V[state.withheld_ids] = -torch.inf
+    if state.bad_words:
+        logits_V[state.bad_words.tensor()] = -torch.inf
     if state.penalties:
         apply_penalties(
             logits_V,
@@ -115,4 +165,12 @@ def changed_logits(logits_V: Tensor, state: SamplingState, num_outputs: int) -> 
             frequency=state.spec.frequency_penalty,
             presence=state.spec.presence_penalty,
         )
-    return logits_V.clamp_(-LARGEST, LARGEST)
+    logits_V.clamp_(-LARGEST, LARGEST)
+    if state.allowed_W is not None:
+        mask_tokens(logits_V, state.allowed_W)
+    return logits_V
+
+
+def as_logits(row: RowLogprobs, logits_V: Tensor, token_id: int) -> RowLogprobs:
+    """Return the logits in place of the log-probabilities."""
+    return replace(row, token_logprob=float(logits_V[token_id]), top_logprobs=logits_V[row.top_token_ids].tolist())

@@ -1,4 +1,4 @@
-"""What sampling must know of one request, prepared once when it enters the batch.
+"""What sampling must know of one request, prepared when it enters the batch and told of each token that it gets.
 
 Holds no logits; the arithmetic is in `sampler` and in the kernels.
 """
@@ -12,7 +12,9 @@ from torch import Tensor
 from octavo.kernels.filter_logits.native import Filter
 from octavo.kernels.penalties.native import Penalties
 from octavo.kernels.sample import SampledRequest
+from octavo.kernels.token_mask import pack_mask
 from octavo.protocol.params import SamplingSpec
+from octavo.worker_proc.sampling.bad_words import BadWords
 from octavo.worker_proc.sampling.penalty_counts import PenaltyCounts
 
 LARGEST = 1e30
@@ -32,6 +34,9 @@ class SamplingState:
     withheld_ids: Tensor
     """int64: end and stop tokens, which may not be drawn before `min_tokens`; empty without `min_tokens`."""
     penalties: PenaltyCounts | None
+    bad_words: BadWords | None
+    allowed_W: Tensor | None
+    """The mask of the tokens that are allowed at all; None: all are."""
     _native: SampledRequest | None = field(default=None, init=False)
 
     @classmethod
@@ -50,7 +55,16 @@ class SamplingState:
             penalties=(
                 PenaltyCounts.count(prompt, output, spec.max_tokens, vocab_size) if _has_penalties(spec) else None
             ),
+            bad_words=BadWords(spec.bad_words, output) if spec.bad_words else None,
+            allowed_W=pack_mask(spec.allowed_token_ids, vocab_size) if spec.allowed_token_ids else None,
         )
+
+    def add(self, token_id: int) -> None:
+        """Take in a token that was just sampled."""
+        if self.penalties:
+            self.penalties.add(token_id)
+        if self.bad_words:
+            self.bad_words.add(token_id)
 
     @property
     def repetition_penalty(self) -> float:
@@ -78,6 +92,8 @@ class SamplingState:
         """True when the logits of the next draw are not the model's own."""
         return (
             self.penalties is not None
+            or self.allowed_W is not None
+            or (self.bad_words is not None and self.bad_words.num_ids > 0)
             or self.bias_ids.numel() > 0
             or (self.withheld_ids.numel() > 0 and num_outputs < self.spec.min_tokens)
         )
@@ -107,6 +123,9 @@ class SamplingState:
             min_tokens=spec.min_tokens,
             has_penalties=counts is not None,
             penalties=penalties,
+            bad_ids=None if self.bad_words is None else self.bad_words.ids.ctypes.data,
+            num_bad=None if self.bad_words is None else self.bad_words.num_ids_address,
+            allowed=None if self.allowed_W is None else self.allowed_W.data_ptr(),
         )
 
 

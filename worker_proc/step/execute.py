@@ -13,12 +13,12 @@ from torch import Tensor
 
 from octavo.protocol.config import ResolvedConfig
 from octavo.protocol.events import TokenLogprobs
-from octavo.protocol.steps import Scheduled, StepPlan, StepResult
+from octavo.protocol.steps import NO_TOKEN, Scheduled, StepPlan, StepResult
 from octavo.worker_proc.batch.outputs import step_result, token_logprobs
 from octavo.worker_proc.batch.rows import Row
 from octavo.worker_proc.batch.state import BatchState
 from octavo.worker_proc.models.base import Model
-from octavo.worker_proc.sampling.sampler import Draw, Sampler
+from octavo.worker_proc.sampling.sampler import Draw, Sampler, as_logits
 from octavo.worker_proc.step.forward import Forward, build_forward
 
 PROMPT_LOGPROBS_ROWS = 64
@@ -102,22 +102,26 @@ class StepExecutor:
             Draw(span.row.sampling, span.end_position, span.end_position - span.row.num_prompt_tokens) for span in spans
         ]
         sampled = self._sampler.sample(logits_RV, draws)
+        entries = self._token_logprobs(logits_RV, draws, sampled)
         for span, token_id in zip(spans, sampled, strict=True):
-            self._state.record(span.row, span.end_position, token_id)
-        return sampled, self._token_logprobs(logits_RV, spans, sampled)
+            # A request without a token has failed, but the next step is planned already and computes something for it.
+            self._state.record(span.row, span.end_position, max(token_id, 0))
+        return sampled, entries
 
     def _token_logprobs(
-        self, logits_RV: Tensor, spans: Sequence[_Span], sampled: Sequence[int]
+        self, logits_RV: Tensor, draws: Sequence[Draw], sampled: Sequence[int]
     ) -> list[TokenLogprobs | None]:
-        """Return an entry per span; None where none was asked for."""
-        num_tops = [span.row.sampling.spec.logprobs for span in spans]
-        asked = [(index, num_top) for index, num_top in enumerate(num_tops) if num_top is not None]
-        entries: list[TokenLogprobs | None] = [None] * len(spans)
-        if asked:
-            rows = [index for index, _ in asked]
+        """Return an entry per draw; None where none was asked for, or there is no token."""
+        rows = [
+            index
+            for index, draw in enumerate(draws)
+            if draw.state.spec.logprobs is not None and sampled[index] != NO_TOKEN
+        ]
+        entries: list[TokenLogprobs | None] = [None] * len(draws)
+        if rows:
             token_ids = [sampled[index] for index in rows]
-            logits = logits_RV if len(rows) == len(spans) else logits_RV[rows]
-            found = self._sampler.logprobs(logits, token_ids, [num_top for _, num_top in asked])
+            logits = logits_RV if len(rows) == len(draws) else logits_RV[rows]
+            found = self._sampler.report(logits, [draws[index] for index in rows], token_ids)
             for index, token_id, row in zip(rows, token_ids, found, strict=True):
                 entries[index] = token_logprobs(token_id, row)
         return entries
@@ -129,10 +133,11 @@ class StepExecutor:
             return
         end = min(span.end_position + 1, span.row.num_prompt_tokens)
         token_ids = self._state.token_ids(span.row, span.entry.start + 1, end)
+        has_logits = span.row.sampling.spec.logprobs_mode.endswith("logits")
         for offset in range(0, len(token_ids), PROMPT_LOGPROBS_ROWS):
             targets = token_ids[offset : offset + PROMPT_LOGPROBS_ROWS]
             first = span.first + offset
             logits_RV = self.forward.logits(np.arange(first, first + len(targets)))
             found = self._sampler.logprobs(logits_RV, targets, [num_top] * len(targets))
-            for token_id, row in zip(targets, found, strict=True):
-                yield token_logprobs(token_id, row)
+            for token_id, row, logits_V in zip(targets, found, logits_RV, strict=True):
+                yield token_logprobs(token_id, as_logits(row, logits_V, token_id) if has_logits else row)
