@@ -12,10 +12,6 @@ OPEN_PATHS = frozenset({"/health", "/ping"})
 """What probes of a load balancer ask, who have no key."""
 
 
-BROWSER_PATHS = ("/", "/docs", "/dashboard/")
-"""What people open in a browser, which can only ask them for a name and a password."""
-
-
 class ApiKeys:
     """Lets a request in that has `Authorization: Bearer KEY`, or asks for one of `OPEN_PATHS`.
 
@@ -34,10 +30,7 @@ class ApiKeys:
         """Return the answer to a request without a key, None when it may go on."""
         if not self._digests or request.path in OPEN_PATHS or self._has_key(request):
             return None
-        is_page = request.method == "GET" and (
-            request.path in BROWSER_PATHS or request.path.startswith(BROWSER_PATHS[-1])
-        )
-        challenge = 'Basic realm="octavo: any name, the API key as password"' if is_page else "Bearer"
+        challenge = 'Basic realm="octavo: any name, the API key as password"' if _is_page(request.path) else "Bearer"
         return Response(b'{"error":"Unauthorized"}', 401, {"www-authenticate": challenge}, JSON)
 
     def _has_key(self, request: Request) -> bool:
@@ -51,6 +44,11 @@ class ApiKeys:
         # Digests have one length and every key is compared, so the time taken tells nothing.
         digest = _digest(key.strip())
         return sum(hmac.compare_digest(digest, known) for known in self._digests) > 0
+
+
+def _is_page(path: str) -> bool:
+    """True for what people open in a browser, which can only ask them for a name and a password."""
+    return path in ("/", "/docs") or path.startswith("/dashboard/")
 
 
 def _is_own_origin(request: Request) -> bool:

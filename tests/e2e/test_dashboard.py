@@ -32,6 +32,12 @@ def ask(page: Browser, text: str) -> None:
     page.press_enter()
 
 
+def fill(page: Browser, **values: str) -> None:
+    """Put values into the fields of the parameters."""
+    for name, value in values.items():
+        page.run(f"document.querySelector('#{name}').value = {value!r}")
+
+
 def answered(page: Browser, count: int) -> None:
     """Wait until so many answers are there and none is on its way."""
     page.wait_for(
@@ -42,7 +48,7 @@ def answered(page: Browser, count: int) -> None:
 def test_a_conversation_streams_and_goes_on(server, page):
     page.open(server.url)
     page.wait_for("document.querySelector('#model')?.value === 'small'")
-    page.run("document.querySelector('#temperature').value = 0; document.querySelector('#max_tokens').value = 12; 1")
+    fill(page, temperature="0", max_tokens="12")
     ask(page, "Name a colour.")
     answered(page, 1)
     whole = server.post(
@@ -52,17 +58,16 @@ def test_a_conversation_streams_and_goes_on(server, page):
     assert page.run("document.querySelector('.message.assistant .text').textContent") == whole
     ask(page, "Another one.")
     answered(page, 2)
-    assert (
-        "cached" in page.run("document.querySelector('#stats').textContent")
-        or page.run("document.querySelectorAll('.message').length") == 4
-    )
+    assert page.run("document.querySelectorAll('.message').length") == 4
+    assert "tokens in" in page.run("document.querySelector('#stats').textContent")
     assert page.problems == []
 
 
 def test_probabilities_are_shown_on_the_tokens(server, page):
     page.open(server.url + "/?logprobs")
     page.wait_for("document.querySelector('#model')?.value === 'small'")
-    page.run("document.querySelector('#max_tokens').value = 8; document.querySelector('#logprobs').click()")
+    fill(page, max_tokens="8")
+    page.run("document.querySelector('#logprobs').click()")
     ask(page, "Count to five.")
     answered(page, 1)
     tokens = page.run("[...document.querySelectorAll('.token')].map((token) => token.textContent)")
@@ -76,9 +81,7 @@ def test_probabilities_are_shown_on_the_tokens(server, page):
 def test_an_answer_can_be_stopped(server, page):
     page.open(server.url + "/?stop")
     page.wait_for("document.querySelector('#model')?.value === 'small'")
-    page.run(
-        "document.querySelector('#max_tokens').value = 400; document.querySelector('#extra').value = '{\"ignore_eos\": true}'; 1"
-    )
+    fill(page, max_tokens="400", extra='{"ignore_eos": true}')
     ask(page, "Tell a long story.")
     page.wait_for("document.querySelector('.message.assistant .text')?.textContent.length > 20")
     page.run("document.querySelector('#stop').click()")
@@ -89,10 +92,10 @@ def test_an_answer_can_be_stopped(server, page):
 def test_a_refusal_is_shown_where_the_answer_would_be(server, page):
     page.open(server.url + "/?error")
     page.wait_for("document.querySelector('#model')?.value === 'small'")
-    page.run("document.querySelector('#top_p').value = 7; document.querySelector('#extra').value = ''; 1")
+    fill(page, top_p="7")
     ask(page, "Hello.")
     assert "top_p" in page.wait_for("document.querySelector('.message.failed .error')?.textContent")
-    page.run("document.querySelector('#top_p').value = 1; document.querySelector('#schema').value = '{'; 1")
+    fill(page, top_p="1", schema="{")
     ask(page, "Hello.")
     assert "schema" in page.wait_for("document.querySelectorAll('.message.failed .error')[1]?.textContent").lower()
     page.problems.clear()  # the refused request itself is an entry of the console
@@ -108,7 +111,8 @@ def test_the_engine_is_seen_at_work(server, page):
         page.wait_for("document.querySelectorAll('#requests .bar').length === 1")
         page.wait_for("Number(document.querySelector('#numbers b').textContent) > 0")
         assert page.run("document.documentElement.scrollWidth") <= 390
-        drawn = "(id) => new Set(new Uint32Array(document.getElementById(id).getContext('2d').getImageData(0, 0, 300, 100).data.buffer)).size"
+        pixels = "document.getElementById(id).getContext('2d').getImageData(0, 0, 300, 100).data.buffer"
+        drawn = f"(id) => new Set(new Uint32Array({pixels})).size"
         for canvas in ("throughput", "steps", "blocks"):
             assert page.run(f"({drawn})('{canvas}')") > 2, canvas
     finally:
