@@ -24,6 +24,7 @@ from octavo.frontend.generation.spec import (
     child_seed,
     default_params,
     make_spec,
+    output_kind,
     request_seed,
 )
 from octavo.frontend.launch import LaunchedEngine, ProgressCallback, follow_start
@@ -37,7 +38,7 @@ from octavo.protocol.config import EngineConfig, ResolvedConfig
 from octavo.protocol.config.sources import engine_config
 from octavo.protocol.errors import EngineDeadError, InvalidRequestError
 from octavo.protocol.events import BoolResult, EngineFacts
-from octavo.protocol.params import OutputKind, SamplingParams
+from octavo.protocol.params import OutputKind, SamplingParams, SamplingSpec
 from octavo.protocol.pulse import PulseReader
 from octavo.protocol.requests import GetSnapshot, GetStats, ResetPrefixCache, StartProfile, StopProfile, Submit, Utility
 from octavo.protocol.snapshot import EngineSnapshot
@@ -353,11 +354,19 @@ class AsyncClient:
         check_cache_salt(cache_salt)
         text, token_ids = await self._prompt_tokens(prompt)
         seed = request_seed(self.config.seed, request_id) if params.seed is None else params.seed
+        spec = make_spec(
+            params,
+            num_prompt_tokens=len(token_ids),
+            max_model_len=self.facts.max_model_len,
+            seed=child_seed(seed, 0),
+            config=self.config,
+            tokenizer=self.tokenizer,
+        )
+        kind = output_kind(params, OutputKind.DELTA)
         children = [
-            self._child(index, params, token_ids, child_seed(seed, index), priority, cache_salt)
-            for index in range(params.n)
+            self._child(index, params, token_ids, msgspec.structs.replace(spec, seed=child_seed(seed, index)), priority, cache_salt)
+            for index in range(params.num_sequences)
         ]
-        kind = OutputKind.DELTA if params.output_kind is None else params.output_kind
         return Generation(self._link, request_id, text, params, children, kind, self.observer)
 
     def _child(
@@ -365,17 +374,10 @@ class AsyncClient:
         index: int,
         params: SamplingParams,
         token_ids: list[int],
-        seed: int,
+        spec: SamplingSpec,
         priority: int,
         cache_salt: str | None,
     ) -> tuple[Submit, Sequence]:
-        spec = make_spec(
-            params,
-            num_prompt_tokens=len(token_ids),
-            max_model_len=self.facts.max_model_len,
-            seed=seed,
-            config=self.config,
-        )
         # Several frontends share a core: their ids must differ whatever their callers chose.
         submit = Submit(f"{self._prefix}:{next(self._child_counter)}", token_ids, spec, priority, cache_salt)
         return submit, Sequence(index, self.tokenizer, token_ids, params, spec)

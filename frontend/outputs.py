@@ -28,7 +28,7 @@ class CompletionOutput:
     text: str
     token_ids: list[int]
     cumulative_logprob: float | None = None
-    """Sum over the whole sequence so far; None unless logprobs were asked for."""
+    """Sum over the whole sequence so far; None unless logprobs or `best_of` were asked for."""
     logprobs: list[PositionLogprobs] | None = None
     finish_reason: str | None = None
     """"stop", "length", "abort" or "error"; None while it runs."""
@@ -54,5 +54,7 @@ class RequestOutput:
     num_cached_tokens: int = 0
     """Prompt tokens that came out of the prefix cache."""
     num_preemptions: int = 0
+    num_discarded_tokens: int = 0
+    """Of sequences that were generated for `best_of` and are not among the outputs, when `finished`."""
     timings: list[RequestTimings] = field(default_factory=list)
-    """One per sequence, when `finished`."""
+    """One per sequence that was generated, when `finished`."""

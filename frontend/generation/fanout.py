@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncGenerator
 
 from octavo.frontend.generation.arrival import Arrival
+from octavo.frontend.generation.best_of import choose_best
 from octavo.frontend.generation.sequence import Sequence
 from octavo.frontend.link import CoreLink, RequestStream
 from octavo.frontend.metrics.observer import Observer
@@ -111,6 +112,9 @@ class Generation:
             outputs = [sequence.snapshot() for sequence in self._sequences]
         if not outputs:
             return None
+        num_discarded_tokens = 0
+        if self._params.num_sequences > self._params.n:
+            outputs, num_discarded_tokens = choose_best(outputs, self._params)
         first = self._sequences[0]
         is_first_delta = not self._has_prompt_logprobs
         self._has_prompt_logprobs = first.prompt_logprobs is not None
@@ -124,6 +128,7 @@ class Generation:
             prompt_logprobs=first.prompt_logprobs if shows_prompt_logprobs else None,
             num_cached_tokens=first.num_cached_tokens,
             num_preemptions=sum([sequence.num_preemptions for sequence in self._sequences]),
+            num_discarded_tokens=num_discarded_tokens,
             timings=[] if self._num_running else [sequence.timings for sequence in self._sequences],
         )
 

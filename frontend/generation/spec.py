@@ -3,9 +3,10 @@
 import hashlib
 import logging
 
+from octavo.frontend.text.tokenizer import Tokenizer
 from octavo.protocol.config import ResolvedConfig
 from octavo.protocol.errors import InvalidRequestError, PromptTooLongError
-from octavo.protocol.params import MIN_TEMPERATURE, SamplingParams, SamplingSpec
+from octavo.protocol.params import MIN_TEMPERATURE, LogprobsMode, OutputKind, SamplingParams, SamplingSpec
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +41,13 @@ def child_seed(seed: int, index: int) -> int:
 
 
 def make_spec(
-    params: SamplingParams, *, num_prompt_tokens: int, max_model_len: int, seed: int, config: ResolvedConfig
+    params: SamplingParams,
+    *,
+    num_prompt_tokens: int,
+    max_model_len: int,
+    seed: int,
+    config: ResolvedConfig,
+    tokenizer: Tokenizer,
 ) -> SamplingSpec:
     """Resolve everything a request left open.
 
@@ -50,6 +57,7 @@ def make_spec(
         max_model_len: the engine's limit.
         seed: of this sequence.
         config: of the engine, for the vocabulary, the stop tokens and the limits.
+        tokenizer: of the model, for the bad words.
 
     Raises:
         InvalidRequestError: a field does not fit this model; `param` names it.
@@ -73,9 +81,11 @@ def make_spec(
     vocab_size = config.model.vocab_size
     _check_token_ids("logit_bias", params.logit_bias or {}, vocab_size)
     _check_token_ids("stop_token_ids", params.stop_token_ids or [], vocab_size)
+    _check_token_ids("allowed_token_ids", params.allowed_token_ids or [], vocab_size)
+    logprobs, logprobs_mode = _logprobs(params, config)
     max_tokens = params.max_tokens or room
     # Numbers become plain floats and small integers: numpy's have no place in a message, nor has 2**70.
-    return SamplingSpec(
+    spec = SamplingSpec(
         max_tokens=max_tokens,
         seed=seed,
         temperature=_temperature(params),
@@ -88,7 +98,7 @@ def make_spec(
         min_tokens=min(params.min_tokens, max_tokens),
         eos_token_ids=() if params.ignore_eos else tuple(config.model.eos_token_ids),
         stop_token_ids=tuple(params.stop_token_ids or ()),
-        logprobs=_num_logprobs("logprobs", params.logprobs, config),
+        logprobs=logprobs,
         prompt_logprobs=_num_logprobs("prompt_logprobs", params.prompt_logprobs, config),
         logit_bias=tuple(
             (token_id, float(max(-MAX_LOGIT_BIAS, min(MAX_LOGIT_BIAS, bias))))
@@ -99,7 +109,27 @@ def make_spec(
             if params.skip_reading_prefix_cache is None
             else params.skip_reading_prefix_cache
         ),
+        allowed_token_ids=tuple(sorted(set(params.allowed_token_ids or ()))),
+        bad_words=_bad_words(params, tokenizer, vocab_size),
+        logprobs_mode=logprobs_mode,
     )
+    _check_that_something_is_left(spec)
+    return spec
+
+
+def output_kind(params: SamplingParams, default: OutputKind) -> OutputKind:
+    """Return what each output of a request holds.
+
+    Raises:
+        InvalidRequestError: which sequences are the best is not known before the end.
+    """
+    if params.num_sequences == params.n:
+        return default if params.output_kind is None else params.output_kind
+    if params.output_kind not in (None, OutputKind.FINAL_ONLY):
+        raise InvalidRequestError(
+            f"best_of {params.best_of} with n {params.n} cannot be streamed: the best are known at the end", "best_of"
+        )
+    return OutputKind.FINAL_ONLY
 
 
 def check_prompt(token_ids: list[int], vocab_size: int) -> None:
@@ -145,6 +175,46 @@ def _temperature(params: SamplingParams) -> float:
     if params.temperature < MIN_TEMPERATURE:
         logger.warning("temperature %g is raised to %g", params.temperature, MIN_TEMPERATURE)
     return max(float(params.temperature), MIN_TEMPERATURE)
+
+
+def _logprobs(params: SamplingParams, config: ResolvedConfig) -> tuple[int | None, LogprobsMode]:
+    """Return how many logprobs the engine reports, and which; those of `best_of` that nobody sees are raw."""
+    count, mode = _num_logprobs("logprobs", params.logprobs, config), config.logprobs_mode
+    if params.num_sequences == params.n:
+        return count, mode
+    if count is None:
+        return 0, "raw_logprobs"
+    if mode.endswith("logits"):
+        raise InvalidRequestError(
+            f"best_of ranks by logprobs, in place of which this engine reports logits (--logprobs-mode {mode}): "
+            "leave out logprobs or best_of",
+            "best_of",
+        )
+    return count, mode
+
+
+def _bad_words(params: SamplingParams, tokenizer: Tokenizer, vocab_size: int) -> tuple[tuple[int, ...], ...]:
+    """Return the sequences of tokens that make each bad word, at the start of a text and after a space."""
+    words = [word.strip() for word in params.bad_words or []]
+    found = tokenizer.encode_batch([text for word in words for text in (word, f" {word}")], add_special_tokens=False)
+    return tuple(dict.fromkeys(tuple(ids) for ids in found if ids and max(ids) < vocab_size))
+
+
+def _check_that_something_is_left(spec: SamplingSpec) -> None:
+    """Refuse a request whose every allowed token is ruled out from the start.
+
+    Raises:
+        InvalidRequestError: it is.
+    """
+    allowed = set(spec.allowed_token_ids)
+    if not allowed:
+        return
+    if allowed <= {word[0] for word in spec.bad_words if len(word) == 1}:
+        raise InvalidRequestError("every token of allowed_token_ids is one of bad_words", "allowed_token_ids")
+    if spec.min_tokens and allowed <= {*spec.eos_token_ids, *spec.stop_token_ids}:
+        raise InvalidRequestError(
+            "every token of allowed_token_ids ends the output, which min_tokens forbids", "allowed_token_ids"
+        )
 
 
 def _num_logprobs(param: str, asked: int | None, config: ResolvedConfig) -> int | None:

@@ -4,6 +4,8 @@ from typing import Annotated, Literal, TypeAlias
 
 from msgspec import Meta, Struct, field
 
+from octavo.protocol.params import LogprobsMode
+
 LoadFormat: TypeAlias = Literal["auto", "safetensors", "gguf", "dummy"]
 DtypeName: TypeAlias = Literal["bfloat16", "float16", "float32"]
 DtypeChoice: TypeAlias = Literal["auto", "bfloat16", "float16", "float32", "half", "float"]
@@ -63,6 +65,13 @@ class ModelConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     max_logprobs: Annotated[
         int, Meta(ge=-1, description="Most logprobs a request may ask for; -1 lifts the limit.")
     ] = 20
+    logprobs_mode: Annotated[
+        LogprobsMode,
+        Meta(
+            description="What is reported as a token's logprob: its log-probability or its logit, raw as the model "
+            "gives it or processed by biases, penalties, temperature and filters. Prompt tokens' are never processed."
+        ),
+    ] = "raw_logprobs"
     generation_config: Annotated[
         str,
         Meta(

@@ -16,6 +16,7 @@ from octavo.protocol.config.engine import (
 from octavo.protocol.config.facts import ModelFacts
 from octavo.protocol.cores import parse_core_list
 from octavo.protocol.errors import ConfigError
+from octavo.protocol.params import LogprobsMode
 
 _DTYPE_ALIASES: dict[str, DtypeName] = {
     "bfloat16": "bfloat16",
@@ -55,6 +56,7 @@ class ResolvedConfig(msgspec.Struct, frozen=True, kw_only=True):
     """`--max-model-len auto`: the core lowers `max_model_len` to what fits in memory."""
     max_logprobs: int
     """-1: no limit."""
+    logprobs_mode: LogprobsMode
     block_size: int
     kv_cache_dtype: KVCacheDtypeName
     gpu_memory_utilization: float
@@ -124,6 +126,7 @@ def resolve(config: EngineConfig, facts: ModelFacts, *, device: DeviceName, num_
         max_model_len=max_model_len,
         fits_model_len=fits,
         max_logprobs=config.model.max_logprobs,
+        logprobs_mode=config.model.logprobs_mode,
         block_size=config.cache.block_size,
         kv_cache_dtype=_kv_cache_dtype(config, dtype),
         gpu_memory_utilization=config.cache.gpu_memory_utilization,

@@ -7,17 +7,21 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
+import small_tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 from specs import some_config
 from tokenizers import Tokenizer as FastTokenizer
 from tokenizers import decoders, models, pre_tokenizers
 
+from octavo.frontend.generation.best_of import choose_best
 from octavo.frontend.generation.fanout import Generation
 from octavo.frontend.generation.sequence import Sequence
-from octavo.frontend.generation.spec import check_cache_salt, child_seed, make_spec, request_seed
+from octavo.frontend.generation.spec import check_cache_salt, child_seed, make_spec, output_kind, request_seed
 from octavo.frontend.link import RequestStream
+from octavo.frontend.outputs import CompletionOutput
 from octavo.frontend.text.tokenizer import Tokenizer
+from octavo.protocol.config import ResolvedConfig
 from octavo.protocol.errors import InvalidRequestError, PromptTooLongError
 from octavo.protocol.events import Finished, FinishReason, TokenLogprobs, Tokens
 from octavo.protocol.params import OutputKind, SamplingParams, SamplingSpec
@@ -26,8 +30,15 @@ from octavo.protocol.requests import Submit
 CONFIG = some_config()
 
 
-def spec_of(params: SamplingParams, num_prompt_tokens: int = 4) -> SamplingSpec:
-    return make_spec(params, num_prompt_tokens=num_prompt_tokens, max_model_len=32, seed=1, config=CONFIG)
+def spec_of(params: SamplingParams, num_prompt_tokens: int = 4, config: ResolvedConfig = CONFIG) -> SamplingSpec:
+    return make_spec(
+        params,
+        num_prompt_tokens=num_prompt_tokens,
+        max_model_len=32,
+        seed=1,
+        config=config,
+        tokenizer=small_tokenizers.byte_level(),
+    )
 
 
 # --- the spec -------------------------------------------------------------------------------
@@ -88,7 +99,7 @@ def test_the_whole_vocabulary_needs_permission() -> None:
     with pytest.raises(InvalidRequestError, match="--max-logprobs"):
         spec_of(SamplingParams(logprobs=-1))
     unlimited = some_config(max_logprobs=-1)
-    spec = make_spec(SamplingParams(logprobs=-1), num_prompt_tokens=1, max_model_len=32, seed=0, config=unlimited)
+    spec = spec_of(SamplingParams(logprobs=-1), config=unlimited)
     assert spec.logprobs == unlimited.model.vocab_size
 
 
@@ -99,6 +110,64 @@ def test_seeds() -> None:
     assert child_seed(-1, 0) == 2**64 - 1
     assert len({child_seed(5, index) for index in range(100)}) == 100
     assert all(0 <= child_seed(-(2**63), index) < 2**64 for index in range(100))
+
+
+def test_bad_words_are_the_tokens_at_the_start_and_after_a_space() -> None:
+    config = some_config()
+    spec = spec_of(SamplingParams(bad_words=["b", " the "]), config=config)
+    assert spec.bad_words == ((98,), (32, 98)), "words with ids outside the model's vocabulary cannot be generated"
+
+
+def test_allowed_tokens_are_sorted_and_checked() -> None:
+    assert spec_of(SamplingParams(allowed_token_ids=[9, 3, 9])).allowed_token_ids == (3, 9)
+    with pytest.raises(InvalidRequestError, match="outside the vocabulary") as caught:
+        spec_of(SamplingParams(allowed_token_ids=[3, 100]))
+    assert caught.value.param == "allowed_token_ids"
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(allowed_token_ids=[98], bad_words=["b"]),
+        SamplingParams(allowed_token_ids=[2, 5], stop_token_ids=[5], min_tokens=1),
+    ],
+)
+def test_a_request_that_may_generate_nothing_is_refused(params: SamplingParams) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        spec_of(params)
+    assert caught.value.param == "allowed_token_ids"
+
+
+def test_best_of_needs_logprobs_that_nobody_sees() -> None:
+    processed = some_config(logprobs_mode="processed_logits")
+    spec = spec_of(SamplingParams(n=1, best_of=3), config=processed)
+    assert (spec.logprobs, spec.logprobs_mode) == (0, "raw_logprobs")
+    assert spec_of(SamplingParams(n=3, best_of=3)).logprobs is None
+    assert spec_of(SamplingParams(logprobs=2), config=processed).logprobs_mode == "processed_logits"
+    with pytest.raises(InvalidRequestError, match="reports logits") as caught:
+        spec_of(SamplingParams(n=1, best_of=3, logprobs=1), config=processed)
+    assert caught.value.param == "best_of"
+
+
+def test_best_of_is_not_streamed() -> None:
+    assert output_kind(SamplingParams(n=2, best_of=2), OutputKind.DELTA) is OutputKind.DELTA
+    assert output_kind(SamplingParams(n=2, best_of=3), OutputKind.DELTA) is OutputKind.FINAL_ONLY
+    for kind in (OutputKind.DELTA, OutputKind.CUMULATIVE):
+        with pytest.raises(InvalidRequestError, match="known at the end") as caught:
+            output_kind(SamplingParams(n=2, best_of=3, output_kind=kind), OutputKind.DELTA)
+        assert caught.value.param == "best_of"
+
+
+def test_the_best_are_returned_first() -> None:
+    outputs = [
+        CompletionOutput(i, "", [0] * (i + 1), logprob, []) for i, logprob in enumerate([-5.0, -2.0, -7.0, -2.0])
+    ]
+    best, num_discarded = choose_best(outputs, SamplingParams(n=3, best_of=4))
+    assert [(output.index, len(output.token_ids)) for output in best] == [(0, 2), (1, 4), (2, 1)]
+    assert best[0].logprobs is None
+    assert num_discarded == 3
+    best, _ = choose_best(outputs, SamplingParams(n=3, best_of=4, logprobs=0))
+    assert best[0].logprobs == []
 
 
 # --- the sequence ---------------------------------------------------------------------------

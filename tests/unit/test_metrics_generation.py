@@ -54,7 +54,7 @@ class Notes:
 
 def generation(fill: Callable[[RequestStream], None]) -> tuple[Generation, Notes]:
     params, notes, config = SamplingParams(max_tokens=8), Notes(), resolved_config()
-    spec = make_spec(params, num_prompt_tokens=3, max_model_len=64, seed=0, config=config)
+    spec = make_spec(params, num_prompt_tokens=3, max_model_len=64, seed=0, config=config, tokenizer=byte_tokenizer())
     child = (Submit("a", PROMPT, spec), Sequence(0, byte_tokenizer(), PROMPT, params, spec))
     link = Link(fill)
     return Generation(link, "r", None, params, [child], OutputKind.DELTA, notes), notes  # type: ignore[arg-type]

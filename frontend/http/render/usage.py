@@ -17,6 +17,7 @@ class UsageCount:
         self._num_prompt_tokens[prompt_index] = len(output.prompt_token_ids)
         self._num_cached_tokens[prompt_index] = output.num_cached_tokens
         self._num_generated += sum(len(choice.token_ids) for choice in output.outputs)
+        self._num_generated += output.num_discarded_tokens
 
     def total(self) -> Usage:
         """Return the usage so far."""

@@ -1,0 +1,23 @@
+"""Which of several finished sequences are returned. Generates none."""
+
+from dataclasses import replace
+
+from octavo.frontend.outputs import CompletionOutput
+from octavo.protocol.params import SamplingParams
+
+
+def choose_best(outputs: list[CompletionOutput], params: SamplingParams) -> tuple[list[CompletionOutput], int]:
+    """Return the `n` sequences of the highest cumulative logprob, best first, and how many tokens the others have.
+
+    Of equal ones the earlier comes first. Logprobs that nobody asked for are left out.
+
+    Args:
+        outputs: all `best_of` sequences, with their cumulative logprobs.
+        params: of their request.
+    """
+    ranked = sorted(outputs, key=lambda output: -(output.cumulative_logprob or 0.0))
+    best = [
+        replace(output, index=index, logprobs=None if params.logprobs is None else output.logprobs)
+        for index, output in enumerate(ranked[: params.n])
+    ]
+    return best, sum(len(output.token_ids) for output in ranked[params.n :])
