@@ -17,6 +17,7 @@ MIN_TEMPERATURE = 1e-2
 
 MAX_N = 16384
 MAX_STOP_STRINGS = 64
+MAX_BAD_WORDS = 1024
 
 LogprobsMode: TypeAlias = Literal["raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"]
 """What is reported as a token's logprob: its log-probability or its logit, raw as the model gives it or processed by
@@ -147,7 +148,10 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
             )
         for token_id in self.allowed_token_ids or []:
             _check_int("allowed_token_ids", token_id, 0, None)
-        if not all(isinstance(word, str) and word.strip() for word in self.bad_words or []):
+        words = self.bad_words or []
+        if len(words) > MAX_BAD_WORDS:
+            raise InvalidRequestError(f"at most {MAX_BAD_WORDS} bad_words, got {len(words)}", "bad_words")
+        if not all(isinstance(word, str) and word.strip() for word in words):
             raise InvalidRequestError("bad_words must be strings with more than spaces in them", "bad_words")
 
     def _verify_stops(self) -> None:
