@@ -1,0 +1,145 @@
+"""Reasoning between think tags: a pure function from the text so far to reasoning and the rest. Holds no stream."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Protocol
+
+from octavo.protocol.errors import ConfigError
+
+
+class Opening(Enum):
+    """How an answer begins."""
+
+    INSIDE = "inside"
+    """In the reasoning: the prompt has opened it, or the model leaves its first tag out."""
+    OUTSIDE = "outside"
+    """Behind the reasoning, which the prompt has closed: there is none."""
+    UNSURE = "unsure"
+    """With the tag or without: the model decides whether to reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """What a text says."""
+
+    reasoning: str
+    rest: str | None
+    """What follows the reasoning; None while that goes on."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningParser:
+    """Reasoning that stands between two tags, at the beginning of an answer."""
+
+    begin: str
+    end: str
+    default: Opening
+    """How an answer begins when the prompt does not tell."""
+
+    @property
+    def tags(self) -> tuple[str, str]:
+        """Marks that may be special tokens, which the text must then show."""
+        return self.begin, self.end
+
+    def opening(self, prompt: str, continued: str = "") -> Opening:
+        """Return how the answer to a prompt begins.
+
+        Args:
+            prompt: as the chat template made it; some open the reasoning themselves, or close it at once.
+            continued: text of the message that the answer goes on with.
+        """
+        if self.end in continued:
+            return Opening.OUTSIDE
+        if self.begin in continued:
+            return Opening.INSIDE
+        if continued:
+            return Opening.OUTSIDE
+        prompt = prompt.rstrip()
+        if prompt.endswith(self.begin):
+            return Opening.INSIDE
+        return Opening.OUTSIDE if prompt.endswith(self.end) else self.default
+
+    def split(self, text: str, opening: Opening, is_final: bool) -> Split:
+        """Divide a text that goes on, or a whole one.
+
+        For texts `a` and `a + b` the reasoning of the first is a beginning of the second's, and so is the rest.
+        White space around the reasoning, and line breaks before the rest, belong to the tags.
+
+        Args:
+            text: the answer so far.
+            opening: how it begins.
+            is_final: nothing will follow the text.
+        """
+        if opening is Opening.OUTSIDE:
+            return Split("", text)
+        body = text.lstrip()
+        if not is_final and len(body) < len(self.begin) and self.begin.startswith(body):
+            return Split("", None)
+        if body.startswith(self.begin):
+            body = body[len(self.begin) :].lstrip()
+        elif opening is Opening.UNSURE:
+            return Split("", text)
+        reasoning, tag, rest = body.partition(self.end)
+        if tag:
+            rest = rest.lstrip("\r\n")
+            return Split(reasoning.rstrip(), rest if rest or is_final else None)
+        if not is_final:
+            held = next(n for n in range(len(self.end) - 1, -1, -1) if body.endswith(self.end[:n]))
+            body = body[: len(body) - held]
+        return Split(body.rstrip(), "" if is_final else None)
+
+
+class Vocabulary(Protocol):
+    """The part of a tokenizer that is needed here."""
+
+    def token_id(self, token: str) -> int | None:
+        """Return the id of a token by its name."""
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """Return the text of tokens."""
+
+
+def num_reasoning_tokens(
+    parser: ReasoningParser, opening: Opening, token_ids: Sequence[int], vocabulary: Vocabulary
+) -> int:
+    """Return how many of the generated tokens are reasoning, its closing tag included."""
+    text = vocabulary.decode(token_ids, skip_special_tokens=False)
+    split = parser.split(text, opening, is_final=True)
+    has_begun = opening is Opening.INSIDE or text.lstrip().startswith(parser.begin)
+    if opening is Opening.OUTSIDE or not has_begun:
+        return 0
+    if parser.end not in text:
+        return len(token_ids) if split.reasoning or opening is Opening.INSIDE else 0
+    tag = vocabulary.token_id(parser.end)
+    if tag is not None and tag in token_ids:
+        return token_ids.index(tag) + 1
+    low, high = 1, len(token_ids)  # the tag is whole after `high` tokens
+    while low < high:
+        middle = (low + high) // 2
+        if parser.end in vocabulary.decode(token_ids[:middle], skip_special_tokens=False):
+            high = middle
+        else:
+            low = middle + 1
+    return high
+
+
+_parsers = {
+    "deepseek_r1": ReasoningParser("<think>", "</think>", Opening.INSIDE),
+    "qwen3": ReasoningParser("<think>", "</think>", Opening.UNSURE),
+}
+
+
+def reasoning_parser(name: str) -> ReasoningParser:
+    """Return the parser of this name.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    if name not in _parsers:
+        raise ConfigError(
+            f"there is no reasoning parser {name!r}",
+            phase="choosing the reasoning parser",
+            hint=f"--reasoning-parser is one of {', '.join(sorted(_parsers))}",
+        )
+    return _parsers[name]

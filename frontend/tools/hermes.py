@@ -1,0 +1,41 @@
+"""Hermes' format, which Qwen2.5 and Qwen3 use too: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`."""
+
+import json
+
+from octavo.frontend.tools.json_call import Verdict, read_call
+from octavo.frontend.tools.json_reader import skip_space
+from octavo.frontend.tools.parser import CallFrame, FunctionTool, Parsed, ToolCall, ToolParser, shown_length
+
+BEGIN, END = "<tool_call>", "</tool_call>"
+
+
+class HermesParser(ToolParser):
+    """JSON objects between tags; what is between tags and no call stays content."""
+
+    tags = (BEGIN, END)
+
+    def parse(self, text: str, is_final: bool) -> Parsed:
+        """Return content and calls; see `ToolParser.parse`."""
+        searched = 0
+        while (tag := text.find(BEGIN, searched)) >= 0:
+            reading = read_call(text, skip_space(text, tag + len(BEGIN)), is_final, ("arguments", "parameters"))
+            if reading.call is not None:
+                return Parsed(text[:tag].rstrip(), [reading.call, *self._further(text, reading.end, is_final)])
+            if reading.verdict is Verdict.OPEN:
+                return Parsed(text[:tag].rstrip())
+            searched = tag + len(BEGIN)
+        return Parsed(text if is_final else text[: shown_length(text, (BEGIN,), searched)])
+
+    def call_frame(self, tool: FunctionTool) -> CallFrame:
+        """Return the tags and the object around the arguments."""
+        name = json.dumps(tool.name, ensure_ascii=False)
+        return CallFrame(BEGIN, f'{BEGIN}\n{{"name": {name}, "arguments": ', f"}}\n{END}")
+
+    def _further(self, text: str, end: int | None, is_final: bool) -> list[ToolCall]:
+        calls = []
+        while end is not None and (tag := text.find(BEGIN, end)) >= 0:
+            reading = read_call(text, skip_space(text, tag + len(BEGIN)), is_final, ("arguments", "parameters"))
+            if reading.call is not None:
+                calls.append(reading.call)
+            end = tag + len(BEGIN) if reading.verdict is Verdict.NO_CALL else reading.end
+        return calls

@@ -1,0 +1,168 @@
+"""JSON that is still being written: how far a value goes, and what of it is certain. Builds no objects."""
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+_SPACE = re.compile(r"[ \t\n\r]*")
+_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
+_NUMBER_CHARACTERS = re.compile(r"[-+.0-9eE]+")
+_STRING_BODY = re.compile(r'[^"\\]*(?:\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})[^"\\]*)*')
+_OPEN_ESCAPE = re.compile(r"\\(?:u[0-9a-fA-F]{0,3})?")
+_STRING = re.compile(r'"(?:[^"\\]|\\.)*(?:"|\\?\Z)', re.DOTALL)
+_CONTROL = re.compile(r"[\x00-\x1f]")
+_LITERALS = {"t": "true", "f": "false", "n": "null"}
+_CLOSING = {"{": "}", "[": "]"}
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Where a value stands in a text."""
+
+    start: int
+    limit: int
+    """Up to here the text is certainly part of the value, whatever follows."""
+    is_whole: bool
+    """True when `limit` is the value's end."""
+    is_broken: bool = False
+    """True when the text behind `limit` can be no part of a value."""
+
+
+def skip_space(text: str, position: int) -> int:
+    """Return the place of the next character that is no white space."""
+    found = _SPACE.match(text, position)
+    assert found is not None
+    return found.end()
+
+
+def read_value(text: str, position: int) -> Span:
+    """Read one JSON value, whatever follows it.
+
+    Control characters are let through inside strings: models write line breaks there, see `json_text`.
+
+    Args:
+        text: may end inside the value.
+        position: of its first character.
+    """
+    start = limit = position
+    closers: list[str] = []
+    expected = "value"
+    while True:
+        position = skip_space(text, limit)
+        if position == len(text):
+            return Span(start, limit, is_whole=False)
+        character = text[position]
+        if expected in ("value", "value or end") and character in "{[":
+            closers.append(_CLOSING[character])
+            limit = position + 1
+            expected = "key or end" if character == "{" else "value or end"
+            continue
+        if closers and character == closers[-1] and expected in ("value or end", "key or end", "more"):
+            closers.pop()
+            limit = position + 1
+        elif expected == "more":
+            if character != ",":
+                return Span(start, limit, is_whole=False, is_broken=True)
+            limit = position + 1
+            expected = "key" if closers[-1] == "}" else "value"
+            continue
+        elif expected in ("key", "key or end"):
+            token = _read_string(text, position)
+            if not token.is_whole:
+                return Span(start, token.limit, is_whole=False, is_broken=token.is_broken)
+            colon = skip_space(text, token.limit)
+            if text[colon : colon + 1] != ":":
+                return Span(start, token.limit, is_whole=False, is_broken=colon < len(text))
+            limit = colon + 1
+            expected = "value"
+            continue
+        else:
+            token = _read_scalar(text, position)
+            if not token.is_whole:
+                return Span(start, max(limit, token.limit), is_whole=False, is_broken=token.is_broken)
+            limit = token.limit
+        if not closers:
+            return Span(start, limit, is_whole=True)
+        expected = "more"
+
+
+def read_members(text: str, position: int) -> "Iterator[tuple[str, Span]]":
+    """Yield the members of an object as far as they are there: each key with its value's place.
+
+    The last span is the whole object's, under the key "": whole, open or broken.
+
+    Args:
+        text: may end inside the object.
+        position: of its opening brace.
+    """
+    start, limit = position, position + 1
+    while True:
+        position = skip_space(text, limit)
+        if text[position : position + 1] == "}" and limit == start + 1:
+            yield "", Span(start, position + 1, is_whole=True)
+            return
+        key = _read_string(text, position)
+        colon = skip_space(text, key.limit)
+        if not key.is_whole or text[colon : colon + 1] != ":":
+            is_open = not key.is_broken and colon == len(text)
+            yield "", Span(start, key.limit, is_whole=False, is_broken=not is_open)
+            return
+        value = read_value(text, skip_space(text, colon + 1))
+        yield string_text(text, key), value
+        comma = skip_space(text, value.limit)
+        if not value.is_whole or text[comma : comma + 1] not in (",", "}"):
+            is_open = not value.is_broken and (not value.is_whole or comma == len(text))
+            yield "", Span(start, value.limit, is_whole=False, is_broken=not is_open)
+            return
+        limit = comma + 1
+        if text[comma] == "}":
+            yield "", Span(start, limit, is_whole=True)
+            return
+
+
+def string_text(text: str, span: Span) -> str:
+    """Return the text that a JSON string stands for, as far as it is certain; half a surrogate pair is U+FFFD."""
+    body = text[span.start + 1 : span.limit - 1] if span.is_whole else text[span.start + 1 : span.limit]
+    decoded: str = json.loads(f'"{body}"', strict=False)
+    if not span.is_whole and "\ud800" <= decoded[-1:] <= "\udbff":
+        decoded = decoded[:-1]  # its other half may be on its way
+    return decoded.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+
+
+def json_text(text: str) -> str:
+    """Return a piece of JSON, which may end anywhere, with the control characters in its strings escaped."""
+    if not _CONTROL.search(text):
+        return text
+    return _STRING.sub(lambda string: _CONTROL.sub(lambda found: json.dumps(found[0])[1:-1], string[0]), text)
+
+
+def _read_scalar(text: str, position: int) -> Span:
+    character = text[position]
+    if character == '"':
+        return _read_string(text, position)
+    if literal := _LITERALS.get(character):
+        there = text[position : position + len(literal)]
+        if there == literal:
+            return Span(position, position + len(literal), is_whole=True)
+        is_open = literal.startswith(there) and position + len(there) == len(text)
+        return Span(position, position, is_whole=False, is_broken=not is_open)
+    written = _NUMBER_CHARACTERS.match(text, position)
+    if written is None:
+        return Span(position, position, is_whole=False, is_broken=True)
+    if written.end() == len(text):
+        return Span(position, position, is_whole=False)  # more digits may follow
+    is_whole = _NUMBER.fullmatch(written[0]) is not None
+    return Span(position, written.end() if is_whole else position, is_whole=is_whole, is_broken=not is_whole)
+
+
+def _read_string(text: str, position: int) -> Span:
+    if text[position : position + 1] != '"':
+        return Span(position, position, is_whole=False, is_broken=position < len(text))
+    body = _STRING_BODY.match(text, position + 1)
+    assert body is not None
+    end = body.end()
+    if text[end : end + 1] == '"':
+        return Span(position, end + 1, is_whole=True)
+    is_open = end == len(text) or _OPEN_ESCAPE.fullmatch(text, end) is not None
+    return Span(position, end, is_whole=False, is_broken=not is_open)

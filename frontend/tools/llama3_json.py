@@ -1,0 +1,50 @@
+"""Llama 3's format: `{"name": ..., "parameters": {...}}`, several with `; ` between them.
+
+`<|python_tag|>` may stand before. An object that has no name or no parameters is content.
+"""
+
+import json
+import re
+
+from octavo.frontend.tools.json_call import Verdict, read_call
+from octavo.frontend.tools.parser import CallFrame, FunctionTool, Parsed, ToolCall, ToolParser, shown_length
+
+TAG = "<|python_tag|>"
+
+_OBJECT = re.compile(r'\{(?=\s*(?:"|\Z))')
+"""An opening brace that may begin a call; most braces of other text do not."""
+
+
+class Llama3JsonParser(ToolParser):
+    """JSON objects anywhere in the text."""
+
+    tags = (TAG,)
+
+    def parse(self, text: str, is_final: bool) -> Parsed:
+        """Return content and calls; see `ToolParser.parse`."""
+        searched = 0
+        calls: list[ToolCall] = []
+        content = ""
+        while found := _OBJECT.search(text, searched):
+            reading = read_call(text, found.start(), is_final, ("parameters", "arguments"), needs_arguments=True)
+            if reading.call is not None:
+                content = content if calls else _before(text, found.start())
+                calls.append(reading.call)
+            elif reading.verdict is Verdict.OPEN and not calls:
+                return Parsed(_before(text, found.start()))
+            if reading.end is None:
+                break
+            searched = max(reading.end, found.end())
+        if calls:
+            return Parsed(content, calls)
+        return Parsed(text if is_final else _before(text, shown_length(text, (TAG,), searched)))
+
+    def call_frame(self, tool: FunctionTool) -> CallFrame:
+        """Return the object around the arguments."""
+        name = json.dumps(tool.name, ensure_ascii=False)
+        return CallFrame('{"name":', f'{{"name": {name}, "parameters": ', "}")
+
+
+def _before(text: str, end: int) -> str:
+    """Return the content that ends before a call, or where one may begin: without its mark and the space around it."""
+    return text[:end].rstrip().removesuffix(TAG).rstrip()

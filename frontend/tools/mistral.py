@@ -1,0 +1,73 @@
+"""Mistral's two formats: `[TOOL_CALLS][{"name": ..., "arguments": {...}}]` and `[TOOL_CALLS]name{...}`.
+
+The second may have `[CALL_ID]id` and `[ARGS]` behind the name, and comes once for each call.
+"""
+
+import re
+
+from octavo.frontend.tools.call_id import new_mistral_call_id
+from octavo.frontend.tools.json_call import Verdict, read_arguments, read_calls
+from octavo.frontend.tools.json_reader import skip_space
+from octavo.frontend.tools.parser import CallFrame, FunctionTool, Parsed, ToolCall, ToolParser, shown_length
+
+TAG = "[TOOL_CALLS]"
+
+_NAME = re.compile(r"[^\s\[{]+")
+_BEFORE_ARGUMENTS = re.compile(r"\s*(?:\[CALL_ID\]\s*[^\s\[{]*\s*)?(?:\[ARGS\]\s*)?")
+_MARKS = ("[CALL_ID]", "[ARGS]")
+
+
+class MistralParser(ToolParser):
+    """Calls behind a tag, as an array or one by one."""
+
+    tags = (TAG, *_MARKS)
+    new_call_id = staticmethod(new_mistral_call_id)
+
+    def parse(self, text: str, is_final: bool) -> Parsed:
+        """Return content and calls; see `ToolParser.parse`."""
+        searched = 0
+        while (tag := text.find(TAG, searched)) >= 0:
+            calls = _read(text, tag + len(TAG), is_final)
+            if isinstance(calls, list):
+                return Parsed(text[:tag].rstrip(), calls)
+            if calls is Verdict.OPEN:
+                return Parsed(text[:tag].rstrip())
+            searched = tag + len(TAG)
+        return Parsed(text if is_final else text[: shown_length(text, (TAG,), searched)])
+
+    def call_frame(self, tool: FunctionTool) -> CallFrame:
+        """Return the tag and the name, which the newer format puts before the arguments."""
+        return CallFrame(TAG, f"{TAG}{tool.name}", "")
+
+
+def _read(text: str, position: int, is_final: bool) -> list[ToolCall] | Verdict:
+    """Return the calls behind a tag, or why there are none."""
+    position = skip_space(text, position)
+    if text[position : position + 1] == "[":
+        found = read_calls(text, position, is_final, ("arguments", "parameters"))
+        return found if isinstance(found, list) else found.verdict
+    calls: list[ToolCall] = []
+    while True:
+        call, end = _read_named(text, position, is_final)
+        if call is None:
+            return calls or (Verdict.NO_CALL if end is not None or is_final else Verdict.OPEN)
+        calls.append(call)
+        tag = -1 if end is None else text.find(TAG, end)
+        if tag < 0:
+            return calls
+        position = skip_space(text, tag + len(TAG))
+
+
+def _read_named(text: str, position: int, is_final: bool) -> tuple[ToolCall | None, int | None]:
+    """Return the call whose name stands here, and where it ends; no call and no end while it may still become one."""
+    name = _NAME.match(text, position)
+    if name is None:
+        return None, None if position == len(text) else position
+    marks = _BEFORE_ARGUMENTS.match(text, name.end())
+    assert marks is not None
+    position = marks.end()
+    if text[position : position + 1] != "{":
+        rest = text[position:]
+        return None, None if any(mark.startswith(rest) for mark in _MARKS) else position
+    arguments, end = read_arguments(text, position, is_final)
+    return ToolCall(name[0], arguments), end

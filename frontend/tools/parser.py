@@ -1,0 +1,102 @@
+"""What a tool parser is: a pure function from the text so far to content and calls. Holds no stream and no format."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from octavo.frontend.tools.call_id import new_call_id
+
+
+@dataclass(slots=True)
+class ToolCall:
+    """One call, as far as it has been written."""
+
+    name: str
+    arguments: str
+    """JSON text; not yet a whole one while the call is being written, or when it was cut."""
+
+
+@dataclass(slots=True)
+class Parsed:
+    """What a text says."""
+
+    content: str
+    """A beginning of the text: what stands before the first call. Text behind a call is no content."""
+    calls: list[ToolCall] = field(default_factory=list)
+    is_plain: bool = False
+    """True when all that follows is content too."""
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionTool:
+    """A function that the model may call."""
+
+    name: str
+    parameters: Mapping[str, Any]
+    """JSON schema of its arguments."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallFrame:
+    """What a format writes around the arguments of a call, which are JSON: for a grammar that begins with a mark."""
+
+    trigger: str
+    """Text that nothing but a call begins with."""
+    begin: str
+    """From the trigger to the arguments, the function's name included."""
+    end: str
+
+
+class ToolParser(ABC):
+    """Finds the calls of one format in a text.
+
+    A text that is shown only grows. So for texts `a` and `a + b`: what `parse(a, is_final=False)` gives as content and
+    as arguments is a beginning of what `parse(a + b, ...)` gives, its calls are the first ones of the other's, and
+    their names are the same. What might still become a call is held back until it is one or until `is_final`.
+    And content is settled: without a call, `parse(a + b)` is the content of `a` and then `parse` of what is left.
+
+    Args:
+        tools: the functions of the request.
+    """
+
+    tags: ClassVar[tuple[str, ...]] = ()
+    """Marks of the format that may be special tokens, which the text must then show."""
+    new_call_id = staticmethod(new_call_id)
+    """Makes the id of a call; a model may have been trained on ids of one form."""
+
+    def __init__(self, tools: Sequence[FunctionTool]) -> None:
+        self.tools = tools
+
+    @abstractmethod
+    def parse(self, text: str, is_final: bool) -> Parsed:
+        """Return content and calls of a text that goes on, or of a whole one."""
+
+    def call_frame(self, tool: FunctionTool) -> CallFrame | None:
+        """Return how the format writes a call of this function; None when its arguments are no JSON."""
+        return None
+
+
+def shown_length(text: str, tags: Sequence[str], start: int = 0) -> int:
+    """Return how much of a text without tags is settled: all but its end, where white space or a tag may begin.
+
+    Args:
+        text: a text that goes on.
+        tags: what may come.
+        start: no tag begins before this.
+    """
+    end = len(text) - partial_tag(text, tags, start)
+    while end and text[end - 1].isspace():
+        end -= 1
+    return end
+
+
+def partial_tag(text: str, tags: Sequence[str], start: int = 0) -> int:
+    """Return the length of the longest end of a text that one of these tags begins with."""
+    longest = 0
+    for tag in tags:
+        for length in range(min(len(tag) - 1, len(text) - start), longest, -1):
+            if text.endswith(tag[:length]):
+                longest = length
+                break
+    return longest

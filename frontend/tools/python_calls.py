@@ -1,0 +1,260 @@
+"""Reads a list of Python calls with literal keyword arguments, and writes the arguments as JSON. Runs nothing."""
+
+import json
+import math
+import re
+import sys
+
+from octavo.frontend.tools.parser import ToolCall
+
+MAX_DEPTH = 64
+"""Of lists and dicts in one another."""
+
+_NAME = re.compile(r"[^\W\d][\w.]*")
+_KEY = re.compile(r"[^\W\d]\w*")
+_WORD = re.compile(r"\w+")
+_NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
+_NUMBER_CHARACTERS = re.compile(r"[-+.\w]+")
+_QUOTES = re.compile(r"'''|\"\"\"|'|\"")
+_UNITS = {
+    quote: re.compile(rf"(?:\\(?:x[0-9a-fA-F]{{2}}|u[0-9a-fA-F]{{4}}|U[0-9a-fA-F]{{8}}|[^xuUN])|{plain})*", re.DOTALL)
+    for quote, plain in (
+        ("'", r"[^\\'\n]"),
+        ('"', r'[^\\"\n]'),
+        ("'''", r"(?!''')[^\\]"),
+        ('"""', r'(?!""")[^\\]'),
+    )
+}
+"""The inside of a string by its quotes, in whole escapes and characters."""
+_WORDS = {"True": "true", "False": "false", "None": "null", "true": "true", "false": "false", "null": "null"}
+_ESCAPE = re.compile(
+    r"\\([xuU](?P<hex>(?<=x)[0-9a-fA-F]{2}|(?<=u)[0-9a-fA-F]{4}|(?<=U)[0-9a-fA-F]{8})|(?P<octal>[0-7]{1,3})|.)",
+    re.DOTALL,
+)
+_OPEN_ESCAPE = re.compile(r"\\(?:x[0-9a-fA-F]?|u[0-9a-fA-F]{0,3}|U[0-9a-fA-F]{0,7})?")
+_ESCAPED = {
+    "n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "a": "\a", "v": "\v",
+    "\n": "", "\\": "\\", "'": "'", '"': '"',
+}  # fmt: skip
+"""What follows a backslash, and what it stands for; any other keeps its backslash, as in Python."""
+
+
+class NotCalls(Exception):
+    """The text is no list of calls."""
+
+
+class Cut(Exception):
+    """The text ends before the list does.
+
+    Args:
+        calls: those that are there, the last one with its arguments as they stand.
+    """
+
+    def __init__(self, calls: list[ToolCall]) -> None:
+        super().__init__("the text ends inside the list")
+        self.calls = calls
+
+
+def read_call_list(text: str) -> tuple[list[ToolCall], int]:
+    """Read a list of calls.
+
+    Args:
+        text: begins with the bracket that opens the list; anything may follow it.
+
+    Returns:
+        The calls, and where the list ends.
+
+    Raises:
+        Cut: the text ends inside the list.
+        NotCalls: the list is none of calls.
+    """
+    reader = _Reader(text)
+    try:
+        return reader.read_list(), reader.position
+    except _AtEnd:
+        raise Cut(reader.calls_so_far()) from None
+
+
+class _AtEnd(Exception):
+    """There is no more text."""
+
+
+class _Reader:
+    """One pass over a text; writes JSON as it goes, so that what stands is there when the text ends."""
+
+    def __init__(self, text: str) -> None:
+        self.position = 1
+        self._text = text
+        self._calls: list[ToolCall] = []
+        self._name: str | None = None
+        """Of the call that is being read."""
+        self._json: list[str] = []
+
+    def calls_so_far(self) -> list[ToolCall]:
+        if self._name is None:
+            return self._calls
+        return [*self._calls, ToolCall(self._name, "".join(self._json))]
+
+    def read_list(self) -> list[ToolCall]:
+        while True:
+            self._read_call()
+            if self._take(",]") == "]" or self._takes("]"):
+                return self._calls
+
+    def _read_call(self) -> None:
+        self._peek()
+        name = self._match(_NAME)
+        if self._peek() != "(":
+            raise NotCalls
+        self.position += 1
+        self._name, self._json = name, ["{"]
+        keys: set[str] = set()
+        while not self._takes(")"):
+            key = self._match(_KEY)
+            if key in keys or self._take("=") != "=":
+                raise NotCalls
+            separator = ", " if keys else ""
+            keys.add(key)
+            self._peek()
+            self._json.append(f"{separator}{json.dumps(key, ensure_ascii=False)}: ")
+            self._read_value(0)
+            if self._take(",)") == ")":
+                break
+        self._json.append("}")
+        self._calls.append(ToolCall(name, "".join(self._json)))
+        self._name = None
+
+    def _read_value(self, depth: int) -> None:
+        if depth > MAX_DEPTH:
+            raise NotCalls
+        character = self._peek()
+        if character in "'\"":
+            self._read_string()
+        elif character == "[":
+            self._read_items(depth)
+        elif character == "{":
+            self._read_dict(depth)
+        elif character.isdigit() or character in "-+.":
+            self._read_number()
+        else:
+            word = self._match(_WORD)
+            if word not in _WORDS:
+                raise NotCalls
+            self._json.append(_WORDS[word])
+
+    def _read_items(self, depth: int) -> None:
+        self.position += 1
+        self._json.append("[")
+        is_first = True
+        while not self._takes("]"):
+            if not is_first:
+                self._json.append(", ")
+            is_first = False
+            self._read_value(depth + 1)
+            if self._take(",]") == "]":
+                break
+        self._json.append("]")
+
+    def _read_dict(self, depth: int) -> None:
+        self.position += 1
+        self._json.append("{")
+        is_first = True
+        while not self._takes("}"):
+            if self._peek() not in "'\"":
+                raise NotCalls
+            if not is_first:
+                self._json.append(", ")
+            is_first = False
+            self._read_string()
+            self._take(":")
+            self._json.append(": ")
+            self._read_value(depth + 1)
+            if self._take(",}") == "}":
+                break
+        self._json.append("}")
+
+    def _read_number(self) -> None:
+        written = _NUMBER_CHARACTERS.match(self._text, self.position)
+        assert written is not None
+        self.position = written.end()
+        if not _NUMBER.fullmatch(written[0]):
+            if self.position == len(self._text):
+                raise _AtEnd
+            raise NotCalls
+        try:
+            value = int(written[0])
+        except ValueError:
+            try:
+                number = float(written[0])
+            except ValueError:
+                raise NotCalls from None
+            if not math.isfinite(number):
+                raise NotCalls from None
+            self._json.append(json.dumps(number))
+        else:
+            self._json.append(str(value))
+
+    def _read_string(self) -> None:
+        quotes = _QUOTES.match(self._text, self.position)
+        assert quotes is not None
+        units = _UNITS[quotes[0]].match(self._text, quotes.end())
+        assert units is not None
+        text = json.dumps(_unescape(units[0]), ensure_ascii=False)
+        self.position = units.end()
+        if self._text.startswith(quotes[0], self.position):
+            self.position += len(quotes[0])
+            self._json.append(text)
+            return
+        if self.position == len(self._text) or _OPEN_ESCAPE.fullmatch(self._text, self.position):
+            self._json.append(text[:-1])
+            raise _AtEnd
+        raise NotCalls
+
+    def _match(self, pattern: re.Pattern[str]) -> str:
+        found = pattern.match(self._text, self.position)
+        if found is None:
+            raise NotCalls
+        self.position = found.end()
+        if self.position == len(self._text):
+            raise _AtEnd
+        return found[0]
+
+    def _peek(self) -> str:
+        """Return the next character that is no space."""
+        while self.position < len(self._text) and self._text[self.position].isspace():
+            self.position += 1
+        if self.position == len(self._text):
+            raise _AtEnd
+        return self._text[self.position]
+
+    def _take(self, characters: str) -> str:
+        """Go over one of these characters and return it."""
+        character = self._peek()
+        if character not in characters:
+            raise NotCalls
+        self.position += 1
+        return character
+
+    def _takes(self, character: str) -> bool:
+        """Go over this character if it is there."""
+        is_there = self._peek() == character
+        self.position += is_there
+        return is_there
+
+
+def _unescape(inside: str) -> str:
+    """Return the text of a string without its quotes; half a surrogate pair is U+FFFD."""
+    if "\\" not in inside:
+        return inside
+    text = _ESCAPE.sub(_unescaped, inside)
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+
+
+def _unescaped(escape: re.Match[str]) -> str:
+    digits = escape["hex"] or escape["octal"]
+    if digits is None:
+        return _ESCAPED.get(escape[1], escape[0])
+    number = int(digits, 16 if escape["hex"] else 8)
+    if number > sys.maxunicode:
+        raise NotCalls
+    return chr(number)

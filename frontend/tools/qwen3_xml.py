@@ -1,0 +1,100 @@
+"""Qwen3-Coder's format: `<tool_call><function=name><parameter=x>value</parameter></function></tool_call>`.
+
+Values are bare text: whether "5" is a number or a text is what the function's schema says.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from octavo.frontend.tools.bare_value import is_text, json_string, json_value
+from octavo.frontend.tools.json_reader import skip_space
+from octavo.frontend.tools.parser import Parsed, ToolCall, ToolParser, partial_tag, shown_length
+
+BEGIN, FUNCTION, PARAMETER = "<tool_call>", "<function=", "<parameter="
+END_PARAMETER, END_FUNCTION, END = "</parameter>", "</function>", "</tool_call>"
+
+_BEGIN = re.compile(f"{BEGIN}|{FUNCTION}")
+_NAME = re.compile(r"([^<>\s]+)>")
+_NAME_SO_FAR = re.compile(r"[^<>\s]*")
+_IN_FUNCTION = re.compile(f"{PARAMETER}([^<>]*)>|{END_FUNCTION}|{END}")
+_VALUE_ENDS = (END_PARAMETER, PARAMETER, END_FUNCTION)
+_VALUE_END = re.compile("|".join(_VALUE_ENDS))
+
+
+class Qwen3XmlParser(ToolParser):
+    """XML-like calls; models leave the outer tag or a closing one out at times."""
+
+    tags = (BEGIN, END)
+
+    def parse(self, text: str, is_final: bool) -> Parsed:
+        """Return content and calls; see `ToolParser.parse`."""
+        calls: list[ToolCall] = []
+        content, searched = "", 0
+        while begin := _BEGIN.search(text, searched):
+            function = begin.start() if begin[0] == FUNCTION else skip_space(text, begin.end())
+            if name := _function_name(text, function):
+                content = content if calls else text[: begin.start()].rstrip()
+                arguments, end = self._arguments(text, name, is_final)
+                calls.append(ToolCall(name[1], arguments))
+                if end is None:
+                    break
+                searched = end
+            elif not is_final and _may_be_named(text, function):
+                return Parsed(content if calls else text[: begin.start()].rstrip(), calls)
+            else:
+                searched = begin.end()
+        if calls:
+            return Parsed(content, calls)
+        return Parsed(text if is_final else text[: shown_length(text, (BEGIN, FUNCTION), searched)])
+
+    def _arguments(self, text: str, name: re.Match[str], is_final: bool) -> tuple[str, int | None]:
+        """Return the arguments as JSON text, and where the call ends, None while it goes on."""
+        properties = self._properties(name[1])
+        written: dict[str, str] = {}
+        position = name.end()
+        while tag := _IN_FUNCTION.search(text, position):
+            if tag[1] is None:
+                return "{" + ", ".join(written.values()) + "}", tag.end()
+            key, schema = tag[1].strip(), properties.get(tag[1].strip())
+            start = tag.end() + text.startswith("\n", tag.end())
+            end = _VALUE_END.search(text, start)
+            if end is None:
+                value = _open_value(text[start:], schema, is_final)
+                if value is not None and key not in written:
+                    written[key] = f"{json_string(key)}: {value}"
+                break
+            written.setdefault(
+                key, f"{json_string(key)}: {json_value(text[start : end.start()].removesuffix(chr(10)), schema)}"
+            )
+            position = end.end() if end[0] == END_PARAMETER else end.start()
+        return "{" + ", ".join(written.values()), None
+
+    def _properties(self, name: str) -> Mapping[str, Any]:
+        for tool in self.tools:
+            if tool.name == name:
+                properties = tool.parameters.get("properties")
+                return properties if isinstance(properties, Mapping) else {}
+        return {}
+
+
+def _function_name(text: str, position: int) -> re.Match[str] | None:
+    """Return the match of the name whose tag begins here."""
+    return _NAME.match(text, position + len(FUNCTION)) if text.startswith(FUNCTION, position) else None
+
+
+def _may_be_named(text: str, position: int) -> bool:
+    """True when the text ends in what may still become a tag with a name."""
+    if not text.startswith(FUNCTION, position):
+        return FUNCTION.startswith(text[position:])
+    return _NAME_SO_FAR.fullmatch(text, position + len(FUNCTION)) is not None
+
+
+def _open_value(value: str, schema: object, is_final: bool) -> str | None:
+    """Return the JSON of a value that has not ended, as far as it is certain; None when nothing of it is."""
+    if is_final:
+        return '"' + json_string(value)[1:-1] if is_text(schema) else value.strip()
+    if not is_text(schema):
+        return None  # its kind is known when all of it is
+    settled = value[: len(value) - partial_tag(value, _VALUE_ENDS)].removesuffix("\n")
+    return '"' + json_string(settled)[1:-1]

@@ -1,0 +1,69 @@
+"""Tool parsers by name: ours, and those that a plugin file adds."""
+
+import importlib.util
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from octavo.frontend.tools.hermes import HermesParser
+from octavo.frontend.tools.llama3_json import Llama3JsonParser
+from octavo.frontend.tools.mistral import MistralParser
+from octavo.frontend.tools.parser import ToolParser
+from octavo.frontend.tools.pythonic import PythonicParser
+from octavo.frontend.tools.qwen3_xml import Qwen3XmlParser
+from octavo.protocol.errors import ConfigError
+
+Parser = TypeVar("Parser", bound=type[ToolParser])
+
+_PHASE = "choosing the tool parser"
+
+_parsers: dict[str, type[ToolParser]] = {
+    "hermes": HermesParser,
+    "llama3_json": Llama3JsonParser,
+    "mistral": MistralParser,
+    "pythonic": PythonicParser,
+    "qwen3_xml": Qwen3XmlParser,
+    "qwen3_coder": Qwen3XmlParser,
+}
+
+
+def register_tool_parser(name: str) -> Callable[[Parser], Parser]:
+    """Decorate a `ToolParser` so that `--tool-call-parser NAME` finds it; a known name is replaced."""
+
+    def register(parser: Parser) -> Parser:
+        _parsers[name] = parser
+        return parser
+
+    return register
+
+
+def tool_parser(name: str) -> type[ToolParser]:
+    """Return the parser of this name.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    if name not in _parsers:
+        raise ConfigError(
+            f"there is no tool parser {name!r}",
+            phase=_PHASE,
+            hint=f"--tool-call-parser is one of {', '.join(sorted(_parsers))}, or what --tool-parser-plugin registers",
+        )
+    return _parsers[name]
+
+
+def load_plugin(file: str) -> None:
+    """Run a Python file that registers parsers.
+
+    Raises:
+        ConfigError: the file cannot be read, or its code fails.
+    """
+    path = Path(file)
+    spec = importlib.util.spec_from_file_location(f"octavo_tool_plugin_{path.stem}", path)
+    if spec is None or spec.loader is None or not path.is_file():
+        raise ConfigError(f"--tool-parser-plugin {file}: there is no such Python file", phase=_PHASE)
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except (OSError, SyntaxError, ImportError, AttributeError, NameError, TypeError, ValueError, LookupError) as error:
+        raise ConfigError(f"--tool-parser-plugin {file}: {type(error).__name__}: {error}", phase=_PHASE) from error
