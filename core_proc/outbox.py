@@ -133,4 +133,5 @@ def _merge(earlier: Tokens, later: Tokens) -> Tokens:
         logprobs=logprobs,
         prompt_logprobs=earlier.prompt_logprobs,
         num_cached_tokens=earlier.num_cached_tokens,
+        times=earlier.times + later.times,
     )

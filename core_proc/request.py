@@ -5,6 +5,7 @@ Holds data and the state machine; what happens to a request is decided in `sched
 
 from enum import Enum
 
+from octavo.core_proc.gathered import Gathered
 from octavo.protocol.errors import IllegalTransition
 from octavo.protocol.events import TokenLogprobs
 from octavo.protocol.ids import BlockId, RequestId, SlotId, TokenId
@@ -47,6 +48,7 @@ class Request:
         "block_ids",
         "cache_salt",
         "client",
+        "gathered",
         "has_delivered_prompt_logprobs",
         "num_announced_blocks",
         "num_cached_tokens",
@@ -62,6 +64,7 @@ class Request:
         "sampling",
         "slot",
         "state",
+        "stream_interval",
         "time_first_token",
         "time_queued",
         "time_scheduled",
@@ -74,6 +77,9 @@ class Request:
         self.sampling = submit.sampling
         self.cache_salt = submit.cache_salt
         self.adapter = submit.adapter
+        self.stream_interval = submit.stream_interval
+        self.gathered = Gathered()
+        """Empty but under a `stream_interval` above 1."""
         self.order = order
         """Place among all requests, unique; the least is served first and preempted last."""
         self.state = RequestState.WAITING

@@ -210,8 +210,9 @@ class FrontendService:
 
     def _forget_lost(self) -> None:
         for client in self._outbox.take_lost():
-            num_aborted = len(self._abort_all(client))
-            if num_aborted:
+            num_requests = len(self._scheduler.requests)
+            self._abort_all(client)
+            if num_aborted := num_requests - len(self._scheduler.requests):
                 logger.info("aborted %d requests of frontend %s", num_aborted, client.hex())
 
     def _abort_all(self, client: bytes) -> list[ClientEvent]:

@@ -17,6 +17,7 @@ import msgspec
 import zmq
 
 from octavo.frontend.generation.fanout import Generation
+from octavo.frontend.generation.interval import stream_interval
 from octavo.frontend.generation.sequence import Sequence
 from octavo.frontend.generation.spec import (
     check_cache_salt,
@@ -363,8 +364,17 @@ class AsyncClient:
             tokenizer=self.tokenizer,
         )
         kind = output_kind(params, OutputKind.DELTA)
+        interval = stream_interval(params, kind, self.config)
         children = [
-            self._child(index, params, token_ids, msgspec.structs.replace(spec, seed=child_seed(seed, index)), priority, cache_salt)
+            self._child(
+                index,
+                params,
+                token_ids,
+                msgspec.structs.replace(spec, seed=child_seed(seed, index)),
+                priority,
+                cache_salt,
+                interval,
+            )
             for index in range(params.num_sequences)
         ]
         return Generation(self._link, request_id, text, params, children, kind, self.observer)
@@ -377,9 +387,11 @@ class AsyncClient:
         spec: SamplingSpec,
         priority: int,
         cache_salt: str | None,
+        interval: int,
     ) -> tuple[Submit, Sequence]:
         # Several frontends share a core: their ids must differ whatever their callers chose.
-        submit = Submit(f"{self._prefix}:{next(self._child_counter)}", token_ids, spec, priority, cache_salt)
+        child_id = f"{self._prefix}:{next(self._child_counter)}"
+        submit = Submit(child_id, token_ids, spec, priority, cache_salt, stream_interval=interval)
         return submit, Sequence(index, self.tokenizer, token_ids, params, spec)
 
     def _check_priority(self, priority: int) -> None:

@@ -47,6 +47,8 @@ class Tokens(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="tokens
     """With the first tokens only: one entry per prompt token, the first None."""
     num_cached_tokens: int = 0
     """Prompt tokens found in the prefix cache when the request first ran."""
+    times: list[float] = []
+    """When each token was known, on the core's clock in seconds, where `stream_interval` keeps tokens back."""
 
 
 class Finished(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="finished"):

@@ -28,6 +28,8 @@ class Submit(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="submit
     adapter: str | None = None
     resume_output_token_ids: list[TokenId] = []
     """Tokens delivered before a restart: treated as a preempted request's outputs, never sent again."""
+    stream_interval: int = 1
+    """How many tokens come in one `Tokens`: the first comes at once, the others when so many are there or it ends."""
 
 
 class Abort(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="abort"):

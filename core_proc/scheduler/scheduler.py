@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from octavo.core_proc.cache.pool import BlockPool
 from octavo.core_proc.cache.prefix import PrefixCache
+from octavo.core_proc.gathered import Gathered
 from octavo.core_proc.request import Request, RequestKey, RequestState
 from octavo.core_proc.scheduler.admission import Admission
 from octavo.core_proc.scheduler.budget import fair_share, first_chunk
@@ -82,12 +83,12 @@ class Scheduler:
         self.requests[request.key] = request
         self.waiting.add(request)
         stop = find_stop(request, self.max_model_len)
-        return [self._finish(request, stop)] if stop else []
+        return self._finish(request, stop) if stop else []
 
     def abort(self, client: bytes, request_ids: list[RequestId]) -> list[ClientEvent]:
         """End requests in any state; ids that are not live are ignored. Their steps in flight are dropped."""
         found = [self.requests.get((client, request_id)) for request_id in dict.fromkeys(request_ids)]
-        return [self._finish(request, Stop(FinishReason.ABORT)) for request in found if request]
+        return [event for request in found if request for event in self._finish(request, Stop(FinishReason.ABORT))]
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached blocks; False, and nothing done, while any is in use."""
@@ -290,19 +291,38 @@ class Scheduler:
         """Append a sampled token and tell the client."""
         request.token_ids.append(token_id)
         self.counters.generation_tokens += 1
-        if not request.time_first_token:
+        is_first = not request.time_first_token
+        if is_first:
             request.time_first_token = self._clock()
+        logprob = logprob if request.sampling.logprobs is not None else None
+        events: list[ClientEvent] = []
+        if request.stream_interval == 1:
+            events.append(self._tokens(request, [token_id], None if logprob is None else [logprob], []))
+        else:
+            request.gathered.add(token_id, logprob, request.time_first_token if is_first else self._clock())
+            if is_first or len(request.gathered.token_ids) >= request.stream_interval:
+                events.append(self._deliver_gathered(request))
+        if stop := find_stop(request, self.max_model_len):
+            events += self._finish(request, stop)
+        return events
+
+    def _tokens(
+        self, request: Request, token_ids: list[TokenId], logprobs: list[TokenLogprobs] | None, times: list[float]
+    ) -> ClientEvent:
         tokens = Tokens(
             request_id=request.request_id,
-            token_ids=[token_id],
-            logprobs=[logprob] if logprob is not None and request.sampling.logprobs is not None else None,
+            token_ids=token_ids,
+            logprobs=logprobs,
             prompt_logprobs=self._take_prompt_logprobs(request),
             num_cached_tokens=request.num_cached_tokens,
+            times=times,
         )
-        events: list[ClientEvent] = [(request.client, tokens)]
-        if stop := find_stop(request, self.max_model_len):
-            events.append(self._finish(request, stop))
-        return events
+        return (request.client, tokens)
+
+    def _deliver_gathered(self, request: Request) -> ClientEvent:
+        """Tell the client of the tokens that were kept back."""
+        gathered, request.gathered = request.gathered, Gathered()
+        return self._tokens(request, gathered.token_ids, gathered.logprobs or None, gathered.times)
 
     def _take_prompt_logprobs(self, request: Request) -> list[TokenLogprobs | None] | None:
         if request.sampling.prompt_logprobs is None or request.has_delivered_prompt_logprobs:
@@ -330,8 +350,9 @@ class Scheduler:
         self._forget(request)
         return (request.client, Failed(request.request_id, FailureKind.INTERNAL, message))
 
-    def _finish(self, request: Request, stop: Stop) -> ClientEvent:
+    def _finish(self, request: Request, stop: Stop) -> list[ClientEvent]:
         """End a request whose output is complete, or as complete as its client wants it."""
+        events = [self._deliver_gathered(request)] if request.gathered.token_ids else []
         self._forget(request)
         finished = Finished(
             request_id=request.request_id,
@@ -346,7 +367,7 @@ class Scheduler:
                 finished=self._clock(),
             ),
         )
-        return (request.client, finished)
+        return [*events, (request.client, finished)]
 
     def _leave_batch(self, request: Request) -> None:
         """Take a running request's slot and blocks.

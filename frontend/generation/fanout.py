@@ -91,7 +91,8 @@ class Generation:
             if sequence.update(events):
                 self._link.abort([stream.request_id])
             self._num_running -= sequence.is_finished
-            self._observe(len(sequence.total.token_ids) - before)
+            if self._observer:
+                self._observe(len(sequence.total.token_ids) - before, sequence.take_intervals())
             updated.append(sequence)
         return updated
 
@@ -132,14 +133,22 @@ class Generation:
             timings=[] if self._num_running else [sequence.timings for sequence in self._sequences],
         )
 
-    def _observe(self, num_new_tokens: int) -> None:
+    def _observe(self, num_new_tokens: int, intervals_s: list[float]) -> None:
+        """Tell the observer of new tokens.
+
+        Args:
+            num_new_tokens: of one sequence.
+            intervals_s: between each of them and the one before, where the engine has told when they were known.
+        """
         if not num_new_tokens or not self._observer:
             return
         now_s = time.monotonic()
         if self._num_tokens == 0:
             self._observer.on_first_token(now_s - self._start_s)
-        else:
+        elif not intervals_s:
             self._observer.on_inter_token(now_s - self._last_token_s, num_new_tokens)
+        for interval_s in intervals_s:
+            self._observer.on_inter_token(interval_s, 1)
         self._num_tokens += num_new_tokens
         self._last_token_s = now_s
 

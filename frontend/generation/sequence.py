@@ -1,5 +1,7 @@
 """One sequence on its way from token ids to text: detokenizing, stop strings, logprobs."""
 
+from itertools import pairwise
+
 from octavo.frontend.outputs import CompletionOutput, Logprob, PositionLogprobs
 from octavo.frontend.text.detokenizer import Detokenizer
 from octavo.frontend.text.stop_strings import StopMatcher
@@ -23,6 +25,8 @@ class Sequence:
         self.num_cached_tokens = 0
         self.num_preemptions = 0
         self.timings = RequestTimings()
+        self._times: list[float] = []
+        """When tokens were known, on the core's clock, where it tells; see `take_intervals`."""
         self._text_parts: list[str] = []
         self._tokenizer = tokenizer
         self._min_tokens = params.min_tokens
@@ -73,6 +77,12 @@ class Sequence:
         self.fresh = CompletionOutput(total.index, "", [], None, None if total.logprobs is None else [])
         return fresh
 
+    def take_intervals(self) -> list[float]:
+        """Return the seconds between the tokens that came since the last call; [] where the engine does not tell."""
+        intervals = [later - earlier for earlier, later in pairwise(self._times)]
+        del self._times[:-1]
+        return intervals
+
     def snapshot(self) -> CompletionOutput:
         """Return everything so far, safe from later changes."""
         total = self.total
@@ -94,6 +104,7 @@ class Sequence:
                 None if entry is None else self._position(entry) for entry in tokens.prompt_logprobs
             ]
         self.num_cached_tokens = tokens.num_cached_tokens
+        self._times += tokens.times
         for position, token_id in enumerate(tokens.token_ids):
             self._add_token(token_id, tokens.logprobs[position] if tokens.logprobs else None)
             if self._matcher is None:

@@ -128,6 +128,14 @@ class SchedulerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     async_scheduling: Annotated[
         bool, Meta(description="Plan a step while the one before is computed. The tokens are the same.")
     ] = True
+    stream_interval: Annotated[
+        int,
+        Meta(
+            ge=1,
+            description="Tokens that a stream sends together, after the first, which it sends at once. More cost less; "
+            "requests with stop strings ignore it.",
+        ),
+    ] = 1
     max_num_queued_reqs: Annotated[
         int,
         Meta(

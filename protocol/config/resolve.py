@@ -70,6 +70,8 @@ class ResolvedConfig(msgspec.Struct, frozen=True, kw_only=True):
     """0: no limit."""
     scheduling_policy: SchedulingPolicy
     async_scheduling: bool
+    stream_interval: int
+    """Tokens."""
     max_num_queued_reqs: int
     """0: no limit."""
     max_num_queued_tokens: int
@@ -138,6 +140,7 @@ def resolve(config: EngineConfig, facts: ModelFacts, *, device: DeviceName, num_
         long_prefill_token_threshold=config.scheduler.long_prefill_token_threshold,
         scheduling_policy=config.scheduler.scheduling_policy,
         async_scheduling=config.scheduler.async_scheduling,
+        stream_interval=config.scheduler.stream_interval,
         max_num_queued_reqs=config.scheduler.max_num_queued_reqs,
         max_num_queued_tokens=config.scheduler.max_num_queued_tokens,
         world_size=config.parallel.tensor_parallel_size,
