@@ -250,12 +250,14 @@ class AsyncClient:
         """
         generation = await self._start(prompt, sampling_params, request_id, priority, cache_salt)
         self._live.add(generation)
+        self._tell_load()
         outputs = generation.outputs()
         try:
             async for output in outputs:
                 yield output
         finally:
             self._live.discard(generation)
+            self._tell_load()
             # Not left to the garbage collector: the engine must hear of it now.
             await outputs.aclose()
 
@@ -425,6 +427,10 @@ class AsyncClient:
         result = await self._link.call(utility)
         assert isinstance(result, BoolResult)
         return result.ok
+
+    def _tell_load(self) -> None:
+        if self.observer:
+            self.observer.on_live_requests(len(self._live))
 
     def _on_stats(self, stats: EngineStats) -> None:
         if self.observer:

@@ -5,19 +5,15 @@ is sent in one turn of the event loop goes out in one write, which is uvloop's d
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Protocol, TypeAlias
 
 from octavo.frontend.http.errors import refusal
 from octavo.frontend.http.message import Request, Response, StreamedResponse
+from octavo.frontend.http.stream_sender import Message, Send, StreamSender
 from octavo.protocol.errors import OctavoError
 
-MAX_BODY_BYTES = 64 * 2**20
-
-Message: TypeAlias = MutableMapping[str, Any]
-"""What an ASGI server and its application say to each other; also the scope, which opens a request."""
 Receive: TypeAlias = Callable[[], Awaitable[Message]]
-Send: TypeAlias = Callable[[Message], Awaitable[None]]
 
 
 class Application(Protocol):
@@ -32,6 +28,9 @@ class Application(Protocol):
     def failure(self, request: Request, error: Exception) -> Response:
         """Return the answer to a request that failed before the first piece of its response."""
 
+    def headers(self, request: Request) -> Mapping[str, str]:
+        """Return what the head of every response to this request also says."""
+
 
 class AsgiApp:
     """Reads requests, has them answered and sends the responses.
@@ -40,10 +39,14 @@ class AsgiApp:
 
     Args:
         app: what answers.
+        max_body_bytes: a longer body is refused.
+        keep_alive_s: seconds of silence after which a stream sends a comment; 0: never.
     """
 
-    def __init__(self, app: Application) -> None:
+    def __init__(self, app: Application, *, max_body_bytes: int, keep_alive_s: float) -> None:
         self._app = app
+        self._max_body_bytes = max_body_bytes
+        self._keep_alive_s = keep_alive_s
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """Serve one request.
@@ -55,18 +58,18 @@ class AsgiApp:
             raise ValueError(f"only http is served, not {scope['type']}")
         # In reverse, so that of several headers with one name the first stays.
         request = Request(scope["method"], scope["path"], dict(reversed(scope["headers"])))
-        refused = self._app.screen(request) or _refused_length(request)
+        refused = self._app.screen(request) or self._refused_length(request)
         if refused is None:
-            body = await _read_body(receive)
+            body = await _read_body(receive, self._max_body_bytes)
             if body is None:
                 return
-            if len(body) > MAX_BODY_BYTES:
-                refused = _too_large()
+            if len(body) > self._max_body_bytes:
+                refused = self._too_large()
             request.body = body
         if refused is None:
             await self._work(request, receive, send)
         else:
-            await _send_whole(refused, send)
+            await self._send_whole(request, refused, send)
 
     async def _work(self, request: Request, receive: Receive, send: Send) -> None:
         """Answer a request unless its caller leaves: then whatever works on it is cancelled."""
@@ -86,43 +89,61 @@ class AsgiApp:
         try:
             response = await self._app.answer(request)
         except Exception as error:
-            await _send_whole(self._app.failure(request, error), send)
+            await self._send_whole(request, self._app.failure(request, error), send)
             raise
         if isinstance(response, StreamedResponse):
             await self._send_stream(request, response, send)
         else:
-            await _send_whole(response, send)
+            await self._send_whole(request, response, send)
 
     async def _send_stream(self, request: Request, response: StreamedResponse, send: Send) -> None:
-        has_begun = False
+        sender = StreamSender(send, response, self._head(request, response), self._keep_alive_s)
         pieces = response.pieces()
         try:
             async for piece in pieces:
-                if not has_begun:
-                    has_begun = True
-                    await send(_head(response))
-                await send({"type": "http.response.body", "body": piece, "more_body": True})
+                await sender.send(piece)
         except Exception as error:
-            if has_begun:
+            await sender.stop()
+            if response.has_begun:
                 # In order: the stream itself has told its caller.
                 await send({"type": "http.response.body"})
             else:
-                await _send_whole(self._app.failure(request, error), send)
+                await self._send_whole(request, self._app.failure(request, error), send)
                 if isinstance(error, OctavoError):
                     return
             raise
         finally:
             # Not left to the garbage collector: the engine must hear now that nobody listens.
+            await sender.stop()
             await pieces.aclose()
         await send({"type": "http.response.body"})
 
+    async def _send_whole(self, request: Request, response: Response, send: Send) -> None:
+        head = self._head(request, response)
+        head["headers"].append((b"content-length", b"%d" % len(response.body)))
+        await send(head)
+        await send({"type": "http.response.body", "body": response.body})
 
-async def _read_body(receive: Receive) -> bytes | None:
+    def _head(self, request: Request, response: Response) -> Message:
+        lines = [*response.headers.items(), *self._app.headers(request).items()]
+        headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in lines]
+        return {"type": "http.response.start", "status": response.status, "headers": headers}
+
+    def _refused_length(self, request: Request) -> Response | None:
+        length = request.headers.get(b"content-length", b"0")
+        return self._too_large() if length.isdigit() and int(length) > self._max_body_bytes else None
+
+    def _too_large(self) -> Response:
+        limit = f"{self._max_body_bytes} bytes, which is the limit (--max-request-body-bytes)"
+        return refusal(413, f"the body is larger than {limit}")
+
+
+async def _read_body(receive: Receive, max_bytes: int) -> bytes | None:
     """Return the body, or as much of it as shows that it is too large; None if the caller has left."""
     parts = []
     num_bytes = 0
     has_more = True
-    while has_more and num_bytes <= MAX_BODY_BYTES:
+    while has_more and num_bytes <= max_bytes:
         message = await receive()
         if message["type"] == "http.disconnect":
             return None
@@ -137,24 +158,3 @@ async def _cancel_on_leaving(task: "asyncio.Task[Any]", receive: Receive) -> Non
     while (await receive())["type"] != "http.disconnect":
         pass
     task.cancel()
-
-
-async def _send_whole(response: Response, send: Send) -> None:
-    head = _head(response)
-    head["headers"].append((b"content-length", b"%d" % len(response.body)))
-    await send(head)
-    await send({"type": "http.response.body", "body": response.body})
-
-
-def _head(response: Response) -> Message:
-    headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in response.headers.items()]
-    return {"type": "http.response.start", "status": response.status, "headers": headers}
-
-
-def _refused_length(request: Request) -> Response | None:
-    length = request.headers.get(b"content-length", b"0")
-    return _too_large() if length.isdigit() and int(length) > MAX_BODY_BYTES else None
-
-
-def _too_large() -> Response:
-    return refusal(413, f"the body is larger than {MAX_BODY_BYTES} bytes")

@@ -38,6 +38,7 @@ _TYPES = {
     HTTPStatus.METHOD_NOT_ALLOWED: "MethodNotAllowedError",
     HTTPStatus.REQUEST_ENTITY_TOO_LARGE: "RequestTooLargeError",
     HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE: "RequestTooLargeError",
+    HTTPStatus.CONFLICT: "ConflictError",
     HTTPStatus.INTERNAL_SERVER_ERROR: "InternalServerError",
     HTTPStatus.NOT_IMPLEMENTED: "NotImplementedError",
     HTTPStatus.SERVICE_UNAVAILABLE: "ServiceUnavailableError",

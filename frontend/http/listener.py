@@ -7,6 +7,7 @@ import stat
 from dataclasses import dataclass
 from pathlib import Path
 
+from octavo.frontend.http.tls import check_tls
 from octavo.protocol.config import ServerConfig
 from octavo.protocol.errors import StartupError
 
@@ -19,7 +20,7 @@ class Listener:
 
     socket: socket.socket
     url: str
-    """How to reach it: `http://host:port` or `unix:PATH`."""
+    """How to reach it: `http://host:port`, `https://host:port` or `unix:PATH`."""
     path: Path | None = None
     """Of a Unix socket."""
 
@@ -34,8 +35,9 @@ def listen(config: ServerConfig) -> Listener:
     """Bind what the configuration names.
 
     Raises:
-        StartupError: the address is taken or cannot be bound.
+        StartupError: the address is taken or cannot be bound, or the files for TLS cannot be used.
     """
+    scheme = "https" if check_tls(config) else "http"
     if config.uds is not None:
         return _listen_unix(Path(config.uds))
     try:
@@ -47,7 +49,7 @@ def listen(config: ServerConfig) -> Listener:
         raise _bind_error(f"{config.host}:{config.port}", error) from None
     port = bound.getsockname()[1]
     host = f"[{config.host}]" if family == socket.AF_INET6 else config.host
-    return Listener(bound, f"http://{host}:{port}")
+    return Listener(bound, f"{scheme}://{host}:{port}")
 
 
 def _listen_unix(path: Path) -> Listener:

@@ -1,14 +1,17 @@
 """Requests and responses of the HTTP server, without the connection that they travel on."""
 
+import secrets
 from collections.abc import AsyncGenerator, Mapping
 
 JSON = "application/json"
+
+MAX_ID_CHARS = 256
 
 
 class Request:
     """One request; its body is there when a route sees it."""
 
-    __slots__ = ("body", "headers", "method", "path", "variables")
+    __slots__ = ("_id", "body", "headers", "method", "path", "variables")
 
     def __init__(self, method: str, path: str, headers: dict[bytes, bytes]) -> None:
         self.method = method
@@ -19,6 +22,19 @@ class Request:
         self.body = b""
         self.variables: dict[str, str] = {}
         """What stands in the path for the variables of the route."""
+        self._id = ""
+
+    @property
+    def request_id(self) -> str:
+        """The caller's own name for the request (`X-Request-Id`, cut to `MAX_ID_CHARS`), else a random one."""
+        if not self._id:
+            self._id = (self.header(b"x-request-id") or "")[:MAX_ID_CHARS] or secrets.token_hex(16)
+        return self._id
+
+    @request_id.setter
+    def request_id(self, name: str) -> None:
+        if name.isascii() and name.isprintable():  # else a header has no place for it
+            self._id = name[:MAX_ID_CHARS]
 
     def header(self, name: bytes) -> str | None:
         """Return a header's value, None when it is not there.
@@ -53,10 +69,17 @@ class StreamedResponse(Response):
     """An answer that is sent piece by piece as it comes into being.
 
     Status and headers are sent with the first piece, so whatever fails before it can still be answered by
-    another response.
+    another response, unless a silence before it was so long that they had to be sent without one.
     """
 
-    __slots__ = ()
+    __slots__ = ("has_begun",)
+
+    def __init__(
+        self, status: int = 200, headers: Mapping[str, str] | None = None, media_type: str | None = None
+    ) -> None:
+        super().__init__(b"", status, headers, media_type)
+        self.has_begun = False
+        """Set by the sender when status and headers are out: failures are then told within the stream."""
 
     def pieces(self) -> AsyncGenerator[bytes]:
         """Return what yields the body's pieces, one at least; whoever takes it also closes it."""

@@ -22,8 +22,15 @@ class Route:
     """`{name}` stands for one part of a path, `{name:path}` for parts with their slashes."""
     handler: Callable[[Serving, Request], Awaitable[Response]]
     request: type[msgspec.Struct] | None = None
-    """Schema of the body, for the documentation at `/docs`."""
+    """Schema of the body; what follows, like this, is for the description of the API alone."""
     response: type[msgspec.Struct] | None = None
+    """Schema of a successful answer, if that is JSON."""
+    media_type: str | None = None
+    """Of a successful answer that is not JSON; None for both: it is empty."""
+    streams: bool = False
+    """The answer may be a stream of events instead."""
+    failures: tuple[int, ...] = ()
+    """Statuses that the answer may have beside 200 and those that follow from there being a body."""
 
     @property
     def public_path(self) -> str:

@@ -9,13 +9,16 @@ import gc
 import logging
 import signal
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from pathlib import Path
 
 import uvloop
 
 from octavo.frontend.client import AsyncClient
 from octavo.frontend.http.app import App
+from octavo.frontend.http.cors import Cors
 from octavo.frontend.http.listener import Listener
+from octavo.frontend.http.routes.engine import usable_directory
 from octavo.frontend.http.server import Server
 from octavo.frontend.http.serving import Serving
 from octavo.frontend.metrics.exporter import Metrics
@@ -62,7 +65,7 @@ def run(engine: SpawnedEngine, server: ServerConfig, listener: Listener) -> None
 
 async def _serve(engine: SpawnedEngine, config: ServerConfig, listener: Listener) -> None:
     async with _starting(engine) as client:
-        server = Server(App(make_serving(client, config), _api_keys(config)), config, client)
+        server = Server(make_app(make_serving(client, config), config, api_keys(config)), config, client)
         # What lives from here on lives for good: the collector need not look at it again.
         gc.collect()
         gc.freeze()
@@ -92,9 +95,38 @@ def make_serving(client: AsyncClient, config: ServerConfig) -> Serving:
         has_vllm_names=config.enable_vllm_metrics,
     )
     client.observer = metrics
-    serving = Serving(client, metrics, trusts_request_templates=config.trust_request_chat_template)
+    serving = Serving(
+        client,
+        metrics,
+        trusts_request_templates=config.trust_request_chat_template,
+        max_n_sequences=config.max_n_sequences,
+        max_stop_strings=config.max_stop_strings,
+        profiler_dir=_profiler_dir(config),
+    )
     _check_chat_template(serving)
     return serving
+
+
+def make_app(serving: Serving, config: ServerConfig, api_keys: Sequence[str]) -> App:
+    """Return the application that the configuration describes."""
+    return App(
+        serving,
+        api_keys,
+        cors=Cors.of(config),
+        root_path=config.root_path or "",
+        names_requests=config.enable_request_id_headers,
+        has_docs=not config.disable_fastapi_docs,
+    )
+
+
+def _profiler_dir(config: ServerConfig) -> Path | None:
+    if config.torch_profiler_dir is None:
+        return None
+    try:
+        return usable_directory(Path(config.torch_profiler_dir).resolve())
+    except OSError as error:
+        message = f"{config.torch_profiler_dir} cannot be written to: {error.strerror}"
+        raise ConfigError(message, phase="configuration", hint="choose another --torch-profiler-dir") from None
 
 
 @contextlib.asynccontextmanager
@@ -160,6 +192,7 @@ def _log_progress(phase: str, fraction: float | None) -> None:
         logger.debug("%s: %.0f %%", phase, 100 * fraction)
 
 
-def _api_keys(config: ServerConfig) -> list[str]:
+def api_keys(config: ServerConfig) -> list[str]:
+    """Return the accepted keys: the command line's, else the environment's."""
     from_environment = Env.read().api_key
     return config.api_key or ([from_environment] if from_environment else [])

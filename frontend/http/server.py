@@ -8,10 +8,12 @@ from collections.abc import Iterator
 from typing import Protocol
 
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from octavo.frontend.http.access_log import route_log
 from octavo.frontend.http.asgi import Application, AsgiApp
+from octavo.frontend.http.connection import Connection
 from octavo.frontend.http.listener import BACKLOG
+from octavo.frontend.http.tls import CertificateRefresh
 from octavo.protocol.config import ServerConfig
 from octavo.protocol.errors import EngineDeadError
 
@@ -52,14 +54,19 @@ class Server(uvicorn.Server):
     """
 
     def __init__(self, app: Application, config: ServerConfig, engine: Engine) -> None:
-        _route_log()
+        route_log(config.disable_access_log_for_endpoints or [])
         super().__init__(
             uvicorn.Config(
-                AsgiApp(app),
+                AsgiApp(
+                    app,
+                    max_body_bytes=config.max_request_body_bytes,
+                    keep_alive_s=config.sse_keep_alive_interval,
+                ),
                 interface="asgi3",
                 loop="none",
                 # The class, not its name: that would be imported only when the engine is ready.
-                http=HttpToolsProtocol,
+                http=Connection,
+                h11_max_incomplete_event_size=config.max_request_head_bytes,
                 ws="none",
                 lifespan="off",
                 log_config=None,
@@ -69,12 +76,17 @@ class Server(uvicorn.Server):
                 timeout_keep_alive=KEEP_ALIVE_S,
                 backlog=BACKLOG,
                 workers=1,
+                ssl_keyfile=config.ssl_keyfile,
+                ssl_certfile=config.ssl_certfile,
+                ssl_ca_certs=config.ssl_ca_certs,
+                ssl_cert_reqs=config.ssl_cert_reqs,
             )
         )
         self.engine_failure: EngineDeadError | None = None
         """Why the engine died, if it did."""
         self._engine = engine
         self._shutdown_timeout_s = config.shutdown_timeout
+        self._server_config = config
         self._stop = asyncio.Event()
 
     def on_signal(self, number: signal.Signals) -> None:
@@ -99,7 +111,12 @@ class Server(uvicorn.Server):
 
     async def main_loop(self) -> None:
         """Wait for a signal or the engine's death, without uvicorn's ten wake-ups per second."""
+        refresh = None
+        if self.config.ssl and self._server_config.enable_ssl_refresh:
+            refresh = CertificateRefresh(self.config.ssl, self._server_config)
         while not await self.on_tick(counter=0):
+            if refresh:
+                refresh.look()
             if self._engine.failure:
                 self.engine_failure = self._engine.failure
                 self.should_exit = True
@@ -120,13 +137,3 @@ class Server(uvicorn.Server):
         for connection in list(self.server_state.connections):
             connection.transport.abort()
         self.force_exit = True
-
-
-def _route_log() -> None:
-    """Send uvicorn's log where ours goes; of its life we tell ourselves, so only its complaints."""
-    ours = logging.getLogger("octavo")
-    for name, level in (("uvicorn.error", logging.WARNING), ("uvicorn.access", logging.INFO)):
-        theirs = logging.getLogger(name)
-        theirs.handlers[:] = ours.handlers
-        theirs.propagate = ours.propagate
-        theirs.setLevel(max(level, ours.getEffectiveLevel()))

@@ -4,6 +4,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypedDict
 
 from octavo.frontend.http.message import Request
@@ -11,7 +12,7 @@ from octavo.frontend.http.schemas.sampling import SamplingFields, StreamOptions
 from octavo.frontend.http.structured import structured_outputs_of
 from octavo.frontend.text.chat_template import ChatTemplate, Message
 from octavo.protocol.errors import InvalidRequestError, ModelNotFoundError
-from octavo.protocol.params import OutputKind, SamplingParams
+from octavo.protocol.params import MAX_N, MAX_STOP_STRINGS, OutputKind, SamplingParams
 
 if TYPE_CHECKING:
     from octavo.frontend.client import AsyncClient
@@ -40,6 +41,11 @@ class Serving:
     metrics: "Metrics"
     trusts_request_templates: bool = False
     """Whether a request may bring its own chat template."""
+    max_n_sequences: int = MAX_N
+    """Most sequences of one request, over all its prompts."""
+    max_stop_strings: int = MAX_STOP_STRINGS
+    profiler_dir: Path | None = None
+    """Where traces go; None: none are made."""
     created: int = field(default_factory=lambda: int(time.time()))
     """When serving began, in seconds since the epoch: the models' creation time."""
     _defaults: dict[int | None, SamplingParams] = field(default_factory=dict)
@@ -115,6 +121,20 @@ class Serving:
             return token_ids
         return token_ids[:keep] if asked.truncation_side == "right" else token_ids[len(token_ids) - keep :]
 
+    def check_num_sequences(self, n: int, num_prompts: int) -> None:
+        """Refuse a request for too many sequences.
+
+        Raises:
+            InvalidRequestError: n sequences for each prompt are more than the limit.
+        """
+        if n * num_prompts > self.max_n_sequences:
+            prompts = f" for each of {num_prompts} prompts" if num_prompts > 1 else ""
+            raise InvalidRequestError(
+                f"n={n}{prompts} exceeds the {self.max_n_sequences} sequences that one request may ask for "
+                "(--max-n-sequences)",
+                "n",
+            )
+
     def sampling_params(
         self,
         asked: SamplingFields,
@@ -138,6 +158,10 @@ class Serving:
         Raises:
             InvalidRequestError: a field is out of range.
         """
+        self.check_num_sequences(asked.n or 1, 1)
+        stops = [asked.stop] if isinstance(asked.stop, str) else asked.stop or []
+        if len(stops) > self.max_stop_strings:
+            raise InvalidRequestError(f"at most {self.max_stop_strings} stop strings, got {len(stops)}", "stop")
         defaults = self._defaults.get(default_max_tokens)
         if defaults is None:
             defaults = self._defaults[default_max_tokens] = self.client.default_params(max_tokens=default_max_tokens)

@@ -25,7 +25,7 @@ def events(bodies: Iterable[bytes]) -> bytes:
 class EventStream(StreamedResponse):
     """Sends events as they come.
 
-    A failure before the first one keeps its own HTTP status; a later one becomes an `{"error": ...}`
+    A failure before the response has begun keeps its own HTTP status; a later one becomes an `{"error": ...}`
     event. `data: [DONE]` always comes last.
 
     Args:
@@ -40,17 +40,17 @@ class EventStream(StreamedResponse):
 
     async def pieces(self) -> AsyncGenerator[bytes]:
         """Yield the events, and what ends them."""
-        has_begun = False
+        has_yielded = False
         try:
             async for piece in self._pieces:
-                has_begun = True
+                has_yielded = True
                 yield piece
         except OctavoError as error:
-            if not has_begun:
+            if not (has_yielded or self.has_begun):
                 raise
             yield event(error_body(error))
         except Exception as error:
-            if has_begun:
+            if has_yielded or self.has_begun:
                 yield event(error_body(error)) + DONE
             raise
         finally:

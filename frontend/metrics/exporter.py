@@ -1,12 +1,15 @@
 """`Metrics`: fills the table of `names.py` from what a client tells it, and renders it for Prometheus."""
 
+import time
 from collections.abc import Iterator
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Metric, generate_latest
+from prometheus_client import CollectorRegistry, Metric, generate_latest
 from prometheus_client.registry import Collector
 
-from octavo.frontend.metrics.histogram import TallyHistogram
+from octavo.frontend.metrics.board import Board
+from octavo.frontend.metrics.histogram import TallyHistogram, num_cells
 from octavo.frontend.metrics.names import METRICS, UP_TO_MODEL_LEN, Kind, MetricName, cache_labels, token_count_buckets
+from octavo.frontend.metrics.number import TallyNumbers
 from octavo.frontend.metrics.record import RequestRecord
 from octavo.protocol.config import ResolvedConfig
 from octavo.protocol.events import FinishReason
@@ -28,17 +31,29 @@ class Metrics:
         num_blocks: KV blocks of the engine.
         max_model_len: the engine's limit; bounds the buckets of token counts.
         has_vllm_names: offer every metric under vLLM's prefix as well.
+        board: where the numbers are; one that is shared gives every process the metrics of all. What is the
+            engine's, not a request's, its first row alone counts.
     """
 
     def __init__(
-        self, config: ResolvedConfig, *, num_blocks: int, max_model_len: int, has_vllm_names: bool = False
+        self,
+        config: ResolvedConfig,
+        *,
+        num_blocks: int,
+        max_model_len: int,
+        has_vllm_names: bool = False,
+        board: Board | None = None,
     ) -> None:
         own = CollectorRegistry(auto_describe=False)
         self._values = {"model_name": config.served_model_names[0], "engine": ENGINE}
-        self._gauges: dict[str, Gauge] = {}
-        self._counters: dict[str, Counter] = {}
+        self._board = board or Board.private()
+        self._counts_engine = self._board.row == 0
+        self._created_s = self._creation_time()
+        self._live = self._board.take(1)
+        self._live.own[0] = 0  # what an earlier process of this row left behind is over
+        self._numbers: dict[str, TallyNumbers] = {}
         self._histograms: dict[str, TallyHistogram] = {}
-        self._finished: dict[str, Counter] = {}
+        self._reasons = {str(reason): index for index, reason in enumerate(FinishReason)}
         self._last = EngineStats()
         for metric in METRICS:
             self._add(metric, own, max_model_len, cache_labels(config, num_blocks))
@@ -54,17 +69,28 @@ class Metrics:
 
     def on_engine_stats(self, stats: EngineStats) -> None:
         """Take the engine's newest totals; a total that fell means a new engine, which began at 0."""
-        self._gauges["num_requests_running"].set(stats.num_running)
-        self._gauges["num_requests_waiting"].set(stats.num_waiting)
-        self._gauges["kv_cache_usage_perc"].set(stats.kv_cache_usage)
+        if not self._counts_engine:
+            return
+        self._numbers["num_requests_running"].set(stats.num_running)
+        self._numbers["num_requests_waiting"].set(stats.num_waiting)
+        self._numbers["kv_cache_usage_perc"].set(stats.kv_cache_usage)
         last = self._last if stats.num_steps >= self._last.num_steps else EngineStats()
         for name in _COUNTERS:
-            self._counters[name].inc(max(0, getattr(stats, name) - getattr(last, name)))
+            self._numbers[name].add(max(0, getattr(stats, name) - getattr(last, name)))
         num_steps = stats.num_steps - last.num_steps
         if num_steps:
             mean = (stats.step_tokens - last.step_tokens) / num_steps
             self._histograms["iteration_tokens_total"].observe(mean, num_steps)
         self._last = stats
+
+    def on_live_requests(self, count: int) -> None:
+        """Take the number of requests that run or wait for this process now."""
+        self._live.own[0] = count
+
+    @property
+    def num_live_requests(self) -> int:
+        """Requests that run or wait, over all processes."""
+        return int(self._live.sums()[0])
 
     def on_first_token(self, latency_s: float) -> None:
         """Take a time to first token."""
@@ -76,8 +102,8 @@ class Metrics:
 
     def on_finished(self, record: RequestRecord) -> None:
         """Take a request that is over."""
-        self._finished[record.finish_reason].inc()
-        self._counters["prompt_tokens_cached"].inc(record.num_cached_tokens)
+        self._numbers["request_success"].add(1, self._reasons[record.finish_reason])
+        self._numbers["prompt_tokens_cached"].add(record.num_cached_tokens)
         self._observe("e2e_request_latency_seconds", record.e2e_s)
         self._observe("request_prompt_tokens", record.num_prompt_tokens)
         self._observe("request_generation_tokens", record.num_generation_tokens)
@@ -112,25 +138,35 @@ class Metrics:
     def _observe(self, name: str, value: float) -> None:
         self._histograms[name].observe(value)
 
+    def _creation_time(self) -> float:
+        """Return when counting began, in seconds since the epoch; the first row's process says it."""
+        cell = self._board.take(1)
+        if self._counts_engine:
+            cell.own[0] = time.time()
+        return cell.sums()[0]
+
     def _add(self, metric: MetricName, registry: CollectorRegistry, max_model_len: int, cache: dict[str, str]) -> None:
-        name, labels = PREFIX + metric.name, (*self._values, *metric.labels)
+        name = PREFIX + metric.name
         if metric.kind is Kind.HISTOGRAM:
-            buckets = token_count_buckets(max_model_len) if metric.buckets == UP_TO_MODEL_LEN else metric.buckets
-            assert buckets is not None
-            self._histograms[metric.name] = histogram = TallyHistogram(name, metric.help, self._values, buckets)
+            edges = token_count_buckets(max_model_len) if metric.buckets == UP_TO_MODEL_LEN else metric.buckets
+            assert edges is not None
+            cells = self._board.take(num_cells(edges))
+            histogram = TallyHistogram(name, metric.help, self._values, edges, cells, self._created_s)
+            self._histograms[metric.name] = histogram
             registry.register(histogram)
-        elif metric.name == "request_success":
-            counter = Counter(name, metric.help, labels, registry=registry)
+            return
+        series = [self._values]
+        if metric.name == "request_success":
             # All reasons from the start, so that a rate over them is never of a series that just appeared.
-            self._finished = {
-                str(reason): counter.labels(**self._values, finished_reason=str(reason)) for reason in FinishReason
-            }
-        elif metric.kind is Kind.COUNTER:
-            self._counters[metric.name] = Counter(name, metric.help, labels, registry=registry).labels(**self._values)
+            series = [{**self._values, "finished_reason": reason} for reason in self._reasons]
         elif metric.name == "cache_config_info":
-            Gauge(name, metric.help, labels, registry=registry).labels(**self._values, **cache).set(1)
-        else:
-            self._gauges[metric.name] = Gauge(name, metric.help, labels, registry=registry).labels(**self._values)
+            series = [{**self._values, **cache}]
+        cells = self._board.take(len(series))
+        numbers = TallyNumbers(metric.kind, name, metric.help, series, cells, self._created_s)
+        self._numbers[metric.name] = numbers
+        registry.register(numbers)
+        if metric.name == "cache_config_info" and self._counts_engine:
+            numbers.set(1)
 
 
 class RenamedMetrics(Collector):

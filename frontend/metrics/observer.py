@@ -12,6 +12,9 @@ class Observer(Protocol):
     def on_engine_stats(self, stats: EngineStats) -> None:
         """Take the engine's newest totals; they only grow within the life of one engine."""
 
+    def on_live_requests(self, count: int) -> None:
+        """Take the number of requests that run or wait now."""
+
     def on_first_token(self, latency_s: float) -> None:
         """Take the time from a request's arrival to its first token."""
 

@@ -14,6 +14,7 @@ import openai
 from fake_client import FakeClient
 
 from octavo.frontend.http.app import App
+from octavo.frontend.http.run import make_app
 from octavo.frontend.http.server import Server
 from octavo.frontend.http.serving import Serving
 from octavo.frontend.metrics.exporter import Metrics
@@ -22,19 +23,32 @@ from octavo.protocol.config import ServerConfig
 URL = "http://octavo.test"
 
 
-def application(client: FakeClient, api_keys: Sequence[str] = (), *, trusts_request_templates: bool = True) -> App:
+def application(
+    client: FakeClient,
+    api_keys: Sequence[str] = (),
+    *,
+    trusts_request_templates: bool = True,
+    config: ServerConfig = ServerConfig(),
+) -> App:
     metrics = Metrics(client.config, num_blocks=client.facts.num_blocks, max_model_len=client.facts.max_model_len)
-    serving = Serving(client, metrics, trusts_request_templates, created=1_700_000_000)
-    return App(serving, api_keys)
+    serving = Serving(
+        client,
+        metrics,
+        trusts_request_templates,
+        config.max_n_sequences,
+        config.max_stop_strings,
+        created=1_700_000_000,
+    )
+    return make_app(serving, config, api_keys)
 
 
 @contextlib.asynccontextmanager
-async def listening(app: App) -> AsyncIterator[str]:
+async def listening(app: App, config: ServerConfig = ServerConfig()) -> AsyncIterator[str]:
     """Serve the application on a socket; yield its path."""
     with tempfile.TemporaryDirectory() as directory, socket.socket(socket.AF_UNIX) as bound:
         path = str(Path(directory) / "s")
         bound.bind(path)
-        server = Server(app, ServerConfig(), app.serving.client)
+        server = Server(app, config, app.serving.client)
         serving = asyncio.create_task(server.serve(sockets=[bound]))
         await until(lambda: server.started)
         try:
@@ -54,8 +68,11 @@ async def _end(server: Server, serving: "asyncio.Task[None]") -> None:
 
 
 @contextlib.asynccontextmanager
-async def http_client(client: FakeClient, api_keys: Sequence[str] = ()) -> AsyncIterator[httpx.AsyncClient]:
-    async with listening(application(client, api_keys)) as path, _http(path, base_url=URL) as http:
+async def http_client(
+    client: FakeClient, api_keys: Sequence[str] = (), config: ServerConfig = ServerConfig()
+) -> AsyncIterator[httpx.AsyncClient]:
+    app = application(client, api_keys, config=config)
+    async with listening(app, config) as path, _http(path, base_url=URL) as http:
         yield http
 
 
@@ -77,7 +94,8 @@ def request(client: FakeClient, method: str, path: str, body: Any = None, **opti
     """Make one request; `body` is JSON, or bytes as they are."""
 
     async def send() -> httpx.Response:
-        async with http_client(client, options.pop("api_keys", ())) as http:
+        settings = {"config": options.pop("config")} if "config" in options else {}
+        async with http_client(client, options.pop("api_keys", ()), **settings) as http:
             content = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
             return await http.request(method, path, content=content, **options)
 
@@ -108,9 +126,9 @@ class Caller:
 
     @classmethod
     @contextlib.asynccontextmanager
-    async def calling(cls, app: App) -> AsyncIterator["Caller"]:
+    async def calling(cls, app: App, config: ServerConfig = ServerConfig()) -> AsyncIterator["Caller"]:
         """Connect to the application."""
-        async with listening(app) as path:
+        async with listening(app, config) as path:
             reader, writer = await asyncio.open_unix_connection(path)
             try:
                 yield cls(reader, writer)

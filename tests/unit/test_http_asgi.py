@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from octavo.frontend.http import asgi
 from octavo.frontend.http.asgi import AsgiApp
 from octavo.frontend.http.message import Request, Response, StreamedResponse
 from octavo.protocol.errors import OverloadedError
@@ -35,7 +34,8 @@ class FakeServer:
         await self.can_write.wait()
 
     def start(self, app: "FakeApp") -> asyncio.Task[None]:
-        return asyncio.create_task(AsgiApp(app)(self.scope, self.incoming.get, self.send))
+        asgi_app = AsgiApp(app, max_body_bytes=app.max_body_bytes, keep_alive_s=app.keep_alive_s)
+        return asyncio.create_task(asgi_app(self.scope, self.incoming.get, self.send))
 
 
 class FakeApp:
@@ -44,6 +44,8 @@ class FakeApp:
     def __init__(self, handler: Callable[[], Awaitable[Response]], refused: Response | None = None) -> None:
         self.handler = handler
         self.refused = refused
+        self.max_body_bytes = 100
+        self.keep_alive_s = 0.0
         self.request: Request | None = None
 
     def screen(self, request: Request) -> Response | None:
@@ -52,6 +54,9 @@ class FakeApp:
 
     async def answer(self, request: Request) -> Response:
         return await self.handler()
+
+    def headers(self, request: Request) -> dict[str, str]:
+        return {}
 
     def failure(self, request: Request, error: Exception) -> Response:
         return Response(str(error).encode(), 500)
@@ -118,12 +123,12 @@ def test_nothing_but_http_is_served(scope: str) -> None:
 
 
 @pytest.mark.parametrize("announces", [True, False])
-def test_what_is_refused_is_not_read(announces: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(asgi, "MAX_BODY_BYTES", 3)
-
+def test_what_is_refused_is_not_read(announces: bool) -> None:
     async def scenario() -> None:
+        app = FakeApp(never)
+        app.max_body_bytes = 3
         server = FakeServer(b"ab", b"cd", b"ef", headers=[(b"content-length", b"6")] if announces else [])
-        await server.start(FakeApp(never))
+        await server.start(app)
         assert server.sent[0]["status"] == 413
         assert server.incoming.qsize() == (3 if announces else 1)
         server = FakeServer(b"ab")

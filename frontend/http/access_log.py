@@ -1,0 +1,33 @@
+"""uvicorn's log among ours: what it complains of, and a line for each response. Writes no line itself."""
+
+import logging
+from collections.abc import Iterable
+
+
+def route_log(silent_paths: Iterable[str] = ()) -> None:
+    """Send uvicorn's log where ours goes; of its life we tell ourselves, so only its complaints.
+
+    Args:
+        silent_paths: whose responses get no line; a text may be several, with commas between.
+    """
+    ours = logging.getLogger("octavo")
+    for name, level in (("uvicorn.error", logging.WARNING), ("uvicorn.access", logging.INFO)):
+        theirs = logging.getLogger(name)
+        theirs.handlers[:] = ours.handlers
+        theirs.propagate = ours.propagate
+        theirs.setLevel(max(level, ours.getEffectiveLevel()))
+    paths = frozenset(path.strip() for text in silent_paths for path in text.split(","))
+    logging.getLogger("uvicorn.access").filters[:] = [_Silence(paths)] if paths else []
+
+
+class _Silence(logging.Filter):
+    """Drops the lines of responses to some paths."""
+
+    def __init__(self, paths: frozenset[str]) -> None:
+        super().__init__()
+        self._paths = paths
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Let a line through; its arguments are caller, method, path with query, HTTP version and status."""
+        assert isinstance(record.args, tuple)
+        return str(record.args[2]).partition("?")[0] not in self._paths

@@ -1,0 +1,84 @@
+"""`Connection`: uvicorn's HTTP/1.1 connection with bounds on what a caller may send or omit before there is a request.
+
+Everything else about HTTP is uvicorn's.
+"""
+
+import asyncio
+from http import HTTPStatus
+
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from octavo.frontend.http.errors import refusal
+
+FIRST_REQUEST_S = 60
+"""What a new connection is kept open for while nothing comes."""
+
+
+class Connection(HttpToolsProtocol):
+    """Refuses a head, or any other part that is kept until it is complete, above the configured length.
+
+    That is uvicorn's `h11_max_incomplete_event_size`, which its connections on httptools do not look at.
+    """
+
+    _num_kept_bytes = 0
+    """Received since the parser last gave something away."""
+    _is_refused = False
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Wait for the first request, but not for ever."""
+        super().connection_made(transport)
+        self.timeout_keep_alive_task = self.loop.call_later(FIRST_REQUEST_S, self.timeout_keep_alive_handler)
+
+    def data_received(self, data: bytes) -> None:
+        """Feed the parser, and see how much it keeps."""
+        if self._is_refused:
+            return
+        self._num_kept_bytes += len(data)
+        super().data_received(data)
+        if self._num_kept_bytes > self._max_bytes:
+            self._refuse()
+
+    def on_message_begin(self) -> None:
+        """Start to count."""
+        super().on_message_begin()
+        self._num_kept_bytes = 0
+
+    def on_headers_complete(self) -> None:
+        """Go on with a head of an allowed length; it may have come in one piece with what follows."""
+        self._num_kept_bytes = 0
+        num_bytes = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
+        if num_bytes > self._max_bytes:
+            self._refuse()
+        elif not self._is_refused:
+            super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        """Take a part of the body, unless the head was refused."""
+        self._num_kept_bytes = 0
+        if not self._is_refused:
+            super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """End the request, unless its head was refused."""
+        self._num_kept_bytes = 0
+        if not self._is_refused:
+            super().on_message_complete()
+
+    @property
+    def _max_bytes(self) -> int:
+        return self.config.h11_max_incomplete_event_size or 0
+
+    def _refuse(self) -> None:
+        """Say so, unless that would stand in the middle of the answer to an earlier request, and close."""
+        if self._is_refused or self.transport.is_closing():
+            return
+        self._is_refused = True
+        if self.cycle is None or self.cycle.response_complete:
+            status = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
+            limit = f"{self._max_bytes} bytes, which is the limit (--max-request-head-bytes)"
+            body = refusal(status, f"the head of the request is larger than {limit}").body
+            lines = [*self.server_state.default_headers, (b"content-type", b"application/json")]
+            lines += [(b"content-length", b"%d" % len(body)), (b"connection", b"close")]
+            head = b"".join([b"%b: %b\r\n" % line for line in lines])
+            self.transport.write(STATUS_LINE[status] + head + b"\r\n" + body)
+        self.transport.close()

@@ -1,0 +1,88 @@
+"""The files for TLS, looked at before anything is loaded and again when they change. Speaks no TLS itself."""
+
+import logging
+import ssl
+from pathlib import Path
+
+from octavo.protocol.config import ServerConfig
+from octavo.protocol.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+PHASE = "reading the TLS certificate"
+
+
+def check_tls(config: ServerConfig) -> bool:
+    """Return whether the server speaks TLS; whatever is wrong with its files shows now, not at the first caller.
+
+    Raises:
+        ConfigError: a file is missing or cannot be used.
+    """
+    if config.ssl_certfile is None:
+        if config.ssl_keyfile or config.ssl_ca_certs or config.ssl_cert_reqs or config.enable_ssl_refresh:
+            raise ConfigError("TLS needs a certificate", phase=PHASE, hint="give --ssl-certfile, or no --ssl flag")
+        return False
+    if config.ssl_cert_reqs and config.ssl_ca_certs is None:
+        raise ConfigError(
+            "callers' certificates are asked for, but there is nothing to check them against",
+            phase=PHASE,
+            hint="give --ssl-ca-certs, or --ssl-cert-reqs 0",
+        )
+    for path in filter(None, (config.ssl_certfile, config.ssl_keyfile, config.ssl_ca_certs)):
+        if not Path(path).is_file():
+            raise ConfigError(f"there is no file {path}", phase=PHASE)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        context.load_cert_chain(config.ssl_certfile, config.ssl_keyfile)
+    except (ssl.SSLError, OSError) as error:
+        keyfile = config.ssl_keyfile or config.ssl_certfile
+        raise ConfigError(
+            f"{config.ssl_certfile} and the key in {keyfile} cannot be used: {_reason(error)}",
+            phase=PHASE,
+            hint="both must be PEM files that belong together, the key without a password",
+        ) from None
+    try:
+        if config.ssl_ca_certs:
+            context.load_verify_locations(config.ssl_ca_certs)
+    except (ssl.SSLError, OSError) as error:
+        raise ConfigError(f"{config.ssl_ca_certs} cannot be used: {_reason(error)}", phase=PHASE) from None
+    return True
+
+
+class CertificateRefresh:
+    """Gives new connections the certificate that is in the files now.
+
+    Args:
+        context: of the server.
+        config: names the files.
+    """
+
+    def __init__(self, context: ssl.SSLContext, config: ServerConfig) -> None:
+        assert config.ssl_certfile is not None
+        self._context = context
+        self._certfile = config.ssl_certfile
+        self._keyfile = config.ssl_keyfile
+        self._seen = self._times()
+
+    def look(self) -> None:
+        """Read the files again if they have changed; a pair that cannot be used changes nothing."""
+        if (times := self._times()) == self._seen:
+            return
+        self._seen = times
+        try:
+            # First into one that nobody uses: a failed load leaves the certificate without its key.
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(self._certfile, self._keyfile)
+            self._context.load_cert_chain(self._certfile, self._keyfile)
+        except (ssl.SSLError, OSError) as error:
+            logger.warning("kept the old TLS certificate: %s cannot be used: %s", self._certfile, _reason(error))
+        else:
+            logger.info("read the TLS certificate %s again", self._certfile)
+
+    def _times(self) -> list[int]:
+        """Return when each file was last changed; 0 for one that is missing, as in the middle of a change."""
+        paths = [Path(path) for path in (self._certfile, self._keyfile) if path]
+        return [path.stat().st_mtime_ns if path.is_file() else 0 for path in paths]
+
+
+def _reason(error: OSError) -> str:
+    return (error.reason if isinstance(error, ssl.SSLError) else error.strerror) or str(error)
