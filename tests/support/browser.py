@@ -26,12 +26,13 @@ class Browser:
     def __init__(self, program: str, profile: str) -> None:
         read_commands, self._commands = os.pipe()
         self._replies, write_replies = os.pipe()
-        # The protocol's pipes are file descriptors 3 and 4 of the browser, whatever they are here.
+        # The protocol's pipes are file descriptors 3 and 4 of the browser, whatever they are here. Many shells but bash
+        # take no number of two digits.
         shell = f'exec "$0" "$@" 3<&{read_commands} 4>&{write_replies}'
         flags = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run"]
         flags += ["--remote-debugging-pipe", "--disable-background-networking", f"--user-data-dir={profile}"]
         self._process = subprocess.Popen(
-            ["/bin/sh", "-c", shell, program, *flags, "about:blank"],
+            ["bash", "-c", shell, program, *flags, "about:blank"],
             pass_fds=(read_commands, write_replies),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -43,6 +44,9 @@ class Browser:
         self._session: str | None = None
         self.problems: list[str] = []
         """What the page wrote to its console as errors, exceptions included."""
+
+    def attach(self) -> None:
+        """Make an empty page and listen to it."""
         target = self._call("Target.createTarget", url="about:blank")["targetId"]
         self._session = self._call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         for domain in ("Page", "Runtime", "Log"):
@@ -139,6 +143,7 @@ def browser() -> Iterator[Browser]:
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
         opened = Browser(program, profile)
         try:
+            opened.attach()
             yield opened
         finally:
             opened.close()
