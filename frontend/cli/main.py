@@ -36,6 +36,7 @@ COMMANDS: tuple[Command, ...] = (
     Command("serve", "start an OpenAI-compatible server for a model", "octavo.frontend.cli.serve"),
     Command("chat", "talk to a model on a running server", "octavo.frontend.cli.chat"),
     Command("complete", "have a running server go on with a text", "octavo.frontend.cli.complete"),
+    Command("run-batch", "answer the requests of a file into another file", "octavo.frontend.cli.run_batch"),
     Command("build-kernels", "compile the CPU kernels ahead of the first start", "octavo.frontend.cli.build_kernels"),
 )
 

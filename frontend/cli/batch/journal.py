@@ -1,0 +1,111 @@
+"""`Journal`: the file of results, to which nothing but whole lines is added; it knows which lines are done.
+
+A process that is killed leaves at most one half-written line, which the next one takes away. Two processes never
+write to one file.
+"""
+
+import fcntl
+import os
+from pathlib import Path
+from types import TracebackType
+
+import msgspec
+
+from octavo.frontend.cli.batch.lines import BatchResult
+from octavo.frontend.cli.errors import CommandError
+
+
+class Journal:
+    """Results on disk.
+
+    Args:
+        path: of the file; made if it is not there.
+        starts_over: forget the results that it holds.
+
+    Raises:
+        CommandError: it cannot be opened, another process writes to it, or it holds something else.
+    """
+
+    def __init__(self, path: Path, *, starts_over: bool = False) -> None:
+        self.path = path
+        self.done: dict[int, str | None] = {}
+        """Custom ids of the lines that have a result, by line number."""
+        self.num_failed = 0
+        """How many of them have an error."""
+        try:
+            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
+        except OSError as error:
+            raise CommandError(f"cannot write {path}: {error.strerror}", "choose another -o") from None
+        try:
+            self._lock()
+            if starts_over:
+                os.ftruncate(self._file, 0)
+            self._read()
+        except BaseException:
+            os.close(self._file)
+            raise
+
+    def append(self, result: BatchResult) -> None:
+        """Add a result; it has outlived this process when this returns."""
+        data = msgspec.json.encode(result) + b"\n"
+        while data:
+            data = data[os.write(self._file, data) :]
+
+    def close(self) -> None:
+        """Bring everything to disk and let go of the file."""
+        os.fsync(self._file)
+        os.close(self._file)
+
+    def __enter__(self) -> "Journal":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _lock(self) -> None:
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise CommandError(f"another process writes to {self.path}", "choose another -o") from None
+
+    def _read(self) -> None:
+        """Learn what is done, and repair the end of the file."""
+        decoder = msgspec.json.Decoder(BatchResult)
+        num_good_bytes = 0
+        with open(self._file, "rb", closefd=False) as file:
+            for number, line in enumerate(file, 1):
+                try:
+                    result = decoder.decode(line)
+                    self.done[result.number] = result.custom_id
+                except (msgspec.DecodeError, UnicodeDecodeError, ValueError):
+                    if not line.endswith(b"\n"):
+                        break
+                    raise CommandError(
+                        f"line {number} of {self.path} is no result of a batch", "choose another -o, or --overwrite"
+                    ) from None
+                self.num_failed += result.error is not None
+                num_good_bytes += len(line)
+                if not line.endswith(b"\n"):
+                    os.write(self._file, b"\n")
+                    num_good_bytes += 1
+        os.ftruncate(self._file, num_good_bytes)
+
+
+class StandardOutput:
+    """Results on standard output: nothing is remembered."""
+
+    def __init__(self) -> None:
+        self.done: dict[int, str | None] = {}
+        self.num_failed = 0
+
+    def append(self, result: BatchResult) -> None:
+        """Print a result.
+
+        Raises:
+            BrokenPipeError: nobody reads on.
+        """
+        data = msgspec.json.encode(result) + b"\n"
+        while data:
+            data = data[os.write(1, data) :]

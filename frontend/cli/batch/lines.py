@@ -1,0 +1,119 @@
+"""Lines of a batch: requests to read, results to write. Opens no file and answers nothing.
+
+The format is OpenAI's (https://platform.openai.com/docs/guides/batch). Lines are numbered from 1, as editors do.
+"""
+
+import hashlib
+from collections.abc import Iterable, Iterator
+
+import msgspec
+
+ID_PREFIX = "batch_req_"
+"""A result's id is this and the number of its line in the input."""
+
+
+class BatchRequest(msgspec.Struct, frozen=True):
+    """One request to be answered."""
+
+    number: int
+    custom_id: str
+    url: str
+    body: bytes
+
+    @property
+    def request_id(self) -> str:
+        """What the engine goes by: of the custom id alone, for it decides the seed of a request without one."""
+        return "batch-" + hashlib.sha256(self.custom_id.encode()).hexdigest()[:16]
+
+
+class BadLine(msgspec.Struct, frozen=True):
+    """A line that holds no request that could be tried."""
+
+    number: int
+    custom_id: str | None
+    reason: str
+
+
+class Answered(msgspec.Struct):
+    """The HTTP side of a result."""
+
+    status_code: int
+    request_id: str
+    body: msgspec.Raw
+
+
+class Failure(msgspec.Struct):
+    """Why a line has no good answer."""
+
+    code: str
+    message: str
+    """Opens with the number of the line."""
+
+
+class BatchResult(msgspec.Struct):
+    """One line of the output."""
+
+    id: str
+    custom_id: str | None
+    response: Answered | None
+    error: Failure | None
+
+    @property
+    def number(self) -> int:
+        """The number of its line in the input.
+
+        Raises:
+            ValueError: the id is not one of ours.
+        """
+        prefix, digits = self.id[: len(ID_PREFIX)], self.id[len(ID_PREFIX) :]
+        if prefix != ID_PREFIX or not digits.isdecimal():
+            raise ValueError(f"{self.id!r} is not the id of a result")
+        return int(digits)
+
+
+class _Line(msgspec.Struct):
+    custom_id: str
+    url: str
+    body: msgspec.Raw
+    method: str = "POST"
+
+
+class _Named(msgspec.Struct):
+    custom_id: str | None = None
+
+
+class _Body(msgspec.Struct):
+    stream: bool | None = None
+
+
+def read_lines(texts: Iterable[bytes]) -> Iterator[BatchRequest | BadLine]:
+    """Yield what the lines of a file hold, without the blank ones."""
+    seen: dict[str, int] = {}
+    for number, text in enumerate(texts, 1):
+        if not text.strip():
+            continue
+        line = _read(number, text)
+        if isinstance(line, BatchRequest) and (first := seen.setdefault(line.custom_id, number)) != number:
+            line = BadLine(number, line.custom_id, f"custom_id {line.custom_id!r} is that of line {first} already")
+        yield line
+
+
+def _read(number: int, text: bytes) -> BatchRequest | BadLine:
+    try:
+        line = msgspec.json.decode(text, type=_Line)
+        stream = msgspec.json.decode(line.body, type=_Body).stream
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        return BadLine(number, _custom_id(text), str(error))
+    if line.method != "POST":
+        return BadLine(number, line.custom_id, f"method {line.method!r} is not POST")
+    if stream:
+        return BadLine(number, line.custom_id, "stream must not be true in a batch")
+    return BatchRequest(number, line.custom_id, line.url, bytes(line.body))
+
+
+def _custom_id(text: bytes) -> str | None:
+    """Return the custom id of a line that is otherwise wrong, if it has one."""
+    try:
+        return msgspec.json.decode(text, type=_Named).custom_id
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None

@@ -1,0 +1,106 @@
+"""`octavo run-batch` with a tiny model: whole, killed and resumed, through pipes."""
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_models import make_tiny
+
+FLAGS = ["--cpu-kernels", "torch", "--max-model-len", "256", "--kv-cache-memory-bytes", "8M"]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny("LlamaForCausalLM", tmp_path_factory.mktemp("model"))
+
+
+def command(model: Path, *words: Any) -> list[str]:
+    return [sys.executable, "-P", "-m", "octavo", "run-batch", str(model), *FLAGS, *map(str, words)]
+
+
+def write_input(path: Path, num_lines: int, max_tokens: int = 8) -> Path:
+    with path.open("w") as file:
+        for number in range(1, num_lines + 1):
+            body = {"messages": [{"role": "user", "content": f"tell {number}"}], "max_tokens": max_tokens}
+            if number == 3:
+                file.write("no request\n")
+                continue
+            entry = {"custom_id": f"c{number}", "method": "POST", "url": "/v1/chat/completions", "body": body}
+            file.write(json.dumps(entry) + "\n")
+    return path
+
+
+def read(text: str) -> dict[str, Any]:
+    entries = [json.loads(line) for line in text.splitlines()]
+    by_id = {entry["id"]: entry for entry in entries}
+    assert len(by_id) == len(entries), "a line has two results"
+    return by_id
+
+
+def contents(results: dict[str, Any]) -> dict[str, str]:
+    return {
+        name: entry["response"]["body"]["choices"][0]["message"]["content"]
+        for name, entry in results.items()
+        if entry["error"] is None
+    }
+
+
+def test_batch_is_the_same_whole_or_killed_and_resumed(model: Path, tmp_path: Path) -> None:
+    source = write_input(tmp_path / "in.jsonl", 40, max_tokens=100)
+    out = tmp_path / "out.jsonl"
+    killed = subprocess.Popen(command(model, "-i", source, "-o", out, "--max-inflight", 2), stderr=subprocess.PIPE)
+    deadline = time.monotonic() + 120
+    while not out.exists() or out.read_bytes().count(b"\n") < 6:
+        assert killed.poll() is None and time.monotonic() < deadline
+        time.sleep(0.005)
+    killed.kill()
+    killed.communicate()
+    before = out.read_bytes()
+    num_before = before.count(b"\n")
+    assert 6 <= num_before < 40
+    out.write_bytes(before + b'{"id": "batch_req_40", "cust')
+
+    resumed = subprocess.run(command(model, "-i", source, "-o", out), capture_output=True, text=True, check=False)
+    assert resumed.returncode == 0, resumed.stderr
+    last = resumed.stderr.splitlines()[-1]
+    assert last == f"40 lines done ({num_before} of them in earlier runs), 1 with an error"
+    results = read(out.read_text())
+    assert results.keys() == {f"batch_req_{number}" for number in range(1, 41)}
+    assert results["batch_req_3"]["error"]["message"].startswith("line 3: ")
+    assert out.read_bytes().startswith(before)
+
+    # Through pipes, at once, on its own: requests without a seed give the same text all the same.
+    whole = subprocess.run(
+        command(model, "-i", "-", "-o", "-"), input=source.read_text(), capture_output=True, text=True, check=False
+    )
+    assert whole.returncode == 0, whole.stderr
+    assert contents(read(whole.stdout)) == contents(results)
+    assert len(contents(results)) == 39
+
+    # Nothing is left to do: no engine starts, and nothing changes.
+    started = time.monotonic()
+    done = out.read_bytes()
+    subprocess.run(command(model, "-i", source, "-o", out), capture_output=True, check=True)
+    assert out.read_bytes() == done
+    assert time.monotonic() - started < 5
+
+
+def test_results_of_another_batch_are_not_mixed_in(model: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.jsonl"
+    out.write_text('{"id": "batch_req_1", "custom_id": "other", "response": null, "error": null}\n')
+    for num_lines in (2, 0):
+        source = write_input(tmp_path / "in.jsonl", num_lines)
+        done = subprocess.run(command(model, "-i", source, "-o", out), capture_output=True, text=True, check=False)
+        assert done.returncode == 1
+        assert "holds the results of another batch" in done.stderr and "--overwrite" in done.stderr
+
+
+def test_missing_input_and_flags(model: Path, tmp_path: Path) -> None:
+    done = subprocess.run(command(model, "-i", tmp_path / "no", "-o", "-"), capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and "cannot read" in done.stderr
+    done = subprocess.run(command(model, "-o", "-"), capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and "-i/--input-file" in done.stderr
