@@ -5,7 +5,7 @@ import contextlib
 import itertools
 import secrets
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterator
 from collections.abc import Sequence as Several
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -16,6 +16,8 @@ from typing import Any, TypeAlias, TypeVar
 import msgspec
 import zmq
 
+from octavo.frontend.generation.beam_generation import BeamGeneration
+from octavo.frontend.generation.beam_search import BeamSearch
 from octavo.frontend.generation.fanout import Generation
 from octavo.frontend.generation.interval import stream_interval
 from octavo.frontend.generation.sequence import Sequence
@@ -24,6 +26,7 @@ from octavo.frontend.generation.spec import (
     check_prompt,
     child_seed,
     default_params,
+    make_beam_spec,
     make_spec,
     output_kind,
     request_seed,
@@ -39,7 +42,7 @@ from octavo.protocol.config import EngineConfig, ResolvedConfig
 from octavo.protocol.config.sources import engine_config
 from octavo.protocol.errors import EngineDeadError, InvalidRequestError
 from octavo.protocol.events import BoolResult, EngineFacts
-from octavo.protocol.params import OutputKind, SamplingParams, SamplingSpec
+from octavo.protocol.params import BeamSearchParams, OutputKind, SamplingParams, SamplingSpec
 from octavo.protocol.pulse import PulseReader
 from octavo.protocol.requests import GetSnapshot, GetStats, ResetPrefixCache, StartProfile, StopProfile, Submit, Utility
 from octavo.protocol.snapshot import EngineSnapshot
@@ -91,7 +94,7 @@ class AsyncClient:
         self._prefix = secrets.token_hex(4)
         self._request_counter = itertools.count()
         self._child_counter = itertools.count()
-        self._live: set[Generation] = set()
+        self._live: set[Generation | BeamGeneration] = set()
         self._pulse = PulseReader(Path(link.facts.pulse_path)) if Path(link.facts.pulse_path).is_file() else None
         link.on_stats = self._on_stats
         if engine:
@@ -249,17 +252,66 @@ class AsyncClient:
             EngineDeadError: the engine is gone.
         """
         generation = await self._start(prompt, sampling_params, request_id, priority, cache_salt)
-        self._live.add(generation)
-        self._tell_load()
-        outputs = generation.outputs()
-        try:
-            async for output in outputs:
-                yield output
-        finally:
-            self._live.discard(generation)
-            self._tell_load()
-            # Not left to the garbage collector: the engine must hear of it now.
-            await outputs.aclose()
+        with self._alive(generation):
+            outputs = generation.outputs()
+            try:
+                async for output in outputs:
+                    yield output
+            finally:
+                # Not left to the garbage collector: the engine must hear of it now.
+                await outputs.aclose()
+
+    async def beam_search(
+        self,
+        prompt: Prompt,
+        params: BeamSearchParams,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        logprobs: int | None = None,
+    ) -> RequestOutput:
+        """Search for likely continuations of one prompt; the best come first.
+
+        Being cancelled ends the search in the engine; `abort` ends it with what it has found.
+
+        Args:
+            prompt: as in `generate`.
+            params: how wide and how long to search.
+            request_id: as in `generate`.
+            priority: as in `generate`.
+            cache_salt: as in `generate`.
+            logprobs: alternatives to show per token, as in `SamplingParams`.
+
+        Raises:
+            OctavoError: as in `generate`.
+        """
+        params.verify()
+        text, token_ids, cache_salt = await self._prepare(prompt, priority, cache_salt)
+        search = BeamSearch(params, () if params.ignore_eos else self.config.model.eos_token_ids)
+        spec = make_beam_spec(
+            params,
+            num_candidates=search.num_candidates,
+            num_logprobs=logprobs,
+            num_prompt_tokens=len(token_ids),
+            max_model_len=self.facts.max_model_len,
+            config=self.config,
+            tokenizer=self.tokenizer,
+        )
+        generation = BeamGeneration(
+            self._link,
+            request_id or self._next_request_id(),
+            text,
+            token_ids,
+            params,
+            search,
+            lambda token_ids: self._submission(token_ids, spec, priority, cache_salt),
+            self.tokenizer,
+            logprobs if logprobs != -1 else self.config.model.vocab_size,
+            self.observer,
+        )
+        with self._alive(generation):
+            return await generation.output()
 
     async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Tokenize, off the event loop when the text is long."""
@@ -344,18 +396,12 @@ class AsyncClient:
         priority: int,
         cache_salt: str | None,
     ) -> Generation:
-        if self._link.failure:
-            raise self._link.failure
-        request_id = request_id or f"{self._prefix}-{next(self._request_counter)}"
         params = params or self.default_params()
         params.verify()
         if params.structured_outputs is not None:
             raise InvalidRequestError("structured outputs are not compiled yet", params.structured_outputs.name())
-        self._check_priority(priority)
-        if isinstance(prompt, dict):
-            cache_salt = cache_salt or prompt.get("cache_salt")
-        check_cache_salt(cache_salt)
-        text, token_ids = await self._prompt_tokens(prompt)
+        text, token_ids, cache_salt = await self._prepare(prompt, priority, cache_salt)
+        request_id = request_id or self._next_request_id()
         seed = request_seed(self.config.seed, request_id) if params.seed is None else params.seed
         spec = make_spec(
             params,
@@ -367,34 +413,46 @@ class AsyncClient:
         )
         kind = output_kind(params, OutputKind.DELTA)
         interval = stream_interval(params, kind, self.config)
-        children = [
-            self._child(
-                index,
-                params,
-                token_ids,
-                msgspec.structs.replace(spec, seed=child_seed(seed, index)),
-                priority,
-                cache_salt,
-                interval,
-            )
-            for index in range(params.num_sequences)
-        ]
+        children = []
+        for index in range(params.num_sequences):
+            own_spec = msgspec.structs.replace(spec, seed=child_seed(seed, index))
+            submit = self._submission(token_ids, own_spec, priority, cache_salt, interval)
+            children.append((submit, Sequence(index, self.tokenizer, token_ids, params, own_spec)))
         return Generation(self._link, request_id, text, params, children, kind, self.observer)
 
-    def _child(
-        self,
-        index: int,
-        params: SamplingParams,
-        token_ids: list[int],
-        spec: SamplingSpec,
-        priority: int,
-        cache_salt: str | None,
-        interval: int,
-    ) -> tuple[Submit, Sequence]:
+    async def _prepare(
+        self, prompt: Prompt, priority: int, cache_salt: str | None
+    ) -> tuple[str | None, list[int], str | None]:
+        """Return a prompt's text, if there is one, its tokens and its salt, all checked."""
+        if self._link.failure:
+            raise self._link.failure
+        self._check_priority(priority)
+        if isinstance(prompt, dict):
+            cache_salt = cache_salt or prompt.get("cache_salt")
+        check_cache_salt(cache_salt)
+        text, token_ids = await self._prompt_tokens(prompt)
+        return text, token_ids, cache_salt
+
+    def _next_request_id(self) -> str:
+        return f"{self._prefix}-{next(self._request_counter)}"
+
+    def _submission(
+        self, token_ids: list[int], spec: SamplingSpec, priority: int, cache_salt: str | None, interval: int = 1
+    ) -> Submit:
         # Several frontends share a core: their ids must differ whatever their callers chose.
         child_id = f"{self._prefix}:{next(self._child_counter)}"
-        submit = Submit(child_id, token_ids, spec, priority, cache_salt, stream_interval=interval)
-        return submit, Sequence(index, self.tokenizer, token_ids, params, spec)
+        return Submit(child_id, token_ids, spec, priority, cache_salt, stream_interval=interval)
+
+    @contextlib.contextmanager
+    def _alive(self, generation: Generation | BeamGeneration) -> Iterator[None]:
+        """Let `abort` find a generation while it runs."""
+        self._live.add(generation)
+        self._tell_load()
+        try:
+            yield
+        finally:
+            self._live.discard(generation)
+            self._tell_load()
 
     def _check_priority(self, priority: int) -> None:
         if priority and self.config.scheduling_policy != "priority":

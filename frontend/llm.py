@@ -4,21 +4,22 @@ import asyncio
 import itertools
 import threading
 import weakref
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 from tqdm import tqdm
 
 from octavo.frontend.client import AsyncClient, Prompt
-from octavo.frontend.outputs import RequestOutput
+from octavo.frontend.outputs import BeamSearchOutput, RequestOutput, as_beam_search_output
 from octavo.protocol.errors import EngineDeadError, InvalidRequestError
-from octavo.protocol.params import OutputKind, SamplingParams
+from octavo.protocol.params import BeamSearchParams, OutputKind, SamplingParams
 from octavo.protocol.stats import EngineStats
 
 T = TypeVar("T")
 
 MAX_IN_FLIGHT = 1024
-"""Requests given to the engine at a time: enough to fill every batch, few enough for its queue limit."""
+"""Sequences given to the engine at a time: enough to fill every batch, few enough for its queue limit."""
 
 Message = dict[str, Any]
 
@@ -102,6 +103,29 @@ class LLM:
             prompts.append({"prompt": text, "prompt_token_ids": tokenizer.encode(text, add_special_tokens=False)})
         return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
 
+    def beam_search(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: BeamSearchParams,
+        *,
+        use_tqdm: bool = False,
+        concurrency_limit: int | None = None,
+    ) -> list[BeamSearchOutput]:
+        """Search for likely continuations of every prompt; the outputs come in the order of the prompts.
+
+        Args:
+            prompts: one prompt or several; see `Prompt`.
+            params: how wide and how long to search.
+            use_tqdm: show a progress bar.
+            concurrency_limit: most prompts that are searched at a time. None: as many as the engine takes.
+
+        Raises:
+            InvalidRequestError: a prompt or a parameter is wrong; nothing is left running.
+            RequestFailedError: the engine gave up on a request.
+            EngineDeadError: the engine is gone.
+        """
+        return self._run(self._search_all(_as_list(prompts), params, concurrency_limit, use_tqdm=use_tqdm))
+
     def stats(self) -> EngineStats:
         """Return the engine's counters."""
         return self._run(self.client.engine_stats())
@@ -128,21 +152,37 @@ class LLM:
         *,
         use_tqdm: bool,
     ) -> list[RequestOutput]:
-        gate = asyncio.Semaphore(MAX_IN_FLIGHT)
-        with tqdm(total=len(prompts), desc="Processed prompts", unit="prompt", disable=not use_tqdm) as bar:
+        ids = [str(next(self._request_counter)) for _ in prompts]
+        widest = max((param.num_sequences for param in params if param), default=1)
+        return await _each(
+            [
+                partial(self._generate_one, prompt, param, priority, request_id)
+                for prompt, param, priority, request_id in zip(prompts, params, priorities, ids, strict=True)
+            ],
+            max(1, MAX_IN_FLIGHT // widest),
+            use_tqdm=use_tqdm,
+        )
 
-            async def run(prompt: Prompt, param: SamplingParams | None, priority: int, number: int) -> RequestOutput:
-                async with gate:
-                    output = await self._generate_one(prompt, param, priority, str(number))
-                bar.update()
-                return output
+    async def _search_all(
+        self, prompts: list[Prompt], params: BeamSearchParams, limit: int | None, *, use_tqdm: bool
+    ) -> list[BeamSearchOutput]:
+        if limit is not None and limit < 1:
+            raise InvalidRequestError(f"concurrency_limit must be at least 1, got {limit}", "concurrency_limit")
+        widest = max(1, MAX_IN_FLIGHT // params.beam_width)
+        return await _each(
+            [partial(self._search_one, prompt, params) for prompt in prompts],
+            min(limit or widest, widest),
+            use_tqdm=use_tqdm,
+        )
 
-            async with asyncio.TaskGroup() as group:
-                tasks = [
-                    group.create_task(run(prompt, param, priority, next(self._request_counter)))
-                    for prompt, param, priority in zip(prompts, params, priorities, strict=True)
-                ]
-        return [task.result() for task in tasks]
+    async def _search_one(self, prompt: Prompt, params: BeamSearchParams) -> BeamSearchOutput:
+        # vLLM shows as many logprobs; an engine that allows less of them shows those.
+        allowed = self.client.config.max_logprobs
+        num_logprobs = 2 * params.beam_width if allowed == -1 else min(2 * params.beam_width, allowed)
+        output = await self.client.beam_search(
+            prompt, params, request_id=str(next(self._request_counter)), logprobs=num_logprobs
+        )
+        return as_beam_search_output(output, self.client.tokenizer.decode(output.prompt_token_ids))
 
     async def _generate_one(
         self, prompt: Prompt, params: SamplingParams | None, priority: int, request_id: str
@@ -165,6 +205,22 @@ class LLM:
         except BaseException:
             future.cancel()
             raise
+
+
+async def _each(works: Sequence[Callable[[], Awaitable[T]]], limit: int, *, use_tqdm: bool) -> list[T]:
+    """Do all of it, at most `limit` at a time; the results come in the order of `works`."""
+    gate = asyncio.Semaphore(limit)
+    with tqdm(total=len(works), desc="Processed prompts", unit="prompt", disable=not use_tqdm) as bar:
+
+        async def run(work: Callable[[], Awaitable[T]]) -> T:
+            async with gate:
+                result = await work()
+            bar.update()
+            return result
+
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(run(work)) for work in works]
+    return [task.result() for task in tasks]
 
 
 async def _await(starting: Any) -> AsyncClient:

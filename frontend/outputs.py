@@ -58,3 +58,48 @@ class RequestOutput:
     """Of sequences that were generated for `best_of` and are not among the outputs, when `finished`."""
     timings: list[RequestTimings] = field(default_factory=list)
     """One per sequence that was generated, when `finished`."""
+
+
+@dataclass(slots=True)
+class BeamSearchSequence:
+    """One sequence that a beam search has found."""
+
+    tokens: list[int]
+    """The prompt's, and those that were found."""
+    logprobs: list[PositionLogprobs]
+    """One entry for each token that was found."""
+    cum_logprob: float
+    """Sum over the tokens that were found."""
+    text: str
+    """Of the prompt and what was found."""
+    finish_reason: str | None
+    stop_reason: int | str | None = None
+
+
+@dataclass(slots=True)
+class BeamSearchOutput:
+    """One prompt's sequences, best first."""
+
+    sequences: list[BeamSearchSequence]
+
+
+def as_beam_search_output(output: RequestOutput, prompt: str) -> BeamSearchOutput:
+    """Return the form of `LLM.beam_search`.
+
+    Args:
+        output: of a search with logprobs.
+        prompt: its text.
+    """
+    return BeamSearchOutput(
+        [
+            BeamSearchSequence(
+                tokens=[*output.prompt_token_ids, *found.token_ids],
+                logprobs=found.logprobs or [],
+                cum_logprob=found.cumulative_logprob or 0.0,
+                text=prompt + found.text,
+                finish_reason=found.finish_reason,
+                stop_reason=found.stop_reason,
+            )
+            for found in output.outputs
+        ]
+    )

@@ -18,6 +18,10 @@ MIN_TEMPERATURE = 1e-2
 MAX_N = 16384
 MAX_STOP_STRINGS = 64
 MAX_BAD_WORDS = 1024
+MAX_BEAM_WIDTH = 256
+
+MAX_LENGTH_PENALTY = 50.0
+"""Of either sign: the length of a million tokens to this power is still a float."""
 
 LogprobsMode: TypeAlias = Literal["raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"]
 """What is reported as a token's logprob: its log-probability or its logit, raw as the model gives it or processed by
@@ -168,6 +172,47 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
     def clone(self, **changes: Any) -> "SamplingParams":
         """Return a copy with `changes` applied (and verified again)."""
         return msgspec.structs.replace(self, **changes)
+
+
+class BeamSearchParams(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """How to search for likely sequences, with vLLM's names of fields and the meanings of transformers' beam search.
+
+    Raises:
+        InvalidRequestError: a field is out of range; `param` names it.
+    """
+
+    beam_width: int
+    """Sequences that are followed at a time, and returned at the end."""
+    max_tokens: int
+    ignore_eos: bool = False
+    temperature: float = 0.0
+    """Of the probabilities that sequences are scored by; 0 and 1: the model's own."""
+    length_penalty: float = 1.0
+    """A sequence's score is its logprob over its length to this power: positive ones favour long sequences."""
+    early_stopping: bool | Literal["never"] = False
+    """True: end as soon as `beam_width` sequences have. False: end when the best open sequence scores no better, at the
+    length it has, than the worst that has ended. "never": end when it cannot come to score better."""
+    include_stop_str_in_output: bool = False
+    """Whether the text shows the token that ended it."""
+    skip_special_tokens: bool = True
+
+    def __post_init__(self) -> None:
+        self.verify()
+
+    def verify(self) -> None:
+        """Check every field that can be checked without a model.
+
+        Raises:
+            InvalidRequestError: naming the first field that is out of range.
+        """
+        _check_int("beam_width", self.beam_width, 1, MAX_BEAM_WIDTH)
+        _check_int("max_tokens", self.max_tokens, 1, None)
+        _check_number("temperature", self.temperature, 0.0, None)
+        _check_number("length_penalty", self.length_penalty, -MAX_LENGTH_PENALTY, MAX_LENGTH_PENALTY)
+        if self.early_stopping not in (True, False, "never"):
+            raise InvalidRequestError(
+                f'early_stopping must be true, false or "never", got {self.early_stopping!r}', "early_stopping"
+            )
 
 
 class SamplingSpec(msgspec.Struct, array_like=True, gc=False, frozen=True):

@@ -2,7 +2,8 @@
 
 from itertools import pairwise
 
-from octavo.frontend.outputs import CompletionOutput, Logprob, PositionLogprobs
+from octavo.frontend.generation.logprobs import position_logprobs
+from octavo.frontend.outputs import CompletionOutput, PositionLogprobs
 from octavo.frontend.text.detokenizer import Detokenizer
 from octavo.frontend.text.stop_strings import StopMatcher
 from octavo.frontend.text.tokenizer import Tokenizer
@@ -101,7 +102,7 @@ class Sequence:
     def _add_tokens(self, tokens: Tokens) -> bool:
         if tokens.prompt_logprobs is not None:
             self.prompt_logprobs = [
-                None if entry is None else self._position(entry) for entry in tokens.prompt_logprobs
+                None if entry is None else position_logprobs(entry, self._tokenizer) for entry in tokens.prompt_logprobs
             ]
         self.num_cached_tokens = tokens.num_cached_tokens
         self._times += tokens.times
@@ -124,7 +125,7 @@ class Sequence:
             output.token_ids.append(token_id)
         if logprobs is None:
             return
-        position = self._position(logprobs)
+        position = position_logprobs(logprobs, self._tokenizer)
         assert self.total.logprobs is not None and self.fresh.logprobs is not None
         self.total.logprobs.append(position)
         self.fresh.logprobs.append(position)
@@ -154,15 +155,6 @@ class Sequence:
         if text:
             self._text_parts.append(text)
             self.fresh.text += text
-
-    def _position(self, entry: TokenLogprobs) -> PositionLogprobs:
-        """Return the logprobs at one position: the token itself, then the alternatives by rank."""
-        result: PositionLogprobs = {}
-        for place, (token_id, logprob) in enumerate(zip(entry.token_ids, entry.logprobs, strict=True)):
-            if token_id not in result:
-                rank = entry.rank if place == 0 else place
-                result[token_id] = Logprob(logprob, rank, self._tokenizer.token_string(token_id))
-        return result
 
     @staticmethod
     def _empty_logprobs(spec: SamplingSpec) -> tuple[float | None, list[PositionLogprobs] | None]:

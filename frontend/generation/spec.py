@@ -3,10 +3,20 @@
 import hashlib
 import logging
 
+import msgspec
+
 from octavo.frontend.text.tokenizer import Tokenizer
 from octavo.protocol.config import ResolvedConfig
 from octavo.protocol.errors import InvalidRequestError, PromptTooLongError
-from octavo.protocol.params import MIN_TEMPERATURE, LogprobsMode, OutputKind, SamplingParams, SamplingSpec
+from octavo.protocol.params import (
+    GREEDY_TEMPERATURE,
+    MIN_TEMPERATURE,
+    BeamSearchParams,
+    LogprobsMode,
+    OutputKind,
+    SamplingParams,
+    SamplingSpec,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -115,6 +125,51 @@ def make_spec(
     )
     _check_that_something_is_left(spec)
     return spec
+
+
+def make_beam_spec(
+    params: BeamSearchParams,
+    *,
+    num_candidates: int,
+    num_logprobs: int | None,
+    num_prompt_tokens: int,
+    max_model_len: int,
+    config: ResolvedConfig,
+    tokenizer: Tokenizer,
+) -> SamplingSpec:
+    """Return what the engine is told of each child of a beam search: generate one token, and name the likely ones.
+
+    Args:
+        params: what the caller asked; verified already.
+        num_candidates: likely tokens that the search needs.
+        num_logprobs: alternatives to show per token, as in `SamplingParams.logprobs`.
+        num_prompt_tokens: length of the prompt.
+        max_model_len: the engine's limit.
+        config: of the engine.
+        tokenizer: of the model.
+
+    Raises:
+        InvalidRequestError: a field does not fit this model; `param` names it.
+        PromptTooLongError: no room is left for `max_tokens`.
+    """
+    asked = SamplingParams(temperature=0.0, max_tokens=params.max_tokens, logprobs=num_logprobs)
+    spec = make_spec(
+        asked,
+        num_prompt_tokens=num_prompt_tokens,
+        max_model_len=max_model_len,
+        seed=0,
+        config=config,
+        tokenizer=tokenizer,
+    )
+    is_plain = params.temperature < GREEDY_TEMPERATURE or params.temperature == 1.0
+    return msgspec.structs.replace(
+        spec,
+        max_tokens=1,
+        temperature=0.0 if is_plain else max(float(params.temperature), MIN_TEMPERATURE),
+        eos_token_ids=(),
+        logprobs=min(max(num_candidates, spec.logprobs or 0), config.model.vocab_size),
+        logprobs_mode="raw_logprobs" if is_plain else "processed_logprobs",
+    )
 
 
 def output_kind(params: SamplingParams, default: OutputKind) -> OutputKind:

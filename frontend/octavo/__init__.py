@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from octavo.frontend.llm import LLM as LLM
     from octavo.frontend.outputs import CompletionOutput as CompletionOutput
     from octavo.frontend.outputs import RequestOutput as RequestOutput
+    from octavo.protocol.params import BeamSearchParams as BeamSearchParams
     from octavo.protocol.params import SamplingParams as SamplingParams
     from octavo.protocol.structured import StructuredOutputsParams as StructuredOutputsParams
 
@@ -19,6 +20,7 @@ __version__ = "0.1.0"
 
 _HOME = {
     "AsyncClient": "octavo.frontend.client",
+    "BeamSearchParams": "octavo.protocol.params",
     "CompletionOutput": "octavo.frontend.outputs",
     "LLM": "octavo.frontend.llm",
     "RequestOutput": "octavo.frontend.outputs",
@@ -28,6 +30,7 @@ _HOME = {
 
 __all__ = [
     "AsyncClient",
+    "BeamSearchParams",
     "CompletionOutput",
     "LLM",
     "RequestOutput",

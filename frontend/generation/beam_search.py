@@ -1,0 +1,117 @@
+"""Beam search: which sequences to go on with, which have ended, and when to stop. Computes no logprobs, sends nothing.
+
+The rules are those of transformers' `GenerationMixin._beam_search` (5.23), so that the same weights give the same
+beams: of all continuations of the open beams, those among the first `beam_width` that end are taken into the best
+that have ended, and the first `beam_width` that do not are gone on with.
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from octavo.protocol.events import TokenLogprobs
+from octavo.protocol.params import BeamSearchParams
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A token of a beam, and what was likely at its place."""
+
+    entry: TokenLogprobs
+    place: int
+    """Of the token in `entry`: its rank, from 1."""
+
+    @property
+    def token_id(self) -> int:
+        """The token."""
+        return self.entry.token_ids[self.place]
+
+    @property
+    def logprob(self) -> float:
+        """Its logprob."""
+        return self.entry.logprobs[self.place]
+
+
+@dataclass(frozen=True, slots=True)
+class Beam:
+    """A sequence of tokens on its way."""
+
+    steps: tuple[Step, ...]
+    logprob: float
+    """Of all tokens together."""
+    is_stopped: bool = False
+    """True when its last token is an end-of-sequence token."""
+
+    @property
+    def token_ids(self) -> list[int]:
+        """Its tokens, without the prompt."""
+        return [step.token_id for step in self.steps]
+
+
+class BeamSearch:
+    """One search, step by step: `open` beams go out, what is likely after each comes in by `advance`.
+
+    Args:
+        params: `max_tokens` fits the model.
+        eos_token_ids: what ends a sequence.
+    """
+
+    def __init__(self, params: BeamSearchParams, eos_token_ids: Collection[int]) -> None:
+        self.open: list[Beam] = [Beam((), 0.0)]
+        """What to go on with, best first."""
+        self.is_done = False
+        self.num_candidates = max(2, 1 + len(eos_token_ids)) * params.beam_width
+        """How many of the most likely tokens must be known after each beam: enough for `beam_width` that do not end."""
+        self._params = params
+        self._eos_token_ids = frozenset(eos_token_ids)
+        self._ended: list[Beam] = []
+        """At most `beam_width`, best first."""
+
+    def advance(self, entries: Sequence[TokenLogprobs]) -> None:
+        """Take in what is likely after each open beam.
+
+        Args:
+            entries: one for each open beam, with `num_candidates` alternatives by falling logprob.
+        """
+        continuations = [
+            (beam.logprob + step.logprob, beam, step)
+            for beam, entry in zip(self.open, entries, strict=True)
+            for step in (Step(entry, place) for place in range(1, len(entry.token_ids)))
+        ]
+        # Stable: of equal ones the better beam's come first, and the likelier token, which is that of the lower id.
+        continuations.sort(key=lambda one: -one[0])
+        candidates = continuations[: self.num_candidates]
+        width, length = self._params.beam_width, len(self.open[0].steps) + 1
+        is_last = length == self._params.max_tokens
+        ended = [self._beam(*one) for one in candidates[:width] if is_last or self._stops(one[2])]
+        self._ended = sorted(self._ended + ended, key=lambda beam: -self.score(beam))[:width]
+        going_on = [one for one in candidates if not self._stops(one[2])][:width]
+        self.open = [] if is_last else [self._beam(*one) for one in going_on]
+        self.is_done = not self.open or self._is_decided(length)
+
+    def score(self, beam: Beam) -> float:
+        """Return what beams are compared by at the end; higher is better."""
+        return self._normalized(beam.logprob, len(beam.steps))
+
+    def best(self) -> list[Beam]:
+        """Return at most `beam_width` beams, best first: those that have ended, and open ones if the search is cut."""
+        beams = self._ended if self.is_done else [*self._ended, *(beam for beam in self.open if beam.steps)]
+        return sorted(beams, key=lambda beam: -self.score(beam))[: self._params.beam_width]
+
+    def _stops(self, step: Step) -> bool:
+        return step.token_id in self._eos_token_ids
+
+    def _beam(self, logprob: float, beam: Beam, step: Step) -> Beam:
+        return Beam((*beam.steps, step), logprob, self._stops(step))
+
+    def _normalized(self, logprob: float, length: int) -> float:
+        return float(logprob / length**self._params.length_penalty)
+
+    def _is_decided(self, length: int) -> bool:
+        """True when going on is pointless: the best open beam is not expected to beat the worst that has ended."""
+        if len(self._ended) < self._params.beam_width:
+            return False
+        if self._params.early_stopping is True:
+            return True
+        is_exact = self._params.early_stopping == "never" and self._params.length_penalty > 0.0
+        best_length = self._params.max_tokens if is_exact else length
+        return self._normalized(self.open[0].logprob, best_length) <= self.score(self._ended[-1])
