@@ -48,6 +48,11 @@ class SpawnedEngine:
         self.timeline = timeline
         self._run_dir = run_dir
 
+    @property
+    def run_dir(self) -> Path:
+        """Private directory of the engine, which is removed with it."""
+        return self._run_dir.path
+
     def end(self) -> None:
         """Kill the core, if it still runs, and remove what it leaves behind; harmless the second time."""
         if self.child.fileno() >= 0:

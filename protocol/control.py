@@ -8,7 +8,7 @@ child is gone. Each message is a 4-byte little-endian length and a msgpack body.
 import msgspec
 
 from octavo.protocol import PROTOCOL_VERSION
-from octavo.protocol.config import CachePlan, DeviceFacts, ResolvedConfig
+from octavo.protocol.config import CachePlan, DeviceFacts, ResolvedConfig, ServerConfig
 
 
 class CoreSpec(msgspec.Struct, frozen=True, kw_only=True, tag="core"):
@@ -39,7 +39,24 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True, tag="worker"):
     version: int = PROTOCOL_VERSION
 
 
-LaunchSpec = CoreSpec | WorkerSpec
+class ServerSpec(msgspec.Struct, frozen=True, kw_only=True, tag="server"):
+    """Everything a further HTTP process (`--api-server-count`) is told when it starts."""
+
+    config: ServerConfig
+    """With the API keys in it, wherever they came from."""
+    address: str
+    """Where the core listens for frontends."""
+    listener_fd: int
+    """The socket to accept callers from, inherited."""
+    board_path: str
+    """The file with the metrics of all HTTP processes."""
+    row: int
+    """This process's own row in it, from 1: the first process has 0."""
+    log_level: str = "INFO"
+    version: int = PROTOCOL_VERSION
+
+
+LaunchSpec = CoreSpec | WorkerSpec | ServerSpec
 
 
 class Hello(msgspec.Struct, frozen=True, tag="hello"):
@@ -77,6 +94,10 @@ class CoreReady(msgspec.Struct, frozen=True, tag="core_ready"):
     plan: CachePlan
 
 
+class ServerReady(msgspec.Struct, frozen=True, tag="server_ready"):
+    """The HTTP process answers callers."""
+
+
 class StartupFailed(msgspec.Struct, frozen=True, tag="startup_failed"):
     """The child cannot start and exits; `message` is the root cause in one line."""
 
@@ -87,4 +108,4 @@ class StartupFailed(msgspec.Struct, frozen=True, tag="startup_failed"):
     traceback: str = ""
 
 
-ControlMessage = Hello | Progress | PhaseDone | WorkerReady | CoreReady | StartupFailed
+ControlMessage = Hello | Progress | PhaseDone | WorkerReady | CoreReady | ServerReady | StartupFailed

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections import deque
+from collections.abc import Sequence
 
 import msgspec
 
@@ -66,7 +67,14 @@ class Child:
         self._is_at_end = False
 
     @classmethod
-    def spawn(cls, module: str, spec: LaunchSpec, name: str, environment: dict[str, str] | None = None) -> "Child":
+    def spawn(
+        cls,
+        module: str,
+        spec: LaunchSpec,
+        name: str,
+        environment: dict[str, str] | None = None,
+        inherited: Sequence[int] = (),
+    ) -> "Child":
         """Start `python -P -m module` and hand it its launch spec.
 
         The kernel kills the child when the *thread* that called this ends: call it from a thread that
@@ -77,6 +85,7 @@ class Child:
             spec: what the child is to be.
             name: for messages: "core", "worker 0".
             environment: variables to set for the child, beside this process's own.
+            inherited: file descriptors that the child has under the same numbers.
         """
         reader, writer = os.pipe()
         try:
@@ -84,7 +93,7 @@ class Child:
                 [sys.executable, "-P", "-m", module, str(writer)],
                 stdin=subprocess.PIPE,
                 stdout=sys.stderr.fileno() if _has_fileno(sys.stderr) else None,
-                pass_fds=[writer],
+                pass_fds=[writer, *inherited],
                 env=child_environment(environment or {}),
             )
         except BaseException:

@@ -6,6 +6,7 @@ import socket
 import stat
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from octavo.frontend.http.tls import check_tls
 from octavo.protocol.config import ServerConfig
@@ -16,17 +17,27 @@ BACKLOG = 2048
 
 @dataclass(frozen=True)
 class Listener:
-    """A listening socket. Callers who come before the server is ready wait in its queue."""
+    """Listening sockets, one for each HTTP process. Callers who come before a process is ready wait in its queue.
 
-    socket: socket.socket
+    The kernel shares out the callers of one port among its sockets. This process keeps all of them open, so that the
+    queue of a process that has died waits for the one after it.
+    """
+
+    sockets: tuple[socket.socket, ...]
     url: str
     """How to reach it: `http://host:port`, `https://host:port` or `unix:PATH`."""
     path: Path | None = None
     """Of a Unix socket."""
 
+    @property
+    def socket(self) -> socket.socket:
+        """That of this process."""
+        return self.sockets[0]
+
     def close(self) -> None:
         """Stop listening, and remove the file of a Unix socket; harmless the second time."""
-        self.socket.close()
+        for one in self.sockets:
+            one.close()
         if self.path is not None:
             self.path.unlink(missing_ok=True)
 
@@ -39,20 +50,36 @@ def listen(config: ServerConfig) -> Listener:
     """
     scheme = "https" if check_tls(config) else "http"
     if config.uds is not None:
-        return _listen_unix(Path(config.uds))
+        return _listen_unix(Path(config.uds), config.api_server_count)
     try:
         family, _, _, _, address = socket.getaddrinfo(
             config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
-        bound = socket.create_server(address, family=family, backlog=BACKLOG)
+        sockets = _bind_tcp(family, address, config.api_server_count)
     except OSError as error:
         raise _bind_error(f"{config.host}:{config.port}", error) from None
-    port = bound.getsockname()[1]
+    port = sockets[0].getsockname()[1]
     host = f"[{config.host}]" if family == socket.AF_INET6 else config.host
-    return Listener(bound, f"{scheme}://{host}:{port}")
+    return Listener(sockets, f"{scheme}://{host}:{port}")
 
 
-def _listen_unix(path: Path) -> Listener:
+def _bind_tcp(family: int, address: Any, count: int) -> tuple[socket.socket, ...]:
+    """Return sockets that share one port.
+
+    Raises:
+        OSError: the port is taken.
+    """
+    first = socket.create_server(address, family=family, backlog=BACKLOG)
+    if count == 1:
+        return (first,)
+    # The port is ours alone, which sockets that can share it would not have found out. Now it is shared.
+    host, _, *rest = first.getsockname()
+    address = (host, first.getsockname()[1], *rest)
+    first.close()
+    return tuple(socket.create_server(address, family=family, backlog=BACKLOG, reuse_port=True) for _ in range(count))
+
+
+def _listen_unix(path: Path, count: int) -> Listener:
     _remove_stale(path)
     bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     # The mode must be right from the first moment: a later chmod would leave a gap.
@@ -65,7 +92,8 @@ def _listen_unix(path: Path) -> Listener:
         raise _bind_error(str(path), error) from None
     finally:
         os.umask(mask)
-    return Listener(bound, f"unix:{path}", path)
+    # One queue for all of them: Unix sockets cannot share a path.
+    return Listener((bound,) * count, f"unix:{path}", path)
 
 
 def _remove_stale(path: Path) -> None:

@@ -21,6 +21,8 @@ from octavo.frontend.http.listener import Listener
 from octavo.frontend.http.routes.engine import usable_directory
 from octavo.frontend.http.server import Server
 from octavo.frontend.http.serving import Serving
+from octavo.frontend.http.siblings import Siblings
+from octavo.frontend.metrics.board import Board
 from octavo.frontend.metrics.exporter import Metrics
 from octavo.frontend.metrics.log_line import INTERVAL_S, ThroughputLine
 from octavo.frontend.spawn import SpawnedEngine
@@ -65,34 +67,76 @@ def run(engine: SpawnedEngine, server: ServerConfig, listener: Listener) -> None
 
 async def _serve(engine: SpawnedEngine, config: ServerConfig, listener: Listener) -> None:
     async with _starting(engine) as client:
-        server = Server(make_app(make_serving(client, config), config, api_keys(config)), config, client)
-        # What lives from here on lives for good: the collector need not look at it again.
-        gc.collect()
-        gc.freeze()
-        gc.set_threshold(GC_THRESHOLD)
-        with _stop_signals(server.on_signal):
-            names = ", ".join(client.facts.served_model_names)
-            logger.info("engine address for further applications: %s", client.address)
-            logger.info("listening on %s, serving %s", listener.url, names)
-            lines = asyncio.create_task(_log_throughput(client)) if client.config.log_stats else None
-            await server.serve(sockets=[listener.socket])
-            if lines:
-                lines.cancel()
-        if server.engine_failure:
-            raise server.engine_failure
+        keys = api_keys(config)
+        board_path = engine.run_dir / "metrics"
+        board = Board.create(board_path, config.api_server_count) if config.api_server_count > 1 else None
+        server = make_server(client, config, keys, board)
+        siblings = Siblings(
+            config, keys, client.address, board_path, listener, lambda: client.failure is not None, server.fail
+        )
+        try:
+            with _interruptible():
+                await siblings.start()
+            await _serve_with(siblings, server, client, config, listener)
+        finally:
+            siblings.kill()
+        if server.failure:
+            raise server.failure
 
 
-def make_serving(client: AsyncClient, config: ServerConfig) -> Serving:
-    """Return what the routes answer from; the client's observer is its metrics.
+async def _serve_with(
+    siblings: Siblings, server: Server, client: AsyncClient, config: ServerConfig, listener: Listener
+) -> None:
+    """Serve until told to stop, and wait for the other processes to end as well."""
+
+    def on_signal(number: signal.Signals) -> None:
+        server.on_signal(number)
+        siblings.terminate()
+        # Closed here, for as long as one process has a socket open callers can connect to it.
+        listener.close()
+
+    with _stop_signals(on_signal):
+        names = ", ".join(client.facts.served_model_names)
+        logger.info("engine address for further applications: %s", client.address)
+        logger.info("listening on %s, serving %s", listener.url, names)
+        lines = asyncio.create_task(_log_throughput(client)) if client.config.log_stats else None
+        await server.serve(sockets=[listener.socket])
+        if lines:
+            lines.cancel()
+        await siblings.wait(config.shutdown_timeout)
+
+
+def make_server(client: AsyncClient, config: ServerConfig, keys: Sequence[str], board: Board | None = None) -> Server:
+    """Return a server for an engine, with everything that outlives its requests.
 
     Raises:
-        ConfigError: the chat template that the user chose cannot be read.
+        ConfigError: the chat template that the user chose cannot be read, or the profiler's directory not be used.
+    """
+    server = Server(make_app(make_serving(client, config, board), config, keys), config, client)
+    # What lives from here on lives for good: the collector need not look at it again.
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(GC_THRESHOLD)
+    return server
+
+
+def make_serving(client: AsyncClient, config: ServerConfig, board: Board | None = None) -> Serving:
+    """Return what the routes answer from; the client's observer is its metrics.
+
+    Args:
+        client: of the engine.
+        config: of the server.
+        board: where the metrics are counted; None: where no other process sees them.
+
+    Raises:
+        ConfigError: the chat template that the user chose cannot be read, or the profiler's directory not be used.
     """
     metrics = Metrics(
         client.config,
         num_blocks=client.facts.num_blocks,
         max_model_len=client.facts.max_model_len,
         has_vllm_names=config.enable_vllm_metrics,
+        board=board,
     )
     client.observer = metrics
     serving = Serving(
@@ -132,6 +176,23 @@ def _profiler_dir(config: ServerConfig) -> Path | None:
 @contextlib.asynccontextmanager
 async def _starting(engine: SpawnedEngine) -> AsyncIterator[AsyncClient]:
     """Wait for the engine; a signal meanwhile stops the start."""
+    with _interruptible():
+        client = await AsyncClient.follow(engine, on_progress=_log_progress)
+    try:
+        if client.engine:
+            logger.info("%s", client.engine.timeline.render())
+        yield client
+    finally:
+        await client.close()
+
+
+@contextlib.contextmanager
+def _interruptible() -> Iterator[None]:
+    """Let a signal end what is being waited for.
+
+    Raises:
+        Interrupted: it did.
+    """
     task = asyncio.current_task()
     assert task is not None
     received: list[signal.Signals] = []
@@ -142,17 +203,11 @@ async def _starting(engine: SpawnedEngine) -> AsyncIterator[AsyncClient]:
 
     try:
         with _stop_signals(on_signal):
-            client = await AsyncClient.follow(engine, on_progress=_log_progress)
+            yield
     except asyncio.CancelledError:
         if not received:
             raise
         raise Interrupted(received[0]) from None
-    try:
-        if client.engine:
-            logger.info("%s", client.engine.timeline.render())
-        yield client
-    finally:
-        await client.close()
 
 
 def _check_chat_template(serving: Serving) -> None:

@@ -15,7 +15,7 @@ from octavo.frontend.http.connection import Connection
 from octavo.frontend.http.listener import BACKLOG
 from octavo.frontend.http.tls import CertificateRefresh
 from octavo.protocol.config import ServerConfig
-from octavo.protocol.errors import EngineDeadError
+from octavo.protocol.errors import EngineDeadError, OctavoError
 
 logger = logging.getLogger(__name__)
 
@@ -82,8 +82,8 @@ class Server(uvicorn.Server):
                 ssl_cert_reqs=config.ssl_cert_reqs,
             )
         )
-        self.engine_failure: EngineDeadError | None = None
-        """Why the engine died, if it did."""
+        self.failure: OctavoError | None = None
+        """Why the server had to end, if it was not told to."""
         self._engine = engine
         self._shutdown_timeout_s = config.shutdown_timeout
         self._server_config = config
@@ -118,12 +118,19 @@ class Server(uvicorn.Server):
             if refresh:
                 refresh.look()
             if self._engine.failure:
-                self.engine_failure = self._engine.failure
-                self.should_exit = True
-                asyncio.get_running_loop().call_later(LAST_WORDS_S, self._cut)
+                self.fail(self._engine.failure)
                 continue
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stop.wait(), TICK_S)
+
+    def fail(self, cause: OctavoError) -> None:
+        """End at once: nothing can be served any more."""
+        if self.failure is None:
+            self.failure = cause
+            self.should_exit = True
+            self._stop.set()
+            self._engine.abort_all()
+            asyncio.get_running_loop().call_later(LAST_WORDS_S, self._cut)
 
     def _abort(self, why: str) -> None:
         """End all requests; their callers get what there is, with finish reason "abort"."""

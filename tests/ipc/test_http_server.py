@@ -173,7 +173,7 @@ def test_dead_engine_ends_the_server(anywhere: ServerConfig) -> None:
         listener.close()
         return server
 
-    assert str(asyncio.run(die()).engine_failure) == "the core was killed by SIGKILL"
+    assert str(asyncio.run(die()).failure) == "the core was killed by SIGKILL"
 
 
 def test_idle_connections_are_closed_and_busy_ones_are_not(
