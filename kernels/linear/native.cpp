@@ -11,13 +11,16 @@ namespace octavo {
 namespace {
 
 // Up to so many rows a weight is read once and each thread has a fixed part of its columns.
-constexpr int64_t kFewRows = 32;
-// Bytes of x that stay in a core's second-level cache, beside two panels, while all panels go over them.
-constexpr int64_t kRowBlockBytes = 384 * 1024;
+constexpr int64_t kFewRows = 128;
+// Rows of a piece above that, at most and at least: more do not stay in a core's second-level cache with their sums
+// while all panels go over them, and fewer would read a panel for too little work.
+constexpr int64_t kMaxRowBlock = kFewRows, kMinRowBlock = 30;
 // Above kFewRows the work is cut into at least so many pieces for each thread, so that all finish at about one time.
 constexpr int64_t kPiecesPerThread = 16;
-// Rows of a piece, at least: fewer would read a panel for too little work.
-constexpr int64_t kMinRowBlock = 30;
+// Steps of a slice, at most: all row tiles go over it before the next one, which is fetched meanwhile. Short ones (32 KB of
+// bf16) stay in a first-level cache and let memory and arithmetic overlap early. From kLongFrom rows on arithmetic is
+// all that counts, and what a tile spends on its running sums between two slices; long ones stay in the second level.
+constexpr int64_t kShortSlice = 128, kLongSlice = 288, kLongFrom = 48;
 
 inline F32x16 activate(Epilogue epilogue, F32x16 value) {
     switch (epilogue) {
@@ -28,12 +31,20 @@ inline F32x16 activate(Epilogue epilogue, F32x16 value) {
     }
 }
 
+// Some blocks of a panel, and of its ups where it has gates: what one thread computes for some rows.
+struct Piece {
+    int64_t panel;
+    int64_t first_block;
+    bool is_half;  // two blocks; otherwise all four
+};
+
 // One call of the operation.
 struct Product {
     const LinearArgs& args;
     const Tiles& tiles;
     int64_t width;        // columns that are written
     int64_t up_panels;    // panels from a gate to its up; 0 without silu_and_mul
+    int64_t num_slices;   // of a panel
 
     // Writes columns [column, column + count) of one row, of one vector at most.
     template <typename Element>
@@ -60,46 +71,93 @@ struct Product {
                 finish_vector<Element>(row, column + i, std::min<int64_t>(kLanes, count - i), sums + i, up_sums + i);
     }
 
-    // Computes some rows of one panel: all of it, or the two blocks from `first_block` on.
-    void panel(Range rows, int64_t index, int64_t first_block, bool is_half) const {
-        alignas(64) float sums[kMaxRows * kPanelOutputs], up_sums[kMaxRows * kPanelOutputs];
-        const Tile* by_rows = is_half ? tiles.half : tiles.whole;
-        const int64_t column = index * kPanelOutputs + first_block * kLanes;
-        const int64_t count = std::min(width - column, is_half ? kPanelOutputs / 2 : kPanelOutputs);
+    // The slice of this number, of whole groups: all slices of a panel are about as long.
+    Slice slice(const Piece& piece, int64_t number) const {
+        const PackedWeight& weight = args.weight;
+        const int64_t group = weight.group_steps(), num_groups = weight.num_steps() / group;
+        const int64_t begin = num_groups * number / num_slices * group;
+        const int64_t end = num_groups * (number + 1) / num_slices * group;
+        const char* weights = weight.panels + piece.panel * weight.panel_bytes() +
+                              piece.first_block * weight.block_bytes() + begin * weight.step_bytes();
+        return {weights, piece.panel, piece.first_block, begin, end};
+    }
+
+    // See `Ahead::per_row`.
+    uint64_t bytes_per_row(const Piece& piece, int64_t num_rows) const {
+        const int64_t step_bytes = args.weight.step_bytes() / (piece.is_half ? 2 : 1);
+        return (static_cast<uint64_t>(step_bytes) << 16) / static_cast<uint64_t>(num_rows);
+    }
+
+    // Adds up all slices of a panel, each for all rows, while the one after it is fetched, in the end the first of
+    // `next`. `done` is called with the rows of each tile as soon as they have all their sums.
+    template <typename Done>
+    void add_up(Range rows, const Piece& piece, const Piece& next, float* sums, Done done) const {
+        const Tile* by_rows = piece.is_half ? tiles.half : tiles.whole;
         const int64_t num_rows = rows.end - rows.begin;
         const int64_t num_tiles = (num_rows + kMaxRows - 1) / kMaxRows;
-        for (int64_t i = 0; i < num_tiles; ++i) {  // tiles of sizes that differ by one at most
-            const Range tile{rows.begin + num_rows * i / num_tiles, rows.begin + num_rows * (i + 1) / num_tiles};
-            const Tile compute = by_rows[tile.end - tile.begin - 1];
-            compute(args, tile.begin, index, first_block, sums);
-            if (up_panels != 0) compute(args, tile.begin, index + up_panels, first_block, up_sums);
+        Ahead ahead{nullptr, bytes_per_row(piece, num_rows), 0};
+        for (int64_t number = 0; number < num_slices; ++number) {
+            const bool is_last = number + 1 == num_slices;
+            const Slice present = slice(piece, number);
+            ahead.position = 0;
+            ahead.next = (is_last ? slice(next, 0) : slice(piece, number + 1)).weights;
+            for (int64_t i = 0; i < num_tiles; ++i) {  // tiles of sizes that differ by one at most
+                const Range tile{num_rows * i / num_tiles, num_rows * (i + 1) / num_tiles};
+                by_rows[tile.end - tile.begin - 1](
+                    args, present, rows.begin + tile.begin, sums + tile.begin * kPanelOutputs, ahead);
+                if (is_last) done(tile);
+            }
+        }
+    }
+
+    // Computes some rows of a piece, kMaxRowBlock at most, and fetches the beginning of the next one.
+    void compute(Range rows, const Piece& piece, const Piece& next) const {
+        alignas(64) float sums[kMaxRowBlock * kPanelOutputs], up_sums[kMaxRowBlock * kPanelOutputs];
+        const int64_t column = piece.panel * kPanelOutputs + piece.first_block * kLanes;
+        const int64_t count = std::min(width - column, piece.is_half ? kPanelOutputs / 2 : kPanelOutputs);
+        const auto finish_tile = [&](Range tile) {
+            const Range tile_rows{rows.begin + tile.begin, rows.begin + tile.end};
+            const int64_t first = tile.begin * kPanelOutputs;
             if (args.out.type == Type::bf16)
-                finish<bf16>(tile, column, count, sums, up_sums);
+                finish<bf16>(tile_rows, column, count, sums + first, up_sums + first);
             else
-                finish<float>(tile, column, count, sums, up_sums);
+                finish<float>(tile_rows, column, count, sums + first, up_sums + first);
+        };
+        if (up_panels != 0) {
+            const Piece up{piece.panel + up_panels, piece.first_block, piece.is_half};
+            add_up(rows, piece, up, sums, [](Range) {});
+            add_up(rows, up, next, up_sums, finish_tile);
+        } else {
+            add_up(rows, piece, next, sums, finish_tile);
         }
     }
 
     // Each thread has its part of the half panels.
     void few_rows(int64_t num_rows, const Thread& thread) const {
         const Range halves = thread.share((width + kPanelOutputs / 2 - 1) / (kPanelOutputs / 2));
+        const auto piece_at = [&](int64_t half) {
+            return Piece{half / 2, half % 2 * (kBlocks / 2), half % 2 != 0 || half + 1 == halves.end};
+        };
         for (int64_t half = halves.begin; half < halves.end;) {
-            const bool is_half = half % 2 != 0 || half + 1 == halves.end;
-            panel({0, num_rows}, half / 2, half % 2 * (kBlocks / 2), is_half);
-            half += is_half ? 1 : 2;
+            const Piece piece = piece_at(half);
+            half += piece.is_half ? 1 : 2;
+            compute({0, num_rows}, piece, half < halves.end ? piece_at(half) : piece);
         }
     }
 
     // Threads take pieces, a block of rows by a panel, until there are none.
     void many_rows(int64_t num_rows, const Thread& thread) const {
         const int64_t num_panels = (width + kPanelOutputs - 1) / kPanelOutputs;
-        const int64_t for_cache = (num_rows * args.x.row_bytes + kRowBlockBytes - 1) / kRowBlockBytes;
+        const int64_t least = (num_rows + kMaxRowBlock - 1) / kMaxRowBlock;
         const int64_t for_threads = (kPiecesPerThread * thread.count + num_panels - 1) / num_panels;
-        const int64_t most = std::max<int64_t>(num_rows / kMinRowBlock, 1);
-        const int64_t num_blocks = std::min(std::max(for_cache, for_threads), most);
-        for (int64_t piece = thread.take(); piece < num_blocks * num_panels; piece = thread.take()) {
-            const int64_t block = piece / num_panels;
-            panel({num_rows * block / num_blocks, num_rows * (block + 1) / num_blocks}, piece % num_panels, 0, false);
+        const int64_t num_blocks = std::max(least, std::min(for_threads, num_rows / kMinRowBlock));
+        const int64_t num_pieces = num_blocks * num_panels;
+        int64_t next = thread.take();
+        for (int64_t piece = next; piece < num_pieces; piece = next) {
+            next = thread.take();
+            const int64_t block = piece / num_panels, next_panel = (next < num_pieces ? next : piece) % num_panels;
+            compute({num_rows * block / num_blocks, num_rows * (block + 1) / num_blocks},
+                    {piece % num_panels, 0, false}, {next_panel, 0, false});
         }
     }
 };
@@ -107,9 +165,15 @@ struct Product {
 }  // namespace
 
 void run(const LinearArgs& args, const Step& step, const Thread& thread) {
+    if (step.num_rows == 0) return;
     const bool is_gated = args.epilogue == Epilogue::silu_and_mul;
     const int64_t width = is_gated ? args.weight.num_outputs / 2 : args.weight.num_outputs;
-    const Product product{args, tiles_for(args.weight), width, is_gated ? width / kPanelOutputs : 0};
+    const PackedWeight& weight = args.weight;
+    const int64_t num_groups = weight.num_steps() / weight.group_steps();
+    const int64_t most_steps = std::max(step.num_rows < kLongFrom ? kShortSlice : kLongSlice, weight.group_steps());
+    const int64_t groups_per_slice = most_steps / weight.group_steps();
+    const int64_t num_slices = (num_groups + groups_per_slice - 1) / groups_per_slice;
+    const Product product{args, tiles_for(weight), width, is_gated ? width / kPanelOutputs : 0, num_slices};
     if (step.num_rows <= kFewRows)
         product.few_rows(step.num_rows, thread);
     else

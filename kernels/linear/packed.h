@@ -46,16 +46,29 @@ struct PackedWeight {
 
     int64_t num_groups() const { return (num_inputs + group_size - 1) / group_size; }
 
-    int64_t panel_bytes() const {
+    // Inputs of a step.
+    int64_t step_inputs() const {
         switch (kind) {
-            case Kind::bf16: return (num_inputs + 1) / 2 * 2 * kPanelOutputs * 2;
-            case Kind::f32: return num_inputs * kPanelOutputs * 4;
-            case Kind::f16: return num_inputs * kPanelOutputs * 2;
-            case Kind::u8: return num_groups() * group_size * kPanelOutputs;
-            case Kind::u4: return num_groups() * group_size * kPanelOutputs / 2;
+            case Kind::bf16: return 2;
+            case Kind::f32:
+            case Kind::f16: return 1;
+            case Kind::u8: return 4;
+            case Kind::u4: break;
         }
-        return 0;
+        return 8;
     }
+
+    int64_t block_bytes() const { return kind == Kind::f16 ? 32 : 64; }
+    int64_t step_bytes() const { return kBlocks * block_bytes(); }
+
+    // Steps of a group; 1 unless quantized.
+    int64_t group_steps() const { return is_quantized(kind) ? group_size / step_inputs() : 1; }
+
+    int64_t num_steps() const {
+        return is_quantized(kind) ? num_groups() * group_steps() : (num_inputs + step_inputs() - 1) / step_inputs();
+    }
+
+    int64_t panel_bytes() const { return num_steps() * step_bytes(); }
 };
 
 // What is done to the sums (and bias) of an output before it is written.

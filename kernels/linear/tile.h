@@ -1,7 +1,8 @@
-// The innermost loops: the sums of a few rows and some blocks of one panel, over all inputs.
+// The innermost loops: the sums of a few rows and some blocks of one panel, over a slice of the inputs.
 //
-// Each sum has a lane of its own for the whole loop and takes its inputs in ascending order, whatever tile it is
-// part of. So a row's bits depend on neither the other rows, nor how rows and columns are shared out.
+// Each sum has a lane of its own and takes its inputs in ascending order, whatever tile it is part of and however the
+// inputs are cut: between two slices it is stored and loaded again, which changes no bit. So a row's bits depend on
+// neither the other rows, nor how rows, columns and inputs are shared out.
 // Knows nothing of bias, epilogue and threads.
 #pragma once
 
@@ -42,18 +43,56 @@ constexpr int max_quantized_blocks([[maybe_unused]] int rows) {
 #endif
 }
 
-// Bytes between what is multiplied and what is fetched ahead: the hardware's prefetchers start too late after the
-// gap from one thread's part of the weight to the next.
-constexpr int64_t kPrefetchBytes = 8192;
+// What is fetched into the second-level cache while a slice is computed: the slice that comes after it. It is spread
+// evenly over all row tiles that go over the present slice, in proportion to their rows, so that the memory is never
+// idle while there is something to compute. Each step of a tile fetches its part, which need not be whole lines: some
+// lines are asked for twice, which costs less than a branch that goes now this way, now that.
+struct Ahead {
+    const char* next;
+    uint64_t per_row;   // bytes for each row of a step of a tile, times 2^16
+    uint64_t position;  // bytes fetched, times 2^16; the other half of a panel not counted
 
-template <int64_t kBytes>
-inline void prefetch(const char* p) {
-    for (int64_t line = 0; line < kBytes; line += 64) __builtin_prefetch(p + kPrefetchBytes + line);
-}
+    // To be called in each step of a tile of kRows rows; kLines of the kStepBytes of a step are wanted.
+    template <int kRows, int kLines, int64_t kStepBytes>
+    void fetch() {
+        const uint64_t part = per_row * kRows;
+        fetch_line<kLines, kStepBytes>(0);
+        if (part > 64 << 16) fetch_line<kLines, kStepBytes>(64);
+        if (part > 128 << 16) {
+            fetch_line<kLines, kStepBytes>(128);
+            fetch_line<kLines, kStepBytes>(192);
+        }
+        position += part;
+    }
 
-// Computes the sums of rows [first_row, first_row + rows) of x with some blocks of a panel, beginning with
-// `first_block`, into `sums`: 64 floats for each row.
-using Tile = void (*)(const LinearArgs& args, int64_t first_row, int64_t panel, int64_t first_block, float* sums);
+    // The same once for all steps of a group of a quantized weight, where a group is short and each step counts.
+    template <int kRows, int kLines, int64_t kStepBytes>
+    void fetch_group(int64_t num_steps) {
+        const uint64_t part = per_row * kRows * static_cast<uint64_t>(num_steps);
+        for (uint64_t byte = 0; byte < part >> 16; byte += 64) fetch_line<kLines, kStepBytes>(byte);
+        position += part;
+    }
+
+    template <int kLines, int64_t kStepBytes>
+    void fetch_line(uint64_t ahead) const {
+        constexpr uint64_t kWanted = kLines * 64;
+        const uint64_t byte = (position >> 16) + ahead;
+        __builtin_prefetch(next + (kWanted == kStepBytes ? byte : byte / kWanted * kStepBytes + byte % kWanted), 0, 2);
+    }
+};
+
+// Some steps of some blocks of one panel.
+struct Slice {
+    const char* weights;  // the first of the blocks in the first of the steps
+    int64_t panel;
+    int64_t first_block;
+    int64_t begin;        // steps, whole groups of them where the weight is quantized
+    int64_t end;
+};
+
+// Adds the products of rows [first_row, first_row + rows) of x with a slice to `sums`: 64 floats for each row. A slice
+// that begins with step 0 begins the sums.
+using Tile = void (*)(const LinearArgs& args, const Slice& slice, int64_t first_row, float* sums, Ahead& ahead);
 
 struct Bf16Format {
     static constexpr int64_t kInputs = 2;
@@ -78,29 +117,45 @@ struct FloatFormat {
     static F32x16 add_products(F32x16 sums, Vector weights, Vector inputs) { return fma(weights, inputs, sums); }
 };
 
+// The running sums of a tile: zeros, or as the slice before has left them.
+template <int kRows, int kTileBlocks>
+inline void begin_tile(F32x16 (&tile)[kRows][kTileBlocks], const Slice& slice, const float* sums) {
+    OCTAVO_UNROLL for (int row = 0; row < kRows; ++row)
+        OCTAVO_UNROLL for (int block = 0; block < kTileBlocks; ++block)
+            tile[row][block] = slice.begin == 0 ? zero() : load(sums + row * kPanelOutputs + block * kLanes);
+}
+
+template <int kRows, int kTileBlocks>
+inline void end_tile(const F32x16 (&tile)[kRows][kTileBlocks], float* sums) {
+    OCTAVO_UNROLL for (int row = 0; row < kRows; ++row)
+        OCTAVO_UNROLL for (int block = 0; block < kTileBlocks; ++block)
+            store(sums + row * kPanelOutputs + block * kLanes, tile[row][block]);
+}
+
 // The tiles of a weight that is not quantized.
 template <typename Format>
 struct FloatTiles {
     static constexpr int max_blocks(int rows) { return max_float_blocks(rows); }
 
-    template <int kRows, int kTileBlocks, int kCount>
-    static void compute(const LinearArgs& args, int64_t first_row, int64_t panel, int64_t first_block, float* sums) {
+    // Computes kTileBlocks blocks, from the one after kSkipped others on, of the kCount that a slice is for.
+    template <int kRows, int kTileBlocks, int kCount, int kSkipped>
+    static void compute(const LinearArgs& args, const Slice& slice, int64_t first_row, float* sums, Ahead& ahead) {
         constexpr int64_t kStepBytes = kBlocks * Format::kBlockBytes;
-        const char* weights =
-            args.weight.panels + panel * args.weight.panel_bytes() + first_block * Format::kBlockBytes;
-        const char* x = args.x.row<const char>(first_row);
+        constexpr int kLines = kCount * Format::kBlockBytes / 64;
+        const char* weights = slice.weights + kSkipped * Format::kBlockBytes;
+        const char* x = args.x.row<const char>(first_row) + slice.begin * 4;
         const int64_t row_bytes = args.x.row_bytes;
-        const int64_t num_steps = args.weight.num_inputs / Format::kInputs;
+        const int64_t whole_steps = std::min(slice.end, args.weight.num_inputs / Format::kInputs);
 
         F32x16 tile[kRows][kTileBlocks];
-        OCTAVO_UNROLL for (int row = 0; row < kRows; ++row)
-            OCTAVO_UNROLL for (int block = 0; block < kTileBlocks; ++block) tile[row][block] = zero();
+        begin_tile(tile, slice, sums);
+        Ahead fetching = ahead;
 
-        for (int64_t step = 0; step < num_steps; ++step, weights += kStepBytes, x += 4) {
+        for (int64_t step = slice.begin; step < whole_steps; ++step, weights += kStepBytes, x += 4) {
             typename Format::Vector blocks[kTileBlocks];
             OCTAVO_UNROLL for (int block = 0; block < kTileBlocks; ++block)
                 blocks[block] = Format::weights(weights + block * Format::kBlockBytes);
-            prefetch<kCount * Format::kBlockBytes>(weights - first_block % kCount * Format::kBlockBytes);
+            if constexpr (kSkipped == 0) fetching.fetch<kRows, kLines, kStepBytes>();
             OCTAVO_UNROLL for (int row = 0; row < kRows; ++row) {
                 const auto inputs = Format::inputs(load_word(x + row * row_bytes));
                 OCTAVO_UNROLL for (int block = 0; block < kTileBlocks; ++block)
@@ -108,7 +163,7 @@ struct FloatTiles {
             }
         }
         if constexpr (Format::kInputs == 2) {
-            if (args.weight.num_inputs % 2 != 0) {  // the last input without its pair: nothing beyond a row is read
+            if (whole_steps < slice.end) {  // the last input without its pair: nothing beyond a row is read
                 OCTAVO_UNROLL for (int row = 0; row < kRows; ++row) {
                     uint16_t last;
                     std::memcpy(&last, x + row * row_bytes, sizeof last);
@@ -119,9 +174,8 @@ struct FloatTiles {
                 }
             }
         }
-        OCTAVO_UNROLL for (int row = 0; row < kRows; ++row)
-            OCTAVO_UNROLL for (int block = 0; block < kTileBlocks; ++block)
-                store(sums + row * kPanelOutputs + block * kLanes, tile[row][block]);
+        ahead = fetching;
+        end_tile(tile, sums);
     }
 };
 
@@ -147,31 +201,35 @@ template <typename Format, bool kIsAffine>
 struct QuantizedTiles {
     static constexpr int max_blocks(int rows) { return max_quantized_blocks(rows); }
 
-    template <int kRows, int kTileBlocks, int kCount>
-    static void compute(const LinearArgs& args, int64_t first_row, int64_t panel, int64_t first_block, float* sums) {
+    template <int kRows, int kTileBlocks, int kCount, int kSkipped>
+    static void compute(const LinearArgs& args, const Slice& slice, int64_t first_row, float* sums, Ahead& ahead) {
         constexpr int64_t kStepBytes = kBlocks * kVectorBytes;
         const PackedWeight& weight = args.weight;
-        const int64_t num_groups = weight.num_groups(), num_steps = weight.group_size / (4 * Format::kWords);
-        const char* weights = weight.panels + panel * weight.panel_bytes() + first_block * kVectorBytes;
-        const int64_t first_scale = panel * num_groups * kPanelOutputs + first_block * kLanes;
-        const char* x = args.x.row<const char>(first_row);
+        const int64_t num_steps = weight.group_steps(), end = slice.end / num_steps;
+        const char* weights = slice.weights + kSkipped * kVectorBytes;
+        const int64_t first_scale =
+            slice.panel * weight.num_groups() * kPanelOutputs + (slice.first_block + kSkipped) * kLanes;
+        const char* x = args.x.row<const char>(first_row) + slice.begin * 4 * Format::kWords;
         const float* x_scales = args.x_scales.row<const float>(first_row);
         const int32_t* x_sums = args.x_sums.row<const int32_t>(first_row);
         const int64_t row_bytes = args.x.row_bytes;
         const int64_t scales_stride = args.x_scales.row_bytes / 4, sums_stride = args.x_sums.row_bytes / 4;
+        // Few rows use a group up so fast that all of its lines at once would have to wait for one another.
+        const bool in_each_step = ahead.per_row * kRows > 64 << 16;
 
         F32x16 totals[kRows][kTileBlocks];
-        OCTAVO_UNROLL for (int row = 0; row < kRows; ++row)
-            OCTAVO_UNROLL for (int block = 0; block < kTileBlocks; ++block) totals[row][block] = zero();
+        begin_tile(totals, slice, sums);
+        Ahead fetching = ahead;
 
-        for (int64_t group = 0; group < num_groups; ++group) {
+        for (int64_t group = slice.begin / num_steps; group < end; ++group) {
             I32x16 tile[kRows][kTileBlocks];
             OCTAVO_UNROLL for (int row = 0; row < kRows; ++row) {
                 const I32x16 start = set1_i32(-weight.offset * x_sums[row * sums_stride + group]);
                 OCTAVO_UNROLL for (int block = 0; block < kTileBlocks; ++block) tile[row][block] = start;
             }
+            if (kSkipped == 0 && !in_each_step) fetching.fetch_group<kRows, kCount, kStepBytes>(num_steps);
             for (int64_t step = 0; step < num_steps; ++step, weights += kStepBytes) {
-                prefetch<kCount * kVectorBytes>(weights - first_block % kCount * kVectorBytes);
+                if (kSkipped == 0 && in_each_step) fetching.fetch<kRows, kCount, kStepBytes>();
                 OCTAVO_UNROLL for (int word = 0; word < Format::kWords; ++word, x += 4) {
                     Quads blocks[kTileBlocks];
                     OCTAVO_UNROLL for (int block = 0; block < kTileBlocks; ++block)
@@ -197,22 +255,23 @@ struct QuantizedTiles {
                 }
             }
         }
-        OCTAVO_UNROLL for (int row = 0; row < kRows; ++row)
-            OCTAVO_UNROLL for (int block = 0; block < kTileBlocks; ++block)
-                store(sums + row * kPanelOutputs + block * kLanes, totals[row][block]);
+        ahead = fetching;
+        end_tile(totals, sums);
     }
 };
 
 // ---- The choice of a tile --------------------------------------------------------------------------------------
 
-// Computes kCount blocks of a panel, several after the other where the registers hold fewer. The first ones fetch the
-// others' weights too: memory is read in one stream, and the rest comes from the cache.
+// Computes kCount blocks of a slice, several after the other where the registers hold fewer. The first ones fetch the
+// others' weights too: memory is read in one stream.
 template <typename Family, int kRows, int kCount>
-void in_blocks(const LinearArgs& args, int64_t first_row, int64_t panel, int64_t first_block, float* sums) {
+void in_blocks(const LinearArgs& args, const Slice& slice, int64_t first_row, float* sums, Ahead& ahead) {
     constexpr int kTileBlocks = Family::max_blocks(kRows) < kCount ? Family::max_blocks(kRows) : kCount;
-    for (int block = 0; block < kCount; block += kTileBlocks)
-        Family::template compute<kRows, kTileBlocks, kCount>(
-            args, first_row, panel, first_block + block, sums + block * kLanes);
+    [&]<int... kTile>(std::integer_sequence<int, kTile...>) {
+        (Family::template compute<kRows, kTileBlocks, kCount, kTile * kTileBlocks>(
+             args, slice, first_row, sums + kTile * kTileBlocks * kLanes, ahead),
+         ...);
+    }(std::make_integer_sequence<int, kCount / kTileBlocks>{});
 }
 
 // The tiles of one kind of weight: of a whole panel or of half of one, by the number of rows less one.

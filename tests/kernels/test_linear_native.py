@@ -52,11 +52,28 @@ def test_every_number_of_rows(native_library: NativeLibrary, dtype: torch.dtype)
         assert torch.equal(multiply(native_library, x[:rows], packed, num_threads=2), whole[:rows]), rows
 
 
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("inputs", [577, 1200])
+def test_slices_of_any_length_give_the_same_sums(
+    native_library: NativeLibrary, inputs: int, dtype: torch.dtype
+) -> None:
+    """More rows are multiplied in longer slices, and by tiles of other sizes."""
+    weight = random(128, inputs, dtype=dtype, seed=1)
+    packed = pack(native_library, weight)
+    x = rows_for(packed, 300)
+    assert_product(native_library, x, packed, product(x, weight), TOLERANCE)
+    for epilogue in ("none", "silu_and_mul"):
+        whole = multiply(native_library, x, packed, epilogue=epilogue)
+        for rows in (1, 6, 7, 29, 47, 48, 64, 127, 128, 129, 256):
+            alone = multiply(native_library, x[-rows:], packed, epilogue=epilogue, num_threads=2)
+            assert torch.equal(alone, whole[-rows:]), rows
+
+
 @settings(deadline=None, max_examples=25)
 @given(
-    inputs=st.integers(1, 150),
+    inputs=st.one_of(st.integers(1, 150), st.integers(200, 1300)),
     outputs=st.integers(1, 200),
-    rows=st.integers(1, 80),
+    rows=st.integers(1, 150),
     dtype=st.sampled_from(FLOATS),
     has_bias=st.booleans(),
 )

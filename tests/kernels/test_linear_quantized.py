@@ -77,6 +77,18 @@ def test_every_number_of_rows(native_library: NativeLibrary, bits: int) -> None:
         assert torch.equal(multiply(native_library, x[:rows], packed, num_threads=2), whole[:rows]), rows
 
 
+@pytest.mark.parametrize(("bits", "group_size"), [(8, 32), (8, 128), (4, 16), (4, 128)])
+def test_slices_of_any_length_give_the_same_sums(native_library: NativeLibrary, bits: int, group_size: int) -> None:
+    weight = quantized(128, 1500, bits=bits, group_size=group_size, offset=0, affine=True)
+    packed = pack_quantized(native_library, weight)
+    x = random(150, 1500)
+    assert_product(native_library, x, packed, product(x, weight), TOLERANCE)
+    whole = multiply(native_library, x, packed, epilogue="silu_and_mul")
+    for rows in (1, 7, 29, 47, 48, 64, 128, 129):
+        alone = multiply(native_library, x[-rows:], packed, epilogue="silu_and_mul", num_threads=2)
+        assert torch.equal(alone, whole[-rows:]), rows
+
+
 def test_the_largest_products_are_exact(native_library: NativeLibrary) -> None:
     """Nothing saturates: all levels and all inputs at their ends."""
     for level, x in [(255, 1.0), (255, -1.0), (0, -1.0)]:
@@ -89,7 +101,7 @@ def test_the_largest_products_are_exact(native_library: NativeLibrary) -> None:
 
 @settings(deadline=None, max_examples=25)
 @given(
-    inputs=st.integers(1, 150),
+    inputs=st.one_of(st.integers(1, 150), st.integers(900, 2500)),
     outputs=st.integers(1, 200),
     rows=st.integers(1, 60),
     bits=st.sampled_from([4, 8]),
