@@ -32,6 +32,7 @@ class NativeLibrary:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._library = ctypes.CDLL(str(path))
+        self._operations: dict[tuple[str, type[Arguments]], int] = {}
         level = self.function("isa_level", [], ctypes.c_char_p)
         self.isa: str = level().decode()
         """The level that the code was compiled for."""
@@ -52,11 +53,14 @@ class NativeLibrary:
         Raises:
             TypeError: its arguments do not have the size that C++ expects.
         """
+        if (known := self._operations.get((name, arguments))) is not None:
+            return known
         size, expected = ctypes.sizeof(arguments), self.function(f"{name}_args_size", [], ctypes.c_int64)()
         if size != expected:
             raise TypeError(f"{name}: the arguments have {size} bytes in Python and {expected} in C++")
         address = ctypes.cast(getattr(self._library, f"octavo_{name}"), ctypes.c_void_p).value
         assert address is not None
+        self._operations[name, arguments] = address
         return address
 
 

@@ -3,9 +3,11 @@
 Knows no request and samples nothing: arrays go in, the logits of chosen rows come out.
 """
 
-from typing import Protocol
+import ctypes
+from typing import Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -112,7 +114,7 @@ class NativeForward:
 
     def logits(self, rows: Ints) -> Tensor:
         """See `Forward`."""
-        step = StepArguments(num_rows=len(rows), token_ids=rows.ctypes.data)
+        step = StepArguments(num_rows=len(rows), token_ids=_address(rows))
         self.head.run(step, self._threads.choose(self.head.work * len(rows)))
         return self._logits_RV[: len(rows)]
 
@@ -150,15 +152,24 @@ def build_forward(
 
 def step_arguments(inputs: StepInputs) -> StepArguments:
     """Return the step as C++ reads it; the arrays must outlive it."""
-    assert inputs.block_table_RP.flags.c_contiguous and inputs.block_table_RP.dtype == np.int32
+    assert inputs.block_table_RP.dtype == np.int32
     return StepArguments(
         num_rows=len(inputs.token_ids_T),
-        token_ids=inputs.token_ids_T.ctypes.data,
-        positions=inputs.positions_T.ctypes.data,
-        slots=inputs.slot_mapping_T.ctypes.data,
+        token_ids=_address(inputs.token_ids_T),
+        positions=_address(inputs.positions_T),
+        slots=_address(inputs.slot_mapping_T),
         num_requests=len(inputs.context_lens),
-        query_starts=inputs.query_starts.ctypes.data,
-        context_lens=inputs.context_lens.ctypes.data,
-        block_table=inputs.block_table_RP.ctypes.data,
+        query_starts=_address(inputs.query_starts),
+        context_lens=_address(inputs.context_lens),
+        block_table=_address(inputs.block_table_RP),
         block_table_width=inputs.block_table_RP.shape[1],
     )
+
+
+def _address(array: npt.NDArray[Any]) -> int:
+    """Return where a contiguous array lies.
+
+    perf: `array.ctypes.data` runs through half a page of Python, seven times a step.
+    """
+    assert array.flags.c_contiguous
+    return ctypes.addressof(ctypes.c_char.from_buffer(array))
