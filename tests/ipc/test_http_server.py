@@ -58,6 +58,18 @@ def test_port_in_use_is_said_at_once(anywhere: ServerConfig) -> None:
     listen(ServerConfig(port=port)).close()
 
 
+def test_several_processes_share_a_port_that_nobody_else_can_have(anywhere: ServerConfig) -> None:
+    several = listen(ServerConfig(port=0, api_server_count=3))
+    (port,) = {bound.getsockname()[1] for bound in several.sockets}
+    try:
+        for count in (1, 2):
+            with pytest.raises(StartupError, match=f"127.0.0.1:{port} is in use"):
+                listen(ServerConfig(port=port, api_server_count=count))
+    finally:
+        several.close()
+    listen(ServerConfig(port=port, api_server_count=2)).close()
+
+
 @pytest.mark.parametrize(("host", "reason"), [("192.0.2.1", "no address of this machine"), ("no host", "cannot be")])
 def test_hosts_that_cannot_be_bound(host: str, reason: str) -> None:
     with pytest.raises(StartupError, match=reason):

@@ -1,0 +1,140 @@
+"""`--api-server-count`: several HTTP processes before one engine are one server to callers, monitors and signals."""
+
+import contextlib
+import os
+import re
+import signal
+import time
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import pytest
+from servers import Server, descendants, left_after, serve
+from tiny_models import make_tiny
+
+SMALL = ["--dtype", "float32", "--max-model-len", "256", "--max-num-seqs", "4", "--served-model-name", "tiny"]
+ASK = {"model": "tiny", "prompt": [5, 6, 7], "max_tokens": 4, "temperature": 0, "ignore_eos": True}
+COUNT = 3
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny("LlamaForCausalLM", tmp_path_factory.mktemp("model"))
+
+
+@contextlib.contextmanager
+def several(model: Path, *flags: str) -> Iterator[Server]:
+    with serve(model, *SMALL, "--api-server-count", str(COUNT), *flags) as server:
+        yield server.wait_until_ready()
+
+
+def siblings(server: Server) -> list[int]:
+    """Process ids of the further HTTP processes."""
+    return [pid for pid in descendants(server.process.pid) if "http.sibling" in command(pid)]
+
+
+def command(pid: int) -> str:
+    with contextlib.suppress(FileNotFoundError):
+        return Path(f"/proc/{pid}/cmdline").read_text()
+    return ""
+
+
+def until(condition, timeout_s: float = 30) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come true"
+        time.sleep(0.05)
+
+
+def sample(text: str, name: str) -> float:
+    return sum(float(value) for value in re.findall(rf"^{name}(?:{{.*}})? (\S+)$", text, re.M))
+
+
+def test_they_share_the_work_and_every_one_tells_the_metrics_of_all(model: Path) -> None:
+    with several(model) as server:
+        assert len(siblings(server)) == COUNT - 1
+        with ThreadPoolExecutor(8) as pool:
+            statuses = Counter(pool.map(lambda _: server.post("/v1/completions", ASK).status_code, range(48)))
+        assert statuses == {200: 48}
+        until(lambda: sample(server.get("/metrics").text, "octavo:generation_tokens_total") == 48 * 4)
+        texts = {server.get("/metrics").text for _ in range(12)}  # each on a connection, and so a process, of its own
+        assert len(texts) == 1
+        text = texts.pop()
+        assert sample(text, "octavo:request_success_total") == 48
+        assert sample(text, "octavo:e2e_request_latency_seconds_count") == 48
+        assert sample(text, "octavo:prompt_tokens_total") == 48 * 3
+        assert server.get("/load").json() == {"server_load": 0}
+
+
+def test_one_that_is_killed_is_replaced_and_keeps_its_share_of_the_metrics(model: Path) -> None:
+    with several(model) as server:
+        for _ in range(12):
+            server.post("/v1/completions", ASK)
+        before = siblings(server)
+        os.kill(before[0], signal.SIGKILL)
+        until(lambda: len(siblings(server)) == COUNT - 1 and before[0] not in siblings(server))
+        # Those whose queue waited for the new process are answered as well.
+        assert {server.post("/v1/completions", ASK).status_code for _ in range(12)} == {200}
+        assert sample(server.get("/metrics").text, "octavo:request_success_total") == 24
+        assert "was ended by SIGKILL" in server.output
+        pids = descendants(server.process.pid)
+        server.signal(signal.SIGTERM)
+        assert server.wait(20) == 0
+        assert left_after(pids, 2.0) == []
+
+
+def test_those_that_keep_dying_end_the_server_with_the_cause(model: Path) -> None:
+    with several(model) as server:
+        pids = descendants(server.process.pid)
+        while server.process.poll() is None:
+            for pid in siblings(server):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.05)
+        assert server.wait(20) == 1
+        assert "HTTP process" in server.last_line and "SIGKILL" in server.last_line
+        assert left_after(pids, 2.0) == []
+
+
+def test_a_signal_drains_all_of_them(model: Path) -> None:
+    long = ASK | {"max_tokens": 250}
+    # One at a time, so that most of them still wait when the signal comes.
+    with several(model, "--max-num-seqs", "1") as server, ThreadPoolExecutor(12) as pool:
+        asked = [pool.submit(server.post, "/v1/completions", long) for _ in range(12)]
+        until(lambda: server.get("/load").json()["server_load"] >= 8)
+        pids = descendants(server.process.pid)
+        server.signal(signal.SIGTERM)
+        reasons = [future.result().json()["choices"][0]["finish_reason"] for future in asked]
+        assert reasons == ["length"] * 12
+        assert server.wait(20) == 0
+        assert left_after(pids, 2.0) == []
+        assert server.output.count("requests are left to finish") == 1
+        with pytest.raises(httpx.ConnectError):
+            server.get("/health")
+
+
+@pytest.mark.parametrize("who", ["first", "core"])
+def test_a_death_that_cannot_be_survived_leaves_no_process(model: Path, who: str) -> None:
+    with several(model) as server:
+        pids = descendants(server.process.pid)
+        core = next(pid for pid in pids if "core_proc" in command(pid))
+        os.kill(server.process.pid if who == "first" else core, signal.SIGKILL)
+        # The core's death has to be told to callers first.
+        assert left_after(pids, 2.0 if who == "first" else 8.0) == []
+        if who == "core":
+            assert server.wait(20) == 1
+            assert "core" in server.last_line
+
+
+def test_they_share_a_unix_socket(model: Path, tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    with serve(model, *SMALL, "--api-server-count", "2", "--uds", str(path)) as server:
+        until(lambda: "istening on" in server.output, 90)
+        with httpx.Client(transport=httpx.HTTPTransport(uds=str(path)), base_url="http://octavo.test") as http:
+            assert http.post("/v1/completions", json=ASK).status_code == 200
+        server.signal(signal.SIGTERM)
+        assert server.wait(20) == 0
+        assert not path.exists()
