@@ -36,7 +36,7 @@ from octavo.frontend.link import CoreLink
 from octavo.frontend.metrics.observer import Observer
 from octavo.frontend.outputs import RequestOutput
 from octavo.frontend.spawn import SpawnedEngine, Timeline, read_config, spawn_engine
-from octavo.frontend.text.chat_template import ChatTemplate
+from octavo.frontend.text.chat_template import ChatTemplate, FormatChoice
 from octavo.frontend.text.tokenizer import Tokenizer
 from octavo.protocol.config import EngineConfig, ResolvedConfig
 from octavo.protocol.config.sources import engine_config
@@ -212,13 +212,16 @@ class AsyncClient:
         """Requests of this client that run or wait."""
         return len(self._live)
 
-    def chat_template(self) -> ChatTemplate:
+    def chat_template(self, content_format: FormatChoice = "auto") -> ChatTemplate:
         """Return the template that turns messages into a prompt.
+
+        Args:
+            content_format: what it gets as a message's content; auto: what its loops tell.
 
         Raises:
             InvalidRequestError: the model has none and none was given.
         """
-        return ChatTemplate.for_model(self.config.chat_template, self.tokenizer)
+        return ChatTemplate.for_model(self.config.chat_template, self.tokenizer, content_format)
 
     def default_params(self, max_tokens: int | None = 16) -> SamplingParams:
         """Return the model's own default parameters."""

@@ -36,7 +36,7 @@ def decode(body: bytes, schema: type[T]) -> T:
 @cache
 def _known(schema: type[T]) -> "tuple[frozenset[str], msgspec.json.Decoder[T]]":
     """Return the fields of a schema that need no second look, and its decoder."""
-    return frozenset(schema.__struct_encode_fields__) - LATER_FEATURES.keys(), msgspec.json.Decoder(schema)
+    return frozenset(schema.__struct_encode_fields__), msgspec.json.Decoder(schema)
 
 
 def _decode_with_care(body: bytes, schema: type[T]) -> T:
@@ -47,7 +47,7 @@ def _decode_with_care(body: bytes, schema: type[T]) -> T:
         raise InvalidRequestError(f"the body is not valid JSON: {error}") from None
     if not isinstance(raw, dict):
         raise InvalidRequestError("the body must be a JSON object")
-    refuse_later_features(raw)
+    refuse_later_features(raw, schema.__struct_encode_fields__)
     try:
         decoded = msgspec.convert(raw, schema, str_keys=True)
     except msgspec.ValidationError as error:

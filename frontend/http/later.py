@@ -1,6 +1,6 @@
-"""Request fields of the API that this release cannot honour: refused by name, never ignored in silence."""
+"""Request fields of the API that this release, or a route, cannot honour: refused by name, never ignored in silence."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, TypeAlias
 
 from octavo.protocol.errors import InvalidRequestError
@@ -22,8 +22,8 @@ def _is_one_of(*values: Any) -> IsInert:
     return lambda value, request: not value or value in values
 
 
-def _has_no_choice(value: Any, request: Mapping[str, Any]) -> bool:
-    return not value or request.get("tool_choice") == "none"
+def _is_at_most_n(value: Any, request: Mapping[str, Any]) -> bool:
+    return not value or value == (request.get("n") or 1)
 
 
 def _is_at_most_n(value: Any, request: Mapping[str, Any]) -> bool:
@@ -31,12 +31,13 @@ def _is_at_most_n(value: Any, request: Mapping[str, Any]) -> bool:
 
 
 LATER_FEATURES: dict[str, IsInert] = {
-    "tools": _has_no_choice,
-    "tool_choice": lambda value, request: value in (None, "none") or (value == "auto" and not request.get("tools")),
+    "tools": _is_empty,
+    "tool_choice": _is_one_of("none"),
     "functions": _is_empty,
     "function_call": _is_one_of("none"),
     "reasoning_effort": _is_one_of("none"),
     "thinking_token_budget": _is_empty,
+    "best_of": _is_at_most_n,
     "use_beam_search": _is_empty,
     "length_penalty": _is_one_of(1),
     "best_of": _is_at_most_n,
@@ -59,12 +60,21 @@ LATER_FEATURES: dict[str, IsInert] = {
 """Field names and the values that may stand there all the same."""
 
 
-def refuse_later_features(request: Mapping[str, Any]) -> None:
-    """Refuse a request that asks for what this release does not have.
+_REMEDIES = {"functions": "use tools", "function_call": "use tool_choice"}
+"""What has come in a field's place."""
+
+
+def refuse_later_features(request: Mapping[str, Any], known: Collection[str] = ()) -> None:
+    """Refuse a request that asks for what this release, or this route, does not have.
+
+    Args:
+        request: the body.
+        known: fields that the route has.
 
     Raises:
         InvalidRequestError: naming the first such field.
     """
     for name, value in request.items():
-        if (is_inert := LATER_FEATURES.get(name)) and not is_inert(value, request):
-            raise InvalidRequestError(f"{name} is not supported by this release of octavo: leave it out", name)
+        if name not in known and (is_inert := LATER_FEATURES.get(name)) and not is_inert(value, request):
+            remedy = _REMEDIES.get(name, "leave it out")
+            raise InvalidRequestError(f"{name} is not supported here: {remedy}", name)

@@ -16,6 +16,7 @@ import uvloop
 
 from octavo.frontend.client import AsyncClient
 from octavo.frontend.http.app import App
+from octavo.frontend.http.conversation import ChatSettings
 from octavo.frontend.http.cors import Cors
 from octavo.frontend.http.listener import Listener
 from octavo.frontend.http.routes.engine import usable_directory
@@ -145,6 +146,7 @@ def make_serving(client: AsyncClient, config: ServerConfig, board: Board | None 
         trusts_request_templates=config.trust_request_chat_template,
         max_n_sequences=config.max_n_sequences,
         max_stop_strings=config.max_stop_strings,
+        chat=ChatSettings.of(config),
         profiler_dir=_profiler_dir(config),
     )
     _check_chat_template(serving)

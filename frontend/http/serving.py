@@ -1,16 +1,19 @@
 """`Serving`: what every route needs, and what all generating routes do before they generate."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypedDict
 
+from octavo.frontend.http.conversation import ChatSettings
 from octavo.frontend.http.message import Request
 from octavo.frontend.http.schemas.sampling import SamplingFields, StreamOptions
 from octavo.frontend.http.structured import structured_outputs_of
-from octavo.frontend.text.chat_template import ChatTemplate, Message
+from octavo.frontend.text.chat_template import ChatTemplate
+from octavo.frontend.text.messages import Message
+from octavo.frontend.text.template_process import TemplateProcesses
 from octavo.protocol.errors import InvalidRequestError, ModelNotFoundError
 from octavo.protocol.params import MAX_N, MAX_STOP_STRINGS, OutputKind, SamplingParams
 
@@ -21,6 +24,10 @@ if TYPE_CHECKING:
 
 SHORT_TEXT_CHARS = 2_000
 """A conversation up to this length is rendered in less time than a thread switch takes to pay off."""
+
+
+MESSAGE_CHARS = 20
+"""A message costs as much as this much more text."""
 
 
 class TemplateFields(Protocol):
@@ -44,12 +51,15 @@ class Serving:
     max_n_sequences: int = MAX_N
     """Most sequences of one request, over all its prompts."""
     max_stop_strings: int = MAX_STOP_STRINGS
+    chat: ChatSettings = field(default_factory=ChatSettings)
     profiler_dir: Path | None = None
     """Where traces go; None: none are made."""
     created: int = field(default_factory=lambda: int(time.time()))
     """When serving began, in seconds since the epoch: the models' creation time."""
     _defaults: dict[int | None, SamplingParams] = field(default_factory=dict)
     """The model's own parameters, by what silence on max_tokens means."""
+    _apart: TemplateProcesses = field(default_factory=TemplateProcesses)
+    """Renders the templates that requests bring."""
 
     @cached_property
     def chat_template(self) -> ChatTemplate:
@@ -58,7 +68,7 @@ class Serving:
         Raises:
             InvalidRequestError: there is none, or it does not parse.
         """
-        return self.client.chat_template()
+        return self.client.chat_template(self.chat.content_format)
 
     def now(self) -> int:
         """Return the time of an answer, in seconds since the epoch."""
@@ -77,38 +87,45 @@ class Serving:
             raise ModelNotFoundError(f"the model {asked!r} is not served here: use {' or '.join(map(repr, names))}")
         return asked
 
-    async def render_chat(self, fields: TemplateFields, messages: Sequence[Message]) -> str:
+    async def render_chat(
+        self,
+        fields: TemplateFields,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
         """Return the prompt text of a conversation, rendered off the event loop unless that is sure to be short.
+
+        Args:
+            fields: of the request.
+            messages: of the conversation.
+            tools: as the template gets them.
+            variables: of the template; the request's own `chat_template_kwargs` win over them.
 
         Raises:
             InvalidRequestError: there is no chat template, it may not be used, or it refuses the messages.
         """
-        if fields.chat_template is not None and not self.trusts_request_templates:
-            raise InvalidRequestError(
-                "this server takes no chat templates from requests (--trust-request-chat-template)", "chat_template"
-            )
         variables = {
             "add_generation_prompt": fields.add_generation_prompt,
             "continue_final_message": fields.continue_final_message,
             "documents": fields.documents,
+            "tools": tools,
+            **(variables or {}),
             **(fields.chat_template_kwargs or {}),
         }
         if taken := variables.keys() & {"messages", "self"}:
             raise InvalidRequestError(f"chat_template_kwargs must not hold {min(taken)!r}", "chat_template_kwargs")
-
-        def render() -> str:
-            # A request's template is text: its words must never be taken for a file's name.
-            template = (
-                self.chat_template
-                if fields.chat_template is None
-                else ChatTemplate(fields.chat_template, self.client.tokenizer.special_tokens)
-            )
-            return template.render(messages, **variables)
-
-        is_plain = not (fields.chat_template or fields.chat_template_kwargs or fields.documents)
+        if fields.chat_template is not None:
+            if not self.trusts_request_templates:
+                raise InvalidRequestError(
+                    "this server takes no chat templates from requests (--trust-request-chat-template)", "chat_template"
+                )
+            special_tokens, content_format = self.client.tokenizer.special_tokens, self.chat.content_format
+            return await self._apart.render(fields.chat_template, special_tokens, content_format, messages, variables)
+        is_plain = not (fields.chat_template_kwargs or fields.documents or tools)
         if is_plain and _num_chars(messages) <= SHORT_TEXT_CHARS:
-            return render()
-        return await self.client.run_in_thread(render)
+            return self.chat_template.render(messages, **variables)
+        return await self.client.run_in_thread(lambda: self.chat_template.render(messages, **variables))
 
     def cut_prompt(self, token_ids: list[int], asked: SamplingFields, max_tokens: int | None) -> list[int]:
         """Return the tokens that `truncate_prompt_tokens` leaves of a prompt."""
@@ -190,8 +207,8 @@ _SAMPLING_FIELDS = (
 
 
 def _num_chars(messages: Sequence[Message]) -> int:
-    """Return how much text a template has to work on; a content in parts counts as too long to tell."""
-    num_chars = 0
+    """Return how much work a template has, as text; a content in parts counts as too long to tell."""
+    num_chars = MESSAGE_CHARS * len(messages)
     for message in messages:
         content = message.get("content")
         num_chars += len(content) if isinstance(content, str) else SHORT_TEXT_CHARS + 1

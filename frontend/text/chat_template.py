@@ -1,31 +1,24 @@
 """Messages to prompt text: renders a model's chat template in a sandbox.
 
-Rendering is pure and synchronous; the caller decides on which thread and for how long. Nothing here
+Rendering is pure and synchronous, and takes seconds at most; the caller decides on which thread. Nothing here
 tokenizes.
 """
 
-import json
 from collections.abc import Mapping, Sequence
-from datetime import datetime
-from functools import lru_cache
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import jinja2
-from jinja2 import nodes
-from jinja2.ext import Extension, loopcontrols
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from octavo.frontend.text.content_format import ContentFormat, TemplateShape
-from octavo.frontend.text.tokenizer import Tokenizer
+from octavo.frontend.text.content_format import ContentFormat
+from octavo.frontend.text.messages import Message, MessageForm
+from octavo.frontend.text.template_sandbox import TIME_LIMIT_S, TemplateTimeoutError, compile_template
 from octavo.protocol.errors import InvalidRequestError
 
-Message: TypeAlias = Mapping[str, Any]
-"""A message of the OpenAI API: role, content (a string, a list of parts or None) and more."""
+if TYPE_CHECKING:
+    from octavo.frontend.text.tokenizer import Tokenizer
 
-_TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
-"""Types of content parts that are text, and the key each keeps its text under."""
+FormatChoice: TypeAlias = Literal["auto", "string", "openai"]
 
 _END_MARK = "\ue000octavo-final-message-ends-here\ue000"
 """Put after a final message that is to be continued, to find its end in the rendered text."""
@@ -35,6 +28,7 @@ _RENDER_ERRORS = (
     ArithmeticError,
     AttributeError,
     LookupError,
+    MemoryError,
     RecursionError,
     TypeError,
     ValueError,
@@ -48,25 +42,46 @@ class ChatTemplate:
     Args:
         source: Jinja, in the dialect of Hugging Face's `apply_chat_template`.
         special_tokens: what templates know as `bos_token`, `eos_token`, ...
+        content_format: of messages; auto: what the template's loops tell.
+        with_tools: another source, for conversations with tools.
 
     Raises:
         InvalidRequestError: the template does not parse.
     """
 
-    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
-        self._template, shape = _compile(source)
+    def __init__(
+        self,
+        source: str,
+        special_tokens: Mapping[str, str],
+        *,
+        content_format: FormatChoice = "auto",
+        with_tools: str | None = None,
+    ) -> None:
+        self._compiled = compile_template(source)
         self._special_tokens = dict(special_tokens)
-        self.content_format: ContentFormat = shape.content_format
-        """What the template expects of a message's content."""
-        self._wraps_strings = shape.content_format == "openai" and not shape.accepts_strings
+        shape = self._compiled.shape
+        self.content_format: ContentFormat = shape.content_format if content_format == "auto" else content_format
+        """What the template gets as a message's content."""
+        wants_parts = self.content_format == "openai"
+        self._form = MessageForm(
+            wants_parts=wants_parts,
+            wraps_strings=wants_parts and not shape.accepts_strings,
+            knows_developer="developer" in self._compiled.texts,
+        )
+        self._with_tools = (
+            None if with_tools is None else ChatTemplate(with_tools, special_tokens, content_format=content_format)
+        )
 
     @classmethod
-    def for_model(cls, template: str | None, tokenizer: Tokenizer) -> "ChatTemplate":
+    def for_model(
+        cls, template: str | None, tokenizer: "Tokenizer", content_format: FormatChoice = "auto"
+    ) -> "ChatTemplate":
         """Return the template the user chose, else the model's own.
 
         Args:
             template: `--chat-template`: a file or the text itself.
-            tokenizer: of the model, for its own template and special tokens.
+            tokenizer: of the model, for its own templates and special tokens.
+            content_format: of messages.
 
         Raises:
             InvalidRequestError: there is none, or it does not parse.
@@ -78,7 +93,12 @@ class ChatTemplate:
                 "itself), or send a plain prompt to the completions API",
                 "messages",
             )
-        return cls(source, tokenizer.special_tokens)
+        with_tools = tokenizer.chat_templates.get("tool_use") if template is None else None
+        return cls(source, tokenizer.special_tokens, content_format=content_format, with_tools=with_tools)
+
+    def knows(self, variable: str) -> bool:
+        """Return whether the template uses a variable of this name."""
+        return variable in self._compiled.variables
 
     def render(
         self,
@@ -103,74 +123,38 @@ class ChatTemplate:
         Raises:
             InvalidRequestError: the messages are malformed, or the template refuses them.
         """
+        if tools and self._with_tools is not None:
+            return self._with_tools.render(
+                messages,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                tools=tools,
+                documents=documents,
+                **kwargs,
+            )
         if continue_final_message and add_generation_prompt:
             raise InvalidRequestError(
                 "continue_final_message and add_generation_prompt exclude each other: set one of them to false",
                 "continue_final_message",
             )
-        conversation = [self._convert(message) for message in messages]
+        conversation = self._form.convert(messages)
         if continue_final_message:
             _mark_end(conversation)
         variables = self._special_tokens | kwargs
         variables |= {"messages": conversation, "add_generation_prompt": add_generation_prompt}
         variables |= {"tools": tools, "documents": documents}
         try:
-            text = self._template.render(variables)
+            text = self._compiled.render(variables)
+        except TemplateTimeoutError:
+            raise InvalidRequestError(
+                f"the chat template takes more than {TIME_LIMIT_S:.0f} s for these messages", "messages"
+            ) from None
         except _RENDER_ERRORS as error:
             reason = str(error) or type(error).__name__
             raise InvalidRequestError(
                 f"the chat template cannot render these messages: {reason}", "messages"
             ) from error
         return _cut_at_mark(text) if continue_final_message else text
-
-    def _convert(self, message: Message) -> dict[str, Any]:
-        """Return a copy of the message in the form the template expects."""
-        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-            raise InvalidRequestError('a message must be an object with a "role"', "messages")
-        converted = {**message, "content": self._convert_content(message.get("content"))}
-        if calls := message.get("tool_calls"):
-            if not isinstance(calls, Sequence):
-                raise InvalidRequestError("tool_calls must be a list", "messages")
-            converted["tool_calls"] = [_with_parsed_arguments(call) for call in calls]
-        return converted
-
-    def _convert_content(self, content: object) -> str | list[dict[str, str]]:
-        if content is None:
-            content = [] if self._wraps_strings else ""
-        if isinstance(content, str):
-            return [{"type": "text", "text": content}] if self._wraps_strings else content
-        if not isinstance(content, Sequence):
-            raise InvalidRequestError("a message's content must be a string or a list of parts", "messages")
-        texts = [_part_text(part) for part in content]
-        if self.content_format == "string":
-            return "\n".join(texts)
-        return [{"type": "text", "text": text} for text in texts]
-
-
-def _part_text(part: object) -> str:
-    if isinstance(part, str):
-        return part
-    kind = part.get("type") if isinstance(part, Mapping) else None
-    if not isinstance(part, Mapping) or not isinstance(kind, str) or kind not in _TEXT_PARTS:
-        raise InvalidRequestError(f"content parts of type {kind!r} are not supported: only text is", "messages")
-    text = part.get(_TEXT_PARTS[kind])
-    if not isinstance(text, str):
-        raise InvalidRequestError(f"a content part of type {kind!r} needs a string {_TEXT_PARTS[kind]!r}", "messages")
-    return text
-
-
-def _with_parsed_arguments(call: object) -> object:
-    """Return a tool call whose arguments are an object, as templates expect, not JSON text, as the API has it."""
-    function = call.get("function") if isinstance(call, Mapping) else None
-    if not isinstance(call, Mapping) or not isinstance(function, Mapping):
-        raise InvalidRequestError('a tool call must be an object with a "function"', "messages")
-    arguments = function.get("arguments")
-    if isinstance(arguments, str):
-        try:
-            arguments = json.loads(arguments) if arguments.strip() else {}
-        except ValueError as error:
-            raise InvalidRequestError(f"the arguments of a tool call are not JSON: {error}", "messages") from error
-    return {**call, "function": {**function, "arguments": arguments}}
 
 
 def _mark_end(conversation: list[dict[str, Any]]) -> None:
@@ -203,50 +187,3 @@ def _read(template: str) -> str:
         return Path(template).read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidRequestError(f"--chat-template {template!r} cannot be read: {error}", "messages") from error
-
-
-@lru_cache(maxsize=16)
-def _compile(source: str) -> tuple[jinja2.Template, TemplateShape]:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols]
-    )
-    environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = _strftime_now
-    try:
-        return environment.from_string(source), TemplateShape(environment.parse(source))
-    except jinja2.TemplateError as error:
-        raise InvalidRequestError(
-            f"the chat template does not parse: {error}; give another with --chat-template", "messages"
-        ) from error
-
-
-class _GenerationTag(Extension):
-    """`{% generation %}...{% endgeneration %}` marks training targets; for a prompt it is its body."""
-
-    tags = {"generation"}  # noqa: RUF012  (Jinja's own way to declare it)
-
-    def parse(self, parser: Parser) -> nodes.Node:
-        line = next(parser.stream).lineno
-        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return nodes.Scope(body, lineno=line)
-
-
-def _to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """Jinja's own filter escapes for HTML, which models were not trained on."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-
-def _raise_exception(message: str) -> None:
-    """Let a template refuse a conversation, for example roles that do not alternate."""
-    raise jinja2.TemplateError(message)
-
-
-def _strftime_now(format: str) -> str:  # noqa: A002  (templates may pass it by this name)
-    return datetime.now().strftime(format)

@@ -35,6 +35,8 @@ class FunctionTool:
     name: str
     parameters: Mapping[str, Any]
     """JSON schema of its arguments."""
+    is_strict: bool = False
+    """A call that the model makes of its own accord must obey the schema too."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """`ServerConfig`: what the user said about the HTTP server. Only the frontend reads it."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
@@ -93,6 +93,33 @@ class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             "ends blocks every other text."
         ),
     ] = False
+    chat_template_content_format: Annotated[
+        Literal["auto", "string", "openai"],
+        Meta(
+            description="What the chat template gets as a message's content: string, openai (a list of parts), or "
+            "auto, which is found in the template."
+        ),
+    ] = "auto"
+    enable_auto_tool_choice: Annotated[
+        bool, Meta(description="The model may call tools when it likes; needs --tool-call-parser.")
+    ] = False
+    tool_call_parser: Annotated[
+        str | None,
+        Meta(
+            description="How the model writes tool calls: hermes, llama3_json, mistral, pythonic, qwen3_xml "
+            "(qwen3_coder), or what the plugin registers."
+        ),
+    ] = None
+    tool_parser_plugin: Annotated[
+        str | None, Meta(description="Python file that registers further tool parsers; its code is run.")
+    ] = None
+    exclude_tools_when_tool_choice_none: Annotated[
+        bool, Meta(description="Leave the tools out of the prompt under tool_choice none.")
+    ] = False
+    reasoning_parser: Annotated[
+        str | None,
+        Meta(description="How the model marks its reasoning: deepseek_r1 or qwen3. Default: all of it is content."),
+    ] = None
     enable_vllm_metrics: Annotated[bool, Meta(description="Offer the metrics under vllm: names as well.")] = False
     disable_fastapi_docs: Annotated[bool, Meta(description="Offer neither /openapi.json nor /docs.")] = False
     shutdown_timeout: Annotated[

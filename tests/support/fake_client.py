@@ -14,7 +14,7 @@ from tokenizers import Tokenizer as FastTokenizer
 
 from octavo.frontend.client import Health
 from octavo.frontend.outputs import CompletionOutput, Logprob, PositionLogprobs, RequestOutput
-from octavo.frontend.text.chat_template import ChatTemplate
+from octavo.frontend.text.chat_template import ChatTemplate, FormatChoice
 from octavo.frontend.text.tokenizer import Tokenizer
 from octavo.protocol.config import ModelFacts, ResolvedConfig
 from octavo.protocol.errors import InvalidRequestError, OctavoError, PromptTooLongError
@@ -119,8 +119,8 @@ class FakeClient:
     def health(self) -> Health:
         return self.state
 
-    def chat_template(self) -> ChatTemplate:
-        return ChatTemplate.for_model(None, self.tokenizer)
+    def chat_template(self, content_format: FormatChoice = "auto") -> ChatTemplate:
+        return ChatTemplate.for_model(None, self.tokenizer, content_format)
 
     def default_params(self, max_tokens: int | None = 16) -> SamplingParams:
         from octavo.frontend.generation.spec import default_params

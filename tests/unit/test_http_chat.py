@@ -238,7 +238,16 @@ def test_a_requests_template_needs_a_server_that_trusts_it() -> None:
     [
         ({"messages": []}, "messages"),
         ({"messages": "hi"}, "messages"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, "messages"),
+        (
+            {"messages": [*MESSAGES, {"role": "user", "content": ["a", {"type": "image_url"}]}]},
+            "messages[1].content[1].type",
+        ),
+        ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text"),
+        ({"messages": [{"content": "hi"}]}, "messages[0].role"),
+        (
+            {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}]},
+            "messages[0].tool_calls[0].function.arguments",
+        ),
         ({"temperature": "hot"}, "temperature"),
         ({"temperature": -1}, "temperature"),
         ({"top_p": 0}, "top_p"),
@@ -250,14 +259,19 @@ def test_a_requests_template_needs_a_server_that_trusts_it() -> None:
         ({"top_logprobs": 3}, "top_logprobs"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
         ({"stream": True, "prompt_logprobs": 1}, "prompt_logprobs"),
-        ({"tools": [{"type": "function"}]}, "tools"),
+        ({"tools": [{"type": "function"}]}, "tools[0]"),
+        ({"tools": [{"type": "web_search", "function": {"name": "f"}}]}, "tools[0].type"),
+        ({"tools": [{"type": "function", "function": {"name": ""}}]}, "tools[0].function.name"),
+        ({"functions": [{"name": "f"}]}, "functions"),
+        ({"max_completion_tokens": 0}, "max_completion_tokens"),
+        ({"logprobs": True, "top_logprobs": -1, "max_tokens": 0}, "max_tokens"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"use_beam_search": True}, "use_beam_search"),
         ({"n": 2, "best_of": 3}, "best_of"),
         ({"reasoning_effort": "high"}, "reasoning_effort"),
         ({"modalities": ["audio"]}, "modalities"),
         ({"continue_final_message": True}, "continue_final_message"),
-        ({"chat_template": "{% if"}, "messages"),
+        ({"chat_template": "{% if"}, "chat_template"),
     ],
     ids=str,
 )
@@ -272,7 +286,7 @@ def test_wrong_fields_are_named(fields, param) -> None:
 
 def test_inert_values_of_later_fields_are_accepted() -> None:
     fields = {
-        "tools": [{"type": "function"}], "tool_choice": "none", "response_format": {"type": "text"}, "best_of": 1,
+        "tools": [], "tool_choice": "none", "response_format": {"type": "text"}, "best_of": 1,
         "use_beam_search": False, "modalities": ["text"], "suffix": None, "stream_options": None, "user": "u",
     }  # fmt: skip
     assert post(FakeClient(), PATH, ask(**fields)).status_code == 200

@@ -106,7 +106,7 @@ def test_further_kinds_of_text_parts() -> None:
 def test_malformed_messages_are_refused(messages: list[object]) -> None:
     with pytest.raises(InvalidRequestError) as caught:
         template(PLAIN).render(messages)  # type: ignore[arg-type]
-    assert caught.value.param == "messages"
+    assert caught.value.param.startswith("messages")
 
 
 def test_arguments_of_tool_calls_are_objects() -> None:
@@ -191,7 +191,7 @@ def test_dialect(source: str, expected: str) -> None:
 def test_failures_of_a_template_are_the_requests_error(source: str, reason: str) -> None:
     with pytest.raises(InvalidRequestError, match=reason) as caught:
         template(source).render([USER])
-    assert caught.value.param == "messages"
+    assert caught.value.param.startswith("messages")
 
 
 def test_a_template_that_does_not_parse() -> None:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from octavo.frontend.http.render.logprobs import TokenNames
+from octavo.frontend.http.render.reading import Reading
 
 
 @dataclass(slots=True)
@@ -19,6 +20,8 @@ class AnswerStyle:
     """None: the caller wants none."""
     echo: str | None = None
     """Chat: text to lead the answer with."""
+    reading: Reading | None = None
+    """Chat: how the text is read; None: all of it is content."""
     has_token_ids: bool = False
     has_usage: bool = False
     """In streams: a last chunk with the usage."""

@@ -6,6 +6,7 @@ from msgspec import UNSET, UnsetType
 from octavo.frontend.http.render.answer import AnswerStyle
 from octavo.frontend.http.render.frame import MARK, TextFrame
 from octavo.frontend.http.render.logprobs import chat_logprobs, prompt_logprobs
+from octavo.frontend.http.render.reading import ChoiceReader
 from octavo.frontend.http.render.usage import UsageCount
 from octavo.frontend.http.schemas.chat import (
     ChatChoice,
@@ -31,21 +32,14 @@ def render_chat(output: RequestOutput, style: AnswerStyle) -> bytes:
     """
     usage = UsageCount()
     usage.add(output)
+    if style.reading is not None:
+        for choice in output.outputs:
+            usage.add_reasoning(style.reading.num_reasoning_tokens(choice.token_ids))
     completion = ChatCompletion(
         id=style.id,
         created=style.created,
         model=style.model,
-        choices=[
-            ChatChoice(
-                index=choice.index,
-                message=ChatMessage((style.echo or "") + choice.text),
-                logprobs=_logprobs(choice, style),
-                finish_reason=choice.finish_reason,
-                stop_reason=choice.stop_reason,
-                token_ids=choice.token_ids if style.has_token_ids else UNSET,
-            )
-            for choice in output.outputs
-        ],
+        choices=[_whole_choice(choice, style) for choice in output.outputs],
         usage=usage.total(),
         prompt_token_ids=output.prompt_token_ids if style.has_token_ids else UNSET,
         prompt_logprobs=UNSET if output.prompt_logprobs is None else prompt_logprobs(output.prompt_logprobs),
@@ -72,6 +66,8 @@ class ChatChunks:
         self._is_plain = style.num_logprobs is None and not (style.has_token_ids or style.has_running_usage)
         self._frames: dict[int, TextFrame] = {}
         """Of each choice, where its chunks hold nothing but text."""
+        reading = style.reading
+        self._readers = [] if reading is None else [ChoiceReader(reading) for _ in range(n)]
 
     def take(self, output: RequestOutput) -> list[bytes]:
         """Return the chunks that a delta makes, as JSON."""
@@ -79,12 +75,15 @@ class ChatChunks:
         chunks = [] if self._has_begun else self._opening(output)
         self._has_begun = True
         for choice in output.outputs:
+            if self._readers:
+                chunks += self._read_chunks(choice, self._readers[choice.index])
+                continue
             if choice.text and self._is_plain:
                 chunks.append(self._text_chunk(choice))
-            elif choice.text or (choice.token_ids and (choice.logprobs is not None or self._style.has_token_ids)):
-                chunks.append(self._chunk(self._content(choice)))
+            elif choice.text or self._shows_tokens(choice):
+                chunks.append(self._chunk(self._fresh(choice, Delta(content=choice.text))))
             if choice.finish_reason is not None:
-                chunks.append(self._chunk(_closing(choice)))
+                chunks.append(self._chunk(_closing(choice, choice.finish_reason)))
         return chunks
 
     def last(self) -> list[bytes]:
@@ -112,10 +111,25 @@ class ChatChunks:
             frame = self._frames[choice.index] = TextFrame(self._chunk(marked))
         return frame.around(choice.text)
 
-    def _content(self, choice: CompletionOutput) -> ChunkChoice:
+    def _read_chunks(self, choice: CompletionOutput, reader: ChoiceReader) -> list[bytes]:
+        """Return the chunks of a choice whose text is not all content; the first one has the tokens."""
+        deltas = reader.take(choice)
+        first = deltas[:1] or ([Delta()] if self._shows_tokens(choice) else [])
+        chunks = [self._chunk(self._fresh(choice, delta)) for delta in first]
+        chunks += [self._chunk(ChunkChoice(index=choice.index, delta=delta)) for delta in deltas[1:]]
+        if choice.finish_reason is not None:
+            self._usage.add_reasoning(reader.num_reasoning_tokens())
+            chunks.append(self._chunk(_closing(choice, reader.finish_reason(choice))))
+        return chunks
+
+    def _shows_tokens(self, choice: CompletionOutput) -> bool:
+        """True when there are tokens to show, with or without a text."""
+        return bool(choice.token_ids) and (choice.logprobs is not None or self._style.has_token_ids)
+
+    def _fresh(self, choice: CompletionOutput, delta: Delta) -> ChunkChoice:
         return ChunkChoice(
             index=choice.index,
-            delta=Delta(content=choice.text),
+            delta=delta,
             logprobs=_logprobs(choice, self._style),
             token_ids=choice.token_ids if self._style.has_token_ids else UNSET,
         )
@@ -133,11 +147,26 @@ class ChatChunks:
         return ChatChunk(id=style.id, created=style.created, model=style.model, choices=choices, usage=usage)
 
 
-def _closing(choice: CompletionOutput) -> ChunkChoice:
+def _whole_choice(choice: CompletionOutput, style: AnswerStyle) -> ChatChoice:
+    reading, echo, reason = style.reading, style.echo or "", choice.finish_reason
+    message = ChatMessage(echo + choice.text) if reading is None else reading.message(choice.text, echo)
+    if reading is not None:
+        reason = reading.finish_reason(reason, len(message.tool_calls or ()))
+    return ChatChoice(
+        index=choice.index,
+        message=message,
+        logprobs=_logprobs(choice, style),
+        finish_reason=reason,
+        stop_reason=choice.stop_reason,
+        token_ids=choice.token_ids if style.has_token_ids else UNSET,
+    )
+
+
+def _closing(choice: CompletionOutput, finish_reason: str | None) -> ChunkChoice:
     return ChunkChoice(
         index=choice.index,
         delta=Delta(),
-        finish_reason=choice.finish_reason,
+        finish_reason=finish_reason,
         stop_reason=choice.stop_reason,
     )
 

@@ -1,6 +1,8 @@
 """Counting what a request took, as its outputs come in."""
 
-from octavo.frontend.http.schemas.usage import PromptTokensDetails, Usage
+from msgspec import UNSET
+
+from octavo.frontend.http.schemas.usage import CompletionTokensDetails, PromptTokensDetails, Usage
 from octavo.frontend.outputs import RequestOutput
 
 
@@ -11,6 +13,7 @@ class UsageCount:
         self._num_prompt_tokens: dict[int, int] = {}
         self._num_cached_tokens: dict[int, int] = {}
         self._num_generated = 0
+        self._num_reasoning: int | None = None
 
     def add(self, output: RequestOutput, prompt_index: int = 0) -> None:
         """Count an output."""
@@ -18,6 +21,11 @@ class UsageCount:
         self._num_cached_tokens[prompt_index] = output.num_cached_tokens
         self._num_generated += sum(len(choice.token_ids) for choice in output.outputs)
         self._num_generated += output.num_discarded_tokens
+
+    def add_reasoning(self, num_tokens: int | None) -> None:
+        """Count a finished choice's reasoning; None: nothing tells it apart."""
+        if num_tokens is not None:
+            self._num_reasoning = (self._num_reasoning or 0) + num_tokens
 
     def total(self) -> Usage:
         """Return the usage so far."""
@@ -27,4 +35,7 @@ class UsageCount:
             total_tokens=num_prompt_tokens + self._num_generated,
             completion_tokens=self._num_generated,
             prompt_tokens_details=PromptTokensDetails(sum(self._num_cached_tokens.values())),
+            completion_tokens_details=(
+                UNSET if self._num_reasoning is None else CompletionTokensDetails(self._num_reasoning)
+            ),
         )

@@ -4,6 +4,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 from octavo.frontend.http.body import decode
+from octavo.frontend.http.conversation import Conversation, last_text, own_names
 from octavo.frontend.http.message import JSON, Request, Response
 from octavo.frontend.http.render.answer import AnswerStyle
 from octavo.frontend.http.render.chat import ChatChunks, render_chat
@@ -18,11 +19,18 @@ from octavo.protocol.errors import InvalidRequestError
 async def create_chat_completion(serving: Serving, request: Request) -> Response:
     """Answer a conversation."""
     asked = decode(request.body, ChatCompletionRequest)
+    with own_names(asked):
+        return await _answer(serving, request, asked)
+
+
+async def _answer(serving: Serving, request: Request, asked: ChatCompletionRequest) -> Response:
     model = serving.model_name(asked.model)
     check_streaming(asked)
     num_logprobs = _num_logprobs(asked)
     max_tokens = asked.max_tokens if asked.max_completion_tokens is None else asked.max_completion_tokens
-    text = await serving.render_chat(asked, asked.messages)
+    talk = Conversation(asked, serving.chat)
+    variables = talk.variables(serving.chat_template if asked.chat_template is None else None)
+    text = talk.prompt(await serving.render_chat(asked, asked.messages, talk.shown_tools, variables))
     token_ids = await serving.client.encode(text, add_special_tokens=asked.add_special_tokens)
     token_ids = serving.cut_prompt(token_ids, asked, max_tokens)
     params = serving.sampling_params(
@@ -33,6 +41,7 @@ async def create_chat_completion(serving: Serving, request: Request) -> Response
         logprobs=num_logprobs,
         prompt_logprobs=asked.prompt_logprobs,
     )
+    params = talk.bind(params, serving.client.tokenizer)
     answer_id = f"chatcmpl-{new_request_id(request, asked)}"
     style = AnswerStyle(
         id=answer_id,
@@ -41,6 +50,7 @@ async def create_chat_completion(serving: Serving, request: Request) -> Response
         names=TokenNames(serving.client.tokenizer, as_ids=bool(asked.return_tokens_as_token_ids)),
         num_logprobs=num_logprobs,
         echo=_echo(asked),
+        reading=talk.reading(serving.client.tokenizer),
         has_token_ids=bool(asked.return_token_ids),
         **wants_usage(asked),
     )
@@ -52,7 +62,7 @@ async def create_chat_completion(serving: Serving, request: Request) -> Response
         cache_salt=asked.cache_salt,
     )
     if asked.stream:
-        return EventStream(_stream(outputs, ChatChunks(style, params.n)))
+        return EventStream(_stream(outputs, ChatChunks(style, params.n), asked))
     return await _whole(outputs, style)
 
 
@@ -62,11 +72,14 @@ async def _whole(outputs: AsyncGenerator[RequestOutput], style: AnswerStyle) -> 
     return Response(render_chat(output, style), media_type=JSON)
 
 
-async def _stream(outputs: AsyncGenerator[RequestOutput], chunks: ChatChunks) -> AsyncGenerator[bytes]:
-    async with aclosing(outputs):
-        async for output in outputs:
-            if bodies := chunks.take(output):
-                yield events(bodies)
+async def _stream(
+    outputs: AsyncGenerator[RequestOutput], chunks: ChatChunks, asked: ChatCompletionRequest
+) -> AsyncGenerator[bytes]:
+    with own_names(asked):
+        async with aclosing(outputs):
+            async for output in outputs:
+                if bodies := chunks.take(output):
+                    yield events(bodies)
     if bodies := chunks.last():
         yield events(bodies)
 
@@ -82,5 +95,4 @@ def _num_logprobs(asked: ChatCompletionRequest) -> int | None:
 def _echo(asked: ChatCompletionRequest) -> str | None:
     """Return the text of a last message that the answer continues."""
     last = asked.messages[-1]
-    content = last.get("content")
-    return content if asked.echo and last.get("role") == "assistant" and isinstance(content, str) else None
+    return last_text(last) if asked.echo and last.get("role") == "assistant" else None

@@ -9,6 +9,37 @@ from octavo.frontend.http.schemas.sampling import SamplingFields
 from octavo.frontend.http.schemas.usage import Usage
 
 
+class FunctionDefinition(Struct, kw_only=True, omit_defaults=True):
+    """A function that the model may call."""
+
+    name: Annotated[str, Meta(min_length=1)]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    """JSON schema of its arguments; None: it takes none."""
+    strict: bool | None = None
+    """A call that the model makes of its own accord obeys the schema too; one that is asked for always does."""
+
+
+class ToolDefinition(Struct, kw_only=True):
+    """Something the model may call: a function."""
+
+    type: Literal["function"]
+    function: FunctionDefinition
+
+
+class FunctionName(Struct, kw_only=True):
+    """One of the functions."""
+
+    name: str
+
+
+class NamedToolChoice(Struct, kw_only=True):
+    """The function that must be called."""
+
+    type: Literal["function"]
+    function: FunctionName
+
+
 class ChatCompletionRequest(SamplingFields, kw_only=True):
     """A conversation to answer."""
 
@@ -25,6 +56,15 @@ class ChatCompletionRequest(SamplingFields, kw_only=True):
     """The Jinja text itself; never a file's name."""
     chat_template_kwargs: dict[str, Any] | None = None
     documents: list[dict[str, Any]] | None = None
+    tools: list[ToolDefinition] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedToolChoice | None = None
+    """Default: auto, when there are tools."""
+    parallel_tool_calls: bool | None = None
+    """False: one call at most."""
+    include_reasoning: bool = True
+    """False: the reasoning is left out of the answer."""
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    """For chat templates that know it; none turns the reasoning off."""
 
 
 class TopLogprob(Struct):
@@ -47,12 +87,30 @@ class ChatLogprobs(Struct):
     content: list[TokenLogprob]
 
 
+class FunctionCall(Struct):
+    """The function, and its arguments as JSON text, which is cut off when the answer was."""
+
+    name: str
+    arguments: str
+
+
+class MessageToolCall(Struct):
+    """One call."""
+
+    id: str
+    function: FunctionCall
+    type: Literal["function"] = "function"
+
+
 class ChatMessage(Struct):
     """The answer."""
 
-    content: str
+    content: str | None
+    """Null when there is nothing but calls or reasoning."""
     role: Literal["assistant"] = "assistant"
     refusal: None = None
+    reasoning: str | UnsetType = UNSET
+    tool_calls: list[MessageToolCall] | UnsetType = UNSET
 
 
 class ChatChoice(Struct, kw_only=True):
@@ -80,11 +138,29 @@ class ChatCompletion(Struct, kw_only=True):
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
+class FunctionCallDelta(Struct, kw_only=True):
+    """What is new of a function's name and arguments."""
+
+    name: str | UnsetType = UNSET
+    arguments: str = ""
+
+
+class ToolCallDelta(Struct, kw_only=True):
+    """What is new of one call; id, type and name come once, when it begins."""
+
+    index: int
+    id: str | UnsetType = UNSET
+    type: Literal["function"] | UnsetType = UNSET
+    function: FunctionCallDelta
+
+
 class Delta(Struct, kw_only=True):
     """What is new of a message."""
 
     role: Literal["assistant"] | UnsetType = UNSET
     content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    tool_calls: list[ToolCallDelta] | UnsetType = UNSET
 
 
 class ChunkChoice(Struct, kw_only=True):

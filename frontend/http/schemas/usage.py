@@ -1,12 +1,18 @@
 """How many tokens a request took."""
 
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
 
 class PromptTokensDetails(Struct):
     """Where the prompt's tokens came from."""
 
     cached_tokens: int
+
+
+class CompletionTokensDetails(Struct):
+    """What the generated tokens were for."""
+
+    reasoning_tokens: int
 
 
 class Usage(Struct):
@@ -16,3 +22,5 @@ class Usage(Struct):
     total_tokens: int
     completion_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET
+    """Where a reasoning parser tells them apart."""

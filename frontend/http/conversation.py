@@ -1,0 +1,216 @@
+"""What a chat request's own fields ask for: tools, reasoning, and the variables of the template. Generates nothing."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from octavo.frontend.http.render.reading import Reading
+from octavo.frontend.http.schemas.chat import ChatCompletionRequest, NamedToolChoice, ToolDefinition
+from octavo.frontend.http.structured import structured_outputs_of
+from octavo.frontend.reasoning.parser import Opening, ReasoningParser, reasoning_parser
+from octavo.frontend.text.chat_template import ChatTemplate, FormatChoice
+from octavo.frontend.text.tokenizer import Tokenizer
+from octavo.frontend.tools.answer import AnswerFormat
+from octavo.frontend.tools.parser import FunctionTool, ToolParser
+from octavo.frontend.tools.plan import plan_tools
+from octavo.frontend.tools.registry import load_plugin, tool_parser
+from octavo.frontend.tools.schema import NO_PARAMETERS
+from octavo.protocol.config import ServerConfig
+from octavo.protocol.errors import ConfigError, InvalidRequestError
+from octavo.protocol.params import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class ChatSettings:
+    """How this server treats conversations."""
+
+    content_format: FormatChoice = "auto"
+    auto_parser: type[ToolParser] | None = None
+    """Reads the calls that the model makes of its own accord; None: it may make none."""
+    hides_unused_tools: bool = False
+    """Under tool_choice none the prompt says nothing of tools."""
+    reasoning: ReasoningParser | None = None
+
+    @classmethod
+    def of(cls, config: ServerConfig) -> "ChatSettings":
+        """Return what the flags say.
+
+        Raises:
+            ConfigError: a parser is unknown or missing, or the plugin does not load.
+        """
+        if config.tool_parser_plugin is not None:
+            load_plugin(config.tool_parser_plugin)
+        parser = None if config.tool_call_parser is None else tool_parser(config.tool_call_parser)
+        if config.enable_auto_tool_choice and parser is None:
+            raise ConfigError(
+                "--enable-auto-tool-choice needs to know how the model writes its calls",
+                phase="choosing the tool parser",
+                hint="add --tool-call-parser hermes, llama3_json, mistral, pythonic or qwen3_xml",
+            )
+        return cls(
+            content_format=config.chat_template_content_format,
+            auto_parser=parser if config.enable_auto_tool_choice else None,
+            hides_unused_tools=config.exclude_tools_when_tool_choice_none,
+            reasoning=None if config.reasoning_parser is None else reasoning_parser(config.reasoning_parser),
+        )
+
+
+class Conversation:
+    """One chat request's plan: made before the prompt, finished when that is known.
+
+    Args:
+        asked: the request.
+        settings: of the server.
+
+    Raises:
+        InvalidRequestError: its tools ask for what cannot be.
+    """
+
+    def __init__(self, asked: ChatCompletionRequest, settings: ChatSettings) -> None:
+        self._asked = asked
+        self._settings = settings
+        choice = asked.tool_choice
+        self._plan = plan_tools(
+            function_tools(asked),
+            "auto" if choice is None or isinstance(choice, NamedToolChoice) else choice,
+            choice.function.name if isinstance(choice, NamedToolChoice) else None,
+            is_parallel=asked.parallel_tool_calls is not False,
+            auto_parser=settings.auto_parser,
+        )
+        self._opening = Opening.OUTSIDE
+
+    @property
+    def shown_tools(self) -> list[dict[str, Any]] | None:
+        """The tools as the template gets them."""
+        hides = self._asked.tool_choice == "none" and self._settings.hides_unused_tools
+        return None if hides or not self._asked.tools else [shown_tool(tool) for tool in self._asked.tools]
+
+    def variables(self, template: ChatTemplate | None) -> dict[str, Any]:
+        """Return the template's variables that the request sets by fields of their own.
+
+        Args:
+            template: None: the request brings its own, which knows what it is given.
+
+        Raises:
+            InvalidRequestError: the template does not know such a variable.
+        """
+        effort = self._asked.reasoning_effort
+        if effort is None:
+            return {}
+        if effort == "none" and template is not None and template.knows("enable_thinking"):
+            return {"enable_thinking": False}
+        if template is None or template.knows("reasoning_effort"):
+            return {"reasoning_effort": effort}
+        if effort == "none" and self._settings.reasoning is None:
+            return {}
+        raise InvalidRequestError(
+            "this model's chat template knows no reasoning_effort: leave it out", "reasoning_effort"
+        )
+
+    def prompt(self, text: str) -> str:
+        """Return the prompt, given what the template has made, and note how the answer will begin.
+
+        A form can bind an answer only behind its reasoning. Where the template leaves it to the model whether to
+        reason, the prompt then opens the reasoning, as the model itself would.
+        """
+        reasoning = self._settings.reasoning
+        if reasoning is None:
+            return text
+        self._opening = reasoning.opening(text, self._continued())
+        if self._opening is Opening.UNSURE and self._has_form() and self._asked.add_generation_prompt:
+            self._opening = Opening.INSIDE
+            return f"{text}{reasoning.begin}\n"
+        return text
+
+    def bind(self, params: SamplingParams, tokenizer: Tokenizer) -> SamplingParams:
+        """Return the parameters with what binds the answer to its form, and shows its marks.
+
+        Raises:
+            InvalidRequestError: two fields ask for forms.
+        """
+        form = params.structured_outputs
+        if form is not None and self._plan.parser is not None:
+            name = form.param or "structured_outputs"
+            raise InvalidRequestError(
+                f"an answer that may call tools cannot have the form of {name.partition('.')[0]} too: leave one of "
+                'them out, or set tool_choice to "none"',
+                name,
+            )
+        form = self._plan.form or form
+        if form is not None and self._opening is Opening.INSIDE and form.start_after is None:
+            assert self._settings.reasoning is not None
+            form = msgspec.structs.replace(form, start_after=self._settings.reasoning.end)
+        marks = [*(self._plan.parser.tags if self._plan.parser else ())]
+        marks += self._settings.reasoning.tags if self._settings.reasoning else ()
+        has_special_marks = any(tokenizer.token_id(mark) in tokenizer.special_token_ids for mark in marks)
+        return params.clone(
+            structured_outputs=form, skip_special_tokens=params.skip_special_tokens and not has_special_marks
+        )
+
+    def reading(self, tokenizer: Tokenizer) -> Reading | None:
+        """Return how the answers are read; None when all of them is content."""
+        plan, reasoning = self._plan, self._settings.reasoning
+        if plan.parser is None and reasoning is None:
+            return None
+        style = AnswerFormat(reasoning, self._opening, plan.parser, plan.max_calls)
+        return Reading(style, tokenizer, self._asked.include_reasoning, plan.is_named)
+
+    def _has_form(self) -> bool:
+        return self._plan.form is not None or structured_outputs_of(self._asked) is not None
+
+    def _continued(self) -> str:
+        return last_text(self._asked.messages[-1]) if self._asked.continue_final_message else ""
+
+
+def function_tools(asked: ChatCompletionRequest) -> list[FunctionTool]:
+    """Return the functions that a request offers."""
+    return [
+        FunctionTool(
+            tool.function.name,
+            NO_PARAMETERS if tool.function.parameters is None else {"type": "object", **tool.function.parameters},
+            bool(tool.function.strict),
+        )
+        for tool in asked.tools or []
+    ]
+
+
+def shown_tool(tool: ToolDefinition) -> dict[str, Any]:
+    """Return a tool as templates know it: without what only concerns the API."""
+    function = tool.function
+    shown: dict[str, Any] = {"name": function.name}
+    if function.description is not None:
+        shown["description"] = function.description
+    shown["parameters"] = dict(NO_PARAMETERS) if function.parameters is None else function.parameters
+    return {"type": tool.type, "function": shown}
+
+
+def last_text(message: Mapping[str, Any]) -> str:
+    """Return the text of a message's content."""
+    content = message.get("content")
+    parts: Sequence[Any] = content if isinstance(content, list) else [content]
+    return "".join(part if isinstance(part, str) else str((part or {}).get("text") or "") for part in parts)
+
+
+@contextmanager
+def own_names(asked: ChatCompletionRequest) -> Iterator[None]:
+    """Let errors name the fields that the request has, not those that they become.
+
+    Raises:
+        InvalidRequestError: as it came, but for the name.
+    """
+    names = {"prompt": "messages"}
+    if asked.max_completion_tokens is not None:
+        names["max_tokens"] = "max_completion_tokens"
+    if asked.top_logprobs is not None:
+        names["logprobs"] = "top_logprobs"
+    try:
+        yield
+    except InvalidRequestError as error:
+        if error.param not in names:
+            raise
+        name = names[error.param]
+        message = error.message if error.param == "prompt" else error.message.replace(error.param, name, 1)
+        raise type(error)(message, name) from error

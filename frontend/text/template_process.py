@@ -1,0 +1,115 @@
+"""Templates that nobody has chosen but a caller: rendered in a process of their own, with limits of time and memory.
+
+The sandbox keeps a template from doing harm but not from asking for a terabyte; the operating system does.
+The process lives for one rendering: nothing of one request is there for the next.
+"""
+
+import asyncio
+import contextlib
+import os
+import resource
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from octavo.frontend.text.chat_template import ChatTemplate, FormatChoice
+from octavo.frontend.text.messages import Message
+from octavo.frontend.text.template_sandbox import TIME_LIMIT_S
+from octavo.protocol.errors import InvalidRequestError
+from octavo.protocol.lifecycle import die_with_parent
+
+MEMORY_LIMIT_BYTES = 512 * 2**20
+"""Of the whole process, whose interpreter takes about a tenth of it."""
+START_TIME_S = 20.0
+"""Most time that the process may take beside the rendering, on a machine that is busy."""
+MAX_PROCESSES = 2
+"""At a time; further requests wait."""
+
+
+class Job(msgspec.Struct, array_like=True):
+    """What to render."""
+
+    parent: int
+    source: str
+    special_tokens: dict[str, str]
+    content_format: FormatChoice
+    messages: list[dict[str, Any]]
+    variables: dict[str, Any]
+
+
+class Outcome(msgspec.Struct, array_like=True):
+    """The text, or what is wrong."""
+
+    text: str | None
+    error: str = ""
+    param: str | None = None
+
+
+class TemplateProcesses:
+    """Renders templates apart, a few at a time. Belongs to one event loop."""
+
+    def __init__(self) -> None:
+        self._gate = asyncio.Semaphore(MAX_PROCESSES)
+
+    async def render(
+        self,
+        source: str,
+        special_tokens: Mapping[str, str],
+        content_format: FormatChoice,
+        messages: Sequence[Message],
+        variables: Mapping[str, Any],
+    ) -> str:
+        """Return the prompt text; see `ChatTemplate`.
+
+        Raises:
+            InvalidRequestError: the template is wrong, refuses the messages, or exceeds a limit.
+        """
+        job = Job(os.getpid(), source, dict(special_tokens), content_format, [*map(dict, messages)], dict(variables))
+        async with self._gate:
+            outcome = await _run(msgspec.msgpack.encode(job))
+        if outcome.text is None:
+            raise InvalidRequestError(outcome.error, outcome.param)
+        return outcome.text
+
+
+async def _run(job: bytes) -> Outcome:
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-P", "-m", "octavo.frontend.text.template_process"),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.DEVNULL,
+    )
+    try:
+        async with asyncio.timeout(START_TIME_S + TIME_LIMIT_S):
+            answer, _ = await process.communicate(job)
+        return msgspec.msgpack.decode(answer, type=Outcome)
+    except (TimeoutError, msgspec.DecodeError):
+        return Outcome(None, "the chat template takes more time or memory than it may", "chat_template")
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+
+
+def _render(job: Job) -> Outcome:
+    try:
+        template = ChatTemplate(job.source, job.special_tokens, content_format=job.content_format)
+        return Outcome(template.render(job.messages, **job.variables))
+    except InvalidRequestError as error:
+        return Outcome(None, error.message, error.param)
+
+
+def main() -> None:
+    """Render the template that standard input tells of, and write the outcome to standard output."""
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT_BYTES, MEMORY_LIMIT_BYTES))
+    cpu_limit_s = int(2 * TIME_LIMIT_S)
+    resource.setrlimit(resource.RLIMIT_CPU, (cpu_limit_s, cpu_limit_s))
+    job = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=Job)
+    die_with_parent(job.parent)
+    sys.stdout.buffer.write(msgspec.msgpack.encode(_render(job)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,152 @@
+"""The sandbox that chat templates run in: Hugging Face's dialect of Jinja, without side effects and with an end.
+
+Every turn of a loop and every call looks at the clock, so no template runs for long. What one may put into memory is
+for a process of its own to bound: see `template_process`.
+"""
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from functools import lru_cache
+from typing import Any
+
+import jinja2
+from jinja2 import meta, nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.runtime import Context
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from octavo.frontend.text.content_format import TemplateShape
+from octavo.protocol.errors import InvalidRequestError
+
+TIME_LIMIT_S = 5.0
+"""Most time that a conversation may take to become a prompt; it takes milliseconds."""
+
+
+class TemplateTimeoutError(Exception):
+    """The template has run for too long."""
+
+
+class Compiled:
+    """A template and what its syntax tree tells.
+
+    Args:
+        template: to be rendered.
+        tree: its syntax.
+    """
+
+    def __init__(self, template: jinja2.Template, tree: nodes.Template) -> None:
+        self._template = template
+        self.shape = TemplateShape(tree)
+        self.variables = frozenset(meta.find_undeclared_variables(tree))
+        """Names that it expects from outside."""
+        self.texts = frozenset(node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str))
+        """String constants in it, such as the names of roles."""
+
+    def render(self, variables: dict[str, Any]) -> str:
+        """Return the text.
+
+        Raises:
+            TemplateTimeoutError: after `TIME_LIMIT_S`.
+            Exception: whatever the template's expressions raise.
+        """
+        with _deadline():
+            return self._template.render(variables)
+
+
+@lru_cache(maxsize=16)
+def compile_template(source: str) -> Compiled:
+    """Compile a template; the latest ones are kept.
+
+    Raises:
+        InvalidRequestError: it does not parse.
+    """
+    try:
+        return Compiled(_environment.from_string(source), _environment.parse(source))
+    except (jinja2.TemplateError, RecursionError, MemoryError, SyntaxError) as error:
+        raise InvalidRequestError(
+            f"the chat template does not parse: {error}; give another with --chat-template", "chat_template"
+        ) from error
+
+
+class _Sandbox(ImmutableSandboxedEnvironment):
+    """Jinja's sandbox, with a look at the clock in every loop and call."""
+
+    def __init__(self) -> None:
+        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols])
+        self.filters["tojson"] = _to_json
+        self.globals["raise_exception"] = _raise_exception
+        self.globals["strftime_now"] = _strftime_now
+
+    def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
+        tree = super()._parse(source, name, filename)
+        for loop in tree.find_all(nodes.For):
+            # Reading the attribute is what looks at the clock.
+            loop.body.insert(0, nodes.ExprStmt(nodes.EnvironmentAttribute("clock"), lineno=loop.lineno))
+        return tree
+
+    @property
+    def clock(self) -> None:
+        """Nothing, unless the time is over."""
+        _check_clock()
+
+    def call(self, context: Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
+        """Call something from a template."""
+        _check_clock()
+        return super().call(context, obj, *args, **kwargs)
+
+
+_running = threading.local()
+"""`end`: when the template that this thread renders must be done."""
+
+
+@contextmanager
+def _deadline() -> Iterator[None]:
+    _running.end = time.monotonic() + TIME_LIMIT_S
+    try:
+        yield
+    finally:
+        del _running.end
+
+
+def _check_clock() -> None:
+    if time.monotonic() > _running.end:
+        raise TemplateTimeoutError
+
+
+class _GenerationTag(Extension):
+    """`{% generation %}...{% endgeneration %}` marks training targets; for a prompt it is its body."""
+
+    tags = {"generation"}  # noqa: RUF012  (Jinja's own way to declare it)
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.Scope(body, lineno=line)
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Jinja's own filter escapes for HTML, which models were not trained on."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise_exception(message: str) -> None:
+    """Let a template refuse a conversation, for example roles that do not alternate."""
+    raise jinja2.TemplateError(message)
+
+
+def _strftime_now(format: str) -> str:  # noqa: A002  (templates may pass it by this name)
+    return datetime.now().strftime(format)
+
+
+_environment = _Sandbox()
