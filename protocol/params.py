@@ -86,6 +86,8 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
     spaces_between_special_tokens: bool = True
     output_kind: OutputKind | None = None
     """None: DELTA from `AsyncClient`, FINAL_ONLY from `LLM`."""
+    stream_interval: int | None = None
+    """Tokens that a stream sends together, after the first. None: the engine's `--stream-interval`."""
     skip_reading_prefix_cache: bool | None = None
     """None: True exactly when `prompt_logprobs` is asked for (cached positions have no logits)."""
 
@@ -129,6 +131,8 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
         if self.max_tokens is not None:
             _check_int("max_tokens", self.max_tokens, 1, None)
         _check_int("min_tokens", self.min_tokens, 0, self.max_tokens)
+        if self.stream_interval is not None:
+            _check_int("stream_interval", self.stream_interval, 1, None)
         for name in ("logprobs", "prompt_logprobs"):
             if (value := getattr(self, name)) is not None:
                 _check_int(name, value, -1, None)

@@ -15,4 +15,5 @@ def stream_interval(params: SamplingParams, kind: OutputKind, config: ResolvedCo
     """
     if params.stop:
         return 1
-    return max(FINAL_INTERVAL, config.stream_interval) if kind is OutputKind.FINAL_ONLY else config.stream_interval
+    interval = config.stream_interval if params.stream_interval is None else params.stream_interval
+    return max(FINAL_INTERVAL, interval) if kind is OutputKind.FINAL_ONLY else interval

@@ -187,6 +187,8 @@ class Serving:
             room = self.client.facts.max_model_len - num_prompt_tokens
             max_tokens = max(1, min(defaults.max_tokens, room))
         said = {name: value for name in _SAMPLING_FIELDS if (value := getattr(asked, name)) is not None}
+        if asked.use_beam_search:
+            said["temperature"] = 1.0  # nothing is drawn: several sequences differ at any temperature
         return defaults.clone(
             **said,
             max_tokens=max_tokens,
@@ -200,6 +202,7 @@ class Serving:
 _SAMPLING_FIELDS = (
     *("n", "temperature", "top_p", "top_k", "min_p", "seed"),
     *("frequency_penalty", "presence_penalty", "repetition_penalty", "logit_bias"),
+    *("allowed_token_ids", "bad_words", "stream_interval"),
     *("stop", "stop_token_ids", "include_stop_str_in_output", "ignore_eos", "min_tokens"),
     *("skip_special_tokens", "spaces_between_special_tokens"),
 )

@@ -19,7 +19,7 @@ from octavo.frontend.text.tokenizer import Tokenizer
 from octavo.protocol.config import ModelFacts, ResolvedConfig
 from octavo.protocol.errors import InvalidRequestError, OctavoError, PromptTooLongError
 from octavo.protocol.events import EngineFacts
-from octavo.protocol.params import OutputKind, SamplingParams
+from octavo.protocol.params import BeamSearchParams, OutputKind, SamplingParams
 from octavo.protocol.stats import EngineStats, RequestTimings
 
 T = TypeVar("T")
@@ -153,6 +153,27 @@ class FakeClient:
         finally:
             if not finished:
                 self.ended_early.append(request_id)
+
+    async def beam_search(
+        self,
+        prompt: dict[str, Any],
+        params: BeamSearchParams,
+        *,
+        request_id: str,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        logprobs: int | None = None,
+    ) -> RequestOutput:
+        """Find the reply, and its beginnings from one letter less on."""
+        self.requests.append(
+            {"prompt": prompt, "params": params, "id": request_id, "priority": priority, "salt": cache_salt}
+        )
+        asked = SamplingParams(logprobs=logprobs)
+        reply = list(self.reply.encode())[: params.max_tokens]
+        outputs = [
+            self._choice(index, asked, reply[: len(reply) - index], "length") for index in range(params.beam_width)
+        ]
+        return self._output(request_id, prompt, asked, outputs, finished=True)
 
     async def _outputs(
         self, prompt: dict[str, Any], params: SamplingParams, request_id: str

@@ -266,7 +266,7 @@ def test_a_requests_template_needs_a_server_that_trusts_it() -> None:
         ({"max_completion_tokens": 0}, "max_completion_tokens"),
         ({"logprobs": True, "top_logprobs": -1, "max_tokens": 0}, "max_tokens"),
         ({"tool_choice": "required"}, "tool_choice"),
-        ({"use_beam_search": True}, "use_beam_search"),
+        ({"use_beam_search": True, "stream": True}, "stream"),
         ({"n": 2, "best_of": 3}, "best_of"),
         ({"reasoning_effort": "high"}, "reasoning_effort"),
         ({"modalities": ["audio"]}, "modalities"),

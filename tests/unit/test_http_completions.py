@@ -185,7 +185,7 @@ def test_prompts_are_cut_on_either_side() -> None:
     assert [request["prompt"]["prompt_token_ids"] for request in client.requests] == [[2, 3], [1, 2], [1] * 250]
 
 
-@pytest.mark.parametrize("field", ["suffix", "allowed_token_ids", "prompt_embeds"])
+@pytest.mark.parametrize("field", ["suffix", "prompt_embeds"])
 def test_later_fields_are_refused(field) -> None:
     assert post(FakeClient(), PATH, ask(**{field: ["x"]})).json()["error"]["param"] == field
 
@@ -211,3 +211,105 @@ def test_leaving_ends_every_prompt(stream) -> None:
         return client
 
     assert len(asyncio.run(leave()).ended_early) == 3
+
+
+# --- best_of and beam search ----------------------------------------------------------------
+
+
+def refusal(**fields):
+    response = post(FakeClient(), PATH, ask(**fields))
+    assert response.status_code == 400, response.text
+    return response.json()["error"]
+
+
+def test_best_of_goes_to_the_engine() -> None:
+    client = FakeClient()
+    body = post(client, PATH, ask(prompt=["a", "b"], n=2, best_of=5, temperature=0.7)).json()
+    assert [(one["params"].n, one["params"].best_of) for one in client.requests] == [(2, 5)] * 2
+    assert [choice["index"] for choice in body["choices"]] == [0, 1, 2, 3]
+    assert post(FakeClient(), PATH, ask(best_of=1, stream=True)).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("param", "fields"),
+    [
+        ("best_of", {"n": 3, "best_of": 2, "temperature": 1}),
+        ("best_of", {"best_of": 2, "stream": True, "temperature": 1}),
+        ("best_of", {"best_of": 2, "temperature": 0}),
+        ("best_of", {"best_of": 0}),
+        ("best_of", {"best_of": 20000, "temperature": 1}),
+        ("allowed_token_ids", {"allowed_token_ids": []}),
+        ("allowed_token_ids[0]", {"allowed_token_ids": ["a"]}),
+        ("bad_words", {"bad_words": [""]}),
+        ("stream_interval", {"stream_interval": 0}),
+        ("length_penalty", {"length_penalty": 1.5}),
+        ("early_stopping", {"early_stopping": True}),
+    ],
+)
+def test_what_cannot_be_is_refused_by_name(param, fields) -> None:
+    assert refusal(**fields)["param"] == param
+
+
+def test_words_and_allowed_tokens_go_to_the_engine() -> None:
+    client = FakeClient()
+    assert post(client, PATH, ask(allowed_token_ids=[65, 66], bad_words=["no"], stream_interval=4)).status_code == 200
+    params = client.requests[0]["params"]
+    assert (params.allowed_token_ids, params.bad_words, params.stream_interval) == ([65, 66], ["no"], 4)
+
+
+def test_a_beam_search_returns_the_best_n() -> None:
+    client = FakeClient()
+    body = post(
+        client,
+        PATH,
+        ask(
+            prompt=["a", "b"],
+            n=2,
+            best_of=4,
+            max_tokens=5,
+            logprobs=1,
+            use_beam_search=True,
+            length_penalty=0.5,
+            early_stopping="never",
+        ),
+    ).json()
+    params = client.requests[1]["params"]
+    assert (params.beam_width, params.max_tokens, params.length_penalty) == (4, 5, 0.5)
+    assert (params.early_stopping, params.temperature) == ("never", 0.0)
+    assert [choice["text"] for choice in body["choices"]] == ["Hello", "Hell"] * 2
+    assert [choice["index"] for choice in body["choices"]] == [0, 1, 2, 3]
+    assert body["choices"][0]["logprobs"]["tokens"] == list("Hello")
+    assert body["usage"]["completion_tokens"] == 18
+
+
+def test_a_beam_search_echoes_and_takes_any_temperature() -> None:
+    client = FakeClient()
+    body = post(client, PATH, ask(n=2, use_beam_search=True, echo=True, temperature=0)).json()
+    assert [choice["text"] for choice in body["choices"]] == ["abHello!", "abHello"]
+    assert client.requests[0]["params"].beam_width == 2
+
+
+@pytest.mark.parametrize(
+    ("param", "fields"),
+    [
+        ("stream", {"stream": True}),
+        ("top_p", {"top_p": 0.9}),
+        ("stop", {"stop": ["x"]}),
+        ("logit_bias", {"logit_bias": {"1": 2}}),
+        ("bad_words", {"bad_words": ["x"]}),
+        ("prompt_logprobs", {"prompt_logprobs": 1}),
+        ("echo", {"echo": True, "logprobs": 1}),
+        ("response_format", {"response_format": {"type": "json_object"}}),
+        ("n", {"n": 257}),
+        ("best_of", {"best_of": 257}),
+        ("length_penalty", {"length_penalty": 1000}),
+        ("early_stopping", {"early_stopping": "always"}),
+    ],
+)
+def test_what_a_beam_search_cannot_do_is_refused_by_name(param, fields) -> None:
+    assert refusal(use_beam_search=True, **fields)["param"] == param
+
+
+def test_a_beam_search_takes_what_means_nothing() -> None:
+    fields = {"top_p": 1, "top_k": -1, "stop": [], "logit_bias": {}, "min_tokens": 0, "seed": 5, "presence_penalty": 0}
+    assert post(FakeClient(), PATH, ask(use_beam_search=True, **fields)).status_code == 200

@@ -3,6 +3,7 @@
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
+from octavo.frontend.http.beams import check_beam_search, generate
 from octavo.frontend.http.body import decode
 from octavo.frontend.http.conversation import Conversation, last_text, own_names
 from octavo.frontend.http.message import JSON, Request, Response
@@ -26,6 +27,7 @@ async def create_chat_completion(serving: Serving, request: Request) -> Response
 async def _answer(serving: Serving, request: Request, asked: ChatCompletionRequest) -> Response:
     model = serving.model_name(asked.model)
     check_streaming(asked)
+    check_beam_search(asked)
     num_logprobs = _num_logprobs(asked)
     max_tokens = asked.max_tokens if asked.max_completion_tokens is None else asked.max_completion_tokens
     talk = Conversation(asked, serving.chat)
@@ -54,13 +56,7 @@ async def _answer(serving: Serving, request: Request, asked: ChatCompletionReque
         has_token_ids=bool(asked.return_token_ids),
         **wants_usage(asked),
     )
-    outputs = serving.client.generate(
-        {"prompt": text, "prompt_token_ids": token_ids},
-        params,
-        request_id=answer_id,
-        priority=asked.priority,
-        cache_salt=asked.cache_salt,
-    )
+    outputs = generate(serving, asked, {"prompt": text, "prompt_token_ids": token_ids}, params, answer_id)
     if asked.stream:
         return EventStream(_stream(outputs, ChatChunks(style, params.n), asked))
     return await _whole(outputs, style)

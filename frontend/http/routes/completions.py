@@ -3,6 +3,7 @@
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
+from octavo.frontend.http.beams import check_beam_search, generate
 from octavo.frontend.http.body import decode
 from octavo.frontend.http.merge import PromptOutputs, merge
 from octavo.frontend.http.message import JSON, Request, Response
@@ -14,7 +15,7 @@ from octavo.frontend.http.serving import Serving, check_streaming, new_request_i
 from octavo.frontend.http.sse import EventStream, events
 from octavo.frontend.outputs import RequestOutput
 from octavo.protocol.errors import InvalidRequestError
-from octavo.protocol.params import MAX_N, SamplingParams
+from octavo.protocol.params import SamplingParams
 
 DEFAULT_MAX_TOKENS = 16
 MAX_PROMPTS = 1024
@@ -25,11 +26,11 @@ async def create_completion(serving: Serving, request: Request) -> Response:
     asked = decode(request.body, CompletionRequest)
     model = serving.model_name(asked.model)
     check_streaming(asked)
+    check_beam_search(asked)
     prompts = await _prompts(serving, asked)
     answer_id = f"cmpl-{new_request_id(request, asked)}"
     params = [_params(serving, asked, token_ids) for _, token_ids in prompts]
-    if len(prompts) * params[0].n > MAX_N:
-        raise InvalidRequestError(f"{len(prompts)} prompts with n={params[0].n} exceed {MAX_N} choices", "n")
+    serving.check_num_sequences(params[0].num_sequences, len(prompts))
     style = AnswerStyle(
         id=answer_id,
         created=serving.now(),
@@ -47,12 +48,12 @@ async def create_completion(serving: Serving, request: Request) -> Response:
     )
     outputs = merge(
         [
-            serving.client.generate(
+            generate(
+                serving,
+                asked,
                 {"prompt": text, "prompt_token_ids": token_ids},
                 one,
                 request_id=answer_id if len(prompts) == 1 else f"{answer_id}-{index}",
-                priority=asked.priority,
-                cache_salt=asked.cache_salt,
             )
             for index, ((text, token_ids), one) in enumerate(zip(prompts, params, strict=True))
         ]
@@ -110,7 +111,7 @@ def _split(prompt: str | list[str | int | list[int]]) -> list[str | list[int]]:
 
 def _params(serving: Serving, asked: CompletionRequest, token_ids: list[int]) -> SamplingParams:
     is_scoring = asked.echo and asked.max_tokens == 0
-    return serving.sampling_params(
+    params = serving.sampling_params(
         asked,
         num_prompt_tokens=len(token_ids),
         # The engine always generates: one token, which is then not shown.
@@ -119,6 +120,12 @@ def _params(serving: Serving, asked: CompletionRequest, token_ids: list[int]) ->
         logprobs=asked.logprobs,
         prompt_logprobs=asked.logprobs if asked.echo and asked.prompt_logprobs is None else asked.prompt_logprobs,
     )
+    if asked.best_of is None:
+        return params
+    params = params.clone(best_of=asked.best_of)
+    if asked.stream and params.num_sequences > params.n:
+        raise InvalidRequestError("best_of cannot be streamed: the best are known at the end", "best_of")
+    return params
 
 
 def _echo_style(

@@ -15,6 +15,9 @@ class CompletionRequest(SamplingFields, kw_only=True):
     """Text, texts, one prompt's token ids, or several prompts' token ids."""
     max_tokens: int | None = None
     logprobs: int | None = None
+    best_of: int | None = None
+    """Generate so many sequences for each prompt and return the `n` of the highest logprob; with `use_beam_search`, the
+    width of the search."""
     add_special_tokens: bool = True
 
 

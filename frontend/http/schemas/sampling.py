@@ -39,6 +39,13 @@ class SamplingFields(StructuredFields, kw_only=True):
     ignore_eos: bool = False
     min_tokens: int = 0
     logit_bias: dict[int, float] | None = None
+    allowed_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
+    use_beam_search: bool = False
+    """Return the `n` most likely sequences of those that a search of this width (or `best_of`) has found."""
+    length_penalty: float | None = None
+    early_stopping: bool | Literal["never"] | None = None
+    stream_interval: int | None = None
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
     prompt_logprobs: int | None = None
