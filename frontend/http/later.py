@@ -26,10 +26,6 @@ def _is_at_most_n(value: Any, request: Mapping[str, Any]) -> bool:
     return not value or value == (request.get("n") or 1)
 
 
-def _is_at_most_n(value: Any, request: Mapping[str, Any]) -> bool:
-    return not value or value == (request.get("n") or 1)
-
-
 LATER_FEATURES: dict[str, IsInert] = {
     "tools": _is_empty,
     "tool_choice": _is_one_of("none"),
@@ -37,7 +33,6 @@ LATER_FEATURES: dict[str, IsInert] = {
     "function_call": _is_one_of("none"),
     "reasoning_effort": _is_one_of("none"),
     "thinking_token_budget": _is_empty,
-    "best_of": _is_at_most_n,
     "best_of": _is_at_most_n,
     "suffix": _is_empty,
     "prompt_embeds": _is_empty,
