@@ -16,7 +16,7 @@ import zmq
 import zmq.utils.monitor
 
 from octavo.frontend.loop_socket import LoopSocket
-from octavo.protocol.channel import HIGH_WATER_MARK, MAX_FRAME_BYTES
+from octavo.protocol.channel import HIGH_WATER_MARK, MAX_FRAME_BYTES, only_frame
 from octavo.protocol.codec import event_codec, request_codec
 from octavo.protocol.errors import (
     EngineDeadError,
@@ -275,17 +275,17 @@ class CoreLink:
             InvalidRequestError: a value is of the wrong type, out of range or too large.
         """
         try:
-            frames = self._requests.encode(request)
-            self._requests.decode(frames)
+            frame = self._requests.encode(request)
+            self._requests.decode(frame)
         except (ProtocolError, TypeError, OverflowError, UnicodeEncodeError) as error:
             raise InvalidRequestError(f"a value of the request has no place in a message: {error}") from error
-        if (size := max(map(len, frames))) > MAX_FRAME_BYTES:
+        if (size := len(frame)) > MAX_FRAME_BYTES:
             raise InvalidRequestError(f"the request is a message of {size} bytes; at most {MAX_FRAME_BYTES} are read")
-        self._socket.send(frames)
+        self._socket.send([frame])
 
     def _receive(self, frames: list[bytes]) -> None:
         try:
-            event = self._event_codec.decode(frames)
+            event = self._event_codec.decode(only_frame(frames))
         except ProtocolError as error:
             logger.warning("dropped a frame from the engine: %s", error)
         else:

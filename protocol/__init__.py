@@ -4,8 +4,7 @@ The rules of the wire:
 
 1. A message is a `msgspec.Struct` with `array_like=True, gc=False` and a `tag`; a channel carries one
    union of such types. Nothing is ever pickled.
-2. A frame sequence is `[kind, body, buffer...]`: one byte that names the union (`codec.Kind`), a
-   msgpack body, then large arrays as frames of their own.
+2. A message is one frame: a byte that names the union (`codec.Kind`), then a msgpack body.
 3. Fields of an `array_like` struct are positions: a field is never reordered or removed; a new field
    goes last and has a default. A change that cannot obey this raises `PROTOCOL_VERSION`.
 4. Versions are compared when two processes meet (`Connect`, `Hello`), and a mismatch is refused with
@@ -13,4 +12,4 @@ The rules of the wire:
 5. A frame that does not decode is counted, logged and dropped; it never ends a thread.
 """
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2

@@ -78,7 +78,7 @@ class Publisher:
         """Broadcast a command, whose `sequence` must be `next_sequence`."""
         if command.sequence != self.next_sequence:
             raise ProtocolError(f"command {command.sequence} sent where {self.next_sequence} is due")
-        self._socket.send_multipart(self._codec.encode(command))
+        self._socket.send(self._codec.encode(command))
         self.next_sequence += 1
 
     def close(self) -> None:
@@ -106,9 +106,9 @@ class Subscriber:
             ProtocolError: a command was lost or cannot be read; this worker's state is no longer the
                 core's, and it must not go on.
         """
-        if (frames := _receive(self.socket, timeout_s)) is None:
+        if (frame := _receive(self.socket, timeout_s)) is None:
             return None
-        command = self._codec.decode(frames)
+        command = self._codec.decode(frame)
         if command.sequence != self._next_sequence:
             raise ProtocolError(f"command {self._next_sequence} was lost: got {command.sequence}")
         self._next_sequence += 1
@@ -130,7 +130,7 @@ class ResultPush:
 
     def send(self, reply: WorkerReply) -> None:
         """Send an answer to the core."""
-        self._socket.send_multipart(self._codec.encode(reply))
+        self._socket.send(self._codec.encode(reply))
 
     def close(self) -> None:
         """Close the socket; what was sent still leaves."""
@@ -153,8 +153,8 @@ class ResultPull:
         Raises:
             ProtocolError: an answer cannot be read.
         """
-        frames = _receive(self.socket, timeout_s)
-        return None if frames is None else self._codec.decode(frames)
+        frame = _receive(self.socket, timeout_s)
+        return None if frame is None else self._codec.decode(frame)
 
     def close(self) -> None:
         """Close the socket."""
@@ -189,7 +189,7 @@ class FrontendRouter:
             except zmq.Again:
                 break
             try:
-                received.append((peer, self._requests.decode(frames)))
+                received.append((peer, self._requests.decode(only_frame(frames))))
             except ProtocolError as error:
                 self.malformed_frames += 1
                 logger.warning("dropped a frame from frontend %s: %s", peer.hex(), error)
@@ -202,7 +202,7 @@ class FrontendRouter:
             PeerLost: nobody has this identity any more.
         """
         try:
-            self.socket.send_multipart([peer, *self._events.encode(event)], zmq.NOBLOCK)
+            self.socket.send_multipart([peer, self._events.encode(event)], zmq.NOBLOCK)
         except zmq.Again:
             return False
         except zmq.ZMQError as error:
@@ -216,20 +216,31 @@ class FrontendRouter:
         self.socket.close()
 
 
+def only_frame(frames: list[bytes]) -> bytes:
+    """Return the one frame of a message.
+
+    Raises:
+        ProtocolError: it has more.
+    """
+    if len(frames) != 1:
+        raise ProtocolError(f"a message is one frame, not {len(frames)}")
+    return frames[0]
+
+
 def ipc_path(address: str) -> Path | None:
     """Return the file of an `ipc://` address, None for other transports."""
     return Path(address.removeprefix("ipc://")) if address.startswith("ipc://") else None
 
 
-def _receive(socket: "zmq.Socket[bytes]", timeout_s: float | None) -> list[bytes] | None:
-    """Return the frames of the next message, None when none came in time (None: wait for ever)."""
+def _receive(socket: "zmq.Socket[bytes]", timeout_s: float | None) -> bytes | None:
+    """Return the next message, None when none came in time (None: wait for ever)."""
     try:
         # perf: most messages are there when they are asked for, and then nobody needs to poll.
-        return socket.recv_multipart(zmq.NOBLOCK)
+        return socket.recv(zmq.NOBLOCK)
     except zmq.Again:
         if timeout_s == 0 or not socket.poll(None if timeout_s is None else int(1000 * timeout_s)):
             return None
-    return socket.recv_multipart()
+    return socket.recv()
 
 
 def _bind(socket: "zmq.Socket[bytes]", address: str) -> None:

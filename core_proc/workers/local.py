@@ -234,8 +234,8 @@ class LocalWorkerGroup:
         """Return the result under the number of its step; on the wire it has the number of its command."""
         if not self._steps or self._steps[0][0] != result.sequence:
             raise ProtocolError(f"result of command {result.sequence}, which is not the step that is due")
-        _, step = self._steps.popleft()
-        return msgspec.structs.replace(result, sequence=step)
+        sequence, step = self._steps.popleft()
+        return result if sequence == step else msgspec.structs.replace(result, sequence=step)
 
     def _acknowledge(self) -> None:
         if not self._acknowledgements:

@@ -88,9 +88,9 @@ def test_a_gap_in_the_broadcast_is_an_error(opened: Opened, tmp_path: Path) -> N
     publisher = opened.socket(zmq.PUB)
     publisher.bind(f"ipc://{tmp_path}/plan")
     worker = opened(Subscriber, f"ipc://{tmp_path}/plan")
-    frames = worker_command_codec().encode(Stop(3))
+    frame = worker_command_codec().encode(Stop(3))
     while not worker.socket.poll(20):
-        publisher.send_multipart(frames)
+        publisher.send(frame)
     with pytest.raises(ProtocolError, match="command 0 was lost"):
         worker.receive(TIMEOUT_S)
 
@@ -113,9 +113,9 @@ def test_a_malformed_frame_is_counted_and_dropped(opened: Opened, tmp_path: Path
     router = opened(FrontendRouter, f"ipc://{tmp_path}/core")
     dealer = opened.socket(zmq.DEALER)
     dealer.connect(router.address)
-    for frames in ([b""], [b"\x01", b"\xc1"], [b"\x02", b"\x90"], [b"\x01", b"\x90", b"more"], [b"\x01" * 9]):
+    for frames in ([b""], [b"\x01\xc1"], [b"\x02\x90"], [b"\x01", b"\x90"], [b"\x01" * 9]):
         dealer.send_multipart(frames)
-    dealer.send_multipart(request_codec().encode(Abort(["a"])))
+    dealer.send(request_codec().encode(Abort(["a"])))
     ((_, request),) = receive_requests(router, 1)
     assert request == Abort(["a"])
     assert router.malformed_frames == 5
@@ -126,19 +126,19 @@ def test_answers_reach_the_frontend_that_asked(opened: Opened, tmp_path: Path) -
     dealers = [opened.socket(zmq.DEALER) for _ in range(3)]
     for number, dealer in enumerate(dealers):
         dealer.connect(router.address)
-        dealer.send_multipart(request_codec().encode(Abort([str(number)])))
+        dealer.send(request_codec().encode(Abort([str(number)])))
     for peer, request in receive_requests(router, 3):
         assert router.send(peer, EngineDying(request.request_ids[0]))
     for number, dealer in enumerate(dealers):
         assert dealer.poll(int(1000 * TIMEOUT_S))
-        assert event_codec().decode(dealer.recv_multipart()) == EngineDying(str(number))
+        assert event_codec().decode(dealer.recv()) == EngineDying(str(number))
 
 
 def test_a_lost_frontend_is_noticed(opened: Opened, tmp_path: Path) -> None:
     router = opened(FrontendRouter, f"ipc://{tmp_path}/core")
     dealer = opened.socket(zmq.DEALER)
     dealer.connect(router.address)
-    dealer.send_multipart(request_codec().encode(Abort([])))
+    dealer.send(request_codec().encode(Abort([])))
     ((peer, _),) = receive_requests(router, 1)
     dealer.close(linger=0)
     with pytest.raises(PeerLost):
@@ -152,7 +152,7 @@ def test_a_frontend_that_does_not_read_is_refused_in_the_end(opened: Opened, tmp
     dealer = opened.socket(zmq.DEALER)
     dealer.setsockopt(zmq.RCVHWM, 1)
     dealer.connect(router.address)
-    dealer.send_multipart(request_codec().encode(Abort([])))
+    dealer.send(request_codec().encode(Abort([])))
     ((peer, _),) = receive_requests(router, 1)
     event = EngineDying("x" * 10_000)
     sent = 0
@@ -168,7 +168,7 @@ def test_a_living_engine_keeps_its_address(opened: Opened, tmp_path: Path) -> No
         opened(FrontendRouter, first.address)
     dealer = opened.socket(zmq.DEALER)
     dealer.connect(first.address)
-    dealer.send_multipart(request_codec().encode(Abort(["a"])))
+    dealer.send(request_codec().encode(Abort(["a"])))
     assert len(receive_requests(first, 1)) == 1
 
 

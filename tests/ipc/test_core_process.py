@@ -119,12 +119,13 @@ def test_malformed_frames_are_counted_and_dropped(core: CoreUnderTest):
     with SocketClient(core.address) as client:
         client.connect()
         client.send_frames(b"\x01", b"garbage")
+        client.send_frames(b"\x01garbage")
         client.send_frames(b"\x09")
         client.send_frames(b"")
         client.send(Call(1, GetStats()))
         reply = client.receive_until(lambda event: isinstance(event, Reply))
         assert isinstance(reply.result, EngineStats)
-        assert reply.result.malformed_frames == 3
+        assert reply.result.malformed_frames == 4
         client.submit("r", PROMPT)
         client.finish("r")
 

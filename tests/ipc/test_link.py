@@ -54,11 +54,11 @@ class FakeCore:
         self.peer = b""
 
     async def receive(self) -> Request:
-        self.peer, *frames = await asyncio.wait_for(self.socket.recv_multipart(), 10)
-        return request_codec().decode(frames)
+        self.peer, frame = await asyncio.wait_for(self.socket.recv_multipart(), 10)
+        return request_codec().decode(frame)
 
     async def send(self, event: Event) -> None:
-        await self.socket.send_multipart([self.peer, *event_codec().encode(event)])
+        await self.socket.send_multipart([self.peer, event_codec().encode(event)])
 
     async def events(self, *events: object, epoch: int = EPOCH) -> None:
         await self.send(Events(epoch, list(events)))

@@ -85,7 +85,7 @@ class SocketClient:
 
     def send(self, request: Request) -> None:
         """Send a message."""
-        self._socket.send_multipart(self._requests.encode(request))
+        self._socket.send(self._requests.encode(request))
 
     def send_frames(self, *frames: bytes) -> None:
         """Send anything at all."""
@@ -99,7 +99,7 @@ class SocketClient:
         """Return the first wanted event; all that come are kept in `received`."""
         deadline = time.monotonic() + TIMEOUT_S
         while self._socket.poll(max(0, int(1000 * (deadline - time.monotonic())))):
-            event = self._events.decode(self._socket.recv_multipart())
+            event = self._events.decode(self._socket.recv())
             self.received.append(event)
             if is_wanted(event):
                 return event
