@@ -21,6 +21,7 @@ from octavo.frontend.tools.schema import NO_PARAMETERS
 from octavo.protocol.config import ServerConfig
 from octavo.protocol.errors import ConfigError, InvalidRequestError
 from octavo.protocol.params import SamplingParams
+from octavo.protocol.structured import StructuredOutputsParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +80,7 @@ class Conversation:
             choice.function.name if isinstance(choice, NamedToolChoice) else None,
             is_parallel=asked.parallel_tool_calls is not False,
             auto_parser=settings.auto_parser,
+            answer_form=_verified(structured_outputs_of(asked)),
         )
         self._opening = Opening.OUTSIDE
 
@@ -126,20 +128,8 @@ class Conversation:
         return text
 
     def bind(self, params: SamplingParams, tokenizer: Tokenizer) -> SamplingParams:
-        """Return the parameters with what binds the answer to its form, and shows its marks.
-
-        Raises:
-            InvalidRequestError: two fields ask for forms.
-        """
-        form = params.structured_outputs
-        if form is not None and self._plan.parser is not None:
-            name = form.param or "structured_outputs"
-            raise InvalidRequestError(
-                f"an answer that may call tools cannot have the form of {name.partition('.')[0]} too: leave one of "
-                'them out, or set tool_choice to "none"',
-                name,
-            )
-        form = self._plan.form or form
+        """Return the parameters with what binds the answer to its form, and shows its marks."""
+        form = self._plan.form
         if form is not None and self._opening is Opening.INSIDE and form.start_after is None:
             assert self._settings.reasoning is not None
             form = msgspec.structs.replace(form, start_after=self._settings.reasoning.end)
@@ -159,10 +149,16 @@ class Conversation:
         return Reading(style, tokenizer, self._asked.include_reasoning, plan.is_named)
 
     def _has_form(self) -> bool:
-        return self._plan.form is not None or structured_outputs_of(self._asked) is not None
+        return self._plan.form is not None
 
     def _continued(self) -> str:
         return last_text(self._asked.messages[-1]) if self._asked.continue_final_message else ""
+
+
+def _verified(form: StructuredOutputsParams | None) -> StructuredOutputsParams | None:
+    if form is not None:
+        form.verify()
+    return form
 
 
 def function_tools(asked: ChatCompletionRequest) -> list[FunctionTool]:

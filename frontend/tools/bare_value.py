@@ -6,13 +6,18 @@ from collections.abc import Mapping
 from typing import Any, NoReturn
 
 _PYTHON_WORDS = {"True": "true", "False": "false", "None": "null"}
-_KINDS = {dict: "object", list: "array", str: "string", bool: "boolean", int: "integer", float: "number"}
+_KINDS = {dict: "object", list: "array", str: "string", bool: "boolean", int: "integer"}
 
 
 def is_text(schema: object) -> bool:
     """True when a parameter of this schema can be nothing but a text: also one of which nothing is said."""
     kinds = _kinds(schema)
     return not kinds or kinds == {"string"}
+
+
+def is_free_text(schema: object) -> bool:
+    """True when a parameter that is a text may be any text, or one of a list."""
+    return not isinstance(schema, Mapping) or not schema.keys() & {"pattern", "minLength", "maxLength", "format", "not"}
 
 
 def json_string(text: str) -> str:
@@ -72,15 +77,7 @@ def _kinds(schema: object) -> set[str]:
 def _kinds_of(value: object) -> set[str]:
     if value is None:
         return {"null"}
+    if isinstance(value, float):
+        return {"number", "integer"} if value.is_integer() else {"number"}
     kind = _KINDS.get(type(value), "")
-    return (
-        {"integer", "number"}
-        if kind == "integer"
-        else {"number", *(("integer",) if _is_whole(value) else ())}
-        if (kind == "number")
-        else {kind}
-    )
-
-
-def _is_whole(value: object) -> bool:
-    return isinstance(value, float) and value.is_integer()
+    return {kind, "number"} if kind == "integer" else {kind}

@@ -1,10 +1,12 @@
 """Hermes' format, which Qwen2.5 and Qwen3 use too: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`."""
 
 import json
+from collections.abc import Mapping
+from typing import Any
 
 from octavo.frontend.tools.json_call import Verdict, read_call
 from octavo.frontend.tools.json_reader import skip_space
-from octavo.frontend.tools.parser import CallFrame, FunctionTool, Parsed, ToolCall, ToolParser, shown_length
+from octavo.frontend.tools.parser import CallForm, Parsed, ToolCall, ToolParser, json_tag, shown_length
 
 BEGIN, END = "<tool_call>", "</tool_call>"
 
@@ -26,10 +28,10 @@ class HermesParser(ToolParser):
             searched = tag + len(BEGIN)
         return Parsed(text if is_final else text[: shown_length(text, (BEGIN,), searched)])
 
-    def call_frame(self, tool: FunctionTool) -> CallFrame:
+    def call_form(self, name: str, schema: Mapping[str, Any]) -> CallForm:
         """Return the tags and the object around the arguments."""
-        name = json.dumps(tool.name, ensure_ascii=False)
-        return CallFrame(BEGIN, f'{BEGIN}\n{{"name": {name}, "arguments": ', f"}}\n{END}")
+        begin = f'{BEGIN}\n{{"name": {json.dumps(name, ensure_ascii=False)}, "arguments": '
+        return CallForm(BEGIN, json_tag(begin, schema, f"}}\n{END}"), "\n")
 
     def _further(self, text: str, end: int | None, is_final: bool) -> list[ToolCall]:
         calls = []

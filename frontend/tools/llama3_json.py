@@ -5,9 +5,11 @@
 
 import json
 import re
+from collections.abc import Mapping
+from typing import Any
 
 from octavo.frontend.tools.json_call import Verdict, read_call
-from octavo.frontend.tools.parser import CallFrame, FunctionTool, Parsed, ToolCall, ToolParser, shown_length
+from octavo.frontend.tools.parser import CallForm, Parsed, ToolCall, ToolParser, json_tag, shown_length
 
 TAG = "<|python_tag|>"
 
@@ -39,10 +41,10 @@ class Llama3JsonParser(ToolParser):
             return Parsed(content, calls)
         return Parsed(text if is_final else _before(text, shown_length(text, (TAG,), searched)))
 
-    def call_frame(self, tool: FunctionTool) -> CallFrame:
+    def call_form(self, name: str, schema: Mapping[str, Any]) -> CallForm:
         """Return the object around the arguments."""
-        name = json.dumps(tool.name, ensure_ascii=False)
-        return CallFrame('{"name":', f'{{"name": {name}, "parameters": ', "}")
+        begin = f'{{"name": {json.dumps(name, ensure_ascii=False)}, "parameters": '
+        return CallForm('{"name":', json_tag(begin, schema, "}"), "; ")
 
 
 def _before(text: str, end: int) -> str:

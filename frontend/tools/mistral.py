@@ -4,11 +4,13 @@ The second may have `[CALL_ID]id` and `[ARGS]` behind the name, and comes once f
 """
 
 import re
+from collections.abc import Mapping
+from typing import Any
 
 from octavo.frontend.tools.call_id import new_mistral_call_id
 from octavo.frontend.tools.json_call import Verdict, read_arguments, read_calls
 from octavo.frontend.tools.json_reader import skip_space
-from octavo.frontend.tools.parser import CallFrame, FunctionTool, Parsed, ToolCall, ToolParser, shown_length
+from octavo.frontend.tools.parser import CallForm, Parsed, ToolCall, ToolParser, json_tag, shown_length
 
 TAG = "[TOOL_CALLS]"
 
@@ -35,9 +37,9 @@ class MistralParser(ToolParser):
             searched = tag + len(TAG)
         return Parsed(text if is_final else text[: shown_length(text, (TAG,), searched)])
 
-    def call_frame(self, tool: FunctionTool) -> CallFrame:
+    def call_form(self, name: str, schema: Mapping[str, Any]) -> CallForm:
         """Return the tag and the name, which the newer format puts before the arguments."""
-        return CallFrame(TAG, f"{TAG}{tool.name}", "")
+        return CallForm(TAG, json_tag(f"{TAG}{name}", schema, ""), "")
 
 
 def _read(text: str, position: int, is_final: bool) -> list[ToolCall] | Verdict:

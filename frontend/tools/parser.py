@@ -40,14 +40,20 @@ class FunctionTool:
 
 
 @dataclass(frozen=True, slots=True)
-class CallFrame:
-    """What a format writes around the arguments of a call, which are JSON: for a grammar that begins with a mark."""
+class CallForm:
+    """How a format writes a call of one function, for a grammar."""
 
     trigger: str
-    """Text that nothing but a call begins with."""
-    begin: str
-    """From the trigger to the arguments, the function's name included."""
-    end: str
+    """What such a call begins with, and no other text."""
+    tag: Mapping[str, Any]
+    """A "tag" as structural tags have them (docs/structured-output.md): begin, content and end."""
+    separator: str
+    """What stands between two calls."""
+
+
+def json_tag(begin: str, schema: Mapping[str, Any], end: str) -> dict[str, Any]:
+    """Return the tag of a call whose arguments are JSON."""
+    return {"type": "tag", "begin": begin, "content": {"type": "json_schema", "json_schema": schema}, "end": end}
 
 
 class ToolParser(ABC):
@@ -74,8 +80,13 @@ class ToolParser(ABC):
     def parse(self, text: str, is_final: bool) -> Parsed:
         """Return content and calls of a text that goes on, or of a whole one."""
 
-    def call_frame(self, tool: FunctionTool) -> CallFrame | None:
-        """Return how the format writes a call of this function; None when its arguments are no JSON."""
+    def call_form(self, name: str, schema: Mapping[str, Any]) -> CallForm | None:
+        """Return how the format writes a call, None where no grammar can bind it.
+
+        Args:
+            name: of the function.
+            schema: what its arguments must obey.
+        """
         return None
 
 

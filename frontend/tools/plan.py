@@ -2,13 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from octavo.frontend.tools.forced import NamedParser, RequiredParser
 from octavo.frontend.tools.parser import FunctionTool, ToolParser
 from octavo.frontend.tools.schema import calls_schema, structural_tag
 from octavo.protocol.errors import InvalidRequestError
-from octavo.protocol.structured import StructuredOutputsParams
+from octavo.protocol.structured import StructuredOutputsParams, parse_json
 
 Choice: TypeAlias = Literal["none", "auto", "required"]
 
@@ -33,6 +33,7 @@ def plan_tools(
     *,
     is_parallel: bool,
     auto_parser: type[ToolParser] | None,
+    answer_form: StructuredOutputsParams | None = None,
 ) -> ToolPlan:
     """Decide what a request's tools ask for.
 
@@ -42,6 +43,7 @@ def plan_tools(
         named: the function it names.
         is_parallel: there may be several calls.
         auto_parser: reads calls that the model makes of its own accord; None: it may make none.
+        answer_form: what an answer that does not call must look like; None: anything will do.
 
     Raises:
         InvalidRequestError: `tools` and `tool_choice` do not fit together, or not this server.
@@ -49,7 +51,13 @@ def plan_tools(
     if not tools:
         if named is not None or choice == "required":
             raise InvalidRequestError("tool_choice needs tools to choose from", "tool_choice")
-        return ToolPlan()
+        return ToolPlan(form=answer_form)
+    if answer_form is not None and (named is not None or choice == "required"):
+        name = answer_form.name()
+        raise InvalidRequestError(
+            f"tool_choice leaves no answer but calls, so {name.partition('.')[0]} has nothing to say: leave it out",
+            name,
+        )
     if named is not None:
         return _named(tools, named)
     max_calls = None if is_parallel else 1
@@ -59,7 +67,7 @@ def plan_tools(
         )
         return ToolPlan(RequiredParser(tools), form, max_calls)
     if choice == "none":
-        return ToolPlan()
+        return ToolPlan(form=answer_form)
     if auto_parser is None:
         raise InvalidRequestError(
             "this server lets no model choose whether to call tools: start it with --enable-auto-tool-choice and "
@@ -67,7 +75,7 @@ def plan_tools(
             "tool_choice",
         )
     parser = auto_parser(tools)
-    return ToolPlan(parser, _strict_form(tools, parser), max_calls)
+    return ToolPlan(parser, _auto_form(tools, parser, answer_form, max_calls), max_calls)
 
 
 def _named(tools: Sequence[FunctionTool], name: str) -> ToolPlan:
@@ -82,14 +90,36 @@ def _named(tools: Sequence[FunctionTool], name: str) -> ToolPlan:
     raise InvalidRequestError(f"tool_choice names {name!r}, which is none of the tools", "tool_choice")
 
 
-def _strict_form(tools: Sequence[FunctionTool], parser: ToolParser) -> StructuredOutputsParams | None:
-    try:
-        tag = structural_tag(tools, parser)
-    except NotImplementedError:
-        place = next(place for place, tool in enumerate(tools) if tool.is_strict)
+def _auto_form(
+    tools: Sequence[FunctionTool],
+    parser: ToolParser,
+    answer_form: StructuredOutputsParams | None,
+    max_calls: int | None,
+) -> StructuredOutputsParams | None:
+    """Return what binds an answer that may call, or say what the caller wants; None when nothing does."""
+    strict = next((f"tools[{place}].function.strict" for place, tool in enumerate(tools) if tool.is_strict), None)
+    if strict is None and answer_form is None:
+        return None
+    schema = None if answer_form is None else _schema_of(answer_form)
+    tag = structural_tag(tools, parser, schema, max_calls)
+    if tag is None:
+        name = strict or "tools"
         raise InvalidRequestError(
-            "this server's tool parser reads calls that are no JSON, which strict cannot bind under tool_choice auto: "
-            'leave strict out, or set tool_choice to "required" or a function',
-            f"tools[{place}].function.strict",
-        ) from None
-    return None if tag is None else StructuredOutputsParams(structural_tag=tag, param="tools")
+            f"under tool_choice auto no grammar can bind calls as this server's model writes them: leave out "
+            f'{"strict" if strict else "the form of the answer"}, or set tool_choice to "required" or a function',
+            name,
+        )
+    return StructuredOutputsParams(structural_tag=tag, param="tools" if answer_form is None else answer_form.name())
+
+
+def _schema_of(form: StructuredOutputsParams) -> dict[str, Any]:
+    if form.json_object:
+        return {"type": "object"}
+    if form.json is None:
+        raise InvalidRequestError(
+            "beside tools the answer may have no form but that of a JSON schema: leave the tools out, or set "
+            'tool_choice to "none"',
+            form.name(form.kinds[0]),
+        )
+    schema = parse_json(form.json) if isinstance(form.json, str) else form.json
+    return dict(schema)

@@ -7,9 +7,10 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from octavo.frontend.tools.bare_value import is_text, json_string, json_value
+from octavo.frontend.tools.bare_value import is_free_text, is_text, json_string, json_value
 from octavo.frontend.tools.json_reader import skip_space
-from octavo.frontend.tools.parser import Parsed, ToolCall, ToolParser, partial_tag, shown_length
+from octavo.frontend.tools.parser import CallForm, Parsed, ToolCall, ToolParser, partial_tag, shown_length
+from octavo.frontend.tools.references import moved_schema
 
 BEGIN, FUNCTION, PARAMETER = "<tool_call>", "<function=", "<parameter="
 END_PARAMETER, END_FUNCTION, END = "</parameter>", "</function>", "</tool_call>"
@@ -20,6 +21,9 @@ _NAME_SO_FAR = re.compile(r"[^<>\s]*")
 _IN_FUNCTION = re.compile(f"{PARAMETER}([^<>]*)>|{END_FUNCTION}|{END}")
 _VALUE_ENDS = (END_PARAMETER, PARAMETER, END_FUNCTION)
 _VALUE_END = re.compile("|".join(_VALUE_ENDS))
+
+
+_NOTHING = {"type": "const_string", "value": ""}
 
 
 class Qwen3XmlParser(ToolParser):
@@ -47,6 +51,30 @@ class Qwen3XmlParser(ToolParser):
         if calls:
             return Parsed(content, calls)
         return Parsed(text if is_final else text[: shown_length(text, (BEGIN, FUNCTION), searched)])
+
+    def call_form(self, name: str, schema: Mapping[str, Any]) -> CallForm | None:
+        """Return the tags around bare values; None when a text must obey more than a list of choices."""
+        begin, end = f"{BEGIN}\n{FUNCTION}{name}>\n", f"{END_FUNCTION}\n{END}"
+        properties = schema.get("properties")
+        if not properties:
+            anything = {"type": "tag", "begin": begin, "content": {"type": "any_text"}, "end": end}
+            return CallForm(BEGIN, anything, "\n")
+        if any(not is_free_text(inner) for inner in properties.values() if is_text(inner)):
+            return None
+        elements: list[dict[str, Any]] = []
+        for key, inner in properties.items():
+            value = _value_content(key, inner, schema)
+            parameter = {
+                "type": "tag",
+                "begin": f"{PARAMETER}{key}>\n",
+                "content": value,
+                "end": f"\n{END_PARAMETER}\n",
+            }
+            is_optional = key not in schema.get("required", ())
+            elements.append({"type": "or", "elements": [parameter, _NOTHING]} if is_optional else parameter)
+        elements.append({"type": "const_string", "value": f"{END_FUNCTION}\n"})
+        content = {"type": "sequence", "elements": elements}
+        return CallForm(BEGIN, {"type": "tag", "begin": begin, "content": content, "end": END}, "\n")
 
     def _arguments(self, text: str, name: re.Match[str], is_final: bool) -> tuple[str, int | None]:
         """Return the arguments as JSON text, and where the call ends, None while it goes on."""
@@ -98,3 +126,19 @@ def _open_value(value: str, schema: object, is_final: bool) -> str | None:
         return None  # its kind is known when all of it is
     settled = value[: len(value) - partial_tag(value, _VALUE_ENDS)].removesuffix("\n")
     return '"' + json_string(settled)[1:-1]
+
+
+def _value_content(key: str, inner: Mapping[str, Any], schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the content of a parameter's tag: bare text, one of the texts that it may be, or JSON."""
+    if not is_text(inner):
+        # The schema as a whole comes along: what a property refers to stands elsewhere in it.
+        whole = moved_schema(schema, "call")
+        place = key.replace("~", "~0").replace("/", "~1")
+        return {
+            "type": "json_schema",
+            "json_schema": {"$defs": {"call": whole}, "$ref": f"#/$defs/call/properties/{place}"},
+        }
+    choices = inner.get("enum", [inner["const"]] if "const" in inner else None)
+    if choices is None:
+        return {"type": "any_text"}
+    return {"type": "or", "elements": [{"type": "const_string", "value": choice} for choice in choices]}

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from octavo.frontend.tools.parser import FunctionTool, ToolParser
+from octavo.frontend.tools.references import moved_schema
 
 NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}}
 """Schema of a function that takes nothing."""
@@ -15,34 +16,45 @@ def calls_schema(tools: Sequence[FunctionTool], max_calls: int | None) -> dict[s
         "type": "array",
         "minItems": 1,
         "items": {"anyOf": [_call_schema(tool.name, f"tool{number}") for number, tool in enumerate(tools)]},
-        "$defs": {f"tool{number}": _moved(tool.parameters, f"tool{number}") for number, tool in enumerate(tools)},
+        "$defs": {f"tool{number}": moved_schema(tool.parameters, f"tool{number}") for number, tool in enumerate(tools)},
     }
     if max_calls is not None:
         schema["maxItems"] = max_calls
     return schema
 
 
-def structural_tag(tools: Sequence[FunctionTool], parser: ToolParser) -> dict[str, Any] | None:
-    """Return free text in which calls are bound: to the tools there are, and those of strict ones to their schemas.
+def structural_tag(
+    tools: Sequence[FunctionTool], parser: ToolParser, answer_schema: Mapping[str, Any] | None, max_calls: int | None
+) -> dict[str, Any] | None:
+    """Return the structural tag of an answer that may call: the tools there are, strict ones by their schemas.
+
+    Args:
+        tools: of the request.
+        parser: knows how calls are written.
+        answer_schema: of an answer that does not call; None: it is free text, in which calls may stand.
+        max_calls: of one answer.
 
     Returns:
-        None when no tool is strict.
-
-    Raises:
-        NotImplementedError: the format's arguments are no JSON.
+        None when no grammar can bind the parser's calls.
     """
-    if not any(tool.is_strict for tool in tools):
-        return None
-    structures, triggers = [], []
+    tags, triggers, separator = [], [], ""
     for tool in tools:
-        frame = parser.call_frame(tool)
-        if frame is None:
-            raise NotImplementedError
-        schema = tool.parameters if tool.is_strict else {"type": "object"}
-        structures.append({"begin": frame.begin, "schema": schema, "end": frame.end})
-        if frame.trigger not in triggers:
-            triggers.append(frame.trigger)
-    return {"type": "structural_tag", "structures": structures, "triggers": triggers}
+        form = parser.call_form(tool.name, tool.parameters if tool.is_strict else {"type": "object"})
+        if form is None:
+            return None
+        tags.append(form.tag)
+        separator = form.separator
+        if form.trigger not in triggers:
+            triggers.append(form.trigger)
+    if answer_schema is None:
+        return _tag_of({"type": "triggered_tags", "triggers": triggers, "tags": tags})
+    calls = {"type": "tags_with_separator", "tags": tags, "separator": separator, "at_least_one": True}
+    calls["stop_after_first"] = max_calls == 1
+    return _tag_of({"type": "or", "elements": [{"type": "json_schema", "json_schema": answer_schema}, calls]})
+
+
+def _tag_of(form: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "structural_tag", "format": form}
 
 
 def _call_schema(name: str, key: str) -> dict[str, Any]:
@@ -52,17 +64,3 @@ def _call_schema(name: str, key: str) -> dict[str, Any]:
         "required": ["name", "parameters"],
         "additionalProperties": False,
     }
-
-
-def _moved(schema: Any, key: str) -> Any:
-    """Return a copy of a schema whose references to itself lead to where it now stands, `#/$defs/KEY`."""
-    if isinstance(schema, Mapping):
-        return {
-            name: f"#/$defs/{key}{value[1:]}"
-            if name == "$ref" and isinstance(value, str) and value.startswith("#")
-            else _moved(value, key)
-            for name, value in schema.items()
-        }
-    if isinstance(schema, list):
-        return [_moved(value, key) for value in schema]
-    return schema

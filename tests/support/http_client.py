@@ -14,6 +14,7 @@ import openai
 from fake_client import FakeClient
 
 from octavo.frontend.http.app import App
+from octavo.frontend.http.conversation import ChatSettings
 from octavo.frontend.http.run import make_app
 from octavo.frontend.http.server import Server
 from octavo.frontend.http.serving import Serving
@@ -37,6 +38,7 @@ def application(
         trusts_request_templates,
         config.max_n_sequences,
         config.max_stop_strings,
+        ChatSettings.of(config),
         created=1_700_000_000,
     )
     return make_app(serving, config, api_keys)

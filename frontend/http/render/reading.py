@@ -59,7 +59,7 @@ class Reading:
 
     def finish_reason(self, reason: str | None, num_calls: int) -> str | None:
         """Return why an answer with so many calls ended, None while it goes on."""
-        is_of_own_accord = reason == FinishReason.STOP and num_calls and not self.is_named
+        is_of_own_accord = reason == str(FinishReason.STOP) and num_calls and not self.is_named
         return TOOL_CALLS if is_of_own_accord else reason
 
     def num_reasoning_tokens(self, token_ids: Sequence[int]) -> int | None:
