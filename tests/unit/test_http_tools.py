@@ -1,0 +1,284 @@
+"""Tools and reasoning over HTTP: what the prompt shows, what is asked of the engine, and how answers come out."""
+
+import asyncio
+import json
+from typing import Any
+
+import openai
+import pytest
+from fake_client import MODEL, FakeClient
+from http_client import URL, _http, application, events, listening, post
+
+from octavo.frontend.http.conversation import ChatSettings
+from octavo.frontend.text.chat_template import ChatTemplate
+from octavo.protocol.config import ServerConfig
+from octavo.protocol.errors import ConfigError
+
+PATH = "/v1/chat/completions"
+WEATHER = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+TOOLS = [{"type": "function", "function": {"name": "weather", "description": "Tells it.", "parameters": WEATHER}}]
+CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Ulm"}}\n</tool_call>'
+TEMPLATE = (
+    "{% for tool in tools or [] %}[{{ tool | tojson }}]{% endfor %}"
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}"
+    "{% for call in m.tool_calls or [] %}({{ call.function.name }} {{ call.function.arguments.city }}){% endfor %}"
+    "{% if m.reasoning_content %}~{{ m.reasoning_content }}~{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% if enable_thinking is defined and enable_thinking %}<think>\n"
+    "{% elif enable_thinking is defined %}<think>\n\n</think>\n\n{% endif %}{% endif %}"
+)
+HERMES = ServerConfig(enable_auto_tool_choice=True, tool_call_parser="hermes")
+QWEN = ServerConfig(enable_auto_tool_choice=True, tool_call_parser="hermes", reasoning_parser="qwen3")
+
+
+class ToolClient(FakeClient):
+    """A model with a template that knows tools and thinking."""
+
+    def chat_template(self, content_format: Any = "auto") -> ChatTemplate:
+        return ChatTemplate(TEMPLATE, {}, content_format=content_format)
+
+
+def ask(**fields: Any) -> dict[str, Any]:
+    return {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], **fields}
+
+
+def add_up(response: Any) -> list[dict[str, Any]]:
+    """Put the choices of a stream together, as the API says it is done."""
+    choices: dict[int, dict[str, Any]] = {}
+    for chunk in events(response):
+        for part in chunk["choices"]:
+            choice = choices.setdefault(part["index"], {"message": {"content": None}, "finish_reason": None})
+            assert choice["finish_reason"] is None, "something came after the end"
+            message, delta = choice["message"], part["delta"]
+            for name in ("content", "reasoning"):
+                if delta.get(name):
+                    message[name] = (message.get(name) or "") + delta[name]
+            for call in delta.get("tool_calls", ()):
+                calls = message.setdefault("tool_calls", [])
+                if "id" in call:
+                    assert call["index"] == len(calls) and call["type"] == "function"
+                    calls.append({"id": call["id"], "function": dict(call["function"]), "type": "function"})
+                else:
+                    assert call.keys() == {"index", "function"} and call["function"].keys() == {"arguments"}
+                    calls[call["index"]]["function"]["arguments"] += call["function"]["arguments"]
+            choice["finish_reason"] = part["finish_reason"]
+    return [choices[index] for index in sorted(choices)]
+
+
+def both_ways(reply: str, body: dict[str, Any], config: ServerConfig) -> dict[str, Any]:
+    """Return the whole answer's choice, after checking that the stream adds up to it."""
+    (whole,) = post(ToolClient(reply), PATH, body, config=config).json()["choices"]
+    (streamed,) = add_up(post(ToolClient(reply), PATH, body | {"stream": True}, config=config))
+    for message in (whole["message"], streamed["message"]):
+        for call in message.get("tool_calls", ()):
+            assert call.pop("id").startswith("call_")
+    shown = {name: value for name, value in whole["message"].items() if name not in ("role", "refusal")}
+    assert streamed["message"] == (shown if shown["content"] else shown | {"content": None})
+    assert streamed["finish_reason"] == whole["finish_reason"]
+    return whole
+
+
+def weather(city: str) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": "weather", "arguments": json.dumps({"city": city})}}
+
+
+def test_a_call_under_auto() -> None:
+    choice = both_ways("I look.\n" + CALL, ask(tools=TOOLS), HERMES)
+    assert choice["finish_reason"] == "tool_calls"
+    assert choice["message"]["content"] == "I look."
+    assert choice["message"]["tool_calls"] == [weather("Ulm")]
+
+
+def test_no_text_beside_calls_is_null() -> None:
+    choice = both_ways(CALL + CALL.replace("Ulm", "Bonn"), ask(tools=TOOLS, tool_choice="auto"), HERMES)
+    assert choice["message"]["content"] is None
+    assert choice["message"]["tool_calls"] == [weather("Ulm"), weather("Bonn")]
+
+
+def test_one_call_where_several_are_not_wanted() -> None:
+    choice = both_ways(CALL * 2, ask(tools=TOOLS, parallel_tool_calls=False), HERMES)
+    assert choice["message"]["tool_calls"] == [weather("Ulm")]
+
+
+def test_an_answer_without_calls_is_plain() -> None:
+    choice = both_ways("Just <b>text</b>.", ask(tools=TOOLS), HERMES)
+    assert (choice["message"]["content"], choice["finish_reason"]) == ("Just <b>text</b>.", "stop")
+    assert "tool_calls" not in choice["message"]
+
+
+def test_a_call_that_is_cut_keeps_its_arguments_and_the_reason_length() -> None:
+    choice = both_ways(CALL, ask(tools=TOOLS, max_tokens=CALL.index("lm")), HERMES)
+    assert choice["finish_reason"] == "length"
+    (call,) = choice["message"]["tool_calls"]
+    assert call["function"]["arguments"] == '{"city": "U'
+
+
+def test_required_calls_need_no_parser() -> None:
+    reply = json.dumps([{"name": "weather", "parameters": {"city": city}} for city in ("Ulm", "Bonn")])
+    choice = both_ways(reply, ask(tools=TOOLS, tool_choice="required"), ServerConfig())
+    assert choice["finish_reason"] == "tool_calls"
+    assert choice["message"]["tool_calls"] == [weather("Ulm"), weather("Bonn")]
+
+
+def test_a_named_function() -> None:
+    named = {"type": "function", "function": {"name": "weather"}}
+    choice = both_ways('{"city": "Ulm"}', ask(tools=TOOLS, tool_choice=named), ServerConfig())
+    # As other servers do it: the caller made the choice, so making the call is no reason to stop.
+    assert (choice["finish_reason"], choice["message"]["tool_calls"]) == ("stop", [weather("Ulm")])
+
+
+def test_none_shows_the_tools_and_reads_no_calls() -> None:
+    client = ToolClient(CALL)
+    body = post(client, PATH, ask(tools=TOOLS, tool_choice="none"), config=HERMES).json()
+    assert body["choices"][0]["message"]["content"] == CALL
+    assert "[" in client.requests[0]["prompt"]["prompt"]
+    client = ToolClient(CALL)
+    config = ServerConfig(exclude_tools_when_tool_choice_none=True)
+    post(client, PATH, ask(tools=TOOLS, tool_choice="none"), config=config)
+    assert client.requests[0]["prompt"]["prompt"] == "<user>hi<assistant>"
+
+
+def test_the_prompt_shows_tools_without_what_concerns_the_api() -> None:
+    client = ToolClient()
+    tools = [{"type": "function", "function": {"name": "now", "strict": True}}]
+    assert post(client, PATH, ask(tools=tools), config=HERMES).status_code == 200
+    nothing = {"type": "function", "function": {"name": "now", "parameters": {"type": "object", "properties": {}}}}
+    assert client.requests[0]["prompt"]["prompt"] == f"[{json.dumps(nothing)}]<user>hi<assistant>"
+    assert client.requests[0]["params"].structured_outputs.structural_tag["format"]["type"] == "triggered_tags"
+
+
+def test_calls_and_results_of_earlier_turns_reach_the_template() -> None:
+    client = ToolClient()
+    messages = [
+        {"role": "developer", "content": "be brief"},
+        {"role": "user", "content": [{"type": "text", "text": "weather?"}]},
+        {"role": "assistant", "content": None, "reasoning": "hm", "tool_calls": [{"id": "1", **weather("Ulm")}]},
+        {"role": "tool", "tool_call_id": "1", "content": "sunny"},
+        {"role": "assistant", "content": "Sunny.", "tool_calls": []},
+    ]
+    assert post(client, PATH, ask() | {"messages": messages}).status_code == 200
+    assert client.requests[0]["prompt"]["prompt"] == (
+        "<system>be brief<user>weather?<assistant>(weather Ulm)~hm~<tool>sunny<assistant>Sunny.<assistant>"
+    )
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"tools": TOOLS}, "tool_choice"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "x"}}}, "tool_choice"),
+        ({"tools": TOOLS, "tool_choice": "sometimes"}, "tool_choice"),
+        ({"tools": TOOLS, "tool_choice": "required", "response_format": {"type": "json_object"}}, "response_format"),
+        ({"reasoning_effort": "extreme"}, "reasoning_effort"),
+        ({"reasoning_effort": "high"}, "reasoning_effort"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_is_named(fields: dict[str, Any], param: str) -> None:
+    response = post(ToolClient(), PATH, ask(**fields))
+    assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+
+
+def test_reasoning_is_told_from_the_answer() -> None:
+    reply = "<think>\nhm\n</think>\n\nHi."
+    choice = both_ways(reply, ask(), QWEN)
+    assert (choice["message"]["reasoning"], choice["message"]["content"]) == ("hm", "Hi.")
+    body = post(ToolClient(reply), PATH, ask(), config=QWEN).json()
+    assert body["usage"]["completion_tokens_details"] == {"reasoning_tokens": len("<think>\nhm\n</think>")}
+    chunks = events(
+        post(ToolClient(reply), PATH, ask(stream=True, stream_options={"include_usage": True}), config=QWEN)
+    )
+    assert chunks[-1]["usage"] == body["usage"]
+
+
+def test_reasoning_that_the_template_opens_or_closes() -> None:
+    open_ = ask(chat_template_kwargs={"enable_thinking": True})
+    assert both_ways("hm</think>Hi.", open_, QWEN)["message"]["reasoning"] == "hm"
+    assert both_ways("only hm", open_, QWEN)["message"] == {
+        "content": None, "role": "assistant", "refusal": None, "reasoning": "only hm",
+    }  # fmt: skip
+    closed = ask(reasoning_effort="none")
+    message = both_ways("Hi.", closed, QWEN)["message"]
+    assert (message["content"], "reasoning" in message) == ("Hi.", False)
+
+
+def test_reasoning_and_calls_together() -> None:
+    choice = both_ways(f"<think>call {CALL}?</think>\n\n{CALL}", ask(tools=TOOLS), QWEN)
+    assert choice["message"]["reasoning"] == f"call {CALL}?"
+    assert choice["message"]["tool_calls"] == [weather("Ulm")]
+    assert (choice["message"]["content"], choice["finish_reason"]) == (None, "tool_calls")
+
+
+def test_reasoning_can_be_left_out() -> None:
+    choice = both_ways("<think>hm</think>Hi.", ask(include_reasoning=False), QWEN)
+    assert choice["message"] == {"content": "Hi.", "role": "assistant", "refusal": None}
+
+
+@pytest.mark.parametrize(
+    ("fields", "suffix", "start_after"),
+    [
+        ({}, "<think>\n", "</think>"),
+        ({"chat_template_kwargs": {"enable_thinking": True}}, "", "</think>"),
+        ({"chat_template_kwargs": {"enable_thinking": False}}, "", None),
+    ],
+)
+@pytest.mark.parametrize(
+    "wish", [{"tools": TOOLS, "tool_choice": "required"}, {"response_format": {"type": "json_object"}}]
+)
+def test_a_form_begins_behind_the_reasoning(
+    wish: dict[str, Any], fields: dict[str, Any], suffix: str, start_after: str | None
+) -> None:
+    client = ToolClient("<think>x</think>[]")
+    assert post(client, PATH, ask(**wish, **fields), config=QWEN).status_code == 200
+    (request,) = client.requests
+    assert request["params"].structured_outputs.start_after == start_after
+    assert request["prompt"]["prompt"].endswith("<assistant>" + suffix) or "chat_template_kwargs" in fields
+
+
+def test_marks_that_are_special_tokens_are_shown() -> None:
+    client = ToolClient(CALL)
+    client.tokenizer.special_token_ids = frozenset({client.tokenizer.token_id("<bos>")})
+    client.tokenizer.token_id = {"<tool_call>": client.tokenizer.token_id("<bos>")}.get  # type: ignore[method-assign]
+    post(client, PATH, ask(tools=TOOLS), config=HERMES)
+    post(client, PATH, ask(), config=HERMES)
+    assert [request["params"].skip_special_tokens for request in client.requests] == [False, True]
+
+
+def test_the_openai_client_understands_it_all() -> None:
+    async def talk() -> tuple[Any, list[Any]]:
+        app = application(ToolClient("<think>hm</think>" + CALL), config=QWEN)
+        async with (
+            listening(app, QWEN) as path,
+            _http(path) as http,
+            openai.AsyncOpenAI(
+                api_key="none",
+                base_url=f"{URL}/v1",
+                http_client=http,
+                max_retries=0,
+                _strict_response_validation=True,
+            ) as api,
+        ):
+            create = api.chat.completions.create
+            messages = [{"role": "user", "content": "weather?"}]
+            whole = await create(model=MODEL, messages=messages, tools=TOOLS)  # type: ignore[arg-type, call-overload]
+            stream = await create(model=MODEL, messages=messages, tools=TOOLS, stream=True)  # type: ignore[arg-type, call-overload]
+            return whole, [chunk async for chunk in stream]
+
+    whole, chunks = asyncio.run(talk())
+    (call,) = whole.choices[0].message.tool_calls
+    assert (call.function.name, json.loads(call.function.arguments)) == ("weather", {"city": "Ulm"})
+    assert whole.choices[0].message.reasoning == "hm"
+    assert whole.usage.completion_tokens_details.reasoning_tokens == len("<think>hm</think>")
+    fragments = [delta for chunk in chunks for delta in chunk.choices[0].delta.tool_calls or ()]
+    assert [delta.id is not None for delta in fragments] == [True] + [False] * (len(fragments) - 1)
+    assert json.loads("".join(delta.function.arguments for delta in fragments)) == {"city": "Ulm"}
+    assert chunks[-1].choices[0].finish_reason == "tool_calls"
+
+
+def test_flags_that_do_not_fit_are_told_at_the_start() -> None:
+    with pytest.raises(ConfigError, match="--enable-auto-tool-choice needs"):
+        ChatSettings.of(ServerConfig(enable_auto_tool_choice=True))
+    with pytest.raises(ConfigError, match="no tool parser 'x'"):
+        ChatSettings.of(ServerConfig(tool_call_parser="x"))
+    with pytest.raises(ConfigError, match="no reasoning parser 'x'"):
+        ChatSettings.of(ServerConfig(reasoning_parser="x"))

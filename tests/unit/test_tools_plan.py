@@ -1,0 +1,124 @@
+"""From `tools` and `tool_choice` to what binds an answer: schemas and tags, checked by validators of their own."""
+
+import json
+
+import jsonschema_rs
+import pytest
+
+from octavo.frontend.generation.grammar import grammar_spec
+from octavo.frontend.tools.parser import FunctionTool
+from octavo.frontend.tools.plan import plan_tools
+from octavo.frontend.tools.registry import tool_parser
+from octavo.frontend.tools.schema import calls_schema
+from octavo.protocol.errors import InvalidRequestError
+from octavo.protocol.structured import StructuredOutputsParams
+
+CITY = {
+    "type": "object",
+    "properties": {"city": {"$ref": "#/$defs/Name"}, "next": {"$ref": "#"}},
+    "required": ["city"],
+    "additionalProperties": False,
+    "$defs": {"Name": {"type": "string", "enum": ["Ulm", "Bonn"]}},
+}
+NUMBER = {"type": "object", "properties": {"city": {"$ref": "#/$defs/Name"}}, "$defs": {"Name": {"type": "integer"}}}
+LOOSE = FunctionTool("number", NUMBER)
+STRICT = FunctionTool("city", CITY, is_strict=True)
+
+
+def plan(tools=(LOOSE,), choice="auto", named=None, parser="hermes", answer=None, is_parallel=True):
+    return plan_tools(
+        tools,
+        choice,
+        named,
+        is_parallel=is_parallel,
+        auto_parser=tool_parser(parser) if parser else None,
+        answer_form=answer,
+    )
+
+
+def is_valid(value, tools=(STRICT, LOOSE), max_calls=None):
+    return jsonschema_rs.is_valid(calls_schema(tools, max_calls), value)
+
+
+def test_definitions_of_several_tools_do_not_mix() -> None:
+    assert is_valid([{"name": "city", "parameters": {"city": "Ulm", "next": {"city": "Bonn"}}}])
+    assert is_valid([{"name": "number", "parameters": {"city": 5}}, {"name": "number", "parameters": {}}])
+    assert not is_valid([{"name": "city", "parameters": {"city": 5}}])
+    assert not is_valid([{"name": "city", "parameters": {"city": "Ulm", "next": {"city": "Rome"}}}])
+    assert not is_valid([{"name": "other", "parameters": {}}])
+    assert not is_valid([{"name": "city"}])
+    assert not is_valid([])
+    assert not is_valid([{"name": "number", "parameters": {}}] * 2, max_calls=1)
+
+
+def test_required_binds_by_a_schema_of_calls() -> None:
+    made = plan(choice="required", is_parallel=False, parser=None)
+    assert made.form.json == calls_schema([LOOSE], 1)
+    assert (made.max_calls, made.is_named, made.form.param) == (1, False, "tools")
+    (call,) = made.parser.parse('[{"name": "number", "parameters": {"city": 1}}]', True).calls
+    assert (call.name, call.arguments) == ("number", '{"city": 1}')
+
+
+def test_a_named_function_binds_by_its_schema() -> None:
+    made = plan(tools=(STRICT, LOOSE), named="number", parser=None)
+    assert (made.form.json, made.is_named) == (NUMBER, True)
+    assert made.form.param == "tools[1].function.parameters"
+    (call,) = made.parser.parse('{"city": 1}', True).calls
+    assert (call.name, call.arguments) == ("number", '{"city": 1}')
+
+
+@pytest.mark.parametrize("choice", ["none", "auto"])
+def test_without_tools_nothing_is_bound(choice) -> None:
+    assert plan(tools=(), choice=choice, parser=None).parser is None
+    form = StructuredOutputsParams(json_object=True)
+    assert plan(tools=(), choice=choice, answer=form).form is form
+    assert plan(choice="none", answer=form).form is form
+
+
+@pytest.mark.parametrize("parser", ["hermes", "llama3_json", "mistral", "qwen3_xml"])
+def test_a_strict_call_obeys_its_schema_under_auto(parser) -> None:
+    made = plan(tools=(STRICT, LOOSE), parser=parser)
+    form = made.form.structural_tag["format"]
+    assert form["type"] == "triggered_tags" and len(form["tags"]) == 2
+    text = grammar_spec(made.form, {"[TOOL_CALLS]": 5}).text
+    assert ("<[5]>" in text) == (parser == "mistral")
+    assert plan(parser=parser).form is None, "a loose call was bound"
+
+
+@pytest.mark.parametrize("parser", ["hermes", "llama3_json", "mistral", "qwen3_xml"])
+def test_an_answer_of_a_form_may_still_call(parser) -> None:
+    schema = {"type": "object", "properties": {"temperature": {"type": "number"}}}
+    asked = StructuredOutputsParams(json=schema, param="response_format.json_schema.schema")
+    made = plan(parser=parser, answer=asked)
+    answer, calls = made.form.structural_tag["format"]["elements"]
+    assert answer["json_schema"] == schema
+    assert calls["type"] == "tags_with_separator" and calls["at_least_one"]
+    assert made.form.param == asked.param
+    assert json.dumps("temperature") in grammar_spec(made.form, {}).text
+
+
+@pytest.mark.parametrize(
+    ("wish", "param", "words"),
+    [
+        ({"tools": (), "choice": "required"}, "tool_choice", "needs tools"),
+        ({"tools": (), "named": "f"}, "tool_choice", "needs tools"),
+        ({"named": "other"}, "tool_choice", "none of the tools"),
+        ({"parser": None}, "tool_choice", "--enable-auto-tool-choice"),
+        ({"tools": (LOOSE, STRICT), "parser": "pythonic"}, "tools[1].function.strict", "strict"),
+        ({"choice": "required", "answer": StructuredOutputsParams(regex="a")}, "structured_outputs", "leave it out"),
+        ({"named": "number", "answer": StructuredOutputsParams(regex="a", param="x.y")}, "x.y", "so x has"),
+        ({"answer": StructuredOutputsParams(regex="a")}, "structured_outputs.regex", "JSON schema"),
+        ({"answer": StructuredOutputsParams(json_object=True), "parser": "pythonic"}, "tools", "no grammar"),
+    ],
+    ids=str,
+)
+def test_wishes_that_do_not_fit_together(wish, param, words) -> None:
+    with pytest.raises(InvalidRequestError, match=words) as caught:
+        plan(**wish)
+    assert caught.value.param == param
+
+
+def test_texts_with_further_rules_cannot_be_strict_in_xml() -> None:
+    schema = {"type": "object", "properties": {"s": {"type": "string", "pattern": "^a"}}}
+    with pytest.raises(InvalidRequestError, match="strict"):
+        plan(tools=(FunctionTool("f", schema, is_strict=True),), parser="qwen3_xml")
