@@ -62,14 +62,15 @@ class Api:
         Raises:
             CommandError: no server answers, it refuses, or it does not speak JSON.
         """
-        connection = self._connection()
-        try:
-            response = self._ask(connection, "GET", path, None)
-            return self._object(response.read())
-        except (OSError, http.client.HTTPException) as error:
-            raise self._broken(error) from None
-        finally:
-            connection.close()
+        return self._whole("GET", path, None)
+
+    def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        """Return the JSON that a POST is answered with.
+
+        Raises:
+            CommandError: as for `get`.
+        """
+        return self._whole("POST", path, json.dumps(body).encode())
 
     def stream(self, path: str, body: dict[str, Any]) -> Generator[dict[str, Any], None, None]:
         """Yield the events of a streamed answer; closing the iterator ends the request.
@@ -91,6 +92,15 @@ class Api:
                     raise CommandError(f"{self.url}: {_message(event)}")
                 yield event
             raise CommandError(f"{self.url} closed the connection in the middle of an answer")
+        except (OSError, http.client.HTTPException) as error:
+            raise self._broken(error) from None
+        finally:
+            connection.close()
+
+    def _whole(self, method: str, path: str, body: bytes | None) -> dict[str, Any]:
+        connection = self._connection()
+        try:
+            return self._object(self._ask(connection, method, path, body).read())
         except (OSError, http.client.HTTPException) as error:
             raise self._broken(error) from None
         finally:

@@ -32,13 +32,23 @@ class Command:
     commands: "tuple[Command, ...]" = ()
 
 
+BENCHMARKS: tuple[Command, ...] = (
+    Command("serve", "load on a running server: throughput and latencies", "octavo.frontend.cli.bench.serve"),
+    Command("throughput", "an engine's throughput, offline", "octavo.frontend.cli.bench.throughput"),
+    Command("latency", "one batch after another, offline", "octavo.frontend.cli.bench.latency"),
+    Command("startup", "from the command to the first token", "octavo.frontend.cli.bench.startup"),
+)
+
 COMMANDS: tuple[Command, ...] = (
     Command("serve", "start an OpenAI-compatible server for a model", "octavo.frontend.cli.serve"),
     Command("chat", "talk to a model on a running server", "octavo.frontend.cli.chat"),
     Command("complete", "have a running server go on with a text", "octavo.frontend.cli.complete"),
     Command("run-batch", "answer the requests of a file into another file", "octavo.frontend.cli.run_batch"),
+    Command("bench", "measure a server or an engine", commands=BENCHMARKS),
     Command("build-kernels", "compile the CPU kernels ahead of the first start", "octavo.frontend.cli.build_kernels"),
 )
+
+_MOTTO = "Serves large language models: the same request gives the same tokens, bit for bit, in any batch."
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -85,8 +95,7 @@ def usage(prog: str = "octavo", commands: Sequence[Command] = COMMANDS) -> str:
         [
             f"usage: {prog} COMMAND [ARGUMENTS]",
             "",
-            "Serves large language models: the same request gives the same tokens, bit for bit, in any batch.",
-            "",
+            *([_MOTTO, ""] if commands is COMMANDS else []),
             "commands:",
             *rows,
             "",

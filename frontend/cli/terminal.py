@@ -80,7 +80,7 @@ def add_sampling_flags(parser: CommandParser) -> None:
     group.add_argument("--seed", type=int, metavar="N", help="the same seed gives the same answer")
     group.add_argument("--stop", action="append", metavar="TEXT", help="end before this text (repeatable)")
     group.add_argument(
-        "--extra-body", type=_json_object, default={}, metavar="JSON", help="further fields of the request"
+        "--extra-body", type=json_object, default={}, metavar="JSON", help="further fields of the request"
     )
 
 
@@ -160,7 +160,8 @@ class _Screen:
         self._ends_line = text.endswith("\n") if text else self._ends_line
 
 
-def _json_object(text: str) -> dict[str, Any]:
+def json_object(text: str) -> dict[str, Any]:
+    """Read a flag's value as a JSON object, for argparse."""
     try:
         value = json.loads(text)
     except ValueError as error:

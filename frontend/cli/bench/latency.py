@@ -1,0 +1,81 @@
+"""`octavo bench latency`: one batch after another through `LLM`, with the flags of `vllm bench latency`."""
+
+import random
+import statistics
+import time
+from typing import Any
+
+from octavo.frontend.cli.bench.figures import percentile
+from octavo.frontend.cli.bench.offline import bench_options
+from octavo.frontend.cli.bench.report import context, say_table, write_json
+from octavo.frontend.cli.errors import CommandError
+from octavo.frontend.cli.flags import FlagParser, config_parser
+
+PERCENTS = (10, 25, 50, 75, 90, 99)
+
+FIRST_PLAIN_TOKEN = 300
+"""Below it lie the special and byte tokens of most vocabularies."""
+
+
+def parser() -> FlagParser:
+    """Return the flags of `octavo bench latency`."""
+    parser = config_parser(
+        "octavo bench latency", "Give an engine one batch after another and tell how long each takes.", has_server=False
+    )
+    group = parser.add_named_group("bench", "The measurement")
+    numbers = {
+        "--batch-size": (8, "prompts in each batch"),
+        "--input-len": (32, "prompt tokens"),
+        "--output-len": (128, "output tokens"),
+        "--n": (1, "outputs for each prompt"),
+        "--num-iters-warmup": (10, "batches before the clock starts"),
+        "--num-iters": (30, "batches that are measured"),
+    }
+    for flag, (default, text) in numbers.items():
+        group.add_argument(flag, type=int, default=default, metavar="N", help=f"{text}; default: {default}")
+    group.add_argument("--output-json", metavar="FILE", help="write the figures here")
+    return parser
+
+
+def run(words: list[str]) -> int:
+    """Measure and tell; return the exit code.
+
+    Raises:
+        StartupError: the engine cannot start.
+        CommandError: a number is too small.
+    """
+    settings, options = bench_options(parser(), words)
+    if min(options.batch_size, options.input_len, options.output_len, options.n, options.num_iters) < 1:
+        raise CommandError("batch, lengths, n and iterations must be 1 or more")
+    from octavo import LLM, SamplingParams
+
+    seed = settings.get("seed", 0)
+    rng = random.Random(seed)
+    params = SamplingParams(
+        n=options.n, temperature=1.0, ignore_eos=True, max_tokens=options.output_len, seed=seed, detokenize=False
+    )
+    times_s = []
+    with LLM(**settings) as llm:
+        token_ids = range(min(FIRST_PLAIN_TOKEN, llm.client.facts.vocab_size // 2), llm.client.facts.vocab_size)
+        for number in range(options.num_iters_warmup + options.num_iters):
+            # New prompts each time: equal ones would be found in the prefix cache.
+            prompts = [rng.choices(token_ids, k=options.input_len) for _ in range(options.batch_size)]
+            started = time.monotonic()
+            llm.generate(prompts, params, use_tqdm=False)
+            if number >= options.num_iters_warmup:
+                times_s.append(time.monotonic() - started)
+    figures: dict[str, Any] = {
+        "avg_latency": statistics.fmean(times_s),
+        "latencies": times_s,
+        "percentiles": {str(percent): percentile(times_s, percent) for percent in PERCENTS},
+    }
+    rows: list[tuple[str, int | float | str]] = [
+        ("Batches", len(times_s)),
+        ("Mean latency (ms)", 1e3 * figures["avg_latency"]),
+        *((f"P{percent} latency (ms)", 1e3 * figures["percentiles"][str(percent)]) for percent in PERCENTS),
+        ("Mean time per output token (ms)", 1e3 * figures["avg_latency"] / options.output_len),
+    ]
+    say_table("Latency of a batch", rows)
+    if options.output_json:
+        write_json(options.output_json, {**context(), "model_id": settings["model"], **figures})
+    return 0

@@ -1,0 +1,205 @@
+"""Load on a server: requests at their times, and when each piece of each answer came. Makes no prompts, no figures.
+
+An HTTP/1.1 client of its own on asyncio streams, so that it costs little beside what it measures: connections are
+kept, heads are made once, and an event is parsed once.
+"""
+
+import asyncio
+import json
+import ssl
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+from octavo.frontend.cli.bench.figures import Outcome
+
+READ_LIMIT_BYTES = 2**22
+"""Longest line or event that is read."""
+
+_DATA = b"data:"
+_DONE = b"[DONE]"
+_OK = 200
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where requests go, and what they have in common."""
+
+    url: str
+    """Of the server: `http://HOST:PORT`, `https://...` or `unix:PATH`, with a path before the endpoint's if need be."""
+    endpoint: str
+    headers: dict[str, str]
+
+
+class Load:
+    """Sends bodies to one endpoint and times the streamed answers.
+
+    Args:
+        target: where to.
+    """
+
+    def __init__(self, target: Target) -> None:
+        parts = urlsplit(target.url)
+        self._is_unix = parts.scheme == "unix"
+        self._path = parts.path
+        self._host, self._port = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
+        self._tls = ssl.create_default_context() if parts.scheme == "https" else None
+        root = "" if self._is_unix else parts.path.rstrip("/").removesuffix("/v1")
+        lines = [
+            f"POST {root}{target.endpoint} HTTP/1.1",
+            f"host: {'localhost' if self._is_unix else parts.netloc}",
+            "content-type: application/json",
+            *(f"{name}: {value}" for name, value in target.headers.items()),
+        ]
+        self._head = "\r\n".join(lines).encode()
+        self._idle: list[_Connection] = []
+
+    async def run(
+        self,
+        bodies: Sequence[bytes],
+        arrivals_s: Sequence[float],
+        max_in_flight: int | None,
+        on_done: Callable[[], object],
+    ) -> list[Outcome]:
+        """Send every body at its time after now, or later when too many are in flight.
+
+        Args:
+            bodies: JSON, with `stream` on.
+            arrivals_s: as many; in order.
+            max_in_flight: None: no limit.
+            on_done: called at the end of each answer.
+        """
+        gate = asyncio.Semaphore(max_in_flight or max(1, len(bodies)))
+        started = time.monotonic()
+
+        async def one(body: bytes, arrival_s: float) -> Outcome:
+            if (wait_s := started + arrival_s - time.monotonic()) > 0:
+                await asyncio.sleep(wait_s)
+            async with gate:
+                outcome = await self.send(body)
+            on_done()
+            return outcome
+
+        return await asyncio.gather(*map(one, bodies, arrivals_s))
+
+    async def send(self, body: bytes) -> Outcome:
+        """Send one request and read its answer to the end; a failure is in the outcome."""
+        outcome = Outcome(sent=time.monotonic())
+        try:
+            connection = self._idle.pop() if self._idle else await self._connect()
+            await self._exchange(connection, body, outcome)
+        except (OSError, EOFError, ValueError, asyncio.LimitOverrunError) as error:
+            outcome.error = f"{type(error).__name__}: {error}"
+        outcome.finished = time.monotonic()
+        if not outcome.error and not outcome.text_times:
+            outcome.error = "the answer has no text"
+        return outcome
+
+    def close(self) -> None:
+        """Close the connections."""
+        while self._idle:
+            self._idle.pop().close()
+
+    async def _connect(self) -> "_Connection":
+        if self._is_unix:
+            return _Connection(*await asyncio.open_unix_connection(self._path, limit=READ_LIMIT_BYTES))
+        return _Connection(
+            *await asyncio.open_connection(self._host, self._port, ssl=self._tls, limit=READ_LIMIT_BYTES)
+        )
+
+    async def _exchange(self, connection: "_Connection", body: bytes, outcome: Outcome) -> None:
+        is_clean = False
+        try:
+            head = b"%b\r\ncontent-length: %d\r\n\r\n" % (self._head, len(body))
+            status = await connection.ask(head + body)
+            rest = b""
+            async for piece in connection.body():
+                now = time.monotonic()
+                *lines, rest = (rest + piece).split(b"\n")
+                for line in lines if status == _OK else ():
+                    if line.startswith(_DATA):
+                        _take(outcome, line[len(_DATA) :].strip(), now)
+                if status != _OK:
+                    outcome.error = (outcome.error + piece.decode("utf-8", "replace"))[:500]
+            if status != _OK:
+                outcome.error = f"HTTP {status}: {outcome.error}"
+            is_clean = connection.is_reusable
+        finally:
+            if is_clean:
+                self._idle.append(connection)
+            else:
+                connection.close()
+
+
+class _Connection:
+    """One connection, on which one answer at a time is read."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._headers: dict[bytes, bytes] = {}
+
+    @property
+    def is_reusable(self) -> bool:
+        """Whether the answer that was read leaves the connection open."""
+        has_end = b"content-length" in self._headers or b"transfer-encoding" in self._headers
+        return has_end and self._headers.get(b"connection", b"").lower() != b"close"
+
+    async def ask(self, request: bytes) -> int:
+        """Send a request; return the status once the head of the answer is there.
+
+        Raises:
+            ValueError: the answer is not HTTP.
+            EOFError: the server closed the connection.
+        """
+        self._writer.write(request)
+        head = await self._reader.readuntil(b"\r\n\r\n")
+        first, *lines = head.rstrip(b"\r\n").split(b"\r\n")
+        fields = (line.partition(b":") for line in lines)
+        self._headers = {name.strip().lower(): value.strip() for name, _, value in fields}
+        return int(first.split()[1])
+
+    async def body(self) -> AsyncIterator[bytes]:
+        """Yield the answer's body as it comes, to its end."""
+        reader = self._reader
+        if self._headers.get(b"transfer-encoding", b"").lower() == b"chunked":
+            while size := int((await reader.readuntil(b"\r\n")).partition(b";")[0], 16):
+                yield (await reader.readexactly(size + 2))[:size]
+            while await reader.readuntil(b"\r\n") != b"\r\n":
+                pass  # trailers
+        elif (length := self._headers.get(b"content-length")) is not None:
+            yield await reader.readexactly(int(length))
+        else:
+            while piece := await reader.read(READ_LIMIT_BYTES):
+                yield piece
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+def _take(outcome: Outcome, data: bytes, now: float) -> None:
+    """Note what one event says."""
+    if data == _DONE:
+        return
+    event: dict[str, Any] = json.loads(data)
+    if "error" in event:
+        error = event["error"]
+        outcome.error = str(error.get("message", error) if isinstance(error, dict) else error)
+    for choice in event.get("choices") or ():
+        if text := _text(choice):
+            outcome.text_times.append(now)
+            outcome.text += text
+    if usage := event.get("usage"):
+        outcome.num_prompt_tokens = usage["prompt_tokens"]
+        outcome.num_output_tokens = usage.get("completion_tokens") or 0
+        outcome.num_cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+
+
+def _text(choice: dict[str, Any]) -> str:
+    """Return the text of a completion's or a chat's choice; reasoning is text too."""
+    if "delta" not in choice:
+        return choice.get("text") or ""
+    delta = choice["delta"] or {}
+    return delta.get("content") or delta.get("reasoning") or delta.get("reasoning_content") or ""

@@ -1,0 +1,59 @@
+"""What benchmarks print and write. Measures nothing."""
+
+import datetime
+import json
+import os
+import platform
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from octavo import __version__
+from octavo.frontend.cli.errors import CommandError
+
+WIDTH = 52
+
+
+def say(text: str = "") -> None:
+    """Print a line of the result."""
+    print(text, flush=True)  # noqa: T201  (a command's output)
+
+
+def say_table(title: str, rows: Iterable[tuple[str, int | float | str]]) -> None:
+    """Print a title and, below it, names with their values."""
+    say(f"{f' {title} ':=^{WIDTH}}")
+    for name, value in rows:
+        text = f"{value:,.2f}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else value
+        say(f"{name:<{WIDTH - 14}}{text:>14}")
+
+
+def context() -> dict[str, Any]:
+    """Return when and where something was measured."""
+    return {
+        "date": datetime.datetime.now(datetime.UTC).strftime("%Y%m%d-%H%M%S"),
+        "octavo_version": __version__,
+        "cpu": _cpu_name(),
+        "num_cores": len(os.sched_getaffinity(0)),
+        "python": platform.python_version(),
+    }
+
+
+def write_json(path: str | Path, document: dict[str, Any]) -> None:
+    """Write a result to a file, and say where.
+
+    Raises:
+        CommandError: it cannot be written.
+    """
+    try:
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        Path(path).write_text(json.dumps(document, indent=2) + "\n")
+    except OSError as error:
+        raise CommandError(f"cannot write {path}: {error.strerror}") from None
+    say(f"written to {path}")
+
+
+def _cpu_name() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine()

@@ -1,0 +1,309 @@
+"""`octavo bench serve`: load on a running OpenAI-compatible server, with the flags of `vllm bench serve`."""
+
+import argparse
+import asyncio
+import json
+import math
+import random
+import time
+from pathlib import Path
+from typing import Any
+
+from octavo.frontend.cli.api import Api
+from octavo.frontend.cli.bench.datasets import Job, add_dataset_flags, make_jobs
+from octavo.frontend.cli.bench.figures import METRICS, Outcome, summarize
+from octavo.frontend.cli.bench.load import Load, Target
+from octavo.frontend.cli.bench.report import context, say, say_table, write_json
+from octavo.frontend.cli.bench.tokenizers import tokenizer_for
+from octavo.frontend.cli.errors import CommandError
+from octavo.frontend.cli.parser import CommandParser
+from octavo.frontend.cli.terminal import json_object
+from octavo.protocol.env import Env
+
+ENDPOINTS = {"openai": "/v1/completions", "vllm": "/v1/completions", "openai-chat": "/v1/chat/completions"}
+
+CHECK_INTERVAL_S = 0.5
+
+_DESCRIPTION = """\
+Send requests to a running server, octavo or another one that speaks OpenAI's API, and tell throughput and latencies.
+Prompts are texts; unless --tokenizer names one, the server's own /tokenize and /detokenize give them their lengths."""
+
+
+def parser() -> CommandParser:
+    """Return the flags of `octavo bench serve`."""
+    parser = CommandParser("octavo bench serve", _DESCRIPTION)
+    _add_server_flags(parser)
+    add_dataset_flags(parser)
+    group = parser.add_named_group("traffic", "When it is sent")
+    group.add_argument(
+        "--request-rate", type=float, default=math.inf, metavar="X", help="requests per second; default: all at once"
+    )
+    group.add_argument(
+        "--burstiness",
+        type=float,
+        default=1.0,
+        metavar="X",
+        help="shape of the gamma distribution between requests: 1 is Poisson, less comes in bursts; default: 1",
+    )
+    group.add_argument("--max-concurrency", type=int, metavar="N", help="most requests in flight; default: no limit")
+    group.add_argument(
+        "--num-warmups", type=int, default=0, metavar="N", help="requests before the clock starts; one is always"
+    )
+    group.add_argument("--seed", type=int, default=0, metavar="N", help="of prompts and arrivals; default: 0")
+    _add_request_flags(parser)
+    _add_result_flags(parser)
+    return parser
+
+
+def _add_server_flags(parser: CommandParser) -> None:
+    group = parser.add_named_group("server", "Which server")
+    group.add_argument(
+        "--backend", choices=list(ENDPOINTS), default="openai", help="openai: completions; openai-chat: chat"
+    )
+    group.add_argument("--base-url", metavar="URL", help="http://HOST:PORT or unix:PATH, instead of host and port")
+    group.add_argument("--host", default="127.0.0.1", help="default: 127.0.0.1")
+    group.add_argument("--port", type=int, default=8000, metavar="N", help="default: 8000")
+    group.add_argument("--endpoint", metavar="PATH", help="default: what the backend says")
+    group.add_argument("--header", action="append", default=[], metavar="NAME=VALUE", help="sent along (repeatable)")
+    group.add_argument("--api-key", metavar="KEY", help="sent as the bearer token; default: OCTAVO_API_KEY")
+    group.add_argument("--model", metavar="NAME", help="which of its models; default: the first")
+    group.add_argument("--tokenizer", metavar="DIR", help="tokenizer of the model; default: the server's")
+    group.add_argument(
+        "--ready-check-timeout-sec", type=float, default=0.0, metavar="X", help="wait this long for the server"
+    )
+
+
+def _add_request_flags(parser: CommandParser) -> None:
+    group = parser.add_named_group("request", "What each request asks for")
+    group.add_argument("--ignore-eos", action="store_true", help="go on after the end token, to the asked length")
+    group.add_argument("--temperature", type=float, default=0.0, metavar="X", help="default: 0")
+    group.add_argument("--top-p", type=float, metavar="X", help="default: the server's")
+    group.add_argument("--top-k", type=int, metavar="N", help="default: the server's")
+    group.add_argument("--logprobs", type=int, metavar="N", help="ask for this many logprobs per token")
+    group.add_argument("--extra-body", type=json_object, default={}, metavar="JSON", help="further fields")
+
+
+def _add_result_flags(parser: CommandParser) -> None:
+    group = parser.add_named_group("results", "What is told")
+    group.add_argument(
+        "--percentile-metrics",
+        type=_metrics,
+        default=list(METRICS),
+        metavar="NAMES",
+        help=f"latencies to tell, of {','.join(METRICS)}; default: all",
+    )
+    group.add_argument(
+        "--metric-percentiles", type=_percents, default=[99.0], metavar="LIST", help="50,90,99; default: 99"
+    )
+    group.add_argument(
+        "--goodput",
+        nargs="+",
+        type=_bound,
+        default=[],
+        metavar="NAME:MS",
+        help="requests per second that keep these bounds, such as ttft:200 tpot:50",
+    )
+    group.add_argument("--save-result", action="store_true", help="write a JSON file")
+    group.add_argument("--save-detailed", action="store_true", help="with the times and text of each request")
+    group.add_argument("--result-dir", default=".", metavar="DIR", help="where to; default: here")
+    group.add_argument("--result-filename", metavar="FILE", help="default: of backend, rate, model and date")
+    group.add_argument("--metadata", nargs="*", default=[], metavar="NAME=VALUE", help="further fields of that file")
+    group.add_argument("--disable-tqdm", action="store_true", help="no progress bar")
+
+
+def run(words: list[str]) -> int:
+    """Measure and tell; return the exit code: 1 when a request failed.
+
+    Raises:
+        CommandError: no server answers, or the workload cannot be made.
+    """
+    options = parser().parse(words)
+    url = options.base_url or f"http://{options.host}:{options.port}"
+    key = options.api_key or Env.read().api_key
+    api = Api(url, key)
+    _wait_for(api, options.ready_check_timeout_sec)
+    model = api.model(options.model)
+    jobs = make_jobs(options, tokenizer_for(options.tokenizer, api, model), options.seed)
+    headers = dict(_pair(text, "--header") for text in options.header)
+    if key:
+        headers["authorization"] = f"Bearer {key}"
+    load = Load(Target(url, options.endpoint or ENDPOINTS[options.backend], headers))
+    # Warm-ups are of the same kind, but no part of them must be in the prefix cache when the clock starts.
+    warmups = [Job(job.prompt[::-1], job.max_tokens) for job in jobs[: max(1, options.num_warmups)]]
+    bodies, warmup_bodies = (
+        [json.dumps(request_body(options, model, job)).encode() for job in several] for several in (jobs, warmups)
+    )
+    arrivals_s = arrivals(len(jobs), options.request_rate, options.burstiness, random.Random(options.seed))
+    say(f"{len(jobs)} requests to {model} at {url}{options.endpoint or ENDPOINTS[options.backend]}")
+    duration_s, outcomes = asyncio.run(_measure(load, bodies, warmup_bodies, arrivals_s, options))
+    figures = summarize(
+        outcomes, duration_s, options.percentile_metrics, options.metric_percentiles, dict(options.goodput)
+    )
+    say_table("Serving benchmark", _rows(figures, options))
+    if options.save_result or options.result_filename:
+        _save(options, model, figures, outcomes)
+    if error := next((outcome.error for outcome in outcomes if outcome.error), None):
+        raise CommandError(f"{figures['failed']} of {len(outcomes)} requests failed, one of them: {error}")
+    return 0
+
+
+def request_body(options: argparse.Namespace, model: str, job: Job) -> dict[str, Any]:
+    """Return the request for a job."""
+    is_chat = options.backend == "openai-chat"
+    body: dict[str, Any] = {
+        "model": model,
+        "max_tokens": job.max_tokens,
+        "temperature": options.temperature,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    if is_chat:
+        body["messages"] = [{"role": "user", "content": job.prompt}]
+    else:
+        body["prompt"] = job.prompt
+    if options.logprobs is not None:
+        body |= {"logprobs": True, "top_logprobs": options.logprobs} if is_chat else {"logprobs": options.logprobs}
+    said = {name: getattr(options, name) for name in ("top_p", "top_k") if getattr(options, name) is not None}
+    if options.ignore_eos:
+        said["ignore_eos"] = True
+    return {**body, **said, **options.extra_body}
+
+
+def arrivals(count: int, rate: float, burstiness: float, rng: random.Random) -> list[float]:
+    """Return when each request comes, in seconds after the first.
+
+    The gaps have a gamma distribution with shape `burstiness` and mean 1 / `rate`.
+
+    Raises:
+        CommandError: a number is not positive.
+    """
+    if rate <= 0 or burstiness <= 0:
+        raise CommandError("--request-rate and --burstiness must be above 0")
+    if math.isinf(rate):
+        return [0.0] * count
+    times = [0.0]
+    for _ in range(count - 1):
+        times.append(times[-1] + rng.gammavariate(burstiness, 1 / (rate * burstiness)))
+    return times
+
+
+async def _measure(
+    load: Load, bodies: list[bytes], warmups: list[bytes], arrivals_s: list[float], options: argparse.Namespace
+) -> tuple[float, list[Outcome]]:
+    from tqdm import tqdm
+
+    try:
+        first = await load.send(warmups[0])
+        if first.error:
+            raise CommandError(f"a first request, made to see whether they work, failed: {first.error}")
+        rest = warmups[1:]
+        await load.run(rest, [0.0] * len(rest), options.max_concurrency, lambda: None)
+        with tqdm(total=len(bodies), unit="request", disable=True if options.disable_tqdm else None) as bar:
+            started = time.monotonic()
+            outcomes = await load.run(bodies, arrivals_s, options.max_concurrency, bar.update)
+            return time.monotonic() - started, outcomes
+    finally:
+        load.close()
+
+
+def _wait_for(api: Api, timeout_s: float) -> None:
+    """Wait until the server answers.
+
+    Raises:
+        CommandError: it does not in time.
+    """
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            api.get("/v1/models")
+            return
+        except CommandError:
+            if time.monotonic() >= deadline:
+                raise
+            time.sleep(CHECK_INTERVAL_S)
+
+
+def _rows(figures: dict[str, Any], options: argparse.Namespace) -> list[tuple[str, int | float | str]]:
+    rows = [
+        ("Successful requests", figures["completed"]),
+        ("Failed requests", figures["failed"]),
+        ("Benchmark duration (s)", figures["duration"]),
+        ("Total input tokens", figures["total_input_tokens"]),
+        ("Input tokens from the prefix cache", figures["total_cached_tokens"]),
+        ("Total generated tokens", figures["total_output_tokens"]),
+        ("Request throughput (req/s)", figures["request_throughput"]),
+        ("Output token throughput (tok/s)", figures["output_throughput"]),
+        ("Total token throughput (tok/s)", figures["total_token_throughput"]),
+        ("Peak concurrent requests", figures["max_concurrent_requests"]),
+    ]
+    if figures["request_goodput"] is not None:
+        rows.append(("Request goodput (req/s)", figures["request_goodput"]))
+    for metric in options.percentile_metrics:
+        kinds = ["mean", "median", *(f"p{percent:g}" for percent in options.metric_percentiles)]
+        rows += [(f"{kind.capitalize()} {metric.upper()} (ms)", figures[f"{kind}_{metric}_ms"]) for kind in kinds]
+    return rows
+
+
+def _save(options: argparse.Namespace, model: str, figures: dict[str, Any], outcomes: list[Outcome]) -> None:
+    document: dict[str, Any] = {
+        **context(),
+        "backend": options.backend,
+        "model_id": model,
+        "tokenizer_id": options.tokenizer,
+        "dataset_name": options.dataset_name,
+        "num_prompts": options.num_prompts,
+        # JSON has no infinity.
+        "request_rate": "inf" if math.isinf(options.request_rate) else options.request_rate,
+        "burstiness": options.burstiness,
+        "max_concurrency": options.max_concurrency,
+        "seed": options.seed,
+        **dict(_pair(text, "--metadata") for text in options.metadata),
+        **figures,
+    }
+    if options.save_detailed:
+        document |= {
+            "input_lens": [outcome.num_prompt_tokens for outcome in outcomes],
+            "output_lens": [outcome.num_output_tokens for outcome in outcomes],
+            "ttfts": [(outcome.text_times or [outcome.finished])[0] - outcome.sent for outcome in outcomes],
+            "itls": [[gap / 1e3 for gap in outcome.latencies().get("itl", [])] for outcome in outcomes],
+            "generated_texts": [outcome.text for outcome in outcomes],
+            "errors": [outcome.error for outcome in outcomes],
+        }
+    concurrency = f"-concurrency{options.max_concurrency}" if options.max_concurrency else ""
+    short_name = model.rstrip("/").rpartition("/")[2]
+    name = f"{options.backend}-{options.request_rate:g}qps{concurrency}-{short_name}-{document['date']}.json"
+    write_json(Path(options.result_dir) / (options.result_filename or name), document)
+
+
+def _pair(text: str, flag: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise CommandError(f"{flag} takes NAME=VALUE, not {text!r}")
+    return name, value
+
+
+def _metrics(text: str) -> list[str]:
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    if wrong := set(names) - set(METRICS):
+        raise argparse.ArgumentTypeError(f"{min(wrong)!r} is not one of {', '.join(METRICS)}")
+    return names
+
+
+def _percents(text: str) -> list[float]:
+    try:
+        percents = [float(part) for part in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no list of numbers") from None
+    if not all(0 <= percent <= 100 for percent in percents):
+        raise argparse.ArgumentTypeError("percentiles lie between 0 and 100")
+    return percents
+
+
+def _bound(text: str) -> tuple[str, float]:
+    name, _, value = text.partition(":")
+    if name not in METRICS:
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME:MILLISECONDS with one of {', '.join(METRICS)}")
+    try:
+        return name, float(value)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{value!r} is no number of milliseconds") from None

@@ -1,0 +1,150 @@
+"""`octavo bench startup`: how long `octavo serve` takes until it answers, with an empty cache and with a warm one."""
+
+import json
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from octavo.frontend.cli.api import Api
+from octavo.frontend.cli.bench.figures import percentile
+from octavo.frontend.cli.bench.offline import bench_options
+from octavo.frontend.cli.bench.report import context, say, say_table, write_json
+from octavo.frontend.cli.errors import CommandError
+from octavo.frontend.cli.flags import FlagParser, config_parser
+from octavo.protocol.env import child_environment
+
+POLL_S = 0.005
+STOP_TIMEOUT_S = 30.0
+
+_DESCRIPTION = """\
+Start `octavo serve` again and again, each time until it answers a request. Cold: with an empty OCTAVO_CACHE, so that
+kernels are compiled, files converted and weights packed anew. Warm: with the cache that is there."""
+
+
+@dataclass(frozen=True)
+class Start:
+    """One start; seconds after the command."""
+
+    ready_s: float
+    """When `/health` answered."""
+    first_token_s: float
+    """When a completion of one token was there."""
+
+
+def parser() -> FlagParser:
+    """Return the flags of `octavo bench startup`."""
+    parser = config_parser("octavo bench startup", _DESCRIPTION, has_server=False)
+    group = parser.add_named_group("bench", "The measurement")
+    group.add_argument("--num-iters-cold", type=int, default=3, metavar="N", help="cold starts; default: 3")
+    group.add_argument(
+        "--num-iters-warmup", type=int, default=1, metavar="N", help="unmeasured starts before warm ones"
+    )
+    group.add_argument("--num-iters-warm", type=int, default=3, metavar="N", help="warm starts; default: 3")
+    group.add_argument("--output-json", metavar="FILE", help="write the figures here")
+    return parser
+
+
+def run(words: list[str]) -> int:
+    """Measure and tell; return the exit code.
+
+    Raises:
+        CommandError: a server did not start; its last line says why.
+    """
+    settings, options = bench_options(parser(), words)
+    figures: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory(prefix="octavo-startup-") as name:
+        directory = Path(name)
+        # YAML reads JSON.
+        (directory / "settings.yaml").write_text(json.dumps(settings))
+        cold = [_cold_start(directory) for _ in range(options.num_iters_cold)]
+        for _ in range(options.num_iters_warmup if options.num_iters_warm else 0):
+            _start(directory, {})
+        warm = [_start(directory, {}) for _ in range(options.num_iters_warm)]
+    for kind, starts in (("cold", cold), ("warm", warm)):
+        if starts:
+            figures[kind] = _figures(starts)
+            say_table(f"{kind.capitalize()} start", _rows(figures[kind]))
+    if not figures:
+        say("no start was asked for")
+    if options.output_json:
+        write_json(options.output_json, {**context(), "model_id": settings["model"], **figures})
+    return 0
+
+
+def _cold_start(directory: Path) -> Start:
+    cache = directory / "cache"
+    try:
+        return _start(directory, {"OCTAVO_CACHE": str(cache)})
+    finally:
+        shutil.rmtree(cache, ignore_errors=True)
+
+
+def _start(directory: Path, environment: dict[str, str]) -> Start:
+    """Start a server, ask it for a token, and end it."""
+    socket = directory / "socket"
+    socket.unlink(missing_ok=True)
+    words = ["serve", "--config", str(directory / "settings.yaml"), "--uds", str(socket)]
+    with (directory / "log").open("w+") as log:
+        started = time.monotonic()
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "octavo", *words], stderr=log, env=child_environment(environment)
+        )
+        try:
+            return _measure(process, socket, started)
+        except CommandError:
+            _end(process)
+            lines = (directory / "log").read_text().splitlines()
+            raise CommandError(f"the server did not start: {lines[-1] if lines else 'it said nothing'}") from None
+        finally:
+            _end(process)
+
+
+def _measure(process: "subprocess.Popen[bytes]", socket: Path, started: float) -> Start:
+    """Wait for the server's answers.
+
+    Raises:
+        CommandError: it ended, or refused.
+    """
+    while not socket.exists():
+        if process.poll() is not None:
+            raise CommandError(f"the server ended with code {process.returncode}")
+        time.sleep(POLL_S)
+    api = Api(f"unix:{socket}")
+    # The socket is there long before the server answers on it: callers wait in its queue.
+    model = api.model(None)
+    ready_s = time.monotonic() - started
+    api.post("/v1/completions", {"model": model, "prompt": "a", "max_tokens": 1})
+    return Start(ready_s, time.monotonic() - started)
+
+
+def _end(process: "subprocess.Popen[bytes]") -> None:
+    process.send_signal(signal.SIGTERM)
+    try:
+        process.wait(STOP_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def _figures(starts: list[Start]) -> dict[str, Any]:
+    return {
+        name: {"avg": statistics.fmean(times), "median": percentile(times, 50), "min": min(times), "times": times}
+        for name, times in (
+            ("ready_s", [start.ready_s for start in starts]),
+            ("first_token_s", [start.first_token_s for start in starts]),
+        )
+    }
+
+
+def _rows(figures: dict[str, Any]) -> list[tuple[str, int | float | str]]:
+    rows: list[tuple[str, int | float | str]] = [("Starts", len(figures["ready_s"]["times"]))]
+    for name, label in (("ready_s", "until the server answers (s)"), ("first_token_s", "until the first token (s)")):
+        rows += [(f"{kind.capitalize()} {label}", figures[name][kind]) for kind in ("avg", "median", "min")]
+    return rows

@@ -1,0 +1,222 @@
+"""`octavo bench`: workloads, arrivals and figures by hand; load on the real server without an engine."""
+
+import argparse
+import asyncio
+import itertools
+import json
+import math
+import random
+import statistics
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_client import FakeClient, byte_tokenizer
+from fake_server import fake_server
+
+from octavo.frontend.cli import main
+from octavo.frontend.cli.bench.datasets import Job, make_jobs
+from octavo.frontend.cli.bench.figures import Outcome, percentile, summarize
+from octavo.frontend.cli.bench.load import Load, Target
+from octavo.frontend.cli.bench.serve import arrivals, parser
+from octavo.frontend.cli.bench.tokenizers import LocalTokenizer
+from octavo.frontend.cli.errors import CommandError
+
+TOKENIZER = LocalTokenizer(byte_tokenizer())
+
+
+def options(*words: str) -> argparse.Namespace:
+    return parser().parse(words)
+
+
+def jobs(*words: str, seed: int = 0) -> list[Job]:
+    return make_jobs(options(*words), TOKENIZER, seed)
+
+
+def test_random_prompts_have_their_lengths_and_nothing_in_common() -> None:
+    made = jobs("--num-prompts", "20", "--input-len", "50", "--output-len", "7")
+    assert {len(job.prompt) for job in made} == {50} and {job.max_tokens for job in made} == {7}
+    assert len({job.prompt[:8] for job in made}) == 20
+    assert made == jobs("--num-prompts", "20", "--input-len", "50", "--output-len", "7")
+    assert made != jobs("--num-prompts", "20", "--input-len", "50", "--output-len", "7", seed=1)
+
+
+def test_random_lengths_spread_and_share_a_prefix() -> None:
+    made = jobs("--num-prompts", "200", "--random-input-len", "100", "--random-range-ratio", "0.5")
+    lengths = [len(job.prompt) for job in made]
+    assert 50 <= min(lengths) < 60 and 140 < max(lengths) <= 150
+    made = jobs("--num-prompts", "5", "--random-input-len", "10", "--random-prefix-len", "30")
+    assert {len(job.prompt) for job in made} == {40} and len({job.prompt[:30] for job in made}) == 1
+
+
+def test_prefixes_are_repeated() -> None:
+    words = "--dataset-name prefix_repetition --num-prompts 12 --prefix-repetition-num-prefixes 3"
+    made = jobs(*f"{words} --prefix-repetition-prefix-len 20 --prefix-repetition-suffix-len 10".split())
+    prefixes = [job.prompt[:20] for job in made]
+    assert {len(job.prompt) for job in made} == {30}
+    assert [prefixes.count(prefix) for prefix in set(prefixes)] == [4, 4, 4]
+    assert len({job.prompt for job in made}) == 12
+
+
+def test_custom_prompts_come_from_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "prompts.jsonl"
+    file.write_text('{"prompt": "one", "output_tokens": 5}\n\n{"prompt": "two"}\n')
+    words = ["--dataset-name", "custom", "--dataset-path", str(file)]
+    assert jobs(*words, "--num-prompts", "2") == [Job("one", 5), Job("two", 256)]
+    assert jobs(*words, "--num-prompts", "1", "--output-len", "3") == [Job("one", 3)]
+    with pytest.raises(CommandError, match="has 2 prompts"):
+        jobs(*words, "--num-prompts", "3")
+    file.write_text('{"prompt": "one"}\n{"text": "two"}\n')
+    with pytest.raises(CommandError, match="line 2 of"):
+        jobs(*words, "--num-prompts", "1")
+    with pytest.raises(CommandError, match="reads a file"):
+        jobs("--dataset-name", "custom")
+
+
+def test_sharegpt_takes_two_turns_of_a_fair_length(tmp_path: Path) -> None:
+    def talk(*texts: str) -> dict[str, Any]:
+        return {"conversations": [{"from": "x", "value": text} for text in texts]}
+
+    file = tmp_path / "talks.json"
+    talks = [talk("a question", "an answer!", "more"), talk("alone"), talk("hi", "too short"), talk("q" * 1025, "long")]
+    file.write_text(json.dumps(talks))
+    words = ["--dataset-name", "sharegpt", "--dataset-path", str(file)]
+    assert jobs(*words, "--num-prompts", "1") == [Job("a question", 10)]
+    with pytest.raises(CommandError, match="has 1 usable"):
+        jobs(*words, "--num-prompts", "2")
+    file.write_text('{"a": 1}')
+    with pytest.raises(CommandError, match="no ShareGPT file"):
+        jobs(*words)
+
+
+def test_arrivals_have_the_rate_and_the_burstiness() -> None:
+    assert arrivals(3, math.inf, 1.0, random.Random(0)) == [0.0] * 3
+    for burstiness in (0.25, 1.0, 4.0):
+        times = arrivals(20_000, 50.0, burstiness, random.Random(0))
+        gaps = [after - before for before, after in itertools.pairwise(times)]
+        assert statistics.fmean(gaps) == pytest.approx(1 / 50, rel=0.05)
+        # Of a gamma distribution with shape k, the deviation is the mean over the root of k.
+        assert statistics.pstdev(gaps) == pytest.approx(1 / 50 / math.sqrt(burstiness), rel=0.05)
+    with pytest.raises(CommandError):
+        arrivals(3, 0.0, 1.0, random.Random(0))
+
+
+def test_percentiles_are_interpolated() -> None:
+    assert percentile([], 50) == 0
+    assert percentile([3.0], 99) == 3.0
+    assert percentile([4.0, 1.0, 2.0, 3.0], 50) == 2.5
+    assert percentile([float(n) for n in range(101)], 99) == 99.0
+
+
+def test_figures_by_hand() -> None:
+    outcomes = [
+        Outcome(0.0, 2.0, [1.0, 1.5, 2.0], num_prompt_tokens=10, num_cached_tokens=4, num_output_tokens=3),
+        Outcome(0.5, 3.5, [1.5, 3.5], num_prompt_tokens=10, num_output_tokens=2),
+        Outcome(2.0, 4.0, error="HTTP 500"),
+    ]
+    figures = summarize(outcomes, 4.0, ["ttft", "tpot", "itl", "e2el"], [100], {"ttft": 1000, "tpot": 600})
+    assert (figures["completed"], figures["failed"]) == (2, 1)
+    assert figures["request_throughput"] == 0.5 and figures["output_throughput"] == 1.25
+    assert figures["total_token_throughput"] == 6.25 and figures["total_cached_tokens"] == 4
+    assert figures["max_concurrent_requests"] == 2
+    assert figures["request_goodput"] == 0.25
+    assert figures["mean_ttft_ms"] == 1000
+    assert figures["mean_tpot_ms"] == 1250 and figures["p100_tpot_ms"] == 2000
+    assert figures["median_itl_ms"] == 500 and figures["p100_itl_ms"] == 2000
+    assert figures["mean_e2el_ms"] == 2500
+
+
+def test_goodput_is_told_only_when_asked_for() -> None:
+    assert summarize([Outcome(0, 1, [1.0])], 1.0, [], [], {})["request_goodput"] is None
+
+
+def test_load_keeps_connections_and_limits_what_is_in_flight() -> None:
+    client = FakeClient("Hello!")
+    most = 0
+
+    async def work(url: str) -> list[Outcome]:
+        nonlocal most
+        load = Load(Target(url, "/v1/completions", {}))
+        body = json.dumps({"prompt": "a", "stream": True, "stream_options": {"include_usage": True}}).encode()
+
+        def look() -> None:
+            nonlocal most
+            most = max(most, len(load._idle))
+
+        outcomes = await load.run([body] * 30, [0.0] * 30, 4, look)
+        load.close()
+        return outcomes
+
+    with fake_server(client) as url:
+        outcomes = asyncio.run(work(url))
+    assert [outcome.error for outcome in outcomes] == [""] * 30
+    assert {outcome.text for outcome in outcomes} == {"Hello!"}
+    assert {(outcome.num_prompt_tokens, outcome.num_output_tokens) for outcome in outcomes} == {(2, 6)}
+    assert all(len(outcome.text_times) == 6 for outcome in outcomes)
+    assert all(o.sent <= o.text_times[0] <= o.text_times[-1] <= o.finished for o in outcomes)
+    assert summarize(outcomes, 1.0, [], [], {})["max_concurrent_requests"] == 4
+    assert most <= 4
+
+
+def test_refused_requests_are_outcomes() -> None:
+    async def work(url: str) -> Outcome:
+        load = Load(Target(url, "/v1/completions", {}))
+        refused = await load.send(b'{"prompt": 7, "stream": true}')
+        load.close()
+        return refused
+
+    with fake_server(FakeClient()) as url:
+        assert asyncio.run(work(url)).error.startswith("HTTP 400: ")
+    assert "FileNotFoundError" in asyncio.run(work("unix:/nowhere/socket")).error
+
+
+@pytest.mark.parametrize("backend", ["openai", "openai-chat"])
+def test_bench_serve_prints_and_saves(backend: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    client = FakeClient("Hello!")
+    words = f"--backend {backend} --num-prompts 6 --input-len 20 --output-len 4 --max-concurrency 2 --request-rate 500"
+    words += " --ignore-eos --percentile-metrics ttft,e2el --metric-percentiles 50,99 --goodput ttft:10000"
+    words += f" --save-result --save-detailed --result-dir {tmp_path} --metadata tag=night --disable-tqdm"
+    with fake_server(client) as url:
+        assert main(["bench", "serve", "--base-url", url, *words.split()]) == 0
+    printed = capsys.readouterr().out
+    assert "Successful requests                                6" in printed
+    assert "P99 TTFT (ms)" in printed and "Request goodput (req/s)" in printed and "TPOT" not in printed
+    (file,) = tmp_path.glob(f"{backend}-500qps-concurrency2-fake-*.json")
+    saved = json.loads(file.read_text())
+    assert saved["completed"] == 6 and saved["total_output_tokens"] == 24 and saved["tag"] == "night"
+    assert saved["generated_texts"] == ["Hell"] * 6 and saved["max_concurrent_requests"] <= 2
+    # One more request came first, with another prompt.
+    assert len(client.requests) == 7
+    assert all(request["params"].ignore_eos and request["params"].max_tokens == 4 for request in client.requests)
+    assert len({request["prompt"]["prompt"] for request in client.requests}) == 7
+
+
+def test_bench_serve_fails_loudly(capsys: pytest.CaptureFixture[str]) -> None:
+    with fake_server(FakeClient()) as url:
+        # The fake engine takes 256 tokens.
+        words = ["--base-url", url, "--num-prompts", "2", "--input-len", "300"]
+        assert main(["bench", "serve", *words]) == 1
+        assert "the prompt is too long" in capsys.readouterr().err
+        assert main(["bench", "serve", "--base-url", url, "--model", "gpt-9", "--num-prompts", "1"]) == 1
+        assert "--tokenizer DIR" in capsys.readouterr().err
+    assert main(["bench", "serve", "--base-url", "unix:/nowhere/s", "--ready-check-timeout-sec", "0.6"]) == 1
+    assert "no server answers" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["--goodput", "tft:3"], "is not NAME:MILLISECONDS"),
+        (["--goodput", "ttft:fast"], "no number of milliseconds"),
+        (["--percentile-metrics", "ttft,speed"], "'speed' is not one of"),
+        (["--metric-percentiles", "101"], "between 0 and 100"),
+        (["--num-promts", "3"], "did you mean --num-prompts?"),
+        (["word"], "unexpected argument 'word'"),
+    ],
+    ids=str,
+)
+def test_wrong_flags(words: list[str], complaint: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["bench", "serve", *words])
+    assert stopped.value.code == 2
+    assert complaint in capsys.readouterr().err
