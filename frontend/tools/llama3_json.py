@@ -10,6 +10,7 @@ from typing import Any
 
 from octavo.frontend.tools.json_call import Verdict, read_call
 from octavo.frontend.tools.parser import CallForm, Parsed, ToolCall, ToolParser, json_tag, shown_length
+from octavo.frontend.tools.subschema import moved_schema, object_schema
 
 TAG = "<|python_tag|>"
 
@@ -44,7 +45,10 @@ class Llama3JsonParser(ToolParser):
     def call_form(self, name: str, schema: Mapping[str, Any]) -> CallForm:
         """Return the object around the arguments."""
         begin = f'{{"name": {json.dumps(name, ensure_ascii=False)}, "parameters": '
-        return CallForm('{"name":', json_tag(begin, schema, "}"), "; ")
+        call = object_schema({"name": {"const": name}, "parameters": {"$ref": "#/$defs/call"}})
+        call["$defs"] = {"call": moved_schema(schema, "call")}
+        alone = {"type": "json_schema", "json_schema": call}
+        return CallForm('{"name":', json_tag(begin, schema, "}"), "; ", alone)
 
 
 def _before(text: str, end: int) -> str:

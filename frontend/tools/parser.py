@@ -49,6 +49,9 @@ class CallForm:
     """A "tag" as structural tags have them (docs/structured-output.md): begin, content and end."""
     separator: str
     """What stands between two calls."""
+    alone: Mapping[str, Any] | None = None
+    """The call as a structural tag's format, where an answer is either calls or JSON: none of its fixed texts may
+    begin as JSON does. None: the tag's do not."""
 
 
 def json_tag(begin: str, schema: Mapping[str, Any], end: str) -> dict[str, Any]:

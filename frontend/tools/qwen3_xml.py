@@ -10,7 +10,7 @@ from typing import Any
 from octavo.frontend.tools.bare_value import is_free_text, is_text, json_string, json_value
 from octavo.frontend.tools.json_reader import skip_space
 from octavo.frontend.tools.parser import CallForm, Parsed, ToolCall, ToolParser, partial_tag, shown_length
-from octavo.frontend.tools.references import moved_schema
+from octavo.frontend.tools.subschema import moved_schema
 
 BEGIN, FUNCTION, PARAMETER = "<tool_call>", "<function=", "<parameter="
 END_PARAMETER, END_FUNCTION, END = "</parameter>", "</function>", "</tool_call>"

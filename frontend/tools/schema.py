@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from octavo.frontend.tools.parser import FunctionTool, ToolParser
-from octavo.frontend.tools.references import moved_schema
+from octavo.frontend.tools.subschema import moved_schema, object_schema
 
 NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}}
 """Schema of a function that takes nothing."""
@@ -37,18 +37,19 @@ def structural_tag(
     Returns:
         None when no grammar can bind the parser's calls.
     """
-    tags, triggers, separator = [], [], ""
+    tags, alone, triggers, separator = [], [], [], ""
     for tool in tools:
         form = parser.call_form(tool.name, tool.parameters if tool.is_strict else {"type": "object"})
         if form is None:
             return None
         tags.append(form.tag)
+        alone.append(form.alone or form.tag)
         separator = form.separator
         if form.trigger not in triggers:
             triggers.append(form.trigger)
     if answer_schema is None:
         return _tag_of({"type": "triggered_tags", "triggers": triggers, "tags": tags})
-    calls = {"type": "tags_with_separator", "tags": tags, "separator": separator, "at_least_one": True}
+    calls = {"type": "tags_with_separator", "tags": alone, "separator": separator, "at_least_one": True}
     calls["stop_after_first"] = max_calls == 1
     return _tag_of({"type": "or", "elements": [{"type": "json_schema", "json_schema": answer_schema}, calls]})
 
@@ -58,9 +59,4 @@ def _tag_of(form: dict[str, Any]) -> dict[str, Any]:
 
 
 def _call_schema(name: str, key: str) -> dict[str, Any]:
-    return {
-        "type": "object",
-        "properties": {"name": {"const": name}, "parameters": {"$ref": f"#/$defs/{key}"}},
-        "required": ["name", "parameters"],
-        "additionalProperties": False,
-    }
+    return object_schema({"name": {"const": name}, "parameters": {"$ref": f"#/$defs/{key}"}})

@@ -1,4 +1,4 @@
-"""References within JSON schemas, for schemas that become part of another."""
+"""JSON schemas that become part of another: what they refer to, and the objects around them."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -16,3 +16,13 @@ def moved_schema(schema: Any, key: str) -> Any:
     if isinstance(schema, list):
         return [moved_schema(value, key) for value in schema]
     return schema
+
+
+def object_schema(properties: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the schema of an object with exactly these members."""
+    return {
+        "type": "object",
+        "properties": dict(properties),
+        "required": list(properties),
+        "additionalProperties": False,
+    }

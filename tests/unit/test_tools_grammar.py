@@ -1,0 +1,135 @@
+"""What binds calls, compiled: the formats' own texts fit, and calls that break a schema do not."""
+
+import json
+from functools import cache
+
+import pytest
+
+from octavo.core_proc.grammar.matcher import GrammarTokens, Matcher, source_of
+from octavo.frontend.generation.grammar import grammar_spec
+from octavo.frontend.tools.parser import FunctionTool
+from octavo.frontend.tools.plan import plan_tools
+from octavo.frontend.tools.registry import tool_parser
+from octavo.protocol.structured import StructuredOutputsParams
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string"},
+        "days": {"type": "integer", "maximum": 9},
+        "unit": {"type": "string", "enum": ["c", "f"]},
+        "near": {"$ref": "#/$defs/Place"},
+    },
+    "required": ["city", "days"],
+    "additionalProperties": False,
+    "$defs": {"Place": {"type": "object", "properties": {"x": {"type": "number"}}, "additionalProperties": False}},
+}
+TOOLS = [FunctionTool("weather", SCHEMA, is_strict=True), FunctionTool("now", {"type": "object"})]
+ANSWER = {"type": "object", "properties": {"t": {"type": "number"}}, "required": ["t"], "additionalProperties": False}
+
+
+@cache
+def tokens() -> GrammarTokens:
+    return GrammarTokens.of_bytes()
+
+
+def compiled(form: StructuredOutputsParams) -> Matcher:
+    form.verify()
+    return Matcher.compile(tokens(), source_of(grammar_spec(form, {})))
+
+
+def fits(matcher: Matcher, text: str) -> bool:
+    """Return whether the text is a whole output of the grammar."""
+    matcher = matcher.copy()
+    if not all(matcher.take(byte) for byte in text.encode()):
+        return False
+    ((_, may_end),) = Matcher.masks([matcher])
+    return may_end or matcher.is_complete
+
+
+def auto(parser: str, answer: StructuredOutputsParams | None = None) -> StructuredOutputsParams:
+    made = plan_tools(TOOLS, "auto", None, is_parallel=True, auto_parser=tool_parser(parser), answer_form=answer)
+    assert made.form is not None
+    return made.form
+
+
+def json_call(parser: str, name: str, arguments: str) -> str:
+    match parser:
+        case "hermes":
+            return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
+        case "llama3_json":
+            return f'{{"name": "{name}", "parameters": {arguments}}}'
+        case _:
+            return f"[TOOL_CALLS]{name}{arguments}"
+
+
+GOOD = '{"city": "Ulm", "days": 3, "near": {"x": 1.5}}'
+BAD = ('{"city": "Ulm"}', '{"city": 5, "days": 3}', '{"city": "Ulm", "days": 30}', '{"city": "Ulm", "days": 3, "z": 1}')
+
+
+@pytest.mark.parametrize("parser", ["hermes", "llama3_json", "mistral"])
+def test_strict_calls_in_free_text(parser: str) -> None:
+    matcher = compiled(auto(parser))
+    good, other = json_call(parser, "weather", GOOD), json_call(parser, "now", '{"any": ["thing"]}')
+    for text in ("", "no call at all", good, f"I look: {good}", good + other, f"{other}\nand more"):
+        assert fits(matcher, text), text
+    for arguments in BAD:
+        assert not fits(matcher, json_call(parser, "weather", arguments)), arguments
+    assert not fits(matcher, json_call(parser, "unknown", "{}"))
+
+
+def xml(name: str, **values: str) -> str:
+    inner = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in values.items())
+    return f"<tool_call>\n<function={name}>\n{inner}</function>\n</tool_call>"
+
+
+def test_strict_calls_in_xml() -> None:
+    matcher = compiled(auto("qwen3_xml"))
+    for text in (
+        "no call",
+        xml("weather", city="Ulm\non the < Danube", days="3"),
+        "So: " + xml("weather", city="", days="3", unit="c", near='{"x": 2}'),
+        xml("weather", city="a", days="1") + "\n" + xml("now"),
+        xml("now", what="ever"),
+    ):
+        assert fits(matcher, text), text
+    for text in (
+        xml("weather", city="Ulm"),
+        xml("weather", city="Ulm", days="thirty"),
+        xml("weather", city="Ulm", days="30"),
+        xml("weather", city="Ulm", days="3", unit="k"),
+        xml("weather", city="Ulm", days="3", near='{"y": 2}'),
+        xml("unknown"),
+    ):
+        assert not fits(matcher, text), text
+
+
+@pytest.mark.parametrize("parser", ["hermes", "llama3_json", "mistral"])
+def test_either_calls_or_the_form_of_the_answer(parser: str) -> None:
+    matcher = compiled(auto(parser, StructuredOutputsParams(json=ANSWER)))
+    good = json_call(parser, "weather", GOOD)
+    assert fits(matcher, good) and fits(matcher, '{"t": 20.5}')
+    for text in ("text", "", json_call(parser, "weather", BAD[0]), '{"t": "hot"}', f'{good}{{"t": 1}}'):
+        assert not fits(matcher, text), text
+
+
+@pytest.mark.parametrize("is_parallel", [True, False])
+def test_required_calls(is_parallel: bool) -> None:
+    made = plan_tools(TOOLS, "required", None, is_parallel=is_parallel, auto_parser=None)
+    assert made.form is not None
+    matcher = compiled(made.form)
+    call = {"name": "weather", "parameters": json.loads(GOOD)}
+    assert fits(matcher, json.dumps([call]))
+    assert fits(matcher, json.dumps([call, {"name": "now", "parameters": {"a": 1}}])) == is_parallel
+    for arguments in BAD:
+        assert not fits(matcher, json.dumps([call | {"parameters": json.loads(arguments)}]))
+    assert not fits(matcher, "[]")
+    assert not fits(matcher, json.dumps([{"name": "unknown", "parameters": {}}]))
+
+
+def test_a_named_function() -> None:
+    made = plan_tools(TOOLS, "auto", "weather", is_parallel=True, auto_parser=None)
+    assert made.form is not None
+    matcher = compiled(made.form)
+    assert fits(matcher, GOOD)
+    assert not any(fits(matcher, arguments) for arguments in BAD)
