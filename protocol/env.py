@@ -52,3 +52,8 @@ def child_environment(extra: dict[str, str]) -> dict[str, str]:
 def set_default(name: str, value: str) -> None:
     """Set a variable that a library reads at import (`OMP_...`), unless the user has set it."""
     os.environ.setdefault(name, value)
+
+
+def named(*prefixes: str) -> dict[str, str]:
+    """Return the variables whose names open with one of `prefixes`, for a report about the machine."""
+    return {name: value for name, value in sorted(os.environ.items()) if name.startswith(prefixes)}

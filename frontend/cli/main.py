@@ -45,6 +45,8 @@ COMMANDS: tuple[Command, ...] = (
     Command("complete", "have a running server go on with a text", "octavo.frontend.cli.complete"),
     Command("run-batch", "answer the requests of a file into another file", "octavo.frontend.cli.run_batch"),
     Command("bench", "measure a server or an engine", commands=BENCHMARKS),
+    Command("collect-env", "tell what a report about a problem should say", "octavo.frontend.cli.collect_env"),
+    Command("completion", "print a script that completes this command line", "octavo.frontend.cli.completion"),
     Command("build-kernels", "compile the CPU kernels ahead of the first start", "octavo.frontend.cli.build_kernels"),
 )
 

@@ -1,14 +1,18 @@
 """`python -m octavo.kernels.native`: builds and loads the library, and prints one line of JSON about it.
 
 `octavo build-kernels` runs it. Needs no torch. Ends with code 1 when there is no library; the line then says why.
+With `--describe`, which `octavo collect-env` runs, it builds nothing and tells what the machine has.
 """
 
 import argparse
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 from octavo.kernels.native.build import NativeUnavailable, Toolchain
+from octavo.kernels.native.compilers import find_compilers
+from octavo.kernels.native.isa import OTHER_LEVELS, X86_LEVELS, Processor
 from octavo.kernels.native.library import build_and_load
 
 
@@ -16,9 +20,13 @@ def main() -> int:
     """Build what the command line asks for; return the exit code."""
     parser = argparse.ArgumentParser("python -m octavo.kernels.native", description=__doc__)
     parser.add_argument("--cache", type=Path, required=True)
+    parser.add_argument("--describe", action="store_true")
     parser.add_argument("--compiler")
     parser.add_argument("--isa")
     options = parser.parse_args()
+    if options.describe:
+        print(json.dumps(describe(options.compiler)))  # noqa: T201
+        return 0
     try:
         built, library = build_and_load(Toolchain(options.cache, options.compiler), options.isa)
     except NativeUnavailable as error:
@@ -27,6 +35,19 @@ def main() -> int:
     facts = {"path": str(built.path), "isa": library.isa, "compiler": built.compiler, "seconds": built.seconds}
     print(json.dumps(facts))  # noqa: T201
     return 0
+
+
+def describe(compiler: str | None) -> dict[str, Any]:
+    """Return what decides which code is built here: the processor, the levels that it runs, the compilers."""
+    processor = Processor.read()
+    levels = processor.levels()
+    known = X86_LEVELS if levels[0] in X86_LEVELS else OTHER_LEVELS
+    return {
+        "processor": f"{processor.machine}, {processor.model}",
+        "levels": [level.name for level in levels],
+        "missing": {level.name: sorted(level.needs - processor.features) for level in known if level not in levels},
+        "compilers": [found.identity for found in find_compilers(compiler)],
+    }
 
 
 if __name__ == "__main__":
