@@ -1,0 +1,49 @@
+"""schemathesis against a real engine: whatever the description of the API allows or forbids is answered as it says.
+
+Requests that fit their schema may be refused with 400 all the same: fields depend on one another, on the model and on its
+length, which a schema cannot say. So the one check left out is `positive_data_acceptance`.
+"""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from servers import serve
+from tiny_models import make_tiny
+
+from octavo.frontend.http.app import ROUTES
+
+SMALL = ["--max-model-len", "128", "--max-num-seqs", "8", "--served-model-name", "tiny", "--max-n-sequences", "16"]
+
+SHORT_S = 15
+LONG_S = 240
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny("LlamaForCausalLM", tmp_path_factory.mktemp("model"))
+
+
+@pytest.mark.parametrize("seconds", [SHORT_S, pytest.param(LONG_S, marks=pytest.mark.long)])
+def test_no_request_breaks_the_server_or_the_description(model: Path, tmp_path: Path, seconds: int) -> None:
+    with serve(model, *SMALL, "--torch-profiler-dir", str(tmp_path / "traces")) as server:
+        server.wait_until_ready()
+        done = subprocess.run(
+            [
+                *(sys.executable, "-P", "-m", "schemathesis.cli", "run", server.url + "/openapi.json"),
+                *("--max-time", str(seconds), "--seed", "1", "--no-shrink", "--no-color", "--continue-on-failure"),
+                *("--checks", "all", "--exclude-checks", "positive_data_acceptance"),
+            ],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert f"Tested: {len(ROUTES)}\n" in done.stdout
+        assert re.search(r" ([1-9]\d+) generated, \1 passed\n", done.stdout), done.stdout
+        # It is none the worse for it, and has had nothing to complain of itself.
+        assert server.post("/v1/completions", {"prompt": "a", "max_tokens": 2}).status_code == 200
+        assert not [line for line in server.lines if " ERROR " in line or "Traceback" in line]
