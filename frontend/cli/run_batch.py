@@ -3,7 +3,6 @@
 The routes that answer are those of the server. The same command again goes on where the last one ended.
 """
 
-import asyncio
 import io
 import sys
 from collections.abc import Iterator
@@ -112,6 +111,9 @@ class Batch:
             StartupError: the engine cannot start.
             EngineDeadError: the engine died.
         """
+        # Only now: `--help` and completion need none of it.
+        import asyncio
+
         import uvloop
 
         set_default("TOKENIZERS_PARALLELISM", "false")

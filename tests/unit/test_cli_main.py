@@ -1,10 +1,12 @@
 """The command line as a person meets it: help, suggestions, last lines, exit codes."""
 
 import logging
+import resource
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib import import_module
 
 import pytest
 from source_tree import ROOT
@@ -58,16 +60,80 @@ def test_serve_help_explains_every_setting(capsys) -> None:
         assert info.description, info.name
 
 
-@pytest.mark.parametrize("words", [["--help"], ["serve", "--help"]], ids=" ".join)
-def test_help_loads_nothing_heavy(words) -> None:
+def leaves(commands=COMMANDS, path=()):
+    """Yield the words of every command that runs something."""
+    for command in commands:
+        if command.commands:
+            yield from leaves(command.commands, (*path, command.name))
+        else:
+            yield [*path, command.name]
+
+
+@pytest.mark.parametrize("words", [[], ["bench"], *leaves()], ids=" ".join)
+def test_help_is_quick_and_loads_nothing_heavy(words) -> None:
+    words = [*words, "--help"]
     code = (
         "import sys\nfrom octavo.frontend.cli import main\n"
         f"try: main({words})\nexcept SystemExit: pass\n"
         "heavy = {'torch', 'numpy', 'transformers', 'tokenizers', 'fastapi', 'pydantic', 'asyncio', 'yaml'}\n"
         "print('LOADED', sorted(heavy & set(sys.modules)))"
     )
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert done.stdout.splitlines()[-1] == "LOADED []"
+    assert done.stdout.startswith(f"usage: octavo {' '.join(words[:-1])}".rstrip())
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 0.6, "half of it is interpreter start"
+
+
+def test_every_command_is_explained_and_has_a_parser() -> None:
+    for words in leaves():
+        commands = COMMANDS
+        for word in words:
+            command = next(command for command in commands if command.name == word)
+            commands = command.commands
+        assert command.help
+        parser = import_module(command.module).parser()
+        assert parser.prog == " ".join(["octavo", *words])
+        for action in parser._actions:
+            assert action.help, f"{parser.prog} {action.option_strings}"
+
+
+def help_on(capsys, *words: str) -> str:
+    with pytest.raises(SystemExit) as stopped:
+        main(list(words))
+    assert stopped.value.code == 0
+    return capsys.readouterr().out
+
+
+def test_help_on_a_group_shows_nothing_else(capsys) -> None:
+    text = help_on(capsys, "serve", "--help=cache")
+    assert "--block-size" in text and "--max-num-seqs" not in text
+    groups = help_on(capsys, "serve", "--help=groups")
+    assert "  cache  " in groups and "  server  " in groups and "--" not in groups.partition(":")[2]
+
+
+@pytest.mark.parametrize("word", ["prefix", "--enable-prefix-caching", "enable_prefix_caching"])
+def test_help_on_a_word_shows_the_flags_that_have_it(word, capsys) -> None:
+    text = help_on(capsys, "serve", f"--help={word}")
+    assert "--enable-prefix-caching" in text and "--block-size" not in text
+
+
+def test_help_on_an_unknown_word(capsys) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["serve", "--help=schedular"])
+    assert stopped.value.code == 2
+    assert "did you mean scheduler?" in capsys.readouterr().err
+
+
+def test_commands_below_commands(capsys) -> None:
+    assert main(["bench", "--help"]) == 0
+    assert "throughput" in capsys.readouterr().out
+    assert main(["bench"]) == 2
+    assert main(["bench", "thruput"]) == 2
+    assert "did you mean throughput?" in capsys.readouterr().err
+    assert main(["sevre"]) == 2
+    assert "did you mean serve?" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,10 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
+from tqdm import tqdm
+
 from octavo.frontend.cli.bench.figures import Outcome
+from octavo.frontend.cli.errors import CommandError
 
 READ_LIMIT_BYTES = 2**22
 """Longest line or event that is read."""
@@ -31,6 +34,53 @@ class Target:
     """Of the server: `http://HOST:PORT`, `https://...` or `unix:PATH`, with a path before the endpoint's if need be."""
     endpoint: str
     headers: dict[str, str]
+
+
+def measure(
+    target: Target,
+    bodies: Sequence[bytes],
+    warmups: Sequence[bytes],
+    arrivals_s: Sequence[float],
+    max_in_flight: int | None,
+    *,
+    has_bar: bool,
+) -> tuple[float, list[Outcome]]:
+    """Send the warm-ups, then every body at its time; return the seconds of the latter and what became of each.
+
+    Args:
+        target: where to.
+        bodies: JSON, with `stream` on.
+        warmups: likewise, one at least; the first shows whether requests work.
+        arrivals_s: a time for each body, after the start; in order.
+        max_in_flight: None: no limit.
+        has_bar: show a progress bar, if standard error is a terminal.
+
+    Raises:
+        CommandError: the first request failed.
+    """
+    return asyncio.run(_measure(Load(target), bodies, warmups, arrivals_s, max_in_flight, has_bar=has_bar))
+
+
+async def _measure(
+    load: "Load",
+    bodies: Sequence[bytes],
+    warmups: Sequence[bytes],
+    arrivals_s: Sequence[float],
+    max_in_flight: int | None,
+    *,
+    has_bar: bool,
+) -> tuple[float, list[Outcome]]:
+    try:
+        first = await load.send(warmups[0])
+        if first.error:
+            raise CommandError(f"a first request, made to see whether they work, failed: {first.error}")
+        await load.run(warmups[1:], [0.0] * len(warmups[1:]), max_in_flight, lambda: None)
+        with tqdm(total=len(bodies), unit="request", disable=None if has_bar else True) as bar:
+            started = time.monotonic()
+            outcomes = await load.run(bodies, arrivals_s, max_in_flight, bar.update)
+            return time.monotonic() - started, outcomes
+    finally:
+        load.close()
 
 
 class Load:

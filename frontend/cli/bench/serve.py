@@ -1,7 +1,6 @@
 """`octavo bench serve`: load on a running OpenAI-compatible server, with the flags of `vllm bench serve`."""
 
 import argparse
-import asyncio
 import json
 import math
 import random
@@ -12,7 +11,6 @@ from typing import Any
 from octavo.frontend.cli.api import Api
 from octavo.frontend.cli.bench.datasets import Job, add_dataset_flags, make_jobs
 from octavo.frontend.cli.bench.figures import METRICS, Outcome, summarize
-from octavo.frontend.cli.bench.load import Load, Target
 from octavo.frontend.cli.bench.report import context, say, say_table, write_json
 from octavo.frontend.cli.bench.tokenizers import tokenizer_for
 from octavo.frontend.cli.errors import CommandError
@@ -127,15 +125,25 @@ def run(words: list[str]) -> int:
     headers = dict(_pair(text, "--header") for text in options.header)
     if key:
         headers["authorization"] = f"Bearer {key}"
-    load = Load(Target(url, options.endpoint or ENDPOINTS[options.backend], headers))
     # Warm-ups are of the same kind, but no part of them must be in the prefix cache when the clock starts.
     warmups = [Job(job.prompt[::-1], job.max_tokens) for job in jobs[: max(1, options.num_warmups)]]
     bodies, warmup_bodies = (
         [json.dumps(request_body(options, model, job)).encode() for job in several] for several in (jobs, warmups)
     )
     arrivals_s = arrivals(len(jobs), options.request_rate, options.burstiness, random.Random(options.seed))
-    say(f"{len(jobs)} requests to {model} at {url}{options.endpoint or ENDPOINTS[options.backend]}")
-    duration_s, outcomes = asyncio.run(_measure(load, bodies, warmup_bodies, arrivals_s, options))
+    endpoint = options.endpoint or ENDPOINTS[options.backend]
+    say(f"{len(jobs)} requests to {model} at {url}{endpoint}")
+    # Only now: `--help` and completion need no asyncio.
+    from octavo.frontend.cli.bench.load import Target, measure
+
+    duration_s, outcomes = measure(
+        Target(url, endpoint, headers),
+        bodies,
+        warmup_bodies,
+        arrivals_s,
+        options.max_concurrency,
+        has_bar=not options.disable_tqdm,
+    )
     figures = summarize(
         outcomes, duration_s, options.percentile_metrics, options.metric_percentiles, dict(options.goodput)
     )
@@ -185,25 +193,6 @@ def arrivals(count: int, rate: float, burstiness: float, rng: random.Random) -> 
     for _ in range(count - 1):
         times.append(times[-1] + rng.gammavariate(burstiness, 1 / (rate * burstiness)))
     return times
-
-
-async def _measure(
-    load: Load, bodies: list[bytes], warmups: list[bytes], arrivals_s: list[float], options: argparse.Namespace
-) -> tuple[float, list[Outcome]]:
-    from tqdm import tqdm
-
-    try:
-        first = await load.send(warmups[0])
-        if first.error:
-            raise CommandError(f"a first request, made to see whether they work, failed: {first.error}")
-        rest = warmups[1:]
-        await load.run(rest, [0.0] * len(rest), options.max_concurrency, lambda: None)
-        with tqdm(total=len(bodies), unit="request", disable=True if options.disable_tqdm else None) as bar:
-            started = time.monotonic()
-            outcomes = await load.run(bodies, arrivals_s, options.max_concurrency, bar.update)
-            return time.monotonic() - started, outcomes
-    finally:
-        load.close()
 
 
 def _wait_for(api: Api, timeout_s: float) -> None:
