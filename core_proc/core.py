@@ -13,6 +13,7 @@ import zmq
 
 from octavo.core_proc import invariants
 from octavo.core_proc.cache.sizing import memory_table, plan_cache
+from octavo.core_proc.grammar.grammars import Grammars
 from octavo.core_proc.log_entries import LogEntry, Planned
 from octavo.core_proc.loop import StepLoop
 from octavo.core_proc.outbox import Outbox
@@ -58,6 +59,7 @@ class EngineCore:
         self._stop = stop
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._recorder: Recorder | None = None
+        self._grammars: Grammars | None = None
         with reporter.phase("binding sockets"):
             self._router = FrontendRouter(self._context, spec.address)
             self._pulse_path = Path(spec.run_dir) / "pulse"
@@ -101,9 +103,14 @@ class EngineCore:
         scheduler = self._make_scheduler(config, plan)
         outbox = Outbox(self._router, self._spec.epoch, time.monotonic)
         facts = self._engine_facts(config, plan)
-        service = FrontendService(self._router, outbox, scheduler, self._workers, facts, self._stop, time.monotonic)
+        self._grammars = grammars = Grammars(scheduler, self._workers)
+        service = FrontendService(
+            self._router, outbox, scheduler, grammars, self._workers, facts, self._stop, time.monotonic
+        )
         depth = PIPELINE_DEPTH if config.async_scheduling else 1
-        loop = StepLoop(service, scheduler, self._workers, self._pulse, self._stop, self._router.socket, depth)
+        loop = StepLoop(
+            service, scheduler, grammars, self._workers, self._pulse, self._stop, self._router.socket, depth
+        )
         # What lives from here on lives for good: the collector need not look at it again.
         gc.collect()
         gc.freeze()
@@ -146,6 +153,8 @@ class EngineCore:
         self._pulse.close()
         if self._recorder:
             self._recorder.close()
+        if self._grammars:
+            self._grammars.close()
         self._context.term()
 
 

@@ -29,6 +29,13 @@ class Aborted(msgspec.Struct, array_like=True, frozen=True, tag="aborted"):
     request_ids: list[RequestId]
 
 
+class Ended(msgspec.Struct, array_like=True, frozen=True, tag="ended"):
+    """`conclude` or `refuse` was called: no later plan knows the difference."""
+
+    client: bytes
+    request_id: RequestId
+
+
 class CacheReset(msgspec.Struct, array_like=True, frozen=True, tag="cache_reset"):
     """`reset_prefix_cache` was called."""
 
@@ -45,4 +52,4 @@ class Committed(msgspec.Struct, array_like=True, frozen=True, tag="committed"):
     result: StepResult
 
 
-LogEntry = Opened | Submitted | Aborted | CacheReset | Planned | Committed
+LogEntry = Opened | Submitted | Aborted | Ended | CacheReset | Planned | Committed

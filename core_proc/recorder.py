@@ -11,7 +11,7 @@ from typing import assert_never
 
 import msgspec
 
-from octavo.core_proc.log_entries import Aborted, CacheReset, Committed, LogEntry, Opened, Planned, Submitted
+from octavo.core_proc.log_entries import Aborted, CacheReset, Committed, Ended, LogEntry, Opened, Planned, Submitted
 from octavo.core_proc.scheduler.scheduler import Scheduler
 from octavo.protocol.config import CachePlan, ResolvedConfig
 from octavo.protocol.errors import ConfigError, ProtocolError
@@ -100,6 +100,8 @@ def replay(entries: Iterator[LogEntry]) -> Replay:
                 scheduler.submit(entry.client, entry.submit)
             case Aborted():
                 scheduler.abort(entry.client, entry.request_ids)
+            case Ended():
+                scheduler.conclude(scheduler.requests[entry.client, entry.request_id])
             case CacheReset():
                 scheduler.reset_prefix_cache()
             case Planned():

@@ -50,6 +50,7 @@ class Request:
         "client",
         "gathered",
         "has_delivered_prompt_logprobs",
+        "is_constrained",
         "num_announced_blocks",
         "num_cached_tokens",
         "num_computed_tokens",
@@ -77,6 +78,8 @@ class Request:
         self.sampling = submit.sampling
         self.cache_salt = submit.cache_salt
         self.adapter = submit.adapter
+        self.is_constrained = submit.grammar is not None
+        """Its tokens are drawn with masks, which come to the workers after the plan."""
         self.stream_interval = submit.stream_interval
         self.gathered = Gathered()
         """Empty but under a `stream_interval` above 1."""

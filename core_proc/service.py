@@ -7,7 +7,9 @@ import logging
 from collections.abc import Callable
 from typing import assert_never
 
+from octavo.core_proc.grammar.grammars import Grammars
 from octavo.core_proc.outbox import Outbox
+from octavo.core_proc.request import RequestKey
 from octavo.core_proc.scheduler.scheduler import ClientEvent, Scheduler
 from octavo.core_proc.snapshot import take_snapshot
 from octavo.core_proc.workers.group import WorkerGroup
@@ -25,6 +27,7 @@ from octavo.protocol.events import (
     UtilityResult,
     Welcome,
 )
+from octavo.protocol.ids import RequestId
 from octavo.protocol.lifecycle import ProcessState, StopSignal
 from octavo.protocol.requests import (
     Abort,
@@ -37,6 +40,7 @@ from octavo.protocol.requests import (
     StartProfile,
     StopProfile,
     Submit,
+    Vocabulary,
 )
 from octavo.protocol.stats import EngineStats
 
@@ -63,6 +67,7 @@ class FrontendService:
         router: FrontendRouter,
         outbox: Outbox,
         scheduler: Scheduler,
+        grammars: Grammars,
         workers: WorkerGroup,
         facts: EngineFacts,
         stop: StopSignal,
@@ -71,6 +76,7 @@ class FrontendService:
         self._router = router
         self._outbox = outbox
         self._scheduler = scheduler
+        self._grammars = grammars
         self._workers = workers
         self._facts = facts
         self._stop = stop
@@ -88,7 +94,7 @@ class FrontendService:
     @property
     def timeout_s(self) -> float | None:
         """How long the core may sleep when nothing happens; None: for ever."""
-        if self._outbox.has_lost or (self._is_owed_a_turn and not self._scheduler.has_requests):
+        if self._outbox.has_lost or (self._is_owed_a_turn and not self._has_requests):
             return 0.0
         if self._outbox.has_backlog:
             return BACKLOG_RETRY_S
@@ -112,10 +118,11 @@ class FrontendService:
                 self._handle(client, request)
         if self._outbox.has_backlog:
             self._outbox.flush()
+        self.deliver(self._grammars.take_ready())
         self._report()
         if self._outbox.has_lost:
             self._forget_lost()
-        if self._state is ProcessState.DRAINING and not self._scheduler.has_requests:
+        if self._state is ProcessState.DRAINING and not self._has_requests:
             self._state = self._state.move(ProcessState.STOPPED)
 
     def deliver(self, events: list[ClientEvent]) -> None:
@@ -127,8 +134,7 @@ class FrontendService:
         """End every request as failed, and say that this process is about to exit."""
         message = f"the engine failed: {cause}"
         self._outbox.put(
-            (request.client, Failed(request.request_id, FailureKind.INTERNAL, message))
-            for request in self._scheduler.requests.values()
+            (client, Failed(request_id, FailureKind.INTERNAL, message)) for client, request_id in self._request_keys()
         )
         self._outbox.broadcast(EngineDying(cause))
 
@@ -140,9 +146,9 @@ class FrontendService:
     def _obey_signals(self) -> None:
         if self._stop.count and self._state is ProcessState.READY:
             self._state = self._state.move(ProcessState.DRAINING)
-            logger.info("draining: %d requests are left to finish", len(self._scheduler.requests))
+            logger.info("draining: %d requests are left to finish", len(self._request_keys()))
         if self._stop.count > 1:
-            for client in dict.fromkeys(client for client, _ in self._scheduler.requests):
+            for client in dict.fromkeys(client for client, _ in self._request_keys()):
                 self.deliver(self._abort_all(client))
 
     def _handle(self, client: bytes, request: Request) -> None:
@@ -156,7 +162,9 @@ class FrontendService:
             case Submit():
                 self.deliver(self._submit(client, request))
             case Abort():
-                self.deliver(self._scheduler.abort(client, request.request_ids))
+                self.deliver(self._abort(client, request.request_ids))
+            case Vocabulary():
+                self._grammars.learn(request)
             case Call():
                 self._call(client, request)
             case _:
@@ -186,7 +194,8 @@ class FrontendService:
         if submit.adapter is not None:
             message = f"this engine has no adapter {submit.adapter!r}"
             return [(client, Failed(submit.request_id, FailureKind.INVALID, message, "adapter"))]
-        return self._scheduler.submit(client, submit)
+        submit_to = self._scheduler if submit.grammar is None else self._grammars
+        return submit_to.submit(client, submit)
 
     def _call(self, client: bytes, call: Call) -> None:
         """Answer a utility call, now or when the workers have."""
@@ -210,21 +219,31 @@ class FrontendService:
 
     def _forget_lost(self) -> None:
         for client in self._outbox.take_lost():
-            num_requests = len(self._scheduler.requests)
+            num_requests = len(self._request_keys())
             self._abort_all(client)
-            if num_aborted := num_requests - len(self._scheduler.requests):
+            if num_aborted := num_requests - len(self._request_keys()):
                 logger.info("aborted %d requests of frontend %s", num_aborted, client.hex())
 
     def _abort_all(self, client: bytes) -> list[ClientEvent]:
-        request_ids = [request_id for owner, request_id in self._scheduler.requests if owner == client]
-        return self._scheduler.abort(client, request_ids)
+        return self._abort(client, [request_id for owner, request_id in self._request_keys() if owner == client])
+
+    def _abort(self, client: bytes, request_ids: list[RequestId]) -> list[ClientEvent]:
+        return self._grammars.abort(client, request_ids) + self._scheduler.abort(client, request_ids)
+
+    def _request_keys(self) -> list[RequestKey]:
+        """Return the names of all live requests."""
+        return [*self._scheduler.requests, *self._grammars.waiting_keys]
+
+    @property
+    def _has_requests(self) -> bool:
+        return self._scheduler.has_requests or self._grammars.has_requests
 
     def _report(self) -> None:
         """Send statistics about once a second while there is work, and once when there is none left.
 
         To a frontend that has requests but no events this is also the probe that shows it is gone.
         """
-        was_busy, self._is_busy = self._is_busy, self._scheduler.has_requests
+        was_busy, self._is_busy = self._is_busy, self._has_requests
         now = self._clock()
         if self._is_busy and not was_busy:
             self._next_stats = now + STATS_INTERVAL_S

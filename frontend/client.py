@@ -19,6 +19,7 @@ import zmq
 from octavo.frontend.generation.beam_generation import BeamGeneration
 from octavo.frontend.generation.beam_search import BeamSearch
 from octavo.frontend.generation.fanout import Generation
+from octavo.frontend.generation.grammar_maker import GrammarMaker
 from octavo.frontend.generation.interval import stream_interval
 from octavo.frontend.generation.sequence import Sequence
 from octavo.frontend.generation.spec import (
@@ -47,6 +48,7 @@ from octavo.protocol.pulse import PulseReader
 from octavo.protocol.requests import GetSnapshot, GetStats, ResetPrefixCache, StartProfile, StopProfile, Submit, Utility
 from octavo.protocol.snapshot import EngineSnapshot
 from octavo.protocol.stats import EngineStats
+from octavo.protocol.structured import GrammarSpec
 
 T = TypeVar("T")
 
@@ -91,6 +93,7 @@ class AsyncClient:
         self._context = context
         self._engine = engine
         self._threads = ThreadPoolExecutor(max_workers=1, thread_name_prefix="octavo text")
+        self._grammars = GrammarMaker(link, tokenizer, self.config, self.run_in_thread)
         self._prefix = secrets.token_hex(4)
         self._request_counter = itertools.count()
         self._child_counter = itertools.count()
@@ -401,8 +404,6 @@ class AsyncClient:
     ) -> Generation:
         params = params or self.default_params()
         params.verify()
-        if params.structured_outputs is not None:
-            raise InvalidRequestError("structured outputs are not compiled yet", params.structured_outputs.name())
         text, token_ids, cache_salt = await self._prepare(prompt, priority, cache_salt)
         request_id = request_id or self._next_request_id()
         seed = request_seed(self.config.seed, request_id) if params.seed is None else params.seed
@@ -414,12 +415,13 @@ class AsyncClient:
             config=self.config,
             tokenizer=self.tokenizer,
         )
+        grammar = None if params.structured_outputs is None else await self._grammars.make(params.structured_outputs)
         kind = output_kind(params, OutputKind.DELTA)
         interval = stream_interval(params, kind, self.config)
         children = []
         for index in range(params.num_sequences):
             own_spec = msgspec.structs.replace(spec, seed=child_seed(seed, index))
-            submit = self._submission(token_ids, own_spec, priority, cache_salt, interval)
+            submit = self._submission(token_ids, own_spec, priority, cache_salt, interval, grammar)
             children.append((submit, Sequence(index, self.tokenizer, token_ids, params, own_spec)))
         return Generation(self._link, request_id, text, params, children, kind, self.observer)
 
@@ -440,11 +442,17 @@ class AsyncClient:
         return f"{self._prefix}-{next(self._request_counter)}"
 
     def _submission(
-        self, token_ids: list[int], spec: SamplingSpec, priority: int, cache_salt: str | None, interval: int = 1
+        self,
+        token_ids: list[int],
+        spec: SamplingSpec,
+        priority: int,
+        cache_salt: str | None,
+        interval: int = 1,
+        grammar: GrammarSpec | None = None,
     ) -> Submit:
         # Several frontends share a core: their ids must differ whatever their callers chose.
         child_id = f"{self._prefix}:{next(self._child_counter)}"
-        return Submit(child_id, token_ids, spec, priority, cache_salt, stream_interval=interval)
+        return Submit(child_id, token_ids, spec, priority, cache_salt, stream_interval=interval, grammar=grammar)
 
     @contextlib.contextmanager
     def _alive(self, generation: Generation | BeamGeneration) -> Iterator[None]:

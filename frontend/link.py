@@ -45,7 +45,7 @@ from octavo.protocol.events import (
     Welcome,
 )
 from octavo.protocol.ids import RequestId
-from octavo.protocol.requests import Abort, Call, Connect, Request, Submit, Utility
+from octavo.protocol.requests import Abort, Call, Connect, Request, Submit, Utility, Vocabulary
 from octavo.protocol.stats import EngineStats
 
 logger = logging.getLogger(__name__)
@@ -181,6 +181,14 @@ class CoreLink:
     def num_live_requests(self) -> int:
         """Requests submitted here that have not ended."""
         return len(self._streams)
+
+    def teach(self, vocabulary: Vocabulary) -> None:
+        """Tell the core what tokens stand for, before the first request with a grammar.
+
+        Raises:
+            InvalidRequestError: it has no place in a message.
+        """
+        self._post(vocabulary)
 
     def submit(self, submit: Submit, arrived: Wakeable) -> RequestStream:
         """Send a request and return its stream.

@@ -5,6 +5,7 @@ import msgspec
 from octavo.protocol import PROTOCOL_VERSION
 from octavo.protocol.ids import RequestId, TokenId
 from octavo.protocol.params import SamplingSpec
+from octavo.protocol.structured import GrammarSpec
 
 
 class Connect(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="connect"):
@@ -30,6 +31,20 @@ class Submit(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="submit
     """Tokens delivered before a restart: treated as a preempted request's outputs, never sent again."""
     stream_interval: int = 1
     """How many tokens come in one `Tokens`: the first comes at once, the others when so many are there or it ends."""
+    grammar: GrammarSpec | None = None
+    """What the output must be; a `Vocabulary` has been sent before."""
+
+
+class Vocabulary(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="vocabulary"):
+    """What the model's tokens stand for: sent before a frontend's first request with a grammar, never answered.
+
+    All frontends of an engine have the same tokenizer; the core keeps the first vocabulary that it gets.
+    """
+
+    tokens: list[bytes]
+    """For each token id up to the size of the model's vocabulary the bytes it adds to a text; none for an unused id."""
+    special_token_ids: list[TokenId]
+    """Tokens that are no text, whatever their bytes are."""
 
 
 class Abort(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="abort"):
@@ -74,4 +89,4 @@ class Call(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="call"):
     utility: Utility
 
 
-Request = Connect | Submit | Abort | Call
+Request = Connect | Submit | Vocabulary | Abort | Call

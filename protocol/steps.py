@@ -6,11 +6,16 @@ worker applies a plan is fixed: `released` slots, then `admitted` requests, then
 then the forward pass over `scheduled`.
 """
 
+from typing import TypeAlias
+
 import msgspec
 
 from octavo.protocol.events import TokenLogprobs
 from octavo.protocol.ids import BlockId, RequestId, SlotId, TokenId
 from octavo.protocol.params import SamplingSpec
+
+SlotMask: TypeAlias = tuple[SlotId, bytes]
+"""What a slot may draw next, as 32-bit little-endian words: bit i % 32 of word i // 32 is set if token i is allowed."""
 
 
 class Admitted(msgspec.Struct, array_like=True, gc=False, frozen=True):
@@ -57,6 +62,20 @@ class StepPlan(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="step
     appended: list[Appended]
     scheduled: list[Scheduled]
     """Decodes first, then prefill chunks. May be empty: then only `released` matters."""
+    awaits_masks: bool = False
+    """True: a `TokenMasks` follows, and no token of this step may be drawn before it is there."""
+
+
+class TokenMasks(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="token_masks"):
+    """What the grammars of some requests allow in the oldest step that awaits masks and has none.
+
+    Sent when the tokens before are known, which may be long after the plan and after further plans: the masks
+    are made while the step is computed.
+    """
+
+    sequence: int
+    masks: list[SlotMask]
+    """A slot without one may draw anything."""
 
 
 class AllocateCache(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="allocate_cache"):
@@ -80,7 +99,7 @@ class Stop(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="stop"):
     sequence: int
 
 
-WorkerCommand = StepPlan | AllocateCache | Profile | Stop
+WorkerCommand = StepPlan | TokenMasks | AllocateCache | Profile | Stop
 
 
 NO_TOKEN = -1

@@ -6,6 +6,7 @@ Computes nothing itself: a step is `step.execute`, the model is `models`, sampli
 import gc
 import logging
 import traceback
+from collections import deque
 from pathlib import Path
 from typing import assert_never
 
@@ -23,8 +24,10 @@ from octavo.protocol.steps import (
     CacheReady,
     CommandFailed,
     Profile,
+    SlotMask,
     StepPlan,
     Stop,
+    TokenMasks,
     WorkerCommand,
     WorkerReply,
 )
@@ -52,6 +55,11 @@ class Worker:
         self._subscriber = Subscriber(self._context, spec.plan_address)
         self._results = ResultPush(self._context, spec.result_address)
         self._executor: StepExecutor | None = None
+        self._kept: deque[WorkerCommand] = deque()
+        """Commands that came while a step waited for its masks."""
+        self._stop: StopSignal | None = None
+        self._poller = zmq.Poller()
+        self._poller.register(self._subscriber.socket, zmq.POLLIN)
         self._trace = StepTrace(spec.rank)
 
     @classmethod
@@ -81,13 +89,12 @@ class Worker:
 
         Blocks until: then. Waiting for a command costs no processor time.
         """
-        poller = zmq.Poller()
-        poller.register(self._subscriber.socket, zmq.POLLIN)
-        poller.register(stop.fileno(), zmq.POLLIN)
+        self._stop = stop
+        self._poller.register(stop.fileno(), zmq.POLLIN)
         while stop.count < ABORT_SIGNALS:
-            command = self._subscriber.receive(timeout_s=0)
+            command = self._kept.popleft() if self._kept else self._subscriber.receive(timeout_s=0)
             if command is None:
-                poller.poll()
+                self._poller.poll()
                 stop.acknowledge()
             elif isinstance(command, Stop):
                 break
@@ -96,6 +103,25 @@ class Worker:
         self._trace.stop()
         self._close()
         return EXIT_OK
+
+    def _take_masks(self) -> list[SlotMask]:
+        """Return the masks of the step that is being computed, and keep the commands that come before them for later.
+
+        Blocks until: they are there.
+
+        Raises:
+            ProtocolError: this process was told to end while it waited.
+        """
+        while not isinstance(command := self._subscriber.receive(timeout_s=0), TokenMasks):
+            if command is not None:
+                self._kept.append(command)
+                continue
+            self._poller.poll()
+            if self._stop is not None and self._stop.count:
+                self._stop.acknowledge()
+                if self._stop.count >= ABORT_SIGNALS:
+                    raise ProtocolError("told to end before the masks of a step were there")
+        return command.masks
 
     def _close(self) -> None:
         """Close the sockets. Blocks until: what was sent has left, or the core has stopped listening."""
@@ -126,8 +152,10 @@ class Worker:
             case StepPlan():
                 if self._executor is None:
                     raise ProtocolError("a step was planned before the cache was allocated")
-                result = self._executor.execute(command)
+                result = self._executor.execute(command, self._take_masks)
                 return result if self._spec.rank == 0 else None
+            case TokenMasks():
+                raise ProtocolError("masks came for no step that awaits them")
             case AllocateCache():
                 self._allocate(command)
                 return CacheReady(command.sequence, self._spec.rank)

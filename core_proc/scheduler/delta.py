@@ -24,6 +24,8 @@ class StepRecord:
 
     sequence: int
     parts: list[Part]
+    awaits_masks: bool
+    """True until the workers have the masks for it."""
 
 
 class StepDraft:
@@ -69,10 +71,12 @@ class StepDraft:
             running: every running request; the blocks that are new since the plan before are announced.
         """
         parts = list(self._parts.values())
+        awaits_masks = False
         for part in parts:
             request = part.request
             part.samples = request.num_uncomputed_tokens == 0
             request.num_pending_tokens += part.samples
+            awaits_masks |= part.samples and request.is_constrained
             request.num_in_flight += 1
         plan = StepPlan(
             sequence=sequence,
@@ -80,8 +84,9 @@ class StepDraft:
             admitted=[_admitted(request) for request in self.admitted],
             appended=_appended(running),
             scheduled=[Scheduled(part.slot, part.start, part.num_tokens, part.samples) for part in parts],
+            awaits_masks=awaits_masks,
         )
-        return plan, StepRecord(sequence, parts)
+        return plan, StepRecord(sequence, parts, awaits_masks)
 
 
 def _admitted(request: Request) -> Admitted:

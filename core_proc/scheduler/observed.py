@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Sequence
 
-from octavo.core_proc.log_entries import Aborted, CacheReset, Committed, LogEntry, Planned, Submitted
+from octavo.core_proc.log_entries import Aborted, CacheReset, Committed, Ended, LogEntry, Planned, Submitted
+from octavo.core_proc.request import Request
 from octavo.core_proc.scheduler.scheduler import ClientEvent, Scheduler
 from octavo.protocol.config import CachePlan, ResolvedConfig
 from octavo.protocol.ids import RequestId
@@ -32,6 +33,18 @@ class ObservedScheduler(Scheduler):
         """End requests."""
         events = super().abort(client, request_ids)
         self._show(Aborted(client, request_ids))
+        return events
+
+    def conclude(self, request: Request) -> list[ClientEvent]:
+        """End a request whose output is complete."""
+        events = super().conclude(request)
+        self._show(Ended(request.client, request.request_id))
+        return events
+
+    def refuse(self, request: Request, message: str, param: str) -> list[ClientEvent]:
+        """End a request that cannot be served."""
+        events = super().refuse(request, message, param)
+        self._show(Ended(request.client, request.request_id))
         return events
 
     def reset_prefix_cache(self) -> bool:

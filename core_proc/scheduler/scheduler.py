@@ -90,6 +90,15 @@ class Scheduler:
         found = [self.requests.get((client, request_id)) for request_id in dict.fromkeys(request_ids)]
         return [event for request in found if request for event in self._finish(request, Stop(FinishReason.ABORT))]
 
+    def conclude(self, request: Request) -> list[ClientEvent]:
+        """End a live request whose output is complete, though neither a token nor a limit says so."""
+        return self._finish(request, Stop(FinishReason.STOP))
+
+    def refuse(self, request: Request, message: str, param: str) -> list[ClientEvent]:
+        """End a live request that cannot be served after all: its caller's fault, in the field `param`."""
+        self._forget(request)
+        return [(request.client, Failed(request.request_id, FailureKind.INVALID, message, param))]
+
     def reset_prefix_cache(self) -> bool:
         """Forget all cached blocks; False, and nothing done, while any is in use."""
         return self.cache.pool.forget_contents()

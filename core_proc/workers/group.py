@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from octavo.protocol.config import CachePlan, DeviceFacts
 from octavo.protocol.errors import OctavoError
 from octavo.protocol.lifecycle import StopSignal
-from octavo.protocol.steps import StepPlan, StepResult
+from octavo.protocol.steps import SlotMask, StepPlan, StepResult
 
 
 class WorkerFailed(OctavoError):
@@ -39,6 +39,9 @@ class WorkerGroup(Protocol):
 
     def execute(self, plan: StepPlan) -> None:
         """Send a step to every rank. Never blocks."""
+
+    def supply(self, masks: Sequence[SlotMask]) -> None:
+        """Send every rank the masks of the oldest step that awaits them and has none. Never blocks."""
 
     def take_result(self) -> StepResult | None:
         """Return the result of the oldest step that has one, None when none is there. Never blocks.

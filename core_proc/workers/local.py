@@ -3,7 +3,7 @@
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -22,9 +22,11 @@ from octavo.protocol.steps import (
     CacheReady,
     CommandFailed,
     Profile,
+    SlotMask,
     StepPlan,
     StepResult,
     Stop,
+    TokenMasks,
     WorkerReply,
 )
 from octavo.protocol.supervise import Child, ChildExited
@@ -133,6 +135,10 @@ class LocalWorkerGroup:
         if sequence != plan.sequence:  # other commands have numbers too
             plan = msgspec.structs.replace(plan, sequence=sequence)
         self._publisher.send(plan)
+
+    def supply(self, masks: Sequence[SlotMask]) -> None:
+        """Send every rank the masks of the oldest step that awaits them and has none. Never blocks."""
+        self._publisher.send(TokenMasks(self._publisher.next_sequence, list(masks)))
 
     def take_result(self) -> StepResult | None:
         """Return the result of the oldest step that has one, None when none is there. Never blocks.

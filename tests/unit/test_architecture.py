@@ -20,7 +20,7 @@ MAY_IMPORT = {
 THIRD_PARTY = {
     "protocol": {"msgspec", "zmq"},
     "kernels": {"torch", "triton"},
-    "core_proc": {"msgspec", "zmq"},
+    "core_proc": {"msgspec", "zmq", "llguidance"},
 }
 """The only packages these folders may import; the other two may use every declared dependency."""
 
@@ -30,6 +30,7 @@ READS_ENVIRONMENT = {"protocol/env.py"}
 ENVIRONMENT_NAMES = {"environ", "environb", "getenv", "putenv"}
 
 CATCHES_EVERYTHING = {
+    "frontend/generation/gbnf.py": "the grammar library raises bare Exception; it goes on as a ValueError",
     "frontend/cli/batch/runner.py": "a fault of ours in one line of a batch must not lose the others; it is logged",
     "frontend/text/tokenizer.py": "the tokenizers library raises bare Exception; it goes on as a ConfigError",
     "protocol/lifecycle.py": "the main function of a child: the last chance to name the root cause",

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from octavo.protocol.errors import ProtocolError
-from octavo.protocol.steps import Admitted, Appended, Scheduled, StepPlan
+from octavo.protocol.steps import Admitted, Appended, Scheduled, SlotMask, StepPlan
 from octavo.worker_proc.batch.inputs import StepInputs
 from octavo.worker_proc.batch.rows import Row
 
@@ -46,6 +46,16 @@ class BatchState:
             self._admit(admitted)
         for appended in plan.appended:
             self._append(appended)
+
+    def mask(self, masks: Sequence[SlotMask]) -> None:
+        """Bind the next token of some slots to what their masks allow."""
+        for slot, words in masks:
+            row = self.rows.get(slot)
+            if row is None:
+                raise ProtocolError(f"a mask came for slot {slot}, which is empty")
+            if len(words) != 4 * -(-self._vocab_size // 32):
+                raise ProtocolError(f"a mask of {len(words)} bytes came for {self._vocab_size} tokens")
+            row.sampling.mask(words)
 
     def record(self, row: Row, position: int, token_id: int) -> None:
         """Put a sampled token where the next step will look for it."""

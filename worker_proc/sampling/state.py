@@ -35,9 +35,14 @@ class SamplingState:
     """int64: end and stop tokens, which may not be drawn before `min_tokens`; empty without `min_tokens`."""
     penalties: PenaltyCounts | None
     bad_words: BadWords | None
-    allowed_W: Tensor | None
+    always_allowed_W: Tensor | None
     """The mask of the tokens that are allowed at all; None: all are."""
+    allowed_W: Tensor | None = field(init=False)
+    """The mask of those that are allowed in the next draw."""
     _native: SampledRequest | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        self.allowed_W = self.always_allowed_W
 
     @classmethod
     def prepare(cls, spec: SamplingSpec, prompt: list[int], output: list[int], vocab_size: int) -> "SamplingState":
@@ -56,11 +61,18 @@ class SamplingState:
                 PenaltyCounts.count(prompt, output, spec.max_tokens, vocab_size) if _has_penalties(spec) else None
             ),
             bad_words=BadWords(spec.bad_words, output) if spec.bad_words else None,
-            allowed_W=pack_mask(spec.allowed_token_ids, vocab_size) if spec.allowed_token_ids else None,
+            always_allowed_W=pack_mask(spec.allowed_token_ids, vocab_size) if spec.allowed_token_ids else None,
         )
 
+    def mask(self, words: bytes) -> None:
+        """Allow in the next draw only the tokens of a mask, as `pack_mask` makes it, that are allowed at all."""
+        allowed_W = torch.frombuffer(bytearray(words), dtype=torch.int32)
+        self._allow(allowed_W if self.always_allowed_W is None else allowed_W & self.always_allowed_W)
+
     def add(self, token_id: int) -> None:
-        """Take in a token that was just sampled."""
+        """Take in a token that was just sampled, by which the mask of its draw has had its time."""
+        if self.allowed_W is not self.always_allowed_W:
+            self._allow(self.always_allowed_W)
         if self.penalties:
             self.penalties.add(token_id)
         if self.bad_words:
@@ -97,6 +109,11 @@ class SamplingState:
             or self.bias_ids.numel() > 0
             or (self.withheld_ids.numel() > 0 and num_outputs < self.spec.min_tokens)
         )
+
+    def _allow(self, allowed_W: Tensor | None) -> None:
+        self.allowed_W = allowed_W
+        if self._native is not None:
+            self._native.allowed = None if allowed_W is None else allowed_W.data_ptr()
 
     def _to_native(self) -> SampledRequest:
         spec, counts = self.spec, self.penalties

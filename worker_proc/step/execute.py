@@ -4,7 +4,7 @@ Decides nothing and sends nothing; the command loop in `worker` does the talking
 """
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from octavo.protocol.config import ResolvedConfig
 from octavo.protocol.events import TokenLogprobs
-from octavo.protocol.steps import NO_TOKEN, Scheduled, StepPlan, StepResult
+from octavo.protocol.steps import NO_TOKEN, Scheduled, SlotMask, StepPlan, StepResult
 from octavo.worker_proc.batch.outputs import step_result, token_logprobs
 from octavo.worker_proc.batch.rows import Row
 from octavo.worker_proc.batch.state import BatchState
@@ -70,11 +70,16 @@ class StepExecutor:
         return cls(forward, state, sampler)
 
     @torch.inference_mode()
-    def execute(self, plan: StepPlan) -> StepResult:
+    def execute(self, plan: StepPlan, take_masks: Callable[[], Sequence[SlotMask]] = tuple) -> StepResult:
         """Return what a plan's step produced.
 
+        Args:
+            plan: the step.
+            take_masks: waits for the step's masks and returns them. Called once the model is computed, if the plan
+                says that there are any.
+
         Raises:
-            ProtocolError: the plan does not fit the batch.
+            ProtocolError: the plan or the masks do not fit the batch.
         """
         start_s = time.perf_counter()
         self._state.apply(plan)
@@ -82,6 +87,8 @@ class StepExecutor:
             return step_result(plan.sequence, [], [], [], time.perf_counter() - start_s)
         spans = self._compute(plan.scheduled)
         prompt_logprobs = [(span.row.slot, entries) for span in spans if (entries := list(self._prompt_logprobs(span)))]
+        if plan.awaits_masks:
+            self._state.mask(take_masks())
         sampled, token_entries = self._sample([span for span in spans if span.entry.samples])
         return step_result(plan.sequence, sampled, token_entries, prompt_logprobs, time.perf_counter() - start_s)
 

@@ -1,0 +1,147 @@
+"""Grammars compiled on threads, each grammar once for all who ask for it.
+
+Knows no requests: what is done is fetched with `take_done`, and a file descriptor says when there is something.
+"""
+
+import contextlib
+import os
+import queue
+import threading
+import time
+from collections import OrderedDict, deque
+from typing import TYPE_CHECKING, TypeAlias
+
+from octavo.core_proc.grammar.trial import Trial, TrialFailed
+from octavo.protocol.requests import Vocabulary
+from octavo.protocol.structured import GrammarKind, GrammarSpec
+
+if TYPE_CHECKING:
+    from octavo.core_proc.grammar.matcher import GrammarTokens, Matcher
+
+NUM_THREADS = 2
+"""One slow grammar does not keep the others waiting."""
+
+MAX_GRAMMAR_BYTES = 512 * 2**10
+"""Text of a longer grammar is refused unread."""
+
+MAX_KEPT = 128
+"""Compiled grammars kept for requests to come, the latest used."""
+
+GrammarKey: TypeAlias = tuple[GrammarKind, str]
+"""What makes a grammar the same one."""
+
+
+class GrammarCompiler:
+    """Threads, started when the first grammar comes, and what they have made.
+
+    Call everything but the threads' own methods from one thread.
+    """
+
+    def __init__(self) -> None:
+        self.wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        """Readable when `take_done` has something."""
+        self.num_compiled = 0
+        self.compile_time_s = 0.0
+        self._vocabulary: Vocabulary | None = None
+        self._tokens: GrammarTokens | None = None
+        self._tokens_lock = threading.Lock()
+        self._threads: list[threading.Thread] = []
+        self._jobs: queue.SimpleQueue[GrammarKey | None] = queue.SimpleQueue()
+        self._pending: set[GrammarKey] = set()
+        self._kept: OrderedDict[GrammarKey, Matcher] = OrderedDict()
+        self._done: deque[tuple[GrammarKey, Matcher | str]] = deque()
+
+    @property
+    def vocabulary(self) -> Vocabulary | None:
+        """What grammars are compiled for; None until a frontend has told."""
+        return self._vocabulary
+
+    def learn(self, vocabulary: Vocabulary) -> None:
+        """Take the vocabulary; the first one stays."""
+        self._vocabulary = self._vocabulary or vocabulary
+
+    def find(self, spec: GrammarSpec) -> "Matcher | None":
+        """Return a new matcher of a grammar that is compiled already."""
+        key = (spec.kind, spec.text)
+        if (matcher := self._kept.get(key)) is None:
+            return None
+        self._kept.move_to_end(key)
+        return matcher.copy()
+
+    def start(self, spec: GrammarSpec) -> GrammarKey:
+        """Have a grammar compiled, and return its name in `take_done`. Needs a vocabulary."""
+        key = (spec.kind, spec.text)
+        if key not in self._pending:
+            self._pending.add(key)
+            self._threads = [thread for thread in self._threads if thread.is_alive()]
+            while len(self._threads) < NUM_THREADS:
+                thread = threading.Thread(target=self._work, name="octavo grammars", daemon=True)
+                self._threads.append(thread)
+                thread.start()
+            self._jobs.put(key)
+        return key
+
+    def take_done(self) -> "list[tuple[GrammarKey, Matcher | str]]":
+        """Return what has been compiled since the last call; text says why it could not be."""
+        if not self._threads:
+            return []
+        with contextlib.suppress(BlockingIOError):  # nothing is new
+            os.eventfd_read(self.wake_fd)
+        done = []
+        while self._done:
+            key, result = self._done.popleft()
+            self._pending.discard(key)
+            if not isinstance(result, str):
+                self._keep(key, result)
+            done.append((key, result))
+        return done
+
+    def close(self) -> None:
+        """End the threads when they have done what they are doing, and the processes that they have."""
+        for _ in self._threads:
+            self._jobs.put(None)
+
+    def _keep(self, key: GrammarKey, matcher: "Matcher") -> None:
+        self._kept[key] = matcher
+        while len(self._kept) > MAX_KEPT:
+            self._kept.popitem(last=False)
+
+    def _work(self) -> None:
+        """Compile one grammar after another: the body of a thread."""
+        trial = Trial()
+        try:
+            while (key := self._jobs.get()) is not None:
+                result: Matcher | str = "the compiler of grammars has failed"
+                try:
+                    result = self._compile(trial, key)
+                finally:  # whatever happened, somebody waits for it
+                    self._done.append((key, result))
+                    os.eventfd_write(self.wake_fd, 1)
+        finally:
+            trial.close()
+
+    def _compile(self, trial: Trial, key: GrammarKey) -> "Matcher | str":
+        trial.warm_up()
+        # Here and not above: see the module.
+        from octavo.core_proc.grammar.matcher import GrammarFault, Matcher, source_of
+
+        kind, text = key
+        start = time.perf_counter()
+        try:
+            source = source_of(GrammarSpec(kind, text))
+            trial.check(source)
+            matcher = Matcher.compile(self._grammar_tokens(), source)
+        except (TrialFailed, GrammarFault) as error:
+            return str(error)
+        self.num_compiled += 1
+        self.compile_time_s += time.perf_counter() - start
+        return matcher
+
+    def _grammar_tokens(self) -> "GrammarTokens":
+        from octavo.core_proc.grammar.matcher import GrammarTokens
+
+        with self._tokens_lock:
+            if self._tokens is None:
+                assert self._vocabulary is not None, "a frontend sends its vocabulary before its first grammar"
+                self._tokens = GrammarTokens(self._vocabulary.tokens, self._vocabulary.special_token_ids)
+            return self._tokens

@@ -1,0 +1,72 @@
+"""One request in its grammar: what it has generated, and what it may draw next."""
+
+from typing import TYPE_CHECKING
+
+from octavo.core_proc.request import Request
+from octavo.protocol.requests import Vocabulary
+from octavo.protocol.structured import GrammarSpec
+
+if TYPE_CHECKING:
+    from octavo.core_proc.grammar.matcher import Matcher
+
+
+class Constraint:
+    """A live request and its matcher.
+
+    The matcher's place is a function of the request's known outputs alone, those of a resumed request included, so
+    it does not matter how often the request was preempted.
+    """
+
+    def __init__(self, request: Request, matcher: "Matcher", spec: GrammarSpec, vocabulary: Vocabulary) -> None:
+        self.request = request
+        self.matcher = matcher
+        self.param = spec.param
+        self.has_taken_all = True
+        """False once an output had no place in the grammar."""
+        self._vocabulary = vocabulary
+        self._marker = spec.start_after
+        self._is_free = bool(spec.start_after)
+        """True until the marker after which the grammar begins."""
+        self._tail = b""
+        """The latest free bytes, as many as may be the beginning of a marker."""
+        self._num_taken = 0
+        sampling = request.sampling
+        self._ends = sorted({*sampling.eos_token_ids, *sampling.stop_token_ids})
+
+    @property
+    def is_bound(self) -> bool:
+        """True where the next token must fit the grammar."""
+        return not self._is_free
+
+    @property
+    def is_complete(self) -> bool:
+        """True when the grammar has no place for anything more."""
+        return self.is_bound and self.matcher.is_complete
+
+    def advance(self) -> None:
+        """Take in the outputs that have become known since the last call."""
+        num_known = self.request.num_known_outputs
+        if num_known == self._num_taken:
+            return
+        token_ids = self.request.token_ids[self.request.num_prompt_tokens + self._num_taken :]
+        self._num_taken = num_known
+        for token_id in token_ids:
+            if self._is_free:
+                self._look_for_marker(token_id)
+            elif not self.matcher.take(token_id):
+                self.has_taken_all = False
+                return
+
+    def allow_ends(self, mask: bytearray) -> None:
+        """Add to a mask the tokens that end the request: the grammar may end here."""
+        for token_id in self._ends:
+            mask[token_id >> 3] |= 1 << (token_id & 7)
+
+    def _look_for_marker(self, token_id: int) -> None:
+        """Note a free token. What follows the marker within its own token is still free."""
+        self._tail += self._vocabulary.tokens[token_id]
+        if self._marker in self._tail:
+            self._is_free = False
+            self._tail = b""
+        else:
+            self._tail = self._tail[-(len(self._marker) - 1) :] if len(self._marker) > 1 else b""

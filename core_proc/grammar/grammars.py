@@ -1,0 +1,181 @@
+"""Requests with grammars: they wait here until theirs is compiled, and get their masks from here while they run.
+
+Decides nothing about steps: a request is handed to the scheduler when its grammar is ready, and the scheduler plans
+it like any other. A plan may come before the tokens are known on which a mask depends, so masks are sent after
+plans, as soon as they can be made: most often while the workers compute the step.
+"""
+
+from typing import TYPE_CHECKING
+
+from octavo.core_proc.grammar.compiler import MAX_GRAMMAR_BYTES, GrammarCompiler, GrammarKey
+from octavo.core_proc.grammar.constraint import Constraint
+from octavo.core_proc.request import RequestKey, RequestState
+from octavo.core_proc.scheduler.delta import StepRecord
+from octavo.core_proc.scheduler.scheduler import ClientEvent, Scheduler
+from octavo.core_proc.workers.group import WorkerGroup
+from octavo.protocol.events import Failed, FailureKind, Finished, FinishReason
+from octavo.protocol.ids import RequestId
+from octavo.protocol.requests import Submit, Vocabulary
+from octavo.protocol.steps import SlotMask
+
+if TYPE_CHECKING:
+    from octavo.core_proc.grammar.matcher import Matcher
+
+MAX_WAITING = 1024
+"""Requests whose grammars are being compiled; more are refused."""
+
+
+class Grammars:
+    """All requests of one engine that have a grammar."""
+
+    def __init__(self, scheduler: Scheduler, workers: WorkerGroup) -> None:
+        self._scheduler = scheduler
+        self._workers = workers
+        self._compiler = GrammarCompiler()
+        self._waiting: dict[RequestKey, Submit] = {}
+        """Requests that the scheduler does not know yet, in order of arrival."""
+        self._keys: dict[RequestKey, GrammarKey] = {}
+        """What they wait for."""
+        self._constraints: dict[RequestKey, Constraint] = {}
+
+    @property
+    def has_requests(self) -> bool:
+        """True while a request waits for its grammar."""
+        return bool(self._waiting)
+
+    @property
+    def waiting_keys(self) -> list[RequestKey]:
+        """The requests that wait for their grammars."""
+        return list(self._waiting)
+
+    @property
+    def wake_fd(self) -> int:
+        """Readable when `take_ready` has something to do."""
+        return self._compiler.wake_fd
+
+    def learn(self, vocabulary: Vocabulary) -> None:
+        """Take in what the tokens stand for."""
+        self._compiler.learn(vocabulary)
+
+    def submit(self, client: bytes, submit: Submit) -> list[ClientEvent]:
+        """Take in a request with a grammar; what is returned otherwise says why it ended at once."""
+        assert submit.grammar is not None
+        if (client, submit.request_id) in self._waiting:
+            return [_refused(client, submit, f"request_id {submit.request_id!r} is in use", "request_id")]
+        if self._compiler.vocabulary is None:
+            return [_refused(client, submit, "no vocabulary was sent before the first grammar", submit.grammar.param)]
+        if (size := len(submit.grammar.text.encode())) > MAX_GRAMMAR_BYTES:
+            message = f"the grammar has {size} bytes, at most {MAX_GRAMMAR_BYTES} are compiled"
+            return [_refused(client, submit, message, submit.grammar.param)]
+        if (matcher := self._compiler.find(submit.grammar)) is not None:
+            return self._start(client, submit, matcher)
+        if len(self._waiting) >= MAX_WAITING:
+            message = f"{len(self._waiting)} requests wait for their grammars to be compiled, which is the limit"
+            return [(client, Failed(submit.request_id, FailureKind.OVERLOADED, message))]
+        self._waiting[client, submit.request_id] = submit
+        self._keys[client, submit.request_id] = self._compiler.start(submit.grammar)
+        return []
+
+    def abort(self, client: bytes, request_ids: list[RequestId]) -> list[ClientEvent]:
+        """End requests that wait; other ids are ignored."""
+        events: list[ClientEvent] = []
+        for request_id in request_ids:
+            if self._waiting.pop((client, request_id), None) is not None:
+                del self._keys[client, request_id]
+                events.append((client, Finished(request_id, FinishReason.ABORT)))
+        return events
+
+    def take_ready(self) -> list[ClientEvent]:
+        """Hand requests whose grammars are compiled to the scheduler; return the ends of those that have none."""
+        events: list[ClientEvent] = []
+        for key, result in self._compiler.take_done():
+            for (client, request_id), wanted in list(self._keys.items()):
+                if wanted != key:
+                    continue
+                del self._keys[client, request_id]
+                submit = self._waiting.pop((client, request_id))
+                assert submit.grammar is not None
+                if isinstance(result, str):
+                    events.append(_refused(client, submit, result, submit.grammar.param))
+                else:
+                    events += self._start(client, submit, result.copy())
+        return events
+
+    def settle(self) -> list[ClientEvent]:
+        """Take in the tokens that are known by now, end what must end, and send the masks that can be made."""
+        if not self._constraints and not any(record.awaits_masks for record in self._scheduler.in_flight):
+            return []
+        events = self._advance()
+        for record in self._scheduler.in_flight:
+            if not record.awaits_masks:
+                continue
+            if (bound := self._bound_parts(record)) is None:
+                break
+            events += self._supply(bound)
+            record.awaits_masks = False
+        return events
+
+    def close(self) -> None:
+        """End the compiler's threads and processes."""
+        self._compiler.close()
+
+    def _start(self, client: bytes, submit: Submit, matcher: "Matcher") -> list[ClientEvent]:
+        spec, vocabulary = submit.grammar, self._compiler.vocabulary
+        assert spec is not None and vocabulary is not None
+        events = self._scheduler.submit(client, submit)
+        if request := self._scheduler.requests.get((client, submit.request_id)):
+            self._constraints[request.key] = Constraint(request, matcher, spec, vocabulary)
+        return events + self.settle()
+
+    def _advance(self) -> list[ClientEvent]:
+        """Bring all matchers up to date; forget the requests that are over, and end those that have to be."""
+        events: list[ClientEvent] = []
+        for key, constraint in list(self._constraints.items()):
+            request = constraint.request
+            if request.state is not RequestState.FINISHED:
+                constraint.advance()
+                if not constraint.has_taken_all:
+                    message = "no token satisfies both the grammar and what else the request demands of its tokens"
+                    events += self._scheduler.refuse(request, message, constraint.param)
+                elif constraint.is_complete:
+                    events += self._scheduler.conclude(request)
+            if request.state is RequestState.FINISHED:
+                del self._constraints[key]
+        return events
+
+    def _bound_parts(self, record: StepRecord) -> list[tuple[int, Constraint]] | None:
+        """Return the slots of a step that need masks; None where a token before is not known yet."""
+        bound = []
+        for part in record.parts:
+            constraint = self._constraints.get(part.request.key) if part.samples else None
+            if constraint is None or constraint.request is not part.request:
+                continue
+            if len(part.request.token_ids) < part.start + part.num_tokens:
+                return None
+            if constraint.is_bound:
+                bound.append((part.slot, constraint))
+        return bound
+
+    def _supply(self, bound: list[tuple[int, Constraint]]) -> list[ClientEvent]:
+        """Send the masks of a step; requests for which none can be made end."""
+        events: list[ClientEvent] = []
+        masks: list[SlotMask] = []
+        matchers = [constraint.matcher for _, constraint in bound]
+        computed = matchers[0].masks(matchers) if matchers else []
+        for (slot, constraint), (mask, may_end) in zip(bound, computed, strict=True):
+            request = constraint.request
+            if fault := constraint.matcher.fault:
+                message = f"the grammar has become too complex to follow: {fault}"
+                events += self._scheduler.refuse(request, message, constraint.param)
+            elif not any(mask):
+                events += self._scheduler.conclude(request)
+            else:
+                if may_end:
+                    constraint.allow_ends(mask)
+                masks.append((slot, bytes(mask)))
+        self._workers.supply(masks)
+        return events
+
+
+def _refused(client: bytes, submit: Submit, message: str, param: str) -> ClientEvent:
+    return (client, Failed(submit.request_id, FailureKind.INVALID, message, param))

@@ -1,0 +1,106 @@
+"""Trial compilation in a process that may be killed: some grammars of a few dozen bytes compile for hours.
+
+A thread cannot be stopped, and what it allocates cannot be taken back. So every grammar is first compiled for a
+vocabulary of single bytes in a child process with limits on its time and memory; one that passes is compiled again by
+the core. This is the parent's side; the child's is `__main__.py`.
+"""
+
+import contextlib
+import select
+import signal
+import subprocess
+import sys
+import time
+
+from octavo.protocol.lifecycle import LENGTH, read_message
+
+CPU_LIMIT_S = 5
+"""Processor time of one trial, in whole seconds."""
+
+WALL_LIMIT_S = 30.0
+"""Time of one trial by the clock, on a machine that has other work to do."""
+
+MEMORY_LIMIT_BYTES = 2 * 2**30
+"""Address space of the child."""
+
+
+class TrialFailed(Exception):
+    """A grammar did not get through its trial; the message is for its author."""
+
+
+class Trial:
+    """One child process, started when it is needed. Belongs to one thread, with which it ends."""
+
+    def __init__(self) -> None:
+        self._child: subprocess.Popen[bytes] | None = None
+
+    def warm_up(self) -> None:
+        """Start the child, if there is none, and do not wait for it."""
+        if self._child is None:
+            # No shell and no user input: the module is ours.
+            self._child = subprocess.Popen(
+                [sys.executable, "-P", "-m", "octavo.core_proc.grammar"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+            )
+
+    def check(self, source: str) -> None:
+        """Compile a grammar in the child.
+
+        Blocks until: it answers, or a limit is reached.
+
+        Raises:
+            TrialFailed: the source is not a grammar, or compiling it takes too much time or memory.
+        """
+        self.warm_up()
+        assert self._child is not None and self._child.stdin is not None
+        message = source.encode()
+        try:
+            self._child.stdin.write(LENGTH.pack(len(message)) + message)
+            self._child.stdin.flush()
+            fault = self._answer()
+        except (EOFError, OSError):
+            fault = self._last_words()
+        if fault:
+            raise TrialFailed(fault)
+
+    def close(self) -> None:
+        """Kill the child."""
+        if self._child is not None:
+            self._child.kill()
+            self._child.wait()
+            for stream in (self._child.stdin, self._child.stdout):
+                with contextlib.suppress(OSError):  # what was never read has nobody to be flushed to
+                    assert stream is not None
+                    stream.close()
+            self._child = None
+
+    def _answer(self) -> str:
+        """Return what the child finds wrong, "" if nothing.
+
+        Raises:
+            EOFError: it has ended.
+        """
+        assert self._child is not None and self._child.stdout is not None
+        fd, deadline = self._child.stdout.fileno(), time.monotonic() + WALL_LIMIT_S
+        poller = select.poll()
+        poller.register(fd, select.POLLIN)
+        if not poller.poll(1000 * max(0.0, deadline - time.monotonic())):
+            self.close()
+            return _too_long()
+        (size,) = LENGTH.unpack(read_message(fd, LENGTH.size))
+        return read_message(fd, size).decode()
+
+    def _last_words(self) -> str:
+        """Return why the child has ended."""
+        assert self._child is not None
+        code = self._child.wait()
+        self.close()
+        if code == -signal.SIGXCPU:
+            return _too_long()
+        return f"compiling it takes more than {MEMORY_LIMIT_BYTES // 2**30} GiB of memory, or crashes ({code})"
+
+
+def _too_long() -> str:
+    return f"compiling it takes more than {CPU_LIMIT_S} s: make it simpler"
