@@ -10,6 +10,9 @@ from octavo.frontend.tools.schema import calls_schema, structural_tag
 from octavo.protocol.errors import InvalidRequestError
 from octavo.protocol.structured import StructuredOutputsParams, parse_json
 
+SPACE = " ?"
+"""Between the tokens of a forced call's JSON."""
+
 Choice: TypeAlias = Literal["none", "auto", "required"]
 
 
@@ -62,9 +65,7 @@ def plan_tools(
         return _named(tools, named)
     max_calls = None if is_parallel else 1
     if choice == "required":
-        form = StructuredOutputsParams(
-            json=calls_schema(tools, max_calls), disable_additional_properties=True, param="tools"
-        )
+        form = _forced(calls_schema(tools, max_calls), "tools")
         return ToolPlan(RequiredParser(tools), form, max_calls)
     if choice == "none":
         return ToolPlan(form=answer_form)
@@ -81,13 +82,17 @@ def plan_tools(
 def _named(tools: Sequence[FunctionTool], name: str) -> ToolPlan:
     for place, tool in enumerate(tools):
         if tool.name == name:
-            form = StructuredOutputsParams(
-                json=dict(tool.parameters),
-                disable_additional_properties=True,
-                param=f"tools[{place}].function.parameters",
-            )
+            form = _forced(dict(tool.parameters), f"tools[{place}].function.parameters")
             return ToolPlan(NamedParser([tool]), form, 1, is_named=True)
     raise InvalidRequestError(f"tool_choice names {name!r}, which is none of the tools", "tool_choice")
+
+
+def _forced(schema: dict[str, Any], param: str) -> StructuredOutputsParams:
+    """Return the form of calls that are written because they must be: without the white space that weak models get
+    lost in, and without arguments that the schema does not name."""
+    return StructuredOutputsParams(
+        json=schema, disable_additional_properties=True, whitespace_pattern=SPACE, param=param
+    )
 
 
 def _auto_form(

@@ -133,3 +133,12 @@ def test_a_named_function() -> None:
     matcher = compiled(made.form)
     assert fits(matcher, GOOD)
     assert not any(fits(matcher, arguments) for arguments in BAD)
+
+
+def test_forced_calls_have_no_white_space_to_get_lost_in() -> None:
+    made = plan_tools(TOOLS, "auto", "weather", is_parallel=True, auto_parser=None)
+    assert made.form is not None
+    matcher = compiled(made.form)
+    assert fits(matcher, '{"city":"Ulm","days":3}')
+    assert not fits(matcher, '{\n"city": "Ulm", "days": 3}')
+    assert not fits(matcher, '{"city":  "Ulm", "days": 3}')

@@ -40,11 +40,12 @@ class Reading:
             echo: content that stands before it.
         """
         answer = read_answer(text, self.format)
-        reasoning = answer.reasoning if self.shows_reasoning else ""
+        has_reasoning = self.format.reasoning is not None and self.shows_reasoning
+        reasoning = (answer.reasoning or None) if has_reasoning else UNSET
         content = echo + answer.content
         return ChatMessage(
             content if content or not (reasoning or answer.calls) else None,
-            reasoning=reasoning or UNSET,
+            reasoning=reasoning,
             tool_calls=[_message_call(call) for call in answer.calls] or UNSET,
         )
 

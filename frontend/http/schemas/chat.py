@@ -109,7 +109,8 @@ class ChatMessage(Struct):
     """Null when there is nothing but calls or reasoning."""
     role: Literal["assistant"] = "assistant"
     refusal: None = None
-    reasoning: str | UnsetType = UNSET
+    reasoning: str | UnsetType | None = UNSET
+    """Where a reasoning parser tells it apart; null when there is none."""
     tool_calls: list[MessageToolCall] | UnsetType = UNSET
 
 
