@@ -14,6 +14,7 @@ from octavo.frontend.client import AsyncClient, Prompt
 from octavo.frontend.outputs import BeamSearchOutput, RequestOutput, as_beam_search_output
 from octavo.protocol.errors import EngineDeadError, InvalidRequestError
 from octavo.protocol.params import BeamSearchParams, OutputKind, SamplingParams
+from octavo.protocol.snapshot import EngineSnapshot
 from octavo.protocol.stats import EngineStats
 
 T = TypeVar("T")
@@ -129,6 +130,10 @@ class LLM:
     def stats(self) -> EngineStats:
         """Return the engine's counters."""
         return self._run(self.client.engine_stats())
+
+    def snapshot(self) -> EngineSnapshot:
+        """Return the engine's requests, blocks and latest steps, for showing."""
+        return self._run(self.client.snapshot())
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes; False while blocks are in use."""

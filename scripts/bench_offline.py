@@ -1,14 +1,18 @@
 """Offline throughput: prompts in, tokens out, through `octavo.LLM`. Latencies are bench_serve's affair.
 
-Two workloads. `fixed`: for each batch size, prompts and outputs of one length; run once for one token
+Three workloads. `fixed`: for each batch size, prompts and outputs of one length; run once for one token
 and once for all, so that prefill and decode are told apart. `mixed`: many prompts of random lengths at
-once, the way people compare engines.
+once, the way people compare engines. `beside`: what decode steps cost beside the worker's part of them, for each batch
+size: the time between two steps, and the processor time of the frontend and of the core, which they take from it.
 """
 
 import argparse
 import json
+import os
 import random
+import statistics
 import time
+from pathlib import Path
 from typing import Any
 
 import fetch_default_model
@@ -27,15 +31,15 @@ def main() -> None:
         print(f"engine ready after {time.perf_counter() - started:.1f} s", flush=True)
         # The first requests touch memory and code for the first time.
         _generate(llm, args, [32] * 4, [8] * 4)
-        results = _fixed(llm, args) if args.workload == "fixed" else _mixed(llm, args)
+        results = {"fixed": _fixed, "mixed": _mixed, "beside": _beside}[args.workload](llm, args)
     write(report("bench_offline", {"model": model, **settings}, results), args.json)
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="scripts/bench_offline", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--model", help="directory, .gguf file or hub id; default: SmolLM2-135M-Instruct")
-    parser.add_argument("--workload", choices=["fixed", "mixed"], default="fixed")
-    parser.add_argument("--batch-sizes", default="1,4,16", help="fixed: prompts at once, one run for each")
+    parser.add_argument("--workload", choices=["fixed", "mixed", "beside"], default="fixed")
+    parser.add_argument("--batch-sizes", default="1,4,16", help="fixed, beside: prompts at once, one run for each")
     parser.add_argument("--num-prompts", type=int, default=64, help="mixed: how many prompts")
     parser.add_argument("--input-len", type=int, default=128, help="prompt tokens; mixed: at most")
     parser.add_argument("--output-len", type=int, default=64, help="output tokens; mixed: at most")
@@ -89,6 +93,44 @@ def _fixed(llm: LLM, args: argparse.Namespace) -> list[dict[str, float]]:
         results.append(row)
         print("{:6d} {:14.1f} {:13.1f} {:12.1f} {:8.2f}".format(*row.values()), flush=True)
     return results
+
+
+def _beside(llm: LLM, args: argparse.Namespace) -> list[dict[str, float]]:
+    results = []
+    print("Milliseconds per step, median of 5 runs; the processor times are of all threads together.")
+    print(f"{'batch':>6} {'in the worker':>14} {'between':>8} {'frontend cpu':>13} {'core cpu':>9}")
+    for batch in map(int, args.batch_sizes.split(",")):
+        runs = [_steps_of(llm, args, batch) for _ in range(5)]
+        row = {"batch": batch, **{name: statistics.median(run[name] for run in runs) for name in runs[0]}}
+        results.append(row)
+        print("{:6d} {:14.3f} {:8.3f} {:13.3f} {:9.3f}".format(*row.values()), flush=True)
+    return results
+
+
+def _steps_of(llm: LLM, args: argparse.Namespace, batch: int) -> dict[str, float]:
+    """Return the means over the steps of one run, prefill included."""
+    num_steps, used_s = llm.stats().num_steps, _processor_seconds(llm)
+    elapsed_s = _generate(llm, args, [args.input_len] * batch, [args.output_len] * batch)
+    used_s = [after - before for before, after in zip(used_s, _processor_seconds(llm), strict=True)]
+    snapshot = llm.snapshot()
+    steps = [step.elapsed_s for step in snapshot.steps if step.sequence >= num_steps]
+    if len(steps) < snapshot.stats.num_steps - num_steps:
+        raise SystemExit(f"the engine remembers {len(steps)} steps: ask for a shorter --output-len")
+    names = ("worker_ms", "between_ms", "frontend_cpu_ms", "core_cpu_ms")
+    values = (sum(steps), elapsed_s - sum(steps), *used_s)
+    return {name: 1e3 * value / len(steps) for name, value in zip(names, values, strict=True)}
+
+
+def _processor_seconds(llm: LLM) -> list[float]:
+    """Return the time that this process, which is the frontend, and its core have computed, all threads together."""
+    engine = llm.client.engine
+    assert engine is not None
+    seconds = []
+    for pid in (os.getpid(), engine.core_pid):
+        # In nanoseconds; /proc/PID/stat would count hundredths of a second.
+        tasks = Path(f"/proc/{pid}/task").iterdir()
+        seconds.append(sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9)
+    return seconds
 
 
 def _mixed(llm: LLM, args: argparse.Namespace) -> dict[str, float]:
