@@ -72,10 +72,13 @@ def generate(
     """
     if asked.use_beam_search:
         room = max(1, serving.client.facts.max_model_len - len(prompt["prompt_token_ids"]))
-        return _search(serving, asked, prompt, params, _beam_params(asked, params, room), request_id)
-    return serving.client.generate(
-        prompt, params, request_id=request_id, priority=asked.priority, cache_salt=asked.cache_salt
-    )
+        outputs = _search(serving, asked, prompt, params, _beam_params(asked, params, room), request_id)
+    else:
+        outputs = serving.client.generate(
+            prompt, params, request_id=request_id, priority=asked.priority, cache_salt=asked.cache_salt
+        )
+    log = serving.request_log
+    return outputs if log is None else log.followed(outputs, prompt, params, request_id)
 
 
 async def _search(

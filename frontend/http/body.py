@@ -1,4 +1,4 @@
-"""Request bodies: from JSON to a schema, with errors that name the field."""
+"""Request bodies: from JSON to a schema, with errors that name the field, and one warning for each unknown field."""
 
 import logging
 from functools import cache
@@ -6,22 +6,27 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from octavo.frontend.http.errors import BodyError
 from octavo.frontend.http.later import HARMLESS_FIELDS, LATER_FEATURES, refuse_later_features
-from octavo.protocol.errors import InvalidRequestError
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T", bound=msgspec.Struct)
+
+MAX_UNKNOWN_NAMES = 256
+"""Names of unknown fields that are told of; a caller who invents more must not fill the log and the memory."""
+
+MAX_NAME_CHARS = 64
 
 _decode_names = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 """Looks no further than the names of an object's members."""
 
 
 def decode(body: bytes, schema: type[T]) -> T:
-    """Decode a JSON object; fields that the schema does not have are accepted with a warning in the log.
+    """Decode a JSON object; fields that the schema does not have are accepted, the first time with a warning.
 
     Raises:
-        InvalidRequestError: the body is no JSON object, or a field is wrong; `param` is its path.
+        BodyError: the body is no JSON object, or a field is wrong; `param` is its path.
     """
     fields, decoder = _known(schema)
     try:
@@ -44,9 +49,9 @@ def _decode_with_care(body: bytes, schema: type[T]) -> T:
     try:
         raw = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise InvalidRequestError(f"the body is not valid JSON: {error}") from None
+        raise BodyError(f"the body is not valid JSON: {error}") from None
     if not isinstance(raw, dict):
-        raise InvalidRequestError("the body must be a JSON object")
+        raise BodyError("the body must be a JSON object")
     refuse_later_features(raw, schema.__struct_encode_fields__)
     try:
         decoded = msgspec.convert(raw, schema, str_keys=True)
@@ -56,7 +61,7 @@ def _decode_with_care(body: bytes, schema: type[T]) -> T:
     return decoded
 
 
-def _field_error(text: str) -> InvalidRequestError:
+def _field_error(text: str) -> BodyError:
     """Turn msgspec's "Expected `int`, got `str` - at `$.stop[0]`" into an error that names "stop[0]".
 
     Of a key of an object msgspec says "at `key` in `$.logit_bias`".
@@ -65,11 +70,17 @@ def _field_error(text: str) -> InvalidRequestError:
     what = what.replace("`", "")
     path = where.removeprefix("`key` in ").strip("`").removeprefix("$").removeprefix(".")
     if not path and what.startswith("missing required field"):
-        return InvalidRequestError(what, what.split()[-1])
-    return InvalidRequestError(f"{path}: {what}" if path else what, path or None)
+        return BodyError(what, what.split()[-1])
+    return BodyError(f"{path}: {what}" if path else what, path or None)
+
+
+_unknown_names: set[str] = set()
+"""Fields that this process has warned of."""
 
 
 def _warn_of_unknown(raw: dict[str, Any], schema: type[msgspec.Struct]) -> None:
     unknown = raw.keys() - set(schema.__struct_encode_fields__) - LATER_FEATURES.keys() - HARMLESS_FIELDS
-    if unknown:
-        logger.warning("ignored unknown request fields: %s", ", ".join(repr(name) for name in sorted(unknown)))
+    for name in sorted(name[:MAX_NAME_CHARS] for name in unknown):
+        if name not in _unknown_names and len(_unknown_names) < MAX_UNKNOWN_NAMES:
+            _unknown_names.add(name)
+            logger.warning("ignored the unknown request field %r; later ones of this name are not told of", name)

@@ -14,6 +14,10 @@ FIRST_REQUEST_S = 60
 """What a new connection is kept open for while nothing comes."""
 
 
+LAST_WORD_S = 1
+"""What a refused caller gets to read why."""
+
+
 class Connection(HttpToolsProtocol):
     """Refuses a head, or any other part that is kept until it is complete, above the configured length.
 
@@ -37,11 +41,6 @@ class Connection(HttpToolsProtocol):
         super().data_received(data)
         if self._num_kept_bytes > self._max_bytes:
             self._refuse()
-
-    def on_message_begin(self) -> None:
-        """Start to count."""
-        super().on_message_begin()
-        self._num_kept_bytes = 0
 
     def on_headers_complete(self) -> None:
         """Go on with a head of an allowed length; it may have come in one piece with what follows."""
@@ -81,4 +80,9 @@ class Connection(HttpToolsProtocol):
             lines += [(b"content-length", b"%d" % len(body)), (b"connection", b"close")]
             head = b"".join([b"%b: %b\r\n" % line for line in lines])
             self.transport.write(STATUS_LINE[status] + head + b"\r\n" + body)
-        self.transport.close()
+            # Closed at once, with a part of the head unread, the caller would hear of a broken connection instead.
+            if self.transport.can_write_eof():
+                self.transport.write_eof()
+            self.loop.call_later(LAST_WORD_S, self.transport.close)
+        else:
+            self.transport.close()

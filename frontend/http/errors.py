@@ -47,6 +47,12 @@ _TYPES = {
 _SAYS_ITS_CAUSE = (InvalidRequestError, ModelNotFoundError, NotImplementedError, OverloadedError, RequestFailedError)
 
 
+class BodyError(InvalidRequestError):
+    """A body that does not fit its schema, whatever it asks for."""
+
+    kind = "Bad Request"
+
+
 class ErrorDetail(msgspec.Struct):
     """What is wrong, in words and in codes."""
 
@@ -70,7 +76,7 @@ def status_of(error: Exception) -> HTTPStatus:
 def error_body(error: Exception) -> bytes:
     """Return the JSON body of an error."""
     message = str(error) if isinstance(error, _SAYS_ITS_CAUSE) else NEUTRAL_MESSAGE
-    return _encode(status_of(error), message, getattr(error, "param", None))
+    return _encode(status_of(error), message, getattr(error, "param", None), getattr(error, "kind", ""))
 
 
 def error_response(error: Exception) -> Response:
@@ -85,6 +91,6 @@ def refusal(status: int, message: str, headers: Mapping[str, str] | None = None)
     return Response(_encode(HTTPStatus(status), message, None), status, headers, JSON)
 
 
-def _encode(status: HTTPStatus, message: str, param: str | None) -> bytes:
-    kind = _TYPES.get(status, status.phrase.replace(" ", "") + "Error")
+def _encode(status: HTTPStatus, message: str, param: str | None, kind: str = "") -> bytes:
+    kind = kind or _TYPES.get(status, status.phrase.replace(" ", "") + "Error")
     return msgspec.json.encode(ErrorBody(ErrorDetail(message, kind, param, status.value)))

@@ -19,6 +19,7 @@ from octavo.frontend.http.app import App
 from octavo.frontend.http.conversation import ChatSettings
 from octavo.frontend.http.cors import Cors
 from octavo.frontend.http.listener import Listener
+from octavo.frontend.http.request_log import RequestLog
 from octavo.frontend.http.routes.engine import usable_directory
 from octavo.frontend.http.server import Server
 from octavo.frontend.http.serving import Serving
@@ -148,6 +149,7 @@ def make_serving(client: AsyncClient, config: ServerConfig, board: Board | None 
         max_stop_strings=config.max_stop_strings,
         chat=ChatSettings.of(config),
         profiler_dir=_profiler_dir(config),
+        request_log=RequestLog.of(config),
     )
     _check_chat_template(serving)
     return serving

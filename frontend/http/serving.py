@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypedDict
 
 from octavo.frontend.http.conversation import ChatSettings
 from octavo.frontend.http.message import Request
+from octavo.frontend.http.request_log import RequestLog
 from octavo.frontend.http.schemas.sampling import SamplingFields, StreamOptions
 from octavo.frontend.http.structured import structured_outputs_of
 from octavo.frontend.text.chat_template import ChatTemplate
@@ -54,6 +55,8 @@ class Serving:
     chat: ChatSettings = field(default_factory=ChatSettings)
     profiler_dir: Path | None = None
     """Where traces go; None: none are made."""
+    request_log: RequestLog | None = None
+    """Tells of requests and answers; None: nothing does."""
     created: int = field(default_factory=lambda: int(time.time()))
     """When serving began, in seconds since the epoch: the models' creation time."""
     _defaults: dict[int | None, SamplingParams] = field(default_factory=dict)

@@ -230,3 +230,62 @@ def test_a_refused_request_is_no_news_for_the_log(stream: bool, caplog: pytest.L
 
     play(scenario, client)
     assert caplog.text == ""
+
+
+# --- heads ----------------------------------------------------------------------------------------
+
+SHORT_HEADS = ServerConfig(max_request_head_bytes=1000)
+
+
+@pytest.mark.parametrize("piece", [2_000_000, 300])
+@pytest.mark.parametrize(
+    "head",
+    [
+        "GET /version HTTP/1.1\r\nx: " + "a" * 2000 + "\r\n\r\n",
+        "GET /version HTTP/1.1\r\n" + "".join(f"x-{index}: a\r\n" for index in range(400)) + "\r\n",
+        "GET /version?" + "a" * 2000 + " HTTP/1.1\r\n\r\n",
+    ],
+    ids=["a long value", "many lines", "a long target"],
+)
+def test_a_head_over_the_limit_is_refused_and_the_connection_closed(head: str, piece: int) -> None:
+    async def scenario(caller: Caller) -> None:
+        for place in range(0, len(head), piece):
+            caller.send(head[place : place + piece].encode())
+            await asyncio.sleep(0.001)
+        status, headers, body = await caller.read_response()
+        assert (status, headers["connection"], error_of(body)["type"]) == (431, "close", "RequestTooLargeError")
+        assert await caller.read_to_end() == b""
+
+    play(scenario, config=SHORT_HEADS)
+
+
+def test_an_endless_head_is_cut_off_before_it_ends() -> None:
+    async def scenario(caller: Caller) -> None:
+        caller.send(b"GET /version HTTP/1.1\r\nx: " + b"a" * 5000)
+        assert (await caller.read_response())[0] == 431
+
+    play(scenario, config=SHORT_HEADS)
+
+
+@pytest.mark.parametrize("tail", [b"5;" + b"x" * 5000, b"0\r\nx: " + b"a" * 5000], ids=["chunk", "trailer"])
+def test_what_stands_between_the_parts_of_a_body_has_a_limit_too(tail: bytes) -> None:
+    async def scenario(caller: Caller) -> None:
+        caller.send(f"POST {PATH} HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n1\r\n{{\r\n".encode())
+        await asyncio.sleep(0.01)
+        caller.send(tail)
+        assert await caller.read_to_end() == b"", "there is an answer to come, so no other one may be sent"
+
+    play(scenario, config=SHORT_HEADS)
+
+
+def test_long_bodies_and_many_requests_are_no_long_head() -> None:
+    async def scenario(caller: Caller) -> None:
+        for _ in range(3):
+            caller.ask("/tokenize", {"prompt": "a" * 5000})
+            assert (await caller.read_response())[0] == 200
+        for _ in range(30):
+            caller.ask("/nowhere", {})
+        for _ in range(30):
+            assert (await caller.read_response())[0] == 404
+
+    play(scenario, config=SHORT_HEADS)

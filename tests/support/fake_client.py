@@ -107,6 +107,8 @@ class FakeClient:
         self.latest_stats = EngineStats()
         self.observer = None
         self.failure = None
+        self.profiled: list[str] = []
+        """Directories of the recordings that were started; "" for one that was ended."""
         self._aborted = asyncio.Event()
 
     @property
@@ -115,6 +117,17 @@ class FakeClient:
 
     def abort_all(self) -> None:
         self._aborted.set()
+
+    async def reset_prefix_cache(self) -> bool:
+        return not self.latest_stats.num_running
+
+    async def start_profile(self, directory: str) -> bool:
+        self.profiled.append(directory)
+        return True
+
+    async def stop_profile(self) -> bool:
+        self.profiled.append("")
+        return True
 
     def health(self) -> Health:
         return self.state

@@ -15,6 +15,7 @@ from fake_client import FakeClient
 
 from octavo.frontend.http.app import App
 from octavo.frontend.http.conversation import ChatSettings
+from octavo.frontend.http.request_log import RequestLog
 from octavo.frontend.http.run import make_app
 from octavo.frontend.http.server import Server
 from octavo.frontend.http.serving import Serving
@@ -39,6 +40,8 @@ def application(
         config.max_n_sequences,
         config.max_stop_strings,
         ChatSettings.of(config),
+        None if config.torch_profiler_dir is None else Path(config.torch_profiler_dir),
+        RequestLog.of(config),
         created=1_700_000_000,
     )
     return make_app(serving, config, api_keys)

@@ -3,6 +3,7 @@
 import msgspec
 
 from octavo.frontend.http.body import decode
+from octavo.frontend.http.conversation import shown_tool
 from octavo.frontend.http.message import JSON, Request, Response
 from octavo.frontend.http.schemas.tokenize import (
     DetokenizeRequest,
@@ -21,7 +22,7 @@ async def tokenize(serving: Serving, request: Request) -> Response:
     if (asked.prompt is None) == (asked.messages is None):
         raise InvalidRequestError("give either prompt or messages", "prompt")
     is_plain = asked.prompt is not None
-    text = asked.prompt if asked.prompt is not None else await serving.render_chat(asked, asked.messages or [])
+    text = await _rendered(serving, asked) if asked.prompt is None else asked.prompt
     has_special_tokens = is_plain if asked.add_special_tokens is None else asked.add_special_tokens
     tokens = await serving.client.encode(text, add_special_tokens=has_special_tokens)
     tokenizer = serving.client.tokenizer
@@ -32,6 +33,12 @@ async def tokenize(serving: Serving, request: Request) -> Response:
         token_strs=[tokenizer.token_string(token) for token in tokens] if asked.return_token_strs else None,
     )
     return Response(msgspec.json.encode(answer), media_type=JSON)
+
+
+async def _rendered(serving: Serving, asked: TokenizeRequest) -> str:
+    """Return the prompt that a chat request with these messages and tools would have."""
+    tools = [shown_tool(tool) for tool in asked.tools or ()] or None
+    return await serving.render_chat(asked, asked.messages or [], tools)
 
 
 async def detokenize(serving: Serving, request: Request) -> Response:

@@ -4,6 +4,8 @@ from typing import Any
 
 from msgspec import Struct
 
+from octavo.frontend.http.schemas.chat import ToolDefinition
+
 
 class TokenizeRequest(Struct, kw_only=True):
     """Either a prompt or messages."""
@@ -19,6 +21,7 @@ class TokenizeRequest(Struct, kw_only=True):
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     documents: list[dict[str, Any]] | None = None
+    tools: list[ToolDefinition] | None = None
 
 
 class TokenizeResponse(Struct, kw_only=True):

@@ -1,0 +1,66 @@
+"""`RequestLog`: what callers ask and what they get, as log lines (`--enable-log-requests`, `--enable-log-outputs`).
+
+Texts of callers are escaped, so that a line stays one line.
+"""
+
+import logging
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from octavo.frontend.outputs import RequestOutput
+from octavo.protocol.config import ServerConfig
+from octavo.protocol.params import SamplingParams
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class RequestLog:
+    """What is written, and how much of it."""
+
+    has_requests: bool
+    has_outputs: bool
+    max_len: int | None
+    """Most characters of a text, and most token ids; None: all."""
+
+    @classmethod
+    def of(cls, config: ServerConfig) -> "RequestLog | None":
+        """Return the log that the flags ask for, None for none."""
+        if not (config.enable_log_requests or config.enable_log_outputs):
+            return None
+        return cls(config.enable_log_requests, config.enable_log_outputs, config.max_log_len)
+
+    async def followed(
+        self, outputs: AsyncGenerator[RequestOutput], prompt: dict[str, Any], params: SamplingParams, request_id: str
+    ) -> AsyncGenerator[RequestOutput]:
+        """Yield a request's outputs as they are, telling of the request before them and of the answer behind them.
+
+        A caller who leaves, or an error, ends it without an answer.
+        """
+        if self.has_requests:
+            text, token_ids = prompt.get("prompt"), prompt["prompt_token_ids"]
+            logger.info(
+                "received %s: prompt %s, token ids %s, params %s",
+                request_id,
+                None if text is None else self._cut(text),
+                token_ids[: self.max_len],
+                msgspec.json.encode(params, enc_hook=str).decode(),
+            )
+        texts: dict[int, str] = {}
+        reasons: dict[int, str | None] = {}
+        async with aclosing(outputs):
+            async for output in outputs:
+                if self.has_outputs:
+                    for choice in output.outputs:
+                        texts[choice.index] = texts.get(choice.index, "") + choice.text
+                        reasons[choice.index] = choice.finish_reason
+                yield output
+        for index, text in texts.items():
+            logger.info("answered %s, choice %d: %s, %s", request_id, index, self._cut(text), reasons[index])
+
+    def _cut(self, text: str) -> str:
+        return repr(text[: self.max_len])
