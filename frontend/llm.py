@@ -12,6 +12,7 @@ from tqdm import tqdm
 
 from octavo.frontend.client import AsyncClient, Prompt
 from octavo.frontend.outputs import BeamSearchOutput, RequestOutput, as_beam_search_output
+from octavo.frontend.text.chat_template import FormatChoice
 from octavo.protocol.errors import EngineDeadError, InvalidRequestError
 from octavo.protocol.params import BeamSearchParams, OutputKind, SamplingParams
 from octavo.protocol.snapshot import EngineSnapshot
@@ -84,22 +85,34 @@ class LLM:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         chat_template_kwargs: dict[str, Any] | None = None,
+        chat_template_content_format: FormatChoice = "auto",
+        tools: list[dict[str, Any]] | None = None,
     ) -> list[RequestOutput]:
         """Answer one conversation or several, rendered by the model's chat template.
+
+        Args:
+            messages: one conversation or several.
+            sampling_params: as for `generate`.
+            use_tqdm: show a progress bar.
+            add_generation_prompt: end the prompts with what makes the model answer.
+            continue_final_message: go on with the last message instead.
+            chat_template_kwargs: further variables of the template.
+            chat_template_content_format: what it gets as a message's content; auto: what its loops tell.
+            tools: functions that the prompt tells of, as the HTTP API has them; calls stay in the text.
 
         Raises:
             InvalidRequestError: the model has no chat template, or it refuses the messages.
         """
         several: list[Any] = list(messages)
         conversations: list[list[Message]] = [several] if several and isinstance(several[0], dict) else several
-        template, tokenizer = self.client.chat_template(), self.client.tokenizer
+        template, tokenizer = self.client.chat_template(chat_template_content_format), self.client.tokenizer
         prompts: list[Prompt] = []
         for conversation in conversations:
             text = template.render(
                 conversation,
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=continue_final_message,
-                **(chat_template_kwargs or {}),
+                **({"tools": tools} | (chat_template_kwargs or {})),
             )
             prompts.append({"prompt": text, "prompt_token_ids": tokenizer.encode(text, add_special_tokens=False)})
         return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)

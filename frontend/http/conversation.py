@@ -136,9 +136,10 @@ class Conversation:
         marks = [*(self._plan.parser.tags if self._plan.parser else ())]
         marks += self._settings.reasoning.tags if self._settings.reasoning else ()
         has_special_marks = any(tokenizer.token_id(mark) in tokenizer.special_token_ids for mark in marks)
-        return params.clone(
-            structured_outputs=form, skip_special_tokens=params.skip_special_tokens and not has_special_marks
-        )
+        shows_marks = params.skip_special_tokens and has_special_marks
+        if form is None and not shows_marks:
+            return params
+        return params.clone(structured_outputs=form, skip_special_tokens=params.skip_special_tokens and not shows_marks)
 
     def reading(self, tokenizer: Tokenizer) -> Reading | None:
         """Return how the answers are read; None when all of them is content."""

@@ -98,7 +98,8 @@ def _tool_call(call: object, path: str) -> dict[str, Any]:
     """Return a tool call whose arguments are an object, as templates expect, not JSON text, as the API has it."""
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(call, Mapping) or not isinstance(function, Mapping):
-        raise InvalidRequestError(f'{path} must be an object with a "function"', f"{path}.function")
+        path = f"{path}.function"
+        raise InvalidRequestError(f"{path} must be an object with name and arguments", path)
     arguments = function.get("arguments")
     if isinstance(arguments, str):
         try:

@@ -220,3 +220,73 @@ class TestForModel:
     def test_a_missing_file_is_named(self, tmp_path: Path) -> None:
         with pytest.raises(InvalidRequestError, match=r"absent\.jinja"):
             ChatTemplate.for_model(str(tmp_path / "absent.jinja"), self.tokenizer(PLAIN))
+
+
+def test_content_format_can_be_chosen() -> None:
+    message = {"role": "user", "content": parts("a", "b")}
+    shown = "{{ messages[0].content }}"
+    assert ChatTemplate(shown, {}, content_format="openai").render([message]) == str(parts("a", "b"))
+    assert ChatTemplate(shown, {}, content_format="openai").render([USER]) == str(parts("hi"))
+    assert ChatTemplate(PARTS, {}, content_format="string").render([USER]) == "[user]<><>"
+    assert ChatTemplate(EITHER, {}, content_format="string").render([message]) == "a\nb"
+
+
+@pytest.mark.parametrize(
+    ("source", "role"),
+    [("{{ messages[0].role }}", "system"), ("{% if messages[0].role == 'developer' %}D{% endif %}", "D")],
+)
+def test_developers_are_called_system_where_the_template_does_not_know_them(source: str, role: str) -> None:
+    assert template(source).render([{"role": "developer", "content": "x"}]) == role
+
+
+def test_reasoning_has_both_of_its_names() -> None:
+    source = "{{ messages[0].reasoning_content }}{{ messages[0].reasoning }}"
+    for name in ("reasoning", "reasoning_content"):
+        assert template(source).render([{"role": "assistant", "content": "", name: "hm"}]) == "hmhm"
+
+
+def test_lists_without_calls_are_left_out() -> None:
+    source = "{{ 'tool_calls' in messages[0] }}"
+    for calls in ([], None):
+        assert template(source).render([{"role": "assistant", "content": "x", "tool_calls": calls}]) == "False"
+
+
+def test_a_template_for_tools_is_used_when_there_are_some() -> None:
+    tokenizer = Tokenizer(small_tokenizers.byte_level()._fast, {}, {"default": "plain", "tool_use": "{{ tools }}"})
+    chosen = ChatTemplate.for_model(None, tokenizer)
+    assert chosen.render([USER]) == "plain"
+    assert chosen.render([USER], tools=[]) == "plain"
+    assert chosen.render([USER], tools=[{"a": 1}]) == "[{'a': 1}]"
+    assert ChatTemplate.for_model("{{ messages[0].role }}", tokenizer).render([USER], tools=[{"a": 1}]) == "user"
+
+
+def test_variables_of_a_template_are_known() -> None:
+    assert template("{{ enable_thinking }}{% set x = 1 %}{{ x }}").knows("enable_thinking")
+    assert not template("{% set x = 1 %}{{ x }}").knows("x")
+
+
+@pytest.mark.parametrize(
+    ("message", "param", "words"),
+    [
+        ({"role": "user", "content": [{"type": "image_url"}]}, "content[0].type", "images are not supported"),
+        ({"role": "user", "content": ["a", {"type": "input_audio"}]}, "content[1].type", "audio"),
+        ({"role": "user", "content": [{"type": "thing"}]}, "content[0].type", "'thing'"),
+        ({"role": "user", "content": [{"text": "x"}]}, "content[0].type", "None"),
+        ({"role": "user", "content": [5]}, "content[0]", "object"),
+        ({"role": "user", "content": 5}, "content", "string or a list"),
+        ({"role": 5}, "role", "assistant"),
+        ({"role": "assistant", "tool_calls": "f"}, "tool_calls", "list"),
+        ({"role": "assistant", "tool_calls": [{"function": 1}]}, "tool_calls[0].function", "object"),
+        (
+            {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]},
+            "tool_calls[0].function.arguments",
+            "not JSON",
+        ),
+    ],
+    ids=str,
+)
+def test_what_is_wrong_is_named_by_its_path(message: dict[str, object], param: str, words: str) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        template(PLAIN).render([USER, message])
+    assert caught.value.param == f"messages[1].{param}"
+    assert words in caught.value.message and param in caught.value.message
