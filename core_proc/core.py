@@ -13,6 +13,7 @@ import zmq
 
 from octavo.core_proc import invariants
 from octavo.core_proc.cache.sizing import memory_table, plan_cache
+from octavo.core_proc.grammar.compiler import GrammarCompiler
 from octavo.core_proc.grammar.grammars import Grammars
 from octavo.core_proc.log_entries import LogEntry, Planned
 from octavo.core_proc.loop import StepLoop
@@ -59,7 +60,7 @@ class EngineCore:
         self._stop = stop
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._recorder: Recorder | None = None
-        self._grammars: Grammars | None = None
+        self._compiler = GrammarCompiler()
         with reporter.phase("binding sockets"):
             self._router = FrontendRouter(self._context, spec.address)
             self._pulse_path = Path(spec.run_dir) / "pulse"
@@ -103,7 +104,7 @@ class EngineCore:
         scheduler = self._make_scheduler(config, plan)
         outbox = Outbox(self._router, self._spec.epoch, time.monotonic)
         facts = self._engine_facts(config, plan)
-        self._grammars = grammars = Grammars(scheduler, self._workers)
+        grammars = Grammars(scheduler, self._workers, self._compiler)
         service = FrontendService(
             self._router, outbox, scheduler, grammars, self._workers, facts, self._stop, time.monotonic
         )
@@ -153,8 +154,7 @@ class EngineCore:
         self._pulse.close()
         if self._recorder:
             self._recorder.close()
-        if self._grammars:
-            self._grammars.close()
+        self._compiler.close()
         self._context.term()
 
 

@@ -27,6 +27,8 @@ MAX_GRAMMAR_BYTES = 512 * 2**10
 MAX_KEPT = 128
 """Compiled grammars kept for requests to come, the latest used."""
 
+CLOSE_TIMEOUT_S = 1.0
+
 GrammarKey: TypeAlias = tuple[GrammarKind, str]
 """What makes a grammar the same one."""
 
@@ -97,9 +99,17 @@ class GrammarCompiler:
         return done
 
     def close(self) -> None:
-        """End the threads when they have done what they are doing, and the processes that they have."""
+        """End the threads, and the processes that they have.
+
+        Blocks until: they have ended, or `CLOSE_TIMEOUT_S` has passed; one that still compiles ends with this process.
+        """
         for _ in self._threads:
             self._jobs.put(None)
+        deadline = time.monotonic() + CLOSE_TIMEOUT_S
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        if not any(thread.is_alive() for thread in self._threads):
+            os.close(self.wake_fd)
 
     def _keep(self, key: GrammarKey, matcher: "Matcher") -> None:
         self._kept[key] = matcher

@@ -28,10 +28,10 @@ MAX_WAITING = 1024
 class Grammars:
     """All requests of one engine that have a grammar."""
 
-    def __init__(self, scheduler: Scheduler, workers: WorkerGroup) -> None:
+    def __init__(self, scheduler: Scheduler, workers: WorkerGroup, compiler: GrammarCompiler) -> None:
         self._scheduler = scheduler
         self._workers = workers
-        self._compiler = GrammarCompiler()
+        self._compiler = compiler
         self._waiting: dict[RequestKey, Submit] = {}
         """Requests that the scheduler does not know yet, in order of arrival."""
         self._keys: dict[RequestKey, GrammarKey] = {}
@@ -54,7 +54,7 @@ class Grammars:
         return self._compiler.wake_fd
 
     def learn(self, vocabulary: Vocabulary) -> None:
-        """Take in what the tokens stand for."""
+        """Take in what the tokens stand for, of the first who tells."""
         self._compiler.learn(vocabulary)
 
     def submit(self, client: bytes, submit: Submit) -> list[ClientEvent]:
@@ -114,10 +114,6 @@ class Grammars:
             events += self._supply(bound)
             record.awaits_masks = False
         return events
-
-    def close(self) -> None:
-        """End the compiler's threads and processes."""
-        self._compiler.close()
 
     def _start(self, client: bytes, submit: Submit, matcher: "Matcher") -> list[ClientEvent]:
         spec, vocabulary = submit.grammar, self._compiler.vocabulary

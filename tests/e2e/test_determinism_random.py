@@ -13,10 +13,14 @@ from tiny_models import make_tiny
 from torch import Tensor
 from worker_plans import loaded, worker_config
 
+from octavo.core_proc.grammar.compiler import GrammarCompiler
+from octavo.frontend.generation.grammar import vocabulary_of
+from octavo.frontend.text.tokenizer import Tokenizer
 from octavo.kernels.native.threads import ThreadPolicy
 from octavo.kernels.paged_attention.layout import CacheLayout
 from octavo.protocol.config import ResolvedConfig
 from octavo.protocol.params import SamplingSpec
+from octavo.protocol.structured import GrammarKind, GrammarSpec
 from octavo.worker_proc.cache.storage import KVStorage
 from octavo.worker_proc.models.base import Model
 
@@ -51,12 +55,21 @@ CASES = [
 8-bit cache. All through native kernels, some through torch."""
 
 
+GRAMMARS = [
+    GrammarSpec(GrammarKind.REGEX, "(ab|[cd]e){1,6}"),
+    GrammarSpec(GrammarKind.LARK, 'start: "x" start "y" | "z"'),
+    GrammarSpec(GrammarKind.JSON_SCHEMA, '{"type":"array","items":{"enum":[1,"two",null]},"maxItems":4}'),
+    GrammarSpec(GrammarKind.LARK, 'start: "yes" | "no"', start_after=b"e"),
+]
+
+
 class Loaded(NamedTuple):
-    """A model with its weights, and the settings that it was loaded with."""
+    """A model with its weights, the settings that it was loaded with, and the compiler for its vocabulary."""
 
     path: Path
     settings: dict[str, Any]
     weights: Model
+    compiler: GrammarCompiler
 
     def config(self, **more: Any) -> ResolvedConfig:
         """The configuration of an engine of this model."""
@@ -64,11 +77,14 @@ class Loaded(NamedTuple):
 
 
 @pytest.fixture(scope="module", params=CASES, ids=[case.name for case in CASES])
-def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Loaded:
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loaded]:
     case: Case = request.param
     path = make_tiny(case.arch, tmp_path_factory.mktemp("model"), **case.changes)
     config = worker_config(path, max_model_len=MAX_LEN, **case.settings)
-    return Loaded(path, case.settings, loaded(config, is_native=case.is_native))
+    compiler = GrammarCompiler()
+    compiler.learn(vocabulary_of(Tokenizer.load(path), VOCAB, config.model.eos_token_ids))
+    yield Loaded(path, case.settings, loaded(config, is_native=case.is_native), compiler)
+    compiler.close()
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -127,7 +143,13 @@ def asked(draw: st.DrawFn) -> Asked:
     arrives_at = draw(st.integers(0, 12))
     aborted_at = arrives_at + draw(st.integers(0, 20)) if draw(st.integers(0, 4)) == 0 else None
     return Asked(
-        prefix + own, sampling, draw(st.integers(0, 2)), draw(st.sampled_from([None, "salt"])), arrives_at, aborted_at
+        prefix + own,
+        sampling,
+        draw(st.integers(0, 2)),
+        draw(st.sampled_from([None, "salt"])),
+        arrives_at,
+        aborted_at,
+        draw(st.sampled_from([None, None, *GRAMMARS])),
     )
 
 
@@ -149,8 +171,9 @@ def alone(model: Loaded, request: Asked) -> Result:
     config = model.config(
         max_num_seqs=1, max_num_batched_tokens=MAX_LEN, async_scheduling=False, enable_prefix_caching=False
     )
-    engine = SmallEngine(model.weights, config, num_blocks=-(-MAX_LEN // config.block_size))
-    (result,) = engine.run([Asked(request.prompt, request.sampling)])
+    num_blocks = -(-MAX_LEN // config.block_size)
+    engine = SmallEngine(model.weights, config, num_blocks, model.compiler)
+    (result,) = engine.run([Asked(request.prompt, request.sampling, grammar=request.grammar)])
     return result
 
 
@@ -170,7 +193,7 @@ def test_any_storm_gives_what_each_request_gives_alone(
     with pytest.MonkeyPatch.context() as patch:
         # So small a model is left to one thread otherwise.
         patch.setattr(ThreadPolicy, "choose", lambda policy, work: next(turns))
-        results = SmallEngine(model.weights, config, num_blocks).run(requests)
+        results = SmallEngine(model.weights, config, num_blocks, model.compiler).run(requests)
     for request, result in zip(requests, results, strict=True):
         assert result.end, "a request was lost"
         expected = alone(model, request)

@@ -1,18 +1,24 @@
 """A scheduler and a step executor in one process: the engine without its sockets, quick enough for hypothesis."""
 
+import select
 import struct
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
+from octavo.core_proc.grammar.compiler import GrammarCompiler
+from octavo.core_proc.grammar.grammars import Grammars
 from octavo.core_proc.invariants import check
 from octavo.core_proc.scheduler.scheduler import ClientEvent, Scheduler
 from octavo.protocol.config import CachePlan, ResolvedConfig
 from octavo.protocol.events import Failed, Finished, TokenLogprobs, Tokens
 from octavo.protocol.params import SamplingSpec
 from octavo.protocol.requests import Submit
-from octavo.protocol.steps import StepPlan
+from octavo.protocol.steps import SlotMask, StepPlan
+from octavo.protocol.structured import GrammarSpec
 from octavo.worker_proc.models.base import Model
 from octavo.worker_proc.step.execute import StepExecutor
 
@@ -37,17 +43,33 @@ class Asked:
     salt: str | None = None
     arrives_at: int = 0
     aborted_at: int | None = None
+    grammar: GrammarSpec | None = None
+
+
+class SuppliedMasks:
+    """The workers, as far as grammars need them: takes the masks of each step that awaits some, in order."""
+
+    def __init__(self) -> None:
+        self.steps: deque[Sequence[SlotMask]] = deque()
+
+    def supply(self, masks: Sequence[SlotMask]) -> None:
+        """Take the masks of one step."""
+        self.steps.append(masks)
 
 
 class SmallEngine:
     """Runs requests to their ends, checking the scheduler's invariants after every call."""
 
-    def __init__(self, model: Model, config: ResolvedConfig, num_blocks: int) -> None:
+    def __init__(
+        self, model: Model, config: ResolvedConfig, num_blocks: int, compiler: GrammarCompiler | None = None
+    ) -> None:
         plan = CachePlan(
             num_blocks=num_blocks, block_size=config.block_size, max_model_len=config.max_model_len, kv_cache_bytes=0
         )
         self.depth = 2 if config.async_scheduling else 1
         self.scheduler = Scheduler(config, plan, clock=lambda: 0.0)
+        self.masks = SuppliedMasks()
+        self.grammars = Grammars(self.scheduler, self.masks, compiler)  # type: ignore[arg-type]
         self.executor = StepExecutor.build(model, config, num_blocks=num_blocks, max_model_len=config.max_model_len)
 
     def run(self, requests: Sequence[Asked]) -> list[Result]:
@@ -60,7 +82,7 @@ class SmallEngine:
             for number, request in enumerate(requests):
                 if request.arrives_at == step:
                     submit = Submit(str(number), request.prompt, request.sampling, request.priority, request.salt)
-                    self._note(results, self.scheduler.submit(b"client", submit))
+                    self._note(results, self._submit(msgspec.structs.replace(submit, grammar=request.grammar)))
                 if request.aborted_at == step:
                     self._note(results, self.scheduler.abort(b"client", [str(number)]))
             check(self.scheduler)
@@ -68,14 +90,28 @@ class SmallEngine:
             check(self.scheduler)
             if plan is not None:
                 in_flight.append(plan)
+                self._note(results, self.grammars.settle())
             if in_flight and (plan is None or len(in_flight) == self.depth):
-                self._note(results, self.scheduler.commit(self.executor.execute(in_flight.popleft())))
+                result = self.executor.execute(in_flight.popleft(), self.masks.steps.popleft)
+                self._note(results, self.scheduler.commit(result))
+                self._note(results, self.grammars.settle())
             check(self.scheduler)
             step += 1
             assert step < 20_000, "the engine makes no progress"
         stats = self.scheduler.stats()
         assert stats.num_free_blocks == stats.num_blocks, "blocks were lost"
+        assert not self.masks.steps, "masks came for no step"
         return results
+
+    def _submit(self, submit: Submit) -> list[ClientEvent]:
+        """Submit a request, and wait for its grammar: when it comes must not be left to chance."""
+        if submit.grammar is None:
+            return self.scheduler.submit(b"client", submit)
+        events = self.grammars.submit(b"client", submit)
+        while self.grammars.has_requests:
+            select.select([self.grammars.wake_fd], [], [])
+            events += self.grammars.take_ready()
+        return events
 
     def _note(self, results: list[Result], events: list[ClientEvent]) -> None:
         for _, event in events:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from octavo.frontend.client import AsyncClient
 from octavo.frontend.outputs import CompletionOutput, PositionLogprobs, RequestOutput
 from octavo.protocol.params import OutputKind, SamplingParams
+from octavo.protocol.structured import StructuredOutputsParams
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,15 @@ async def ask_one_by_one(client: AsyncClient, requests: Sequence[Ask]) -> list[l
     return [await ask(client, request) for request in requests]
 
 
+FORMS = [
+    StructuredOutputsParams(choice=["yes", "no", "caf\u00e9 \U0001f600"]),
+    StructuredOutputsParams(regex="[ab]{2,9}(c|d+)?"),
+    StructuredOutputsParams(json={"type": "object", "properties": {"a": {"type": "integer"}}}, whitespace_pattern=" ?"),
+    StructuredOutputsParams(grammar='start: "x" start "y" | "z"', start_after="e"),
+]
+"""Forms of outputs: of few texts and of many, some of which end where they must and some where they may."""
+
+
 def random_params(rng: random.Random, vocab_size: int) -> SamplingParams:
     """Draw parameters; every field that reaches the sampler is used by some of them."""
     is_greedy = rng.random() < 0.3
@@ -97,6 +107,7 @@ def random_params(rng: random.Random, vocab_size: int) -> SamplingParams:
         logprobs=rng.choice([None, 0, 3]),
         prompt_logprobs=rng.choice([None, None, None, 2]),
         logit_bias=rng.choice([None, None, {rng.randrange(vocab_size): 3.5}]),
+        structured_outputs=rng.choice([None, None, None, *FORMS]),
     )
 
 
