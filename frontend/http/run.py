@@ -68,6 +68,7 @@ def run(engine: SpawnedEngine, server: ServerConfig, listener: Listener) -> None
 
 
 async def _serve(engine: SpawnedEngine, config: ServerConfig, listener: Listener) -> None:
+    ChatSettings.of(config)  # what is wrong with its flags is told now, not when the engine is there
     async with _starting(engine) as client:
         keys = api_keys(config)
         board_path = engine.run_dir / "metrics"
@@ -112,7 +113,8 @@ def make_server(client: AsyncClient, config: ServerConfig, keys: Sequence[str], 
     """Return a server for an engine, with everything that outlives its requests.
 
     Raises:
-        ConfigError: the chat template that the user chose cannot be read, or the profiler's directory not be used.
+        ConfigError: the chat template that the user chose cannot be read, the profiler's directory not be used, or a
+            parser not be found.
     """
     server = Server(make_app(make_serving(client, config, board), config, keys), config, client)
     # What lives from here on lives for good: the collector need not look at it again.
@@ -131,7 +133,8 @@ def make_serving(client: AsyncClient, config: ServerConfig, board: Board | None 
         board: where the metrics are counted; None: where no other process sees them.
 
     Raises:
-        ConfigError: the chat template that the user chose cannot be read, or the profiler's directory not be used.
+        ConfigError: the chat template that the user chose cannot be read, the profiler's directory not be used, or a
+            parser not be found.
     """
     metrics = Metrics(
         client.config,
