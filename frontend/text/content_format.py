@@ -55,6 +55,8 @@ class TemplateShape:
                 parameters = macros[call.node.name].args
                 for parameter, argument in zip(parameters, call.args, strict=False):
                     self._learn(parameter.name, argument)
+                for keyword in call.kwargs:
+                    self._learn(keyword.key, keyword.value)
         return self._count() > before
 
     def _learn(self, name: str, value: nodes.Node) -> None:
@@ -86,6 +88,8 @@ class TemplateShape:
                 return self._is_list(inner)
             case nodes.Filter(node=inner, name="first" | "last"):
                 return self._is_list(inner)
+            case nodes.CondExpr(expr1=one, expr2=other) | nodes.Or(left=one, right=other):
+                return self._is_message(one) or self._is_message(other)
         return False
 
     def _is_content(self, node: nodes.Node | None) -> bool:
@@ -95,6 +99,8 @@ class TemplateShape:
             case (
                 nodes.Getattr(node=inner, attr="content") | nodes.Getitem(node=inner, arg=nodes.Const(value="content"))
             ):
+                return self._is_message(inner)
+            case nodes.Call(node=nodes.Getattr(node=inner, attr="get"), args=[nodes.Const(value="content"), *_]):
                 return self._is_message(inner)
             case nodes.Filter(node=inner):
                 return self._is_content(inner)

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 _SPACE = re.compile(r"[ \t\n\r]*")
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 _NUMBER_CHARACTERS = re.compile(r"[-+.0-9eE]+")
-_STRING_BODY = re.compile(r'[^"\\]*(?:\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})[^"\\]*)*')
-_OPEN_ESCAPE = re.compile(r"\\(?:u[0-9a-fA-F]{0,3})?")
-_STRING = re.compile(r'"(?:[^"\\]|\\.)*(?:"|\\?\Z)', re.DOTALL)
+_UNITS = re.compile(r"(?:[^\\]++|\\(?:u[0-9a-fA-F]{4}|[^u]))*+")
+"""The inside of a string, in whole characters and escapes."""
+_ESCAPE = re.compile(r"\\(.)", re.DOTALL)
+_STRING = re.compile(r'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)', re.DOTALL)
 _CONTROL = re.compile(r"[\x00-\x1f]")
 _LITERALS = {"t": "true", "f": "false", "n": "null"}
 _CLOSING = {"{": "}", "[": "]"}
@@ -39,7 +40,8 @@ def skip_space(text: str, position: int) -> int:
 def read_value(text: str, position: int) -> Span:
     """Read one JSON value, whatever follows it.
 
-    Control characters are let through inside strings: models write line breaks there, see `json_text`.
+    Strings hold anything: models write line breaks there, see `json_text`, and escapes that there are not. Who reads
+    the arguments must see what the model wrote, not a part of it.
 
     Args:
         text: may end inside the value.
@@ -124,7 +126,10 @@ def read_members(text: str, position: int) -> "Iterator[tuple[str, Span]]":
 def string_text(text: str, span: Span) -> str:
     """Return the text that a JSON string stands for, as far as it is certain; half a surrogate pair is U+FFFD."""
     body = text[span.start + 1 : span.limit - 1] if span.is_whole else text[span.start + 1 : span.limit]
-    decoded: str = json.loads(f'"{body}"', strict=False)
+    units = _UNITS.match(body)
+    assert units is not None
+    valid = _ESCAPE.sub(lambda found: found[0] if found[1] in '"\\/bfnrtu' else rf"\\{found[1]}", units[0])
+    decoded: str = json.loads(f'"{valid}"', strict=False)
     if not span.is_whole and "\ud800" <= decoded[-1:] <= "\udbff":
         decoded = decoded[:-1]  # its other half may be on its way
     return decoded.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
@@ -132,7 +137,8 @@ def string_text(text: str, span: Span) -> str:
 
 def json_text(text: str) -> str:
     """Return a piece of JSON, which may end anywhere, with the control characters in its strings escaped."""
-    if not _CONTROL.search(text):
+    # perf: the first question is answered many times faster, and mostly with yes
+    if text.isprintable() or not _CONTROL.search(text):
         return text
     return _STRING.sub(lambda string: _CONTROL.sub(lambda found: json.dumps(found[0])[1:-1], string[0]), text)
 
@@ -159,10 +165,16 @@ def _read_scalar(text: str, position: int) -> Span:
 def _read_string(text: str, position: int) -> Span:
     if text[position : position + 1] != '"':
         return Span(position, position, is_whole=False, is_broken=position < len(text))
-    body = _STRING_BODY.match(text, position + 1)
-    assert body is not None
-    end = body.end()
-    if text[end : end + 1] == '"':
-        return Span(position, end + 1, is_whole=True)
-    is_open = end == len(text) or _OPEN_ESCAPE.fullmatch(text, end) is not None
-    return Span(position, end, is_whole=False, is_broken=not is_open)
+    end = position
+    while (end := text.find('"', end + 1)) >= 0:
+        if _num_backslashes(text, end) % 2 == 0:
+            return Span(position, end + 1, is_whole=True)
+    return Span(position, len(text), is_whole=False)
+
+
+def _num_backslashes(text: str, end: int) -> int:
+    """Return how many backslashes stand right before a place."""
+    start = end
+    while text[start - 1] == "\\":
+        start -= 1
+    return end - start

@@ -17,12 +17,12 @@ _NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
 _NUMBER_CHARACTERS = re.compile(r"[-+.\w]+")
 _QUOTES = re.compile(r"'''|\"\"\"|'|\"")
 _UNITS = {
-    quote: re.compile(rf"(?:\\(?:x[0-9a-fA-F]{{2}}|u[0-9a-fA-F]{{4}}|U[0-9a-fA-F]{{8}}|[^xuUN])|{plain})*", re.DOTALL)
+    quote: re.compile(rf"(?:\\(?:x[0-9a-fA-F]{{2}}|u[0-9a-fA-F]{{4}}|U[0-9a-fA-F]{{8}}|[^xuUN])|{plain})*+", re.DOTALL)
     for quote, plain in (
-        ("'", r"[^\\'\n]"),
-        ('"', r'[^\\"\n]'),
-        ("'''", r"(?!''')[^\\]"),
-        ('"""', r'(?!""")[^\\]'),
+        ("'", r"[^\\'\n]++"),
+        ('"', r'[^\\"\n]++'),
+        ("'''", r"[^\\']++|'(?!'')"),
+        ('"""', r'[^\\"]++|"(?!"")'),
     )
 }
 """The inside of a string by its quotes, in whole escapes and characters."""

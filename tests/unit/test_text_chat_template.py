@@ -58,6 +58,18 @@ def test_roles_contents_and_special_tokens() -> None:
             "{% for m in messages %}{{ show(m.content) }}{% endfor %}",
             "openai",
         ),
+        (
+            "{% macro show(c, deep) %}{% for p in c %}{% endfor %}{% endmacro %}"
+            "{% for m in messages %}{{ show(deep=1, c=m.content) }}{% endfor %}",
+            "openai",
+        ),
+        ("{% for m in messages %}{% for p in m.get('content', []) %}{% endfor %}{% endfor %}", "openai"),
+        ("{% set s = messages[0] if messages else none %}{% for p in s.content %}{% endfor %}", "openai"),
+        (
+            "{% for i in range(messages | length) %}{% for p in messages[i]['content'] %}{% endfor %}{% endfor %}",
+            "openai",
+        ),
+        ("{% for p in messages[0].content | selectattr('type', 'eq', 'text') %}{% endfor %}", "openai"),
         ("{% for m in messages %}{% for call in m.tool_calls %}{% endfor %}{% endfor %}", "string"),
         ("{% for tool in tools %}{% for p in tool.content %}{% endfor %}{% endfor %}", "string"),
     ],

@@ -58,6 +58,7 @@ def _loads(text):
             '<tool_call>{"name": "f", "arguments": 5}</tool_call>',
             [],
         ),
+        ('<tool_call>{"name": "f", "arguments": {"re": "\\d+"}}', "", [("f", '{"re": "\\d+"}')]),
         ("<tool_call>nothing</tool_call> else", "<tool_call>nothing</tool_call> else", []),
         ('say <tool_call> and <tool_call>{"name": "f"}', "say <tool_call> and", [("f", {})]),
         ("plain text \n", "plain text \n", []),
@@ -212,7 +213,7 @@ def test_arguments_are_shown_while_they_are_written() -> None:
     for name, text, shown in (
         ("hermes", '<tool_call>{"name": "f", "arguments": {"a": "long te', '{"a": "long te'),
         ("llama3_json", '{"name": "f", "parameters": {"a": tr', '{"a": '),
-        ("mistral", '[TOOL_CALLS]f{"a": "x\\u00', '{"a": "x'),
+        ("mistral", '[TOOL_CALLS]f{"a": "x\\u00', '{"a": "x\\u00'),
         ("qwen3_xml", "<function=weather>\n<parameter=city>\nlong\nte\n</para", '{"city": "long\\nte'),
     ):
         (call,) = tool_parser(name)(TOOLS).parse(text, is_final=False).calls
