@@ -1,25 +1,26 @@
 """Load on a running server, or on one started for the purpose: throughput, TTFT, TPOT and ITL.
 
-It speaks the OpenAI completions API with prompts of token ids, so it measures any server that does.
-TTFT is the time to the first text, ITL the time between two pieces of text, TPOT a request's time after
-its first text divided by its further tokens.
+It speaks the OpenAI completions API with prompts of token ids, so it measures any server that does. Load and
+latencies are those of `octavo bench serve`: TTFT is the time to the first text, ITL the time between two pieces of
+text, TPOT a request's time after its first text divided by its further tokens.
 """
 
 import argparse
-import asyncio
 import contextlib
 import json
 import random
 import sys
-import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import fetch_default_model
 import httpx
 from bench_report import MAX_TOKEN_ID, random_prompt, report, summary, write
 from own_server import serving
+
+from octavo.frontend.cli.bench.figures import Outcome
+from octavo.frontend.cli.bench.load import Target, measure
 
 
 @dataclass
@@ -32,25 +33,12 @@ class Job:
     """After the start of the run."""
 
 
-@dataclass
-class Outcome:
-    """What became of a job; times on the monotonic clock."""
-
-    sent: float
-    finished: float = 0.0
-    text_times: list[float] = field(default_factory=list)
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    output_tokens: int = 0
-    error: str = ""
-
-
 def main() -> None:
     """Run the workload that the command line asks for; print a summary."""
     args, serve_flags = _arguments()
     with _server(args, serve_flags) as url:
         jobs = _jobs(args)
-        elapsed, outcomes = asyncio.run(_run(url, args, jobs))
+        elapsed, outcomes = _measure(url, args, jobs)
     results = _results(elapsed, outcomes)
     _print(results)
     settings = {key: value for key, value in vars(args).items() if key not in ("json", "api_key")}
@@ -116,28 +104,24 @@ def _jobs(args: argparse.Namespace) -> list[Job]:
     return jobs
 
 
-async def _run(url: str, args: argparse.Namespace, jobs: list[Job]) -> tuple[float, list[Outcome]]:
+def _measure(url: str, args: argparse.Namespace, jobs: list[Job]) -> tuple[float, list[Outcome]]:
     """Send the jobs at their times; return the seconds of the whole run and the outcomes."""
     headers = {"Authorization": f"Bearer {args.api_key}"} if args.api_key else {}
-    limits = httpx.Limits(max_connections=None)
-    gate = asyncio.Semaphore(args.max_concurrency)
-    async with httpx.AsyncClient(base_url=url, headers=headers, timeout=None, limits=limits) as client:
-        models = (await client.get("/v1/models")).raise_for_status().json()["data"]
-        name = args.model if args.url and args.model else models[0]["id"]
-        # The first request touches memory and code for the first time; its prompt is nobody else's.
-        await _send(client, name, Job([1, 2, 3, 4], 4, 0.0))
-        started = time.monotonic()
-
-        async def at_its_time(job: Job) -> Outcome:
-            await asyncio.sleep(started + job.arrival_s - time.monotonic())
-            async with gate:
-                return await _send(client, name, job)
-
-        outcomes = await asyncio.gather(*map(at_its_time, jobs))
-        return time.monotonic() - started, outcomes
+    models = httpx.get(f"{url}/v1/models", headers=headers).raise_for_status().json()["data"]
+    name = args.model if args.url and args.model else models[0]["id"]
+    # The first request touches memory and code for the first time; its prompt is nobody else's.
+    warmup = _body(name, Job([1, 2, 3, 4], 4, 0.0))
+    return measure(
+        Target(url, "/v1/completions", headers),
+        [_body(name, job) for job in jobs],
+        [warmup],
+        [job.arrival_s for job in jobs],
+        args.max_concurrency,
+        has_bar=False,
+    )
 
 
-async def _send(client: httpx.AsyncClient, model: str, job: Job) -> Outcome:
+def _body(model: str, job: Job) -> bytes:
     body = {
         "model": model,
         "prompt": job.prompt,
@@ -147,36 +131,18 @@ async def _send(client: httpx.AsyncClient, model: str, job: Job) -> Outcome:
         "stream": True,
         "stream_options": {"include_usage": True},
     }
-    outcome = Outcome(sent=time.monotonic())
-    try:
-        async with client.stream("POST", "/v1/completions", json=body) as response:
-            if response.status_code != 200:
-                outcome.error = (await response.aread()).decode()
-                return outcome
-            async for line in response.aiter_lines():
-                if line.startswith("data: ") and line != "data: [DONE]":
-                    _take(outcome, json.loads(line.removeprefix("data: ")))
-    except httpx.TransportError as error:
-        outcome.error = repr(error)
-    outcome.finished = time.monotonic()
-    return outcome
-
-
-def _take(outcome: Outcome, chunk: dict[str, Any]) -> None:
-    if "error" in chunk:
-        outcome.error = str(chunk["error"])
-    if any(choice["text"] for choice in chunk.get("choices", [])):
-        outcome.text_times.append(time.monotonic())
-    if usage := chunk.get("usage"):
-        outcome.prompt_tokens = usage["prompt_tokens"]
-        outcome.output_tokens = usage["completion_tokens"]
-        outcome.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
+    return json.dumps(body).encode()
 
 
 def _results(elapsed: float, outcomes: list[Outcome]) -> dict[str, Any]:
-    good = [outcome for outcome in outcomes if not outcome.error and outcome.text_times]
-    output_tokens = sum(outcome.output_tokens for outcome in good)
-    prompt_tokens = sum(outcome.prompt_tokens for outcome in good)
+    good = [outcome for outcome in outcomes if not outcome.error]
+    output_tokens = sum(outcome.num_output_tokens for outcome in good)
+    prompt_tokens = sum(outcome.num_prompt_tokens for outcome in good)
+    latencies = [outcome.latencies() for outcome in good]
+
+    def all_of(metric: str) -> list[float]:
+        return [value for each in latencies for value in each[metric]]
+
     return {
         "completed": len(good),
         "failed": len(outcomes) - len(good),
@@ -184,13 +150,11 @@ def _results(elapsed: float, outcomes: list[Outcome]) -> dict[str, Any]:
         "requests_per_s": len(good) / elapsed,
         "output_tokens_per_s": output_tokens / elapsed,
         "all_tokens_per_s": (prompt_tokens + output_tokens) / elapsed,
-        "cached_share": sum(outcome.cached_tokens for outcome in good) / max(1, prompt_tokens),
-        "ttft_ms": summary([1e3 * (o.text_times[0] - o.sent) for o in good]),
-        "tpot_ms": summary(
-            [1e3 * (o.text_times[-1] - o.text_times[0]) / (o.output_tokens - 1) for o in good if o.output_tokens > 1]
-        ),
-        "itl_ms": summary([1e3 * (b - a) for o in good for a, b in zip(o.text_times, o.text_times[1:], strict=False)]),
-        "request_ms": summary([1e3 * (o.finished - o.sent) for o in good]),
+        "cached_share": sum(outcome.num_cached_tokens for outcome in good) / max(1, prompt_tokens),
+        "ttft_ms": summary(all_of("ttft")),
+        "tpot_ms": summary(all_of("tpot")),
+        "itl_ms": summary(all_of("itl")),
+        "request_ms": summary(all_of("e2el")),
     }
 
 
