@@ -20,6 +20,7 @@ from octavo.frontend.generation.sequence import Sequence
 from octavo.frontend.generation.spec import check_cache_salt, child_seed, make_spec, output_kind, request_seed
 from octavo.frontend.link import RequestStream
 from octavo.frontend.outputs import CompletionOutput
+from octavo.frontend.text.detokenizer import Detokenizer
 from octavo.frontend.text.tokenizer import Tokenizer
 from octavo.protocol.config import ResolvedConfig
 from octavo.protocol.errors import InvalidRequestError, PromptTooLongError
@@ -242,6 +243,47 @@ def test_a_stop_string_ends_the_sequence_wherever_it_is_cut(tokenizer: Tokenizer
     assert shown == sequence.snapshot().text == expected
     assert sequence.snapshot().token_ids == tokens_of(expected + "END")
     assert (sequence.total.finish_reason, sequence.total.stop_reason) == ("stop", "END")
+
+
+TOKENIZERS = [small_tokenizers.byte_level(), small_tokenizers.sentencepiece()]
+
+
+@pytest.mark.parametrize("own", TOKENIZERS, ids=["byte-level", "sentencepiece"])
+@given(st.data())
+def test_a_stream_shows_what_the_whole_shows_and_nothing_of_a_stop_string(own: Tokenizer, data: st.DataObject) -> None:
+    """Any tokens, any stop strings, any portions, with and without special tokens."""
+    ids = data.draw(st.lists(st.integers(0, own.vocab_size - 1), min_size=1, max_size=20))
+    skips = data.draw(st.booleans())
+    whole = Detokenizer(own, [own.vocab_size], skip_special_tokens=skips)
+    text = whole.push(ids) + whole.finish()
+    spans = st.tuples(st.integers(0, len(text)), st.integers(1, 4)).map(lambda span: text[span[0] : sum(span)])
+    stops = data.draw(st.lists(spans.filter(bool) | st.text(" theain", min_size=1, max_size=3), min_size=1, max_size=3))
+    params = SamplingParams(
+        max_tokens=28,
+        stop=stops,
+        ignore_eos=True,
+        skip_special_tokens=skips,
+        include_stop_str_in_output=data.draw(st.booleans()),
+    )
+    sequence = Sequence(0, own, [own.vocab_size], params, spec_of(params))
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(ids)), max_size=6)))
+    shown, start = "", 0
+    for end in [*cuts, len(ids)]:
+        if sequence.update([Tokens("r", ids[start:end])]):
+            break
+        shown += sequence.take_fresh().text
+        assert sequence.snapshot().text == shown
+        start = end
+    else:
+        sequence.update([Finished("r", FinishReason.LENGTH)])
+    shown += sequence.take_fresh().text
+    ends = [(text.index(stop) + len(stop), stop) for stop in stops if stop in text]
+    expected = text
+    if ends:
+        end, stop = min(ends, key=lambda one: (one[0], stops.index(one[1])))
+        expected = text[:end] if params.include_stop_str_in_output else text[: end - len(stop)]
+    assert shown == sequence.snapshot().text == expected
+    assert sequence.total.stop_reason == (stop if ends else None)
 
 
 def test_min_tokens_delays_stop_strings(tokenizer: Tokenizer) -> None:

@@ -79,6 +79,32 @@ def test_prompt_and_output_together_are_the_whole_text(
     assert before + text == tokenizer.decode(prompt_ids + ids, skip_special_tokens=False)
 
 
+@every_tokenizer
+@given(text=any_text, cuts=st.lists(st.integers(0, 24)), skips=st.booleans())
+def test_text_is_what_the_tokenizers_library_decodes(
+    tokenizer: Tokenizer, text: str, cuts: list[int], skips: bool
+) -> None:
+    ids = tokenizer.encode(text)
+    detokenizer = Detokenizer(tokenizer, [], skip_special_tokens=skips)
+    assert "".join(pieces(detokenizer, ids, cuts)) == tokenizer._fast.decode(ids, skip_special_tokens=skips)
+
+
+@given(ids=st.lists(st.integers(0, BYTE_LEVEL.vocab_size - 1), max_size=24), cuts=st.lists(st.integers(0, 24)))
+def test_any_tokens_of_bytes_are_what_the_tokenizers_library_decodes(ids: list[int], cuts: list[int]) -> None:
+    """Malformed bytes too. (Its SentencePiece decoder writes U+FFFD for each byte, ours for each broken character.)"""
+    text = "".join(pieces(Detokenizer(BYTE_LEVEL, [], skip_special_tokens=False), ids, cuts))
+    assert text == BYTE_LEVEL._fast.decode(ids, skip_special_tokens=False)
+
+
+@given(ids=st.lists(st.integers(0, SENTENCEPIECE.vocab_size - 1), max_size=24), cuts=st.lists(st.integers(0, 24)))
+def test_any_tokens_that_make_characters_are_what_the_tokenizers_library_decodes(
+    ids: list[int], cuts: list[int]
+) -> None:
+    text = "".join(pieces(Detokenizer(SENTENCEPIECE, [], skip_special_tokens=False), ids, cuts))
+    if "\ufffd" not in text:
+        assert text == SENTENCEPIECE._fast.decode(ids, skip_special_tokens=False)
+
+
 @given(st.binary(max_size=40), st.lists(st.integers(0, 40)))
 def test_malformed_bytes_are_replaced_as_in_the_whole_text(data: bytes, cuts: list[int]) -> None:
     ids = list(data)

@@ -1,0 +1,74 @@
+"""Compare what two runs of lm-eval (`--log_samples`) say of the same samples: loglikelihoods and generated texts.
+
+Reads the newest `samples_TASK_*.jsonl` of each task below two directories. Evaluates nothing itself: the commands are
+in docs/evaluation.md.
+"""
+
+import argparse
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+
+def main() -> None:
+    """Print one line for each task."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("first", type=Path, help="what --output_path of one run was")
+    parser.add_argument("second", type=Path, help="of the other")
+    arguments = parser.parse_args()
+    first, second = samples(arguments.first), samples(arguments.second)
+    tasks = sorted(first.keys() & second.keys())
+    if not tasks:
+        raise SystemExit("the two runs have no task in common")
+    for task in tasks:
+        print(f"{task}: {compare(first[task], second[task])}")
+
+
+def samples(directory: Path) -> dict[str, dict[int, Any]]:
+    """Return the responses of each task by the number of the sample, from the newest file of the task."""
+    found: dict[str, dict[int, Any]] = {}
+    for file in sorted(directory.rglob("samples_*.jsonl"), key=lambda file: file.stat().st_mtime):
+        task = file.stem.removeprefix("samples_").rpartition("_")[0]
+        lines = [json.loads(line) for line in file.read_text().splitlines()]
+        found[task] = {line["doc_id"]: line["filtered_resps"] for line in lines}
+    return found
+
+
+def compare(first: dict[int, Any], second: dict[int, Any]) -> str:
+    """Return how far two runs of a task differ."""
+    if first.keys() != second.keys():
+        raise SystemExit("the two runs did not see the same samples")
+    pairs = [
+        pair for number in sorted(first) for pair in zip(leaves(first[number]), leaves(second[number]), strict=True)
+    ]
+    if isinstance(pairs[0][0], str):
+        same = sum(a == b for a, b in pairs)
+        return f"{same} of {len(pairs)} texts are the same"
+    numbers = [(float(a), float(b)) for a, b in pairs if not isinstance(a, bool)]
+    flags = [(a, b) for a, b in pairs if isinstance(a, bool)]
+    largest = max(abs(a - b) for a, b in numbers)
+    relative = max(abs(a - b) / abs(a) for a, b in numbers)
+    same = sum(a == b for a, b in flags)
+    line = f"{len(numbers)} loglikelihoods, largest difference {largest:.2g} (relative {relative:.2g})"
+    return f"{line}; {same} of {len(flags)} greedy flags are the same" if flags else line
+
+
+def leaves(value: Any) -> Iterator[Any]:
+    """Yield texts, numbers and flags in order; lm-eval writes numbers and flags as text, too."""
+    if isinstance(value, list):
+        for part in value:
+            yield from leaves(part)
+    elif value in ("True", "False"):
+        yield value == "True"
+    elif isinstance(value, str):
+        try:
+            yield float(value)
+        except ValueError:
+            yield value
+    else:
+        yield value
+
+
+if __name__ == "__main__":
+    main()
