@@ -9,12 +9,12 @@ import signal
 import sys
 
 from octavo.core_proc.grammar.matcher import GrammarFault, GrammarTokens, Matcher
-from octavo.core_proc.grammar.trial import CPU_LIMIT_S, MEMORY_LIMIT_BYTES
+from octavo.core_proc.grammar.trial import MEMORY_LIMIT_BYTES
 from octavo.protocol.lifecycle import LENGTH, die_with_parent, read_message
 
 
-def main() -> None:
-    """Try grammars until standard input ends."""
+def main(cpu_limit_s: int) -> None:
+    """Try grammars until standard input ends, each within `cpu_limit_s` of processor time."""
     die_with_parent(os.getppid())
     for number in (signal.SIGINT, signal.SIGTERM):  # sent to a whole group of processes, they are for others
         signal.signal(number, signal.SIG_IGN)
@@ -29,17 +29,17 @@ def main() -> None:
             text = read_message(source, size).decode()
         except EOFError:
             return
-        _limit_time()
+        _limit_time(cpu_limit_s)
         answer = _fault_of(tokens, text).encode()
         answers.write(LENGTH.pack(len(answer)) + answer)
         answers.flush()
 
 
-def _limit_time() -> None:
-    """Have this process killed when it has taken `CPU_LIMIT_S` more than now."""
+def _limit_time(seconds: int) -> None:
+    """Have this process killed when it has taken so much more processor time than now."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     _, hard = resource.getrlimit(resource.RLIMIT_CPU)
-    resource.setrlimit(resource.RLIMIT_CPU, (int(used.ru_utime + used.ru_stime) + 1 + CPU_LIMIT_S, hard))
+    resource.setrlimit(resource.RLIMIT_CPU, (int(used.ru_utime + used.ru_stime) + 1 + seconds, hard))
 
 
 def _fault_of(tokens: GrammarTokens, source: str) -> str:
@@ -52,4 +52,4 @@ def _fault_of(tokens: GrammarTokens, source: str) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    main(int(sys.argv[1]))

@@ -29,9 +29,14 @@ class TrialFailed(Exception):
 
 
 class Trial:
-    """One child process, started when it is needed. Belongs to one thread, with which it ends."""
+    """One child process, started when it is needed. Belongs to one thread, with which it ends.
 
-    def __init__(self) -> None:
+    Args:
+        cpu_limit_s: processor time of one trial, in whole seconds.
+    """
+
+    def __init__(self, cpu_limit_s: int = CPU_LIMIT_S) -> None:
+        self._cpu_limit_s = cpu_limit_s
         self._child: subprocess.Popen[bytes] | None = None
 
     def warm_up(self) -> None:
@@ -39,7 +44,7 @@ class Trial:
         if self._child is None:
             # No shell and no user input: the module is ours.
             self._child = subprocess.Popen(
-                [sys.executable, "-P", "-m", "octavo.core_proc.grammar"],
+                [sys.executable, "-P", "-m", "octavo.core_proc.grammar", str(self._cpu_limit_s)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
@@ -88,7 +93,7 @@ class Trial:
         poller.register(fd, select.POLLIN)
         if not poller.poll(1000 * max(0.0, deadline - time.monotonic())):
             self.close()
-            return _too_long()
+            return self._too_long()
         (size,) = LENGTH.unpack(read_message(fd, LENGTH.size))
         return read_message(fd, size).decode()
 
@@ -98,9 +103,8 @@ class Trial:
         code = self._child.wait()
         self.close()
         if code == -signal.SIGXCPU:
-            return _too_long()
+            return self._too_long()
         return f"compiling it takes more than {MEMORY_LIMIT_BYTES // 2**30} GiB of memory, or crashes ({code})"
 
-
-def _too_long() -> str:
-    return f"compiling it takes more than {CPU_LIMIT_S} s: make it simpler"
+    def _too_long(self) -> str:
+        return f"compiling it takes more than {self._cpu_limit_s} s: make it simpler"

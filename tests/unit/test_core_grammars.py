@@ -1,0 +1,341 @@
+"""Requests with grammars in the core: how they wait, what is refused, which masks follow which steps."""
+
+import os
+import select
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from core_fakes import CLIENT, VOCAB_SIZE, cache_plan, core_config
+
+from octavo.core_proc.grammar import compiler as compiler_module
+from octavo.core_proc.grammar import grammars as grammars_module
+from octavo.core_proc.grammar.compiler import GrammarCompiler
+from octavo.core_proc.grammar.grammars import Grammars
+from octavo.core_proc.grammar.trial import Trial, TrialFailed
+from octavo.core_proc.scheduler.scheduler import ClientEvent, Scheduler
+from octavo.protocol.events import Failed, FailureKind, Finished, FinishReason, Tokens
+from octavo.protocol.params import SamplingSpec
+from octavo.protocol.requests import Submit, Vocabulary
+from octavo.protocol.steps import SlotMask, StepPlan, StepResult
+from octavo.protocol.structured import GrammarKind, GrammarSpec
+
+EOS, STOP = 0, 1
+TOKENS = [b"<e>", b"<s>", *[bytes([97 + index]) for index in range(26)]]
+VOCABULARY = Vocabulary([*TOKENS, *[b""] * (VOCAB_SIZE - len(TOKENS))], [EOS, STOP])
+
+
+def token(letter: str) -> int:
+    return TOKENS.index(letter.encode())
+
+
+def letters(mask: bytes) -> str:
+    """The tokens that a mask allows; the two special ones as digits."""
+    names = ["0", "1", *"abcdefghijklmnopqrstuvwxyz"]
+    bits = int.from_bytes(mask, "little")
+    assert len(mask) == 8 and bits < 1 << len(names)
+    return "".join(name for index, name in enumerate(names) if bits >> index & 1)
+
+
+class FakeWorkers:
+    """Keeps the masks of each step that awaited some."""
+
+    def __init__(self) -> None:
+        self.supplied: list[list[SlotMask]] = []
+
+    def supply(self, masks: list[SlotMask]) -> None:
+        self.supplied.append(masks)
+
+
+class Desk:
+    """A scheduler, its grammars, and the part of the step loop between them."""
+
+    def __init__(self, compiler: GrammarCompiler, **changes: Any) -> None:
+        config = core_config(**changes)
+        self.scheduler = Scheduler(config, cache_plan(config), clock=lambda: 0.0)
+        self.workers = FakeWorkers()
+        self.grammars = Grammars(self.scheduler, self.workers, compiler)
+        self.compiler = compiler
+        self.plans: list[StepPlan] = []
+
+    def submit(self, name: str, text: str, kind: GrammarKind = GrammarKind.REGEX, **fields: Any) -> list[ClientEvent]:
+        settings = {"max_tokens": 9, "seed": 0, "eos_token_ids": (EOS,), **fields.pop("sampling", {})}
+        spec = GrammarSpec(kind, text, "structured_outputs.regex", fields.pop("start_after", b""))
+        submit = Submit(name, [5, 6, 7], SamplingSpec(**settings), grammar=spec, **fields)
+        return self.grammars.submit(CLIENT, submit)
+
+    def wait(self) -> list[ClientEvent]:
+        """Wait until nothing is being compiled."""
+        events: list[ClientEvent] = []
+        while self.grammars.has_requests:
+            assert select.select([self.grammars.wake_fd], [], [], 30)[0], "the compiler never said that it is done"
+            events += self.grammars.take_ready()
+        return events
+
+    def start(self, name: str, text: str, **fields: Any) -> None:
+        assert self.submit(name, text, **fields) + self.wait() == []
+
+    def plan(self) -> StepPlan:
+        plan = self.scheduler.plan()
+        assert plan is not None
+        self.plans.append(plan)
+        assert self.grammars.settle() == []
+        return plan
+
+    def commit(self, *sampled: int) -> list[ClientEvent]:
+        plan = self.plans.pop(0)
+        events = self.scheduler.commit(StepResult(plan.sequence, list(sampled), [], []))
+        return events + self.grammars.settle()
+
+    def take_letters(self) -> list[list[str]]:
+        """The masks supplied since the last call."""
+        supplied, self.workers.supplied = self.workers.supplied, []
+        return [[letters(mask) for _, mask in masks] for masks in supplied]
+
+
+@pytest.fixture(scope="module")
+def compiler() -> Iterator[GrammarCompiler]:
+    compiler = GrammarCompiler()
+    compiler.learn(VOCABULARY)
+    yield compiler
+    compiler.close()
+
+
+@pytest.fixture
+def desk(compiler: GrammarCompiler) -> Desk:
+    return Desk(compiler)
+
+
+def ends(events: list[ClientEvent]) -> list[Any]:
+    """What ended, and how."""
+    return [
+        (event.request_id, event.reason if isinstance(event, Finished) else (event.kind, event.param))
+        for _, event in events
+        if not isinstance(event, Tokens)
+    ]
+
+
+def test_a_request_waits_for_its_grammar_outside_of_the_scheduler(desk: Desk) -> None:
+    assert desk.submit("r", "wait(a|b)") == []
+    assert desk.grammars.has_requests and desk.grammars.waiting_keys == [(CLIENT, "r")]
+    assert not desk.scheduler.has_requests
+    assert desk.wait() == []
+    assert desk.scheduler.has_requests and not desk.grammars.has_requests
+
+
+def test_a_known_grammar_needs_no_wait(desk: Desk) -> None:
+    desk.start("first", "known+")
+    num_compiled = desk.compiler.num_compiled
+    assert desk.submit("second", "known+") == []
+    assert len(desk.scheduler.requests) == 2
+    assert desk.compiler.num_compiled == num_compiled
+
+
+def test_requests_with_the_same_grammar_wait_for_one_compilation(desk: Desk) -> None:
+    num_compiled = desk.compiler.num_compiled
+    for name in "abc":
+        desk.submit(name, "same{3}")
+    assert desk.wait() == []
+    assert len(desk.scheduler.requests) == 3
+    assert desk.compiler.num_compiled == num_compiled + 1
+
+
+def test_a_faulty_grammar_ends_those_who_have_it_and_nobody_else(desk: Desk) -> None:
+    desk.submit("bad", "(a")
+    desk.submit("worse", "(a")
+    desk.submit("good", "fine")
+    fault = (FailureKind.INVALID, "structured_outputs.regex")
+    events = desk.wait()
+    assert ends(events) == [("bad", fault), ("worse", fault)]
+    assert all("unclosed group" in event.message for _, event in events if isinstance(event, Failed))
+    assert [key[1] for key in desk.scheduler.requests] == ["good"]
+
+
+def test_what_is_refused_at_once(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    untaught = Desk(GrammarCompiler())
+    assert ends(untaught.submit("r", "a")) == [("r", (FailureKind.INVALID, "structured_outputs.regex"))]
+    os.close(untaught.compiler.wake_fd)
+    monkeypatch.setattr(grammars_module, "MAX_GRAMMAR_BYTES", 10)
+    assert ends(desk.submit("r", "\u00e9" * 6)) == [("r", (FailureKind.INVALID, "structured_outputs.regex"))]
+    assert desk.submit("twice", "twice") == []
+    assert ends(desk.submit("twice", "twice")) == [("twice", (FailureKind.INVALID, "request_id"))]
+    monkeypatch.setattr(grammars_module, "MAX_WAITING", 1)
+    assert ends(desk.submit("late", "late")) == [("late", (FailureKind.OVERLOADED, None))]
+    assert desk.wait() == []
+    assert ends(desk.submit("twice", "twice")) == [("twice", (FailureKind.INVALID, "request_id"))]
+
+
+def test_a_waiting_request_can_be_aborted(desk: Desk) -> None:
+    desk.submit("r", "abort me")
+    desk.submit("s", "abort me")
+    assert ends(desk.grammars.abort(CLIENT, ["r", "unknown"])) == [("r", FinishReason.ABORT)]
+    assert desk.grammars.abort(CLIENT, ["r"]) == []
+    assert desk.wait() == []
+    assert [key[1] for key in desk.scheduler.requests] == ["s"]
+
+
+def test_masks_follow_the_tokens_that_they_depend_on(desk: Desk) -> None:
+    desk.start("r", "a(b|c)*")
+    assert desk.plan().awaits_masks
+    assert desk.take_letters() == [["a"]]
+    assert desk.plan().awaits_masks, "the next step is planned before the token is known"
+    assert desk.take_letters() == [], "and has no mask yet"
+    desk.commit(token("a"))
+    assert desk.take_letters() == [["0bc"]], "the end is allowed where the grammar may end"
+    assert ends(desk.commit(EOS)) == [("r", FinishReason.STOP)]
+
+
+def test_steps_in_flight_get_their_masks_in_order(desk: Desk) -> None:
+    desk.start("r", "abc")
+    desk.start("s", "xyz")
+    desk.plan(), desk.plan()
+    assert desk.take_letters() == [["a", "x"]]
+    desk.commit(token("a"), token("x"))
+    desk.plan()
+    assert desk.take_letters() == [["b", "y"]]
+    desk.commit(token("b"), token("y"))
+    assert desk.take_letters() == [["c", "z"]]
+
+
+def test_others_are_not_masked_and_do_not_wait(desk: Desk) -> None:
+    desk.scheduler.submit(CLIENT, Submit("free", [1, 2], SamplingSpec(max_tokens=5, seed=0)))
+    assert not desk.plan().awaits_masks
+    desk.commit(9)
+    desk.start("bound", "ab")
+    plan = desk.plan()
+    slots = {admitted.request_id: admitted.slot for admitted in plan.admitted}
+    assert plan.awaits_masks
+    assert [slot for slot, _ in desk.workers.supplied[0]] == [slots["bound"]]
+
+
+def test_nothing_can_follow_so_it_ends_at_once(desk: Desk) -> None:
+    desk.start("r", "ab", sampling={"min_tokens": 7, "eos_token_ids": ()})
+    desk.plan(), desk.plan()
+    assert ends(desk.commit(token("a"))) == []
+    assert ends(desk.commit(token("b"))) == [("r", FinishReason.STOP)]
+    assert not desk.scheduler.has_requests and not desk.scheduler.in_flight
+
+
+def test_without_end_tokens_it_goes_on_while_it_can(desk: Desk) -> None:
+    desk.start("r", "a{1,3}", sampling={"eos_token_ids": ()})
+    for count in (1, 2):
+        desk.plan()
+        assert desk.take_letters() == [["a"]]
+        assert ends(desk.commit(token("a"))) == [], count
+    desk.plan()
+    assert ends(desk.commit(token("a"))) == [("r", FinishReason.STOP)]
+
+
+def test_stop_tokens_are_allowed_where_the_grammar_may_end_and_as_its_text(desk: Desk) -> None:
+    desk.start("r", "ab?c?", sampling={"stop_token_ids": (STOP, token("b"))})
+    desk.plan()
+    assert desk.take_letters() == [["a"]]
+    desk.commit(token("a"))
+    desk.plan()
+    assert desk.take_letters() == [["01bc"]]
+    events = desk.commit(token("b"))
+    assert events[-1] == (CLIENT, Finished("r", FinishReason.STOP, token("b")))
+
+
+def test_an_aborted_request_leaves_no_step_waiting(desk: Desk) -> None:
+    desk.start("r", "abc")
+    desk.plan(), desk.plan()
+    desk.take_letters()
+    desk.scheduler.abort(CLIENT, ["r"])
+    desk.commit(token("a"))
+    assert desk.take_letters() == [[]], "the step in flight is told that there is no mask"
+    desk.commit(token("z"))
+    assert desk.take_letters() == []
+
+
+def test_a_preempted_request_keeps_its_place(desk: Desk) -> None:
+    desk.start("r", "abcd")
+    desk.plan(), desk.plan()
+    desk.commit(token("a"))
+    (request,) = desk.scheduler.requests.values()
+    desk.take_letters()
+    desk.scheduler._leave_batch(request)
+    request.move(type(request.state).WAITING)
+    desk.scheduler.waiting.add(request)
+    desk.commit(token("b"))
+    desk.plan()
+    assert desk.take_letters() == [["c"]]
+
+
+def test_a_resumed_request_goes_on_where_it_was(desk: Desk) -> None:
+    desk.start("r", "abcd", resume_output_token_ids=[token("a"), token("b")])
+    desk.plan()
+    assert desk.take_letters() == [["c"]]
+    assert ends(desk.submit("over", "abcd", resume_output_token_ids=[token(letter) for letter in "abcd"])) == [
+        ("over", FinishReason.STOP)
+    ]
+    assert ends(desk.submit("other", "abcd", resume_output_token_ids=[token("x")])) == [
+        ("other", (FailureKind.INVALID, "structured_outputs.regex"))
+    ]
+
+
+def test_a_token_that_has_no_place_ends_its_request(desk: Desk) -> None:
+    desk.start("r", "ab")
+    desk.start("s", "ab")
+    desk.plan()
+    events = desk.commit(token("x"), token("a"))
+    assert ends(events) == [("r", (FailureKind.INVALID, "structured_outputs.regex"))]
+    assert [key[1] for key in desk.scheduler.requests] == ["s"]
+
+
+def test_the_grammar_begins_after_the_mark(desk: Desk) -> None:
+    desk.start("r", "xy", start_after=b"end")
+    for letter in "zend":
+        desk.plan()
+        assert desk.take_letters() == [[]], "what comes before is free"
+        desk.commit(token(letter))
+    desk.plan()
+    assert desk.take_letters() == [["x"]]
+
+
+def test_the_mark_is_found_over_tokens_and_within_one(compiler: GrammarCompiler) -> None:
+    tokens = [b"a", b"<", b"/t", b"h>", b"a</th>b", b"x"]
+    own = GrammarCompiler()
+    own.learn(Vocabulary([*tokens, *[b""] * (VOCAB_SIZE - len(tokens))], []))
+    for outputs in ([1, 2, 3], [0, 1, 1, 2, 3], [4]):
+        desk = Desk(own)
+        desk.start("r", "xa", start_after=b"</th>", resume_output_token_ids=outputs)
+        desk.plan()
+        ((_, mask),) = desk.workers.supplied[0]
+        assert int.from_bytes(mask, "little") == 1 << 5
+    own.close()
+
+
+def test_compiled_grammars_are_kept_up_to_a_number(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiler_module, "MAX_KEPT", 2)
+    for text in ("one", "two", "three"):
+        desk.start(text, text)
+    num_compiled = desk.compiler.num_compiled
+    assert desk.submit("again", "three") == [] and not desk.grammars.has_requests
+    desk.start("first again", "one")
+    assert desk.compiler.num_compiled == num_compiled + 1
+
+
+def test_a_trial_ends_by_its_limit_and_the_next_is_served() -> None:
+    trial = Trial(cpu_limit_s=1)
+    try:
+        with pytest.raises(TrialFailed, match="more than 1 s"):
+            trial.check('start: %json {"type": "integer", "multipleOf": 9999999}')
+        trial.check('start: "a"')
+        with pytest.raises(TrialFailed, match="no start rule"):
+            trial.check('begin: "a"')
+    finally:
+        trial.close()
+
+
+def test_a_trial_that_is_killed_says_so() -> None:
+    trial = Trial()
+    try:
+        trial.check('start: "a"')
+        assert trial._child is not None
+        trial._child.kill()
+        with pytest.raises(TrialFailed, match="crashes"):
+            trial.check('start: "a"')
+        trial.check('start: "a"')
+    finally:
+        trial.close()
