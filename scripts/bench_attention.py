@@ -31,6 +31,9 @@ from octavo.kernels.store_kv.native import StoreKvArguments
 COLD_BYTES = 192 << 20
 """Caches of all measured layers together: several times a processor's last-level cache."""
 DECODES = [(batch, context) for batch in (1, 8, 32) for context in (512, 2048, 8192)]
+SHARED_KEYS = 512
+SHARED_DECODES = [(batch, SHARED_KEYS + 28) for batch in (8, 32, 64)]
+"""Requests that have their first 512 keys in common."""
 PREFILLS = [512, 2048, 8192]
 
 
@@ -69,16 +72,20 @@ class NativeLayers:
 
 
 class Batch:
-    """Requests of equal length whose blocks lie in random order."""
+    """Requests of equal length whose blocks lie in random order, those of the first `shared` keys the same for all."""
 
-    def __init__(self, num_requests: int, rows: int, context_len: int, block_size: int) -> None:
+    def __init__(self, num_requests: int, rows: int, context_len: int, block_size: int, shared: int = 0) -> None:
         self.block_size = block_size
         self.num_rows = num_requests * rows
         self.query_starts = list(range(0, self.num_rows + 1, rows))
         self.context_lens = [context_len] * num_requests
-        blocks = -(-context_len // block_size)
-        self.num_blocks = num_requests * blocks
-        self.block_table_RP = torch.randperm(self.num_blocks).int().view(num_requests, blocks)
+        common = shared // block_size
+        own = -(-context_len // block_size) - common
+        self.num_blocks = common + num_requests * own
+        order = torch.randperm(self.num_blocks).int()
+        self.block_table_RP = torch.cat(
+            [order[:common].expand(num_requests, -1), order[common:].view(num_requests, own)], dim=1
+        ).contiguous()
         self._starts, self._lens = torch.tensor(self.query_starts), torch.tensor(self.context_lens)
 
     def step(self) -> StepArguments:
@@ -102,7 +109,7 @@ def main() -> None:
     parser.add_argument("--block-size", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--no-torch", action="store_true", help="leave the torch path out")
-    parser.add_argument("--only", choices=["decode", "prefill"])
+    parser.add_argument("--only", choices=["decode", "shared", "prefill"])
     options = parser.parse_args()
     num_heads, num_kv_heads, head_dim = map(int, options.heads.split(","))
     shape = AttentionShape(num_heads, num_kv_heads, head_dim, head_dim**-0.5)
@@ -110,18 +117,22 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     print(f"{shape}, cache {options.dtype}, {options.threads} threads; best and median of {options.rounds} rounds")
     print(f"{'batch':>18} {'ms/layer':>9} {'median':>9} {'GB/s':>7} {'GFLOP/s':>8} {'torch ms':>9} {'ratio':>6}")
-    batches = [(num, 1, context) for num, context in DECODES] if options.only != "prefill" else []
-    batches += [(1, rows, rows) for rows in PREFILLS] if options.only != "decode" else []
-    for num_requests, rows, context_len in batches:
-        measure(shape, options, num_requests, rows, context_len)
+    batches = [(num, 1, context, 0) for num, context in DECODES] if options.only in (None, "decode") else []
+    if options.only in (None, "shared"):
+        batches += [(num, 1, context, SHARED_KEYS) for num, context in SHARED_DECODES]
+    batches += [(1, rows, rows, 0) for rows in PREFILLS] if options.only in (None, "prefill") else []
+    for num_requests, rows, context_len, shared in batches:
+        measure(shape, options, num_requests, rows, context_len, shared)
 
 
-def measure(shape: AttentionShape, options: argparse.Namespace, num_requests: int, rows: int, context_len: int) -> None:
+def measure(
+    shape: AttentionShape, options: argparse.Namespace, num_requests: int, rows: int, context_len: int, shared: int
+) -> None:
     """Print the line of one batch."""
     dtype = getattr(torch, options.dtype)
-    batch = Batch(num_requests, rows, context_len, options.block_size)
-    cache_bytes = CacheLayout(dtype, 16, shape.num_kv_heads, shape.head_dim).block_bytes // 16 * context_len
-    cache_bytes *= num_requests
+    batch = Batch(num_requests, rows, context_len, options.block_size, shared)
+    slot_bytes = CacheLayout(dtype, 16, shape.num_kv_heads, shape.head_dim).block_bytes // 16
+    cache_bytes = slot_bytes * (num_requests * (context_len - shared) + shared)
     num_layers = max(1, min(30, COLD_BYTES // cache_bytes)) if rows == 1 else 1
     layers = NativeLayers(shape, dtype, batch, num_layers, options.threads)
     times = [seconds / num_layers for seconds in timed(layers.run, options.rounds)]
@@ -129,6 +140,7 @@ def measure(shape: AttentionShape, options: argparse.Namespace, num_requests: in
     flops = 4 * pairs * shape.num_heads * shape.head_dim
     best = min(times)
     name = f"{num_requests} x {context_len}" if rows == 1 else f"prefill {rows}"
+    name += ", shared" if shared else ""
     line = f"{name:>18} {best * 1e3:9.3f} {statistics.median(times) * 1e3:9.3f}"
     line += f" {cache_bytes / best / 1e9:7.1f} {flops / best / 1e9:8.0f}"
     if not options.no_torch and dtype != torch.int8:

@@ -40,10 +40,10 @@ def fuse(nodes: list[Node], results: Iterable[Value]) -> list[Node]:
 
 
 def narrow(nodes: list[Node], results: Iterable[Value]) -> list[Node]:
-    """Store what linear layers read in the form that they read: 16 bits, or 8 with a scale for each group.
+    """Store what linear layers and attention read in the form that they want: 16 bits, or 8 with scales of groups.
 
-    A buffer that only layers of 16-bit weights read is written in 16 bits at once. Otherwise an operation that
-    converts stands before the first reader, and later readers of the same columns use its result.
+    A buffer that is only read in 16 bits is written so at once. Otherwise an operation that converts stands before the
+    first reader, and later readers of the same columns use its result.
     """
     readers: dict[Buffer, set[Form]] = {}
     for node in nodes:

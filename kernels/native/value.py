@@ -137,7 +137,7 @@ Bind = Callable[[list[Matrix], list[Matrix]], Arguments]
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """How a linear layer wants its input stored."""
+    """How an operation wants its first input stored."""
 
     type: torch.dtype
     group_size: int = 0

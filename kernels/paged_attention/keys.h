@@ -29,7 +29,9 @@ struct Keys {
     TileBuffers buffers;
 
     int64_t slot(int64_t key) const {
-        return int64_t{blocks[key / layout.block_size]} * layout.block_size + key % layout.block_size;
+        // In 32 bits, where a division takes half the time; a request has no more keys.
+        const uint32_t size = static_cast<uint32_t>(layout.block_size), index = static_cast<uint32_t>(key);
+        return int64_t{blocks[index / size]} * layout.block_size + index % size;
     }
 
     bool has_whole_groups() const { return layout.block_size % kGroupSlots == 0; }
@@ -40,43 +42,44 @@ struct Keys {
         return {clamped(visible.begin), clamped(visible.end)};
     }
 
-    // Where the operands of tile `index` are; good until the next call.
+    // Where the operands of tile `index` are, whose place in the cache is `places`; good until the next call.
     template <typename Right>
-    Tile<Right> tile(int64_t index) const {
+    Tile<Right> tile(int64_t index, const Places& places) const {
         if constexpr (std::is_same_v<Right, float>) {
-            if (layout.type == Type::f16) return widened_tile(index);
+            if (layout.type == Type::f16) return widened_tile(index, places);
         }
-        Tile<Right> result = has_whole_groups() ? tile_in_place<Right>(index)
+        Tile<Right> result = has_whole_groups() ? tile_in_place<Right>(index, places)
                                                 : gathered_tile<Right>(index, buffers.keys, buffers.values);
         if constexpr (std::is_same_v<Right, uint8_t>) copy_scales(index, result);
         return result;
     }
 
-    // Where tile `index` will be read from.
+    // Where tile `index` lies in the cache, if groups lie there whole; else where its groups begin.
     Places places(int64_t index) const {
-        const Tile<char> tile = tile_in_cache<char>(index);
         Places result;
-        std::copy_n(tile.k, kTileGroups, result.k);
-        std::copy_n(tile.v, kTileGroups, result.v);
+        for (int64_t group = 0; group < kTileGroups; ++group) {
+            const int64_t key = index * kTileKeys + group * kGroupSlots;
+            if (key >= visible.end) break;
+            if (key + kGroupSlots <= visible.begin) continue;
+            const int64_t offset = layout.tile_offset(slot(key), head);
+            result.k[group] = k_cache + offset;
+            result.v[group] = v_cache + offset;
+            result.num_groups = group + 1;
+        }
         result.vector_bytes = layout.type == Type::f16 ? kVectorBytes / 2 : kVectorBytes;
         return result;
     }
 
-    Range tiles() const { return {visible.begin / kTileKeys, (visible.end - 1) / kTileKeys + 1}; }
-
    private:
     // The groups where they are, without any care for what lies beside them.
     template <typename Right>
-    Tile<Right> tile_in_cache(int64_t index) const {
-        Tile<Right> result = empty_tile<Right>();
+    static Tile<Right> tile_in_cache(const Places& places) {
+        Tile<Right> result = {};
         for (int64_t group = 0; group < kTileGroups; ++group) {
-            const int64_t key = index * kTileKeys + group * kGroupSlots;
-            if (key >= visible.end || key + kGroupSlots <= visible.begin) continue;
-            const int64_t offset = layout.tile_offset(slot(key), head);
-            result.k[group] = reinterpret_cast<const Right*>(k_cache + offset);
-            result.v[group] = reinterpret_cast<const Right*>(v_cache + offset);
-            result.num_groups = group + 1;
+            result.k[group] = reinterpret_cast<const Right*>(places.k[group]);
+            result.v[group] = reinterpret_cast<const Right*>(places.v[group]);
         }
+        result.num_groups = places.num_groups;
         return result;
     }
 
@@ -89,15 +92,17 @@ struct Keys {
     }
 
     template <typename Right>
-    Tile<Right> tile_in_place(int64_t index) const {
+    Tile<Right> tile_in_place(int64_t index, const Places& places) const {
         const int64_t padded_dim = layout.padded_dim();
-        Tile<Right> result = tile_in_cache<Right>(index);
+        Tile<Right> result = tile_in_cache<Right>(places);
+        if (std::is_same_v<Right, uint8_t> ||
+            (index * kTileKeys >= visible.begin && (index + 1) * kTileKeys <= visible.end))
+            return result;
         for (int64_t group = 0; group < result.num_groups; ++group) {
             const Range lanes = visible_of(index * kTileKeys + group * kGroupSlots);
             if (lanes.end - lanes.begin == kGroupSlots || lanes.end <= lanes.begin) continue;
             Right* const values = reinterpret_cast<Right*>(buffers.values) + group * kGroupSlots * padded_dim;
-            copy_values(result.v[group], lanes.begin, lanes, values);
-            clear_values(lanes, values);
+            copy_group(result.v[group], lanes, values);
             result.v[group] = values;
         }
         return result;
@@ -133,10 +138,10 @@ struct Keys {
         return result;
     }
 
-    Tile<float> widened_tile(int64_t index) const {
+    Tile<float> widened_tile(int64_t index, const Places& places) const {
         const int64_t numbers = kGroupSlots * layout.padded_dim();
         char* const v_buffer = buffers.narrow + kTileGroups * numbers * int64_t{sizeof(f16)};
-        const Tile<f16> narrow = has_whole_groups() ? tile_in_cache<f16>(index)
+        const Tile<f16> narrow = has_whole_groups() ? tile_in_cache<f16>(places)
                                                     : gathered_tile<f16>(index, buffers.narrow, v_buffer);
         Tile<float> result = empty_tile<float>();
         result.num_groups = narrow.num_groups;
@@ -187,6 +192,26 @@ struct Keys {
             for (int64_t dim = 0; dim < padded_dim; ++dim)
                 target[value_index<Element>(padded_dim, lane, dim)] =
                     source[value_index<Element>(padded_dim, from, dim)];
+    }
+
+    // Copies a group of values, with zeros for those of all lanes but `lanes`. A word of 32 bits holds neighbours of
+    // one dimension, so one mask does for all words of a line.
+    template <typename Element>
+    void copy_group(const Element* source, Range lanes, Element* target) const {
+        constexpr int64_t step = kStep<Element>;
+        static_assert(step * sizeof(Element) == sizeof(uint32_t));
+        const int64_t words = layout.padded_dim();
+        for (int64_t line = 0; line < kGroupSlots / step; ++line, source += words * step, target += words * step) {
+            Element visible[step] = {};
+            for (int64_t i = 0; i < step; ++i)
+                if (line * step + i >= lanes.begin && line * step + i < lanes.end)
+                    std::memset(&visible[i], 0xff, sizeof(Element));
+            const uint32_t mask = load_word(visible);
+            for (int64_t i = 0; i < words; ++i) {
+                const uint32_t word = load_word(source + i * step) & mask;
+                std::memcpy(target + i * step, &word, sizeof word);
+            }
+        }
     }
 
     // Makes the values of all lanes but `lanes` zero.

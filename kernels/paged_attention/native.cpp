@@ -1,10 +1,11 @@
 // Causal attention of a ragged batch over the paged cache: operations `plan_attention` (once per step) and
 // `paged_attention` (once per layer). Does not write the cache: `store_kv` has, before it runs.
 //
-// For each item of the plan and each KV head, a thread walks the tiles of 64 keys. All rows of the item (the heads
-// that share the KV head, for each of its tokens) pass over a tile while it is near, kRowsAtOnce at a time. The softmax
-// is the online one (Milakov and Gimelshein 2018; Dao et al. 2022) within segments of 256 keys counted from position 0,
-// and the segments are folded in order: the sums of a row do not depend on how the step is cut up.
+// For each item of the plan and each KV head, a thread walks the tiles of 64 keys. All rows that read a tile (the heads
+// that share the KV head, for each token of a run, or of all the item's runs where they share the tile) pass over it
+// while it is near, kRowsAtOnce at a time. The softmax is the online one (Milakov and Gimelshein 2018; Dao et al. 2022)
+// within segments of 256 keys counted from position 0, and the segments are folded in order: the sums of a row do not
+// depend on how the step is cut up.
 #include "paged_attention/keys.h"
 #include "paged_attention/plan.h"
 
@@ -19,7 +20,7 @@ struct PlanArgs {
 };
 
 struct Args {
-    Matrix q;    // f32; num_heads * head_dim wide
+    Matrix q;    // f32, or bf16 where keys are; num_heads * head_dim wide
     Matrix out;  // f32 or bf16
     const char* k_cache;
     const char* v_cache;
@@ -35,24 +36,22 @@ class Worker {
 
    public:
     Worker(const Args& args, const Step& step, const Plan& plan, const Item& item, int64_t head, const Scratch& scratch)
-        : args_(args), plan_(plan), item_(item), head_(head), scratch_(scratch), group_(args.shape.group()),
-          num_rows_(item.num_tokens * group_), padded_dim_(args.shape.layout.padded_dim()),
-          keys_{args.shape.layout, args.k_cache, args.v_cache,
-                step.block_table + item.request * step.block_table_width, head,
-                args.shape.visible(item.first_position, item.first_position + item.num_tokens - 1), scratch.buffers} {}
+        : args_(args), step_(step), plan_(plan), item_(item), runs_(plan.runs + item.first_run), head_(head),
+          scratch_(scratch), group_(args.shape.group()), padded_dim_(args.shape.layout.padded_dim()) {}
 
     // Where the item's first tile lies.
-    Places first_places() const { return keys_.places(tiles_of(item_.first_segment).begin); }
+    Places first_places() const { return places(begin()); }
 
     // Does the item. `following`: where the thread goes on afterwards.
     void run(const Places& following) {
+        for (int64_t index = 0; index < item_.num_runs; ++index) load_queries(runs_[index]);
+        visit_ = begin();
+        here_ = places(visit_);
         following_ = following;
-        load_queries();
         if (item_.num_pieces == 1) {
-            clear(scratch_.total, num_rows_, padded_dim_);
             for (int64_t segment = item_.first_segment; segment < item_.end_segment; ++segment) {
-                attend_segment(segment, scratch_.part);
-                fold(scratch_.total, scratch_.part, num_rows_, padded_dim_);
+                attend_segment(segment, segment == item_.first_segment ? scratch_.total : scratch_.part);
+                if (segment > item_.first_segment) fold_segment(segment, scratch_.part);
             }
             write_rows();
             return;
@@ -62,86 +61,173 @@ class Worker {
         std::atomic<int32_t>& counter = plan_.counters[item_.counter + head_];
         if (counter.fetch_sub(1, std::memory_order_acq_rel) > 1) return;
         counter.store(item_.num_pieces, std::memory_order_relaxed);  // for the next layer
-        clear(scratch_.total, num_rows_, padded_dim_);
-        for (int64_t segment = item_.run_first_segment; segment < item_.run_end_segment; ++segment)
-            fold(scratch_.total, partial(segment), num_rows_, padded_dim_);
+        clear(scratch_.total, item_.num_rows, padded_dim_);
+        for (int64_t segment = item_.job_first_segment; segment < item_.job_end_segment; ++segment)
+            fold_segment(segment, partial(segment));
         write_rows();
     }
 
    private:
+    // A tile of a segment, and the run that reads it: the first one for all, if they share it. An item's visits are
+    // ordered by segment, run and tile.
+    struct Visit {
+        int64_t segment, run, tile;
+    };
+
     State partial(int64_t segment) const {
-        const int64_t segments = item_.run_end_segment - item_.run_first_segment;
-        const int64_t index = head_ * segments + segment - item_.run_first_segment;
-        float* const p = plan_.partials + item_.partials + index * state_floats(num_rows_, padded_dim_);
-        return state_at(p, num_rows_, padded_dim_);
+        const int64_t segments = item_.job_end_segment - item_.job_first_segment;
+        const int64_t index = head_ * segments + segment - item_.job_first_segment;
+        float* const p = plan_.partials + item_.partials + index * state_floats(item_.num_rows, padded_dim_);
+        return state_at(p, item_.num_rows, padded_dim_);
     }
 
-    // Brings the queries of the item together, one row after another, padded with zeros.
-    void load_queries() {
-        const int64_t dim = args_.shape.layout.head_dim;
-        for (int64_t row = 0; row < num_rows_; ++row) {
-            const int64_t head = head_ * group_ + row % group_;
-            const float* source = args_.q.row<const float>(item_.first_row + row / group_) + head * dim;
-            Left* const target = reinterpret_cast<Left*>(scratch_.q) + row * padded_dim_;
-            if constexpr (kIsExact<Products>) {
-                F32x16 largest = zero(), sum = zero();
-                for (int64_t i = 0; i < dim; i += kLanes) {
-                    const F32x16 x = load_first(source + i, dim - i);
-                    largest = max(largest, max(x, zero() - x));
-                }
-                const float factor = reduce_max(largest) / 127.0f;
-                const F32x16 inverse = set1(factor > 0.0f ? 1.0f / factor : 0.0f);
-                for (int64_t i = 0; i < padded_dim_; i += kLanes) {
-                    const F32x16 level = round(load_first(source + i, dim - i) * inverse);
-                    store(target + i, level);
-                    sum = sum + level;
-                }
-                scratch_.q_factors[row] = factor;
-                scratch_.q_starts[row] = -128 * static_cast<int32_t>(reduce_add(sum));
-            } else {
-                for (int64_t i = 0; i < padded_dim_; i += kLanes) store(target + i, load_first(source + i, dim - i));
+    Keys keys(const Run& run) const {
+        return {args_.shape.layout,
+                args_.k_cache,
+                args_.v_cache,
+                step_.block_table + run.request * step_.block_table_width,
+                head_,
+                args_.shape.visible(run.first_position, run.first_position + run.num_tokens - 1),
+                scratch_.buffers};
+    }
+
+    Places places(const Visit& visit) const { return keys(runs_[visit.run]).places(visit.tile); }
+
+    // The tiles of a segment that a run visits.
+    Range tiles_of(int64_t segment, int64_t run) const {
+        const int64_t first = run > 0 ? item_.shared_tiles : runs_[run].first_tile;
+        return {std::max(segment * kSegmentTiles, first),
+                std::min((segment + 1) * kSegmentTiles, int64_t{runs_[run].end_tile})};
+    }
+
+    Visit begin() const {
+        Visit visit = {item_.first_segment, 0, tiles_of(item_.first_segment, 0).begin};
+        skip_to_tile(visit);
+        return visit;
+    }
+
+    // Goes on from the end of a run's tiles to the next run or segment that has any.
+    void skip_to_tile(Visit& visit) const {
+        while (visit.segment < item_.end_segment && visit.tile >= tiles_of(visit.segment, visit.run).end) {
+            if (++visit.run == item_.num_runs) {
+                visit.run = 0;
+                ++visit.segment;
             }
+            visit.tile = tiles_of(visit.segment, visit.run).begin;
         }
     }
 
-    // The tiles of a segment that the item sees.
-    Range tiles_of(int64_t segment) const {
-        const Range seen = keys_.tiles();
-        return {std::max(segment * kSegmentTiles, seen.begin), std::min((segment + 1) * kSegmentTiles, seen.end)};
+    // Brings the queries of a run together, one row after another, padded with zeros.
+    void load_queries(const Run& run) {
+        const int64_t dim = args_.shape.layout.head_dim;
+        for_each_row(run, [&](int64_t row, int64_t token, int64_t head) {
+            Left* const target = reinterpret_cast<Left*>(scratch_.q) + row * kQueryStride;
+            if constexpr (std::is_same_v<Left, bf16>) {
+                if (args_.q.type == Type::bf16) return load_row(args_.q.row<const bf16>(token) + head * dim, target);
+            }
+            const float* const source = args_.q.row<const float>(token) + head * dim;
+            if constexpr (kIsExact<Products>)
+                quantize_row(source, row, target);
+            else
+                load_row(source, target);
+        });
     }
 
+    template <typename Element>
+    void load_row(const Element* source, Left* target) const {
+        const int64_t dim = args_.shape.layout.head_dim;
+        for (int64_t i = 0; i < padded_dim_; i += kLanes) store(target + i, load_first(source + i, dim - i));
+    }
+
+    // Rounds a row of queries to 8 bits.
+    void quantize_row(const float* source, int64_t row, Left* target) const {
+        const int64_t dim = args_.shape.layout.head_dim;
+        F32x16 largest = zero(), sum = zero();
+        for (int64_t i = 0; i < dim; i += kLanes) {
+            const F32x16 x = load_first(source + i, dim - i);
+            largest = max(largest, max(x, zero() - x));
+        }
+        const float factor = reduce_max(largest) / 127.0f;
+        const F32x16 inverse = set1(factor > 0.0f ? 1.0f / factor : 0.0f);
+        for (int64_t i = 0; i < padded_dim_; i += kLanes) {
+            const F32x16 level = round(load_first(source + i, dim - i) * inverse);
+            store(target + i, level);
+            sum = sum + level;
+        }
+        scratch_.q_factors[row] = factor;
+        scratch_.q_starts[row] = -128 * static_cast<int32_t>(reduce_add(sum));
+    }
+
+    // Calls `body(row, token, head)` for the rows of a run: the item's row, the row of the step, the query head.
+    template <typename Body>
+    void for_each_row(const Run& run, Body body) const {
+        int64_t row = run.begin;
+        for (int64_t token = run.first_row; token < run.first_row + run.num_tokens; ++token)
+            for (int64_t head = head_ * group_; head < (head_ + 1) * group_; ++head) body(row++, token, head);
+    }
+
+    // Sums over a segment's tiles, for all rows of the item.
     void attend_segment(int64_t segment, const State& state) {
-        clear(state, num_rows_, padded_dim_);
-        const Range tiles = tiles_of(segment);
-        const int64_t end = tiles_of(item_.end_segment - 1).end;
-        for (int64_t index = tiles.begin; index < tiles.end; ++index) {
-            const Places next = index + 1 < end ? keys_.places(index + 1) : following_;
-            attend_tile_by_groups(index * kTileKeys, keys_.template tile<Right>(index), next, state);
+        clear(state, item_.num_rows, padded_dim_);
+        while (visit_.segment == segment) {
+            const Visit visit = visit_;
+            ++visit_.tile;
+            skip_to_tile(visit_);
+            const Places next = visit_.segment < item_.end_segment ? places(visit_) : following_;
+            const Run& run = runs_[visit.run];
+            attend(visit, keys(run).template tile<Right>(visit.tile, here_), next, state);
+            here_ = next;
         }
     }
 
-    // All rows that see anything of a tile, in groups of nearly equal size.
-    void attend_tile_by_groups(int64_t first_key, const Tile<Right>& tile, const Places& next, const State& state) {
-        const int64_t num_groups = (num_rows_ + kRowsAtOnce - 1) / kRowsAtOnce;
+    // Adds the sums over a segment to the total of the runs that see any of it.
+    void fold_segment(int64_t segment, const State& state) {
+        for (int64_t index = 0; index < item_.num_runs; ++index) {
+            const Run& run = runs_[index];
+            if (run.end_tile <= segment * kSegmentTiles) continue;
+            fold(scratch_.total.row(run.begin, padded_dim_), state.row(run.begin, padded_dim_), run.end - run.begin,
+                 padded_dim_);
+        }
+    }
+
+    // All rows of a visit that see anything of its tile, in groups of nearly equal size.
+    void attend(const Visit& visit, const Tile<Right>& tile, const Places& next, const State& state) {
+        const bool is_shared = visit.tile < item_.shared_tiles;
+        const Run& run = runs_[visit.run];
+        const int64_t first_row = is_shared ? 0 : run.begin;
+        const int64_t num_rows = (is_shared ? item_.num_rows : run.end) - first_row;
+        const int64_t first_key = visit.tile * kTileKeys, end_key = first_key + kTileKeys;
+        const int64_t first = run.first_position, last = first + run.num_tokens - 1;
+        const bool is_whole = args_.shape.visible(first, first).end >= end_key &&
+                              args_.shape.visible(last, last).begin <= first_key;  // for every row
+        const int64_t num_groups = (num_rows + kRowsAtOnce - 1) / kRowsAtOnce;
         const Places nowhere;
         const Places* fetched = &next;  // by the first group of rows
         for (int64_t index = 0; index < num_groups; ++index) {
-            const int64_t begin = num_rows_ * index / num_groups, end = num_rows_ * (index + 1) / num_groups;
+            const int64_t begin = first_row + num_rows * index / num_groups;
+            const int64_t end = first_row + num_rows * (index + 1) / num_groups;
             Range visible[kRowsAtOnce];
-            bool sees_any = false;
-            for (int64_t row = begin; row < end; ++row) {
-                const int64_t position = item_.first_position + row / group_;
-                const Range keys = args_.shape.visible(position, position);
-                visible[row - begin] = {keys.begin - first_key, keys.end - first_key};
-                sees_any |= keys.begin < first_key + kTileKeys && keys.end > first_key;
+            Range all = {0, kTileKeys}, any = all;  // seen by every row, by some row
+            if (!is_whole) {
+                any = {kTileKeys, 0};
+                for (int64_t row = begin; row < end; ++row) {
+                    const int64_t position = run.first_position + (row - run.begin) / group_;
+                    const Range keys = args_.shape.visible(position, position);
+                    const Range seen = {keys.begin - first_key, keys.end - first_key};
+                    visible[row - begin] = seen;
+                    all = {std::max(all.begin, seen.begin), std::min(all.end, seen.end)};
+                    any = {std::min(any.begin, seen.begin), std::max(any.end, seen.end)};
+                }
             }
-            if (!sees_any) continue;
-            const Left* const q = reinterpret_cast<const Left*>(scratch_.q) + begin * padded_dim_;
+            if (any.begin >= kTileKeys || any.end <= 0) continue;
+            const Left* const q = reinterpret_cast<const Left*>(scratch_.q) + begin * kQueryStride;
             const Rows<Products> rows = {{q, scratch_.q_factors + begin, scratch_.q_starts + begin},
                                          state.row(begin, padded_dim_),
                                          padded_dim_,
                                          args_.shape.scale * 1.44269504f,
-                                         visible};
+                                         visible,
+                                         all.begin <= 0 && all.end >= kTileKeys,
+                                         std::min(tile.num_groups, (any.end + kGroupSlots - 1) / kGroupSlots)};
             attend_rows(rows, end - begin, tile, *fetched);
             fetched = &nowhere;
         }
@@ -157,11 +243,14 @@ class Worker {
     }
 
     void write_rows() {
-        for (int64_t row = 0; row < num_rows_; ++row) {
+        for (int64_t index = 0; index < item_.num_runs; ++index) write_rows(runs_[index]);
+    }
+
+    void write_rows(const Run& run) {
+        for_each_row(run, [&](int64_t row, int64_t token, int64_t head) {
             const State state = scratch_.total.row(row, padded_dim_);
             const F32x16 inverse = set1(1.0f / reduce_add(load(state.sums)));
-            const int64_t dim = args_.shape.layout.head_dim, column = (head_ * group_ + row % group_) * dim;
-            const int64_t token = item_.first_row + row / group_;
+            const int64_t dim = args_.shape.layout.head_dim, column = head * dim;
             for (int64_t i = 0; i < dim; i += kLanes) {
                 const F32x16 values = load(state.out + i) * inverse;
                 if (args_.out.type == Type::bf16)
@@ -169,16 +258,19 @@ class Worker {
                 else
                     store_first(args_.out.row<float>(token) + column + i, values, dim - i);
             }
-        }
+        });
     }
 
     const Args& args_;
+    const Step& step_;
     const Plan& plan_;
     const Item& item_;
+    const Run* const runs_;
     const int64_t head_;
     const Scratch& scratch_;
-    const int64_t group_, num_rows_, padded_dim_;
-    const Keys keys_;
+    const int64_t group_, padded_dim_;
+    Visit visit_;  // the next one to be made, and where its tile lies
+    Places here_;
     Places following_;
 };
 

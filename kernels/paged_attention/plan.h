@@ -1,14 +1,17 @@
 // Who computes what of a step's attention: a list of pieces of work, made once per step and read by all layers.
 //
-// An item is a run of tokens of one request, and a range of the segments of 256 keys, counted from position 0, that
-// they see; it is done once for each KV head. Most items see all their segments and write their rows. Where that would
-// leave threads idle (few requests, long contexts) a run of tokens is split into items by segments: each writes
-// what it has summed up, and whoever finishes last folds it together. As every item sums within segments and folds
-// them in order, a row has the same bits however it was split.
+// A run is some tokens of one request. A job is one run, or several runs of different requests whose first blocks are
+// the same, because they share a prefix: tiles that lie in those are read once for all rows of the job. An item is a
+// job, or a range of the segments of 256 keys, counted from position 0, that it sees; it is done once for each KV head.
+// Most items see all their segments and write their rows. Where that would leave threads idle (few requests, long
+// contexts) a job is split into items by segments: each writes what it has summed up, and whoever finishes last folds
+// it together. As every item sums within segments and folds them in order, a row has the same bits however it was
+// split and whoever shared its tiles.
 #pragma once
 
 #include <algorithm>
 #include <cstdlib>
+#include <cstring>
 
 #include "paged_attention/tile.h"
 
@@ -18,6 +21,8 @@ constexpr int64_t kSegmentTiles = 4;
 constexpr int64_t kSegmentKeys = kSegmentTiles * kTileKeys;
 // Query rows of an item, if a KV head has no more of its own: so many use each tile while it is near.
 constexpr int64_t kItemRows = 96;
+// So many rows may share tiles even where the item becomes long.
+constexpr int64_t kSharedRows = 24;
 // What reading a tile costs, in rows that use it.
 constexpr int64_t kTileCost = 4;
 // No item should be more than this part of what each thread has to do.
@@ -46,17 +51,32 @@ struct Shape {
     int64_t cost(int64_t num_tokens, int64_t num_tiles) const { return (num_tokens * group() + kTileCost) * num_tiles; }
 };
 
-struct Item {
-    int64_t cost;
-    int64_t partials;  // of a split run: where its sums begin, in floats
+struct Run {
     int32_t request;
     int32_t first_row;  // of the step
     int32_t num_tokens;
     int32_t first_position;
+    int32_t begin, end;            // its rows among those of its job
+    int32_t first_tile, end_tile;  // the tiles that it sees
+};
+
+// A request while the plan is made.
+struct Candidate {
+    int32_t request;
+    int32_t num_past_blocks;  // wholly before its first token of the step: it may have them in common with others
+    int32_t first_block;      // of these; -1: there are none
+};
+
+struct Item {
+    int64_t cost;
+    int64_t partials;  // of a split job: where its sums begin, in floats
+    int32_t first_run, num_runs;
+    int32_t num_rows;
+    int32_t shared_tiles;                        // so many at the beginning are the same for all runs, and seen whole
     int32_t first_segment, end_segment;          // of this item
-    int32_t run_first_segment, run_end_segment;  // of all items of the run
-    int32_t num_pieces;                          // of the run; 1: it is not split
-    int32_t counter;                             // of a split run: the first of its counters, one per KV head
+    int32_t job_first_segment, job_end_segment;  // of all items of the job
+    int32_t num_pieces;                          // of the job; 1: it is not split
+    int32_t counter;                             // of a split job: the first of its counters, one per KV head
 };
 
 inline int64_t aligned(int64_t bytes) { return (bytes + 63) / 64 * 64; }
@@ -85,7 +105,7 @@ struct Scratch {
             num_bytes += aligned(bytes);
             return p;
         };
-        q = take(rows * dim * 4);
+        q = take(rows * kQueryStride * 4);
         q_factors = reinterpret_cast<float*>(take(rows * 4));
         q_starts = reinterpret_cast<int32_t*>(take(rows * 4));
         part = state_at(reinterpret_cast<float*>(take(floats * 4)), rows, dim);
@@ -101,6 +121,8 @@ struct Scratch {
 struct Plan {
     int64_t num_items;
     Item* items;
+    Run* runs;
+    Candidate* candidates;
     std::atomic<int32_t>* counters;
     char* scratch;
     int64_t scratch_bytes;  // of each thread
@@ -128,6 +150,7 @@ struct Limits {
 inline int64_t workspace_bytes(const Shape& shape, int64_t max_rows, int64_t max_context, int64_t num_threads) {
     const Limits limits(shape, num_threads, max_context);
     return aligned(sizeof(Plan)) + aligned((max_rows + limits.num_items) * int64_t{sizeof(Item)}) +
+           aligned(max_rows * int64_t{sizeof(Run)}) + aligned(max_rows * int64_t{sizeof(Candidate)}) +
            aligned(limits.num_counters * int64_t{sizeof(std::atomic<int32_t>)}) +
            num_threads * Scratch(nullptr, shape).num_bytes + limits.partial_floats * 4;
 }
@@ -135,9 +158,8 @@ inline int64_t workspace_bytes(const Shape& shape, int64_t max_rows, int64_t max
 // Writes the list.
 class Planner {
    public:
-    Planner(const Shape& shape, const Step& step, int64_t num_threads, const Limits& limits, Item* items,
-            std::atomic<int32_t>* counters)
-        : shape_(shape), step_(step), limits_(limits), num_threads_(num_threads), items_(items), counters_(counters) {}
+    Planner(const Shape& shape, const Step& step, int64_t num_threads, const Limits& limits, const Plan& plan)
+        : shape_(shape), step_(step), limits_(limits), plan_(plan), num_threads_(num_threads) {}
 
     int64_t run() {
         int64_t total = 0;
@@ -147,14 +169,13 @@ class Planner {
             });
         // Of one KV head; nothing is gained by small items if one thread does them all.
         largest_ = num_threads_ == 1 ? total : total * shape_.layout.num_kv_heads / (num_threads_ * kItemsPerThread);
-        for (int64_t request = 0; request < step_.num_requests; ++request) {
-            for_each_run(request, tokens_of(request),
-                         [&](int64_t row, int64_t tokens, int64_t first) { add_run(request, row, tokens, first); });
-        }
+        order_requests();
+        for (int64_t i = 0; i < step_.num_requests; ++i) add_request(plan_.candidates[i]);
+        finish_job();
         // Long items first: what is taken last decides how long threads wait for each other.
-        std::sort(items_, items_ + num_items_, [](const Item& a, const Item& b) {
+        std::sort(plan_.items, plan_.items + num_items_, [](const Item& a, const Item& b) {
             return a.cost != b.cost ? a.cost > b.cost
-                                    : a.first_row != b.first_row ? a.first_row < b.first_row
+                                    : a.first_run != b.first_run ? a.first_run < b.first_run
                                                                  : a.first_segment < b.first_segment;
         });
         return num_items_;
@@ -165,9 +186,29 @@ class Planner {
     template <typename Body>
     void for_each_run(int64_t request, int64_t size, Body body) const {
         const int64_t start = step_.query_starts[request], end = step_.query_starts[request + 1];
-        const int64_t first_position = step_.context_lens[request] - (end - start);
         for (int64_t row = start; row < end; row += size)
-            body(row, std::min(size, end - row), first_position + row - start);
+            body(row, std::min(size, end - row), first_position(request) + row - start);
+    }
+
+    int64_t num_tokens(int64_t request) const { return step_.query_starts[request + 1] - step_.query_starts[request]; }
+    int64_t first_position(int64_t request) const { return step_.context_lens[request] - num_tokens(request); }
+    const int32_t* blocks(int64_t request) const { return step_.block_table + request * step_.block_table_width; }
+
+    // Requests with a long common prefix stand side by side, the others in any order.
+    void order_requests() {
+        for (int64_t i = 0; i < step_.num_requests; ++i) {
+            const int64_t past = shape_.window > 0 ? 0 : first_position(i) / shape_.layout.block_size;
+            plan_.candidates[i] = {static_cast<int32_t>(i), static_cast<int32_t>(past), past > 0 ? blocks(i)[0] : -1};
+        }
+        const auto precedes = [this](const Candidate& a, const Candidate& b) {
+            if (a.first_block != b.first_block) return a.first_block < b.first_block;
+            const size_t size = static_cast<size_t>(std::min(a.num_past_blocks, b.num_past_blocks)) * sizeof(int32_t);
+            const int difference = std::memcmp(blocks(a.request), blocks(b.request), size);  // any order will do
+            if (difference != 0) return difference < 0;
+            return a.num_past_blocks != b.num_past_blocks ? a.num_past_blocks < b.num_past_blocks
+                                                          : a.request < b.request;
+        };
+        std::sort(plan_.candidates, plan_.candidates + step_.num_requests, precedes);
     }
 
     // How many tokens of a request make an item that is not too long.
@@ -181,46 +222,108 @@ class Planner {
         return tokens;
     }
 
-    void add_run(int64_t request, int64_t row, int64_t tokens, int64_t first_position) {
-        const Range keys = shape_.visible(first_position, first_position + tokens - 1);
-        const int64_t first = keys.begin / kSegmentKeys, end = (keys.end - 1) / kSegmentKeys + 1;
-        const int64_t num_tiles = shape_.num_tiles(first_position, first_position + tokens - 1);
-        Item item = {};
-        item.cost = shape_.cost(tokens, num_tiles);
-        item.request = static_cast<int32_t>(request);
-        item.first_row = static_cast<int32_t>(row);
-        item.num_tokens = static_cast<int32_t>(tokens);
-        item.first_position = static_cast<int32_t>(first_position);
-        item.first_segment = item.run_first_segment = static_cast<int32_t>(first);
-        item.end_segment = item.run_end_segment = static_cast<int32_t>(end);
-        item.num_pieces = 1;
-        const int64_t segments = end - first, cost_of_segment = std::max(int64_t{1}, item.cost / segments);
+    // Lets a request join the job under construction, or makes jobs of its own for it.
+    void add_request(const Candidate& candidate) {
+        const int64_t request = candidate.request, tokens = num_tokens(request), size = tokens_of(request);
+        const int64_t shared = tokens <= size ? shared_tiles(candidate) : 0;
+        if (shared > 0) {
+            job_.shared_tiles = static_cast<int32_t>(shared);
+            add_run(request, step_.query_starts[request], tokens, first_position(request));
+            return;
+        }
+        for_each_run(request, size, [&](int64_t row, int64_t count, int64_t first) {
+            finish_job();
+            add_run(request, row, count, first);
+        });
+        if (tokens <= size) host_ = candidate;
+    }
+
+    // The tiles that the job would share if a request joined it; 0: it should not.
+    int64_t shared_tiles(const Candidate& candidate) const {
+        if (candidate.first_block < 0 || candidate.first_block != host_.first_block) return 0;
+        const int64_t request = candidate.request;
+        const int32_t *const mine = blocks(request), *const others = blocks(host_.request);
+        const int64_t limit = std::min(candidate.num_past_blocks, host_.num_past_blocks);
+        const int64_t common = std::mismatch(mine, mine + limit, others).first - mine;
+        int64_t shared = common * shape_.layout.block_size / kTileKeys;
+        if (job_.num_runs > 1) {
+            if (2 * shared < job_.shared_tiles) return 0;  // it would cost the others more than it gains
+            shared = std::min(shared, int64_t{job_.shared_tiles});
+        }
+        const int64_t more_rows = num_tokens(request) * shape_.group(), rows = job_.num_rows + more_rows;
+        const int64_t tiles = (step_.context_lens[request] - 1) / kTileKeys + 1;
+        const int64_t cost = job_cost(row_tiles_ + more_rows * tiles, num_tiles_ + tiles, job_.num_runs + 1, shared);
+        // Half, because `largest_` was made of costs without sharing.
+        return rows <= kItemRows && (rows <= kSharedRows || 2 * cost <= largest_) ? shared : 0;
+    }
+
+    static int64_t job_cost(int64_t row_tiles, int64_t num_tiles, int64_t num_runs, int64_t shared_tiles) {
+        return row_tiles + kTileCost * (num_tiles - (num_runs - 1) * shared_tiles);
+    }
+
+    void add_run(int64_t request, int64_t row, int64_t tokens, int64_t position) {
+        const int64_t rows = tokens * shape_.group(), tiles = shape_.num_tiles(position, position + tokens - 1);
+        const int64_t first_tile = shape_.visible(position, position + tokens - 1).begin / kTileKeys;
+        Run& run = plan_.runs[num_runs_++];
+        run = {static_cast<int32_t>(request),
+               static_cast<int32_t>(row),
+               static_cast<int32_t>(tokens),
+               static_cast<int32_t>(position),
+               job_.num_rows,
+               static_cast<int32_t>(job_.num_rows + rows),
+               static_cast<int32_t>(first_tile),
+               static_cast<int32_t>(first_tile + tiles)};
+        if (job_.num_runs == 0) {
+            job_.first_run = static_cast<int32_t>(num_runs_ - 1);
+            job_.first_segment = job_.job_first_segment = run.first_tile / int32_t{kSegmentTiles};
+        }
+        const int32_t end_segment = (run.end_tile - 1) / int32_t{kSegmentTiles} + 1;
+        job_.end_segment = job_.job_end_segment = std::max(job_.end_segment, end_segment);
+        ++job_.num_runs;
+        job_.num_rows = run.end;
+        row_tiles_ += rows * tiles;
+        num_tiles_ += tiles;
+    }
+
+    // Makes items of the job under construction, if there is one.
+    void finish_job() {
+        if (job_.num_runs > 0) add_items();
+        job_ = {};
+        host_ = {0, 0, -1};
+        row_tiles_ = num_tiles_ = 0;
+    }
+
+    void add_items() {
+        job_.cost = job_cost(row_tiles_, num_tiles_, job_.num_runs, job_.shared_tiles);
+        job_.num_pieces = 1;
+        const int64_t first = job_.first_segment, end = job_.end_segment, segments = end - first;
+        const int64_t cost_of_segment = std::max(int64_t{1}, job_.cost / segments);
         const int64_t length = std::max(int64_t{1}, largest_ / cost_of_segment);
-        if (item.cost > largest_ && length < segments && reserve(item, (segments + length - 1) / length)) {
-            for (int64_t segment = first; segment < end; segment += length) {
-                item.first_segment = static_cast<int32_t>(segment);
-                item.end_segment = static_cast<int32_t>(std::min(segment + length, end));
-                item.cost = cost_of_segment * (item.end_segment - item.first_segment);
-                items_[num_items_++] = item;
-            }
-        } else {
-            items_[num_items_++] = item;
+        if (job_.cost <= largest_ || length >= segments || !reserve((segments + length - 1) / length)) {
+            plan_.items[num_items_++] = job_;
+            return;
+        }
+        for (int64_t segment = first; segment < end; segment += length) {
+            Item item = job_;
+            item.first_segment = static_cast<int32_t>(segment);
+            item.end_segment = static_cast<int32_t>(std::min(segment + length, end));
+            item.cost = cost_of_segment * (item.end_segment - item.first_segment);
+            plan_.items[num_items_++] = item;
         }
     }
 
-    // Takes what a split run needs; false: there is no room, so it stays whole.
-    bool reserve(Item& item, int64_t num_pieces) {
-        const int64_t heads = shape_.layout.num_kv_heads, rows = item.num_tokens * shape_.group();
-        const int64_t floats = heads * (item.run_end_segment - item.run_first_segment) *
-                               state_floats(rows, shape_.layout.padded_dim());
+    // Takes what splitting the job needs; false: there is no room, so it stays whole.
+    bool reserve(int64_t num_pieces) {
+        const int64_t heads = shape_.layout.num_kv_heads, segments = job_.end_segment - job_.first_segment;
+        const int64_t floats = heads * segments * state_floats(job_.num_rows, shape_.layout.padded_dim());
         if (num_split_items_ + num_pieces > limits_.num_items || num_counters_ + heads > limits_.num_counters ||
             num_floats_ + floats > limits_.partial_floats)
             return false;
-        item.num_pieces = static_cast<int32_t>(num_pieces);
-        item.counter = static_cast<int32_t>(num_counters_);
-        item.partials = num_floats_;
+        job_.num_pieces = static_cast<int32_t>(num_pieces);
+        job_.counter = static_cast<int32_t>(num_counters_);
+        job_.partials = num_floats_;
         for (int64_t head = 0; head < heads; ++head)
-            counters_[num_counters_ + head].store(item.num_pieces, std::memory_order_relaxed);
+            plan_.counters[num_counters_ + head].store(job_.num_pieces, std::memory_order_relaxed);
         num_split_items_ += num_pieces;
         num_counters_ += heads;
         num_floats_ += floats;
@@ -230,11 +333,13 @@ class Planner {
     const Shape& shape_;
     const Step& step_;
     const Limits& limits_;
+    const Plan& plan_;
     int64_t num_threads_;
-    Item* items_;
-    std::atomic<int32_t>* counters_;
     int64_t largest_ = 0;
-    int64_t num_items_ = 0, num_split_items_ = 0, num_counters_ = 0, num_floats_ = 0;
+    Item job_ = {};                          // under construction
+    int64_t row_tiles_ = 0, num_tiles_ = 0;  // of the job: sums of rows x tiles and of tiles over its runs
+    Candidate host_ = {0, 0, -1};            // of the job's first run, if other requests may join that
+    int64_t num_runs_ = 0, num_items_ = 0, num_split_items_ = 0, num_counters_ = 0, num_floats_ = 0;
 };
 
 // Makes the plan of a step for `num_threads` threads in a workspace of `bytes`.
@@ -245,14 +350,20 @@ inline void make_plan(const Shape& shape, const Step& step, int64_t num_threads,
     const Limits limits(shape, num_threads, max_context);
     Plan& plan = *reinterpret_cast<Plan*>(workspace);
     char* p = workspace + aligned(sizeof(Plan));
-    plan.items = reinterpret_cast<Item*>(p);
-    p += aligned((step.num_rows + limits.num_items) * int64_t{sizeof(Item)});
-    plan.counters = reinterpret_cast<std::atomic<int32_t>*>(p);
-    p += aligned(limits.num_counters * int64_t{sizeof(std::atomic<int32_t>)});
-    plan.scratch = p;
+    const auto take = [&](int64_t size) {
+        char* const taken = p;
+        p += aligned(size);
+        return taken;
+    };
+    plan.items = reinterpret_cast<Item*>(take((step.num_rows + limits.num_items) * int64_t{sizeof(Item)}));
+    plan.runs = reinterpret_cast<Run*>(take(step.num_rows * int64_t{sizeof(Run)}));
+    plan.candidates = reinterpret_cast<Candidate*>(take(step.num_rows * int64_t{sizeof(Candidate)}));
+    plan.counters = reinterpret_cast<std::atomic<int32_t>*>(
+        take(limits.num_counters * int64_t{sizeof(std::atomic<int32_t>)}));
     plan.scratch_bytes = Scratch(nullptr, shape).num_bytes;
-    plan.partials = reinterpret_cast<float*>(p + num_threads * plan.scratch_bytes);
-    plan.num_items = Planner(shape, step, num_threads, limits, plan.items, plan.counters).run();
+    plan.scratch = take(num_threads * plan.scratch_bytes);
+    plan.partials = reinterpret_cast<float*>(p);
+    plan.num_items = Planner(shape, step, num_threads, limits, plan).run();
 }
 
 }  // namespace octavo::paged_attention

@@ -2,10 +2,11 @@
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
-from octavo.kernels.native.arguments import Arguments, Matrix
-from octavo.kernels.native.value import Buffer, Node, Recorder, as_tensor, value_of
+from octavo.kernels.native.arguments import TYPES, Arguments, Matrix
+from octavo.kernels.native.value import Buffer, Form, Node, Recorder, as_tensor, value_of
 from octavo.kernels.paged_attention.native import PagedAttentionArguments, PlanAttentionArguments, ShapeArguments
 
 
@@ -43,6 +44,15 @@ def record(q_TNH: Tensor, k_cache: Tensor, v_cache: Tensor, workspace: Workspace
             workspace.memory.data_ptr(),
         )
 
-    keeps = [k_cache, v_cache, workspace]
-    node = Node("paged_attention", [q], [Buffer(q.width)], bind, is_row_wise=False, mixes_rows=True, keeps=keeps)
+    node = Node(
+        "paged_attention",
+        [q],
+        [Buffer(q.width)],
+        bind,
+        is_row_wise=False,
+        mixes_rows=True,
+        # It would round them itself; so they come to it in half as many bytes.
+        wants=Form(torch.bfloat16) if workspace.shape.layout.type == TYPES[torch.bfloat16] else None,
+        keeps=[k_cache, v_cache, workspace],
+    )
     return as_tensor(q.recorder.append(node, q.dims))

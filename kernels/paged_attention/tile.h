@@ -85,12 +85,13 @@ struct Tile {
 // The operands of groups without any visible key, of any type.
 alignas(64) inline const char kZeros[kGroupSlots * kMaxDim * sizeof(float)] = {};
 
-// Where the operands of a later tile will be read from first: lines to ask for. Their vectors may be narrower in the
-// cache than in the tile, but are as many. By itself: nowhere, an address that is always near.
+// Where the operands of a tile are read from first. A later tile's are lines to ask for: its vectors may be narrower in
+// the cache than in the tile, but are as many. By itself: nowhere, an address that is always near.
 struct Places {
     const char* k[kTileGroups] = {kZeros, kZeros, kZeros, kZeros};
     const char* v[kTileGroups] = {kZeros, kZeros, kZeros, kZeros};
     int64_t vector_bytes = 0;
+    int64_t num_groups = 0;  // those after them hold no visible key
 };
 
 // The running softmax of some rows over keys: sum of weighted values, lane-wise sum of the weights, and the exponent
@@ -138,6 +139,10 @@ inline F32x16 exp2(F32x16 x) {
 // the few buffers that loads need as well, and costs half of the bandwidth.
 inline void fetch(const void* p) { __builtin_prefetch(p, 0, 2); }
 
+// Elements from one query row to the next: known to the compiler, which then needs one address for all rows; no power
+// of two, so that neighbouring rows do not compete for the same places in the first-level cache.
+constexpr int64_t kQueryStride = kMaxDim + 32;
+
 // Integers that stand for numbers: `levels` times `factor`. As those of the other side have 128 added, sums begin with
 // `start`, which takes that away again.
 template <typename Products>
@@ -147,51 +152,53 @@ struct Levels {
     const int32_t* starts;  // the same
 };
 
-// scores[row][key] = q[row] . k[key], for all keys of the tile. Fetches the keys of `next` meanwhile.
-template <typename Products, int kRows>
+// scores[row][key] = q[row] . k[key], for the keys of kColumns groups from `first` on. Fetches those of `next`
+// meanwhile.
+template <typename Products, int kRows, int kColumns>
 inline void multiply_keys(const Levels<Products>& q, int64_t padded_dim, const Tile<typename Products::Right>& tile,
-                          const Places& next, float* scores) {
+                          const Places& next, int64_t first, float* scores) {
     using Right = typename Products::Right;
-    constexpr int kColumns = Products::kColumns;
     constexpr int64_t step = kStep<Right>;
-    for (int64_t group = 0; group < kTileGroups; group += kColumns) {
-        const Right* const* const k = tile.k + group;
-        typename Products::Sums sums[kRows][kColumns];
-        OCTAVO_UNROLL for (int row = 0; row < kRows; ++row)
-            OCTAVO_UNROLL for (int column = 0; column < kColumns; ++column) {
-                if constexpr (kIsExact<Products>)
-                    sums[row][column] = set1_i32(q.starts[row]);
-                else
-                    sums[row][column] = zero();
-            }
-        for (int64_t dim = 0; dim < padded_dim; dim += step) {
-            decltype(Products::load_right(k[0])) keys[kColumns];
-            OCTAVO_UNROLL for (int column = 0; column < kColumns; ++column) {
-                keys[column] = Products::load_right(k[column] + dim * kGroupSlots);
-                fetch(next.k[group + column] + dim / step * next.vector_bytes);
-            }
-            OCTAVO_UNROLL for (int row = 0; row < kRows; ++row) {
-                const auto query = Products::repeat_left(q.levels + row * padded_dim + dim);
-                OCTAVO_UNROLL for (int column = 0; column < kColumns; ++column)
-                    sums[row][column] = Products::add_products(sums[row][column], query, keys[column]);
-            }
+    typename Products::Sums sums[kRows][kColumns];
+    OCTAVO_UNROLL for (int row = 0; row < kRows; ++row)
+        OCTAVO_UNROLL for (int column = 0; column < kColumns; ++column) {
+            if constexpr (kIsExact<Products>)
+                sums[row][column] = set1_i32(q.starts[row]);
+            else
+                sums[row][column] = zero();
         }
-        OCTAVO_UNROLL for (int row = 0; row < kRows; ++row)
-            OCTAVO_UNROLL for (int column = 0; column < kColumns; ++column) {
-                float* const target = scores + row * kTileKeys + (group + column) * kGroupSlots;
-                if constexpr (kIsExact<Products>)
-                    store(target, to_float(sums[row][column]) * set1(q.factors[row]) *
-                                      load(tile.k_scales + (group + column) * kGroupSlots));
-                else
-                    store(target, sums[row][column]);
-            }
+    const typename Products::Left* levels = q.levels;
+    const int64_t size = padded_dim * kGroupSlots;
+    int64_t fetched = 0;
+    for (int64_t i = 0; i < size; i += step * kGroupSlots) {
+        decltype(Products::load_right(tile.k[0])) keys[kColumns];
+        OCTAVO_UNROLL for (int column = 0; column < kColumns; ++column) {
+            keys[column] = Products::load_right(tile.k[first + column] + i);
+            fetch(next.k[first + column] + fetched);
+        }
+        OCTAVO_UNROLL for (int row = 0; row < kRows; ++row) {
+            const auto query = Products::repeat_left(levels + row * kQueryStride);
+            OCTAVO_UNROLL for (int column = 0; column < kColumns; ++column)
+                sums[row][column] = Products::add_products(sums[row][column], query, keys[column]);
+        }
+        levels += step;
+        fetched += next.vector_bytes;
     }
+    OCTAVO_UNROLL for (int row = 0; row < kRows; ++row)
+        OCTAVO_UNROLL for (int column = 0; column < kColumns; ++column) {
+            float* const target = scores + row * kTileKeys + (first + column) * kGroupSlots;
+            if constexpr (kIsExact<Products>)
+                store(target, to_float(sums[row][column]) * set1(q.factors[row]) *
+                                  load(tile.k_scales + (first + column) * kGroupSlots));
+            else
+                store(target, sums[row][column]);
+        }
 }
 
-// out[row][column ...] += weights[row][key] * v[key][column ...] over the keys of the tile, for kColumns vectors.
+// out[row][column ...] += weights[row][key] * v[key][column ...] over the keys of `num_groups`, for kColumns vectors.
 template <typename Products, int kRows, int kColumns>
 inline void multiply_values(const Levels<Products>& weights, const Tile<typename Products::Right>& tile,
-                            const Places& next, int64_t padded_dim, int64_t first, float* out) {
+                            int64_t num_groups, const Places& next, int64_t padded_dim, int64_t first, float* out) {
     using Right = typename Products::Right;
     constexpr int64_t step = kStep<Right>;
     typename Products::Sums sums[kRows][kColumns];
@@ -202,7 +209,7 @@ inline void multiply_values(const Levels<Products>& weights, const Tile<typename
             else
                 sums[row][column] = load(out + row * padded_dim + first + column * kLanes);
         }
-    for (int64_t group = 0; group < tile.num_groups; ++group) {
+    for (int64_t group = 0; group < num_groups; ++group) {
         const Right* v = tile.v[group] + first * step;
         const char* fetched = next.v[group] + first / kLanes * next.vector_bytes;
         for (int64_t key = 0; key < kGroupSlots; key += step) {
@@ -240,16 +247,13 @@ inline void raise_exponent(const State& row, int64_t padded_dim, float exponent)
 
 // Makes weights of one row's scores: 2^(score * scale - exponent). Raises the exponent if it must.
 template <int kDegree>
-inline void weigh(const float* scores, float scale, const State& row, int64_t padded_dim,
-                  F32x16 (&weights)[kTileGroups]) {
-    F32x16 x[kTileGroups];
-    OCTAVO_UNROLL for (int i = 0; i < kTileGroups; ++i) x[i] = load(scores + i * kLanes);
+inline void weigh(F32x16 (&x)[kTileGroups], float scale, const State& row, int64_t padded_dim) {
     const F32x16 largest = max(max(x[0], x[1]), max(x[2], x[3]));
-    if (any_greater(largest * set1(scale), set1(*row.exponents + kSlack)))
+    if (any_greater(largest * set1(scale), set1(*row.exponents + kSlack))) [[unlikely]]
         raise_exponent(row, padded_dim, reduce_max(largest) * scale);
     const F32x16 factor = set1(scale), minus_exponent = set1(-*row.exponents);
-    OCTAVO_UNROLL for (int i = 0; i < kTileGroups; ++i) weights[i] = exp2<kDegree>(fma(x[i], factor, minus_exponent));
-    store(row.sums, load(row.sums) + ((weights[0] + weights[1]) + (weights[2] + weights[3])));
+    OCTAVO_UNROLL for (int i = 0; i < kTileGroups; ++i) x[i] = exp2<kDegree>(fma(x[i], factor, minus_exponent));
+    store(row.sums, load(row.sums) + ((x[0] + x[1]) + (x[2] + x[3])));
 }
 
 // Weights of 8-bit values as integers in two parts, level = 128 * high + low, of a factor of their own in each tile, so
@@ -294,47 +298,64 @@ struct Weights {
 // What the rows of `attend_tile` have in common, and where they begin.
 template <typename Products>
 struct Rows {
-    Levels<Products> q;  // rows x padded_dim
+    Levels<Products> q;  // rows x kQueryStride
     State state;
     int64_t padded_dim;
     float scale;           // of the scores, times log2(e)
     const Range* visible;  // of each row: its keys, counted from the first of the tile; may lie outside
+    bool see_all;          // every row sees the whole tile
+    int64_t num_groups;    // those after them hold no key that any of the rows sees
 };
 
-// From scores to weights for one row of `attend_tile`. Not inlined: the compiler would make it for each number of rows.
-template <typename Products>
-[[gnu::noinline]] void weigh_row(const Rows<Products>& rows, int row, const Tile<typename Products::Right>& tile,
-                                 float* scores, Weights<Products>& weights) {
-    const Range visible = rows.visible[row];
-    if (visible.begin > 0 || visible.end < kTileKeys) {
-        const F32x16 hidden = set1(-INFINITY);
-        for (int64_t i = 0; i < kTileKeys; i += kLanes)
-            store(scores + i, first(visible.begin - i, hidden, first(visible.end - i, load(scores + i), hidden)));
+// Replaces the scores of keys that a row does not see. There are none of groups from `num_groups` on.
+inline void hide(const float* scores, int64_t num_groups, const Range& visible, F32x16 (&x)[kTileGroups]) {
+    const F32x16 hidden = set1(-INFINITY);
+    OCTAVO_UNROLL for (int i = 0; i < kTileGroups; ++i) {
+        const int64_t before = i * kGroupSlots;
+        if (i < num_groups)
+            x[i] = first(visible.begin - before, hidden, first(visible.end - before, load(scores + before), hidden));
+        else
+            x[i] = hidden;
     }
-    F32x16 x[kTileGroups];
-    weigh<Products::kWeightDegree>(scores, rows.scale, rows.state.row(row, rows.padded_dim), rows.padded_dim, x);
-    weights.set(row, x, tile.v_scales);
+}
+
+// From scores to weights for the rows of `attend_tile`. Not inlined: the compiler would make it for each number of
+// rows.
+template <typename Products>
+[[gnu::noinline]] void weigh_rows(const Rows<Products>& rows, int num_rows, const float* v_scales, const float* scores,
+                                  Weights<Products>& weights) {
+    for (int row = 0; row < num_rows; ++row, scores += kTileKeys) {
+        F32x16 x[kTileGroups];
+        if (rows.see_all)
+            OCTAVO_UNROLL for (int i = 0; i < kTileGroups; ++i) x[i] = load(scores + i * kLanes);
+        else
+            hide(scores, rows.num_groups, rows.visible[row], x);
+        weigh<Products::kWeightDegree>(x, rows.scale, rows.state.row(row, rows.padded_dim), rows.padded_dim);
+        weights.set(row, x, v_scales);
+    }
 }
 
 template <typename Products, int kRows>
 inline void attend_tile(const Rows<Products>& rows, const Tile<typename Products::Right>& tile, const Places& next) {
+    constexpr int kColumns = Products::kColumns;
     const int64_t padded_dim = rows.padded_dim;
     alignas(64) float scores[kRows * kTileKeys];
     Weights<Products> weights;
-    multiply_keys<Products, kRows>(rows.q, padded_dim, tile, next, scores);
-    for (int row = 0; row < kRows; ++row) weigh_row(rows, row, tile, scores + row * kTileKeys, weights);
+    for (int64_t group = 0; group < rows.num_groups; group += kColumns)
+        multiply_keys<Products, kRows, kColumns>(rows.q, padded_dim, tile, next, group, scores);
+    weigh_rows(rows, kRows, tile.v_scales, scores, weights);
     for (int part = 0; part < Weights<Products>::kParts; ++part) {
         int64_t i = 0;
         const auto multiply = [&](auto columns) {
             for (; i + columns() * kLanes <= padded_dim; i += columns() * kLanes)
-                multiply_values<Products, kRows, columns()>(weights.part(part), tile, next, padded_dim, i,
-                                                            rows.state.out);
+                multiply_values<Products, kRows, columns()>(weights.part(part), tile, rows.num_groups, next, padded_dim,
+                                                            i, rows.state.out);
         };
-        multiply(std::integral_constant<int, Products::kColumns>{});
+        multiply(std::integral_constant<int, kColumns>{});
         // For head dimensions such as 32 and 96; with bf16 alone, because each variant costs time to compile.
-        if constexpr (std::is_same_v<Products, PairProducts> && Products::kColumns > 2)
+        if constexpr (std::is_same_v<Products, PairProducts> && kColumns > 2)
             multiply(std::integral_constant<int, 2>{});
-        if constexpr (Products::kColumns > 1) multiply(std::integral_constant<int, 1>{});
+        if constexpr (kColumns > 1) multiply(std::integral_constant<int, 1>{});
     }
 }
 

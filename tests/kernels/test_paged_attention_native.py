@@ -170,6 +170,38 @@ def test_a_long_request_is_split_over_threads_without_changing_its_bits(native_l
         assert torch.equal(requests.attend([(0, 4, 5000)], 2)[0][3:], expected[0])
 
 
+@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+@pytest.mark.parametrize("heads", [(9, 3, 64), (4, 4, 20)], ids=str)
+@pytest.mark.parametrize("block_size", [16, 5])
+def test_requests_that_share_a_prefix_have_the_bits_that_each_has_alone(
+    native_library: NativeLibrary, heads: tuple[int, int, int], block_size: int, dtype: torch.dtype
+) -> None:
+    shape = shape_of(heads)
+    lengths = [700, 615, 640, 330, 600, 601, 100, 400]
+    requests = Requests.make(native_library, lengths, block_size, shape, dtype)
+    # Some have the whole prefix of request 0 or most of it, two the beginning alone, one nothing.
+    for request, shared_keys in enumerate([0, 580, 580, 300, 580, 520, 70, 0]):
+        shared = shared_keys // block_size
+        requests.block_table[request, :shared] = requests.block_table[0, :shared]
+    parts = [(request, 1, length) for request, length in enumerate(lengths)]
+    parts += [(1, 15, 610), (2, 40, 630), (4, 2, 585), (4, 200, 600), (5, 1, 530), (3, 1, 301)]
+    alone = [requests.attend([part])[0] for part in parts]
+    assert_close(torch.cat(alone), requests.expected(parts), TOLERANCES[dtype])
+    for order in (parts, parts[::-1], parts[::2] + parts[1::2]):
+        expected = [alone[parts.index(part)] for part in order]
+        for num_threads in (1, 2, 3, 8):
+            assert torch.equal(torch.cat(requests.attend(order, num_threads)), torch.cat(expected)), num_threads
+    windowed = Requests(requests.cache, shape_of(heads, 90), requests.block_table, requests.queries)
+    expected = [windowed.attend([part])[0] for part in parts]
+    assert torch.equal(torch.cat(windowed.attend(parts, 2)), torch.cat(expected))
+
+
+def test_queries_in_bfloat16_are_as_if_they_were_rounded_here(native_library: NativeLibrary) -> None:
+    requests = Requests.make(native_library, [90], 16, shape_of((6, 2, 20)), torch.bfloat16)
+    rounded = Requests(requests.cache, requests.shape, requests.block_table, [requests.queries[0].bfloat16()])
+    assert torch.equal(rounded.attend([(0, 30, 90)])[0], requests.attend([(0, 30, 90)])[0])
+
+
 def test_output_in_bfloat16_is_rounded_once(native_library: NativeLibrary) -> None:
     requests = Requests.make(native_library, [70], 16, shape_of((6, 2, 20)), torch.bfloat16)
     exact, rounded = requests.attend([(0, 9, 70)])[0], requests.attend([(0, 9, 70)], out_dtype=torch.bfloat16)[0]
