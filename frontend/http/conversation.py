@@ -18,6 +18,7 @@ from octavo.frontend.tools.parser import FunctionTool, ToolParser
 from octavo.frontend.tools.plan import plan_tools
 from octavo.frontend.tools.registry import load_plugin, tool_parser
 from octavo.frontend.tools.schema import NO_PARAMETERS
+from octavo.frontend.tools.subschema import MAX_DEPTH, is_too_deep
 from octavo.protocol.config import ServerConfig
 from octavo.protocol.errors import ConfigError, InvalidRequestError
 from octavo.protocol.params import SamplingParams
@@ -163,15 +164,20 @@ def _verified(form: StructuredOutputsParams | None) -> StructuredOutputsParams |
 
 
 def function_tools(asked: ChatCompletionRequest) -> list[FunctionTool]:
-    """Return the functions that a request offers."""
-    return [
-        FunctionTool(
-            tool.function.name,
-            NO_PARAMETERS if tool.function.parameters is None else {"type": "object", **tool.function.parameters},
-            bool(tool.function.strict),
-        )
-        for tool in asked.tools or []
-    ]
+    """Return the functions that a request offers.
+
+    Raises:
+        InvalidRequestError: a schema is nested too deeply.
+    """
+    tools = []
+    for place, tool in enumerate(asked.tools or []):
+        parameters = tool.function.parameters
+        if is_too_deep(parameters):
+            name = f"tools[{place}].function.parameters"
+            raise InvalidRequestError(f"{name} is nested more than {MAX_DEPTH} levels deep", name)
+        schema = NO_PARAMETERS if parameters is None else {"type": "object", **parameters}
+        tools.append(FunctionTool(tool.function.name, schema, bool(tool.function.strict)))
+    return tools
 
 
 def shown_tool(tool: ToolDefinition) -> dict[str, Any]:

@@ -67,8 +67,12 @@ class TemplateProcesses:
             InvalidRequestError: the template is wrong, refuses the messages, or exceeds a limit.
         """
         job = Job(os.getpid(), source, dict(special_tokens), content_format, [*map(dict, messages)], dict(variables))
+        try:
+            encoded = msgspec.msgpack.encode(job)
+        except RecursionError:
+            raise InvalidRequestError("the messages are nested too deeply", "messages") from None
         async with self._gate:
-            outcome = await _run(msgspec.msgpack.encode(job))
+            outcome = await _run(encoded)
         if outcome.text is None:
             raise InvalidRequestError(outcome.error, outcome.param)
         return outcome.text

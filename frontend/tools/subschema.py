@@ -3,6 +3,25 @@
 from collections.abc import Mapping
 from typing import Any
 
+MAX_DEPTH = 100
+"""Of objects and lists in one another: what works on schemas calls itself for each."""
+
+
+def is_too_deep(schema: object) -> bool:
+    """Return whether a schema is nested more than `MAX_DEPTH` levels deep."""
+    level: list[object] = [schema]
+    for _ in range(MAX_DEPTH + 1):
+        inner: list[object] = []
+        for value in level:
+            if isinstance(value, Mapping):
+                inner += value.values()
+            elif isinstance(value, list):
+                inner += value
+        if not inner:
+            return False
+        level = inner
+    return True
+
 
 def moved_schema(schema: Any, key: str) -> Any:
     """Return a copy of a schema whose references to itself lead to where it now stands, `#/$defs/KEY`."""

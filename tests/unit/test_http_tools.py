@@ -181,6 +181,21 @@ def test_what_cannot_be_is_named(fields: dict[str, Any], param: str) -> None:
     assert (response.status_code, response.json()["error"]["param"]) == (400, param)
 
 
+@pytest.mark.parametrize("choice", ["auto", "required"])
+@pytest.mark.parametrize("depth", [99, 101, 450])
+def test_schemas_may_not_be_nested_without_end(depth: int, choice: str) -> None:
+    schema: dict[str, Any] = {}
+    for _ in range(depth):
+        schema = {"not": schema}
+    tools = [{"type": "function", "function": {"name": "f", "strict": True, "parameters": schema}}]
+    fields = {"tools": tools, "tool_choice": choice, "truncate_prompt_tokens": 10}
+    response = post(ToolClient(), PATH, ask(**fields), config=HERMES)
+    if depth == 99:
+        assert response.status_code == 200
+    else:
+        assert (response.status_code, response.json()["error"]["param"]) == (400, "tools[0].function.parameters")
+
+
 def test_reasoning_is_told_from_the_answer() -> None:
     reply = "<think>\nhm\n</think>\n\nHi."
     choice = both_ways(reply, ask(), QWEN)
