@@ -1,5 +1,6 @@
 """What a chat request's own fields ask for: tools, reasoning, and the variables of the template. Generates nothing."""
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,6 +25,8 @@ from octavo.protocol.errors import ConfigError, InvalidRequestError
 from octavo.protocol.params import SamplingParams
 from octavo.protocol.structured import StructuredOutputsParams
 
+logger = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True, slots=True)
 class ChatSettings:
@@ -46,6 +49,8 @@ class ChatSettings:
         if config.tool_parser_plugin is not None:
             load_plugin(config.tool_parser_plugin)
         parser = None if config.tool_call_parser is None else tool_parser(config.tool_call_parser)
+        if parser is not None and not config.enable_auto_tool_choice:
+            logger.warning("--tool-call-parser is of no use without --enable-auto-tool-choice")
         if config.enable_auto_tool_choice and parser is None:
             raise ConfigError(
                 "--enable-auto-tool-choice needs to know how the model writes its calls",
@@ -123,7 +128,7 @@ class Conversation:
         if reasoning is None:
             return text
         self._opening = reasoning.opening(text, self._continued())
-        if self._opening is Opening.UNSURE and self._has_form() and self._asked.add_generation_prompt:
+        if self._opening is Opening.UNSURE and self._must_begin_in_form() and self._asked.add_generation_prompt:
             self._opening = Opening.INSIDE
             return f"{text}{reasoning.begin}\n"
         return text
@@ -150,8 +155,8 @@ class Conversation:
         style = AnswerFormat(reasoning, self._opening, plan.parser, plan.max_calls)
         return Reading(style, tokenizer, self._asked.include_reasoning, plan.is_named)
 
-    def _has_form(self) -> bool:
-        return self._plan.form is not None
+    def _must_begin_in_form(self) -> bool:
+        return self._plan.form is not None and not self._plan.begins_free
 
     def _continued(self) -> str:
         return last_text(self._asked.messages[-1]) if self._asked.continue_final_message else ""

@@ -24,6 +24,8 @@ class ToolPlan:
     """Reads the answer; None: it is content, whatever it says."""
     form: StructuredOutputsParams | None = None
     """What binds the answer."""
+    begins_free: bool = False
+    """The form lets any text come first, also reasoning."""
     max_calls: int | None = None
     is_named: bool = False
     """The caller has chosen the function: making the call is no reason to finish of its own."""
@@ -66,7 +68,7 @@ def plan_tools(
     max_calls = None if is_parallel else 1
     if choice == "required":
         form = _forced(calls_schema(tools, max_calls), "tools")
-        return ToolPlan(RequiredParser(tools), form, max_calls)
+        return ToolPlan(RequiredParser(tools), form, max_calls=max_calls)
     if choice == "none":
         return ToolPlan(form=answer_form)
     if auto_parser is None:
@@ -76,14 +78,15 @@ def plan_tools(
             "tool_choice",
         )
     parser = auto_parser(tools)
-    return ToolPlan(parser, _auto_form(tools, parser, answer_form, max_calls), max_calls)
+    form = _auto_form(tools, parser, answer_form, max_calls)
+    return ToolPlan(parser, form, begins_free=answer_form is None, max_calls=max_calls)
 
 
 def _named(tools: Sequence[FunctionTool], name: str) -> ToolPlan:
     for place, tool in enumerate(tools):
         if tool.name == name:
             form = _forced(dict(tool.parameters), f"tools[{place}].function.parameters")
-            return ToolPlan(NamedParser([tool]), form, 1, is_named=True)
+            return ToolPlan(NamedParser([tool]), form, max_calls=1, is_named=True)
     raise InvalidRequestError(f"tool_choice names {name!r}, which is none of the tools", "tool_choice")
 
 

@@ -252,6 +252,15 @@ def test_a_form_begins_behind_the_reasoning(
     assert request["prompt"]["prompt"].endswith("<assistant>" + suffix) or "chat_template_kwargs" in fields
 
 
+def test_strict_calls_leave_it_to_the_model_whether_to_reason() -> None:
+    client = ToolClient()
+    tools = [{"type": "function", "function": {"name": "now", "strict": True}}]
+    assert post(client, PATH, ask(tools=tools), config=QWEN).status_code == 200
+    (request,) = client.requests
+    assert request["params"].structured_outputs.start_after is None
+    assert request["prompt"]["prompt"].endswith("<assistant>")
+
+
 def test_marks_that_are_special_tokens_are_shown() -> None:
     client = ToolClient(CALL)
     client.tokenizer.special_token_ids = frozenset({client.tokenizer.token_id("<bos>")})
@@ -292,7 +301,9 @@ def test_the_openai_client_understands_it_all() -> None:
     assert chunks[-1].choices[0].finish_reason == "tool_calls"
 
 
-def test_flags_that_do_not_fit_are_told_at_the_start() -> None:
+def test_flags_that_do_not_fit_are_told_at_the_start(caplog: pytest.LogCaptureFixture) -> None:
+    ChatSettings.of(ServerConfig(tool_call_parser="hermes"))
+    assert "--enable-auto-tool-choice" in caplog.text
     with pytest.raises(ConfigError, match="--enable-auto-tool-choice needs"):
         ChatSettings.of(ServerConfig(enable_auto_tool_choice=True))
     with pytest.raises(ConfigError, match="no tool parser 'x'"):
