@@ -48,7 +48,7 @@ def read_call(
     arguments: str | None = None
     whole = Span(position, position, is_whole=False)
     for key, span in read_members(text, position):
-        if not key:
+        if key is None:
             whole = span
         elif key == "name" and name is None:
             name = string_text(text, span) if span.is_whole and text[span.start] == '"' else ""

@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from enum import Enum
 
 _SPACE = re.compile(r"[ \t\n\r]*")
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
@@ -15,6 +16,20 @@ _STRING = re.compile(r'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)', re.DOTALL)
 _CONTROL = re.compile(r"[\x00-\x1f]")
 _LITERALS = {"t": "true", "f": "false", "n": "null"}
 _CLOSING = {"{": "}", "[": "]"}
+
+
+class _Expected(Enum):
+    """What may come next in a value."""
+
+    VALUE = 0
+    FIRST_VALUE = 1
+    KEY = 2
+    FIRST_KEY = 3
+    MORE = 4
+
+
+_MAY_END = (_Expected.FIRST_VALUE, _Expected.FIRST_KEY, _Expected.MORE)
+"""Where an object or a list may close."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,78 +64,66 @@ def read_value(text: str, position: int) -> Span:
     """
     start = limit = position
     closers: list[str] = []
-    expected = "value"
+    expected = _Expected.VALUE
     while True:
         position = skip_space(text, limit)
         if position == len(text):
             return Span(start, limit, is_whole=False)
         character = text[position]
-        if expected in ("value", "value or end") and character in "{[":
-            closers.append(_CLOSING[character])
-            limit = position + 1
-            expected = "key or end" if character == "{" else "value or end"
-            continue
-        if closers and character == closers[-1] and expected in ("value or end", "key or end", "more"):
+        token = Span(position, position + 1, is_whole=True)
+        if closers and character == closers[-1] and expected in _MAY_END:
             closers.pop()
-            limit = position + 1
-        elif expected == "more":
+            expected = _Expected.MORE
+        elif expected is _Expected.MORE:
             if character != ",":
-                return Span(start, limit, is_whole=False, is_broken=True)
-            limit = position + 1
-            expected = "key" if closers[-1] == "}" else "value"
-            continue
-        elif expected in ("key", "key or end"):
-            token = _read_string(text, position)
-            if not token.is_whole:
-                return Span(start, token.limit, is_whole=False, is_broken=token.is_broken)
-            colon = skip_space(text, token.limit)
-            if text[colon : colon + 1] != ":":
-                return Span(start, token.limit, is_whole=False, is_broken=colon < len(text))
-            limit = colon + 1
-            expected = "value"
-            continue
+                token = Span(limit, limit, is_whole=False, is_broken=True)
+            expected = _Expected.KEY if closers[-1] == "}" else _Expected.VALUE
+        elif expected in (_Expected.KEY, _Expected.FIRST_KEY):
+            token, expected = _read_key(text, position), _Expected.VALUE
+        elif character in _CLOSING:
+            closers.append(_CLOSING[character])
+            expected = _Expected.FIRST_KEY if character == "{" else _Expected.FIRST_VALUE
         else:
-            token = _read_scalar(text, position)
-            if not token.is_whole:
-                return Span(start, max(limit, token.limit), is_whole=False, is_broken=token.is_broken)
-            limit = token.limit
+            token, expected = _read_scalar(text, position), _Expected.MORE
+        limit = token.limit
+        if not token.is_whole:
+            return Span(start, limit, is_whole=False, is_broken=token.is_broken)
         if not closers:
             return Span(start, limit, is_whole=True)
-        expected = "more"
 
 
-def read_members(text: str, position: int) -> "Iterator[tuple[str, Span]]":
+def read_members(text: str, position: int) -> Iterator[tuple[str | None, Span]]:
     """Yield the members of an object as far as they are there: each key with its value's place.
 
-    The last span is the whole object's, under the key "": whole, open or broken.
+    The last span has no key and is the whole object's: whole, open or broken.
 
     Args:
         text: may end inside the object.
         position: of its opening brace.
     """
     start, limit = position, position + 1
+    position = skip_space(text, limit)
+    if text[position : position + 1] == "}":
+        yield None, Span(start, position + 1, is_whole=True)
+        return
     while True:
+        key = _read_key(text, skip_space(text, limit))
+        if not key.is_whole:
+            yield None, Span(start, key.limit, is_whole=False, is_broken=key.is_broken)
+            return
+        value = read_value(text, skip_space(text, key.limit))
+        yield string_text(text, _read_string(text, key.start)), value
+        limit = value.limit
+        if not value.is_whole:
+            yield None, Span(start, limit, is_whole=False, is_broken=value.is_broken)
+            return
         position = skip_space(text, limit)
-        if text[position : position + 1] == "}" and limit == start + 1:
-            yield "", Span(start, position + 1, is_whole=True)
+        if text[position : position + 1] != ",":
+            is_whole = text[position : position + 1] == "}"
+            is_broken = not is_whole and position < len(text)
+            yield None, Span(start, position + 1 if is_whole else limit, is_whole=is_whole, is_broken=is_broken)
             return
-        key = _read_string(text, position)
-        colon = skip_space(text, key.limit)
-        if not key.is_whole or text[colon : colon + 1] != ":":
-            is_open = not key.is_broken and colon == len(text)
-            yield "", Span(start, key.limit, is_whole=False, is_broken=not is_open)
-            return
-        value = read_value(text, skip_space(text, colon + 1))
-        yield string_text(text, key), value
-        comma = skip_space(text, value.limit)
-        if not value.is_whole or text[comma : comma + 1] not in (",", "}"):
-            is_open = not value.is_broken and (not value.is_whole or comma == len(text))
-            yield "", Span(start, value.limit, is_whole=False, is_broken=not is_open)
-            return
-        limit = comma + 1
-        if text[comma] == "}":
-            yield "", Span(start, limit, is_whole=True)
-            return
+        limit = position + 1
 
 
 def string_text(text: str, span: Span) -> str:
@@ -160,6 +163,17 @@ def _read_scalar(text: str, position: int) -> Span:
         return Span(position, position, is_whole=False)  # more digits may follow
     is_whole = _NUMBER.fullmatch(written[0]) is not None
     return Span(position, written.end() if is_whole else position, is_whole=is_whole, is_broken=not is_whole)
+
+
+def _read_key(text: str, position: int) -> Span:
+    """Read a string and the colon behind it."""
+    key = _read_string(text, position)
+    if not key.is_whole:
+        return key
+    colon = skip_space(text, key.limit)
+    if text[colon : colon + 1] == ":":
+        return Span(position, colon + 1, is_whole=True)
+    return Span(position, key.limit, is_whole=False, is_broken=colon < len(text))
 
 
 def _read_string(text: str, position: int) -> Span:

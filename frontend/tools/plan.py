@@ -78,8 +78,8 @@ def plan_tools(
             "tool_choice",
         )
     parser = auto_parser(tools)
-    form = _auto_form(tools, parser, answer_form, max_calls)
-    return ToolPlan(parser, form, begins_free=answer_form is None, max_calls=max_calls)
+    auto_form = _auto_form(tools, parser, answer_form, max_calls)
+    return ToolPlan(parser, auto_form, begins_free=answer_form is None, max_calls=max_calls)
 
 
 def _named(tools: Sequence[FunctionTool], name: str) -> ToolPlan:
