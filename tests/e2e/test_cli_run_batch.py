@@ -1,6 +1,8 @@
 """`octavo run-batch` with a tiny model: whole, killed and resumed, through pipes."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -8,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from servers import descendants
 from tiny_models import make_tiny
 
 FLAGS = ["--cpu-kernels", "torch", "--max-model-len", "256", "--kv-cache-memory-bytes", "8M"]
@@ -50,7 +53,7 @@ def contents(results: dict[str, Any]) -> dict[str, str]:
 
 
 def test_batch_is_the_same_whole_or_killed_and_resumed(model: Path, tmp_path: Path) -> None:
-    source = write_input(tmp_path / "in.jsonl", 40, max_tokens=100)
+    source = write_input(tmp_path / "in.jsonl", 24, max_tokens=40)
     out = tmp_path / "out.jsonl"
     killed = subprocess.Popen(command(model, "-i", source, "-o", out, "--max-inflight", 2), stderr=subprocess.PIPE)
     deadline = time.monotonic() + 120
@@ -61,15 +64,15 @@ def test_batch_is_the_same_whole_or_killed_and_resumed(model: Path, tmp_path: Pa
     killed.communicate()
     before = out.read_bytes()
     num_before = before.count(b"\n")
-    assert 6 <= num_before < 40
-    out.write_bytes(before + b'{"id": "batch_req_40", "cust')
+    assert 6 <= num_before < 24
+    out.write_bytes(before + b'{"id": "batch_req_24", "cust')
 
     resumed = subprocess.run(command(model, "-i", source, "-o", out), capture_output=True, text=True, check=False)
     assert resumed.returncode == 0, resumed.stderr
     last = resumed.stderr.splitlines()[-1]
-    assert last == f"40 lines done ({num_before} of them in earlier runs), 1 with an error"
+    assert last == f"24 lines done ({num_before} of them in earlier runs), 1 with an error"
     results = read(out.read_text())
-    assert results.keys() == {f"batch_req_{number}" for number in range(1, 41)}
+    assert results.keys() == {f"batch_req_{number}" for number in range(1, 25)}
     assert results["batch_req_3"]["error"]["message"].startswith("line 3: ")
     assert out.read_bytes().startswith(before)
 
@@ -79,7 +82,7 @@ def test_batch_is_the_same_whole_or_killed_and_resumed(model: Path, tmp_path: Pa
     )
     assert whole.returncode == 0, whole.stderr
     assert contents(read(whole.stdout)) == contents(results)
-    assert len(contents(results)) == 39
+    assert len(contents(results)) == 23
 
     # Nothing is left to do: no engine starts, and nothing changes.
     started = time.monotonic()
@@ -87,6 +90,26 @@ def test_batch_is_the_same_whole_or_killed_and_resumed(model: Path, tmp_path: Pa
     subprocess.run(command(model, "-i", source, "-o", out), capture_output=True, check=True)
     assert out.read_bytes() == done
     assert time.monotonic() - started < 5
+
+
+def test_dead_engine_is_told_and_loses_nothing(model: Path, tmp_path: Path) -> None:
+    source = write_input(tmp_path / "in.jsonl", 40, max_tokens=100)
+    out = tmp_path / "out.jsonl"
+    running = subprocess.Popen(
+        command(model, "-i", source, "-o", out, "--max-inflight", 2), stderr=subprocess.PIPE, text=True
+    )
+    deadline = time.monotonic() + 120
+    while not out.exists() or out.read_bytes().count(b"\n") < 3:
+        assert running.poll() is None and time.monotonic() < deadline
+        time.sleep(0.005)
+    core = next(pid for pid in descendants(running.pid) if "core_proc" in Path(f"/proc/{pid}/cmdline").read_text())
+    os.kill(core, signal.SIGKILL)
+    _, errors = running.communicate(timeout=60)
+    assert running.returncode == 1
+    last = errors.splitlines()[-1]
+    assert "SIGKILL" in last and last.endswith("(the same command again goes on from here)")
+    results = read(out.read_text())
+    assert 3 <= len(results) < 40 and len(contents(results)) >= len(results) - 1
 
 
 def test_results_of_another_batch_are_not_mixed_in(model: Path, tmp_path: Path) -> None:

@@ -1,14 +1,18 @@
 """Batches of requests: lines, the file of results, and the run between, over the real routes without an engine."""
 
 import asyncio
+import errno
 import json
+import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from fake_client import MODEL, FakeClient
 from http_client import application
 
+from octavo.frontend.cli.batch import journal as journal_module
 from octavo.frontend.cli.batch.journal import Journal
 from octavo.frontend.cli.batch.lines import Answered, BadLine, BatchRequest, BatchResult, read_lines
 from octavo.frontend.cli.batch.runner import answer_lines
@@ -161,6 +165,19 @@ def test_dead_engine_ends_the_batch_without_results() -> None:
         answer(client, [line("a"), line("b")])
 
 
+def test_full_disk_ends_the_batch_with_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def is_full(file: int, data: bytes) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    client = FakeClient()
+    with Journal(tmp_path / "out") as journal, pytest.raises(CommandError, match="No space left") as raised:
+        # Of this module alone: the event loop writes too.
+        monkeypatch.setattr(journal_module, "os", SimpleNamespace(write=is_full, fsync=os.fsync, close=os.close))
+        answering = answer_lines(application(client), client, read_lines([b"bad", line("a")]), journal.append, 1)
+        asyncio.run(answering)
+    assert "goes on from here" in raised.value.hint
+
+
 def test_journal_remembers_what_is_done(tmp_path: Path) -> None:
     path = tmp_path / "out"
     with Journal(path) as journal:
@@ -198,3 +215,5 @@ def test_journal_refuses_other_files_and_other_writers(tmp_path: Path) -> None:
         Journal(tmp_path / "out")
     with pytest.raises(CommandError, match="cannot write"):
         Journal(tmp_path / "no" / "out")
+    with pytest.raises(CommandError, match="no plain file"):
+        Journal(Path("/dev/full"))

@@ -6,6 +6,7 @@ write to one file.
 
 import fcntl
 import os
+import stat
 from pathlib import Path
 from types import TracebackType
 
@@ -37,6 +38,8 @@ class Journal:
         except OSError as error:
             raise CommandError(f"cannot write {path}: {error.strerror}", "choose another -o") from None
         try:
+            if not stat.S_ISREG(os.fstat(self._file).st_mode):
+                raise CommandError(f"{path} is no plain file", "use -o - for standard output")
             self._lock()
             if starts_over:
                 os.ftruncate(self._file, 0)
@@ -46,10 +49,19 @@ class Journal:
             raise
 
     def append(self, result: BatchResult) -> None:
-        """Add a result; it has outlived this process when this returns."""
+        """Add a result; it outlives this process when this returns.
+
+        Raises:
+            CommandError: the disk does not take it.
+        """
         data = msgspec.json.encode(result) + b"\n"
-        while data:
-            data = data[os.write(self._file, data) :]
+        try:
+            while data:
+                data = data[os.write(self._file, data) :]
+        except OSError as error:
+            raise CommandError(
+                f"cannot write {self.path}: {error.strerror}", "make room; the same command again goes on from here"
+            ) from None
 
     def close(self) -> None:
         """Bring everything to disk and let go of the file."""

@@ -9,6 +9,7 @@ from typing import Protocol
 import msgspec
 
 from octavo.frontend.cli.batch.lines import ID_PREFIX, Answered, BadLine, BatchRequest, BatchResult, Failure
+from octavo.frontend.cli.errors import CommandError
 from octavo.frontend.http.message import Request, Response
 from octavo.protocol.errors import EngineDeadError
 
@@ -65,6 +66,8 @@ async def answer_lines(
 
     Raises:
         EngineDeadError: the engine is gone; lines without a result can be tried again.
+        CommandError: a result cannot be written; likewise.
+        BrokenPipeError: nobody reads the results.
     """
     gate = asyncio.Semaphore(max_in_flight)
 
@@ -82,10 +85,8 @@ async def answer_lines(
                     continue
                 await gate.acquire()
                 group.create_task(answer(line))
-    except* EngineDeadError as dead:
-        raise dead.exceptions[0] from None
-    except* BrokenPipeError as broken:
-        raise broken.exceptions[0] from None
+    except* (EngineDeadError, CommandError, BrokenPipeError) as several:
+        raise several.exceptions[0] from None
 
 
 async def _answer(app: Application, engine: Engine, line: BatchRequest) -> BatchResult:
