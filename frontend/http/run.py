@@ -152,6 +152,7 @@ def make_serving(client: AsyncClient, config: ServerConfig, board: Board | None 
         max_stop_strings=config.max_stop_strings,
         chat=ChatSettings.of(config),
         profiler_dir=_profiler_dir(config),
+        forces_usage=config.enable_force_include_usage,
         request_log=RequestLog.of(config),
     )
     _check_chat_template(serving)

@@ -55,6 +55,8 @@ class Serving:
     chat: ChatSettings = field(default_factory=ChatSettings)
     profiler_dir: Path | None = None
     """Where traces go; None: none are made."""
+    forces_usage: bool = False
+    """Streams tell of usage unasked."""
     request_log: RequestLog | None = None
     """Tells of requests and answers; None: nothing does."""
     created: int = field(default_factory=lambda: int(time.time()))
@@ -228,10 +230,10 @@ class UsageWishes(TypedDict):
     has_running_usage: bool
 
 
-def wants_usage(asked: SamplingFields) -> UsageWishes:
+def wants_usage(serving: Serving, asked: SamplingFields) -> UsageWishes:
     """Return what a stream is to tell of usage."""
     options = asked.stream_options or StreamOptions()
-    has_usage = bool(options.include_usage)
+    has_usage = bool(options.include_usage) or serving.forces_usage
     return {"has_usage": has_usage, "has_running_usage": has_usage and bool(options.continuous_usage_stats)}
 
 

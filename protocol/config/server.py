@@ -76,6 +76,9 @@ class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             "dead; 0: never.",
         ),
     ] = 30.0
+    enable_force_include_usage: Annotated[
+        bool, Meta(description="Streams end with their usage whether stream_options asks for it or not.")
+    ] = False
     enable_request_id_headers: Annotated[
         bool, Meta(description="Every answer carries X-Request-Id: the caller's own, else a new one.")
     ] = True

@@ -41,6 +41,7 @@ def application(
         config.max_stop_strings,
         ChatSettings.of(config),
         None if config.torch_profiler_dir is None else Path(config.torch_profiler_dir),
+        config.enable_force_include_usage,
         RequestLog.of(config),
         created=1_700_000_000,
     )

@@ -154,6 +154,13 @@ def test_limits_of_one_request(change, param) -> None:
     )
 
 
+def test_usage_can_be_told_of_unasked() -> None:
+    for forced in (False, True):
+        config = ServerConfig(enable_force_include_usage=forced)
+        chunks = events(post(FakeClient(), PATH, ASK | {"stream": True}, config=config))
+        assert (chunks[-1]["choices"] == [] and chunks[-1]["usage"]["completion_tokens"] == 3) is forced
+
+
 # --- bodies ---------------------------------------------------------------------------------------
 
 

@@ -54,7 +54,7 @@ async def _answer(serving: Serving, request: Request, asked: ChatCompletionReque
         echo=_echo(asked),
         reading=talk.reading(serving.client.tokenizer),
         has_token_ids=bool(asked.return_token_ids),
-        **wants_usage(asked),
+        **wants_usage(serving, asked),
     )
     outputs = generate(serving, asked, {"prompt": text, "prompt_token_ids": token_ids}, params, answer_id)
     if asked.stream:

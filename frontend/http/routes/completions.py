@@ -38,7 +38,7 @@ async def create_completion(serving: Serving, request: Request) -> Response:
         names=TokenNames(serving.client.tokenizer, as_ids=bool(asked.return_tokens_as_token_ids)),
         num_logprobs=asked.logprobs,
         has_token_ids=bool(asked.return_token_ids),
-        **wants_usage(asked),
+        **wants_usage(serving, asked),
     )
     answer = CompletionAnswer(
         style,
