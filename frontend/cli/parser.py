@@ -14,6 +14,11 @@ EXIT_USAGE = 2
 GROUPS_WORD = "groups"
 """`--help=groups` lists the groups of flags."""
 
+_ALIASES = {"listgroup": GROUPS_WORD}
+"""Words that users of vLLM know."""
+
+_ALL = "all"
+
 
 class CommandParser(argparse.ArgumentParser):
     """An `ArgumentParser` that never guesses flags but suggests them.
@@ -78,6 +83,9 @@ class CommandParser(argparse.ArgumentParser):
 
         Ends the process with code 2 when there is none.
         """
+        word = _ALIASES.get(word, word)
+        if word == _ALL:
+            return self.format_help()
         if word == GROUPS_WORD:
             rows = [(name, group.title or "") for name, group in self.named_groups.items()]
             width = max((len(name) for name, _ in rows), default=0)

@@ -110,6 +110,8 @@ def test_help_on_a_group_shows_nothing_else(capsys) -> None:
     text = help_on(capsys, "serve", "--help=cache")
     assert "--block-size" in text and "--max-num-seqs" not in text
     groups = help_on(capsys, "serve", "--help=groups")
+    assert groups == help_on(capsys, "serve", "--help=listgroup")
+    assert help_on(capsys, "serve", "--help=all") == help_on(capsys, "serve", "--help")
     assert "  cache  " in groups and "  server  " in groups and "--" not in groups.partition(":")[2]
 
 
