@@ -1,0 +1,68 @@
+"""The chat templates in docs/templates: what they show, and that their parsers read the calls they write."""
+
+import json
+
+import pytest
+from source_tree import ROOT
+
+from octavo.frontend.text.chat_template import ChatTemplate
+from octavo.frontend.tools.registry import tool_parser
+
+TOOLS = [
+    {"type": "function", "function": {"name": name, "parameters": {"type": "object", "properties": {"x": {}}}}}
+    for name in ("first", "second")
+]
+CALLS = [("first", {"x": 'é "{}" </tool_call>'}), ("second", {}), ("first", {"x": [1, None, {"a": 2.5}]})]
+MESSAGES = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "Go on."},
+    {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [
+            {"id": str(number), "type": "function", "function": {"name": name, "arguments": json.dumps(arguments)}}
+            for number, (name, arguments) in enumerate(CALLS)
+        ],
+    },
+    *[{"role": "tool", "tool_call_id": str(number), "content": f"result {number}"} for number in range(3)],
+    {"role": "assistant", "content": "Done."},
+    {"role": "user", "content": "Thanks."},
+]
+ENDS = {"hermes": "<|im_end|>", "llama3_json": "<|eot_id|>"}
+HEADS = {"hermes": "<|im_start|>assistant\n", "llama3_json": "<|start_header_id|>assistant<|end_header_id|>\n\n"}
+
+
+def template(name: str) -> ChatTemplate:
+    return ChatTemplate((ROOT / "docs" / "templates" / f"{name}.jinja").read_text(), {"bos_token": "<|begin_of_text|>"})
+
+
+@pytest.mark.parametrize("name", ENDS)
+def test_the_parser_reads_what_the_template_writes(name: str) -> None:
+    text = template(name).render(MESSAGES, tools=TOOLS)
+    turn = text.split(HEADS[name])[1].partition(ENDS[name])[0]
+    parsed = tool_parser(name)([]).parse(turn, is_final=True)
+    assert [(call.name, json.loads(call.arguments)) for call in parsed.calls] == CALLS
+    assert parsed.content == ""
+
+
+@pytest.mark.parametrize("name", ENDS)
+def test_the_prompt_tells_of_tools_once_and_of_results_in_order(name: str) -> None:
+    text = template(name).render(MESSAGES, tools=TOOLS)
+    assert text.count('"name": "second", "parameters": {"type"' if name == "hermes" else '"name": "second",\n') == 1
+    assert [text.index(f"result {number}") for number in range(3)] == sorted(
+        text.index(f"result {n}") for n in range(3)
+    )
+    assert text.endswith(HEADS[name])
+    assert text.index("Be brief.") < text.index("Go on.") < text.index("result 0") < text.index("Done.")
+
+
+def test_without_tools_the_templates_are_plain() -> None:
+    messages = [{"role": "user", "content": "Hi."}]
+    assert template("hermes").render(messages) == "<|im_start|>user\nHi.<|im_end|>\n<|im_start|>assistant\n"
+    assert template("llama3_json").render(messages) == (
+        "<|begin_of_text|><|start_header_id|>user<|end_header_id|>\n\nHi.<|eot_id|>"
+        "<|start_header_id|>assistant<|end_header_id|>\n\n"
+    )
+    assert template("hermes").render(MESSAGES[:2], add_generation_prompt=False) == (
+        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nGo on.<|im_end|>\n"
+    )
