@@ -18,7 +18,7 @@ from torch import Tensor
 
 from octavo.kernels.linear import cpu
 from octavo.kernels.linear.native import Epilogue, NativeLinear, arguments
-from octavo.kernels.linear.packing import pack, pack_quantized
+from octavo.kernels.linear.packing import pack_coded, pack_plain, pack_quantized
 from octavo.kernels.linear.quantization import quantize_weight
 from octavo.kernels.native.arguments import Matrix, OperationEntry, ProgramArguments, StepArguments
 from octavo.kernels.native.library import NativeLibrary, load
@@ -45,13 +45,14 @@ SHAPES: dict[str, dict[str, tuple[int, int, Epilogue]]] = {
 COLD_BYTES = 160 << 20
 """Of all copies of a weight together: several times the last cache."""
 DTYPES = {"bf16": torch.bfloat16, "f32": torch.float32, "f16": torch.float16}
+OTHERS = ("bf16_12", "int8", "int4")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=SHAPES, default="135m")
     parser.add_argument("--shapes", nargs="+")
-    parser.add_argument("--kinds", nargs="+", default=["bf16", "int8", "int4"], choices=[*DTYPES, "int8", "int4"])
+    parser.add_argument("--kinds", nargs="+", default=["bf16", "bf16_12", "int8", "int4"], choices=[*DTYPES, *OTHERS])
     parser.add_argument("--rows", nargs="+", type=int, default=[1, 2, 4, 8, 16, 32, 64, 128, 512])
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--seconds", type=float, default=0.3, help="for each cell of the table")
@@ -62,7 +63,7 @@ def main() -> None:
     print(f"{library.isa}, {options.threads} threads")
     if not options.no_torch:
         print_limits()
-    print(f"{'':10}{'':6}{'rows':>5}{'us':>10}{'GB/s':>8}{'GFLOP/s':>9}{'torch us':>10}{'torch/ours':>11}")
+    print(f"{'':10}{'':8}{'rows':>5}{'us':>10}{'GB/s':>8}{'GFLOP/s':>9}{'torch us':>10}{'torch/ours':>11}")
     for name, (num_inputs, num_outputs, epilogue) in SHAPES[options.model].items():
         if options.shapes and name not in options.shapes:
             continue
@@ -70,7 +71,7 @@ def main() -> None:
             weight = torch.randn(num_outputs, num_inputs) / num_inputs**0.5
             cell = Cell(library, weight, kind, epilogue, options.threads, with_torch=not options.no_torch)
             for rows in options.rows:
-                print(f"{name:10}{kind:6}{rows:>5}" + cell.measure(rows, options.seconds))
+                print(f"{name:10}{kind:8}{rows:>5}" + cell.measure(rows, options.seconds))
 
 
 class Cell:
@@ -92,7 +93,11 @@ class Cell:
 
     def _pack(self, weight: Tensor) -> NativeLinear:
         if self.kind in DTYPES:
-            return pack(self.library, weight.to(DTYPES[self.kind]))
+            return pack_plain(self.library, weight.to(DTYPES[self.kind]))
+        if self.kind == "bf16_12":
+            packed = pack_coded(self.library, weight.bfloat16(), max_escapes=1.0)
+            assert packed is not None
+            return packed
         return pack_quantized(self.library, quantize_weight(self.library, weight, self.kind))
 
     def measure(self, rows: int, seconds: float) -> str:
@@ -113,7 +118,7 @@ class Cell:
     def _native(self, x: Tensor) -> tuple[Callable[[], object], list[object]]:
         """Return a call that multiplies by all copies, and what must stay alive for it."""
         width = self.num_outputs // 2 if self.epilogue == "silu_and_mul" else self.num_outputs
-        inputs = [x.to(torch.bfloat16) if self.kind == "bf16" else x]
+        inputs = [x.to(torch.bfloat16) if self.packed[0].dtype == torch.bfloat16 else x]
         if self.packed[0].is_quantized:
             quantized = quantize_rows(self.library, x, self.packed[0].group_size, self.threads)
             inputs = [quantized.levels_TI, quantized.scale_TG, quantized.sum_TG]

@@ -1,7 +1,9 @@
 // `linear`: x times a packed weight, with what follows it. The layout is in packed.h, the innermost loops in tile.h.
+#include <optional>
 #include <utility>
 
 #include "gelu/function.h"
+#include "linear/coded.h"
 #include "linear/packed.h"
 #include "linear/tile.h"
 #include "native/step.h"
@@ -14,13 +16,16 @@ namespace {
 constexpr int64_t kFewRows = 128;
 // Rows of a piece above that, at most and at least: more do not stay in a core's second-level cache with their sums
 // while all panels go over them, and fewer would read a panel for too little work.
-constexpr int64_t kMaxRowBlock = kFewRows, kMinRowBlock = 30;
+constexpr int64_t kMaxRowBlock = 256, kMinRowBlock = 30;
 // Above kFewRows the work is cut into at least so many pieces for each thread, so that all finish at about one time.
-constexpr int64_t kPiecesPerThread = 16;
-// Steps of a slice, at most: all row tiles go over it before the next one, which is fetched meanwhile. Short ones (32 KB of
-// bf16) stay in a first-level cache and let memory and arithmetic overlap early. From kLongFrom rows on arithmetic is
-// all that counts, and what a tile spends on its running sums between two slices; long ones stay in the second level.
+constexpr int64_t kPiecesPerThread = 8;
+// Steps of a slice, at most: all row tiles go over it before the next one, which is fetched meanwhile. Short ones, of
+// 32 KB of bf16, stay in a first-level cache and let memory and arithmetic overlap early. From kLongFrom rows on
+// arithmetic is all that counts, and what a tile spends on its running sums between two slices: long ones stay in the
+// second-level cache.
 constexpr int64_t kShortSlice = 128, kLongSlice = 288, kLongFrom = 48;
+// The same for bf16_12, of which 12 KB, once unpacked, lie in the first-level cache beside what comes next.
+constexpr int64_t kShortCodedSlice = 48, kLongCodedFrom = 24;
 
 inline F32x16 activate(Epilogue epilogue, F32x16 value) {
     switch (epilogue) {
@@ -45,6 +50,7 @@ struct Product {
     int64_t width;        // columns that are written
     int64_t up_panels;    // panels from a gate to its up; 0 without silu_and_mul
     int64_t num_slices;   // of a panel
+    bool is_coded;        // its slices have to be unpacked first
 
     // Writes columns [column, column + count) of one row, of one vector at most.
     template <typename Element>
@@ -77,15 +83,16 @@ struct Product {
         const int64_t group = weight.group_steps(), num_groups = weight.num_steps() / group;
         const int64_t begin = num_groups * number / num_slices * group;
         const int64_t end = num_groups * (number + 1) / num_slices * group;
-        const char* weights = weight.panels + piece.panel * weight.panel_bytes() +
-                              piece.first_block * weight.block_bytes() + begin * weight.step_bytes();
-        return {weights, piece.panel, piece.first_block, begin, end};
+        const int64_t skipped = is_coded ? 0 : piece.first_block * weight.block_bytes();
+        const char* weights = weight.panels + piece.panel * weight.panel_bytes() + skipped;
+        return {weights + begin * weight.step_bytes(), piece.panel, piece.first_block, begin, end};
     }
 
     // See `Ahead::per_row`.
     uint64_t bytes_per_row(const Piece& piece, int64_t num_rows) const {
-        const int64_t step_bytes = args.weight.step_bytes() / (piece.is_half ? 2 : 1);
-        return (static_cast<uint64_t>(step_bytes) << 16) / static_cast<uint64_t>(num_rows);
+        const int64_t step_bytes = args.weight.step_bytes() / (piece.is_half && !is_coded ? 2 : 1);
+        const int64_t rows = num_rows + (is_coded ? kUnpackRows : 0);
+        return (static_cast<uint64_t>(step_bytes) << 16) / static_cast<uint64_t>(rows);
     }
 
     // Adds up all slices of a panel, each for all rows, while the one after it is fetched, in the end the first of
@@ -96,15 +103,27 @@ struct Product {
         const int64_t num_rows = rows.end - rows.begin;
         const int64_t num_tiles = (num_rows + kMaxRows - 1) / kMaxRows;
         Ahead ahead{nullptr, bytes_per_row(piece, num_rows), 0};
+        alignas(64) char unpacked[kLongSlice * 256];
+        std::optional<Unpacker> unpacker;
+        if (is_coded) unpacker.emplace(args.weight, piece.panel, piece.first_block, piece.is_half);
         for (int64_t number = 0; number < num_slices; ++number) {
             const bool is_last = number + 1 == num_slices;
-            const Slice present = slice(piece, number);
+            Slice present = slice(piece, number);
             ahead.position = 0;
             ahead.next = (is_last ? slice(next, 0) : slice(piece, number + 1)).weights;
+            const Slice packed = present;
+            const bool in_first_tile = unpacker && unpacker->can_multiply(args, present, piece.is_half);
+            if (unpacker) present.weights = unpacked;
+            if (unpacker && !in_first_tile)
+                unpacker->unpack(packed.weights, packed.end - packed.begin, unpacked, ahead);
             for (int64_t i = 0; i < num_tiles; ++i) {  // tiles of sizes that differ by one at most
                 const Range tile{num_rows * i / num_tiles, num_rows * (i + 1) / num_tiles};
-                by_rows[tile.end - tile.begin - 1](
-                    args, present, rows.begin + tile.begin, sums + tile.begin * kPanelOutputs, ahead);
+                const int64_t size = tile.end - tile.begin, first_row = rows.begin + tile.begin;
+                float* tile_sums = sums + tile.begin * kPanelOutputs;
+                if (in_first_tile && i == 0)
+                    unpacker->unpack_and_multiply(args, packed, size, first_row, tile_sums, unpacked, ahead);
+                else
+                    by_rows[size - 1](args, present, first_row, tile_sums, ahead);
                 if (is_last) done(tile);
             }
         }
@@ -169,11 +188,14 @@ void run(const LinearArgs& args, const Step& step, const Thread& thread) {
     const bool is_gated = args.epilogue == Epilogue::silu_and_mul;
     const int64_t width = is_gated ? args.weight.num_outputs / 2 : args.weight.num_outputs;
     const PackedWeight& weight = args.weight;
+    const bool is_coded = weight.kind == Kind::bf16_12;
+    const bool is_short = step.num_rows < (is_coded ? kLongCodedFrom : kLongFrom);
+    const int64_t most_steps = !is_short ? kLongSlice : is_coded ? kShortCodedSlice : kShortSlice;
     const int64_t num_groups = weight.num_steps() / weight.group_steps();
-    const int64_t most_steps = std::max(step.num_rows < kLongFrom ? kShortSlice : kLongSlice, weight.group_steps());
-    const int64_t groups_per_slice = most_steps / weight.group_steps();
+    const int64_t groups_per_slice = std::max<int64_t>(most_steps / weight.group_steps(), 1);
     const int64_t num_slices = (num_groups + groups_per_slice - 1) / groups_per_slice;
-    const Product product{args, tiles_for(weight), width, is_gated ? width / kPanelOutputs : 0, num_slices};
+    const int64_t up_panels = is_gated ? width / kPanelOutputs : 0;
+    const Product product{args, tiles_for(weight), width, up_panels, num_slices, is_coded};
     if (step.num_rows <= kFewRows)
         product.few_rows(step.num_rows, thread);
     else

@@ -18,14 +18,17 @@ from octavo.kernels.native.library import NativeLibrary
 from octavo.kernels.native.value import Form
 from octavo.kernels.quantize.native import quantize_rows
 
-Kind = Literal["bf16", "f32", "f16", "u8", "u4"]
-KINDS: tuple[Kind, ...] = ("bf16", "f32", "f16", "u8", "u4")
-"""In the order of `octavo::Kind`."""
+Kind = Literal["bf16", "f32", "f16", "u8", "u4", "bf16_12"]
+KINDS: tuple[Kind, ...] = ("bf16", "f32", "f16", "u8", "u4", "bf16_12")
+"""In the order of `octavo::Kind`. The last one holds bfloat16 in 12 bits and a few bytes beside, without loss."""
 DTYPES: dict[Kind, torch.dtype] = {"bf16": torch.bfloat16, "f32": torch.float32, "f16": torch.float16}
-WORD_INPUTS: dict[Kind, int] = {"bf16": 2, "f32": 1, "f16": 1, "u8": 4, "u4": 8}
+"""Of weights that are packed number by number."""
+WORD_INPUTS: dict[Kind, int] = {"bf16": 2, "f32": 1, "f16": 1, "u8": 4, "u4": 8, "bf16_12": 2}
 """Inputs in one word of a panel."""
-WORD_BYTES: dict[Kind, int] = {"bf16": 4, "f32": 4, "f16": 2, "u8": 4, "u4": 4}
+WORD_BYTES: dict[Kind, int] = {"bf16": 4, "f32": 4, "f16": 2, "u8": 4, "u4": 4, "bf16_12": 3}
 PANEL_OUTPUTS = 64
+CODEBOOK_BYTES = 32
+"""See `Codebook` in `packed.h`: 16 bytes, and where the escapes of the two halves of the panel begin, int64."""
 
 Epilogue = Literal["none", "silu_and_mul", "gelu", "gelu_tanh", "relu"]
 EPILOGUES: tuple[Epilogue, ...] = ("none", "silu_and_mul", "gelu", "gelu_tanh", "relu")
@@ -40,6 +43,8 @@ class PackedWeight(ctypes.Structure):
         ("scales", ctypes.c_void_p),
         ("minimums", ctypes.c_void_p),
         ("bias", ctypes.c_void_p),
+        ("codebooks", ctypes.c_void_p),
+        ("escapes", ctypes.c_void_p),
         ("num_inputs", ctypes.c_int64),
         ("num_outputs", ctypes.c_int64),
         ("group_size", ctypes.c_int64),
@@ -78,6 +83,10 @@ class NativeLinear:
     scales: Tensor | None
     minimums: Tensor | None
     bias: Tensor | None
+    codebooks: Tensor | None = None
+    """Of bf16_12: one for each panel."""
+    escapes: Tensor | None = None
+    """Of bf16_12: the upper bytes that the codebooks do not have; at least one byte."""
 
     @property
     def is_quantized(self) -> bool:
@@ -87,14 +96,14 @@ class NativeLinear:
     @property
     def dtype(self) -> torch.dtype | None:
         """Of the rows that it was packed for; None: any float."""
-        return DTYPES.get(self.kind)
+        return torch.bfloat16 if self.kind == "bf16_12" else DTYPES.get(self.kind)
 
     @property
     def input_form(self) -> Form:
         """How the rows that are multiplied must be stored."""
         if self.is_quantized:
             return Form(torch.int8, self.group_size)
-        return Form(torch.bfloat16 if self.kind == "bf16" else torch.float32)
+        return Form(torch.bfloat16 if self.dtype == torch.bfloat16 else torch.float32)
 
     @property
     def num_bytes(self) -> int:
@@ -110,7 +119,8 @@ class NativeLinear:
             "group_size": self.group_size,
             "offset": self.offset,
         }
-        buffers = {"weight": self.weight, "scales": self.scales, "minimums": self.minimums, "bias": self.bias}
+        names = ("weight", "scales", "minimums", "bias", "codebooks", "escapes")
+        buffers = {name: getattr(self, name) for name in names}
         return header, {name: buffer for name, buffer in buffers.items() if buffer is not None}
 
     @classmethod
@@ -118,7 +128,7 @@ class NativeLinear:
         """Return the weight over buffers that begin at multiples of 64 bytes and are not copied.
 
         Raises:
-            ValueError: the header or the buffers' sizes are not what `to_buffers` gives.
+            ValueError: the header, the buffers' sizes or what codebooks point to are not what `to_buffers` gives.
         """
         kind = next((kind for kind in KINDS if kind == header.get("kind")), None)
         numbers = [header.get(name) for name in ("num_inputs", "num_outputs", "group_size", "offset")]
@@ -129,15 +139,25 @@ class NativeLinear:
             raise ValueError(f"not the header of a packed weight: {header}")
         num_panels = -(-num_outputs // PANEL_OUTPUTS)
         sizes = {"weight": num_panels * panel_bytes(kind, num_inputs, group_size), "bias": num_panels * 256}
+        needed = {"weight"}
         if group_size:
             num_groups = -(-num_inputs // group_size)
             sizes["scales"] = sizes["minimums"] = num_panels * num_groups * PANEL_OUTPUTS * 2
-        needed = {"weight", "scales"} if group_size else {"weight"}
+            needed.add("scales")
+        if kind == "bf16_12":
+            sizes["codebooks"] = num_panels * CODEBOOK_BYTES
+            sizes["escapes"] = buffers["escapes"].nbytes if "escapes" in buffers else 0
+            needed |= {"codebooks", "escapes"}
         if not needed <= set(buffers) or any(buffer.nbytes != sizes.get(name) for name, buffer in buffers.items()):
             found = {name: buffer.nbytes for name, buffer in buffers.items()}
             raise ValueError(f"buffers of {found} bytes for a packed weight of {sizes}")
-        parts = [buffers.get(name) for name in ("scales", "minimums", "bias")]
-        return cls(kind, num_inputs, num_outputs, group_size, offset, buffers["weight"], *parts)
+        parts = [buffers.get(name) for name in ("scales", "minimums", "bias", "codebooks", "escapes")]
+        packed = cls(kind, num_inputs, num_outputs, group_size, offset, buffers["weight"], *parts)
+        if kind == "bf16_12":
+            starts = first_escapes(buffers["codebooks"])
+            if int(starts[0]) != 0 or bool((starts.diff() < 0).any()) or int(starts[-1]) > buffers["escapes"].nbytes:
+                raise ValueError(f"escapes that begin at {int(starts.min())}..{int(starts.max())}, not in order")
+        return packed
 
     def structure(self) -> PackedWeight:
         """Return what C++ reads; it points into the buffers and keeps none of them alive."""
@@ -146,6 +166,8 @@ class NativeLinear:
             _address(self.scales),
             _address(self.minimums),
             _address(self.bias),
+            _address(self.codebooks),
+            _address(self.escapes),
             self.num_inputs,
             self.num_outputs,
             self.group_size,
@@ -209,6 +231,11 @@ def can_fuse(epilogue: Epilogue, packed: NativeLinear) -> bool:
 def panel_bytes(kind: Kind, num_inputs: int, group_size: int) -> int:
     """Return the bytes of one panel."""
     return num_steps(kind, num_inputs, group_size) * PANEL_OUTPUTS * WORD_BYTES[kind]
+
+
+def first_escapes(codebooks: Tensor) -> Tensor:
+    """Return where the escapes of each half of each panel begin, int64, a view of the codebooks."""
+    return codebooks.view(torch.int64).view(-1, CODEBOOK_BYTES // 8)[:, 2:].flatten()
 
 
 def num_steps(kind: Kind, num_inputs: int, group_size: int) -> int:

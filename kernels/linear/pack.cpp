@@ -1,10 +1,11 @@
 // Packing: from weights as checkpoints have them, output by output, to the panels of packed.h. Happens once, at load,
-// after quantize_weight.h if the weight is to be quantized.
+// after quantize_weight.h if the weight is to be quantized, before encode.h if it is to be coded.
 //
 // All panels have one form: for each step one word of each of the panel's 64 outputs. A word is a pair of bf16, one f32
 // or f16, four u8 levels, eight u4 levels, or the scale of one group. So packing takes 64 rows of words and transposes.
 #include <cstring>
 
+#include "linear/encode.h"
 #include "linear/packed.h"
 #include "linear/quantize_weight.h"
 #include "native/pool.h"
@@ -84,6 +85,7 @@ void pack(const PackArgs& args, const Thread& thread) {
                 const uint32_t low = read_word<uint32_t>(row, step * 8, num_inputs);
                 return low | read_word<uint32_t>(row, step * 8 + 4, num_inputs) << 4;
             });
+        case Kind::bf16_12: return;  // made of bf16 by `encode`
     }
 }
 
@@ -103,4 +105,6 @@ void pack(const PackArgs& args, const Thread& thread) {
     extern "C" int64_t octavo_##name##_args_size() { return sizeof(octavo::Args); }
 
 OCTAVO_ON_THREADS(pack, PackArgs, pack)
+OCTAVO_ON_THREADS(choose_codes, EncodeArgs, choose_codes)
+OCTAVO_ON_THREADS(encode, EncodeArgs, encode)
 OCTAVO_ON_THREADS(quantize_weight, QuantizeWeightArgs, quantize_weight)

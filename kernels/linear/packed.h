@@ -15,6 +15,8 @@
 //     u4     8 inputs   64 bytes   o0: four bytes; the low halves are k..k+3, the high ones k+4..k+7 | o1: ...
 //                                  (a step is two words of x)
 //
+// bf16_12 holds the same numbers as bf16 in three quarters of the memory; coded.h says how.
+//
 // The inputs are filled up with zeros to whole steps, those of u8 and u4 to whole groups. Scales and minimums of u8 and
 // u4 are f16 and lie beside: 64 for each group of each panel, panel by panel. A level means
 // `scale * (level - offset) + minimum`.
@@ -28,9 +30,15 @@ namespace octavo {
 constexpr int64_t kPanelOutputs = 64;
 constexpr int kBlocks = 4;  // of a panel
 
-enum class Kind : int32_t { bf16 = 0, f32 = 1, f16 = 2, u8 = 3, u4 = 4 };
+enum class Kind : int32_t { bf16 = 0, f32 = 1, f16 = 2, u8 = 3, u4 = 4, bf16_12 = 5 };
 
 inline bool is_quantized(Kind kind) { return kind == Kind::u8 || kind == Kind::u4; }
+
+// What a panel of bf16_12 is read with.
+struct Codebook {
+    uint8_t upper_bytes[16];   // by number; the last one is not used
+    int64_t first_escapes[2];  // where the streams of its halves begin
+};
 
 // `kernels/linear/native.py` mirrors it and owns what it points to.
 struct PackedWeight {
@@ -38,6 +46,8 @@ struct PackedWeight {
     const f16* scales;    // of u8 and u4
     const f16* minimums;  // null: zeros
     const float* bias;    // one for each output of all panels; null: zeros
+    const Codebook* codebooks;  // of bf16_12, one for each panel, and
+    const uint8_t* escapes;     //   the streams of all panels
     int64_t num_inputs;
     int64_t num_outputs;
     int64_t group_size;  // inputs that share a scale; 0 unless quantized
@@ -49,7 +59,8 @@ struct PackedWeight {
     // Inputs of a step.
     int64_t step_inputs() const {
         switch (kind) {
-            case Kind::bf16: return 2;
+            case Kind::bf16:
+            case Kind::bf16_12: return 2;
             case Kind::f32:
             case Kind::f16: return 1;
             case Kind::u8: return 4;
@@ -58,8 +69,9 @@ struct PackedWeight {
         return 8;
     }
 
+    // Of all but bf16_12, in which blocks are woven into one another.
     int64_t block_bytes() const { return kind == Kind::f16 ? 32 : 64; }
-    int64_t step_bytes() const { return kBlocks * block_bytes(); }
+    int64_t step_bytes() const { return kind == Kind::bf16_12 ? 192 : kBlocks * block_bytes(); }
 
     // Steps of a group; 1 unless quantized.
     int64_t group_steps() const { return is_quantized(kind) ? group_size / step_inputs() : 1; }
@@ -81,7 +93,7 @@ enum class Epilogue : int32_t {
 };
 
 struct LinearArgs {
-    Matrix x;         // bf16 for bf16, f32 for f32 and f16, i8 for u8 and u4, then with
+    Matrix x;         // bf16 for bf16 and bf16_12, f32 for f32 and f16, i8 for u8 and u4, then with
     Matrix x_scales;  //   f32, one for each group of each row, and
     Matrix x_sums;    //   i32, the sums of the levels of each group
     PackedWeight weight;

@@ -1,23 +1,36 @@
-"""Packs weights for `octavo.kernels.linear.native`, once, when a model is loaded. Quantizes nothing."""
+"""Packs weights for `octavo.kernels.linear.native`, once, when a model is loaded. Quantizes nothing.
+
+Large weights of bfloat16 take 12 bits each where that loses nothing, see `coded.h` and docs/adr/0014.
+"""
 
 import ctypes
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from octavo.kernels.linear.native import (
+    CODEBOOK_BYTES,
     DTYPES,
     KINDS,
     PANEL_OUTPUTS,
     WORD_BYTES,
     Kind,
     NativeLinear,
+    first_escapes,
     num_steps,
 )
 from octavo.kernels.linear.quantized import QuantizedWeight
 from octavo.kernels.native.arguments import Arguments
 from octavo.kernels.native.library import NativeLibrary
 from octavo.kernels.native.memory import allocate
+
+MIN_CODED_WEIGHTS = 2**16
+"""Of a weight; a smaller one stays in some cache, where there is nothing to be gained."""
+MAX_ESCAPES = 1 / 100
+"""Of the weights: more of them and unpacking takes longer than reading less of the memory saves."""
+ESCAPE_PADDING = 64
+"""Bytes after the last escape."""
 
 
 class PackArguments(Arguments):
@@ -35,12 +48,66 @@ class PackArguments(Arguments):
     )
 
 
+class EncodeArguments(Arguments):
+    """See `EncodeArgs` in `encode.h`."""
+
+    _fields_ = (
+        ("panels", ctypes.c_void_p),
+        ("num_panels", ctypes.c_int64),
+        ("num_steps", ctypes.c_int64),
+        ("codebooks", ctypes.c_void_p),
+        ("coded", ctypes.c_void_p),
+        ("escapes", ctypes.c_void_p),
+    )
+
+
 def pack(library: NativeLibrary, weight_OI: Tensor, bias_O: Tensor | None = None) -> NativeLinear:
-    """Pack a weight of bfloat16, float32 or float16."""
+    """Pack a weight of bfloat16, float32 or float16; one of bfloat16 in 12 bits where that pays."""
+    if weight_OI.dtype == torch.bfloat16 and weight_OI.numel() >= MIN_CODED_WEIGHTS:
+        packed = pack_coded(library, weight_OI, bias_O, max_escapes=MAX_ESCAPES)
+        if packed is not None:
+            return packed
+    return pack_plain(library, weight_OI, bias_O)
+
+
+def pack_plain(library: NativeLibrary, weight_OI: Tensor, bias_O: Tensor | None = None) -> NativeLinear:
+    """Pack a weight of bfloat16, float32 or float16 number by number."""
     kind = next(kind for kind, dtype in DTYPES.items() if dtype == weight_OI.dtype)
     num_outputs, num_inputs = weight_OI.shape
     panels = _pack_rows(library, kind, weight_OI, num_steps(kind, num_inputs, 0))
     return NativeLinear(kind, num_inputs, num_outputs, 0, 0, panels, None, None, _pack_bias(bias_O))
+
+
+def pack_coded(
+    library: NativeLibrary, weight_OI: Tensor, bias_O: Tensor | None = None, *, max_escapes: float
+) -> NativeLinear | None:
+    """Pack a weight of bfloat16 in 12 bits, or return None.
+
+    Args:
+        library: that will multiply by it.
+        weight_OI: any values; each comes out as it is, to the bit.
+        bias_O: of any float.
+        max_escapes: the part of the weights that may need their upper byte beside; otherwise None is returned.
+    """
+    num_outputs, num_inputs = weight_OI.shape
+    steps = num_steps("bf16", num_inputs, 0)
+    num_panels = -(-num_outputs // PANEL_OUTPUTS)
+    panels = _pack_rows(library, "bf16", weight_OI, steps, new=_temporary)
+    codebooks = allocate(num_panels * CODEBOOK_BYTES)
+    call = EncodeArguments(panels.data_ptr(), num_panels, steps, codebooks.data_ptr(), None, None)
+    call_on_threads(library, "choose_codes", call)
+    starts = first_escapes(codebooks)
+    ends = starts.cumsum(0)
+    num_escapes = int(ends[-1])
+    if num_escapes > max_escapes * weight_OI.numel():
+        return None
+    codebooks.view(torch.int64).view(num_panels, -1)[:, 2:] = (ends - starts).view(num_panels, 2)
+    coded = allocate(num_panels * steps * PANEL_OUTPUTS * WORD_BYTES["bf16_12"])
+    escapes = allocate(num_escapes + ESCAPE_PADDING)
+    call.coded, call.escapes = coded.data_ptr(), escapes.data_ptr()
+    call_on_threads(library, "encode", call)
+    bias = _pack_bias(bias_O)
+    return NativeLinear("bf16_12", num_inputs, num_outputs, 0, 0, coded, None, None, bias, codebooks, escapes)
 
 
 def pack_quantized(library: NativeLibrary, weight: QuantizedWeight, bias_O: Tensor | None = None) -> NativeLinear:
@@ -67,11 +134,18 @@ def call_on_threads(library: NativeLibrary, name: str, arguments: Arguments) -> 
     function(ctypes.addressof(arguments), torch.get_num_threads())
 
 
-def _pack_rows(library: NativeLibrary, kind: Kind, rows_ON: Tensor, steps: int) -> Tensor:
-    """Return `steps` words of each row as panels."""
+def _temporary(num_bytes: int) -> Tensor:
+    # Not `allocate`: there a small buffer shares its memory with others, and it all stays until the last of them goes.
+    return torch.empty(num_bytes, dtype=torch.uint8)
+
+
+def _pack_rows(
+    library: NativeLibrary, kind: Kind, rows_ON: Tensor, steps: int, new: Callable[[int], Tensor] = allocate
+) -> Tensor:
+    """Return `steps` words of each row as panels, in memory of `new`."""
     rows_ON = rows_ON if rows_ON.stride(1) == 1 else rows_ON.contiguous()
     num_outputs, num_numbers = rows_ON.shape
-    panels = allocate(-(-num_outputs // PANEL_OUTPUTS) * PANEL_OUTPUTS * steps * WORD_BYTES[kind])
+    panels = new(-(-num_outputs // PANEL_OUTPUTS) * PANEL_OUTPUTS * steps * WORD_BYTES[kind])
     row_bytes = rows_ON.stride(0) * rows_ON.element_size()
     call = PackArguments(
         rows_ON.data_ptr(), row_bytes, num_numbers, num_outputs, steps, panels.data_ptr(), KINDS.index(kind), 0

@@ -97,16 +97,26 @@ using Tile = void (*)(const LinearArgs& args, const Slice& slice, int64_t first_
 struct Bf16Format {
     static constexpr int64_t kInputs = 2;
     static constexpr int64_t kBlockBytes = 64;
+    static constexpr int64_t kStoredBytes = 256;  // of a step in memory
+    static constexpr int lines(int count) { return count; }  // of it, for so many blocks
     using Vector = Bf16Pairs;
     static Vector weights(const char* p) { return load_pairs(p); }
     static Vector inputs(uint32_t word) { return set1_pair(word); }
     static F32x16 add_products(F32x16 sums, Vector weights, Vector inputs) { return dot(sums, weights, inputs); }
 };
 
+// Of bf16_12, once it is unpacked.
+struct UnpackedFormat : Bf16Format {
+    static constexpr int64_t kStoredBytes = 192;
+    static constexpr int lines(int) { return 3; }
+};
+
 template <typename Element>
 struct FloatFormat {
     static constexpr int64_t kInputs = 1;
     static constexpr int64_t kBlockBytes = 16 * sizeof(Element);
+    static constexpr int64_t kStoredBytes = kBlocks * kBlockBytes;
+    static constexpr int lines(int count) { return static_cast<int>(count * kBlockBytes / 64); }
     using Vector = F32x16;
     static Vector weights(const char* p) { return load(reinterpret_cast<const Element*>(p)); }
     static Vector inputs(uint32_t word) {
@@ -141,7 +151,6 @@ struct FloatTiles {
     template <int kRows, int kTileBlocks, int kCount, int kSkipped>
     static void compute(const LinearArgs& args, const Slice& slice, int64_t first_row, float* sums, Ahead& ahead) {
         constexpr int64_t kStepBytes = kBlocks * Format::kBlockBytes;
-        constexpr int kLines = kCount * Format::kBlockBytes / 64;
         const char* weights = slice.weights + kSkipped * Format::kBlockBytes;
         const char* x = args.x.row<const char>(first_row) + slice.begin * 4;
         const int64_t row_bytes = args.x.row_bytes;
@@ -155,7 +164,7 @@ struct FloatTiles {
             typename Format::Vector blocks[kTileBlocks];
             OCTAVO_UNROLL for (int block = 0; block < kTileBlocks; ++block)
                 blocks[block] = Format::weights(weights + block * Format::kBlockBytes);
-            if constexpr (kSkipped == 0) fetching.fetch<kRows, kLines, kStepBytes>();
+            if constexpr (kSkipped == 0) fetching.fetch<kRows, Format::lines(kCount), Format::kStoredBytes>();
             OCTAVO_UNROLL for (int row = 0; row < kRows; ++row) {
                 const auto inputs = Format::inputs(load_word(x + row * row_bytes));
                 OCTAVO_UNROLL for (int block = 0; block < kTileBlocks; ++block)
@@ -292,9 +301,11 @@ inline const Tiles& tiles_for(const PackedWeight& weight) {
     const bool is_affine = weight.minimums != nullptr;
     switch (weight.kind) {
         case Kind::bf16: return kTiles<FloatTiles<Bf16Format>>;
+        case Kind::bf16_12: return kTiles<FloatTiles<UnpackedFormat>>;
         case Kind::f32: return kTiles<FloatTiles<FloatFormat<float>>>;
         case Kind::f16: return kTiles<FloatTiles<FloatFormat<f16>>>;
-        case Kind::u8: return is_affine ? kTiles<QuantizedTiles<ByteFormat, true>> : kTiles<QuantizedTiles<ByteFormat, false>>;
+        case Kind::u8:
+            return is_affine ? kTiles<QuantizedTiles<ByteFormat, true>> : kTiles<QuantizedTiles<ByteFormat, false>>;
         case Kind::u4: break;
     }
     return is_affine ? kTiles<QuantizedTiles<NibbleFormat, true>> : kTiles<QuantizedTiles<NibbleFormat, false>>;

@@ -13,7 +13,7 @@ from octavo.kernels.dispatch import ShapeError
 from octavo.kernels.gelu.reference import gelu
 from octavo.kernels.linear import Packer, cases, linear
 from octavo.kernels.linear.native import DTYPES, PANEL_OUTPUTS, WORD_INPUTS, Epilogue, NativeLinear, can_fuse
-from octavo.kernels.linear.packing import pack
+from octavo.kernels.linear.packing import pack_plain as pack
 from octavo.kernels.native.library import NativeLibrary, load
 
 CPU = torch.device("cpu")

@@ -24,7 +24,7 @@ from torch import Tensor
 from octavo.kernels.native.memory import HUGE_PAGE_BYTES, map_file
 
 MAGIC = b"octavoPW"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 """Counts the changes to this module's layout and to what `packed_weights` writes."""
 ALIGNMENT = 64
 """A cache line, and the widest vector."""

@@ -1,0 +1,215 @@
+// bfloat16 in 12 bits, without loss: how a coded weight is read. encode.h writes it; the layout of a step is below.
+//
+// The upper byte of a bfloat16, its sign and seven bits of its exponent, has few values in any weight: two exponents
+// share one, and nearly all weights of a layer lie within a factor of 2^14. So each panel has a table of its 15 most
+// frequent upper bytes, and a weight is its lower byte and the 4-bit number of its upper one. The number 15 means that
+// the upper byte is the next one of a stream beside (one for each half of a panel, step by step). What is unpacked are
+// the very bits that were packed, in the layout of Kind::bf16, so products come out the same.
+//
+// A step, 128 weights in three cache lines; a pair is two blocks, a half of the panel:
+//
+//     64 bytes   lower bytes of the first pair
+//     64 bytes   lower bytes of the second pair
+//     64 bytes   numbers: of the first pair in the low four bits, of the second in the high ones
+//
+// Within each line, byte 16 l + 8 b + i belongs to weight 8 l + i of block b of the pair: then lower and upper bytes
+// only have to be interleaved within 16 bytes, which is one instruction for each block (punpcklbw, punpckhbw).
+#pragma once
+
+#include "linear/packed.h"
+#include "linear/tile.h"
+
+namespace octavo {
+namespace {
+
+constexpr int64_t kCodedStepBytes = 192;
+constexpr int64_t kPairWeights = 64;
+constexpr uint8_t kEscape = 15;
+
+// Unpacking a step takes about as long as multiplying it by so many rows.
+constexpr int kUnpackRows = 3;
+
+// Where the upper byte of a pair's weight `position` lies in the two blocks of the pair.
+constexpr int64_t upper_byte(int64_t position) {
+    const int64_t lane = position / 16, block = position % 16 / 8, index = position % 8;
+    return block * 64 + (lane * 8 + index) * 2 + 1;
+}
+
+// Puts the escaped upper bytes where they belong and returns the rest of the stream.
+inline const uint8_t* put_escapes(char* blocks, uint64_t positions, const uint8_t* escapes) {
+    for (; positions != 0; positions &= positions - 1)
+        blocks[upper_byte(__builtin_ctzll(positions))] = static_cast<char>(*escapes++);
+    return escapes;
+}
+
+// Joins the lower bytes and numbers of one pair to two blocks, and returns where the numbers are kEscape.
+// The numbers are the low (kPair 0) or high four bits of `codes`.
+#if defined(OCTAVO_AVX512)
+template <int kPair>
+inline uint64_t join_pair(const char* lower, const char* codes, const uint8_t* upper_bytes, char* blocks) {
+    const __m512i mask = _mm512_set1_epi8(0x0f);
+    const __m512i table = _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(upper_bytes)));
+    const __m512i both = _mm512_loadu_si512(codes);
+    const __m512i numbers = _mm512_and_si512(kPair == 0 ? both : _mm512_srli_epi16(both, 4), mask);
+    const __m512i upper = _mm512_shuffle_epi8(table, numbers), low = _mm512_loadu_si512(lower);
+    _mm512_store_si512(blocks, _mm512_unpacklo_epi8(low, upper));
+    _mm512_store_si512(blocks + 64, _mm512_unpackhi_epi8(low, upper));
+    return _mm512_cmpeq_epi8_mask(numbers, mask);
+}
+#elif defined(OCTAVO_AVX2)
+template <int kPair>
+inline uint64_t join_pair(const char* lower, const char* codes, const uint8_t* upper_bytes, char* blocks) {
+    const __m256i mask = _mm256_set1_epi8(0x0f);
+    const __m256i table = _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(upper_bytes)));
+    uint64_t positions = 0;
+    for (int part = 0; part < 64; part += 32) {
+        const __m256i both = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes + part));
+        const __m256i numbers = _mm256_and_si256(kPair == 0 ? both : _mm256_srli_epi16(both, 4), mask);
+        const __m256i upper = _mm256_shuffle_epi8(table, numbers);
+        const __m256i low = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(lower + part));
+        _mm256_store_si256(reinterpret_cast<__m256i*>(blocks + part), _mm256_unpacklo_epi8(low, upper));
+        _mm256_store_si256(reinterpret_cast<__m256i*>(blocks + 64 + part), _mm256_unpackhi_epi8(low, upper));
+        const int escaped = _mm256_movemask_epi8(_mm256_cmpeq_epi8(numbers, mask));
+        positions |= static_cast<uint64_t>(static_cast<uint32_t>(escaped)) << part;
+    }
+    return positions;
+}
+#else
+template <int kPair>
+inline uint64_t join_pair(const char* lower, const char* codes, const uint8_t* upper_bytes, char* blocks) {
+    uint64_t positions = 0;
+    for (int64_t position = 0; position < kPairWeights; ++position) {
+        const uint8_t number = static_cast<uint8_t>(codes[position]) >> (4 * kPair) & 0x0f;
+        blocks[upper_byte(position) - 1] = lower[position];
+        blocks[upper_byte(position)] = static_cast<char>(upper_bytes[number]);
+        positions |= static_cast<uint64_t>(number == kEscape) << position;
+    }
+    return positions;
+}
+#endif
+
+// Unpacks the slices of one panel, or of one half of it, from the first to the last.
+class Unpacker {
+   public:
+    Unpacker(const PackedWeight& weight, int64_t panel, int64_t first_block, bool is_half)
+        : codebook_(weight.codebooks[panel]), first_pair_(first_block / 2), last_pair_(is_half ? first_pair_ : 1) {
+        for (int pair = 0; pair < 2; ++pair) escapes_[pair] = weight.escapes + codebook_.first_escapes[pair];
+    }
+
+    // Writes the blocks of `num_steps` steps as Kind::bf16 has them, the wanted half of each, to `unpacked`, which is
+    // aligned to 64 bytes, and fetches meanwhile.
+    void unpack(const char* coded, int64_t num_steps, char* unpacked, Ahead& ahead) {
+        if (first_pair_ != last_pair_)
+            unpack_pairs<true, true>(coded, num_steps, unpacked, ahead);
+        else if (first_pair_ == 0)
+            unpack_pairs<true, false>(coded, num_steps, unpacked, ahead);
+        else
+            unpack_pairs<false, true>(coded, num_steps, unpacked, ahead);
+    }
+
+    // Whether `unpack_and_multiply` may be called: for all blocks, where no input lacks its pair.
+    bool can_multiply(const LinearArgs& args, const Slice& slice, bool is_half) const {
+#if defined(OCTAVO_AVX512_BF16)
+        return !is_half && slice.end <= args.weight.num_inputs / 2;
+#else
+        (void)args, (void)slice, (void)is_half;
+        return false;
+#endif
+    }
+
+    // Unpacks a slice and multiplies some rows by it at the same time: `unpack`, and then a `Tile`.
+    void unpack_and_multiply(
+        const LinearArgs& args, const Slice& slice, int64_t num_rows, int64_t first_row, float* sums, char* unpacked,
+        Ahead& ahead) {
+        switch (num_rows) {
+            case 1: return multiply<1>(args, slice, first_row, sums, unpacked, ahead);
+            case 2: return multiply<2>(args, slice, first_row, sums, unpacked, ahead);
+            case 3: return multiply<3>(args, slice, first_row, sums, unpacked, ahead);
+            case 4: return multiply<4>(args, slice, first_row, sums, unpacked, ahead);
+            case 5: return multiply<5>(args, slice, first_row, sums, unpacked, ahead);
+            default: return multiply<kMaxRows>(args, slice, first_row, sums, unpacked, ahead);
+        }
+    }
+
+   private:
+    template <int kRows>
+    void multiply(
+        const LinearArgs& args, const Slice& slice, int64_t first_row, float* sums, char* unpacked, Ahead& ahead);
+
+    template <bool kFirst, bool kSecond>
+    void unpack_pairs(const char* coded, int64_t num_steps, char* unpacked, Ahead& ahead) {
+        Ahead fetching = ahead;
+        for (int64_t step = 0; step < num_steps; ++step, coded += kCodedStepBytes, unpacked += 256) {
+            fetching.fetch<kUnpackRows, 3, kCodedStepBytes>();
+            if constexpr (kFirst) {
+                const uint64_t escaped = join_pair<0>(coded, coded + 128, codebook_.upper_bytes, unpacked);
+                if (escaped != 0) [[unlikely]] escapes_[0] = put_escapes(unpacked, escaped, escapes_[0]);
+            }
+            if constexpr (kSecond) {
+                char* blocks = unpacked + (kFirst ? 128 : 0);
+                const uint64_t escaped = join_pair<1>(coded + 64, coded + 128, codebook_.upper_bytes, blocks);
+                if (escaped != 0) [[unlikely]] escapes_[1] = put_escapes(blocks, escaped, escapes_[1]);
+            }
+        }
+        ahead = fetching;
+    }
+
+    const Codebook& codebook_;
+    const int64_t first_pair_, last_pair_;
+    const uint8_t* escapes_[2];
+};
+
+#if defined(OCTAVO_AVX512_BF16)
+// The blocks go from the registers into the products and to memory, for the other row tiles. So the time to unpack is
+// hidden behind the products, which need other parts of the processor.
+template <int kRows>
+void Unpacker::multiply(
+    const LinearArgs& args, const Slice& slice, int64_t first_row, float* sums, char* unpacked, Ahead& ahead) {
+    const char* coded = slice.weights;
+    const char* x = args.x.row<const char>(first_row) + slice.begin * 4;
+    const int64_t row_bytes = args.x.row_bytes;
+    const __m512i mask = _mm512_set1_epi8(0x0f);
+    const __m512i table =
+        _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(codebook_.upper_bytes)));
+    const uint8_t* escapes[2] = {escapes_[0], escapes_[1]};
+    F32x16 tile[kRows][kBlocks];
+    begin_tile(tile, slice, sums);
+    Ahead fetching = ahead;
+
+    for (int64_t step = slice.begin; step < slice.end; ++step, coded += kCodedStepBytes, unpacked += 256, x += 4) {
+        Bf16Pairs blocks[kBlocks];
+        OCTAVO_UNROLL for (int pair = 0; pair < 2; ++pair) {
+            const __m512i both = _mm512_loadu_si512(coded + 128);
+            const __m512i numbers = _mm512_and_si512(pair == 0 ? both : _mm512_srli_epi16(both, 4), mask);
+            const __m512i upper = _mm512_shuffle_epi8(table, numbers), low = _mm512_loadu_si512(coded + pair * 64);
+            blocks[pair * 2].v = _mm512_unpacklo_epi8(low, upper);
+            blocks[pair * 2 + 1].v = _mm512_unpackhi_epi8(low, upper);
+            char* stored = unpacked + pair * 128;
+            _mm512_store_si512(stored, blocks[pair * 2].v);
+            _mm512_store_si512(stored + 64, blocks[pair * 2 + 1].v);
+            const uint64_t escaped = _mm512_cmpeq_epi8_mask(numbers, mask);
+            if (escaped != 0) [[unlikely]] {
+                escapes[pair] = put_escapes(stored, escaped, escapes[pair]);
+                blocks[pair * 2] = load_pairs(stored);
+                blocks[pair * 2 + 1] = load_pairs(stored + 64);
+            }
+        }
+        fetching.fetch<kRows + kUnpackRows, 3, kCodedStepBytes>();
+        OCTAVO_UNROLL for (int row = 0; row < kRows; ++row) {
+            const Bf16Pairs inputs = set1_pair(load_word(x + row * row_bytes));
+            OCTAVO_UNROLL for (int block = 0; block < kBlocks; ++block)
+                tile[row][block] = dot(tile[row][block], blocks[block], inputs);
+        }
+    }
+    escapes_[0] = escapes[0];
+    escapes_[1] = escapes[1];
+    ahead = fetching;
+    end_tile(tile, sums);
+}
+#else
+template <int kRows>
+void Unpacker::multiply(const LinearArgs&, const Slice&, int64_t, float*, char*, Ahead&) {}
+#endif
+
+}  // namespace
+}  // namespace octavo
