@@ -14,10 +14,10 @@ from octavo.frontend.cli.batch.journal import Journal, StandardOutput
 from octavo.frontend.cli.batch.lines import BadLine, BatchRequest, BatchResult, read_lines
 from octavo.frontend.cli.errors import CommandError
 from octavo.frontend.cli.flags import FlagParser, config_parser, configurations
+from octavo.frontend.cli.start_log import start_log
 from octavo.protocol.config import EngineConfig, ServerConfig
 from octavo.protocol.env import set_default
 from octavo.protocol.errors import EngineDeadError
-from octavo.protocol.log import configure_logging
 
 STANDARD = "-"
 """Standard input or output in place of a file."""
@@ -62,7 +62,7 @@ def run(words: list[str]) -> int:
         raise CommandError("--max-inflight must be 1 or more")
     starts_over = settings.pop("overwrite", False)
     engine, server = configurations(settings)
-    configure_logging("Frontend", (server.log_level or "WARNING").upper())
+    start_log(server.log_level or "WARNING")
     with (
         _open_input(paths[0]) as source,
         nullcontext(StandardOutput())

@@ -5,14 +5,11 @@ import time
 from typing import Any
 
 from octavo.frontend.cli.flags import FlagParser, config_parser, configurations
+from octavo.frontend.cli.start_log import start_log
 from octavo.frontend.http.listener import Listener, listen
 from octavo.frontend.spawn import Timeline, read_config, spawn_engine
 from octavo.protocol.config import EngineConfig, ServerConfig
 from octavo.protocol.env import Env
-from octavo.protocol.errors import ConfigError
-from octavo.protocol.log import configure_logging
-
-LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 
 EXIT_SIGNAL = 128
 
@@ -25,10 +22,7 @@ def run(words: list[str]) -> int:
         EngineDeadError: the engine died while serving.
     """
     engine, server = configurations(read_settings(words))
-    level = (server.log_level or Env.read().log_level).upper()
-    if level not in LOG_LEVELS:
-        raise ConfigError(f"log_level: {level!r} is not one of {', '.join(LOG_LEVELS)}", phase="configuration")
-    configure_logging("Frontend", level)
+    start_log(server.log_level or Env.read().log_level)
     # First of all, so that a taken port is known before anything is loaded.
     listener = listen(server)
     try:
