@@ -172,4 +172,4 @@ def _address(array: npt.NDArray[Any]) -> int:
     perf: `array.ctypes.data` runs through half a page of Python, seven times a step.
     """
     assert array.flags.c_contiguous
-    return ctypes.addressof(ctypes.c_char.from_buffer(array))
+    return ctypes.addressof(ctypes.c_char.from_buffer(array.data))
