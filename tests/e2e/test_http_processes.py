@@ -49,6 +49,12 @@ def until(condition, timeout_s: float = 30) -> None:
         time.sleep(0.05)
 
 
+def num_seen(server: Server) -> float:
+    """How many requests run, wait or have ended."""
+    ended = sample(server.get("/metrics").text, "octavo:request_success_total")
+    return server.get("/load").json()["server_load"] + ended
+
+
 def sample(text: str, name: str) -> float:
     return sum(float(value) for value in re.findall(rf"^{name}(?:{{.*}})? (\S+)$", text, re.M))
 
@@ -104,7 +110,7 @@ def test_a_signal_drains_all_of_them(model: Path) -> None:
     # One at a time, so that most of them still wait when the signal comes.
     with several(model, "--max-num-seqs", "1") as server, ThreadPoolExecutor(12) as pool:
         asked = [pool.submit(server.post, "/v1/completions", long) for _ in range(12)]
-        until(lambda: server.get("/load").json()["server_load"] >= 8)
+        until(lambda: num_seen(server) == len(asked))
         pids = descendants(server.process.pid)
         server.signal(signal.SIGTERM)
         reasons = [future.result().json()["choices"][0]["finish_reason"] for future in asked]
