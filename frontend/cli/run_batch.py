@@ -127,8 +127,10 @@ class Batch:
         from octavo.frontend.cli.batch.runner import answer_lines
         from octavo.frontend.client import AsyncClient
         from octavo.frontend.http.app import App
+        from octavo.frontend.http.conversation import ChatSettings
         from octavo.frontend.http.run import make_serving
 
+        ChatSettings.of(server)  # what is wrong with its flags is told now, not when the engine is there
         async with AsyncClient.launch(config=config) as client:
             app = App(make_serving(client, server))
             limit = max_in_flight or IN_FLIGHT_PER_SLOT * client.facts.max_num_seqs

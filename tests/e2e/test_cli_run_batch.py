@@ -125,5 +125,8 @@ def test_results_of_another_batch_are_not_mixed_in(model: Path, tmp_path: Path) 
 def test_missing_input_and_flags(model: Path, tmp_path: Path) -> None:
     done = subprocess.run(command(model, "-i", tmp_path / "no", "-o", "-"), capture_output=True, text=True, check=False)
     assert done.returncode == 1 and "cannot read" in done.stderr
+    words = ["-i", write_input(tmp_path / "in.jsonl", 1), "-o", "-", "--tool-call-parser", "nobodys"]
+    done = subprocess.run(command(model, *words), capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and "nobodys" in done.stderr
     done = subprocess.run(command(model, "-o", "-"), capture_output=True, text=True, check=False)
     assert done.returncode == 2 and "-i/--input-file" in done.stderr
