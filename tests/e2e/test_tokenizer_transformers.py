@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import small_tokenizers
+from source_tree import ROOT
 
 from octavo.frontend.text.chat_template import ChatTemplate
 from octavo.frontend.text.tokenizer import Tokenizer
@@ -113,3 +114,23 @@ def test_older_files_are_converted(tmp_path: Path, adds_bos: bool) -> None:
         assert ours.encode(text) == theirs.encode(text)
         assert ours.encode(text, add_special_tokens=False) == theirs.encode(text, add_special_tokens=False)
     assert (ours.encode("the")[0] == ours.bos_token_id) is adds_bos
+
+
+@pytest.mark.parametrize("name", ["hermes", "llama3_json"])
+def test_calls_and_results_are_rendered_as_transformers_does(name: str) -> None:
+    source = (ROOT / "docs" / "templates" / f"{name}.jinja").read_text()
+    arguments = {"city": "Köln", "days": [1, None]}
+
+    def conversation(arguments: Any, content: str | None) -> list[dict[str, Any]]:
+        call = {"id": "1", "type": "function", "function": {"name": "weather", "arguments": arguments}}
+        return [
+            {"role": "system", "content": "Be brief."},
+            {"role": "user", "content": "Weather?"},
+            {"role": "assistant", "content": content, "tool_calls": [call, call]},
+            {"role": "tool", "tool_call_id": "1", "content": "sunny"},
+        ]
+
+    # The API has arguments as text and may leave the content out.
+    ours = our_text(source, conversation(json.dumps(arguments), None), tools=[TOOL])
+    theirs = their_text(source, conversation(arguments, ""), tools=[TOOL], add_generation_prompt=True)
+    assert ours == theirs

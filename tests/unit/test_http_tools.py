@@ -12,7 +12,7 @@ from http_client import URL, _http, application, events, listening, post
 from octavo.frontend.http.conversation import ChatSettings
 from octavo.frontend.text.chat_template import ChatTemplate
 from octavo.protocol.config import ServerConfig
-from octavo.protocol.errors import ConfigError
+from octavo.protocol.errors import ConfigError, PromptTooLongError
 
 PATH = "/v1/chat/completions"
 WEATHER = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
@@ -310,3 +310,24 @@ def test_flags_that_do_not_fit_are_told_at_the_start(caplog: pytest.LogCaptureFi
         ChatSettings.of(ServerConfig(tool_call_parser="x"))
     with pytest.raises(ConfigError, match="no reasoning parser 'x'"):
         ChatSettings.of(ServerConfig(reasoning_parser="x"))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("inner", "fields", "outer"),
+    [
+        ("max_tokens", {"max_completion_tokens": 9}, "max_completion_tokens"),
+        ("max_tokens", {"max_tokens": 9}, "max_tokens"),
+        ("logprobs", {"logprobs": True, "top_logprobs": 9}, "top_logprobs"),
+        ("prompt", {}, "messages"),
+        ("seed", {}, "seed"),
+    ],
+)
+def test_errors_of_the_engine_name_the_requests_own_fields(
+    inner: str, fields: dict[str, Any], outer: str, stream: bool
+) -> None:
+    client = ToolClient()
+    client.error = PromptTooLongError(f"{inner} is wrong", inner)
+    error = post(client, PATH, ask(stream=stream, **fields)).json()["error"]
+    assert (error["code"], error["param"]) == (400, outer)
+    assert error["message"] == f"{inner if inner == 'prompt' else outer} is wrong"
