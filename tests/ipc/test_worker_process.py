@@ -35,6 +35,7 @@ from octavo.protocol.steps import (
     StepPlan,
     StepResult,
     Stop,
+    TokenMasks,
 )
 from octavo.protocol.supervise import Child, ChildExited
 
@@ -253,3 +254,44 @@ def _is_running(pid: int) -> bool:
         return _stat(pid)[0] not in "ZX"
     except FileNotFoundError:
         return False
+
+
+def masked_plan(sequence: int, start: int, num_tokens: int) -> StepPlan:
+    """A step of the request of `plan` that awaits masks."""
+    return StepPlan(sequence, [], [], [], [Scheduled(0, start, num_tokens, True)], awaits_masks=True)
+
+
+def mask(config: ResolvedConfig, token_id: int) -> tuple[int, bytes]:
+    words = bytearray(4 * -(-config.model.vocab_size // 32))
+    words[token_id // 8] |= 1 << token_id % 8
+    return 0, bytes(words)
+
+
+def test_steps_wait_for_their_masks_and_plans_for_the_steps(config: ResolvedConfig, tmp_path: Path) -> None:
+    with worker(config, tmp_path) as w:
+        w.wait_until_ready()
+        w.ask(AllocateCache(0, 8, 64))
+        w.ask(plan(1, [5, 6, 7]))
+        w.commands.send(masked_plan(2, 3, 1))
+        w.commands.send(masked_plan(3, 4, 1))
+        assert w.replies.receive(0.3) is None, "no token is drawn before its mask is there"
+        first = w.ask(TokenMasks(4, [mask(config, 9)]))
+        assert (first.sequence, first.sampled) == (2, [9])
+        assert w.replies.receive(0.3) is None
+        second = w.ask(TokenMasks(5, [mask(config, 11)]))
+        assert (second.sequence, second.sampled) == (3, [11])
+        failed = w.ask(TokenMasks(6, []))
+        assert isinstance(failed, CommandFailed) and "no step that awaits them" in failed.message
+
+
+def test_a_worker_that_waits_for_masks_can_be_ended(config: ResolvedConfig, tmp_path: Path) -> None:
+    with worker(config, tmp_path) as w:
+        w.wait_until_ready()
+        w.ask(AllocateCache(0, 8, 64))
+        w.ask(plan(1, [5, 6, 7]))
+        w.commands.send(masked_plan(2, 3, 1))
+        assert w.replies.receive(0.3) is None
+        for _ in range(2):
+            os.kill(w.child.pid, signal.SIGTERM)
+            time.sleep(0.1)
+        assert w.wait_for_exit().code == EXIT_FAILED

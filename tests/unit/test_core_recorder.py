@@ -8,7 +8,7 @@ import pytest
 from core_fakes import CLIENT, FakeWorker, cache_plan, core_config
 from source_tree import ROOT
 
-from octavo.core_proc.log_entries import CacheReset, Planned
+from octavo.core_proc.log_entries import CacheReset, Ended, Planned
 from octavo.core_proc.recorder import Recorder, read_recording, replay
 from octavo.core_proc.replay import main
 from octavo.core_proc.scheduler.observed import ObservedScheduler
@@ -37,6 +37,25 @@ def recording(tmp_path: Path) -> Path:
     assert scheduler.plan() is None
     recorder.close()
     return path
+
+
+def test_a_recording_tells_who_was_ended_from_outside(tmp_path: Path):
+    path = tmp_path / "steps"
+    config = core_config()
+    recorder = Recorder(path, config, cache_plan(config))
+    scheduler = ObservedScheduler(config, cache_plan(config), itertools.count().__next__, [recorder])
+    worker = FakeWorker(config, 64)
+    for name in "abc":
+        scheduler.submit(CLIENT, Submit(name, [ord(name) % 50] * 8, SamplingSpec(max_tokens=9, seed=1)))
+    while (step := scheduler.plan()) is not None:
+        scheduler.commit(worker.execute(step))
+        if step.sequence == 2:
+            scheduler.conclude(scheduler.requests[CLIENT, "a"])
+        if step.sequence == 3:
+            scheduler.refuse(scheduler.requests[CLIENT, "b"], "why", "field")
+    recorder.close()
+    assert sum(isinstance(entry, Ended) for entry in read_recording(path)) == 2
+    assert replay(read_recording(path)).is_identical
 
 
 def test_a_recording_replays_identically(recording: Path):

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from octavo.kernels.logprobs import RowLogprobs
 from octavo.kernels.native import library
+from octavo.kernels.token_mask import pack_mask
 from octavo.protocol.params import SamplingSpec
 from octavo.worker_proc.sampling.bad_words import BadWords
 from octavo.worker_proc.sampling.sampler import Draw, Sampler, changed_logits
@@ -144,6 +145,46 @@ def test_a_mixed_batch_with_a_bad_row(make_sampler) -> None:
     expected = make_sampler().sample(rows, MIXED)
     rows[2] = torch.nan
     assert make_sampler().sample(rows, MIXED) == [*expected[:2], -1, *expected[3:]]
+
+
+# --- masks of single draws -------------------------------------------------------------------
+
+
+def mask_of(*token_ids: int) -> bytes:
+    return pack_mask(token_ids, VOCAB_SIZE).numpy().tobytes()
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_mask_binds_one_draw_of_one_row(make_sampler, temperature: float) -> None:
+    sampler, rows = make_sampler(), logits(3)
+    draws = [draw(temperature=temperature, seed=seed) for seed in range(3)]
+    free = sampler.sample(rows, draws)
+    for allowed in ((150,), (0, 31), (32, 64, 149)):
+        draws[1].state.mask(mask_of(*allowed))
+        bound = sampler.sample(rows, draws)
+        assert bound[1] in allowed
+        assert [bound[0], bound[2]] == [free[0], free[2]]
+        assert sampler.sample(rows[1:2], draws[1:2]) == bound[1:2], "the same alone"
+    draws[1].state.add(5)
+    assert sampler.sample(rows, draws)[1] == free[1], "the next draw is free again"
+
+
+def test_a_mask_allows_nothing_that_is_not_allowed_at_all(make_sampler) -> None:
+    sampler, rows = make_sampler(), logits(1)
+    single = draw(allowed_token_ids=(7, 9))
+    before = sampler.sample(rows, [single])
+    single.state.mask(mask_of(9, 11))
+    assert sampler.sample(rows, [single]) == [9]
+    single.state.add(9)
+    assert sampler.sample(rows, [single]) == before
+
+
+def test_the_likeliest_of_the_allowed_is_taken(make_sampler) -> None:
+    sampler, rows = make_sampler(), logits(1)
+    single = draw()
+    allowed = [3, 40, 41, 99, 150]
+    single.state.mask(mask_of(*allowed))
+    assert sampler.sample(rows, [single]) == [max(allowed, key=lambda token_id: float(rows[0, token_id]))]
 
 
 # --- allowed tokens and bad words -----------------------------------------------------------
