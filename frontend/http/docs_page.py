@@ -4,6 +4,8 @@ from collections.abc import Iterable, Mapping
 from html import escape
 from typing import Any
 
+import msgspec
+
 _HEAD = """<!DOCTYPE html>
 <html lang="en">
 <head>
@@ -63,7 +65,7 @@ def _schema(name: str, schema: Mapping[str, Any]) -> str:
     required = schema.get("required", ())
     rows = [
         (f"<code>{escape(field)}</code>{' *' if field in required else ''}", _type(kind), _default(kind))
-        for field, kind in schema.get("properties", {}).items()
+        for field, kind in sorted(schema.get("properties", {}).items(), key=lambda field: field[0] not in required)
     ]
     inner = _table(("field", "type", "default"), rows) if rows else f"<p>{_type(schema)}</p>"
     text = escape(schema.get("description", ""))
@@ -77,17 +79,20 @@ def _type(schema: Mapping[str, Any]) -> str:
         name = escape(schema["$ref"].rpartition("/")[2])
         return f'<a href="#{name}">{name}</a>'
     if "anyOf" in schema:
-        return " or ".join(_type(part) for part in schema["anyOf"])
+        return " or ".join(_type(part) for part in schema["anyOf"]) + _bounds(schema)
     if "enum" in schema or "const" in schema:
         values = schema["enum"] if "enum" in schema else [schema["const"]]
-        return ", ".join(f"<code>{escape(repr(value))}</code>" for value in values)
+        return ", ".join(f"<code>{_json(value)}</code>" for value in values)
     kind = schema.get("type", "anything")
     if kind == "array" and "items" in schema:
         return f"list of {_type(schema['items'])}"
     if kind == "object" and isinstance(schema.get("additionalProperties"), dict):
         return f"object of {_type(schema['additionalProperties'])}"
-    bounds = [f"{words} {schema[key]}" for key, words in _BOUNDS.items() if key in schema]
-    return escape(" ".join([str(kind), *bounds]))
+    return escape(str(kind)) + _bounds(schema)
+
+
+def _bounds(schema: Mapping[str, Any]) -> str:
+    return "".join(f" {words} {_json(schema[key])}" for key, words in _BOUNDS.items() if key in schema)
 
 
 _BOUNDS = {
@@ -100,7 +105,11 @@ _BOUNDS = {
 
 
 def _default(schema: Mapping[str, Any]) -> str:
-    return f"<code>{escape(repr(schema['default']))}</code>" if "default" in schema else ""
+    return f"<code>{_json(schema['default'])}</code>" if "default" in schema else ""
+
+
+def _json(value: Any) -> str:
+    return escape(msgspec.json.encode(value).decode())
 
 
 def _table(titles: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:

@@ -6,6 +6,12 @@ from msgspec import Meta, Struct
 
 from octavo.frontend.http.schemas.structured import StructuredFields
 
+
+def _range(**keywords: float) -> Meta:
+    """Return what the description of the API says of a number; it is `SamplingParams` that refuses others."""
+    return Meta(extra_json_schema=keywords)
+
+
 Seed: TypeAlias = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 
 
@@ -24,20 +30,20 @@ class SamplingFields(StructuredFields, kw_only=True):
     model: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    n: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    frequency_penalty: float | None = None
-    presence_penalty: float | None = None
-    repetition_penalty: float | None = None
+    n: Annotated[int | None, _range(minimum=1)] = None
+    temperature: Annotated[float | None, _range(minimum=0)] = None
+    top_p: Annotated[float | None, _range(exclusiveMinimum=0, maximum=1)] = None
+    top_k: Annotated[int | None, _range(minimum=-1)] = None
+    min_p: Annotated[float | None, _range(minimum=0, maximum=1)] = None
+    frequency_penalty: Annotated[float | None, _range(minimum=-2, maximum=2)] = None
+    presence_penalty: Annotated[float | None, _range(minimum=-2, maximum=2)] = None
+    repetition_penalty: Annotated[float | None, _range(exclusiveMinimum=0)] = None
     seed: Seed | None = None
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
-    min_tokens: int = 0
+    min_tokens: Annotated[int, _range(minimum=0)] = 0
     logit_bias: dict[int, float] | None = None
     allowed_token_ids: list[int] | None = None
     bad_words: list[str] | None = None
@@ -45,10 +51,10 @@ class SamplingFields(StructuredFields, kw_only=True):
     """Return the `n` most likely sequences of those that a search of this width (or `best_of`) has found."""
     length_penalty: float | None = None
     early_stopping: bool | Literal["never"] | None = None
-    stream_interval: int | None = None
+    stream_interval: Annotated[int | None, _range(minimum=1)] = None
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
-    prompt_logprobs: int | None = None
+    prompt_logprobs: Annotated[int | None, _range(minimum=-1)] = None
     truncate_prompt_tokens: Annotated[int, Meta(ge=-1)] | None = None
     """Keep only this many of the prompt's last tokens; -1: as many as the engine holds."""
     truncation_side: Literal["left", "right"] | None = None
