@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -11,8 +10,18 @@ FORBIDDEN = -1e32
 that are no numbers."""
 
 
+WORD_BITS = 32
+
+
 def pack_mask(allowed: Iterable[int], vocab_size: int) -> Tensor:
     """Return the mask that allows these tokens alone, each less than `vocab_size`."""
-    bits = np.zeros(-(-vocab_size // 32) * 32, dtype=np.uint8)
-    bits[np.fromiter(allowed, dtype=np.int64)] = 1
-    return torch.from_numpy(np.packbits(bits, bitorder="little").view("<i4"))
+    bits = torch.zeros(-(-vocab_size // WORD_BITS), WORD_BITS, dtype=torch.int64)
+    bits.view(-1)[torch.tensor(list(allowed), dtype=torch.int64)] = 1
+    words_W = (bits << torch.arange(WORD_BITS)).sum(dim=1)
+    return torch.where(words_W < 2**31, words_W, words_W - 2**32).int()
+
+
+def unpack_mask(allowed_W: Tensor, vocab_size: int) -> Tensor:
+    """Return a bool for each token, True if it is allowed."""
+    bits = allowed_W.unsqueeze(1) >> torch.arange(WORD_BITS, dtype=torch.int32) & 1
+    return bits.flatten()[:vocab_size].bool()
