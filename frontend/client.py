@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 import zmq
@@ -21,10 +21,10 @@ from octavo.frontend.generation.beam_search import BeamSearch
 from octavo.frontend.generation.fanout import Generation
 from octavo.frontend.generation.grammar_maker import GrammarMaker
 from octavo.frontend.generation.interval import stream_interval
+from octavo.frontend.generation.prompt import Prompt, conversation_prompt, parts_of
 from octavo.frontend.generation.sequence import Sequence
 from octavo.frontend.generation.spec import (
     check_cache_salt,
-    check_prompt,
     child_seed,
     default_params,
     make_beam_spec,
@@ -38,6 +38,7 @@ from octavo.frontend.metrics.observer import Observer
 from octavo.frontend.outputs import RequestOutput
 from octavo.frontend.spawn import SpawnedEngine, Timeline, read_config, spawn_engine
 from octavo.frontend.text.chat_template import ChatTemplate, FormatChoice
+from octavo.frontend.text.messages import Message
 from octavo.frontend.text.tokenizer import Tokenizer
 from octavo.protocol.config import EngineConfig, ResolvedConfig
 from octavo.protocol.config.sources import engine_config
@@ -51,9 +52,6 @@ from octavo.protocol.stats import EngineStats
 from octavo.protocol.structured import GrammarSpec
 
 T = TypeVar("T")
-
-Prompt: TypeAlias = str | Several[int] | dict[str, Any]
-"""Text, token ids, or vLLM's forms {"prompt": text} and {"prompt_token_ids": [...]}."""
 
 CONNECT_TIMEOUT_S = 10.0
 
@@ -267,6 +265,41 @@ class AsyncClient:
                 # Not left to the garbage collector: the engine must hear of it now.
                 await outputs.aclose()
 
+    async def chat(
+        self,
+        messages: Several[Message],
+        sampling_params: SamplingParams | None = None,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        content_format: FormatChoice = "auto",
+        **variables: Any,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Answer a conversation, rendered by the model's chat template off the event loop; yields as `generate` does.
+
+        Args:
+            messages: the conversation.
+            sampling_params: as in `generate`.
+            request_id: as in `generate`.
+            priority: as in `generate`.
+            cache_salt: as in `generate`.
+            content_format: as in `chat_template`.
+            **variables: of the template, such as `tools` and `continue_final_message`; see `ChatTemplate.render`.
+
+        Raises:
+            InvalidRequestError: there is no template, or it refuses the messages.
+            OctavoError: as in `generate`.
+        """
+        template = self.chat_template(content_format)
+        prompt = await self.run_in_thread(lambda: conversation_prompt(template, self.tokenizer, messages, **variables))
+        outputs = self.generate(
+            prompt, sampling_params, request_id=request_id, priority=priority, cache_salt=cache_salt
+        )
+        async with contextlib.aclosing(outputs):
+            async for output in outputs:
+                yield output
+
     async def beam_search(
         self,
         prompt: Prompt,
@@ -435,8 +468,8 @@ class AsyncClient:
         if isinstance(prompt, dict):
             cache_salt = cache_salt or prompt.get("cache_salt")
         check_cache_salt(cache_salt)
-        text, token_ids = await self._prompt_tokens(prompt)
-        return text, token_ids, cache_salt
+        text, token_ids = parts_of(prompt, self.config.model.vocab_size)
+        return text, await self.encode(text or "") if token_ids is None else token_ids, cache_salt
 
     def _next_request_id(self) -> str:
         return f"{self._prefix}-{next(self._request_counter)}"
@@ -472,25 +505,6 @@ class AsyncClient:
                 f"{self.config.scheduling_policy}: start it with --scheduling-policy priority, or leave it out",
                 "priority",
             )
-
-    async def _prompt_tokens(self, prompt: Prompt) -> tuple[str | None, list[int]]:
-        text: str | None
-        if isinstance(prompt, dict):
-            text, token_ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
-        else:
-            text, token_ids = (prompt, None) if isinstance(prompt, str) else (None, prompt)
-        if token_ids is not None:
-            return text, self._checked(token_ids)
-        if not isinstance(text, str):
-            raise InvalidRequestError('a prompt dict needs "prompt" (text) or "prompt_token_ids"', "prompt")
-        return text, await self.encode(text)
-
-    def _checked(self, token_ids: "Several[int]") -> list[int]:
-        checked = list(token_ids)
-        if not all(type(token_id) is int for token_id in checked):
-            raise InvalidRequestError("a prompt must be text or a list of token ids (integers)", "prompt")
-        check_prompt(checked, self.config.model.vocab_size)
-        return checked
 
     async def _call_bool(self, utility: Utility) -> bool:
         result = await self._link.call(utility)

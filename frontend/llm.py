@@ -10,7 +10,8 @@ from typing import Any, TypeVar
 
 from tqdm import tqdm
 
-from octavo.frontend.client import AsyncClient, Prompt
+from octavo.frontend.client import AsyncClient
+from octavo.frontend.generation.prompt import Prompt, conversation_prompt
 from octavo.frontend.outputs import BeamSearchOutput, RequestOutput, as_beam_search_output
 from octavo.frontend.text.chat_template import FormatChoice
 from octavo.protocol.errors import EngineDeadError, InvalidRequestError
@@ -106,15 +107,15 @@ class LLM:
         several: list[Any] = list(messages)
         conversations: list[list[Message]] = [several] if several and isinstance(several[0], dict) else several
         template, tokenizer = self.client.chat_template(chat_template_content_format), self.client.tokenizer
-        prompts: list[Prompt] = []
-        for conversation in conversations:
-            text = template.render(
-                conversation,
-                add_generation_prompt=add_generation_prompt,
-                continue_final_message=continue_final_message,
-                **({"tools": tools} | (chat_template_kwargs or {})),
-            )
-            prompts.append({"prompt": text, "prompt_token_ids": tokenizer.encode(text, add_special_tokens=False)})
+        variables = {
+            "add_generation_prompt": add_generation_prompt,
+            "continue_final_message": continue_final_message,
+            "tools": tools,
+            **(chat_template_kwargs or {}),
+        }
+        prompts: list[Prompt] = [
+            conversation_prompt(template, tokenizer, conversation, **variables) for conversation in conversations
+        ]
         return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
 
     def beam_search(

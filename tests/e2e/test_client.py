@@ -145,6 +145,23 @@ def test_text_and_token_prompts_are_the_same(engine: Engine) -> None:
     engine.run(scenario)
 
 
+def test_a_conversation_is_its_rendered_prompt(engine: Engine) -> None:
+    async def scenario(client: AsyncClient) -> None:
+        messages = [{"role": "user", "content": "hello"}]
+        text = client.chat_template().render(messages)
+        token_ids = client.tokenizer.encode(text, add_special_tokens=False)
+        params = SamplingParams(temperature=0.0, max_tokens=8, output_kind=OutputKind.FINAL_ONLY)
+        (answer,) = [output async for output in client.chat(messages, params, request_id="talk")]
+        (expected,) = [output async for output in client.generate(token_ids, params)]
+        assert (answer.prompt, answer.prompt_token_ids, answer.request_id) == (text, token_ids, "talk")
+        assert answer.outputs[0].token_ids == expected.outputs[0].token_ids
+        async for _ in client.chat(messages, LONG):
+            break
+        await until_idle(client)
+
+    engine.run(scenario)
+
+
 @pytest.mark.parametrize(
     ("prompt", "params", "error", "param"),
     [
