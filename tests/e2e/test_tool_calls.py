@@ -47,7 +47,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def server(model: Path) -> Iterator[Server]:
     flags = ("--served-model-name", "tiny", "--enable-auto-tool-choice", "--tool-call-parser", "hermes")
-    with serve(model, *FLAGS, *flags) as server:
+    with serve(model, *FLAGS, *flags, "--trust-request-chat-template") as server:
         yield server.wait_until_ready()
 
 
@@ -167,6 +167,15 @@ def test_a_tool_whose_schema_cannot_be_enforced_is_named(server: Server) -> None
     with pytest.raises(openai.BadRequestError, match="not") as caught:
         client(server).chat.completions.create(**ASK, tools=[tool], tool_choice=named)
     assert caught.value.param == "tools[0].function.parameters"
+
+
+def test_a_template_of_a_request_harms_nobody(server: Server) -> None:
+    ask = {"messages": ASK["messages"], "chat_template": "{{ messages[0].content }}!"}
+    tokens = server.post("/tokenize", ask).json()["tokens"]
+    assert server.post("/detokenize", {"tokens": tokens}).json()["prompt"] == "What is the weather?!"
+    for bomb in ("{{ 'x' * 10 ** 12 }}", "{% macro f(n) %}{{ f(n - 1) + f(n - 1) }}{% endmacro %}{{ f(99) }}"):
+        assert server.post("/tokenize", ask | {"chat_template": bomb}).status_code == 400
+    assert server.get("/health").status_code == 200
 
 
 def test_calls_and_forms_begin_behind_the_reasoning(thinking_server: Server) -> None:
