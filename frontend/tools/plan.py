@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
+import msgspec
+
 from octavo.frontend.tools.forced import NamedParser, RequiredParser
 from octavo.frontend.tools.parser import FunctionTool, ToolParser
 from octavo.frontend.tools.schema import calls_schema, structural_tag
@@ -117,7 +119,10 @@ def _auto_form(
             f'{"strict" if strict else "the form of the answer"}, or set tool_choice to "required" or a function',
             name,
         )
-    return StructuredOutputsParams(structural_tag=tag, param="tools" if answer_form is None else answer_form.name())
+    if answer_form is None:
+        return StructuredOutputsParams(structural_tag=tag, param="tools")
+    name = answer_form.name(answer_form.kinds[0])
+    return msgspec.structs.replace(answer_form, json=None, json_object=None, structural_tag=tag, param=name)
 
 
 def _schema_of(form: StructuredOutputsParams) -> dict[str, Any]:

@@ -88,12 +88,13 @@ def test_a_strict_call_obeys_its_schema_under_auto(parser) -> None:
 @pytest.mark.parametrize("parser", ["hermes", "llama3_json", "mistral", "qwen3_xml"])
 def test_an_answer_of_a_form_may_still_call(parser) -> None:
     schema = {"type": "object", "properties": {"temperature": {"type": "number"}}}
-    asked = StructuredOutputsParams(json=schema, param="response_format.json_schema.schema")
+    param = "response_format.json_schema.schema"
+    asked = StructuredOutputsParams(json=schema, disable_any_whitespace=True, param=param)
     made = plan(parser=parser, answer=asked)
     answer, calls = made.form.structural_tag["format"]["elements"]
     assert answer["json_schema"] == schema
     assert calls["type"] == "tags_with_separator" and calls["at_least_one"]
-    assert made.form.param == asked.param
+    assert (made.form.param, made.form.disable_any_whitespace, made.form.kinds) == (param, True, ["structural_tag"])
     assert json.dumps("temperature") in grammar_spec(made.form, {}).text
 
 
