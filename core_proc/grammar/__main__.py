@@ -47,7 +47,7 @@ def _fault_of(tokens: GrammarTokens, source: str) -> str:
         matcher = Matcher.compile(tokens, source)
     except GrammarFault as fault:
         return str(fault)
-    Matcher.masks([matcher])  # some grammars put their work off until the first mask
+    matcher.mask()  # some grammars put their work off until the first mask
     return matcher.fault
 
 

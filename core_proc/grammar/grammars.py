@@ -156,10 +156,9 @@ class Grammars:
         """Send the masks of a step; requests for which none can be made end."""
         events: list[ClientEvent] = []
         masks: list[SlotMask] = []
-        matchers = [constraint.matcher for _, constraint in bound]
-        computed = matchers[0].masks(matchers) if matchers else []
-        for (slot, constraint), (mask, may_end) in zip(bound, computed, strict=True):
+        for slot, constraint in bound:
             request = constraint.request
+            mask, may_end = constraint.matcher.mask()
             if fault := constraint.matcher.fault:
                 message = f"the grammar has become too complex to follow: {fault}"
                 events += self._scheduler.refuse(request, message, constraint.param)

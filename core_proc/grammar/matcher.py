@@ -8,16 +8,13 @@ import ctypes
 import re
 from collections.abc import Sequence
 
-from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer, regex_to_lark
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, regex_to_lark
 
 from octavo.protocol.structured import GrammarKind, GrammarSpec
 
 HEADER = '%llguidance {"no_forcing": true}\n'
 """Tokens are ruled out only if no valid output goes on with them. The library would otherwise force its own choice of
 tokens wherever the grammar leaves no choice of text; which tokens make the text is for the model to say."""
-
-NUM_THREADS = 4
-"""That share the masks of one step. They decide nothing: each mask is made by itself."""
 
 
 class GrammarFault(Exception):
@@ -42,9 +39,9 @@ class GrammarTokens:
         self.library_form = LLTokenizer(self)
         self.vocab_size = len(tokens)
         num_words = self.library_form.vocab_size // 32 + (self.library_form.vocab_size % 32 > 0)
-        self.num_mask_bytes = 4 * num_words
+        self.mask = (ctypes.c_uint32 * num_words)()
+        """Where the library writes a mask."""
         self.num_slot_mask_bytes = 4 * -(-self.vocab_size // 32)
-        self.executor = LLExecutor(NUM_THREADS)
 
     @classmethod
     def of_bytes(cls) -> "GrammarTokens":
@@ -102,29 +99,22 @@ class Matcher:
         error: str = self._library_form.get_error()
         return error
 
-    @staticmethod
-    def masks(matchers: Sequence["Matcher"]) -> list[tuple[bytearray, bool]]:
-        """Return for each output the mask of the tokens that may follow, and whether it may end here.
+    def mask(self) -> tuple[bytearray, bool]:
+        """Return the mask of the tokens that may follow, and whether the output may end here.
 
-        All of one vocabulary. A mask is empty where nothing may follow, and of a spoilt matcher.
+        The mask is empty where nothing may follow, and of a spoilt matcher. Takes some ten microseconds, for a few
+        grammars as long as a millisecond.
         """
-        if not matchers:
-            return []
-        tokens = matchers[0]._tokens
-        size = tokens.num_mask_bytes
-        buffer = (ctypes.c_uint32 * (len(matchers) * size // 4))()
-        jobs = [(matcher._library_form, index) for index, matcher in enumerate(matchers)]
-        tokens.executor.unsafe_compute_mask_ptr(jobs, ctypes.addressof(buffer), size, len(matchers))
-        view = memoryview(buffer).cast("B")
+        # perf: one after another in one thread. Copies share what the library has learnt of their grammar behind a
+        # lock, and threads that wait for it take longer together than one takes for all.
+        tokens = self._tokens
+        self._library_form.unsafe_compute_mask_ptr(ctypes.addressof(tokens.mask), ctypes.sizeof(tokens.mask))
+        mask = bytearray(tokens.mask)
         end_byte, end_bit = divmod(tokens.vocab_size, 8)
-        masks = []
-        for index in range(len(matchers)):
-            mask = bytearray(view[index * size : (index + 1) * size])
-            may_end = bool(mask[end_byte] >> end_bit & 1)
-            mask[end_byte] &= ~(1 << end_bit)
-            del mask[tokens.num_slot_mask_bytes :]
-            masks.append((mask, may_end))
-        return masks
+        may_end = bool(mask[end_byte] >> end_bit & 1)
+        mask[end_byte] &= ~(1 << end_bit)
+        del mask[tokens.num_slot_mask_bytes :]
+        return mask, may_end
 
 
 def source_of(spec: GrammarSpec) -> str:

@@ -24,7 +24,7 @@ def walk(tokens: GrammarTokens, spec: GrammarSpec, rng: random.Random, max_token
     """Return one output that the grammar calls complete, None if there was none within `max_tokens`."""
     matcher, output = Matcher.compile(tokens, source_of(spec)), b""
     for _ in range(max_tokens):
-        ((mask, may_end),) = Matcher.masks([matcher])
+        mask, may_end = matcher.mask()
         candidates = allowed(mask)
         if not candidates or (may_end and rng.random() < 0.3):
             assert may_end, "nothing may follow, and yet it is not the end"

@@ -84,7 +84,7 @@ def test_a_mask_allows_exactly_what_the_grammar_takes(name: str, kind: str) -> N
     tokens, rng = TOKENS[kind], random.Random(4)
     matcher = start(of_schema(SCHEMAS[name]), tokens)
     for _ in range(25):
-        ((mask, _),) = Matcher.masks([matcher])
+        mask, _ = matcher.mask()
         candidates = allowed(mask)
         assert candidates == [token_id for token_id in range(tokens.vocab_size) if matcher.copy().take(token_id)]
         if not candidates:
@@ -93,25 +93,25 @@ def test_a_mask_allows_exactly_what_the_grammar_takes(name: str, kind: str) -> N
 
 
 def test_the_mask_of_one_is_its_mask_among_others() -> None:
-    matchers = [start(of_schema(schema)) for schema in SCHEMAS.values()]
-    together = Matcher.masks(matchers)
-    assert together == [Matcher.masks([matcher])[0] for matcher in matchers]
-    assert Matcher.masks(matchers[::-1])[::-1] == together
-    assert Matcher.masks([]) == []
+    matchers = [start(of_schema(schema)) for schema in SCHEMAS.values() for _ in range(2)]
+    copies = [matcher.copy() for matcher in matchers]
+    forwards = [matcher.mask() for matcher in matchers]
+    assert [matcher.mask() for matcher in copies[::-1]][::-1] == forwards
+    assert [matcher.mask() for matcher in matchers] == forwards
 
 
 def test_special_and_unused_tokens_are_no_text() -> None:
     tokens, tokenizer = TOKENS["byte-level"], byte_level()
-    ((mask, _),) = Matcher.masks([start(GrammarSpec(GrammarKind.REGEX, "(.|\n)*"), tokens)])
+    mask, _ = start(GrammarSpec(GrammarKind.REGEX, "(.|\n)*"), tokens).mask()
     assert not set(allowed(mask)) & {*tokenizer.special_token_ids, tokenizer.vocab_size}
     assert ord("a") in allowed(mask)
     special = tokenizer.token_id("<|end|>")
-    ((mask, _),) = Matcher.masks([start(lark(f"start: <[{special}]>"), tokens)])
+    mask, _ = start(lark(f"start: <[{special}]>"), tokens).mask()
     assert allowed(mask) == [special]
 
 
 def test_the_end_is_told_apart_from_what_may_follow() -> None:
-    ((mask, may_end),) = Matcher.masks([start(GrammarSpec(GrammarKind.REGEX, "a*"))])
+    mask, may_end = start(GrammarSpec(GrammarKind.REGEX, "a*")).mask()
     assert may_end and allowed(mask) == [ord("a")]
     matcher = start(GrammarSpec(GrammarKind.REGEX, "ab"))
     assert [matcher.take(ord("a")), matcher.is_complete, matcher.take(ord("b")), matcher.is_complete] == [
@@ -120,12 +120,12 @@ def test_the_end_is_told_apart_from_what_may_follow() -> None:
         True,
         True,
     ]
-    assert Matcher.masks([matcher]) == [(bytearray(matcher._tokens.num_slot_mask_bytes), True)]
+    assert matcher.mask() == (bytearray(matcher._tokens.num_slot_mask_bytes), True)
 
 
 def test_forced_text_is_not_forced_tokens() -> None:
     tokens = GrammarTokens([b"a", b"ab", b"abc", b"b", b"c"], [])
-    ((mask, _),) = Matcher.masks([start(lark('start: "abc"'), tokens)])
+    mask, _ = start(lark('start: "abc"'), tokens).mask()
     assert allowed(mask) == [0, 1, 2]
 
 

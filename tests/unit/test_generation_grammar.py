@@ -31,7 +31,7 @@ def accepts(spec: GrammarSpec, text: str) -> bool:
         if not matcher.copy().take(token_id):
             return False
         matcher.take(token_id)
-    ((_, may_end),) = Matcher.masks([matcher])
+    _, may_end = matcher.mask()
     return may_end
 
 
