@@ -3,7 +3,9 @@
 import json
 from functools import cache
 
+import jsonschema_rs
 import pytest
+from grammar_walks import walks
 
 from octavo.core_proc.grammar.matcher import GrammarTokens, Matcher, source_of
 from octavo.frontend.generation.grammar import grammar_spec
@@ -43,7 +45,7 @@ def fits(matcher: Matcher, text: str) -> bool:
     matcher = matcher.copy()
     if not all(matcher.take(byte) for byte in text.encode()):
         return False
-    ((_, may_end),) = Matcher.masks([matcher])
+    _, may_end = matcher.mask()
     return may_end or matcher.is_complete
 
 
@@ -142,3 +144,34 @@ def test_forced_calls_have_no_white_space_to_get_lost_in() -> None:
     assert fits(matcher, '{"city":"Ulm","days":3}')
     assert not fits(matcher, '{\n"city": "Ulm", "days": 3}')
     assert not fits(matcher, '{"city":  "Ulm", "days": 3}')
+
+
+@pytest.mark.parametrize("parser", ["hermes", "llama3_json", "mistral"])
+def test_what_a_grammar_lets_through_is_read_as_calls_that_fit(parser: str) -> None:
+    # A model without any sense, on each side of the choice between a call and an answer.
+    spec = grammar_spec(auto(parser, StructuredOutputsParams(json=ANSWER)), {})
+    schemas = {tool.name: tool.parameters for tool in TOOLS}
+    num_calls = num_answers = 0
+    for output in walks(tokens(), spec, seed=1, count=60):
+        parsed = tool_parser(parser)(TOOLS).parse(output.decode(), True)
+        num_calls += len(parsed.calls)
+        for call in parsed.calls:
+            jsonschema_rs.validate(schemas[call.name], json.loads(call.arguments, strict=False))
+        if not parsed.calls:
+            num_answers += 1
+            jsonschema_rs.validate(ANSWER, json.loads(parsed.content))
+    assert num_calls > 5 and num_answers > 5
+
+
+def test_what_is_required_is_read_as_calls_that_fit() -> None:
+    made = plan_tools(TOOLS, "required", None, is_parallel=True, auto_parser=None)
+    assert made.form is not None and made.parser is not None
+    schemas = {tool.name: tool.parameters for tool in TOOLS}
+    num_calls = 0
+    for output in walks(tokens(), grammar_spec(made.form, {}), seed=2, count=30):
+        parsed = made.parser.parse(output.decode(), True)
+        assert parsed.calls and not parsed.content
+        num_calls += len(parsed.calls)
+        for call in parsed.calls:
+            jsonschema_rs.validate(schemas[call.name], json.loads(call.arguments))
+    assert num_calls > 10
