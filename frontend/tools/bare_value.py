@@ -60,7 +60,7 @@ def _kinds(schema: object) -> set[str]:
     if not isinstance(schema, Mapping):
         return set()
     named = schema.get("type")
-    kinds = {named} if isinstance(named, str) else set(named) if isinstance(named, list) else set()
+    kinds = {kind for kind in (named if isinstance(named, list) else [named]) if isinstance(kind, str)}
     for choice in ("anyOf", "oneOf", "allOf"):
         members = schema.get(choice)
         for member in members if isinstance(members, list) else []:
@@ -71,7 +71,7 @@ def _kinds(schema: object) -> set[str]:
             kinds |= _kinds_of(value)
         if "$ref" in schema or "properties" in schema:
             kinds.add("object")
-    return {kind for kind in kinds if isinstance(kind, str)}
+    return kinds
 
 
 def _kinds_of(value: object) -> set[str]:

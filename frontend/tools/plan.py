@@ -93,8 +93,10 @@ def _named(tools: Sequence[FunctionTool], name: str) -> ToolPlan:
 
 
 def _forced(schema: dict[str, Any], param: str) -> StructuredOutputsParams:
-    """Return the form of calls that are written because they must be: without the white space that weak models get
-    lost in, and without arguments that the schema does not name."""
+    """Return the form of calls that are written because they must be.
+
+    They have none of the white space that weak models get lost in, and no arguments that the schema does not name.
+    """
     return StructuredOutputsParams(
         json=schema, disable_additional_properties=True, whitespace_pattern=SPACE, param=param
     )

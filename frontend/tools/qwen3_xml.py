@@ -21,8 +21,6 @@ _NAME_SO_FAR = re.compile(r"[^<>\s]*")
 _IN_FUNCTION = re.compile(f"{PARAMETER}([^<>]*)>|{END_FUNCTION}|{END}")
 _VALUE_ENDS = (END_PARAMETER, PARAMETER, END_FUNCTION)
 _VALUE_END = re.compile("|".join(_VALUE_ENDS))
-
-
 _NOTHING = {"type": "const_string", "value": ""}
 
 
@@ -55,10 +53,12 @@ class Qwen3XmlParser(ToolParser):
     def call_form(self, name: str, schema: Mapping[str, Any]) -> CallForm | None:
         """Return the tags around bare values; None when a text must obey more than a list of choices."""
         begin, end = f"{BEGIN}\n{FUNCTION}{name}>\n", f"{END_FUNCTION}\n{END}"
-        properties = schema.get("properties")
+        properties, required = schema.get("properties"), schema.get("required", [])
         if not properties:
             anything = {"type": "tag", "begin": begin, "content": {"type": "any_text"}, "end": end}
             return CallForm(BEGIN, anything, "\n")
+        if not isinstance(properties, Mapping) or not isinstance(required, list):
+            return None
         if any(not is_free_text(inner) for inner in properties.values() if is_text(inner)):
             return None
         elements: list[dict[str, Any]] = []
@@ -70,8 +70,7 @@ class Qwen3XmlParser(ToolParser):
                 "content": value,
                 "end": f"\n{END_PARAMETER}\n",
             }
-            is_optional = key not in schema.get("required", ())
-            elements.append({"type": "or", "elements": [parameter, _NOTHING]} if is_optional else parameter)
+            elements.append(parameter if key in required else {"type": "or", "elements": [parameter, _NOTHING]})
         elements.append({"type": "const_string", "value": f"{END_FUNCTION}\n"})
         content = {"type": "sequence", "elements": elements}
         return CallForm(BEGIN, {"type": "tag", "begin": begin, "content": content, "end": END}, "\n")
@@ -128,7 +127,7 @@ def _open_value(value: str, schema: object, is_final: bool) -> str | None:
     return '"' + json_string(settled)[1:-1]
 
 
-def _value_content(key: str, inner: Mapping[str, Any], schema: Mapping[str, Any]) -> dict[str, Any]:
+def _value_content(key: str, inner: object, schema: Mapping[str, Any]) -> dict[str, Any]:
     """Return the content of a parameter's tag: bare text, one of the texts that it may be, or JSON."""
     if not is_text(inner):
         # The schema as a whole comes along: what a property refers to stands elsewhere in it.
@@ -138,7 +137,7 @@ def _value_content(key: str, inner: Mapping[str, Any], schema: Mapping[str, Any]
             "type": "json_schema",
             "json_schema": {"$defs": {"call": whole}, "$ref": f"#/$defs/call/properties/{place}"},
         }
-    choices = inner.get("enum", [inner["const"]] if "const" in inner else None)
-    if choices is None:
+    if not isinstance(inner, Mapping) or not inner.keys() & {"enum", "const"}:
         return {"type": "any_text"}
+    choices = inner["enum"] if "enum" in inner else [inner["const"]]
     return {"type": "or", "elements": [{"type": "const_string", "value": choice} for choice in choices]}

@@ -123,3 +123,31 @@ def test_texts_with_further_rules_cannot_be_strict_in_xml() -> None:
     schema = {"type": "object", "properties": {"s": {"type": "string", "pattern": "^a"}}}
     with pytest.raises(InvalidRequestError, match="strict"):
         plan(tools=(FunctionTool("f", schema, is_strict=True),), parser="qwen3_xml")
+
+
+@pytest.mark.parametrize("parser", ["hermes", "llama3_json", "mistral", "qwen3_xml", "pythonic"])
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"properties": []},
+        {"properties": 5},
+        {"properties": {"x": True, "y": 5, "z": None}},
+        {"properties": {"x": {"type": ["string", {"a": 1}]}, "y": {"anyOf": 5}, "z": {"enum": "e"}}},
+        {"properties": {"x": {"enum": [1, {}]}}, "required": 5},
+        {"properties": {"x": {"const": None}}, "required": [{}]},
+        {"$ref": 5, "type": 7},
+    ],
+    ids=str,
+)
+def test_schemas_that_are_none_do_no_harm(parser, schema) -> None:
+    for is_strict in (False, True):
+        tool = FunctionTool("f", schema, is_strict)
+        text = "<tool_call>\n<function=f>\n<parameter=x>\n1\n</parameter>\n<parameter=y>2</parameter>\n</function>"
+        tool_parser(parser)([tool]).parse(text, is_final=True)
+        for wish in ({"parser": parser}, {"choice": "required"}, {"named": "f"}):
+            try:
+                made = plan(tools=(tool,), **wish)
+                if made.form is not None:
+                    grammar_spec(made.form, {})
+            except InvalidRequestError as error:
+                assert error.param
