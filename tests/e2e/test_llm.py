@@ -67,6 +67,13 @@ def test_more_prompts_than_the_engine_queues(llm: LLM) -> None:
     assert len(outputs) == 2500
 
 
+def test_more_sequences_than_the_engine_queues(model: Path) -> None:
+    with LLM(str(model), dtype="float32", max_model_len=256, max_num_queued_reqs=1100) as llm:
+        params = SamplingParams(n=8, max_tokens=1)
+        outputs = llm.generate([[number] for number in range(300)], params, use_tqdm=False)
+    assert [len(output.outputs) for output in outputs] == [8] * 300
+
+
 def test_a_run_without_seeds_repeats_itself(model: Path) -> None:
     def tokens() -> list[list[int]]:
         with LLM(str(model), dtype="float32", max_model_len=256, seed=5) as llm:
