@@ -24,6 +24,8 @@ MEMORY_LIMIT_BYTES = 512 * 2**20
 """Of the whole process, whose interpreter takes about a tenth of it."""
 START_TIME_S = 20.0
 """Most time that the process may take beside the rendering, on a machine that is busy."""
+MAX_TEXT_CHARS = 16 * 2**20
+"""Longest text that is taken from the process; no model holds that much."""
 MAX_PROCESSES = 2
 """At a time; further requests wait."""
 
@@ -68,7 +70,7 @@ class TemplateProcesses:
         """
         job = Job(os.getpid(), source, dict(special_tokens), content_format, [*map(dict, messages)], dict(variables))
         try:
-            encoded = msgspec.msgpack.encode(job)
+            encoded = msgspec.json.encode(job)
         except RecursionError:
             raise InvalidRequestError("the messages are nested too deeply", "messages") from None
         async with self._gate:
@@ -88,7 +90,7 @@ async def _run(job: bytes) -> Outcome:
     try:
         async with asyncio.timeout(START_TIME_S + TIME_LIMIT_S):
             answer, _ = await process.communicate(job)
-        return msgspec.msgpack.decode(answer, type=Outcome)
+        return msgspec.json.decode(answer, type=Outcome)
     except (TimeoutError, msgspec.DecodeError):
         return Outcome(None, "the chat template takes more time or memory than it may", "chat_template")
     finally:
@@ -100,9 +102,12 @@ async def _run(job: bytes) -> Outcome:
 def _render(job: Job) -> Outcome:
     try:
         template = ChatTemplate(job.source, job.special_tokens, content_format=job.content_format)
-        return Outcome(template.render(job.messages, **job.variables))
+        text = template.render(job.messages, **job.variables)
     except InvalidRequestError as error:
         return Outcome(None, error.message, error.param)
+    if len(text) > MAX_TEXT_CHARS:
+        return Outcome(None, f"the chat template makes more than {MAX_TEXT_CHARS} characters", "chat_template")
+    return Outcome(text)
 
 
 def main() -> None:
@@ -110,9 +115,9 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT_BYTES, MEMORY_LIMIT_BYTES))
     cpu_limit_s = int(2 * TIME_LIMIT_S)
     resource.setrlimit(resource.RLIMIT_CPU, (cpu_limit_s, cpu_limit_s))
-    job = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=Job)
+    job = msgspec.json.decode(sys.stdin.buffer.read(), type=Job)
     die_with_parent(job.parent)
-    sys.stdout.buffer.write(msgspec.msgpack.encode(_render(job)))
+    sys.stdout.buffer.write(msgspec.json.encode(_render(job)))
 
 
 if __name__ == "__main__":

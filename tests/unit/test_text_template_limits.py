@@ -22,6 +22,7 @@ GREEDY = [
     "{% set ns = namespace(s='x' * 1000) %}{% for i in range(60) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}{{ ns.s }}",
     "{{ 'x' | center(10 ** 12) }}",
     "{{ '%999999999999d' % 1 }}",
+    "{{ 'x' * 10 ** 8 }}",
 ]
 
 
@@ -68,6 +69,11 @@ def test_a_requests_template_is_rendered_apart() -> None:
 def test_a_requests_template_cannot_take_the_memory() -> None:
     for error in render_apart(*GREEDY):
         assert isinstance(error, InvalidRequestError), error
+
+
+def test_any_json_reaches_the_process() -> None:
+    (text,) = render_apart("{{ big }} {{ text }} {{ deep[0].a }}", big=2**70, text="\x00é\u2028", deep=[{"a": None}])
+    assert text == f"{2**70} \x00é\u2028 None"
 
 
 def test_a_process_that_does_not_answer_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
