@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -13,7 +14,7 @@ import openai
 import pytest
 from json_schemas import PERSON, SCHEMAS, UNENFORCEABLE
 from pydantic import BaseModel
-from servers import Server, serve
+from servers import Server, descendants, left_after, serve
 from tiny_models import make_tiny
 from workloads import fingerprint
 
@@ -204,6 +205,21 @@ def test_others_are_served_while_a_grammar_compiles_for_too_long(llm: LLM) -> No
                 await bomb
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=str)
+def test_a_trial_does_not_outlive_its_engine(model: Path, number: signal.Signals) -> None:
+    with serve(model, "--dtype", "float32", "--max-model-len", "512") as server:
+        server.wait_until_ready()
+        before = descendants(server.process.pid)
+        body = {"prompt": "a", "guided_json": BOMB}
+        with pytest.raises(httpx.ReadTimeout):
+            httpx.post(server.url + "/v1/completions", json=body, timeout=1.0)
+        pids = [server.process.pid, *descendants(server.process.pid)]
+        assert len(pids) > 1 + len(before), "a trial should be running"
+        server.signal(number)
+        server.process.wait(10)
+        assert left_after(pids, timeout_s=2.0) == []
 
 
 class Answer(BaseModel):
