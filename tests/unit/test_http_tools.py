@@ -226,6 +226,19 @@ def test_reasoning_and_calls_together() -> None:
     assert (choice["message"]["content"], choice["finish_reason"]) == (None, "tool_calls")
 
 
+@pytest.mark.parametrize("reply", [f"<think>hm</think>Hi {CALL}", "plain", "<think>cut", CALL])
+def test_every_token_has_its_logprob_once(reply: str) -> None:
+    body = ask(tools=TOOLS, logprobs=True, top_logprobs=1, return_token_ids=True)
+    (whole,) = post(ToolClient(reply), PATH, body, config=QWEN).json()["choices"]
+    logprobs, token_ids = [], []
+    for chunk in events(post(ToolClient(reply), PATH, body | {"stream": True}, config=QWEN)):
+        for choice in chunk["choices"]:
+            logprobs += (choice["logprobs"] or {"content": []})["content"]
+            token_ids += choice.get("token_ids", [])
+    assert logprobs == whole["logprobs"]["content"]
+    assert token_ids == whole["token_ids"] == list(reply.encode())
+
+
 def test_reasoning_can_be_left_out() -> None:
     choice = both_ways("<think>hm</think>Hi.", ask(include_reasoning=False), QWEN)
     assert choice["message"] == {"content": "Hi.", "role": "assistant", "refusal": None}
