@@ -60,7 +60,7 @@ class EngineCore:
         self._stop = stop
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._recorder: Recorder | None = None
-        self._compiler = GrammarCompiler()
+        self._compiler = GrammarCompiler(spec.config.grammar_timeout_s)
         with reporter.phase("binding sockets"):
             self._router = FrontendRouter(self._context, spec.address)
             self._pulse_path = Path(spec.run_dir) / "pulse"

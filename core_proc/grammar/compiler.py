@@ -21,9 +21,6 @@ if TYPE_CHECKING:
 NUM_THREADS = 2
 """One slow grammar does not keep the others waiting."""
 
-MAX_GRAMMAR_BYTES = 512 * 2**10
-"""Text of a longer grammar is refused unread."""
-
 MAX_KEPT = 128
 """Compiled grammars kept for requests to come, the latest used."""
 
@@ -37,9 +34,13 @@ class GrammarCompiler:
     """Threads, started when the first grammar comes, and what they have made.
 
     Call everything but the threads' own methods from one thread.
+
+    Args:
+        timeout_s: processor time that one grammar may take.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, timeout_s: int) -> None:
+        self._timeout_s = timeout_s
         self.wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         """Readable when `take_done` has something."""
         self.num_compiled = 0
@@ -118,7 +119,7 @@ class GrammarCompiler:
 
     def _work(self) -> None:
         """Compile one grammar after another: the body of a thread."""
-        trial = Trial()
+        trial = Trial(self._timeout_s)
         try:
             while (key := self._jobs.get()) is not None:
                 result: Matcher | str = "the compiler of grammars has failed"

@@ -7,7 +7,7 @@ plans, as soon as they can be made: most often while the workers compute the ste
 
 from typing import TYPE_CHECKING
 
-from octavo.core_proc.grammar.compiler import MAX_GRAMMAR_BYTES, GrammarCompiler, GrammarKey
+from octavo.core_proc.grammar.compiler import GrammarCompiler, GrammarKey
 from octavo.core_proc.grammar.constraint import Constraint
 from octavo.core_proc.request import RequestKey, RequestState
 from octavo.core_proc.scheduler.delta import StepRecord
@@ -64,8 +64,8 @@ class Grammars:
             return [_refused(client, submit, f"request_id {submit.request_id!r} is in use", "request_id")]
         if self._compiler.vocabulary is None:
             return [_refused(client, submit, "no vocabulary was sent before the first grammar", submit.grammar.param)]
-        if (size := len(submit.grammar.text.encode())) > MAX_GRAMMAR_BYTES:
-            message = f"the grammar has {size} bytes, at most {MAX_GRAMMAR_BYTES} are compiled"
+        if (size := len(submit.grammar.text.encode())) > (limit := self._scheduler.config.max_grammar_bytes):
+            message = f"the grammar has {size} bytes, at most {limit} are compiled (--max-grammar-bytes)"
             return [_refused(client, submit, message, submit.grammar.param)]
         if (matcher := self._compiler.find(submit.grammar)) is not None:
             return self._start(client, submit, matcher)

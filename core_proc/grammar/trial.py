@@ -14,11 +14,8 @@ import time
 
 from octavo.protocol.lifecycle import LENGTH, read_message
 
-CPU_LIMIT_S = 5
-"""Processor time of one trial, in whole seconds."""
-
-WALL_LIMIT_S = 30.0
-"""Time of one trial by the clock, on a machine that has other work to do."""
+WALL_PER_CPU = 6
+"""How much longer a trial may take by the clock than in processor time: the machine has other work to do."""
 
 MEMORY_LIMIT_BYTES = 2 * 2**30
 """Address space of the child."""
@@ -35,7 +32,7 @@ class Trial:
         cpu_limit_s: processor time of one trial, in whole seconds.
     """
 
-    def __init__(self, cpu_limit_s: int = CPU_LIMIT_S) -> None:
+    def __init__(self, cpu_limit_s: int) -> None:
         self._cpu_limit_s = cpu_limit_s
         self._child: subprocess.Popen[bytes] | None = None
 
@@ -88,7 +85,7 @@ class Trial:
             EOFError: it has ended.
         """
         assert self._child is not None and self._child.stdout is not None
-        fd, deadline = self._child.stdout.fileno(), time.monotonic() + WALL_LIMIT_S
+        fd, deadline = self._child.stdout.fileno(), time.monotonic() + WALL_PER_CPU * self._cpu_limit_s
         poller = select.poll()
         poller.register(fd, select.POLLIN)
         if not poller.poll(1000 * max(0.0, deadline - time.monotonic())):
@@ -107,4 +104,4 @@ class Trial:
         return f"compiling it takes more than {MEMORY_LIMIT_BYTES // 2**30} GiB of memory, or crashes ({code})"
 
     def _too_long(self) -> str:
-        return f"compiling it takes more than {self._cpu_limit_s} s: make it simpler"
+        return f"compiling it takes more than {self._cpu_limit_s} s of processor time (--grammar-timeout)"

@@ -3,6 +3,8 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 
+import msgspec
+
 from octavo.frontend.generation.grammar import grammar_spec, special_tokens, vocabulary_of
 from octavo.frontend.link import CoreLink
 from octavo.frontend.text.tokenizer import Tokenizer
@@ -40,6 +42,13 @@ class GrammarMaker:
         """
         if self._teaching is None or (self._teaching.done() and self._teaching.exception() is not None):
             self._teaching = asyncio.get_running_loop().create_task(self._teach())
+        config = self._config
+        asked = msgspec.structs.replace(
+            asked,
+            disable_any_whitespace=asked.disable_any_whitespace
+            or (config.disable_any_whitespace and asked.whitespace_pattern is None),
+            disable_additional_properties=asked.disable_additional_properties or config.disable_additional_properties,
+        )
         # Shielded: a caller that leaves must not stop what the others wait for.
         await asyncio.shield(self._teaching)
         spec = await self._run_in_thread(lambda: grammar_spec(asked, special_tokens(self._tokenizer)))

@@ -15,6 +15,7 @@ from octavo.protocol.config.engine import (
     ObserveConfig,
     ParallelConfig,
     SchedulerConfig,
+    StructuredConfig,
 )
 from octavo.protocol.config.facts import CachePlan, DeviceFacts, ModelFacts
 from octavo.protocol.config.resolve import ResolvedConfig, resolve
@@ -33,5 +34,6 @@ __all__ = [
     "ResolvedConfig",
     "SchedulerConfig",
     "ServerConfig",
+    "StructuredConfig",
     "resolve",
 ]

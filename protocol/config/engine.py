@@ -189,6 +189,25 @@ class DeviceConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     ] = "none"
 
 
+class StructuredConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Structured output: what grammars and schemas of requests may cost, and how JSON is written."""
+
+    max_grammar_bytes: Annotated[
+        int, Meta(ge=1, description="Longest grammar or schema of a request (512K); a longer one is refused.")
+    ] = 512 * 2**10
+    grammar_timeout: Annotated[
+        int,
+        Meta(ge=1, le=3600, description="Seconds of processor time that compiling one may take, before it is refused."),
+    ] = 5
+    structured_outputs_config: Annotated[
+        str | None,
+        Meta(
+            description='vLLM\'s settings as JSON, of which {"disable_any_whitespace": true, '
+            '"disable_additional_properties": true} change what requests get that say nothing of it.'
+        ),
+    ] = None
+
+
 class ObserveConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Logs, metrics and recordings of the engine."""
 
@@ -206,4 +225,5 @@ class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     device: DeviceConfig = field(default_factory=DeviceConfig)
+    structured: StructuredConfig = field(default_factory=StructuredConfig)
     observe: ObserveConfig = field(default_factory=ObserveConfig)

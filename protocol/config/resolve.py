@@ -76,6 +76,13 @@ class ResolvedConfig(msgspec.Struct, frozen=True, kw_only=True):
     """0: no limit."""
     max_num_queued_tokens: int
     """Of prompts; 0: no limit."""
+    max_grammar_bytes: int
+    grammar_timeout_s: int
+    """Of processor time."""
+    disable_any_whitespace: bool
+    """In the JSON of all requests."""
+    disable_additional_properties: bool
+    """In the schemas of all requests."""
     world_size: int
     log_stats: bool
     record_steps: str | None
@@ -114,6 +121,7 @@ def resolve(config: EngineConfig, facts: ModelFacts, *, device: DeviceName, num_
             phase="configuration",
             hint="leave --tensor-parallel-size at 1",
         )
+    disable_any_whitespace, disable_additional_properties = _structured(config.structured.structured_outputs_config)
     return ResolvedConfig(
         model=facts,
         served_model_names=config.model.served_model_name or [config.model.model],
@@ -143,11 +151,36 @@ def resolve(config: EngineConfig, facts: ModelFacts, *, device: DeviceName, num_
         stream_interval=config.scheduler.stream_interval,
         max_num_queued_reqs=config.scheduler.max_num_queued_reqs,
         max_num_queued_tokens=config.scheduler.max_num_queued_tokens,
+        max_grammar_bytes=config.structured.max_grammar_bytes,
+        grammar_timeout_s=config.structured.grammar_timeout,
+        disable_any_whitespace=disable_any_whitespace,
+        disable_additional_properties=disable_additional_properties,
         world_size=config.parallel.tensor_parallel_size,
         log_stats=not config.observe.disable_log_stats,
         record_steps=config.observe.record_steps,
         chat_template=config.model.chat_template,
     )
+
+
+class _StructuredOutputsConfig(msgspec.Struct, forbid_unknown_fields=True):
+    """vLLM's structure of this name, as far as it has a meaning where there is one back end."""
+
+    backend: Literal["auto", "guidance"] = "auto"
+    disable_fallback: bool = False
+    disable_any_whitespace: bool = False
+    disable_additional_properties: bool = False
+
+
+def _structured(text: str | None) -> tuple[bool, bool]:
+    try:
+        said = msgspec.json.decode(text or "{}", type=_StructuredOutputsConfig)
+    except msgspec.DecodeError as error:
+        raise ConfigError(
+            f"structured_outputs_config: {error}",
+            phase="configuration",
+            hint=f"it is a JSON object with some of {', '.join(_StructuredOutputsConfig.__struct_fields__)}",
+        ) from None
+    return said.disable_any_whitespace, said.disable_additional_properties
 
 
 def _threads(config: EngineConfig, num_cores: int) -> tuple[CoreBinding, int]:

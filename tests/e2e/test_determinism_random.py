@@ -81,7 +81,7 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     case: Case = request.param
     path = make_tiny(case.arch, tmp_path_factory.mktemp("model"), **case.changes)
     config = worker_config(path, max_model_len=MAX_LEN, **case.settings)
-    compiler = GrammarCompiler()
+    compiler = GrammarCompiler(timeout_s=5)
     compiler.learn(vocabulary_of(Tokenizer.load(path), VOCAB, config.model.eos_token_ids))
     yield Loaded(path, case.settings, loaded(config, is_native=case.is_native), compiler)
     compiler.close()

@@ -95,7 +95,7 @@ class Desk:
 
 @pytest.fixture(scope="module")
 def compiler() -> Iterator[GrammarCompiler]:
-    compiler = GrammarCompiler()
+    compiler = GrammarCompiler(timeout_s=5)
     compiler.learn(VOCABULARY)
     yield compiler
     compiler.close()
@@ -152,11 +152,11 @@ def test_a_faulty_grammar_ends_those_who_have_it_and_nobody_else(desk: Desk) -> 
 
 
 def test_what_is_refused_at_once(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    untaught = Desk(GrammarCompiler())
+    untaught = Desk(GrammarCompiler(timeout_s=5))
     assert ends(untaught.submit("r", "a")) == [("r", (FailureKind.INVALID, "structured_outputs.regex"))]
     os.close(untaught.compiler.wake_fd)
-    monkeypatch.setattr(grammars_module, "MAX_GRAMMAR_BYTES", 10)
-    assert ends(desk.submit("r", "\u00e9" * 6)) == [("r", (FailureKind.INVALID, "structured_outputs.regex"))]
+    narrow = Desk(desk.compiler, max_grammar_bytes=10)
+    assert ends(narrow.submit("r", "\u00e9" * 6)) == [("r", (FailureKind.INVALID, "structured_outputs.regex"))]
     assert desk.submit("twice", "twice") == []
     assert ends(desk.submit("twice", "twice")) == [("twice", (FailureKind.INVALID, "request_id"))]
     monkeypatch.setattr(grammars_module, "MAX_WAITING", 1)
@@ -295,7 +295,7 @@ def test_the_grammar_begins_after_the_mark(desk: Desk) -> None:
 
 def test_the_mark_is_found_over_tokens_and_within_one(compiler: GrammarCompiler) -> None:
     tokens = [b"a", b"<", b"/t", b"h>", b"a</th>b", b"x"]
-    own = GrammarCompiler()
+    own = GrammarCompiler(timeout_s=5)
     own.learn(Vocabulary([*tokens, *[b""] * (VOCAB_SIZE - len(tokens))], []))
     for outputs in ([1, 2, 3], [0, 1, 1, 2, 3], [4]):
         desk = Desk(own)
@@ -329,7 +329,7 @@ def test_a_trial_ends_by_its_limit_and_the_next_is_served() -> None:
 
 
 def test_a_trial_that_is_killed_says_so() -> None:
-    trial = Trial()
+    trial = Trial(cpu_limit_s=5)
     try:
         trial.check('start: "a"')
         assert trial._child is not None

@@ -40,15 +40,17 @@ class FakeStop:
     count = 0
 
 
+def grammars_of(scheduler: Scheduler) -> Grammars:
+    return Grammars(scheduler, None, GrammarCompiler(timeout_s=5))
+
+
 @pytest.mark.parametrize("is_lost", [False, True], ids=["aborted", "lost"])
 def test_a_drain_ends_with_the_last_request_however_that_ends(is_lost: bool):
     config = core_config()
     router, stop, now = FakeRouter(), FakeStop(), [0.0]
     outbox = Outbox(router, epoch=1, clock=lambda: now[0])
     scheduler = Scheduler(config, cache_plan(config), clock=lambda: now[0])
-    service = FrontendService(
-        router, outbox, scheduler, Grammars(scheduler, None, GrammarCompiler()), None, None, stop, lambda: now[0]
-    )
+    service = FrontendService(router, outbox, scheduler, grammars_of(scheduler), None, None, stop, lambda: now[0])
     outbox.connect(CLIENT)
     router.inbox = [(CLIENT, Submit("r", [1, 2], SamplingSpec(max_tokens=4, seed=0)))]
     service.serve()
@@ -71,9 +73,7 @@ def test_last_requests_of_a_frontend_that_has_left_are_no_news(is_gone: bool, ca
     router = FakeRouter()
     outbox = Outbox(router, epoch=1, clock=lambda: 0.0)
     scheduler = Scheduler(config, cache_plan(config), clock=lambda: 0.0)
-    service = FrontendService(
-        router, outbox, scheduler, Grammars(scheduler, None, GrammarCompiler()), None, None, FakeStop(), lambda: 0.0
-    )
+    service = FrontendService(router, outbox, scheduler, grammars_of(scheduler), None, None, FakeStop(), lambda: 0.0)
     router.is_peer_gone = is_gone
     router.inbox = [(CLIENT, Abort(["r"]))]
     with caplog.at_level(logging.WARNING):
