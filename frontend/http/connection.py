@@ -14,18 +14,23 @@ FIRST_REQUEST_S = 60
 """What a new connection is kept open for while nothing comes."""
 
 
+UNFINISHED_S = 60
+"""What a head, or any other part that is kept until it is complete, may take to come."""
+
 LAST_WORD_S = 1
 """What a refused caller gets to read why."""
 
 
 class Connection(HttpToolsProtocol):
-    """Refuses a head, or any other part that is kept until it is complete, above the configured length.
+    """Refuses a head, or any other part that is kept until it is complete, above the configured length or time.
 
-    That is uvicorn's `h11_max_incomplete_event_size`, which its connections on httptools do not look at.
+    The length is uvicorn's `h11_max_incomplete_event_size`, which its connections on httptools do not look at.
     """
 
     _num_kept_bytes = 0
     """Received since the parser last gave something away."""
+    _patience: asyncio.TimerHandle | None = None
+    """Runs while something is kept."""
     _is_refused = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -41,10 +46,17 @@ class Connection(HttpToolsProtocol):
         super().data_received(data)
         if self._num_kept_bytes > self._max_bytes:
             self._refuse()
+        elif self._num_kept_bytes and self._patience is None:
+            self._patience = self.loop.call_later(UNFINISHED_S, self._lose_patience)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Wait for nothing any more."""
+        super().connection_lost(exc)
+        self._keep_nothing()
 
     def on_headers_complete(self) -> None:
         """Go on with a head of an allowed length; it may have come in one piece with what follows."""
-        self._num_kept_bytes = 0
+        self._keep_nothing()
         num_bytes = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
         if num_bytes > self._max_bytes:
             self._refuse()
@@ -53,15 +65,27 @@ class Connection(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         """Take a part of the body, unless the head was refused."""
-        self._num_kept_bytes = 0
+        self._keep_nothing()
         if not self._is_refused:
             super().on_body(body)
 
     def on_message_complete(self) -> None:
         """End the request, unless its head was refused."""
-        self._num_kept_bytes = 0
+        self._keep_nothing()
         if not self._is_refused:
             super().on_message_complete()
+
+    def _lose_patience(self) -> None:
+        """Leave, unless a whole request is being answered and what came behind it can wait."""
+        self._patience = None
+        if self.cycle is None or self.cycle.response_complete or self.cycle.more_body:
+            self.transport.close()
+
+    def _keep_nothing(self) -> None:
+        self._num_kept_bytes = 0
+        if self._patience is not None:
+            self._patience.cancel()
+            self._patience = None
 
     @property
     def _max_bytes(self) -> int:

@@ -9,6 +9,7 @@ import pytest
 from fake_client import MODEL, FakeClient
 from http_client import Caller, application, until
 
+from octavo.frontend.http import connection
 from octavo.protocol.config import ServerConfig
 from octavo.protocol.errors import OverloadedError
 
@@ -276,6 +277,38 @@ def test_what_stands_between_the_parts_of_a_body_has_a_limit_too(tail: bytes) ->
         assert await caller.read_to_end() == b"", "there is an answer to come, so no other one may be sent"
 
     play(scenario, config=SHORT_HEADS)
+
+
+@pytest.mark.parametrize("start", [b"", b"GET /version HTTP/1.1\r\nx: "], ids=["nothing", "half a head"])
+def test_a_caller_who_does_not_come_to_the_point_is_left(start: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "FIRST_REQUEST_S", 0.1)
+    monkeypatch.setattr(connection, "UNFINISHED_S", 0.1)
+
+    async def scenario(caller: Caller) -> None:
+        reading = asyncio.create_task(caller.read_to_end())
+        letters = iter(start + b"a" * 1000)
+        while start and not reading.done():
+            caller.send(bytes([next(letters)]))
+            await asyncio.sleep(0.02)
+        assert await reading == b""
+
+    play(scenario)
+
+
+def test_a_stray_line_end_behind_a_request_does_not_end_its_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "UNFINISHED_S", 0.05)
+
+    async def scenario(caller: Caller) -> None:
+        client.gate = asyncio.Event()
+        caller.ask(PATH, ASK)
+        await until(lambda: client.requests)
+        caller.send(b"\r\n")
+        await asyncio.sleep(0.15)
+        client.gate.set()
+        assert (await caller.read_response())[0] == 200
+
+    client = FakeClient()
+    play(scenario, client)
 
 
 def test_long_bodies_and_many_requests_are_no_long_head() -> None:
