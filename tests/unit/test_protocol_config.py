@@ -199,3 +199,19 @@ def test_a_binding_needs_a_core_for_each_thread() -> None:
     with pytest.raises(ConfigError, match="'spread' is no list of cores") as caught:
         resolved(cpu_binding="spread")
     assert "compact" in caught.value.hint
+
+
+def test_the_settings_of_structured_output() -> None:
+    plain = resolved()
+    assert (plain.disable_any_whitespace, plain.disable_additional_properties) == (False, False)
+    text = '{"backend": "guidance", "disable_fallback": true, "disable_any_whitespace": true}'
+    said = resolved(structured_outputs_config=text, max_grammar_bytes=100, grammar_timeout=9)
+    assert (said.disable_any_whitespace, said.disable_additional_properties) == (True, False)
+    assert (said.max_grammar_bytes, said.grammar_timeout_s) == (100, 9)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"backend": "xgrammar"}', '{"reasoning": 1}'])
+def test_settings_of_structured_output_that_mean_nothing_are_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="structured_outputs_config") as caught:
+        resolved(structured_outputs_config=text)
+    assert "disable_any_whitespace" in caught.value.hint
