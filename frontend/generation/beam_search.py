@@ -5,7 +5,8 @@ beams: of all continuations of the open beams, those among the first `beam_width
 that have ended, and the first `beam_width` that do not are gone on with.
 """
 
-from collections.abc import Collection, Sequence
+import heapq
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from octavo.protocol.events import TokenLogprobs
@@ -59,7 +60,7 @@ class BeamSearch:
         self.open: list[Beam] = [Beam((), 0.0)]
         """What to go on with, best first."""
         self.is_done = False
-        self.num_candidates = max(2, 1 + len(eos_token_ids)) * params.beam_width
+        self.num_candidates = params.beam_width + len(eos_token_ids)
         """How many of the most likely tokens must be known after each beam: enough for `beam_width` that do not end."""
         self._params = params
         self._eos_token_ids = frozenset(eos_token_ids)
@@ -73,19 +74,23 @@ class BeamSearch:
             entries: one for each open beam, with `num_candidates` alternatives by falling logprob.
         """
         continuations = [
-            (beam.logprob + step.logprob, beam, step)
+            [(beam.logprob + step.logprob, beam, step) for step in _steps(entry)]
             for beam, entry in zip(self.open, entries, strict=True)
-            for step in (Step(entry, place) for place in range(1, len(entry.token_ids)))
         ]
-        # Stable: of equal ones the better beam's come first, and the likelier token, which is that of the lower id.
-        continuations.sort(key=lambda one: -one[0])
-        candidates = continuations[: self.num_candidates]
         width, length = self._params.beam_width, len(self.open[0].steps) + 1
         is_last = length == self._params.max_tokens
-        ended = [self._beam(*one) for one in candidates[:width] if is_last or self._stops(one[2])]
-        self._ended = sorted(self._ended + ended, key=lambda beam: -self.score(beam))[:width]
-        going_on = [one for one in candidates if not self._stops(one[2])][:width]
-        self.open = [] if is_last else [self._beam(*one) for one in going_on]
+        ended, going_on = list(self._ended), []
+        # Each is in order already. Of equal ones the better beam's come first, and the tokens of lower ids.
+        for place, one in enumerate(heapq.merge(*continuations, key=lambda one: -one[0])):
+            beam = self._beam(*one)
+            if place < width and (is_last or beam.is_stopped):
+                ended.append(beam)
+            if not beam.is_stopped:
+                going_on.append(beam)
+            if len(going_on) == width:
+                break
+        self._ended = sorted(ended, key=lambda beam: -self.score(beam))[:width]
+        self.open = [] if is_last else going_on
         self.is_done = not self.open or self._is_decided(length)
 
     def score(self, beam: Beam) -> float:
@@ -97,11 +102,8 @@ class BeamSearch:
         beams = self._ended if self.is_done else [*self._ended, *(beam for beam in self.open if beam.steps)]
         return sorted(beams, key=lambda beam: -self.score(beam))[: self._params.beam_width]
 
-    def _stops(self, step: Step) -> bool:
-        return step.token_id in self._eos_token_ids
-
     def _beam(self, logprob: float, beam: Beam, step: Step) -> Beam:
-        return Beam((*beam.steps, step), logprob, self._stops(step))
+        return Beam((*beam.steps, step), logprob, step.token_id in self._eos_token_ids)
 
     def _normalized(self, logprob: float, length: int) -> float:
         return float(logprob / length**self._params.length_penalty)
@@ -115,3 +117,8 @@ class BeamSearch:
         is_exact = self._params.early_stopping == "never" and self._params.length_penalty > 0.0
         best_length = self._params.max_tokens if is_exact else length
         return self._normalized(self.open[0].logprob, best_length) <= self.score(self._ended[-1])
+
+
+def _steps(entry: TokenLogprobs) -> Iterator[Step]:
+    """Yield the likely tokens at one place, by falling logprob."""
+    return (Step(entry, place) for place in range(1, len(entry.token_ids)))
