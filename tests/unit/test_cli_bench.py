@@ -158,6 +158,35 @@ def test_load_keeps_connections_and_limits_what_is_in_flight() -> None:
     assert most <= 4
 
 
+def test_a_connection_that_the_server_closed_while_it_rested_costs_no_request() -> None:
+    """Every connection is closed right after its first answer, without a word of it in the answer's head."""
+    num_connections = 0
+    event = b'data: {"choices": [{"text": "a"}]}\n\ndata: [DONE]\n\n'
+    answer = b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (len(event), event)
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal num_connections
+        num_connections += 1
+        await reader.readuntil(b"\r\n\r\n")
+        await reader.readexactly(2)
+        writer.write(answer)
+        writer.close()
+
+    async def work() -> list[Outcome]:
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        async with server:
+            load = Load(Target(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", "/", {}))
+            outcomes = []
+            for _ in range(3):
+                outcomes.append(await load.send(b"{}"))
+                await asyncio.sleep(0.02)
+            load.close()
+        return outcomes
+
+    assert [outcome.error for outcome in asyncio.run(work())] == ["", "", ""]
+    assert num_connections == 3
+
+
 def test_refused_requests_are_outcomes() -> None:
     async def work(url: str) -> Outcome:
         load = Load(Target(url, "/v1/completions", {}))

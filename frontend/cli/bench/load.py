@@ -138,8 +138,9 @@ class Load:
         """Send one request and read its answer to the end; a failure is in the outcome."""
         outcome = Outcome(sent=time.monotonic())
         try:
-            connection = self._idle.pop() if self._idle else await self._connect()
-            await self._exchange(connection, body, outcome)
+            head = b"%b\r\ncontent-length: %d\r\n\r\n" % (self._head, len(body))
+            connection, status = await self._ask(head + body)
+            await self._read_answer(connection, status, outcome)
         except (OSError, EOFError, ValueError, asyncio.LimitOverrunError) as error:
             outcome.error = f"{type(error).__name__}: {error}"
         outcome.finished = time.monotonic()
@@ -159,11 +160,24 @@ class Load:
             *await asyncio.open_connection(self._host, self._port, ssl=self._tls, limit=READ_LIMIT_BYTES)
         )
 
-    async def _exchange(self, connection: "_Connection", body: bytes, outcome: Outcome) -> None:
+    async def _ask(self, request: bytes) -> tuple["_Connection", int]:
+        """Send a request on a connection that rests or on a new one; return it, and the status of the answer."""
+        while self._idle:
+            connection = self._idle.pop()
+            try:
+                return connection, await connection.ask(request)
+            except (EOFError, ConnectionError):
+                connection.close()  # a server may close what has rested for a while, also at this very moment
+        connection = await self._connect()
+        try:
+            return connection, await connection.ask(request)
+        except BaseException:
+            connection.close()
+            raise
+
+    async def _read_answer(self, connection: "_Connection", status: int, outcome: Outcome) -> None:
         is_clean = False
         try:
-            head = b"%b\r\ncontent-length: %d\r\n\r\n" % (self._head, len(body))
-            status = await connection.ask(head + body)
             rest = b""
             async for piece in connection.body():
                 now = time.monotonic()
