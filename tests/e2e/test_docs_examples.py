@@ -1,8 +1,8 @@
 """Every example of the documentation, run as it stands.
 
-A fenced block is an example when its info string says so: three backquotes, then `python example` or `bash example`. It
-talks to `http://127.0.0.1:8000`, which here becomes a server of the default model, and loads `MODEL`, which becomes that
-model. A page that needs flags names them in a comment of its own: `<!-- server: --flag value -->`.
+A fenced block is an example when its info string says so: three backquotes, then `python example` or `bash example`.
+It talks to `http://127.0.0.1:8000`, which here becomes a server of the default model, and loads `MODEL`, which becomes
+that model. A page that needs flags names them in a comment of its own: `<!-- server: --flag value -->`.
 """
 
 import os
