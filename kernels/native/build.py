@@ -56,6 +56,8 @@ LINK_FLAGS = ("-shared", "-pthread", "-Wl,-Bsymbolic")
 COMPILE_TIMEOUT_S = 600.0
 """For one source. ziglang needs a minute for its first, in which it builds its C++ library."""
 LOCK_TIMEOUT_S = 600.0
+LOCK_TOLD_AFTER_S = 2.0
+"""When the log says that another process is waited for."""
 KEPT_LIBRARIES = 16
 KEPT_OBJECTS = 128
 ABANDONED_AFTER_S = 3600.0
@@ -312,13 +314,21 @@ def _lock(folder: Path) -> Iterator[None]:
     itself, so it leaves nothing behind and ends with this process.
     """
     descriptor = os.open(folder, os.O_RDONLY)
-    deadline = time.monotonic() + LOCK_TIMEOUT_S
+    start = time.monotonic()
+    is_told = False
     try:
-        while time.monotonic() < deadline:
+        while (waited_s := time.monotonic() - start) < LOCK_TIMEOUT_S:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except BlockingIOError:
+                if waited_s >= LOCK_TOLD_AFTER_S and not is_told:
+                    logger.warning(
+                        "another process builds kernels in %s; waiting for it, for %.0f s at most",
+                        folder,
+                        LOCK_TIMEOUT_S,
+                    )
+                    is_told = True
                 time.sleep(0.05)
             except OSError:  # a file system without locks
                 break

@@ -144,6 +144,20 @@ def test_a_lock_that_is_held_too_long_is_ignored(toolchain: Toolchain, monkeypat
         thread.join()
 
 
+def test_who_waits_for_another_build_says_so_once(
+    toolchain: Toolchain, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(build_module, "LOCK_TIMEOUT_S", 0.4)
+    monkeypatch.setattr(build_module, "LOCK_TOLD_AFTER_S", 0.1)
+    toolchain.folder.mkdir(parents=True)
+    with caplog.at_level(logging.INFO, "octavo"), build_module._lock(toolchain.folder):
+        assert not caplog.records
+        with build_module._lock(toolchain.folder):
+            pass
+    (record,) = caplog.records
+    assert "another process builds kernels" in record.message and str(toolchain.folder) in record.message
+
+
 def test_errors_of_the_compiler_are_told(toolchain: Toolchain) -> None:
     (toolchain.sources / "main.cpp").write_text("int main( {")
     with pytest.raises(NativeUnavailable, match=r"main\.cpp:1:.*error") as caught:
