@@ -9,6 +9,7 @@ import msgspec
 from octavo.frontend.tools.forced import NamedParser, RequiredParser
 from octavo.frontend.tools.parser import FunctionTool, ToolParser
 from octavo.frontend.tools.schema import calls_schema, structural_tag
+from octavo.frontend.tools.subschema import is_closable
 from octavo.protocol.errors import InvalidRequestError
 from octavo.protocol.structured import StructuredOutputsParams, parse_json
 
@@ -98,7 +99,7 @@ def _forced(schema: dict[str, Any], param: str) -> StructuredOutputsParams:
     They have none of the white space that weak models get lost in, and no arguments that the schema does not name.
     """
     return StructuredOutputsParams(
-        json=schema, disable_additional_properties=True, whitespace_pattern=SPACE, param=param
+        json=schema, disable_additional_properties=is_closable(schema), whitespace_pattern=SPACE, param=param
     )
 
 

@@ -1,11 +1,14 @@
 """What binds calls, compiled: the formats' own texts fit, and calls that break a schema do not."""
 
 import json
+from datetime import date
+from enum import StrEnum
 from functools import cache
 
 import jsonschema_rs
 import pytest
 from grammar_walks import walks
+from pydantic import BaseModel, Field
 
 from octavo.core_proc.grammar.matcher import GrammarTokens, Matcher, source_of
 from octavo.frontend.generation.grammar import grammar_spec
@@ -175,3 +178,66 @@ def test_what_is_required_is_read_as_calls_that_fit() -> None:
         for call in parsed.calls:
             jsonschema_rs.validate(schemas[call.name], json.loads(call.arguments))
     assert num_calls > 10
+
+
+def named_form(schema: dict[str, object]) -> Matcher:
+    made = plan_tools([FunctionTool("f", schema)], "auto", "f", is_parallel=True, auto_parser=None)
+    assert made.form is not None
+    return compiled(made.form)
+
+
+def test_arguments_that_no_schema_names_are_not_made_up() -> None:
+    inner = {"type": "object", "properties": {"x": {"type": "integer"}}}
+    matcher = named_form({"type": "object", "properties": {"a": inner, "free": {"type": "object"}}})
+    assert fits(matcher, '{"a": {"x": 1}, "free": {"any": "thing"}}')
+    assert not fits(matcher, '{"a": {"x": 1, "y": 2}}')
+    assert not fits(matcher, '{"b": 1}')
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"allOf": [{"properties": {"a": {"type": "integer"}}}, {"properties": {"b": {"type": "integer"}}}]},
+        {"$ref": "#/$defs/A", "properties": {"b": {"type": "integer"}}, "$defs": {"A": {"properties": {"a": {}}}}},
+        {"properties": {"a": {}}, "anyOf": [{"properties": {"b": {"type": "integer"}}, "required": ["b"]}]},
+    ],
+    ids=str,
+)
+def test_arguments_that_several_parts_of_a_schema_name_are_all_allowed(schema: dict[str, object]) -> None:
+    assert fits(named_form({"type": "object", **schema}), '{"a": 1, "b": 2}')
+
+
+class Kind(StrEnum):
+    """A choice."""
+
+    NEAR = "near"
+    FAR = "far"
+
+
+class Place(BaseModel):
+    """A place."""
+
+    x: float = Field(1.5, description="East.", examples=[2.0])
+
+
+class Arguments(BaseModel):
+    """What frameworks make schemas of tools from."""
+
+    city: str = Field(min_length=1, max_length=6, title="Name")
+    when: date
+    kind: Kind = Kind.NEAR
+    place: Place | None = None
+    pair: tuple[int, bool]
+    counts: dict[str, int] = Field(default_factory=dict, max_length=2)
+    share: float = Field(0.5, ge=0, le=1, deprecated=True)
+
+
+def test_schemas_that_pydantic_makes() -> None:
+    made = plan_tools(
+        [FunctionTool("f", Arguments.model_json_schema())], "auto", "f", is_parallel=True, auto_parser=None
+    )
+    assert made.form is not None
+    outputs = list(walks(tokens(), grammar_spec(made.form, {}), seed=3, count=20))
+    assert len(outputs) > 5
+    for output in outputs:
+        Arguments.model_validate_json(output)
