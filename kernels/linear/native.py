@@ -234,7 +234,7 @@ def panel_bytes(kind: Kind, num_inputs: int, group_size: int) -> int:
 
 
 def first_escapes(codebooks: Tensor) -> Tensor:
-    """Return where the escapes of each half of each panel begin, int64, a view of the codebooks."""
+    """Return where the escapes of each half of each panel begin, int64."""
     return codebooks.view(torch.int64).view(-1, CODEBOOK_BYTES // 8)[:, 2:].flatten()
 
 
