@@ -2,9 +2,6 @@
 
 import asyncio
 import contextlib
-import itertools
-import secrets
-import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterator
 from collections.abc import Sequence as Several
 from concurrent.futures import ThreadPoolExecutor
@@ -14,46 +11,31 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 import msgspec
-import zmq
 
+from octavo.frontend.connection import Connection, follow_engine, join_engine, launch_engine
 from octavo.frontend.generation.beam_generation import BeamGeneration
-from octavo.frontend.generation.beam_search import BeamSearch
 from octavo.frontend.generation.fanout import Generation
 from octavo.frontend.generation.grammar_maker import GrammarMaker
-from octavo.frontend.generation.interval import stream_interval
-from octavo.frontend.generation.prompt import Prompt, conversation_prompt, parts_of
-from octavo.frontend.generation.sequence import Sequence
-from octavo.frontend.generation.spec import (
-    check_cache_salt,
-    child_seed,
-    default_params,
-    make_beam_spec,
-    make_spec,
-    output_kind,
-    request_seed,
-)
-from octavo.frontend.launch import LaunchedEngine, ProgressCallback, follow_start
-from octavo.frontend.link import CoreLink
+from octavo.frontend.generation.preparation import Preparation
+from octavo.frontend.generation.prompt import Prompt, conversation_prompt
+from octavo.frontend.generation.spec import default_params
+from octavo.frontend.launch import LaunchedEngine, ProgressCallback
 from octavo.frontend.metrics.observer import Observer
 from octavo.frontend.outputs import RequestOutput
-from octavo.frontend.spawn import SpawnedEngine, Timeline, read_config, spawn_engine
+from octavo.frontend.spawn import SpawnedEngine
 from octavo.frontend.text.chat_template import ChatTemplate, FormatChoice
 from octavo.frontend.text.messages import Message
-from octavo.frontend.text.tokenizer import Tokenizer
 from octavo.protocol.config import EngineConfig, ResolvedConfig
 from octavo.protocol.config.sources import engine_config
-from octavo.protocol.errors import EngineDeadError, InvalidRequestError
+from octavo.protocol.errors import EngineDeadError
 from octavo.protocol.events import BoolResult, EngineFacts
-from octavo.protocol.params import BeamSearchParams, OutputKind, SamplingParams, SamplingSpec
+from octavo.protocol.params import BeamSearchParams, SamplingParams
 from octavo.protocol.pulse import PulseReader
-from octavo.protocol.requests import GetSnapshot, GetStats, ResetPrefixCache, StartProfile, StopProfile, Submit, Utility
+from octavo.protocol.requests import GetSnapshot, GetStats, ResetPrefixCache, StartProfile, StopProfile, Utility
 from octavo.protocol.snapshot import EngineSnapshot
 from octavo.protocol.stats import EngineStats
-from octavo.protocol.structured import GrammarSpec
 
 T = TypeVar("T")
-
-CONNECT_TIMEOUT_S = 10.0
 
 STALL_DEADLINE_S = 30.0
 """A core that has work and has not finished a step for this long is not healthy."""
@@ -76,30 +58,22 @@ class AsyncClient:
     Make one with `launch` or `connect`; leave it with `close` or `async with`.
     """
 
-    def __init__(
-        self,
-        link: CoreLink,
-        tokenizer: Tokenizer,
-        context: "zmq.Context[zmq.Socket[bytes]]",
-        engine: LaunchedEngine | None,
-    ) -> None:
-        self.tokenizer = tokenizer
+    def __init__(self, connection: Connection) -> None:
+        link = connection.link
+        self.tokenizer = connection.tokenizer
         self.observer: Observer | None = None
         """Told of latencies and finished requests: the metrics."""
         self.config = msgspec.msgpack.decode(link.facts.config, type=ResolvedConfig)
+        self._connection = connection
         self._link = link
-        self._context = context
-        self._engine = engine
         self._threads = ThreadPoolExecutor(max_workers=1, thread_name_prefix="octavo text")
-        self._grammars = GrammarMaker(link, tokenizer, self.config, self.run_in_thread)
-        self._prefix = secrets.token_hex(4)
-        self._request_counter = itertools.count()
-        self._child_counter = itertools.count()
+        grammars = GrammarMaker(link, self.tokenizer, self.config, self.run_in_thread)
+        self._preparation = Preparation(link, self.tokenizer, self.config, grammars, self.encode)
         self._live: set[Generation | BeamGeneration] = set()
         self._pulse = PulseReader(Path(link.facts.pulse_path)) if Path(link.facts.pulse_path).is_file() else None
         link.on_stats = self._on_stats
-        if engine:
-            engine.watch(link.fail)
+        if connection.engine:
+            connection.engine.watch(link.fail)
 
     @classmethod
     def launch(
@@ -123,18 +97,8 @@ class AsyncClient:
         Raises:
             StartupError: the root cause.
         """
-        return Starting(
-            lambda: cls._launch(config or engine_config({"model": model, **settings}), address, on_progress)
-        )
-
-    @classmethod
-    async def _launch(
-        cls, config: EngineConfig, address: str | None, on_progress: ProgressCallback | None
-    ) -> "AsyncClient":
-        timeline = Timeline()
-        resolved = await asyncio.to_thread(read_config, config, timeline)
-        # On this thread, not on that one: the core dies with the thread that spawned it.
-        return await cls.follow(spawn_engine(resolved, timeline, address), on_progress=on_progress)
+        given = config or engine_config({"model": model, **settings})
+        return Starting(lambda: cls._on(launch_engine(given, address, on_progress)))
 
     @classmethod
     async def follow(cls, spawned: SpawnedEngine, *, on_progress: ProgressCallback | None = None) -> "AsyncClient":
@@ -143,19 +107,7 @@ class AsyncClient:
         Raises:
             StartupError: the root cause; the engine has been ended.
         """
-        start = time.monotonic()
-        try:
-            tokenizer = await asyncio.to_thread(_load_tokenizer, spawned.config)
-        except BaseException:
-            spawned.end()
-            raise
-        spawned.timeline.add("Frontend", "loading the tokenizer", time.monotonic() - start)
-        engine = await follow_start(spawned, on_progress)
-        try:
-            return await cls._join(engine.address, engine, tokenizer)
-        except BaseException:
-            await engine.stop()
-            raise
+        return await cls._on(follow_engine(spawned, on_progress))
 
     @classmethod
     def connect(cls, address: str) -> "Starting":
@@ -164,24 +116,11 @@ class AsyncClient:
         Raises:
             StartupError: no engine answers on `address`.
         """
-        return Starting(lambda: cls._join(address, None, None))
+        return Starting(lambda: cls._on(join_engine(address)))
 
     @classmethod
-    async def _join(cls, address: str, engine: LaunchedEngine | None, tokenizer: Tokenizer | None) -> "AsyncClient":
-        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        try:
-            link = await CoreLink.connect(context, address, CONNECT_TIMEOUT_S)
-            try:
-                if tokenizer is None:
-                    config = msgspec.msgpack.decode(link.facts.config, type=ResolvedConfig)
-                    tokenizer = await asyncio.to_thread(Tokenizer.load, Path(config.model.tokenizer_path))
-                return cls(link, tokenizer, context, engine)
-            except BaseException:
-                await link.close()
-                raise
-        except BaseException:
-            context.destroy(linger=0)  # unlike term(), it cannot wait for a socket that was left open
-            raise
+    async def _on(cls, connecting: Awaitable[Connection]) -> "AsyncClient":
+        return cls(await connecting)
 
     @property
     def facts(self) -> EngineFacts:
@@ -196,7 +135,7 @@ class AsyncClient:
     @property
     def engine(self) -> LaunchedEngine | None:
         """The process behind a launched client; None after `connect`."""
-        return self._engine
+        return self._connection.engine
 
     @property
     def failure(self) -> EngineDeadError | None:
@@ -255,7 +194,9 @@ class AsyncClient:
             RequestFailedError: the engine gave up on this request.
             EngineDeadError: the engine is gone.
         """
-        generation = await self._start(prompt, sampling_params, request_id, priority, cache_salt)
+        generation = await self._preparation.generation(
+            prompt, sampling_params, request_id, priority, cache_salt, self.observer
+        )
         with self._alive(generation):
             outputs = generation.outputs()
             try:
@@ -325,29 +266,8 @@ class AsyncClient:
         Raises:
             OctavoError: as in `generate`.
         """
-        params.verify()
-        text, token_ids, cache_salt = await self._prepare(prompt, priority, cache_salt)
-        search = BeamSearch(params, () if params.ignore_eos else self.config.model.eos_token_ids)
-        spec = make_beam_spec(
-            params,
-            num_candidates=search.num_candidates,
-            num_logprobs=logprobs,
-            num_prompt_tokens=len(token_ids),
-            max_model_len=self.facts.max_model_len,
-            config=self.config,
-            tokenizer=self.tokenizer,
-        )
-        generation = BeamGeneration(
-            self._link,
-            request_id or self._next_request_id(),
-            text,
-            token_ids,
-            params,
-            search,
-            lambda token_ids: self._submission(token_ids, spec, priority, cache_salt),
-            self.tokenizer,
-            logprobs if logprobs != -1 else self.config.model.vocab_size,
-            self.observer,
+        generation = await self._preparation.beam_generation(
+            prompt, params, request_id, priority, cache_salt, logprobs, self.observer
         )
         with self._alive(generation):
             return await generation.output()
@@ -409,15 +329,12 @@ class AsyncClient:
     async def close(self) -> None:
         """Abort what runs, disconnect, and end the engine if it is ours; harmless the second time."""
         try:
-            await self._link.close()
+            await self._connection.close()
         finally:
-            if self._engine:
-                await self._engine.stop()
-        if self._pulse:
-            self._pulse.close()
-            self._pulse = None
-        self._threads.shutdown(wait=False, cancel_futures=True)
-        self._context.term()
+            if self._pulse:
+                self._pulse.close()
+                self._pulse = None
+            self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def __aenter__(self) -> "AsyncClient":
         return self
@@ -426,66 +343,6 @@ class AsyncClient:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
-
-    async def _start(
-        self,
-        prompt: Prompt,
-        params: SamplingParams | None,
-        request_id: str | None,
-        priority: int,
-        cache_salt: str | None,
-    ) -> Generation:
-        params = params or self.default_params()
-        params.verify()
-        text, token_ids, cache_salt = await self._prepare(prompt, priority, cache_salt)
-        request_id = request_id or self._next_request_id()
-        seed = request_seed(self.config.seed, request_id) if params.seed is None else params.seed
-        spec = make_spec(
-            params,
-            num_prompt_tokens=len(token_ids),
-            max_model_len=self.facts.max_model_len,
-            seed=child_seed(seed, 0),
-            config=self.config,
-            tokenizer=self.tokenizer,
-        )
-        grammar = None if params.structured_outputs is None else await self._grammars.make(params.structured_outputs)
-        kind = output_kind(params, OutputKind.DELTA)
-        interval = stream_interval(params, kind, self.config)
-        children = []
-        for index in range(params.num_sequences):
-            own_spec = msgspec.structs.replace(spec, seed=child_seed(seed, index))
-            submit = self._submission(token_ids, own_spec, priority, cache_salt, interval, grammar)
-            children.append((submit, Sequence(index, self.tokenizer, token_ids, params, own_spec)))
-        return Generation(self._link, request_id, text, params, children, kind, self.observer)
-
-    async def _prepare(
-        self, prompt: Prompt, priority: int, cache_salt: str | None
-    ) -> tuple[str | None, list[int], str | None]:
-        """Return a prompt's text, if there is one, its tokens and its salt, all checked."""
-        if self._link.failure:
-            raise self._link.failure
-        self._check_priority(priority)
-        if isinstance(prompt, dict):
-            cache_salt = cache_salt or prompt.get("cache_salt")
-        check_cache_salt(cache_salt)
-        text, token_ids = parts_of(prompt, self.config.model.vocab_size)
-        return text, await self.encode(text or "") if token_ids is None else token_ids, cache_salt
-
-    def _next_request_id(self) -> str:
-        return f"{self._prefix}-{next(self._request_counter)}"
-
-    def _submission(
-        self,
-        token_ids: list[int],
-        spec: SamplingSpec,
-        priority: int,
-        cache_salt: str | None,
-        interval: int = 1,
-        grammar: GrammarSpec | None = None,
-    ) -> Submit:
-        # Several frontends share a core: their ids must differ whatever their callers chose.
-        child_id = f"{self._prefix}:{next(self._child_counter)}"
-        return Submit(child_id, token_ids, spec, priority, cache_salt, stream_interval=interval, grammar=grammar)
 
     @contextlib.contextmanager
     def _alive(self, generation: Generation | BeamGeneration) -> Iterator[None]:
@@ -497,14 +354,6 @@ class AsyncClient:
         finally:
             self._live.discard(generation)
             self._tell_load()
-
-    def _check_priority(self, priority: int) -> None:
-        if priority and self.config.scheduling_policy != "priority":
-            raise InvalidRequestError(
-                f"priority {priority} means nothing to this engine, whose policy is "
-                f"{self.config.scheduling_policy}: start it with --scheduling-policy priority, or leave it out",
-                "priority",
-            )
 
     async def _call_bool(self, utility: Utility) -> bool:
         result = await self._link.call(utility)
@@ -518,14 +367,6 @@ class AsyncClient:
     def _on_stats(self, stats: EngineStats) -> None:
         if self.observer:
             self.observer.on_engine_stats(stats)
-
-
-def _load_tokenizer(config: ResolvedConfig) -> Tokenizer:
-    """Load what turns text into tokens and back; its chat template is compiled now, while the engine loads."""
-    tokenizer = Tokenizer.load(Path(config.model.tokenizer_path))
-    with contextlib.suppress(InvalidRequestError):  # a model need not have one
-        ChatTemplate.for_model(config.chat_template, tokenizer)
-    return tokenizer
 
 
 class Starting:

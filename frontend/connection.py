@@ -1,0 +1,115 @@
+"""`Connection`: the way to an engine, one of this process's own or one that runs already. Sends no requests."""
+
+import asyncio
+import contextlib
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import zmq
+
+from octavo.frontend.launch import LaunchedEngine, ProgressCallback, follow_start
+from octavo.frontend.link import CoreLink
+from octavo.frontend.spawn import SpawnedEngine, Timeline, read_config, spawn_engine
+from octavo.frontend.text.chat_template import ChatTemplate
+from octavo.frontend.text.tokenizer import Tokenizer
+from octavo.protocol.config import EngineConfig, ResolvedConfig
+from octavo.protocol.errors import InvalidRequestError
+
+CONNECT_TIMEOUT_S = 10.0
+
+
+@dataclass(frozen=True)
+class Connection:
+    """A core that answers, and what it takes to speak with it."""
+
+    link: CoreLink
+    tokenizer: Tokenizer
+    context: "zmq.Context[zmq.Socket[bytes]]"
+    engine: LaunchedEngine | None
+    """The process behind an engine of our own; None when somebody else runs it."""
+
+    async def close(self) -> None:
+        """Disconnect, and end the engine if it is ours; harmless the second time."""
+        try:
+            await self.link.close()
+        finally:
+            if self.engine:
+                await self.engine.stop()
+        self.context.term()
+
+
+async def launch_engine(config: EngineConfig, address: str | None, on_progress: ProgressCallback | None) -> Connection:
+    """Start an engine and join it.
+
+    Args:
+        config: the engine's.
+        address: on which other applications may join; None: one of its own.
+        on_progress: told what the engine is doing while it starts.
+
+    Raises:
+        StartupError: the root cause.
+    """
+    timeline = Timeline()
+    resolved = await asyncio.to_thread(read_config, config, timeline)
+    # On this thread, not on that one: the core dies with the thread that spawned it.
+    return await follow_engine(spawn_engine(resolved, timeline, address), on_progress)
+
+
+async def follow_engine(spawned: SpawnedEngine, on_progress: ProgressCallback | None) -> Connection:
+    """Wait for an engine that was spawned on this thread, and join it.
+
+    Raises:
+        StartupError: the root cause; the engine has been ended.
+    """
+    start = time.monotonic()
+    try:
+        tokenizer = await asyncio.to_thread(_load_tokenizer, spawned.config)
+    except BaseException:
+        spawned.end()
+        raise
+    spawned.timeline.add("Frontend", "loading the tokenizer", time.monotonic() - start)
+    engine = await follow_start(spawned, on_progress)
+    try:
+        return await join_engine(engine.address, engine, tokenizer)
+    except BaseException:
+        await engine.stop()
+        raise
+
+
+async def join_engine(
+    address: str, engine: LaunchedEngine | None = None, tokenizer: Tokenizer | None = None
+) -> Connection:
+    """Join an engine that runs.
+
+    Args:
+        address: of its core.
+        engine: its process, if it is ours.
+        tokenizer: of its model; None: loaded here.
+
+    Raises:
+        StartupError: no engine answers on `address`.
+    """
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    try:
+        link = await CoreLink.connect(context, address, CONNECT_TIMEOUT_S)
+        try:
+            if tokenizer is None:
+                config = msgspec.msgpack.decode(link.facts.config, type=ResolvedConfig)
+                tokenizer = await asyncio.to_thread(Tokenizer.load, Path(config.model.tokenizer_path))
+            return Connection(link, tokenizer, context, engine)
+        except BaseException:
+            await link.close()
+            raise
+    except BaseException:
+        context.destroy(linger=0)  # unlike term(), it cannot wait for a socket that was left open
+        raise
+
+
+def _load_tokenizer(config: ResolvedConfig) -> Tokenizer:
+    """Load what turns text into tokens and back; its chat template is compiled now, while the engine loads."""
+    tokenizer = Tokenizer.load(Path(config.model.tokenizer_path))
+    with contextlib.suppress(InvalidRequestError):  # a model need not have one
+        ChatTemplate.for_model(config.chat_template, tokenizer)
+    return tokenizer

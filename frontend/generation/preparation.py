@@ -1,0 +1,177 @@
+"""`Preparation`: from what a caller asks to a generation that can start. Runs none of them."""
+
+import itertools
+import secrets
+from collections.abc import Awaitable, Callable
+
+import msgspec
+
+from octavo.frontend.generation.beam_generation import BeamGeneration
+from octavo.frontend.generation.beam_search import BeamSearch
+from octavo.frontend.generation.fanout import Generation
+from octavo.frontend.generation.grammar_maker import GrammarMaker
+from octavo.frontend.generation.interval import stream_interval
+from octavo.frontend.generation.prompt import Prompt, parts_of
+from octavo.frontend.generation.sequence import Sequence
+from octavo.frontend.generation.spec import (
+    check_cache_salt,
+    child_seed,
+    default_params,
+    make_beam_spec,
+    make_spec,
+    output_kind,
+    request_seed,
+)
+from octavo.frontend.link import CoreLink
+from octavo.frontend.metrics.observer import Observer
+from octavo.frontend.text.tokenizer import Tokenizer
+from octavo.protocol.config import ResolvedConfig
+from octavo.protocol.errors import InvalidRequestError
+from octavo.protocol.params import BeamSearchParams, OutputKind, SamplingParams, SamplingSpec
+from octavo.protocol.requests import Submit
+from octavo.protocol.structured import GrammarSpec
+
+
+class Preparation:
+    """Checks requests against one engine and gives them their names, seeds and specs.
+
+    Args:
+        link: to the engine.
+        tokenizer: of its model.
+        config: of the engine.
+        grammars: makes those of structured outputs.
+        encode: tokenizes a text, off the event loop when it is long.
+    """
+
+    def __init__(
+        self,
+        link: CoreLink,
+        tokenizer: Tokenizer,
+        config: ResolvedConfig,
+        grammars: GrammarMaker,
+        encode: Callable[[str], Awaitable[list[int]]],
+    ) -> None:
+        self._link = link
+        self._tokenizer = tokenizer
+        self._config = config
+        self._grammars = grammars
+        self._encode = encode
+        self._prefix = secrets.token_hex(4)
+        self._request_counter = itertools.count()
+        self._child_counter = itertools.count()
+
+    async def generation(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None,
+        request_id: str | None,
+        priority: int,
+        cache_salt: str | None,
+        observer: Observer | None,
+    ) -> Generation:
+        """Return what generates for one prompt; see `AsyncClient.generate`.
+
+        Raises:
+            InvalidRequestError: names the field and the remedy.
+            EngineDeadError: the engine is gone.
+        """
+        params = params or default_params(self._config, SamplingParams().max_tokens)
+        params.verify()
+        text, token_ids, cache_salt = await self._prompt(prompt, priority, cache_salt)
+        request_id = request_id or self._next_request_id()
+        seed = request_seed(self._config.seed, request_id) if params.seed is None else params.seed
+        spec = make_spec(
+            params,
+            num_prompt_tokens=len(token_ids),
+            max_model_len=self._link.facts.max_model_len,
+            seed=child_seed(seed, 0),
+            config=self._config,
+            tokenizer=self._tokenizer,
+        )
+        grammar = None if params.structured_outputs is None else await self._grammars.make(params.structured_outputs)
+        kind = output_kind(params, OutputKind.DELTA)
+        interval = stream_interval(params, kind, self._config)
+        children = []
+        for index in range(params.num_sequences):
+            own_spec = msgspec.structs.replace(spec, seed=child_seed(seed, index))
+            submit = self._submission(token_ids, own_spec, priority, cache_salt, interval, grammar)
+            children.append((submit, Sequence(index, self._tokenizer, token_ids, params, own_spec)))
+        return Generation(self._link, request_id, text, params, children, kind, observer)
+
+    async def beam_generation(
+        self,
+        prompt: Prompt,
+        params: BeamSearchParams,
+        request_id: str | None,
+        priority: int,
+        cache_salt: str | None,
+        logprobs: int | None,
+        observer: Observer | None,
+    ) -> BeamGeneration:
+        """Return what searches for one prompt; see `AsyncClient.beam_search`.
+
+        Raises:
+            InvalidRequestError: names the field and the remedy.
+            EngineDeadError: the engine is gone.
+        """
+        params.verify()
+        text, token_ids, cache_salt = await self._prompt(prompt, priority, cache_salt)
+        search = BeamSearch(params, () if params.ignore_eos else self._config.model.eos_token_ids)
+        spec = make_beam_spec(
+            params,
+            num_candidates=search.num_candidates,
+            num_logprobs=logprobs,
+            num_prompt_tokens=len(token_ids),
+            max_model_len=self._link.facts.max_model_len,
+            config=self._config,
+            tokenizer=self._tokenizer,
+        )
+        return BeamGeneration(
+            self._link,
+            request_id or self._next_request_id(),
+            text,
+            token_ids,
+            params,
+            search,
+            lambda token_ids: self._submission(token_ids, spec, priority, cache_salt),
+            self._tokenizer,
+            logprobs if logprobs != -1 else self._config.model.vocab_size,
+            observer,
+        )
+
+    async def _prompt(
+        self, prompt: Prompt, priority: int, cache_salt: str | None
+    ) -> tuple[str | None, list[int], str | None]:
+        """Return a prompt's text, if there is one, its tokens and its salt, all checked."""
+        if self._link.failure:
+            raise self._link.failure
+        self._check_priority(priority)
+        if isinstance(prompt, dict):
+            cache_salt = cache_salt or prompt.get("cache_salt")
+        check_cache_salt(cache_salt)
+        text, token_ids = parts_of(prompt, self._config.model.vocab_size)
+        return text, await self._encode(text or "") if token_ids is None else token_ids, cache_salt
+
+    def _next_request_id(self) -> str:
+        return f"{self._prefix}-{next(self._request_counter)}"
+
+    def _submission(
+        self,
+        token_ids: list[int],
+        spec: SamplingSpec,
+        priority: int,
+        cache_salt: str | None,
+        interval: int = 1,
+        grammar: GrammarSpec | None = None,
+    ) -> Submit:
+        # Several frontends share a core: their ids must differ whatever their callers chose.
+        child_id = f"{self._prefix}:{next(self._child_counter)}"
+        return Submit(child_id, token_ids, spec, priority, cache_salt, stream_interval=interval, grammar=grammar)
+
+    def _check_priority(self, priority: int) -> None:
+        if priority and self._config.scheduling_policy != "priority":
+            raise InvalidRequestError(
+                f"priority {priority} means nothing to this engine, whose policy is "
+                f"{self._config.scheduling_policy}: start it with --scheduling-policy priority, or leave it out",
+                "priority",
+            )
