@@ -10,6 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+FLAGS = {"True", "False"}
+"""Whether the text is what the model would say greedily."""
+
 
 def main() -> None:
     """Print one line for each task."""
@@ -42,32 +45,35 @@ def compare(first: dict[int, Any], second: dict[int, Any]) -> str:
     pairs = [
         pair for number in sorted(first) for pair in zip(leaves(first[number]), leaves(second[number]), strict=True)
     ]
-    if isinstance(pairs[0][0], str):
+    if not all(is_number(leaf) for pair in pairs for leaf in pair):
         same = sum(a == b for a, b in pairs)
         return f"{same} of {len(pairs)} texts are the same"
-    numbers = [(float(a), float(b)) for a, b in pairs if not isinstance(a, bool)]
-    flags = [(a, b) for a, b in pairs if isinstance(a, bool)]
+    flags = [pair for pair in pairs if set(pair) <= FLAGS]
+    numbers = [(float(a), float(b)) for a, b in pairs if not {a, b} <= FLAGS]
     largest = max(abs(a - b) for a, b in numbers)
-    relative = max(abs(a - b) / abs(a) for a, b in numbers)
-    same = sum(a == b for a, b in flags)
+    relative = max(abs(a - b) / max(abs(a), abs(b), 1e-9) for a, b in numbers)
     line = f"{len(numbers)} loglikelihoods, largest difference {largest:.2g} (relative {relative:.2g})"
-    return f"{line}; {same} of {len(flags)} greedy flags are the same" if flags else line
+    return f"{line}; {sum(a == b for a, b in flags)} of {len(flags)} greedy flags are the same" if flags else line
 
 
-def leaves(value: Any) -> Iterator[Any]:
-    """Yield texts, numbers and flags in order; lm-eval writes numbers and flags as text, too."""
+def leaves(value: Any) -> Iterator[str]:
+    """Yield what is inside of lists, in order, as text: lm-eval writes some numbers and flags so, too."""
     if isinstance(value, list):
         for part in value:
             yield from leaves(part)
-    elif value in ("True", "False"):
-        yield value == "True"
-    elif isinstance(value, str):
-        try:
-            yield float(value)
-        except ValueError:
-            yield value
     else:
-        yield value
+        yield str(value)
+
+
+def is_number(text: str) -> bool:
+    """True for what a loglikelihood is made of."""
+    if text in FLAGS:
+        return True
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 if __name__ == "__main__":

@@ -250,7 +250,9 @@ def _logprobs(params: SamplingParams, config: ResolvedConfig) -> tuple[int | Non
 
 def _bad_words(params: SamplingParams, tokenizer: Tokenizer, vocab_size: int) -> tuple[tuple[int, ...], ...]:
     """Return the sequences of tokens that make each bad word, at the start of a text and after a space."""
-    words = [word.strip() for word in params.bad_words or []]
+    if not params.bad_words:
+        return ()
+    words = [word.strip() for word in params.bad_words]
     found = tokenizer.encode_batch([text for word in words for text in (word, f" {word}")], add_special_tokens=False)
     return tuple(dict.fromkeys(tuple(ids) for ids in found if ids and max(ids) < vocab_size))
 
@@ -261,9 +263,9 @@ def _check_that_something_is_left(spec: SamplingSpec) -> None:
     Raises:
         InvalidRequestError: it is.
     """
-    allowed = set(spec.allowed_token_ids)
-    if not allowed:
+    if not spec.allowed_token_ids:
         return
+    allowed = set(spec.allowed_token_ids)
     if allowed <= {word[0] for word in spec.bad_words if len(word) == 1}:
         raise InvalidRequestError("every token of allowed_token_ids is one of bad_words", "allowed_token_ids")
     if spec.min_tokens and allowed <= {*spec.eos_token_ids, *spec.stop_token_ids}:

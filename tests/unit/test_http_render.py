@@ -53,9 +53,13 @@ def test_minus_infinity_becomes_a_number() -> None:
     assert prompt_logprobs([None, entry])[1][str(A)].logprob == -9999.0
 
 
-def test_tokens_of_one_text_keep_the_first() -> None:
+def test_of_tokens_of_one_text_the_most_likely_stays() -> None:
     entry = {0xC3: Logprob(-1.0, 1), 0xC4: Logprob(-2.0, 2)}
     assert completion_logprobs([0xC3], [entry], NAMES, 0).top_logprobs == [{"\ufffd": -1.0}]
+    # The chosen one, which stands first, is the less likely: who compares it with the largest must see that.
+    unlikely = {0xC4: Logprob(-2.0, 2), 0xC3: Logprob(-1.0, 1)}
+    rendered = completion_logprobs([0xC4], [unlikely], NAMES, 0)
+    assert (rendered.token_logprobs, rendered.top_logprobs) == ([-2.0], [{"\ufffd": -1.0}])
     as_ids = TokenNames(byte_tokenizer(), as_ids=True)
     assert completion_logprobs([0xC3], [entry], as_ids, 0).top_logprobs == [
         {"token_id:195": -1.0, "token_id:196": -2.0}

@@ -120,10 +120,11 @@ def _alternatives(token_id: int, position: PositionLogprobs, num_top: int) -> li
 
 
 def _by_name(position: PositionLogprobs, names: TokenNames) -> dict[str, float]:
-    """Different tokens can have one text: the first, which is the more likely or the chosen one, stays."""
+    """Different tokens can have one text: the most likely stays, so that the largest value is that of the first."""
     result: dict[str, float] = {}
     for token_id, entry in position.items():
-        result.setdefault(names.name(token_id), _finite(entry.logprob))
+        name, logprob = names.name(token_id), _finite(entry.logprob)
+        result[name] = max(logprob, result.get(name, logprob))
     return result
 
 
