@@ -78,6 +78,8 @@ def _check_steps(scheduler: Scheduler) -> None:
         num_tokens = sum(part.num_tokens for part in record.parts)
         _require(0 < num_tokens <= scheduler.config.max_num_batched_tokens, f"step of {num_tokens} tokens")
         _require(len({part.slot for part in record.parts}) == len(record.parts), "two parts of a step share a slot")
+        is_constrained = any(part.samples and part.request.is_constrained for part in record.parts)
+        _require(is_constrained or not record.awaits_masks, "a step awaits masks for nobody")
         for part in record.parts:
             _require(part.num_tokens > 0, "an empty part")
             num_in_flight[id(part.request)] += 1

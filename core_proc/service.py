@@ -255,6 +255,7 @@ class FrontendService:
     def _stats(self) -> EngineStats:
         stats = self._scheduler.stats()
         stats.malformed_frames = self._router.malformed_frames
+        stats.num_waiting += len(self._grammars.waiting_keys)
         return stats
 
     def _log_waiting(self, now: float) -> None:

@@ -4,19 +4,24 @@ Knows no requests: what is done is fetched with `take_done`, and a file descript
 """
 
 import contextlib
+import logging
 import os
 import queue
 import threading
 import time
 from collections import OrderedDict, deque
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 from octavo.core_proc.grammar.trial import Trial, TrialFailed
+from octavo.protocol.events import FailureKind
 from octavo.protocol.requests import Vocabulary
 from octavo.protocol.structured import GrammarKind, GrammarSpec
 
 if TYPE_CHECKING:
     from octavo.core_proc.grammar.matcher import GrammarTokens, Matcher
+
+logger = logging.getLogger(__name__)
 
 NUM_THREADS = 2
 """One slow grammar does not keep the others waiting."""
@@ -28,6 +33,14 @@ CLOSE_TIMEOUT_S = 1.0
 
 GrammarKey: TypeAlias = tuple[GrammarKind, str]
 """What makes a grammar the same one."""
+
+
+@dataclass(frozen=True, slots=True)
+class NoGrammar:
+    """Why a grammar could not be compiled."""
+
+    kind: FailureKind
+    message: str
 
 
 class GrammarCompiler:
@@ -43,16 +56,15 @@ class GrammarCompiler:
         self._timeout_s = timeout_s
         self.wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         """Readable when `take_done` has something."""
-        self.num_compiled = 0
-        self.compile_time_s = 0.0
         self._vocabulary: Vocabulary | None = None
         self._tokens: GrammarTokens | None = None
         self._tokens_lock = threading.Lock()
         self._threads: list[threading.Thread] = []
         self._jobs: queue.SimpleQueue[GrammarKey | None] = queue.SimpleQueue()
         self._pending: set[GrammarKey] = set()
+        """What somebody waits for."""
         self._kept: OrderedDict[GrammarKey, Matcher] = OrderedDict()
-        self._done: deque[tuple[GrammarKey, Matcher | str]] = deque()
+        self._done: deque[tuple[GrammarKey, Matcher | NoGrammar]] = deque()
 
     @property
     def vocabulary(self) -> Vocabulary | None:
@@ -84,8 +96,12 @@ class GrammarCompiler:
             self._jobs.put(key)
         return key
 
-    def take_done(self) -> "list[tuple[GrammarKey, Matcher | str]]":
-        """Return what has been compiled since the last call; text says why it could not be."""
+    def drop(self, key: GrammarKey) -> None:
+        """Note that nobody waits for a grammar any more: it is not compiled, unless that has begun."""
+        self._pending.discard(key)
+
+    def take_done(self) -> "list[tuple[GrammarKey, Matcher | NoGrammar]]":
+        """Return what has been compiled since the last call, or could not be."""
         if not self._threads:
             return []
         with contextlib.suppress(BlockingIOError):  # nothing is new
@@ -94,7 +110,7 @@ class GrammarCompiler:
         while self._done:
             key, result = self._done.popleft()
             self._pending.discard(key)
-            if not isinstance(result, str):
+            if not isinstance(result, NoGrammar):
                 self._keep(key, result)
             done.append((key, result))
         return done
@@ -122,7 +138,9 @@ class GrammarCompiler:
         trial = Trial(self._timeout_s)
         try:
             while (key := self._jobs.get()) is not None:
-                result: Matcher | str = "the compiler of grammars has failed"
+                if key not in self._pending:
+                    continue
+                result: Matcher | NoGrammar = NoGrammar(FailureKind.INTERNAL, "the compiler of grammars has failed")
                 try:
                     result = self._compile(trial, key)
                 finally:  # whatever happened, somebody waits for it
@@ -131,7 +149,7 @@ class GrammarCompiler:
         finally:
             trial.close()
 
-    def _compile(self, trial: Trial, key: GrammarKey) -> "Matcher | str":
+    def _compile(self, trial: Trial, key: GrammarKey) -> "Matcher | NoGrammar":
         trial.warm_up()
         # Here and not above: see the module.
         from octavo.core_proc.grammar.matcher import GrammarFault, Matcher, source_of
@@ -143,9 +161,8 @@ class GrammarCompiler:
             trial.check(source)
             matcher = Matcher.compile(self._grammar_tokens(), source)
         except (TrialFailed, GrammarFault) as error:
-            return str(error)
-        self.num_compiled += 1
-        self.compile_time_s += time.perf_counter() - start
+            return NoGrammar(FailureKind.INVALID, str(error))
+        logger.debug("compiled a grammar of %d characters in %.3f s", len(text), time.perf_counter() - start)
         return matcher
 
     def _grammar_tokens(self) -> "GrammarTokens":

@@ -30,8 +30,8 @@ class Constraint:
         self._tail = b""
         """The latest free bytes, as many as may be the beginning of a marker."""
         self._num_taken = 0
-        sampling = request.sampling
-        self._ends = sorted({*sampling.eos_token_ids, *sampling.stop_token_ids})
+        ends = {*request.sampling.eos_token_ids, *request.sampling.stop_token_ids}
+        self._ends = sorted(token_id for token_id in ends if token_id < len(vocabulary.tokens))
 
     @property
     def is_bound(self) -> bool:

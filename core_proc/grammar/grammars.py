@@ -5,11 +5,12 @@ it like any other. A plan may come before the tokens are known on which a mask d
 plans, as soon as they can be made: most often while the workers compute the step.
 """
 
+import logging
 from typing import TYPE_CHECKING
 
-from octavo.core_proc.grammar.compiler import GrammarCompiler, GrammarKey
+from octavo.core_proc.grammar.compiler import GrammarCompiler, GrammarKey, NoGrammar
 from octavo.core_proc.grammar.constraint import Constraint
-from octavo.core_proc.request import RequestKey, RequestState
+from octavo.core_proc.request import Request, RequestKey, RequestState
 from octavo.core_proc.scheduler.delta import StepRecord
 from octavo.core_proc.scheduler.scheduler import ClientEvent, Scheduler
 from octavo.core_proc.workers.group import WorkerGroup
@@ -20,6 +21,8 @@ from octavo.protocol.steps import SlotMask
 
 if TYPE_CHECKING:
     from octavo.core_proc.grammar.matcher import Matcher
+
+logger = logging.getLogger(__name__)
 
 MAX_WAITING = 1024
 """Requests whose grammars are being compiled; more are refused."""
@@ -37,6 +40,7 @@ class Grammars:
         self._keys: dict[RequestKey, GrammarKey] = {}
         """What they wait for."""
         self._constraints: dict[RequestKey, Constraint] = {}
+        scheduler.is_output_complete = self._is_complete
 
     @property
     def has_requests(self) -> bool:
@@ -54,8 +58,12 @@ class Grammars:
         return self._compiler.wake_fd
 
     def learn(self, vocabulary: Vocabulary) -> None:
-        """Take in what the tokens stand for, of the first who tells."""
-        self._compiler.learn(vocabulary)
+        """Take in what the tokens stand for, of the first who tells; a vocabulary of another model is ignored."""
+        size = self._scheduler.config.model.vocab_size
+        if len(vocabulary.tokens) != size:
+            logger.warning("ignored a vocabulary of %d tokens: the model has %d", len(vocabulary.tokens), size)
+        else:
+            self._compiler.learn(vocabulary)
 
     def submit(self, client: bytes, submit: Submit) -> list[ClientEvent]:
         """Take in a request with a grammar; what is returned otherwise says why it ended at once."""
@@ -81,7 +89,9 @@ class Grammars:
         events: list[ClientEvent] = []
         for request_id in request_ids:
             if self._waiting.pop((client, request_id), None) is not None:
-                del self._keys[client, request_id]
+                key = self._keys.pop((client, request_id))
+                if key not in self._keys.values():
+                    self._compiler.drop(key)
                 events.append((client, Finished(request_id, FinishReason.ABORT)))
         return events
 
@@ -95,8 +105,9 @@ class Grammars:
                 del self._keys[client, request_id]
                 submit = self._waiting.pop((client, request_id))
                 assert submit.grammar is not None
-                if isinstance(result, str):
-                    events.append(_refused(client, submit, result, submit.grammar.param))
+                if isinstance(result, NoGrammar):
+                    failed = Failed(request_id, result.kind, result.message, submit.grammar.param)
+                    events.append((client, failed))
                 else:
                     events += self._start(client, submit, result.copy())
         return events
@@ -122,6 +133,13 @@ class Grammars:
         if request := self._scheduler.requests.get((client, submit.request_id)):
             self._constraints[request.key] = Constraint(request, matcher, spec, vocabulary)
         return events + self.settle()
+
+    def _is_complete(self, request: Request) -> bool:
+        constraint = self._constraints.get(request.key)
+        if constraint is None:
+            return False
+        constraint.advance()
+        return constraint.is_complete
 
     def _advance(self) -> list[ClientEvent]:
         """Bring all matchers up to date; forget the requests that are over, and end those that have to be."""

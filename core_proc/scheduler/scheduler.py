@@ -59,6 +59,8 @@ class Scheduler:
         self._num_submitted = 0
         self._num_planned = 0
         self._clock = clock
+        self.is_output_complete: Callable[[Request], bool] = lambda request: False
+        """Asked of a constrained request that a limit ends: it may have ended by itself in the same moment."""
 
     @property
     def has_requests(self) -> bool:
@@ -312,6 +314,8 @@ class Scheduler:
             if is_first or len(request.gathered.token_ids) >= request.stream_interval:
                 events.append(self._deliver_gathered(request))
         if stop := find_stop(request, self.max_model_len):
+            if stop.reason is FinishReason.LENGTH and request.is_constrained and self.is_output_complete(request):
+                stop = Stop(FinishReason.STOP)
             events += self._finish(request, stop)
         return events
 

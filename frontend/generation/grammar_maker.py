@@ -2,17 +2,32 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from functools import cached_property
+from typing import Protocol, TypeVar
 
 import msgspec
 
 from octavo.frontend.generation.grammar import grammar_spec, special_tokens, vocabulary_of
-from octavo.frontend.link import CoreLink
 from octavo.frontend.text.tokenizer import Tokenizer
 from octavo.protocol.config import ResolvedConfig
 from octavo.protocol.requests import Vocabulary
 from octavo.protocol.structured import GrammarSpec, StructuredOutputsParams
 
-RunInThread = Callable[[Callable[[], Vocabulary | GrammarSpec]], Awaitable[Vocabulary | GrammarSpec]]
+T = TypeVar("T")
+
+
+class RunInThread(Protocol):
+    """Does text work off the event loop."""
+
+    def __call__(self, work: Callable[[], T], /) -> Awaitable[T]:
+        """Return what `work` returns."""
+
+
+class Teachable(Protocol):
+    """A connection to a core."""
+
+    def teach(self, vocabulary: Vocabulary) -> None:
+        """Tell the core what tokens stand for."""
 
 
 class GrammarMaker:
@@ -26,39 +41,42 @@ class GrammarMaker:
     """
 
     def __init__(
-        self, link: CoreLink, tokenizer: Tokenizer, config: ResolvedConfig, run_in_thread: RunInThread
+        self, link: Teachable, tokenizer: Tokenizer, config: ResolvedConfig, run_in_thread: RunInThread
     ) -> None:
         self._link = link
         self._tokenizer = tokenizer
         self._config = config
         self._run_in_thread = run_in_thread
-        self._teaching: asyncio.Task[None] | None = None
+        self._teaching = asyncio.Lock()
+        self._has_taught = False
 
     async def make(self, asked: StructuredOutputsParams) -> GrammarSpec:
-        """Return what the core is told of a form; it can compile it.
+        """Return what the core is told of a form, once the core can compile it.
 
         Raises:
             InvalidRequestError: the form cannot be read.
         """
-        if self._teaching is None or (self._teaching.done() and self._teaching.exception() is not None):
-            self._teaching = asyncio.get_running_loop().create_task(self._teach())
-        config = self._config
-        asked = msgspec.structs.replace(
-            asked,
-            disable_any_whitespace=asked.disable_any_whitespace
-            or (config.disable_any_whitespace and asked.whitespace_pattern is None),
-            disable_additional_properties=asked.disable_additional_properties or config.disable_additional_properties,
-        )
-        # Shielded: a caller that leaves must not stop what the others wait for.
-        await asyncio.shield(self._teaching)
-        spec = await self._run_in_thread(lambda: grammar_spec(asked, special_tokens(self._tokenizer)))
-        assert isinstance(spec, GrammarSpec)
-        return spec
+        async with self._teaching:
+            if not self._has_taught:
+                self._link.teach(await self._run_in_thread(self._vocabulary))
+                self._has_taught = True
+        asked = self._with_defaults(asked)
+        return await self._run_in_thread(lambda: grammar_spec(asked, self._special_tokens))
 
-    async def _teach(self) -> None:
-        model = self._config.model
-        vocabulary = await self._run_in_thread(
-            lambda: vocabulary_of(self._tokenizer, model.vocab_size, model.eos_token_ids)
+    def _vocabulary(self) -> Vocabulary:
+        return vocabulary_of(self._tokenizer, self._config.model.vocab_size, self._config.model.eos_token_ids)
+
+    def _with_defaults(self, asked: StructuredOutputsParams) -> StructuredOutputsParams:
+        """Return a form with what the engine's flags say of all forms."""
+        is_compact = self._config.disable_any_whitespace and asked.whitespace_pattern is None
+        return msgspec.structs.replace(
+            asked,
+            disable_any_whitespace=asked.disable_any_whitespace or is_compact,
+            disable_additional_properties=(
+                asked.disable_additional_properties or self._config.disable_additional_properties
+            ),
         )
-        assert isinstance(vocabulary, Vocabulary)
-        self._link.teach(vocabulary)
+
+    @cached_property
+    def _special_tokens(self) -> dict[str, int]:
+        return special_tokens(self._tokenizer)

@@ -2,6 +2,7 @@
 
 import os
 import select
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -106,6 +107,20 @@ def desk(compiler: GrammarCompiler) -> Desk:
     return Desk(compiler)
 
 
+@pytest.fixture
+def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The texts of the grammars that are compiled during the test."""
+    texts: list[str] = []
+    compile_ = GrammarCompiler._compile
+
+    def noted(self: GrammarCompiler, trial: Trial, key: Any) -> Any:
+        texts.append(key[1])
+        return compile_(self, trial, key)
+
+    monkeypatch.setattr(GrammarCompiler, "_compile", noted)
+    return texts
+
+
 def ends(events: list[ClientEvent]) -> list[Any]:
     """What ended, and how."""
     return [
@@ -123,21 +138,19 @@ def test_a_request_waits_for_its_grammar_outside_of_the_scheduler(desk: Desk) ->
     assert desk.scheduler.has_requests and not desk.grammars.has_requests
 
 
-def test_a_known_grammar_needs_no_wait(desk: Desk) -> None:
+def test_a_known_grammar_needs_no_wait(desk: Desk, compiled: list[str]) -> None:
     desk.start("first", "known+")
-    num_compiled = desk.compiler.num_compiled
     assert desk.submit("second", "known+") == []
     assert len(desk.scheduler.requests) == 2
-    assert desk.compiler.num_compiled == num_compiled
+    assert compiled == ["known+"]
 
 
-def test_requests_with_the_same_grammar_wait_for_one_compilation(desk: Desk) -> None:
-    num_compiled = desk.compiler.num_compiled
+def test_requests_with_the_same_grammar_wait_for_one_compilation(desk: Desk, compiled: list[str]) -> None:
     for name in "abc":
         desk.submit(name, "same{3}")
     assert desk.wait() == []
     assert len(desk.scheduler.requests) == 3
-    assert desk.compiler.num_compiled == num_compiled + 1
+    assert compiled == ["same{3}"]
 
 
 def test_a_faulty_grammar_ends_those_who_have_it_and_nobody_else(desk: Desk) -> None:
@@ -226,6 +239,14 @@ def test_without_end_tokens_it_goes_on_while_it_can(desk: Desk) -> None:
     assert ends(desk.commit(token("a"))) == [("r", FinishReason.STOP)]
 
 
+def test_what_is_complete_at_its_limit_has_stopped(desk: Desk) -> None:
+    desk.start("whole", "a", sampling={"max_tokens": 1})
+    desk.start("cut", "a+", sampling={"max_tokens": 1})
+    desk.plan()
+    events = desk.commit(token("a"), token("a"))
+    assert ends(events) == [("whole", FinishReason.STOP), ("cut", FinishReason.LENGTH)]
+
+
 def test_stop_tokens_are_allowed_where_the_grammar_may_end_and_as_its_text(desk: Desk) -> None:
     desk.start("r", "ab?c?", sampling={"stop_token_ids": (STOP, token("b"))})
     desk.plan()
@@ -306,14 +327,15 @@ def test_the_mark_is_found_over_tokens_and_within_one(compiler: GrammarCompiler)
     own.close()
 
 
-def test_compiled_grammars_are_kept_up_to_a_number(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiled_grammars_are_kept_up_to_a_number(
+    desk: Desk, compiled: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(compiler_module, "MAX_KEPT", 2)
     for text in ("one", "two", "three"):
         desk.start(text, text)
-    num_compiled = desk.compiler.num_compiled
     assert desk.submit("again", "three") == [] and not desk.grammars.has_requests
     desk.start("first again", "one")
-    assert desk.compiler.num_compiled == num_compiled + 1
+    assert compiled == ["one", "two", "three", "one"]
 
 
 def test_a_trial_ends_by_its_limit_and_the_next_is_served() -> None:
@@ -339,3 +361,56 @@ def test_a_trial_that_is_killed_says_so() -> None:
         trial.check('start: "a"')
     finally:
         trial.close()
+
+
+def test_what_nobody_waits_for_is_not_compiled(
+    desk: Desk, compiled: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held, release = threading.Semaphore(0), threading.Event()
+    check = Trial.check
+
+    def slow(self: Trial, source: str) -> None:
+        if "hold" in source:
+            held.release()
+            assert release.wait(30)
+        check(self, source)
+
+    monkeypatch.setattr(Trial, "check", slow)
+    for index in range(compiler_module.NUM_THREADS):
+        desk.submit(f"hold {index}", f"hold{index}")
+    for _ in range(compiler_module.NUM_THREADS):
+        assert held.acquire(timeout=30), "every thread is busy"
+    desk.submit("left", "left alone")
+    desk.submit("shared", "shared")
+    desk.submit("stays", "shared")
+    desk.grammars.abort(CLIENT, ["left", "shared"])
+    release.set()
+    assert desk.wait() == []
+    assert "left alone" not in compiled and compiled.count("shared") == 1
+    assert "stays" in [name for _, name in desk.scheduler.requests]
+
+
+def test_a_compiler_that_fails_is_no_fault_of_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(self: Trial, source: str) -> None:
+        if "unlucky" in source:
+            raise RuntimeError("out of luck")
+
+    monkeypatch.setattr(threading, "excepthook", lambda arguments: None)
+    monkeypatch.setattr(Trial, "check", broken)
+    desk = Desk(GrammarCompiler(timeout_s=5))
+    desk.grammars.learn(VOCABULARY)
+    for name in ("r", "s", "t"):
+        desk.submit(name, f"unlucky {name}")
+        assert ends(desk.wait()) == [(name, (FailureKind.INTERNAL, "structured_outputs.regex"))]
+    desk.start("others", "lucky")
+    desk.compiler.close()
+
+
+def test_a_vocabulary_of_another_model_is_ignored() -> None:
+    desk = Desk(GrammarCompiler(timeout_s=5))
+    desk.grammars.learn(Vocabulary([b"a"], []))
+    assert desk.compiler.vocabulary is None
+    desk.grammars.learn(VOCABULARY)
+    desk.grammars.learn(Vocabulary([b"x"] * VOCAB_SIZE, []))
+    assert desk.compiler.vocabulary is VOCABULARY
+    desk.compiler.close()
