@@ -21,6 +21,7 @@ from safetensors.numpy import load_file
 from tiny_models import ARCHITECTURES, make_tiny
 from worker_plans import worker_config
 
+from octavo.kernels.linear import packing
 from octavo.kernels.native import library as native
 from octavo.kernels.native.library import NativeLibrary
 from octavo.protocol.config import ResolvedConfig
@@ -113,6 +114,22 @@ def test_quantized_weights_are_kept_too(
     }
     no_checkpoint()
     assert content(load(config, library, tmp_path)) == content(first)
+
+
+def test_weights_in_12_bits_are_kept_too(
+    config: ResolvedConfig,
+    tmp_path: Path,
+    library: NativeLibrary,
+    no_checkpoint: Callable[[], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(packing, "MIN_CODED_WEIGHTS", 1)
+    first = load(config, library, tmp_path)
+    assert {packed.product.packed.kind for packed in first.parameters.packed.values()} == {"bf16_12"}
+    no_checkpoint()
+    second = load(config, library, tmp_path)
+    assert content(second) == content(first)
+    assert second.weights_bytes == load_bytes(second)
 
 
 def test_all_that_changes_the_weights_changes_the_place(
