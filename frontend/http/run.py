@@ -82,7 +82,7 @@ async def _serve(engine: SpawnedEngine, config: ServerConfig, listener: Listener
                 await siblings.start()
             await _serve_with(siblings, server, client, config, listener)
         finally:
-            siblings.kill()
+            await siblings.kill()
         if server.failure:
             raise server.failure
 
@@ -106,7 +106,10 @@ async def _serve_with(
         await server.serve(sockets=[listener.socket])
         if lines:
             lines.cancel()
-        await siblings.wait(config.shutdown_timeout)
+        if server.failure:
+            siblings.terminate()
+            siblings.terminate()
+        await siblings.wait(0 if server.failure else config.shutdown_timeout)
 
 
 def make_server(client: AsyncClient, config: ServerConfig, keys: Sequence[str], board: Board | None = None) -> Server:

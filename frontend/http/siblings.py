@@ -110,15 +110,16 @@ class Siblings:
         self._is_ending = True
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=patience_s + KILL_AFTER_S)
-        self.kill()
+        await self.kill()
 
-    def kill(self) -> None:
+    async def kill(self) -> None:
         """End at once whatever still runs; harmless the second time."""
         self._is_ending = True
-        for task in self._tasks:
-            task.cancel()
         for child in self._children.values():
             child.kill()
+        if self._tasks:
+            await asyncio.wait(self._tasks)  # each closes what it watches
+        for child in self._children.values():  # of a start that failed: nobody watches them
             child.wait()
             child.close()
         self._children.clear()
@@ -151,7 +152,8 @@ class Siblings:
                 await self._receive(row, None)
             except ChildExited as exited:
                 self._children.pop(row).close()
-                await asyncio.sleep(RESTART_DELAY_S)
+                if not self._is_ending:
+                    await asyncio.sleep(RESTART_DELAY_S)
                 if self._is_ending or self._is_engine_dead():
                     return
                 if self._has_died_too_often():
