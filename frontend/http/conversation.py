@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -28,11 +28,17 @@ from octavo.protocol.structured import StructuredOutputsParams
 logger = logging.getLogger(__name__)
 
 
+RESERVED_VARIABLES = frozenset({"messages", "self"})
+"""Variables of a template that nobody may set by name."""
+
+
 @dataclass(frozen=True, slots=True)
 class ChatSettings:
     """How this server treats conversations."""
 
     content_format: FormatChoice = "auto"
+    template_defaults: Mapping[str, Any] = field(default_factory=dict)
+    """Variables of the template, for requests that do not set them."""
     auto_parser: type[ToolParser] | None = None
     """Reads the calls that the model makes of its own accord; None: it may make none."""
     hides_unused_tools: bool = False
@@ -44,7 +50,7 @@ class ChatSettings:
         """Return what the flags say.
 
         Raises:
-            ConfigError: a parser is unknown or missing, or the plugin does not load.
+            ConfigError: a parser is unknown or missing, the plugin does not load, or the template's defaults are wrong.
         """
         if config.tool_parser_plugin is not None:
             load_plugin(config.tool_parser_plugin)
@@ -59,10 +65,25 @@ class ChatSettings:
             )
         return cls(
             content_format=config.chat_template_content_format,
+            template_defaults=_template_defaults(config.default_chat_template_kwargs),
             auto_parser=parser if config.enable_auto_tool_choice else None,
             hides_unused_tools=config.exclude_tools_when_tool_choice_none,
             reasoning=None if config.reasoning_parser is None else reasoning_parser(config.reasoning_parser),
         )
+
+
+def _template_defaults(text: str | None) -> dict[str, Any]:
+    try:
+        defaults = msgspec.json.decode(text or "{}", type=dict[str, Any])
+    except msgspec.DecodeError as error:
+        raise ConfigError(
+            f"default_chat_template_kwargs is no JSON object: {error}",
+            phase="configuration",
+            hint="""write --default-chat-template-kwargs '{"enable_thinking": false}'""",
+        ) from None
+    if taken := defaults.keys() & RESERVED_VARIABLES:
+        raise ConfigError(f"default_chat_template_kwargs must not hold {min(taken)!r}", phase="configuration")
+    return defaults
 
 
 class Conversation:

@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypedDict
 
-from octavo.frontend.http.conversation import ChatSettings
+from octavo.frontend.http.conversation import RESERVED_VARIABLES, ChatSettings
 from octavo.frontend.http.message import Request
 from octavo.frontend.http.request_log import RequestLog
 from octavo.frontend.http.schemas.sampling import SamplingFields, StreamOptions
@@ -111,6 +111,7 @@ class Serving:
             InvalidRequestError: there is no chat template, it may not be used, or it refuses the messages.
         """
         variables = {
+            **self.chat.template_defaults,
             "add_generation_prompt": fields.add_generation_prompt,
             "continue_final_message": fields.continue_final_message,
             "documents": fields.documents,
@@ -118,7 +119,7 @@ class Serving:
             **(variables or {}),
             **(fields.chat_template_kwargs or {}),
         }
-        if taken := variables.keys() & {"messages", "self"}:
+        if taken := variables.keys() & RESERVED_VARIABLES:
             raise InvalidRequestError(f"chat_template_kwargs must not hold {min(taken)!r}", "chat_template_kwargs")
         if fields.chat_template is not None:
             if not self.trusts_request_templates:

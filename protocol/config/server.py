@@ -103,6 +103,13 @@ class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             "auto, which is found in the template."
         ),
     ] = "auto"
+    default_chat_template_kwargs: Annotated[
+        str | None,
+        Meta(
+            description='Variables of the chat template as a JSON object, such as {"enable_thinking": false}; the '
+            "chat_template_kwargs of a request win over them."
+        ),
+    ] = None
     enable_auto_tool_choice: Annotated[
         bool, Meta(description="The model may call tools when it likes; needs --tool-call-parser.")
     ] = False

@@ -10,7 +10,9 @@ from http_client import events, http_client, post, request
 
 from octavo.frontend.http import body
 from octavo.frontend.http.access_log import route_log
+from octavo.frontend.http.conversation import ChatSettings
 from octavo.protocol.config import ServerConfig
+from octavo.protocol.errors import ConfigError
 from octavo.protocol.stats import EngineStats
 
 ASK = {"model": MODEL, "prompt": "ab", "max_tokens": 3}
@@ -159,6 +161,20 @@ def test_usage_can_be_told_of_unasked() -> None:
         config = ServerConfig(enable_force_include_usage=forced)
         chunks = events(post(FakeClient(), PATH, ASK | {"stream": True}, config=config))
         assert (chunks[-1]["choices"] == [] and chunks[-1]["usage"]["completion_tokens"] == 3) is forced
+
+
+def test_the_server_can_set_variables_of_the_template() -> None:
+    config = ServerConfig(default_chat_template_kwargs='{"suffix": "!"}')
+    ask = {"messages": [{"role": "user", "content": "x"}]}
+    for kwargs, end in (({}, "!"), ({"suffix": "?"}, "?")):
+        response = post(FakeClient(), "/tokenize", ask | {"chat_template_kwargs": kwargs}, config=config)
+        assert bytes(response.json()["tokens"]) == f"<user>x<assistant>{end}".encode()
+
+
+@pytest.mark.parametrize("text", ["[1]", "{", '{"messages": []}'])
+def test_variables_of_the_template_that_cannot_be_are_said_at_the_start(text) -> None:
+    with pytest.raises(ConfigError, match="default_chat_template_kwargs"):
+        ChatSettings.of(ServerConfig(default_chat_template_kwargs=text))
 
 
 # --- bodies ---------------------------------------------------------------------------------------
