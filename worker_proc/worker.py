@@ -107,12 +107,16 @@ class Worker:
     def _take_masks(self) -> list[SlotMask]:
         """Return the masks of the step that is being computed, and keep the commands that come before them for later.
 
-        Blocks until: they are there.
+        Blocks until: they are there, or a `Stop` is.
 
         Raises:
             ProtocolError: this process was told to end while it waited.
         """
-        while not isinstance(command := self._subscriber.receive(timeout_s=0), TokenMasks):
+        # After a `Stop` no masks come any more, and nobody looks at what is drawn without them.
+        while not (self._kept and isinstance(self._kept[-1], Stop)):
+            command = self._subscriber.receive(timeout_s=0)
+            if isinstance(command, TokenMasks):
+                return command.masks
             if command is not None:
                 self._kept.append(command)
                 continue
@@ -121,7 +125,7 @@ class Worker:
                 self._stop.acknowledge()
                 if self._stop.count >= ABORT_SIGNALS:
                     raise ProtocolError("told to end before the masks of a step were there")
-        return command.masks
+        return []
 
     def _close(self) -> None:
         """Close the sockets. Blocks until: what was sent has left, or the core has stopped listening."""

@@ -295,3 +295,15 @@ def test_a_worker_that_waits_for_masks_can_be_ended(config: ResolvedConfig, tmp_
             os.kill(w.child.pid, signal.SIGTERM)
             time.sleep(0.1)
         assert w.wait_for_exit().code == EXIT_FAILED
+
+
+def test_a_worker_that_waits_for_masks_obeys_stop(config: ResolvedConfig, tmp_path: Path) -> None:
+    with worker(config, tmp_path) as w:
+        w.wait_until_ready()
+        w.ask(AllocateCache(0, 8, 64))
+        w.ask(plan(1, [5, 6, 7]))
+        w.commands.send(masked_plan(2, 3, 1))
+        w.commands.send(masked_plan(3, 4, 1))
+        assert w.replies.receive(0.3) is None
+        w.commands.send(Stop(4))
+        assert w.wait_for_exit().code == EXIT_OK
