@@ -254,7 +254,7 @@ def test_a_killed_application_leaves_nothing_behind(engine: Engine) -> None:
 
 
 def test_nobody_listens_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("octavo.frontend.client.CONNECT_TIMEOUT_S", 0.3)
+    monkeypatch.setattr("octavo.frontend.connection.CONNECT_TIMEOUT_S", 0.3)
 
     async def main() -> None:
         with pytest.raises(StartupError, match="no engine answers"):
