@@ -272,11 +272,13 @@ def test_closing_ends_what_runs_and_may_happen_twice(engine: Engine) -> None:
             async for _ in second.generate(PROMPT, LONG):
                 started.set()
 
-        running = asyncio.create_task(one())
+        # Ten times as many as run at once, so that most of them are not done, however slow this process is.
+        running = [asyncio.create_task(one()) for _ in range(40)]
         await started.wait()
         await asyncio.gather(second.close(), second.close())
-        with pytest.raises(EngineDeadError, match="closed"):
-            await running
+        ends = await asyncio.gather(*running, return_exceptions=True)
+        assert {type(end) for end in ends} <= {EngineDeadError, type(None)}
+        assert "closed" in str(ends[-1])
         await until_idle(client)
 
     engine.run(scenario)
