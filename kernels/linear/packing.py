@@ -29,6 +29,8 @@ MIN_CODED_WEIGHTS = 2**16
 """Of a weight; a smaller one stays in some cache, where there is nothing to be gained."""
 MAX_ESCAPES = 1 / 100
 """Of the weights: more of them and unpacking takes longer than reading less of the memory saves."""
+UNPACKING_LEVELS = frozenset({"avx512_bf16", "avx512", "avx2"})
+"""Whose shuffles unpack as fast as memory is read. Plain loops do not: a product of one row takes ten times as long."""
 ESCAPE_PADDING = 64
 """Bytes after the last escape."""
 
@@ -63,7 +65,8 @@ class EncodeArguments(Arguments):
 
 def pack(library: NativeLibrary, weight_OI: Tensor, bias_O: Tensor | None = None) -> NativeLinear:
     """Pack a weight of bfloat16, float32 or float16; one of bfloat16 in 12 bits where that pays."""
-    if weight_OI.dtype == torch.bfloat16 and weight_OI.numel() >= MIN_CODED_WEIGHTS:
+    is_large = weight_OI.numel() >= MIN_CODED_WEIGHTS
+    if weight_OI.dtype == torch.bfloat16 and is_large and library.isa in UNPACKING_LEVELS:
         packed = pack_coded(library, weight_OI, bias_O, max_escapes=MAX_ESCAPES)
         if packed is not None:
             return packed

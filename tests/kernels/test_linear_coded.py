@@ -95,21 +95,22 @@ def test_epilogues(native_library: NativeLibrary, epilogue: Epilogue) -> None:
     escapes=st.sampled_from([0.0, 0.001, 0.1, 1.0]),
     num_threads=st.integers(1, 3),
 )
-def test_any_shape(inputs: int, outputs: int, rows: int, escapes: float, num_threads: int) -> None:
-    library = load()
+def test_any_shape(
+    native_library: NativeLibrary, inputs: int, outputs: int, rows: int, escapes: float, num_threads: int
+) -> None:
     weight = weight_with(escapes, outputs, inputs)
-    packed = coded(library, weight)
+    packed = coded(native_library, weight)
     assert torch.equal(bits(unpacked(packed)[:outputs, :inputs]), bits(weight))
     x = random(rows, inputs, dtype=torch.bfloat16)
-    ours = multiply(library, x, packed, num_threads=num_threads)
-    assert torch.equal(bits(ours), bits(multiply(library, x, pack_plain(library, weight))))
+    ours = multiply(native_library, x, packed, num_threads=num_threads)
+    assert torch.equal(bits(ours), bits(multiply(native_library, x, pack_plain(native_library, weight))))
 
 
-def test_every_bfloat16_comes_out_as_it_was() -> None:
+def test_every_bfloat16_comes_out_as_it_was(native_library: NativeLibrary) -> None:
     """Both zeros, subnormals, infinities and every NaN among them, in columns of every half and lane."""
     every = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(torch.bfloat16).view(256, 256)
     for weight in (every, every.T.contiguous(), every[:70, :33]):
-        packed = coded(load(), weight)
+        packed = coded(native_library, weight)
         values = unpacked(packed)
         num_outputs, num_inputs = weight.shape
         assert torch.equal(bits(values[:num_outputs, :num_inputs]), bits(weight))
@@ -130,11 +131,14 @@ def test_numbers_that_are_not_finite_reach_the_result(native_library: NativeLibr
     assert torch.equal(bits(ours[:, finite]), bits(expected[:, finite]))
 
 
-def test_packing_takes_12_bits_where_that_pays() -> None:
-    library = load()
+def test_packing_takes_12_bits_where_that_pays(native_library: NativeLibrary) -> None:
+    library = native_library
     large = weight_with(0.0, 256, 256)
     assert large.numel() >= MIN_CODED_WEIGHTS
     packed = pack(library, large)
+    if library.isa == "portable":
+        assert packed.kind == "bf16", "a plain loop unpacks more slowly than memory is read"
+        return
     assert packed.kind == "bf16_12" and packed.dtype == torch.bfloat16
     assert packed.num_bytes < 0.77 * pack_plain(library, large).num_bytes
     assert packed.weight.nbytes == 4 * panel_bytes("bf16_12", 256, 0)
