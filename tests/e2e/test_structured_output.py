@@ -24,6 +24,7 @@ from octavo.protocol.errors import InvalidRequestError
 from octavo.protocol.params import OutputKind
 
 BOMB = {"type": "integer", "multipleOf": 9999999}
+FLAGS = ("--dtype", "float32", "--max-model-len", "512", "--cpu-kernels", "torch", "--served-model-name", "tiny")
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +40,7 @@ def llm(model: Path) -> Iterator[LLM]:
 
 @pytest.fixture(scope="module")
 def server(model: Path) -> Iterator[Server]:
-    with serve(model, "--dtype", "float32", "--max-model-len", "512", "--served-model-name", "tiny") as server:
+    with serve(model, *FLAGS) as server:
         yield server.wait_until_ready()
 
 
@@ -209,7 +210,7 @@ def test_others_are_served_while_a_grammar_compiles_for_too_long(llm: LLM) -> No
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=str)
 def test_a_trial_does_not_outlive_its_engine(model: Path, number: signal.Signals) -> None:
-    with serve(model, "--dtype", "float32", "--max-model-len", "512") as server:
+    with serve(model, *FLAGS) as server:
         server.wait_until_ready()
         before = descendants(server.process.pid)
         body = {"prompt": "a", "guided_json": BOMB}
