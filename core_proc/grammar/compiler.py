@@ -143,6 +143,9 @@ class GrammarCompiler:
                 result: Matcher | NoGrammar = NoGrammar(FailureKind.INTERNAL, "the compiler of grammars has failed")
                 try:
                     result = self._compile(trial, key)
+                except Exception:  # the boundary of a thread: others wait for what comes after this one
+                    logger.exception("the compiler of grammars has failed")
+                    trial.close()
                 finally:  # whatever happened, somebody waits for it
                     self._done.append((key, result))
                     os.eventfd_write(self.wake_fd, 1)

@@ -130,9 +130,11 @@ class Grammars:
         spec, vocabulary = submit.grammar, self._compiler.vocabulary
         assert spec is not None and vocabulary is not None
         events = self._scheduler.submit(client, submit)
-        if request := self._scheduler.requests.get((client, submit.request_id)):
-            self._constraints[request.key] = Constraint(request, matcher, spec, vocabulary)
-        return events + self.settle()
+        if events:  # it has ended at once; a live request of this name is another one
+            return events
+        request = self._scheduler.requests[client, submit.request_id]
+        self._constraints[request.key] = Constraint(request, matcher, spec, vocabulary)
+        return self.settle()
 
     def _is_complete(self, request: Request) -> bool:
         constraint = self._constraints.get(request.key)
@@ -178,7 +180,7 @@ class Grammars:
             request = constraint.request
             mask, may_end = constraint.matcher.mask()
             if fault := constraint.matcher.fault:
-                message = f"the grammar has become too complex to follow: {fault}"
+                message = f"the grammar cannot be followed any further: {fault}"
                 events += self._scheduler.refuse(request, message, constraint.param)
             elif not any(mask):
                 events += self._scheduler.conclude(request)

@@ -97,7 +97,8 @@ class Matcher:
     def fault(self) -> str:
         """Why this matcher cannot go on; "" while it can."""
         error: str = self._library_form.get_error()
-        return error
+        reason = error.removesuffix(_NO_DETAILS)
+        return "nothing fits it" if reason in _DEAD_ENDS else reason
 
     def mask(self) -> tuple[bytearray, bool]:
         """Return the mask of the tokens that may follow, and whether the output may end here.
@@ -118,17 +119,25 @@ class Matcher:
 
 
 def source_of(spec: GrammarSpec) -> str:
-    """Return a grammar in the library's notation."""
+    """Return a grammar in the library's notation.
+
+    Raises:
+        GrammarFault: a regular expression ends within an escape, which the translation would leave out.
+    """
     match spec.kind:
         case GrammarKind.JSON_SCHEMA:
             return f"{HEADER}start: %json {spec.text}"
         case GrammarKind.REGEX:
+            if (len(spec.text) - len(spec.text.rstrip("\\"))) % 2:
+                raise GrammarFault("the regular expression ends with a backslash that escapes nothing")
             return f"{HEADER}start: /{regex_to_lark(spec.text)}/"
         case GrammarKind.LARK:
             # At the end, so that the lines that errors name are the author's.
             return f"{spec.text}\n{HEADER}"
 
 
+_NO_DETAILS = "\n<non-verbose/>"
+_DEAD_ENDS = ("NoExtension", "NoExtensionBias")
 _EXCERPT = re.compile(r"\n +\d+ \| .*", re.DOTALL)
 _SCHEMA_ERROR = re.compile(r".*?failed to compile JSON schema: ", re.DOTALL)
 _UNENFORCED = re.compile(r"Unimplemented keys: \[(.*)\]")

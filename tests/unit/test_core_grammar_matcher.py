@@ -142,6 +142,15 @@ def test_a_token_without_a_place_spoils_the_matcher_and_says_so() -> None:
     assert matcher.fault and not matcher.is_complete
 
 
+@pytest.mark.parametrize(
+    "spec", [lark("start: start"), GrammarSpec(GrammarKind.REGEX, "b")], ids=["no text", "no token"]
+)
+def test_what_no_output_fits_says_so(spec: GrammarSpec) -> None:
+    matcher = start(spec, GrammarTokens([b"a", b""], []))
+    assert not any(matcher.mask()[0])
+    assert matcher.fault == "nothing fits it"
+
+
 @pytest.mark.parametrize("name", UNENFORCEABLE)
 def test_a_keyword_that_cannot_be_enforced_is_named(name: str) -> None:
     with pytest.raises(GrammarFault, match=name):
@@ -152,6 +161,7 @@ def test_a_keyword_that_cannot_be_enforced_is_named(name: str) -> None:
     ("spec", "message"),
     [
         (GrammarSpec(GrammarKind.REGEX, "(a"), "unclosed group$"),
+        (GrammarSpec(GrammarKind.REGEX, "a\\"), "backslash that escapes nothing$"),
         (GrammarSpec(GrammarKind.REGEX, "(?=a)"), "look-around.*not supported$"),
         (lark("start: nothing"), '^at 1.*unknown name: "nothing"$'),
         (lark('start: "a'), "^1"),

@@ -187,6 +187,15 @@ def test_a_waiting_request_can_be_aborted(desk: Desk) -> None:
     assert [key[1] for key in desk.scheduler.requests] == ["s"]
 
 
+def test_a_name_in_use_leaves_the_request_that_has_it_alone(desk: Desk) -> None:
+    desk.submit("r", "compiled (later|too late)")
+    sampling = SamplingSpec(max_tokens=9, seed=0)
+    assert desk.scheduler.submit(CLIENT, Submit("r", [5, 6, 7], sampling)) == []
+    assert ends(desk.wait()) == [("r", (FailureKind.INVALID, "request_id"))]
+    assert not desk.plan().awaits_masks
+    assert ends(desk.commit(token("z"))) == []
+
+
 def test_masks_follow_the_tokens_that_they_depend_on(desk: Desk) -> None:
     desk.start("r", "a(b|c)*")
     assert desk.plan().awaits_masks
@@ -390,19 +399,24 @@ def test_what_nobody_waits_for_is_not_compiled(
     assert "stays" in [name for _, name in desk.scheduler.requests]
 
 
-def test_a_compiler_that_fails_is_no_fault_of_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_compiler_that_fails_is_no_fault_of_the_caller(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     def broken(self: Trial, source: str) -> None:
         if "unlucky" in source:
             raise RuntimeError("out of luck")
 
-    monkeypatch.setattr(threading, "excepthook", lambda arguments: None)
     monkeypatch.setattr(Trial, "check", broken)
     desk = Desk(GrammarCompiler(timeout_s=5))
     desk.grammars.learn(VOCABULARY)
-    for name in ("r", "s", "t"):
+    names = ["r", "s", "t", "u", "v"]  # more than there are threads
+    for name in names:
         desk.submit(name, f"unlucky {name}")
-        assert ends(desk.wait()) == [(name, (FailureKind.INTERNAL, "structured_outputs.regex"))]
-    desk.start("others", "lucky")
+    desk.submit("others", "lucky")
+    failure = (FailureKind.INTERNAL, "structured_outputs.regex")
+    assert sorted(ends(desk.wait())) == [(name, failure) for name in names]
+    assert [name for _, name in desk.scheduler.requests] == ["others"]
+    assert caplog.messages.count("the compiler of grammars has failed") == len(names)
     desk.compiler.close()
 
 
