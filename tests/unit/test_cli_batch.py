@@ -67,6 +67,7 @@ def test_chat_and_completions_are_answered_as_the_server_does() -> None:
         (b'{"custom_id": "\xff", "url": "/x", "body": {}}', None, "line 1: "),
         (b'{"custom_id": "a", "method": "GET", "url": "/health", "body": {}}', "a", "method 'GET' is not POST"),
         (b'{"custom_id": "a", "url": "/x", "body": {"stream": true}}', "a", "stream must not be true"),
+        (b'{"custom_id": "a", "url": "/x", "body": {"x": ' + b"[" * 9000 + b"]" * 9000 + b"}}", None, "recursion"),
     ],
     ids=str,
 )
@@ -76,6 +77,15 @@ def test_bad_lines_name_themselves_and_end_nothing(text: bytes, custom_id: str |
     assert bad.error and bad.error.code == "invalid_line"
     assert bad.error.message.startswith("line 1: ") and reason in bad.error.message
     assert good.custom_id == "good" and good.error is None
+
+
+def test_an_answer_of_nothing_is_a_line_of_json_too(tmp_path: Path) -> None:
+    (pinged,) = answer(FakeClient(), [line("a", "/ping")])
+    with Journal(tmp_path / "out") as journal:
+        journal.append(pinged)
+    assert json.loads((tmp_path / "out").read_text())["response"]["body"] is None
+    with Journal(tmp_path / "out") as journal:
+        assert journal.done == {1: "a"}
 
 
 def test_refused_requests_keep_the_servers_answer() -> None:

@@ -102,7 +102,7 @@ def _read(number: int, text: bytes) -> BatchRequest | BadLine:
     try:
         line = msgspec.json.decode(text, type=_Line)
         stream = msgspec.json.decode(line.body, type=_Body).stream
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         return BadLine(number, _custom_id(text), str(error))
     if line.method != "POST":
         return BadLine(number, line.custom_id, f"method {line.method!r} is not POST")
@@ -115,5 +115,5 @@ def _custom_id(text: bytes) -> str | None:
     """Return the custom id of a line that is otherwise wrong, if it has one."""
     try:
         return msgspec.json.decode(text, type=_Named).custom_id
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None

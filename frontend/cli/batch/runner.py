@@ -96,7 +96,8 @@ async def _answer(app: Application, engine: Engine, line: BatchRequest) -> Batch
         response = await _ask(app, line)
     if engine.failure:
         raise engine.failure
-    answered = Answered(response.status, line.request_id, msgspec.Raw(response.body))
+    body = response.body or b"null"  # `/ping` answers with nothing, which is no JSON
+    answered = Answered(response.status, line.request_id, msgspec.Raw(body))
     error = None if response.status < HTTPStatus.BAD_REQUEST else _failure(line, response)
     return BatchResult(f"{ID_PREFIX}{line.number}", line.custom_id, answered, error)
 
