@@ -233,6 +233,15 @@ def test_bench_serve_fails_loudly(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(
+    ("flag", "value"), [("max-concurrency", "0"), ("input-len", "0"), ("output-len", "-1"), ("request-rate", "nan")]
+)
+def test_numbers_that_mean_nothing_are_refused(flag: str, value: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with fake_server(FakeClient("Hello!")) as url:
+        assert main(["bench", "serve", "--base-url", url, "--num-prompts", "1", f"--{flag}", value]) == 1
+    assert f"--{flag}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
     ("words", "complaint"),
     [
         (["--goodput", "tft:3"], "is not NAME:MILLISECONDS"),

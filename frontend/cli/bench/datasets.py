@@ -86,6 +86,9 @@ def make_jobs(options: argparse.Namespace, tokenizer: Tokenizer, seed: int) -> l
     """
     if options.num_prompts < 1:
         raise CommandError("--num-prompts must be 1 or more")
+    for name in ("input_len", "output_len"):
+        if (length := getattr(options, name)) is not None and length < 1:
+            raise CommandError(f"--{name.replace('_', '-')} must be 1 or more")
     if not 0 <= options.random_range_ratio < 1:
         raise CommandError("--random-range-ratio must be at least 0 and below 1")
     return _DATASETS[options.dataset_name](options, tokenizer, random.Random(seed))

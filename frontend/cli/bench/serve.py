@@ -116,6 +116,8 @@ def run(words: list[str]) -> int:
         CommandError: no server answers, or the workload cannot be made.
     """
     options = parser().parse(words)
+    if options.max_concurrency is not None and options.max_concurrency < 1:
+        raise CommandError("--max-concurrency must be 1 or more")
     url = options.base_url or f"http://{options.host}:{options.port}"
     key = options.api_key or Env.read().api_key
     api = Api(url, key)
@@ -185,7 +187,7 @@ def arrivals(count: int, rate: float, burstiness: float, rng: random.Random) -> 
     Raises:
         CommandError: a number is not positive.
     """
-    if rate <= 0 or burstiness <= 0:
+    if not (rate > 0 and burstiness > 0):
         raise CommandError("--request-rate and --burstiness must be above 0")
     if math.isinf(rate):
         return [0.0] * count
