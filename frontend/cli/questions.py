@@ -55,12 +55,32 @@ def answer_typed(answer: Callable[[str], object]) -> None:
 
 
 def piped_lines() -> Iterator[str]:
-    """Yield the lines of standard input that are not blank."""
-    for line in sys.stdin:
+    """Yield the lines of standard input that are not blank.
+
+    Raises:
+        CommandError: one is not UTF-8.
+    """
+    for line in sys.stdin.buffer:
         if line.strip():
-            yield line.rstrip("\n")
+            yield _text(line).rstrip("\n")
 
 
 def quick_text(text: str) -> str:
-    """Return the text given on the command line, or all of standard input for "-"."""
-    return sys.stdin.read() if text == QUICK_STDIN else text
+    """Return the text given on the command line, or all of standard input for "-".
+
+    Raises:
+        CommandError: that is not UTF-8.
+    """
+    return _text(sys.stdin.buffer.read()) if text == QUICK_STDIN else text
+
+
+def _text(data: bytes) -> str:
+    """Read bytes as UTF-8, whatever the locale says.
+
+    Raises:
+        CommandError: they are something else.
+    """
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise CommandError(f"standard input is not UTF-8 text: {error.reason}") from None

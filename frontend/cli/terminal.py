@@ -10,9 +10,11 @@ import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
+from io import TextIOWrapper
 from typing import Any, TypeAlias
 
 from octavo.frontend.cli.api import DEFAULT_URL
+from octavo.frontend.cli.errors import CommandError
 from octavo.frontend.cli.parser import CommandParser
 from octavo.protocol.env import Env
 
@@ -123,8 +125,11 @@ def show(events: Events, pieces: Callable[[dict[str, Any]], Iterator[Piece]]) ->
                         answer.text += piece.text
     except KeyboardInterrupt:
         answer.is_interrupted = True
-    finally:
-        screen.end()
+    except CommandError:
+        if answer.first is not None:  # else nothing stands there that a line could end
+            screen.end()
+        raise
+    screen.end()
     answer.finished = time.monotonic()
     return answer
 
@@ -133,6 +138,8 @@ class _Screen:
     """Standard output, as far as an answer writes on it."""
 
     def __init__(self) -> None:
+        if isinstance(sys.stdout, TextIOWrapper):  # an answer may hold what the locale cannot show
+            sys.stdout.reconfigure(errors="replace")
         self._is_terminal = sys.stdout.isatty()
         self._is_dim = False
         self._ends_line = False

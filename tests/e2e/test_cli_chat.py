@@ -31,6 +31,17 @@ def octavo(*words: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=60, check=False)
 
 
+@pytest.mark.parametrize("command", ["chat", "complete"])
+def test_input_must_be_text_and_output_may_be_poor(command: str, client: FakeClient) -> None:
+    words = [sys.executable, "-P", "-m", "octavo", command, "--url"]
+    poor = os.environ | {"PYTHONIOENCODING": "ascii"}
+    with fake_server(FakeClient("Grüße")) as url:
+        done = subprocess.run([*words, url], input=b"\xff\n", capture_output=True, timeout=60, check=False)
+        assert (done.returncode, done.stdout) == (1, b"") and b"not UTF-8" in done.stderr
+        done = subprocess.run([*words, url, "-q", "hi"], capture_output=True, timeout=60, check=False, env=poor)
+        assert done.returncode == 0 and done.stdout.startswith(b"Gr??") and not done.stderr
+
+
 def prompt_text(client: FakeClient, number: int = -1) -> str:
     text: str = client.requests[number]["prompt"]["prompt"]
     return text

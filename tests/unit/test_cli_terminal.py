@@ -45,6 +45,19 @@ def test_an_answer_is_one_line_at_least(
     assert capsys.readouterr().out == "\na\n"
 
 
+@pytest.mark.parametrize(("texts", "shown"), [([], ""), (["par"], "par\n")])
+def test_what_is_refused_before_it_begins_leaves_no_line(
+    texts: list[str], shown: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken() -> Generator[dict[str, Any], None, None]:
+        yield from ({"choices": [{"delta": {"content": text}}]} for text in texts)
+        raise CommandError("refused")
+
+    with pytest.raises(CommandError):
+        show(broken(), _pieces)
+    assert capsys.readouterr().out == shown
+
+
 def test_interrupted_answer_keeps_what_came(capsys: pytest.CaptureFixture[str]) -> None:
     closed = []
 
