@@ -6,6 +6,7 @@ Everything else about HTTP is uvicorn's.
 import asyncio
 from http import HTTPStatus
 
+import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from octavo.frontend.http.errors import refusal
@@ -21,6 +22,10 @@ LAST_WORD_S = 1
 """What a refused caller gets to read why."""
 
 
+_OFFERS = (b"upgrade", b"http2-settings")
+"""Headers of an offer, which `connection` names too."""
+
+
 class Connection(HttpToolsProtocol):
     """Refuses a head, or any other part that is kept until it is complete, above the configured length or time.
 
@@ -32,6 +37,8 @@ class Connection(HttpToolsProtocol):
     _patience: asyncio.TimerHandle | None = None
     """Runs while something is kept."""
     _is_refused = False
+    _is_offered = False
+    """The head that was read last offers another protocol; the request has not begun."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Wait for the first request, but not for ever."""
@@ -43,7 +50,7 @@ class Connection(HttpToolsProtocol):
         if self._is_refused:
             return
         self._num_kept_bytes += len(data)
-        super().data_received(data)
+        self._feed(data)
         if self._num_kept_bytes > self._max_bytes:
             self._refuse()
         elif self._num_kept_bytes and self._patience is None:
@@ -60,6 +67,8 @@ class Connection(HttpToolsProtocol):
         num_bytes = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
         if num_bytes > self._max_bytes:
             self._refuse()
+        elif self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT":
+            self._is_offered = True  # the parser stops behind this head, see `_feed`
         elif not self._is_refused:
             super().on_headers_complete()
 
@@ -72,8 +81,41 @@ class Connection(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         """End the request, unless its head was refused."""
         self._keep_nothing()
-        if not self._is_refused:
+        if not (self._is_refused or self._is_offered):
             super().on_message_complete()
+
+    def _feed(self, data: bytes) -> None:
+        """Have the parser read what came.
+
+        A head may offer another protocol, as some clients offer HTTP/2 each time, and a server may pass over that
+        (RFC 9110, 7.8). The parser however takes no body for part of such a request: so it is read again as one
+        without the offer.
+        """
+        self._unset_keepalive_if_required()
+        while data:
+            try:
+                self.parser.feed_data(data)
+                return
+            except httptools.HttpParserError:
+                self.logger.warning("Invalid HTTP request received.")
+                self.send_400_response("")
+                return
+            except httptools.HttpParserUpgrade as offer:
+                if not self._is_offered:  # CONNECT: what follows is for somebody else
+                    return
+                self._is_offered = False
+                data = self._head_without_offer() + data[offer.args[0] :]
+                self.parser = httptools.HttpRequestParser(self)
+
+    def _head_without_offer(self) -> bytes:
+        lines = [b"%b %b HTTP/%b" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())]
+        for name, value in self.headers:
+            if name == b"connection":
+                words = [word.strip() for word in value.split(b",")]
+                value = b", ".join(word for word in words if word.lower() not in _OFFERS)
+            if name not in _OFFERS:
+                lines.append(b"%b: %b" % (name, value))
+        return b"\r\n".join([*lines, b"", b""])
 
     def _lose_patience(self) -> None:
         """Leave, unless a whole request is being answered and what came behind it can wait."""
@@ -97,16 +139,26 @@ class Connection(HttpToolsProtocol):
             return
         self._is_refused = True
         if self.cycle is None or self.cycle.response_complete:
-            status = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
             limit = f"{self._max_bytes} bytes, which is the limit (--max-request-head-bytes)"
-            body = refusal(status, f"the head of the request is larger than {limit}").body
-            lines = [*self.server_state.default_headers, (b"content-type", b"application/json")]
-            lines += [(b"content-length", b"%d" % len(body)), (b"connection", b"close")]
-            head = b"".join([b"%b: %b\r\n" % line for line in lines])
-            self.transport.write(STATUS_LINE[status] + head + b"\r\n" + body)
+            self._write_refusal(
+                HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, f"the head of the request is larger than {limit}"
+            )
             # Closed at once, with a part of the head unread, the caller would hear of a broken connection instead.
             if self.transport.can_write_eof():
                 self.transport.write_eof()
             self.loop.call_later(LAST_WORD_S, self.transport.close)
         else:
             self.transport.close()
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what is no HTTP in the form of every error, unless that would stand in the middle of an answer."""
+        if self.cycle is None or self.cycle.response_complete:
+            self._write_refusal(HTTPStatus.BAD_REQUEST, "the request is not valid HTTP/1.1")
+        self.transport.close()
+
+    def _write_refusal(self, status: HTTPStatus, message: str) -> None:
+        body = refusal(status, message).body
+        lines = [*self.server_state.default_headers, (b"content-type", b"application/json")]
+        lines += [(b"content-length", b"%d" % len(body)), (b"connection", b"close")]
+        head = b"".join([b"%b: %b\r\n" % line for line in lines])
+        self.transport.write(STATUS_LINE[status] + head + b"\r\n" + body)

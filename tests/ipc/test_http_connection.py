@@ -260,6 +260,49 @@ def test_a_head_over_the_limit_is_refused_and_the_connection_closed(head: str, p
     play(scenario, config=SHORT_HEADS)
 
 
+def test_what_is_no_http_is_refused_as_everything_else_is() -> None:
+    async def scenario(caller: Caller) -> None:
+        caller.send(b"\x16\x03\x01\x02\x00\r\n\r\n")
+        status, headers, body = await caller.read_response()
+        assert (status, headers["connection"], error_of(body)["code"]) == (400, "close", 400)
+        assert await caller.read_to_end() == b""
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("piece", [1_000_000, 7])
+@pytest.mark.parametrize(
+    "offer", ["Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMA", "upgrade\r\nupgrade: websocket"]
+)
+def test_an_offer_of_another_protocol_is_passed_over(offer: str, piece: int, caplog: pytest.LogCaptureFixture) -> None:
+    body = json.dumps(ASK)
+    head = f"POST {PATH} HTTP/1.1\r\nConnection: {offer}\r\nX-Request-Id: mine\r\n"
+    whole = f"{head}Content-Length: {len(body)}\r\n\r\n{body}"
+    chunked = f"{head}Transfer-Encoding: chunked\r\n\r\n{len(body):x}\r\n{body}\r\n0\r\n\r\n"
+    asked = whole + chunked + f"GET /version HTTP/1.1\r\nConnection: close, {offer}\r\n\r\n"
+
+    async def scenario(caller: Caller) -> None:
+        for place in range(0, len(asked), piece):
+            caller.send(asked[place : place + piece].encode())
+            await asyncio.sleep(0)
+        for _ in range(2):
+            status, headers, answer = await caller.read_response()
+            assert (status, headers["x-request-id"], text_of(answer)) == (200, "mine", "Hello!")
+        assert (await caller.read_response())[0] == 200
+        assert await caller.read_to_end() == b""
+
+    play(scenario)
+    assert not caplog.records
+
+
+def test_connect_is_no_method_of_ours() -> None:
+    async def scenario(caller: Caller) -> None:
+        caller.send(b"CONNECT a.example:80 HTTP/1.1\r\n\r\nGET /version HTTP/1.1\r\n\r\n")
+        assert (await caller.read_response())[0] in (400, 404)
+
+    play(scenario)
+
+
 def test_an_endless_head_is_cut_off_before_it_ends() -> None:
     async def scenario(caller: Caller) -> None:
         caller.send(b"GET /version HTTP/1.1\r\nx: " + b"a" * 5000)
