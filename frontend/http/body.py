@@ -48,6 +48,8 @@ def _decode_with_care(body: bytes, schema: type[T]) -> T:
     """Decode what is not plainly right: unknown or unsupported fields, or errors that must be named."""
     try:
         raw = msgspec.json.decode(body)
+    except msgspec.ValidationError:
+        raise _number_error(body, schema) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BodyError(f"the body is not valid JSON: {error}") from None
     if not isinstance(raw, dict):
@@ -59,6 +61,15 @@ def _decode_with_care(body: bytes, schema: type[T]) -> T:
         raise _field_error(str(error)) from None
     _warn_of_unknown(raw, schema)
     return decoded
+
+
+def _number_error(body: bytes, schema: type[msgspec.Struct]) -> BodyError:
+    """Return the error of a body with a number that is too large to be read; decoding by schema knows its field."""
+    try:
+        _known(schema)[1].decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        return _field_error(str(error))
+    return BodyError("the body holds a number that is out of range")
 
 
 def _field_error(text: str) -> BodyError:

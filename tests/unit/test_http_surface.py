@@ -180,6 +180,21 @@ def test_variables_of_the_template_that_cannot_be_are_said_at_the_start(text) ->
 # --- bodies ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    ("text", "param"),
+    [
+        ('"temperature": 1e400', "temperature"),
+        ('"max_tokens": ' + "9" * 5000, "max_tokens"),
+        ('"stop_token_ids": [1, ' + "9" * 5000 + "]", "stop_token_ids[1]"),
+        ('"invented": 1e400', None),
+    ],
+)
+def test_numbers_too_large_to_read_are_told_with_their_field(text, param) -> None:
+    error = post(FakeClient(), PATH, ('{"prompt": "ab", ' + text + "}").encode()).json()["error"]
+    assert (error["code"], error["param"]) == (400, param) and "out of range" in error["message"]
+    assert "$" not in error["message"] and "not valid JSON" not in error["message"]
+
+
 def test_bodies_that_do_not_fit_and_values_that_cannot_be_are_told_apart() -> None:
     kinds = [post(FakeClient(), PATH, sent).json()["error"] for sent in (b"{", ASK | {"n": "x"}, ASK | {"n": 0})]
     assert [error["type"] for error in kinds] == ["Bad Request", "Bad Request", "BadRequestError"]
