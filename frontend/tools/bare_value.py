@@ -36,10 +36,15 @@ def json_value(text: str, schema: object) -> str:
         try:
             value = read(bare)
             if kinds & _kinds_of(value):
-                return json.dumps(value, ensure_ascii=False, allow_nan=False)
+                return _whole_characters(json.dumps(value, ensure_ascii=False, allow_nan=False))
         except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
             continue
     return json_string(text)
+
+
+def _whole_characters(text: str) -> str:
+    """Replace each half of a surrogate pair, which an escape can make but no answer can carry, by U+FFFD."""
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
 def _from_json(text: str) -> Any:

@@ -176,6 +176,7 @@ def xml(**values):
         ({"where": "{'a': (1,)}"}, {"where": {"a": [1]}}),
         ({"where": "NaN", "unit": "c"}, {"where": "NaN", "unit": "c"}),
         ({"share": "1e999"}, {"share": "1e999"}),
+        ({"where": r'["\ud800", "\ud83d\ude00"]'}, {"where": ["\ufffd", "\U0001f600"]}),
         ({"unknown": "7"}, {"unknown": "7"}),
     ],
 )
