@@ -25,7 +25,7 @@ class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         Meta(description="Path under which a proxy offers this server; requests may come with or without it."),
     ] = None
     api_key: Annotated[
-        list[str] | None,
+        list[Annotated[str, Meta(min_length=1)]] | None,
         Meta(description="Accepted API keys (repeatable); every route but /health and /ping needs one of them."),
     ] = None
     ssl_keyfile: Annotated[str | None, Meta(description="Private key of the server (PEM); turns on TLS.")] = None
@@ -92,8 +92,8 @@ class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     trust_request_chat_template: Annotated[
         bool,
         Meta(
-            description="Render chat templates that come with requests. They run in a sandbox, but one that never "
-            "ends blocks every other text."
+            description="Render chat templates that come with requests, each in a sandboxed process of its own with "
+            "limits of time and memory."
         ),
     ] = False
     chat_template_content_format: Annotated[

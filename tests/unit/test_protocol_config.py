@@ -80,6 +80,12 @@ def test_a_bad_value_names_its_setting(setting: str, value: object) -> None:
         engine_config({"model": "m", setting: value})
 
 
+def test_an_empty_api_key_is_no_key() -> None:
+    with pytest.raises(ConfigError, match="api_key"):
+        server_config({"api_key": [""]})
+    assert server_config({"api_key": ["k"]}).api_key == ["k"]
+
+
 def test_an_unknown_setting_gets_a_suggestion() -> None:
     with pytest.raises(ConfigError) as caught:
         engine_config({"model": "m", "max_model_length": 5})
