@@ -40,6 +40,8 @@ from octavo.protocol.steps import (
 from octavo.protocol.supervise import Child, ChildExited
 
 TIMEOUT_S = 60.0
+START_TIMEOUT_S = 300.0
+"""Between two life signs of a start: the first one after a change of the kernels compiles them."""
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +61,7 @@ class Worker:
     def wait_until_ready(self) -> tuple[list[str], DeviceFacts]:
         """Return the finished phases and the facts."""
         phases = []
-        while not isinstance(message := self.child.receive(TIMEOUT_S), WorkerReady):
+        while not isinstance(message := self.child.receive(START_TIMEOUT_S), WorkerReady):
             assert message is not None, "timed out"
             if isinstance(message, PhaseDone):
                 phases.append(message.phase)
