@@ -19,6 +19,7 @@ MAX_N = 16384
 MAX_STOP_STRINGS = 64
 MAX_BAD_WORDS = 1024
 MAX_BEAM_WIDTH = 256
+MAX_STREAM_INTERVAL = 2**31 - 1
 
 MAX_LENGTH_PENALTY = 50.0
 """Of either sign: the length of a million tokens to this power is still a float."""
@@ -131,12 +132,11 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
         if self.max_tokens is not None:
             _check_int("max_tokens", self.max_tokens, 1, None)
         _check_int("min_tokens", self.min_tokens, 0, self.max_tokens)
-        if self.stream_interval is not None:
-            _check_int("stream_interval", self.stream_interval, 1, None)
         for name in ("logprobs", "prompt_logprobs"):
             if (value := getattr(self, name)) is not None:
                 _check_int(name, value, -1, None)
         self._verify_stops()
+        self._verify_stream()
         if self.structured_outputs is not None:
             if not isinstance(self.structured_outputs, StructuredOutputsParams):
                 raise InvalidRequestError("structured_outputs must be StructuredOutputsParams", "structured_outputs")
@@ -161,6 +161,12 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
             raise InvalidRequestError(f"at most {MAX_BAD_WORDS} bad_words, got {len(words)}", "bad_words")
         if not all(isinstance(word, str) and word.strip() for word in words):
             raise InvalidRequestError("bad_words must be strings with more than spaces in them", "bad_words")
+
+    def _verify_stream(self) -> None:
+        if self.output_kind is not None and not isinstance(self.output_kind, OutputKind):
+            raise InvalidRequestError(f"output_kind must be an OutputKind, got {self.output_kind!r}", "output_kind")
+        if self.stream_interval is not None:
+            _check_int("stream_interval", self.stream_interval, 1, MAX_STREAM_INTERVAL)
 
     def _verify_stops(self) -> None:
         stops = self.stop or []
