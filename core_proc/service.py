@@ -4,6 +4,7 @@ Decides nothing about steps, and never blocks.
 """
 
 import logging
+import os
 from collections.abc import Callable
 from typing import assert_never
 
@@ -17,6 +18,7 @@ from octavo.protocol import PROTOCOL_VERSION
 from octavo.protocol.channel import FrontendRouter
 from octavo.protocol.events import (
     BoolResult,
+    CallFailed,
     EngineDying,
     EngineFacts,
     Failed,
@@ -211,6 +213,9 @@ class FrontendService:
             case ResetPrefixCache():
                 answer(BoolResult(self._scheduler.reset_prefix_cache()))
             case StartProfile(directory):
+                if fault := _fault_of_directory(directory):
+                    answer(CallFailed(fault))
+                    return
                 self._workers.profile(directory, lambda: answer(BoolResult(True)))
             case StopProfile():
                 self._workers.profile(None, lambda: answer(BoolResult(True)))
@@ -263,3 +268,12 @@ class FrontendService:
         if reason and now >= self._next_waiting_log:
             self._next_waiting_log = now + WAITING_LOG_INTERVAL_S
             logger.info("%d requests wait: %s", len(self._scheduler.waiting), _WAITING_REASONS[reason])
+
+
+def _fault_of_directory(path: str) -> str:
+    """Return why nothing can be written in a directory, made if need be: a worker that finds out ends the engine."""
+    try:
+        os.makedirs(path, exist_ok=True)
+    except (OSError, ValueError) as error:  # ValueError: a name with a null character
+        return f"cannot make the directory {path!r}: {error}"
+    return "" if os.access(path, os.W_OK | os.X_OK) else f"cannot write in the directory {path!r}"

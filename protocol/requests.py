@@ -69,7 +69,7 @@ class GetSnapshot(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="g
 
 
 class StartProfile(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="start_profile"):
-    """Start the torch profiler on every worker. Result: `BoolResult`."""
+    """Start the torch profiler on every worker. Result: `BoolResult`; `CallFailed` if nothing can be written there."""
 
     directory: str
 

@@ -13,6 +13,7 @@ from octavo.core_proc.recorder import read_recording, replay
 from octavo.protocol.control import Hello, PhaseDone, Progress
 from octavo.protocol.events import (
     BoolResult,
+    CallFailed,
     EngineDying,
     Events,
     Failed,
@@ -128,6 +129,19 @@ def test_malformed_frames_are_counted_and_dropped(core: CoreUnderTest):
         assert reply.result.malformed_frames == 4
         client.submit("r", PROMPT)
         client.finish("r")
+
+
+@pytest.mark.parametrize("name", ["file/traces", "null\0character"])
+def test_a_profile_without_a_place_fails_alone(core: CoreUnderTest, tmp_path: Path, name: str):
+    (tmp_path / "file").touch()
+    with SocketClient(core.address) as client:
+        client.connect()
+        client.send(Call(1, StartProfile(str(tmp_path / name))))
+        reply = client.receive_until(lambda event: isinstance(event, Reply))
+        assert isinstance(reply.result, CallFailed) and "cannot make the directory" in reply.result.message
+        client.submit("r", PROMPT)
+        client.finish("r")
+        assert tokens_of(client, "r") == alone(PROMPT).token_ids
 
 
 def test_utility_calls(core: CoreUnderTest, tmp_path: Path):
