@@ -9,6 +9,12 @@ from dataclasses import dataclass, field
 from octavo.frontend.reasoning.parser import Opening, ReasoningParser
 from octavo.frontend.tools.parser import ToolParser
 
+EAGER_CHARS = 2048
+"""Up to this length a text that may be a call is read anew with each piece."""
+
+GROWTH = 32
+"""A longer one when it has grown by this fraction, so that reading a long call costs no square of its length."""
+
 
 @dataclass(slots=True)
 class CallDelta:
@@ -58,6 +64,8 @@ class AnswerStream:
         self._num_reasoning = 0
         self._num_content = 0
         self._num_arguments: list[int] = []
+        self._next_length = 0
+        """Of the text, when it is read next."""
 
     @property
     def num_calls(self) -> int:
@@ -91,6 +99,8 @@ class AnswerStream:
         if self._is_plain:
             delta.content, self._text = self._text, ""
             return
+        if not is_final and len(self._text) < self._next_length:
+            return
         assert self._style.tools is not None
         parsed = self._style.tools.parse(self._text, is_final)
         delta.content = parsed.content[self._num_content :]
@@ -100,6 +110,8 @@ class AnswerStream:
             # Content is settled: what was shown need not be read again.
             self._text = self._text[len(parsed.content) :]
             self._is_plain = parsed.is_plain
+        length = len(self._text)
+        self._next_length = length + length // GROWTH if length > EAGER_CHARS else 0
         for index, call in enumerate(parsed.calls[: self._style.max_calls]):
             if index == len(self._num_arguments):
                 new_id = self._style.tools.new_call_id()

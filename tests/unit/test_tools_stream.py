@@ -213,3 +213,23 @@ def test_every_cut_of_an_example(name: str, thinks: bool) -> None:
     check_all_cuts(text, style)
     for end in range(0, len(text), 17):
         check_all_cuts(text[:end][-40:], style)
+
+
+@pytest.mark.parametrize(
+    ("name", "head", "tail"),
+    [
+        ("hermes", '<tool_call>{"name": "f", "arguments": {"a": [1', "]}}</tool_call>"),
+        ("mistral", '[TOOL_CALLS]f{"a": [1', "]}"),
+        ("pythonic", "[f(a=[1", "])]"),
+    ],
+)
+def test_a_long_call_is_not_read_anew_with_each_piece(name, head, tail, monkeypatch) -> None:
+    parser = tool_parser(name)
+    lengths = []
+    read = parser.parse
+    monkeypatch.setattr(parser, "parse", lambda self, text, last: lengths.append(len(text)) or read(self, text, last))
+    stream = AnswerStream(AnswerFormat(tools=parser([])))
+    deltas = [stream.push(piece) for piece in [head, *[", 22"] * 4000]] + [stream.push(tail, is_final=True)]
+    arguments = "".join(call.arguments for delta in deltas for call in delta.calls)
+    assert json.loads(arguments) == {"a": [1, *[22] * 4000]}
+    assert len([length for length in lengths if length > 2048]) < 120, "of 3 500 pieces"
