@@ -31,6 +31,17 @@ def octavo(*words: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=60, check=False)
 
 
+def heed_ctrl_c() -> None:
+    """Undo what a shell does to programs that it starts in the background, tests among them."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def at_a_terminal() -> None:
+    """Make standard input the terminal from which Ctrl-C comes."""
+    heed_ctrl_c()
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+
 @pytest.mark.parametrize("command", ["chat", "complete"])
 def test_input_must_be_text_and_output_may_be_poor(command: str, client: FakeClient) -> None:
     words = [sys.executable, "-P", "-m", "octavo", command, "--url"]
@@ -134,12 +145,14 @@ def test_ctrl_c_in_a_pipe_ends_the_request_and_the_program(client: FakeClient) -
     client.pause_after = 2
     with fake_server(client) as url:
         command = [sys.executable, "-P", "-m", "octavo", "chat", "--url", url, "-q", "hi"]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        assert process.stdout is not None and process.stdout.read(2) == "He"
-        process.send_signal(signal.SIGINT)
-        assert process.wait(30) == 130
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, preexec_fn=heed_ctrl_c) as process:
+            try:
+                assert process.stdout is not None and process.stdout.read(2) == "He"
+                process.send_signal(signal.SIGINT)
+                assert process.wait(30) == 130
+            finally:
+                process.kill()
         wait_until(lambda: client.ended_early)
-        process.stdout.close()
 
 
 def test_reader_that_leaves_early_is_no_traceback(client: FakeClient) -> None:
@@ -160,7 +173,7 @@ class Terminal:
             stdout=slave,
             stderr=slave,
             start_new_session=True,
-            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # for Ctrl-C to reach it
+            preexec_fn=at_a_terminal,
         )
         os.close(slave)
         self.seen = ""
