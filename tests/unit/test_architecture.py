@@ -30,7 +30,7 @@ READS_ENVIRONMENT = {"protocol/env.py"}
 ENVIRONMENT_NAMES = {"environ", "environb", "getenv", "putenv"}
 
 CATCHES_EVERYTHING = {
-    "core_proc/grammar/compiler.py": "the boundary of a thread; whoever waits for the grammar is told, and it is logged",
+    "core_proc/grammar/compiler.py": "the boundary of a thread; whoever waits for the grammar is told; it is logged",
     "frontend/generation/gbnf.py": "the grammar library raises bare Exception; it goes on as a ValueError",
     "frontend/cli/batch/runner.py": "a fault of ours in one line of a batch must not lose the others; it is logged",
     "frontend/text/tokenizer.py": "the tokenizers library raises bare Exception; it goes on as a ConfigError",
