@@ -73,21 +73,7 @@ def make_spec(
         InvalidRequestError: a field does not fit this model; `param` names it.
         PromptTooLongError: no room is left for a single token.
     """
-    room = max_model_len - num_prompt_tokens
-    if num_prompt_tokens == 0:
-        raise InvalidRequestError("the prompt is empty: give at least one token", "prompt")
-    if room < 1:
-        raise PromptTooLongError(
-            f"the prompt has {num_prompt_tokens} tokens, and this engine holds {max_model_len} (max_model_len) "
-            "with at least one generated: shorten the prompt or start the engine with a larger --max-model-len",
-            "prompt",
-        )
-    if params.max_tokens is not None and params.max_tokens > room:
-        raise PromptTooLongError(
-            f"max_tokens {params.max_tokens} and {num_prompt_tokens} prompt tokens exceed the {max_model_len} tokens "
-            f"this engine holds (max_model_len): ask for at most {room}",
-            "max_tokens",
-        )
+    room = _room(params, num_prompt_tokens, max_model_len)
     vocab_size = config.model.vocab_size
     _check_token_ids("logit_bias", params.logit_bias or {}, vocab_size)
     _check_token_ids("stop_token_ids", params.stop_token_ids or [], vocab_size)
@@ -125,6 +111,26 @@ def make_spec(
     )
     _check_that_something_is_left(spec)
     return spec
+
+
+def _room(params: SamplingParams, num_prompt_tokens: int, max_model_len: int) -> int:
+    """Return how many tokens may be generated after a prompt, and refuse what can never fit."""
+    room = max_model_len - num_prompt_tokens
+    if num_prompt_tokens == 0:
+        raise InvalidRequestError("the prompt is empty: give at least one token", "prompt")
+    if room < 1:
+        raise PromptTooLongError(
+            f"the prompt has {num_prompt_tokens} tokens, and this engine holds {max_model_len} (max_model_len) "
+            "with at least one generated: shorten the prompt or start the engine with a larger --max-model-len",
+            "prompt",
+        )
+    if params.max_tokens is not None and params.max_tokens > room:
+        raise PromptTooLongError(
+            f"max_tokens {params.max_tokens} and {num_prompt_tokens} prompt tokens exceed the {max_model_len} tokens "
+            f"this engine holds (max_model_len): ask for at most {room}",
+            "max_tokens",
+        )
+    return room
 
 
 def make_beam_spec(

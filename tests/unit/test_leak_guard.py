@@ -26,3 +26,4 @@ def test_killing_what_has_ended_is_no_error(tmp_path: Path) -> None:
     child = subprocess.Popen([sys.executable, "-c", ""], cwd=tmp_path)
     child.wait()
     kill([child.pid])
+    assert child.returncode == 0, "it ended by itself"

@@ -45,8 +45,10 @@ def samples(metrics: Metrics) -> dict[str, float]:
 
 
 def test_is_an_observer() -> None:
-    observer: Observer = exporter()
+    metrics = exporter()
+    observer: Observer = metrics
     observer.on_first_token(0.1)
+    assert samples(metrics)["octavo:time_to_first_token_seconds_count"] == 1
 
 
 def test_every_name_of_the_table_is_exported() -> None:
