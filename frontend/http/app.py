@@ -115,7 +115,7 @@ class App:
             return self._no_route(request)
         try:
             return await route.handler(self.serving, request)
-        except (OctavoError, NotImplementedError) as error:
+        except OctavoError as error:
             return self.failure(request, error)
 
     def failure(self, request: Request, error: Exception) -> Response:

@@ -25,7 +25,6 @@ RETRY_AFTER_S = 1
 _STATUS: dict[type[Exception], HTTPStatus] = {
     InvalidRequestError: HTTPStatus.BAD_REQUEST,
     ModelNotFoundError: HTTPStatus.NOT_FOUND,
-    NotImplementedError: HTTPStatus.NOT_IMPLEMENTED,
     OverloadedError: HTTPStatus.SERVICE_UNAVAILABLE,
     RequestFailedError: HTTPStatus.INTERNAL_SERVER_ERROR,
     EngineDeadError: HTTPStatus.INTERNAL_SERVER_ERROR,
@@ -40,11 +39,10 @@ _TYPES = {
     HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE: "RequestTooLargeError",
     HTTPStatus.CONFLICT: "ConflictError",
     HTTPStatus.INTERNAL_SERVER_ERROR: "InternalServerError",
-    HTTPStatus.NOT_IMPLEMENTED: "NotImplementedError",
     HTTPStatus.SERVICE_UNAVAILABLE: "ServiceUnavailableError",
 }
 
-_SAYS_ITS_CAUSE = (InvalidRequestError, ModelNotFoundError, NotImplementedError, OverloadedError, RequestFailedError)
+_SAYS_ITS_CAUSE = (InvalidRequestError, ModelNotFoundError, OverloadedError, RequestFailedError)
 
 
 class BodyError(InvalidRequestError):

@@ -25,13 +25,12 @@ _FAILURES = {
     HTTPStatus.REQUEST_ENTITY_TOO_LARGE: "The body is longer than the server takes",
     HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE: "The head is longer than the server takes",
     HTTPStatus.INTERNAL_SERVER_ERROR: "The server's fault; its log holds the cause",
-    HTTPStatus.NOT_IMPLEMENTED: "Known, but not to be had of this server",
     HTTPStatus.SERVICE_UNAVAILABLE: "Too many requests wait, or the engine does not answer; try again later",
 }
 
 _EVERYWHERE = (401, 431, 500)
 _WITH_BODY = (400, 413)
-_WITH_MODEL = (404, 501, 503)
+_WITH_MODEL = (404, 503)
 
 _UNAUTHORIZED = {"type": "object", "properties": {"error": {"const": "Unauthorized"}}, "required": ["error"]}
 
