@@ -22,6 +22,7 @@ from octavo.core_proc.recorder import Recorder
 from octavo.core_proc.scheduler.observed import ObservedScheduler, Observer
 from octavo.core_proc.scheduler.scheduler import Scheduler
 from octavo.core_proc.service import FrontendService
+from octavo.core_proc.waiting import Waiter
 from octavo.core_proc.workers.local import LocalWorkerGroup
 from octavo.protocol.channel import FrontendRouter
 from octavo.protocol.config import CachePlan, ResolvedConfig
@@ -86,7 +87,7 @@ class EngineCore:
 
     def _serve(self, service: FrontendService, loop: StepLoop) -> None:
         try:
-            loop.run()
+            loop.run(self._waiter)
         except BaseException as error:
             service.fail_all(str(error) or type(error).__name__)
             raise
@@ -109,9 +110,8 @@ class EngineCore:
             self._router, outbox, scheduler, grammars, self._workers, facts, self._stop, time.monotonic
         )
         depth = PIPELINE_DEPTH if config.async_scheduling else 1
-        loop = StepLoop(
-            service, scheduler, grammars, self._workers, self._pulse, self._stop, self._router.socket, depth
-        )
+        loop = StepLoop(service, scheduler, grammars, self._workers, self._pulse, depth)
+        self._waiter = Waiter(self._router.socket, self._stop, [grammars.wake_fd, *self._workers.waitables])
         # What lives from here on lives for good: the collector need not look at it again.
         gc.collect()
         gc.freeze()
