@@ -139,18 +139,20 @@ class Worker {
         for (int64_t i = 0; i < padded_dim_; i += kLanes) store(target + i, load_first(source + i, dim - i));
     }
 
-    // Rounds a row of queries to 8 bits.
+    // Rounds a row of queries to 8 bits. If a number is not finite the factor is NaN, and so are all scores.
     void quantize_row(const float* source, int64_t row, Left* target) const {
         const int64_t dim = args_.shape.layout.head_dim;
-        F32x16 largest = zero(), sum = zero();
+        F32x16 largest = zero(), not_finite = zero(), sum = zero();
         for (int64_t i = 0; i < dim; i += kLanes) {
             const F32x16 x = load_first(source + i, dim - i);
             largest = max(largest, max(x, zero() - x));
+            not_finite = fma(x, zero(), not_finite);  // 0, or NaN
         }
-        const float factor = reduce_max(largest) / 127.0f;
+        const float factor = reduce_max(largest) / 127.0f + reduce_add(not_finite);
         const F32x16 inverse = set1(factor > 0.0f ? 1.0f / factor : 0.0f);
         for (int64_t i = 0; i < padded_dim_; i += kLanes) {
-            const F32x16 level = round(load_first(source + i, dim - i) * inverse);
+            const F32x16 x = load_first(source + i, dim - i);
+            const F32x16 level = std::isnan(factor) ? zero() : round(x * inverse);
             store(target + i, level);
             sum = sum + level;
         }

@@ -32,11 +32,15 @@ inline void store_row(const float* k, const float* v, char* k_tile, char* v_tile
     for (int64_t i = 0; i < padded_dim; ++i) values[value_index<Element>(padded_dim, lane, i)] = row[i];
 }
 
-// The largest magnitude of `dim` numbers, over 127: the factor of an 8-bit row.
+// The factor of an 8-bit row, the largest magnitude of its `dim` numbers over 127; NaN if one of them is not finite.
 inline float scale_of(const float* x, int64_t dim) {
-    float largest = 0.0f;
-    for (int64_t i = 0; i < dim; ++i) largest = std::max(largest, std::fabs(x[i]));
-    return largest / 127.0f;
+    F32x16 largest = zero(), not_finite = zero();
+    for (int64_t i = 0; i < dim; i += kLanes) {
+        const F32x16 values = load_first(x + i, dim - i);
+        largest = max(largest, max(values, zero() - values));
+        not_finite = fma(values, zero(), not_finite);  // 0, or NaN
+    }
+    return reduce_max(largest) / 127.0f + reduce_add(not_finite);
 }
 
 // Levels -127 to 127 of a factor, plus 128.
@@ -52,7 +56,9 @@ inline void store_quantized(const float* k, const float* v, char* k_tile, char* 
                             const CacheLayout& layout) {
     const int64_t dim = layout.head_dim, padded_dim = layout.padded_dim();
     uint8_t row[kMaxDim];
-    const float scales[2] = {scale_of(k, dim), scale_of(v, dim)};
+    float scales[2] = {scale_of(k, dim), scale_of(v, dim)};
+    // Integers know no NaN, and attention rounds weighted values to them: what is not finite must show in the scores.
+    if (std::isnan(scales[1])) scales[0] = scales[1];
     quantize(k, dim, padded_dim, scales[0], row);
     for (int64_t i = 0; i < padded_dim; i += kStep<uint8_t>)
         std::memcpy(k_tile + key_index<uint8_t>(lane, i), row + i, kStep<uint8_t>);

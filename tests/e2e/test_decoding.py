@@ -138,12 +138,13 @@ def test_the_mode_of_the_engine_decides_what_is_reported(model: Path, mode: str)
 # --- logits that are no numbers -------------------------------------------------------------
 
 
-def test_a_request_whose_logits_are_no_numbers_fails_alone(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kv_cache_dtype", ["auto", "int8"])
+def test_a_request_whose_logits_are_no_numbers_fails_alone(tmp_path: Path, kv_cache_dtype: str) -> None:
     path = make_tiny("LlamaForCausalLM", tmp_path)
     weights = load_file(path / "model.safetensors")
     weights["model.embed_tokens.weight"][NAN_TOKEN] = torch.nan
     save_file(weights, path / "model.safetensors", {"format": "pt"})
-    with LLM(str(path), dtype="float32", max_model_len=256) as llm:
+    with LLM(str(path), dtype="float32", max_model_len=256, kv_cache_dtype=kv_cache_dtype) as llm:
         for fields in ({"temperature": 0.0}, {"temperature": 0.5, "top_p": 0.5, "logprobs": 3}):
             fields |= {"logit_bias": {NAN_TOKEN: -100.0}}
             expected = generate(llm, **fields).outputs[0].token_ids

@@ -102,6 +102,28 @@ def test_paged_attention(
         assert_close(actual, requests.expected(parts), TOLERANCES[dtype])
 
 
+@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+@pytest.mark.parametrize("where", ["query", "key", "value"])
+def test_what_is_no_number_is_seen_by_those_who_see_it(
+    native_library: NativeLibrary, where: str, dtype: torch.dtype
+) -> None:
+    requests = Requests.make(native_library, [40, 40], 16, shape_of((2, 2, 20)), dtype)
+    alone = requests.attend([(0, 40, 40), (1, 40, 40)])
+    if where == "query":
+        requests.queries[0][30, 19] = torch.nan
+    else:
+        k, v = random(2, 1, 40, seed=9)
+        (k if where == "key" else v)[0, 19] = torch.nan
+        slot = int(requests.block_table[0, 30 // 16]) * 16 + 30 % 16
+        requests.cache.store(k, v, torch.tensor([slot]))
+    spoilt, other = requests.attend([(0, 40, 40), (1, 40, 40)])
+    assert torch.equal(other, alone[1])
+    if where != "value":  # a weight of zero does not make zero of NaN: rows before may show it, of the same request
+        assert torch.equal(spoilt[:30], alone[0][:30])
+    first_head = spoilt[30:31] if where == "query" else spoilt[30:]
+    assert bool(first_head[:, 19].isnan().all())
+
+
 @st.composite
 def steps(draw: st.DrawFn) -> tuple[AttentionShape, int, torch.dtype, list[tuple[int, int]]]:
     """Return a shape, a block size, a type and (rows, keys) of each request."""

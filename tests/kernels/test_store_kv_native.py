@@ -66,6 +66,20 @@ def test_a_row_of_zeros(native_library: NativeLibrary, dtype: torch.dtype) -> No
     assert not bool(read(cache.v, layout, keys=False)[5].any())
 
 
+@pytest.mark.parametrize("fault", [torch.nan, torch.inf, -torch.inf], ids=str)
+def test_integers_hide_no_number_that_is_not_finite(native_library: NativeLibrary, fault: float) -> None:
+    # In the last number of a head, behind the last whole vector; the other head and the other rows are as they were.
+    layout = CacheLayout(torch.int8, 16, 2, 33)
+    cache = NativeCache(native_library, layout, 1)
+    k, v = random(2, 3, 66, seed=5)
+    k[0, 32] = v[1, 65] = fault
+    cache.store(k, v, torch.tensor([5, 6, 7]))
+    of_keys, of_values = scales(cache.k, layout)[5:8].isnan(), scales(cache.v, layout)[5:8].isnan()
+    # A value's fault is told in the factor of its key too, from which attention has it.
+    assert of_keys.tolist() == [[True, False], [False, True], [False, False]]
+    assert of_values.tolist() == [[False, False], [False, True], [False, False]]
+
+
 def test_block_bytes_are_what_is_allocated() -> None:
     for dtype in DTYPES:
         for block_size in (1, 8, 16, 24, 32):
