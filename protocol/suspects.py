@@ -1,0 +1,101 @@
+"""Finds which requests kill the process that computes them, by trials of fewer and fewer of them.
+
+Knows requests by name alone, starts and ends nothing, and has no clock: whoever supervises the process tells it of
+deaths and of progress, and obeys `allowed`.
+"""
+
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from typing import Generic, TypeVar
+
+Key = TypeVar("Key", bound=Hashable)
+
+MAX_RETRIES = 2
+"""Times that a request which kills the process is tried again, where it alone is to blame from the start."""
+
+MIN_LONE_DEATHS = 2
+"""Deaths with nothing else in flight before a request is guilty: a single one may be somebody's `kill -9`."""
+
+
+class Suspects(Generic[Key]):
+    """The requests that were in flight when the process died, until they have got past that place.
+
+    A request that kills does so again at the same place, so one that gets past it is innocent of that death. After a
+    first death all go on as before. When a suspect is in flight at a second one, trials begin: the suspects are parted
+    into groups, one group at a time is allowed to run, and nothing else beside it. A group that gets past its place is
+    cleared; a group that kills is halved, and its halves wait behind the groups that are less suspicious. A request
+    that dies alone is tried again, and is guilty after `MIN_LONE_DEATHS` such deaths and more than `MAX_RETRIES`
+    deaths in all.
+
+    Each guilty request costs at most two deaths outside of trials, and within them one for each halving of those that
+    were in flight with it, and two alone.
+    """
+
+    def __init__(self) -> None:
+        self._deaths: dict[Key, int] = {}
+        """Deaths of which a suspect was in flight since it was last cleared, by suspect."""
+        self._lone_deaths: dict[Key, int] = {}
+        self._groups: list[list[Key]] = []
+        """Trials to come, the present one first; empty while all may run."""
+
+    def __bool__(self) -> bool:
+        return bool(self._deaths)
+
+    def __iter__(self) -> Iterator[Key]:
+        return iter(self._deaths)
+
+    @property
+    def allowed(self) -> frozenset[Key] | None:
+        """The requests that may run now; None: all."""
+        return frozenset(self._groups[0]) if self._groups else None
+
+    def blame(self, in_flight: Sequence[Key]) -> Key | None:
+        """The process has died.
+
+        Args:
+            in_flight: the requests that it was computing.
+
+        Returns:
+            The request that is guilty, and no suspect any more: it must not run again.
+        """
+        common = [key for key in in_flight if key in self._deaths]
+        for key in in_flight:
+            self._deaths[key] = self._deaths.get(key, 0) + 1
+        if len(in_flight) == 1:
+            (lone,) = in_flight
+            self._lone_deaths[lone] = self._lone_deaths.get(lone, 0) + 1
+            if self._lone_deaths[lone] >= MIN_LONE_DEATHS and self._deaths[lone] > MAX_RETRIES:
+                self.clear(in_flight)
+                return lone
+        if self._groups:
+            self._judge_trial(in_flight)
+        elif common:
+            others = [key for key in self._deaths if key not in set(common)]
+            self._groups = [group for group in (others, *_halves(common)) if group]
+        return None
+
+    def clear(self, keys: Iterable[Key]) -> None:
+        """These requests have got past where they were when the process died, or are over."""
+        gone = set(keys)
+        for key in gone:
+            self._deaths.pop(key, None)
+            self._lone_deaths.pop(key, None)
+        left = [[key for key in group if key not in gone] for group in self._groups]
+        self._groups = [group for group in left if group]
+
+    def _judge_trial(self, in_flight: Sequence[Key]) -> None:
+        """Halve the present group, unless others were in flight beside it, or nobody was."""
+        current, *later = self._groups
+        running, known = set(in_flight), {key for group in self._groups for key in group}
+        if not running <= set(current):
+            # A trial begins while steps of others are still in flight: they are tried later, and this group once more.
+            strangers = [key for key in in_flight if key not in known]
+            self._groups = [current, *later, strangers] if strangers else self._groups
+        elif running:
+            idle = [key for key in current if key not in running]
+            groups = [idle, *later, *_halves([key for key in current if key in running])]
+            self._groups = [group for group in groups if group]
+
+
+def _halves(keys: list[Key]) -> list[list[Key]]:
+    middle = (len(keys) + 1) // 2
+    return [keys[:middle], keys[middle:]]
