@@ -28,9 +28,12 @@ from octavo.protocol.events import (
     StatsReport,
     UtilityResult,
     Welcome,
+    refuse_version,
 )
 from octavo.protocol.ids import RequestId
 from octavo.protocol.lifecycle import ProcessState, StopSignal
+from octavo.protocol.log import LimitedLog
+from octavo.protocol.malformed import Malformed
 from octavo.protocol.requests import (
     Abort,
     Call,
@@ -83,6 +86,7 @@ class FrontendService:
         self._facts = facts
         self._stop = stop
         self._clock = clock
+        self._refusals = LimitedLog(logger)
         self._state = ProcessState.READY
         self._is_busy = False
         self._next_stats = 0.0
@@ -153,12 +157,12 @@ class FrontendService:
             for client in dict.fromkeys(client for client, _ in self._request_keys()):
                 self.deliver(self._abort_all(client))
 
-    def _handle(self, client: bytes, request: Request) -> None:
+    def _handle(self, client: bytes, request: Request | Malformed) -> None:
         if isinstance(request, Connect):
             self._welcome(client, request)
             return
         if not self._outbox.is_connected(client):
-            self._refuse(client, "the first message of a connection must be Connect")
+            self._refuse(client, Refused("the first message of a connection must be Connect"))
             return
         match request:
             case Submit():
@@ -169,25 +173,33 @@ class FrontendService:
                 self._grammars.learn(request)
             case Call():
                 self._call(client, request)
+            case Malformed():
+                self._answer_malformed(client, request)
             case _:
                 assert_never(request)
 
     def _welcome(self, client: bytes, connect: Connect) -> None:
         if connect.version != PROTOCOL_VERSION:
-            self._refuse(
-                client,
-                f"this engine speaks protocol version {PROTOCOL_VERSION}, the frontend version {connect.version}: "
-                "both must come from the same release of octavo",
-            )
+            self._refuse(client, refuse_version(connect.version))
             return
         logger.info("frontend %s connected: %s", client.hex(), connect.client or "unnamed")
         self._outbox.connect(client)
         self._outbox.send(client, Welcome(self._facts))
 
-    def _refuse(self, client: bytes, message: str) -> None:
+    def _refuse(self, client: bytes, refused: Refused) -> None:
         # Of one that has left already, the last requests come in after its end was noticed: no news for the log.
-        if self._outbox.send(client, Refused(message)):
-            logger.warning("refused frontend %s: %s", client.hex(), message)
+        if self._outbox.send(client, refused):
+            self._refusals.warning("refused frontend %s: %s", client.hex(), refused.message)
+
+    def _answer_malformed(self, client: bytes, message: Malformed) -> None:
+        """Tell who waits for an answer that there will be none."""
+        if message.request_id is not None:
+            failed = Failed(message.request_id, FailureKind.INVALID, f"the request cannot be read: {message.fault}")
+            # Not the end of a live request that has the same name: that one was read.
+            if (client, message.request_id) not in self._request_keys():
+                self.deliver([(client, failed)])
+        elif message.call_id is not None:
+            self._outbox.reply(client, Reply(message.call_id, CallFailed(f"cannot be read: {message.fault}")))
 
     def _submit(self, client: bytes, submit: Submit) -> list[ClientEvent]:
         if self._state is not ProcessState.READY:

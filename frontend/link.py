@@ -45,6 +45,7 @@ from octavo.protocol.events import (
     Welcome,
 )
 from octavo.protocol.ids import RequestId
+from octavo.protocol.log import LimitedLog
 from octavo.protocol.requests import Abort, Call, Connect, Request, Submit, Utility, Vocabulary
 from octavo.protocol.stats import EngineStats
 
@@ -132,6 +133,7 @@ class CoreLink:
         self._welcome: asyncio.Future[EngineFacts] = asyncio.get_running_loop().create_future()
         self._requests = request_codec()
         self._event_codec = event_codec()
+        self._malformed = LimitedLog(logger)
         socket = context.socket(zmq.DEALER)
         socket.setsockopt(zmq.SNDHWM, HIGH_WATER_MARK)
         socket.setsockopt(zmq.RCVHWM, HIGH_WATER_MARK)
@@ -295,7 +297,7 @@ class CoreLink:
         try:
             event = self._event_codec.decode(only_frame(frames))
         except ProtocolError as error:
-            logger.warning("dropped a frame from the engine: %s", error)
+            self._malformed.warning("dropped a message from the engine: %s", error)
         else:
             self._dispatch(event)
 

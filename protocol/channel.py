@@ -18,14 +18,17 @@ from pathlib import Path
 import zmq
 
 from octavo.protocol.codec import (
+    Kind,
     event_codec,
     request_codec,
     worker_command_codec,
     worker_reply_codec,
 )
 from octavo.protocol.errors import ProtocolError, StartupError
-from octavo.protocol.events import Event
-from octavo.protocol.requests import Request
+from octavo.protocol.events import Event, refuse_version
+from octavo.protocol.log import LimitedLog
+from octavo.protocol.malformed import Malformed, examine
+from octavo.protocol.requests import Connect, Request
 from octavo.protocol.steps import WorkerCommand, WorkerReply
 
 logger = logging.getLogger(__name__)
@@ -90,8 +93,10 @@ class Subscriber:
     """A worker's end of the broadcast."""
 
     def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", address: str) -> None:
+        self.malformed_frames = 0
         self._next_sequence = 0
         self._codec = worker_command_codec()
+        self._log = LimitedLog(logger)
         self.socket = context.socket(zmq.SUB)
         self.socket.setsockopt(zmq.RCVHWM, HIGH_WATER_MARK)
         self.socket.setsockopt(zmq.SUBSCRIBE, b"")
@@ -100,19 +105,26 @@ class Subscriber:
     def receive(self, timeout_s: float | None = None) -> WorkerCommand | None:
         """Return the next command, or None when none came in time.
 
-        Blocks until: a command comes or `timeout_s` is over (None: for ever).
+        A message that does not decode is counted, logged and dropped. If it was meant as a command, the next one shows
+        that it is missing.
+
+        Blocks until: a command comes, or none has for `timeout_s` (None: for ever).
 
         Raises:
-            ProtocolError: a command was lost or cannot be read; this worker's state is no longer the
-                core's, and it must not go on.
+            ProtocolError: a command was lost; this worker's state is no longer the core's, and it must not go on.
         """
-        if (frame := _receive(self.socket, timeout_s)) is None:
-            return None
-        command = self._codec.decode(frame)
-        if command.sequence != self._next_sequence:
-            raise ProtocolError(f"command {self._next_sequence} was lost: got {command.sequence}")
-        self._next_sequence += 1
-        return command
+        while (frames := _receive(self.socket, timeout_s)) is not None:
+            try:
+                command = self._codec.decode(only_frame(frames))
+            except ProtocolError as error:
+                self.malformed_frames += 1
+                self._log.warning("dropped a message from the core: %s", error)
+                continue
+            if command.sequence != self._next_sequence:
+                raise ProtocolError(f"command {self._next_sequence} was lost: got {command.sequence}")
+            self._next_sequence += 1
+            return command
+        return None
 
     def close(self) -> None:
         """Close the socket."""
@@ -142,7 +154,9 @@ class ResultPull:
 
     def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", address: str) -> None:
         self.address = address
+        self.malformed_frames = 0
         self._codec = worker_reply_codec()
+        self._log = LimitedLog(logger)
         self.socket = context.socket(zmq.PULL)
         self.socket.setsockopt(zmq.RCVHWM, HIGH_WATER_MARK)
         _bind(self.socket, address)
@@ -150,11 +164,15 @@ class ResultPull:
     def receive(self, timeout_s: float | None = None) -> WorkerReply | None:
         """Return the next answer, or None when none came in time (None: wait for ever).
 
-        Raises:
-            ProtocolError: an answer cannot be read.
+        A message that does not decode is counted, logged and dropped.
         """
-        frame = _receive(self.socket, timeout_s)
-        return None if frame is None else self._codec.decode(frame)
+        while (frames := _receive(self.socket, timeout_s)) is not None:
+            try:
+                return self._codec.decode(only_frame(frames))
+            except ProtocolError as error:
+                self.malformed_frames += 1
+                self._log.warning("dropped a message from a worker: %s", error)
+        return None
 
     def close(self) -> None:
         """Close the socket."""
@@ -169,6 +187,7 @@ class FrontendRouter:
         self.malformed_frames = 0
         self._requests = request_codec()
         self._events = event_codec()
+        self._log = LimitedLog(logger)
         self.socket = context.socket(zmq.ROUTER)
         self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self.socket.setsockopt(zmq.SNDHWM, HIGH_WATER_MARK)
@@ -177,12 +196,12 @@ class FrontendRouter:
         self.socket.setsockopt(zmq.LINGER, 1000)
         _bind(self.socket, address)
 
-    def receive(self) -> list[tuple[bytes, Request]]:
+    def receive(self) -> list[tuple[bytes, Request | Malformed]]:
         """Return what has arrived, with each sender's identity; [] when nothing has. Never blocks.
 
-        A frame that does not decode is counted, logged and dropped.
+        A message that does not decode is counted and logged, and comes as a `Malformed`.
         """
-        received: list[tuple[bytes, Request]] = []
+        received: list[tuple[bytes, Request | Malformed]] = []
         while len(received) < MAX_RECEIVED_AT_ONCE:
             try:
                 peer, *frames = self.socket.recv_multipart(zmq.NOBLOCK)
@@ -192,8 +211,27 @@ class FrontendRouter:
                 received.append((peer, self._requests.decode(only_frame(frames))))
             except ProtocolError as error:
                 self.malformed_frames += 1
-                logger.warning("dropped a frame from frontend %s: %s", peer.hex(), error)
+                self._log.warning("cannot read a message from frontend %s: %s", peer.hex(), error)
+                if self._is_first_version(frames):
+                    self._refuse_first_version(peer)
+                else:
+                    received.append((peer, examine(frames[0] if frames else b"", str(error))))
         return received
+
+    def _is_first_version(self, frames: list[bytes]) -> bool:
+        """True for the `Connect` of protocol version 1, which put the kind of a message into a frame of its own."""
+        if len(frames) != 2 or frames[0] != bytes([Kind.REQUEST]):
+            return False
+        try:
+            return isinstance(self._requests.decode(b"".join(frames)), Connect)
+        except ProtocolError:
+            return False
+
+    def _refuse_first_version(self, peer: bytes) -> None:
+        """Say so in frames that such a frontend can read; it would wait in vain for anything else."""
+        frame = self._events.encode(refuse_version(1))
+        with contextlib.suppress(zmq.ZMQError):  # it has left, or does not read
+            self.socket.send_multipart([peer, frame[:1], frame[1:]], zmq.NOBLOCK)
 
     def send(self, peer: bytes, event: Event) -> bool:
         """Send an event; False when the peer reads too slowly and its queue is full. Never blocks.
@@ -232,15 +270,15 @@ def ipc_path(address: str) -> Path | None:
     return Path(address.removeprefix("ipc://")) if address.startswith("ipc://") else None
 
 
-def _receive(socket: "zmq.Socket[bytes]", timeout_s: float | None) -> bytes | None:
-    """Return the next message, None when none came in time (None: wait for ever)."""
+def _receive(socket: "zmq.Socket[bytes]", timeout_s: float | None) -> list[bytes] | None:
+    """Return the frames of the next message, None when none came in time (None: wait for ever)."""
     try:
         # perf: most messages are there when they are asked for, and then nobody needs to poll.
-        return socket.recv(zmq.NOBLOCK)
+        return socket.recv_multipart(zmq.NOBLOCK)
     except zmq.Again:
         if timeout_s == 0 or not socket.poll(None if timeout_s is None else int(1000 * timeout_s)):
             return None
-    return socket.recv()
+    return socket.recv_multipart()
 
 
 def _bind(socket: "zmq.Socket[bytes]", address: str) -> None:

@@ -128,6 +128,14 @@ class Refused(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="refus
     version: int = PROTOCOL_VERSION
 
 
+def refuse_version(version: int) -> Refused:
+    """Return the answer to a frontend of another protocol version."""
+    return Refused(
+        f"this engine speaks protocol version {PROTOCOL_VERSION}, the frontend version {version}: "
+        "both must come from the same release of octavo"
+    )
+
+
 class BoolResult(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="bool"):
     """Result of a utility call that succeeds or does not."""
 

@@ -1,6 +1,7 @@
 """The parent's side of a child process: spawn it by module name, hear its life signs, end it."""
 
 import contextlib
+import logging
 import os
 import select
 import signal
@@ -16,6 +17,12 @@ from octavo.protocol.control import ControlMessage, LaunchSpec, StartupFailed
 from octavo.protocol.env import child_environment
 from octavo.protocol.errors import ConfigError, NotEnoughMemoryError, OctavoError, StartupError
 from octavo.protocol.lifecycle import LENGTH
+from octavo.protocol.log import LimitedLog
+
+logger = logging.getLogger(__name__)
+
+MAX_CONTROL_BYTES = 16 * 2**20
+"""A life sign that claims to be longer is none: the pipe holds something else, and nothing after it can be found."""
 
 _ENCODER = msgspec.msgpack.Encoder()
 _DECODER: "msgspec.msgpack.Decoder[ControlMessage]" = msgspec.msgpack.Decoder(ControlMessage)
@@ -64,6 +71,7 @@ class Child:
         self._buffer = bytearray()
         self._messages: deque[ControlMessage] = deque()
         self._failure: StartupFailed | None = None
+        self._malformed = LimitedLog(logger)
         self._is_at_end = False
 
     @classmethod
@@ -153,10 +161,19 @@ class Child:
         while len(self._buffer) >= LENGTH.size:
             (size,) = LENGTH.unpack_from(self._buffer)
             end = LENGTH.size + size
+            if size > MAX_CONTROL_BYTES:
+                logger.error("%s wrote no life sign into its control pipe: it can no longer be heard", self.name)
+                self._is_at_end = True
+                break
             if len(self._buffer) < end:
                 break
-            message = _DECODER.decode(bytes(self._buffer[LENGTH.size : end]))
+            body = bytes(self._buffer[LENGTH.size : end])
             del self._buffer[:end]
+            try:
+                message = _DECODER.decode(body)
+            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+                self._malformed.warning("dropped a life sign of %s: %s", self.name, error)
+                continue
             if isinstance(message, StartupFailed):
                 self._failure = message
             else:

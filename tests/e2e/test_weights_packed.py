@@ -18,6 +18,7 @@ import torch
 from gguf import GGMLQuantizationType as Type
 from gguf_files import write_gguf
 from safetensors.numpy import load_file
+from specs import PYTHONPATH
 from tiny_models import ARCHITECTURES, make_tiny
 from worker_plans import worker_config
 
@@ -30,8 +31,6 @@ from octavo.worker_proc.weights import load as loading
 from octavo.worker_proc.weights import packed_cache, packed_file
 from octavo.worker_proc.weights.load import load_model
 from octavo.worker_proc.weights.packed_cache import PackedCache
-
-SUPPORT = Path(__file__).parents[1] / "support"
 
 
 @pytest.fixture(scope="module")
@@ -313,7 +312,7 @@ print(digest.hexdigest())
 
 def test_first_starts_at_once_do_no_harm(config: ResolvedConfig, tmp_path: Path, library: NativeLibrary) -> None:
     command = [sys.executable, "-c", _STARTING, config.model.model_path, str(tmp_path)]
-    environment = {**os.environ, "PYTHONPATH": str(SUPPORT)}
+    environment = {**os.environ, "PYTHONPATH": PYTHONPATH}
     starts = [
         subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment, cwd=tmp_path) for _ in range(3)
     ]

@@ -4,9 +4,11 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 import zmq
 
+from octavo.protocol import PROTOCOL_VERSION
 from octavo.protocol.channel import (
     HIGH_WATER_MARK,
     FrontendRouter,
@@ -16,9 +18,10 @@ from octavo.protocol.channel import (
     ResultPush,
     Subscriber,
 )
-from octavo.protocol.codec import event_codec, request_codec, worker_command_codec
+from octavo.protocol.codec import event_codec, request_codec, worker_command_codec, worker_reply_codec
 from octavo.protocol.errors import ProtocolError, StartupError
 from octavo.protocol.events import EngineDying
+from octavo.protocol.malformed import Malformed
 from octavo.protocol.requests import Abort
 from octavo.protocol.steps import Acknowledged, Profile, Stop
 
@@ -116,9 +119,62 @@ def test_a_malformed_frame_is_counted_and_dropped(opened: Opened, tmp_path: Path
     for frames in ([b""], [b"\x01\xc1"], [b"\x02\x90"], [b"\x01", b"\x90"], [b"\x01" * 9]):
         dealer.send_multipart(frames)
     dealer.send(request_codec().encode(Abort(["a"])))
-    ((_, request),) = receive_requests(router, 1)
+    *malformed, (_, request) = receive_requests(router, 6)
     assert request == Abort(["a"])
     assert router.malformed_frames == 5
+    assert all(message == Malformed(message.fault) for _, message in malformed)
+
+
+def test_a_flood_of_malformed_frames_leaves_few_lines_in_the_log(
+    opened: Opened, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    router = opened(FrontendRouter, f"ipc://{tmp_path}/core")
+    dealer = opened.socket(zmq.DEALER)
+    dealer.connect(router.address)
+    for _ in range(500):
+        dealer.send(b"nonsense")
+    receive_requests(router, 500)
+    assert router.malformed_frames == 500
+    assert 0 < len(caplog.records) < 20
+
+
+def test_a_frontend_of_the_first_version_is_refused_in_its_own_frames(opened: Opened, tmp_path: Path) -> None:
+    router = opened(FrontendRouter, f"ipc://{tmp_path}/core")
+    dealer = opened.socket(zmq.DEALER)
+    dealer.connect(router.address)
+    dealer.send_multipart([b"\x01", msgspec.msgpack.encode(["connect", 1, "old"])])
+    assert router.socket.poll(int(1000 * TIMEOUT_S))
+    assert router.receive() == []
+    assert dealer.poll(int(1000 * TIMEOUT_S))
+    kind, body = dealer.recv_multipart()
+    assert kind == b"\x02"
+    tag, message, version = msgspec.msgpack.decode(body)
+    assert (tag, version) == ("refused", PROTOCOL_VERSION)
+    assert "the frontend version 1" in message
+
+
+def test_workers_drop_what_is_no_command(opened: Opened, tmp_path: Path) -> None:
+    publisher = opened.socket(zmq.PUB)
+    publisher.bind(f"ipc://{tmp_path}/plan")
+    worker = opened(Subscriber, f"ipc://{tmp_path}/plan")
+    while not worker.socket.poll(20):
+        publisher.send(b"nonsense")
+    publisher.send_multipart([b"\x03", b"\x90"])
+    publisher.send(worker_command_codec().encode(Stop(0)))
+    assert worker.receive(TIMEOUT_S) == Stop(0)
+    assert worker.malformed_frames >= 2
+
+
+def test_the_core_drops_what_is_no_answer(opened: Opened, tmp_path: Path) -> None:
+    pull = opened(ResultPull, f"ipc://{tmp_path}/result")
+    push = opened.socket(zmq.PUSH)
+    push.connect(pull.address)
+    for frames in ([b""], [b"\x04\xc1"], [b"\x04", b"\x90"], [b"\x01" * 9]):
+        push.send_multipart(frames)
+    push.send(worker_reply_codec().encode(Acknowledged(4, 1)))
+    assert pull.receive(TIMEOUT_S) == Acknowledged(4, 1)
+    assert pull.malformed_frames == 4
+    assert pull.receive(timeout_s=0) is None
 
 
 def test_answers_reach_the_frontend_that_asked(opened: Opened, tmp_path: Path) -> None:

@@ -5,11 +5,13 @@ import signal
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 from core_client import CoreUnderTest, SocketClient, running_core
 from core_fakes import alone
 
 from octavo.core_proc.recorder import read_recording, replay
+from octavo.protocol.codec import request_codec
 from octavo.protocol.control import Hello, PhaseDone, Progress
 from octavo.protocol.events import (
     BoolResult,
@@ -114,6 +116,34 @@ def test_a_request_before_connect_is_refused(core: CoreUnderTest):
     with SocketClient(core.address) as client:
         client.submit("r", PROMPT)
         assert "Connect" in client.receive_until(lambda event: isinstance(event, Refused)).message
+
+
+def test_a_malformed_request_that_has_a_name_is_answered(core: CoreUnderTest):
+    with SocketClient(core.address) as client:
+        client.connect()
+        frame = request_codec().encode(Submit("bad", PROMPT, SamplingSpec(max_tokens=4, seed=0)))
+        client.send_frames(frame[:-5])
+        client.send_frames(frame.replace(b"bad", b"odd") + b"\x00")
+        client.send_frames(b"\x01" + msgspec.msgpack.encode(["submit", "ugly", "no list", None]))
+        client.send_frames(b"\x01" + msgspec.msgpack.encode(["call", 300, ["no_such_call"]]))
+        client.finish("bad", "odd", "ugly")
+        for name in ("bad", "odd", "ugly"):
+            (failed,) = client.request_events(name)
+            assert failed.kind is FailureKind.INVALID and "cannot be read" in failed.message
+        if not any(isinstance(event, Reply) for event in client.received):
+            client.receive_until(lambda event: isinstance(event, Reply))
+        (reply,) = [event for event in client.received if isinstance(event, Reply)]
+        assert reply.call_id == 300 and isinstance(reply.result, CallFailed)
+
+
+def test_a_malformed_request_does_not_end_the_live_one_of_its_name(tmp_path: Path):
+    with running_core(tmp_path, "slow") as core, SocketClient(core.address) as client:
+        client.connect()
+        client.submit("r", PROMPT, 20)
+        client.receive_until(lambda event: isinstance(event, Events))
+        client.send_frames(b"\x01" + msgspec.msgpack.encode(["submit", "r", "no list"]))
+        client.finish("r")
+        assert tokens_of(client, "r") == alone(PROMPT, 20).token_ids
 
 
 def test_malformed_frames_are_counted_and_dropped(core: CoreUnderTest):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from http_client import until
 from servers import left_after
-from specs import SUPPORT
+from specs import PYTHONPATH
 
 from octavo.frontend.http import siblings as siblings_module
 from octavo.frontend.http.listener import listen
@@ -23,7 +23,7 @@ COUNT = 3
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(SUPPORT))
+    monkeypatch.setenv("PYTHONPATH", PYTHONPATH)
     monkeypatch.setattr(siblings_module, "RESTART_DELAY_S", 0.05)
 
 

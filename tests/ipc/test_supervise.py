@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from specs import SUPPORT, core_spec
+from specs import PYTHONPATH, core_spec
 
 from octavo.protocol.control import CoreReady, Hello, PhaseDone, Progress
 from octavo.protocol.errors import ConfigError
@@ -21,7 +21,7 @@ TIMEOUT_S = 20.0
 
 @contextlib.contextmanager
 def fake_child(behaviour: str) -> Iterator[Child]:
-    child = Child.spawn("fake_child", core_spec(behaviour), "fake", {"PYTHONPATH": str(SUPPORT)})
+    child = Child.spawn("fake_child", core_spec(behaviour), "fake", {"PYTHONPATH": PYTHONPATH})
     try:
         yield child
     finally:
@@ -125,14 +125,14 @@ def test_a_child_does_not_outlive_a_killed_parent() -> None:
         import time
         from octavo.protocol.control import CoreReady
         from octavo.protocol.supervise import Child
-        from specs import SUPPORT, core_spec
-        child = Child.spawn("fake_child", core_spec("ignore sigterm"), "fake", {"PYTHONPATH": str(SUPPORT)})
+        from specs import PYTHONPATH, core_spec
+        child = Child.spawn("fake_child", core_spec("ignore sigterm"), "fake", {"PYTHONPATH": PYTHONPATH})
         while not isinstance(child.receive(20), CoreReady):
             pass
         print(child.pid, flush=True)
         time.sleep(60)
     """)
-    environment = {**os.environ, "PYTHONPATH": str(SUPPORT)}
+    environment = {**os.environ, "PYTHONPATH": PYTHONPATH}
     with subprocess.Popen([sys.executable, "-P", "-c", program], stdout=subprocess.PIPE, env=environment) as parent:
         assert parent.stdout is not None
         pid = int(parent.stdout.readline())
@@ -143,7 +143,7 @@ def test_a_child_does_not_outlive_a_killed_parent() -> None:
 def test_a_child_notices_that_its_parent_died_before_the_handshake() -> None:
     reader, writer = os.pipe()
     command = [sys.executable, "-P", "-m", "fake_child", str(writer)]
-    environment = {**os.environ, "PYTHONPATH": str(SUPPORT)}
+    environment = {**os.environ, "PYTHONPATH": PYTHONPATH}
     process = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=[writer], env=environment)
     os.close(writer)
     assert process.stdin is not None

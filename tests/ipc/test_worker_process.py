@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 import pytest
 import zmq
-from specs import SUPPORT
+from specs import PYTHONPATH
 from tiny_models import make_tiny
 from worker_plans import spec, worker_config
 
@@ -225,7 +225,7 @@ def test_a_worker_dies_with_its_parent(config: ResolvedConfig, tmp_path: Path) -
         child.receive()
     """
     command = [sys.executable, "-P", "-c", textwrap.dedent(code)]
-    environment = {**os.environ, "PYTHONPATH": str(SUPPORT)}
+    environment = {**os.environ, "PYTHONPATH": PYTHONPATH}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as parent:
         assert parent.stdout is not None
         pid = int(parent.stdout.readline())

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from specs import SUPPORT
+from specs import PYTHONPATH
 from storm_client import digest, storm_requests
 from tiny_models import make_tiny
 from workloads import Ask, ask
@@ -34,7 +34,7 @@ async def run_storm(model: Path, recording: Path, num_rounds: int) -> tuple[list
             await asyncio.create_subprocess_exec(
                 *(sys.executable, "-P", "-m", "storm_client", client.address, str(seed), str(num_rounds)),
                 stdout=subprocess.PIPE,
-                env={**os.environ, "PYTHONPATH": str(SUPPORT)},
+                env={**os.environ, "PYTHONPATH": PYTHONPATH},
             )
             for seed in range(NUM_APPLICATIONS)
         ]

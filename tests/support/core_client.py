@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 import zmq
 from core_fakes import core_config
+from specs import PYTHONPATH
 
 from octavo.protocol.codec import event_codec, request_codec
 from octavo.protocol.control import ControlMessage, CoreReady, CoreSpec
@@ -16,7 +17,6 @@ from octavo.protocol.params import SamplingSpec
 from octavo.protocol.requests import Connect, Request, Submit
 from octavo.protocol.supervise import Child
 
-SUPPORT = Path(__file__).parent
 TIMEOUT_S = 20.0
 """For whatever a core is waited for; far more than it needs, so that a slow machine fails no test."""
 
@@ -32,7 +32,7 @@ class CoreUnderTest:
         spec = CoreSpec(
             config=config, address=self.address, run_dir=str(run_dir), epoch=7, check_invariants=True, log_level="INFO"
         )
-        self.child = Child.spawn("core_fake_main", spec, "core", environment={"PYTHONPATH": str(SUPPORT)})
+        self.child = Child.spawn("core_fake_main", spec, "core", environment={"PYTHONPATH": PYTHONPATH})
 
     def wait_until_ready(self) -> CoreReady:
         """Return the message that ends the start-up; raises ChildExited when it fails."""

@@ -1,5 +1,6 @@
 """Launch specs and configurations for tests that need one but not its contents."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -7,8 +8,8 @@ from octavo.protocol.config import EngineConfig, ModelConfig, ModelFacts, Resolv
 from octavo.protocol.config.sources import engine_config
 from octavo.protocol.control import CoreSpec
 
-SUPPORT = Path(__file__).parent
-"""For PYTHONPATH of children that run a module of this folder."""
+PYTHONPATH = os.pathsep.join(filter(None, [str(Path(__file__).parent), os.environ.get("PYTHONPATH")]))
+"""Of children that run a module of this folder, with the same octavo as the tests."""
 
 
 def some_facts(**changes: Any) -> ModelFacts:

@@ -4,44 +4,13 @@ import logging
 
 import pytest
 from core_fakes import CLIENT, cache_plan, core_config
+from service_fakes import FakeRouter, FakeStop, grammars_of
 
-from octavo.core_proc.grammar.compiler import GrammarCompiler
-from octavo.core_proc.grammar.grammars import Grammars
 from octavo.core_proc.outbox import Outbox
 from octavo.core_proc.scheduler.scheduler import Scheduler
 from octavo.core_proc.service import FrontendService
-from octavo.protocol.channel import PeerLost
-from octavo.protocol.events import Event
 from octavo.protocol.params import SamplingSpec
-from octavo.protocol.requests import Abort, Request, Submit
-
-
-class FakeRouter:
-    """Delivers what a test puts into `inbox`; its one frontend may be gone."""
-
-    def __init__(self) -> None:
-        self.malformed_frames = 0
-        self.inbox: list[tuple[bytes, Request]] = []
-        self.is_peer_gone = False
-
-    def receive(self) -> list[tuple[bytes, Request]]:
-        received, self.inbox = self.inbox, []
-        return received
-
-    def send(self, peer: bytes, event: Event) -> bool:
-        if self.is_peer_gone:
-            raise PeerLost("gone")
-        return True
-
-
-class FakeStop:
-    """Counts what a test says it has received."""
-
-    count = 0
-
-
-def grammars_of(scheduler: Scheduler) -> Grammars:
-    return Grammars(scheduler, None, GrammarCompiler(timeout_s=5))
+from octavo.protocol.requests import Abort, Submit
 
 
 @pytest.mark.parametrize("is_lost", [False, True], ids=["aborted", "lost"])
