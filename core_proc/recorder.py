@@ -3,6 +3,8 @@
 A file is a sequence of `LogEntry` messages, each a 4-byte little-endian length and a msgpack body.
 """
 
+import contextlib
+import logging
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,35 +19,69 @@ from octavo.protocol.config import CachePlan, ResolvedConfig
 from octavo.protocol.errors import ConfigError, ProtocolError
 from octavo.protocol.steps import StepPlan
 
+logger = logging.getLogger(__name__)
+
 _LENGTH = struct.Struct("<I")
 
 
 class Recorder:
-    """An observer of a scheduler that writes everything it sees to a file."""
+    """An observer of a scheduler that writes everything it sees to a file, until that takes no more: a full disk ends
+    the recording, with a line in the log, and nothing else.
+
+    Raises:
+        ConfigError: the file cannot be begun.
+    """
 
     def __init__(self, path: Path, config: ResolvedConfig, plan: CachePlan) -> None:
         self._encoder = msgspec.msgpack.Encoder()
+        self._path = path
+        self._is_whole = True
+        """False when the file took no more."""
         try:
             self._file = path.open("wb")
+            with contextlib.ExitStack() as unless_begun:
+                unless_begun.callback(self._discard)
+                self._file.write(self._frame(Opened(config, plan)))
+                self._file.flush()
+                unless_begun.pop_all()
         except OSError as error:
             raise ConfigError(
                 f"cannot record steps in {path}: {error.strerror}",
                 phase="opening the recording",
                 hint="--record-steps takes the name of a file that can be written",
             ) from error
-        self._write(Opened(config, plan))
 
     def __call__(self, scheduler: Scheduler, entry: LogEntry) -> None:
         """Write an entry."""
-        self._write(entry)
+        if not self._is_whole:
+            return
+        try:
+            self._file.write(self._frame(entry))
+        except OSError as error:
+            self._give_up(error)
 
     def close(self) -> None:
         """Finish the file. A recording that was never closed can be read up to its last whole entry."""
-        self._file.close()
+        if not self._is_whole:
+            return
+        try:
+            self._file.close()
+        except OSError as error:
+            self._give_up(error)
 
-    def _write(self, entry: LogEntry) -> None:
+    def _frame(self, entry: LogEntry) -> bytes:
         body = self._encoder.encode(entry)
-        self._file.write(_LENGTH.pack(len(body)) + body)
+        return _LENGTH.pack(len(body)) + body
+
+    def _give_up(self, error: OSError) -> None:
+        """End the recording where it is."""
+        self._is_whole = False
+        logger.error("the recording of steps in %s ends here, and the engine goes on: %s", self._path, error.strerror)
+        self._discard()
+
+    def _discard(self) -> None:
+        with contextlib.suppress(OSError):  # what is left to write goes the way of what could not be
+            self._file.close()
 
 
 @dataclass(frozen=True)

@@ -217,6 +217,9 @@ class FrontendService:
         def answer(result: UtilityResult) -> None:
             self._outbox.reply(client, Reply(call.call_id, result))
 
+        def answer_profile(fault: str) -> None:
+            answer(CallFailed(fault) if fault else BoolResult(True))
+
         match call.utility:
             case GetStats():
                 answer(self._stats())
@@ -228,9 +231,9 @@ class FrontendService:
                 if fault := _fault_of_directory(directory):
                     answer(CallFailed(fault))
                     return
-                self._workers.profile(directory, lambda: answer(BoolResult(True)))
+                self._workers.profile(directory, answer_profile)
             case StopProfile():
-                self._workers.profile(None, lambda: answer(BoolResult(True)))
+                self._workers.profile(None, answer_profile)
             case _:
                 assert_never(call.utility)
 

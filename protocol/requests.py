@@ -75,7 +75,7 @@ class StartProfile(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="
 
 
 class StopProfile(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="stop_profile"):
-    """Stop the profiler; one trace per worker is written to its directory. Result: `BoolResult`."""
+    """Stop the profiler; one trace per worker is written to its directory. Result: `BoolResult`, or `CallFailed`."""
 
 
 Utility = ResetPrefixCache | GetStats | GetSnapshot | StartProfile | StopProfile

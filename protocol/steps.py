@@ -132,6 +132,8 @@ class Acknowledged(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="
 
     sequence: int
     rank: int
+    fault: str = ""
+    """Why the trace could not be begun or written; "" when it was. The worker goes on."""
 
 
 class CommandFailed(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="command_failed"):

@@ -164,8 +164,7 @@ class Worker:
                 self._allocate(command)
                 return CacheReady(command.sequence, self._spec.rank)
             case Profile():
-                self._profile(command.directory)
-                return Acknowledged(command.sequence, self._spec.rank)
+                return Acknowledged(command.sequence, self._spec.rank, self._profile(command.directory))
             case Stop():
                 return None
             case _:
@@ -186,11 +185,17 @@ class Worker:
                 hint="use a smaller --gpu-memory-utilization or --num-gpu-blocks-override",
             ) from error
 
-    def _profile(self, directory: str | None) -> None:
-        if directory is None:
-            self._trace.stop()
-        else:
-            self._trace.start(Path(directory), None if self._executor is None else self._executor.forward)
+    def _profile(self, directory: str | None) -> str:
+        """Start or stop the trace; return why that failed, "" when it did not. A full disk is no reason to end."""
+        try:
+            if directory is None:
+                self._trace.stop()
+            else:
+                self._trace.start(Path(directory), None if self._executor is None else self._executor.forward)
+        except OSError as error:
+            logger.error("no trace: %s", error)
+            return str(error)
+        return ""
 
 
 def _told(error: Exception) -> str:

@@ -50,8 +50,11 @@ class WorkerGroup(Protocol):
             WorkerFailed: a worker is gone, or its state cannot be trusted any more.
         """
 
-    def profile(self, directory: str | None, on_done: Callable[[], None]) -> None:
-        """Start (None: stop) the profiler on every rank; `on_done` is called from a later `take_result`."""
+    def profile(self, directory: str | None, on_done: Callable[[str], None]) -> None:
+        """Start (None: stop) the profiler on every rank.
+
+        `on_done` is called from a later `take_result`, with what went wrong; "" when nothing did.
+        """
 
     def stop(self) -> None:
         """Ask all workers to end when they have done what they were told before.

@@ -70,7 +70,7 @@ class LocalWorkerGroup:
         """What each worker was last doing, by name, for one that ends without a word."""
         self._steps: deque[tuple[int, int]] = deque()
         """Steps in flight: number on the wire, number of the step."""
-        self._acknowledgements: deque[tuple[int, Callable[[], None]]] = deque()
+        self._acknowledgements: deque[tuple[int, str, Callable[[str], None]]] = deque()
         """What to call when as many ranks have acknowledged, oldest command first."""
         self._children: list[Child] = []
         for rank in range(config.world_size):
@@ -154,16 +154,16 @@ class LocalWorkerGroup:
                 case CommandFailed():
                     raise _failed(reply)
                 case Acknowledged():
-                    self._acknowledge()
+                    self._acknowledge(reply)
                 case _:
                     raise ProtocolError(f"worker {reply.rank} sent an unexpected {type(reply).__name__}")
         self._check_alive()
         return None
 
-    def profile(self, directory: str | None, on_done: Callable[[], None]) -> None:
-        """Start (None: stop) the profiler on every rank; `on_done` is called from a later `take_result`."""
+    def profile(self, directory: str | None, on_done: Callable[[str], None]) -> None:
+        """Start (None: stop) the profiler on every rank; see `WorkerGroup.profile`."""
         self._publisher.send(Profile(self._publisher.next_sequence, directory))
-        self._acknowledgements.append((len(self._children), on_done))
+        self._acknowledgements.append((len(self._children), "", on_done))
 
     def stop(self) -> None:
         """Ask all workers to end when they have done what they were told before.
@@ -243,14 +243,15 @@ class LocalWorkerGroup:
         sequence, step = self._steps.popleft()
         return result if sequence == step else msgspec.structs.replace(result, sequence=step)
 
-    def _acknowledge(self) -> None:
+    def _acknowledge(self, reply: Acknowledged) -> None:
         if not self._acknowledgements:
             raise ProtocolError("a worker acknowledged a command that nobody gave")
-        num_missing, on_done = self._acknowledgements.popleft()
+        num_missing, fault, on_done = self._acknowledgements.popleft()
+        fault = fault or (reply.fault and f"worker {reply.rank}: {reply.fault}")
         if num_missing > 1:
-            self._acknowledgements.appendleft((num_missing - 1, on_done))
+            self._acknowledgements.appendleft((num_missing - 1, fault, on_done))
         else:
-            on_done()
+            on_done(fault)
 
 
 def _failed(reply: CommandFailed) -> WorkerFailed:

@@ -88,6 +88,17 @@ def test_every_rank_gets_every_message_and_one_answers(tmp_path: Path):
         assert core.wait_for_exit() == 0
 
 
+def test_a_trace_that_a_rank_cannot_write_is_told_and_nothing_else_ends(tmp_path: Path):
+    with running_core(tmp_path, "full", world_size=2) as core, SocketClient(core.address) as client:
+        client.connect()
+        client.send(Call(1, StopProfile()))
+        client.receive_until(lambda event: isinstance(event, Reply))
+        assert Reply(1, CallFailed("worker 1: the disk is full")) in client.received
+        client.submit("r", PROMPT, 5)
+        client.finish("r")
+        assert tokens_of(client, "r") == alone(PROMPT, 5).token_ids
+
+
 def test_the_death_of_a_silent_rank_is_noticed(tmp_path: Path):
     with running_core(tmp_path, "die", world_size=2) as core, SocketClient(core.address) as client:
         client.connect()

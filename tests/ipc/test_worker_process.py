@@ -137,6 +137,20 @@ def test_from_ready_to_stop(config: ResolvedConfig, tmp_path: Path) -> None:
         assert w.wait_for_exit().code == EXIT_OK
 
 
+def test_a_trace_that_cannot_be_written_does_not_end_the_worker(config: ResolvedConfig, tmp_path: Path) -> None:
+    with worker(config, tmp_path) as w:
+        w.wait_until_ready()
+        traces = tmp_path / "traces"
+        assert w.ask(Profile(0, str(traces))) == Acknowledged(0, rank=0)
+        traces.rmdir()
+        answer = w.ask(Profile(1, None))
+        assert isinstance(answer, Acknowledged) and "No such file" in answer.fault
+        (tmp_path / "file").touch()
+        answer = w.ask(Profile(2, str(tmp_path / "file")))
+        assert isinstance(answer, Acknowledged) and "exists" in answer.fault
+        assert w.ask(Profile(3, None)) == Acknowledged(3, rank=0)
+
+
 def test_other_ranks_compute_but_do_not_answer_steps(config: ResolvedConfig, tmp_path: Path) -> None:
     with worker(config, tmp_path, rank=1) as w:
         w.wait_until_ready()

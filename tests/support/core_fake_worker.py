@@ -1,7 +1,8 @@
 """A worker process without a model: obeys the protocol, computes nothing. Started by name.
 
 What it should do wrong is in its model's `load_format`: "" nothing, "refuse" fails to start, "vanish"
-dies while it loads, "raise" and "die" fail at their fifth step, "slow" takes 50 ms for each step.
+dies while it loads, "raise" and "die" fail at their fifth step, "slow" takes 50 ms for each step, "full" can write
+no trace in its last rank.
 """
 
 import os
@@ -63,7 +64,8 @@ def main(spec: WorkerSpec, reporter: Reporter, stop: StopSignal) -> int:
                     replies.send(result)
             case Profile():
                 worker.next_sequence += 1
-                replies.send(Acknowledged(command.sequence, spec.rank))
+                is_full = fault == "full" and spec.rank == spec.world_size - 1
+                replies.send(Acknowledged(command.sequence, spec.rank, "the disk is full" if is_full else ""))
             case Stop():
                 return 0
 

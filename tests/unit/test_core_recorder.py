@@ -1,6 +1,7 @@
 """Recordings: written by an observer, run again, and what a change of the scheduler looks like."""
 
 import itertools
+import os
 import subprocess
 from pathlib import Path
 
@@ -97,6 +98,30 @@ def test_a_file_that_cannot_be_written_is_a_configuration_error(tmp_path: Path):
     config = core_config()
     with pytest.raises(ConfigError, match="cannot record"):
         Recorder(tmp_path / "no" / "folder", config, cache_plan(config))
+
+
+def test_a_disk_that_is_full_from_the_start_is_a_configuration_error():
+    config = core_config()
+    with pytest.raises(ConfigError, match="No space left"):
+        Recorder(Path("/dev/full"), config, cache_plan(config))
+
+
+@pytest.mark.parametrize("num_written", [0, 500], ids=["when it is closed", "while it is written"])
+def test_a_disk_that_fills_ends_the_recording_and_nothing_else(tmp_path: Path, caplog, num_written: int):
+    path = tmp_path / "steps"
+    config = core_config()
+    plan = cache_plan(config)
+    recorder = Recorder(path, config, plan)
+    scheduler = ObservedScheduler(config, plan, itertools.count().__next__, [recorder])
+    with open("/dev/full", "wb") as full:
+        os.dup2(full.fileno(), recorder._file.fileno())
+    for index in range(1 + num_written):
+        scheduler.submit(CLIENT, Submit(str(index), [1] * 8, SamplingSpec(max_tokens=2, seed=0)))
+    assert scheduler.plan() is not None
+    recorder.close()
+    (line,) = [record.message for record in caplog.records if "recording" in record.message]
+    assert str(path) in line and "No space left" in line
+    assert len(list(read_recording(path))) == 1, "what was written before can be read"
 
 
 def test_the_program_says_what_it_found(recording: Path, tmp_path: Path, capsys):

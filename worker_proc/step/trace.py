@@ -44,12 +44,20 @@ class StepTrace:
         self._write = _observe(forward.programs, self._rank) if isinstance(forward, NativeForward) else _profile()
 
     def stop(self) -> None:
-        """End the recording, if there is one, and write it."""
+        """End the recording, if there is one, and write it.
+
+        Raises:
+            OSError: it cannot be written; it is over and lost, and what was written of it is removed.
+        """
         if self._write is None:
             return
         write, self._write = self._write, None
         path = self._directory / f"worker-{self._rank}-{time.time_ns()}.trace.json"
-        write(path)
+        try:
+            write(path)
+        except OSError:
+            path.unlink(missing_ok=True)
+            raise
         logger.info("wrote %s", path)
 
 
@@ -61,6 +69,11 @@ def _profile() -> Callable[[Path], None]:
     def write(path: Path) -> None:
         profiler.stop()
         profiler.export_chrome_trace(str(path))
+        # The library reports what it cannot write on standard error alone.
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - 1))
+            if file.read() != b"}":
+                raise OSError(f"the profiler could not write all of {path}: is the disk full?")
 
     return write
 

@@ -1,0 +1,40 @@
+"""Traces of steps: a disk that takes none of one costs the trace, and not the worker."""
+
+from pathlib import Path
+
+import pytest
+
+from octavo.worker_proc.step import trace as trace_module
+from octavo.worker_proc.step.forward import NativeForward
+from octavo.worker_proc.step.trace import StepTrace
+
+
+class NoPrograms(NativeForward):
+    """Computes nothing."""
+
+    programs = ()
+
+    def __init__(self) -> None:
+        pass
+
+
+def test_a_full_disk_costs_the_trace_and_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trace_module.time, "time_ns", lambda: 7)
+    full = tmp_path / "worker-0-7.trace.json"
+    full.symlink_to("/dev/full")
+    trace = StepTrace(0)
+    trace.start(tmp_path, NoPrograms())
+    with pytest.raises(OSError, match="No space left"):
+        trace.stop()
+    assert not full.is_symlink(), "what is cut short is removed"
+    trace.start(tmp_path, NoPrograms())
+    trace.stop()
+    assert full.is_file()
+
+
+def test_what_the_profiler_cannot_write_is_not_lost_in_silence(tmp_path: Path) -> None:
+    trace = StepTrace(0)
+    trace.start(tmp_path / "traces", None)
+    (tmp_path / "traces").rmdir()
+    with pytest.raises(OSError, match="No such file"):
+        trace.stop()
