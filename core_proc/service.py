@@ -55,6 +55,8 @@ STATS_INTERVAL_S = 1.0
 WAITING_LOG_INTERVAL_S = 10.0
 BACKLOG_RETRY_S = 0.02
 """A slow frontend's socket does not say when it has room again, so it is tried this often."""
+LAST_WORDS_S = 2.0
+"""How long a core that has nothing left to do waits for frontends to read what it owes them."""
 
 _WAITING_REASONS = {
     "blocks": "the KV cache is full",
@@ -91,6 +93,7 @@ class FrontendService:
         self._is_busy = False
         self._next_stats = 0.0
         self._next_waiting_log = 0.0
+        self._last_words_deadline = 0.0
 
     @property
     def is_open(self) -> bool:
@@ -100,10 +103,12 @@ class FrontendService:
     @property
     def timeout_s(self) -> float | None:
         """How long the core may sleep when nothing happens; None: for ever."""
-        if self._outbox.has_lost or (self._is_owed_a_turn and not self._has_requests):
+        if self._outbox.has_lost:
             return 0.0
         if self._outbox.has_backlog:
             return BACKLOG_RETRY_S
+        if self._is_owed_a_turn and not self._has_requests:
+            return 0.0
         return max(0.0, self._next_stats - self._clock()) if self._is_busy else None
 
     @property
@@ -129,7 +134,7 @@ class FrontendService:
         if self._outbox.has_lost:
             self._forget_lost()
         if self._state is ProcessState.DRAINING and not self._has_requests:
-            self._state = self._state.move(ProcessState.STOPPED)
+            self._end_draining()
 
     def deliver(self, events: list[ClientEvent]) -> None:
         """Send events to the frontends they are for."""
@@ -156,6 +161,13 @@ class FrontendService:
         if self._stop.count > 1:
             for client in dict.fromkeys(client for client, _ in self._request_keys()):
                 self.deliver(self._abort_all(client))
+
+    def _end_draining(self) -> None:
+        """Stop, unless a frontend has not read yet how its requests ended, for a bounded time."""
+        now = self._clock()
+        self._last_words_deadline = self._last_words_deadline or now + LAST_WORDS_S
+        if not self._outbox.has_backlog or now >= self._last_words_deadline or self._stop.count > 1:
+            self._state = self._state.move(ProcessState.STOPPED)
 
     def _handle(self, client: bytes, request: Request | Malformed) -> None:
         if isinstance(request, Connect):

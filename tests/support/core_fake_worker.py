@@ -9,7 +9,7 @@ import os
 import time
 
 import zmq
-from core_fakes import FakeWorker
+from simulation.worker import SimulatedWorker
 
 from octavo.protocol.channel import ResultPush, Subscriber
 from octavo.protocol.config import DeviceFacts
@@ -46,7 +46,7 @@ def main(spec: WorkerSpec, reporter: Reporter, stop: StopSignal) -> int:
         command = commands.receive()
         match command:
             case AllocateCache():
-                worker = FakeWorker(spec.config, command.num_blocks)
+                worker = SimulatedWorker(spec.config, command.num_blocks)
                 worker.next_sequence = command.sequence + 1
                 replies.send(CacheReady(command.sequence, spec.rank))
             case StepPlan():

@@ -1,16 +1,11 @@
-"""A worker without a model, and a small engine around the scheduler, for tests of the core.
+"""A small engine around the scheduler and a worker without a model, for tests of the core."""
 
-The fake worker keeps rows and blocks as a real one does. Its "KV" at a position is a hash of all
-tokens up to there, so whatever reads a wrong, stale or foreign block is caught where it happens.
-"""
-
-import hashlib
 import itertools
-import struct
 from collections import deque
 from dataclasses import dataclass, field
 
 import msgspec
+from simulation.worker import SimulatedWorker
 
 from octavo.core_proc import invariants
 from octavo.core_proc.scheduler.scheduler import ClientEvent, Scheduler
@@ -18,7 +13,7 @@ from octavo.protocol.config import CachePlan, EngineConfig, ModelConfig, ModelFa
 from octavo.protocol.events import Failed, Finished, TokenLogprobs, Tokens
 from octavo.protocol.params import SamplingSpec
 from octavo.protocol.requests import Submit
-from octavo.protocol.steps import Admitted, Scheduled, StepPlan, StepResult
+from octavo.protocol.steps import StepPlan, StepResult
 
 VOCAB_SIZE = 50
 CLIENT = b"client"
@@ -64,119 +59,6 @@ def cache_plan(config: ResolvedConfig, num_blocks: int = 64) -> CachePlan:
 
 
 @dataclass
-class Row:
-    """One slot of the fake worker's batch."""
-
-    admitted: Admitted
-    token_ids: list[int]
-    block_ids: list[int]
-    prefix_hashes: list[bytes] = field(default_factory=list)
-
-    def prefix_hash(self, position: int) -> bytes:
-        """Return the hash of all tokens up to and including `position`."""
-        while len(self.prefix_hashes) <= position:
-            parent = self.prefix_hashes[-1] if self.prefix_hashes else b""
-            token = struct.pack("<I", self.token_ids[len(self.prefix_hashes)])
-            self.prefix_hashes.append(hashlib.blake2b(parent + token, digest_size=8).digest())
-        return self.prefix_hashes[position]
-
-
-class FakeWorker:
-    """Executes plans; every rule that a plan must keep is an assertion here."""
-
-    def __init__(self, config: ResolvedConfig, num_blocks: int) -> None:
-        self.config = config
-        self.num_blocks = num_blocks
-        self.rows: dict[int, Row] = {}
-        self.next_sequence = 0
-        self.num_computed_tokens = 0
-        self._kv: dict[tuple[int, int], bytes] = {}
-
-    def execute(self, plan: StepPlan) -> StepResult:
-        """Apply a plan and return its result."""
-        assert plan.sequence == self.next_sequence
-        self.next_sequence += 1
-        for slot in plan.released:
-            del self.rows[slot]
-        for admitted in plan.admitted:
-            assert admitted.slot not in self.rows
-            assert 0 <= admitted.slot < self.config.max_num_seqs
-            self.rows[admitted.slot] = Row(admitted, list(admitted.token_ids), list(admitted.block_ids))
-        for appended in plan.appended:
-            self.rows[appended.slot].block_ids += appended.block_ids
-        self._check_budget(plan)
-        # All KV of a step is written before any is read, as in every layer of a model.
-        for part in plan.scheduled:
-            self._write(part)
-        for part in plan.scheduled:
-            self._read(part)
-        return self._sample(plan)
-
-    def _check_budget(self, plan: StepPlan) -> None:
-        num_tokens = sum(part.num_tokens for part in plan.scheduled)
-        assert 0 < num_tokens <= self.config.max_num_batched_tokens
-        assert len({part.slot for part in plan.scheduled}) == len(plan.scheduled) <= self.config.max_num_seqs
-        self.num_computed_tokens += num_tokens
-
-    def _place(self, row: Row, position: int) -> tuple[int, int]:
-        block_id = row.block_ids[position // self.config.block_size]
-        assert 0 <= block_id < self.num_blocks
-        return block_id, position % self.config.block_size
-
-    def _write(self, part: Scheduled) -> None:
-        row = self.rows[part.slot]
-        for position in range(part.start, part.start + part.num_tokens):
-            self._kv[self._place(row, position)] = row.prefix_hash(position)
-
-    def _read(self, part: Scheduled) -> None:
-        row, end = self.rows[part.slot], part.start + part.num_tokens
-        for position in range(end):
-            assert self._kv.get(self._place(row, position)) == row.prefix_hash(position), (
-                f"{row.admitted.request_id} reads something foreign at position {position}"
-            )
-        assert part.samples == (end == len(row.token_ids))
-
-    def _sample(self, plan: StepPlan) -> StepResult:
-        sampled, logprobs = [], []
-        for part in plan.scheduled:
-            if part.samples:
-                row = self.rows[part.slot]
-                token_id = self._next_token(row)
-                sampled.append(token_id)
-                logprobs.append(_logprobs(row, token_id) if row.admitted.sampling.logprobs is not None else None)
-        prompt_logprobs = [
-            (part.slot, self._prompt_logprobs(part))
-            for part in plan.scheduled
-            if self.rows[part.slot].admitted.sampling.prompt_logprobs is not None
-        ]
-        for part, token_id in zip([part for part in plan.scheduled if part.samples], sampled, strict=True):
-            self.rows[part.slot].token_ids.append(token_id)
-        return StepResult(plan.sequence, sampled, logprobs if any(logprobs) else [], prompt_logprobs)
-
-    def _next_token(self, row: Row) -> int:
-        sampling, position = row.admitted.sampling, len(row.token_ids)
-        seed = struct.pack("<QI", sampling.seed, position)
-        digest = hashlib.blake2b(row.prefix_hash(position - 1) + seed, digest_size=8).digest()
-        token_id = int.from_bytes(digest, "little") % VOCAB_SIZE
-        num_outputs = position - row.admitted.num_prompt_tokens
-        if num_outputs < sampling.min_tokens:
-            while token_id in (*sampling.eos_token_ids, *sampling.stop_token_ids):
-                token_id = (token_id + 1) % VOCAB_SIZE
-        return token_id
-
-    def _prompt_logprobs(self, part: Scheduled) -> list[TokenLogprobs]:
-        row = self.rows[part.slot]
-        end = min(part.start + part.num_tokens + 1, row.admitted.num_prompt_tokens)
-        return [_logprobs(row, row.token_ids[position], position) for position in range(part.start + 1, end)]
-
-
-def _logprobs(row: Row, token_id: int, position: int | None = None) -> TokenLogprobs:
-    position = len(row.token_ids) if position is None else position
-    value = -float(row.prefix_hash(position - 1)[0])
-    return TokenLogprobs([token_id], [value], rank=1)
-
-
-@dataclass
 class Output:
     """What a client has been told of one request."""
 
@@ -193,7 +75,7 @@ class FakeEngine:
     def __init__(self, num_blocks: int = 64, **changes) -> None:
         self.config = core_config(**changes)
         self.scheduler = Scheduler(self.config, cache_plan(self.config, num_blocks), itertools.count(1.0).__next__)
-        self.worker = FakeWorker(self.config, num_blocks)
+        self.worker = SimulatedWorker(self.config, num_blocks)
         self.depth = 2 if self.config.async_scheduling else 1
         self.plans: list[StepPlan] = []
         self.outputs: dict[str, Output] = {}

@@ -9,12 +9,14 @@ from octavo.protocol.requests import Request
 
 
 class FakeRouter:
-    """Delivers what a test puts into `inbox`; its one frontend may be gone."""
+    """Delivers what a test puts into `inbox`; its one frontend may be gone, or not read."""
 
     def __init__(self) -> None:
         self.malformed_frames = 0
         self.inbox: list[tuple[bytes, Request]] = []
         self.is_peer_gone = False
+        self.is_peer_slow = False
+        self.sent: list[Event] = []
 
     def receive(self) -> list[tuple[bytes, Request]]:
         received, self.inbox = self.inbox, []
@@ -23,7 +25,9 @@ class FakeRouter:
     def send(self, peer: bytes, event: Event) -> bool:
         if self.is_peer_gone:
             raise PeerLost("gone")
-        return True
+        if not self.is_peer_slow:
+            self.sent.append(event)
+        return not self.is_peer_slow
 
 
 class FakeStop:

@@ -6,7 +6,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from core_fakes import CLIENT, FakeWorker, cache_plan, core_config
+from core_fakes import CLIENT, cache_plan, core_config
+from simulation.worker import SimulatedWorker
 from source_tree import ROOT
 
 from octavo.core_proc.log_entries import CacheReset, Ended, Planned
@@ -26,7 +27,7 @@ def recording(tmp_path: Path) -> Path:
     plan = cache_plan(config, num_blocks=9)
     recorder = Recorder(path, config, plan)
     scheduler = ObservedScheduler(config, plan, itertools.count().__next__, [recorder])
-    worker = FakeWorker(config, 9)
+    worker = SimulatedWorker(config, 9)
     for index in range(4):
         scheduler.submit(CLIENT, Submit(str(index), [index + 1] * 8, SamplingSpec(max_tokens=12, seed=index)))
     scheduler.reset_prefix_cache()
@@ -45,7 +46,7 @@ def test_a_recording_tells_who_was_ended_from_outside(tmp_path: Path):
     config = core_config()
     recorder = Recorder(path, config, cache_plan(config))
     scheduler = ObservedScheduler(config, cache_plan(config), itertools.count().__next__, [recorder])
-    worker = FakeWorker(config, 64)
+    worker = SimulatedWorker(config, 64)
     for name in "abc":
         scheduler.submit(CLIENT, Submit(name, [ord(name) % 50] * 8, SamplingSpec(max_tokens=9, seed=1)))
     while (step := scheduler.plan()) is not None:

@@ -9,6 +9,7 @@ from service_fakes import FakeRouter, FakeStop, grammars_of
 from octavo.core_proc.outbox import Outbox
 from octavo.core_proc.scheduler.scheduler import Scheduler
 from octavo.core_proc.service import FrontendService
+from octavo.protocol.events import Events
 from octavo.protocol.params import SamplingSpec
 from octavo.protocol.requests import Abort, Submit
 
@@ -34,6 +35,30 @@ def test_a_drain_ends_with_the_last_request_however_that_ends(is_lost: bool):
     service.serve()
     assert not scheduler.has_requests
     assert not service.is_open, "nothing will ever wake the core again"
+
+
+@pytest.mark.parametrize("reads_again", [True, False])
+def test_a_drain_waits_a_while_for_a_frontend_that_has_not_read_how_its_requests_ended(reads_again: bool):
+    """The simulation's seed 16 with 100 requests and 8 faults: the core ended, and kept what it owed."""
+    config = core_config()
+    router, stop, now = FakeRouter(), FakeStop(), [0.0]
+    outbox = Outbox(router, epoch=1, clock=lambda: now[0])
+    scheduler = Scheduler(config, cache_plan(config), clock=lambda: now[0])
+    service = FrontendService(router, outbox, scheduler, grammars_of(scheduler), None, None, stop, lambda: now[0])
+    outbox.connect(CLIENT)
+    router.is_peer_slow = True
+    router.inbox = [(CLIENT, Submit("r", [1, 2], SamplingSpec(max_tokens=4, seed=0))), (CLIENT, Abort(["r"]))]
+    stop.count = 1
+    service.serve()
+    now[0] = 1.0
+    service.serve(has_mail=False)
+    assert service.is_open and 0 < service.timeout_s < 1, "it tries again, and does not spin meanwhile"
+    router.is_peer_slow = not reads_again
+    now[0] = 1.5 if reads_again else 2.5
+    service.serve(has_mail=False)
+    assert not service.is_open
+    ended = [event for message in router.sent if isinstance(message, Events) for event in message.events]
+    assert len(ended) == reads_again
 
 
 @pytest.mark.parametrize("is_gone", [False, True], ids=["there", "gone"])

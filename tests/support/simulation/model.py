@@ -1,0 +1,68 @@
+"""A model that is none: its "keys and values" and its tokens are pure functions of what came before.
+
+The state at a position stands for the KV there: a 64-bit chain over all tokens up to it, so that whatever is read from
+a wrong, stale or foreign block is seen. `worker.py` uses it over blocks, `oracle.py` over lists.
+"""
+
+from collections.abc import Sequence
+
+from octavo.protocol.events import TokenLogprobs
+from octavo.protocol.params import SamplingSpec
+
+_WORD = 2**64 - 1
+_MULTIPLIER = 6364136223846793005
+_INCREMENT = 1442695040888963407
+_GOLDEN = 0x9E3779B97F4A7C15
+
+SALT_MARK = "~"
+"""What follows it in a request's name is its cache salt: so a worker sees blocks that cross from tenant to tenant."""
+
+
+def root_state(request_id: str) -> int:
+    """Return the state before the first position of a request."""
+    state = _INCREMENT
+    for letter in request_id.partition(SALT_MARK)[2]:
+        state = next_state(state, ord(letter))
+    return state
+
+
+def next_state(state: int, token_id: int) -> int:
+    """Return the state at the position of a token, from the one before."""
+    return (state * _MULTIPLIER + 2 * token_id + _INCREMENT) & _WORD
+
+
+def extend_states(states: list[int], token_ids: Sequence[int], root: int) -> None:
+    """Append the states of those positions that `states` lacks."""
+    state = states[-1] if states else root
+    for token_id in token_ids[len(states) :]:
+        state = (state * _MULTIPLIER + 2 * token_id + _INCREMENT) & _WORD
+        states.append(state)
+
+
+def draw(
+    state: int, position: int, num_outputs: int, sampling: SamplingSpec, vocab_size: int, mask: bytes | None
+) -> int:
+    """Return the token at `position`, whose predecessor has this state.
+
+    Args:
+        state: at `position - 1`.
+        position: of the token.
+        num_outputs: outputs before it.
+        sampling: as in a real worker, its seed counts, and below `min_tokens` no end is drawn.
+        vocab_size: tokens are below it.
+        mask: what a grammar allows, None: everything.
+    """
+    noise = ((state ^ (sampling.seed * _GOLDEN)) + position * _MULTIPLIER) & _WORD
+    first = ((noise ^ noise >> 29) * _GOLDEN & _WORD) >> 33
+    banned = (*sampling.eos_token_ids, *sampling.stop_token_ids) if num_outputs < sampling.min_tokens else ()
+    for offset in range(vocab_size):
+        token_id = (first + offset) % vocab_size
+        if token_id not in banned and (mask is None or mask[token_id >> 3] >> (token_id & 7) & 1):
+            return token_id
+    return first % vocab_size
+
+
+def logprob(state: int, token_id: int) -> TokenLogprobs:
+    """Return what is reported of a token after a position with this state."""
+    value = -float((state >> 40 ^ token_id) % 1000) / 7
+    return TokenLogprobs([token_id], [value], rank=1 + state % 5)

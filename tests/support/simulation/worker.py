@@ -1,0 +1,153 @@
+"""A worker without a model: executes plans as a real one does, and checks every rule that a plan must keep.
+
+Its cache holds the model's states in blocks, written and read where the block tables say. Knows nothing of processes:
+`tests/support/core_fake_worker.py` is one around it, `group.py` the simulated kind.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from octavo.protocol.config import ResolvedConfig
+from octavo.protocol.events import TokenLogprobs
+from octavo.protocol.steps import Admitted, Scheduled, SlotMask, StepPlan, StepResult
+from simulation.model import draw, extend_states, logprob, root_state
+
+
+class PlanRefused(AssertionError):
+    """A plan that no worker could execute, or one that would compute something wrong."""
+
+
+def require(condition: bool, message: str) -> None:
+    """Refuse the plan unless the condition holds; not an `assert`, which an option of Python's leaves out."""
+    if not condition:
+        raise PlanRefused(message)
+
+
+@dataclass(slots=True)
+class Row:
+    """One slot of the batch."""
+
+    admitted: Admitted
+    token_ids: list[int]
+    block_ids: list[int]
+    root: int
+    states: list[int] = field(default_factory=list)
+    """What the cache must hold for it, position by position."""
+    num_computed: int = 0
+    """Where its latest step ended."""
+
+
+class SimulatedWorker:
+    """One rank, from its cache's allocation on."""
+
+    def __init__(self, config: ResolvedConfig, num_blocks: int) -> None:
+        self.rows: dict[int, Row] = {}
+        self.next_sequence = 0
+        self.num_computed_tokens = 0
+        self._block_size = config.block_size
+        self._max_num_seqs = config.max_num_seqs
+        self._max_num_batched_tokens = config.max_num_batched_tokens
+        self._vocab_size = config.model.vocab_size
+        self._num_blocks = num_blocks
+        self._cache: list[int | None] = [None] * (num_blocks * config.block_size)
+        """The state at each position of each block, block after block."""
+
+    def execute(self, plan: StepPlan, masks: Sequence[SlotMask] = ()) -> StepResult:
+        """Apply a plan and return its result.
+
+        Raises:
+            PlanRefused: the plan, or what it would read from the cache, is wrong.
+        """
+        require(plan.sequence == self.next_sequence, f"step {plan.sequence} comes where {self.next_sequence} is due")
+        self.next_sequence += 1
+        self._change_rows(plan)
+        self._check_size(plan)
+        # All of a step is written before any of it is read, as in every layer of a model.
+        for part in plan.scheduled:
+            self._write(part)
+        for part in plan.scheduled:
+            self._read(part)
+        return self._sample(plan, dict(masks))
+
+    def _change_rows(self, plan: StepPlan) -> None:
+        for slot in plan.released:
+            require(slot in self.rows, f"slot {slot} is released and was not in use")
+            del self.rows[slot]
+        for admitted in plan.admitted:
+            slot, name = admitted.slot, admitted.request_id
+            require(slot not in self.rows, f"{name} enters slot {slot}, which is in use")
+            require(0 <= slot < self._max_num_seqs, f"{name} enters slot {slot}")
+            require(0 < admitted.num_prompt_tokens <= len(admitted.token_ids), f"{name} has no prompt")
+            self._check_blocks(name, admitted.block_ids)
+            self.rows[slot] = Row(admitted, list(admitted.token_ids), list(admitted.block_ids), root_state(name))
+        for appended in plan.appended:
+            row = self.rows[appended.slot]
+            self._check_blocks(row.admitted.request_id, appended.block_ids)
+            row.block_ids += appended.block_ids
+
+    def _check_blocks(self, name: str, block_ids: list[int]) -> None:
+        for block_id in block_ids:
+            require(0 <= block_id < self._num_blocks, f"{name} gets block {block_id}, which does not exist")
+
+    def _check_size(self, plan: StepPlan) -> None:
+        num_tokens = sum([part.num_tokens for part in plan.scheduled])
+        require(0 < num_tokens <= self._max_num_batched_tokens, f"a step of {num_tokens} tokens")
+        require(len({part.slot for part in plan.scheduled}) == len(plan.scheduled), "a slot is scheduled twice")
+        self.num_computed_tokens += num_tokens
+
+    def _write(self, part: Scheduled) -> None:
+        row, size = self.rows[part.slot], self._block_size
+        name, start, end = row.admitted.request_id, part.start, part.start + part.num_tokens
+        require(part.num_tokens > 0, f"{name}: nothing is scheduled")
+        # It may be further on: what others have computed meanwhile is shared, and `_read` sees whether it is right.
+        require(start >= row.num_computed, f"{name}: position {start} comes again, after {row.num_computed}")
+        require(end <= len(row.token_ids), f"{name}: position {end} has no token yet")
+        require(end <= len(row.block_ids) * size, f"{name}: position {end} has no block")
+        require(part.samples == (end == len(row.token_ids)), f"{name}: samples {part.samples} at {end}")
+        extend_states(row.states, row.token_ids, row.root)
+        row.num_computed = end
+        while start < end:
+            index, offset = divmod(start, size)
+            stop = min(end, (index + 1) * size)
+            place = row.block_ids[index] * size + offset
+            self._cache[place : place + stop - start] = row.states[start:stop]
+            start = stop
+
+    def _read(self, part: Scheduled) -> None:
+        """Read all that attention reads, from the first position to the last one of the part."""
+        row, size, end = self.rows[part.slot], self._block_size, part.start + part.num_tokens
+        cache, states = self._cache, row.states
+        for index in range(-(-end // size)):
+            first = index * size
+            num_read = min(size, end - first)
+            place = row.block_ids[index] * size
+            if cache[place : place + num_read] != states[first : first + num_read]:
+                raise PlanRefused(
+                    f"{row.admitted.request_id}, step {self.next_sequence - 1}: block {row.block_ids[index]} "
+                    f"holds something foreign for positions {first} to {first + num_read - 1}"
+                )
+
+    def _sample(self, plan: StepPlan, masks: dict[int, bytes]) -> StepResult:
+        sampled: list[int] = []
+        logprobs: list[TokenLogprobs | None] = []
+        prompt_logprobs: list[tuple[int, list[TokenLogprobs]]] = []
+        for part in plan.scheduled:
+            row = self.rows[part.slot]
+            sampling = row.admitted.sampling
+            if sampling.prompt_logprobs is not None:
+                prompt_logprobs.append((part.slot, self._prompt_logprobs(row, part)))
+            if not part.samples:
+                continue
+            position = len(row.token_ids)
+            state = row.states[position - 1]
+            num_outputs = position - row.admitted.num_prompt_tokens
+            token_id = draw(state, position, num_outputs, sampling, self._vocab_size, masks.pop(part.slot, None))
+            sampled.append(token_id)
+            logprobs.append(None if sampling.logprobs is None else logprob(state, token_id))
+            row.token_ids.append(token_id)
+        require(not masks, "a mask for a slot that samples nothing")
+        return StepResult(plan.sequence, sampled, logprobs if any(logprobs) else [], prompt_logprobs)
+
+    def _prompt_logprobs(self, row: Row, part: Scheduled) -> list[TokenLogprobs]:
+        end = min(part.start + part.num_tokens + 1, row.admitted.num_prompt_tokens)
+        return [logprob(row.states[index - 1], row.token_ids[index]) for index in range(part.start + 1, end)]
