@@ -27,7 +27,8 @@ from octavo.frontend.text.chat_template import ChatTemplate, FormatChoice
 from octavo.frontend.text.messages import Message
 from octavo.protocol.config import EngineConfig, ResolvedConfig
 from octavo.protocol.config.sources import engine_config
-from octavo.protocol.errors import EngineDeadError
+from octavo.protocol.cores import num_usable_cores
+from octavo.protocol.errors import EngineDeadError, PromptTooLongError
 from octavo.protocol.events import BoolResult, EngineFacts
 from octavo.protocol.params import BeamSearchParams, SamplingParams
 from octavo.protocol.pulse import PulseReader
@@ -42,6 +43,12 @@ STALL_DEADLINE_S = 30.0
 
 SHORT_TEXT_CHARS = 2_000
 """Shorter prompts are tokenized in less time than a thread switch takes to pay off."""
+
+LONG_TEXT_CHARS = 2**20
+"""Of longer texts it is asked first whether they can fit at all: to tokenize them takes a good part of a second."""
+
+MAX_TEXT_THREADS = 4
+"""So that one long text does not hold up all others."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +73,9 @@ class AsyncClient:
         self.config = msgspec.msgpack.decode(link.facts.config, type=ResolvedConfig)
         self._connection = connection
         self._link = link
-        self._threads = ThreadPoolExecutor(max_workers=1, thread_name_prefix="octavo text")
+        self._threads = ThreadPoolExecutor(
+            max_workers=min(MAX_TEXT_THREADS, num_usable_cores()), thread_name_prefix="octavo text"
+        )
         grammars = GrammarMaker(link, self.tokenizer, self.config, self.run_in_thread)
         self._preparation = Preparation(link, self.tokenizer, self.config, grammars, self.encode)
         self._live: set[Generation | BeamGeneration] = set()
@@ -273,10 +282,25 @@ class AsyncClient:
             return await generation.output()
 
     async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Tokenize, off the event loop when the text is long."""
+        """Tokenize, off the event loop when the text is long.
+
+        Raises:
+            PromptTooLongError: it would have too many tokens if each were the longest there is.
+        """
+        if len(text) > LONG_TEXT_CHARS:
+            self._refuse_text_without_end(text)
         if len(text) <= SHORT_TEXT_CHARS:
             return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
         return await self.run_in_thread(lambda: self.tokenizer.encode(text, add_special_tokens=add_special_tokens))
+
+    def _refuse_text_without_end(self, text: str) -> None:
+        limit = max(LONG_TEXT_CHARS, self.facts.max_model_len * self.tokenizer.max_token_chars)
+        if len(text) > limit:
+            raise PromptTooLongError(
+                f"the text has {len(text)} characters: at most {limit} are tokenized by an engine that holds "
+                f"{self.facts.max_model_len} tokens (max_model_len)",
+                "prompt",
+            )
 
     async def run_in_thread(self, work: Callable[[], T]) -> T:
         """Run text work (templates, tokenizing) off the event loop."""

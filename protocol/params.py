@@ -1,6 +1,7 @@
 """What a caller asks of generation (`SamplingParams`) and what the engine is told (`SamplingSpec`)."""
 
 import sys
+from collections.abc import Collection
 from enum import IntEnum
 from typing import Any, Literal, TypeAlias
 
@@ -17,7 +18,13 @@ MIN_TEMPERATURE = 1e-2
 
 MAX_N = 16384
 MAX_STOP_STRINGS = 64
+MAX_STOP_CHARS = 8192
+"""Of all stop strings of a request together: what looks for them takes memory for each character."""
 MAX_BAD_WORDS = 1024
+MAX_BAD_WORDS_CHARS = 32768
+"""Of all bad words of a request together: they are tokenized at once."""
+MAX_TOKEN_IDS = 2**18
+"""In a list of token ids other than a prompt; vocabularies are smaller."""
 MAX_BEAM_WIDTH = 256
 MAX_STREAM_INTERVAL = 2**31 - 1
 
@@ -141,26 +148,34 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
             if not isinstance(self.structured_outputs, StructuredOutputsParams):
                 raise InvalidRequestError("structured_outputs must be StructuredOutputsParams", "structured_outputs")
             self.structured_outputs.verify()
-        for token_id, bias in (self.logit_bias or {}).items():
-            _check_int("logit_bias", token_id, 0, None)
-            _check_number("logit_bias", bias, None, None)
+        self._verify_token_ids()
         self._verify_words()
         for name in ("n", "best_of"):
             if (getattr(self, name) or 1) > 1 and self.is_greedy:
                 raise InvalidRequestError(f"{name} must be 1 when temperature is 0 (greedy): all would be equal", name)
 
-    def _verify_words(self) -> None:
+    def _verify_token_ids(self) -> None:
+        for name in ("logit_bias", "allowed_token_ids", "stop_token_ids"):
+            if (count := len(getattr(self, name) or ())) > MAX_TOKEN_IDS:
+                raise InvalidRequestError(f"{name} may hold at most {MAX_TOKEN_IDS} tokens, got {count}", name)
+            _check_token_ids(name, getattr(self, name) or ())
+        for bias in (self.logit_bias or {}).values():
+            _check_number("logit_bias", bias, None, None)
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
             raise InvalidRequestError(
                 "allowed_token_ids must not be empty: name a token or leave it out", "allowed_token_ids"
             )
-        for token_id in self.allowed_token_ids or []:
-            _check_int("allowed_token_ids", token_id, 0, None)
+
+    def _verify_words(self) -> None:
         words = self.bad_words or []
         if len(words) > MAX_BAD_WORDS:
             raise InvalidRequestError(f"at most {MAX_BAD_WORDS} bad_words, got {len(words)}", "bad_words")
         if not all(isinstance(word, str) and word.strip() for word in words):
             raise InvalidRequestError("bad_words must be strings with more than spaces in them", "bad_words")
+        if (num_chars := sum(map(len, words))) > MAX_BAD_WORDS_CHARS:
+            raise InvalidRequestError(
+                f"bad_words may have {MAX_BAD_WORDS_CHARS} characters in all, got {num_chars}", "bad_words"
+            )
 
     def _verify_stream(self) -> None:
         if self.output_kind is not None and not isinstance(self.output_kind, OutputKind):
@@ -174,10 +189,18 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
             raise InvalidRequestError(f"at most {MAX_STOP_STRINGS} stop strings, got {len(stops)}", "stop")
         if not all(isinstance(text, str) and text for text in stops):
             raise InvalidRequestError("stop strings must be non-empty strings", "stop")
+        if (num_chars := sum(map(len, stops))) > MAX_STOP_CHARS:
+            raise InvalidRequestError(
+                f"stop strings may have {MAX_STOP_CHARS} characters in all, got {num_chars}", "stop"
+            )
         if stops and not self.detokenize:
             raise InvalidRequestError("stop strings need detokenize=True", "stop")
-        for token_id in self.stop_token_ids or []:
-            _check_int("stop_token_ids", token_id, 0, None)
+
+    @property
+    def num_token_ids(self) -> int:
+        """Token ids in all lists of these parameters, which go to the engine with every sequence."""
+        lists = (self.logit_bias, self.allowed_token_ids, self.stop_token_ids)
+        return sum([len(token_ids) for token_ids in lists if token_ids])
 
     def clone(self, **changes: Any) -> "SamplingParams":
         """Return a copy with `changes` applied (and verified again)."""
@@ -263,6 +286,13 @@ def _check_int(name: str, value: object, low: int | None, high: int | None) -> N
     if isinstance(value, bool) or not isinstance(value, int):
         raise InvalidRequestError(f"{name} must be an integer, got {value!r}", name)
     _check_range(name, value, low, high, is_open_below=False)
+
+
+def _check_token_ids(name: str, token_ids: Collection[int]) -> None:
+    # perf: with a call for each of a hundred thousand, one request would hold up all others.
+    if token_ids and not (set(map(type, token_ids)) == {int} and min(token_ids) >= 0):
+        for token_id in token_ids:
+            _check_int(name, token_id, 0, None)
 
 
 def _check_number(

@@ -3,6 +3,7 @@
 The children share their prompt through the prefix cache; the engine knows nothing of n.
 """
 
+import asyncio
 import time
 from collections.abc import AsyncGenerator
 
@@ -17,6 +18,9 @@ from octavo.protocol.errors import OctavoError
 from octavo.protocol.events import FinishReason
 from octavo.protocol.params import OutputKind, SamplingParams
 from octavo.protocol.requests import Submit
+
+SEQUENCES_AT_ONCE = 16
+"""Sequences of one request that are made or sent before others get a turn of the event loop."""
 
 
 class Generation:
@@ -63,7 +67,9 @@ class Generation:
             OctavoError: how the request failed.
         """
         try:
-            for submit in self._submits:
+            for index, submit in enumerate(self._submits):
+                if index and index % SEQUENCES_AT_ONCE == 0:
+                    await asyncio.sleep(0)
                 self._streams.append(self._link.submit(submit, self._arrived))
             while self._num_running:
                 await self._arrived.wait()

@@ -1,5 +1,7 @@
 """`Preparation`: from what a caller asks to a generation that can start. Runs none of them."""
 
+import asyncio
+import functools
 import itertools
 import secrets
 from collections.abc import Awaitable, Callable
@@ -8,13 +10,14 @@ import msgspec
 
 from octavo.frontend.generation.beam_generation import BeamGeneration
 from octavo.frontend.generation.beam_search import BeamSearch
-from octavo.frontend.generation.fanout import Generation
+from octavo.frontend.generation.fanout import SEQUENCES_AT_ONCE, Generation
 from octavo.frontend.generation.grammar_maker import GrammarMaker
 from octavo.frontend.generation.interval import stream_interval
 from octavo.frontend.generation.prompt import Prompt, parts_of
 from octavo.frontend.generation.sequence import Sequence
 from octavo.frontend.generation.spec import (
     check_cache_salt,
+    check_volume,
     child_seed,
     default_params,
     make_beam_spec,
@@ -30,6 +33,9 @@ from octavo.protocol.errors import InvalidRequestError
 from octavo.protocol.params import BeamSearchParams, OutputKind, SamplingParams, SamplingSpec
 from octavo.protocol.requests import Submit
 from octavo.protocol.structured import GrammarSpec
+
+MANY_TOKEN_IDS = 4096
+"""In the lists of a request; sorting and checking more takes milliseconds."""
 
 
 class Preparation:
@@ -78,21 +84,17 @@ class Preparation:
         params = params or default_params(self._config, SamplingParams().max_tokens)
         params.verify()
         text, token_ids, cache_salt = await self._prompt(prompt, priority, cache_salt)
+        check_volume(params, len(token_ids), 1, self._config)
         request_id = request_id or self._next_request_id()
         seed = request_seed(self._config.seed, request_id) if params.seed is None else params.seed
-        spec = make_spec(
-            params,
-            num_prompt_tokens=len(token_ids),
-            max_model_len=self._link.facts.max_model_len,
-            seed=child_seed(seed, 0),
-            config=self._config,
-            tokenizer=self._tokenizer,
-        )
+        spec = await self._spec(params, len(token_ids), child_seed(seed, 0))
         grammar = None if params.structured_outputs is None else await self._grammars.make(params.structured_outputs)
         kind = output_kind(params, OutputKind.DELTA)
         interval = stream_interval(params, kind, self._config)
         children = []
         for index in range(params.num_sequences):
+            if index and index % SEQUENCES_AT_ONCE == 0:
+                await asyncio.sleep(0)
             own_spec = msgspec.structs.replace(spec, seed=child_seed(seed, index))
             submit = self._submission(token_ids, own_spec, priority, cache_salt, interval, grammar)
             children.append((submit, Sequence(index, self._tokenizer, token_ids, params, own_spec)))
@@ -138,6 +140,19 @@ class Preparation:
             logprobs if logprobs != -1 else self._config.model.vocab_size,
             observer,
         )
+
+    async def _spec(self, params: SamplingParams, num_prompt_tokens: int, seed: int) -> SamplingSpec:
+        """Return the spec of a request; one with long lists of token ids is made off the event loop."""
+        make = functools.partial(
+            make_spec,
+            params,
+            num_prompt_tokens=num_prompt_tokens,
+            max_model_len=self._link.facts.max_model_len,
+            seed=seed,
+            config=self._config,
+            tokenizer=self._tokenizer,
+        )
+        return make() if params.num_token_ids <= MANY_TOKEN_IDS else await asyncio.to_thread(make)
 
     async def _prompt(
         self, prompt: Prompt, priority: int, cache_salt: str | None

@@ -22,6 +22,9 @@ logger = logging.getLogger(__name__)
 
 _MASK_64 = 2**64 - 1
 
+MAX_VOLUME = 2**23
+"""Token ids that are sent to the engine for one request of a caller: some 40 MB."""
+
 MAX_LOGIT_BIAS = 100.0
 """Biases are clamped to this range, as OpenAI's API does."""
 
@@ -200,6 +203,35 @@ def check_prompt(token_ids: list[int], vocab_size: int) -> None:
         InvalidRequestError: naming the first such id.
     """
     _check_token_ids("prompt", token_ids, vocab_size)
+
+
+def check_volume(params: SamplingParams, num_prompt_tokens: int, num_prompts: int, config: ResolvedConfig) -> None:
+    """Refuse a request that is small for its caller and too large for the engine: each sequence is sent by itself.
+
+    Args:
+        params: of every prompt.
+        num_prompt_tokens: of all prompts together.
+        num_prompts: how many there are.
+        config: of the engine.
+
+    Raises:
+        InvalidRequestError: it can never be queued, or takes more memory than any request should.
+    """
+    num_sequences = params.num_sequences * num_prompts
+    most = config.max_num_queued_reqs + config.max_num_seqs
+    if config.max_num_queued_reqs and num_sequences > most:
+        raise InvalidRequestError(
+            f"{num_sequences} sequences can never be queued at once: at most {most} are (--max-num-queued-reqs and "
+            "--max-num-seqs)",
+            "n",
+        )
+    volume = params.num_sequences * (num_prompt_tokens + num_prompts * params.num_token_ids)
+    if volume > MAX_VOLUME:
+        raise InvalidRequestError(
+            f"{num_sequences} sequences with {num_prompt_tokens} prompt tokens and lists of {params.num_token_ids} "
+            f"token ids are {volume} token ids to send to the engine: at most {MAX_VOLUME} are sent for one request",
+            "n",
+        )
 
 
 def check_cache_salt(cache_salt: object) -> None:

@@ -16,6 +16,10 @@ from octavo.protocol.errors import OctavoError
 Receive: TypeAlias = Callable[[], Awaitable[Message]]
 
 
+LARGE_BODY_BYTES = 2**18
+"""A body above it takes a millisecond or more to decode, so that of several only one is in each turn of the loop."""
+
+
 class Application(Protocol):
     """What answers the requests."""
 
@@ -47,6 +51,7 @@ class AsgiApp:
         self._app = app
         self._max_body_bytes = max_body_bytes
         self._keep_alive_s = keep_alive_s
+        self._large = asyncio.Lock()
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """Serve one request.
@@ -65,11 +70,18 @@ class AsgiApp:
                 return
             if len(body) > self._max_body_bytes:
                 refused = self._too_large()
+            if len(body) > LARGE_BODY_BYTES:
+                await self._wait_for_turn()
             request.body = body
         if refused is None:
             await self._work(request, receive, send)
         else:
             await self._send_whole(request, refused, send)
+
+    async def _wait_for_turn(self) -> None:
+        """Let others have a turn of the event loop before the next large body is decoded."""
+        async with self._large:
+            await asyncio.sleep(0)
 
     async def _work(self, request: Request, receive: Receive, send: Send) -> None:
         """Answer a request unless its caller leaves: then whatever works on it is cancelled."""

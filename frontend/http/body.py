@@ -18,6 +18,9 @@ MAX_UNKNOWN_NAMES = 256
 
 MAX_NAME_CHARS = 64
 
+MAX_VALUES = 2**19
+"""Values in a body. A value takes up to twenty times as much memory as it has bytes, and all are made at once."""
+
 _decode_names = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 """Looks no further than the names of an object's members."""
 
@@ -28,6 +31,8 @@ def decode(body: bytes, schema: type[T]) -> T:
     Raises:
         BodyError: the body is no JSON object, or a field is wrong; `param` is its path.
     """
+    if len(body) > MAX_VALUES and body.count(b",") >= MAX_VALUES:  # each but the first stands behind a comma
+        raise BodyError(f"the body holds more than {MAX_VALUES} values")
     fields, decoder = _known(schema)
     try:
         if _decode_names(body).keys() <= fields:

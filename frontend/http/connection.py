@@ -7,9 +7,13 @@ import asyncio
 from http import HTTPStatus
 
 import httptools
+import uvicorn
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.server import ServerState
 
+from octavo.frontend.http.acceptor import is_probe
 from octavo.frontend.http.errors import refusal
+from octavo.frontend.http.pace import Pace
 
 FIRST_REQUEST_S = 60
 """What a new connection is kept open for while nothing comes."""
@@ -40,12 +44,50 @@ class Connection(HttpToolsProtocol):
     _is_offered = False
     """The head that was read last offers another protocol; the request has not begun."""
 
+    _num_queued = 0
+    """Pieces received that wait for their turn."""
+    _ends_soon = False
+    """The server ends, and waits for what is queued."""
+
+    def __init__(self, config: uvicorn.Config, server_state: ServerState, pace: Pace) -> None:
+        """Make a connection that takes up its requests at a pace common to all."""
+        super().__init__(config, server_state, app_state={})
+        self._pace = pace
+
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Wait for the first request, but not for ever."""
         super().connection_made(transport)
         self.timeout_keep_alive_task = self.loop.call_later(FIRST_REQUEST_S, self.timeout_keep_alive_handler)
 
     def data_received(self, data: bytes) -> None:
+        """Take up what came when its turn is, that of a probe at once; read little more from this caller until then."""
+        self._unset_keepalive_if_required()
+        if not self._num_queued and is_probe(data):
+            self._take(data)
+            return
+        self._num_queued += 1
+        self._pace.do(lambda: self._take_queued(data))
+        if self._num_queued > 1:
+            self.transport.pause_reading()
+
+    def shutdown(self) -> None:
+        """End after the requests that have come, those included that wait for their turn."""
+        if self._num_queued:
+            self._ends_soon = True
+        else:
+            super().shutdown()
+
+    def _take_queued(self, data: bytes) -> None:
+        self._num_queued -= 1
+        if self.parser is None:  # the connection is lost
+            return
+        self._take(data)
+        if self._ends_soon:
+            self.shutdown()
+        if not (self._num_queued or self.flow.read_paused or self.transport.is_closing()):
+            self.transport.resume_reading()
+
+    def _take(self, data: bytes) -> None:
         """Feed the parser, and see how much it keeps."""
         if self._is_refused:
             return

@@ -4,15 +4,18 @@ import asyncio
 import contextlib
 import logging
 import signal
+import socket
 from collections.abc import Iterator
-from typing import Protocol
+from typing import Any, Protocol
 
 import uvicorn
 
+from octavo.frontend.http.acceptor import Acceptor, max_callers
 from octavo.frontend.http.access_log import route_log
 from octavo.frontend.http.asgi import Application, AsgiApp
 from octavo.frontend.http.connection import Connection
 from octavo.frontend.http.listener import BACKLOG
+from octavo.frontend.http.pace import Pace
 from octavo.frontend.http.tls import CertificateRefresh
 from octavo.protocol.config import ServerConfig
 from octavo.protocol.errors import EngineDeadError, OctavoError
@@ -103,6 +106,25 @@ class Server(uvicorn.Server):
         self.should_exit = True
         self._stop.set()
         asyncio.get_running_loop().call_later(self._shutdown_timeout_s, self._abort, "time is up")
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin to let callers in."""
+        pace = Pace()
+        limit = max_callers()
+        acceptors: list[Any] = [  # no asyncio.Server, but all that uvicorn asks of one
+            Acceptor(
+                one,
+                BACKLOG,
+                lambda: Connection(self.config, self.server_state, pace),
+                self.config.ssl,
+                pace,
+                lambda: len(self.server_state.connections),
+                limit,
+            )
+            for one in sockets or []
+        ]
+        self.servers = acceptors
+        self.started = True
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

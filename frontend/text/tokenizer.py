@@ -5,6 +5,7 @@ no templates and knows no requests.
 """
 
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,11 @@ class Tokenizer:
         special_tokens, chat_templates = _read_settings(path)
         _make_special(fast, special_tokens.values())
         return cls(fast, special_tokens, chat_templates)
+
+    @cached_property
+    def max_token_chars(self) -> int:
+        """Characters that a single token stands for at most."""
+        return max(map(len, self._fast.get_vocab(with_added_tokens=True)))
 
     @property
     def bos_token(self) -> str | None:

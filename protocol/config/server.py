@@ -54,8 +54,8 @@ class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         bool, Meta(description="Such pages may send cookies and HTTP authentication along.")
     ] = False
     max_request_body_bytes: Annotated[
-        int, Meta(ge=1, description="Longest body of a request (64M); a longer one is refused with 413.")
-    ] = 64 * 2**20
+        int, Meta(ge=1, description="Longest body of a request (16M); a longer one is refused with 413.")
+    ] = 16 * 2**20
     max_request_head_bytes: Annotated[
         int,
         Meta(

@@ -1,8 +1,10 @@
 """`POST /v1/completions`."""
 
+import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
+from octavo.frontend.generation.spec import check_volume
 from octavo.frontend.http.beams import check_beam_search, generate
 from octavo.frontend.http.body import decode
 from octavo.frontend.http.merge import PromptOutputs, merge
@@ -29,8 +31,7 @@ async def create_completion(serving: Serving, request: Request) -> Response:
     check_beam_search(asked)
     prompts = await _prompts(serving, asked)
     answer_id = f"cmpl-{new_request_id(request, asked)}"
-    params = [_params(serving, asked, token_ids) for _, token_ids in prompts]
-    serving.check_num_sequences(params[0].num_sequences, len(prompts))
+    params = await _all_params(serving, asked, prompts)
     style = AnswerStyle(
         id=answer_id,
         created=serving.now(),
@@ -87,7 +88,11 @@ async def _prompts(serving: Serving, asked: CompletionRequest) -> list[tuple[str
         token_ids = await serving.client.encode(prompt, add_special_tokens=asked.add_special_tokens)
         return prompt, serving.cut_prompt(token_ids, asked, asked.max_tokens)
 
-    return [await tokens(prompt) for prompt in _split(asked.prompt)]
+    found = []
+    for prompt in _split(asked.prompt):
+        found.append(await tokens(prompt))
+        await asyncio.sleep(0)  # others get a turn of the event loop between two prompts
+    return found
 
 
 def _split(prompt: str | list[str | int | list[int]]) -> list[str | list[int]]:
@@ -98,8 +103,9 @@ def _split(prompt: str | list[str | int | list[int]]) -> list[str | list[int]]:
     """
     if isinstance(prompt, str):
         return [prompt]
-    ids = [item for item in prompt if isinstance(item, int)]
-    several = [item for item in prompt if not isinstance(item, int)]
+    kinds = set(map(type, prompt))
+    ids = [item for item in prompt if isinstance(item, int)] if int in kinds else []
+    several = [item for item in prompt if not isinstance(item, int)] if kinds - {int} else []
     if ids and several:
         raise InvalidRequestError("prompt must be text, texts, token ids, or lists of token ids", "prompt")
     if not prompt:
@@ -107,6 +113,20 @@ def _split(prompt: str | list[str | int | list[int]]) -> list[str | list[int]]:
     if len(several) > MAX_PROMPTS:
         raise InvalidRequestError(f"at most {MAX_PROMPTS} prompts in one request, got {len(several)}", "prompt")
     return several or [ids]
+
+
+async def _all_params(
+    serving: Serving, asked: CompletionRequest, prompts: list[tuple[str | None, list[int]]]
+) -> list[SamplingParams]:
+    """Return the parameters for each prompt, which differ in what is left of the context."""
+    params: list[SamplingParams] = []
+    for _, token_ids in prompts:
+        params.append(_params(serving, asked, token_ids))
+        if len(params) == 1:
+            serving.check_num_sequences(params[0].num_sequences, len(prompts))
+            check_volume(params[0], sum([len(ids) for _, ids in prompts]), len(prompts), serving.client.config)
+        await asyncio.sleep(0)
+    return params
 
 
 def _params(serving: Serving, asked: CompletionRequest, token_ids: list[int]) -> SamplingParams:

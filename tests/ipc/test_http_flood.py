@@ -1,0 +1,101 @@
+"""Many callers at once: probes are answered before them, and those above the limit are told so."""
+
+import asyncio
+import socket
+
+import pytest
+from fake_client import FakeClient
+from http_client import application, listening
+
+from octavo.frontend.http import acceptor, server
+from octavo.frontend.http.acceptor import is_probe
+
+POST = b'POST /tokenize HTTP/1.1\r\nhost: a\r\nconnection: close\r\ncontent-length: 17\r\n\r\n{"prompt": "abc"}'
+PROBE = b"GET /health HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n"
+NUM_CALLERS = 400
+
+
+def call(path: str, request: bytes) -> socket.socket:
+    """Connect and ask without giving the event loop a turn."""
+    caller = socket.socket(socket.AF_UNIX)
+    caller.connect(path)
+    caller.sendall(request)
+    caller.setblocking(False)
+    return caller
+
+
+def has_answer(caller: socket.socket) -> bool:
+    try:
+        return bool(caller.recv(1, socket.MSG_PEEK))
+    except BlockingIOError:
+        return False
+
+
+async def answer(caller: socket.socket) -> bytes:
+    loop = asyncio.get_running_loop()
+    parts = [await loop.sock_recv(caller, 65536)]
+    while parts[-1]:
+        parts.append(await asyncio.wait_for(loop.sock_recv(caller, 65536), 30))
+    caller.close()
+    return b"".join(parts)
+
+
+@pytest.mark.parametrize("are_connected", [False, True], ids=["new", "connected"])
+def test_a_probe_is_answered_before_a_flood_that_came_first(are_connected: bool) -> None:
+    async def main() -> None:
+        async with listening(application(FakeClient())) as path:
+            flood = [call(path, b"" if are_connected else POST) for _ in range(NUM_CALLERS)]
+            if are_connected:
+                await asyncio.sleep(0.5)
+                for caller in flood:
+                    caller.sendall(POST)
+            probe = call(path, PROBE)
+            health = await answer(probe)
+            assert b" 200 OK" in health.splitlines()[0]
+            assert sum(map(has_answer, flood)) < NUM_CALLERS / 2
+            answers = [await answer(caller) for caller in flood]
+            assert all(b" 200 OK" in text.splitlines()[0] for text in answers)
+
+    asyncio.run(main())
+
+
+def test_callers_above_the_limit_are_told_to_come_back_and_probes_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "max_callers", lambda: 2)
+
+    async def main() -> None:
+        async with listening(application(FakeClient())) as path:
+            silent = [call(path, b"") for _ in range(2)]
+            await asyncio.sleep(0.1)
+            refused = await answer(call(path, POST))
+            assert refused.startswith(b"HTTP/1.1 503 ") and b"retry-after: 1" in refused
+            assert b" 200 OK" in (await answer(call(path, PROBE))).splitlines()[0]
+            for caller in silent:
+                caller.close()
+            await asyncio.sleep(0.1)
+            assert b" 200 OK" in (await answer(call(path, POST))).splitlines()[0]
+
+    asyncio.run(main())
+
+
+def test_a_system_without_files_for_callers_is_asked_again_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(acceptor, "RETRY_S", 0.02)
+    real_accept, faults = socket.socket.accept, [OSError(24, "Too many open files")] * 3
+
+    def accept(self: socket.socket) -> tuple[socket.socket, object]:
+        if faults:
+            raise faults.pop()
+        return real_accept(self)
+
+    async def main() -> None:
+        async with listening(application(FakeClient())) as path:
+            monkeypatch.setattr(socket.socket, "accept", accept)
+            assert b" 200 OK" in (await answer(call(path, POST))).splitlines()[0]
+            assert not faults
+
+    asyncio.run(main())
+
+
+def test_what_begins_like_a_probe_is_none() -> None:
+    assert is_probe(PROBE)
+    assert not is_probe(b"GET /healthy HTTP/1.1\r\n")
+    assert not is_probe(POST)
