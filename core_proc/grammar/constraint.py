@@ -32,11 +32,17 @@ class Constraint:
         self._num_taken = 0
         ends = {*request.sampling.eos_token_ids, *request.sampling.stop_token_ids}
         self._ends = sorted(token_id for token_id in ends if token_id < len(vocabulary.tokens))
+        self._free_mask = self._all_but_ends() if self._is_free else None
 
     @property
     def is_bound(self) -> bool:
         """True where the next token must fit the grammar."""
         return not self._is_free
+
+    @property
+    def free_mask(self) -> bytes | None:
+        """What may come before the grammar begins: anything but the end. None: anything at all."""
+        return self._free_mask
 
     @property
     def is_complete(self) -> bool:
@@ -61,6 +67,17 @@ class Constraint:
         """Add to a mask the tokens that end the request: the grammar may end here."""
         for token_id in self._ends:
             mask[token_id >> 3] |= 1 << (token_id & 7)
+
+    def _all_but_ends(self) -> bytes | None:
+        """Return a mask without the end tokens, None where there are none. Stop tokens end free text as they do any."""
+        vocab_size = len(self._vocabulary.tokens)
+        ends = [token_id for token_id in self.request.sampling.eos_token_ids if token_id < vocab_size]
+        if not ends:
+            return None
+        bits = (1 << vocab_size) - 1
+        for token_id in ends:
+            bits &= ~(1 << token_id)
+        return bits.to_bytes(4 * -(-vocab_size // 32), "little")
 
     def _look_for_marker(self, token_id: int) -> None:
         """Note a free token. What follows the marker within its own token is still free."""

@@ -168,7 +168,7 @@ class Grammars:
                 continue
             if len(part.request.token_ids) < part.start + part.num_tokens:
                 return None
-            if constraint.is_bound:
+            if constraint.is_bound or constraint.free_mask:
                 bound.append((part.slot, constraint))
         return bound
 
@@ -178,6 +178,10 @@ class Grammars:
         masks: list[SlotMask] = []
         for slot, constraint in bound:
             request = constraint.request
+            if not constraint.is_bound:
+                assert constraint.free_mask is not None
+                masks.append((slot, constraint.free_mask))
+                continue
             mask, may_end = constraint.matcher.mask()
             if fault := constraint.matcher.fault:
                 message = f"the grammar cannot be followed any further: {fault}"

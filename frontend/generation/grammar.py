@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from octavo.frontend.generation.closed_schema import closed_schema
 from octavo.frontend.generation.gbnf import lark_of_gbnf
 from octavo.frontend.generation.structural_tag import lark_of_structural_tag
 from octavo.frontend.text.tokenizer import Tokenizer
@@ -13,8 +14,6 @@ from octavo.protocol.structured import GrammarKind, GrammarSpec, StructuredOutpu
 
 OPTIONS = "x-guidance"
 """Key of a schema under which the library that compiles it looks for its own settings."""
-
-_WITH_PROPERTIES = ("properties", "patternProperties")
 
 
 def grammar_spec(asked: StructuredOutputsParams, special_token_ids: Mapping[str, int]) -> GrammarSpec:
@@ -99,23 +98,11 @@ def _dumped(schema: Any, asked: StructuredOutputsParams) -> str:
         raise InvalidRequestError(f"the schema has no JSON form: {error}", asked.name("json")) from None
 
 
-def _closed(schema: Any, asked: StructuredOutputsParams) -> Any:
-    """Return a schema whose objects with named properties take no others, unless they say so themselves."""
+def _closed(schema: dict[str, Any], asked: StructuredOutputsParams) -> dict[str, Any]:
     try:
-        return _closed_level(schema)
+        return closed_schema(schema)
     except RecursionError:
         raise InvalidRequestError("the schema is nested too deeply", asked.name("json")) from None
-
-
-def _closed_level(schema: Any) -> Any:
-    if isinstance(schema, list):
-        return [_closed_level(item) for item in schema]
-    if not isinstance(schema, dict):
-        return schema
-    closed = {key: _closed_level(value) for key, value in schema.items()}
-    if any(isinstance(schema.get(key), dict) for key in _WITH_PROPERTIES):
-        closed.setdefault("additionalProperties", False)
-    return closed
 
 
 def _lark(grammar: str, param: str) -> str:

@@ -9,14 +9,19 @@ from typing import Any
 import msgspec
 
 from octavo.frontend.http.render.reading import Reading
-from octavo.frontend.http.schemas.chat import ChatCompletionRequest, NamedToolChoice, ToolDefinition
+from octavo.frontend.http.schemas.chat import (
+    AllowedToolsChoice,
+    ChatCompletionRequest,
+    NamedToolChoice,
+    ToolDefinition,
+)
 from octavo.frontend.http.structured import structured_outputs_of
 from octavo.frontend.reasoning.parser import Opening, ReasoningParser, reasoning_parser
 from octavo.frontend.text.chat_template import ChatTemplate, FormatChoice
 from octavo.frontend.text.tokenizer import Tokenizer
 from octavo.frontend.tools.answer import AnswerFormat
 from octavo.frontend.tools.parser import FunctionTool, ToolParser
-from octavo.frontend.tools.plan import plan_tools
+from octavo.frontend.tools.plan import ToolChoice, plan_tools
 from octavo.frontend.tools.registry import load_plugin, tool_parser
 from octavo.frontend.tools.schema import NO_PARAMETERS
 from octavo.frontend.tools.subschema import MAX_DEPTH, is_too_deep
@@ -100,11 +105,9 @@ class Conversation:
     def __init__(self, asked: ChatCompletionRequest, settings: ChatSettings) -> None:
         self._asked = asked
         self._settings = settings
-        choice = asked.tool_choice
         self._plan = plan_tools(
             function_tools(asked),
-            "auto" if choice is None or isinstance(choice, NamedToolChoice) else choice,
-            choice.function.name if isinstance(choice, NamedToolChoice) else None,
+            _tool_choice(asked),
             is_parallel=asked.parallel_tool_calls is not False,
             auto_parser=settings.auto_parser,
             answer_form=_verified(structured_outputs_of(asked)),
@@ -183,6 +186,16 @@ class Conversation:
         return last_text(self._asked.messages[-1]) if self._asked.continue_final_message else ""
 
 
+def _tool_choice(asked: ChatCompletionRequest) -> ToolChoice:
+    match asked.tool_choice:
+        case NamedToolChoice(function=function):
+            return ToolChoice(named=function.name)
+        case AllowedToolsChoice(allowed_tools=some):
+            return ToolChoice(some.mode, allowed=frozenset(tool.function.name for tool in some.tools))
+        case mode:
+            return ToolChoice(mode or "auto")
+
+
 def _verified(form: StructuredOutputsParams | None) -> StructuredOutputsParams | None:
     if form is not None:
         form.verify()
@@ -202,7 +215,7 @@ def function_tools(asked: ChatCompletionRequest) -> list[FunctionTool]:
             name = f"tools[{place}].function.parameters"
             raise InvalidRequestError(f"{name} is nested more than {MAX_DEPTH} levels deep", name)
         schema = NO_PARAMETERS if parameters is None else {"type": "object", **parameters}
-        tools.append(FunctionTool(tool.function.name, schema, bool(tool.function.strict)))
+        tools.append(FunctionTool(tool.function.name, schema, bool(tool.function.strict), f"tools[{place}].function"))
     return tools
 
 

@@ -32,6 +32,6 @@ class NamedParser(ToolParser):
         (self._tool,) = tools
 
     def parse(self, text: str, is_final: bool) -> Parsed:
-        """Return the call, from its first character on."""
+        """Return the call, from its first character on; an answer that never came to it has none."""
         arguments = text.strip()
-        return Parsed("", [ToolCall(self._tool.name, json_text(arguments))] if arguments or is_final else [])
+        return Parsed("", [ToolCall(self._tool.name, json_text(arguments))] if arguments else [])

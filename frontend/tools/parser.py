@@ -37,6 +37,8 @@ class FunctionTool:
     """JSON schema of its arguments."""
     is_strict: bool = False
     """A call that the model makes of its own accord must obey the schema too."""
+    param: str = "tools"
+    """The caller's name of it, for errors."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,14 +9,25 @@ import msgspec
 from octavo.frontend.tools.forced import NamedParser, RequiredParser
 from octavo.frontend.tools.parser import FunctionTool, ToolParser
 from octavo.frontend.tools.schema import calls_schema, structural_tag
-from octavo.frontend.tools.subschema import is_closable
 from octavo.protocol.errors import InvalidRequestError
 from octavo.protocol.structured import StructuredOutputsParams, parse_json
 
 SPACE = " ?"
 """Between the tokens of a forced call's JSON."""
 
-Choice: TypeAlias = Literal["none", "auto", "required"]
+Mode: TypeAlias = Literal["none", "auto", "required"]
+
+
+@dataclass(frozen=True, slots=True)
+class ToolChoice:
+    """What a request's `tool_choice` says."""
+
+    mode: Mode = "auto"
+    """Without meaning where a function is named."""
+    named: str | None = None
+    """The function that must be called."""
+    allowed: frozenset[str] | None = None
+    """The functions that may be called; None: all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +47,7 @@ class ToolPlan:
 
 def plan_tools(
     tools: Sequence[FunctionTool],
-    choice: Choice,
-    named: str | None,
+    choice: ToolChoice,
     *,
     is_parallel: bool,
     auto_parser: type[ToolParser] | None,
@@ -47,8 +57,7 @@ def plan_tools(
 
     Args:
         tools: of the request.
-        choice: `tool_choice`, when it names no function.
-        named: the function it names.
+        choice: which of them, and whether.
         is_parallel: there may be several calls.
         auto_parser: reads calls that the model makes of its own accord; None: it may make none.
         answer_form: what an answer that does not call must look like; None: anything will do.
@@ -56,23 +65,25 @@ def plan_tools(
     Raises:
         InvalidRequestError: `tools` and `tool_choice` do not fit together, or not this server.
     """
+    is_forced = choice.named is not None or choice.mode == "required"
     if not tools:
-        if named is not None or choice == "required":
+        if is_forced or choice.allowed is not None:
             raise InvalidRequestError("tool_choice needs tools to choose from", "tool_choice")
         return ToolPlan(form=answer_form)
-    if answer_form is not None and (named is not None or choice == "required"):
+    if answer_form is not None and is_forced:
         name = answer_form.name()
         raise InvalidRequestError(
             f"tool_choice leaves no answer but calls, so {name.partition('.')[0]} has nothing to say: leave it out",
             name,
         )
-    if named is not None:
-        return _named(tools, named)
+    if choice.named is not None:
+        return _named(tools, choice.named)
+    num_tools, tools = len(tools), _allowed(tools, choice.allowed)
     max_calls = None if is_parallel else 1
-    if choice == "required":
+    if choice.mode == "required":
         form = _forced(calls_schema(tools, max_calls), "tools")
         return ToolPlan(RequiredParser(tools), form, max_calls=max_calls)
-    if choice == "none":
+    if choice.mode == "none":
         return ToolPlan(form=answer_form)
     if auto_parser is None:
         raise InvalidRequestError(
@@ -81,14 +92,23 @@ def plan_tools(
             "tool_choice",
         )
     parser = auto_parser(tools)
-    auto_form = _auto_form(tools, parser, answer_form, max_calls)
+    auto_form = _auto_form(tools, parser, answer_form, max_calls, is_closed=len(tools) < num_tools)
     return ToolPlan(parser, auto_form, begins_free=answer_form is None, max_calls=max_calls)
 
 
+def _allowed(tools: Sequence[FunctionTool], names: frozenset[str] | None) -> Sequence[FunctionTool]:
+    """Return the tools that may be called."""
+    if names is None:
+        return tools
+    if unknown := names - {tool.name for tool in tools}:
+        raise InvalidRequestError(f"tool_choice allows {min(unknown)!r}, which is none of the tools", "tool_choice")
+    return [tool for tool in tools if tool.name in names]
+
+
 def _named(tools: Sequence[FunctionTool], name: str) -> ToolPlan:
-    for place, tool in enumerate(tools):
+    for tool in tools:
         if tool.name == name:
-            form = _forced(dict(tool.parameters), f"tools[{place}].function.parameters")
+            form = _forced(dict(tool.parameters), f"{tool.param}.parameters")
             return ToolPlan(NamedParser([tool]), form, max_calls=1, is_named=True)
     raise InvalidRequestError(f"tool_choice names {name!r}, which is none of the tools", "tool_choice")
 
@@ -99,7 +119,7 @@ def _forced(schema: dict[str, Any], param: str) -> StructuredOutputsParams:
     They have none of the white space that weak models get lost in, and no arguments that the schema does not name.
     """
     return StructuredOutputsParams(
-        json=schema, disable_additional_properties=is_closable(schema), whitespace_pattern=SPACE, param=param
+        json=schema, disable_additional_properties=True, whitespace_pattern=SPACE, param=param
     )
 
 
@@ -108,18 +128,29 @@ def _auto_form(
     parser: ToolParser,
     answer_form: StructuredOutputsParams | None,
     max_calls: int | None,
+    *,
+    is_closed: bool,
 ) -> StructuredOutputsParams | None:
-    """Return what binds an answer that may call, or say what the caller wants; None when nothing does."""
-    strict = next((f"tools[{place}].function.strict" for place, tool in enumerate(tools) if tool.is_strict), None)
-    if strict is None and answer_form is None:
+    """Return what binds an answer that may call, or say what the caller wants; None when nothing does.
+
+    Args:
+        tools: that may be called.
+        parser: knows how calls are written.
+        answer_form: of an answer that does not call.
+        max_calls: of one answer.
+        is_closed: the prompt tells of further tools, which may not be called.
+    """
+    strict = next((f"{tool.param}.strict" for tool in tools if tool.is_strict), None)
+    if strict is None and answer_form is None and not is_closed:
         return None
     schema = None if answer_form is None else _schema_of(answer_form)
     tag = structural_tag(tools, parser, schema, max_calls)
     if tag is None:
-        name = strict or "tools"
+        name = strict or ("tool_choice" if is_closed else "tools")
+        cause = "strict" if strict else "allowed_tools" if is_closed else "the form of the answer"
         raise InvalidRequestError(
-            f"under tool_choice auto no grammar can bind calls as this server's model writes them: leave out "
-            f'{"strict" if strict else "the form of the answer"}, or set tool_choice to "required" or a function',
+            f"under tool_choice auto no grammar can bind calls as this server's model writes them: leave out {cause}, "
+            'or set tool_choice to "required" or a function',
             name,
         )
     if answer_form is None:

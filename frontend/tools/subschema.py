@@ -45,20 +45,3 @@ def object_schema(properties: Mapping[str, Any]) -> dict[str, Any]:
         "required": list(properties),
         "additionalProperties": False,
     }
-
-
-_NAMES_PROPERTIES = ("properties", "allOf", "anyOf", "oneOf", "$ref", "if", "dependentSchemas")
-"""Keywords by which a schema says, here or elsewhere, what properties an object may have."""
-
-
-def is_closable(schema: object) -> bool:
-    """Return whether each object's properties are all named in one place.
-
-    Only then can properties that are not named be forbidden there, without forbidding what another part allows.
-    """
-    if isinstance(schema, Mapping):
-        parts = schema.get("allOf")
-        if sum(name in schema for name in _NAMES_PROPERTIES) > 1 or (isinstance(parts, list) and len(parts) > 1):
-            return False
-        return all(map(is_closable, schema.values()))
-    return not isinstance(schema, list) or all(map(is_closable, schema))

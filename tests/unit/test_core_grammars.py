@@ -34,7 +34,7 @@ def letters(mask: bytes) -> str:
     """The tokens that a mask allows; the two special ones as digits."""
     names = ["0", "1", *"abcdefghijklmnopqrstuvwxyz"]
     bits = int.from_bytes(mask, "little")
-    assert len(mask) == 8 and bits < 1 << len(names)
+    assert len(mask) == 8 and bits < 1 << VOCAB_SIZE
     return "".join(name for index, name in enumerate(names) if bits >> index & 1)
 
 
@@ -317,10 +317,16 @@ def test_the_grammar_begins_after_the_mark(desk: Desk) -> None:
     desk.start("r", "xy", start_after=b"end")
     for letter in "zend":
         desk.plan()
-        assert desk.take_letters() == [[]], "what comes before is free"
+        assert desk.take_letters() == [["1abcdefghijklmnopqrstuvwxyz"]], "what comes before is free, but for the end"
         desk.commit(token(letter))
     desk.plan()
     assert desk.take_letters() == [["x"]]
+
+
+def test_without_end_tokens_what_comes_before_the_grammar_needs_no_mask(desk: Desk) -> None:
+    desk.start("r", "xy", start_after=b"end", sampling={"eos_token_ids": (), "stop_token_ids": (STOP,)})
+    desk.plan()
+    assert desk.take_letters() == [[]]
 
 
 def test_the_mark_is_found_over_tokens_and_within_one(compiler: GrammarCompiler) -> None:

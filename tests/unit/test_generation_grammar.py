@@ -80,6 +80,41 @@ def test_objects_are_closed_on_request() -> None:
     assert accepts(spec_of(json=opened, disable_additional_properties=True), '{"z": 1}')
 
 
+A, B = {"properties": {"a": INTEGER}}, {"properties": {"b": INTEGER}}
+INNER = {"c": {"type": "object", "properties": {"d": INTEGER}}}
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"allOf": [A, B]},
+        {
+            "$defs": {"A": A, "B": {"$ref": "#/$defs/C"}, "C": B},
+            "allOf": [{"$ref": "#/$defs/A"}, {"$ref": "#/$defs/B"}],
+        },
+        {"$ref": "#/$defs/A", **B, "$defs": {"A": A}},
+        {**A, "anyOf": [{**B, "required": ["b"]}]},
+    ],
+    ids=str,
+)
+def test_objects_that_are_put_together_stay_open_and_what_is_in_them_is_closed(schema: dict[str, Any]) -> None:
+    closed = spec_of(json={"type": "object", "properties": {"x": INTEGER}}, disable_additional_properties=True)
+    assert not accepts(closed, '{"x": 1, "y": 2}'), "the others are closed"
+    whole = {"type": "object", "properties": {"in": {"type": "object", **schema}, **INNER}}
+    whole["$defs"] = schema.get("$defs", {})
+    spec = spec_of(json=whole, disable_additional_properties=True)
+    assert accepts(spec, '{"in": {"a": 1, "b": 2}, "c": {"d": 3}}')
+    assert not accepts(spec, '{"c": {"d": 3, "e": 4}}') and not accepts(spec, '{"other": 1}')
+
+
+def test_only_schemas_are_closed_and_no_values_or_names() -> None:
+    value = {"properties": {"a": 1}}
+    schema = {"type": "object", "properties": {"v": {"const": value}, "properties": {"type": "object"}}}
+    spec = spec_of(json=schema, disable_additional_properties=True)
+    assert accepts(spec, json.dumps({"v": value}))
+    assert accepts(spec, '{"properties": {"z": 1}}')
+
+
 @pytest.mark.parametrize("text", ['a"b', "\\", "\n", "/", "\u00e9 \U0001f600", "%json", "\x00"])
 def test_choices_are_taken_literally(text: str) -> None:
     spec = spec_of(choice=[text, "other", text])

@@ -121,6 +121,33 @@ def test_required_calls_need_no_parser() -> None:
     assert choice["message"]["tool_calls"] == [weather("Ulm"), weather("Bonn")]
 
 
+@pytest.mark.parametrize("mode", ["auto", "required"])
+def test_some_of_the_tools_may_be_called_and_all_are_shown(mode: str) -> None:
+    tools = [{"type": "function", "function": {"name": name}} for name in ("weather", "now")]
+    some = {"mode": mode, "tools": [{"type": "function", "function": {"name": "weather"}}]}
+    body = ask(tools=tools, tool_choice={"type": "allowed_tools", "allowed_tools": some})
+    reply = CALL if mode == "auto" else json.dumps([{"name": "weather", "parameters": {"city": "Ulm"}}])
+    client = ToolClient(reply)
+    answer = post(client, PATH, body, config=HERMES).json()
+    assert "choices" in answer, answer
+    (choice,) = answer["choices"]
+    assert choice["message"]["tool_calls"][0]["function"]["name"] == "weather"
+    (request,) = client.requests
+    assert '"now"' in request["prompt"]["prompt"] and '"weather"' in request["prompt"]["prompt"]
+    form = request["params"].structured_outputs
+    assert "weather" in str(form) and "now" not in str(form)
+    some["tools"][0]["function"]["name"] = "unknown"
+    error = post(ToolClient(), PATH, body, config=HERMES).json()["error"]
+    assert (error["code"], error["param"]) == (400, "tool_choice")
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "weather"}}])
+def test_an_answer_cut_within_its_thoughts_calls_nothing(choice: Any) -> None:
+    answer = both_ways("<think>hm, the wea", ask(tools=TOOLS, tool_choice=choice, max_tokens=12), QWEN)
+    assert answer["finish_reason"] == "length" and answer["message"]["reasoning"]
+    assert not answer["message"].get("tool_calls") and answer["message"]["content"] is None
+
+
 def test_a_named_function() -> None:
     named = {"type": "function", "function": {"name": "weather"}}
     choice = both_ways('{"city": "Ulm"}', ask(tools=TOOLS, tool_choice=named), ServerConfig())

@@ -13,7 +13,7 @@ from pydantic import BaseModel, Field
 from octavo.core_proc.grammar.matcher import GrammarTokens, Matcher, source_of
 from octavo.frontend.generation.grammar import grammar_spec
 from octavo.frontend.tools.parser import FunctionTool
-from octavo.frontend.tools.plan import plan_tools
+from octavo.frontend.tools.plan import ToolChoice, plan_tools
 from octavo.frontend.tools.registry import tool_parser
 from octavo.protocol.structured import StructuredOutputsParams
 
@@ -53,7 +53,7 @@ def fits(matcher: Matcher, text: str) -> bool:
 
 
 def auto(parser: str, answer: StructuredOutputsParams | None = None) -> StructuredOutputsParams:
-    made = plan_tools(TOOLS, "auto", None, is_parallel=True, auto_parser=tool_parser(parser), answer_form=answer)
+    made = plan_tools(TOOLS, ToolChoice(), is_parallel=True, auto_parser=tool_parser(parser), answer_form=answer)
     assert made.form is not None
     return made.form
 
@@ -120,7 +120,7 @@ def test_either_calls_or_the_form_of_the_answer(parser: str) -> None:
 
 @pytest.mark.parametrize("is_parallel", [True, False])
 def test_required_calls(is_parallel: bool) -> None:
-    made = plan_tools(TOOLS, "required", None, is_parallel=is_parallel, auto_parser=None)
+    made = plan_tools(TOOLS, ToolChoice("required"), is_parallel=is_parallel, auto_parser=None)
     assert made.form is not None
     matcher = compiled(made.form)
     call = {"name": "weather", "parameters": json.loads(GOOD)}
@@ -133,7 +133,7 @@ def test_required_calls(is_parallel: bool) -> None:
 
 
 def test_a_named_function() -> None:
-    made = plan_tools(TOOLS, "auto", "weather", is_parallel=True, auto_parser=None)
+    made = plan_tools(TOOLS, ToolChoice(named="weather"), is_parallel=True, auto_parser=None)
     assert made.form is not None
     matcher = compiled(made.form)
     assert fits(matcher, GOOD)
@@ -141,7 +141,7 @@ def test_a_named_function() -> None:
 
 
 def test_forced_calls_have_no_white_space_to_get_lost_in() -> None:
-    made = plan_tools(TOOLS, "auto", "weather", is_parallel=True, auto_parser=None)
+    made = plan_tools(TOOLS, ToolChoice(named="weather"), is_parallel=True, auto_parser=None)
     assert made.form is not None
     matcher = compiled(made.form)
     assert fits(matcher, '{"city":"Ulm","days":3}')
@@ -167,7 +167,7 @@ def test_what_a_grammar_lets_through_is_read_as_calls_that_fit(parser: str) -> N
 
 
 def test_what_is_required_is_read_as_calls_that_fit() -> None:
-    made = plan_tools(TOOLS, "required", None, is_parallel=True, auto_parser=None)
+    made = plan_tools(TOOLS, ToolChoice("required"), is_parallel=True, auto_parser=None)
     assert made.form is not None and made.parser is not None
     schemas = {tool.name: tool.parameters for tool in TOOLS}
     num_calls = 0
@@ -181,7 +181,7 @@ def test_what_is_required_is_read_as_calls_that_fit() -> None:
 
 
 def named_form(schema: dict[str, object]) -> Matcher:
-    made = plan_tools([FunctionTool("f", schema)], "auto", "f", is_parallel=True, auto_parser=None)
+    made = plan_tools([FunctionTool("f", schema)], ToolChoice(named="f"), is_parallel=True, auto_parser=None)
     assert made.form is not None
     return compiled(made.form)
 
@@ -234,7 +234,7 @@ class Arguments(BaseModel):
 
 def test_schemas_that_pydantic_makes() -> None:
     made = plan_tools(
-        [FunctionTool("f", Arguments.model_json_schema())], "auto", "f", is_parallel=True, auto_parser=None
+        [FunctionTool("f", Arguments.model_json_schema())], ToolChoice(named="f"), is_parallel=True, auto_parser=None
     )
     assert made.form is not None
     outputs = list(walks(tokens(), grammar_spec(made.form, {}), seed=3, count=20))

@@ -7,7 +7,7 @@ import pytest
 
 from octavo.frontend.generation.grammar import grammar_spec
 from octavo.frontend.tools.parser import FunctionTool
-from octavo.frontend.tools.plan import plan_tools
+from octavo.frontend.tools.plan import ToolChoice, plan_tools
 from octavo.frontend.tools.registry import tool_parser
 from octavo.frontend.tools.schema import calls_schema
 from octavo.protocol.errors import InvalidRequestError
@@ -21,15 +21,14 @@ CITY = {
     "$defs": {"Name": {"type": "string", "enum": ["Ulm", "Bonn"]}},
 }
 NUMBER = {"type": "object", "properties": {"city": {"$ref": "#/$defs/Name"}}, "$defs": {"Name": {"type": "integer"}}}
-LOOSE = FunctionTool("number", NUMBER)
-STRICT = FunctionTool("city", CITY, is_strict=True)
+LOOSE = FunctionTool("number", NUMBER, param="tools[0].function")
+STRICT = FunctionTool("city", CITY, is_strict=True, param="tools[1].function")
 
 
-def plan(tools=(LOOSE,), choice="auto", named=None, parser="hermes", answer=None, is_parallel=True):
+def plan(tools=(LOOSE,), choice="auto", named=None, allowed=None, parser="hermes", answer=None, is_parallel=True):
     return plan_tools(
         tools,
-        choice,
-        named,
+        ToolChoice(choice, named, allowed),
         is_parallel=is_parallel,
         auto_parser=tool_parser(parser) if parser else None,
         answer_form=answer,
@@ -62,7 +61,7 @@ def test_required_binds_by_a_schema_of_calls() -> None:
 def test_a_named_function_binds_by_its_schema() -> None:
     made = plan(tools=(STRICT, LOOSE), named="number", parser=None)
     assert (made.form.json, made.is_named) == (NUMBER, True)
-    assert made.form.param == "tools[1].function.parameters"
+    assert made.form.param == "tools[0].function.parameters"
     (call,) = made.parser.parse('{"city": 1}', True).calls
     assert (call.name, call.arguments) == ("number", '{"city": 1}')
 
@@ -110,6 +109,8 @@ def test_an_answer_of_a_form_may_still_call(parser) -> None:
         ({"named": "number", "answer": StructuredOutputsParams(regex="a", param="x.y")}, "x.y", "so x has"),
         ({"answer": StructuredOutputsParams(regex="a")}, "structured_outputs.regex", "JSON schema"),
         ({"answer": StructuredOutputsParams(json_object=True), "parser": "pythonic"}, "tools", "no grammar"),
+        ({"tools": (), "allowed": frozenset({"f"})}, "tool_choice", "needs tools"),
+        ({"allowed": frozenset({"number", "other"})}, "tool_choice", "'other'"),
     ],
     ids=str,
 )
@@ -117,6 +118,22 @@ def test_wishes_that_do_not_fit_together(wish, param, words) -> None:
     with pytest.raises(InvalidRequestError, match=words) as caught:
         plan(**wish)
     assert caught.value.param == param
+
+
+def test_some_of_the_tools() -> None:
+    both = (LOOSE, STRICT)
+    required = plan(tools=both, choice="required", allowed=frozenset({"number"}))
+    assert required.form is not None and isinstance(required.form.json, dict)
+    valid = jsonschema_rs.validator_for(required.form.json).is_valid
+    assert valid([{"name": "number", "parameters": {}}])
+    assert not valid([{"name": "city", "parameters": {"city": "Ulm"}}])
+    auto = plan(tools=both, allowed=frozenset({"number"}))
+    assert auto.form is not None and auto.begins_free
+    assert "number" in str(auto.form.structural_tag) and "city" not in str(auto.form.structural_tag).replace(
+        "'city'", ""
+    )
+    everything = plan(tools=(LOOSE,), allowed=frozenset({"number"}))
+    assert everything.form is None, "nothing is to be kept from the model"
 
 
 def test_texts_with_further_rules_cannot_be_strict_in_xml() -> None:

@@ -33,11 +33,23 @@ class FunctionName(Struct, kw_only=True):
     name: str
 
 
-class NamedToolChoice(Struct, kw_only=True):
+class NamedToolChoice(Struct, kw_only=True, tag_field="type", tag="function"):
     """The function that must be called."""
 
-    type: Literal["function"]
     function: FunctionName
+
+
+class AllowedTools(Struct, kw_only=True):
+    """Those of the tools that may be called, and whether one must be."""
+
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedToolChoice], Meta(min_length=1)]
+
+
+class AllowedToolsChoice(Struct, kw_only=True, tag_field="type", tag="allowed_tools"):
+    """Some of the tools; the prompt tells of all, so that its prefix stays the same."""
+
+    allowed_tools: AllowedTools
 
 
 class ChatCompletionRequest(SamplingFields, kw_only=True):
@@ -57,7 +69,7 @@ class ChatCompletionRequest(SamplingFields, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
     documents: list[dict[str, Any]] | None = None
     tools: list[ToolDefinition] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedToolChoice | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedToolChoice | AllowedToolsChoice | None = None
     """Default: auto, when there are tools."""
     parallel_tool_calls: bool | None = None
     """False: one call at most."""

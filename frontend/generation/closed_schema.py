@@ -1,0 +1,79 @@
+"""JSON Schemas whose objects take no properties but those that they name. Does not check that a schema is one."""
+
+from collections.abc import Mapping
+from typing import Any
+
+_NAMING = ("properties", "patternProperties")
+"""Keywords that name an object's properties here."""
+
+_PARTS = ("allOf", "anyOf", "oneOf")
+"""Keywords whose schemas say more of the same value."""
+
+_SCHEMAS_BY_NAME = (*_NAMING, "$defs", "definitions")
+_SCHEMAS = ("items", "prefixItems", "additionalItems", "additionalProperties")
+
+
+def closed_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a schema whose objects with named properties take no others, unless they say so themselves.
+
+    An object whose properties are named in several places, as by allOf or beside a $ref, stays open: what one place
+    does not name another may. What its properties hold is closed all the same.
+
+    Raises:
+        RecursionError: it is nested too deeply.
+    """
+    closer = _Closer()
+    while True:
+        num_parts = len(closer.parts)
+        closed: dict[str, Any] = closer.close(schema, "#", is_part=False)
+        if len(closer.parts) == num_parts:
+            return closed
+
+
+class _Closer:
+    """Walks over a schema, until it knows all that is referred to as a part of something."""
+
+    def __init__(self) -> None:
+        self.parts: set[str] = set()
+        """References to schemas that say only a part of what some object may have."""
+
+    def close(self, schema: Any, place: str, *, is_part: bool) -> Any:
+        """Return one schema, or list of schemas.
+
+        Args:
+            schema: anything; what is no schema is returned as it is.
+            place: the reference that leads to it.
+            is_part: another place says what else the object may have.
+        """
+        if isinstance(schema, list):
+            return [self.close(one, f"{place}/{index}", is_part=is_part) for index, one in enumerate(schema)]
+        if not isinstance(schema, Mapping):
+            return schema
+        is_part = is_part or place in self.parts
+        is_combined = is_part or _is_combined(schema)
+        if is_combined and isinstance(schema.get("$ref"), str):
+            self.parts.add(schema["$ref"])
+        closed = dict(schema)
+        for key, value in schema.items():
+            if key in _SCHEMAS_BY_NAME and isinstance(value, Mapping):
+                closed[key] = {
+                    name: self.close(one, f"{place}/{key}/{_escaped(name)}", is_part=False)
+                    for name, one in value.items()
+                }
+            elif key in _PARTS or key in _SCHEMAS:
+                closed[key] = self.close(value, f"{place}/{key}", is_part=is_combined and key in _PARTS)
+        if not is_combined and any(isinstance(schema.get(key), Mapping) for key in _NAMING):
+            closed.setdefault("additionalProperties", False)
+        return closed
+
+
+def _is_combined(schema: Mapping[str, Any]) -> bool:
+    """Return whether more than one place here says what properties an object has."""
+    parts = schema.get("allOf")
+    num_places = any(key in schema for key in _NAMING) + sum(key in schema for key in (*_PARTS, "$ref"))
+    return num_places > 1 or (isinstance(parts, list) and len(parts) > 1)
+
+
+def _escaped(name: str) -> str:
+    """Return a name as JSON pointers have it."""
+    return name.replace("~", "~0").replace("/", "~1")
