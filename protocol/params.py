@@ -129,7 +129,8 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
             _check_int("best_of", self.best_of, self.n, MAX_N)
         _check_number("temperature", self.temperature, 0.0, None)
         _check_number("top_p", self.top_p, 0.0, 1.0, is_open_below=True)
-        _check_int("top_k", self.top_k, 0, None)
+        # -1 has become 0; that both mean all is worth telling.
+        _check_int("top_k", self.top_k, -1, None)
         _check_number("min_p", self.min_p, 0.0, 1.0)
         _check_number("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _check_number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)

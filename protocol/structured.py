@@ -67,7 +67,7 @@ class StructuredOutputsParams(msgspec.Struct, kw_only=True, omit_defaults=True):
             )
         kind = kinds[0]
         if fault := _CHECKS[kind](getattr(self, kind)):
-            raise InvalidRequestError(f"{kind} {fault}", self.name(kind))
+            raise InvalidRequestError(f"{self.param or kind} {fault}", self.name(kind))
 
     @property
     def kinds(self) -> list[str]:

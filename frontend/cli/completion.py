@@ -86,6 +86,8 @@ def _page(words: tuple[str, ...], text: str, parser: argparse.ArgumentParser) ->
     choices: tuple[str, ...] = ()
     takes_file = False
     for action in parser._actions:
+        if action.help is argparse.SUPPRESS:
+            continue
         values = tuple(str(value) for value in action.choices or ())
         takes_value = action.nargs != 0 and not isinstance(action, argparse.BooleanOptionalAction)
         is_file = takes_value and any(map(_FILES.fullmatch, (str(action.metavar), *action.option_strings)))

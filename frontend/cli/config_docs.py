@@ -45,7 +45,8 @@ def _section(struct: type[msgspec.Struct], fields: Iterable[FieldInfo]) -> list[
 
 
 def _flags(info: FieldInfo) -> str:
-    return ", ".join(f"`{spelled(name)}`" for name in (info.name, *info.aliases))
+    flags = [*(spelled(name) for name in (info.name, *info.aliases)), *info.short]
+    return ", ".join(f"`{flag}`" for flag in flags)
 
 
 def _type_name(kind: Any) -> str:
@@ -53,10 +54,16 @@ def _type_name(kind: Any) -> str:
         return ", ".join(f"`{value}`" for value in get_args(kind))
     if get_origin(kind) is list:
         return f"list of {_type_name(get_args(kind)[0])}"
+    if get_origin(kind) is dict:
+        return "JSON object"
     names = {int: "whole number", float: "number", str: "text", bool: "switch"}
     if kind in names:
         return names[kind]
-    return " or ".join(_type_name(part) for part in get_args(kind) if part is not NoneType)
+    # An object is written as text on the command line; that it is one says it all.
+    parts = [part for part in get_args(kind) if part is not NoneType]
+    if objects := [part for part in parts if get_origin(part) is dict]:
+        parts = objects
+    return " or ".join(_type_name(part) for part in parts)
 
 
 def _default(info: FieldInfo) -> str:

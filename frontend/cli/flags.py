@@ -13,7 +13,9 @@ from typing import Any, Literal, get_args, get_origin
 import msgspec
 
 from octavo.frontend.cli.parser import CommandParser
+from octavo.frontend.cli.words import own_words
 from octavo.protocol.config import EngineConfig, ServerConfig
+from octavo.protocol.config.foreign import FOREIGN, ForeignSetting, settled
 from octavo.protocol.config.sources import (
     FieldInfo,
     engine_branches,
@@ -43,14 +45,25 @@ class FlagParser(CommandParser):
         group = self.add_named_group(name, title)
         for info in fields:
             flags = [spelled(name) for name in (info.name, *info.aliases)]
-            group.add_argument(*flags, dest=info.name, help=_help(info), **_argument(info))
+            group.add_argument(*flags, *info.short, dest=info.name, help=_help(info), **_argument(info))
+
+    def add_foreign(self, settings: Iterable[ForeignSetting]) -> None:
+        """Add flags of vLLM that its help does not show: they say nothing, or are refused with their reason."""
+        for setting in settings:
+            flags = [spelled(setting.name), *([setting.short] if setting.short else [])]
+            kinds: dict[str, dict[str, Any]] = {
+                "switch": {"action": argparse.BooleanOptionalAction},
+                "value": {},
+                "list": {"nargs": "+"},
+            }
+            self.add_argument(*flags, dest=setting.name, help=argparse.SUPPRESS, **kinds[setting.kind])
 
     def parse_flags(self, words: Sequence[str]) -> dict[str, Any]:
         """Return what the command line says, by setting; settings it is silent on are absent.
 
         Ends the process with code 2, after a line that says why, when it is wrong.
         """
-        return vars(self.parse(words))
+        return vars(self.parse(own_words(words)))
 
     def parse_settings(self, words: Sequence[str]) -> dict[str, Any]:
         """Return what the command line says, over what the file says that `--config` names.
@@ -93,6 +106,7 @@ def config_parser(prog: str, description: str, *, has_server: bool = True) -> Fl
         parser.add_fields(branch, title, [info for info in engine_fields() if info.branch == branch])
     if has_server:
         parser.add_fields("server", _title(ServerConfig), server_fields())
+    parser.add_foreign(FOREIGN.values())
     return parser
 
 
@@ -100,8 +114,10 @@ def configurations(settings: Mapping[str, Any]) -> tuple[EngineConfig, ServerCon
     """Return the engine's and the server's part of all settings.
 
     Raises:
-        ConfigError: a value is of the wrong type or out of bounds; the message names it.
+        ConfigError: a value is of the wrong type or out of bounds, or a setting of vLLM's cannot be heeded; the
+            message names it.
     """
+    settings = settled(settings)
     names = {info.name for info in server_fields()}
     engine = engine_config({name: value for name, value in settings.items() if name not in names})
     return engine, server_config({name: value for name, value in settings.items() if name in names})
@@ -131,6 +147,8 @@ def read_config_file(path: str) -> dict[str, Any]:
 
 def _file_setting(path: str, key: str, value: Any, fields: Mapping[str, FieldInfo]) -> tuple[str, Any]:
     name = key.replace("-", "_")
+    if name in FOREIGN:
+        return name, value
     if name not in fields:
         close = difflib.get_close_matches(name, fields, n=1)
         hint = f"did you mean {close[0].replace('_', '-')}?" if close else "octavo serve --help lists every setting"

@@ -125,6 +125,8 @@ def suggestion(word: str, known: Iterable[str]) -> str:
 
 
 def _has_word(action: argparse.Action, word: str) -> bool:
+    if action.help is argparse.SUPPRESS:
+        return False
     asked = word.lstrip("-").lower().replace("_", "-")
     texts = [*action.option_strings, action.help or ""]
     return any(asked in text.lower().replace("_", "-") for text in texts)

@@ -61,8 +61,8 @@ def run(words: list[str]) -> int:
     if max_in_flight is not None and max_in_flight < 1:
         raise CommandError("--max-inflight must be 1 or more")
     starts_over = settings.pop("overwrite", False)
+    start_log(str(settings.get("log_level") or "WARNING"))
     engine, server = configurations(settings)
-    start_log(server.log_level or "WARNING")
     with (
         _open_input(paths[0]) as source,
         nullcontext(StandardOutput())

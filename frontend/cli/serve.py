@@ -21,8 +21,10 @@ def run(words: list[str]) -> int:
         StartupError: the root cause.
         EngineDeadError: the engine died while serving.
     """
-    engine, server = configurations(read_settings(words))
-    start_log(server.log_level or Env.read().log_level)
+    settings = read_settings(words)
+    # Before the settings are looked at: some have something to say in the log.
+    start_log(str(settings.get("log_level") or Env.read().log_level))
+    engine, server = configurations(settings)
     # First of all, so that a taken port is known before anything is loaded.
     listener = listen(server)
     try:

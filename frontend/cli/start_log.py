@@ -5,6 +5,9 @@ from octavo.protocol.log import configure_logging
 
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 
+_NEAREST = {"TRACE": "DEBUG", "CRITICAL": "ERROR"}
+"""Levels that uvicorn has beside them."""
+
 
 def start_log(level: str) -> None:
     """Send the log of this process and of the engine's to standard error.
@@ -12,7 +15,7 @@ def start_log(level: str) -> None:
     Raises:
         ConfigError: there is no such level.
     """
-    name = level.upper()
+    name = _NEAREST.get(level.upper(), level.upper())
     if name not in LOG_LEVELS:
         raise ConfigError(f"log_level: {level!r} is not one of {', '.join(LOG_LEVELS)}", phase="configuration")
     configure_logging("Frontend", name)

@@ -24,7 +24,7 @@ from octavo.frontend.http.routes.completions import create_completion
 from octavo.frontend.http.routes.engine import load, reset_prefix_cache, server_info, start_profile, stop_profile
 from octavo.frontend.http.routes.health import health, metrics, version
 from octavo.frontend.http.routes.models import list_models, retrieve_model
-from octavo.frontend.http.routes.tokenize import detokenize, tokenize
+from octavo.frontend.http.routes.tokenize import detokenize, tokenize, tokenizer_info
 from octavo.frontend.http.schemas.chat import ChatCompletion, ChatCompletionRequest
 from octavo.frontend.http.schemas.completions import CompletionRequest, CompletionResponse
 from octavo.frontend.http.schemas.engine import Done, Load, ServerInfo, Version
@@ -34,6 +34,7 @@ from octavo.frontend.http.schemas.tokenize import (
     DetokenizeResponse,
     TokenizeRequest,
     TokenizeResponse,
+    TokenizerInfo,
 )
 from octavo.frontend.http.serving import Serving
 from octavo.protocol.errors import OctavoError
@@ -59,6 +60,9 @@ ROUTES: tuple[Route, ...] = (
     Route("POST", "/stop_profile", stop_profile, response=Done, failures=(400,)),
 )
 
+TOKENIZER_INFO = Route("GET", "/tokenizer_info", tokenizer_info, response=TokenizerInfo)
+"""For servers that tell: it may say what their owner keeps to himself."""
+
 
 class App:
     """Answers requests, whatever connection they came on.
@@ -70,6 +74,7 @@ class App:
         root_path: under which a proxy offers the application; requests come with or without it.
         names_requests: answers carry `X-Request-Id`.
         has_docs: `/docs` and `/openapi.json` are there.
+        has_tokenizer_info: `/tokenizer_info` is there.
     """
 
     def __init__(
@@ -81,6 +86,7 @@ class App:
         root_path: str = "",
         names_requests: bool = True,
         has_docs: bool = True,
+        has_tokenizer_info: bool = False,
     ) -> None:
         self.serving = serving
         self._api_keys = ApiKeys(api_keys)
@@ -88,12 +94,16 @@ class App:
         self._root_path = root_path.rstrip("/")
         self._names_requests = names_requests
         docs = [Route("GET", "/openapi.json", self._document), Route("GET", "/docs", self._page)]
-        table = [*ROUTES, *DASHBOARD_ROUTES, *(docs if has_docs else [])]
+        self._public = [*ROUTES, *([TOKENIZER_INFO] if has_tokenizer_info else [])]
+        table = [*self._public, *DASHBOARD_ROUTES, *(docs if has_docs else [])]
         self._fixed = {(route.method, route.path): route for route in table if not route.variables}
         self._variable = [route for route in table if route.variables]
 
     def screen(self, request: Request) -> Response | None:
         """Return the answer to a request that needs no more than its head, None when its body is worth reading."""
+        if self._root_path and request.path == self._root_path:
+            # The page there names its files from its own place, which needs the slash.
+            return Response(status=HTTPStatus.TEMPORARY_REDIRECT, headers={"location": self._root_path + "/"})
         if self._root_path and request.path.startswith(self._root_path + "/"):
             request.path = request.path.removeprefix(self._root_path)
         # A browser asks what a page may do without the key that the page may have.
@@ -148,7 +158,7 @@ class App:
 
     @cached_property
     def _description(self) -> dict[str, Any]:
-        return describe(ROUTES, self._root_path)
+        return describe(self._public, self._root_path)
 
     async def _document(self, serving: Serving, request: Request) -> Response:
         return Response(msgspec.json.encode(self._description), media_type=JSON)

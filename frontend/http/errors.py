@@ -3,6 +3,7 @@
 The body is OpenAI's: `{"error": {"message", "type", "param", "code"}}`.
 """
 
+import logging
 from collections.abc import Mapping
 from http import HTTPStatus
 
@@ -16,6 +17,9 @@ from octavo.protocol.errors import (
     OverloadedError,
     RequestFailedError,
 )
+
+logger = logging.getLogger(__name__)
+"""Tells the stack of every error that a request is answered with: at DEBUG, since most are the callers' own."""
 
 NEUTRAL_MESSAGE = "The server had an error while processing your request."
 """All a caller hears of a failure that is not theirs; the log holds the cause."""
@@ -73,6 +77,7 @@ def status_of(error: Exception) -> HTTPStatus:
 
 def error_body(error: Exception) -> bytes:
     """Return the JSON body of an error."""
+    logger.debug("a request is answered with %s", type(error).__name__, exc_info=error)
     message = str(error) if isinstance(error, _SAYS_ITS_CAUSE) else NEUTRAL_MESSAGE
     return _encode(status_of(error), message, getattr(error, "param", None), getattr(error, "kind", ""))
 

@@ -13,7 +13,7 @@ import msgspec
 
 from octavo.frontend.outputs import RequestOutput
 from octavo.protocol.config import ServerConfig
-from octavo.protocol.params import SamplingParams
+from octavo.protocol.params import OutputKind, SamplingParams
 
 logger = logging.getLogger(__name__)
 
@@ -26,13 +26,18 @@ class RequestLog:
     has_outputs: bool
     max_len: int | None
     """Most characters of a text, and most token ids; None: all."""
+    has_deltas: bool = False
+    """With outputs: each piece of a stream as it comes."""
 
     @classmethod
     def of(cls, config: ServerConfig) -> "RequestLog | None":
         """Return the log that the flags ask for, None for none."""
         if not (config.enable_log_requests or config.enable_log_outputs):
             return None
-        return cls(config.enable_log_requests, config.enable_log_outputs, config.max_log_len)
+        has_outputs = config.enable_log_outputs
+        return cls(
+            config.enable_log_requests, has_outputs, config.max_log_len, has_outputs and config.enable_log_deltas
+        )
 
     async def followed(
         self, outputs: AsyncGenerator[RequestOutput], prompt: dict[str, Any], params: SamplingParams, request_id: str
@@ -58,6 +63,8 @@ class RequestLog:
                     for choice in output.outputs:
                         texts[choice.index] = texts.get(choice.index, "") + choice.text
                         reasons[choice.index] = choice.finish_reason
+                        if self.has_deltas and choice.text and params.output_kind is OutputKind.DELTA:
+                            logger.info("delta of %s, choice %d: %s", request_id, choice.index, self._cut(choice.text))
                 yield output
         for index, text in texts.items():
             logger.info("answered %s, choice %d: %s, %s", request_id, index, self._cut(text), reasons[index])

@@ -18,7 +18,9 @@ from octavo.frontend.client import AsyncClient
 from octavo.frontend.http.app import App
 from octavo.frontend.http.conversation import ChatSettings
 from octavo.frontend.http.cors import Cors
+from octavo.frontend.http.errors import logger as error_log
 from octavo.frontend.http.listener import Listener
+from octavo.frontend.http.render.answer import AnswerSettings
 from octavo.frontend.http.request_log import RequestLog
 from octavo.frontend.http.routes.engine import usable_directory
 from octavo.frontend.http.server import Server
@@ -119,6 +121,8 @@ def make_server(client: AsyncClient, config: ServerConfig, keys: Sequence[str], 
         ConfigError: the chat template that the user chose cannot be read, the profiler's directory not be used, or a
             parser not be found.
     """
+    if config.log_error_stack:
+        error_log.setLevel(logging.DEBUG)
     server = Server(make_app(make_serving(client, config, board), config, keys), config, client)
     # What lives from here on lives for good: the collector need not look at it again.
     gc.collect()
@@ -157,6 +161,7 @@ def make_serving(client: AsyncClient, config: ServerConfig, board: Board | None 
         profiler_dir=_profiler_dir(config),
         forces_usage=config.enable_force_include_usage,
         request_log=RequestLog.of(config),
+        answers=AnswerSettings.of(config, client.config),
     )
     _check_chat_template(serving)
     return serving
@@ -171,6 +176,7 @@ def make_app(serving: Serving, config: ServerConfig, api_keys: Sequence[str]) ->
         root_path=config.root_path or "",
         names_requests=config.enable_request_id_headers,
         has_docs=not config.disable_fastapi_docs,
+        has_tokenizer_info=config.enable_tokenizer_info_endpoint,
     )
 
 

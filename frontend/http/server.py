@@ -83,6 +83,7 @@ class Server(uvicorn.Server):
                 ssl_certfile=config.ssl_certfile,
                 ssl_ca_certs=config.ssl_ca_certs,
                 ssl_cert_reqs=config.ssl_cert_reqs,
+                ssl_ciphers=config.ssl_ciphers or "DEFAULT",
             )
         )
         self.failure: OctavoError | None = None

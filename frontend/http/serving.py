@@ -5,10 +5,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypedDict
+from typing import TYPE_CHECKING, Any, Protocol
 
 from octavo.frontend.http.conversation import RESERVED_VARIABLES, ChatSettings
 from octavo.frontend.http.message import Request
+from octavo.frontend.http.render.answer import AnswerSettings, AnswerStyle
+from octavo.frontend.http.render.logprobs import TokenNames
 from octavo.frontend.http.request_log import RequestLog
 from octavo.frontend.http.schemas.sampling import SamplingFields, StreamOptions
 from octavo.frontend.http.structured import structured_outputs_of
@@ -59,6 +61,7 @@ class Serving:
     """Streams tell of usage unasked."""
     request_log: RequestLog | None = None
     """Tells of requests and answers; None: nothing does."""
+    answers: AnswerSettings = field(default_factory=AnswerSettings)
     created: int = field(default_factory=lambda: int(time.time()))
     """When serving began, in seconds since the epoch: the models' creation time."""
     _defaults: dict[int | None, SamplingParams] = field(default_factory=dict)
@@ -224,18 +227,26 @@ def _num_chars(messages: Sequence[Message]) -> int:
     return num_chars
 
 
-class UsageWishes(TypedDict):
-    """The part of an `AnswerStyle` that `stream_options` decides."""
-
-    has_usage: bool
-    has_running_usage: bool
-
-
-def wants_usage(serving: Serving, asked: SamplingFields) -> UsageWishes:
-    """Return what a stream is to tell of usage."""
+def answer_style(
+    serving: Serving, asked: SamplingFields, answer_id: str, model: str, num_logprobs: int | None
+) -> AnswerStyle:
+    """Return how a request is answered, as far as chat and plain completions have it in common."""
+    settings = serving.answers
     options = asked.stream_options or StreamOptions()
     has_usage = bool(options.include_usage) or serving.forces_usage
-    return {"has_usage": has_usage, "has_running_usage": has_usage and bool(options.continuous_usage_stats)}
+    as_ids = asked.return_tokens_as_token_ids
+    return AnswerStyle(
+        id=answer_id,
+        created=serving.now(),
+        model=model,
+        names=TokenNames(serving.client.tokenizer, as_ids=settings.names_are_ids if as_ids is None else as_ids),
+        fingerprint=settings.fingerprint,
+        num_logprobs=num_logprobs,
+        has_token_ids=bool(asked.return_token_ids),
+        has_usage=has_usage,
+        has_running_usage=has_usage and bool(options.continuous_usage_stats),
+        has_metrics=settings.has_metrics,
+    )
 
 
 def check_streaming(asked: SamplingFields) -> None:

@@ -19,7 +19,13 @@ def check_tls(config: ServerConfig) -> bool:
         ConfigError: a file is missing or cannot be used.
     """
     if config.ssl_certfile is None:
-        if config.ssl_keyfile or config.ssl_ca_certs or config.ssl_cert_reqs or config.enable_ssl_refresh:
+        if (
+            config.ssl_keyfile
+            or config.ssl_ca_certs
+            or config.ssl_cert_reqs
+            or config.enable_ssl_refresh
+            or config.ssl_ciphers
+        ):
             raise ConfigError("TLS needs a certificate", phase=PHASE, hint="give --ssl-certfile, or no --ssl flag")
         return False
     if config.ssl_cert_reqs and config.ssl_ca_certs is None:
@@ -32,6 +38,15 @@ def check_tls(config: ServerConfig) -> bool:
         if not Path(path).is_file():
             raise ConfigError(f"there is no file {path}", phase=PHASE)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    if config.ssl_ciphers is not None:
+        try:
+            context.set_ciphers(config.ssl_ciphers)
+        except ssl.SSLError:
+            raise ConfigError(
+                f"{config.ssl_ciphers!r} names no cipher that OpenSSL knows",
+                phase=PHASE,
+                hint="`openssl ciphers` lists them",
+            ) from None
     try:
         context.load_cert_chain(config.ssl_certfile, config.ssl_keyfile)
     except (ssl.SSLError, OSError) as error:

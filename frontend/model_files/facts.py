@@ -5,8 +5,11 @@ be run is for the worker to say.
 """
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from octavo.frontend.model_files.gguf_cache import convert_gguf
 from octavo.frontend.model_files.json_file import read_json
@@ -40,10 +43,12 @@ def read_model_facts(config: ModelConfig, env: Env) -> ModelFacts:
     path = locate_model(config, env)
     load_format = _load_format(config, path)
     home = convert_gguf(path, env) if path.is_file() else path
-    hf_config = _read_config(home)
+    hf_config = {**_read_config(home), **_overrides("hf_overrides", config.hf_overrides)}
     if load_format == "safetensors":
         _check_not_quantized(hf_config)
     generation = _read_generation_config(config, home)
+    overrides = _overrides("override_generation_config", config.override_generation_config)
+    generation |= overrides
     num_heads = _positive(hf_config, "num_attention_heads", "n_head")
     return ModelFacts(
         model_path=str(path),
@@ -58,7 +63,7 @@ def read_model_facts(config: ModelConfig, env: Env) -> ModelFacts:
         head_dim=_positive(hf_config, "head_dim", default=_positive(hf_config, "hidden_size", "n_embd") // num_heads),
         max_position_embeddings=_max_positions(hf_config),
         checkpoint_dtype=_checkpoint_dtype(hf_config),
-        eos_token_ids=_eos_token_ids(read_json(home / "generation_config.json"), hf_config),
+        eos_token_ids=_eos_token_ids({**read_json(home / "generation_config.json"), **overrides}, hf_config),
         generation_defaults={
             ours: generation[theirs]
             for theirs, ours in _SAMPLING_DEFAULTS.items()
@@ -113,6 +118,23 @@ def _read_config(home: Path) -> dict[str, Any]:
             f"no config.json in {home}", phase=PHASE, hint="name a directory in Hugging Face layout or a .gguf file"
         )
     return read_json(home / "config.json")
+
+
+def _overrides(name: str, said: Mapping[str, Any] | str | None) -> dict[str, Any]:
+    """Return what a setting holds, JSON or an object.
+
+    Raises:
+        ConfigError: it is no JSON object.
+    """
+    if not isinstance(said, str):
+        return dict(said or {})
+    try:
+        return msgspec.json.decode(said, type=dict[str, Any])
+    except msgspec.DecodeError as error:
+        flag = name.replace("_", "-")
+        raise ConfigError(
+            f"{name} is no JSON object: {error}", phase=PHASE, hint=f"""write --{flag} '{{"name": value}}'"""
+        ) from None
 
 
 def _read_generation_config(config: ModelConfig, home: Path) -> dict[str, Any]:

@@ -4,6 +4,7 @@ Asks the hub when it must; reads nothing of what it finds.
 """
 
 import re
+from dataclasses import dataclass
 from pathlib import Path
 
 from octavo.frontend.model_files.json_file import read_json
@@ -28,6 +29,31 @@ _MODEL_FILES = ["config.json", "generation_config.json", *_TOKENIZER_FILES]
 _WEIGHT_FILES = ["*.safetensors", "*.safetensors.index.json"]
 
 
+@dataclass(frozen=True)
+class _Hub:
+    """One repository of the hub, and how it is asked."""
+
+    name: str
+    revision: str | None
+    cache_dir: str | None
+    """None: the hub's own."""
+    token: str | None
+    """None: that of the login."""
+
+    def snapshot(self, patterns: list[str], *, local_files_only: bool = False) -> str:
+        """Return the directory of the repository's files with such names."""
+        from huggingface_hub import snapshot_download
+
+        return snapshot_download(
+            self.name,
+            revision=self.revision,
+            cache_dir=self.cache_dir,
+            token=self.token,
+            allow_patterns=patterns,
+            local_files_only=local_files_only,
+        )
+
+
 def locate_model(config: ModelConfig, env: Env) -> Path:
     """Return the model's local directory or .gguf file, downloading it when nothing local has that name.
 
@@ -37,7 +63,8 @@ def locate_model(config: ModelConfig, env: Env) -> Path:
         ConfigError: there is no such file, or the hub cannot give it; the hint says what to do.
     """
     needs_weights = config.load_format != "dummy"
-    found = _locate(config.model, config.revision, env, _MODEL_FILES + (_WEIGHT_FILES if needs_weights else []))
+    patterns = _MODEL_FILES + (_WEIGHT_FILES if needs_weights else [])
+    found = _locate(config.model, config.revision, config, env, patterns)
     return _the_only_gguf(found) or found
 
 
@@ -51,17 +78,18 @@ def locate_tokenizer(config: ModelConfig, env: Env) -> Path | None:
     """
     if config.tokenizer is None:
         return None
-    revision = config.revision if config.tokenizer == config.model else None
-    return _locate(config.tokenizer, revision, env, _TOKENIZER_FILES)
+    revision = config.tokenizer_revision or (config.revision if config.tokenizer == config.model else None)
+    return _locate(config.tokenizer, revision, config, env, _TOKENIZER_FILES)
 
 
-def _locate(name: str, revision: str | None, env: Env, patterns: list[str]) -> Path:
+def _locate(name: str, revision: str | None, config: ModelConfig, env: Env, patterns: list[str]) -> Path:
     path = Path(name).expanduser()
     if path.exists():
         return path.resolve()
     if name.endswith(".gguf") or name.startswith((".", "/", "~")) or not _HUB_ID.fullmatch(name):
         raise ConfigError(f"no such file or directory: {path}", phase=PHASE, hint="check the path")
-    return _cached(name, revision, patterns) or _downloaded(name, revision, env, patterns)
+    hub = _Hub(name, revision, config.download_dir, config.hf_token)
+    return _cached(hub, patterns) or _downloaded(hub, env, patterns)
 
 
 def _the_only_gguf(directory: Path) -> Path | None:
@@ -75,18 +103,17 @@ def _the_only_gguf(directory: Path) -> Path | None:
     return files[0] if files else None
 
 
-def _cached(name: str, revision: str | None, patterns: list[str]) -> Path | None:
+def _cached(hub: _Hub, patterns: list[str]) -> Path | None:
     """Return the hub cache's copy of the files, or None when it lacks some."""
-    from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
     try:
-        path = Path(snapshot_download(name, revision=revision, allow_patterns=patterns, local_files_only=True))
+        path = Path(hub.snapshot(patterns, local_files_only=True))
     except LocalEntryNotFoundError:
         return None
     except HFValidationError as error:
         raise ConfigError(
-            f"no such file or directory, and no hub id either: {name}", phase=PHASE, hint="use org/name or a path"
+            f"no such file or directory, and no hub id either: {hub.name}", phase=PHASE, hint="use org/name or a path"
         ) from error
     is_complete = not set(_WEIGHT_FILES) <= set(patterns) or _has_all_weights(path)
     return path if is_complete else None
@@ -98,10 +125,10 @@ def _has_all_weights(path: Path) -> bool:
     return all((path / shard).is_file() for shard in index.values()) and any(path.glob("*.safetensors"))
 
 
-def _downloaded(name: str, revision: str | None, env: Env, patterns: list[str]) -> Path:
-    from huggingface_hub import snapshot_download
+def _downloaded(hub: _Hub, env: Env, patterns: list[str]) -> Path:
     from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError, RevisionNotFoundError
 
+    name = hub.name
     elsewhere = f"on a machine with network: hf download {name}; copy the directory here and give its path"
     if env.is_offline:
         raise ConfigError(
@@ -110,20 +137,20 @@ def _downloaded(name: str, revision: str | None, env: Env, patterns: list[str]) 
             hint=f"unset HF_HUB_OFFLINE, or {elsewhere}",
         )
     try:
-        return Path(snapshot_download(name, revision=revision, allow_patterns=patterns))
+        return Path(hub.snapshot(patterns))
     except GatedRepoError as error:
         raise ConfigError(
             f"{name} is gated: the hub wants an account that has accepted its terms",
             phase=PHASE,
-            hint="accept the terms on the model's page, then: hf auth login",
+            hint="accept the terms on the model's page, then: hf auth login, or --hf-token",
         ) from error
     except RevisionNotFoundError as error:
-        raise ConfigError(f"{name} has no revision {revision!r} on the hub", phase=PHASE) from error
+        raise ConfigError(f"{name} has no revision {hub.revision!r} on the hub", phase=PHASE) from error
     except RepositoryNotFoundError as error:
         raise ConfigError(
             f"no model named {name}, neither here nor on the hub",
             phase=PHASE,
-            hint="check the name; a private model needs: hf auth login",
+            hint="check the name; a private model needs: hf auth login, or --hf-token",
         ) from error
     except (HfHubHTTPError, OSError) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -1,6 +1,6 @@
 """`EngineConfig`: what the user said about model, memory, scheduling and device."""
 
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 from msgspec import Meta, Struct, field
 
@@ -26,6 +26,19 @@ class ModelConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         str | None, Meta(description="Directory or hub id of the tokenizer. Default: the model's own.")
     ] = None
     revision: Annotated[str | None, Meta(description="Branch, tag or commit on the hub.")] = None
+    tokenizer_revision: Annotated[str | None, Meta(description="Branch, tag or commit of --tokenizer on the hub.")] = (
+        None
+    )
+    hf_token: Annotated[
+        str | None, Meta(description="Access token of the hub. Default: that of `hf auth login`, or HF_TOKEN.")
+    ] = None
+    download_dir: Annotated[
+        str | None, Meta(description="Directory for what is downloaded from the hub. Default: the hub's own cache.")
+    ] = None
+    hf_overrides: Annotated[
+        dict[str, Any] | str | None,
+        Meta(description='Members of config.json as JSON that take the place of the model\'s, {"rope_theta": 1e6}.'),
+    ] = None
     served_model_name: Annotated[
         list[str] | None,
         Meta(description="Names the API answers to; the first is reported. Default: MODEL."),
@@ -43,7 +56,8 @@ class ModelConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         Meta(
             description="How linear layers hold their weights. int8, int4: quantized while loading, in groups of 32; "
             "gguf: as a GGUF file has them; none: in --dtype. Default: gguf for a quantized GGUF file, unless --dtype "
-            "is float32; else none."
+            "is float32; else none.",
+            extra={"short": ("-q",)},
         ),
     ] = None
     packed_weights_cache_bytes: Annotated[
@@ -79,6 +93,10 @@ class ModelConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
             "vllm (none) or a directory."
         ),
     ] = "auto"
+    override_generation_config: Annotated[
+        dict[str, Any] | str | None,
+        Meta(description='Members of it as JSON that take the place of what is there, such as {"temperature": 0.5}.'),
+    ] = None
     chat_template: Annotated[
         str | None,
         Meta(description="Jinja chat template: a file, or the text itself. Default: the model's own."),
@@ -95,7 +113,12 @@ class CacheConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     ] = "auto"
     gpu_memory_utilization: Annotated[
         float,
-        Meta(gt=0, le=1, description="Share of the device's memory to use; on the CPU, of the free memory."),
+        Meta(
+            gt=0,
+            le=1,
+            description="Share of the device's memory to use; on the CPU, of the free memory.",
+            extra={"aliases": ("device_memory_utilization",)},
+        ),
     ] = 0.92
     kv_cache_memory_bytes: Annotated[
         Positive | None,
@@ -157,7 +180,9 @@ class SchedulerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 class ParallelConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How many workers, and what each holds."""
 
-    tensor_parallel_size: Annotated[int, Meta(ge=1, description="Workers that share every layer.")] = 1
+    tensor_parallel_size: Annotated[
+        int, Meta(ge=1, description="Workers that share every layer.", extra={"short": ("-tp",)})
+    ] = 1
 
 
 class DeviceConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

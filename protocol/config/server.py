@@ -18,6 +18,7 @@ class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             le=256,
             description="Processes that serve HTTP before the one engine. More than one pays off where texts, not "
             "the model, keep a core busy.",
+            extra={"short": ("-asc",)},
         ),
     ] = 1
     root_path: Annotated[
@@ -37,6 +38,9 @@ class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         int,
         Meta(ge=0, le=2, description="Whether callers need a certificate: 0 no, 1 checked if there is one, 2 yes."),
     ] = 0
+    ssl_ciphers: Annotated[
+        str | None, Meta(description="Ciphers of TLS 1.2 in OpenSSL's notation. Default: OpenSSL's own.")
+    ] = None
     enable_ssl_refresh: Annotated[bool, Meta(description="Read certificate and key again when their files change.")] = (
         False
     )
@@ -79,6 +83,26 @@ class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     enable_force_include_usage: Annotated[
         bool, Meta(description="Streams end with their usage whether stream_options asks for it or not.")
     ] = False
+    enable_per_request_metrics: Annotated[
+        bool, Meta(description="Answers of one choice tell how long they took in the engine, under metrics.")
+    ] = False
+    return_tokens_as_token_ids: Annotated[
+        bool, Meta(description="Logprobs write tokens as token_id:ID, unless a request says otherwise.")
+    ] = False
+    fingerprint_mode: Annotated[
+        Literal["full", "hash", "custom", "none"],
+        Meta(
+            description="The system_fingerprint of answers. full: octavo-VERSION-HASH, with the number of workers if "
+            "there are several; hash: without it; custom: --fingerprint-value; none: null. HASH covers what tokens "
+            "depend on beside the request."
+        ),
+    ] = "full"
+    fingerprint_value: Annotated[str | None, Meta(description="The fingerprint, under --fingerprint-mode custom.")] = (
+        None
+    )
+    enable_tokenizer_info_endpoint: Annotated[
+        bool, Meta(description="Offer /tokenizer_info: the tokenizer's settings, with the chat template.")
+    ] = False
     enable_request_id_headers: Annotated[
         bool, Meta(description="Every answer carries X-Request-Id: the caller's own, else a new one.")
     ] = True
@@ -103,6 +127,9 @@ class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             "auto, which is found in the template."
         ),
     ] = "auto"
+    response_role: Annotated[
+        str, Meta(min_length=1, description="Role of answers, where a request has a generation prompt added.")
+    ] = "assistant"
     default_chat_template_kwargs: Annotated[
         str | None,
         Meta(
@@ -155,6 +182,12 @@ class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         False
     )
     enable_log_outputs: Annotated[bool, Meta(description="Log the text of every answer when it is complete.")] = False
+    enable_log_deltas: Annotated[
+        bool, Meta(description="With --enable-log-outputs: log each piece of a stream as well.")
+    ] = False
+    log_error_stack: Annotated[
+        bool, Meta(description="Log the stack of every error that a request is answered with.")
+    ] = False
     max_log_len: Annotated[
         Annotated[int, Meta(ge=0)] | None,
         Meta(description="Most characters of a text, and most token ids, in such a line. Default: all."),

@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 import msgspec
 
 from octavo.protocol.config.engine import EngineConfig
+from octavo.protocol.config.foreign import settled
 from octavo.protocol.config.server import ServerConfig
 from octavo.protocol.errors import ConfigError
 
@@ -34,6 +35,8 @@ class FieldInfo(msgspec.Struct, frozen=True):
     description: str
     aliases: tuple[str, ...] = ()
     """Other names of the field, which mean the same."""
+    short: tuple[str, ...] = ()
+    """Short spellings of its flag: `-tp`."""
 
     @property
     def flag(self) -> str:
@@ -85,8 +88,9 @@ def struct_fields(branch: str, struct: type[msgspec.Struct]) -> Iterator[FieldIn
     for info in msgspec.structs.fields(struct):
         metas = getattr(annotated[info.name], "__metadata__", ())
         description = next((meta.description for meta in metas if meta.description), "")
-        aliases = next((meta.extra["aliases"] for meta in metas if meta.extra), ())
-        yield FieldInfo(info.name, branch, plain[info.name], info.default, description, aliases)
+        extra: dict[str, Any] = next((meta.extra for meta in metas if meta.extra), {})
+        names = extra.get("aliases", ()), extra.get("short", ())
+        yield FieldInfo(info.name, branch, plain[info.name], info.default, description, *names)
 
 
 def own_names(settings: Mapping[str, Any], fields: Iterable[FieldInfo]) -> dict[str, Any]:
@@ -109,9 +113,11 @@ def engine_config(settings: Mapping[str, Any]) -> EngineConfig:
     """Build the engine's tree from flat settings.
 
     Raises:
-        ConfigError: an unknown name, or a value of the wrong type or out of bounds; the message names it.
+        ConfigError: an unknown name, a setting of vLLM's that cannot be heeded, or a value of the wrong type or out of
+            bounds; the message names it.
     """
     homes = {info.name: info.branch for info in engine_fields()}
+    settings = settled(settings)
     tree: dict[str, dict[str, Any]] = {branch: {} for branch in engine_branches()}
     for name, value in own_names(settings, engine_fields()).items():
         if name not in homes:

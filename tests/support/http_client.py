@@ -15,6 +15,7 @@ from fake_client import FakeClient
 
 from octavo.frontend.http.app import App
 from octavo.frontend.http.conversation import ChatSettings
+from octavo.frontend.http.render.answer import AnswerSettings
 from octavo.frontend.http.request_log import RequestLog
 from octavo.frontend.http.run import make_app
 from octavo.frontend.http.server import Server
@@ -24,13 +25,16 @@ from octavo.protocol.config import ServerConfig
 
 URL = "http://octavo.test"
 
+PLAIN = ServerConfig(fingerprint_mode="none")
+"""Answers without a fingerprint, which would differ with each release."""
+
 
 def application(
     client: FakeClient,
     api_keys: Sequence[str] = (),
     *,
     trusts_request_templates: bool = True,
-    config: ServerConfig = ServerConfig(),
+    config: ServerConfig = PLAIN,
 ) -> App:
     metrics = Metrics(client.config, num_blocks=client.facts.num_blocks, max_model_len=client.facts.max_model_len)
     serving = Serving(
@@ -43,13 +47,14 @@ def application(
         None if config.torch_profiler_dir is None else Path(config.torch_profiler_dir),
         config.enable_force_include_usage,
         RequestLog.of(config),
+        AnswerSettings.of(config, client.config),
         created=1_700_000_000,
     )
     return make_app(serving, config, api_keys)
 
 
 @contextlib.asynccontextmanager
-async def listening(app: App, config: ServerConfig = ServerConfig()) -> AsyncIterator[str]:
+async def listening(app: App, config: ServerConfig = PLAIN) -> AsyncIterator[str]:
     """Serve the application on a socket; yield its path."""
     with tempfile.TemporaryDirectory() as directory, socket.socket(socket.AF_UNIX) as bound:
         path = str(Path(directory) / "s")
@@ -75,7 +80,7 @@ async def _end(server: Server, serving: "asyncio.Task[None]") -> None:
 
 @contextlib.asynccontextmanager
 async def http_client(
-    client: FakeClient, api_keys: Sequence[str] = (), config: ServerConfig = ServerConfig()
+    client: FakeClient, api_keys: Sequence[str] = (), config: ServerConfig = PLAIN
 ) -> AsyncIterator[httpx.AsyncClient]:
     app = application(client, api_keys, config=config)
     async with listening(app, config) as path, _http(path, base_url=URL) as http:
@@ -132,7 +137,7 @@ class Caller:
 
     @classmethod
     @contextlib.asynccontextmanager
-    async def calling(cls, app: App, config: ServerConfig = ServerConfig()) -> AsyncIterator["Caller"]:
+    async def calling(cls, app: App, config: ServerConfig = PLAIN) -> AsyncIterator["Caller"]:
         """Connect to the application."""
         async with listening(app, config) as path:
             reader, writer = await asyncio.open_unix_connection(path)

@@ -10,7 +10,13 @@ from octavo.frontend.http.render.answer import AnswerStyle
 from octavo.frontend.http.render.chat import ChatChunks
 from octavo.frontend.http.render.completions import CompletionAnswer, EchoStyle
 from octavo.frontend.http.render.frame import MARK, TextFrame
-from octavo.frontend.http.render.logprobs import TokenNames, chat_logprobs, completion_logprobs, prompt_logprobs
+from octavo.frontend.http.render.logprobs import (
+    TextPlace,
+    TokenNames,
+    chat_logprobs,
+    completion_logprobs,
+    prompt_logprobs,
+)
 from octavo.frontend.http.render.usage import UsageCount
 from octavo.frontend.http.schemas.chat import ChatChunk, ChunkChoice, Delta
 from octavo.frontend.outputs import CompletionOutput, Logprob, RequestOutput
@@ -49,19 +55,19 @@ def test_part_of_a_character_is_told_by_its_bytes() -> None:
 def test_minus_infinity_becomes_a_number() -> None:
     entry = {A: Logprob(float("-inf"), 9)}
     assert chat_logprobs([A], [entry], NAMES, 0).content[0].logprob == -9999.0
-    assert completion_logprobs([A], [entry], NAMES, 0).token_logprobs == [-9999.0]
+    assert completion_logprobs([A], [entry], NAMES, TextPlace(0)).token_logprobs == [-9999.0]
     assert prompt_logprobs([None, entry])[1][str(A)].logprob == -9999.0
 
 
 def test_of_tokens_of_one_text_the_most_likely_stays() -> None:
     entry = {0xC3: Logprob(-1.0, 1), 0xC4: Logprob(-2.0, 2)}
-    assert completion_logprobs([0xC3], [entry], NAMES, 0).top_logprobs == [{"\ufffd": -1.0}]
+    assert completion_logprobs([0xC3], [entry], NAMES, TextPlace(0)).top_logprobs == [{"\ufffd": -1.0}]
     # The chosen one, which stands first, is the less likely: who compares it with the largest must see that.
     unlikely = {0xC4: Logprob(-2.0, 2), 0xC3: Logprob(-1.0, 1)}
-    rendered = completion_logprobs([0xC4], [unlikely], NAMES, 0)
+    rendered = completion_logprobs([0xC4], [unlikely], NAMES, TextPlace(0))
     assert (rendered.token_logprobs, rendered.top_logprobs) == ([-2.0], [{"\ufffd": -1.0}])
     as_ids = TokenNames(byte_tokenizer(), as_ids=True)
-    assert completion_logprobs([0xC3], [entry], as_ids, 0).top_logprobs == [
+    assert completion_logprobs([0xC3], [entry], as_ids, TextPlace(0)).top_logprobs == [
         {"token_id:195": -1.0, "token_id:196": -2.0}
     ]
 

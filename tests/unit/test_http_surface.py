@@ -11,6 +11,7 @@ from http_client import events, http_client, post, request
 from octavo.frontend.http import body
 from octavo.frontend.http.access_log import route_log
 from octavo.frontend.http.conversation import ChatSettings
+from octavo.frontend.http.errors import logger as error_log
 from octavo.protocol.config import ServerConfig
 from octavo.protocol.errors import ConfigError
 from octavo.protocol.stats import EngineStats
@@ -110,6 +111,12 @@ def test_a_root_path_may_be_there_or_not(path) -> None:
     assert request(FakeClient(), "GET", path, config=config).status_code == 200
     assert request(FakeClient(), "GET", "/apiv1/models", config=config).status_code == 404
     assert request(FakeClient(), "GET", "/openapi.json", config=config).json()["servers"] == [{"url": "/api"}]
+
+
+def test_a_root_path_without_its_slash_leads_to_the_page() -> None:
+    answer = request(FakeClient(), "GET", "/api", config=ServerConfig(root_path="/api"))
+    assert (answer.status_code, answer.headers["location"]) == (307, "/api/")
+    assert request(FakeClient(), "GET", "/api/", config=ServerConfig(root_path="/api")).status_code == 200
 
 
 def test_head_is_a_get_without_its_body() -> None:
@@ -310,6 +317,30 @@ def test_requests_and_answers_in_the_log(caplog, stream) -> None:
     assert asked.startswith("received cmpl-r: prompt 'a\\n', token ids [256, 97], params {")
     assert '"max_tokens":3' in asked
     assert answered == "answered cmpl-r, choice 0: 'He', length"
+
+
+def test_pieces_of_a_stream_in_the_log(caplog) -> None:
+    caplog.set_level(logging.INFO, "octavo")
+    config = ServerConfig(enable_log_outputs=True, enable_log_deltas=True)
+    for stream, lines in ((True, ["'H'", "'e'"]), (False, [])):
+        caplog.clear()
+        post(FakeClient(), PATH, ASK | {"max_tokens": 2, "stream": stream, "request_id": "r"}, config=config)
+        told = [message for message in caplog.messages if message.startswith("delta of cmpl-r, choice 0: ")]
+        assert [line.rpartition(" ")[2] for line in told] == lines
+
+
+def test_stacks_of_errors_in_the_log(caplog) -> None:
+    before = error_log.level
+    try:
+        for logs in (False, True):
+            caplog.clear()
+            if logs:
+                error_log.setLevel(logging.DEBUG)
+            post(FakeClient(), PATH, ASK | {"top_p": 2})
+            stacks = [record.exc_info for record in caplog.records if record.exc_info]
+            assert [str(stack[1]) for stack in stacks] == (["top_p must be at most 1.0, got 2.0"] if logs else [])
+    finally:
+        error_log.setLevel(before)
 
 
 def test_nothing_of_a_request_is_logged_unasked(caplog) -> None:

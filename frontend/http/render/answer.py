@@ -2,8 +2,33 @@
 
 from dataclasses import dataclass
 
+from octavo.frontend.http.fingerprint import fingerprint
 from octavo.frontend.http.render.logprobs import TokenNames
 from octavo.frontend.http.render.reading import Reading
+from octavo.protocol.config import ResolvedConfig, ServerConfig
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerSettings:
+    """What this server tells in all answers."""
+
+    fingerprint: str | None = None
+    role: str = "assistant"
+    """Of chat answers that are not the continuation of a message."""
+    names_are_ids: bool = False
+    """Logprobs write tokens as "token_id:ID" where the request does not say."""
+    has_metrics: bool = False
+    """How long a request took."""
+
+    @classmethod
+    def of(cls, config: ServerConfig, engine: ResolvedConfig) -> "AnswerSettings":
+        """Return what the flags say."""
+        return cls(
+            fingerprint=fingerprint(engine, config.fingerprint_mode, config.fingerprint_value),
+            role=config.response_role,
+            names_are_ids=config.return_tokens_as_token_ids,
+            has_metrics=config.enable_per_request_metrics,
+        )
 
 
 @dataclass(slots=True)
@@ -16,6 +41,9 @@ class AnswerStyle:
     """Seconds since the epoch."""
     model: str
     names: TokenNames
+    fingerprint: str | None = None
+    role: str = "assistant"
+    """Chat: of the answer."""
     num_logprobs: int | None = None
     """None: the caller wants none."""
     echo: str | None = None
@@ -27,3 +55,5 @@ class AnswerStyle:
     """In streams: a last chunk with the usage."""
     has_running_usage: bool = False
     """In streams: the usage so far in every chunk."""
+    has_metrics: bool = False
+    """How long it took, where there is one choice; in streams with the usage."""

@@ -41,6 +41,8 @@ def render_chat(output: RequestOutput, style: AnswerStyle) -> bytes:
         model=style.model,
         choices=[_whole_choice(choice, style) for choice in output.outputs],
         usage=usage.total(),
+        system_fingerprint=style.fingerprint,
+        metrics=usage.metrics() if style.has_metrics else UNSET,
         prompt_token_ids=output.prompt_token_ids if style.has_token_ids else UNSET,
         prompt_logprobs=UNSET if output.prompt_logprobs is None else prompt_logprobs(output.prompt_logprobs),
     )
@@ -90,13 +92,16 @@ class ChatChunks:
         """Return what follows when every choice has ended: the usage, if it is wanted."""
         if not self._style.has_usage:
             return []
-        return [_encode(self._with_choices([], self._usage.total()))]
+        chunk = self._with_choices([], self._usage.total())
+        if self._style.has_metrics:
+            chunk.metrics = self._usage.metrics()
+        return [_encode(chunk)]
 
     def _opening(self, output: RequestOutput) -> list[bytes]:
         chunks = []
         prompt_token_ids = output.prompt_token_ids if self._style.has_token_ids else UNSET
         for index in range(self._n):
-            choice = ChunkChoice(index=index, delta=Delta(role="assistant", content=""))
+            choice = ChunkChoice(index=index, delta=Delta(role=self._style.role, content=""))
             chunks.append(self._chunk(choice, prompt_token_ids))
         if self._style.echo:
             echo = Delta(content=self._style.echo)
@@ -144,12 +149,20 @@ class ChatChunks:
 
     def _with_choices(self, choices: list[ChunkChoice], usage: Usage | UnsetType | None) -> ChatChunk:
         style = self._style
-        return ChatChunk(id=style.id, created=style.created, model=style.model, choices=choices, usage=usage)
+        return ChatChunk(
+            id=style.id,
+            created=style.created,
+            model=style.model,
+            choices=choices,
+            usage=usage,
+            system_fingerprint=style.fingerprint or UNSET,
+        )
 
 
 def _whole_choice(choice: CompletionOutput, style: AnswerStyle) -> ChatChoice:
     reading, echo, reason = style.reading, style.echo or "", choice.finish_reason
     message = ChatMessage(echo + choice.text) if reading is None else reading.message(choice.text, echo)
+    message.role = style.role
     if reading is not None:
         reason = reading.finish_reason(reason, len(message.tool_calls or ()))
     return ChatChoice(

@@ -8,7 +8,7 @@ from msgspec import UNSET, UnsetType
 
 from octavo.frontend.http.render.answer import AnswerStyle
 from octavo.frontend.http.render.frame import MARK, TextFrame
-from octavo.frontend.http.render.logprobs import completion_logprobs, end_of, join_logprobs, prompt_logprobs
+from octavo.frontend.http.render.logprobs import TextPlace, completion_logprobs, join_logprobs, prompt_logprobs
 from octavo.frontend.http.render.usage import UsageCount
 from octavo.frontend.http.schemas.completions import CompletionChoice, CompletionLogprobs, CompletionResponse
 from octavo.frontend.http.schemas.usage import Usage
@@ -49,8 +49,8 @@ class CompletionAnswer:
         self._is_plain = is_short and echo is None and not shows_prompt_logprobs
         self._frames: dict[int, TextFrame] = {}
         """Of each choice, where its chunks hold nothing but text."""
-        self._text_offsets: dict[int, int] = {}
-        """Per choice that has begun: length of what its logprobs have covered."""
+        self._places: dict[int, TextPlace] = {}
+        """Per choice that has begun: how far its logprobs have come in its text."""
         self._prompt_logprobs: dict[int, list[PositionLogprobs | None]] = {}
         """Per prompt, from its first output: in a stream its later choices begin when these have gone by."""
 
@@ -64,7 +64,9 @@ class CompletionAnswer:
         for prompt_index, output in enumerate(outputs):
             self._note(output, prompt_index)
             choices += [self._choice(output, choice, prompt_index) for choice in output.outputs]
-        return _encode(self._response(choices, self._usage.total(), system_fingerprint=None))
+        response = self._response(choices, self._usage.total())
+        response.system_fingerprint = self._style.fingerprint
+        return self._last(response)
 
     def take(self, output: RequestOutput, prompt_index: int) -> list[bytes]:
         """Return the chunks that a delta makes, as JSON: one per choice with news."""
@@ -74,7 +76,7 @@ class CompletionAnswer:
             if self._is_plain and choice.text and choice.finish_reason is None:
                 chunks.append(self._text_chunk(prompt_index * self._n + choice.index, choice.text))
                 continue
-            is_first = prompt_index * self._n + choice.index not in self._text_offsets
+            is_first = prompt_index * self._n + choice.index not in self._places
             rendered = self._choice(output, choice, prompt_index)
             is_news = rendered.text or rendered.finish_reason is not None or (is_first and self._style.has_token_ids)
             if is_news or (choice.token_ids and (rendered.logprobs is not None or self._style.has_token_ids)):
@@ -83,7 +85,13 @@ class CompletionAnswer:
 
     def last(self) -> list[bytes]:
         """Return what follows when every choice has ended: the usage, if it is wanted."""
-        return [_encode(self._response([], self._usage.total()))] if self._style.has_usage else []
+        return [self._last(self._response([], self._usage.total()))] if self._style.has_usage else []
+
+    def _last(self, response: CompletionResponse) -> bytes:
+        """Encode what tells of the whole request."""
+        if self._style.has_metrics:
+            response.metrics = self._usage.metrics()
+        return _encode(response)
 
     def _text_chunk(self, index: int, text: str) -> bytes:
         """Return a chunk with nothing but text."""
@@ -103,7 +111,7 @@ class CompletionAnswer:
 
     def _choice(self, output: RequestOutput, choice: CompletionOutput, prompt_index: int) -> CompletionChoice:
         index = prompt_index * self._n + choice.index
-        is_first = index not in self._text_offsets
+        is_first = index not in self._places
         shows_completion = self._echo is None or self._echo.shows_completion
         text = choice.text if shows_completion else ""
         if self._echo is not None and is_first:
@@ -127,19 +135,18 @@ class CompletionAnswer:
         self, output: RequestOutput, choice: CompletionOutput, prompt_index: int, *, shows_completion: bool
     ) -> CompletionLogprobs | None:
         index = prompt_index * self._n + choice.index
-        is_first = index not in self._text_offsets
-        offset = self._text_offsets.setdefault(index, 0)
+        is_first = index not in self._places
+        echoed = 0 if self._echo is None else len(self._echo.prompts[prompt_index])
+        place = self._places.setdefault(index, TextPlace(echoed))
         if self._style.num_logprobs is None:
             return None
         result = CompletionLogprobs([], [], [], [])
         prompt = self._prompt_logprobs.get(prompt_index)
         if self._echo is not None and is_first and prompt is not None:
-            result = completion_logprobs(output.prompt_token_ids, prompt, self._style.names, 0)
-            offset = end_of(result)
+            result = completion_logprobs(output.prompt_token_ids, prompt, self._style.names, TextPlace(0))
         if shows_completion and choice.logprobs:
-            own = completion_logprobs(choice.token_ids, choice.logprobs, self._style.names, offset)
-            result, offset = join_logprobs(result, own), end_of(own)
-        self._text_offsets[index] = offset
+            own = completion_logprobs(choice.token_ids, choice.logprobs, self._style.names, place)
+            result = join_logprobs(result, own)
         return result
 
     def _running_usage(self) -> Usage | UnsetType | None:
@@ -151,7 +158,6 @@ class CompletionAnswer:
         self,
         choices: list[CompletionChoice],
         usage: Usage | UnsetType | None,
-        system_fingerprint: UnsetType | None = UNSET,
     ) -> CompletionResponse:
         return CompletionResponse(
             id=self._style.id,
@@ -159,7 +165,7 @@ class CompletionAnswer:
             model=self._style.model,
             choices=choices,
             usage=usage,
-            system_fingerprint=system_fingerprint,
+            system_fingerprint=self._style.fingerprint or UNSET,
         )
 
 

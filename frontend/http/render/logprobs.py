@@ -1,5 +1,6 @@
 """Logprobs in the public API's three forms: chat, plain completions, and vLLM's prompt logprobs."""
 
+import codecs
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -36,6 +37,26 @@ class TokenNames:
         """Return the bytes of a token, which tell what U+FFFD in its text stands for."""
         return list(self._vocabulary.token_bytes(token_id))
 
+    def text_bytes(self, token_id: int) -> bytes:
+        """Return what a token adds to a text."""
+        return self._vocabulary.token_bytes(token_id)
+
+
+class TextPlace:
+    """A place in a text that moves on token by token; one that is only part of a character does not move it.
+
+    Args:
+        offset: in characters, where it begins.
+    """
+
+    def __init__(self, offset: int) -> None:
+        self.offset = offset
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def advance(self, data: bytes) -> None:
+        """Go past a token's bytes."""
+        self.offset += len(self._decoder.decode(data))
+
 
 def chat_logprobs(
     token_ids: Sequence[int], logprobs: Sequence[PositionLogprobs], names: TokenNames, num_top: int
@@ -58,7 +79,7 @@ def chat_logprobs(
 
 
 def completion_logprobs(
-    token_ids: Sequence[int], logprobs: Sequence[PositionLogprobs | None], names: TokenNames, text_offset: int
+    token_ids: Sequence[int], logprobs: Sequence[PositionLogprobs | None], names: TokenNames, place: TextPlace
 ) -> CompletionLogprobs:
     """Return the form of plain completions; a token without logprobs (a prompt's first) has null.
 
@@ -66,16 +87,15 @@ def completion_logprobs(
         token_ids: of the prompt or generated.
         logprobs: one entry per token.
         names: how to write tokens.
-        text_offset: where in the choice's text the first of them begins.
+        place: where in the choice's text the first of them begins; moved behind the last.
     """
     result = CompletionLogprobs([], [], [], [])
     for token_id, position in zip(token_ids, logprobs, strict=True):
-        name = names.name(token_id)
-        result.text_offset.append(text_offset)
-        result.tokens.append(name)
+        result.text_offset.append(place.offset)
+        result.tokens.append(names.name(token_id))
         result.token_logprobs.append(None if position is None else _finite(position[token_id].logprob))
         result.top_logprobs.append(None if position is None else _by_name(position, names))
-        text_offset += len(name)
+        place.advance(names.text_bytes(token_id))
     return result
 
 
@@ -87,11 +107,6 @@ def join_logprobs(first: CompletionLogprobs, second: CompletionLogprobs) -> Comp
         first.tokens + second.tokens,
         first.top_logprobs + second.top_logprobs,
     )
-
-
-def end_of(logprobs: CompletionLogprobs) -> int:
-    """Return the text offset behind the last token."""
-    return logprobs.text_offset[-1] + len(logprobs.tokens[-1]) if logprobs.tokens else 0
 
 
 def prompt_logprobs(logprobs: Sequence[PositionLogprobs | None]) -> PromptLogprobs:

@@ -1,9 +1,12 @@
-"""Counting what a request took, as its outputs come in."""
+"""Counting what a request took, tokens and time, as its outputs come in."""
 
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
+from octavo.frontend.http.render.timings import request_metrics
+from octavo.frontend.http.schemas.timings import RequestMetrics
 from octavo.frontend.http.schemas.usage import CompletionTokensDetails, PromptTokensDetails, Usage
 from octavo.frontend.outputs import RequestOutput
+from octavo.protocol.stats import RequestTimings
 
 
 class UsageCount:
@@ -14,6 +17,7 @@ class UsageCount:
         self._num_cached_tokens: dict[int, int] = {}
         self._num_generated = 0
         self._num_reasoning: int | None = None
+        self._timings: list[RequestTimings] = []
 
     def add(self, output: RequestOutput, prompt_index: int = 0) -> None:
         """Count an output."""
@@ -21,11 +25,16 @@ class UsageCount:
         self._num_cached_tokens[prompt_index] = output.num_cached_tokens
         self._num_generated += sum(len(choice.token_ids) for choice in output.outputs)
         self._num_generated += output.num_discarded_tokens
+        self._timings += output.timings
 
     def add_reasoning(self, num_tokens: int | None) -> None:
         """Count a finished choice's reasoning; None: nothing tells it apart."""
         if num_tokens is not None:
             self._num_reasoning = (self._num_reasoning or 0) + num_tokens
+
+    def metrics(self) -> RequestMetrics | UnsetType:
+        """Return how long it took, when one sequence was generated: of several there is no one time."""
+        return request_metrics(self._timings[0], self._num_generated) if len(self._timings) == 1 else UNSET
 
     def total(self) -> Usage:
         """Return the usage so far."""

@@ -9,9 +9,8 @@ from octavo.frontend.http.conversation import Conversation, last_text, own_names
 from octavo.frontend.http.message import JSON, Request, Response
 from octavo.frontend.http.render.answer import AnswerStyle
 from octavo.frontend.http.render.chat import ChatChunks, render_chat
-from octavo.frontend.http.render.logprobs import TokenNames
 from octavo.frontend.http.schemas.chat import ChatCompletionRequest
-from octavo.frontend.http.serving import Serving, check_streaming, new_request_id, wants_usage
+from octavo.frontend.http.serving import Serving, answer_style, check_streaming, new_request_id
 from octavo.frontend.http.sse import EventStream, events
 from octavo.frontend.outputs import RequestOutput
 from octavo.protocol.errors import InvalidRequestError
@@ -45,17 +44,10 @@ async def _answer(serving: Serving, request: Request, asked: ChatCompletionReque
     )
     params = talk.bind(params, serving.client.tokenizer)
     answer_id = f"chatcmpl-{new_request_id(request, asked)}"
-    style = AnswerStyle(
-        id=answer_id,
-        created=serving.now(),
-        model=model,
-        names=TokenNames(serving.client.tokenizer, as_ids=bool(asked.return_tokens_as_token_ids)),
-        num_logprobs=num_logprobs,
-        echo=_echo(asked),
-        reading=talk.reading(serving.client.tokenizer),
-        has_token_ids=bool(asked.return_token_ids),
-        **wants_usage(serving, asked),
-    )
+    style = answer_style(serving, asked, answer_id, model, num_logprobs)
+    style.role = serving.answers.role if asked.add_generation_prompt else str(asked.messages[-1].get("role"))
+    style.echo = _echo(asked)
+    style.reading = talk.reading(serving.client.tokenizer)
     outputs = generate(serving, asked, {"prompt": text, "prompt_token_ids": token_ids}, params, answer_id)
     if asked.stream:
         return EventStream(_stream(outputs, ChatChunks(style, params.n), asked))

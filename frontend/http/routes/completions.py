@@ -9,11 +9,9 @@ from octavo.frontend.http.beams import check_beam_search, generate
 from octavo.frontend.http.body import decode
 from octavo.frontend.http.merge import PromptOutputs, merge
 from octavo.frontend.http.message import JSON, Request, Response
-from octavo.frontend.http.render.answer import AnswerStyle
 from octavo.frontend.http.render.completions import CompletionAnswer, EchoStyle
-from octavo.frontend.http.render.logprobs import TokenNames
 from octavo.frontend.http.schemas.completions import CompletionRequest
-from octavo.frontend.http.serving import Serving, check_streaming, new_request_id, wants_usage
+from octavo.frontend.http.serving import Serving, answer_style, check_streaming, new_request_id
 from octavo.frontend.http.sse import EventStream, events
 from octavo.frontend.outputs import RequestOutput
 from octavo.protocol.errors import InvalidRequestError
@@ -32,17 +30,8 @@ async def create_completion(serving: Serving, request: Request) -> Response:
     prompts = await _prompts(serving, asked)
     answer_id = f"cmpl-{new_request_id(request, asked)}"
     params = await _all_params(serving, asked, prompts)
-    style = AnswerStyle(
-        id=answer_id,
-        created=serving.now(),
-        model=model,
-        names=TokenNames(serving.client.tokenizer, as_ids=bool(asked.return_tokens_as_token_ids)),
-        num_logprobs=asked.logprobs,
-        has_token_ids=bool(asked.return_token_ids),
-        **wants_usage(serving, asked),
-    )
     answer = CompletionAnswer(
-        style,
+        answer_style(serving, asked, answer_id, model, asked.logprobs),
         n=params[0].n,
         echo=_echo_style(serving, asked, prompts),
         shows_prompt_logprobs=asked.prompt_logprobs is not None,

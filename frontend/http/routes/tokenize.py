@@ -1,4 +1,6 @@
-"""`POST /tokenize` and `POST /detokenize`."""
+"""`POST /tokenize`, `POST /detokenize` and `GET /tokenizer_info`."""
+
+from pathlib import Path
 
 import msgspec
 
@@ -12,6 +14,7 @@ from octavo.frontend.http.schemas.tokenize import (
     TokenizeResponse,
 )
 from octavo.frontend.http.serving import Serving
+from octavo.frontend.model_files.json_file import read_json
 from octavo.protocol.errors import InvalidRequestError
 
 
@@ -51,3 +54,12 @@ async def detokenize(serving: Serving, request: Request) -> Response:
             raise InvalidRequestError(f"token id {token} is outside the vocabulary of {vocab_size} tokens", "tokens")
     text = await serving.client.run_in_thread(lambda: tokenizer.decode(asked.tokens, skip_special_tokens=False))
     return Response(msgspec.json.encode(DetokenizeResponse(text)), media_type=JSON)
+
+
+async def tokenizer_info(serving: Serving, request: Request) -> Response:
+    """Tell the tokenizer's settings, and the chat template that this server uses."""
+    config, tokenizer = serving.client.config, serving.client.tokenizer
+    settings = read_json(Path(config.model.tokenizer_path) / "tokenizer_config.json")
+    template = config.chat_template or tokenizer.chat_templates.get("default")
+    info = {"tokenizer_class": type(tokenizer).__name__, **settings, "chat_template": template}
+    return Response(msgspec.json.encode(info), media_type=JSON)

@@ -6,6 +6,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from octavo.frontend.http.schemas.completions import PromptLogprobs
 from octavo.frontend.http.schemas.sampling import SamplingFields
+from octavo.frontend.http.schemas.timings import RequestMetrics
 from octavo.frontend.http.schemas.usage import Usage
 
 
@@ -119,7 +120,7 @@ class ChatMessage(Struct):
 
     content: str | None
     """Null when there is nothing but calls or reasoning."""
-    role: Literal["assistant"] = "assistant"
+    role: str = "assistant"
     refusal: None = None
     reasoning: str | UnsetType | None = UNSET
     """Where a reasoning parser tells it apart; null when there is none."""
@@ -149,6 +150,7 @@ class ChatCompletion(Struct, kw_only=True):
     system_fingerprint: str | None = None
     prompt_token_ids: list[int] | UnsetType = UNSET
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    metrics: RequestMetrics | UnsetType = UNSET
 
 
 class FunctionCallDelta(Struct, kw_only=True):
@@ -170,7 +172,7 @@ class ToolCallDelta(Struct, kw_only=True):
 class Delta(Struct, kw_only=True):
     """What is new of a message."""
 
-    role: Literal["assistant"] | UnsetType = UNSET
+    role: str | UnsetType = UNSET
     content: str | UnsetType = UNSET
     reasoning: str | UnsetType = UNSET
     tool_calls: list[ToolCallDelta] | UnsetType = UNSET
@@ -196,4 +198,6 @@ class ChatChunk(Struct, kw_only=True):
     model: str
     choices: list[ChunkChoice]
     usage: Usage | UnsetType | None = UNSET
+    system_fingerprint: str | UnsetType = UNSET
+    metrics: RequestMetrics | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET

@@ -5,6 +5,7 @@ from typing import Literal, TypeAlias
 from msgspec import UNSET, Struct, UnsetType
 
 from octavo.frontend.http.schemas.sampling import SamplingFields
+from octavo.frontend.http.schemas.timings import RequestMetrics
 from octavo.frontend.http.schemas.usage import Usage
 
 
@@ -65,3 +66,4 @@ class CompletionResponse(Struct, kw_only=True):
     choices: list[CompletionChoice]
     system_fingerprint: str | UnsetType | None = UNSET
     usage: Usage | UnsetType | None = UNSET
+    metrics: RequestMetrics | UnsetType = UNSET

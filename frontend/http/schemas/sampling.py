@@ -14,6 +14,8 @@ def _range(**keywords: float) -> Meta:
 
 Seed: TypeAlias = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 
+Priority: TypeAlias = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+
 
 class StreamOptions(Struct, kw_only=True):
     """What a stream tells beside text."""
@@ -58,7 +60,7 @@ class SamplingFields(StructuredFields, kw_only=True):
     truncate_prompt_tokens: Annotated[int, Meta(ge=-1)] | None = None
     """Keep only this many of the prompt's last tokens; -1: as many as the engine holds."""
     truncation_side: Literal["left", "right"] | None = None
-    priority: int = 0
+    priority: Priority = 0
     request_id: str | None = None
     cache_salt: Annotated[str, Meta(min_length=1)] | None = None
     return_token_ids: bool | None = None

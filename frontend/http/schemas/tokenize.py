@@ -33,6 +33,14 @@ class TokenizeResponse(Struct, kw_only=True):
     token_strs: list[str] | None = None
 
 
+class TokenizerInfo(Struct, kw_only=True):
+    """The tokenizer's own settings (`tokenizer_config.json`), of which these are always there."""
+
+    tokenizer_class: str
+    chat_template: str | None
+    """Of this server; null: there is none."""
+
+
 class DetokenizeRequest(Struct, kw_only=True):
     """Tokens of a whole text."""
 
