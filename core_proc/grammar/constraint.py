@@ -30,6 +30,7 @@ class Constraint:
         self._tail = b""
         """The latest free bytes, as many as may be the beginning of a marker."""
         self._num_taken = 0
+        self._length_seen = 0
         ends = {*request.sampling.eos_token_ids, *request.sampling.stop_token_ids}
         self._ends = sorted(token_id for token_id in ends if token_id < len(vocabulary.tokens))
         self._free_mask = self._all_but_ends() if self._is_free else None
@@ -49,8 +50,14 @@ class Constraint:
         """True when the grammar has no place for anything more."""
         return self.is_bound and self.matcher.is_complete
 
+    @property
+    def has_news(self) -> bool:
+        """True when `advance` has not been called since the request's tokens were last added to."""
+        return len(self.request.token_ids) != self._length_seen
+
     def advance(self) -> None:
         """Take in the outputs that have become known since the last call."""
+        self._length_seen = len(self.request.token_ids)
         num_known = self.request.num_known_outputs
         if num_known == self._num_taken:
             return

@@ -148,7 +148,8 @@ class Grammars:
         events: list[ClientEvent] = []
         for key, constraint in list(self._constraints.items()):
             request = constraint.request
-            if request.state is not RequestState.FINISHED:
+            # perf: most of them wait, or are not in the step that has ended.
+            if request.state is not RequestState.FINISHED and constraint.has_news:
                 constraint.advance()
                 if not constraint.has_taken_all:
                     message = "no token satisfies both the grammar and what else the request demands of its tokens"
