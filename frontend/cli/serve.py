@@ -1,8 +1,11 @@
 """`octavo serve MODEL`: from words to configurations, then to the server."""
 
+import contextlib
+import signal
 import sys
 import time
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, NoReturn
 
 from octavo.frontend.cli.flags import FlagParser, config_parser, configurations
 from octavo.frontend.cli.start_log import start_log
@@ -21,6 +24,37 @@ def run(words: list[str]) -> int:
         StartupError: the root cause.
         EngineDeadError: the engine died while serving.
     """
+    try:
+        with _terminable():
+            return _run(words)
+    except _Terminated:
+        print("octavo: SIGTERM while starting", file=sys.stderr)  # noqa: T201
+        return EXIT_SIGNAL + signal.SIGTERM
+
+
+class _Terminated(BaseException):
+    """SIGTERM came before the server heeds it; like `KeyboardInterrupt`, no handler of errors may take it for one."""
+
+
+@contextlib.contextmanager
+def _terminable() -> Iterator[None]:
+    """Let SIGTERM end what is being done, with its last words, where the event loop does not heed it.
+
+    Raises:
+        _Terminated: it came.
+    """
+
+    def on_signal(number: int, frame: object) -> NoReturn:
+        raise _Terminated
+
+    before = signal.signal(signal.SIGTERM, on_signal)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _run(words: list[str]) -> int:
     settings = read_settings(words)
     # Before the settings are looked at: some have something to say in the log.
     start_log(str(settings.get("log_level") or Env.read().log_level))

@@ -15,10 +15,11 @@ from fake_client import FakeClient, byte_tokenizer
 from fake_server import fake_server
 
 from octavo.frontend.cli import main
+from octavo.frontend.cli.bench.arrivals import arrivals, arrivals_of
 from octavo.frontend.cli.bench.datasets import Job, make_jobs
 from octavo.frontend.cli.bench.figures import Outcome, percentile, summarize
 from octavo.frontend.cli.bench.load import Load, Target
-from octavo.frontend.cli.bench.serve import arrivals, parser
+from octavo.frontend.cli.bench.serve import parser
 from octavo.frontend.cli.bench.tokenizers import LocalTokenizer
 from octavo.frontend.cli.errors import CommandError
 
@@ -90,15 +91,57 @@ def test_sharegpt_takes_two_turns_of_a_fair_length(tmp_path: Path) -> None:
 
 
 def test_arrivals_have_the_rate_and_the_burstiness() -> None:
-    assert arrivals(3, math.inf, 1.0, random.Random(0)) == [0.0] * 3
+    assert arrivals(3, lambda share: math.inf, 1.0, random.Random(0)) == [0.0] * 3
     for burstiness in (0.25, 1.0, 4.0):
-        times = arrivals(20_000, 50.0, burstiness, random.Random(0))
+        times = arrivals(20_000, lambda share: 50.0, burstiness, random.Random(0))
         gaps = [after - before for before, after in itertools.pairwise(times)]
         assert statistics.fmean(gaps) == pytest.approx(1 / 50, rel=0.05)
         # Of a gamma distribution with shape k, the deviation is the mean over the root of k.
         assert statistics.pstdev(gaps) == pytest.approx(1 / 50 / math.sqrt(burstiness), rel=0.05)
     with pytest.raises(CommandError):
-        arrivals(3, 0.0, 1.0, random.Random(0))
+        arrivals_of(options("--request-rate", "0"), 3)
+
+
+@pytest.mark.parametrize(("strategy", "middle"), [("linear", 55.0), ("exponential", 10 * math.sqrt(10))])
+def test_a_rate_that_grows(strategy: str, middle: float) -> None:
+    ramp = options("--ramp-up-strategy", strategy, "--ramp-up-start-rps", "10", "--ramp-up-end-rps", "100")
+    times = arrivals_of(ramp, 30_001)
+    for place, rate in ((0, 10.0), (15_000, middle), (29_000, 100.0)):
+        part = times[max(0, place - 400) : place + 400]
+        assert (len(part) - 1) / (part[-1] - part[0]) == pytest.approx(rate, rel=0.2)
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["--ramp-up-start-rps", "1"], "needs its form"),
+        (["--ramp-up-strategy", "linear", "--ramp-up-start-rps", "1"], "above 0"),
+        (["--ramp-up-strategy", "linear", "--request-rate", "3"], "exclude one another"),
+        (["--burstiness", "0"], "above 0"),
+    ],
+)
+def test_arrivals_that_contradict_themselves(words: list[str], complaint: str) -> None:
+    with pytest.raises(CommandError, match=complaint):
+        arrivals_of(options(*words), 3)
+
+
+def test_data_sets_of_the_hub_from_files_here(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"question": "one"}\n{"turns": ["two", "three"]}\n{"answer": "none"}\n')
+    (tmp_path / "b.csv").write_text('text,n\n"four, five",1\n')
+    (tmp_path / "c.json").write_text('[{"messages": [{"role": "user", "content": "six"}]}]')
+    words = ["--dataset-name", "hf", "--dataset-path", str(tmp_path), "--num-prompts", "4", "--hf-output-len", "9"]
+    made = jobs(*words)
+    assert sorted(job.prompt for job in made) == ["four, five", "one", "six", "two"]
+    assert {job.max_tokens for job in made} == {9}
+    column = ["--hf-prompt-column", "answer", "--num-prompts", "1"]
+    assert [job.prompt for job in jobs(*words, *column)] == ["none"]
+    with pytest.raises(CommandError, match="has 4 prompts"):
+        jobs(*words, "--num-prompts", "5")
+    (tmp_path / "d.json").write_text("{")
+    with pytest.raises(CommandError, match=r"cannot read .*d\.json"):
+        jobs(*words)
+    with pytest.raises(CommandError, match="no file"):
+        jobs(*words, "--dataset-path", str(tmp_path / "nowhere"))
 
 
 def test_percentiles_are_interpolated() -> None:

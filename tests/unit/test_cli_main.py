@@ -1,10 +1,13 @@
 """The command line as a person meets it: help, suggestions, last lines, exit codes."""
 
 import logging
+import os
 import resource
+import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from importlib import import_module
 
@@ -307,3 +310,16 @@ def test_a_list_that_is_not_json(capsys) -> None:
     with pytest.raises(SystemExit):
         config_parser("octavo serve", "").parse_flags(["m", "--allowed-origins", "[a"])
     assert "--allowed-origins" in capsys.readouterr().err
+
+
+def test_sigterm_before_the_server_heeds_it_has_its_last_words(monkeypatch, capsys) -> None:
+    def be_told(words: list[str]) -> int:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(5)
+        return 0
+
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr("octavo.frontend.cli.serve._run", be_told)
+    assert main(["serve", "M"]) == 128 + signal.SIGTERM
+    assert capsys.readouterr().err == "octavo: SIGTERM while starting\n"
+    assert signal.getsignal(signal.SIGTERM) is before

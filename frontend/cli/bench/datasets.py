@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from octavo.frontend.cli.bench.rows import SUFFIXES, prompts_in
 from octavo.frontend.cli.errors import CommandError
 from octavo.frontend.cli.parser import CommandParser
 
@@ -52,7 +53,8 @@ def add_dataset_flags(parser: CommandParser) -> None:
         "--dataset-path",
         metavar="FILE",
         help="sharegpt: a JSON list of conversations; custom: a line for each prompt, "
-        '{"prompt": "...", "output_tokens": 100}, output_tokens optional',
+        '{"prompt": "...", "output_tokens": 100}, output_tokens optional; hf: a data set of the hub on this machine, '
+        f"a file or a directory of {' '.join(SUFFIXES)}",
     )
     group.add_argument("--num-prompts", type=int, default=100, metavar="N", help="how many requests; default: 100")
     group.add_argument("--input-len", type=int, metavar="N", help="prompt tokens, whatever the dataset")
@@ -65,10 +67,14 @@ def add_dataset_flags(parser: CommandParser) -> None:
         "--prefix-repetition-suffix-len": (256, "prefix_repetition: tokens of each prompt after its prefix"),
         "--prefix-repetition-num-prefixes": (10, "prefix_repetition: how many different prefixes"),
         "--prefix-repetition-output-len": (128, "prefix_repetition: output tokens"),
+        "--hf-output-len": (128, "hf: output tokens"),
         "--custom-output-len": (256, "custom: output tokens of prompts that do not say"),
     }
     for flag, (default, text) in numbers.items():
         group.add_argument(flag, type=int, default=default, metavar="N", help=f"{text}; default: {default}")
+    group.add_argument(
+        "--hf-prompt-column", metavar="NAME", help="hf: column of the prompts; default: found by its name"
+    )
     group.add_argument(
         "--random-range-ratio",
         type=float,
@@ -160,6 +166,14 @@ def _sharegpt(options: argparse.Namespace, tokenizer: Tokenizer, rng: random.Ran
     raise CommandError(f"{options.dataset_path} has {len(jobs)} usable conversations", f"--num-prompts {len(jobs)}")
 
 
+def _hf(options: argparse.Namespace, tokenizer: Tokenizer, rng: random.Random) -> list[Job]:
+    prompts = list(prompts_in(_path(options), options.hf_prompt_column))
+    if len(prompts) < options.num_prompts:
+        raise CommandError(f"{options.dataset_path} has {len(prompts)} prompts", f"--num-prompts {len(prompts)}")
+    output_len = options.output_len or options.hf_output_len
+    return [Job(prompt, output_len) for prompt in rng.sample(prompts, options.num_prompts)]
+
+
 def _custom(options: argparse.Namespace, tokenizer: Tokenizer, rng: random.Random) -> list[Job]:
     jobs = [
         Job(entry["prompt"], options.output_len or entry.get("output_tokens") or options.custom_output_len)
@@ -183,11 +197,15 @@ def _json_lines(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
         yield entry
 
 
-def _text(options: argparse.Namespace) -> str:
+def _path(options: argparse.Namespace) -> Path:
     if options.dataset_path is None:
         raise CommandError(f"--dataset-name {options.dataset_name} reads a file", "name it with --dataset-path")
+    return Path(options.dataset_path)
+
+
+def _text(options: argparse.Namespace) -> str:
     try:
-        return Path(options.dataset_path).read_text("utf-8")
+        return _path(options).read_text("utf-8")
     except OSError as error:
         raise CommandError(f"cannot read {options.dataset_path}: {error.strerror}") from None
     except UnicodeDecodeError:
@@ -199,4 +217,5 @@ _DATASETS: dict[str, Callable[[argparse.Namespace, Tokenizer, random.Random], li
     "prefix_repetition": _prefix_repetition,
     "sharegpt": _sharegpt,
     "custom": _custom,
+    "hf": _hf,
 }

@@ -3,12 +3,12 @@
 import argparse
 import json
 import math
-import random
 import time
 from pathlib import Path
 from typing import Any
 
 from octavo.frontend.cli.api import Api
+from octavo.frontend.cli.bench.arrivals import add_arrival_flags, arrivals_of
 from octavo.frontend.cli.bench.datasets import Job, add_dataset_flags, make_jobs
 from octavo.frontend.cli.bench.figures import METRICS, Outcome, summarize
 from octavo.frontend.cli.bench.report import context, say, say_table, write_json
@@ -32,22 +32,7 @@ def parser() -> CommandParser:
     parser = CommandParser("octavo bench serve", _DESCRIPTION)
     _add_server_flags(parser)
     add_dataset_flags(parser)
-    group = parser.add_named_group("traffic", "When it is sent")
-    group.add_argument(
-        "--request-rate", type=float, default=math.inf, metavar="X", help="requests per second; default: all at once"
-    )
-    group.add_argument(
-        "--burstiness",
-        type=float,
-        default=1.0,
-        metavar="X",
-        help="shape of the gamma distribution between requests: 1 is Poisson, less comes in bursts; default: 1",
-    )
-    group.add_argument("--max-concurrency", type=int, metavar="N", help="most requests in flight; default: no limit")
-    group.add_argument(
-        "--num-warmups", type=int, default=0, metavar="N", help="requests before the clock starts; one is always"
-    )
-    group.add_argument("--seed", type=int, default=0, metavar="N", help="of prompts and arrivals; default: 0")
+    add_arrival_flags(parser)
     _add_request_flags(parser)
     _add_result_flags(parser)
     return parser
@@ -132,7 +117,7 @@ def run(words: list[str]) -> int:
     bodies, warmup_bodies = (
         [json.dumps(request_body(options, model, job)).encode() for job in several] for several in (jobs, warmups)
     )
-    arrivals_s = arrivals(len(jobs), options.request_rate, options.burstiness, random.Random(options.seed))
+    arrivals_s = arrivals_of(options, len(jobs))
     endpoint = options.endpoint or ENDPOINTS[options.backend]
     say(f"{len(jobs)} requests to {model} at {url}{endpoint}")
     # Only now: `--help` and completion need no asyncio.
@@ -177,24 +162,6 @@ def request_body(options: argparse.Namespace, model: str, job: Job) -> dict[str,
     if options.ignore_eos:
         said["ignore_eos"] = True
     return {**body, **said, **options.extra_body}
-
-
-def arrivals(count: int, rate: float, burstiness: float, rng: random.Random) -> list[float]:
-    """Return when each request comes, in seconds after the first.
-
-    The gaps have a gamma distribution with shape `burstiness` and mean 1 / `rate`.
-
-    Raises:
-        CommandError: a number is not positive.
-    """
-    if not (rate > 0 and burstiness > 0):
-        raise CommandError("--request-rate and --burstiness must be above 0")
-    if math.isinf(rate):
-        return [0.0] * count
-    times = [0.0]
-    for _ in range(count - 1):
-        times.append(times[-1] + rng.gammavariate(burstiness, 1 / (rate * burstiness)))
-    return times
 
 
 def _wait_for(api: Api, timeout_s: float) -> None:
@@ -246,6 +213,9 @@ def _save(options: argparse.Namespace, model: str, figures: dict[str, Any], outc
         # JSON has no infinity.
         "request_rate": "inf" if math.isinf(options.request_rate) else options.request_rate,
         "burstiness": options.burstiness,
+        "ramp_up_strategy": options.ramp_up_strategy,
+        "ramp_up_start_rps": options.ramp_up_start_rps,
+        "ramp_up_end_rps": options.ramp_up_end_rps,
         "max_concurrency": options.max_concurrency,
         "seed": options.seed,
         **dict(_pair(text, "--metadata") for text in options.metadata),
