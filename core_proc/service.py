@@ -236,7 +236,7 @@ class FrontendService:
             case GetStats():
                 answer(self._stats())
             case GetSnapshot():
-                answer(take_snapshot(self._scheduler, self._clock()))
+                answer(take_snapshot(self._scheduler, self._stats(), self._clock()))
             case ResetPrefixCache():
                 answer(BoolResult(self._scheduler.reset_prefix_cache()))
             case StartProfile(directory):

@@ -14,18 +14,20 @@ from octavo.protocol.snapshot import (
     EngineSnapshot,
     RequestProgress,
 )
+from octavo.protocol.stats import EngineStats
 
 
-def take_snapshot(scheduler: Scheduler, now: float) -> EngineSnapshot:
+def take_snapshot(scheduler: Scheduler, stats: EngineStats, now: float) -> EngineSnapshot:
     """Return the state of a scheduler between two of its calls.
 
     Args:
         scheduler: only read.
+        stats: of the whole engine, requests that the scheduler does not know yet included.
         now: on the scheduler's clock, in seconds.
     """
     requests = islice(chain(scheduler.running, scheduler.waiting), MAX_REQUESTS)
     return EngineSnapshot(
-        stats=scheduler.stats(),
+        stats=stats,
         requests=[_progress(request, now) for request in requests],
         blocks=bytes(_block_states(scheduler.cache.pool, scheduler.running)),
         steps=scheduler.history.samples(),

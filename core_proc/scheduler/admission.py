@@ -44,6 +44,8 @@ class Admission:
         return fault and Failed(submit.request_id, FailureKind.INVALID, fault[0], fault[1])
 
     def _overload(self, submit: Submit, waiting: OrderedRequests) -> str:
+        if submit.is_continued:
+            return ""
         if self._max_num_queued_reqs and len(waiting) >= self._max_num_queued_reqs:
             return f"{len(waiting)} requests are waiting, which is the limit (--max-num-queued-reqs)"
         # One that would wait alone is accepted however long it is: else it never could be.

@@ -31,7 +31,8 @@ class BeamGeneration:
         prompt_token_ids: its tokens.
         params: whose `max_tokens` fits the model.
         search: at its beginning.
-        submission: makes the child request that tells what is likely after some tokens: prompt and beam.
+        submission: makes the child request that tells what is likely after some tokens, prompt and beam. Its second
+            argument is False for the first one: when that is accepted all are.
         tokenizer: of the model.
         num_logprobs: alternatives to show per token; None: no logprobs.
         observer: told of latencies.
@@ -45,7 +46,7 @@ class BeamGeneration:
         prompt_token_ids: list[int],
         params: BeamSearchParams,
         search: BeamSearch,
-        submission: Callable[[list[int]], Submit],
+        submission: Callable[[list[int], bool], Submit],
         tokenizer: Tokenizer,
         num_logprobs: int | None,
         observer: Observer | None,
@@ -112,7 +113,7 @@ class BeamGeneration:
         ends: list[Finished] = []
         try:
             for beam in self._search.open:
-                submit = self._submission([*self._prompt_token_ids, *beam.token_ids])
+                submit = self._submission([*self._prompt_token_ids, *beam.token_ids], bool(beam.steps))
                 streams.append(self._link.submit(submit, self._arrived))
             while len(ends) < len(streams):
                 await self._arrived.wait()

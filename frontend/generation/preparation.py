@@ -135,7 +135,9 @@ class Preparation:
             token_ids,
             params,
             search,
-            lambda token_ids: self._submission(token_ids, spec, priority, cache_salt),
+            lambda token_ids, is_continued: self._submission(
+                token_ids, spec, priority, cache_salt, is_continued=is_continued
+            ),
             self._tokenizer,
             logprobs if logprobs != -1 else self._config.model.vocab_size,
             observer,
@@ -178,10 +180,21 @@ class Preparation:
         cache_salt: str | None,
         interval: int = 1,
         grammar: GrammarSpec | None = None,
+        *,
+        is_continued: bool = False,
     ) -> Submit:
         # Several frontends share a core: their ids must differ whatever their callers chose.
         child_id = f"{self._prefix}:{next(self._child_counter)}"
-        return Submit(child_id, token_ids, spec, priority, cache_salt, stream_interval=interval, grammar=grammar)
+        return Submit(
+            child_id,
+            token_ids,
+            spec,
+            priority,
+            cache_salt,
+            stream_interval=interval,
+            grammar=grammar,
+            is_continued=is_continued,
+        )
 
     def _check_priority(self, priority: int) -> None:
         if priority and self._config.scheduling_policy != "priority":

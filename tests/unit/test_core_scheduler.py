@@ -245,9 +245,12 @@ def test_a_full_queue_refuses_with_overloaded():
     second = engine.submit("second", prompt(4))
     assert isinstance(second.end, Failed)
     assert second.end.kind is FailureKind.OVERLOADED
+    further = engine.submit("further", prompt(4), is_continued=True)
+    assert further.end is None, "what is accepted is not refused midway"
     engine.plan()
     third = engine.submit("third", prompt(4))
     engine.run()
+    assert reason(further) is FinishReason.LENGTH
     assert reason(third) is FinishReason.LENGTH
 
 

@@ -6,12 +6,15 @@ import pytest
 from core_fakes import CLIENT, cache_plan, core_config
 from service_fakes import FakeRouter, FakeStop, grammars_of
 
+from octavo.core_proc.grammar.compiler import GrammarCompiler
 from octavo.core_proc.outbox import Outbox
 from octavo.core_proc.scheduler.scheduler import Scheduler
 from octavo.core_proc.service import FrontendService
-from octavo.protocol.events import Events
+from octavo.protocol.events import Events, Reply
 from octavo.protocol.params import SamplingSpec
-from octavo.protocol.requests import Abort, Submit
+from octavo.protocol.requests import Abort, Call, GetSnapshot, Submit, Vocabulary
+from octavo.protocol.snapshot import EngineSnapshot
+from octavo.protocol.structured import GrammarKind, GrammarSpec
 
 
 @pytest.mark.parametrize("is_lost", [False, True], ids=["aborted", "lost"])
@@ -73,3 +76,20 @@ def test_last_requests_of_a_frontend_that_has_left_are_no_news(is_gone: bool, ca
     with caplog.at_level(logging.WARNING):
         service.serve()
     assert ("must be Connect" in caplog.text) == (not is_gone)
+
+
+def test_the_dashboard_counts_requests_that_wait_for_their_grammars(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(GrammarCompiler, "start", lambda self, spec: (spec.kind, spec.text))
+    config = core_config()
+    router = FakeRouter()
+    outbox = Outbox(router, epoch=1, clock=lambda: 0.0)
+    scheduler = Scheduler(config, cache_plan(config), clock=lambda: 0.0)
+    service = FrontendService(router, outbox, scheduler, grammars_of(scheduler), None, None, FakeStop(), lambda: 0.0)
+    outbox.connect(CLIENT)
+    spec = GrammarSpec(GrammarKind.REGEX, "a")
+    submit = Submit("r", [1, 2], SamplingSpec(max_tokens=4, seed=0), grammar=spec)
+    messages = [Vocabulary([b"a"] * config.model.vocab_size, []), submit, Call(1, GetSnapshot())]
+    router.inbox = [(CLIENT, message) for message in messages]
+    service.serve()
+    (shown,) = [event.result for event in router.sent if isinstance(event, Reply)]
+    assert isinstance(shown, EngineSnapshot) and shown.stats.num_waiting == 1

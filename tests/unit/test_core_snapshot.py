@@ -8,7 +8,7 @@ from octavo.protocol.snapshot import BLOCK_CACHED, BLOCK_FREE, BLOCK_SHARED, BLO
 
 def test_an_engine_that_never_ran_shows_free_blocks_alone():
     engine = FakeEngine(num_blocks=12)
-    snapshot = take_snapshot(engine.scheduler, now=5.0)
+    snapshot = take_snapshot(engine.scheduler, engine.scheduler.stats(), now=5.0)
     assert snapshot.blocks == bytes([BLOCK_FREE]) * 12
     assert not snapshot.requests and not snapshot.steps
 
@@ -23,7 +23,7 @@ def test_blocks_are_told_apart_by_who_holds_them():
     engine.submit("second", [*common, 3, 4], max_tokens=8)
     engine.turn()
     engine.turn()
-    shown = take_snapshot(engine.scheduler, now=0.0)
+    shown = take_snapshot(engine.scheduler, engine.scheduler.stats(), now=0.0)
     held = [list(request.block_ids) for request in engine.scheduler.running]
     shared = set(held[0]) & set(held[1])
     assert len(shared) == 2
@@ -31,7 +31,7 @@ def test_blocks_are_told_apart_by_who_holds_them():
     for block_id, state in enumerate(shown.blocks):
         assert state == (BLOCK_SHARED if block_id in shared else BLOCK_USED if block_id in own else BLOCK_FREE)
     engine.run()
-    after = take_snapshot(engine.scheduler, now=0.0).blocks
+    after = take_snapshot(engine.scheduler, engine.scheduler.stats(), now=0.0).blocks
     assert after.count(BLOCK_USED) == after.count(BLOCK_SHARED) == 0
     assert after.count(BLOCK_CACHED) >= 2
 
@@ -42,7 +42,7 @@ def test_progress_counts_what_is_computed_and_what_waits():
     engine.submit("later", [1, 2, 3], max_tokens=2)
     engine.turn()
     engine.turn()
-    long, later = take_snapshot(engine.scheduler, now=0.0).requests
+    long, later = take_snapshot(engine.scheduler, engine.scheduler.stats(), now=0.0).requests
     assert (long.request_id, long.is_running, long.num_prompt_tokens, long.max_tokens) == ("long", True, 20, 4)
     assert long.num_computed_tokens in (8, 16)
     assert (later.request_id, later.is_running, later.num_computed_tokens) == ("later", False, 0)
@@ -52,7 +52,7 @@ def test_steps_say_how_many_tokens_were_prompt_and_how_many_were_decoded():
     engine = FakeEngine(max_num_batched_tokens=8, async_scheduling=False)
     engine.submit("a", list(range(1, 13)), max_tokens=3)
     engine.run()
-    steps = take_snapshot(engine.scheduler, now=0.0).steps
+    steps = take_snapshot(engine.scheduler, engine.scheduler.stats(), now=0.0).steps
     assert [(step.num_prefill_tokens, step.num_decode_tokens) for step in steps] == [(8, 0), (4, 0), (0, 1), (0, 1)]
     assert [step.sequence for step in steps] == sorted(step.sequence for step in steps)
 
@@ -62,6 +62,6 @@ def test_a_crowd_is_cut_to_the_first_in_order():
     for index in range(MAX_REQUESTS + 10):
         engine.submit(str(index), [1, 2, 3], max_tokens=2)
     engine.turn()
-    requests = take_snapshot(engine.scheduler, now=0.0).requests
+    requests = take_snapshot(engine.scheduler, engine.scheduler.stats(), now=0.0).requests
     assert len(requests) == MAX_REQUESTS
     assert [request.is_running for request in requests[:5]] == [True, True, True, True, False]
