@@ -12,6 +12,7 @@ from octavo.core_proc.grammar.grammars import Grammars
 from octavo.core_proc.outbox import Outbox
 from octavo.core_proc.request import RequestKey
 from octavo.core_proc.scheduler.scheduler import ClientEvent, Scheduler
+from octavo.core_proc.scheduler.waiting import explain_waiting
 from octavo.core_proc.snapshot import take_snapshot
 from octavo.core_proc.workers.group import WorkerGroup
 from octavo.protocol import PROTOCOL_VERSION
@@ -57,13 +58,6 @@ BACKLOG_RETRY_S = 0.02
 """A slow frontend's socket does not say when it has room again, so it is tried this often."""
 LAST_WORDS_S = 2.0
 """How long a core that has nothing left to do waits for frontends to read what it owes them."""
-
-_WAITING_REASONS = {
-    "blocks": "the KV cache is full",
-    "budget": "the step's token budget is spent on prompts before it",
-    "in_flight": "its last step before a preemption is still in flight",
-    "max_num_seqs": "as many requests run as --max-num-seqs allows",
-}
 
 
 class FrontendService:
@@ -291,10 +285,12 @@ class FrontendService:
         return stats
 
     def _log_waiting(self, now: float) -> None:
-        reason = self._scheduler.waiting_reason
-        if reason and now >= self._next_waiting_log:
+        reasons = [explain_waiting(self._scheduler, now)]
+        if num_compiling := len(self._grammars.waiting_keys):
+            reasons.append(f"{num_compiling} requests wait for their grammars to be compiled")
+        if any(reasons) and now >= self._next_waiting_log:
             self._next_waiting_log = now + WAITING_LOG_INTERVAL_S
-            logger.info("%d requests wait: %s", len(self._scheduler.waiting), _WAITING_REASONS[reason])
+            logger.info("%s", "; ".join(filter(None, reasons)))
 
 
 def _fault_of_directory(path: str) -> str:

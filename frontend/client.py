@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterator
 from collections.abc import Sequence as Several
 from concurrent.futures import ThreadPoolExecutor
@@ -57,6 +58,8 @@ class Health:
 
     ok: bool
     reason: str = ""
+    is_stalled: bool = False
+    """It lives and does not move."""
 
 
 class AsyncClient:
@@ -79,6 +82,8 @@ class AsyncClient:
         grammars = GrammarMaker(link, self.tokenizer, self.config, self.run_in_thread)
         self._preparation = Preparation(link, self.tokenizer, self.config, grammars, self.encode)
         self._live: set[Generation | BeamGeneration] = set()
+        self._busy_since = 0.0
+        """When the first of them came, in monotonic seconds."""
         self._pulse = PulseReader(Path(link.facts.pulse_path)) if Path(link.facts.pulse_path).is_file() else None
         link.on_stats = self._on_stats
         if connection.engine:
@@ -342,12 +347,24 @@ class AsyncClient:
         assert isinstance(result, EngineSnapshot)
         return result
 
-    def health(self) -> Health:
-        """Tell whether the engine lives and its step loop moves, without asking it."""
+    def health(self, deadline_s: float = STALL_DEADLINE_S) -> Health:
+        """Tell whether the engine lives and its step loop moves, without asking it.
+
+        Args:
+            deadline_s: how long it may have work and not finish a step, or leave requests where they are.
+        """
         if self._link.failure:
             return Health(ok=False, reason=str(self._link.failure))
-        if self._pulse and (pulse := self._pulse.read()).is_stalled(STALL_DEADLINE_S):
-            return Health(ok=False, reason=f"the engine has not finished a step for {pulse.age_s:.0f} s")
+        if self._pulse is None:
+            return Health(ok=True)
+        pulse = self._pulse.read()
+        if pulse.is_stalled(deadline_s):
+            reason = f"the engine has not finished a step for {pulse.age_s:.0f} s"
+            return Health(ok=False, reason=reason, is_stalled=True)
+        # An idle core need not beat, but one that has been sent something beats at once.
+        if self._live and min(pulse.age_s, time.monotonic() - self._busy_since) > deadline_s:
+            reason = f"the engine has not taken up a request for {pulse.age_s:.0f} s"
+            return Health(ok=False, reason=reason, is_stalled=True)
         return Health(ok=True)
 
     async def close(self) -> None:
@@ -371,6 +388,8 @@ class AsyncClient:
     @contextlib.contextmanager
     def _alive(self, generation: Generation | BeamGeneration) -> Iterator[None]:
         """Let `abort` find a generation while it runs."""
+        if not self._live:
+            self._busy_since = time.monotonic()
         self._live.add(generation)
         self._tell_load()
         try:

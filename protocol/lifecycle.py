@@ -24,6 +24,7 @@ from octavo.protocol import PROTOCOL_VERSION
 from octavo.protocol.control import ControlMessage, Hello, LaunchSpec, PhaseDone, Progress, StartupFailed
 from octavo.protocol.errors import IllegalTransition, OctavoError, ProtocolError, StartupError
 from octavo.protocol.log import configure_logging
+from octavo.protocol.stacks import enable_dumps
 
 logger = logging.getLogger(__name__)
 
@@ -154,6 +155,7 @@ def run_child(process: str, spec_type: type[Spec], main: Callable[[Spec, Reporte
     parent = os.getppid()
     die_with_parent(parent)
     stop = StopSignal()
+    enable_dumps()
     reporter = Reporter(process, int(sys.argv[1]))
     code = EXIT_STARTUP_FAILED
     try:

@@ -26,6 +26,7 @@ from octavo.frontend.http.routes.engine import usable_directory
 from octavo.frontend.http.server import Server
 from octavo.frontend.http.serving import Serving
 from octavo.frontend.http.siblings import Siblings
+from octavo.frontend.http.stall_watch import StallWatch
 from octavo.frontend.metrics.board import Board
 from octavo.frontend.metrics.exporter import Metrics
 from octavo.frontend.metrics.log_line import INTERVAL_S, ThroughputLine
@@ -33,6 +34,7 @@ from octavo.frontend.spawn import SpawnedEngine
 from octavo.protocol.config import ServerConfig
 from octavo.protocol.env import Env, set_default
 from octavo.protocol.errors import ConfigError, InvalidRequestError
+from octavo.protocol.stacks import enable_dumps
 
 logger = logging.getLogger(__name__)
 
@@ -63,6 +65,7 @@ def run(engine: SpawnedEngine, server: ServerConfig, listener: Listener) -> None
         EngineDeadError: the engine died while serving; holds the root cause.
         Interrupted: a signal came before the server was ready.
     """
+    enable_dumps()
     # Prompts are tokenized one by one as they come; more threads for each would only be in the workers' way.
     set_default("TOKENIZERS_PARALLELISM", "false")
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -104,10 +107,13 @@ async def _serve_with(
         names = ", ".join(client.facts.served_model_names)
         logger.info("engine address for further applications: %s", client.address)
         logger.info("listening on %s, serving %s", listener.url, names)
-        lines = asyncio.create_task(_log_throughput(client)) if client.config.log_stats else None
+        watch = StallWatch(lambda: client.health(config.watchdog_timeout))
+        tasks = [asyncio.create_task(watch.run(), name="stall watch")]
+        if client.config.log_stats:
+            tasks.append(asyncio.create_task(_log_throughput(client), name="throughput line"))
         await server.serve(sockets=[listener.socket])
-        if lines:
-            lines.cancel()
+        for task in tasks:
+            task.cancel()
         if server.failure:
             siblings.terminate()
             siblings.terminate()
@@ -162,6 +168,7 @@ def make_serving(client: AsyncClient, config: ServerConfig, board: Board | None 
         forces_usage=config.enable_force_include_usage,
         request_log=RequestLog.of(config),
         answers=AnswerSettings.of(config, client.config),
+        stall_deadline_s=config.watchdog_timeout,
     )
     _check_chat_template(serving)
     return serving

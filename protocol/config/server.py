@@ -159,6 +159,14 @@ class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     ] = None
     enable_vllm_metrics: Annotated[bool, Meta(description="Offer the metrics under vllm: names as well.")] = False
     disable_fastapi_docs: Annotated[bool, Meta(description="Offer neither /openapi.json nor /docs.")] = False
+    watchdog_timeout: Annotated[
+        float,
+        Meta(
+            gt=0,
+            description="Seconds that the engine may have work and not finish a step. Then /health answers 503, and "
+            "the stacks of all processes go to the log, once.",
+        ),
+    ] = 30.0
     shutdown_timeout: Annotated[
         float,
         Meta(ge=0, description="Seconds that running requests get to finish after the first Ctrl-C or SIGTERM."),

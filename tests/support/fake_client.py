@@ -129,7 +129,7 @@ class FakeClient:
         self.profiled.append("")
         return True
 
-    def health(self) -> Health:
+    def health(self, deadline_s: float = 30.0) -> Health:
         return self.state
 
     def chat_template(self, content_format: FormatChoice = "auto") -> ChatTemplate:

@@ -3,6 +3,7 @@
 import pytest
 from core_fakes import FakeEngine, alone
 
+from octavo.core_proc.scheduler.waiting import explain_waiting
 from octavo.protocol.errors import ProtocolError
 from octavo.protocol.events import Failed, FailureKind, Finished, FinishReason
 from octavo.protocol.steps import NO_TOKEN, StepResult
@@ -125,6 +126,8 @@ def test_a_preempted_request_waits_at_the_head_of_the_queue():
         engine.turn()
     assert [request.request_id for request in engine.scheduler.waiting] == ["1", "2"]
     assert engine.scheduler.stats().waiting_reason == "blocks"
+    needed, free = -(-engine.scheduler.waiting.first.num_tokens // 4), engine.scheduler.cache.pool.num_free
+    assert f"it needs {needed} blocks, {free} of 6 are free" in explain_waiting(engine.scheduler, 0.0)
 
 
 def test_priority_decides_who_is_admitted_and_who_is_preempted():
@@ -354,13 +357,17 @@ def test_waiting_reasons():
     engine = FakeEngine(max_num_seqs=1)
     engine.submit("a", prompt(4))
     engine.submit("b", prompt(4))
+    assert explain_waiting(engine.scheduler, 0.0) == ""
     engine.plan()
     assert engine.scheduler.stats().waiting_reason == "max_num_seqs"
+    told = explain_waiting(engine.scheduler, engine.scheduler.waiting.first.time_queued + 12.0)
+    assert told == ("1 requests wait; the first, b, has for 12 s: 1 requests run, which is the limit (--max-num-seqs)")
     engine = FakeEngine(max_num_batched_tokens=6)
     engine.submit("a", prompt(20))
     engine.submit("b", prompt(20, 2))
     engine.plan()
     assert engine.scheduler.stats().waiting_reason == "budget"
+    assert "all of the 6 tokens of a step (--max-num-batched-tokens)" in explain_waiting(engine.scheduler, 0.0)
 
 
 def test_timings_are_in_order():

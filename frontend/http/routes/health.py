@@ -10,7 +10,7 @@ from octavo.frontend.http.serving import Serving
 
 async def health(serving: Serving, request: Request) -> Response:
     """Answer 200 while the engine lives and its step loop moves, else 503 with the reason."""
-    state = serving.client.health()
+    state = serving.client.health(serving.stall_deadline_s)
     if state.ok:
         return Response()
     return Response(msgspec.json.encode({"status": "unhealthy", "reason": state.reason}), 503, None, JSON)

@@ -1,0 +1,63 @@
+"""A process that does not move still tells where it stands, and one that cannot is left alone."""
+
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from octavo.protocol.stacks import look_at_tree
+
+SLEEPER = """
+import ctypes
+from octavo.protocol.stacks import enable_dumps
+enable_dumps()
+def stuck_in_a_kernel():
+    print("ready", flush=True)
+    ctypes.PyDLL(None).sleep(60)  # keeps the interpreter's lock: no Python code can run
+stuck_in_a_kernel()
+"""
+STRANGER = "import time; print('ready', flush=True); time.sleep(60)"
+
+
+@pytest.fixture
+def processes() -> Iterator[list[subprocess.Popen[str]]]:
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", source], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, bufsize=1
+        )
+        for source in (SLEEPER, STRANGER)
+    ]
+    for process in started:
+        assert process.stdout is not None and process.stdout.readline() == "ready\n"
+    yield started
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def test_a_stuck_process_tells_its_stack_and_a_stranger_lives_on(processes: list[subprocess.Popen[str]]) -> None:
+    stuck, stranger = processes
+    found = {process.pid: process for process in look_at_tree(os.getpid())}
+    assert found[stuck.pid].answers and not found[stranger.pid].answers
+    for process in found.values():
+        if process.pid != os.getpid():
+            process.ask()
+    assert stuck.stderr is not None
+    assert select.select([stuck.stderr], [], [], 20)[0]
+    lines = []
+    while "stuck_in_a_kernel" not in "".join(lines):
+        lines.append(stuck.stderr.readline())
+        assert lines[-1]
+    assert stuck.poll() is None and stranger.poll() is None
+
+
+def test_a_stopped_process_is_known_as_such(processes: list[subprocess.Popen[str]]) -> None:
+    stuck, _ = processes
+    os.kill(stuck.pid, signal.SIGSTOP)
+    os.waitid(os.P_PID, stuck.pid, os.WSTOPPED | os.WNOWAIT)
+    (look,) = look_at_tree(stuck.pid)
+    assert look.is_stopped
