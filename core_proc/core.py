@@ -89,7 +89,7 @@ class EngineCore:
         try:
             loop.run(self._waiter)
         except BaseException as error:
-            service.fail_all(str(error) or type(error).__name__)
+            service.say_last_words(str(error) or type(error).__name__)
             raise
         service.say_goodbye()
 

@@ -51,6 +51,7 @@ class Request:
         "gathered",
         "has_delivered_prompt_logprobs",
         "is_constrained",
+        "is_resumed",
         "num_announced_blocks",
         "num_cached_tokens",
         "num_computed_tokens",
@@ -108,7 +109,9 @@ class Request:
         self.num_preemptions = 0
         self.prompt_logprobs: list[TokenLogprobs | None] = [None]
         """Collected over the prompt's chunks; the first token has no logprob."""
-        self.has_delivered_prompt_logprobs = bool(submit.resume_output_token_ids)
+        self.is_resumed = bool(submit.resume_output_token_ids)
+        """An earlier core has delivered some of its outputs, and everything that comes with the first."""
+        self.has_delivered_prompt_logprobs = self.is_resumed
         self.time_queued = now
         self.time_scheduled = 0.0
         self.time_first_token = 0.0
@@ -135,8 +138,8 @@ class Request:
 
     @property
     def is_first_run(self) -> bool:
-        """True until a preemption: what is computed now has not been counted before."""
-        return self.num_preemptions == 0
+        """True until a preemption or a resume: what is computed now has not been counted before."""
+        return self.num_preemptions == 0 and not self.is_resumed
 
     def move(self, target: RequestState) -> None:
         """Change state.

@@ -135,12 +135,9 @@ class FrontendService:
         if events:
             self._outbox.put(events)
 
-    def fail_all(self, cause: str) -> None:
-        """End every request as failed, and say that this process is about to exit."""
-        message = f"the engine failed: {cause}"
-        self._outbox.put(
-            (client, Failed(request_id, FailureKind.INTERNAL, message)) for client, request_id in self._request_keys()
-        )
+    def say_last_words(self, cause: str) -> None:
+        """Say why this process is about to exit. Its requests are the frontends': another core may go on with them."""
+        self._outbox.flush()
         self._outbox.broadcast(EngineDying(cause))
 
     def say_goodbye(self) -> None:

@@ -13,7 +13,13 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from octavo.frontend.connection import Connection, follow_engine, join_engine, launch_engine
+from octavo.frontend.connection import (
+    RECONNECT_TIMEOUT_S,
+    Connection,
+    follow_engine,
+    join_engine,
+    launch_engine,
+)
 from octavo.frontend.generation.beam_generation import BeamGeneration
 from octavo.frontend.generation.fanout import Generation
 from octavo.frontend.generation.grammar_maker import GrammarMaker
@@ -21,8 +27,10 @@ from octavo.frontend.generation.preparation import Preparation
 from octavo.frontend.generation.prompt import Prompt, conversation_prompt
 from octavo.frontend.generation.spec import default_params
 from octavo.frontend.launch import LaunchedEngine, ProgressCallback
+from octavo.frontend.link import Resumption
 from octavo.frontend.metrics.observer import Observer
 from octavo.frontend.outputs import RequestOutput
+from octavo.frontend.recovery.keeper import EngineKeeper
 from octavo.frontend.spawn import SpawnedEngine
 from octavo.frontend.text.chat_template import ChatTemplate, FormatChoice
 from octavo.frontend.text.messages import Message
@@ -84,9 +92,14 @@ class AsyncClient:
         self._live: set[Generation | BeamGeneration] = set()
         self._busy_since = 0.0
         """When the first of them came, in monotonic seconds."""
-        self._pulse = PulseReader(Path(link.facts.pulse_path)) if Path(link.facts.pulse_path).is_file() else None
+        self._pulse = _pulse_of(link.facts)
         link.on_stats = self._on_stats
-        if connection.engine:
+        link.on_resumed = self._on_resumed
+        self._keeper: EngineKeeper | None = None
+        if connection.engine and self.config.restart_core:
+            self._keeper = EngineKeeper(connection.engine, link, self.config.core_timeout_s, self._has_work)
+            connection.engine.watch(self._keeper.on_exit)
+        elif connection.engine:
             connection.engine.watch(link.fail)
 
     @classmethod
@@ -124,13 +137,18 @@ class AsyncClient:
         return await cls._on(follow_engine(spawned, on_progress))
 
     @classmethod
-    def connect(cls, address: str) -> "Starting":
+    def connect(cls, address: str, *, reconnect_timeout_s: float = RECONNECT_TIMEOUT_S) -> "Starting":
         """Join an engine that another process runs; `async with` it, or await it and `close` it later.
+
+        Args:
+            address: of the engine.
+            reconnect_timeout_s: how long requests wait, should the engine die, for another at the same address; 0:
+                they fail at once.
 
         Raises:
             StartupError: no engine answers on `address`.
         """
-        return Starting(lambda: cls._on(join_engine(address)))
+        return Starting(lambda: cls._on(join_engine(address, reconnect_timeout_s=reconnect_timeout_s)))
 
     @classmethod
     async def _on(cls, connecting: Awaitable[Connection]) -> "AsyncClient":
@@ -355,6 +373,8 @@ class AsyncClient:
         """
         if self._link.failure:
             return Health(ok=False, reason=str(self._link.failure))
+        if outage := self._link.outage:
+            return Health(ok=False, reason=f"the engine is being started again: {outage.cause}")
         if self._pulse is None:
             return Health(ok=True)
         pulse = self._pulse.read()
@@ -370,6 +390,8 @@ class AsyncClient:
     async def close(self) -> None:
         """Abort what runs, disconnect, and end the engine if it is ours; harmless the second time."""
         try:
+            if self._keeper:
+                await self._keeper.close()
             await self._connection.close()
         finally:
             if self._pulse:
@@ -410,6 +432,21 @@ class AsyncClient:
     def _on_stats(self, stats: EngineStats) -> None:
         if self.observer:
             self.observer.on_engine_stats(stats)
+
+    def _on_resumed(self, resumption: Resumption) -> None:
+        """Another core has taken over, with a pulse of its own."""
+        if self._pulse:
+            self._pulse.close()
+        self._pulse = _pulse_of(self._link.facts)
+
+    def _has_work(self) -> bool:
+        return self._pulse is not None and self._pulse.read().has_work
+
+
+def _pulse_of(facts: EngineFacts) -> PulseReader | None:
+    """Return the pulse of a core on this machine, None of one elsewhere."""
+    path = Path(facts.pulse_path)
+    return PulseReader(path) if path.is_file() else None
 
 
 class Starting:

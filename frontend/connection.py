@@ -10,7 +10,7 @@ import msgspec
 import zmq
 
 from octavo.frontend.launch import LaunchedEngine, ProgressCallback, follow_start
-from octavo.frontend.link import CoreLink
+from octavo.frontend.link import CoreLink, Patience
 from octavo.frontend.spawn import SpawnedEngine, Timeline, read_config, spawn_engine
 from octavo.frontend.text.chat_template import ChatTemplate
 from octavo.frontend.text.tokenizer import Tokenizer
@@ -18,6 +18,9 @@ from octavo.protocol.config import EngineConfig, ResolvedConfig
 from octavo.protocol.errors import InvalidRequestError
 
 CONNECT_TIMEOUT_S = 10.0
+
+RECONNECT_TIMEOUT_S = 120.0
+"""How long an engine that somebody else runs may take to come back after its death."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +82,10 @@ async def follow_engine(spawned: SpawnedEngine, on_progress: ProgressCallback | 
 
 
 async def join_engine(
-    address: str, engine: LaunchedEngine | None = None, tokenizer: Tokenizer | None = None
+    address: str,
+    engine: LaunchedEngine | None = None,
+    tokenizer: Tokenizer | None = None,
+    reconnect_timeout_s: float = RECONNECT_TIMEOUT_S,
 ) -> Connection:
     """Join an engine that runs.
 
@@ -87,6 +93,7 @@ async def join_engine(
         address: of its core.
         engine: its process, if it is ours.
         tokenizer: of its model; None: loaded here.
+        reconnect_timeout_s: how long to wait for it to come back after its death; of no meaning if it is ours.
 
     Raises:
         StartupError: no engine answers on `address`.
@@ -95,8 +102,10 @@ async def join_engine(
     try:
         link = await CoreLink.connect(context, address, CONNECT_TIMEOUT_S)
         try:
+            config = msgspec.msgpack.decode(link.facts.config, type=ResolvedConfig)
+            if config.restart_core:
+                link.patience = Patience(None if engine else reconnect_timeout_s, config.max_num_queued_reqs)
             if tokenizer is None:
-                config = msgspec.msgpack.decode(link.facts.config, type=ResolvedConfig)
                 tokenizer = await asyncio.to_thread(Tokenizer.load, Path(config.model.tokenizer_path))
             return Connection(link, tokenizer, context, engine)
         except BaseException:

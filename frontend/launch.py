@@ -1,6 +1,7 @@
-"""Follows a spawned engine until it is ready, watches it, and ends it.
+"""Follows a spawned engine until it is ready, watches it, starts it again, and ends it.
 
-Says nothing of requests: `frontend/client.py` talks to the engine once it is up.
+Says nothing of requests: `frontend/client.py` talks to the engine once it is up. When to start it again is decided in
+`recovery/keeper.py`.
 """
 
 import asyncio
@@ -30,10 +31,13 @@ class LaunchedEngine:
 
     def __init__(self, spawned: SpawnedEngine) -> None:
         self._spawned = spawned
-        self._child = spawned.child
         self._on_exit: Callable[[str], None] | None = None
         self._exited = asyncio.Event()
-        asyncio.get_running_loop().add_reader(self._child.fileno(), self._on_readable)
+        self._listen()
+
+    @property
+    def _child(self) -> Child:
+        return self._spawned.child
 
     @property
     def config(self) -> ResolvedConfig:
@@ -59,12 +63,39 @@ class LaunchedEngine:
         """Call `on_exit` with the root cause when the core ends by itself."""
         self._on_exit = on_exit
 
+    def kill(self) -> None:
+        """End the core at once, which is then noticed like any other death."""
+        self._child.kill()
+
+    async def restart(self, on_progress: ProgressCallback | None = None) -> None:
+        """Start another core with the same configuration at the same address, and wait until it is ready.
+
+        Raises:
+            StartupError: it cannot start; the root cause.
+        """
+        self._stop_listening()
+        self._spawned.respawn()
+        self._exited.clear()
+        try:
+            await _follow(self._child, Timeline(), on_progress or _ignore_progress)
+        except BaseException:
+            self._exited.set()
+            raise
+        self._listen()
+
+    def _listen(self) -> None:
+        asyncio.get_running_loop().add_reader(self._child.fileno(), self._on_readable)
+
+    def _stop_listening(self) -> None:
+        if self._child.fileno() >= 0:
+            asyncio.get_running_loop().remove_reader(self._child.fileno())
+
     def _on_readable(self) -> None:
         try:
             while self._child.receive(timeout_s=0) is not None:
                 pass  # life signs after the start say nothing new
         except ChildExited as exited:
-            asyncio.get_running_loop().remove_reader(self._child.fileno())
+            self._stop_listening()
             self._exited.set()
             if self._on_exit:
                 self._on_exit(str(exited))
@@ -82,8 +113,7 @@ class LaunchedEngine:
             self._end()
 
     def _end(self) -> None:
-        if self._child.fileno() >= 0:
-            asyncio.get_running_loop().remove_reader(self._child.fileno())
+        self._stop_listening()
         self._spawned.end()
         self._exited.set()
 
@@ -99,11 +129,15 @@ async def follow_start(spawned: SpawnedEngine, on_progress: ProgressCallback | N
         StartupError: the root cause, whichever process it happened in.
     """
     try:
-        await _follow(spawned.child, spawned.timeline, on_progress or (lambda phase, fraction: None))
+        await _follow(spawned.child, spawned.timeline, on_progress or _ignore_progress)
     except BaseException:
         spawned.end()
         raise
     return LaunchedEngine(spawned)
+
+
+def _ignore_progress(phase: str, fraction: float | None) -> None:
+    """Tell nobody."""
 
 
 async def _follow(child: Child, timeline: Timeline, on_progress: ProgressCallback) -> None:

@@ -1,6 +1,7 @@
-"""The socket to a core: sends requests, hands each event to the request it belongs to.
+"""The way to a core: sends requests, hands each event to its request, and goes on when another core takes over.
 
-Knows nothing of text. One link serves one event loop; every method must be called on it.
+Knows nothing of text. One link serves one event loop; every method must be called on it. What is asked again of a new
+core is decided in `recovery/ledger.py`; who starts it is none of the link's business.
 """
 
 import asyncio
@@ -9,19 +10,21 @@ import itertools
 import logging
 import os
 import sys
+import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any
 
 import zmq
-import zmq.utils.monitor
 
-from octavo.frontend.loop_socket import LoopSocket
-from octavo.protocol.channel import HIGH_WATER_MARK, MAX_FRAME_BYTES, only_frame
-from octavo.protocol.codec import event_codec, request_codec
+from octavo.frontend.recovery.ledger import Ledger
+from octavo.frontend.request_stream import RequestStream, Wakeable
+from octavo.frontend.wire import Wire
+from octavo.protocol.channel import MAX_FRAME_BYTES
+from octavo.protocol.codec import request_codec
 from octavo.protocol.errors import (
     EngineDeadError,
     InvalidRequestError,
-    OctavoError,
     OverloadedError,
     ProtocolError,
     RequestFailedError,
@@ -33,126 +36,96 @@ from octavo.protocol.events import (
     EngineFacts,
     Event,
     Events,
-    Failed,
-    FailureKind,
-    Finished,
     Refused,
     Reply,
-    RequestEvent,
     StatsReport,
-    Tokens,
     UtilityResult,
     Welcome,
 )
 from octavo.protocol.ids import RequestId
-from octavo.protocol.log import LimitedLog
-from octavo.protocol.requests import Abort, Call, Connect, Request, Submit, Utility, Vocabulary
+from octavo.protocol.requests import (
+    Abort,
+    Call,
+    Connect,
+    Request,
+    StartProfile,
+    StopProfile,
+    Submit,
+    Utility,
+    Vocabulary,
+)
 from octavo.protocol.stats import EngineStats
 
 logger = logging.getLogger(__name__)
 
-LINGER_MS = 200
-"""How long what was sent last may take to leave after the link was closed."""
+_DIE_WITH_THE_CORE = (StartProfile, StopProfile)
+"""Calls that make no sense to another core."""
 
-LAST_WORDS_S = 0.1
-"""How long a vanished core's last message may still be on its way."""
-
-_FAILURES: dict[FailureKind, Callable[[Failed], OctavoError]] = {
-    FailureKind.INVALID: lambda failed: InvalidRequestError(failed.message, failed.param),
-    FailureKind.OVERLOADED: lambda failed: OverloadedError(failed.message),
-    FailureKind.INTERNAL: lambda failed: RequestFailedError(failed.message),
-}
+_GONE = "the engine's core process is gone"
 
 
-class Wakeable(Protocol):
-    """What a consumer waits on: an `asyncio.Event` or the like."""
+@dataclass(frozen=True)
+class Outage:
+    """The time between two cores."""
 
-    def set(self) -> None:
-        """Wake the consumer."""
+    cause: str
+    """Why the first one is gone."""
+    since_s: float
+    """When that was noticed, on the monotonic clock."""
 
 
-class RequestStream:
-    """Events of one request that its consumer has not taken yet.
+@dataclass(frozen=True)
+class Resumption:
+    """The end of an outage."""
 
-    A slow consumer finds few large portions here instead of many small ones.
-    """
+    cause: str
+    pause_s: float
+    num_requests: int
+    """Live requests that the new core was asked to go on with."""
 
-    def __init__(self, request_id: RequestId, arrived: Wakeable) -> None:
-        self.request_id = request_id
-        self.is_over = False
-        """True once the `Finished`, or the failure, has arrived."""
-        self._events: list[Tokens | Finished] = []
-        self._error: OctavoError | None = None
-        self._arrived = arrived
 
-    def put(self, event: RequestEvent) -> None:
-        """Add an event and wake the consumer."""
-        if isinstance(event, Failed):
-            self.fail(_FAILURES[event.kind](event))
-            return
-        self._events.append(event)
-        self.is_over = isinstance(event, Finished)
-        self._arrived.set()
+@dataclass(frozen=True)
+class Patience:
+    """How a link meets the loss of its core."""
 
-    def fail(self, error: OctavoError) -> None:
-        """End the stream with an error, raised once what came before it has been taken."""
-        self._error = error
-        self.is_over = True
-        self._arrived.set()
-
-    def take(self) -> list[Tokens | Finished]:
-        """Return everything that has arrived since the last call.
-
-        Raises:
-            OctavoError: how the request failed.
-        """
-        events, self._events = self._events, []
-        if not events and self._error is not None:
-            raise self._error
-        if events and self._error is not None:
-            self._arrived.set()  # come back for the error
-        return events
+    limit_s: float | None = 0.0
+    """How long to wait for another core; 0: not at all; None: until `fail` is called."""
+    max_num_held: int = 0
+    """New requests that may wait meanwhile; 0: no limit."""
 
 
 class CoreLink:
-    """One connection to one core."""
+    """One frontend's connection to an engine, over the lives of its cores."""
 
     facts: EngineFacts
-    """What the core said of itself when the connection was made."""
+    """What the latest core said of itself."""
 
     def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", address: str) -> None:
         self.address = address
         self.latest_stats = EngineStats()
         self.on_stats: Callable[[EngineStats], None] = lambda stats: None
+        self.on_resumed: Callable[[Resumption], None] = lambda resumption: None
+        self.patience = Patience()
         self.failure: EngineDeadError | None = None
         """Why no request can be served any more; None while the engine lives."""
+        self.outage: Outage | None = None
+        """Set while there is no core, but there may be one again."""
+        self.num_heard = 0
+        """Messages that have come from cores so far."""
+        self.has_progressed = False
+        """True once this core has said anything of any request."""
+        self._context = context
         self._streams: dict[RequestId, RequestStream] = {}
-        self._calls: dict[int, asyncio.Future[UtilityResult]] = {}
+        self._ledger = Ledger()
+        self._calls: dict[int, tuple[Utility, asyncio.Future[UtilityResult]]] = {}
         self._call_ids = itertools.count()
+        self._vocabulary = b""
+        """The frame that teaches it to each core; empty before the first request with a grammar."""
         self._closing: asyncio.Task[None] | None = None
+        self._giving_up: asyncio.TimerHandle | None = None
         self._welcome: asyncio.Future[EngineFacts] = asyncio.get_running_loop().create_future()
         self._requests = request_codec()
-        self._event_codec = event_codec()
-        self._malformed = LimitedLog(logger)
-        socket = context.socket(zmq.DEALER)
-        socket.setsockopt(zmq.SNDHWM, HIGH_WATER_MARK)
-        socket.setsockopt(zmq.RCVHWM, HIGH_WATER_MARK)
-        socket.setsockopt(zmq.LINGER, LINGER_MS)
-        monitor = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
-        try:
-            socket.connect(address)
-        except zmq.ZMQError as error:
-            socket.disable_monitor()
-            monitor.close(linger=0)
-            socket.close()
-            raise StartupError(
-                f"cannot connect to {address!r}: {error.strerror}",
-                phase="connecting",
-                hint="an address looks like ipc:///run/engine/core",
-            ) from error
-        self._zmq_socket = socket
-        self._socket = LoopSocket(socket, self._receive, self._break_down)
-        self._monitor = LoopSocket(monitor, self._on_connection_event, self._break_down)
+        self._wire = self._open_wire()
 
     @classmethod
     async def connect(cls, context: "zmq.Context[zmq.Socket[bytes]]", address: str, timeout_s: float) -> "CoreLink":
@@ -164,8 +137,6 @@ class CoreLink:
         """
         link = cls(context, address)
         try:
-            program = os.path.basename(sys.argv[0]).encode(errors="replace").decode() or "python"
-            link._post(Connect(client=f"{program} pid={os.getpid()}"))
             link.facts = await asyncio.wait_for(asyncio.shield(link._welcome), timeout_s)
         except TimeoutError:
             await link.close()
@@ -184,16 +155,28 @@ class CoreLink:
         """Requests submitted here that have not ended."""
         return len(self._streams)
 
+    @property
+    def is_up(self) -> bool:
+        """True while there is a core."""
+        return not self.failure and not self.outage
+
+    @property
+    def is_owed_something(self) -> bool:
+        """True while a core that lives owes an answer or the end of a request."""
+        return self.is_up and bool(self._streams or self._calls)
+
     def teach(self, vocabulary: Vocabulary) -> None:
-        """Tell the core what tokens stand for, before the first request with a grammar.
+        """Tell the core, and those after it, what tokens stand for, before the first request with a grammar.
 
         Raises:
             InvalidRequestError: it has no place in a message.
         """
-        self._post(vocabulary)
+        self._vocabulary = self._frame(vocabulary)
+        if not self.outage:
+            self._wire.send(self._vocabulary)
 
     def submit(self, submit: Submit, arrived: Wakeable) -> RequestStream:
-        """Send a request and return its stream.
+        """Send a request, or keep it until there is a core again, and return its stream.
 
         Args:
             submit: the request.
@@ -201,25 +184,38 @@ class CoreLink:
 
         Raises:
             EngineDeadError: the engine is gone.
+            OverloadedError: too many wait for a core already.
             InvalidRequestError: a live request has the same id, or a value has no place in a message.
         """
         if self.failure:
             raise self.failure
         if submit.request_id in self._streams:
             raise InvalidRequestError(f"request_id {submit.request_id!r} is in use", "request_id")
-        self._post(submit)
+        frame = self._frame(submit)
+        must_wait = self.outage is not None or self._ledger.is_on_trial
+        if must_wait and 0 < self.patience.max_num_held <= self._ledger.num_new:
+            raise OverloadedError(f"{self._ledger.num_new} requests wait for the engine to be restarted")
+        self._ledger.add(submit, is_sent=not must_wait)
+        if not must_wait:
+            self._wire.send(frame)
         stream = RequestStream(submit.request_id, arrived)
         self._streams[submit.request_id] = stream
         return stream
 
     def abort(self, request_ids: list[RequestId]) -> None:
         """Stop requests and forget them: their streams get nothing more."""
+        was_on_trial = self._ledger.is_on_trial
         live = [request_id for request_id in request_ids if self._streams.pop(request_id, None)]
-        if live and not self.failure:
-            self._post(Abort(live))
+        known = [request_id for request_id in live if self._ledger.remove(request_id)]
+        if self.failure or self.outage:
+            return
+        if known:
+            self._post(Abort(known))
+        if was_on_trial:
+            self._send_unsent()
 
     async def call(self, utility: Utility, timeout_s: float = 60.0) -> UtilityResult:
-        """Make a utility call.
+        """Make a utility call; one that a core did not answer before its death is made again of the next.
 
         Raises:
             EngineDeadError: the engine is gone.
@@ -229,9 +225,11 @@ class CoreLink:
         if self.failure:
             raise self.failure
         call_id = next(self._call_ids)
-        self._post(Call(call_id, utility))
+        frame = self._frame(Call(call_id, utility))
+        if not self.outage:
+            self._wire.send(frame)
         future: asyncio.Future[UtilityResult] = asyncio.get_running_loop().create_future()
-        self._calls[call_id] = future
+        self._calls[call_id] = (utility, future)
         try:
             result = await asyncio.wait_for(future, timeout_s)
         except TimeoutError:
@@ -242,15 +240,33 @@ class CoreLink:
             raise RequestFailedError(result.message)
         return result
 
+    def lose(self, cause: str) -> None:
+        """The core is gone: wait for another at the same address, as far as patience goes; else this is the end."""
+        if self.failure:
+            return
+        if self.patience.limit_s == 0 or not self._welcome.done():
+            self.fail(cause)
+            return
+        if self.outage is None:
+            self._begin_outage(cause)
+        elif self.outage.cause == _GONE:  # whoever watches its process knows more
+            self.outage = Outage(cause, self.outage.since_s)
+        self._wire.close(linger_ms=0)
+        self._wire = self._open_wire()
+
     def fail(self, cause: str) -> None:
-        """Mark the engine as gone: every live request and call ends with the first cause given."""
+        """Mark the engine as gone for good: every live request and call ends with the first cause given."""
         if self.failure:
             return
         self.failure = EngineDeadError(cause)
+        self.outage = None
+        if self._giving_up:
+            self._giving_up.cancel()
         for stream in self._streams.values():
             stream.fail(self.failure)
         self._streams.clear()
-        pending: list[asyncio.Future[Any]] = [self._welcome, *self._calls.values()]
+        self._ledger = Ledger()
+        pending: list[asyncio.Future[Any]] = [self._welcome, *(future for _, future in self._calls.values())]
         for future in pending:
             if not future.done():
                 future.set_exception(self.failure)
@@ -263,23 +279,75 @@ class CoreLink:
         await asyncio.shield(self._closing)
 
     async def _close(self) -> None:
-        if not self.failure:
+        if not self.failure and not self.outage:
             if self._streams:
                 self._post(Abort(list(self._streams)))
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._socket.drain(), 1.0)
+                await asyncio.wait_for(self._wire.drain(), 1.0)
         self.fail("the connection to the engine was closed")
-        if not self._zmq_socket.closed:  # else the whole context was destroyed meanwhile
-            self._zmq_socket.disable_monitor()
-        self._monitor.close(linger_ms=0)
-        self._socket.close()
+        self._wire.close()
+
+    def _open_wire(self) -> Wire:
+        """Begin a connection with who is calling."""
+        wire = Wire(self._context, self.address, self._receive, self._on_lost, self._break_down)
+        program = os.path.basename(sys.argv[0]).encode(errors="replace").decode() or "python"
+        wire.send(self._requests.encode(Connect(client=f"{program} pid={os.getpid()}")))
+        return wire
+
+    def _on_lost(self, wire: Wire) -> None:
+        if wire is self._wire:
+            self.lose(_GONE)
+
+    def _begin_outage(self, cause: str) -> None:
+        self.outage = Outage(cause, time.monotonic())
+        logger.error("the engine is gone: %s; %d requests wait for another", cause, len(self._ledger))
+        if guilty := self._ledger.end_life(cause):
+            logger.error("request %s is given up: %s", guilty.request_id, guilty.message)
+            self._streams.pop(guilty.request_id).put(guilty)
+        for utility, future in self._calls.values():
+            if isinstance(utility, _DIE_WITH_THE_CORE) and not future.done():
+                future.set_result(CallFailed(f"the engine died meanwhile: {cause}"))
+        if (limit_s := self.patience.limit_s) is not None:
+            message = f"{cause}; none came back within {limit_s:g} s"
+            self._giving_up = asyncio.get_running_loop().call_later(limit_s, self.fail, message)
+
+    def _end_outage(self, facts: EngineFacts) -> None:
+        """There is a core again: teach it, and ask it for everything that is owed here."""
+        assert self.outage is not None
+        outage, self.outage = self.outage, None
+        if self._giving_up:
+            self._giving_up.cancel()
+        self.facts = facts
+        self.has_progressed = False
+        if self._vocabulary:
+            self._wire.send(self._vocabulary)
+        num_requests = self._send_unsent()
+        for call_id, (utility, future) in self._calls.items():
+            if not future.done():
+                self._post(Call(call_id, utility))
+        resumption = Resumption(outage.cause, time.monotonic() - outage.since_s, num_requests)
+        logger.info(
+            "the engine is back after %.2f s: %d requests go on (%s)", resumption.pause_s, num_requests, outage.cause
+        )
+        self.on_resumed(resumption)
+
+    def _send_unsent(self) -> int:
+        """Ask the core for what it may be asked by now; return how many requests that were."""
+        submits = self._ledger.take_unsent()
+        for submit in submits:
+            # perf: what it is made of has been checked when it came.
+            self._wire.send(self._requests.encode(submit))
+        return len(submits)
 
     def _break_down(self, error: Exception) -> None:
         """End every request: what came in could not be handled, and what it was for would wait for ever."""
         self.fail(f"the link to the engine broke: {type(error).__name__}: {error}")
 
     def _post(self, request: Request) -> None:
-        """Queue a message, unless the core could not read it: it would drop it, and nobody would ever answer.
+        self._wire.send(self._frame(request))
+
+    def _frame(self, request: Request) -> bytes:
+        """Encode a message, unless the core could not read it: it would drop it, and nobody would ever answer.
 
         Raises:
             InvalidRequestError: a value is of the wrong type, out of range or too large.
@@ -291,24 +359,10 @@ class CoreLink:
             raise InvalidRequestError(f"a value of the request has no place in a message: {error}") from error
         if (size := len(frame)) > MAX_FRAME_BYTES:
             raise InvalidRequestError(f"the request is a message of {size} bytes; at most {MAX_FRAME_BYTES} are read")
-        self._socket.send([frame])
+        return frame
 
-    def _receive(self, frames: list[bytes]) -> None:
-        try:
-            event = self._event_codec.decode(only_frame(frames))
-        except ProtocolError as error:
-            self._malformed.warning("dropped a message from the engine: %s", error)
-        else:
-            self._dispatch(event)
-
-    def _on_connection_event(self, frames: list[bytes]) -> None:
-        """Notice a core that is gone without a word."""
-        event = zmq.utils.monitor.parse_monitor_message(frames)
-        if event["event"] == zmq.EVENT_DISCONNECTED:
-            # Its last words, if it had any, lie in the receive queue.
-            asyncio.get_running_loop().call_later(LAST_WORDS_S, self.fail, "the engine's core process is gone")
-
-    def _dispatch(self, event: Event) -> None:
+    def _receive(self, event: Event) -> None:
+        self.num_heard += 1
         match event:
             case Events():
                 self._deliver(event)
@@ -316,26 +370,45 @@ class CoreLink:
                 self.latest_stats = event.stats
                 self.on_stats(event.stats)
             case Reply():
-                if (future := self._calls.get(event.call_id)) and not future.done():
+                _, future = self._calls.get(event.call_id, (None, None))
+                if future and not future.done():
                     future.set_result(event.result)
             case Welcome():
-                if not self._welcome.done():
-                    self._welcome.set_result(event.facts)
+                self._on_welcome(event.facts)
             case Refused():
-                if not self._welcome.done():
-                    self._welcome.set_exception(StartupError(event.message, phase="connecting"))
-                else:  # the core has given this frontend up: it did not read its events
-                    self.fail(f"the engine has ended the connection: {event.message}")
+                self._on_refused(event.message)
             case EngineDying():
-                self.fail(event.message or "the engine was shut down")
+                if event.message:
+                    self.lose(event.message)
+                else:
+                    self.fail("the engine was shut down")
+
+    def _on_welcome(self, facts: EngineFacts) -> None:
+        if self.outage:
+            self._end_outage(facts)
+        elif not self._welcome.done():
+            self._welcome.set_result(facts)
+
+    def _on_refused(self, message: str) -> None:
+        if not self._welcome.done():
+            self._welcome.set_exception(StartupError(message, phase="connecting"))
+        elif self.outage:  # the new core is of another release
+            self.fail(message)
+        else:  # the core has given this frontend up: it did not read its events
+            self.lose(f"the engine has ended the connection: {message}")
 
     def _deliver(self, events: Events) -> None:
-        if events.epoch != self.facts.epoch:
+        if self.outage or events.epoch != self.facts.epoch:
             return
+        self.has_progressed = True
+        was_on_trial = self._ledger.is_on_trial
         for event in events.events:
-            stream = self._streams.get(event.request_id)
-            if stream is None:
+            shown = self._ledger.deliver(event)
+            if shown is None:
                 continue  # aborted here while the event was on its way
-            stream.put(event)
+            stream = self._streams[event.request_id]
+            stream.put(shown)
             if stream.is_over:
                 del self._streams[event.request_id]
+        if was_on_trial:
+            self._send_unsent()

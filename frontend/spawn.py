@@ -7,6 +7,8 @@ import logging
 import time
 from pathlib import Path
 
+import msgspec
+
 from octavo.frontend.model_files.facts import read_model_facts
 from octavo.frontend.run_dir import RunDir
 from octavo.protocol.config import EngineConfig, ResolvedConfig, resolve
@@ -39,26 +41,61 @@ class Timeline:
 
 
 class SpawnedEngine:
-    """A core process of ours on its way, and all that must go with it when it ends."""
+    """A core process of ours on its way, those that follow it, and all that must go with the last of them.
 
-    def __init__(self, config: ResolvedConfig, address: str, child: Child, run_dir: RunDir, timeline: Timeline) -> None:
+    Everything is to be called by one thread: a core ends with the thread that spawned it.
+    """
+
+    def __init__(self, config: ResolvedConfig, address: str | None, run_dir: RunDir, timeline: Timeline) -> None:
         self.config = config
-        self.address = address
-        self.child = child
+        self.address = address or f"ipc://{run_dir.path}/core"
         self.timeline = timeline
         self._run_dir = run_dir
+        self._epoch = time.time_ns()
+        self._num_lives = 0
+        self.child = self._spawn()
 
     @property
     def run_dir(self) -> Path:
         """Private directory of the engine, which is removed with it."""
         return self._run_dir.path
 
+    def respawn(self) -> None:
+        """Start another core with the same configuration at the same address, for the next epoch.
+
+        The one before is killed, if it still runs.
+        """
+        self._end_child()
+        self._epoch += 1
+        self.child = self._spawn()
+
     def end(self) -> None:
         """Kill the core, if it still runs, and remove what it leaves behind; harmless the second time."""
+        self._end_child()
+        self._run_dir.remove()
+
+    def _spawn(self) -> Child:
+        self._num_lives += 1
+        # Of its own for each life: what an earlier one has left, or still has open, is in nobody's way.
+        life_dir = self._run_dir.path / str(self._num_lives)
+        life_dir.mkdir(mode=0o700)
+        config = self.config
+        if config.record_steps and self._num_lives > 1:  # the recording of a life before is worth keeping
+            config = msgspec.structs.replace(config, record_steps=f"{config.record_steps}.{self._num_lives}")
+        spec = CoreSpec(
+            config=config,
+            address=self.address,
+            run_dir=str(life_dir),
+            epoch=self._epoch,
+            log_level=logging.getLevelName(logging.getLogger("octavo").getEffectiveLevel()),
+            check_invariants=Env.read().check_invariants,
+        )
+        return Child.spawn("octavo.core_proc", spec, "core")
+
+    def _end_child(self) -> None:
         if self.child.fileno() >= 0:
             self.child.kill()
             self.child.stop(timeout_s=0)
-        self._run_dir.remove()
 
 
 def read_config(config: EngineConfig, timeline: Timeline) -> ResolvedConfig:
@@ -84,22 +121,12 @@ def spawn_engine(config: ResolvedConfig, timeline: Timeline, address: str | None
         timeline: of the start.
         address: `ipc://` address for further applications; None: inside the private directory.
     """
-    env = Env.read()
-    run_dir = RunDir(env.runtime_dir)
-    spec = CoreSpec(
-        config=config,
-        address=address or f"ipc://{run_dir.path}/core",
-        run_dir=str(run_dir.path),
-        epoch=time.time_ns(),
-        log_level=logging.getLevelName(logging.getLogger("octavo").getEffectiveLevel()),
-        check_invariants=env.check_invariants,
-    )
+    run_dir = RunDir(Env.read().runtime_dir)
     try:
-        child = Child.spawn("octavo.core_proc", spec, "core")
+        return SpawnedEngine(config, address, run_dir, timeline)
     except BaseException:
         run_dir.remove()
         raise
-    return SpawnedEngine(config, spec.address, child, run_dir, timeline)
 
 
 def detect_device() -> DeviceName:

@@ -34,8 +34,8 @@ class Submit(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="submit
     grammar: GrammarSpec | None = None
     """What the output must be; a `Vocabulary` has been sent before."""
     is_continued: bool = False
-    """True: a further part of what was accepted before, as each step of a beam search is. However full the queue is, it
-    is no reason to refuse it."""
+    """True: a further part of what was accepted before, as each step of a beam search is, or what an earlier core had
+    accepted. However full the queue is, it is no reason to refuse it."""
 
 
 class Vocabulary(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="vocabulary"):

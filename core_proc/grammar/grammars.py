@@ -8,13 +8,15 @@ plans, as soon as they can be made: most often while the workers compute the ste
 import logging
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from octavo.core_proc.grammar.compiler import GrammarCompiler, GrammarKey, NoGrammar
 from octavo.core_proc.grammar.constraint import Constraint
 from octavo.core_proc.request import Request, RequestKey, RequestState
 from octavo.core_proc.scheduler.delta import StepRecord
 from octavo.core_proc.scheduler.scheduler import ClientEvent, Scheduler
 from octavo.core_proc.workers.group import WorkerGroup
-from octavo.protocol.events import Failed, FailureKind, Finished, FinishReason
+from octavo.protocol.events import Failed, FailureKind, Finished, FinishReason, RequestEvent
 from octavo.protocol.ids import RequestId
 from octavo.protocol.requests import Submit, Vocabulary
 from octavo.protocol.steps import SlotMask
@@ -77,7 +79,7 @@ class Grammars:
             return [_refused(client, submit, message, submit.grammar.param)]
         if (matcher := self._compiler.find(submit.grammar)) is not None:
             return self._start(client, submit, matcher)
-        if len(self._waiting) >= MAX_WAITING:
+        if len(self._waiting) >= MAX_WAITING and not submit.is_continued:
             message = f"{len(self._waiting)} requests wait for their grammars to be compiled, which is the limit"
             return [(client, Failed(submit.request_id, FailureKind.OVERLOADED, message))]
         self._waiting[client, submit.request_id] = submit
@@ -131,7 +133,7 @@ class Grammars:
         assert spec is not None and vocabulary is not None
         events = self._scheduler.submit(client, submit)
         if events:  # it has ended at once; a live request of this name is another one
-            return events
+            return [(client, _as_completed(event, submit, matcher, vocabulary)) for _, event in events]
         request = self._scheduler.requests[client, submit.request_id]
         self._constraints[request.key] = Constraint(request, matcher, spec, vocabulary)
         return self.settle()
@@ -195,6 +197,15 @@ class Grammars:
                 masks.append((slot, bytes(mask)))
         self._workers.supply(masks)
         return events
+
+
+def _as_completed(event: RequestEvent, submit: Submit, matcher: "Matcher", vocabulary: Vocabulary) -> RequestEvent:
+    """Return the end of a resumed request as it would have been: a limit does not cut what is complete anyway."""
+    if not isinstance(event, Finished) or event.reason is not FinishReason.LENGTH or submit.grammar is None:
+        return event
+    constraint = Constraint(Request(b"", submit, (0, 0), 0.0), matcher, submit.grammar, vocabulary)
+    constraint.advance()
+    return msgspec.structs.replace(event, reason=FinishReason.STOP) if constraint.is_complete else event
 
 
 def _refused(client: bytes, submit: Submit, message: str, param: str) -> ClientEvent:

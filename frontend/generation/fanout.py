@@ -10,10 +10,11 @@ from collections.abc import AsyncGenerator
 from octavo.frontend.generation.arrival import Arrival
 from octavo.frontend.generation.best_of import choose_best
 from octavo.frontend.generation.sequence import Sequence
-from octavo.frontend.link import CoreLink, RequestStream
+from octavo.frontend.link import CoreLink
 from octavo.frontend.metrics.observer import Observer
 from octavo.frontend.metrics.record import RequestRecord
 from octavo.frontend.outputs import RequestOutput
+from octavo.frontend.request_stream import RequestStream
 from octavo.protocol.errors import OctavoError
 from octavo.protocol.events import FinishReason
 from octavo.protocol.params import OutputKind, SamplingParams

@@ -14,6 +14,7 @@ from octavo.protocol.config.engine import (
     ModelConfig,
     ObserveConfig,
     ParallelConfig,
+    RecoveryConfig,
     SchedulerConfig,
     StructuredConfig,
 )
@@ -31,6 +32,7 @@ __all__ = [
     "ModelFacts",
     "ObserveConfig",
     "ParallelConfig",
+    "RecoveryConfig",
     "ResolvedConfig",
     "SchedulerConfig",
     "ServerConfig",

@@ -142,21 +142,6 @@ class SchedulerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     max_num_batched_tokens: Annotated[
         Positive | None, Meta(description="Token budget of one step. Default: 512 on a CPU, 8192 on a GPU.")
     ] = None
-    full_step_tokens: Annotated[
-        Annotated[int, Meta(ge=0)] | None,
-        Meta(
-            description="Tokens at which a step is large enough to be efficient: short prompts wait for the next one "
-            "rather than make it larger, and none is planned ahead of it. 0: no limit. Default: 64 for each thread on "
-            "a CPU, 0 on a GPU.",
-        ),
-    ] = None
-    decode_interval_tokens: Annotated[
-        Annotated[int, Meta(ge=0)] | None,
-        Meta(
-            description="Decodes give way to prompts that a step can finish, until so many tokens of prompts are "
-            "computed. 0: they are in every step. Default: 512 for each thread on a CPU, 0 on a GPU.",
-        ),
-    ] = None
     long_prefill_token_threshold: Annotated[
         int, Meta(ge=0, description="Most tokens of one prompt in one step; 0: no limit but the fair share.")
     ] = 0
@@ -248,6 +233,26 @@ class StructuredConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     ] = None
 
 
+class RecoveryConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What happens when a process of the engine dies or hangs."""
+
+    restart_core: Annotated[
+        bool,
+        Meta(
+            description="Start the core again when it dies, and go on with its requests; otherwise its death is the "
+            "engine's."
+        ),
+    ] = True
+    core_timeout: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="Seconds after which a core that has work, or owes an answer, and says nothing is killed and "
+            "started again; 0: never.",
+        ),
+    ] = 30
+
+
 class ObserveConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Logs, metrics and recordings of the engine."""
 
@@ -266,4 +271,5 @@ class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     device: DeviceConfig = field(default_factory=DeviceConfig)
     structured: StructuredConfig = field(default_factory=StructuredConfig)
+    recovery: RecoveryConfig = field(default_factory=RecoveryConfig)
     observe: ObserveConfig = field(default_factory=ObserveConfig)

@@ -28,10 +28,6 @@ _DTYPE_ALIASES: dict[str, DtypeName] = {
 
 _DEFAULT_SEQS = {"cpu": 64, "cuda": 256}
 _DEFAULT_BUDGET = {"cpu": 512, "cuda": 8192}
-_DEFAULT_FULL_STEP = {"cpu": 64, "cuda": 0}
-"""For each thread. So many rows keep a core's products as busy as more would (docs/performance.md)."""
-_DEFAULT_DECODE_INTERVAL = {"cpu": 512, "cuda": 0}
-"""For each thread: about 0.6 s of a small model on any number of them."""
 
 
 CoreBinding: TypeAlias = list[int] | Literal["none", "compact"]
@@ -70,10 +66,6 @@ class ResolvedConfig(msgspec.Struct, frozen=True, kw_only=True):
     enable_prefix_caching: bool
     max_num_seqs: int
     max_num_batched_tokens: int
-    full_step_tokens: int
-    """0: no step is full."""
-    decode_interval_tokens: int
-    """0: decodes are in every step."""
     long_prefill_token_threshold: int
     """0: no limit."""
     scheduling_policy: SchedulingPolicy
@@ -91,6 +83,9 @@ class ResolvedConfig(msgspec.Struct, frozen=True, kw_only=True):
     """In the JSON of all requests."""
     disable_additional_properties: bool
     """In the schemas of all requests."""
+    restart_core: bool
+    core_timeout_s: int
+    """0: no limit."""
     world_size: int
     log_stats: bool
     record_steps: str | None
@@ -153,10 +148,6 @@ def resolve(config: EngineConfig, facts: ModelFacts, *, device: DeviceName, num_
         enable_prefix_caching=config.cache.enable_prefix_caching,
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=budget,
-        full_step_tokens=_by_thread(config.scheduler.full_step_tokens, _DEFAULT_FULL_STEP[chosen_device], num_threads),
-        decode_interval_tokens=_by_thread(
-            config.scheduler.decode_interval_tokens, _DEFAULT_DECODE_INTERVAL[chosen_device], num_threads
-        ),
         long_prefill_token_threshold=config.scheduler.long_prefill_token_threshold,
         scheduling_policy=config.scheduler.scheduling_policy,
         async_scheduling=config.scheduler.async_scheduling,
@@ -167,15 +158,13 @@ def resolve(config: EngineConfig, facts: ModelFacts, *, device: DeviceName, num_
         grammar_timeout_s=config.structured.grammar_timeout,
         disable_any_whitespace=disable_any_whitespace,
         disable_additional_properties=disable_additional_properties,
+        restart_core=config.recovery.restart_core,
+        core_timeout_s=config.recovery.core_timeout,
         world_size=config.parallel.tensor_parallel_size,
         log_stats=not config.observe.disable_log_stats,
         record_steps=config.observe.record_steps,
         chat_template=config.model.chat_template,
     )
-
-
-def _by_thread(asked: int | None, default: int, num_threads: int) -> int:
-    return default * num_threads if asked is None else asked
 
 
 class _StructuredOutputsConfig(msgspec.Struct, forbid_unknown_fields=True):

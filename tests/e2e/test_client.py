@@ -326,7 +326,7 @@ def test_a_dead_engine_is_reported_to_every_request(tmp_path: Path) -> None:
     model = make_tiny("LlamaForCausalLM", tmp_path / "model")
 
     async def main() -> None:
-        async with AsyncClient.launch(str(model), dtype="float32", max_model_len=256) as client:
+        async with AsyncClient.launch(str(model), dtype="float32", max_model_len=256, restart_core=False) as client:
 
             async def one() -> None:
                 async for _ in client.generate(PROMPT, LONG):

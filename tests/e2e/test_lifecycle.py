@@ -162,7 +162,15 @@ def test_killing_the_server_leaves_no_process(model: Path, during: str) -> None:
         again.wait_until_ready()
 
 
-def test_killing_the_core_is_told_and_ends_the_server(server: Server) -> None:
+@pytest.fixture
+def mortal(model: Path) -> Iterator[Server]:
+    """A server whose engine is not started again."""
+    with serve(model, *SMALL, "--served-model-name", "tiny", "--no-restart-core") as server:
+        yield server.wait_until_ready()
+
+
+def test_killing_the_core_is_told_and_ends_the_server(mortal: Server) -> None:
+    server = mortal
     core, worker = sorted(core_and_worker(server))
     chunks = stream(server)
     next(chunks)
@@ -174,7 +182,8 @@ def test_killing_the_core_is_told_and_ends_the_server(server: Server) -> None:
     assert "core" in server.last_line
 
 
-def test_killing_the_worker_is_told_and_ends_the_server(server: Server) -> None:
+def test_killing_the_worker_is_told_and_ends_the_server(mortal: Server) -> None:
+    server = mortal
     core, worker = sorted(core_and_worker(server))
     chunks = stream(server)
     next(chunks)

@@ -18,7 +18,6 @@ from octavo.protocol.events import (
     CallFailed,
     EngineDying,
     Events,
-    Failed,
     FailureKind,
     Finished,
     FinishReason,
@@ -255,7 +254,7 @@ def test_a_second_sigterm_aborts(tmp_path: Path):
 
 
 @pytest.mark.parametrize(("fault", "cause"), [("raise", "ValueError: a broken step"), ("die", "exited with code 9")])
-def test_a_failed_worker_ends_every_request_with_the_root_cause(tmp_path: Path, fault: str, cause: str):
+def test_a_failed_worker_ends_the_core_with_the_root_cause(tmp_path: Path, fault: str, cause: str):
     with running_core(tmp_path, fault) as core, SocketClient(core.address) as client:
         client.connect()
         for name in ("a", "b", "c"):
@@ -263,10 +262,8 @@ def test_a_failed_worker_ends_every_request_with_the_root_cause(tmp_path: Path, 
         dying = client.receive_until(lambda event: isinstance(event, EngineDying))
         assert cause in dying.message
         for name in ("a", "b", "c"):
-            end = client.request_events(name)[-1]
-            assert isinstance(end, Failed)
-            assert end.kind is FailureKind.INTERNAL
-            assert cause in end.message
+            ends = [event for event in client.request_events(name) if not isinstance(event, Tokens)]
+            assert ends == [], "another core may go on with it"
         assert core.wait_for_exit() not in (0, EXIT_STARTUP_FAILED)
 
 

@@ -9,7 +9,8 @@ import pytest
 import zmq
 import zmq.asyncio
 
-from octavo.frontend.link import CoreLink, RequestStream
+from octavo.frontend.link import CoreLink
+from octavo.frontend.request_stream import RequestStream
 from octavo.protocol.channel import MAX_FRAME_BYTES
 from octavo.protocol.codec import event_codec, request_codec
 from octavo.protocol.errors import (

@@ -302,6 +302,14 @@ def test_a_resumed_request_goes_on_where_it_was(desk: Desk) -> None:
     assert ends(desk.submit("other", "abcd", resume_output_token_ids=[token("x")])) == [
         ("other", (FailureKind.INVALID, "structured_outputs.regex"))
     ]
+    letters = [token(letter) for letter in "abcd"]
+    sampling = {"max_tokens": 4}
+    assert ends(desk.submit("limit", "abcd", sampling=sampling, resume_output_token_ids=letters)) == [
+        ("limit", FinishReason.STOP)
+    ]
+    assert ends(desk.submit("cut", "abcde", sampling=sampling, resume_output_token_ids=letters) + desk.wait()) == [
+        ("cut", FinishReason.LENGTH)
+    ]
 
 
 def test_a_token_that_has_no_place_ends_its_request(desk: Desk) -> None:

@@ -18,8 +18,8 @@ from octavo.frontend.generation.best_of import choose_best
 from octavo.frontend.generation.fanout import Generation
 from octavo.frontend.generation.sequence import Sequence
 from octavo.frontend.generation.spec import check_cache_salt, child_seed, make_spec, output_kind, request_seed
-from octavo.frontend.link import RequestStream
 from octavo.frontend.outputs import CompletionOutput
+from octavo.frontend.request_stream import RequestStream
 from octavo.frontend.text.detokenizer import Detokenizer
 from octavo.frontend.text.tokenizer import Tokenizer
 from octavo.protocol.config import ResolvedConfig

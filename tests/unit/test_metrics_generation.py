@@ -10,8 +10,8 @@ from fake_client import byte_tokenizer, resolved_config
 from octavo.frontend.generation.fanout import Generation
 from octavo.frontend.generation.sequence import Sequence
 from octavo.frontend.generation.spec import make_spec
-from octavo.frontend.link import RequestStream
 from octavo.frontend.metrics.record import RequestRecord
+from octavo.frontend.request_stream import RequestStream
 from octavo.protocol.errors import RequestFailedError
 from octavo.protocol.events import Finished, FinishReason, Tokens
 from octavo.protocol.params import OutputKind, SamplingParams

@@ -11,7 +11,7 @@ from octavo.frontend.generation.fanout import Generation
 from octavo.frontend.generation.interval import FINAL_INTERVAL, stream_interval
 from octavo.frontend.generation.sequence import Sequence
 from octavo.frontend.generation.spec import make_spec
-from octavo.frontend.link import RequestStream
+from octavo.frontend.request_stream import RequestStream
 from octavo.protocol.events import Finished, FinishReason, Tokens
 from octavo.protocol.params import OutputKind, SamplingParams, SamplingSpec
 from octavo.protocol.requests import Submit

@@ -1,0 +1,203 @@
+"""The core is killed while requests run, again and again: what they give is what they give undisturbed, bit for bit."""
+
+import asyncio
+import os
+import random
+import signal
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_models import make_tiny
+from workloads import Ask, ask, ask_all, bits, fingerprint, logprob_bits, random_requests
+
+from octavo.frontend.client import AsyncClient
+from octavo.protocol.errors import EngineDeadError
+from octavo.protocol.params import BeamSearchParams, OutputKind, SamplingParams
+
+SETTINGS: dict[str, Any] = {"dtype": "float32", "max_model_len": 256, "max_num_seqs": 6}
+LONG = SamplingParams(max_tokens=200, seed=1, ignore_eos=True, logprobs=1)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny("LlamaForCausalLM", tmp_path_factory.mktemp("model"))
+
+
+async def ask_streamed(client: AsyncClient, request: Ask) -> list[Any]:
+    """Send one request, put its deltas together, and return the fingerprint of the whole."""
+    if request.params.best_of is not None:  # which are the best is known at the end
+        return await ask(client, request)
+    texts: dict[int, str] = {}
+    tokens: dict[int, list[int]] = {}
+    logprobs: dict[int, list[Any]] = {}
+    ends: dict[int, tuple[Any, ...]] = {}
+    prompt_logprobs = None
+    await asyncio.sleep(request.delay_s)
+    async for output in client.generate(list(request.prompt), request.params.clone(output_kind=OutputKind.DELTA)):
+        if output.prompt_logprobs is not None:
+            assert prompt_logprobs is None, "prompt logprobs came twice"
+            prompt_logprobs = output.prompt_logprobs
+        for sequence in output.outputs:
+            texts[sequence.index] = texts.get(sequence.index, "") + sequence.text
+            tokens.setdefault(sequence.index, []).extend(sequence.token_ids)
+            logprobs.setdefault(sequence.index, []).extend(sequence.logprobs or [])
+            ends[sequence.index] = (sequence.finish_reason, sequence.stop_reason, bits(sequence.cumulative_logprob))
+    has_logprobs = request.params.logprobs is not None
+    sequences = [
+        (tokens[index], texts[index], *ends[index], logprob_bits(logprobs[index]) if has_logprobs else None)
+        for index in sorted(tokens)
+    ]
+    return [sequences, logprob_bits(prompt_logprobs)]
+
+
+def storm_requests() -> list[Ask]:
+    """Random requests, and some of each kind that a restart could harm."""
+    special = [
+        SamplingParams(n=2, best_of=4, max_tokens=60, seed=5, ignore_eos=True),
+        SamplingParams(max_tokens=150, seed=6, stop=["zz", "qq"], ignore_eos=True, min_tokens=20),
+        SamplingParams(max_tokens=150, temperature=0.0, repetition_penalty=1.1, logprobs=3, prompt_logprobs=1),
+        LONG,
+    ]
+    return [*random_requests(seed=3, count=40, vocab_size=100), *(Ask((9, 8, 7), params) for params in special * 2)]
+
+
+async def undisturbed(model: Path, requests: list[Ask]) -> list[list[Any]]:
+    async with AsyncClient.launch(str(model), **SETTINGS) as client:
+        return await ask_all(client, requests)
+
+
+@pytest.fixture(scope="module")
+def expected(model: Path) -> list[list[Any]]:
+    return asyncio.run(undisturbed(model, storm_requests()))
+
+
+def kill_core(client: AsyncClient) -> None:
+    assert client.engine is not None
+    os.kill(client.engine.core_pid, signal.SIGKILL)
+
+
+async def kill_at_random(client: AsyncClient, rng: random.Random, num_kills: int) -> int:
+    """Kill the core as often as asked, each time when it has work; return how often it still had."""
+    num_hits = 0
+    for _ in range(num_kills):
+        while not client.health().ok or not client.num_live_requests:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(rng.choice([0.02, 0.1, 0.3]))
+        num_hits += client.num_live_requests > 0
+        kill_core(client)
+        while client.health().ok:
+            await asyncio.sleep(0.01)
+    return num_hits
+
+
+def difference(requests: list[Ask], got: list[list[Any]], want: list[list[Any]]) -> str:
+    return "\n".join(f"{r}\n  {g}\n  {w}" for r, g, w in zip(requests, got, want, strict=True) if g != w)
+
+
+@pytest.mark.parametrize("asking", [ask, ask_streamed], ids=["whole", "streamed"])
+def test_a_storm_over_dying_cores(
+    model: Path, expected: list[list[Any]], asking: Callable[[AsyncClient, Ask], Awaitable[list[Any]]]
+) -> None:
+    """Two frontends: one that has the engine, and one that has joined it."""
+    requests = storm_requests()
+
+    async def main() -> None:
+        async with AsyncClient.launch(str(model), **SETTINGS) as owner, AsyncClient.connect(owner.address) as joined:
+            killing = asyncio.create_task(kill_at_random(owner, random.Random(4), num_kills=2))
+            asks = [asking(client, request) for request in requests for client in (owner, joined)]
+            results = await asyncio.gather(*asks)
+            assert await killing >= 1, "the storm was over before the first kill"
+            for got in (results[::2], results[1::2]):
+                assert got == expected, difference(requests, got, expected)
+            stats = await owner.engine_stats()
+            assert stats.num_free_blocks == stats.num_blocks, "blocks were lost"
+            assert stats.num_running == stats.num_waiting == 0
+
+    asyncio.run(main())
+
+
+def test_a_beam_search_goes_on(model: Path) -> None:
+    async def main() -> None:
+        params = BeamSearchParams(beam_width=4, max_tokens=120, ignore_eos=True)
+        async with AsyncClient.launch(str(model), **SETTINGS) as client:
+            alone = fingerprint(await client.beam_search([5, 6, 7], params))
+            searching = asyncio.create_task(client.beam_search([5, 6, 7], params))
+            await asyncio.sleep(0.05)
+            kill_core(client)
+            assert fingerprint(await searching) == alone
+
+    asyncio.run(main())
+
+
+def test_usage_is_counted_once(model: Path) -> None:
+    """Cached tokens are those of the first run; nothing is generated twice for the caller."""
+
+    async def main() -> None:
+        async with AsyncClient.launch(str(model), **SETTINGS) as client:
+            prompt = list(range(5, 70))
+            await ask(client, Ask(tuple(prompt), SamplingParams(max_tokens=1)))
+            seen = []
+            async for output in client.generate(prompt, LONG.clone(max_tokens=150)):
+                seen += output.outputs[0].token_ids
+                if len(seen) == 20:
+                    kill_core(client)
+            assert len(seen) == 150
+            assert output.num_cached_tokens == 64
+            assert output.num_preemptions == 1
+
+    asyncio.run(main())
+
+
+def test_aborts_and_newcomers_during_the_outage(model: Path) -> None:
+    async def main() -> None:
+        async with AsyncClient.launch(str(model), **SETTINGS) as client:
+            first = client.generate([5, 6, 7], LONG, request_id="leaves")
+            await anext(first)
+            kill_core(client)
+            while client.health().ok:
+                await asyncio.sleep(0.01)
+            assert "being started again" in client.health().reason
+            newcomer = asyncio.create_task(ask(client, Ask((5, 6, 7), LONG)))
+            await first.aclose()
+            again = await ask(client, Ask((5, 6, 7), LONG))
+            assert await newcomer == again
+            assert client.health().ok
+            assert client.num_live_requests == 0
+
+    asyncio.run(main())
+
+
+def test_a_core_that_is_stopped_is_replaced(model: Path) -> None:
+    async def main() -> None:
+        async with AsyncClient.launch(str(model), **SETTINGS, core_timeout=2) as client:
+            alone = await ask(client, Ask((5, 6, 7), LONG))
+            assert client.engine is not None
+            stopped = client.engine.core_pid
+            os.kill(stopped, signal.SIGSTOP)
+            assert await ask(client, Ask((5, 6, 7), LONG)) == alone
+            assert client.engine.core_pid != stopped
+
+    asyncio.run(main())
+
+
+def test_who_joined_fails_with_the_root_cause_when_nobody_starts_it_again(model: Path) -> None:
+    async def main() -> None:
+        async with (
+            AsyncClient.launch(str(model), **SETTINGS) as owner,
+            AsyncClient.connect(owner.address, reconnect_timeout_s=0.3) as joined,
+        ):
+            outputs = joined.generate([5, 6, 7], LONG)
+            await anext(outputs)
+            assert owner.engine is not None
+            owner.engine.watch(lambda cause: None)  # nobody starts another
+            kill_core(owner)
+            begin = time.monotonic()
+            with pytest.raises(EngineDeadError, match="gone"):
+                async for _ in outputs:
+                    pass
+            assert time.monotonic() - begin < 5
+
+    asyncio.run(main())

@@ -1,0 +1,316 @@
+"""A link whose core is replaced, against cores made of bare ROUTERs, one after another at one address."""
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+import zmq
+import zmq.asyncio
+
+from octavo.frontend.link import CoreLink, Patience, Resumption
+from octavo.frontend.request_stream import RequestStream
+from octavo.protocol.codec import event_codec, request_codec
+from octavo.protocol.errors import EngineDeadError, OverloadedError, RequestFailedError
+from octavo.protocol.events import (
+    BoolResult,
+    EngineDying,
+    EngineFacts,
+    Event,
+    Events,
+    Finished,
+    FinishReason,
+    Refused,
+    Reply,
+    Tokens,
+    Welcome,
+)
+from octavo.protocol.params import SamplingSpec
+from octavo.protocol.requests import (
+    Abort,
+    Call,
+    Connect,
+    GetStats,
+    Request,
+    StartProfile,
+    Submit,
+    Vocabulary,
+)
+
+FACTS = EngineFacts(5, "path", ["name"], 100, 50, 16, 10, 8, 20, "float32", "cpu", b"")
+SUBMIT = Submit("r", [1, 2], SamplingSpec(max_tokens=4, seed=0))
+
+
+class Cores:
+    """The core that lives now, of several at one address."""
+
+    def __init__(self, address: str) -> None:
+        self.epoch = FACTS.epoch - 1
+        self._address = address
+        self._context = zmq.asyncio.Context()
+        self._peer = b""
+        self.start()
+
+    def start(self) -> None:
+        self.epoch += 1
+        self._socket = self._context.socket(zmq.ROUTER)
+        self._socket.bind(self._address)
+
+    def die(self) -> None:
+        self._socket.close(linger=0)
+
+    async def welcome(self) -> None:
+        assert isinstance(await self.receive(), Connect)
+        await self.send(Welcome(msgspec.structs.replace(FACTS, epoch=self.epoch)))
+
+    async def receive(self) -> Request:
+        self._peer, frame = await asyncio.wait_for(self._socket.recv_multipart(), 10)
+        return request_codec().decode(frame)
+
+    async def send(self, event: Event) -> None:
+        await self._socket.send_multipart([self._peer, event_codec().encode(event)])
+
+    async def events(self, *events: object, epoch: int | None = None) -> None:
+        await self.send(Events(epoch or self.epoch, list(events)))
+
+    def close(self) -> None:
+        self._context.destroy(linger=0)
+
+
+def run(
+    tmp_path: Path, scenario: Callable[[Cores, CoreLink], Awaitable[None]], patience: Patience = Patience(None)
+) -> None:
+    async def main() -> None:
+        own = zmq.Context()
+        cores = Cores(f"ipc://{tmp_path}/core")
+        try:
+            connecting = asyncio.create_task(CoreLink.connect(own, f"ipc://{tmp_path}/core", 10))
+            await cores.welcome()
+            link = await connecting
+            link.patience = patience
+            try:
+                await asyncio.wait_for(scenario(cores, link), 20)
+            finally:
+                await link.close()
+        finally:
+            cores.close()
+            own.term()
+
+    asyncio.run(main())
+
+
+async def take(stream: RequestStream, arrived: asyncio.Event) -> list:
+    await asyncio.wait_for(arrived.wait(), 10)
+    arrived.clear()
+    return stream.take()
+
+
+async def replace(cores: Cores, link: CoreLink) -> None:
+    """Kill the core, see that it is noticed, and start another."""
+    cores.die()
+    while not link.outage:
+        await asyncio.sleep(0.01)
+    cores.start()
+    await cores.welcome()
+
+
+def test_a_request_goes_on_with_what_it_has(tmp_path: Path) -> None:
+    async def scenario(cores: Cores, link: CoreLink) -> None:
+        resumptions: list[Resumption] = []
+        link.on_resumed = resumptions.append
+        arrived = asyncio.Event()
+        stream = link.submit(SUBMIT, arrived)
+        assert await cores.receive() == SUBMIT
+        await cores.events(Tokens("r", [7, 8], num_cached_tokens=1))
+        assert await take(stream, arrived) == [Tokens("r", [7, 8], num_cached_tokens=1)]
+        await replace(cores, link)
+        again = msgspec.structs.replace(SUBMIT, resume_output_token_ids=[7, 8], is_continued=True)
+        assert await cores.receive() == again
+        await cores.events(Tokens("r", [6]), epoch=cores.epoch - 1)
+        await cores.events(Tokens("r", [9]), Finished("r", FinishReason.STOP))
+        assert await take(stream, arrived) == [
+            Tokens("r", [9], num_cached_tokens=1),
+            Finished("r", FinishReason.STOP, num_cached_tokens=1, num_preemptions=1),
+        ]
+        assert link.facts.epoch == cores.epoch
+        (resumption,) = resumptions
+        assert resumption.num_requests == 1
+        assert resumption.pause_s > 0
+
+    run(tmp_path, scenario)
+
+
+def test_what_comes_during_the_outage_waits(tmp_path: Path) -> None:
+    async def scenario(cores: Cores, link: CoreLink) -> None:
+        link.submit(SUBMIT, asyncio.Event())
+        link.submit(msgspec.structs.replace(SUBMIT, request_id="gone"), asyncio.Event())
+        link.teach(Vocabulary([b"a"], []))
+        for _ in range(3):
+            await cores.receive()
+        cores.die()
+        while not link.outage:
+            await asyncio.sleep(0.01)
+        late = msgspec.structs.replace(SUBMIT, request_id="late")
+        link.submit(late, asyncio.Event())
+        link.abort(["gone"])
+        calling = asyncio.create_task(link.call(GetStats()))
+        cores.start()
+        await cores.welcome()
+        assert await cores.receive() == Vocabulary([b"a"], [])
+        assert await cores.receive() == msgspec.structs.replace(SUBMIT, is_continued=True)
+        assert await cores.receive() == late
+        assert isinstance(await cores.receive(), Call)
+        link.abort(["r"])
+        assert await cores.receive() == Abort(["r"])
+        calling.cancel()
+
+    run(tmp_path, scenario)
+
+
+def test_calls_in_flight(tmp_path: Path) -> None:
+    async def scenario(cores: Cores, link: CoreLink) -> None:
+        profiling = asyncio.create_task(link.call(StartProfile("/tmp")))
+        calling = asyncio.create_task(link.call(GetStats()))
+        for _ in range(2):
+            await cores.receive()
+        await replace(cores, link)
+        call = await cores.receive()
+        assert isinstance(call, Call) and isinstance(call.utility, GetStats)
+        await cores.send(Reply(call.call_id, BoolResult(True)))
+        assert await calling == BoolResult(True)
+        with pytest.raises(RequestFailedError, match="died meanwhile"):
+            await profiling
+
+    run(tmp_path, scenario)
+
+
+def test_last_words_name_the_cause(tmp_path: Path) -> None:
+    async def scenario(cores: Cores, link: CoreLink) -> None:
+        link.submit(SUBMIT, asyncio.Event())
+        await cores.receive()
+        await cores.send(EngineDying("a bug in the scheduler"))
+        while not link.outage:
+            await asyncio.sleep(0.01)
+        assert link.outage.cause == "a bug in the scheduler"
+        await replace(cores, link)
+        assert isinstance(await cores.receive(), Submit)
+
+    run(tmp_path, scenario)
+
+
+def test_an_orderly_end_is_no_outage(tmp_path: Path) -> None:
+    async def scenario(cores: Cores, link: CoreLink) -> None:
+        arrived = asyncio.Event()
+        stream = link.submit(SUBMIT, arrived)
+        await cores.receive()
+        await cores.send(EngineDying(""))
+        with pytest.raises(EngineDeadError, match="shut down"):
+            await take(stream, arrived)
+
+    run(tmp_path, scenario)
+
+
+def test_patience_ends_with_the_root_cause(tmp_path: Path) -> None:
+    async def scenario(cores: Cores, link: CoreLink) -> None:
+        arrived = asyncio.Event()
+        stream = link.submit(SUBMIT, arrived)
+        await cores.receive()
+        await cores.send(EngineDying("the disk is on fire"))
+        cores.die()
+        with pytest.raises(EngineDeadError, match=r"the disk is on fire.*none came back"):
+            await take(stream, arrived)
+        with pytest.raises(EngineDeadError):
+            link.submit(SUBMIT, arrived)
+
+    run(tmp_path, scenario, Patience(0.5))
+
+
+def test_only_so_many_new_requests_are_held(tmp_path: Path) -> None:
+    async def scenario(cores: Cores, link: CoreLink) -> None:
+        link.submit(SUBMIT, asyncio.Event())
+        await cores.receive()
+        cores.die()
+        while not link.outage:
+            await asyncio.sleep(0.01)
+        for name in ("a", "b"):
+            link.submit(msgspec.structs.replace(SUBMIT, request_id=name), asyncio.Event())
+        with pytest.raises(OverloadedError, match="restarted"):
+            link.submit(msgspec.structs.replace(SUBMIT, request_id="c"), asyncio.Event())
+        link.abort(["a"])
+        link.submit(msgspec.structs.replace(SUBMIT, request_id="d"), asyncio.Event())
+
+    run(tmp_path, scenario, Patience(None, max_num_held=2))
+
+
+def test_a_new_core_that_dies_at_once_is_no_obstacle(tmp_path: Path) -> None:
+    async def scenario(cores: Cores, link: CoreLink) -> None:
+        link.submit(SUBMIT, asyncio.Event())
+        await cores.receive()
+        for _ in range(3):
+            cores.die()
+            await asyncio.sleep(0.3)
+            cores.start()
+            assert isinstance(await cores.receive(), Connect)
+        await cores.send(Welcome(msgspec.structs.replace(FACTS, epoch=cores.epoch)))
+        assert isinstance(await cores.receive(), Submit)
+
+    run(tmp_path, scenario)
+
+
+def test_a_core_of_another_release_is_the_end(tmp_path: Path) -> None:
+    async def scenario(cores: Cores, link: CoreLink) -> None:
+        arrived = asyncio.Event()
+        stream = link.submit(SUBMIT, arrived)
+        await cores.receive()
+        cores.die()
+        while not link.outage:
+            await asyncio.sleep(0.01)
+        cores.start()
+        await cores.receive()
+        await cores.send(Refused("this engine speaks version 9"))
+        with pytest.raises(EngineDeadError, match="version 9"):
+            await take(stream, arrived)
+
+    run(tmp_path, scenario)
+
+
+def test_a_frontend_that_was_given_up_comes_back(tmp_path: Path) -> None:
+    """A core forgets a frontend that does not read, such as one that was stopped; nothing of its requests is lost."""
+
+    async def scenario(cores: Cores, link: CoreLink) -> None:
+        arrived = asyncio.Event()
+        stream = link.submit(SUBMIT, arrived)
+        await cores.receive()
+        await cores.events(Tokens("r", [7]))
+        await take(stream, arrived)
+        await cores.send(Refused("the first message of a connection must be Connect"))
+        await cores.welcome()
+        again = await cores.receive()
+        assert isinstance(again, Submit) and again.resume_output_token_ids == [7]
+
+    run(tmp_path, scenario)
+
+
+def test_suspects_are_tried_apart(tmp_path: Path) -> None:
+    """Two deaths with the same requests: from then on not all of them are sent at once."""
+
+    async def scenario(cores: Cores, link: CoreLink) -> None:
+        streams = {name: asyncio.Event() for name in "abc"}
+        for name, arrived in streams.items():
+            link.submit(msgspec.structs.replace(SUBMIT, request_id=name), arrived)
+        for _ in range(2):
+            for _ in range(3):
+                await cores.receive()
+            await replace(cores, link)
+        tried = [await cores.receive() for _ in range(2)]
+        assert [submit.request_id for submit in tried if isinstance(submit, Submit)] == ["a", "b"]
+        with contextlib.suppress(TimeoutError):
+            raise AssertionError(await asyncio.wait_for(cores.receive(), 0.2))
+        await cores.events(Tokens("a", [7]))
+        await cores.events(Tokens("b", [7]))
+        third = await cores.receive()
+        assert isinstance(third, Submit) and third.request_id == "c"
+
+    run(tmp_path, scenario)

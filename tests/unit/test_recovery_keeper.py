@@ -1,0 +1,134 @@
+"""When a core is started again, when it is killed because it hangs, and when there is no hope."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from octavo.frontend.recovery import keeper as module
+from octavo.frontend.recovery.keeper import EngineKeeper
+from octavo.protocol import restarts
+from octavo.protocol.errors import StartupError
+from octavo.protocol.requests import Utility
+
+
+class FakeEngine:
+    """Starts again as often as `failures` is empty."""
+
+    def __init__(self) -> None:
+        self.failures: list[str] = []
+        self.num_restarts = 0
+        self.num_kills = 0
+
+    def kill(self) -> None:
+        self.num_kills += 1
+
+    async def restart(self) -> None:
+        self.num_restarts += 1
+        if self.failures:
+            raise StartupError(self.failures.pop(0))
+
+
+class FakeLink:
+    """Owes something or does not."""
+
+    is_up = True
+    is_owed_something = True
+
+    def __init__(self) -> None:
+        self.num_heard = 0
+        self.has_progressed = False
+        self.lost: list[str] = []
+        self.failed: list[str] = []
+        self.num_calls = 0
+
+    def lose(self, cause: str) -> None:
+        self.lost.append(cause)
+
+    def fail(self, cause: str) -> None:
+        self.failed.append(cause)
+
+    async def call(self, utility: Utility, timeout_s: float) -> object:
+        self.num_calls += 1
+        return None
+
+
+Scenario = Callable[[EngineKeeper, FakeEngine, FakeLink], Awaitable[None]]
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(restarts, "FIRST_DELAY_S", 0.001)
+    monkeypatch.setattr(module, "TICK_S", 0.01)
+
+
+def run(scenario: Scenario, hang_timeout_s: float = 0.0) -> None:
+    async def main() -> None:
+        engine, link = FakeEngine(), FakeLink()
+        keeper = EngineKeeper(engine, link, hang_timeout_s, has_work=lambda: False)
+        try:
+            await asyncio.wait_for(scenario(keeper, engine, link), 20)
+        finally:
+            await keeper.close()
+
+    asyncio.run(main())
+
+
+def test_a_death_is_told_and_answered() -> None:
+    async def scenario(keeper: EngineKeeper, engine: FakeEngine, link: FakeLink) -> None:
+        keeper.on_exit("core was ended by SIGKILL")
+        while not (engine.num_restarts and link.lost):
+            await asyncio.sleep(0.01)
+        assert link.lost == ["core was ended by SIGKILL"]
+        assert link.failed == []
+
+    run(scenario)
+
+
+def test_failed_starts_end_with_the_first_cause() -> None:
+    async def scenario(keeper: EngineKeeper, engine: FakeEngine, link: FakeLink) -> None:
+        engine.failures = ["no memory"] * 100
+        keeper.on_exit("core was ended by SIGKILL")
+        while not link.failed:
+            await asyncio.sleep(0.01)
+        assert "SIGKILL" in link.failed[0], "the root cause, not the last symptom"
+        assert engine.num_restarts == restarts.MAX_FAILURES
+
+    run(scenario)
+
+
+def test_progress_makes_a_death_the_first_again() -> None:
+    async def scenario(keeper: EngineKeeper, engine: FakeEngine, link: FakeLink) -> None:
+        for number in range(3 * restarts.MAX_FAILURES):
+            link.has_progressed = True
+            keeper.on_exit("killed")
+            while engine.num_restarts == number:
+                await asyncio.sleep(0)
+        assert link.failed == []
+
+    run(scenario)
+
+
+def test_a_core_that_owes_and_says_nothing_is_asked_and_then_killed() -> None:
+    async def scenario(keeper: EngineKeeper, engine: FakeEngine, link: FakeLink) -> None:
+        while not engine.num_kills:
+            await asyncio.sleep(0.01)
+        assert link.num_calls == 1
+        keeper.on_exit("core was ended by SIGKILL")
+        while not link.lost:
+            await asyncio.sleep(0.01)
+        assert "has not answered" in link.lost[0]
+
+    run(scenario, hang_timeout_s=0.05)
+
+
+@pytest.mark.parametrize("why", ["it speaks", "it owes nothing"])
+def test_a_core_is_left_alone(why: str) -> None:
+    async def scenario(keeper: EngineKeeper, engine: FakeEngine, link: FakeLink) -> None:
+        link.is_owed_something = why == "it speaks"
+        for _ in range(60):
+            link.num_heard += why == "it speaks"
+            await asyncio.sleep(0.005)
+        assert engine.num_kills == 0
+
+    run(scenario, hang_timeout_s=0.05)
