@@ -13,7 +13,7 @@ from collections import OrderedDict, deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
-from octavo.core_proc.grammar.trial import Trial, TrialFailed
+from octavo.core_proc.grammar.trial import Trial, TrialFailed, TrialUnfinished
 from octavo.protocol.events import FailureKind
 from octavo.protocol.requests import Vocabulary
 from octavo.protocol.structured import GrammarKind, GrammarSpec
@@ -23,8 +23,12 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-NUM_THREADS = 2
-"""One slow grammar does not keep the others waiting."""
+NUM_QUICK_THREADS = 2
+"""Threads that leave a grammar when it turns out to be costly. One further thread compiles those, one after another, so
+however many costly ones there are, others wait for none of them."""
+
+PATIENCE_S = 0.5
+"""Processor time after which a grammar counts as costly: many times what most take."""
 
 MAX_KEPT = 128
 """Compiled grammars kept for requests to come, the latest used."""
@@ -33,6 +37,9 @@ CLOSE_TIMEOUT_S = 1.0
 
 GrammarKey: TypeAlias = tuple[GrammarKind, str]
 """What makes a grammar the same one."""
+
+Jobs: TypeAlias = "queue.SimpleQueue[GrammarKey | None]"
+"""Grammars to compile; None ends a thread."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +67,8 @@ class GrammarCompiler:
         self._tokens: GrammarTokens | None = None
         self._tokens_lock = threading.Lock()
         self._threads: list[threading.Thread] = []
-        self._jobs: queue.SimpleQueue[GrammarKey | None] = queue.SimpleQueue()
+        self._quick: Jobs = queue.SimpleQueue()
+        self._costly: Jobs = queue.SimpleQueue()
         self._pending: set[GrammarKey] = set()
         """What somebody waits for."""
         self._kept: OrderedDict[GrammarKey, Matcher] = OrderedDict()
@@ -88,12 +96,15 @@ class GrammarCompiler:
         key = (spec.kind, spec.text)
         if key not in self._pending:
             self._pending.add(key)
-            self._threads = [thread for thread in self._threads if thread.is_alive()]
-            while len(self._threads) < NUM_THREADS:
-                thread = threading.Thread(target=self._work, name="octavo grammars", daemon=True)
-                self._threads.append(thread)
-                thread.start()
-            self._jobs.put(key)
+            if not self._threads:
+                lanes = [*[(self._quick, PATIENCE_S)] * NUM_QUICK_THREADS, (self._costly, None)]
+                self._threads = [
+                    threading.Thread(target=self._work, args=lane, name="octavo grammars", daemon=True)
+                    for lane in lanes
+                ]
+                for thread in self._threads:
+                    thread.start()
+            self._quick.put(key)
         return key
 
     def drop(self, key: GrammarKey) -> None:
@@ -120,8 +131,9 @@ class GrammarCompiler:
 
         Blocks until: they have ended, or `CLOSE_TIMEOUT_S` has passed; one that still compiles ends with this process.
         """
-        for _ in self._threads:
-            self._jobs.put(None)
+        for _ in range(NUM_QUICK_THREADS):
+            self._quick.put(None)
+        self._costly.put(None)
         deadline = time.monotonic() + CLOSE_TIMEOUT_S
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
@@ -133,26 +145,33 @@ class GrammarCompiler:
         while len(self._kept) > MAX_KEPT:
             self._kept.popitem(last=False)
 
-    def _work(self) -> None:
-        """Compile one grammar after another: the body of a thread."""
+    def _work(self, jobs: Jobs, patience_s: float | None) -> None:
+        """Compile one grammar after another: the body of a thread. What takes more patience goes to the costly ones."""
         trial = Trial(self._timeout_s)
         try:
-            while (key := self._jobs.get()) is not None:
+            while (key := jobs.get()) is not None:
                 if key not in self._pending:
                     continue
-                result: Matcher | NoGrammar = NoGrammar(FailureKind.INTERNAL, "the compiler of grammars has failed")
+                result: Matcher | NoGrammar | None = NoGrammar(
+                    FailureKind.INTERNAL, "the compiler of grammars has failed"
+                )
                 try:
-                    result = self._compile(trial, key)
+                    result = self._compile(trial, key, patience_s)
+                except TrialUnfinished:
+                    result = None
+                    self._costly.put(key)
+                    trial.warm_up()
                 except Exception:  # the boundary of a thread: others wait for what comes after this one
                     logger.exception("the compiler of grammars has failed")
                     trial.close()
                 finally:  # whatever happened, somebody waits for it
-                    self._done.append((key, result))
-                    os.eventfd_write(self.wake_fd, 1)
+                    if result is not None:
+                        self._done.append((key, result))
+                        os.eventfd_write(self.wake_fd, 1)
         finally:
             trial.close()
 
-    def _compile(self, trial: Trial, key: GrammarKey) -> "Matcher | NoGrammar":
+    def _compile(self, trial: Trial, key: GrammarKey, patience_s: float | None) -> "Matcher | NoGrammar":
         trial.warm_up()
         # Here and not above: see the module.
         from octavo.core_proc.grammar.matcher import GrammarFault, Matcher, source_of
@@ -161,7 +180,7 @@ class GrammarCompiler:
         start = time.perf_counter()
         try:
             source = source_of(GrammarSpec(kind, text))
-            trial.check(source)
+            trial.check(source, patience_s)
             matcher = Matcher.compile(self._grammar_tokens(), source)
         except (TrialFailed, GrammarFault) as error:
             return NoGrammar(FailureKind.INVALID, str(error))

@@ -6,16 +6,21 @@ the core. This is the parent's side; the child's is `__main__.py`.
 """
 
 import contextlib
+import os
 import select
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 from octavo.protocol.lifecycle import LENGTH, read_message
 
 WALL_PER_CPU = 6
 """How much longer a trial may take by the clock than in processor time: the machine has other work to do."""
+
+LOOK_S = 0.05
+"""How often the child's processor time is looked at while somebody's patience is limited."""
 
 MEMORY_LIMIT_BYTES = 2 * 2**30
 """Address space of the child."""
@@ -23,6 +28,10 @@ MEMORY_LIMIT_BYTES = 2 * 2**30
 
 class TrialFailed(Exception):
     """A grammar did not get through its trial; the message is for its author."""
+
+
+class TrialUnfinished(Exception):
+    """A trial took more processor time than somebody had patience for."""
 
 
 class Trial:
@@ -47,12 +56,17 @@ class Trial:
                 stderr=subprocess.DEVNULL,
             )
 
-    def check(self, source: str) -> None:
+    def check(self, source: str, patience_s: float | None = None) -> None:
         """Compile a grammar in the child.
 
         Blocks until: it answers, or a limit is reached.
 
+        Args:
+            source: the grammar.
+            patience_s: processor time after which to leave it; None: the trial's own limit alone.
+
         Raises:
+            TrialUnfinished: it was left; the child is killed.
             TrialFailed: the source is not a grammar, or compiling it takes too much time or memory.
         """
         self.warm_up()
@@ -61,7 +75,7 @@ class Trial:
         try:
             self._child.stdin.write(LENGTH.pack(len(message)) + message)
             self._child.stdin.flush()
-            fault = self._answer()
+            fault = self._answer(patience_s)
         except (EOFError, OSError):
             fault = self._last_words()
         if fault:
@@ -78,21 +92,34 @@ class Trial:
                     stream.close()
             self._child = None
 
-    def _answer(self) -> str:
+    def _answer(self, patience_s: float | None) -> str:
         """Return what the child finds wrong, "" if nothing.
 
         Raises:
             EOFError: it has ended.
+            TrialUnfinished: it takes longer than `patience_s`.
         """
         assert self._child is not None and self._child.stdout is not None
         fd, deadline = self._child.stdout.fileno(), time.monotonic() + WALL_PER_CPU * self._cpu_limit_s
         poller = select.poll()
         poller.register(fd, select.POLLIN)
-        if not poller.poll(1000 * max(0.0, deadline - time.monotonic())):
-            self.close()
-            return self._too_long()
+        used_s = self._cpu_s()
+        look_s = WALL_PER_CPU * self._cpu_limit_s if patience_s is None else LOOK_S
+        while not poller.poll(1000 * max(0.0, min(look_s, deadline - time.monotonic()))):
+            if time.monotonic() >= deadline:
+                self.close()
+                return self._too_long()
+            if patience_s is not None and self._cpu_s() - used_s > patience_s:
+                self.close()
+                raise TrialUnfinished
         (size,) = LENGTH.unpack(read_message(fd, LENGTH.size))
         return read_message(fd, size).decode()
+
+    def _cpu_s(self) -> float:
+        """Return the processor time that the child has used (proc(5): the 14th and 15th field, in clock ticks)."""
+        assert self._child is not None
+        fields = Path(f"/proc/{self._child.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def _last_words(self) -> str:
         """Return why the child has ended."""

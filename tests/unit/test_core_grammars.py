@@ -113,9 +113,9 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     texts: list[str] = []
     compile_ = GrammarCompiler._compile
 
-    def noted(self: GrammarCompiler, trial: Trial, key: Any) -> Any:
+    def noted(self: GrammarCompiler, trial: Trial, key: Any, patience_s: float | None) -> Any:
         texts.append(key[1])
-        return compile_(self, trial, key)
+        return compile_(self, trial, key, patience_s)
 
     monkeypatch.setattr(GrammarCompiler, "_compile", noted)
     return texts
@@ -392,16 +392,16 @@ def test_what_nobody_waits_for_is_not_compiled(
     held, release = threading.Semaphore(0), threading.Event()
     check = Trial.check
 
-    def slow(self: Trial, source: str) -> None:
+    def slow(self: Trial, source: str, patience_s: float | None) -> None:
         if "hold" in source:
             held.release()
             assert release.wait(30)
-        check(self, source)
+        check(self, source, patience_s)
 
     monkeypatch.setattr(Trial, "check", slow)
-    for index in range(compiler_module.NUM_THREADS):
+    for index in range(compiler_module.NUM_QUICK_THREADS):
         desk.submit(f"hold {index}", f"hold{index}")
-    for _ in range(compiler_module.NUM_THREADS):
+    for _ in range(compiler_module.NUM_QUICK_THREADS):
         assert held.acquire(timeout=30), "every thread is busy"
     desk.submit("left", "left alone")
     desk.submit("shared", "shared")
@@ -413,10 +413,27 @@ def test_what_nobody_waits_for_is_not_compiled(
     assert "stays" in [name for _, name in desk.scheduler.requests]
 
 
+def test_cheap_grammars_pass_costly_ones() -> None:
+    desk = Desk(GrammarCompiler(timeout_s=2))
+    desk.grammars.learn(VOCABULARY)
+    for index in range(5):
+        text = f'{{"type": "integer", "multipleOf": 9999999, "title": "{index}"}}'
+        desk.submit(f"costly {index}", text, kind=GrammarKind.JSON_SCHEMA)
+    desk.submit("cheap", "cheap(er)?")
+    desk.grammars.abort(CLIENT, ["costly 3", "costly 4"])
+    while desk.grammars.waiting_keys[-1] == (CLIENT, "cheap"):
+        assert select.select([desk.grammars.wake_fd], [], [], 30)[0]
+        assert ends(desk.grammars.take_ready()) == [], "no costly one has come to its end before"
+    assert [name for _, name in desk.scheduler.requests] == ["cheap"]
+    desk.grammars.abort(CLIENT, ["costly 1", "costly 2"])
+    assert ends(desk.wait()) == [("costly 0", (FailureKind.INVALID, "structured_outputs.regex"))]
+    desk.compiler.close()
+
+
 def test_a_compiler_that_fails_is_no_fault_of_the_caller(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def broken(self: Trial, source: str) -> None:
+    def broken(self: Trial, source: str, patience_s: float | None) -> None:
         if "unlucky" in source:
             raise RuntimeError("out of luck")
 
