@@ -62,7 +62,7 @@ class StepLoop:
             self._service.deliver(self._scheduler.commit(result))
             self._service.deliver(self._companion.settle())
             self._pulse.beat(has_work=True)
-        while self._scheduler.num_in_flight < self._depth and (plan := self._scheduler.plan()) is not None:
+        while self._scheduler.may_plan(self._depth) and (plan := self._scheduler.plan()) is not None:
             self._workers.execute(plan)
             self._service.deliver(self._companion.settle())
             self._pulse.beat(has_work=True)

@@ -1,8 +1,10 @@
-"""How the tokens of one step are shared among the prompts that wait to be computed. Pure arithmetic."""
+"""How the tokens of one step are shared among the prompts that wait to be computed. Arithmetic: knows no request."""
+
+import math
 
 
 def fair_share(num_tokens: int, num_requests: int, block_size: int) -> int:
-    """Return what each of `num_requests` prefilling requests gets first of `num_tokens`.
+    """Return what each of `num_requests` prefilling requests has a right to of `num_tokens`.
 
     Whole blocks, so that a request that falls in with somebody else's prefix finds it at a block's edge.
     """
@@ -10,12 +12,12 @@ def fair_share(num_tokens: int, num_requests: int, block_size: int) -> int:
 
 
 def first_chunk(start: int, num_uncomputed: int, share: int, limit: int, block_size: int) -> int:
-    """Return how many tokens a request computes from position `start` within its fair share.
+    """Return how many tokens a request computes from position `start` within its share.
 
     Args:
         start: its first position to compute.
         num_uncomputed: what it would need.
-        share: its fair share.
+        share: its share.
         limit: what the step has left, and any cap on one request; below `share` it wins.
         block_size: a chunk that is not the last one ends at a block's edge where it can.
     """
@@ -24,3 +26,82 @@ def first_chunk(start: int, num_uncomputed: int, share: int, limit: int, block_s
         aligned = (start + chunk) // block_size * block_size - start
         chunk = aligned if aligned > 0 else chunk
     return chunk
+
+
+class PromptBudget:
+    """One step's tokens for prompts: first every prompt claims, then each is given its share, both in order.
+
+    A prompt that one step can finish ("short") is served whole and in order of arrival: sharing a step among several
+    would finish all of them as late as the last. A longer one gets its fair share of every step, so that neither waits
+    for the other's end.
+
+    Args:
+        num_tokens: what the step has for prompts.
+        block_size: shares are whole blocks.
+        full_step_tokens: short prompts are taken together while they have at most so many tokens in all; 0: no limit.
+        max_chunk: most tokens of one prompt; 0: no limit.
+    """
+
+    def __init__(self, num_tokens: int, block_size: int, full_step_tokens: int, max_chunk: int) -> None:
+        self._num_tokens = num_tokens
+        self._block_size = block_size
+        self._full_step_tokens = full_step_tokens or math.inf
+        self._max_chunk = max_chunk
+        self._num_prompts = 0
+        self._num_long = 0
+        self._num_claimed = 0
+        """By short prompts."""
+        self._num_given = 0
+        """To short prompts."""
+        self._is_full = False
+
+    def is_short(self, num_uncomputed: int) -> bool:
+        """True when the step has so many tokens, or the most that one prompt may have."""
+        return self._wanted(num_uncomputed) <= self._num_tokens
+
+    def has_room(self, num_uncomputed: int) -> bool:
+        """Return whether a further prompt would get anything beside those that have claimed."""
+        if not self._num_prompts:
+            return self._num_tokens > 0
+        num_short = self._num_claimed + (self._wanted(num_uncomputed) if self.is_short(num_uncomputed) else 0)
+        if num_short > self._full_step_tokens and self._num_claimed:
+            return False
+        # A block for each of the long ones, and for this one.
+        return self._num_claimed + (self._num_long + 1) * self._block_size <= self._num_tokens
+
+    def claim(self, num_uncomputed: int) -> None:
+        """Count a prompt that wants to compute so many tokens."""
+        self._num_prompts += 1
+        if self.is_short(num_uncomputed):
+            self._num_claimed += self._wanted(num_uncomputed)
+        else:
+            self._num_long += 1
+
+    def share(self, num_uncomputed: int, num_left: int, *, is_short: bool) -> int:
+        """Return how many tokens the next prompt in order may compute.
+
+        Args:
+            num_uncomputed: what it needs, which may have become less since it claimed.
+            num_left: tokens that the step still has.
+            is_short: whether it was when it claimed.
+        """
+        fair = fair_share(self._num_tokens, self._num_prompts, self._block_size)
+        if not is_short:
+            self._num_long -= 1
+            return fair
+        num_wanted = self._wanted(num_uncomputed)
+        if self._num_given and self._num_given + num_wanted > self._full_step_tokens:
+            self._is_full = True
+        if self._is_full:
+            return 0
+        num_given = min(num_wanted, max(0, num_left - fair * self._num_long))
+        self._num_given += num_given
+        return num_given
+
+    def has_leftover(self, num_left: int) -> bool:
+        """Return whether what no share has taken is handed out too, in order."""
+        num_computed = self._num_tokens - num_left
+        return num_left > 0 and not self._is_full and num_computed < self._full_step_tokens
+
+    def _wanted(self, num_uncomputed: int) -> int:
+        return min(num_uncomputed, self._max_chunk) if self._max_chunk else num_uncomputed

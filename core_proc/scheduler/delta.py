@@ -26,6 +26,8 @@ class StepRecord:
     parts: list[Part]
     awaits_masks: bool
     """True until the workers have the masks for it."""
+    num_tokens: int
+    """Of all parts."""
 
 
 class StepDraft:
@@ -33,6 +35,10 @@ class StepDraft:
 
     def __init__(self, num_tokens: int) -> None:
         self.num_tokens_left = num_tokens
+        self.decoding: list[Request] = []
+        """Running requests that lack one token."""
+        self.num_decodes = 0
+        """Of them, those that the step computes."""
         self.prefilling: list[Request] = []
         """Running requests that lack more than one token, those that start in this step included."""
         self.admitted: list[Request] = []
@@ -86,7 +92,7 @@ class StepDraft:
             scheduled=[Scheduled(part.slot, part.start, part.num_tokens, part.samples) for part in parts],
             awaits_masks=awaits_masks,
         )
-        return plan, StepRecord(sequence, parts, awaits_masks)
+        return plan, StepRecord(sequence, parts, awaits_masks, sum(part.num_tokens for part in parts))
 
 
 def _admitted(request: Request) -> Admitted:

@@ -13,9 +13,10 @@ from octavo.core_proc.cache.prefix import PrefixCache
 from octavo.core_proc.gathered import Gathered
 from octavo.core_proc.request import Request, RequestKey, RequestState
 from octavo.core_proc.scheduler.admission import Admission
-from octavo.core_proc.scheduler.budget import fair_share, first_chunk
+from octavo.core_proc.scheduler.budget import PromptBudget, first_chunk
 from octavo.core_proc.scheduler.delta import Part, StepDraft, StepRecord
 from octavo.core_proc.scheduler.history import StepHistory
+from octavo.core_proc.scheduler.pace import DecodePace, may_plan
 from octavo.core_proc.scheduler.policy import OrderedRequests, order_of
 from octavo.core_proc.scheduler.preemption import choose_victim, num_reserved_blocks
 from octavo.core_proc.scheduler.stop import Stop, find_stop, is_certain_to_end
@@ -55,6 +56,7 @@ class Scheduler:
         self.waiting_reason = ""
         self.history = StepHistory()
         self._admission = Admission(config, plan)
+        self._pace = DecodePace(config.decode_interval_tokens)
         self._released: list[SlotId] = []
         self._num_submitted = 0
         self._num_planned = 0
@@ -113,13 +115,28 @@ class Scheduler:
         self.counters.num_free_blocks = self.cache.pool.num_free
         return self.counters
 
+    def may_plan(self, depth: int) -> bool:
+        """Return whether the next step may be planned before the `depth` steps in flight are committed."""
+        return may_plan(self.in_flight, depth, self.config.full_step_tokens)
+
     def plan(self) -> StepPlan | None:
         """Decide the next step; None when nothing can be computed now."""
         draft = StepDraft(self.config.max_num_batched_tokens)
         self._free_blocks(draft)
-        self._decode(draft)
-        self._admit(draft)
-        self._prefill(draft)
+        self._sort_out(draft)
+        gives_way = self._decodes_give_way(draft)
+        if not gives_way:
+            self._decode(draft)
+        prompts = PromptBudget(
+            draft.num_tokens_left,
+            self.cache.block_size,
+            self.config.full_step_tokens,
+            self.config.long_prefill_token_threshold,
+        )
+        self._admit(draft, prompts)
+        self._prefill(draft, prompts)
+        if gives_way and draft.is_empty:
+            self._decode(draft)
         return self._finish_draft(draft)
 
     def commit(self, result: StepResult) -> list[ClientEvent]:
@@ -154,32 +171,45 @@ class Scheduler:
             self.waiting.add(victim)
             draft.has_preempted = True
 
+    def _sort_out(self, draft: StepDraft) -> None:
+        """Tell the running requests that lack just one token from those that catch up."""
+        for request in self.running:
+            if not is_certain_to_end(request, self.max_model_len):
+                (draft.decoding if request.num_uncomputed_tokens == 1 else draft.prefilling).append(request)
+
+    def _decodes_give_way(self, draft: StepDraft) -> bool:
+        """Return whether this step is for prompts alone: it can bring one to its first token, and decodes can wait."""
+        if not draft.decoding or not self._pace.gives_way:
+            return False
+        head = self.waiting.first
+        candidates = [*draft.prefilling, head] if head else draft.prefilling
+        return any(request.num_uncomputed_tokens <= draft.num_tokens_left for request in candidates)
+
     def _decode(self, draft: StepDraft) -> None:
         """Extend by one token every request that lacks just one."""
-        for request in self.running:
-            if is_certain_to_end(request, self.max_model_len):
-                continue
-            if request.num_uncomputed_tokens == 1 and draft.num_tokens_left:
-                self._compute(draft, request, 1)
-            else:
-                draft.prefilling.append(request)
+        draft.num_decodes = min(len(draft.decoding), draft.num_tokens_left)
+        for request in draft.decoding[: draft.num_decodes]:
+            self._compute(draft, request, 1)
 
-    def _admit(self, draft: StepDraft) -> None:
+    def _admit(self, draft: StepDraft, prompts: PromptBudget) -> None:
         """Start waiting requests in order, as many as the step can begin to compute."""
         self.waiting_reason = ""
+        for request in draft.prefilling:
+            prompts.claim(request.num_uncomputed_tokens)
         if self.waiting.first:
             num_reserved = num_reserved_blocks(self.running, self.cache, self.max_model_len)
             draft.num_spare_blocks = self.cache.pool.num_free - num_reserved
         while head := self.waiting.first:
-            self.waiting_reason = self._obstacle(draft, head)
+            self.waiting_reason = self._obstacle(draft, prompts, head)
             if self.waiting_reason:
                 return
             num_free = self.cache.pool.num_free
             self._start(draft, head)
+            prompts.claim(head.num_uncomputed_tokens)
             num_taken = num_free - self.cache.pool.num_free
             draft.num_spare_blocks -= num_taken + self.cache.num_missing_blocks(head, head.num_tokens)
 
-    def _obstacle(self, draft: StepDraft, head: Request) -> str:
+    def _obstacle(self, draft: StepDraft, prompts: PromptBudget, head: Request) -> str:
         """Return why the first waiting request cannot start, "" when it can."""
         if draft.has_preempted:
             return "blocks"
@@ -187,11 +217,9 @@ class Scheduler:
             return "in_flight"
         if not self.free_slots:
             return "max_num_seqs"
-        # Each prefilling request must get a block's worth, or new ones would starve those before them.
-        num_needed = self.cache.block_size * (len(draft.prefilling) + 1) if draft.prefilling else 1
-        if draft.num_tokens_left < num_needed:
-            return "budget"
         num_hits, num_free_hits = self.cache.count_hits(head)
+        if not prompts.has_room(head.num_uncomputed_tokens - num_hits * self.cache.block_size):
+            return "budget"
         num_blocks = self.cache.num_missing_blocks(head, head.num_tokens) - (num_hits - num_free_hits)
         if self.running.first:
             num_blocks += max(1, int(self.cache.pool.num_blocks * WATERMARK))
@@ -213,24 +241,24 @@ class Scheduler:
         draft.prefilling.append(request)
         self._share(request)
 
-    def _prefill(self, draft: StepDraft) -> None:
-        """Share the rest of the budget among the others: a fair part each, then what is left in order."""
-        if not draft.prefilling:
-            return
+    def _prefill(self, draft: StepDraft, prompts: PromptBudget) -> None:
+        """Give every prompt its share of the rest of the budget, then what is left in order."""
         requests = sorted(draft.prefilling, key=lambda request: request.order)
-        share = fair_share(draft.num_tokens_left, len(requests), self.cache.block_size)
-        for request in requests:
+        are_short = [prompts.is_short(request.num_uncomputed_tokens) for request in requests]
+        for request, is_short in zip(requests, are_short, strict=True):
             self._share(request)
+            num_uncomputed = request.num_uncomputed_tokens
             chunk = first_chunk(
                 request.num_computed_tokens,
-                request.num_uncomputed_tokens,
-                share,
+                num_uncomputed,
+                prompts.share(num_uncomputed, draft.num_tokens_left, is_short=is_short),
                 self._chunk_limit(draft, request),
                 self.cache.block_size,
             )
             self._compute(draft, request, chunk)
-        for request in requests:
-            self._compute(draft, request, min(request.num_uncomputed_tokens, self._chunk_limit(draft, request)))
+        if prompts.has_leftover(draft.num_tokens_left):
+            for request in requests:
+                self._compute(draft, request, min(request.num_uncomputed_tokens, self._chunk_limit(draft, request)))
 
     def _chunk_limit(self, draft: StepDraft, request: Request) -> int:
         """Return how many further tokens of the request this step may compute."""
@@ -267,11 +295,13 @@ class Scheduler:
         if draft.is_empty:
             return None
         plan, record = draft.finish(self._num_planned, self._released, list(self.running))
+        leaves_decodes = draft.num_decodes < len(draft.decoding)
+        self._pace.count(record.num_tokens - draft.num_decodes, leaves_decodes=leaves_decodes)
         self._released = []
         self._num_planned += 1
         self.in_flight.append(record)
         self.counters.num_steps += 1
-        self.counters.step_tokens += sum(part.num_tokens for part in record.parts)
+        self.counters.step_tokens += record.num_tokens
         return plan
 
     def _take_record(self, result: StepResult) -> StepRecord:

@@ -142,6 +142,21 @@ class SchedulerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     max_num_batched_tokens: Annotated[
         Positive | None, Meta(description="Token budget of one step. Default: 512 on a CPU, 8192 on a GPU.")
     ] = None
+    full_step_tokens: Annotated[
+        Annotated[int, Meta(ge=0)] | None,
+        Meta(
+            description="Tokens at which a step is large enough to be efficient: short prompts wait for the next one "
+            "rather than make it larger, and none is planned ahead of it. 0: no limit. Default: 64 for each thread on "
+            "a CPU, 0 on a GPU.",
+        ),
+    ] = None
+    decode_interval_tokens: Annotated[
+        Annotated[int, Meta(ge=0)] | None,
+        Meta(
+            description="Decodes give way to prompts that a step can finish, until so many tokens of prompts are "
+            "computed. 0: they are in every step. Default: 512 for each thread on a CPU, 0 on a GPU.",
+        ),
+    ] = None
     long_prefill_token_threshold: Annotated[
         int, Meta(ge=0, description="Most tokens of one prompt in one step; 0: no limit but the fair share.")
     ] = 0

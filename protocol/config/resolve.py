@@ -28,6 +28,10 @@ _DTYPE_ALIASES: dict[str, DtypeName] = {
 
 _DEFAULT_SEQS = {"cpu": 64, "cuda": 256}
 _DEFAULT_BUDGET = {"cpu": 512, "cuda": 8192}
+_DEFAULT_FULL_STEP = {"cpu": 64, "cuda": 0}
+"""For each thread. So many rows keep a core's products as busy as more would (docs/performance.md)."""
+_DEFAULT_DECODE_INTERVAL = {"cpu": 512, "cuda": 0}
+"""For each thread: about 0.6 s of a small model on any number of them."""
 
 
 CoreBinding: TypeAlias = list[int] | Literal["none", "compact"]
@@ -66,6 +70,10 @@ class ResolvedConfig(msgspec.Struct, frozen=True, kw_only=True):
     enable_prefix_caching: bool
     max_num_seqs: int
     max_num_batched_tokens: int
+    full_step_tokens: int
+    """0: no step is full."""
+    decode_interval_tokens: int
+    """0: decodes are in every step."""
     long_prefill_token_threshold: int
     """0: no limit."""
     scheduling_policy: SchedulingPolicy
@@ -148,6 +156,10 @@ def resolve(config: EngineConfig, facts: ModelFacts, *, device: DeviceName, num_
         enable_prefix_caching=config.cache.enable_prefix_caching,
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=budget,
+        full_step_tokens=_by_thread(config.scheduler.full_step_tokens, _DEFAULT_FULL_STEP[chosen_device], num_threads),
+        decode_interval_tokens=_by_thread(
+            config.scheduler.decode_interval_tokens, _DEFAULT_DECODE_INTERVAL[chosen_device], num_threads
+        ),
         long_prefill_token_threshold=config.scheduler.long_prefill_token_threshold,
         scheduling_policy=config.scheduler.scheduling_policy,
         async_scheduling=config.scheduler.async_scheduling,
@@ -165,6 +177,10 @@ def resolve(config: EngineConfig, facts: ModelFacts, *, device: DeviceName, num_
         record_steps=config.observe.record_steps,
         chat_template=config.model.chat_template,
     )
+
+
+def _by_thread(asked: int | None, default: int, num_threads: int) -> int:
+    return default * num_threads if asked is None else asked
 
 
 class _StructuredOutputsConfig(msgspec.Struct, forbid_unknown_fields=True):

@@ -57,6 +57,8 @@ engines = st.fixed_dictionaries(
         "block_size": st.sampled_from([2, 4, 8]),
         "max_num_seqs": st.integers(1, 6),
         "max_num_batched_tokens": st.sampled_from([6, 9, 16, 40]),
+        "full_step_tokens": st.sampled_from([0, 4, 12]),
+        "decode_interval_tokens": st.sampled_from([0, 8, 30]),
         "long_prefill_token_threshold": st.sampled_from([0, 0, 3]),
         "scheduling_policy": st.sampled_from(["fcfs", "priority"]),
         "enable_prefix_caching": st.booleans(),

@@ -42,6 +42,8 @@ def core_config(**changes) -> ResolvedConfig:
         "block_size": 4,
         "max_num_seqs": 8,
         "max_num_batched_tokens": 32,
+        "full_step_tokens": 0,
+        "decode_interval_tokens": 0,
         "max_num_queued_reqs": 0,
         "max_num_queued_tokens": 0,
     }
@@ -108,7 +110,7 @@ class FakeEngine:
 
     def turn(self) -> None:
         """Do what the core's loop does in one turn."""
-        if len(self._results) == self.depth or self.plan() is None:
+        if not self.scheduler.may_plan(self.depth) or self.plan() is None:
             self.commit()
 
     def run(self, max_turns: int = 10_000) -> None:

@@ -61,6 +61,77 @@ def test_decodes_come_first():
     assert engine.scheduled_tokens()[-1] == [1, 7]
 
 
+def test_short_prompts_are_computed_whole_and_in_order():
+    engine = FakeEngine(max_num_batched_tokens=32, async_scheduling=False)
+    for index in range(5):
+        engine.submit(str(index), prompt(12, index), max_tokens=1)
+    engine.run()
+    assert engine.scheduled_tokens() == [[12, 12, 8], [4, 12, 12]]
+
+
+def test_a_full_step_takes_no_further_prompt():
+    engine = FakeEngine(max_num_batched_tokens=32, full_step_tokens=8, async_scheduling=False)
+    for index, length in enumerate([12, 5, 3, 1, 20]):
+        engine.submit(str(index), prompt(length, index), max_tokens=1)
+    engine.run()
+    assert engine.scheduled_tokens() == [[12], [5, 3], [1], [20]]
+
+
+def test_a_long_prompt_goes_on_beside_any_number_of_short_ones():
+    engine = FakeEngine(max_num_batched_tokens=16, full_step_tokens=8, async_scheduling=False)
+    engine.submit("long", prompt(60), max_tokens=1)
+    for index in range(20):
+        engine.submit(str(index), prompt(8, 2 + index), max_tokens=1)
+        engine.turn()
+        engine.turn()
+        if engine.outputs["long"].end:
+            break
+    assert reason(engine.outputs["long"]) is FinishReason.LENGTH
+    assert 2 < index < 15
+    ended = [name for name, output in engine.outputs.items() if output.end and name != "long"]
+    assert len(ended) > index - 2, "the short ones do not wait for the long one"
+
+
+def test_decodes_give_way_to_first_tokens_but_not_for_long():
+    engine = FakeEngine(
+        max_num_batched_tokens=16, full_step_tokens=8, decode_interval_tokens=24, async_scheduling=False
+    )
+    engine.submit("decoding", prompt(4), max_tokens=9)
+    engine.turn()
+    engine.turn()
+    for index in range(4):
+        engine.submit(str(index), prompt(8, 2 + index), max_tokens=1)
+    engine.run()
+    assert engine.scheduled_tokens() == [[4], [8], [8], [8], [1, 8], *[[1]] * 7]
+
+
+def test_decodes_do_not_give_way_to_a_prompt_that_no_step_can_finish():
+    engine = FakeEngine(max_num_batched_tokens=16, decode_interval_tokens=100, async_scheduling=False)
+    engine.submit("decoding", prompt(4), max_tokens=4)
+    engine.turn()
+    engine.turn()
+    engine.submit("long", prompt(40, 2), max_tokens=1)
+    engine.plan()
+    assert engine.scheduled_tokens()[-1][0] == 1
+
+
+def test_decodes_give_way_to_nobody_who_cannot_start():
+    engine = FakeEngine(max_num_seqs=1, decode_interval_tokens=100, async_scheduling=False)
+    engine.submit("decoding", prompt(4), max_tokens=3)
+    engine.submit("waiting", prompt(4, 2), max_tokens=1)
+    engine.run()
+    assert engine.scheduled_tokens() == [[4], [1], [1], [4]]
+
+
+@pytest.mark.parametrize(("full_step_tokens", "num_ahead"), [(0, 2), (9, 2), (8, 1)])
+def test_nothing_is_planned_ahead_of_a_full_step(full_step_tokens, num_ahead):
+    engine = FakeEngine(full_step_tokens=full_step_tokens)
+    engine.submit("one", prompt(8), max_tokens=5)
+    while engine.scheduler.may_plan(2):
+        assert engine.plan()
+    assert engine.scheduler.num_in_flight == num_ahead
+
+
 def test_long_prefill_token_threshold_caps_every_long_prompt():
     engine = FakeEngine(max_num_batched_tokens=32, long_prefill_token_threshold=6)
     for index in range(3):
