@@ -81,7 +81,9 @@ def plan_tools(
     num_tools, tools = len(tools), _allowed(tools, choice.allowed)
     max_calls = None if is_parallel else 1
     if choice.mode == "required":
-        form = _forced(calls_schema(tools, max_calls), "tools")
+        # Of several tools the core does not tell which has the schema that it cannot enforce.
+        param = f"{tools[0].param}.parameters" if len(tools) == 1 else "tools"
+        form = _forced(calls_schema(tools, max_calls), param)
         return ToolPlan(RequiredParser(tools), form, max_calls=max_calls)
     if choice.mode == "none":
         return ToolPlan(form=answer_form)

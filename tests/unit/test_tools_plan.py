@@ -53,7 +53,7 @@ def test_definitions_of_several_tools_do_not_mix() -> None:
 def test_required_binds_by_a_schema_of_calls() -> None:
     made = plan(choice="required", is_parallel=False, parser=None)
     assert made.form.json == calls_schema([LOOSE], 1)
-    assert (made.max_calls, made.is_named, made.form.param) == (1, False, "tools")
+    assert (made.max_calls, made.is_named, made.form.param) == (1, False, "tools[0].function.parameters")
     (call,) = made.parser.parse('[{"name": "number", "parameters": {"city": 1}}]', True).calls
     assert (call.name, call.arguments) == ("number", '{"city": 1}')
 
@@ -118,6 +118,13 @@ def test_wishes_that_do_not_fit_together(wish, param, words) -> None:
     with pytest.raises(InvalidRequestError, match=words) as caught:
         plan(**wish)
     assert caught.value.param == param
+
+
+def test_the_only_tool_that_can_be_at_fault_is_named() -> None:
+    assert plan(tools=(LOOSE,), choice="required").form.param == "tools[0].function.parameters"
+    assert plan(tools=(LOOSE, STRICT), choice="required").form.param == "tools"
+    allowed = plan(tools=(LOOSE, STRICT), choice="required", allowed=frozenset({"city"}))
+    assert allowed.form.param == "tools[1].function.parameters"
 
 
 def test_some_of_the_tools() -> None:
