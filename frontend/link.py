@@ -141,7 +141,9 @@ class CoreLink:
         except TimeoutError:
             await link.close()
             raise StartupError(
-                f"no engine answers on {address}",
+                f"the engine on {address} is not ready: it still loads its model"
+                if link._wire.has_met
+                else f"no engine answers on {address}",
                 phase="connecting",
                 hint="octavo serve prints the address of its engine once it is ready",
             ) from None

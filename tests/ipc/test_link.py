@@ -304,6 +304,22 @@ def test_another_protocol_version_is_refused(tmp_path: Path) -> None:
         run(tmp_path, scenario, answer=Refused("this engine speaks version 9"))
 
 
+def test_an_engine_that_still_loads_is_told_from_none(tmp_path: Path) -> None:
+    async def main() -> None:
+        context = zmq.Context()
+        # A core binds its sockets at once, and reads them when it is ready.
+        loading = context.socket(zmq.ROUTER)
+        loading.bind(f"ipc://{tmp_path}/core")
+        try:
+            with pytest.raises(StartupError, match="is not ready: it still loads"):
+                await CoreLink.connect(context, f"ipc://{tmp_path}/core", timeout_s=0.5)
+        finally:
+            loading.close(linger=0)
+            context.term()
+
+    asyncio.run(main())
+
+
 def test_nobody_answers(tmp_path: Path) -> None:
     async def main() -> None:
         context = zmq.Context()
