@@ -4,6 +4,7 @@ import asyncio
 import os
 import random
 import signal
+import sys
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -199,5 +200,43 @@ def test_who_joined_fails_with_the_root_cause_when_nobody_starts_it_again(model:
                 async for _ in outputs:
                     pass
             assert time.monotonic() - begin < 5
+
+    asyncio.run(main())
+
+
+NEIGHBOUR = """
+import asyncio, sys
+from octavo import AsyncClient, SamplingParams
+
+async def main():
+    async with AsyncClient.connect(sys.argv[1]) as client:
+        params = SamplingParams(n=3, max_tokens=240, ignore_eos=True)
+        while True:
+            async for _ in client.generate([1, 2, 3], params):
+                print("token", flush=True)
+
+asyncio.run(main())
+"""
+
+
+def test_a_frontend_that_dies_is_noticed_by_the_core_alone(model: Path) -> None:
+    async def main() -> None:
+        async with AsyncClient.launch(str(model), **SETTINGS) as client:
+            alone = await ask(client, Ask((5, 6, 7), LONG))
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, "-P", "-c", NEIGHBOUR, client.address, stdout=asyncio.subprocess.PIPE
+            )
+            try:
+                assert process.stdout is not None
+                await process.stdout.readline()
+                asking = asyncio.create_task(ask(client, Ask((5, 6, 7), LONG)))
+            finally:
+                process.kill()
+            killed_s = time.monotonic()
+            assert await asking == alone
+            while (stats := await client.engine_stats()).num_free_blocks < stats.num_blocks:
+                assert time.monotonic() - killed_s < 2
+                await asyncio.sleep(0.05)
+            await process.wait()
 
     asyncio.run(main())

@@ -1,0 +1,100 @@
+"""`octavo serve` whose core is killed: callers of all HTTP processes get the answers that they would have got."""
+
+import concurrent.futures
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from servers import Server, descendants, left_after, serve
+from tiny_models import make_tiny
+
+FLAGS = ["--dtype", "float32", "--max-model-len", "256", "--max-num-seqs", "4", "--served-model-name", "tiny"]
+NUM_CALLERS = 8
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny("LlamaForCausalLM", tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def server(model: Path) -> Iterator[Server]:
+    with serve(model, *FLAGS, "--api-server-count", "2") as server:
+        yield server.wait_until_ready()
+
+
+def body(seed: int) -> dict[str, Any]:
+    return {
+        "model": "tiny",
+        "prompt": [5, 6, 7],
+        "max_tokens": 240,
+        "temperature": 1,
+        "seed": seed,
+        "ignore_eos": True,
+        "logprobs": 2,
+        "stream": seed % 2 == 0,
+        "n": 1 + seed % 3,
+    }
+
+
+def complete(server: Server, seed: int) -> list[Any]:
+    """Return the text, the logprobs and the end of each choice, streamed or not, and what was counted."""
+    asked = body(seed)
+    if not asked["stream"]:
+        answer = server.post("/v1/completions", asked).json()
+        return [[(c["text"], c["logprobs"], c["finish_reason"]) for c in answer["choices"]], answer["usage"]]
+    asked["stream_options"] = {"include_usage": True}
+    texts, logprobs, ends, usage = [""] * asked["n"], [[] for _ in range(asked["n"])], [None] * asked["n"], None
+    with httpx.stream("POST", server.url + "/v1/completions", json=asked, timeout=60) as response:
+        for line in response.iter_lines():
+            if not line.startswith("data: {"):
+                continue
+            chunk = json.loads(line.removeprefix("data: "))
+            usage = chunk.get("usage") or usage
+            for choice in chunk["choices"]:
+                texts[choice["index"]] += choice["text"]
+                logprobs[choice["index"]] += (choice["logprobs"] or {}).get("token_logprobs", [])
+                ends[choice["index"]] = choice["finish_reason"]
+    return [list(zip(texts, logprobs, ends, strict=True)), usage]
+
+
+def core_of(server: Server) -> int:
+    (core,) = [pid for pid in descendants(server.process.pid) if b"octavo.core_proc" in cmdline(pid)]
+    return core
+
+
+def cmdline(pid: int) -> bytes:
+    return Path(f"/proc/{pid}/cmdline").read_bytes()
+
+
+def health(server: Server) -> int:
+    return httpx.get(server.url + "/health", timeout=10).status_code
+
+
+def test_callers_of_all_processes_get_their_answers(server: Server) -> None:
+    alone = [complete(server, seed) for seed in range(NUM_CALLERS)]
+    with concurrent.futures.ThreadPoolExecutor(NUM_CALLERS) as pool:
+        calls = [pool.submit(complete, server, seed) for seed in range(NUM_CALLERS)]
+        time.sleep(0.1)
+        os.kill(core_of(server), signal.SIGKILL)
+        while health(server) == 200:
+            time.sleep(0.02)
+        got = [call.result(60) for call in calls]
+    assert got == alone
+    assert health(server) == 200
+    assert "is back after" in server.output
+
+
+def test_killing_the_first_process_leaves_nothing(model: Path) -> None:
+    with serve(model, *FLAGS, "--api-server-count", "2") as server:
+        server.wait_until_ready()
+        pids = descendants(server.process.pid)
+        assert len(pids) == 3, "core, worker and one more HTTP process"
+        server.signal(signal.SIGKILL)
+        assert left_after(pids, 2.0) == []
