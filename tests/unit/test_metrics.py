@@ -178,3 +178,14 @@ def test_throughput_line_survives_a_new_engine() -> None:
 def test_line_shows_while_a_long_step_runs() -> None:
     line = ThroughputLine(now_s=0.0)
     assert "Running: 1 reqs" in (line.next(EngineStats(num_running=1), 10.0) or "")
+
+
+def test_restarts_are_counted_by_cause() -> None:
+    metrics = exporter()
+    metrics.on_restart("core_died", 3, 2.5)
+    metrics.on_restart("core_hung", 4, 1.5)
+    values = samples(metrics)
+    assert values["octavo:engine_restarts_total,cause=core_died"] == 1
+    assert values["octavo:engine_restarts_total,cause=core_hung"] == 1
+    assert values["octavo:requests_resumed_total"] == 7
+    assert values["octavo:engine_restart_pause_seconds"] == 1.5

@@ -39,10 +39,12 @@ class FakeLink:
         self.num_heard = 0
         self.has_progressed = False
         self.lost: list[str] = []
+        self.kinds: list[str] = []
         self.failed: list[str] = []
         self.num_calls = 0
 
-    def lose(self, cause: str) -> None:
+    def lose(self, cause: str, kind: str) -> None:
+        self.kinds.append(kind)
         self.lost.append(cause)
 
     def fail(self, cause: str) -> None:
@@ -81,6 +83,7 @@ def test_a_death_is_told_and_answered() -> None:
             await asyncio.sleep(0.01)
         assert link.lost == ["core was ended by SIGKILL"]
         assert link.failed == []
+        assert link.kinds == ["core_died"]
 
     run(scenario)
 
@@ -118,6 +121,7 @@ def test_a_core_that_owes_and_says_nothing_is_asked_and_then_killed() -> None:
         while not link.lost:
             await asyncio.sleep(0.01)
         assert "has not answered" in link.lost[0]
+        assert link.kinds == ["core_hung"]
 
     run(scenario, hang_timeout_s=0.05)
 
