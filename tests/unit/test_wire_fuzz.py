@@ -6,10 +6,11 @@ from collections import Counter, deque
 
 import msgspec
 import pytest
-from core_fakes import FakeWorker, cache_plan, core_config
+from core_fakes import cache_plan, core_config
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from service_fakes import FakeRouter, FakeStop, grammars_of
+from simulation.worker import SimulatedWorker
 from wire_samples import FACTS, MESSAGES, SPEC
 
 from octavo.core_proc import invariants
@@ -86,7 +87,7 @@ class Core:
     def __init__(self) -> None:
         config = core_config(max_num_queued_reqs=16)
         self.ends: Counter[str] = Counter()
-        self.router, self.worker = FakeRouter(), FakeWorker(config, NUM_BLOCKS)
+        self.router, self.worker = FakeRouter(), SimulatedWorker(config, NUM_BLOCKS)
         self.router.send = self._sent  # type: ignore[method-assign]
         clock = itertools.count(1.0).__next__
         self.scheduler = Scheduler(config, cache_plan(config, NUM_BLOCKS), clock)
