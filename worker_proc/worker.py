@@ -41,6 +41,8 @@ from octavo.worker_proc.weights.load import load_model
 
 logger = logging.getLogger(__name__)
 
+IDLE_MS = 5
+"""Without a command for so long the worker is idle: between two steps of a busy engine it waits for one at most."""
 ABORT_SIGNALS = 2
 """SIGTERMs that end a worker. One may have been sent to the whole process group: the core drains first."""
 
@@ -94,7 +96,7 @@ class Worker:
         while stop.count < ABORT_SIGNALS:
             command = self._kept.popleft() if self._kept else self._subscriber.receive(timeout_s=0)
             if command is None:
-                self._poller.poll()
+                self._rest()
                 stop.acknowledge()
             elif isinstance(command, Stop):
                 break
@@ -103,6 +105,14 @@ class Worker:
         self._trace.stop()
         self._close()
         return EXIT_OK
+
+    def _rest(self) -> None:
+        """Wait for what comes next; when nothing does for a moment, take memory that steps will need."""
+        pages = self._executor.pages if self._executor else None
+        if pages is None or not pages.has_wanted:
+            self._poller.poll()
+        elif not self._poller.poll(IDLE_MS):
+            pages.take_page()
 
     def _take_masks(self) -> list[SlotMask]:
         """Return the masks of the step that is being computed, and keep the commands that come before them for later.

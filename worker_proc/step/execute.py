@@ -17,6 +17,7 @@ from octavo.protocol.steps import NO_TOKEN, Scheduled, SlotMask, StepPlan, StepR
 from octavo.worker_proc.batch.outputs import step_result, token_logprobs
 from octavo.worker_proc.batch.rows import Row
 from octavo.worker_proc.batch.state import BatchState
+from octavo.worker_proc.cache.pages import PagesAhead
 from octavo.worker_proc.models.base import Model
 from octavo.worker_proc.sampling.sampler import Draw, Sampler, as_logits
 from octavo.worker_proc.step.forward import Forward, build_forward
@@ -42,8 +43,9 @@ class _Span:
 class StepExecutor:
     """Applies plans to the batch and runs the model over what they schedule."""
 
-    def __init__(self, forward: Forward, state: BatchState, sampler: Sampler) -> None:
+    def __init__(self, forward: Forward, state: BatchState, sampler: Sampler, pages: PagesAhead) -> None:
         self.forward = forward
+        self.pages = pages
         self._state = state
         self._sampler = sampler
 
@@ -67,7 +69,7 @@ class StepExecutor:
             vocab_size=config.model.vocab_size,
         )
         sampler = Sampler(config.model.vocab_size, model.library, config.num_threads, forward.choose_threads)
-        return cls(forward, state, sampler)
+        return cls(forward, state, sampler, PagesAhead(forward.cache_buffers, num_blocks))
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan, take_masks: Callable[[], Sequence[SlotMask]] = tuple) -> StepResult:
@@ -83,6 +85,7 @@ class StepExecutor:
         """
         start_s = time.perf_counter()
         self._state.apply(plan)
+        self.pages.note(plan)
         if not plan.scheduled:
             return step_result(plan.sequence, [], [], [], time.perf_counter() - start_s)
         spans = self._compute(plan.scheduled)

@@ -4,6 +4,7 @@ Knows no request and samples nothing: arrays go in, the logits of chosen rows co
 """
 
 import ctypes
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -31,6 +32,10 @@ from octavo.worker_proc.models.base import Model
 class Forward(Protocol):
     """A model with its cache, ready for steps."""
 
+    @property
+    def cache_buffers(self) -> Sequence[Tensor]:
+        """The cache as bytes whose pages come with their first use; each is divided evenly among all blocks."""
+
     def run(self, inputs: StepInputs) -> None:
         """Compute the hidden states of all rows and put their keys and values into the cache."""
 
@@ -48,6 +53,11 @@ class TorchForward:
         self._model = model
         self._attention = attention
         self._hidden_TD: Tensor | None = None
+
+    @property
+    def cache_buffers(self) -> Sequence[Tensor]:
+        """Return none: torch's memory has no huge pages, and so no step that waits for many of them."""
+        return ()
 
     def run(self, inputs: StepInputs) -> None:
         """See `Forward`."""
@@ -102,6 +112,11 @@ class NativeForward:
     def programs(self) -> tuple[Program, ...]:
         """Both, in the order in which a step runs them."""
         return self.layers, self.head
+
+    @property
+    def cache_buffers(self) -> Sequence[Tensor]:
+        """See `Forward`."""
+        return [buffer for pair in self.attention.caches for buffer in pair]
 
     @property
     def num_bytes(self) -> int:

@@ -1,0 +1,60 @@
+"""`PagesAhead`: takes the memory that the cache will need next while the worker has nothing to do.
+
+Allocates no tensor, and knows of blocks only how many have been in use.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from octavo.kernels.native.memory import HUGE_PAGE_BYTES
+from octavo.protocol.steps import StepPlan
+
+
+class PagesAhead:
+    """Touches the page behind the blocks in use, in each buffer of the cache.
+
+    The system gives a page when it is first written, and clears it. All layers come to the end of theirs in the same
+    step, which then waits for some sixty pages: 0.3 s on a virtual machine whose host has to find the memory first
+    (docs/performance.md). The pool hands out new blocks in order, so what is needed next is known.
+
+    Args:
+        buffers: bytes, each divided evenly among all blocks; nobody else writes to them during `take_page`.
+        num_blocks: of the cache.
+    """
+
+    def __init__(self, buffers: Sequence[Tensor], num_blocks: int) -> None:
+        # As arrays: tensors that were made in inference mode cannot be written outside of it.
+        self._buffers = [buffer.numpy() for buffer in buffers]
+        self._num_blocks = num_blocks
+        self._num_used = 0
+        self._num_taken = [0] * len(buffers)
+        """Bytes of each buffer that have been taken, or are about to be."""
+        self._wanted: deque[tuple[int, int]] = deque()
+        """Pages: a buffer's index, and an offset in it."""
+
+    @property
+    def has_wanted(self) -> bool:
+        """True while there is a page to take."""
+        return bool(self._wanted)
+
+    def note(self, plan: StepPlan) -> None:
+        """Learn from a plan which blocks are in use."""
+        lists = [admitted.block_ids for admitted in plan.admitted] + [appended.block_ids for appended in plan.appended]
+        num_used = max((max(block_ids) + 1 for block_ids in lists if block_ids), default=0)
+        if num_used > self._num_used:
+            self._num_used = num_used
+            self._want()
+
+    def take_page(self) -> None:
+        """Take one of the wanted pages. Blocks for a fraction of a millisecond, or several where the host is asked."""
+        index, offset = self._wanted.popleft()
+        # The value stays as it is. Writing it is what makes the page be there.
+        self._buffers[index][offset] = self._buffers[index][offset]
+
+    def _want(self) -> None:
+        for index, buffer in enumerate(self._buffers):
+            end = min(len(buffer), self._num_used * len(buffer) // self._num_blocks + HUGE_PAGE_BYTES)
+            self._wanted.extend((index, offset) for offset in range(self._num_taken[index], end, HUGE_PAGE_BYTES))
+            self._num_taken[index] = max(self._num_taken[index], -(-end // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES)
