@@ -24,6 +24,9 @@ WINDOW_S = 0.1
 """How often the number is reconsidered. `/proc/stat` counts in hundredths of a second."""
 LOST_SHARE = 0.7
 """Of one thread's part of the work: when so much time is lost by waiting for cores, one thread fewer is faster."""
+CROWDED_WINDOWS = 3
+"""Windows in a row that lose so much before a thread is taken away. A server that takes in a request has a core for
+some milliseconds, and that is over before one thread fewer could gain anything."""
 IDLE_CORES = 0.7
 """A further thread is tried when so much of the cores has been idle."""
 RETRY_S = 0.2
@@ -64,6 +67,8 @@ class ThreadPolicy:
         self._count = max_threads
         self._clock = clock
         self._proc = root / "proc"
+        self._num_crowded = 0
+        """Windows in a row in which too much was lost."""
         self._retry_s = RETRY_S
         self._retry_at = 0.0
         self._begin_window(clock())
@@ -88,7 +93,10 @@ class ThreadPolicy:
         self._idle_ticks = self._read_idle_ticks()
 
     def _reconsider(self, now: float) -> None:
-        if self._count > 1 and self._lost_share() > LOST_SHARE / self._count:
+        is_crowded = self._count > 1 and self._lost_share() > LOST_SHARE / self._count
+        self._num_crowded = self._num_crowded + 1 if is_crowded else 0
+        if self._num_crowded == CROWDED_WINDOWS:
+            self._num_crowded = 0
             self._count -= 1
             if now < self._retry_at + TRIAL_S:
                 self._retry_s = min(2 * self._retry_s, MAX_RETRY_S)
