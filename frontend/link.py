@@ -17,7 +17,6 @@ from typing import Any
 
 import zmq
 
-from octavo.frontend.metrics.observer import RestartCause
 from octavo.frontend.recovery.ledger import Ledger
 from octavo.frontend.request_stream import RequestStream, Wakeable
 from octavo.frontend.wire import Wire
@@ -73,7 +72,6 @@ class Outage:
     """Why the first one is gone."""
     since_s: float
     """When that was noticed, on the monotonic clock."""
-    kind: RestartCause
 
 
 @dataclass(frozen=True)
@@ -81,7 +79,6 @@ class Resumption:
     """The end of an outage."""
 
     cause: str
-    kind: RestartCause
     pause_s: float
     num_requests: int
     """Live requests that the new core was asked to go on with."""
@@ -144,9 +141,7 @@ class CoreLink:
         except TimeoutError:
             await link.close()
             raise StartupError(
-                f"the engine on {address} is not ready: it still loads its model"
-                if link._wire.has_met
-                else f"no engine answers on {address}",
+                f"no engine answers on {address}",
                 phase="connecting",
                 hint="octavo serve prints the address of its engine once it is ready",
             ) from None
@@ -245,7 +240,7 @@ class CoreLink:
             raise RequestFailedError(result.message)
         return result
 
-    def lose(self, cause: str, kind: RestartCause = "core_died") -> None:
+    def lose(self, cause: str) -> None:
         """The core is gone: wait for another at the same address, as far as patience goes; else this is the end."""
         if self.failure:
             return
@@ -253,9 +248,9 @@ class CoreLink:
             self.fail(cause)
             return
         if self.outage is None:
-            self._begin_outage(cause, kind)
+            self._begin_outage(cause)
         elif self.outage.cause == _GONE:  # whoever watches its process knows more
-            self.outage = Outage(cause, self.outage.since_s, kind)
+            self.outage = Outage(cause, self.outage.since_s)
         self._wire.close(linger_ms=0)
         self._wire = self._open_wire()
 
@@ -303,12 +298,10 @@ class CoreLink:
         if wire is self._wire:
             self.lose(_GONE)
 
-    def _begin_outage(self, cause: str, kind: RestartCause) -> None:
-        self.outage = Outage(cause, time.monotonic(), kind)
+    def _begin_outage(self, cause: str) -> None:
+        self.outage = Outage(cause, time.monotonic())
         logger.error("the engine is gone: %s; %d requests wait for another", cause, len(self._ledger))
-        if guilty := self._ledger.end_life(cause):
-            logger.error("request %s is given up: %s", guilty.request_id, guilty.message)
-            self._streams.pop(guilty.request_id).put(guilty)
+        self._ledger.lose_core()
         for utility, future in self._calls.values():
             if isinstance(utility, _DIE_WITH_THE_CORE) and not future.done():
                 future.set_result(CallFailed(f"the engine died meanwhile: {cause}"))
@@ -322,6 +315,9 @@ class CoreLink:
         outage, self.outage = self.outage, None
         if self._giving_up:
             self._giving_up.cancel()
+        # One that lives on was only out of reach, and no request is to blame for that.
+        if (facts.epoch, facts.pulse_path) != (self.facts.epoch, self.facts.pulse_path):
+            self._blame(outage.cause)
         self.facts = facts
         self.has_progressed = False
         if self._vocabulary:
@@ -330,11 +326,17 @@ class CoreLink:
         for call_id, (utility, future) in self._calls.items():
             if not future.done():
                 self._post(Call(call_id, utility))
-        resumption = Resumption(outage.cause, outage.kind, time.monotonic() - outage.since_s, num_requests)
+        resumption = Resumption(outage.cause, time.monotonic() - outage.since_s, num_requests)
         logger.info(
             "the engine is back after %.2f s: %d requests go on (%s)", resumption.pause_s, num_requests, outage.cause
         )
         self.on_resumed(resumption)
+
+    def _blame(self, cause: str) -> None:
+        """End the request that is guilty of the death of the core, if one is."""
+        if guilty := self._ledger.blame(cause):
+            logger.error("request %s is given up: %s", guilty.request_id, guilty.message)
+            self._streams.pop(guilty.request_id).put(guilty)
 
     def _send_unsent(self) -> int:
         """Ask the core for what it may be asked by now; return how many requests that were."""

@@ -41,6 +41,8 @@ class Ledger:
         self.num_new = 0
         """Requests that no core has ever been sent."""
         self._suspects: Suspects[RequestId] = Suspects()
+        self._lost: list[RequestId] = []
+        """What the core had that was lost last."""
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -93,18 +95,22 @@ class Ledger:
             )
         return event
 
-    def end_life(self, cause: str) -> Failed | None:
-        """The core is dead: everything has to be sent again, but for a request that is guilty of it, which is returned.
+    def lose_core(self) -> None:
+        """The core cannot be reached any more: everything has to be sent again, whether it is dead or not."""
+        self._lost = [request_id for request_id, entry in self._entries.items() if entry.is_sent]
+        for request_id in self._lost:
+            self._entries[request_id].is_sent = False
+            self._entries[request_id].num_resumes += 1
+
+    def blame(self, cause: str) -> Failed | None:
+        """The core that was lost is dead: return the end of the request that is guilty of it, if one is.
 
         Args:
             cause: of the death, for the message.
         """
-        sent = [request_id for request_id, entry in self._entries.items() if entry.is_sent]
-        for request_id in sent:
-            self._entries[request_id].is_sent = False
-            self._entries[request_id].num_resumes += 1
-        guilty = self._suspects.blame(sent)
-        if guilty is None:
+        guilty = self._suspects.blame(self._lost)
+        self._suspects.clear([request_id for request_id in self._lost if request_id not in self._entries])
+        if guilty is None or guilty not in self._entries:
             return None
         del self._entries[guilty]
         message = f"the engine died each time it came to this request, also with no other beside it: {cause}"

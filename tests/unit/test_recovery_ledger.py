@@ -19,7 +19,8 @@ def test_a_resubmission_carries_what_was_delivered() -> None:
     ledger = Ledger()
     ledger.add(submission("a"), is_sent=True)
     ledger.deliver(Tokens("a", [7, 8], num_cached_tokens=2))
-    assert ledger.end_life("killed") is None
+    ledger.lose_core()
+    assert ledger.blame("killed") is None
     (again,) = ledger.take_unsent()
     assert again.prompt_token_ids == [1, 2, 3], "never glued to the prompt"
     assert again.resume_output_token_ids == [7, 8]
@@ -39,7 +40,7 @@ def test_the_order_of_arrival_is_kept() -> None:
     ledger = Ledger()
     for name in "abc":
         ledger.add(submission(name), is_sent=True)
-    ledger.end_life("killed")
+    ledger.lose_core()
     ledger.add(submission("d"), is_sent=False)
     assert [submit.request_id for submit in ledger.take_unsent()] == ["a", "b", "c", "d"]
 
@@ -47,7 +48,7 @@ def test_the_order_of_arrival_is_kept() -> None:
 def test_an_abort_during_the_outage_is_honoured() -> None:
     ledger = Ledger()
     ledger.add(submission("a"), is_sent=True)
-    ledger.end_life("killed")
+    ledger.lose_core()
     ledger.add(submission("b"), is_sent=False)
     assert not ledger.remove("a"), "no core knows it"
     assert not ledger.remove("b")
@@ -60,7 +61,7 @@ def test_usage_is_that_of_the_first_core() -> None:
     ledger = Ledger()
     ledger.add(submission("a"), is_sent=True)
     ledger.deliver(Tokens("a", [7], num_cached_tokens=2))
-    ledger.end_life("killed")
+    ledger.lose_core()
     ledger.take_unsent()
     assert ledger.deliver(Tokens("a", [8])) == Tokens("a", [8], num_cached_tokens=2)
     end = ledger.deliver(Finished("a", FinishReason.LENGTH, num_preemptions=1))
@@ -71,9 +72,21 @@ def test_usage_is_that_of_the_first_core() -> None:
 def test_one_that_started_anew_tells_of_the_new_cache() -> None:
     ledger = Ledger()
     ledger.add(submission("a"), is_sent=True)
-    ledger.end_life("killed")
+    ledger.lose_core()
     ledger.take_unsent()
     assert ledger.deliver(Tokens("a", [8], num_cached_tokens=1)) == Tokens("a", [8], num_cached_tokens=1)
+
+
+def test_an_abort_during_the_outage_ends_all_suspicion() -> None:
+    ledger = Ledger()
+    for _ in range(5):
+        ledger.add(submission("a"), is_sent=True)
+        ledger.lose_core()
+        ledger.remove("a")
+        assert ledger.blame("killed") is None
+    ledger.add(submission("a"), is_sent=True)
+    ledger.lose_core()
+    assert ledger.blame("killed") is None, "it is another request of that name"
 
 
 @dataclass
@@ -113,7 +126,8 @@ class World:
     def _die(self) -> None:
         self.num_deaths += 1
         self.core.clear()
-        if failed := self.ledger.end_life("killed"):
+        self.ledger.lose_core()
+        if failed := self.ledger.blame("killed"):
             self.ends[failed.request_id] = failed
 
     def _step(self) -> None:
