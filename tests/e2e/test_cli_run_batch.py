@@ -96,7 +96,9 @@ def test_dead_engine_is_told_and_loses_nothing(model: Path, tmp_path: Path) -> N
     source = write_input(tmp_path / "in.jsonl", 40, max_tokens=100)
     out = tmp_path / "out.jsonl"
     running = subprocess.Popen(
-        command(model, "-i", source, "-o", out, "--max-inflight", 2), stderr=subprocess.PIPE, text=True
+        command(model, "-i", source, "-o", out, "--max-inflight", 2, "--no-restart-core"),
+        stderr=subprocess.PIPE,
+        text=True,
     )
     deadline = time.monotonic() + 120
     while not out.exists() or out.read_bytes().count(b"\n") < 3:
