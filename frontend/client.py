@@ -438,6 +438,8 @@ class AsyncClient:
         if self._pulse:
             self._pulse.close()
         self._pulse = _pulse_of(self._link.facts)
+        if self.observer:
+            self.observer.on_restart(resumption.kind, resumption.num_requests, resumption.pause_s)
 
     def _has_work(self) -> bool:
         return self._pulse is not None and self._pulse.read().has_work

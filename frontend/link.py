@@ -17,6 +17,7 @@ from typing import Any
 
 import zmq
 
+from octavo.frontend.metrics.observer import RestartCause
 from octavo.frontend.recovery.ledger import Ledger
 from octavo.frontend.request_stream import RequestStream, Wakeable
 from octavo.frontend.wire import Wire
@@ -72,6 +73,7 @@ class Outage:
     """Why the first one is gone."""
     since_s: float
     """When that was noticed, on the monotonic clock."""
+    kind: RestartCause
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,7 @@ class Resumption:
     """The end of an outage."""
 
     cause: str
+    kind: RestartCause
     pause_s: float
     num_requests: int
     """Live requests that the new core was asked to go on with."""
@@ -141,7 +144,9 @@ class CoreLink:
         except TimeoutError:
             await link.close()
             raise StartupError(
-                f"no engine answers on {address}",
+                f"the engine on {address} is not ready: it still loads its model"
+                if link._wire.has_met
+                else f"no engine answers on {address}",
                 phase="connecting",
                 hint="octavo serve prints the address of its engine once it is ready",
             ) from None
@@ -240,7 +245,7 @@ class CoreLink:
             raise RequestFailedError(result.message)
         return result
 
-    def lose(self, cause: str) -> None:
+    def lose(self, cause: str, kind: RestartCause = "core_died") -> None:
         """The core is gone: wait for another at the same address, as far as patience goes; else this is the end."""
         if self.failure:
             return
@@ -248,9 +253,9 @@ class CoreLink:
             self.fail(cause)
             return
         if self.outage is None:
-            self._begin_outage(cause)
+            self._begin_outage(cause, kind)
         elif self.outage.cause == _GONE:  # whoever watches its process knows more
-            self.outage = Outage(cause, self.outage.since_s)
+            self.outage = Outage(cause, self.outage.since_s, kind)
         self._wire.close(linger_ms=0)
         self._wire = self._open_wire()
 
@@ -298,8 +303,8 @@ class CoreLink:
         if wire is self._wire:
             self.lose(_GONE)
 
-    def _begin_outage(self, cause: str) -> None:
-        self.outage = Outage(cause, time.monotonic())
+    def _begin_outage(self, cause: str, kind: RestartCause) -> None:
+        self.outage = Outage(cause, time.monotonic(), kind)
         logger.error("the engine is gone: %s; %d requests wait for another", cause, len(self._ledger))
         self._ledger.lose_core()
         for utility, future in self._calls.values():
@@ -326,7 +331,7 @@ class CoreLink:
         for call_id, (utility, future) in self._calls.items():
             if not future.done():
                 self._post(Call(call_id, utility))
-        resumption = Resumption(outage.cause, time.monotonic() - outage.since_s, num_requests)
+        resumption = Resumption(outage.cause, outage.kind, time.monotonic() - outage.since_s, num_requests)
         logger.info(
             "the engine is back after %.2f s: %d requests go on (%s)", resumption.pause_s, num_requests, outage.cause
         )

@@ -52,12 +52,14 @@ class Wire:
         self._malformed = LimitedLog(logger)
         self._on_event = on_event
         self._on_lost = on_lost
+        self.has_met = False
+        """Whether there has been a process at the other end; one that still loads hears nothing yet."""
         socket = context.socket(zmq.DEALER)
         socket.setsockopt(zmq.SNDHWM, HIGH_WATER_MARK)
         socket.setsockopt(zmq.RCVHWM, HIGH_WATER_MARK)
         socket.setsockopt(zmq.LINGER, LINGER_MS)
         socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_INTERVAL_MS)
-        monitor = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        monitor = socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
         try:
             socket.connect(address)
         except zmq.ZMQError as error:
@@ -97,8 +99,10 @@ class Wire:
             self._on_event(event)
 
     def _on_connection_event(self, frames: list[bytes]) -> None:
-        """Notice a core that is gone without a word."""
+        """Notice a core that is there, and one that is gone without a word."""
         event = zmq.utils.monitor.parse_monitor_message(frames)
-        if event["event"] == zmq.EVENT_DISCONNECTED:
+        if event["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+            self.has_met = True
+        elif event["event"] == zmq.EVENT_DISCONNECTED:
             # Its last words, if it had any, lie in the receive queue.
             asyncio.get_running_loop().call_later(LAST_WORDS_S, self._on_lost, self)

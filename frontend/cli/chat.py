@@ -4,7 +4,6 @@ The conversation is kept here and sent whole each time, as the API wants it.
 """
 
 import argparse
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,9 +13,8 @@ from octavo.frontend.cli.questions import answer_typed, is_interactive, piped_li
 from octavo.frontend.cli.terminal import (
     Answer,
     Piece,
-    add_connection_flags,
-    add_sampling_flags,
     api_key,
+    client_parser,
     sampling_fields,
     show,
 )
@@ -36,12 +34,9 @@ In a pipe every line is a message, and the answers are all that is printed:
 
 def parser() -> CommandParser:
     """Return the flags of `octavo chat`."""
-    parser = CommandParser("octavo chat", "Talk to a model on a running server.", epilog=_EPILOG)
-    parser.add_argument("-q", "--quick", metavar="MESSAGE", help="send this one message and end; -: standard input")
+    quick = ("MESSAGE", "send this one message")
+    parser = client_parser("octavo chat", "Talk to a model on a running server.", _EPILOG, quick=quick)
     parser.add_argument("--system-prompt", metavar="TEXT", help="the message that opens the conversation")
-    parser.add_argument("--stats", action="store_true", help="after each answer, its speed on standard error")
-    add_connection_flags(parser)
-    add_sampling_flags(parser)
     return parser
 
 
@@ -109,10 +104,8 @@ class Conversation:
         """
         messages = [*self.messages, {"role": "user", "content": question}]
         body = {"model": self.model, "messages": messages, **self._fields}
-        answer = show(self._api.stream(_PATH, body), _pieces)
+        answer = show(self._api.stream(_PATH, body), _pieces, has_stats=self._has_stats)
         self.messages = [*messages, {"role": "assistant", "content": answer.text}]
-        if self._has_stats:
-            print(answer.render_stats(), file=sys.stderr)  # noqa: T201
         return answer
 
 

@@ -1,7 +1,6 @@
 """`octavo complete`: plain continuations from a running server, in a terminal or through pipes."""
 
 import argparse
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,9 +10,8 @@ from octavo.frontend.cli.questions import QUICK_STDIN, answer_typed, is_interact
 from octavo.frontend.cli.terminal import (
     Answer,
     Piece,
-    add_connection_flags,
-    add_sampling_flags,
     api_key,
+    client_parser,
     sampling_fields,
     show,
 )
@@ -31,12 +29,9 @@ In a pipe, all of standard input is one prompt, and the continuation is all that
 
 def parser() -> CommandParser:
     """Return the flags of `octavo complete`."""
-    parser = CommandParser("octavo complete", "Have a running server go on with a text.", epilog=_EPILOG)
-    parser.add_argument("-q", "--quick", metavar="PROMPT", help="go on with this one text and end; -: standard input")
+    quick = ("PROMPT", "go on with this one text")
+    parser = client_parser("octavo complete", "Have a running server go on with a text.", _EPILOG, quick=quick)
     parser.add_argument("--echo", action="store_true", help="print the prompt before its continuation")
-    parser.add_argument("--stats", action="store_true", help="after each answer, its speed on standard error")
-    add_connection_flags(parser)
-    add_sampling_flags(parser)
     return parser
 
 
@@ -59,10 +54,7 @@ def run(words: list[str]) -> int:
 
 def _complete(api: Api, model: str, prompt: str, options: argparse.Namespace) -> Answer:
     body = {"model": model, "prompt": prompt, "echo": options.echo, **sampling_fields(options)}
-    answer = show(api.stream(_PATH, body), _pieces)
-    if options.stats:
-        print(answer.render_stats(), file=sys.stderr)  # noqa: T201
-    return answer
+    return show(api.stream(_PATH, body), _pieces, has_stats=options.stats)
 
 
 def _pieces(event: dict[str, Any]) -> Iterator[Piece]:

@@ -12,6 +12,7 @@ from typing import Any, BinaryIO
 
 from octavo.frontend.cli.batch.journal import Journal, StandardOutput
 from octavo.frontend.cli.batch.lines import BadLine, BatchRequest, BatchResult, read_lines
+from octavo.frontend.cli.batch.remote import fetch, is_url, local_name, put
 from octavo.frontend.cli.errors import CommandError
 from octavo.frontend.cli.flags import FlagParser, config_parser, configurations
 from octavo.frontend.cli.start_log import start_log
@@ -35,8 +36,16 @@ def parser() -> FlagParser:
     """Return the flags of `octavo run-batch`."""
     parser = config_parser("octavo run-batch", _DESCRIPTION)
     group = parser.add_named_group("batch", "The batch")
-    group.add_argument("-i", "--input-file", metavar="FILE", required=True, help="requests; -: standard input")
-    group.add_argument("-o", "--output-file", metavar="FILE", required=True, help="results; -: standard output")
+    group.add_argument(
+        "-i", "--input-file", metavar="FILE", required=True, help="requests: a file or a URL; -: standard input"
+    )
+    group.add_argument(
+        "-o",
+        "--output-file",
+        metavar="FILE",
+        required=True,
+        help="results: a file, or a URL that takes PUT; -: standard output",
+    )
     group.add_argument(
         "--max-inflight",
         type=int,
@@ -63,17 +72,20 @@ def run(words: list[str]) -> int:
     starts_over = settings.pop("overwrite", False)
     start_log(str(settings.get("log_level") or "WARNING"))
     engine, server = configurations(settings)
+    # What goes to a URL is gathered here first, by a name that the same command finds again.
+    path = Path(local_name(paths[1]) if is_url(paths[1]) else paths[1])
     with (
         _open_input(paths[0]) as source,
-        nullcontext(StandardOutput())
-        if paths[1] == STANDARD
-        else Journal(Path(paths[1]), starts_over=starts_over) as sink,
+        nullcontext(StandardOutput()) if paths[1] == STANDARD else Journal(path, starts_over=starts_over) as sink,
     ):
         num_lines = _check(source, sink)
         batch = Batch(source, sink, num_lines)
         if batch.num_left:
             batch.run(engine, server, max_in_flight)
         print(batch.render(), file=sys.stderr)  # noqa: T201
+    if is_url(paths[1]):
+        put(path, paths[1])
+        path.unlink()
     return 0
 
 
@@ -153,7 +165,9 @@ class Batch:
 
 
 def _open_input(path: str) -> BinaryIO:
-    """Open the requests; standard input is read to its end, as it has to be gone through twice."""
+    """Open the requests; standard input and URLs are read to their ends, as they have to be gone through twice."""
+    if is_url(path):
+        return fetch(path)
     if path == STANDARD:
         return io.BytesIO(sys.stdin.buffer.read())
     try:

@@ -60,6 +60,24 @@ class Piece:
     is_reasoning: bool = False
 
 
+def client_parser(prog: str, description: str, epilog: str, *, quick: tuple[str, str]) -> CommandParser:
+    """Return a parser with the flags that terminal clients share.
+
+    Args:
+        prog: "octavo chat".
+        description: of the command.
+        epilog: printed after the flags.
+        quick: what `--quick` takes, and its meaning.
+    """
+    parser = CommandParser(prog, description, epilog=epilog)
+    metavar, meaning = quick
+    parser.add_argument("-q", "--quick", metavar=metavar, help=f"{meaning} and end; -: standard input")
+    parser.add_argument("--stats", action="store_true", help="after each answer, its speed on standard error")
+    add_connection_flags(parser)
+    add_sampling_flags(parser)
+    return parser
+
+
 def add_connection_flags(parser: CommandParser) -> None:
     """Add where the server is and whom to ask for."""
     group = parser.add_named_group("server", "Which server")
@@ -99,7 +117,7 @@ def sampling_fields(options: argparse.Namespace) -> dict[str, Any]:
     return {**said, "stream_options": {"include_usage": True}, **options.extra_body}
 
 
-def show(events: Events, pieces: Callable[[dict[str, Any]], Iterator[Piece]]) -> Answer:
+def show(events: Events, pieces: Callable[[dict[str, Any]], Iterator[Piece]], *, has_stats: bool = False) -> Answer:
     """Print an answer as it comes; Ctrl-C ends the answer, not the program.
 
     On a terminal, reasoning is dim and control characters are replaced; in a pipe, reasoning is left out.
@@ -107,6 +125,7 @@ def show(events: Events, pieces: Callable[[dict[str, Any]], Iterator[Piece]]) ->
     Args:
         events: of the stream; closed here.
         pieces: finds the text in an event.
+        has_stats: after the answer, its speed on standard error.
 
     Raises:
         CommandError: the server refuses, or fails on the way.
@@ -131,6 +150,8 @@ def show(events: Events, pieces: Callable[[dict[str, Any]], Iterator[Piece]]) ->
         raise
     screen.end()
     answer.finished = time.monotonic()
+    if has_stats:
+        print(answer.render_stats(), file=sys.stderr)  # noqa: T201
     return answer
 
 

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator
+from typing import get_args
 
 from prometheus_client import CollectorRegistry, Metric, generate_latest
 from prometheus_client.registry import Collector
@@ -10,6 +11,7 @@ from octavo.frontend.metrics.board import Board
 from octavo.frontend.metrics.histogram import TallyHistogram, num_cells
 from octavo.frontend.metrics.names import METRICS, UP_TO_MODEL_LEN, Kind, MetricName, cache_labels, token_count_buckets
 from octavo.frontend.metrics.number import TallyNumbers
+from octavo.frontend.metrics.observer import RestartCause
 from octavo.frontend.metrics.record import RequestRecord
 from octavo.protocol.config import ResolvedConfig
 from octavo.protocol.events import FinishReason
@@ -53,6 +55,7 @@ class Metrics:
         self._live.own[0] = 0  # what an earlier process of this row left behind is over
         self._numbers: dict[str, TallyNumbers] = {}
         self._histograms: dict[str, TallyHistogram] = {}
+        self._causes = {cause: index for index, cause in enumerate(get_args(RestartCause))}
         self._reasons = {str(reason): index for index, reason in enumerate(FinishReason)}
         self._last = EngineStats()
         for metric in METRICS:
@@ -82,6 +85,13 @@ class Metrics:
             mean = (stats.step_tokens - last.step_tokens) / num_steps
             self._histograms["iteration_tokens_total"].observe(mean, num_steps)
         self._last = stats
+
+    def on_restart(self, cause: RestartCause, num_requests: int, pause_s: float) -> None:
+        """Take that another core has taken over."""
+        self._numbers["requests_resumed"].add(num_requests)
+        if self._counts_engine:
+            self._numbers["engine_restarts"].add(1, self._causes[cause])
+            self._numbers["engine_restart_pause_seconds"].set(pause_s)
 
     def on_live_requests(self, count: int) -> None:
         """Take the number of requests that run or wait for this process now."""
@@ -159,6 +169,8 @@ class Metrics:
         if metric.name == "request_success":
             # All reasons from the start, so that a rate over them is never of a series that just appeared.
             series = [{**self._values, "finished_reason": reason} for reason in self._reasons]
+        elif metric.name == "engine_restarts":
+            series = [{**self._values, "cause": cause} for cause in self._causes]
         elif metric.name == "cache_config_info":
             series = [{**self._values, **cache}]
         cells = self._board.take(len(series))

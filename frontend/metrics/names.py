@@ -65,6 +65,9 @@ METRICS: tuple[MetricName, ...] = (
     MetricName("prompt_tokens_cached", _C, "Prompt tokens of finished requests that came out of the prefix cache."),
     MetricName("generation_tokens", _C, "Tokens generated."),
     MetricName("request_success", _C, "Requests that are over.", ("finished_reason",)),
+    MetricName("engine_restarts", _C, "Times the engine was started again, and its requests went on.", ("cause",)),
+    MetricName("requests_resumed", _C, "Requests that went on after the engine was started again."),
+    MetricName("engine_restart_pause_seconds", _G, "How long requests stood still at the latest restart."),
     MetricName("time_to_first_token_seconds", _H, "From arrival to first token.", (), FIRST_TOKEN_S),
     MetricName("inter_token_latency_seconds", _H, "Between two tokens of a request.", (), TOKEN_INTERVAL_S),
     MetricName(

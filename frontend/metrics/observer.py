@@ -1,9 +1,12 @@
 """`Observer`: what a client tells whoever wants to measure it. Measures nothing itself."""
 
-from typing import Protocol
+from typing import Literal, Protocol, TypeAlias
 
 from octavo.frontend.metrics.record import RequestRecord
 from octavo.protocol.stats import EngineStats
+
+RestartCause: TypeAlias = Literal["core_died", "core_hung"]
+"""Why there was another core."""
 
 
 class Observer(Protocol):
@@ -11,6 +14,9 @@ class Observer(Protocol):
 
     def on_engine_stats(self, stats: EngineStats) -> None:
         """Take the engine's newest totals; they only grow within the life of one engine."""
+
+    def on_restart(self, cause: RestartCause, num_requests: int, pause_s: float) -> None:
+        """Take that another core has taken over, how many requests of this client go on, and how long they stood."""
 
     def on_live_requests(self, count: int) -> None:
         """Take the number of requests that run or wait now."""

@@ -9,6 +9,7 @@ import logging
 from collections.abc import Callable
 from typing import Protocol
 
+from octavo.frontend.metrics.observer import RestartCause
 from octavo.frontend.wire import LAST_WORDS_S
 from octavo.protocol.errors import OctavoError, StartupError
 from octavo.protocol.requests import GetStats, Utility
@@ -45,7 +46,7 @@ class Link(Protocol):
     def is_owed_something(self) -> bool:
         """True while a core that lives owes an answer."""
 
-    def lose(self, cause: str) -> None:
+    def lose(self, cause: str, kind: RestartCause) -> None:
         """The core is gone; there may be another."""
 
     def fail(self, cause: str) -> None:
@@ -79,11 +80,12 @@ class EngineKeeper:
 
     def on_exit(self, cause: str) -> None:
         """The core has ended; called by whoever watches its process."""
+        kind: RestartCause = "core_hung" if self._hang else "core_died"
         cause, self._hang = self._hang or cause, ""
         if self._link.has_progressed:
             self._policy.progress()
         # Its own last words, which say more, may still be on their way.
-        asyncio.get_running_loop().call_later(LAST_WORDS_S, self._link.lose, cause)
+        asyncio.get_running_loop().call_later(LAST_WORDS_S, self._link.lose, cause, kind)
         self._restarting = asyncio.create_task(self._restart(cause), name="octavo engine: restart")
 
     async def close(self) -> None:
@@ -99,7 +101,6 @@ class EngineKeeper:
         while True:
             verdict = self._policy.fail(cause)
             if verdict.is_hopeless:
-                self._link.lose(cause)
                 self._link.fail(self._policy.root_cause)
                 return
             logger.warning("%s: starting the engine again%s", cause, _soon(verdict.delay_s))

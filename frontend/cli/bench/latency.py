@@ -6,10 +6,9 @@ import time
 from typing import Any
 
 from octavo.frontend.cli.bench.figures import percentile
-from octavo.frontend.cli.bench.offline import bench_options
-from octavo.frontend.cli.bench.report import context, say_table, write_json
+from octavo.frontend.cli.bench.offline import add_bench_flags, bench_options, bench_parser, tell
 from octavo.frontend.cli.errors import CommandError
-from octavo.frontend.cli.flags import FlagParser, config_parser
+from octavo.frontend.cli.flags import FlagParser
 
 PERCENTS = (10, 25, 50, 75, 90, 99)
 
@@ -19,10 +18,7 @@ FIRST_PLAIN_TOKEN = 300
 
 def parser() -> FlagParser:
     """Return the flags of `octavo bench latency`."""
-    parser = config_parser(
-        "octavo bench latency", "Give an engine one batch after another and tell how long each takes.", has_server=False
-    )
-    group = parser.add_named_group("bench", "The measurement")
+    parser = bench_parser("latency", "Give an engine one batch after another and tell how long each takes.")
     numbers = {
         "--batch-size": (8, "prompts in each batch"),
         "--input-len": (32, "prompt tokens"),
@@ -31,9 +27,7 @@ def parser() -> FlagParser:
         "--num-iters-warmup": (10, "batches before the clock starts"),
         "--num-iters": (30, "batches that are measured"),
     }
-    for flag, (default, text) in numbers.items():
-        group.add_argument(flag, type=int, default=default, metavar="N", help=f"{text}; default: {default}")
-    group.add_argument("--output-json", metavar="FILE", help="write the figures here")
+    add_bench_flags(parser, numbers)
     return parser
 
 
@@ -75,7 +69,5 @@ def run(words: list[str]) -> int:
         *((f"P{percent} latency (ms)", 1e3 * figures["percentiles"][str(percent)]) for percent in PERCENTS),
         ("Mean time per output token (ms)", 1e3 * figures["avg_latency"] / options.output_len),
     ]
-    say_table("Latency of a batch", rows)
-    if options.output_json:
-        write_json(options.output_json, {**context(), "model_id": settings["model"], **figures})
+    tell("Latency of a batch", rows, figures, settings, options)
     return 0

@@ -4,21 +4,16 @@ import time
 from typing import Any
 
 from octavo.frontend.cli.bench.datasets import add_dataset_flags, make_jobs
-from octavo.frontend.cli.bench.offline import bench_options
-from octavo.frontend.cli.bench.report import context, say_table, write_json
+from octavo.frontend.cli.bench.offline import add_bench_flags, bench_options, bench_parser, tell
 from octavo.frontend.cli.bench.tokenizers import LocalTokenizer
-from octavo.frontend.cli.flags import FlagParser, config_parser
+from octavo.frontend.cli.flags import FlagParser
 
 
 def parser() -> FlagParser:
     """Return the flags of `octavo bench throughput`."""
-    parser = config_parser(
-        "octavo bench throughput", "Give an engine many prompts at once and tell its throughput.", has_server=False
-    )
+    parser = bench_parser("throughput", "Give an engine many prompts at once and tell its throughput.")
     add_dataset_flags(parser)
-    group = parser.add_named_group("bench", "The measurement")
-    group.add_argument("--n", type=int, default=1, metavar="N", help="outputs for each prompt; default: 1")
-    group.add_argument("--output-json", metavar="FILE", help="write the figures here")
+    add_bench_flags(parser, {"--n": (1, "outputs for each prompt")})
     return parser
 
 
@@ -50,7 +45,7 @@ def run(words: list[str]) -> int:
         "tokens_per_second": (num_prompt_tokens + num_output_tokens) / elapsed_s,
         "output_tokens_per_second": num_output_tokens / elapsed_s,
     }
-    say_table(
+    tell(
         "Offline throughput",
         [
             ("Requests", len(outputs)),
@@ -61,7 +56,8 @@ def run(words: list[str]) -> int:
             ("Total tokens/s", figures["tokens_per_second"]),
             ("Output tokens/s", figures["output_tokens_per_second"]),
         ],
+        figures,
+        settings,
+        options,
     )
-    if options.output_json:
-        write_json(options.output_json, {**context(), "model_id": settings["model"], **figures})
     return 0
