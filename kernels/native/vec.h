@@ -333,6 +333,16 @@ inline int64_t compress(Element* to, const Element* from, uint32_t mask) {
 }
 #endif
 
+// 32 numbers, the bits of two calls of `store`.
+inline void store(bf16* p, F32x16 a, F32x16 b) {
+#if defined(OCTAVO_AVX512) && defined(__AVX512BF16__)
+    _mm512_storeu_si512(p, (__m512i)_mm512_cvtne2ps_pbh(b.v, a.v));
+#else
+    store(p, a);
+    store(p + kLanes, b);
+#endif
+}
+
 inline F32x16 zero() { return set1(0.0f); }
 
 // The first `count` numbers at `p`, then zeros; nothing beyond them is read.

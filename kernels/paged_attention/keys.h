@@ -6,7 +6,7 @@
 // replaced, and neither do integers, but for their factors. Computes nothing.
 #pragma once
 
-#include "paged_attention/tile.h"
+#include "paged_attention/products.h"
 
 namespace octavo::paged_attention {
 

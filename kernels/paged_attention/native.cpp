@@ -1,13 +1,14 @@
 // Causal attention of a ragged batch over the paged cache: operations `plan_attention` (once per step) and
 // `paged_attention` (once per layer). Does not write the cache: `store_kv` has, before it runs.
 //
-// For each item of the plan and each KV head, a thread walks the tiles of 64 keys. All rows that read a tile (the heads
-// that share the KV head, for each token of a run, or of all the item's runs where they share the tile) pass over it
-// while it is near, kRowsAtOnce at a time. The softmax is the online one (Milakov and Gimelshein 2018; Dao et al. 2022)
-// within segments of 256 keys counted from position 0, and the segments are folded in order: the sums of a row do not
-// depend on how the step is cut up.
+// For each item of the plan and each KV head, a thread walks the tiles of 256 keys, counted from position 0. All rows
+// that read a tile (the heads that share the KV head, for each token of a run, or of all the item's runs where they
+// share the tile) pass over it while it is near, kRowsAtOnce at a time. The softmax is the online one (Milakov and
+// Gimelshein 2018; Dao et al. 2022), and tiles are folded in order: the sums of a row do not depend on how the step is
+// cut up.
 #include "paged_attention/keys.h"
 #include "paged_attention/plan.h"
+#include "paged_attention/tile.h"
 
 namespace octavo::paged_attention {
 namespace {
@@ -42,6 +43,16 @@ class Worker {
     // Where the item's first tile lies.
     Places first_places() const { return places(begin()); }
 
+    // Asks for the whole first tile at once: nothing is computed yet beside which it could be fetched.
+    void fetch_first() const {
+        const Places first = first_places();
+        for (int64_t group = 0; group < first.num_groups; ++group)
+            for (int64_t byte = 0; byte < args_.shape.layout.tile_bytes(); byte += kVectorBytes) {
+                fetch(first.k[group] + byte);
+                fetch(first.v[group] + byte);
+            }
+    }
+
     // Does the item. `following`: where the thread goes on afterwards.
     void run(const Places& following) {
         for (int64_t index = 0; index < item_.num_runs; ++index) load_queries(runs_[index]);
@@ -49,34 +60,33 @@ class Worker {
         here_ = places(visit_);
         following_ = following;
         if (item_.num_pieces == 1) {
-            for (int64_t segment = item_.first_segment; segment < item_.end_segment; ++segment) {
-                attend_segment(segment, segment == item_.first_segment ? scratch_.total : scratch_.part);
-                if (segment > item_.first_segment) fold_segment(segment, scratch_.part);
-            }
+            clear(scratch_.total, item_.num_rows, padded_dim_);
+            for (int64_t tile = item_.first_tile; tile < item_.end_tile; ++tile) attend(tile, scratch_.total);
             write_rows();
             return;
         }
-        for (int64_t segment = item_.first_segment; segment < item_.end_segment; ++segment)
-            attend_segment(segment, partial(segment));
+        for (int64_t tile = item_.first_tile; tile < item_.end_tile; ++tile) {
+            clear(partial(tile), item_.num_rows, padded_dim_);
+            attend(tile, partial(tile));
+        }
         std::atomic<int32_t>& counter = plan_.counters[item_.counter + head_];
         if (counter.fetch_sub(1, std::memory_order_acq_rel) > 1) return;
         counter.store(item_.num_pieces, std::memory_order_relaxed);  // for the next layer
         clear(scratch_.total, item_.num_rows, padded_dim_);
-        for (int64_t segment = item_.job_first_segment; segment < item_.job_end_segment; ++segment)
-            fold_segment(segment, partial(segment));
+        for (int64_t tile = item_.job_first_tile; tile < item_.job_end_tile; ++tile)
+            fold(scratch_.total, partial(tile), item_.num_rows, padded_dim_);
         write_rows();
     }
 
    private:
-    // A tile of a segment, and the run that reads it: the first one for all, if they share it. An item's visits are
-    // ordered by segment, run and tile.
+    // A tile, and the run that reads it: the first one for all, if they share it. An item's visits are ordered by tile
+    // and run.
     struct Visit {
-        int64_t segment, run, tile;
+        int64_t tile, run;
     };
 
-    State partial(int64_t segment) const {
-        const int64_t segments = item_.job_end_segment - item_.job_first_segment;
-        const int64_t index = head_ * segments + segment - item_.job_first_segment;
+    State partial(int64_t tile) const {
+        const int64_t index = head_ * (item_.job_end_tile - item_.job_first_tile) + tile - item_.job_first_tile;
         float* const p = plan_.partials + item_.partials + index * state_floats(item_.num_rows, padded_dim_);
         return state_at(p, item_.num_rows, padded_dim_);
     }
@@ -93,27 +103,28 @@ class Worker {
 
     Places places(const Visit& visit) const { return keys(runs_[visit.run]).places(visit.tile); }
 
-    // The tiles of a segment that a run visits.
-    Range tiles_of(int64_t segment, int64_t run) const {
-        const int64_t first = run > 0 ? item_.shared_tiles : runs_[run].first_tile;
-        return {std::max(segment * kSegmentTiles, first),
-                std::min((segment + 1) * kSegmentTiles, int64_t{runs_[run].end_tile})};
+    // Whether a run reads a tile itself, or for all.
+    bool reads(const Visit& visit) const {
+        const Run& run = runs_[visit.run];
+        return visit.tile >= run.first_tile && visit.tile < run.end_tile &&
+               (visit.run == 0 || visit.tile >= item_.shared_tiles);
     }
 
     Visit begin() const {
-        Visit visit = {item_.first_segment, 0, tiles_of(item_.first_segment, 0).begin};
-        skip_to_tile(visit);
+        Visit visit = {item_.first_tile, 0};
+        skip_to_reader(visit);
         return visit;
     }
 
-    // Goes on from the end of a run's tiles to the next run or segment that has any.
-    void skip_to_tile(Visit& visit) const {
-        while (visit.segment < item_.end_segment && visit.tile >= tiles_of(visit.segment, visit.run).end) {
-            if (++visit.run == item_.num_runs) {
-                visit.run = 0;
-                ++visit.segment;
-            }
-            visit.tile = tiles_of(visit.segment, visit.run).begin;
+    // Goes on to the next run or tile where there is something to read.
+    void skip_to_reader(Visit& visit) const {
+        while (visit.tile < item_.end_tile && !reads(visit)) advance(visit);
+    }
+
+    void advance(Visit& visit) const {
+        if (++visit.run == item_.num_runs) {
+            visit.run = 0;
+            ++visit.tile;
         }
     }
 
@@ -168,27 +179,15 @@ class Worker {
             for (int64_t head = head_ * group_; head < (head_ + 1) * group_; ++head) body(row++, token, head);
     }
 
-    // Sums over a segment's tiles, for all rows of the item.
-    void attend_segment(int64_t segment, const State& state) {
-        clear(state, item_.num_rows, padded_dim_);
-        while (visit_.segment == segment) {
+    // Adds what the item's rows see of a tile.
+    void attend(int64_t tile, const State& state) {
+        while (visit_.tile == tile) {
             const Visit visit = visit_;
-            ++visit_.tile;
-            skip_to_tile(visit_);
-            const Places next = visit_.segment < item_.end_segment ? places(visit_) : following_;
-            const Run& run = runs_[visit.run];
-            attend(visit, keys(run).template tile<Right>(visit.tile, here_), next, state);
+            advance(visit_);
+            skip_to_reader(visit_);
+            const Places next = visit_.tile < item_.end_tile ? places(visit_) : following_;
+            attend(visit, keys(runs_[visit.run]).template tile<Right>(visit.tile, here_), next, state);
             here_ = next;
-        }
-    }
-
-    // Adds the sums over a segment to the total of the runs that see any of it.
-    void fold_segment(int64_t segment, const State& state) {
-        for (int64_t index = 0; index < item_.num_runs; ++index) {
-            const Run& run = runs_[index];
-            if (run.end_tile <= segment * kSegmentTiles) continue;
-            fold(scratch_.total.row(run.begin, padded_dim_), state.row(run.begin, padded_dim_), run.end - run.begin,
-                 padded_dim_);
         }
     }
 
@@ -209,17 +208,12 @@ class Worker {
             const int64_t begin = first_row + num_rows * index / num_groups;
             const int64_t end = first_row + num_rows * (index + 1) / num_groups;
             Range visible[kRowsAtOnce];
-            Range all = {0, kTileKeys}, any = all;  // seen by every row, by some row
-            if (!is_whole) {
-                any = {kTileKeys, 0};
-                for (int64_t row = begin; row < end; ++row) {
-                    const int64_t position = run.first_position + (row - run.begin) / group_;
-                    const Range keys = args_.shape.visible(position, position);
-                    const Range seen = {keys.begin - first_key, keys.end - first_key};
-                    visible[row - begin] = seen;
-                    all = {std::max(all.begin, seen.begin), std::min(all.end, seen.end)};
-                    any = {std::min(any.begin, seen.begin), std::max(any.end, seen.end)};
-                }
+            Range any = {kTileKeys, 0};  // seen by some row
+            for (int64_t row = begin; row < end; ++row) {
+                const int64_t position = run.first_position + (row - run.begin) / group_;
+                const Range keys = is_whole ? Range{first_key, end_key} : args_.shape.visible(position, position);
+                visible[row - begin] = {keys.begin - first_key, keys.end - first_key};
+                any = {std::min(any.begin, keys.begin - first_key), std::max(any.end, keys.end - first_key)};
             }
             if (any.begin >= kTileKeys || any.end <= 0) continue;
             const Left* const q = reinterpret_cast<const Left*>(scratch_.q) + begin * kQueryStride;
@@ -228,7 +222,6 @@ class Worker {
                                          padded_dim_,
                                          args_.shape.scale * 1.44269504f,
                                          visible,
-                                         all.begin <= 0 && all.end >= kTileKeys,
                                          std::min(tile.num_groups, (any.end + kGroupSlots - 1) / kGroupSlots)};
             attend_rows(rows, end - begin, tile, *fetched);
             fetched = &nowhere;
@@ -285,7 +278,9 @@ void run_items(const Args& args, const Step& step, const Thread& thread) {
         return Worker<Products>(args, step, plan, plan.items[index / heads], index % heads, scratch);
     };
     // Takes one item ahead, to fetch its first tile during the last one of the item before.
-    for (int64_t taken = thread.take(); taken < count;) {
+    int64_t taken = thread.take();
+    if (taken < count) worker(taken).fetch_first();
+    while (taken < count) {
         const int64_t next = thread.take();
         worker(taken).run(next < count ? worker(next).first_places() : Places{});
         taken = next;

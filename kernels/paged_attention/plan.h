@@ -2,10 +2,10 @@
 //
 // A run is some tokens of one request. A job is one run, or several runs of different requests whose first blocks are
 // the same, because they share a prefix: tiles that lie in those are read once for all rows of the job. An item is a
-// job, or a range of the segments of 256 keys, counted from position 0, that it sees; it is done once for each KV head.
-// Most items see all their segments and write their rows. Where that would leave threads idle (few requests, long
-// contexts) a job is split into items by segments: each writes what it has summed up, and whoever finishes last folds
-// it together. As every item sums within segments and folds them in order, a row has the same bits however it was
+// job, or a range of the tiles of 256 keys, counted from position 0, that it sees; it is done once for each KV head.
+// Most items see all their tiles and write their rows. Where that would leave threads idle (few requests, long
+// contexts) a job is split into items by tiles: each writes what it has summed up, and whoever finishes last folds
+// it together. As every item sums within tiles and folds them in order, a row has the same bits however it was
 // split and whoever shared its tiles.
 #pragma once
 
@@ -17,14 +17,12 @@
 
 namespace octavo::paged_attention {
 
-constexpr int64_t kSegmentTiles = 4;
-constexpr int64_t kSegmentKeys = kSegmentTiles * kTileKeys;
 // Query rows of an item, if a KV head has no more of its own: so many use each tile while it is near.
 constexpr int64_t kItemRows = 96;
 // So many rows may share tiles even where the item becomes long.
 constexpr int64_t kSharedRows = 24;
-// What reading a tile costs, in rows that use it.
-constexpr int64_t kTileCost = 4;
+// What reading keys costs, in rows that use them.
+constexpr int64_t kReadCost = 4;
 // No item should be more than this part of what each thread has to do.
 constexpr int64_t kItemsPerThread = 8;
 
@@ -44,11 +42,14 @@ struct Shape {
     Range visible(int64_t first, int64_t last) const {
         return {window > 0 ? std::max(int64_t{0}, first - window + 1) : 0, last + 1};
     }
-    int64_t num_tiles(int64_t first, int64_t last) const {
+    // Groups of 16 keys that they see: what costs are counted in.
+    int64_t num_groups(int64_t first, int64_t last) const {
         const Range keys = visible(first, last);
-        return (keys.end - 1) / kTileKeys - keys.begin / kTileKeys + 1;
+        return (keys.end - 1) / kGroupSlots - keys.begin / kGroupSlots + 1;
     }
-    int64_t cost(int64_t num_tokens, int64_t num_tiles) const { return (num_tokens * group() + kTileCost) * num_tiles; }
+    int64_t cost(int64_t num_tokens, int64_t num_groups) const {
+        return (num_tokens * group() + kReadCost) * num_groups;
+    }
 };
 
 struct Run {
@@ -72,11 +73,11 @@ struct Item {
     int64_t partials;  // of a split job: where its sums begin, in floats
     int32_t first_run, num_runs;
     int32_t num_rows;
-    int32_t shared_tiles;                        // so many at the beginning are the same for all runs, and seen whole
-    int32_t first_segment, end_segment;          // of this item
-    int32_t job_first_segment, job_end_segment;  // of all items of the job
-    int32_t num_pieces;                          // of the job; 1: it is not split
-    int32_t counter;                             // of a split job: the first of its counters, one per KV head
+    int32_t shared_tiles;                  // so many at the beginning are the same for all runs, and seen whole
+    int32_t first_tile, end_tile;          // of this item
+    int32_t job_first_tile, job_end_tile;  // of all items of the job
+    int32_t num_pieces;                    // of the job; 1: it is not split
+    int32_t counter;                       // of a split job: the first of its counters, one per KV head
 };
 
 inline int64_t aligned(int64_t bytes) { return (bytes + 63) / 64 * 64; }
@@ -94,7 +95,7 @@ struct Scratch {
     char* q;
     float* q_factors;
     int32_t* q_starts;
-    State part, total;
+    State total;
     TileBuffers buffers;
     int64_t num_bytes;
 
@@ -108,7 +109,6 @@ struct Scratch {
         q = take(rows * kQueryStride * 4);
         q_factors = reinterpret_cast<float*>(take(rows * 4));
         q_starts = reinterpret_cast<int32_t*>(take(rows * 4));
-        part = state_at(reinterpret_cast<float*>(take(floats * 4)), rows, dim);
         total = state_at(reinterpret_cast<float*>(take(floats * 4)), rows, dim);
         buffers.keys = take(kTileKeys * dim * 4);
         buffers.values = take(kTileKeys * dim * 4);
@@ -138,12 +138,12 @@ struct Limits {
     Limits(const Shape& shape, int64_t num_threads, int64_t max_context) {
         constexpr int64_t kMaxPartialBytes = int64_t{64} << 20;
         const int64_t units = kItemsPerThread * num_threads + shape.layout.num_kv_heads;  // costly runs x KV heads
-        const int64_t segments = (max_context + kSegmentKeys - 1) / kSegmentKeys;
+        const int64_t tiles = (max_context + kTileKeys - 1) / kTileKeys;
         const int64_t rows = std::max(shape.group(), int64_t{kRowsAtOnce});
         num_items = 2 * units;
         num_counters = units;
         const int64_t floats = state_floats(rows, shape.layout.padded_dim());
-        partial_floats = std::min(units * segments * floats, kMaxPartialBytes / int64_t{sizeof(float)});
+        partial_floats = std::min(units * tiles * floats, kMaxPartialBytes / int64_t{sizeof(float)});
     }
 };
 
@@ -165,7 +165,7 @@ class Planner {
         int64_t total = 0;
         for (int64_t request = 0; request < step_.num_requests; ++request)
             for_each_run(request, shape_.tokens(kItemRows), [&](int64_t, int64_t tokens, int64_t first) {
-                total += shape_.cost(tokens, shape_.num_tiles(first, first + tokens - 1));
+                total += shape_.cost(tokens, shape_.num_groups(first, first + tokens - 1));
             });
         // Of one KV head; nothing is gained by small items if one thread does them all.
         largest_ = num_threads_ == 1 ? total : total * shape_.layout.num_kv_heads / (num_threads_ * kItemsPerThread);
@@ -176,7 +176,7 @@ class Planner {
         std::sort(plan_.items, plan_.items + num_items_, [](const Item& a, const Item& b) {
             return a.cost != b.cost ? a.cost > b.cost
                                     : a.first_run != b.first_run ? a.first_run < b.first_run
-                                                                 : a.first_segment < b.first_segment;
+                                                                 : a.first_tile < b.first_tile;
         });
         return num_items_;
     }
@@ -216,7 +216,7 @@ class Planner {
         const int64_t least = shape_.tokens(kRowsAtOnce), last = step_.context_lens[request] - 1;
         int64_t tokens = shape_.tokens(kItemRows);
         const auto cost = [&](int64_t size) {
-            return shape_.cost(size, shape_.num_tiles(std::max(int64_t{0}, last - size + 1), last));
+            return shape_.cost(size, shape_.num_groups(std::max(int64_t{0}, last - size + 1), last));
         };
         while (tokens > least && cost(tokens) > largest_) tokens = std::max(least, tokens / 2);
         return tokens;
@@ -251,19 +251,20 @@ class Planner {
             shared = std::min(shared, int64_t{job_.shared_tiles});
         }
         const int64_t more_rows = num_tokens(request) * shape_.group(), rows = job_.num_rows + more_rows;
-        const int64_t tiles = (step_.context_lens[request] - 1) / kTileKeys + 1;
-        const int64_t cost = job_cost(row_tiles_ + more_rows * tiles, num_tiles_ + tiles, job_.num_runs + 1, shared);
+        const int64_t groups = shape_.num_groups(first_position(request), step_.context_lens[request] - 1);
+        const int64_t row_groups = row_groups_ + more_rows * groups;
+        const int64_t cost = job_cost(row_groups, num_groups_ + groups, job_.num_runs + 1, shared);
         // Half, because `largest_` was made of costs without sharing.
         return rows <= kItemRows && (rows <= kSharedRows || 2 * cost <= largest_) ? shared : 0;
     }
 
-    static int64_t job_cost(int64_t row_tiles, int64_t num_tiles, int64_t num_runs, int64_t shared_tiles) {
-        return row_tiles + kTileCost * (num_tiles - (num_runs - 1) * shared_tiles);
+    static int64_t job_cost(int64_t row_groups, int64_t num_groups, int64_t num_runs, int64_t shared_tiles) {
+        return row_groups + kReadCost * (num_groups - (num_runs - 1) * shared_tiles * kTileGroups);
     }
 
     void add_run(int64_t request, int64_t row, int64_t tokens, int64_t position) {
-        const int64_t rows = tokens * shape_.group(), tiles = shape_.num_tiles(position, position + tokens - 1);
-        const int64_t first_tile = shape_.visible(position, position + tokens - 1).begin / kTileKeys;
+        const int64_t rows = tokens * shape_.group(), last = position + tokens - 1;
+        const Range keys = shape_.visible(position, last);
         Run& run = plan_.runs[num_runs_++];
         run = {static_cast<int32_t>(request),
                static_cast<int32_t>(row),
@@ -271,18 +272,18 @@ class Planner {
                static_cast<int32_t>(position),
                job_.num_rows,
                static_cast<int32_t>(job_.num_rows + rows),
-               static_cast<int32_t>(first_tile),
-               static_cast<int32_t>(first_tile + tiles)};
+               static_cast<int32_t>(keys.begin / kTileKeys),
+               static_cast<int32_t>((keys.end - 1) / kTileKeys + 1)};
         if (job_.num_runs == 0) {
             job_.first_run = static_cast<int32_t>(num_runs_ - 1);
-            job_.first_segment = job_.job_first_segment = run.first_tile / int32_t{kSegmentTiles};
+            job_.first_tile = job_.job_first_tile = run.first_tile;
         }
-        const int32_t end_segment = (run.end_tile - 1) / int32_t{kSegmentTiles} + 1;
-        job_.end_segment = job_.job_end_segment = std::max(job_.end_segment, end_segment);
+        job_.end_tile = job_.job_end_tile = std::max(job_.end_tile, run.end_tile);
         ++job_.num_runs;
         job_.num_rows = run.end;
-        row_tiles_ += rows * tiles;
-        num_tiles_ += tiles;
+        const int64_t groups = shape_.num_groups(position, last);
+        row_groups_ += rows * groups;
+        num_groups_ += groups;
     }
 
     // Makes items of the job under construction, if there is one.
@@ -290,32 +291,32 @@ class Planner {
         if (job_.num_runs > 0) add_items();
         job_ = {};
         host_ = {0, 0, -1};
-        row_tiles_ = num_tiles_ = 0;
+        row_groups_ = num_groups_ = 0;
     }
 
     void add_items() {
-        job_.cost = job_cost(row_tiles_, num_tiles_, job_.num_runs, job_.shared_tiles);
+        job_.cost = job_cost(row_groups_, num_groups_, job_.num_runs, job_.shared_tiles);
         job_.num_pieces = 1;
-        const int64_t first = job_.first_segment, end = job_.end_segment, segments = end - first;
-        const int64_t cost_of_segment = std::max(int64_t{1}, job_.cost / segments);
-        const int64_t length = std::max(int64_t{1}, largest_ / cost_of_segment);
-        if (job_.cost <= largest_ || length >= segments || !reserve((segments + length - 1) / length)) {
+        const int64_t first = job_.first_tile, end = job_.end_tile, tiles = end - first;
+        const int64_t cost_of_tile = std::max(int64_t{1}, job_.cost / tiles);
+        const int64_t length = std::max(int64_t{1}, largest_ / cost_of_tile);
+        if (job_.cost <= largest_ || length >= tiles || !reserve((tiles + length - 1) / length)) {
             plan_.items[num_items_++] = job_;
             return;
         }
-        for (int64_t segment = first; segment < end; segment += length) {
+        for (int64_t tile = first; tile < end; tile += length) {
             Item item = job_;
-            item.first_segment = static_cast<int32_t>(segment);
-            item.end_segment = static_cast<int32_t>(std::min(segment + length, end));
-            item.cost = cost_of_segment * (item.end_segment - item.first_segment);
+            item.first_tile = static_cast<int32_t>(tile);
+            item.end_tile = static_cast<int32_t>(std::min(tile + length, end));
+            item.cost = cost_of_tile * (item.end_tile - item.first_tile);
             plan_.items[num_items_++] = item;
         }
     }
 
     // Takes what splitting the job needs; false: there is no room, so it stays whole.
     bool reserve(int64_t num_pieces) {
-        const int64_t heads = shape_.layout.num_kv_heads, segments = job_.end_segment - job_.first_segment;
-        const int64_t floats = heads * segments * state_floats(job_.num_rows, shape_.layout.padded_dim());
+        const int64_t heads = shape_.layout.num_kv_heads, tiles = job_.end_tile - job_.first_tile;
+        const int64_t floats = heads * tiles * state_floats(job_.num_rows, shape_.layout.padded_dim());
         if (num_split_items_ + num_pieces > limits_.num_items || num_counters_ + heads > limits_.num_counters ||
             num_floats_ + floats > limits_.partial_floats)
             return false;
@@ -337,7 +338,7 @@ class Planner {
     int64_t num_threads_;
     int64_t largest_ = 0;
     Item job_ = {};                          // under construction
-    int64_t row_tiles_ = 0, num_tiles_ = 0;  // of the job: sums of rows x tiles and of tiles over its runs
+    int64_t row_groups_ = 0, num_groups_ = 0;  // of the job: sums of rows x groups and of groups over its runs
     Candidate host_ = {0, 0, -1};            // of the job's first run, if other requests may join that
     int64_t num_runs_ = 0, num_items_ = 0, num_split_items_ = 0, num_counters_ = 0, num_floats_ = 0;
 };

@@ -58,6 +58,12 @@ def test_conversions_to_16_bits_round_to_nearest_even(native_library: NativeLibr
     assert same_bits(f16, x.to(torch.float16))
 
 
+def test_two_vectors_are_rounded_to_bf16_like_one(native_library: NativeLibrary) -> None:
+    x = numbers()
+    pairs, single = (call(native_library, f"{form}f32_to_bf16", x, dtype=torch.bfloat16) for form in ("pairs_", ""))
+    assert same_bits(pairs, single)
+
+
 @pytest.mark.parametrize("form", ["", "scalar_"])
 def test_conversions_from_16_bits_are_exact(native_library: NativeLibrary, form: str) -> None:
     patterns = torch.arange(2**16).to(torch.int32).sub(2**15).to(torch.int16)

@@ -29,6 +29,12 @@ CONVERSION(f16_to_f32, f16, float)
 CONVERSION(i8_to_f32, int8_t, float)
 CONVERSION(f32_to_i8, float, int8_t)
 
+extern "C" void octavo_pairs_f32_to_bf16(const float* from, bf16* to, int64_t count) {
+    int64_t i = 0;
+    for (; i + 2 * kLanes <= count; i += 2 * kLanes) store(to + i, load(from + i), load(from + i + kLanes));
+    convert(from + i, to + i, count - i);
+}
+
 #define SCALAR(name, From, expression) \
     extern "C" void octavo_##name(const From* from, void* to, int64_t count) { \
         for (int64_t i = 0; i < count; ++i) expression; \
