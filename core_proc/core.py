@@ -27,6 +27,7 @@ from octavo.core_proc.workers.local import LocalWorkerGroup
 from octavo.protocol.channel import FrontendRouter
 from octavo.protocol.config import CachePlan, ResolvedConfig
 from octavo.protocol.control import CoreReady, CoreSpec
+from octavo.protocol.curve import read_keys_of_engine
 from octavo.protocol.events import EngineFacts
 from octavo.protocol.lifecycle import EXIT_OK, Reporter, StopSignal
 from octavo.protocol.pulse import PulseWriter
@@ -64,6 +65,8 @@ class EngineCore:
         self._compiler = GrammarCompiler(spec.config.grammar_timeout_s)
         with reporter.phase("binding sockets"):
             self._router = FrontendRouter(self._context, spec.address)
+            if spec.remote_address:
+                self._router.listen_remotely(spec.remote_address, read_keys_of_engine(spec.config))
             self._pulse_path = Path(spec.run_dir) / "pulse"
             self._pulse = PulseWriter(self._pulse_path)
             self._workers = LocalWorkerGroup(

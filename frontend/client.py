@@ -37,6 +37,7 @@ from octavo.frontend.text.messages import Message
 from octavo.protocol.config import EngineConfig, ResolvedConfig
 from octavo.protocol.config.sources import engine_config
 from octavo.protocol.cores import num_usable_cores
+from octavo.protocol.curve import read_client_keys
 from octavo.protocol.errors import EngineDeadError, PromptTooLongError
 from octavo.protocol.events import BoolResult, EngineFacts
 from octavo.protocol.params import BeamSearchParams, SamplingParams
@@ -137,18 +138,31 @@ class AsyncClient:
         return await cls._on(follow_engine(spawned, on_progress))
 
     @classmethod
-    def connect(cls, address: str, *, reconnect_timeout_s: float = RECONNECT_TIMEOUT_S) -> "Starting":
+    def connect(
+        cls,
+        address: str,
+        *,
+        reconnect_timeout_s: float = RECONNECT_TIMEOUT_S,
+        client_secret_key_file: str | None = None,
+        engine_public_key_file: str | None = None,
+    ) -> "Starting":
         """Join an engine that another process runs; `async with` it, or await it and `close` it later.
 
         Args:
             address: of the engine.
             reconnect_timeout_s: how long requests wait, should the engine die, for another at the same address; 0:
                 they fail at once.
+            client_secret_key_file: who we are to an engine on another machine (`octavo keygen`).
+            engine_public_key_file: who that engine must be; one needs both.
 
         Raises:
             StartupError: no engine answers on `address`.
+            ConfigError: the address needs keys, or they cannot be read.
         """
-        return Starting(lambda: cls._on(join_engine(address, reconnect_timeout_s=reconnect_timeout_s)))
+        keys = None
+        if client_secret_key_file and engine_public_key_file:
+            keys = read_client_keys(client_secret_key_file, engine_public_key_file)
+        return Starting(lambda: cls._on(join_engine(address, reconnect_timeout_s=reconnect_timeout_s, keys=keys)))
 
     @classmethod
     async def _on(cls, connecting: Awaitable[Connection]) -> "AsyncClient":

@@ -15,6 +15,7 @@ from octavo.frontend.spawn import SpawnedEngine, Timeline, read_config, spawn_en
 from octavo.frontend.text.chat_template import ChatTemplate
 from octavo.frontend.text.tokenizer import Tokenizer
 from octavo.protocol.config import EngineConfig, ResolvedConfig
+from octavo.protocol.curve import ClientKeys
 from octavo.protocol.errors import InvalidRequestError
 
 CONNECT_TIMEOUT_S = 10.0
@@ -86,6 +87,7 @@ async def join_engine(
     engine: LaunchedEngine | None = None,
     tokenizer: Tokenizer | None = None,
     reconnect_timeout_s: float = RECONNECT_TIMEOUT_S,
+    keys: ClientKeys | None = None,
 ) -> Connection:
     """Join an engine that runs.
 
@@ -94,13 +96,14 @@ async def join_engine(
         engine: its process, if it is ours.
         tokenizer: of its model; None: loaded here.
         reconnect_timeout_s: how long to wait for it to come back after its death; of no meaning if it is ours.
+        keys: for a `tcp://` address on another machine.
 
     Raises:
         StartupError: no engine answers on `address`.
     """
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     try:
-        link = await CoreLink.connect(context, address, CONNECT_TIMEOUT_S)
+        link = await CoreLink.connect(context, address, CONNECT_TIMEOUT_S, keys)
         try:
             config = msgspec.msgpack.decode(link.facts.config, type=ResolvedConfig)
             if config.restart_core:

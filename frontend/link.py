@@ -23,6 +23,7 @@ from octavo.frontend.request_stream import RequestStream, Wakeable
 from octavo.frontend.wire import Wire
 from octavo.protocol.channel import MAX_FRAME_BYTES
 from octavo.protocol.codec import request_codec
+from octavo.protocol.curve import ClientKeys
 from octavo.protocol.errors import (
     EngineDeadError,
     InvalidRequestError,
@@ -103,7 +104,8 @@ class CoreLink:
     facts: EngineFacts
     """What the latest core said of itself."""
 
-    def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", address: str) -> None:
+    def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", address: str, keys: ClientKeys | None = None) -> None:
+        self._keys = keys
         self.address = address
         self.latest_stats = EngineStats()
         self.on_stats: Callable[[EngineStats], None] = lambda stats: None
@@ -131,22 +133,25 @@ class CoreLink:
         self._wire = self._open_wire()
 
     @classmethod
-    async def connect(cls, context: "zmq.Context[zmq.Socket[bytes]]", address: str, timeout_s: float) -> "CoreLink":
-        """Connect to the core that listens on `address`.
+    async def connect(
+        cls, context: "zmq.Context[zmq.Socket[bytes]]", address: str, timeout_s: float, keys: ClientKeys | None = None
+    ) -> "CoreLink":
+        """Connect to the core that listens on `address`, with `keys` if it is on another machine.
 
         Raises:
             StartupError: nobody answers there, or it speaks another version of the protocol.
             EngineDeadError: it ended before it answered.
         """
-        link = cls(context, address)
+        link = cls(context, address, keys)
         try:
             link.facts = await asyncio.wait_for(asyncio.shield(link._welcome), timeout_s)
         except TimeoutError:
+            fault = link._wire.fault
             await link.close()
             raise StartupError(
                 f"the engine on {address} is not ready: it still loads its model"
                 if link._wire.has_met
-                else f"no engine answers on {address}",
+                else f"no engine answers on {address}" + (f": {fault}" if fault else ""),
                 phase="connecting",
                 hint="octavo serve prints the address of its engine once it is ready",
             ) from None
@@ -294,13 +299,19 @@ class CoreLink:
 
     def _open_wire(self) -> Wire:
         """Begin a connection with who is calling."""
-        wire = Wire(self._context, self.address, self._receive, self._on_lost, self._break_down)
+        wire = Wire(self._context, self.address, self._receive, self._on_lost, self._break_down, self._keys)
         program = os.path.basename(sys.argv[0]).encode(errors="replace").decode() or "python"
         wire.send(self._requests.encode(Connect(client=f"{program} pid={os.getpid()}")))
         return wire
 
     def _on_lost(self, wire: Wire) -> None:
-        if wire is self._wire:
+        if wire is not self._wire:
+            return
+        if wire.fault and not self._welcome.done():
+            self._welcome.set_exception(
+                StartupError(f"no engine answers on {self.address}: {wire.fault}", phase="connecting")
+            )
+        else:
             self.lose(_GONE)
 
     def _begin_outage(self, cause: str, kind: RestartCause) -> None:

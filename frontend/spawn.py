@@ -15,6 +15,7 @@ from octavo.protocol.config import EngineConfig, ResolvedConfig, resolve
 from octavo.protocol.config.engine import DeviceName
 from octavo.protocol.control import CoreSpec, PhaseDone
 from octavo.protocol.cores import num_usable_cores
+from octavo.protocol.curve import check_remote, read_keys_of_engine
 from octavo.protocol.env import Env
 from octavo.protocol.supervise import Child
 
@@ -47,8 +48,11 @@ class SpawnedEngine:
     """
 
     def __init__(self, config: ResolvedConfig, address: str | None, run_dir: RunDir, timeline: Timeline) -> None:
+        is_remote = address is not None and address.startswith("tcp://")
         self.config = config
-        self.address = address or f"ipc://{run_dir.path}/core"
+        # Also of an engine that others join by tcp: its own processes need no keys.
+        self.address = f"ipc://{run_dir.path}/core" if is_remote or address is None else address
+        self.remote_address = address if is_remote and address else ""
         self.timeline = timeline
         self._run_dir = run_dir
         self._epoch = time.time_ns()
@@ -87,6 +91,7 @@ class SpawnedEngine:
             address=self.address,
             run_dir=str(life_dir),
             epoch=self._epoch,
+            remote_address=self.remote_address,
             log_level=logging.getLevelName(logging.getLogger("octavo").getEffectiveLevel()),
             check_invariants=Env.read().check_invariants,
         )
@@ -119,8 +124,14 @@ def spawn_engine(config: ResolvedConfig, timeline: Timeline, address: str | None
     Args:
         config: what it runs.
         timeline: of the start.
-        address: `ipc://` address for further applications; None: inside the private directory.
+        address: `ipc://` or `tcp://` address for further applications; None: inside the private directory.
+
+    Raises:
+        ConfigError: other machines could reach the address, and there are no keys; or these cannot be read.
     """
+    if address and address.startswith("tcp://"):
+        check_remote(address, config.engine_secret_key_file is not None)
+        read_keys_of_engine(config)
     run_dir = RunDir(Env.read().runtime_dir)
     try:
         return SpawnedEngine(config, address, run_dir, timeline)

@@ -10,6 +10,7 @@ import zmq.utils.monitor
 from octavo.frontend.loop_socket import LoopSocket
 from octavo.protocol.channel import HIGH_WATER_MARK, only_frame
 from octavo.protocol.codec import event_codec
+from octavo.protocol.curve import ClientKeys, prepare_connection
 from octavo.protocol.errors import ProtocolError, StartupError
 from octavo.protocol.events import Event
 from octavo.protocol.log import LimitedLog
@@ -25,6 +26,14 @@ LAST_WORDS_S = 0.1
 RECONNECT_INTERVAL_MS = 20
 """How often zmq tries an address where nobody listens: a core that is being started again is soon found."""
 
+_FAULTS: dict[int, str] = {
+    zmq.EVENT_HANDSHAKE_FAILED_AUTH: "it does not know this client's key",
+    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL: "it ends the connection, as it does without the right keys",
+    zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL: "what listens there does not speak to clients with such keys, or is no engine",
+}
+
+_WATCHED = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | sum(_FAULTS)
+
 
 class Wire:
     """A socket that is connected, or tries to be, and a watch for its loss.
@@ -35,9 +44,10 @@ class Wire:
         on_event: gets every message that can be read.
         on_lost: called once, a moment after the core has gone from the other end without a word.
         on_error: called with whatever `on_event` raises.
+        keys: for an address on another machine.
 
     Raises:
-        StartupError: that is no address.
+        StartupError: that is no address, or one that needs keys.
     """
 
     def __init__(
@@ -47,7 +57,10 @@ class Wire:
         on_event: Callable[[Event], None],
         on_lost: Callable[["Wire"], None],
         on_error: Callable[[Exception], None],
+        keys: ClientKeys | None = None,
     ) -> None:
+        self.fault = ""
+        """Why the last attempt to connect failed, if the other end has said so."""
         self._codec = event_codec()
         self._malformed = LimitedLog(logger)
         self._on_event = on_event
@@ -59,13 +72,16 @@ class Wire:
         socket.setsockopt(zmq.RCVHWM, HIGH_WATER_MARK)
         socket.setsockopt(zmq.LINGER, LINGER_MS)
         socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_INTERVAL_MS)
-        monitor = socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
+        monitor = socket.get_monitor_socket(_WATCHED)
         try:
+            prepare_connection(socket, address, keys)
             socket.connect(address)
-        except zmq.ZMQError as error:
+        except (zmq.ZMQError, StartupError) as error:
             socket.disable_monitor()
             monitor.close(linger=0)
             socket.close()
+            if isinstance(error, StartupError):
+                raise
             raise StartupError(
                 f"cannot connect to {address!r}: {error.strerror}",
                 phase="connecting",
@@ -101,6 +117,7 @@ class Wire:
     def _on_connection_event(self, frames: list[bytes]) -> None:
         """Notice a core that is there, and one that is gone without a word."""
         event = zmq.utils.monitor.parse_monitor_message(frames)
+        self.fault = _FAULTS.get(event["event"], self.fault)
         if event["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             self.has_met = True
         elif event["event"] == zmq.EVENT_DISCONNECTED:

@@ -24,6 +24,7 @@ from octavo.protocol.codec import (
     worker_command_codec,
     worker_reply_codec,
 )
+from octavo.protocol.curve import Authenticator, EngineKeys, prepare_listener
 from octavo.protocol.errors import ProtocolError, StartupError
 from octavo.protocol.events import Event, refuse_version
 from octavo.protocol.log import LimitedLog
@@ -185,6 +186,7 @@ class FrontendRouter:
     def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", address: str) -> None:
         self.address = address
         self.malformed_frames = 0
+        self._context = context
         self._requests = request_codec()
         self._events = event_codec()
         self._log = LimitedLog(logger)
@@ -194,6 +196,18 @@ class FrontendRouter:
         self.socket.setsockopt(zmq.RCVHWM, HIGH_WATER_MARK)
         self.socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
         self.socket.setsockopt(zmq.LINGER, 1000)
+        _bind(self.socket, address)
+
+    def listen_remotely(self, address: str, keys: EngineKeys | None) -> None:
+        """Let frontends come to a `tcp://` address as well; those of the first address need no keys.
+
+        Raises:
+            ConfigError: the address can be reached from other machines, and there are no keys.
+            StartupError: it cannot be bound.
+        """
+        prepare_listener(self.socket, address, keys)
+        if keys:
+            Authenticator(self._context, keys.clients)
         _bind(self.socket, address)
 
     def receive(self) -> list[tuple[bytes, Request | Malformed]]:

@@ -20,6 +20,8 @@ class CoreSpec(msgspec.Struct, frozen=True, kw_only=True, tag="core"):
     run_dir: str
     """Private directory of this engine, for the workers' sockets and the pulse file."""
     epoch: int
+    remote_address: str = ""
+    """A `tcp://` address for frontends of other machines; "": none."""
     log_level: str = "INFO"
     check_invariants: bool = False
     version: int = PROTOCOL_VERSION

@@ -47,6 +47,7 @@ COMMANDS: tuple[Command, ...] = (
     Command("bench", "measure a server or an engine", commands=BENCHMARKS),
     Command("collect-env", "tell what a report about a problem should say", "octavo.frontend.cli.collect_env"),
     Command("completion", "print a script that completes this command line", "octavo.frontend.cli.completion"),
+    Command("keygen", "make keys for engines and clients on several machines", "octavo.frontend.cli.keygen"),
     Command("build-kernels", "compile the CPU kernels ahead of the first start", "octavo.frontend.cli.build_kernels"),
 )
 

@@ -105,7 +105,7 @@ async def _serve_with(
 
     with _stop_signals(on_signal):
         names = ", ".join(client.facts.served_model_names)
-        logger.info("engine address for further applications: %s", client.address)
+        logger.info("engine address for further applications: %s", config.engine_address or client.address)
         logger.info("listening on %s, serving %s", listener.url, names)
         watch = StallWatch(lambda: client.health(config.watchdog_timeout))
         tasks = [asyncio.create_task(watch.run(), name="stall watch")]

@@ -15,6 +15,7 @@ from octavo.protocol.config.engine import (
     ObserveConfig,
     ParallelConfig,
     RecoveryConfig,
+    RemoteConfig,
     SchedulerConfig,
     StructuredConfig,
 )
@@ -33,6 +34,7 @@ __all__ = [
     "ObserveConfig",
     "ParallelConfig",
     "RecoveryConfig",
+    "RemoteConfig",
     "ResolvedConfig",
     "SchedulerConfig",
     "ServerConfig",

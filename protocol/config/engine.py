@@ -277,6 +277,19 @@ class ObserveConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     ] = None
 
 
+class RemoteConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Applications on other machines that join this engine."""
+
+    engine_secret_key_file: Annotated[
+        str | None,
+        Meta(description="Secret key of an engine with a tcp:// address, made by octavo keygen."),
+    ] = None
+    engine_authorized_clients: Annotated[
+        str | None,
+        Meta(description="Directory with the public keys (*.key) of those who may join by tcp, or the file of one."),
+    ] = None
+
+
 class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Everything the user said about the engine; None means: choose for me."""
 
@@ -288,3 +301,4 @@ class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     structured: StructuredConfig = field(default_factory=StructuredConfig)
     recovery: RecoveryConfig = field(default_factory=RecoveryConfig)
     observe: ObserveConfig = field(default_factory=ObserveConfig)
+    remote: RemoteConfig = field(default_factory=RemoteConfig)

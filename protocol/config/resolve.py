@@ -97,6 +97,9 @@ class ResolvedConfig(msgspec.Struct, frozen=True, kw_only=True):
     world_size: int
     log_stats: bool
     record_steps: str | None
+    engine_secret_key_file: str | None
+    """None: the engine has no keys, and no address that other machines can reach."""
+    engine_authorized_clients: str | None
     chat_template: str | None
     """Given on the command line; None: the model's own."""
 
@@ -131,6 +134,12 @@ def resolve(config: EngineConfig, facts: ModelFacts, *, device: DeviceName, num_
             f"tensor_parallel_size {config.parallel.tensor_parallel_size}: this release runs one worker per model",
             phase="configuration",
             hint="leave --tensor-parallel-size at 1",
+        )
+    if (config.remote.engine_secret_key_file is None) != (config.remote.engine_authorized_clients is None):
+        raise ConfigError(
+            "an engine's own key and those of its clients belong together",
+            phase="configuration",
+            hint="give both --engine-secret-key-file and --engine-authorized-clients, or neither",
         )
     disable_any_whitespace, disable_additional_properties = _structured(config.structured.structured_outputs_config)
     return ResolvedConfig(
@@ -175,6 +184,8 @@ def resolve(config: EngineConfig, facts: ModelFacts, *, device: DeviceName, num_
         world_size=config.parallel.tensor_parallel_size,
         log_stats=not config.observe.disable_log_stats,
         record_steps=config.observe.record_steps,
+        engine_secret_key_file=config.remote.engine_secret_key_file,
+        engine_authorized_clients=config.remote.engine_authorized_clients,
         chat_template=config.model.chat_template,
     )
 

@@ -111,7 +111,11 @@ class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         Meta(description="Directory for the traces of /start_profile and /stop_profile, which need it."),
     ] = None
     engine_address: Annotated[
-        str | None, Meta(description="ipc:// address on which further applications may join this engine.")
+        str | None,
+        Meta(
+            description="ipc:// or tcp:// address on which further applications may join this engine; one that other "
+            "machines can reach needs --engine-secret-key-file and --engine-authorized-clients."
+        ),
     ] = None
     trust_request_chat_template: Annotated[
         bool,

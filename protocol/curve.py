@@ -1,0 +1,222 @@
+"""Keys for `tcp://` addresses: an engine knows its clients by their public keys, and they know it by its own.
+
+The cryptography is CurveZMQ's (http://curvezmq.org), which libzmq brings. Key files have the form of its other tools.
+`ipc://` needs none of this: the file system says who may connect.
+"""
+
+import ipaddress
+import os
+import re
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+import zmq
+import zmq.utils.z85
+
+from octavo.protocol.config import ResolvedConfig
+from octavo.protocol.errors import ConfigError
+
+HEARTBEAT_S = 5
+"""How often the two ends of a tcp connection ask whether the other is there."""
+
+HEARTBEAT_TIMEOUT_S = 15
+"""Silence after which a peer counts as gone: a machine that loses its power closes no connection."""
+
+HANDSHAKE_TIMEOUT_S = 10
+"""What a caller gets to prove who it is."""
+
+PUBLIC_SUFFIX = ".key"
+SECRET_SUFFIX = ".key_secret"
+
+_PHASE = "reading keys"
+_PUBLIC_KEY = re.compile(r'^\s*public-key\s*=\s*"([^"\s]{40})"\s*$', re.MULTILINE)
+_SECRET_KEY = re.compile(r'^\s*secret-key\s*=\s*"([^"\s]{40})"\s*$', re.MULTILINE)
+
+_ZAP_ADDRESS = "inproc://zeromq.zap.01"
+"""Where libzmq asks who may come in; https://rfc.zeromq.org/spec/27."""
+
+
+@dataclass(frozen=True)
+class EngineKeys:
+    """What an engine needs to let the right clients in."""
+
+    secret: bytes
+    clients: frozenset[bytes]
+    """Public keys of those who may connect."""
+
+
+@dataclass(frozen=True)
+class ClientKeys:
+    """What a client needs to connect to an engine, and to no other."""
+
+    public: bytes
+    secret: bytes
+    engine: bytes
+    """Public key of the engine."""
+
+
+def is_loopback(address: str) -> bool:
+    """True for a `tcp://` address that only this machine can reach."""
+    host = address.removeprefix("tcp://").rpartition(":")[0].strip("[]")
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def check_remote(address: str, has_keys: bool) -> None:
+    """Refuse a `tcp://` address that everybody could connect to.
+
+    Raises:
+        ConfigError: there are no keys, and it is reached from outside of this machine.
+    """
+    if not (has_keys or is_loopback(address)):
+        raise ConfigError(
+            f"{address} can be reached from other machines, and needs keys",
+            phase="configuration",
+            hint="make them with octavo keygen, and see docs/remote.md; or use an ipc:// or tcp://127.0.0.1 address",
+        )
+
+
+def write_pair(directory: Path, name: str) -> tuple[Path, Path]:
+    """Make a new pair of keys; return the files of the public and of the secret one.
+
+    Raises:
+        ConfigError: a file is there already, or cannot be written.
+    """
+    public, secret = (key.decode() for key in zmq.curve_keypair())
+    lines = f'metadata\ncurve\n    public-key = "{public}"\n'
+    paths = (directory / f"{name}{PUBLIC_SUFFIX}", directory / f"{name}{SECRET_SUFFIX}")
+    texts = (lines, f'{lines}    secret-key = "{secret}"\n')
+    try:
+        if existing := [path for path in paths if path.exists()]:
+            raise FileExistsError(f"{existing[0]} is there already")
+        for path, text, mode in zip(paths, texts, (0o644, 0o600), strict=True):
+            with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w") as file:
+                file.write(text)
+    except OSError as error:
+        raise ConfigError(f"cannot write keys: {error}", phase="writing keys", hint="choose another name") from None
+    return paths
+
+
+def read_engine_keys(secret_file: str, clients_path: str) -> EngineKeys:
+    """Read the keys of an engine and of its clients.
+
+    Args:
+        secret_file: of the engine.
+        clients_path: a file with one client's public key, or a directory of such files.
+
+    Raises:
+        ConfigError: a file is missing, is none, or others may read the secret one; or there is no client.
+    """
+    path = Path(clients_path)
+    files = sorted(path.glob(f"*{PUBLIC_SUFFIX}")) if path.is_dir() else [path]
+    if not files:
+        raise ConfigError(f"no client has a public key (*{PUBLIC_SUFFIX}) in {clients_path}", phase=_PHASE)
+    return EngineKeys(_read_secret(secret_file), frozenset(_read_key(file, _PUBLIC_KEY) for file in files))
+
+
+def read_keys_of_engine(config: ResolvedConfig) -> EngineKeys | None:
+    """Read the keys that the configuration names, None when it names none.
+
+    Raises:
+        ConfigError: as `read_engine_keys`.
+    """
+    if config.engine_secret_key_file is None or config.engine_authorized_clients is None:
+        return None
+    return read_engine_keys(config.engine_secret_key_file, config.engine_authorized_clients)
+
+
+def read_client_keys(secret_file: str, engine_file: str) -> ClientKeys:
+    """Read the keys of a client, and the public key of its engine.
+
+    Raises:
+        ConfigError: a file is missing, is none, or others may read the secret one.
+    """
+    secret = _read_secret(secret_file)
+    return ClientKeys(zmq.curve_public(secret), secret, _read_key(Path(engine_file), _PUBLIC_KEY))
+
+
+def _read_secret(file: str) -> bytes:
+    path = Path(file)
+    key = _read_key(path, _SECRET_KEY)
+    if path.stat().st_mode & 0o077:
+        raise ConfigError(f"others may read the secret key in {path}", phase=_PHASE, hint=f"chmod 600 {path}")
+    return key
+
+
+def _read_key(path: Path, pattern: "re.Pattern[str]") -> bytes:
+    try:
+        found = pattern.search(path.read_text("utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read the key in {path}: {error}", phase=_PHASE) from None
+    if found is None:
+        kind = "secret" if pattern is _SECRET_KEY else "public"
+        raise ConfigError(f"{path} holds no {kind} key", phase=_PHASE, hint="octavo keygen makes such files")
+    return found[1].encode()
+
+
+def prepare_connection(socket: "zmq.Socket[bytes]", address: str, keys: ClientKeys | None) -> None:
+    """Set what a client's socket needs before it connects.
+
+    Raises:
+        ConfigError: the address needs keys.
+    """
+    if address.startswith("tcp://"):
+        check_remote(address, keys is not None)
+        _limit_silence(socket)
+        socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
+        if keys:
+            socket.curve_serverkey = keys.engine
+            socket.curve_publickey = keys.public
+            socket.curve_secretkey = keys.secret
+
+
+def prepare_listener(socket: "zmq.Socket[bytes]", address: str, keys: EngineKeys | None) -> None:
+    """Set what an engine's socket needs before it is bound to a `tcp://` address; earlier addresses stay as they are.
+
+    With keys, an `Authenticator` must run in the same context.
+
+    Raises:
+        ConfigError: the address needs keys.
+    """
+    check_remote(address, keys is not None)
+    _limit_silence(socket)
+    if keys:
+        socket.curve_server = 1
+        socket.curve_secretkey = keys.secret
+
+
+def _limit_silence(socket: "zmq.Socket[bytes]") -> None:
+    socket.setsockopt(zmq.HEARTBEAT_IVL, 1000 * HEARTBEAT_S)
+    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 1000 * HEARTBEAT_TIMEOUT_S)
+    socket.setsockopt(zmq.HANDSHAKE_IVL, 1000 * HANDSHAKE_TIMEOUT_S)
+
+
+class Authenticator:
+    """Tells libzmq which keys may come in, on a thread that ends with its context.
+
+    Args:
+        context: whose sockets it speaks for.
+        clients: public keys of those who may.
+    """
+
+    def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", clients: frozenset[bytes]) -> None:
+        self._clients = clients
+        # A view of its own: `destroy()` of the other one must not close a socket under the hands of its thread.
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.shadow(context)
+        self._socket: zmq.Socket[bytes] = self._context.socket(zmq.REP)
+        self._socket.linger = 0
+        self._socket.bind(_ZAP_ADDRESS)
+        threading.Thread(target=self._answer, name="authenticator", daemon=True).start()
+
+    def _answer(self) -> None:
+        try:
+            while True:
+                version, request_id, _, _, _, mechanism, *credentials = self._socket.recv_multipart()
+                may_enter = mechanism == b"CURVE" and zmq.utils.z85.encode(credentials[0]) in self._clients
+                status = (b"200", b"OK") if may_enter else (b"400", b"this key may not connect")
+                self._socket.send_multipart([version, request_id, *status, b"", b""])
+        except zmq.ContextTerminated:
+            self._socket.close()
