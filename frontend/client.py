@@ -48,7 +48,7 @@ from octavo.protocol.stats import EngineStats
 
 T = TypeVar("T")
 
-STALL_DEADLINE_S = 30.0
+STALL_DEADLINE_S = 25.0
 """A core that has work and has not finished a step for this long is not healthy."""
 
 SHORT_TEXT_CHARS = 2_000

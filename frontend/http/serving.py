@@ -62,7 +62,7 @@ class Serving:
     request_log: RequestLog | None = None
     """Tells of requests and answers; None: nothing does."""
     answers: AnswerSettings = field(default_factory=AnswerSettings)
-    stall_deadline_s: float = 30.0
+    stall_deadline_s: float = 25.0
     """How long the engine may have work and not finish a step before it counts as stalled."""
     created: int = field(default_factory=lambda: int(time.time()))
     """When serving began, in seconds since the epoch: the models' creation time."""

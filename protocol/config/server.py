@@ -170,7 +170,7 @@ class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             description="Seconds that the engine may have work and not finish a step. Then /health answers 503, and "
             "the stacks of all processes go to the log, once.",
         ),
-    ] = 30.0
+    ] = 25.0
     shutdown_timeout: Annotated[
         float,
         Meta(ge=0, description="Seconds that running requests get to finish after the first Ctrl-C or SIGTERM."),
