@@ -43,6 +43,9 @@ logger = logging.getLogger(__name__)
 
 IDLE_MS = 5
 """Without a command for so long the worker is idle: between two steps of a busy engine it waits for one at most."""
+SMALL_STEP_TOKENS = 16
+"""After a step of at most so many tokens a page may be taken too. After larger ones the engine is busy, and all threads
+had better take the pages together when they need them."""
 ABORT_SIGNALS = 2
 """SIGTERMs that end a worker. One may have been sent to the whole process group: the core drains first."""
 
@@ -108,11 +111,13 @@ class Worker:
 
     def _rest(self) -> None:
         """Wait for what comes next; when nothing does for a moment, take memory that steps will need."""
-        pages = self._executor.pages if self._executor else None
-        if pages is None or not pages.has_wanted:
-            self._poller.poll()
-        elif not self._poller.poll(IDLE_MS):
-            pages.take_page()
+        wants_page = self._executor is not None and self._executor.pages.has_wanted
+        if not self._poller.poll(IDLE_MS if wants_page else None):
+            self._take_page()
+
+    def _take_page(self) -> None:
+        if self._executor is not None and self._executor.pages.has_wanted:
+            self._executor.pages.take_page()
 
     def _take_masks(self) -> list[SlotMask]:
         """Return the masks of the step that is being computed, and keep the commands that come before them for later.
@@ -160,6 +165,8 @@ class Worker:
             raise
         if reply is not None:
             self._results.send(reply)
+        if isinstance(command, StepPlan) and sum(part.num_tokens for part in command.scheduled) <= SMALL_STEP_TOKENS:
+            self._take_page()
 
     def _carry_out(self, command: WorkerCommand) -> WorkerReply | None:
         match command:
