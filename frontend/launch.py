@@ -77,7 +77,9 @@ class LaunchedEngine:
         self._spawned.respawn()
         self._exited.clear()
         try:
-            await _follow(self._child, Timeline(), on_progress or _ignore_progress)
+            timeline = Timeline()
+            await _follow(self._child, timeline, on_progress or _ignore_progress)
+            logger.debug("%s", timeline.render())
         except BaseException:
             self._exited.set()
             raise
