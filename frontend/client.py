@@ -31,14 +31,15 @@ from octavo.frontend.link import Resumption
 from octavo.frontend.metrics.observer import Observer
 from octavo.frontend.outputs import RequestOutput
 from octavo.frontend.recovery.keeper import EngineKeeper
-from octavo.frontend.spawn import SpawnedEngine
+from octavo.frontend.spawn import SpawnedEngine, Timeline, read_config
 from octavo.frontend.text.chat_template import ChatTemplate, FormatChoice
 from octavo.frontend.text.messages import Message
+from octavo.frontend.text.tokenizer import Tokenizer
 from octavo.protocol.config import EngineConfig, ResolvedConfig
 from octavo.protocol.config.sources import engine_config
 from octavo.protocol.cores import num_usable_cores
 from octavo.protocol.curve import read_client_keys
-from octavo.protocol.errors import EngineDeadError, PromptTooLongError
+from octavo.protocol.errors import ConfigError, EngineDeadError, PromptTooLongError, StartupError
 from octavo.protocol.events import BoolResult, EngineFacts
 from octavo.protocol.params import BeamSearchParams, SamplingParams
 from octavo.protocol.pulse import PulseReader
@@ -88,8 +89,7 @@ class AsyncClient:
         self._threads = ThreadPoolExecutor(
             max_workers=min(MAX_TEXT_THREADS, num_usable_cores()), thread_name_prefix="octavo text"
         )
-        grammars = GrammarMaker(link, self.tokenizer, self.config, self.run_in_thread)
-        self._preparation = Preparation(link, self.tokenizer, self.config, grammars, self.encode)
+        self._preparation = self._make_preparation()
         self._live: set[Generation | BeamGeneration] = set()
         self._busy_since = 0.0
         """When the first of them came, in monotonic seconds."""
@@ -401,6 +401,31 @@ class AsyncClient:
             return Health(ok=False, reason=reason, is_stalled=True)
         return Health(ok=True)
 
+    async def restart(self, config: EngineConfig) -> None:
+        """Replace the engine by one of another configuration, or of the same with new weights; no request notices.
+
+        The new core starts beside the old one and takes over when it is ready: requests stand still for a moment and
+        go on there. Memory must suffice for both meanwhile.
+
+        Args:
+            config: of the new engine; its model must have the same tokens.
+
+        Raises:
+            StartupError: it cannot be, with the root cause; the engine goes on as it is.
+        """
+        if self.engine is None:
+            raise StartupError("this engine is another process's", phase="configuration", hint="restart it there")
+        resolved = await asyncio.to_thread(read_config, config, Timeline())
+        tokenizer = await asyncio.to_thread(Tokenizer.load, Path(resolved.model.tokenizer_path))
+        old, new = self.config.model, resolved.model
+        if (old.vocab_size, old.eos_token_ids) != (new.vocab_size, new.eos_token_ids) or not await self.run_in_thread(
+            lambda: _has_same_tokens(self.tokenizer, tokenizer, new.vocab_size)
+        ):
+            message = f"{new.model_path} has other tokens than {old.model_path}"
+            raise ConfigError(message, phase="configuration", hint="requests could not go on: start another engine")
+        await self.engine.replace(resolved)
+        self._link.lose("another one takes over, as it was asked to", "planned")
+
     async def close(self) -> None:
         """Abort what runs, disconnect, and end the engine if it is ours; harmless the second time."""
         try:
@@ -448,15 +473,27 @@ class AsyncClient:
             self.observer.on_engine_stats(stats)
 
     def _on_resumed(self, resumption: Resumption) -> None:
-        """Another core has taken over, with a pulse of its own."""
+        """Another core has taken over, with a pulse of its own, and perhaps another configuration."""
+        config = msgspec.msgpack.decode(self._link.facts.config, type=ResolvedConfig)
+        if config != self.config:
+            self.config = config
+            self._preparation = self._make_preparation()
         if self._pulse:
             self._pulse.close()
         self._pulse = _pulse_of(self._link.facts)
         if self.observer:
             self.observer.on_restart(resumption.kind, resumption.num_requests, resumption.pause_s)
 
+    def _make_preparation(self) -> Preparation:
+        grammars = GrammarMaker(self._link, self.tokenizer, self.config, self.run_in_thread)
+        return Preparation(self._link, self.tokenizer, self.config, grammars, self.encode)
+
     def _has_work(self) -> bool:
         return self._pulse is not None and self._pulse.read().has_work
+
+
+def _has_same_tokens(one: Tokenizer, other: Tokenizer, vocab_size: int) -> bool:
+    return all(one.token_bytes(token_id) == other.token_bytes(token_id) for token_id in range(vocab_size))
 
 
 def _pulse_of(facts: EngineFacts) -> PulseReader | None:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from octavo.frontend.spawn import SpawnedEngine, Timeline
 from octavo.protocol.config import ResolvedConfig
 from octavo.protocol.control import CoreReady, PhaseDone, Progress
+from octavo.protocol.errors import StartupError
 from octavo.protocol.supervise import Child, ChildExited
 
 logger = logging.getLogger(__name__)
@@ -33,6 +34,7 @@ class LaunchedEngine:
         self._spawned = spawned
         self._on_exit: Callable[[str], None] | None = None
         self._exited = asyncio.Event()
+        self._changing = asyncio.Lock()
         self._listen()
 
     @property
@@ -73,17 +75,39 @@ class LaunchedEngine:
         Raises:
             StartupError: it cannot start; the root cause.
         """
-        self._stop_listening()
-        self._spawned.respawn()
-        self._exited.clear()
-        try:
+        async with self._changing:
+            if not self._exited.is_set():
+                return  # another core has taken over meanwhile
+            self._stop_listening()
+            self._spawned.respawn()
             timeline = Timeline()
             await _follow(self._child, timeline, on_progress or _ignore_progress)
             logger.debug("%s", timeline.render())
-        except BaseException:
-            self._exited.set()
-            raise
-        self._listen()
+            self._exited.clear()
+            self._listen()
+
+    async def replace(self, config: ResolvedConfig, on_progress: ProgressCallback | None = None) -> None:
+        """Start a core with another configuration beside the present one; as soon as it is ready it takes over.
+
+        Raises:
+            StartupError: it cannot start (the root cause), and the engine is as before; or the engine listens on
+                another machine's behalf too, where two cores cannot share the address.
+        """
+        if self._spawned.remote_address:
+            message = f"an engine that listens on {self._spawned.remote_address} cannot be replaced while it runs"
+            raise StartupError(message, phase="configuration", hint="stop it, and start another")
+        async with self._changing:
+            successor = self._spawned.spawn_successor(config)
+            try:
+                await _follow(successor, Timeline(), on_progress or _ignore_progress)
+            except BaseException:
+                successor.kill()
+                successor.stop(timeout_s=0)
+                raise
+            self._stop_listening()
+            self._spawned.hand_over(successor, config)
+            self._exited.clear()
+            self._listen()
 
     def _listen(self) -> None:
         asyncio.get_running_loop().add_reader(self._child.fileno(), self._on_readable)

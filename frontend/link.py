@@ -316,7 +316,8 @@ class CoreLink:
 
     def _begin_outage(self, cause: str, kind: RestartCause) -> None:
         self.outage = Outage(cause, time.monotonic(), kind)
-        logger.error("the engine is gone: %s; %d requests wait for another", cause, len(self._ledger))
+        level = logging.INFO if kind == "planned" else logging.ERROR
+        logger.log(level, "the core is gone: %s; %d requests wait for another", cause, len(self._ledger))
         self._ledger.lose_core()
         for utility, future in self._calls.values():
             if isinstance(utility, _DIE_WITH_THE_CORE) and not future.done():
@@ -331,8 +332,8 @@ class CoreLink:
         outage, self.outage = self.outage, None
         if self._giving_up:
             self._giving_up.cancel()
-        # One that lives on was only out of reach, and no request is to blame for that.
-        if (facts.epoch, facts.pulse_path) != (self.facts.epoch, self.facts.pulse_path):
+        # One that lives on was only out of reach, and no request is to blame for that, nor for what was planned.
+        if outage.kind != "planned" and (facts.epoch, facts.pulse_path) != (self.facts.epoch, self.facts.pulse_path):
             self._blame(outage.cause)
         self.facts = facts
         self.has_progressed = False

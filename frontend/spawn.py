@@ -11,6 +11,7 @@ import msgspec
 
 from octavo.frontend.model_files.facts import read_model_facts
 from octavo.frontend.run_dir import RunDir
+from octavo.protocol.channel import ipc_path
 from octavo.protocol.config import EngineConfig, ResolvedConfig, resolve
 from octavo.protocol.config.engine import DeviceName
 from octavo.protocol.control import CoreSpec, PhaseDone
@@ -57,7 +58,7 @@ class SpawnedEngine:
         self._run_dir = run_dir
         self._epoch = time.time_ns()
         self._num_lives = 0
-        self.child = self._spawn()
+        self.child = self._spawn(config, self.address)
 
     @property
     def run_dir(self) -> Path:
@@ -69,26 +70,50 @@ class SpawnedEngine:
 
         The one before is killed, if it still runs.
         """
-        self._end_child()
+        _end_child(self.child)
         self._epoch += 1
-        self.child = self._spawn()
+        self.child = self._spawn(self.config, self.address)
+
+    def spawn_successor(self, config: ResolvedConfig) -> Child:
+        """Start a core with another configuration beside the present one, at an address of its own.
+
+        Whoever calls this gives it to `hand_over`, or ends it.
+        """
+        self._epoch += 1
+        return self._spawn(config, f"ipc://{self._run_dir.path}/{self._num_lives + 1}/core")
+
+    def hand_over(self, successor: Child, config: ResolvedConfig) -> None:
+        """Let a successor that is ready have the engine's address, and kill the core before it.
+
+        At no moment does the address lead nowhere. Those who were connected notice the loss and connect again.
+        """
+        path = ipc_path(self.address)
+        assert path is not None, "the engine's own processes use no other transport"
+        pointer = path.with_name(path.name + ".new")
+        pointer.unlink(missing_ok=True)
+        pointer.symlink_to(self._run_dir.path / str(self._num_lives) / "core")
+        pointer.replace(path)
+        _end_child(self.child)
+        self.child, self.config = successor, config
 
     def end(self) -> None:
         """Kill the core, if it still runs, and remove what it leaves behind; harmless the second time."""
-        self._end_child()
+        _end_child(self.child)
+        path = ipc_path(self.address)
+        if path and path.is_symlink():
+            path.unlink(missing_ok=True)
         self._run_dir.remove()
 
-    def _spawn(self) -> Child:
+    def _spawn(self, config: ResolvedConfig, address: str) -> Child:
         self._num_lives += 1
         # Of its own for each life: what an earlier one has left, or still has open, is in nobody's way.
         life_dir = self._run_dir.path / str(self._num_lives)
         life_dir.mkdir(mode=0o700)
-        config = self.config
         if config.record_steps and self._num_lives > 1:  # the recording of a life before is worth keeping
             config = msgspec.structs.replace(config, record_steps=f"{config.record_steps}.{self._num_lives}")
         spec = CoreSpec(
             config=config,
-            address=self.address,
+            address=address,
             run_dir=str(life_dir),
             epoch=self._epoch,
             remote_address=self.remote_address,
@@ -97,10 +122,11 @@ class SpawnedEngine:
         )
         return Child.spawn("octavo.core_proc", spec, "core")
 
-    def _end_child(self) -> None:
-        if self.child.fileno() >= 0:
-            self.child.kill()
-            self.child.stop(timeout_s=0)
+
+def _end_child(child: Child) -> None:
+    if child.fileno() >= 0:
+        child.kill()
+        child.stop(timeout_s=0)
 
 
 def read_config(config: EngineConfig, timeline: Timeline) -> ResolvedConfig:

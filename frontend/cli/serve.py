@@ -4,7 +4,7 @@ import contextlib
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 from octavo.frontend.cli.flags import FlagParser, config_parser, configurations
@@ -62,12 +62,12 @@ def _run(words: list[str]) -> int:
     # First of all, so that a taken port is known before anything is loaded.
     listener = listen(server)
     try:
-        return _serve(engine, server, listener)
+        return _serve(engine, server, listener, lambda: configurations(read_settings(words))[0])
     finally:
         listener.close()
 
 
-def _serve(config: EngineConfig, server: ServerConfig, listener: Listener) -> int:
+def _serve(config: EngineConfig, server: ServerConfig, listener: Listener, reread: Callable[[], EngineConfig]) -> int:
     timeline = Timeline()
     engine = spawn_engine(read_config(config, timeline), timeline, server.engine_address)
     try:
@@ -77,7 +77,7 @@ def _serve(config: EngineConfig, server: ServerConfig, listener: Listener) -> in
 
         timeline.add("Frontend", "importing the server", time.monotonic() - start)
         try:
-            run.run(engine, server, listener)
+            run.run(engine, server, listener, reread)
         except run.Interrupted as interrupted:
             print(f"octavo: {interrupted}", file=sys.stderr)  # noqa: T201
             return EXIT_SIGNAL + interrupted.number

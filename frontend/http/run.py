@@ -31,15 +31,19 @@ from octavo.frontend.metrics.board import Board
 from octavo.frontend.metrics.exporter import Metrics
 from octavo.frontend.metrics.log_line import INTERVAL_S, ThroughputLine
 from octavo.frontend.spawn import SpawnedEngine
-from octavo.protocol.config import ServerConfig
+from octavo.protocol.config import EngineConfig, ServerConfig
 from octavo.protocol.env import Env, set_default
-from octavo.protocol.errors import ConfigError, InvalidRequestError
+from octavo.protocol.errors import ConfigError, InvalidRequestError, StartupError
 from octavo.protocol.stacks import enable_dumps
 
 logger = logging.getLogger(__name__)
 
 GC_THRESHOLD = 10_000
 """New objects between two rounds of the collector; a request makes hundreds, and hardly ever a cycle."""
+
+
+RESTART_SIGNAL = signal.SIGUSR2
+"""Asks a server for a new engine: with new weights, or with what the file behind --config says by now."""
 
 
 class Interrupted(Exception):
@@ -50,7 +54,9 @@ class Interrupted(Exception):
         self.number = number
 
 
-def run(engine: SpawnedEngine, server: ServerConfig, listener: Listener) -> None:
+def run(
+    engine: SpawnedEngine, server: ServerConfig, listener: Listener, reread: Callable[[], EngineConfig] | None = None
+) -> None:
     """Serve until a signal or the engine's death.
 
     Blocks until: the server has ended in good order.
@@ -59,6 +65,7 @@ def run(engine: SpawnedEngine, server: ServerConfig, listener: Listener) -> None
         engine: on its way already; ended here.
         server: the HTTP side.
         listener: where callers may be waiting.
+        reread: returns the engine's configuration as it is said now, for `RESTART_SIGNAL`.
 
     Raises:
         StartupError: the engine cannot start; holds the root cause.
@@ -69,10 +76,12 @@ def run(engine: SpawnedEngine, server: ServerConfig, listener: Listener) -> None
     # Prompts are tokenized one by one as they come; more threads for each would only be in the workers' way.
     set_default("TOKENIZERS_PARALLELISM", "false")
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_serve(engine, server, listener))
+        runner.run(_serve(engine, server, listener, reread))
 
 
-async def _serve(engine: SpawnedEngine, config: ServerConfig, listener: Listener) -> None:
+async def _serve(
+    engine: SpawnedEngine, config: ServerConfig, listener: Listener, reread: Callable[[], EngineConfig] | None
+) -> None:
     ChatSettings.of(config)  # what is wrong with its flags is told now, not when the engine is there
     async with _starting(engine) as client:
         keys = api_keys(config)
@@ -85,11 +94,44 @@ async def _serve(engine: SpawnedEngine, config: ServerConfig, listener: Listener
         try:
             with _interruptible():
                 await siblings.start()
-            await _serve_with(siblings, server, client, config, listener)
+            with _restarts(client, reread):
+                await _serve_with(siblings, server, client, config, listener)
         finally:
             await siblings.kill()
         if server.failure:
             raise server.failure
+
+
+@contextlib.contextmanager
+def _restarts(client: AsyncClient, reread: Callable[[], EngineConfig] | None) -> Iterator[None]:
+    """Start the engine anew, with its configuration as it is said by then, whenever `RESTART_SIGNAL` comes."""
+    loop = asyncio.get_running_loop()
+    tasks: set[asyncio.Task[None]] = set()
+
+    def on_signal() -> None:
+        if reread is None or tasks:
+            logger.warning("%s: the engine is being started anew already", RESTART_SIGNAL.name)
+            return
+        task = asyncio.create_task(_restart(client, reread), name="engine: restart")
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+
+    loop.add_signal_handler(RESTART_SIGNAL, on_signal)
+    try:
+        yield
+    finally:
+        loop.remove_signal_handler(RESTART_SIGNAL)
+        for task in tasks:
+            task.cancel()
+
+
+async def _restart(client: AsyncClient, reread: Callable[[], EngineConfig]) -> None:
+    logger.info("%s: starting a core with the configuration as it is now", RESTART_SIGNAL.name)
+    try:
+        await client.restart(reread())
+    except StartupError as error:
+        hint = f" ({error.hint})" if error.hint else ""
+        logger.error("the engine goes on as it is, for the new one cannot start: %s%s", error.message, hint)
 
 
 async def _serve_with(

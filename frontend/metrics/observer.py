@@ -5,7 +5,7 @@ from typing import Literal, Protocol, TypeAlias
 from octavo.frontend.metrics.record import RequestRecord
 from octavo.protocol.stats import EngineStats
 
-RestartCause: TypeAlias = Literal["core_died", "core_hung"]
+RestartCause: TypeAlias = Literal["core_died", "core_hung", "planned"]
 """Why there was another core."""
 
 

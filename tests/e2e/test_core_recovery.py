@@ -15,7 +15,8 @@ from tiny_models import make_tiny
 from workloads import Ask, ask, ask_all, bits, fingerprint, logprob_bits, random_requests
 
 from octavo.frontend.client import AsyncClient
-from octavo.protocol.errors import EngineDeadError
+from octavo.protocol.config.sources import engine_config
+from octavo.protocol.errors import EngineDeadError, StartupError
 from octavo.protocol.params import BeamSearchParams, OutputKind, SamplingParams
 
 SETTINGS: dict[str, Any] = {"dtype": "float32", "max_model_len": 256, "max_num_seqs": 6}
@@ -238,5 +239,37 @@ def test_a_frontend_that_dies_is_noticed_by_the_core_alone(model: Path) -> None:
                 assert time.monotonic() - killed_s < 2
                 await asyncio.sleep(0.05)
             await process.wait()
+
+    asyncio.run(main())
+
+
+def test_a_planned_restart_goes_unnoticed(model: Path) -> None:
+    """New flags take over under load, also for those who have joined; what cannot start changes nothing."""
+
+    async def main() -> None:
+        given = engine_config({"model": str(model), **SETTINGS})
+        async with AsyncClient.launch(config=given) as owner, AsyncClient.connect(owner.address) as joined:
+            alone = await ask(owner, Ask((5, 6, 7), LONG))
+            for change in ({"max_num_seqs": 3, "block_size": 32}, {"max_num_seqs": 6}):
+                assert owner.engine is not None
+                before = owner.engine.core_pid
+                restarting = asyncio.create_task(
+                    owner.restart(engine_config({"model": str(model), **SETTINGS, **change}))
+                )
+                results = []
+                while not restarting.done():
+                    results += await asyncio.gather(*(ask(client, Ask((5, 6, 7), LONG)) for client in (owner, joined)))
+                await restarting
+                assert all(result == alone for result in results)
+                assert await ask(joined, Ask((5, 6, 7), LONG)) == alone
+                assert owner.config.max_num_seqs == joined.config.max_num_seqs == change["max_num_seqs"]
+                assert owner.engine.core_pid != before
+            with pytest.raises(StartupError, match="KV blocks"):
+                await owner.restart(engine_config({"model": str(model), **SETTINGS, "kv_cache_memory_bytes": 4096}))
+            assert await ask(owner, Ask((5, 6, 7), LONG)) == alone
+            kill_core(owner)
+            assert await ask(joined, Ask((5, 6, 7), LONG)) == alone
+            async with AsyncClient.connect(owner.address) as late:
+                assert await ask(late, Ask((5, 6, 7), LONG)) == alone
 
     asyncio.run(main())

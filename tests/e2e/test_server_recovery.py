@@ -98,3 +98,24 @@ def test_killing_the_first_process_leaves_nothing(model: Path) -> None:
         assert len(pids) == 3, "core, worker and one more HTTP process"
         server.signal(signal.SIGKILL)
         assert left_after(pids, 2.0) == []
+
+
+def test_a_signal_restarts_the_engine_with_what_the_file_says_now(model: Path, tmp_path: Path) -> None:
+    file = tmp_path / "serve.yaml"
+    file.write_text("max-num-seqs: 4\n")
+    flags = [*FLAGS[:4], *FLAGS[6:], "--config", str(file), "--api-server-count", "2"]
+    with serve(model, *flags) as server:
+        server.wait_until_ready()
+        alone = [complete(server, seed) for seed in range(4)]
+        before = core_of(server)
+        file.write_text("max-num-seqs: 2\n")
+        server.signal(signal.SIGUSR2)
+        with concurrent.futures.ThreadPoolExecutor(4) as pool:
+            while server.output.count("is back after") < 2:
+                assert list(pool.map(lambda seed: complete(server, seed), range(4))) == alone
+        assert core_of(server) != before
+        file.write_text("max-num-seqs: none\n")
+        server.signal(signal.SIGUSR2)
+        while "goes on as it is" not in server.output:
+            time.sleep(0.05)
+        assert complete(server, 3) == alone[3]
