@@ -15,10 +15,11 @@ from octavo.core_proc import invariants
 from octavo.core_proc.cache.sizing import memory_table, plan_cache
 from octavo.core_proc.grammar.compiler import GrammarCompiler
 from octavo.core_proc.grammar.grammars import Grammars
-from octavo.core_proc.log_entries import LogEntry, Planned
+from octavo.core_proc.log_entries import LogEntry, Planned, WorkersLost
 from octavo.core_proc.loop import StepLoop
 from octavo.core_proc.outbox import Outbox
 from octavo.core_proc.recorder import Recorder
+from octavo.core_proc.recovery.supervisor import WorkerSupervisor
 from octavo.core_proc.scheduler.observed import ObservedScheduler, Observer
 from octavo.core_proc.scheduler.scheduler import Scheduler
 from octavo.core_proc.service import FrontendService
@@ -38,6 +39,10 @@ WORKER_MODULE = "octavo.worker_proc"
 
 PIPELINE_DEPTH = 2
 """Steps in flight under `async_scheduling`: one computes while the next is planned."""
+
+MIN_RESTART_TIMEOUT_S = 60.0
+RESTART_PATIENCE = 10.0
+"""Workers that are started again have this many times as long as the first ones needed, and a minute at least."""
 
 
 class EngineCore:
@@ -61,7 +66,9 @@ class EngineCore:
         self._reporter = reporter
         self._stop = stop
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._worker_module = worker_module
         self._recorder: Recorder | None = None
+        self._supervisor: WorkerSupervisor | None = None
         self._compiler = GrammarCompiler(spec.config.grammar_timeout_s)
         with reporter.phase("binding sockets"):
             self._router = FrontendRouter(self._context, spec.address)
@@ -69,21 +76,19 @@ class EngineCore:
                 self._router.listen_remotely(spec.remote_address, read_keys_of_engine(spec.config))
             self._pulse_path = Path(spec.run_dir) / "pulse"
             self._pulse = PulseWriter(self._pulse_path)
-            self._workers = LocalWorkerGroup(
-                spec.config, spec.run_dir, self._context, module=worker_module, log_level=spec.log_level
-            )
+            self._first_workers = self._make_workers(0)
 
     def run(self) -> int:
         """Start, serve until told to stop, and end; returns the exit code.
 
         Raises:
             StartupError: the engine did not come up.
-            WorkerFailed: a worker died; every request has been ended and every frontend told.
+            WorkerFailed: workers died again and again; every request has been ended and every frontend told.
         """
         try:
-            service, loop = self._start()
+            service, loop, workers = self._start()
             self._serve(service, loop)
-            self._workers.stop()
+            workers.stop()
         finally:
             self._close()
         return EXIT_OK
@@ -96,31 +101,56 @@ class EngineCore:
             raise
         service.say_goodbye()
 
-    def _start(self) -> tuple[FrontendService, StepLoop]:
+    def _start(self) -> tuple[FrontendService, StepLoop, WorkerSupervisor]:
+        start_s = time.monotonic()
+        workers = self._first_workers
         with self._reporter.phase("starting workers"):
-            self._workers.start(self._reporter, self._stop)
-        plan = plan_cache(self._spec.config, self._workers.facts)
+            workers.start(self._reporter, self._stop)
+        plan = plan_cache(self._spec.config, workers.facts)
         config = msgspec.structs.replace(self._spec.config, max_model_len=plan.max_model_len)
         with self._reporter.phase("allocating the KV cache"):
-            self._workers.allocate(plan, self._stop)
-        for line in memory_table(config, self._workers.facts, plan).splitlines():
+            workers.allocate(plan, self._stop)
+        for line in memory_table(config, workers.facts, plan).splitlines():
             logger.info("%s", line)
         scheduler = self._make_scheduler(config, plan)
         outbox = Outbox(self._router, self._spec.epoch, time.monotonic)
         facts = self._engine_facts(config, plan)
-        grammars = Grammars(scheduler, self._workers, self._compiler)
+        supervisor = self._supervisor = WorkerSupervisor(
+            workers,
+            self._make_workers,
+            plan,
+            scheduler,
+            time.monotonic,
+            step_timeout_s=config.execute_model_timeout_s,
+            start_timeout_s=max(MIN_RESTART_TIMEOUT_S, RESTART_PATIENCE * (time.monotonic() - start_s)),
+            max_restarts=config.max_worker_restarts,
+            on_loss=lambda: self._pulse.beat(has_work=True),
+        )
+        grammars = Grammars(scheduler, supervisor, self._compiler)
         service = FrontendService(
-            self._router, outbox, scheduler, grammars, self._workers, facts, self._stop, time.monotonic
+            self._router, outbox, scheduler, grammars, supervisor, facts, self._stop, time.monotonic
         )
         depth = PIPELINE_DEPTH if config.async_scheduling else 1
-        loop = StepLoop(service, scheduler, grammars, self._workers, self._pulse, depth)
-        self._waiter = Waiter(self._router.socket, self._stop, [grammars.wake_fd, *self._workers.waitables])
+        loop = StepLoop(service, scheduler, grammars, supervisor, self._pulse, depth)
+        self._waiter = Waiter(self._router.socket, self._stop, [grammars.wake_fd], supervisor)
         # What lives from here on lives for good: the collector need not look at it again.
         gc.collect()
         gc.freeze()
         self._reporter.mark_ready(CoreReady(plan))
         logger.info("engine ready at %s", self._spec.address)
-        return service, loop
+        return service, loop, supervisor
+
+    def _make_workers(self, generation: int) -> LocalWorkerGroup:
+        """Start a group of workers. Those that follow the first one need not measure again."""
+        return LocalWorkerGroup(
+            self._spec.config,
+            self._spec.run_dir,
+            self._context,
+            module=self._worker_module,
+            log_level=self._spec.log_level,
+            generation=generation,
+            facts=self._first_workers.facts if generation else (),
+        )
 
     def _make_scheduler(self, config: ResolvedConfig, plan: CachePlan) -> Scheduler:
         observers: list[Observer] = []
@@ -153,7 +183,7 @@ class EngineCore:
     def _close(self) -> None:
         """End the workers, if they still run, and give what was said to the frontends time to leave."""
         self._router.close()
-        self._workers.kill()
+        (self._supervisor or self._first_workers).kill()
         self._pulse.close()
         if self._recorder:
             self._recorder.close()
@@ -164,5 +194,7 @@ class EngineCore:
 def _check_invariants(scheduler: Scheduler, entry: LogEntry) -> None:
     if isinstance(entry, Planned):
         invariants.check_plan(scheduler, entry.plan)
+    elif isinstance(entry, WorkersLost):
+        invariants.check_loss(scheduler)
     else:
         invariants.check(scheduler)

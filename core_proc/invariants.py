@@ -47,6 +47,8 @@ def _check_requests(scheduler: Scheduler) -> None:
         _require(request.num_computed_tokens == 0, f"waiting {request.request_id} has computed tokens")
     for request in running:
         _check_progress(scheduler, request)
+        is_allowed = scheduler.allowed is None or request.key in scheduler.allowed
+        _require(is_allowed, f"{request.request_id} runs though it may not")
 
 
 def _check_progress(scheduler: Scheduler, request: Request) -> None:
@@ -129,6 +131,19 @@ def _check_names(scheduler: Scheduler) -> None:
                 pool.num_references(block_id) == 1 or pool.block_hash(block_id) == own_name is not None,
                 f"{request.request_id}: block {index} is shared without being full and known",
             )
+
+
+def check_loss(scheduler: Scheduler) -> None:
+    """Verify, right after `lose_workers()`, that nothing is left of what only the workers had.
+
+    Raises:
+        InvariantBroken: a request, a slot, a block or a step is still counted as if they had it.
+    """
+    check(scheduler)
+    _require(not scheduler.running.first and not scheduler.in_flight, "something runs without workers")
+    _require(not scheduler.cache.pool.named_blocks(), "contents of lost blocks can still be found")
+    _require(scheduler.cache.pool.num_free == scheduler.cache.pool.num_blocks, "blocks are held without workers")
+    _require(len(scheduler.free_slots) == scheduler.config.max_num_seqs, "slots are held without workers")
 
 
 def check_plan(scheduler: Scheduler, plan: StepPlan | None) -> None:

@@ -30,7 +30,7 @@ class Aborted(msgspec.Struct, array_like=True, frozen=True, tag="aborted"):
 
 
 class Ended(msgspec.Struct, array_like=True, frozen=True, tag="ended"):
-    """`conclude` or `refuse` was called: no later plan knows the difference."""
+    """`conclude`, `refuse` or `fail` was called: no later plan knows the difference."""
 
     client: bytes
     request_id: RequestId
@@ -38,6 +38,16 @@ class Ended(msgspec.Struct, array_like=True, frozen=True, tag="ended"):
 
 class CacheReset(msgspec.Struct, array_like=True, frozen=True, tag="cache_reset"):
     """`reset_prefix_cache` was called."""
+
+
+class WorkersLost(msgspec.Struct, array_like=True, frozen=True, tag="workers_lost"):
+    """`lose_workers` was called."""
+
+
+class Restricted(msgspec.Struct, array_like=True, frozen=True, tag="restricted"):
+    """`restrict` was called."""
+
+    keys: list[tuple[bytes, RequestId]] | None
 
 
 class Planned(msgspec.Struct, array_like=True, frozen=True, tag="planned"):
@@ -52,4 +62,4 @@ class Committed(msgspec.Struct, array_like=True, frozen=True, tag="committed"):
     result: StepResult
 
 
-LogEntry = Opened | Submitted | Aborted | Ended | CacheReset | Planned | Committed
+LogEntry = Opened | Submitted | Aborted | Ended | CacheReset | WorkersLost | Restricted | Planned | Committed

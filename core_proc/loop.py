@@ -5,7 +5,7 @@ from typing import Protocol
 from octavo.core_proc.scheduler.scheduler import ClientEvent, Scheduler
 from octavo.core_proc.service import FrontendService
 from octavo.core_proc.waiting import Waiter
-from octavo.core_proc.workers.group import WorkerGroup
+from octavo.core_proc.workers.group import StepExecutor
 from octavo.protocol.pulse import PulseWriter
 
 
@@ -20,15 +20,30 @@ class Companion(Protocol):
         """Do what has become possible, and return what the frontends must hear of it. Never blocks."""
 
 
+class TendedExecutor(StepExecutor, Protocol):
+    """Workers that may be away for a while, and come back."""
+
+    @property
+    def is_ready(self) -> bool:
+        """True while steps may be executed."""
+
+    @property
+    def timeout_s(self) -> float | None:
+        """How long `tend` need not be called when nothing happens; None: for ever."""
+
+    def tend(self) -> list[ClientEvent]:
+        """Do what is due by now, and return what the frontends must hear of it. Never blocks."""
+
+
 class StepLoop:
-    """Drives one scheduler and one group of workers."""
+    """Drives one scheduler and its workers."""
 
     def __init__(
         self,
         service: FrontendService,
         scheduler: Scheduler,
         companion: Companion,
-        workers: WorkerGroup,
+        workers: TendedExecutor,
         pulse: PulseWriter,
         depth: int,
     ) -> None:
@@ -42,12 +57,13 @@ class StepLoop:
     def run(self, waiter: Waiter) -> None:
         """Take one turn after another until the service is closed.
 
-        The pulse stands still while a step is in flight: only a step that ends proves that the workers live.
+        The pulse stands still while a step is in flight, and while there are no workers: only a step that ends proves
+        that they live.
         """
         while self._service.is_open:
-            if not self._scheduler.num_in_flight:
+            if self._workers.is_ready and not self._scheduler.num_in_flight:
                 self._pulse.beat(has_work=False)
-            has_mail, has_news = waiter.wait(self._service.timeout_s)
+            has_mail, has_news = waiter.wait(self._timeout_s)
             self.turn(has_mail=has_mail, has_news=has_news)
 
     def turn(self, *, has_mail: bool, has_news: bool) -> None:
@@ -62,7 +78,18 @@ class StepLoop:
             self._service.deliver(self._scheduler.commit(result))
             self._service.deliver(self._companion.settle())
             self._pulse.beat(has_work=True)
+        self._service.deliver(self._workers.tend())
+        if self._workers.is_ready:
+            self._fill()
+
+    def _fill(self) -> None:
+        """Plan until as many steps are in flight as may be, or nothing is left to compute."""
         while self._scheduler.may_plan(self._depth) and (plan := self._scheduler.plan()) is not None:
             self._workers.execute(plan)
             self._service.deliver(self._companion.settle())
             self._pulse.beat(has_work=True)
+
+    @property
+    def _timeout_s(self) -> float | None:
+        timeouts_s = (self._service.timeout_s, self._workers.timeout_s)
+        return min((timeout_s for timeout_s in timeouts_s if timeout_s is not None), default=None)

@@ -13,7 +13,18 @@ from typing import assert_never
 
 import msgspec
 
-from octavo.core_proc.log_entries import Aborted, CacheReset, Committed, Ended, LogEntry, Opened, Planned, Submitted
+from octavo.core_proc.log_entries import (
+    Aborted,
+    CacheReset,
+    Committed,
+    Ended,
+    LogEntry,
+    Opened,
+    Planned,
+    Restricted,
+    Submitted,
+    WorkersLost,
+)
 from octavo.core_proc.scheduler.scheduler import Scheduler
 from octavo.protocol.config import CachePlan, ResolvedConfig
 from octavo.protocol.errors import ConfigError, ProtocolError
@@ -131,24 +142,34 @@ def replay(entries: Iterator[LogEntry]) -> Replay:
     scheduler = Scheduler(opened.config, opened.plan, clock=lambda: 0.0)
     num_plans = 0
     for entry in entries:
-        match entry:
-            case Submitted():
-                scheduler.submit(entry.client, entry.submit)
-            case Aborted():
-                scheduler.abort(entry.client, entry.request_ids)
-            case Ended():
-                scheduler.conclude(scheduler.requests[entry.client, entry.request_id])
-            case CacheReset():
-                scheduler.reset_prefix_cache()
-            case Planned():
-                plan = scheduler.plan()
-                num_plans += entry.plan is not None or plan is not None
-                if plan != entry.plan:
-                    return Replay(num_plans, recorded=entry.plan, replayed=plan)
-            case Committed():
-                scheduler.commit(entry.result)
-            case Opened():
-                raise ProtocolError("the recording starts twice")
-            case _:
-                assert_never(entry)
+        if not isinstance(entry, Planned):
+            _repeat(scheduler, entry)
+            continue
+        plan = scheduler.plan()
+        num_plans += entry.plan is not None or plan is not None
+        if plan != entry.plan:
+            return Replay(num_plans, recorded=entry.plan, replayed=plan)
     return Replay(num_plans)
+
+
+def _repeat(scheduler: Scheduler, entry: LogEntry) -> None:
+    """Make a recorded call that returns nothing to compare."""
+    match entry:
+        case Submitted():
+            scheduler.submit(entry.client, entry.submit)
+        case Aborted():
+            scheduler.abort(entry.client, entry.request_ids)
+        case Ended():
+            scheduler.conclude(scheduler.requests[entry.client, entry.request_id])
+        case CacheReset():
+            scheduler.reset_prefix_cache()
+        case WorkersLost():
+            scheduler.lose_workers()
+        case Restricted():
+            scheduler.restrict(None if entry.keys is None else frozenset(entry.keys))
+        case Committed():
+            scheduler.commit(entry.result)
+        case Opened() | Planned():
+            raise ProtocolError(f"a recording has no {type(entry).__name__} here")
+        case _:
+            assert_never(entry)

@@ -14,7 +14,7 @@ from octavo.core_proc.request import RequestKey
 from octavo.core_proc.scheduler.scheduler import ClientEvent, Scheduler
 from octavo.core_proc.scheduler.waiting import explain_waiting
 from octavo.core_proc.snapshot import take_snapshot
-from octavo.core_proc.workers.group import WorkerGroup
+from octavo.core_proc.workers.group import StepExecutor
 from octavo.protocol import PROTOCOL_VERSION
 from octavo.protocol.channel import FrontendRouter
 from octavo.protocol.events import (
@@ -69,7 +69,7 @@ class FrontendService:
         outbox: Outbox,
         scheduler: Scheduler,
         grammars: Grammars,
-        workers: WorkerGroup,
+        workers: StepExecutor,
         facts: EngineFacts,
         stop: StopSignal,
         clock: Callable[[], float],

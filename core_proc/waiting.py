@@ -1,11 +1,23 @@
 """`Waiter`: where the core sleeps, in one `poll` over everything that can happen to it. Knows nothing of steps."""
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol
 
 import zmq
 
 from octavo.protocol.lifecycle import StopSignal
+
+
+class ChangingNews(Protocol):
+    """News whose sockets and file descriptors are others from time to time."""
+
+    @property
+    def waitables(self) -> Sequence[Any]:
+        """What becomes readable now."""
+
+    @property
+    def version(self) -> int:
+        """Differs whenever `waitables` do."""
 
 
 class Waiter:
@@ -14,21 +26,28 @@ class Waiter:
     Args:
         inbox: the socket of the frontends.
         stop: the signals of this process.
-        news: sockets and file descriptors of all else.
+        news: sockets and file descriptors that stay the same.
+        changing: those that do not.
     """
 
-    def __init__(self, inbox: "zmq.Socket[bytes]", stop: StopSignal, news: Iterable[Any]) -> None:
+    def __init__(
+        self, inbox: "zmq.Socket[bytes]", stop: StopSignal, news: Iterable[Any], changing: ChangingNews
+    ) -> None:
         self._inbox = inbox
         self._stop = stop
-        self._poller = zmq.Poller()
-        for waitable in (inbox, stop.fileno(), *news):
-            self._poller.register(waitable, zmq.POLLIN)
+        self._fixed = [inbox, stop.fileno(), *news]
+        self._changing = changing
+        self._version = changing.version
+        self._poller = self._make_poller()
 
     def wait(self, timeout_s: float | None) -> tuple[bool, bool]:
         """Sleep until anything at all happens; tell whether a frontend has written, and whether anything else has come.
 
         Blocks until: that, or `timeout_s` is over (None: for ever).
         """
+        if self._version != self._changing.version:
+            self._version = self._changing.version
+            self._poller = self._make_poller()
         ready = self._poller.poll(None if timeout_s is None else int(1000 * timeout_s) + 1)
         if self._stop.count:
             self._stop.acknowledge()
@@ -39,3 +58,9 @@ class Waiter:
             else:
                 has_news = True
         return has_mail, has_news
+
+    def _make_poller(self) -> zmq.Poller:
+        poller = zmq.Poller()
+        for waitable in (*self._fixed, *self._changing.waitables):
+            poller.register(waitable, zmq.POLLIN)
+        return poller

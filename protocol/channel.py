@@ -12,7 +12,6 @@ The asynchronous end of the first row is `frontend/link.py`. Every queue is boun
 import contextlib
 import logging
 import socket as socket_module
-import time
 from pathlib import Path
 
 import zmq
@@ -55,39 +54,32 @@ class Publisher:
         self.address = address
         self.next_sequence = 0
         self._codec = worker_command_codec()
-        self._socket = context.socket(zmq.XPUB)
-        self._socket.setsockopt(zmq.XPUB_VERBOSE, 1)  # else only the first subscription would be seen
-        self._socket.setsockopt(zmq.XPUB_NODROP, 1)
-        self._socket.setsockopt(zmq.SNDHWM, HIGH_WATER_MARK)
-        self._socket.setsockopt(zmq.LINGER, 1000)
-        _bind(self._socket, address)
+        self.socket = context.socket(zmq.XPUB)
+        """Readable when a worker has subscribed."""
+        self.socket.setsockopt(zmq.XPUB_VERBOSE, 1)  # else only the first subscription would be seen
+        self.socket.setsockopt(zmq.XPUB_NODROP, 1)
+        self.socket.setsockopt(zmq.SNDHWM, HIGH_WATER_MARK)
+        self.socket.setsockopt(zmq.LINGER, 1000)
+        _bind(self.socket, address)
 
-    def wait_for_subscribers(self, count: int, timeout_s: float) -> None:
-        """Wait until `count` workers have subscribed: what is published before that would be lost.
-
-        Raises:
-            StartupError: not all subscribed in time.
-        """
-        deadline = time.monotonic() + timeout_s
-        for num_seen in range(count):
-            left_ms = max(0, int(1000 * (deadline - time.monotonic())))
-            if not self._socket.poll(left_ms):
-                raise StartupError(
-                    f"only {num_seen} of {count} workers subscribed within {timeout_s:.0f} s",
-                    phase="connecting workers",
-                )
-            self._socket.recv()
+    def take_subscriptions(self) -> int:
+        """Return how many workers have subscribed since the last call: what is sent before that never reaches them."""
+        num_subscribed = 0
+        while (frames := _receive(self.socket, timeout_s=0)) is not None:
+            num_subscribed += frames[0].startswith(b"\x01")
+        return num_subscribed
 
     def send(self, command: WorkerCommand) -> None:
         """Broadcast a command, whose `sequence` must be `next_sequence`."""
         if command.sequence != self.next_sequence:
             raise ProtocolError(f"command {command.sequence} sent where {self.next_sequence} is due")
-        self._socket.send(self._codec.encode(command))
+        self.socket.send(self._codec.encode(command))
         self.next_sequence += 1
 
     def close(self) -> None:
-        """Close the socket; what was sent still leaves."""
-        self._socket.close()
+        """Close the socket, and let nobody connect to its address any more; what was sent still leaves."""
+        self.socket.close()
+        _remove_file(self.address)
 
 
 class Subscriber:
@@ -162,6 +154,11 @@ class ResultPull:
         self.socket.setsockopt(zmq.RCVHWM, HIGH_WATER_MARK)
         _bind(self.socket, address)
 
+    @property
+    def is_closed(self) -> bool:
+        """True after `close`."""
+        return bool(self.socket.closed)
+
     def receive(self, timeout_s: float | None = None) -> WorkerReply | None:
         """Return the next answer, or None when none came in time (None: wait for ever).
 
@@ -176,8 +173,9 @@ class ResultPull:
         return None
 
     def close(self) -> None:
-        """Close the socket."""
+        """Close the socket, and let nobody connect to its address any more."""
         self.socket.close(linger=0)
+        _remove_file(self.address)
 
 
 class FrontendRouter:
@@ -316,6 +314,12 @@ def _bind(socket: "zmq.Socket[bytes]", address: str) -> None:
     if path:
         with contextlib.suppress(FileNotFoundError):
             path.chmod(0o600)
+
+
+def _remove_file(address: str) -> None:
+    """Remove the file of a socket that was closed: zmq leaves it behind."""
+    if path := ipc_path(address):
+        path.unlink(missing_ok=True)
 
 
 def _is_listening(path: Path) -> bool:

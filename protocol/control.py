@@ -37,6 +37,8 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True, tag="worker"):
     """XPUB socket of the core, to subscribe to."""
     result_address: str
     """PULL socket of the core, to push to."""
+    facts: DeviceFacts | None = None
+    """What an earlier worker of this rank has measured, which need not be measured again; None: measure."""
     log_level: str = "INFO"
     version: int = PROTOCOL_VERSION
 

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-MAX_FAILURES = 8
-"""Deaths and failed starts in a row, without any progress in between, after which no more restarts are tried."""
+MAX_RESTARTS = 8
+"""In a row, without any progress in between, unless somebody says otherwise."""
 
 FIRST_DELAY_S = 0.25
 MAX_DELAY_S = 10.0
@@ -20,9 +20,14 @@ class Verdict:
 
 
 class RestartPolicy:
-    """Counts the failures since the last progress: the first is answered at once, later ones after doubling delays."""
+    """Counts the failures since the last progress: the first is answered at once, later ones after doubling delays.
 
-    def __init__(self) -> None:
+    Args:
+        max_restarts: after as many restarts without any progress in between no more are tried.
+    """
+
+    def __init__(self, max_restarts: int = MAX_RESTARTS) -> None:
+        self._max_restarts = max_restarts
         self.num_failures = 0
         """Since the last progress."""
         self._first_cause = ""
@@ -40,7 +45,7 @@ class RestartPolicy:
             self._first_cause = cause
         self.num_failures += 1
         delay_s = min(MAX_DELAY_S, FIRST_DELAY_S * 2 ** (self.num_failures - 2)) if self.num_failures > 1 else 0.0
-        return Verdict(delay_s, is_hopeless=self.num_failures > MAX_FAILURES)
+        return Verdict(delay_s, is_hopeless=self.num_failures > self._max_restarts)
 
     def progress(self) -> None:
         """The process has done some of its work: what comes now is a new failure."""

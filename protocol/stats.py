@@ -9,7 +9,7 @@ class EngineStats(msgspec.Struct, array_like=True, gc=False, tag="engine_stats")
     num_running: int = 0
     num_waiting: int = 0
     waiting_reason: str = ""
-    """Why the head of the queue waits: "", "max_num_seqs", "blocks", "budget", "in_flight"."""
+    """Why the head of the queue waits: "", "max_num_seqs", "blocks", "budget", "in_flight", "trial", "workers"."""
     num_blocks: int = 0
     num_free_blocks: int = 0
     prefix_cache_queries: int = 0
@@ -24,6 +24,12 @@ class EngineStats(msgspec.Struct, array_like=True, gc=False, tag="engine_stats")
     step_tokens: int = 0
     """Tokens scheduled over all steps."""
     malformed_frames: int = 0
+    worker_failures: dict[str, int] = {}
+    """Times that the workers were lost, or were not to be started again, by cause."""
+    requests_resumed: int = 0
+    """Requests that went on after the workers they ran on were lost."""
+    last_worker_pause_s: float = 0.0
+    """From the latest loss of workers until others computed, or could."""
 
     @property
     def kv_cache_usage(self) -> float:

@@ -23,8 +23,8 @@ class Suspects(Generic[Key]):
     first death all go on as before. When a suspect is in flight at a second one, trials begin: the suspects are parted
     into groups, one group at a time is allowed to run, and nothing else beside it. A group that gets past its place is
     cleared; a group that kills is halved, and its halves wait behind the groups that are less suspicious. A request
-    that dies alone is tried again, and is guilty after `MIN_LONE_DEATHS` such deaths and more than `MAX_RETRIES`
-    deaths in all.
+    that dies alone is tried again at once, on a new process that computes nothing else, and is guilty after
+    `MIN_LONE_DEATHS` such deaths and more than `MAX_RETRIES` deaths in all.
 
     Each guilty request costs at most two deaths outside of trials, and within them one for each halving of those that
     were in flight with it, and two alone.
@@ -70,7 +70,7 @@ class Suspects(Generic[Key]):
             self._judge_trial(in_flight)
         elif common:
             others = [key for key in self._deaths if key not in set(common)]
-            self._groups = [group for group in (others, *_halves(common)) if group]
+            self._groups = _in_order(common, others) if len(in_flight) == 1 else _in_order(others, *_halves(common))
         return None
 
     def clear(self, keys: Iterable[Key]) -> None:
@@ -89,11 +89,17 @@ class Suspects(Generic[Key]):
         if not running <= set(current):
             # A trial begins while steps of others are still in flight: they are tried later, and this group once more.
             strangers = [key for key in in_flight if key not in known]
-            self._groups = [current, *later, strangers] if strangers else self._groups
+            self._groups = _in_order(current, *later, strangers)
+        elif len(running) == 1:
+            # At once, on a process that has computed nothing else: if it dies again there is no doubt.
+            self._groups = _in_order([*running], [key for key in current if key not in running], *later)
         elif running:
             idle = [key for key in current if key not in running]
-            groups = [idle, *later, *_halves([key for key in current if key in running])]
-            self._groups = [group for group in groups if group]
+            self._groups = _in_order(idle, *later, *_halves([key for key in current if key in running]))
+
+
+def _in_order(*groups: list[Key]) -> list[list[Key]]:
+    return [group for group in groups if group]
 
 
 def _halves(keys: list[Key]) -> list[list[Key]]:

@@ -69,7 +69,7 @@ class Worker:
 
     @classmethod
     def start(cls, spec: WorkerSpec, reporter: Reporter) -> "Worker":
-        """Load the model, measure the device, join the core's broadcast and report ready.
+        """Load the model, measure the device unless its facts are known, join the core's broadcast and report ready.
 
         Raises:
             StartupError: with the root cause.
@@ -81,8 +81,9 @@ class Worker:
         library = open_kernels(config, env, reporter.phase)
         with reporter.phase("loading weights"):
             model = load_model(config, reporter.progress, library=library, cache_dir=env.cache_dir)
-        with reporter.phase("profiling memory"):
-            facts = measure(model, device, config, rank=spec.rank, free_bytes=free_bytes)
+        if (facts := spec.facts) is None:
+            with reporter.phase("profiling memory"):
+                facts = measure(model, device, config, rank=spec.rank, free_bytes=free_bytes)
         gc.freeze()
         gc.enable()
         worker = cls(spec, model)

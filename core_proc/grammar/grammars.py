@@ -15,7 +15,7 @@ from octavo.core_proc.grammar.constraint import Constraint
 from octavo.core_proc.request import Request, RequestKey, RequestState
 from octavo.core_proc.scheduler.delta import StepRecord
 from octavo.core_proc.scheduler.scheduler import ClientEvent, Scheduler
-from octavo.core_proc.workers.group import WorkerGroup
+from octavo.core_proc.workers.group import StepExecutor
 from octavo.protocol.events import Failed, FailureKind, Finished, FinishReason, RequestEvent
 from octavo.protocol.ids import RequestId
 from octavo.protocol.requests import Submit, Vocabulary
@@ -33,7 +33,7 @@ MAX_WAITING = 1024
 class Grammars:
     """All requests of one engine that have a grammar."""
 
-    def __init__(self, scheduler: Scheduler, workers: WorkerGroup, compiler: GrammarCompiler) -> None:
+    def __init__(self, scheduler: Scheduler, workers: StepExecutor, compiler: GrammarCompiler) -> None:
         self._scheduler = scheduler
         self._workers = workers
         self._compiler = compiler

@@ -2,8 +2,18 @@
 
 from collections.abc import Callable, Sequence
 
-from octavo.core_proc.log_entries import Aborted, CacheReset, Committed, Ended, LogEntry, Planned, Submitted
-from octavo.core_proc.request import Request
+from octavo.core_proc.log_entries import (
+    Aborted,
+    CacheReset,
+    Committed,
+    Ended,
+    LogEntry,
+    Planned,
+    Restricted,
+    Submitted,
+    WorkersLost,
+)
+from octavo.core_proc.request import Request, RequestKey
 from octavo.core_proc.scheduler.scheduler import ClientEvent, Scheduler
 from octavo.protocol.config import CachePlan, ResolvedConfig
 from octavo.protocol.ids import RequestId
@@ -46,6 +56,22 @@ class ObservedScheduler(Scheduler):
         events = super().refuse(request, message, param)
         self._show(Ended(request.client, request.request_id))
         return events
+
+    def fail(self, request: Request, message: str) -> list[ClientEvent]:
+        """End a request that cannot be computed."""
+        events = super().fail(request, message)
+        self._show(Ended(request.client, request.request_id))
+        return events
+
+    def lose_workers(self) -> None:
+        """Forget what was in the workers' memory."""
+        super().lose_workers()
+        self._show(WorkersLost())
+
+    def restrict(self, keys: frozenset[RequestKey] | None) -> None:
+        """Run these requests alone."""
+        super().restrict(keys)
+        self._show(Restricted(None if keys is None else sorted(keys)))
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached blocks."""

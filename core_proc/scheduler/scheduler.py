@@ -54,6 +54,8 @@ class Scheduler:
         self.free_slots: list[SlotId] = list(range(config.max_num_seqs))
         self.counters = EngineStats(num_blocks=plan.num_blocks)
         self.waiting_reason = ""
+        self.allowed: frozenset[RequestKey] | None = None
+        """The requests that may run; None: all."""
         self.history = StepHistory()
         self._admission = Admission(config, plan)
         self._pace = DecodePace(config.decode_interval_tokens)
@@ -102,6 +104,35 @@ class Scheduler:
         """End a live request that cannot be served after all: its caller's fault, in the field `param`."""
         self._forget(request)
         return [(request.client, Failed(request.request_id, FailureKind.INVALID, message, param))]
+
+    def fail(self, request: Request, message: str) -> list[ClientEvent]:
+        """End a live request that cannot be computed; its caller is not at fault."""
+        return [self._fail(request, message)]
+
+    def lose_workers(self) -> None:
+        """Forget the steps in flight, and everything that is in the workers' memory: it is gone.
+
+        Running requests wait again, with the outputs that are known, as after a preemption. The next plan is the first
+        of workers that know nothing.
+        """
+        for record in self.in_flight:
+            for part in record.parts:
+                part.request.num_in_flight -= 1
+                part.request.num_pending_tokens -= part.samples
+        self.in_flight.clear()
+        for request in list(self.running):
+            self._preempt(request)
+        self._released = []
+        has_forgotten = self.cache.pool.forget_contents()
+        assert has_forgotten, "blocks are held though nobody runs"
+        self.waiting_reason = "workers" if self.waiting.first else ""
+
+    def restrict(self, keys: frozenset[RequestKey] | None) -> None:
+        """From now on run these requests alone (None: all); others that run wait again."""
+        self.allowed = keys
+        if keys is not None:
+            for request in [request for request in self.running if request.key not in keys]:
+                self._preempt(request)
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached blocks; False, and nothing done, while any is in use."""
@@ -164,11 +195,8 @@ class Scheduler:
     def _free_blocks(self, draft: StepDraft) -> None:
         """Preempt until every request that still runs can hold the tokens it has."""
         while victim := choose_victim(self.running, self.cache, self.max_model_len):
-            self._leave_batch(victim)
-            victim.move(RequestState.WAITING)
-            victim.num_preemptions += 1
+            self._preempt(victim)
             self.counters.num_preemptions += 1
-            self.waiting.add(victim)
             draft.has_preempted = True
 
     def _sort_out(self, draft: StepDraft) -> None:
@@ -181,7 +209,7 @@ class Scheduler:
         """Return whether this step is for prompts alone: it can bring one to its first token, and decodes can wait."""
         if not draft.decoding or not self._pace.gives_way:
             return False
-        head = self.waiting.first
+        head = self._next_waiting()
         candidates = [*draft.prefilling, head] if head else draft.prefilling
         return any(request.num_uncomputed_tokens <= draft.num_tokens_left for request in candidates)
 
@@ -199,7 +227,7 @@ class Scheduler:
         if self.waiting.first:
             num_reserved = num_reserved_blocks(self.running, self.cache, self.max_model_len)
             draft.num_spare_blocks = self.cache.pool.num_free - num_reserved
-        while head := self.waiting.first:
+        while head := self._next_waiting():
             self.waiting_reason = self._obstacle(draft, prompts, head)
             if self.waiting_reason:
                 return
@@ -208,6 +236,14 @@ class Scheduler:
             prompts.claim(head.num_uncomputed_tokens)
             num_taken = num_free - self.cache.pool.num_free
             draft.num_spare_blocks -= num_taken + self.cache.num_missing_blocks(head, head.num_tokens)
+        if self.waiting.first:
+            self.waiting_reason = "trial"  # whoever is left may not run now
+
+    def _next_waiting(self) -> Request | None:
+        """Return the first waiting request that may run."""
+        if self.allowed is None:
+            return self.waiting.first
+        return next((request for request in self.waiting if request.key in self.allowed), None)
 
     def _obstacle(self, draft: StepDraft, prompts: PromptBudget, head: Request) -> str:
         """Return why the first waiting request cannot start, "" when it can."""
@@ -411,6 +447,13 @@ class Scheduler:
             ),
         )
         return [*events, (request.client, finished)]
+
+    def _preempt(self, request: Request) -> None:
+        """Make a running request wait again; it will be recomputed."""
+        self._leave_batch(request)
+        request.move(RequestState.WAITING)
+        request.num_preemptions += 1
+        self.waiting.add(request)
 
     def _leave_batch(self, request: Request) -> None:
         """Take a running request's slot and blocks.

@@ -35,4 +35,8 @@ def explain_waiting(scheduler: Scheduler, now: float) -> str:
     return f"{len(scheduler.waiting)} requests wait; the first, {head.request_id}, has for {waits_s:.0f} s: {why}"
 
 
-_OTHER_REASONS = {"in_flight": "its last step before a preemption is still in flight"}
+_OTHER_REASONS = {
+    "in_flight": "its last step before a preemption is still in flight",
+    "trial": "requests that may have killed the workers are tried first",
+    "workers": "the workers are being started again",
+}

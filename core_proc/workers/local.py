@@ -3,7 +3,7 @@
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -27,7 +27,6 @@ from octavo.protocol.steps import (
     StepResult,
     Stop,
     TokenMasks,
-    WorkerReply,
 )
 from octavo.protocol.supervise import Child, ChildExited
 
@@ -36,14 +35,17 @@ logger = logging.getLogger(__name__)
 LOAD_TIMEOUT_S = 1800.0
 """For loading weights from the slowest disk; a worker that dies is noticed at once."""
 ALLOCATE_TIMEOUT_S = 300.0
-SUBSCRIBE_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 3.0
 LAST_WORDS_S = 0.2
-"""How long a dead worker's last reply may still be on its way."""
+"""How long the last reply of a worker that ended by itself may still be on its way."""
 
 
 class LocalWorkerGroup:
-    """One process per rank. Call everything from the thread that made it: its end ends the workers."""
+    """One process per rank. Call everything from the thread that made it: its end ends the workers.
+
+    Each generation has sockets of its own, so that nothing that a dead worker has sent can be taken for an answer of
+    one that lives.
+    """
 
     def __init__(
         self,
@@ -53,8 +55,10 @@ class LocalWorkerGroup:
         *,
         module: str,
         log_level: str,
+        generation: int = 0,
+        facts: Sequence[DeviceFacts] = (),
     ) -> None:
-        """Start the processes; `start` waits for them.
+        """Start the processes; `start` waits for them, `advance` looks after them.
 
         Args:
             config: handed to every worker.
@@ -62,9 +66,18 @@ class LocalWorkerGroup:
             context: of this process.
             module: what each worker runs, by name.
             log_level: of the workers.
+            generation: counts the groups of one engine.
+            facts: what an earlier generation has measured, in order of rank; (): the workers measure.
+
+        Raises:
+            StartupError: a socket cannot be bound.
+            OSError: a process cannot be started.
         """
-        self._publisher = Publisher(context, f"ipc://{run_dir}/plans")
-        self._results = ResultPull(context, f"ipc://{run_dir}/results")
+        self._publisher = Publisher(context, f"ipc://{run_dir}/plans-{generation}")
+        self._results = ResultPull(context, f"ipc://{run_dir}/results-{generation}")
+        self._num_subscribed = 0
+        self._num_allocated = 0
+        self._is_allocating = False
         self._facts: dict[Rank, DeviceFacts] = {}
         self._phases: dict[str, str] = {}
         """What each worker was last doing, by name, for one that ends without a word."""
@@ -73,16 +86,21 @@ class LocalWorkerGroup:
         self._acknowledgements: deque[tuple[int, str, Callable[[str], None]]] = deque()
         """What to call when as many ranks have acknowledged, oldest command first."""
         self._children: list[Child] = []
-        for rank in range(config.world_size):
-            spec = WorkerSpec(
-                config=config,
-                rank=rank,
-                world_size=config.world_size,
-                plan_address=self._publisher.address,
-                result_address=self._results.address,
-                log_level=log_level,
-            )
-            self._children.append(Child.spawn(module, spec, f"worker {rank}"))
+        try:
+            for rank in range(config.world_size):
+                spec = WorkerSpec(
+                    config=config,
+                    rank=rank,
+                    world_size=config.world_size,
+                    plan_address=self._publisher.address,
+                    result_address=self._results.address,
+                    facts=facts[rank] if facts else None,
+                    log_level=log_level,
+                )
+                self._children.append(Child.spawn(module, spec, f"worker {rank}"))
+        except OSError:
+            self.kill()
+            raise
 
     @property
     def facts(self) -> list[DeviceFacts]:
@@ -91,8 +109,11 @@ class LocalWorkerGroup:
 
     @property
     def waitables(self) -> list[Any]:
-        """Sockets and file descriptors: one becomes readable when `take_result` has something to do."""
-        return [self._results.socket, *(child.fileno() for child in self._children)]
+        """Sockets and file descriptors: one becomes readable when something has happened. They change at `advance`."""
+        children = [child.fileno() for child in self._children]
+        if self._results.is_closed:
+            return children
+        return [self._results.socket, *children, *([] if self._is_allocating else [self._publisher.socket])]
 
     def start(self, reporter: Reporter, stop: StopSignal) -> None:
         """Follow the workers while they load, passing their life signs on to our own parent.
@@ -103,11 +124,8 @@ class LocalWorkerGroup:
             StartupError: one failed (its root cause), or we were told to stop.
         """
         deadline = time.monotonic() + LOAD_TIMEOUT_S
-        while len(self._facts) < len(self._children):
-            self._wait_for_start([child.fileno() for child in self._children], deadline, stop)
-            for child in self._children:
-                self._hear(child, reporter)
-        self._publisher.wait_for_subscribers(len(self._children), SUBSCRIBE_TIMEOUT_S)
+        while not self._has_joined(reporter):
+            self._wait_for_start(deadline, stop)
 
     def allocate(self, plan: CachePlan, stop: StopSignal) -> None:
         """Make the KV tensors.
@@ -117,16 +135,29 @@ class LocalWorkerGroup:
         Raises:
             StartupError: a rank could not (its root cause), or we were told to stop.
         """
-        self._publisher.send(AllocateCache(self._publisher.next_sequence, plan.num_blocks, plan.max_model_len))
+        self._send_allocation(plan)
         deadline = time.monotonic() + ALLOCATE_TIMEOUT_S
-        num_ready = 0
-        while num_ready < len(self._children):
-            self._wait_for_start(self.waitables, deadline, stop)
+        try:
+            while not self._has_allocated():
+                self._wait_for_start(deadline, stop)
+        except WorkerFailed as failure:
+            raise StartupError(str(failure), phase="allocating the KV cache") from failure
+
+    def advance(self, plan: CachePlan) -> bool:
+        """Go on with the start as far as possible without waiting; True when every rank has loaded and has its cache.
+
+        Raises:
+            WorkerFailed: a rank did not start.
+        """
+        if not self._is_allocating:
             try:
-                replies = self._take_replies()
-            except WorkerFailed as failure:
-                raise StartupError(str(failure), phase="allocating the KV cache") from failure
-            num_ready += sum(isinstance(reply, CacheReady) for reply in replies)
+                has_joined = self._has_joined(None)
+            except StartupError as error:
+                raise WorkerFailed(str(error), "not_started") from error
+            if not has_joined:
+                return False
+            self._send_allocation(plan)
+        return self._has_allocated()
 
     def execute(self, plan: StepPlan) -> None:
         """Send a step to every rank. Never blocks."""
@@ -145,23 +176,30 @@ class LocalWorkerGroup:
 
         Raises:
             WorkerFailed: a worker is gone, or its state cannot be trusted any more.
-            ProtocolError: an answer to a question nobody asked.
         """
-        while (reply := self._results.receive(timeout_s=0)) is not None:
-            match reply:
-                case StepResult():
-                    return self._numbered(reply)
-                case CommandFailed():
-                    raise _failed(reply)
-                case Acknowledged():
-                    self._acknowledge(reply)
-                case _:
-                    raise ProtocolError(f"worker {reply.rank} sent an unexpected {type(reply).__name__}")
+        try:
+            while (reply := self._results.receive(timeout_s=0)) is not None:
+                match reply:
+                    case StepResult():
+                        return self._numbered(reply)
+                    case CommandFailed():
+                        raise _failed(reply)
+                    case Acknowledged():
+                        self._acknowledge(reply)
+                    case _:
+                        raise ProtocolError(f"worker {reply.rank} sent an unexpected {type(reply).__name__}")
+        except ProtocolError as error:  # it says what no worker in its right mind says
+            raise WorkerFailed(str(error), "raised") from error
         self._check_alive()
         return None
 
     def profile(self, directory: str | None, on_done: Callable[[str], None]) -> None:
-        """Start (None: stop) the profiler on every rank; see `WorkerGroup.profile`."""
+        """Start (None: stop) the profiler on every rank.
+
+        Args:
+            directory: for the profile.
+            on_done: called from a later `take_result` or `abandon`, with what went wrong, "" when nothing did.
+        """
         self._publisher.send(Profile(self._publisher.next_sequence, directory))
         self._acknowledgements.append((len(self._children), "", on_done))
 
@@ -176,19 +214,43 @@ class LocalWorkerGroup:
             if child.wait(max(0.0, deadline - time.monotonic())) is None:
                 logger.warning("%s did not stop within %.0f s", child.name, STOP_TIMEOUT_S)
 
-    def kill(self) -> None:
-        """End all workers at once, those that have ended already included."""
+    def abandon(self, why: str) -> None:
+        """Kill all workers and listen to them no more; `is_gone` tells when they have ended. Never blocks.
+
+        Args:
+            why: told to those that wait for an acknowledgement.
+        """
         for child in self._children:
             child.kill()
-            child.wait()
-            child.close()
         self._publisher.close()
         self._results.close()
+        self._steps.clear()
+        while self._acknowledgements:
+            *_, on_done = self._acknowledgements.popleft()
+            on_done(why)
 
-    def _wait_for_start(self, waitables: Iterable[Any], deadline: float, stop: StopSignal) -> None:
-        """Wait until one of `waitables` is readable."""
+    @property
+    def is_gone(self) -> bool:
+        """True when all workers have ended, and given back their memory."""
+        for child in [child for child in self._children if not child.is_alive]:
+            child.close()
+            self._children.remove(child)
+        return not self._children
+
+    def kill(self) -> None:
+        """End all workers at once, those that have ended already included.
+
+        Blocks until: they have ended.
+        """
+        self.abandon("the engine ends")
+        for child in self._children:
+            child.wait()
+            child.close()
+
+    def _wait_for_start(self, deadline: float, stop: StopSignal) -> None:
+        """Wait until something has happened."""
         poller = zmq.Poller()
-        for waitable in [*waitables, stop.fileno()]:
+        for waitable in [*self.waitables, stop.fileno()]:
             poller.register(waitable, zmq.POLLIN)
         events = poller.poll(max(0, int(1000 * (deadline - time.monotonic()))))
         if stop.count:
@@ -196,30 +258,47 @@ class LocalWorkerGroup:
         if not events:
             raise StartupError("the workers did not become ready in time", phase="starting workers")
 
-    def _hear(self, child: Child, reporter: Reporter) -> None:
-        """Take a loading worker's life signs."""
+    def _has_joined(self, reporter: Reporter | None) -> bool:
+        """Hear the workers' life signs; True when all have loaded, and have subscribed to what they will be told.
+
+        Raises:
+            StartupError: one failed (its root cause).
+        """
+        for child in self._children:
+            self._hear(child, reporter)
+        self._num_subscribed += self._publisher.take_subscriptions()
+        return len(self._facts) == len(self._children) <= self._num_subscribed
+
+    def _send_allocation(self, plan: CachePlan) -> None:
+        self._publisher.send(AllocateCache(self._publisher.next_sequence, plan.num_blocks, plan.max_model_len))
+        self._is_allocating = True
+
+    def _has_allocated(self) -> bool:
+        """True when every rank has said that it has its cache.
+
+        Raises:
+            WorkerFailed: one said, or its silence says, that it failed.
+        """
+        self._check_alive()
+        while (reply := self._results.receive(timeout_s=0)) is not None:
+            if isinstance(reply, CommandFailed):
+                raise _failed(reply)
+            self._num_allocated += isinstance(reply, CacheReady)
+        return self._num_allocated == len(self._children)
+
+    def _hear(self, child: Child, reporter: Reporter | None) -> None:
+        """Take a loading worker's life signs, and pass them on while we start ourselves."""
         try:
             while (message := child.receive(timeout_s=0)) is not None:
                 match message:
                     case Progress():
                         self._phases[child.name] = message.phase
-                        reporter.send(message)
-                    case PhaseDone():
-                        reporter.send(message)
                     case WorkerReady():
                         self._facts[message.facts.rank] = message.facts
+                if reporter and isinstance(message, Progress | PhaseDone):
+                    reporter.send(message)
         except ChildExited as exited:
             raise exited.as_startup_error(self._phases.get(child.name, "starting workers")) from exited
-
-    def _take_replies(self) -> list[WorkerReply]:
-        """Return all replies that are there, unless one says, or the silence of a worker says, that it failed."""
-        self._check_alive()
-        replies: list[WorkerReply] = []
-        while (reply := self._results.receive(timeout_s=0)) is not None:
-            if isinstance(reply, CommandFailed):
-                raise _failed(reply)
-            replies.append(reply)
-        return replies
 
     def _check_alive(self) -> None:
         for child in self._children:
@@ -231,7 +310,9 @@ class LocalWorkerGroup:
 
     def _root_cause(self, exited: ChildExited) -> WorkerFailed:
         """Return why a worker ended: what it said last, if it could, else how it ended."""
-        while (reply := self._results.receive(timeout_s=LAST_WORDS_S)) is not None:
+        # Who is killed says nothing any more.
+        timeout_s = LAST_WORDS_S if exited.code > 0 else 0.0
+        while (reply := self._results.receive(timeout_s)) is not None:
             if isinstance(reply, CommandFailed):
                 return _failed(reply)
         return WorkerFailed(str(exited))
@@ -256,4 +337,4 @@ class LocalWorkerGroup:
 
 def _failed(reply: CommandFailed) -> WorkerFailed:
     logger.error("worker %d failed:\n%s", reply.rank, reply.traceback.rstrip())
-    return WorkerFailed(f"worker {reply.rank}: {reply.error_type}: {reply.message}")
+    return WorkerFailed(f"worker {reply.rank}: {reply.error_type}: {reply.message}", "raised")

@@ -24,6 +24,9 @@ ENGINE = "0"
 _COUNTERS = ("prefix_cache_queries", "prefix_cache_hits", "num_preemptions", "prompt_tokens", "generation_tokens")
 """Counters that are fields of `EngineStats` of the same name."""
 
+_FAILURE_CAUSES = ("exited", "raised", "hung", "not_started")
+"""Keys of `EngineStats.worker_failures`."""
+
 
 class Metrics:
     """An `Observer` that keeps Prometheus metrics in a registry of its own.
@@ -80,6 +83,11 @@ class Metrics:
         last = self._last if stats.num_steps >= self._last.num_steps else EngineStats()
         for name in _COUNTERS:
             self._numbers[name].add(max(0, getattr(stats, name) - getattr(last, name)))
+        for index, cause in enumerate(_FAILURE_CAUSES):
+            growth = stats.worker_failures.get(cause, 0) - last.worker_failures.get(cause, 0)
+            self._numbers["worker_failures"].add(max(0, growth), index)
+        self._numbers["worker_requests_resumed"].add(max(0, stats.requests_resumed - last.requests_resumed))
+        self._numbers["worker_last_pause_seconds"].set(stats.last_worker_pause_s)
         num_steps = stats.num_steps - last.num_steps
         if num_steps:
             mean = (stats.step_tokens - last.step_tokens) / num_steps
@@ -171,6 +179,8 @@ class Metrics:
             series = [{**self._values, "finished_reason": reason} for reason in self._reasons]
         elif metric.name == "engine_restarts":
             series = [{**self._values, "cause": cause} for cause in self._causes]
+        elif metric.name == "worker_failures":
+            series = [{**self._values, "cause": cause} for cause in _FAILURE_CAUSES]
         elif metric.name == "cache_config_info":
             series = [{**self._values, **cache}]
         cells = self._board.take(len(series))

@@ -61,6 +61,12 @@ METRICS: tuple[MetricName, ...] = (
     MetricName("prefix_cache_queries", _C, "Prompt tokens looked up in the prefix cache."),
     MetricName("prefix_cache_hits", _C, "Prompt tokens found in the prefix cache."),
     MetricName("num_preemptions", _C, "Times a running request was preempted."),
+    MetricName(
+        "worker_failures", _C, "Times that the workers were lost, or did not start again: they exited, raised, hung "
+        "or were not_started.", ("cause",),
+    ),
+    MetricName("worker_requests_resumed", _C, "Requests that went on after the workers they ran on were lost."),
+    MetricName("worker_last_pause_seconds", _G, "From the latest loss of workers until others computed, or could."),
     MetricName("prompt_tokens", _C, "Prompt tokens computed or taken from the cache."),
     MetricName("prompt_tokens_cached", _C, "Prompt tokens of finished requests that came out of the prefix cache."),
     MetricName("generation_tokens", _C, "Tokens generated."),

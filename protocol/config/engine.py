@@ -266,6 +266,18 @@ class RecoveryConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             "started again; 0: never.",
         ),
     ] = 30
+    execute_model_timeout: Annotated[
+        float,
+        Meta(gt=0, description="Seconds that a step may take. Workers that need longer are killed and started again."),
+    ] = 300.0
+    max_worker_restarts: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="Restarts of the workers in a row, without a step in between, after which the core ends. 0: it "
+            "ends with its workers.",
+        ),
+    ] = 8
 
 
 class ObserveConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

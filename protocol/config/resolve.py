@@ -94,6 +94,8 @@ class ResolvedConfig(msgspec.Struct, frozen=True, kw_only=True):
     restart_core: bool
     core_timeout_s: int
     """0: no limit."""
+    execute_model_timeout_s: float
+    max_worker_restarts: int
     world_size: int
     log_stats: bool
     record_steps: str | None
@@ -181,6 +183,8 @@ def resolve(config: EngineConfig, facts: ModelFacts, *, device: DeviceName, num_
         disable_additional_properties=disable_additional_properties,
         restart_core=config.recovery.restart_core,
         core_timeout_s=config.recovery.core_timeout,
+        execute_model_timeout_s=config.recovery.execute_model_timeout,
+        max_worker_restarts=config.recovery.max_worker_restarts,
         world_size=config.parallel.tensor_parallel_size,
         log_stats=not config.observe.disable_log_stats,
         record_steps=config.observe.record_steps,

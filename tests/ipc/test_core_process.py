@@ -98,14 +98,6 @@ def test_a_trace_that_a_rank_cannot_write_is_told_and_nothing_else_ends(tmp_path
         assert tokens_of(client, "r") == alone(PROMPT, 5).token_ids
 
 
-def test_the_death_of_a_silent_rank_is_noticed(tmp_path: Path):
-    with running_core(tmp_path, "die", world_size=2) as core, SocketClient(core.address) as client:
-        client.connect()
-        client.submit("r", PROMPT, 50)
-        dying = client.receive_until(lambda event: isinstance(event, EngineDying))
-        assert dying.message == "worker 1 exited with code 9"
-
-
 def test_an_adapter_that_is_not_there_is_refused(core: CoreUnderTest):
     with SocketClient(core.address) as client:
         client.connect()
@@ -251,33 +243,6 @@ def test_a_second_sigterm_aborts(tmp_path: Path):
         client.finish("r")
         assert client.request_events("r")[-1].reason is FinishReason.ABORT
         assert core.wait_for_exit() == 0
-
-
-@pytest.mark.parametrize(("fault", "cause"), [("raise", "ValueError: a broken step"), ("die", "exited with code 9")])
-def test_a_failed_worker_ends_the_core_with_the_root_cause(tmp_path: Path, fault: str, cause: str):
-    with running_core(tmp_path, fault) as core, SocketClient(core.address) as client:
-        client.connect()
-        for name in ("a", "b", "c"):
-            client.submit(name, PROMPT, 50)
-        dying = client.receive_until(lambda event: isinstance(event, EngineDying))
-        assert cause in dying.message
-        for name in ("a", "b", "c"):
-            ends = [event for event in client.request_events(name) if not isinstance(event, Tokens)]
-            assert ends == [], "another core may go on with it"
-        assert core.wait_for_exit() not in (0, EXIT_STARTUP_FAILED)
-
-
-def test_a_worker_killed_while_idle_is_noticed(core: CoreUnderTest):
-    with SocketClient(core.address) as client:
-        client.connect()
-        (worker,) = children_of(core.child.pid)
-        os.kill(worker, signal.SIGKILL)
-        assert "SIGKILL" in client.receive_until(lambda event: isinstance(event, EngineDying)).message
-        assert core.wait_for_exit() != 0
-
-
-def children_of(pid: int) -> list[int]:
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 @pytest.mark.parametrize(

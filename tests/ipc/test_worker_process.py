@@ -17,6 +17,7 @@ import msgspec
 import pytest
 import zmq
 from specs import PYTHONPATH
+from subscribers import wait_for_subscribers
 from tiny_models import make_tiny
 from worker_plans import spec, worker_config
 
@@ -65,7 +66,7 @@ class Worker:
             assert message is not None, "timed out"
             if isinstance(message, PhaseDone):
                 phases.append(message.phase)
-        self.commands.wait_for_subscribers(1, TIMEOUT_S)
+        wait_for_subscribers(self.commands, 1, TIMEOUT_S)
         return phases, message.facts
 
     def ask(self, command: Any) -> Any:

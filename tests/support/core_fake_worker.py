@@ -1,11 +1,10 @@
 """A worker process without a model: obeys the protocol, computes nothing. Started by name.
 
-What it should do wrong is in its model's `load_format`: "" nothing, "refuse" fails to start, "vanish"
-dies while it loads, "raise" and "die" fail at their fifth step, "slow" takes 50 ms for each step, "full" can write
-no trace in its last rank.
+What it should do wrong is in its model's `load_format`; see `FAULTS`.
 """
 
 import os
+import signal
 import time
 
 import zmq
@@ -20,18 +19,62 @@ from octavo.protocol.steps import Acknowledged, AllocateCache, CacheReady, Comma
 
 FAILING_STEP = 5
 
+FAULTS = {
+    "": "none",
+    "refuse": "fails to start, and says why",
+    "vanish": "dies while it loads",
+    "raise": "says at its fifth step that it cannot go on, if it is one of the first `NUM_FAILING`",
+    "die": "dies in its last rank at its fifth step, if it is one of the first `NUM_FAILING`",
+    "die later": "dies when it has answered its fifth step, if it is one of the first `NUM_FAILING`",
+    "mortal": "dies at its fifth step",
+    "hang": "stops at its fifth step, if it is the first of its engine",
+    "slow": "takes 50 ms for each step",
+    "full": "can write no trace in its last rank",
+    "poison": "dies of prompts that contain the token `POISON`",
+    "fatal": "dies of every step",
+    "only once": "fails to start, unless it is the first of its engine",
+    "second try": "fails to start, if it is the second of its engine",
+    "stay": "never becomes ready, if it is the second of its engine",
+}
+NUM_FAILING = 3
+POISON = 13
+
+
+def strike(fault: str, spec: WorkerSpec, plan: StepPlan, generation: int, poisoned: set[int]) -> None:
+    """Do what the fault wants before a step is computed, if it wants anything."""
+    is_failing_step = plan.sequence == FAILING_STEP
+    poisoned -= set(plan.released)
+    poisoned |= {
+        admitted.slot for admitted in plan.admitted if POISON in admitted.token_ids[: admitted.num_prompt_tokens]
+    }
+    if fault == "die" and is_failing_step and spec.rank == spec.world_size - 1 and generation < NUM_FAILING:
+        os._exit(9)
+    if fault == "mortal" and is_failing_step:
+        os._exit(9)
+    if fault == "fatal" or (fault == "poison" and any(part.slot in poisoned for part in plan.scheduled)):
+        os._exit(9)
+    if fault == "hang" and is_failing_step and generation == 0:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    if fault == "slow":
+        time.sleep(0.05)
+
 
 def main(spec: WorkerSpec, reporter: Reporter, stop: StopSignal) -> int:
     fault = spec.config.model.load_format
     context = zmq.Context()
     commands = Subscriber(context, spec.plan_address)
     replies = ResultPush(context, spec.result_address)
+    generation = int(spec.plan_address.rpartition("-")[2])
+    poisoned: set[int] = set()
     with reporter.phase("loading weights"):
-        if fault == "refuse":
+        if fault == "refuse" or (fault == "only once" and generation) or (fault == "second try" and generation == 1):
             raise ConfigError("the model file is wrong", phase="loading weights", hint="fetch it again")
         if fault == "vanish":
             os._exit(9)
-    facts = DeviceFacts(
+        if fault == "stay" and generation == 1:
+            time.sleep(60)
+    assert (spec.facts is None) == (generation == 0), "only the first workers measure"
+    facts = spec.facts or DeviceFacts(
         rank=spec.rank,
         device_name="fake",
         total_bytes=2**30,
@@ -50,18 +93,19 @@ def main(spec: WorkerSpec, reporter: Reporter, stop: StopSignal) -> int:
                 worker.next_sequence = command.sequence + 1
                 replies.send(CacheReady(command.sequence, spec.rank))
             case StepPlan():
-                if fault == "die" and command.sequence == FAILING_STEP and spec.rank == spec.world_size - 1:
-                    os._exit(9)
-                if fault == "raise" and command.sequence == FAILING_STEP:
+                strike(fault, spec, command, generation, poisoned)
+                if fault == "raise" and command.sequence == FAILING_STEP and generation < NUM_FAILING:
                     replies.send(CommandFailed(command.sequence, spec.rank, "ValueError", "a broken step", "..."))
                     replies.close()
                     context.destroy(linger=1000)
                     return 1
-                if fault == "slow":
-                    time.sleep(0.05)
                 result = worker.execute(command)
                 if spec.rank == 0:
                     replies.send(result)
+                if fault == "die later" and command.sequence == FAILING_STEP and generation < NUM_FAILING:
+                    replies.close()
+                    context.destroy(linger=1000)
+                    os._exit(9)
             case Profile():
                 worker.next_sequence += 1
                 is_full = fault == "full" and spec.rank == spec.world_size - 1

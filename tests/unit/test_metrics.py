@@ -87,6 +87,18 @@ def test_engine_totals_become_counters() -> None:
     assert values["octavo:iteration_tokens_total_sum"] == 104
 
 
+def test_lost_workers_are_counted_by_cause() -> None:
+    metrics = exporter()
+    metrics.on_engine_stats(EngineStats(worker_failures={"hung": 1}, requests_resumed=3, last_worker_pause_s=2.5))
+    causes = {"hung": 1, "exited": 2}
+    metrics.on_engine_stats(EngineStats(worker_failures=causes, requests_resumed=5, last_worker_pause_s=1.5))
+    values = {name.partition(",")[0] + name.partition("cause=")[2]: value for name, value in samples(metrics).items()}
+    failures = {name: value for name, value in values.items() if name.startswith("octavo:worker_failures_total")}
+    assert sorted(failures.values()) == [0, 0, 1, 2]
+    assert values["octavo:worker_requests_resumed_total"] == 5
+    assert values["octavo:worker_last_pause_seconds"] == 1.5
+
+
 def test_counters_never_fall_when_the_engine_is_new() -> None:
     metrics = exporter()
     metrics.on_engine_stats(EngineStats(prompt_tokens=100, num_steps=50))

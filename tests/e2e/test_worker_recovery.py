@@ -1,0 +1,119 @@
+"""The worker is killed and stopped while requests run: what they give is what they give undisturbed, bit for bit."""
+
+import asyncio
+import os
+import random
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from servers import descendants
+from tiny_models import make_tiny
+from workloads import Ask, ask, ask_all, random_requests
+
+from octavo import AsyncClient, SamplingParams, StructuredOutputsParams
+
+SETTINGS: dict[str, Any] = {"dtype": "float32", "max_model_len": 256, "max_num_seqs": 6}
+LONG = SamplingParams(max_tokens=200, seed=1, ignore_eos=True, logprobs=1)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny("LlamaForCausalLM", tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(autouse=True)
+def checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OCTAVO_CHECK", "1")
+
+
+def storm_requests() -> list[Ask]:
+    """Random requests, and some of each kind that a loss of the workers could harm."""
+    schema = StructuredOutputsParams(json='{"type": "array", "items": {"type": "integer"}, "minItems": 30}')
+    special = [
+        SamplingParams(n=2, best_of=4, max_tokens=60, seed=5, ignore_eos=True),
+        SamplingParams(max_tokens=120, seed=6, structured_outputs=schema, logprobs=2),
+        SamplingParams(max_tokens=120, temperature=0.0, structured_outputs=StructuredOutputsParams(regex="(ab|c)+")),
+        SamplingParams(max_tokens=150, temperature=0.0, repetition_penalty=1.1, logprobs=3, prompt_logprobs=1),
+        LONG,
+    ]
+    return [*random_requests(seed=11, count=30, vocab_size=100), *(Ask((9, 8, 7), params) for params in special * 2)]
+
+
+@pytest.fixture(scope="module")
+def expected(model: Path) -> list[list[Any]]:
+    async def main() -> list[list[Any]]:
+        async with AsyncClient.launch(str(model), **SETTINGS) as client:
+            return await ask_all(client, storm_requests())
+
+    return asyncio.run(main())
+
+
+def worker_of(client: AsyncClient) -> int:
+    """Return the process that computes, once there is one."""
+    assert client.engine is not None
+    while True:
+        for pid in descendants(client.engine.core_pid):
+            try:
+                if b"worker_proc" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                    return pid
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+        time.sleep(0.01)
+
+
+async def strike_at_random(client: AsyncClient, number: signal.Signals, rng: random.Random, num_strikes: int) -> None:
+    """Send a signal to the worker of the moment, each time when it computes."""
+    for _ in range(num_strikes):
+        before = (await client.engine_stats()).num_steps
+        while (await client.engine_stats()).num_steps == before:
+            await asyncio.sleep(0.005)
+        await asyncio.sleep(rng.choice([0.0, 0.02, 0.1]))
+        os.kill(worker_of(client), number)
+
+
+@pytest.mark.parametrize(
+    ("number", "cause", "seed"),
+    [(signal.SIGKILL, "exited", 1), (signal.SIGKILL, "exited", 2), (signal.SIGSTOP, "hung", 3)],
+    ids=["killed", "killed again", "stopped"],
+)
+def test_a_storm_over_dying_workers(
+    model: Path, expected: list[list[Any]], number: signal.Signals, cause: str, seed: int
+) -> None:
+    requests = storm_requests()
+
+    async def main() -> None:
+        async with AsyncClient.launch(str(model), **SETTINGS, execute_model_timeout=2.0) as client:
+            striking = asyncio.create_task(strike_at_random(client, number, random.Random(seed), num_strikes=3))
+            results = await ask_all(client, requests)
+            striking.cancel()
+            await asyncio.gather(striking, return_exceptions=True)
+            for request, got, want in zip(requests, results, expected, strict=True):
+                assert got == want, request
+            stats = await client.engine_stats()
+            assert stats.worker_failures[cause] >= 1, "the storm was over before the first strike"
+            assert stats.requests_resumed >= 1
+            assert stats.num_free_blocks == stats.num_blocks, "blocks were lost"
+            assert stats.num_running == stats.num_waiting == 0
+
+    asyncio.run(main())
+
+
+def test_a_worker_that_dies_during_the_first_prompt(model: Path) -> None:
+    """Nothing was delivered yet: not even the prompt's logprobs may come twice, or be lost."""
+
+    async def main() -> None:
+        request = Ask(tuple(range(5, 95)), SamplingParams(max_tokens=30, seed=1, prompt_logprobs=2, logprobs=2))
+        settings = {**SETTINGS, "max_num_batched_tokens": 16}
+        async with AsyncClient.launch(str(model), **settings) as client:
+            alone = await ask(client, request)
+            os.kill(worker_of(client), signal.SIGSTOP)
+            asking = asyncio.create_task(ask(client, request))
+            while not (await client.engine_stats()).num_running:
+                await asyncio.sleep(0.01)
+            os.kill(worker_of(client), signal.SIGKILL)
+            assert await asking == alone
+
+    asyncio.run(main())
