@@ -38,7 +38,7 @@ def test_nothing_is_taken_before_the_first_use() -> None:
 
 @pytest.mark.parametrize("is_admitted", [True, False])
 def test_the_page_in_use_and_the_next_are_taken_once_in_every_buffer(is_admitted: bool) -> None:
-    pages = PagesAhead(buffers(3), NUM_BLOCKS)
+    pages = PagesAhead(buffers(3), NUM_BLOCKS, ahead_bytes=0)
     pages.note(plan([2, 0], []) if is_admitted else plan([], [0, 2]))
     assert num_pages(pages) == 3 * 2
     pages.note(plan([], [BLOCKS_PER_PAGE - 1]))
@@ -47,6 +47,13 @@ def test_the_page_in_use_and_the_next_are_taken_once_in_every_buffer(is_admitted
     assert num_pages(pages) == 3
     pages.note(plan([1], []))
     assert num_pages(pages) == 0
+
+
+def test_more_pages_are_kept_ready_where_there_is_memory_for_them_and_the_nearest_come_first() -> None:
+    pages = PagesAhead(buffers(2), NUM_BLOCKS, ahead_bytes=2 * 2 * HUGE_PAGE_BYTES)
+    pages.note(plan([0], []))
+    assert list(pages._wanted) == [(index, page * HUGE_PAGE_BYTES) for page in range(3) for index in range(2)]
+    assert num_pages(pages) == 2 * 3
 
 
 def test_there_is_an_end() -> None:

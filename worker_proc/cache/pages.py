@@ -11,9 +11,12 @@ from torch import Tensor
 from octavo.kernels.native.memory import HUGE_PAGE_BYTES
 from octavo.protocol.steps import StepPlan
 
+AHEAD_BYTES = 384 << 20
+"""Memory to hold ready: more of it serves larger bursts at full speed, and is resident whether they come or not."""
+
 
 class PagesAhead:
-    """Touches the page behind the blocks in use, in each buffer of the cache.
+    """Touches the pages behind the blocks in use, in each buffer of the cache.
 
     The system gives a page when it is first written, and clears it. All layers come to the end of theirs in the same
     step, which then waits for some sixty pages: 0.3 s on a virtual machine whose host has to find the memory first
@@ -22,13 +25,16 @@ class PagesAhead:
     Args:
         buffers: bytes, each divided evenly among all blocks; nobody else writes to them during `take_page`.
         num_blocks: of the cache.
+        ahead_bytes: how much of all buffers together is kept ready; a page of each at least.
     """
 
-    def __init__(self, buffers: Sequence[Tensor], num_blocks: int) -> None:
+    def __init__(self, buffers: Sequence[Tensor], num_blocks: int, ahead_bytes: int = AHEAD_BYTES) -> None:
         # As arrays: tensors that were made in inference mode cannot be written outside of it.
         self._buffers = [buffer.numpy() for buffer in buffers]
         self._num_blocks = num_blocks
         self._num_used = 0
+        self._ahead_bytes = HUGE_PAGE_BYTES * max(1, ahead_bytes // (HUGE_PAGE_BYTES * max(1, len(buffers))))
+        """Of each buffer."""
         self._num_taken = [0] * len(buffers)
         """Bytes of each buffer that have been taken, or are about to be."""
         self._wanted: deque[tuple[int, int]] = deque()
@@ -54,7 +60,10 @@ class PagesAhead:
         self._buffers[index][offset] = self._buffers[index][offset]
 
     def _want(self) -> None:
+        wanted: list[tuple[int, int]] = []
         for index, buffer in enumerate(self._buffers):
-            end = min(len(buffer), self._num_used * len(buffer) // self._num_blocks + HUGE_PAGE_BYTES)
-            self._wanted.extend((index, offset) for offset in range(self._num_taken[index], end, HUGE_PAGE_BYTES))
+            end = min(len(buffer), self._num_used * len(buffer) // self._num_blocks + self._ahead_bytes)
+            wanted.extend((offset, index) for offset in range(self._num_taken[index], end, HUGE_PAGE_BYTES))
             self._num_taken[index] = max(self._num_taken[index], -(-end // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES)
+        # Every buffer's next page before any buffer's second: those are needed first.
+        self._wanted.extend((index, offset) for offset, index in sorted(wanted))
