@@ -11,7 +11,7 @@ from torch import Tensor
 from octavo.kernels.native.memory import HUGE_PAGE_BYTES
 from octavo.protocol.steps import StepPlan
 
-AHEAD_BYTES = 384 << 20
+AHEAD_BYTES = 128 << 20
 """Memory to hold ready: more of it serves larger bursts at full speed, and is resident whether they come or not."""
 
 
