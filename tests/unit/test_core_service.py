@@ -42,7 +42,7 @@ def test_a_drain_ends_with_the_last_request_however_that_ends(is_lost: bool):
 
 @pytest.mark.parametrize("reads_again", [True, False])
 def test_a_drain_waits_a_while_for_a_frontend_that_has_not_read_how_its_requests_ended(reads_again: bool):
-    """The simulation's seed 16 with 100 requests and 8 faults: the core ended, and kept what it owed."""
+    """What the simulation found first: the core ended, and kept what it owed."""
     config = core_config()
     router, stop, now = FakeRouter(), FakeStop(), [0.0]
     outbox = Outbox(router, epoch=1, clock=lambda: now[0])

@@ -1,0 +1,153 @@
+"""Whole engines on a virtual clock: short runs of many seeds, seeds that once failed, and bugs that must be found."""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+
+import msgspec
+import pytest
+from simulation.campaign import Failure, Order, Totals, attempt, orders, shrink
+from simulation.run import Report
+from simulation.scenario import FaultKind
+
+from octavo.core_proc.cache.pool import BlockPool
+from octavo.core_proc.cache.prefix import PrefixCache
+from octavo.core_proc.outbox import Outbox
+from octavo.core_proc.request import Request
+from octavo.core_proc.scheduler.scheduler import ClientEvent, Scheduler
+from octavo.frontend.recovery.ledger import Ledger
+from octavo.protocol.requests import Submit
+
+NUM_REQUESTS = 60
+NUM_KILLS = 6
+
+
+def run(order: Order) -> Report:
+    """Run a scenario; a failure says how to run it again."""
+    outcome = attempt(order)
+    if isinstance(outcome, Failure):
+        pytest.fail(f"{outcome.details}\nreplay: {order.command}", pytrace=False)
+    return outcome
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_every_request_ends_once_and_right(seed: int) -> None:
+    run(Order(seed, NUM_REQUESTS, NUM_KILLS))
+
+
+@pytest.mark.long
+def test_a_hundred_thousand_requests() -> None:
+    for order in orders(seed=10_000, num_requests=100_000, num_kills=4_000):
+        run(order)
+
+
+def test_the_same_seed_gives_the_same_run() -> None:
+    order = Order(5, NUM_REQUESTS, NUM_KILLS)
+    assert run(order) == run(replace(order, is_observed=False)) == run(order)
+    assert run(order) != run(replace(order, seed=6))
+
+
+def test_the_runs_reach_what_they_are_for() -> None:
+    """Runs without preemptions, shared blocks, deaths and guilty requests would prove little."""
+    totals = Totals()
+    for seed in range(100, 140):
+        totals.add(run(Order(seed, NUM_REQUESTS, NUM_KILLS, is_observed=False)))
+    counts = totals.counts
+    assert counts["num_answers"] > 1000
+    assert counts["num_left"] > 100
+    assert counts["num_overloaded"] > 50
+    assert counts["num_preemptions"] > 20
+    assert counts["num_cached_tokens"] > 1000
+    assert counts["num_guilty"] > 0
+    assert counts["num_core_lives"] > totals.num_runs + 10
+    assert counts["num_worker_lives"] > counts["num_core_lives"] + 10
+    assert set(totals.faults) == set(FaultKind.__args__)
+
+
+@pytest.mark.parametrize(
+    "order",
+    [
+        pytest.param(Order(162, 100, 12), id="a request was blamed for connections that broke"),
+        pytest.param(Order(193, 100, 12), id="the same with two frontends"),
+    ],
+)
+def test_seeds_that_failed_once(order: Order) -> None:
+    run(order)
+
+
+def forget_a_block(pool: BlockPool, block_ids: list[int]) -> None:
+    """A release that leaves the first block out."""
+    release(pool, block_ids[1:])
+
+
+def name_too_much(cache: PrefixCache, request: Request) -> None:
+    """Blocks named as soon as their request has them, before they are computed."""
+    request.num_computed_tokens, before = len(request.token_ids), request.num_computed_tokens
+    name_blocks(cache, request)
+    request.num_computed_tokens = before
+
+
+def keep_the_contents(scheduler: Scheduler) -> None:
+    """Lost workers whose blocks are still to be found in the prefix cache."""
+    forget, scheduler.cache.pool.forget_contents = scheduler.cache.pool.forget_contents, lambda: True
+    lose_workers(scheduler)
+    scheduler.cache.pool.forget_contents = forget
+
+
+def send_the_last_alone(outbox: Outbox, events: Iterable[ClientEvent]) -> None:
+    """A step's events without the first, where there are several."""
+    events = list(events)
+    put(outbox, events[1:] or events)
+
+
+def resume_without_outputs(ledger: Ledger) -> list[Submit]:
+    """Requests that start again instead of going on."""
+    return [msgspec.structs.replace(submit, resume_output_token_ids=[]) for submit in take_unsent(ledger)]
+
+
+release, name_blocks, lose_workers = BlockPool.release, PrefixCache.name_blocks, Scheduler.lose_workers
+put, take_unsent = Outbox.put, Ledger.take_unsent
+
+
+@pytest.fixture
+def planted(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Plant a bug for the length of a test."""
+    owner, name, bug = request.param
+    monkeypatch.setattr(owner, name, bug)
+    yield
+
+
+def first_failure(is_right_kind: Callable[[Failure], bool]) -> Failure:
+    """Return the first of a few runs that finds something."""
+    for seed in range(60):
+        outcome = attempt(Order(seed, NUM_REQUESTS, NUM_KILLS, is_observed=False))
+        if isinstance(outcome, Failure) and is_right_kind(outcome):
+            return outcome
+    pytest.fail("nobody has noticed")
+
+
+@pytest.mark.parametrize(
+    "planted",
+    [
+        pytest.param((BlockPool, "release", forget_a_block), id="blocks leak"),
+        pytest.param((PrefixCache, "name_blocks", name_too_much), id="blocks are shared too early"),
+        pytest.param((Scheduler, "lose_workers", keep_the_contents), id="lost blocks are shared"),
+        pytest.param((Outbox, "put", send_the_last_alone), id="events are lost"),
+        pytest.param((Ledger, "take_unsent", resume_without_outputs), id="tokens come twice"),
+        pytest.param((Ledger, "lose_core", lambda ledger: None), id="nothing is asked again"),
+    ],
+    indirect=True,
+)
+def test_a_planted_bug_is_found_without_the_invariants(planted: None) -> None:
+    assert first_failure(lambda failure: True)
+
+
+@pytest.mark.parametrize("planted", [(Ledger, "take_unsent", resume_without_outputs)], indirect=True)
+def test_a_failing_run_is_made_smaller(planted: None) -> None:
+    failure = first_failure(lambda failure: failure.kind == "WrongAnswer")
+    smallest = shrink(failure, timeout_s=20.0)
+    assert smallest.kind == failure.kind
+    assert smallest.order.asks is not None and 0 < len(smallest.order.asks) <= 5
+    assert smallest.order.faults is not None and 0 < len(smallest.order.faults) <= 2
+    again = attempt(smallest.order)
+    assert isinstance(again, Failure) and again.message == smallest.message
+    assert f"--only-requests {smallest.order.asks[0]}" in smallest.order.command

@@ -1,0 +1,305 @@
+"""One life of a core: the real loop, service, outbox, scheduler and grammars, over simulated sockets and workers."""
+
+import random
+from collections import Counter, deque
+from typing import Any
+
+from core_fakes import cache_plan, core_config
+
+from octavo.core_proc import invariants
+from octavo.core_proc.grammar.grammars import Grammars
+from octavo.core_proc.log_entries import LogEntry, Opened, Planned, WorkersLost
+from octavo.core_proc.loop import StepLoop
+from octavo.core_proc.outbox import Outbox
+from octavo.core_proc.recorder import replay
+from octavo.core_proc.recovery.supervisor import WorkerSupervisor
+from octavo.core_proc.scheduler.observed import ObservedScheduler
+from octavo.core_proc.scheduler.scheduler import Scheduler
+from octavo.core_proc.service import FrontendService
+from octavo.core_proc.workers.group import WorkerFailed
+from octavo.protocol.channel import PeerLost
+from octavo.protocol.codec import event_codec, request_codec
+from octavo.protocol.events import EngineFacts, Event
+from octavo.protocol.ids import RequestId
+from octavo.protocol.requests import Request, Submit
+from simulation.grammar import SimulatedCompiler
+from simulation.group import SimulatedGroup
+from simulation.world import Action, Pipe, Process, World
+
+REQUESTS, EVENTS = request_codec(), event_codec()
+
+RESTART_TIMEOUT_STEPS = 300
+"""Workers that take as long as so many steps to start have failed."""
+
+POLL_GRAIN_S = 0.001
+"""Nobody sleeps less: `poll` counts in milliseconds."""
+
+
+class CoreKilled(BaseException):
+    """The core dies at this very operation; nothing that it was about to do is done."""
+
+
+class SimulatedRouter:
+    """The core's end of all connections: what `FrontendRouter` is in an engine."""
+
+    def __init__(self, process: "SimulatedCore", max_received_at_once: int) -> None:
+        self.malformed_frames = 0
+        self._process = process
+        self._max_received_at_once = max_received_at_once
+        self._arrivals: deque[tuple[bytes, Pipe]] = deque()
+        """Who has written, once for each message, in order of arrival."""
+        self._peers: dict[bytes, Pipe] = {}
+        self.num_read: Counter[tuple[bytes, RequestId]] = Counter()
+        """How often each request was submitted, as far as the core has read it."""
+
+    @property
+    def has_mail(self) -> bool:
+        """True when `receive` returns something."""
+        return bool(self._arrivals)
+
+    def attach(self, peer: bytes, to_peer: Pipe) -> None:
+        """From now on the peer can be written to."""
+        self._peers[peer] = to_peer
+
+    def detach(self, peer: bytes) -> None:
+        """From now on the peer is gone."""
+        self._peers.pop(peer, None)
+
+    def note_arrival(self, peer: bytes, from_peer: Pipe) -> None:
+        """A message of the peer has arrived."""
+        self._arrivals.append((peer, from_peer))
+        self._process.wake(has_mail=True)
+
+    def receive(self) -> list[tuple[bytes, Request]]:
+        """Return what has arrived, with each sender's identity."""
+        received = []
+        while self._arrivals and len(received) < self._max_received_at_once:
+            peer, pipe = self._arrivals.popleft()
+            frame = pipe.take()
+            assert frame is not None
+            request = REQUESTS.decode(frame)
+            if isinstance(request, Submit):
+                self.num_read[peer, request.request_id] += 1
+            received.append((peer, request))
+        return received
+
+    def send(self, peer: bytes, event: Event) -> bool:
+        """Send an event; False when the peer reads too slowly.
+
+        Raises:
+            PeerLost: nobody has this identity any more.
+        """
+        self._process.operate()
+        pipe = self._peers.get(peer)
+        if pipe is None:
+            raise PeerLost(f"frontend {peer.hex()} is gone")
+        return pipe.send(EVENTS.encode(event))
+
+
+class SimulatedStop:
+    """The signals of the core: what `StopSignal` is in an engine."""
+
+    count = 0
+
+
+class SimulatedPulse:
+    """Counts beats: what `PulseWriter` is in an engine."""
+
+    def beat(self, *, has_work: bool) -> None:
+        """Nobody looks."""
+
+
+class SimulatedCore(Process):
+    """One core process, from its start to its end.
+
+    Args:
+        world: whose time it is.
+        rng: of what is left to chance within it.
+        engine: changes to the configuration of a small engine.
+        num_blocks: of its cache.
+        epoch: the number of this life.
+        step_scale: seconds that a step takes, about.
+        is_observed: check all invariants after each call of the scheduler, and replay all of them at the end.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        rng: random.Random,
+        engine: dict[str, Any],
+        num_blocks: int,
+        epoch: int,
+        step_scale: float,
+        *,
+        is_observed: bool,
+    ) -> None:
+        super().__init__(world)
+        self.config = core_config(**engine)
+        self.plan = cache_plan(self.config, num_blocks)
+        self.stop_signal = SimulatedStop()
+        self.entries: list[LogEntry] = []
+        self.router = SimulatedRouter(self, rng.choice([1, 4, 256]))
+        self.on_exit: Action = lambda: None
+        self.on_loss: Action = lambda: None
+        """Called when its workers have died."""
+        self.has_said_goodbye = False
+        self.ended_at = 0.0
+        self._rng = rng
+        self._operations_left: int | None = None
+        self._has_mail = self._has_news = self._is_awake = False
+        self._alarm = 0.0
+        self._step_scale = step_scale
+        self._turn_scale = step_scale / 20
+        self.num_groups = 0
+        self.scheduler = self._scheduler(is_observed)
+        self.group = self._make_group(0)
+        self.supervisor = WorkerSupervisor(
+            self.group,
+            self._make_group,
+            self.plan,
+            self.scheduler,
+            lambda: world.now,
+            step_timeout_s=self.config.execute_model_timeout_s,
+            start_timeout_s=RESTART_TIMEOUT_STEPS * step_scale,
+            max_restarts=self.config.max_worker_restarts,
+            on_loss=lambda: self.on_loss(),
+        )
+        self.outbox = Outbox(self.router, epoch, lambda: world.now)
+        compiler = SimulatedCompiler(
+            lambda action: self.after(step_scale * rng.expovariate(0.5), action), lambda: self.wake(has_news=True)
+        )
+        self.grammars = Grammars(self.scheduler, self.supervisor, compiler)
+        facts = _facts(epoch, self.config.model.vocab_size, self.plan.max_model_len, num_blocks)
+        self.service = FrontendService(
+            self.router,
+            self.outbox,
+            self.scheduler,
+            self.grammars,
+            self.supervisor,
+            facts,
+            self.stop_signal,
+            lambda: world.now,
+        )
+        depth = 2 if self.config.async_scheduling else 1
+        self.loop = StepLoop(self.service, self.scheduler, self.grammars, self.supervisor, SimulatedPulse(), depth)
+
+    def wake(self, *, has_mail: bool = False, has_news: bool = False) -> None:
+        """Something has happened that ends the loop's sleep."""
+        self._has_mail |= has_mail
+        self._has_news |= has_news
+        if not self._is_awake:
+            self._is_awake = True
+            self.after(self._turn_scale * self._rng.random(), self._turn)
+
+    def drain(self) -> None:
+        """As one SIGTERM."""
+        self.stop_signal.count += 1
+        self.wake()
+
+    def kill(self) -> None:
+        """As SIGKILL; its workers die with it."""
+        if not self.is_alive:
+            return
+        super().kill()
+        self.ended_at = self.world.now
+        self.group.process.kill()
+        self.on_exit()
+
+    def kill_after(self, num_operations: int) -> None:
+        """Die right before this many more messages have been sent, or soon if there are none to send."""
+        self._operations_left = num_operations
+        self.after(50 * self._turn_scale, lambda: self.kill())
+
+    def operate(self) -> None:
+        """Count a message that is about to be sent.
+
+        Raises:
+            CoreKilled: it never is.
+        """
+        if self._operations_left is not None:
+            if self._operations_left == 0:
+                raise CoreKilled
+            self._operations_left -= 1
+
+    def check_replay(self) -> None:
+        """Require that the recorded calls give the same plans again."""
+        result = replay(iter([Opened(self.config, self.plan), *self.entries]))
+        assert result.is_identical, f"plan {result.num_plans} of the recording differs"
+
+    def _turn(self) -> None:
+        self._is_awake = False
+        has_mail, self._has_mail = self._has_mail, False
+        has_news, self._has_news = self._has_news, False
+        try:
+            self.loop.turn(has_mail=has_mail, has_news=has_news)
+            if not self.service.is_open:
+                self.service.say_goodbye()
+                self.has_said_goodbye = True
+        except CoreKilled:
+            self.kill()
+            return
+        except WorkerFailed as failure:  # there is no hope, as the supervisor sees it
+            self.service.say_last_words(str(failure))
+            self.kill()
+            return
+        if not self.service.is_open:
+            self.kill()
+            return
+        if self.router.has_mail or (self.group.has_news and self.supervisor.is_ready):
+            self.wake(has_mail=self.router.has_mail, has_news=self.group.has_news)
+        timeouts = [timeout for timeout in (self.service.timeout_s, self.supervisor.timeout_s) if timeout is not None]
+        if timeouts:
+            self._set_alarm(self.world.now + min(timeouts) + POLL_GRAIN_S)
+
+    def _make_group(self, number: int) -> SimulatedGroup:
+        self.num_groups += 1
+        self.group = SimulatedGroup(
+            self.world,
+            self._rng,
+            self.config,
+            self.plan.num_blocks,
+            self._step_scale,
+            on_news=lambda: self.wake(has_news=True),
+            on_operation=self.operate,
+            start_s=self._step_scale * self._rng.choice([1, 10, 100]) if number else 0.0,
+        )
+        return self.group
+
+    def _set_alarm(self, time: float) -> None:
+        """Have the loop woken then, unless it is woken earlier anyway and will ask again."""
+        if self.world.now < self._alarm <= time:
+            return
+        self._alarm = time
+        self.after(time - self.world.now, lambda: self.wake() if self._alarm == time else None)
+
+    def _scheduler(self, is_observed: bool) -> Scheduler:
+        clock = lambda: self.world.now  # noqa: E731
+        if not is_observed:
+            return Scheduler(self.config, self.plan, clock)
+        return ObservedScheduler(self.config, self.plan, clock, [self._observe])
+
+    def _observe(self, scheduler: Scheduler, entry: LogEntry) -> None:
+        self.entries.append(entry)
+        if isinstance(entry, Planned):
+            invariants.check_plan(scheduler, entry.plan)
+        elif isinstance(entry, WorkersLost):
+            invariants.check_loss(scheduler)
+        else:
+            invariants.check(scheduler)
+
+
+def _facts(epoch: int, vocab_size: int, max_model_len: int, num_blocks: int) -> EngineFacts:
+    return EngineFacts(
+        epoch=epoch,
+        model="simulated",
+        served_model_names=["simulated"],
+        max_model_len=max_model_len,
+        vocab_size=vocab_size,
+        block_size=0,
+        num_blocks=num_blocks,
+        max_num_seqs=0,
+        max_logprobs=-1,
+        dtype="none",
+        device="simulated",
+        config=b"",
+    )

@@ -1,0 +1,279 @@
+"""A frontend of the simulation: the real link and ledger over a simulated wire, and a monitor on that wire."""
+
+from collections import Counter
+from collections.abc import Callable
+
+from octavo.frontend.link import CoreLink, Patience
+from octavo.protocol.config import CachePlan
+from octavo.protocol.errors import EngineDeadError, OverloadedError
+from octavo.protocol.events import BoolResult, Event, Events, Reply, RequestEvent, Tokens, Welcome
+from octavo.protocol.ids import RequestId
+from octavo.protocol.requests import Call, Connect, GetSnapshot, GetStats, ResetPrefixCache, Submit
+from octavo.protocol.snapshot import EngineSnapshot
+from octavo.protocol.stats import EngineStats
+from simulation.callers import Caller, WrongAnswer, require
+from simulation.core import EVENTS, REQUESTS, SimulatedCore
+from simulation.grammar import vocabulary
+from simulation.scenario import VOCAB_SIZE, Ask
+from simulation.world import Action, Pipe, Process, World
+
+PATIENCE = 100
+"""A caller that was refused for want of room waits so many times as long as a connection that was."""
+
+BACK_OFF = 3
+"""And after each further refusal so many times longer."""
+
+MAX_TRIES = 5
+"""After so many refusals a caller gives up."""
+
+CALLS_EVERY = 5
+"""Of so many requests one is followed by a utility call."""
+
+_CALLS = [(GetStats(), EngineStats), (GetSnapshot(), EngineSnapshot), (ResetPrefixCache(), BoolResult)]
+
+
+class Connection:
+    """What a frontend and one life of a core have between them."""
+
+    def __init__(self, peer: bytes, core: SimulatedCore, from_core: Pipe, to_core: Pipe) -> None:
+        self.peer = peer
+        self.core = core
+        self.from_core = from_core
+        self.to_core = to_core
+
+
+class SimulatedWire:
+    """One connection to one life of a core, tried until there is one: what `Wire` is in an engine.
+
+    Everything that passes is checked: the core speaks of live requests only, ends each once, and answers each call.
+    """
+
+    def __init__(
+        self,
+        process: Process,
+        dial: Callable[["SimulatedWire"], Connection | None],
+        hang_up: Callable[[Connection], None],
+        retry_s: float,
+        on_event: Callable[[Event], None],
+        on_lost: Callable[["SimulatedWire"], None],
+    ) -> None:
+        self.connection: Connection | None = None
+        self.live: set[RequestId] = set()
+        """Submitted here, and not ended by the core; those that their callers have left included."""
+        self.calls: dict[int, type] = {}
+        """Utility calls that are not answered, and what the answer must be."""
+        self.fault = ""
+        """Why the two ends cannot agree: here they always can."""
+        self.is_welcome = False
+        self.is_closed = False
+        self._num_sent: Counter[RequestId] = Counter()
+        """How often each request was submitted: one that was refused for want of room is submitted again."""
+        self._process = process
+        self._dial = dial
+        self._hang_up = hang_up
+        self._retry_s = retry_s
+        self._on_event = on_event
+        self._on_lost = on_lost
+        self._unsent: list[bytes] = []
+        process.after(0.0, self._connect)
+
+    @property
+    def owed(self) -> list[RequestId]:
+        """Requests that the core has read and not ended."""
+        if self.connection is None:
+            return []
+        peer, num_read = self.connection.peer, self.connection.core.router.num_read
+        return sorted(name for name in self.live if num_read[peer, name] == self._num_sent[name])
+
+    def send(self, frame: bytes) -> None:
+        """Send a message, as soon as there is somebody."""
+        request = REQUESTS.decode(frame)
+        if isinstance(request, Submit):
+            require(request.request_id not in self.live, request.request_id, "submitted while it is live")
+            self.live.add(request.request_id)
+            self._num_sent[request.request_id] += 1
+        if self.connection is None:
+            self._unsent.append(frame)
+        else:
+            self.connection.to_core.send(frame)
+
+    def call(self, call: Call, expected: type) -> None:
+        """Make a utility call that the link knows nothing of."""
+        self.calls[call.call_id] = expected
+        self.send(REQUESTS.encode(call))
+
+    def close(self, linger_ms: int | None = None) -> None:
+        """Disconnect."""
+        self.is_closed = True
+        if self.connection is not None:
+            self._hang_up(self.connection)
+
+    def lose(self) -> None:
+        """The connection has broken, and this end notices."""
+        if not self.is_closed:
+            self._on_lost(self)
+
+    def note_arrival(self) -> None:
+        """A message has arrived; it is read when the process runs."""
+        self._process.after(0.0, self._read)
+
+    def _connect(self) -> None:
+        if self.is_closed:
+            return
+        self.connection = self._dial(self)
+        if self.connection is None:
+            self._process.after(self._retry_s, self._connect)
+            return
+        for frame in self._unsent:
+            self.connection.to_core.send(frame)
+        self._unsent.clear()
+
+    def _read(self) -> None:
+        assert self.connection is not None
+        frame = self.connection.from_core.take()
+        if frame is None or self.is_closed:
+            return
+        event = EVENTS.decode(frame)
+        match event:
+            case Events():
+                for one in event.events:
+                    self._check_order(one)
+            case Reply():
+                expected = self.calls.pop(event.call_id, None)
+                if expected is None or not isinstance(event.result, expected):
+                    raise WrongAnswer(f"call {event.call_id}: {event.result} where {expected} is right")
+                return
+            case Welcome():
+                self.is_welcome = True
+        self._on_event(event)
+
+    def _check_order(self, event: RequestEvent) -> None:
+        require(event.request_id in self.live, event.request_id, f"{event} for a request that is not live")
+        if not isinstance(event, Tokens):
+            self.live.remove(event.request_id)
+
+
+class SimulatedLink(CoreLink):
+    """The real link, but for what it opens. Made and used while some event loop runs, which never gets a turn."""
+
+    def __init__(self, open_wire: Callable[["SimulatedLink"], SimulatedWire]) -> None:
+        self._open_simulated = open_wire
+        super().__init__(None, "simulated")
+        self.patience = Patience(limit_s=None)
+
+    @property
+    def is_connected(self) -> bool:
+        """True once a core has answered, which a user waits for before the first request."""
+        return self._welcome.done() and not self._welcome.exception()
+
+    def receive(self, event: Event) -> None:
+        """Take a message, as it comes from a wire."""
+        self._receive(event)
+        if isinstance(event, Welcome) and not hasattr(self, "facts"):
+            self.facts = event.facts
+
+    def note_loss(self, wire: SimulatedWire) -> None:
+        """Take the news that a connection has broken."""
+        self._on_lost(wire)
+
+    def _open_wire(self) -> SimulatedWire:
+        wire = self._open_simulated(self)
+        wire.send(REQUESTS.encode(Connect(client="simulated")))
+        return wire
+
+
+class SimulatedFrontend(Process):
+    """One application.
+
+    Args:
+        world: whose time it is.
+        asks: what its callers want.
+        plan: of the engine's cache.
+        dial: makes a connection to the core that lives; None while none does.
+        hang_up: lets the other end of a connection notice that it was closed here.
+        retry_s: how long to wait before another try.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        asks: list[Ask],
+        plan: CachePlan,
+        dial: Callable[[SimulatedWire], Connection | None],
+        hang_up: Callable[[Connection], None],
+        retry_s: float,
+    ) -> None:
+        super().__init__(world)
+        self.callers = {ask.submit.request_id: Caller(ask, plan, self._on_change) for ask in asks}
+        self.wire: SimulatedWire
+        """The connection of now."""
+        self._is_engine_gone = False
+        self._dial = dial
+        self._hang_up = hang_up
+        self._retry_s = retry_s
+        self._num_asked = 0
+        self._has_taught = False
+        self.link = SimulatedLink(self._open_wire)
+        for ask in asks:
+            self.at(ask.time, lambda ask=ask: self._ask(self.callers[ask.submit.request_id]))
+
+    def at(self, time: float, action: Action) -> None:
+        """Act at a time, or when the process goes on."""
+        self.after(time - self.world.now, action)
+
+    def hear_of_shutdown(self) -> None:
+        """Whoever has shut the engine down says so."""
+        self._is_engine_gone = True
+        self.link.fail("the engine was shut down")
+        self.wire.is_closed = True
+
+    def _open_wire(self, link: SimulatedLink) -> SimulatedWire:
+        self.wire = SimulatedWire(self, self._dial, self._hang_up, self._retry_s, link.receive, self._note_loss)
+        return self.wire
+
+    def _note_loss(self, wire: SimulatedWire) -> None:
+        if wire is not self.wire:
+            return
+        if self.link.is_connected:
+            self.link.note_loss(wire)
+        elif not self._is_engine_gone:
+            self.link.fail("nobody answers")
+            self.link = SimulatedLink(self._open_wire)  # as a user tries again
+
+    def _ask(self, caller: Caller) -> None:
+        if not caller.is_waiting:
+            return
+        if not self.link.is_connected and not self.link.failure:
+            self.after(self._retry_s, lambda: self._ask(caller))
+            return
+        submit = caller.ask.submit
+        try:
+            if submit.grammar is not None and not self._has_taught:
+                self.link.teach(vocabulary(VOCAB_SIZE))
+                self._has_taught = True
+            caller.stream = self.link.submit(submit, caller)
+        except EngineDeadError as error:
+            caller.end = error
+            return
+        if caller.ask.leaves_after == 0:
+            self.after(self._retry_s, lambda: self._leave(caller))
+        self._num_asked += 1
+        if self._num_asked % CALLS_EVERY == 0 and self.wire.is_welcome:
+            utility, expected = _CALLS[self._num_asked // CALLS_EVERY % len(_CALLS)]
+            self.wire.call(Call(-self._num_asked, utility), expected)
+
+    def _on_change(self, caller: Caller) -> None:
+        """Decide what a caller does when something has come."""
+        end = caller.end
+        if isinstance(end, OverloadedError) and caller.num_refusals < MAX_TRIES:
+            caller.end = None
+            delay = PATIENCE * self._retry_s * BACK_OFF ** (caller.num_refusals - 1)
+            self.after(delay, lambda: self._ask(caller))
+        elif end is None and len(caller.token_ids) >= (caller.ask.leaves_after or len(caller.token_ids) + 1):
+            self.after(0.0, lambda: self._leave(caller))
+
+    def _leave(self, caller: Caller) -> None:
+        """The caller is gone."""
+        if caller.is_waiting:
+            caller.has_left = True
+            self.link.abort([caller.name])

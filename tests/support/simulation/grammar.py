@@ -1,0 +1,145 @@
+"""Grammars of the simulation: small languages of tokens, and a compiler that takes virtual time instead of threads.
+
+They stand where `core_proc/grammar/{compiler,matcher}.py` stand in an engine; everything above those is the real thing.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from octavo.core_proc.grammar.compiler import GrammarKey, NoGrammar
+from octavo.protocol.events import FailureKind
+from octavo.protocol.requests import Vocabulary
+from octavo.protocol.structured import GrammarKind, GrammarSpec
+
+WRONG = "wrong"
+"""The text of a grammar that does not compile."""
+
+
+@dataclass(frozen=True)
+class Language:
+    """Outputs of `low` to `high` tokens, the one at position i congruent to i + shift modulo the modulus."""
+
+    modulus: int
+    shift: int
+    low: int
+    high: int
+
+    @property
+    def text(self) -> str:
+        """The grammar's source."""
+        return f"{self.modulus} {self.shift} {self.low} {self.high}"
+
+    @classmethod
+    def parse(cls, text: str) -> "Language":
+        """Read a source."""
+        return cls(*map(int, text.split()))
+
+    def allows(self, position: int, token_id: int) -> bool:
+        """True when the token may stand at this position of the output."""
+        return position < self.high and token_id % self.modulus == (position + self.shift) % self.modulus
+
+
+@dataclass
+class SimulatedMatcher:
+    """How far an output has come: what `Matcher` is in an engine."""
+
+    language: Language
+    vocab_size: int
+    position: int = 0
+    fault: str = ""
+
+    def copy(self) -> "SimulatedMatcher":
+        """Return another output that stands at the same point."""
+        return replace(self)
+
+    def take(self, token_id: int) -> bool:
+        """Go on by one token; False where the language has no place for it."""
+        if not self.language.allows(self.position, token_id):
+            return False
+        self.position += 1
+        return True
+
+    @property
+    def is_complete(self) -> bool:
+        """True when nothing can follow."""
+        return self.position == self.language.high
+
+    def mask(self) -> tuple[bytearray, bool]:
+        """Return the tokens that may follow, and whether the output may end here."""
+        mask = bytearray(4 * -(-self.vocab_size // 32))
+        for token_id in range(self.vocab_size):
+            if self.language.allows(self.position, token_id):
+                mask[token_id >> 3] |= 1 << (token_id & 7)
+        return mask, self.position >= self.language.low
+
+
+class SimulatedCompiler:
+    """Compiles each grammar once, some virtual time after it was asked to.
+
+    Args:
+        later: calls a function after some time.
+        on_done: called when `take_done` has something.
+    """
+
+    wake_fd = -1
+
+    def __init__(self, later: Callable[[Callable[[], None]], None], on_done: Callable[[], None]) -> None:
+        self.vocabulary: Vocabulary | None = None
+        self._later = later
+        self._on_done = on_done
+        self._pending: set[GrammarKey] = set()
+        self._kept: dict[GrammarKey, SimulatedMatcher] = {}
+        self._done: list[tuple[GrammarKey, SimulatedMatcher | NoGrammar]] = []
+
+    def learn(self, vocabulary: Vocabulary) -> None:
+        """Take the vocabulary; the first one stays."""
+        self.vocabulary = self.vocabulary or vocabulary
+
+    def find(self, spec: GrammarSpec) -> SimulatedMatcher | None:
+        """Return a new matcher of a grammar that is compiled already."""
+        matcher = self._kept.get((spec.kind, spec.text))
+        return matcher and matcher.copy()
+
+    def start(self, spec: GrammarSpec) -> GrammarKey:
+        """Have a grammar compiled, and return its name in `take_done`."""
+        key = (spec.kind, spec.text)
+        if key not in self._pending:
+            self._pending.add(key)
+            self._later(lambda: self._finish(key))
+        return key
+
+    def drop(self, key: GrammarKey) -> None:
+        """Note that nobody waits for a grammar any more."""
+        self._pending.discard(key)
+
+    def take_done(self) -> list[tuple[GrammarKey, SimulatedMatcher | NoGrammar]]:
+        """Return what has been compiled since the last call, or could not be."""
+        done, self._done = self._done, []
+        for key, result in done:
+            if isinstance(result, SimulatedMatcher):
+                self._kept[key] = result
+        return done
+
+    def _finish(self, key: GrammarKey) -> None:
+        if key not in self._pending:
+            return
+        self._pending.discard(key)
+        assert self.vocabulary is not None
+        _, text = key
+        if text == WRONG:
+            result: SimulatedMatcher | NoGrammar = NoGrammar(FailureKind.INVALID, "the grammar is wrong")
+        else:
+            result = SimulatedMatcher(Language.parse(text), len(self.vocabulary.tokens))
+        self._done.append((key, result))
+        self._on_done()
+
+
+def spec_of(language: Language | None, start_after: int | None) -> GrammarSpec:
+    """Return what a frontend submits: a language (None: one that does not compile), after a marker token."""
+    text = WRONG if language is None else language.text
+    return GrammarSpec(GrammarKind.LARK, text, start_after=b"" if start_after is None else bytes([start_after]))
+
+
+def vocabulary(vocab_size: int) -> Vocabulary:
+    """Return the vocabulary: each token is one byte."""
+    return Vocabulary([bytes([token_id]) for token_id in range(vocab_size)], [])

@@ -1,0 +1,206 @@
+"""What happens in one run, drawn from its seed: the engine, the requests and their callers, the faults. Runs nothing.
+
+Each seed draws its own probabilities first, so that some runs are all of one kind: only with extremes side by side are
+rare paths taken at all. A scenario is plain data, so a smaller one is made by leaving things out.
+"""
+
+import random
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+from octavo.protocol.params import SamplingSpec
+from octavo.protocol.requests import Submit
+from simulation.grammar import Language, spec_of
+from simulation.model import SALT_MARK
+
+VOCAB_SIZE = 50
+
+POISON_MARK = "!"
+"""In a request's name: the worker that draws a token for it dies of it."""
+
+FaultKind: TypeAlias = Literal[
+    "kill frontend",
+    "cut connection",
+    "kill core",
+    "kill worker",
+    "fail worker",
+    "stop frontend",
+    "stop core",
+    "stop worker",
+]
+
+
+@dataclass(frozen=True)
+class Ask:
+    """One request, and how its caller behaves."""
+
+    frontend: int
+    time: float
+    submit: Submit
+    leaves_after: int | None = None
+    """Tokens after which the caller is gone; None: it stays to the end."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Something that goes wrong."""
+
+    kind: FaultKind
+    time: float
+    target: int = 0
+    """Which frontend, where it is one."""
+    num_operations: int = 0
+    """What a core may still send before it dies: so it dies between any two messages, not only between two turns."""
+    duration: float = 0.0
+    """How long a stopped process stays stopped, or a killed one takes to be back."""
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """Everything that happens, but for the delays of messages, which follow from the seed too."""
+
+    seed: int
+    engine: dict[str, Any]
+    """Changes to the configuration of a small engine (`core_fakes.core_config`)."""
+    num_blocks: int
+    num_frontends: int
+    delay_scale: float
+    """Seconds that a message is under way, about."""
+    step_scale: float
+    """Seconds that a step takes, about."""
+    queue_limit: int
+    """Messages that a connection holds before its sender is told to wait."""
+    asks: list[Ask] = field(default_factory=list)
+    faults: list[Fault] = field(default_factory=list)
+    drains: bool = False
+    """The core is told to stop while the last requests run."""
+
+
+def draw_scenario(seed: int, num_requests: int, num_kills: int) -> Scenario:
+    """Return the scenario of a seed.
+
+    Args:
+        seed: of everything.
+        num_requests: how many requests there are.
+        num_kills: how many faults there are.
+    """
+    rng = random.Random(f"scenario {seed}")
+    engine, num_blocks = _engine(rng)
+    num_frontends = rng.randint(1, 4)
+    load = rng.choice([0.3, 1.0, 3.0, 30.0])
+    step_scale = 0.01
+    duration = num_requests * step_scale / load
+    style = _Style(rng, engine["max_model_len"])
+    times = sorted(rng.uniform(0, duration) for _ in range(num_requests))
+    asks = [style.ask(index, rng.randrange(num_frontends), time) for index, time in enumerate(times)]
+    kinds = rng.sample(list(FaultKind.__args__), rng.randint(1, len(FaultKind.__args__)))
+    faults = [_fault(rng, rng.choice(kinds), num_frontends, duration, step_scale) for _ in range(num_kills)]
+    return Scenario(
+        seed=seed,
+        engine=engine,
+        num_blocks=num_blocks,
+        num_frontends=num_frontends,
+        delay_scale=rng.choice([0.0, 0.0005, 0.005, 0.05]),
+        step_scale=step_scale,
+        queue_limit=rng.choice([2, 8, 64, 1024]),
+        asks=asks,
+        faults=sorted(faults, key=lambda fault: fault.time),
+        drains=rng.random() < 0.2,
+    )
+
+
+def _engine(rng: random.Random) -> tuple[dict[str, Any], int]:
+    block_size = rng.choice([1, 2, 4, 8, 16])
+    max_model_len = rng.choice([40, 90, 128])
+    smallest = -(-max_model_len // block_size)
+    num_blocks = int(smallest * rng.choice([1, 1, 1.2, 2, 20])) + rng.randrange(3)
+    engine = {
+        "block_size": block_size,
+        "max_model_len": max_model_len,
+        "max_num_seqs": rng.choice([1, 2, 4, 8, 32, 128]),
+        "max_num_batched_tokens": rng.choice([1, 6, 16, 40, 128, 512]),
+        "long_prefill_token_threshold": rng.choice([0, 0, 0, 3, 20]),
+        "scheduling_policy": rng.choice(["fcfs", "fcfs", "priority"]),
+        "enable_prefix_caching": rng.random() < 0.8,
+        "async_scheduling": rng.random() < 0.8,
+        "execute_model_timeout_s": rng.choice([0.2, 300.0]),
+        "max_num_queued_reqs": rng.choice([0, 0, 0, 0, 0, 0, 5, 50]),
+        "max_num_queued_tokens": rng.choice([0, 0, 0, 0, 0, 0, 300]),
+    }
+    return engine, num_blocks
+
+
+def _fault(rng: random.Random, kind: FaultKind, num_frontends: int, duration: float, step_scale: float) -> Fault:
+    return Fault(
+        kind,
+        time=rng.uniform(0, duration),
+        target=rng.randrange(num_frontends),
+        num_operations=rng.choice([0, 0, 1, 2, 3, 5, 8, 20]),
+        duration=step_scale * rng.choice([0.1, 1, 10, 100]),
+    )
+
+
+class _Style:
+    """How the requests of one scenario are drawn."""
+
+    def __init__(self, rng: random.Random, max_model_len: int) -> None:
+        self._rng = rng
+        self._max_prompt = min(rng.choice([5, 20, 100]), max_model_len - 1) if rng.random() < 0.9 else max_model_len + 3
+        self._max_tokens = rng.choice([1, 2, 4, 8, 20, 40])
+        self._stems = [self._some_tokens(rng.choice([3, 16, 33, 60])) for _ in range(rng.randint(1, 5))]
+        self._stem_share = rng.choice([0.0, 0.5, 0.9])
+        self._leaving = rng.choice([0.0, 0.0, 0.1, 0.5])
+        self._constrained = rng.choice([0.0, 0.0, 0.1, 0.9])
+        self._poisoned = rng.choice([0.0] * 9 + [0.01])
+        self._with_logprobs = rng.choice([0.0, 0.2])
+        self._salts = rng.choice([[None], [None, "a", "b"]])
+        self._intervals = rng.choice([[1], [1, 1, 3, 32]])
+        self._languages = [
+            Language(rng.randint(1, 4), rng.randrange(4), low := rng.randint(1, 4), low + rng.randint(0, 4))
+            for _ in range(rng.randint(1, 6))
+        ]
+
+    def ask(self, index: int, frontend: int, time: float) -> Ask:
+        """Draw a request."""
+        rng = self._rng
+        salt = rng.choice(self._salts)
+        grammar = None
+        if rng.random() < self._constrained:
+            language = None if rng.random() < 0.02 else rng.choice(self._languages)
+            grammar = spec_of(language, rng.choice([None, None, rng.randrange(VOCAB_SIZE)]))
+        submit = Submit(
+            request_id=f"{index}{POISON_MARK if rng.random() < self._poisoned else ''}{SALT_MARK}{salt or ''}",
+            prompt_token_ids=self._prompt(),
+            sampling=self._sampling(),
+            priority=rng.randint(0, 2),
+            cache_salt=salt,
+            stream_interval=rng.choice(self._intervals),
+            grammar=grammar,
+        )
+        leaves_after = rng.randint(0, self._max_tokens) if rng.random() < self._leaving else None
+        return Ask(frontend, time, submit, leaves_after)
+
+    def _prompt(self) -> list[int]:
+        rng = self._rng
+        length = rng.choice([rng.randint(1, 8), rng.randint(1, self._max_prompt)])
+        if rng.random() >= self._stem_share:
+            return self._some_tokens(length)
+        stem = rng.choice(self._stems)
+        return (stem[: rng.choice([len(stem), length])] + self._some_tokens(rng.randint(1, 8)))[: self._max_prompt]
+
+    def _some_tokens(self, count: int) -> list[int]:
+        return self._rng.choices(range(VOCAB_SIZE), k=count)
+
+    def _sampling(self) -> SamplingSpec:
+        rng = self._rng
+        has_prompt_logprobs = rng.random() < self._with_logprobs
+        return SamplingSpec(
+            max_tokens=rng.randint(1, self._max_tokens),
+            seed=rng.randrange(3),
+            min_tokens=rng.choice([0, 0, 0, 2]),
+            eos_token_ids=rng.choice([(), (0,), (0, 1, 2, 3)]),
+            stop_token_ids=rng.choice([(), (), (4, 5, 6)]),
+            logprobs=0 if rng.random() < self._with_logprobs else None,
+            prompt_logprobs=0 if has_prompt_logprobs else None,
+            skip_reading_prefix_cache=has_prompt_logprobs or rng.random() < 0.05,
+        )
