@@ -189,6 +189,11 @@ class AsyncClient:
         return self._link.failure
 
     @property
+    def num_lost_requests(self) -> int:
+        """Live requests that the engine's end has ended."""
+        return self._link.num_lost_requests
+
+    @property
     def latest_stats(self) -> EngineStats:
         """What the engine last reported, about a second old at most while it works."""
         return self._link.latest_stats

@@ -112,6 +112,8 @@ class CoreLink:
         self.on_resumed: Callable[[Resumption], None] = lambda resumption: None
         self.patience = Patience()
         self.failure: EngineDeadError | None = None
+        self.num_lost_requests = 0
+        """Live requests that the engine's end has ended."""
         """Why no request can be served any more; None while the engine lives."""
         self.outage: Outage | None = None
         """Set while there is no core, but there may be one again."""
@@ -269,6 +271,7 @@ class CoreLink:
         if self.failure:
             return
         self.failure = EngineDeadError(cause)
+        self.num_lost_requests = len(self._streams)
         self.outage = None
         if self._giving_up:
             self._giving_up.cancel()
