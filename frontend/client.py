@@ -101,7 +101,7 @@ class AsyncClient:
             self._keeper = EngineKeeper(connection.engine, link, self.config.core_timeout_s, self._has_work)
             connection.engine.watch(self._keeper.on_exit)
         elif connection.engine:
-            connection.engine.watch(link.fail)
+            connection.engine.watch(lambda exited: link.fail(link.last_words or str(exited)))
 
     @classmethod
     def launch(

@@ -117,6 +117,8 @@ class CoreLink:
         """Why no request can be served any more; None while the engine lives."""
         self.outage: Outage | None = None
         """Set while there is no core, but there may be one again."""
+        self.last_words = ""
+        """Why this core is about to exit, if it has said so."""
         self.num_heard = 0
         """Messages that have come from cores so far."""
         self.has_progressed = False
@@ -340,6 +342,7 @@ class CoreLink:
             self._blame(outage.cause)
         self.facts = facts
         self.has_progressed = False
+        self.last_words = ""
         if self._vocabulary:
             self._wire.send(self._vocabulary)
         num_requests = self._send_unsent()
@@ -405,6 +408,7 @@ class CoreLink:
             case Refused():
                 self._on_refused(event.message)
             case EngineDying():
+                self.last_words = event.message
                 if event.message:
                     self.lose(event.message)
                 else:

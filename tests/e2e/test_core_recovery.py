@@ -195,7 +195,7 @@ def test_who_joined_fails_with_the_root_cause_when_nobody_starts_it_again(model:
             outputs = joined.generate([5, 6, 7], LONG)
             await anext(outputs)
             assert owner.engine is not None
-            owner.engine.watch(lambda cause: None)  # nobody starts another
+            owner.engine.watch(lambda exited: None)  # nobody starts another
             kill_core(owner)
             begin = time.monotonic()
             with pytest.raises(EngineDeadError, match="gone"):
