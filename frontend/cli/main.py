@@ -37,6 +37,7 @@ BENCHMARKS: tuple[Command, ...] = (
     Command("throughput", "an engine's throughput, offline", "octavo.frontend.cli.bench.throughput"),
     Command("latency", "one batch after another, offline", "octavo.frontend.cli.bench.latency"),
     Command("startup", "from the command to the first token", "octavo.frontend.cli.bench.startup"),
+    Command("chaos", "kills processes under load and compares every answer", "octavo.frontend.cli.bench.chaos.command"),
 )
 
 COMMANDS: tuple[Command, ...] = (

@@ -345,3 +345,15 @@ def test_a_dead_engine_is_reported_to_every_request(tmp_path: Path) -> None:
                 await one()
 
     asyncio.run(main())
+
+
+def test_the_socket_of_a_given_address_goes_with_the_engine(tmp_path: Path) -> None:
+    """Found by `octavo bench chaos`: zmq removes only sockets that it has named itself."""
+
+    async def main() -> None:
+        model = make_tiny("LlamaForCausalLM", tmp_path / "model")
+        async with AsyncClient.launch(str(model), address=f"ipc://{tmp_path}/engine", max_model_len=64):
+            assert (tmp_path / "engine").is_socket()
+        assert not (tmp_path / "engine").exists()
+
+    asyncio.run(main())

@@ -8,7 +8,7 @@ import asyncio
 import json
 import ssl
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
@@ -16,10 +16,8 @@ from urllib.parse import urlsplit
 from tqdm import tqdm
 
 from octavo.frontend.cli.bench.figures import Outcome
+from octavo.frontend.cli.bench.http_connection import READ_LIMIT_BYTES, HttpConnection
 from octavo.frontend.cli.errors import CommandError
-
-READ_LIMIT_BYTES = 2**22
-"""Longest line or event that is read."""
 
 _DATA = b"data:"
 _DONE = b"[DONE]"
@@ -104,7 +102,7 @@ class Load:
             *(f"{name}: {value}" for name, value in target.headers.items()),
         ]
         self._head = "\r\n".join(lines).encode()
-        self._idle: list[_Connection] = []
+        self._idle: list[HttpConnection] = []
 
     async def run(
         self,
@@ -153,14 +151,14 @@ class Load:
         while self._idle:
             self._idle.pop().close()
 
-    async def _connect(self) -> "_Connection":
+    async def _connect(self) -> HttpConnection:
         if self._is_unix:
-            return _Connection(*await asyncio.open_unix_connection(self._path, limit=READ_LIMIT_BYTES))
-        return _Connection(
+            return HttpConnection(*await asyncio.open_unix_connection(self._path, limit=READ_LIMIT_BYTES))
+        return HttpConnection(
             *await asyncio.open_connection(self._host, self._port, ssl=self._tls, limit=READ_LIMIT_BYTES)
         )
 
-    async def _ask(self, request: bytes) -> tuple["_Connection", int]:
+    async def _ask(self, request: bytes) -> tuple[HttpConnection, int]:
         """Send a request on a connection that rests or on a new one; return it, and the status of the answer."""
         while self._idle:
             connection = self._idle.pop()
@@ -175,7 +173,7 @@ class Load:
             connection.close()
             raise
 
-    async def _read_answer(self, connection: "_Connection", status: int, outcome: Outcome) -> None:
+    async def _read_answer(self, connection: HttpConnection, status: int, outcome: Outcome) -> None:
         is_clean = False
         try:
             rest = b""
@@ -195,52 +193,6 @@ class Load:
                 self._idle.append(connection)
             else:
                 connection.close()
-
-
-class _Connection:
-    """One connection, on which one answer at a time is read."""
-
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader = reader
-        self._writer = writer
-        self._headers: dict[bytes, bytes] = {}
-
-    @property
-    def is_reusable(self) -> bool:
-        """Whether the answer that was read leaves the connection open."""
-        has_end = b"content-length" in self._headers or b"transfer-encoding" in self._headers
-        return has_end and self._headers.get(b"connection", b"").lower() != b"close"
-
-    async def ask(self, request: bytes) -> int:
-        """Send a request; return the status once the head of the answer is there.
-
-        Raises:
-            ValueError: the answer is not HTTP.
-            EOFError: the server closed the connection.
-        """
-        self._writer.write(request)
-        head = await self._reader.readuntil(b"\r\n\r\n")
-        first, *lines = head.rstrip(b"\r\n").split(b"\r\n")
-        fields = (line.partition(b":") for line in lines)
-        self._headers = {name.strip().lower(): value.strip() for name, _, value in fields}
-        return int(first.split()[1])
-
-    async def body(self) -> AsyncIterator[bytes]:
-        """Yield the answer's body as it comes, to its end."""
-        reader = self._reader
-        if self._headers.get(b"transfer-encoding", b"").lower() == b"chunked":
-            while size := int((await reader.readuntil(b"\r\n")).partition(b";")[0], 16):
-                yield (await reader.readexactly(size + 2))[:size]
-            while await reader.readuntil(b"\r\n") != b"\r\n":
-                pass  # trailers
-        elif (length := self._headers.get(b"content-length")) is not None:
-            yield await reader.readexactly(int(length))
-        else:
-            while piece := await reader.read(READ_LIMIT_BYTES):
-                yield piece
-
-    def close(self) -> None:
-        self._writer.close()
 
 
 def _take(outcome: Outcome, data: bytes, now: float) -> None:

@@ -1,0 +1,93 @@
+"""Processes as /proc shows them: who is below whom, what they run, what they hold; and signals to them."""
+
+import contextlib
+import os
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+
+_PROC = Path("/proc")
+
+
+@dataclass(frozen=True)
+class Process:
+    """One process; its start tells it from a later one of the same id."""
+
+    pid: int
+    start_ticks: int
+    module: str
+    """What `python -m` runs there; "": it is none of those."""
+
+    @property
+    def is_running(self) -> bool:
+        """False when it is gone, or only waits to be reaped."""
+        try:
+            fields = _stat(self.pid)
+        except OSError:
+            return False
+        return int(fields[19]) == self.start_ticks and fields[0] not in ("Z", "X")
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """What a process holds."""
+
+    memory_bytes: int
+    """Its own: without what it maps from files."""
+    num_files: int
+    """Open descriptors, sockets among them."""
+
+
+def below(pid: int) -> list[Process]:
+    """Return the processes below `pid`, children before grandchildren."""
+    children: dict[int, list[int]] = {}
+    for entry in _PROC.iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                children.setdefault(int(_stat(int(entry.name))[1]), []).append(int(entry.name))
+    found: list[int] = []
+    todo = [pid]
+    while todo:
+        found += (next_ones := children.get(todo.pop(0), []))
+        todo += next_ones
+    return [process for one in found if (process := process_of(one))]
+
+
+def process_of(pid: int) -> Process | None:
+    """Return the process of this id, None when there is none."""
+    try:
+        return Process(pid, int(_stat(pid)[19]), _module(pid))
+    except OSError:
+        return None
+
+
+def footprint(process: Process) -> Footprint | None:
+    """Return what a process holds, None when it is gone."""
+    try:
+        status = (_PROC / str(process.pid) / "status").read_text()
+        num_files = len(list((_PROC / str(process.pid) / "fd").iterdir()))
+    except OSError:
+        return None
+    fields = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)
+    sizes = (fields.get("RssAnon", "0 kB"), fields.get("RssShmem", "0 kB"))
+    return Footprint(sum(int(size.split()[0]) for size in sizes) * 1024, num_files)
+
+
+def send_signal(process: Process, number: signal.Signals) -> bool:
+    """Send a signal; False when the process is gone, whoever has its id by now."""
+    if not process.is_running:
+        return False
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(process.pid, number)
+        return True
+    return False
+
+
+def _stat(pid: int) -> list[str]:
+    """Return the fields of /proc/PID/stat that follow the name: state, parent, ..."""
+    return (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
+
+
+def _module(pid: int) -> str:
+    words = (_PROC / str(pid) / "cmdline").read_bytes().decode(errors="replace").split("\0")
+    return words[words.index("-m") + 1] if "-m" in words[:-1] else ""

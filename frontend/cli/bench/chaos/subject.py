@@ -1,0 +1,181 @@
+"""`Subject`: a server that is tried, from its start to what it leaves behind. Sends it no requests."""
+
+import asyncio
+import re
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from octavo.frontend.cli.bench.chaos.processes import Footprint, Process, below, footprint, process_of, send_signal
+from octavo.frontend.cli.errors import CommandError
+from octavo.protocol.env import child_environment
+
+CORE = "octavo.core_proc"
+WORKER = "octavo.worker_proc"
+SIBLING = "octavo.frontend.http.sibling"
+SERVER = "octavo"
+
+ROLES = {SERVER: "first HTTP process", SIBLING: "further HTTP process", CORE: "core", WORKER: "worker"}
+
+START_TIMEOUT_S = 180.0
+STOP_TIMEOUT_S = 60.0
+CALM_TIMEOUT_S = 60.0
+POLL_S = 0.05
+STRAGGLERS_S = 2.0
+"""How long a process may outlive its server."""
+
+_LISTENING = re.compile(r"listening on (http://\S+:\d+)", re.IGNORECASE)
+_FAULT = re.compile(r"Traceback \(most recent call last\)|InvariantBroken|was ended by SIG(?!KILL|TERM)")
+"""What a death from outside does not leave in a log."""
+
+_GAUGES = ("kv_cache_usage_perc", "num_requests_running", "num_requests_waiting")
+
+
+class Subject:
+    """A running `octavo serve`.
+
+    Args:
+        settings: of engine and server.
+        directory: of its own; holds its log, its sockets and nothing else.
+        log: where its log goes.
+    """
+
+    def __init__(self, settings: Mapping[str, Any], directory: Path, log: Path) -> None:
+        self._directory = directory
+        self._runtime = directory / "run"
+        self._runtime.mkdir(parents=True)
+        self.address = f"ipc://{directory}/engine"
+        self.log = log
+        self._seen: dict[int, Process] = {}
+        file = directory / "settings.yaml"
+        served = {**settings, "port": 0, "engine_address": self.address}
+        file.write_bytes(msgspec.json.encode(served))  # YAML reads JSON
+        environment = {"XDG_RUNTIME_DIR": str(self._runtime), "OCTAVO_CHECK": "1"}
+        with log.open("wb") as sink:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "octavo", "serve", "--config", str(file)],
+                stdout=sink,
+                stderr=sink,
+                env=child_environment(environment),
+            )
+        self.url = ""
+
+    @property
+    def is_running(self) -> bool:
+        """False when the server has ended."""
+        return self._process.poll() is None
+
+    async def wait_until_ready(self) -> None:
+        """Wait until it answers.
+
+        Raises:
+            CommandError: it has ended, or is too slow.
+        """
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while time.monotonic() < deadline and self.is_running:
+            if match := _LISTENING.search(self.log.read_text(errors="replace")):
+                self.url = match[1]
+                return
+            await asyncio.sleep(POLL_S)
+        lines = self.log.read_text(errors="replace").splitlines()
+        raise CommandError(f"the server did not start: {lines[-1] if lines else 'it said nothing'}")
+
+    def processes(self, module: str) -> list[Process]:
+        """Return its processes that run a module."""
+        everyone = below(self._process.pid)
+        self._seen |= {process.pid: process for process in everyone}
+        if module == SERVER:
+            return [first] if (first := process_of(self._process.pid)) else []
+        return [process for process in everyone if process.module == module]
+
+    def footprints(self) -> dict[str, Footprint]:
+        """Return by role the most that one of its processes holds."""
+        most: dict[str, Footprint] = {}
+        for module, role in ROLES.items():
+            held = [one for process in self.processes(module) if (one := footprint(process))]
+            if held:
+                most[role] = Footprint(max(one.memory_bytes for one in held), max(one.num_files for one in held))
+        return most
+
+    async def wait_until_calm(self) -> str:
+        """Wait until it is healthy and holds no request and no block; return what is wrong, "" when that comes true."""
+        deadline = time.monotonic() + CALM_TIMEOUT_S
+        while True:
+            trouble = await asyncio.to_thread(self._trouble)
+            if not trouble or time.monotonic() > deadline:
+                return trouble
+            await asyncio.sleep(0.25)
+
+    def _trouble(self) -> str:
+        try:
+            _get(f"{self.url}/health")
+            text = _get(f"{self.url}/metrics")
+        except OSError as error:
+            return f"{type(error).__name__}: {error}"
+        values = {name: _sample(text, name) for name in _GAUGES}
+        return ", ".join(f"{name} is {value:g}" for name, value in values.items() if value)
+
+    async def stop(self) -> list[str]:
+        """End it with SIGTERM; return what was wrong about its end and what it left behind.
+
+        Blocks until: it has ended.
+        """
+        faults = []
+        self.processes(CORE)
+        self._process.send_signal(signal.SIGTERM)
+        try:
+            code = await asyncio.to_thread(self._process.wait, STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            faults.append(f"the server did not end within {STOP_TIMEOUT_S:.0f} s of SIGTERM")
+        else:
+            if code:
+                faults.append(f"the server ended with code {code}")
+        left = await asyncio.to_thread(self._left_after, STRAGGLERS_S)
+        faults += [f"a process was left behind: {process.module or process.pid}" for process in left]
+        faults += [f"a file was left behind: {path.name}" for path in self._runtime.iterdir()]
+        if (self._directory / "engine").exists():
+            faults.append("a socket was left behind: the engine's address")
+        self.kill()
+        return faults
+
+    def kill(self) -> None:
+        """End at once whatever of it still runs."""
+        self._process.kill()
+        self._process.wait()
+        for process in self._left():
+            send_signal(process, signal.SIGKILL)
+
+    def faults_in_log(self) -> list[str]:
+        """Return the lines of its log that tell of a fault of its own, rather than of a death from outside."""
+        return [line for line in self.log.read_text(errors="replace").splitlines() if _FAULT.search(line)]
+
+    def _left_after(self, timeout_s: float) -> list[Process]:
+        deadline = time.monotonic() + timeout_s
+        while (left := self._left()) and time.monotonic() < deadline:
+            time.sleep(POLL_S)
+        return left
+
+    def _left(self) -> list[Process]:
+        return [process for process in self._seen.values() if process.is_running]
+
+
+def _get(url: str) -> str:
+    """Return what a GET is answered with.
+
+    Raises:
+        OSError: nothing, or an error.
+    """
+    with urllib.request.urlopen(url, timeout=10) as response:
+        return str(response.read(), "utf-8")
+
+
+def _sample(text: str, name: str) -> float:
+    """Return the sum of a metric's samples."""
+    return sum(float(value) for value in re.findall(rf"^octavo:{name}(?:{{.*}})? (\S+)$", text, re.MULTILINE))
