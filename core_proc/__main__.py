@@ -1,13 +1,24 @@
 """Entry of a core process."""
 
+import logging
+
 from octavo.core_proc.core import EngineCore
+from octavo.core_proc.workers.group import WorkerFailed
 from octavo.protocol.control import CoreSpec
-from octavo.protocol.lifecycle import Reporter, StopSignal, run_child
+from octavo.protocol.lifecycle import EXIT_HOPELESS, Reporter, StopSignal, run_child
+
+logger = logging.getLogger(__name__)
 
 
 def main(spec: CoreSpec, reporter: Reporter, stop: StopSignal) -> int:
     """Run an engine; returns the exit code."""
-    return EngineCore(spec, reporter, stop).run()
+    try:
+        return EngineCore(spec, reporter, stop).run()
+    except WorkerFailed:
+        if not reporter.is_ready:
+            raise
+        logger.exception("the workers die again and again")
+        return EXIT_HOPELESS
 
 
 if __name__ == "__main__":

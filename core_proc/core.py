@@ -136,7 +136,7 @@ class EngineCore:
         # What lives from here on lives for good: the collector need not look at it again.
         gc.collect()
         gc.freeze()
-        self._reporter.mark_ready(CoreReady(plan))
+        self._reporter.mark_ready(CoreReady(plan, workers.facts))
         logger.info("engine ready at %s", self._spec.address)
         return service, loop, supervisor
 
@@ -149,7 +149,7 @@ class EngineCore:
             module=self._worker_module,
             log_level=self._spec.log_level,
             generation=generation,
-            facts=self._first_workers.facts if generation else (),
+            facts=self._first_workers.facts if generation else self._spec.facts,
         )
 
     def _make_scheduler(self, config: ResolvedConfig, plan: CachePlan) -> Scheduler:

@@ -7,13 +7,14 @@ import logging
 from collections.abc import Callable, Iterable
 
 from octavo.protocol.channel import FrontendRouter, PeerLost
-from octavo.protocol.events import EngineDying, Event, Events, Reply, RequestEvent, StatsReport, Tokens
+from octavo.protocol.events import EngineDying, Event, Events, Refused, Reply, RequestEvent, StatsReport, Tokens
 from octavo.protocol.ids import RequestId
 
 logger = logging.getLogger(__name__)
 
 MAX_BACKLOG_EVENTS = 16384
-"""A frontend that is owed more is given up. Merged, that is several events for each request it can have."""
+"""A frontend that is owed more is given up, and told so when it reads again. Merged, that is several events for each
+request it can have."""
 
 
 class Backlog:
@@ -54,13 +55,22 @@ class Backlog:
 class Outbox:
     """All connected frontends and their backlogs."""
 
-    def __init__(self, router: FrontendRouter, epoch: int, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        router: FrontendRouter,
+        epoch: int,
+        clock: Callable[[], float],
+        max_backlog_events: int = MAX_BACKLOG_EVENTS,
+    ) -> None:
         self._router = router
         self._epoch = epoch
         self._clock = clock
+        self._max_backlog_events = max_backlog_events
         self._backlogs: dict[bytes, Backlog] = {}
         """Of every connected frontend, in order of connection."""
         self._lost: list[bytes] = []
+        self._given_up: set[bytes] = set()
+        """Frontends that have not been told yet that they are lost: what they wait for will never come."""
         self.has_backlog = False
         """True while a frontend is owed something: flush again soon."""
 
@@ -68,6 +78,11 @@ class Outbox:
     def has_lost(self) -> bool:
         """True when `take_lost` has something to tell."""
         return bool(self._lost)
+
+    @property
+    def has_given_up(self) -> bool:
+        """True while a frontend that was given up has not been told: flush again, now and then."""
+        return bool(self._given_up)
 
     def connect(self, client: bytes) -> None:
         """From now on the frontend gets events."""
@@ -97,8 +112,12 @@ class Outbox:
                 backlog.forget_events()
             while backlog.replies and self.send(client, backlog.replies[0]):
                 del backlog.replies[0]
-            if len(backlog.events) + len(backlog.replies) > MAX_BACKLOG_EVENTS:
+            if len(backlog.events) + len(backlog.replies) > self._max_backlog_events:
                 self._lose(client, "does not read its events")
+                self._given_up.add(client)
+        for client in list(self._given_up):
+            if self.send(client, Refused("it did not read its events")):
+                self._given_up.discard(client)
         self.has_backlog = not all(backlog.is_empty for backlog in self._backlogs.values())
 
     def send(self, client: bytes, event: Event) -> bool:
@@ -107,6 +126,7 @@ class Outbox:
             return self._router.send(client, event)
         except PeerLost:
             self._lose(client, "is gone")
+            self._given_up.discard(client)
             return False
 
     def broadcast(self, event: StatsReport | EngineDying) -> None:

@@ -56,6 +56,8 @@ STATS_INTERVAL_S = 1.0
 WAITING_LOG_INTERVAL_S = 10.0
 BACKLOG_RETRY_S = 0.02
 """A slow frontend's socket does not say when it has room again, so it is tried this often."""
+FAREWELL_RETRY_S = 1.0
+"""The same for one that was given up, if there is nothing else to do."""
 LAST_WORDS_S = 2.0
 """How long a core that has nothing left to do waits for frontends to read what it owes them."""
 
@@ -103,7 +105,9 @@ class FrontendService:
             return BACKLOG_RETRY_S
         if self._is_owed_a_turn and not self._has_requests:
             return 0.0
-        return max(0.0, self._next_stats - self._clock()) if self._is_busy else None
+        if self._is_busy:
+            return max(0.0, self._next_stats - self._clock())
+        return FAREWELL_RETRY_S if self._outbox.has_given_up else None
 
     @property
     def _is_owed_a_turn(self) -> bool:
@@ -121,7 +125,7 @@ class FrontendService:
         if has_mail:
             for client, request in self._router.receive():
                 self._handle(client, request)
-        if self._outbox.has_backlog:
+        if self._outbox.has_backlog or self._outbox.has_given_up:
             self._outbox.flush()
         self.deliver(self._grammars.take_ready())
         self._report()
@@ -205,7 +209,9 @@ class FrontendService:
             self._outbox.reply(client, Reply(message.call_id, CallFailed(f"cannot be read: {message.fault}")))
 
     def _submit(self, client: bytes, submit: Submit) -> list[ClientEvent]:
-        if self._state is not ProcessState.READY:
+        # What was accepted before is finished, also when its connection has broken meanwhile.
+        is_late = self._state is not ProcessState.READY and (not submit.is_continued or self._stop.count > 1)
+        if is_late:
             message = "the engine is shutting down and takes no new requests"
             return [(client, Failed(submit.request_id, FailureKind.OVERLOADED, message))]
         if submit.adapter is not None:

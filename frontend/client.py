@@ -101,7 +101,7 @@ class AsyncClient:
             self._keeper = EngineKeeper(connection.engine, link, self.config.core_timeout_s, self._has_work)
             connection.engine.watch(self._keeper.on_exit)
         elif connection.engine:
-            connection.engine.watch(link.fail)
+            connection.engine.watch(lambda exited: link.fail(link.last_words or str(exited)))
 
     @classmethod
     def launch(
@@ -187,6 +187,11 @@ class AsyncClient:
     def failure(self) -> EngineDeadError | None:
         """Why no request can be served any more; None while the engine lives."""
         return self._link.failure
+
+    @property
+    def num_lost_requests(self) -> int:
+        """Live requests that the engine's end has ended."""
+        return self._link.num_lost_requests
 
     @property
     def latest_stats(self) -> EngineStats:

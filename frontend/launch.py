@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable
 
 from octavo.frontend.spawn import SpawnedEngine, Timeline
-from octavo.protocol.config import ResolvedConfig
+from octavo.protocol.config import DeviceFacts, ResolvedConfig
 from octavo.protocol.control import CoreReady, PhaseDone, Progress
 from octavo.protocol.errors import StartupError
 from octavo.protocol.supervise import Child, ChildExited
@@ -32,7 +32,7 @@ class LaunchedEngine:
 
     def __init__(self, spawned: SpawnedEngine) -> None:
         self._spawned = spawned
-        self._on_exit: Callable[[str], None] | None = None
+        self._on_exit: Callable[[ChildExited], None] | None = None
         self._exited = asyncio.Event()
         self._changing = asyncio.Lock()
         self._listen()
@@ -61,8 +61,8 @@ class LaunchedEngine:
         """Process id of the core."""
         return self._child.pid
 
-    def watch(self, on_exit: Callable[[str], None]) -> None:
-        """Call `on_exit` with the root cause when the core ends by itself."""
+    def watch(self, on_exit: Callable[[ChildExited], None]) -> None:
+        """Call `on_exit` with how it ended when the core ends by itself."""
         self._on_exit = on_exit
 
     def kill(self) -> None:
@@ -81,7 +81,7 @@ class LaunchedEngine:
             self._stop_listening()
             self._spawned.respawn()
             timeline = Timeline()
-            await _follow(self._child, timeline, on_progress or _ignore_progress)
+            self._spawned.facts = await _follow(self._child, timeline, on_progress or _ignore_progress)
             logger.debug("%s", timeline.render())
             self._exited.clear()
             self._listen()
@@ -99,13 +99,13 @@ class LaunchedEngine:
         async with self._changing:
             successor = self._spawned.spawn_successor(config)
             try:
-                await _follow(successor, Timeline(), on_progress or _ignore_progress)
+                facts = await _follow(successor, Timeline(), on_progress or _ignore_progress)
             except BaseException:
                 successor.kill()
                 successor.stop(timeout_s=0)
                 raise
             self._stop_listening()
-            self._spawned.hand_over(successor, config)
+            self._spawned.hand_over(successor, config, facts)
             self._exited.clear()
             self._listen()
 
@@ -124,7 +124,7 @@ class LaunchedEngine:
             self._stop_listening()
             self._exited.set()
             if self._on_exit:
-                self._on_exit(str(exited))
+                self._on_exit(exited)
 
     async def stop(self) -> None:
         """End the core and everything below it; harmless when it is gone already."""
@@ -155,7 +155,7 @@ async def follow_start(spawned: SpawnedEngine, on_progress: ProgressCallback | N
         StartupError: the root cause, whichever process it happened in.
     """
     try:
-        await _follow(spawned.child, spawned.timeline, on_progress or _ignore_progress)
+        spawned.facts = await _follow(spawned.child, spawned.timeline, on_progress or _ignore_progress)
     except BaseException:
         spawned.end()
         raise
@@ -166,8 +166,8 @@ def _ignore_progress(phase: str, fraction: float | None) -> None:
     """Tell nobody."""
 
 
-async def _follow(child: Child, timeline: Timeline, on_progress: ProgressCallback) -> None:
-    """Wait for `CoreReady`; the core's own time-outs bound every phase."""
+async def _follow(child: Child, timeline: Timeline, on_progress: ProgressCallback) -> list[DeviceFacts]:
+    """Wait for `CoreReady` and return what its workers have measured; the core's own time-outs bound every phase."""
     loop = asyncio.get_running_loop()
     readable = asyncio.Event()
     loop.add_reader(child.fileno(), readable.set)
@@ -179,7 +179,7 @@ async def _follow(child: Child, timeline: Timeline, on_progress: ProgressCallbac
             while (message := child.receive(timeout_s=0)) is not None:
                 match message:
                     case CoreReady():
-                        return
+                        return message.facts
                     case Progress():
                         phase = message.phase
                         on_progress(message.phase, message.fraction)

@@ -112,9 +112,13 @@ class CoreLink:
         self.on_resumed: Callable[[Resumption], None] = lambda resumption: None
         self.patience = Patience()
         self.failure: EngineDeadError | None = None
+        self.num_lost_requests = 0
+        """Live requests that the engine's end has ended."""
         """Why no request can be served any more; None while the engine lives."""
         self.outage: Outage | None = None
         """Set while there is no core, but there may be one again."""
+        self.last_words = ""
+        """Why this core is about to exit, if it has said so."""
         self.num_heard = 0
         """Messages that have come from cores so far."""
         self.has_progressed = False
@@ -269,6 +273,7 @@ class CoreLink:
         if self.failure:
             return
         self.failure = EngineDeadError(cause)
+        self.num_lost_requests = len(self._streams)
         self.outage = None
         if self._giving_up:
             self._giving_up.cancel()
@@ -337,6 +342,7 @@ class CoreLink:
             self._blame(outage.cause)
         self.facts = facts
         self.has_progressed = False
+        self.last_words = ""
         if self._vocabulary:
             self._wire.send(self._vocabulary)
         num_requests = self._send_unsent()
@@ -402,6 +408,7 @@ class CoreLink:
             case Refused():
                 self._on_refused(event.message)
             case EngineDying():
+                self.last_words = event.message
                 if event.message:
                     self.lose(event.message)
                 else:

@@ -5,6 +5,7 @@ Does not wait for it: that is `launch.py`.
 
 import logging
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -12,7 +13,7 @@ import msgspec
 from octavo.frontend.model_files.facts import read_model_facts
 from octavo.frontend.run_dir import RunDir
 from octavo.protocol.channel import ipc_path
-from octavo.protocol.config import EngineConfig, ResolvedConfig, resolve
+from octavo.protocol.config import DeviceFacts, EngineConfig, ResolvedConfig, resolve
 from octavo.protocol.config.engine import DeviceName
 from octavo.protocol.control import CoreSpec, PhaseDone
 from octavo.protocol.cores import num_usable_cores
@@ -58,6 +59,8 @@ class SpawnedEngine:
         self._run_dir = run_dir
         self._epoch = time.time_ns()
         self._num_lives = 0
+        self.facts: list[DeviceFacts] = []
+        """What workers of this configuration have measured: those of later cores need not, and get the same cache."""
         self.child = self._spawn(config, self.address)
 
     @property
@@ -72,7 +75,7 @@ class SpawnedEngine:
         """
         _end_child(self.child)
         self._epoch += 1
-        self.child = self._spawn(self.config, self.address)
+        self.child = self._spawn(self.config, self.address, self.facts)
 
     def spawn_successor(self, config: ResolvedConfig) -> Child:
         """Start a core with another configuration beside the present one, at an address of its own.
@@ -82,7 +85,7 @@ class SpawnedEngine:
         self._epoch += 1
         return self._spawn(config, f"ipc://{self._run_dir.path}/{self._num_lives + 1}/core")
 
-    def hand_over(self, successor: Child, config: ResolvedConfig) -> None:
+    def hand_over(self, successor: Child, config: ResolvedConfig, facts: list[DeviceFacts]) -> None:
         """Let a successor that is ready have the engine's address, and kill the core before it.
 
         At no moment does the address lead nowhere. Those who were connected notice the loss and connect again.
@@ -94,7 +97,7 @@ class SpawnedEngine:
         pointer.symlink_to(self._run_dir.path / str(self._num_lives) / "core")
         pointer.replace(path)
         _end_child(self.child)
-        self.child, self.config = successor, config
+        self.child, self.config, self.facts = successor, config, facts
 
     def end(self) -> None:
         """Kill the core, if it still runs, and remove what it leaves behind; harmless the second time."""
@@ -104,7 +107,7 @@ class SpawnedEngine:
             path.unlink(missing_ok=True)
         self._run_dir.remove()
 
-    def _spawn(self, config: ResolvedConfig, address: str) -> Child:
+    def _spawn(self, config: ResolvedConfig, address: str, facts: Sequence[DeviceFacts] = ()) -> Child:
         self._num_lives += 1
         # Of its own for each life: what an earlier one has left, or still has open, is in nobody's way.
         life_dir = self._run_dir.path / str(self._num_lives)
@@ -116,6 +119,7 @@ class SpawnedEngine:
             address=address,
             run_dir=str(life_dir),
             epoch=self._epoch,
+            facts=list(facts),
             remote_address=self.remote_address,
             log_level=logging.getLevelName(logging.getLogger("octavo").getEffectiveLevel()),
             check_invariants=Env.read().check_invariants,

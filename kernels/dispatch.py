@@ -3,8 +3,10 @@
 Every operation imports it, so it is also where torch is prepared for all of them.
 """
 
-from collections.abc import Mapping
-from typing import TypeVar
+import importlib
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 
@@ -13,6 +15,8 @@ from octavo.kernels.vector_math import prepare_vector_math
 prepare_vector_math()
 
 Implementation = TypeVar("Implementation")
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
 
 
 class UnsupportedDevice(NotImplementedError):
@@ -41,6 +45,32 @@ def choose(operation: str, implementations: Mapping[str, Implementation], device
         raise UnsupportedDevice(
             f"{operation} has no implementation for {device.type}; there is one for: {others}"
         ) from None
+
+
+def when_called(module: str, like: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
+    """Return the function of `module` that has the name and the parameters of `like`, imported by its first call.
+
+    For implementations in Triton: importing it takes a second, and many machines have none.
+    """
+
+    def call(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
+        result: Result = _function(module, like.__name__)(*args, **kwargs)
+        return result
+
+    return call
+
+
+@cache
+def _function(module: str, name: str) -> Callable[..., Any]:
+    try:
+        function: Callable[..., Any] = getattr(importlib.import_module(module), name)
+    except ModuleNotFoundError as error:
+        if error.name != "triton":
+            raise
+        raise UnsupportedDevice(
+            f"{module} needs triton, which is not installed; the builds of torch for CUDA bring it along"
+        ) from error
+    return function
 
 
 def require(condition: bool, message: str) -> None:

@@ -22,6 +22,8 @@ class CoreSpec(msgspec.Struct, frozen=True, kw_only=True, tag="core"):
     epoch: int
     remote_address: str = ""
     """A `tcp://` address for frontends of other machines; "": none."""
+    facts: list[DeviceFacts] = []
+    """What the workers of an earlier core of this configuration have measured; []: they measure."""
     log_level: str = "INFO"
     check_invariants: bool = False
     version: int = PROTOCOL_VERSION
@@ -96,6 +98,8 @@ class CoreReady(msgspec.Struct, frozen=True, tag="core_ready"):
     """The engine accepts connections."""
 
     plan: CachePlan
+    facts: list[DeviceFacts] = []
+    """What each worker has measured, in order of rank."""
 
 
 class ServerReady(msgspec.Struct, frozen=True, tag="server_ready"):

@@ -34,6 +34,8 @@ EXIT_OK = 0
 EXIT_FAILED = 1
 EXIT_STARTUP_FAILED = 3
 EXIT_PARENT_GONE = 4
+EXIT_HOPELESS = 5
+"""A core whose workers die again and again: another core would fare no better."""
 
 LENGTH = struct.Struct("<I")
 """What stands before every message on the two pipes."""

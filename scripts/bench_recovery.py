@@ -1,7 +1,7 @@
-"""How long requests stand still when the core is killed under load, and whether they go on as if nothing had happened.
+"""How long requests stand still when a process of the engine is killed, and whether they go on as if nothing were.
 
-A number of streams run; the core is killed with SIGKILL; for each stream the time between the last token before and
-the first one after is taken. All are run once more undisturbed, and the tokens compared.
+A number of streams run; the core or its worker is killed with SIGKILL; for each stream the time between the last token
+before and the first one after is taken. All are run once more undisturbed, and the tokens compared.
 """
 
 import argparse
@@ -10,6 +10,7 @@ import os
 import random
 import signal
 import time
+from pathlib import Path
 from typing import Any
 
 import fetch_default_model
@@ -31,6 +32,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="scripts/bench_recovery", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--model", help="directory, .gguf file or hub id; default: SmolLM2-135M-Instruct")
     parser.add_argument("--engine", action="append", default=[], metavar="NAME=VALUE", help="a setting of the engine")
+    parser.add_argument("--victim", choices=["core", "worker"], default="core", help="who is killed")
     parser.add_argument("--streams", type=int, default=16, help="requests at once")
     parser.add_argument("--input-len", type=int, default=128, help="tokens of each prompt")
     parser.add_argument("--output-len", type=int, default=256, help="tokens that each request generates")
@@ -44,10 +46,10 @@ async def _measure(model: str, settings: dict[str, str], args: argparse.Namespac
     prompts = [random_prompt(rng, args.input_len, MAX_TOKEN_ID) for _ in range(args.streams)]
     results = []
     async with AsyncClient.launch(model, **settings) as client:
-        expected, _ = await _run(client, prompts, args.output_len, kills=False)
+        expected, _ = await _run(client, prompts, args.output_len, victim=None)
         print(f"{'run':>4} {'pause median':>13} {'longest':>9} {'same tokens':>12}")
         for number in range(args.kills):
-            got, pauses = await _run(client, prompts, args.output_len, kills=True)
+            got, pauses = await _run(client, prompts, args.output_len, victim=args.victim)
             result = {"pauses_s": summary(pauses), "longest_s": max(pauses), "is_same": got == expected}
             results.append(result)
             median_s = result["pauses_s"]["median"]
@@ -56,9 +58,9 @@ async def _measure(model: str, settings: dict[str, str], args: argparse.Namespac
 
 
 async def _run(
-    client: AsyncClient, prompts: list[list[int]], output_len: int, *, kills: bool
+    client: AsyncClient, prompts: list[list[int]], output_len: int, *, victim: str | None
 ) -> tuple[list[list[int]], list[float]]:
-    """Run all prompts and return their tokens; with a kill, also the longest silence of each stream in seconds."""
+    """Run all prompts and return their tokens; with a victim, also the longest silence of each stream in seconds."""
     half_way = asyncio.Event()
     silences = [0.0] * len(prompts)
 
@@ -77,11 +79,18 @@ async def _run(
         return tokens
 
     running = asyncio.gather(*(one(index) for index in range(len(prompts))))
-    if kills:
+    if victim:
         await half_way.wait()
         assert client.engine is not None
-        os.kill(client.engine.core_pid, signal.SIGKILL)
+        core = client.engine.core_pid
+        os.kill(core if victim == "core" else _worker_of(core), signal.SIGKILL)
     return await running, silences
+
+
+def _worker_of(core: int) -> int:
+    """Return the process id of a core's first worker."""
+    children = Path(f"/proc/{core}/task/{core}/children").read_text().split()
+    return next(int(pid) for pid in children if b"octavo.worker_proc" in Path(f"/proc/{pid}/cmdline").read_bytes())
 
 
 if __name__ == "__main__":

@@ -22,6 +22,9 @@ FIRST_REQUEST_S = 60
 UNFINISHED_S = 60
 """What a head, or any other part that is kept until it is complete, may take to come."""
 
+UNREAD_S = 60
+"""What a caller gets to take at least a byte of what waits to be sent."""
+
 LAST_WORD_S = 1
 """What a refused caller gets to read why."""
 
@@ -40,6 +43,8 @@ class Connection(HttpToolsProtocol):
     """Received since the parser last gave something away."""
     _patience: asyncio.TimerHandle | None = None
     """Runs while something is kept."""
+    _reading: asyncio.TimerHandle | None = None
+    """Runs while the caller does not read all that there is."""
     _is_refused = False
     _is_offered = False
     """The head that was read last offers another protocol; the request has not begun."""
@@ -102,6 +107,17 @@ class Connection(HttpToolsProtocol):
         """Wait for nothing any more."""
         super().connection_lost(exc)
         self._keep_nothing()
+        self._forget_reader()
+
+    def pause_writing(self) -> None:
+        """Wait until the caller has read, but not for ever: its request holds memory, and may hold blocks."""
+        super().pause_writing()
+        self._watch_reader()
+
+    def resume_writing(self) -> None:
+        """Go on."""
+        super().resume_writing()
+        self._forget_reader()
 
     def on_headers_complete(self) -> None:
         """Go on with a head of an allowed length; it may have come in one piece with what follows."""
@@ -165,6 +181,21 @@ class Connection(HttpToolsProtocol):
         if self.cycle is None or self.cycle.response_complete or self.cycle.more_body:
             self.transport.close()
 
+    def _watch_reader(self) -> None:
+        self._reading = self.loop.call_later(UNREAD_S, self._look_at_reader, self.transport.get_write_buffer_size())
+
+    def _look_at_reader(self, num_bytes_before: int) -> None:
+        if self.transport.get_write_buffer_size() < num_bytes_before:
+            self._watch_reader()
+        else:
+            self.logger.warning("a caller has read nothing for %d s: its connection is closed", UNREAD_S)
+            self.transport.abort()
+
+    def _forget_reader(self) -> None:
+        if self._reading is not None:
+            self._reading.cancel()
+            self._reading = None
+
     def _keep_nothing(self) -> None:
         self._num_kept_bytes = 0
         if self._patience is not None:
@@ -194,7 +225,9 @@ class Connection(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         """Refuse what is no HTTP in the form of every error, unless that would stand in the middle of an answer."""
-        if self.cycle is None or self.cycle.response_complete:
+        cycle = self.cycle
+        is_in_body = cycle is not None and cycle.more_body and not cycle.response_started
+        if cycle is None or cycle.response_complete or is_in_body:
             self._write_refusal(HTTPStatus.BAD_REQUEST, "the request is not valid HTTP/1.1")
         self.transport.close()
 

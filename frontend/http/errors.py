@@ -46,7 +46,7 @@ _TYPES = {
     HTTPStatus.SERVICE_UNAVAILABLE: "ServiceUnavailableError",
 }
 
-_SAYS_ITS_CAUSE = (InvalidRequestError, ModelNotFoundError, OverloadedError, RequestFailedError)
+_SAYS_ITS_CAUSE = (InvalidRequestError, ModelNotFoundError, OverloadedError, RequestFailedError, EngineDeadError)
 
 
 class BodyError(InvalidRequestError):

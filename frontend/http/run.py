@@ -156,6 +156,8 @@ async def _serve_with(
         await server.serve(sockets=[listener.socket])
         for task in tasks:
             task.cancel()
+        if client.failure and client.num_lost_requests:
+            server.fail(client.failure)  # a drain that lost its requests is no orderly end
         if server.failure:
             siblings.terminate()
             siblings.terminate()

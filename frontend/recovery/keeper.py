@@ -12,8 +12,10 @@ from typing import Protocol
 from octavo.frontend.metrics.observer import RestartCause
 from octavo.frontend.wire import LAST_WORDS_S
 from octavo.protocol.errors import OctavoError, StartupError
+from octavo.protocol.lifecycle import EXIT_HOPELESS
 from octavo.protocol.requests import GetStats, Utility
 from octavo.protocol.restarts import RestartPolicy
+from octavo.protocol.supervise import ChildExited
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +39,7 @@ class Link(Protocol):
 
     num_heard: int
     has_progressed: bool
+    last_words: str
 
     @property
     def is_up(self) -> bool:
@@ -78,10 +81,13 @@ class EngineKeeper:
         self._asking: asyncio.Task[None] | None = None
         self._watching = asyncio.create_task(self._watch(), name="octavo engine: watch") if hang_timeout_s else None
 
-    def on_exit(self, cause: str) -> None:
+    def on_exit(self, exited: ChildExited) -> None:
         """The core has ended; called by whoever watches its process."""
         kind: RestartCause = "core_hung" if self._hang else "core_died"
-        cause, self._hang = self._hang or cause, ""
+        cause, self._hang = self._hang or self._link.last_words or str(exited), ""
+        if exited.code == EXIT_HOPELESS:
+            self._link.fail(cause)
+            return
         if self._link.has_progressed:
             self._policy.progress()
         # Its own last words, which say more, may still be on their way.

@@ -2,17 +2,21 @@
 
 from torch import Tensor
 
-from octavo.kernels.dispatch import choose, require
+from octavo.kernels.dispatch import choose, require, when_called
 from octavo.kernels.rms_norm import cpu, native
 
-_IMPLEMENTATIONS = {"cpu": cpu.rms_norm, "recorded": native.record}
+_IMPLEMENTATIONS = {
+    "cpu": cpu.rms_norm,
+    "recorded": native.record,
+    "cuda": when_called("octavo.kernels.rms_norm.gpu", cpu.rms_norm),
+}
 
 
 def rms_norm(x: Tensor, weight_D: Tensor, eps: float) -> Tensor:
     """Scale each row of `x`, its last dimension, to unit root mean square, then by `weight`.
 
-    Computed in float32. Through torch it is rounded to the dtype of `x` before the product with `weight`, in
-    the order of the Hugging Face models; a program rounds once, if at all.
+    Computed in float32. Through torch and on a GPU it is rounded to the dtype of `x` before the product with
+    `weight`, in the order of the Hugging Face models; a program rounds once, if at all.
 
     Raises:
         ShapeError: `weight` does not have the last dimension of `x`.

@@ -285,7 +285,11 @@ class ObserveConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     disable_log_stats: Annotated[bool, Meta(description="No throughput line every 10 s.")] = False
     record_steps: Annotated[
-        str | None, Meta(description="File to record the core's inputs and plans in, for scripts/replay.")
+        str | None,
+        Meta(
+            description="File to record the core's inputs and plans in, for scripts/replay; a core that is started "
+            "again has one of its own: FILE.2 and so on."
+        ),
     ] = None
 
 

@@ -15,8 +15,9 @@ from tiny_models import make_tiny
 from workloads import Ask, ask, ask_all, bits, fingerprint, logprob_bits, random_requests
 
 from octavo.frontend.client import AsyncClient
+from octavo.protocol import restarts
 from octavo.protocol.config.sources import engine_config
-from octavo.protocol.errors import EngineDeadError, StartupError
+from octavo.protocol.errors import EngineDeadError, RequestFailedError, StartupError
 from octavo.protocol.params import BeamSearchParams, OutputKind, SamplingParams
 
 SETTINGS: dict[str, Any] = {"dtype": "float32", "max_model_len": 256, "max_num_seqs": 6}
@@ -194,7 +195,7 @@ def test_who_joined_fails_with_the_root_cause_when_nobody_starts_it_again(model:
             outputs = joined.generate([5, 6, 7], LONG)
             await anext(outputs)
             assert owner.engine is not None
-            owner.engine.watch(lambda cause: None)  # nobody starts another
+            owner.engine.watch(lambda exited: None)  # nobody starts another
             kill_core(owner)
             begin = time.monotonic()
             with pytest.raises(EngineDeadError, match="gone"):
@@ -271,5 +272,70 @@ def test_a_planned_restart_goes_unnoticed(model: Path) -> None:
             assert await ask(joined, Ask((5, 6, 7), LONG)) == alone
             async with AsyncClient.connect(owner.address) as late:
                 assert await ask(late, Ask((5, 6, 7), LONG)) == alone
+
+    asyncio.run(main())
+
+
+POISON_LENGTH = 33
+"""Prompt tokens of the request that kills."""
+
+
+async def kill_for_poison(client: AsyncClient) -> int:
+    """Kill the core whenever the request of `POISON_LENGTH` runs, until none is there; return how often that was."""
+    num_kills = 0
+    while client.num_live_requests:
+        requests = (await client.snapshot()).requests
+        if any(request.num_prompt_tokens == POISON_LENGTH and request.num_computed_tokens for request in requests):
+            num_kills += 1
+            kill_core(client)
+            while client.health().ok:
+                await asyncio.sleep(0.01)
+        await asyncio.sleep(0.005)
+    return num_kills
+
+
+def test_a_request_that_kills_fails_alone(
+    model: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(restarts, "FIRST_DELAY_S", 0.01)
+
+    async def main() -> None:
+        requests = [Ask((5, 6, 7, number), LONG) for number in range(6)]
+        poison = Ask(tuple(range(POISON_LENGTH)), LONG)
+        async with AsyncClient.launch(str(model), **SETTINGS) as client:
+            alone = await ask_all(client, requests)
+            asking = asyncio.gather(*(ask(client, request) for request in [*requests, poison]), return_exceptions=True)
+            await asyncio.sleep(0)
+            killing = asyncio.create_task(kill_for_poison(client))
+            *results, failure = await asking
+            assert results == alone
+            assert isinstance(failure, RequestFailedError)
+            assert "SIGKILL" in str(failure)
+            assert await killing <= 8
+            assert client.health().ok
+        assert caplog.text.count("is given up") == 1
+
+    asyncio.run(main())
+
+
+def test_an_engine_that_cannot_start_again_is_dead_with_the_first_cause(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(restarts, "FIRST_DELAY_S", 0.01)
+    model = make_tiny("LlamaForCausalLM", tmp_path / "model")
+
+    async def main() -> None:
+        async with AsyncClient.launch(str(model), **SETTINGS, packed_weights_cache_bytes=0) as client:
+            asks = [asyncio.create_task(ask(client, Ask((5, 6, 7), LONG))) for _ in range(3)]
+            await asyncio.sleep(0.05)
+            for weights in model.glob("*.safetensors"):
+                weights.unlink()
+            kill_core(client)
+            for end in await asyncio.gather(*asks, return_exceptions=True):
+                assert isinstance(end, EngineDeadError)
+                assert "core was ended by SIGKILL" in str(end), "the first cause, not the last symptom"
+            assert "SIGKILL" in client.health().reason
+            with pytest.raises(EngineDeadError):
+                await ask(client, Ask((5, 6, 7), LONG))
 
     asyncio.run(main())

@@ -182,6 +182,23 @@ def test_killing_the_core_is_told_and_ends_the_server(mortal: Server) -> None:
     assert "core" in server.last_line
 
 
+def test_a_drain_that_loses_its_requests_is_a_failure(mortal: Server) -> None:
+    server = mortal
+    core, worker = sorted(core_and_worker(server))
+    chunks = stream(server)
+    next(chunks)
+    os.kill(worker, signal.SIGSTOP)  # the request cannot end by itself
+    server.signal(signal.SIGTERM)
+    deadline = time.monotonic() + 20
+    while "no new requests" not in server.output and time.monotonic() < deadline:
+        time.sleep(0.01)
+    os.kill(core, signal.SIGKILL)
+    assert "error" in list(chunks)[-1]
+    assert server.wait(20) != 0
+    assert "core" in server.last_line
+    assert left_after([core, worker], 2.0) == []
+
+
 def test_killing_the_worker_is_a_pause(server: Server) -> None:
     _, worker = sorted(core_and_worker(server))
     undisturbed = [chunk["choices"][0]["text"] for chunk in stream(server) if chunk["choices"]]

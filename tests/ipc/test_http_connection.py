@@ -170,7 +170,7 @@ def test_an_unexpected_failure_is_answered_and_logged(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     client = FakeClient()
-    monkeypatch.setattr(client, "health", lambda: 1 / 0)
+    monkeypatch.setattr(client, "health", lambda deadline_s: 1 / 0)
 
     async def scenario(caller: Caller) -> None:
         caller.send(b"GET /health HTTP/1.1\r\n\r\n")

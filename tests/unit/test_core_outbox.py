@@ -2,7 +2,6 @@
 
 import pytest
 
-from octavo.core_proc import outbox as outbox_module
 from octavo.core_proc.outbox import Outbox
 from octavo.protocol.channel import PeerLost
 from octavo.protocol.events import (
@@ -11,6 +10,7 @@ from octavo.protocol.events import (
     Events,
     Finished,
     FinishReason,
+    Refused,
     Reply,
     StatsReport,
     TokenLogprobs,
@@ -104,13 +104,31 @@ def test_a_broadcast_finds_who_is_gone(outbox: Outbox, router: FakeRouter):
     assert [peer for peer, _ in router.sent] == [b"a"]
 
 
-def test_a_frontend_that_never_reads_is_given_up(outbox: Outbox, router: FakeRouter, monkeypatch):
-    monkeypatch.setattr(outbox_module, "MAX_BACKLOG_EVENTS", 10)
+def test_a_frontend_that_never_reads_is_given_up_and_told_so_when_it_does(router: FakeRouter):
+    outbox = Outbox(router, epoch=1, clock=lambda: 0.0, max_backlog_events=10)
+    outbox.connect(b"a")
     router.slow = {b"a"}
     for index in range(11):
         outbox.put([(b"a", Finished(str(index), FinishReason.STOP))])
     assert outbox.take_lost() == [b"a"]
     assert not outbox.has_backlog
+    assert outbox.has_given_up, "else it would wait for ever for what never comes"
+    router.slow = set()
+    outbox.flush()
+    assert isinstance(router.sent[-1][1], Refused)
+    assert not outbox.has_given_up
+
+
+def test_a_frontend_that_was_given_up_may_be_gone(router: FakeRouter):
+    outbox = Outbox(router, epoch=1, clock=lambda: 0.0, max_backlog_events=1)
+    outbox.connect(b"a")
+    router.slow = {b"a"}
+    for index in range(2):
+        outbox.put([(b"a", Finished(str(index), FinishReason.STOP))])
+    router.gone = {b"a"}
+    outbox.flush()
+    assert not outbox.has_given_up
+    assert outbox.take_lost() == [b"a"], "it is lost once"
 
 
 def test_a_reply_waits_for_a_slow_frontend(outbox: Outbox, router: FakeRouter):

@@ -101,7 +101,7 @@ def test_wrong_routes_answer_in_the_error_form(method, path, status) -> None:
 
 def test_unexpected_failure_hides_its_cause(monkeypatch) -> None:
     client = FakeClient()
-    monkeypatch.setattr(client, "health", lambda: 1 / 0)
+    monkeypatch.setattr(client, "health", lambda deadline_s: 1 / 0)
     response = request(client, "GET", "/health")
     assert (response.status_code, response.json()["error"]["type"]) == (500, "InternalServerError")
     assert "division" not in response.text

@@ -9,7 +9,11 @@ from octavo.frontend.recovery import keeper as module
 from octavo.frontend.recovery.keeper import EngineKeeper
 from octavo.protocol import restarts
 from octavo.protocol.errors import StartupError
+from octavo.protocol.lifecycle import EXIT_HOPELESS
 from octavo.protocol.requests import Utility
+from octavo.protocol.supervise import ChildExited
+
+KILLED = ChildExited("core", -9, None)
 
 
 class FakeEngine:
@@ -38,6 +42,7 @@ class FakeLink:
     def __init__(self) -> None:
         self.num_heard = 0
         self.has_progressed = False
+        self.last_words = ""
         self.lost: list[str] = []
         self.kinds: list[str] = []
         self.failed: list[str] = []
@@ -78,7 +83,7 @@ def run(scenario: Scenario, hang_timeout_s: float = 0.0) -> None:
 
 def test_a_death_is_told_and_answered() -> None:
     async def scenario(keeper: EngineKeeper, engine: FakeEngine, link: FakeLink) -> None:
-        keeper.on_exit("core was ended by SIGKILL")
+        keeper.on_exit(KILLED)
         while not (engine.num_restarts and link.lost):
             await asyncio.sleep(0.01)
         assert link.lost == ["core was ended by SIGKILL"]
@@ -91,20 +96,43 @@ def test_a_death_is_told_and_answered() -> None:
 def test_failed_starts_end_with_the_first_cause() -> None:
     async def scenario(keeper: EngineKeeper, engine: FakeEngine, link: FakeLink) -> None:
         engine.failures = ["no memory"] * 100
-        keeper.on_exit("core was ended by SIGKILL")
+        keeper.on_exit(KILLED)
         while not link.failed:
             await asyncio.sleep(0.01)
         assert "SIGKILL" in link.failed[0], "the root cause, not the last symptom"
-        assert engine.num_restarts == restarts.MAX_FAILURES
+        assert engine.num_restarts == restarts.MAX_RESTARTS
+
+    run(scenario)
+
+
+def test_last_words_are_the_root_cause() -> None:
+    async def scenario(keeper: EngineKeeper, engine: FakeEngine, link: FakeLink) -> None:
+        engine.failures = ["no memory"] * 100
+        link.last_words = "a bug in the scheduler"
+        keeper.on_exit(ChildExited("core", 1, None))
+        while not link.failed:
+            await asyncio.sleep(0.01)
+        assert "a bug in the scheduler" in link.failed[0]
+
+    run(scenario)
+
+
+def test_a_core_that_sees_no_hope_is_not_started_again() -> None:
+    async def scenario(keeper: EngineKeeper, engine: FakeEngine, link: FakeLink) -> None:
+        link.last_words = "worker 0 was ended by SIGKILL"
+        keeper.on_exit(ChildExited("core", EXIT_HOPELESS, None))
+        assert link.failed == ["worker 0 was ended by SIGKILL"]
+        await asyncio.sleep(0.05)
+        assert engine.num_restarts == 0
 
     run(scenario)
 
 
 def test_progress_makes_a_death_the_first_again() -> None:
     async def scenario(keeper: EngineKeeper, engine: FakeEngine, link: FakeLink) -> None:
-        for number in range(3 * restarts.MAX_FAILURES):
+        for number in range(3 * restarts.MAX_RESTARTS):
             link.has_progressed = True
-            keeper.on_exit("killed")
+            keeper.on_exit(KILLED)
             while engine.num_restarts == number:
                 await asyncio.sleep(0)
         assert link.failed == []
@@ -117,7 +145,7 @@ def test_a_core_that_owes_and_says_nothing_is_asked_and_then_killed() -> None:
         while not engine.num_kills:
             await asyncio.sleep(0.01)
         assert link.num_calls == 1
-        keeper.on_exit("core was ended by SIGKILL")
+        keeper.on_exit(KILLED)
         while not link.lost:
             await asyncio.sleep(0.01)
         assert "has not answered" in link.lost[0]

@@ -119,6 +119,7 @@ class SimulatedCore(Process):
         num_blocks: of its cache.
         epoch: the number of this life.
         step_scale: seconds that a step takes, about.
+        max_backlog_events: a frontend that is owed more is given up.
         is_observed: check all invariants after each call of the scheduler, and replay all of them at the end.
     """
 
@@ -130,6 +131,7 @@ class SimulatedCore(Process):
         num_blocks: int,
         epoch: int,
         step_scale: float,
+        max_backlog_events: int,
         *,
         is_observed: bool,
     ) -> None:
@@ -164,7 +166,7 @@ class SimulatedCore(Process):
             max_restarts=self.config.max_worker_restarts,
             on_loss=lambda: self.on_loss(),
         )
-        self.outbox = Outbox(self.router, epoch, lambda: world.now)
+        self.outbox = Outbox(self.router, epoch, lambda: world.now, max_backlog_events)
         compiler = SimulatedCompiler(
             lambda action: self.after(step_scale * rng.expovariate(0.5), action), lambda: self.wake(has_news=True)
         )

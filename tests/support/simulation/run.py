@@ -121,6 +121,7 @@ class Simulation:
             scenario.num_blocks,
             epoch,
             scenario.step_scale,
+            scenario.max_backlog_events,
             is_observed=self._is_observed,
         )
         core.on_exit = lambda: self._on_core_exit(core)

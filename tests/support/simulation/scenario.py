@@ -70,6 +70,8 @@ class Scenario:
     """Seconds that a step takes, about."""
     queue_limit: int
     """Messages that a connection holds before its sender is told to wait."""
+    max_backlog_events: int
+    """A frontend that is owed more is given up by the core."""
     asks: list[Ask] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
     drains: bool = False
@@ -103,6 +105,7 @@ def draw_scenario(seed: int, num_requests: int, num_kills: int) -> Scenario:
         delay_scale=rng.choice([0.0, 0.0005, 0.005, 0.05]),
         step_scale=step_scale,
         queue_limit=rng.choice([2, 8, 64, 1024]),
+        max_backlog_events=rng.choice([10, 16384, 16384]),
         asks=asks,
         faults=sorted(faults, key=lambda fault: fault.time),
         drains=rng.random() < 0.2,

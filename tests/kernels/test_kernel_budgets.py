@@ -1,0 +1,35 @@
+"""The kernels of GPUs, compiled without one: they fit, spill nothing, and take what kernels/budgets.json says."""
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from compiled_kernels import MAX_REGISTERS, MAX_SHARED_BYTES
+from kernel_budgets import TABLE
+
+RECORDED = json.loads(TABLE.read_text())
+
+
+@pytest.fixture(scope="module")
+def measured() -> dict[str, Any]:
+    """Return the table as it would be written now; in a process of its own, where nothing is interpreted."""
+    command = [sys.executable, "-P", str(TABLE.parents[1] / "scripts" / "kernel_budgets.py"), "--print"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_the_table_names_every_kernel(measured: dict[str, Any]) -> None:
+    assert list(measured["kernels"]) == list(RECORDED["kernels"]), "scripts/kernel_budgets writes the table"
+
+
+@pytest.mark.parametrize("name", RECORDED["kernels"])
+def test_kernel_takes_what_the_table_says(measured: dict[str, Any], name: str) -> None:
+    for architecture, budget in measured["kernels"][name].items():
+        assert budget["spilled_bytes"] == 0, architecture
+        assert budget["registers"] <= MAX_REGISTERS
+        assert budget["shared_bytes"] <= MAX_SHARED_BYTES[int(architecture.removeprefix("sm_"))]
+    if measured["triton"] == RECORDED["triton"]:
+        assert measured["kernels"][name] == RECORDED["kernels"][name], "if it is meant: scripts/kernel_budgets"

@@ -1,0 +1,102 @@
+"""Triton's interpreter with its bfloat16 repaired, so that kernels can be tested without a GPU.
+
+The interpreter runs kernels with numpy, which has no bfloat16; it keeps such numbers as their bits, in uint16, and
+in Triton 3.6 three things go wrong with them, none of which raises: products of matrices and all other arithmetic
+take the bits for integers, and conversions from float32 cut bits off where a GPU rounds to the nearest. With
+numpy 2.4 a loop over a bound that was loaded from memory raises a TypeError. `repair` puts all of that right.
+
+What it cannot show: shared memory, races between programs (they run one after another), reads out of bounds.
+"""
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import triton.language as tl
+from triton.runtime import interpreter
+from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
+
+IS_INTERPRETING = os.environ.get("TRITON_INTERPRET") == "1"
+"""True in a process whose kernels run in the interpreter; Triton decides it when a kernel is defined."""
+
+UNREPAIRED: dict[str, Callable[..., Any]] = {
+    name: getattr(InterpreterBuilder, name)
+    for name in ("binary_op", "unary_op", "create_dot", "create_fma", "cast_impl")
+}
+"""The methods of the builder as they were."""
+
+
+def repair() -> None:
+    """Put the interpreter of this process right, for good."""
+    InterpreterBuilder.binary_op = _binary_op
+    InterpreterBuilder.unary_op = _unary_op
+    InterpreterBuilder.create_dot = _create_dot
+    InterpreterBuilder.create_fma = _create_fma
+    InterpreterBuilder.cast_impl = _cast_impl
+    interpreter._patch_lang_tensor = _patch_lang_tensor
+
+
+def _is_bf16(handle: TensorHandle) -> bool:
+    return handle.dtype.scalar == tl.bfloat16
+
+
+def _widen(handle: TensorHandle) -> TensorHandle:
+    """Return float32 numbers for bfloat16 ones, which are their upper halves; others as they are."""
+    if not _is_bf16(handle):
+        return handle
+    return TensorHandle((handle.data.astype(np.uint32) << np.uint32(16)).view(np.float32), tl.float32)
+
+
+def _narrow(handle: TensorHandle) -> TensorHandle:
+    """Round float32 numbers to bfloat16: to the nearest, of two as near to the one whose last bit is 0."""
+    bits = np.ascontiguousarray(handle.data, dtype=np.float32).view(np.uint32)
+    is_odd = (bits >> np.uint32(16)) & np.uint32(1)
+    rounded = ((bits + np.uint32(0x7FFF) + is_odd) >> np.uint32(16)).astype(np.uint16)
+    quiet_nan = ((bits >> np.uint32(16)) | np.uint32(0x40)).astype(np.uint16)
+    halves = np.where(np.isnan(handle.data), quiet_nan, rounded)
+    return TensorHandle(halves.reshape(handle.data.shape), tl.bfloat16)
+
+
+def _in_float32(operation: str, builder: InterpreterBuilder, operands: list[TensorHandle], *others: Any) -> Any:
+    """Run an unrepaired operation on float32 operands, and round what it returns if there was a bfloat16 one."""
+    result = UNREPAIRED[operation](builder, *map(_widen, operands), *others)
+    if any(map(_is_bf16, operands)) and result.data.dtype == np.float32:
+        return _narrow(result)
+    return result
+
+
+def _binary_op(self: InterpreterBuilder, lhs: TensorHandle, rhs: TensorHandle, op: Callable[..., Any]) -> TensorHandle:
+    return _in_float32("binary_op", self, [lhs, rhs], op)
+
+
+def _unary_op(self: InterpreterBuilder, arg: TensorHandle, op: Callable[..., Any]) -> TensorHandle:
+    return _in_float32("unary_op", self, [arg], op)
+
+
+def _create_fma(self: InterpreterBuilder, x: TensorHandle, y: TensorHandle, z: TensorHandle) -> TensorHandle:
+    return _in_float32("create_fma", self, [x, y, z])
+
+
+def _create_dot(
+    self: InterpreterBuilder, a: TensorHandle, b: TensorHandle, d: TensorHandle, *precision: Any
+) -> TensorHandle:
+    return UNREPAIRED["create_dot"](self, _widen(a), _widen(b), d, *precision)
+
+
+def _cast_impl(self: InterpreterBuilder, src: TensorHandle, dst_type: tl.dtype) -> TensorHandle:
+    original = UNREPAIRED["cast_impl"]
+    if dst_type.scalar == tl.bfloat16 and not _is_bf16(src):
+        return _narrow(src if src.dtype.scalar == tl.float32 else original(self, src, tl.float32))
+    if _is_bf16(src) and dst_type.scalar != tl.bfloat16:
+        wide = _widen(src)
+        return wide if dst_type.scalar == tl.float32 else original(self, wide, dst_type)
+    return original(self, src, dst_type)
+
+
+_patch_unrepaired = interpreter._patch_lang_tensor
+
+
+def _patch_lang_tensor(tensor: type, scope: Any) -> None:
+    _patch_unrepaired(tensor, scope)
+    scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))

@@ -1,0 +1,181 @@
+"""Workers that are lost, as their supervisor and the scheduler see it: simulated groups, and a clock of our own."""
+
+import math
+import random
+
+import pytest
+from core_fakes import CLIENT, alone
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from mortal_workers import START_TIMEOUT_S, STEP_TIMEOUT_S, Faults, MortalEngine
+from simulation.worker import SimulatedWorker
+
+from octavo.core_proc.workers.group import WorkerFailed
+from octavo.protocol.events import Failed, FailureKind, Finished
+from octavo.protocol.steps import StepPlan
+
+POISON = 13
+
+
+def contains_poison(plan: StepPlan, worker: SimulatedWorker) -> bool:
+    rows = {slot: row.admitted for slot, row in worker.rows.items() if slot not in plan.released}
+    rows |= {admitted.slot: admitted for admitted in plan.admitted}
+    return any(POISON in rows[part.slot].token_ids[: rows[part.slot].num_prompt_tokens] for part in plan.scheduled)
+
+
+def check_outputs(engine: MortalEngine, prompts: dict[str, tuple[list[int], int]], guilty: set[str]) -> None:
+    for name, (prompt, max_tokens) in prompts.items():
+        output = engine.outputs[name]
+        if name in guilty:
+            assert isinstance(output.end, Failed) and output.end.kind is FailureKind.INTERNAL
+            assert "kills the workers" in output.end.message
+        else:
+            expected = alone(prompt, max_tokens, logprobs=0)
+            assert isinstance(output.end, Finished)
+            assert (output.token_ids, output.logprobs) == (expected.token_ids, expected.logprobs)
+    assert engine.scheduler.cache.pool.num_free == engine.plan.num_blocks
+    assert len(engine.scheduler.free_slots) == engine.config.max_num_seqs
+
+
+prompts = st.lists(st.integers(1, 12), min_size=1, max_size=20)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(st.tuples(prompts, st.integers(1, 12), st.booleans()), min_size=1, max_size=12),
+    st.integers(12, 40),
+    st.integers(0, 2**16),
+)
+def test_poisoned_requests_fail_alone(asked: list[tuple[list[int], int, bool]], num_blocks: int, seed: int):
+    """In a cache that is often too small, with requests that come while others are tried."""
+    engine = MortalEngine(Faults(is_fatal=contains_poison), num_blocks=num_blocks, max_restarts=100, max_num_seqs=4)
+    requests = {
+        str(index): ([*prompt, *[POISON] * is_poisoned], max_tokens)
+        for index, (prompt, max_tokens, is_poisoned) in enumerate(asked)
+    }
+    guilty = {str(index) for index, (*_, is_poisoned) in enumerate(asked) if is_poisoned}
+    rng = random.Random(seed)
+    for name, (prompt, max_tokens) in requests.items():
+        engine.submit(name, prompt, max_tokens, logprobs=0)
+        for _ in range(rng.choice([0, 0, 1, 5, 30])):
+            engine.turn()
+    engine.run()
+    check_outputs(engine, requests, guilty)
+    assert engine.scheduler.allowed is None
+    assert engine.num_losses <= len(guilty) * (5 + math.ceil(math.log2(4)))
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 2**16), st.floats(0.02, 0.3))
+def test_requests_outlive_any_accidents(seed: int, share: float):
+    """Groups die, hang and do not start, at random."""
+    rng = random.Random(seed)
+    faults = Faults(
+        is_fatal=lambda plan, worker: worker.next_sequence > 4 and rng.random() < share,
+        hangs_at={(number, rng.randrange(6, 30)) for number in range(0, 50, 3)},
+        failed_starts={number for number in range(1, 50) if rng.random() < 0.2},
+        silent_starts={number for number in range(1, 50) if rng.random() < 0.1},
+        unmade={number for number in range(1, 50) if rng.random() < 0.1},
+    )
+    engine = MortalEngine(faults, max_restarts=50)
+    requests = {str(index): ([index % 3 + 1] * (5 + index % 7), 6 + index % 9) for index in range(rng.randrange(1, 14))}
+    for name, (prompt, max_tokens) in requests.items():
+        engine.submit(name, prompt, max_tokens, logprobs=0)
+    engine.run()
+    check_outputs(engine, requests, set())
+
+
+def test_a_hang_is_a_death_after_the_time_that_a_step_may_take():
+    engine = MortalEngine(Faults(hangs_at={(0, 3)}))
+    engine.submit("r", [1, 2, 3], 8)
+    before = engine.now
+    engine.run()
+    assert engine.scheduler.counters.worker_failures == {"hung": 1}
+    assert STEP_TIMEOUT_S <= engine.now - before < STEP_TIMEOUT_S + 5
+    assert engine.outputs["r"].token_ids == alone([1, 2, 3], 8).token_ids
+    assert engine.scheduler.counters.requests_resumed == 1
+    assert 0 <= engine.scheduler.counters.last_worker_pause_s < 5
+
+
+def test_who_overslept_blames_nobody():
+    engine = MortalEngine(Faults(hangs_at={(0, 3)}))
+    engine.submit("r", [1, 2, 3], 8)
+    while engine.supervisor.timeout_s is None or engine.scheduler.num_in_flight < 2:
+        engine.turn()
+    engine.turn()
+    engine.now += STEP_TIMEOUT_S + 100
+    engine.supervisor.tend()
+    assert engine.num_losses == 0
+    engine.run()
+    assert engine.num_losses == 1, "it did hang, as is seen when nobody sleeps"
+
+
+def test_the_next_group_waits_for_the_end_of_the_last():
+    """What dead workers still hold may be the memory that the next ones need."""
+    engine = MortalEngine(Faults(hangs_at={(0, 1)}))
+    engine.submit("r", [1, 2, 3], 8)
+    while not engine.num_losses:
+        engine.turn()
+    first = engine.groups[0]
+    first.looks_left = 10**6  # it does not end
+    for _ in range(20):
+        engine.turn()
+    assert len(engine.groups) == 2 and not engine.supervisor.is_ready
+    first.looks_left = 0
+    engine.run()
+    assert engine.outputs["r"].token_ids == alone([1, 2, 3], 8).token_ids
+
+
+def test_restarts_back_off_and_end_with_the_first_cause():
+    engine = MortalEngine(Faults(hangs_at={(0, 2)}, failed_starts=set(range(1, 99))), max_restarts=5)
+    engine.submit("r", [1, 2, 3], 8)
+    with pytest.raises(WorkerFailed, match=r"^a step took longer than 10 s .* \(and 5 restarts after it failed\)$"):
+        for _ in range(10_000):
+            engine.turn()
+    assert len(engine.groups) == 6
+    assert engine.scheduler.counters.worker_failures == {"hung": 1, "not_started": 4}
+    assert engine.outputs["r"].end is None, "it is left to its frontend"
+
+
+def test_a_silent_start_is_a_failed_one():
+    engine = MortalEngine(Faults(hangs_at={(0, 2)}, silent_starts={1}))
+    engine.submit("r", [1, 2, 3], 8)
+    before = engine.now
+    engine.run()
+    assert engine.scheduler.counters.worker_failures == {"hung": 1, "not_started": 1}
+    assert engine.now - before >= STEP_TIMEOUT_S + START_TIMEOUT_S
+    assert engine.outputs["r"].token_ids == alone([1, 2, 3], 8).token_ids
+
+
+def test_steps_in_between_make_restarts_free():
+    """Each life brings a step: that may go on for ever, and without delays."""
+    engine = MortalEngine(Faults(is_fatal=lambda plan, worker: worker.next_sequence == 4), max_restarts=1)
+    engine.submit("r", [1, 2, 3], 40)
+    before = engine.now
+    engine.run()
+    assert engine.num_losses >= 5
+    assert engine.now - before <= 2.0 * engine.num_losses, "a start takes two looks, a second each"
+    assert engine.outputs["r"].token_ids == alone([1, 2, 3], 40).token_ids
+
+
+def test_an_abort_during_a_trial_lets_the_others_go_on():
+    engine = MortalEngine(Faults(is_fatal=contains_poison), max_restarts=100)
+    for name in ("bad", "good"):
+        engine.submit(name, [1, 2, *[POISON] * (name == "bad")], 30)
+    while engine.scheduler.allowed != {(CLIENT, "bad")}:
+        engine.turn()
+    engine.take(engine.scheduler.abort(CLIENT, ["bad"]))
+    engine.run()
+    assert engine.scheduler.allowed is None
+    assert engine.outputs["good"].token_ids == alone([1, 2], 30).token_ids
+
+
+def test_calls_for_workers_that_are_away_are_answered():
+    engine = MortalEngine(Faults(hangs_at={(0, 1)}))
+    engine.submit("r", [1, 2, 3], 8)
+    answers: list[str] = []
+    engine.supervisor.profile("/tmp", answers.append)
+    while engine.supervisor.is_ready:
+        engine.turn()
+    engine.supervisor.profile("/tmp", answers.append)
+    assert answers == ["", "the workers are being started again"]
