@@ -8,7 +8,7 @@ import pytest
 
 from octavo.frontend.cli import main
 from octavo.frontend.cli.completion import SHELLS, bash, fish, pages, zsh
-from octavo.frontend.cli.main import COMMANDS
+from octavo.frontend.cli.main import BENCHMARKS, COMMANDS
 
 PAGES = list(pages())
 
@@ -39,7 +39,7 @@ def folder(tmp_path: Path) -> Path:
 def test_commands(folder: Path) -> None:
     assert complete("octavo ", folder) == [command.name for command in COMMANDS]
     assert complete("octavo ser", folder) == ["serve"]
-    assert complete("octavo bench ", folder) == ["serve", "throughput", "latency", "startup"]
+    assert complete("octavo bench ", folder) == ["serve", "throughput", "latency", "startup", "chaos"]
     assert complete("octavo completion ", folder) == list(SHELLS)
 
 
@@ -84,7 +84,7 @@ def test_every_flag_of_every_command_is_there(capsys: pytest.CaptureFixture[str]
     flags = {name for page in PAGES for flag in page.flags for name in flag.names}
     assert {"--max-num-seqs", "--system-prompt", "--goodput", "--num-iters-cold", "-o"} <= flags
     assert all(name in script for name in flags)
-    assert len(PAGES) == len(COMMANDS) + 1 + 4
+    assert len(PAGES) == len(COMMANDS) + 1 + len(BENCHMARKS)
 
 
 @pytest.mark.parametrize(("shell", "script"), [("bash", bash(PAGES)), ("zsh", zsh(PAGES)), ("fish", fish(PAGES))])

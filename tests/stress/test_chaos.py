@@ -1,0 +1,49 @@
+"""`octavo bench chaos`: real processes, real kills, and every answer as it is undisturbed."""
+
+import json
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_models import make_tiny
+
+TIMEOUT_S = 3000
+
+
+def chaos(model: Path, report: Path, words: str) -> tuple[int, str, dict[str, Any]]:
+    """Run it; return its exit code, what it printed, and its report."""
+    command = [sys.executable, "-P", "-m", "octavo", "bench", "chaos", str(model), *words.split()]
+    command += ["--output-json", str(report), "--log-file", str(report.with_suffix(".log")), "--disable-tqdm"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=TIMEOUT_S)
+    assert report.exists(), f"{done.stdout}\n{done.stderr}"
+    return done.returncode, f"{done.stdout}\n{done.stderr}", json.loads(report.read_text())
+
+
+def struck(report: dict[str, Any]) -> Counter[str]:
+    """How many processes of each kind had to be replaced."""
+    return Counter(deed["target"] for deed in report["strikes"] if deed["action"] != "stopped, went on")
+
+
+def test_the_short_form(tmp_path: Path) -> None:
+    model = make_tiny("LlamaForCausalLM", tmp_path / "model")
+    words = "--dtype float32 --requests 48 --distinct 16 --kills 4 --clients 24 --client-processes 1"
+    code, printed, report = chaos(model, tmp_path / "report.json", f"{words} --server-processes 2 --seed 3")
+    assert code == 0, printed
+    counts = report["counts"]
+    ways_to_end = ("equal, bit for bit", "left midway, equal so far", "aborted midway, equal so far")
+    assert sum(counts.get(way, 0) for way in ways_to_end) == 48
+    assert counts["equal, bit for bit"] > 30
+    assert sum(struck(report).values()) == 4
+    assert set(struck(report)) == {"worker", "core", "http process", "application"}
+    assert not report["findings"]
+
+
+@pytest.mark.long
+def test_the_long_form(smollm2_gguf: Path, tmp_path: Path) -> None:
+    code, printed, report = chaos(smollm2_gguf, tmp_path / "report.json", "--requests 1000 --kills 30 --seed 7")
+    assert code == 0, printed
+    assert min(struck(report).values()) >= 7
+    assert sum(struck(report).values()) >= 30

@@ -1,0 +1,231 @@
+"""The parts of `octavo bench chaos` without processes: what it draws, how it puts answers together, what it finds."""
+
+import copy
+import itertools
+import math
+from collections import Counter
+from typing import Any
+
+import msgspec
+import pytest
+
+from octavo.frontend.cli.bench.chaos.answers import Garbled, StreamedAnswer, whole_answer
+from octavo.frontend.cli.bench.chaos.callers import _params
+from octavo.frontend.cli.bench.chaos.jobs import Fate, Job, Kind, Request, Result
+from octavo.frontend.cli.bench.chaos.judge import Judge
+from octavo.frontend.cli.bench.chaos.monkey import Action, Target, plan_strikes
+from octavo.frontend.cli.bench.chaos.workload import (
+    MAX_OUTPUT_TOKENS,
+    MAX_PROMPT_CHARS,
+    REQUIRED_MODEL_LEN,
+    draw_jobs,
+    draw_requests,
+)
+from octavo.frontend.http.schemas.chat import ChatCompletionRequest
+from octavo.frontend.http.schemas.completions import CompletionRequest
+from octavo.protocol.params import OutputKind
+
+ANSWER: dict[str, Any] = {
+    "choices": [
+        {
+            "index": 0,
+            "text": "ab",
+            "token_ids": [5, 6],
+            "tool_calls": [],
+            "logprobs": {"token_logprobs": [-0.25, -1.5]},
+            "finish_reason": "length",
+            "stop_reason": None,
+        }
+    ],
+    "usage": {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5},
+}
+JOB = Job(0, Request(0, Kind.COMPLETIONS, {"prompt": "x"}))
+
+
+def test_a_seed_draws_the_same_run_again() -> None:
+    requests = draw_requests(7, 300)
+    assert requests == draw_requests(7, 300) != draw_requests(8, 300)
+    jobs = draw_jobs(7, requests, 900)
+    assert jobs == draw_jobs(7, requests, 900) != draw_jobs(8, requests, 900)
+    assert set(Counter(job.request.number for job in jobs).values()) == {3}
+    assert len({msgspec.json.encode(request.body) for request in requests}) == 300
+
+
+def test_requests_are_what_the_api_takes_and_fit_the_engine() -> None:
+    for request in draw_requests(3, 400):
+        match request.kind:
+            case Kind.COMPLETIONS:
+                msgspec.convert(request.body, CompletionRequest, strict=False)
+            case Kind.CHAT:
+                msgspec.convert(request.body, ChatCompletionRequest, strict=False)
+            case Kind.GENERATE:
+                _params(request.body["params"], OutputKind.DELTA).verify()
+        assert len(request.body.get("prompt", "")) <= MAX_PROMPT_CHARS
+    assert MAX_PROMPT_CHARS + MAX_OUTPUT_TOKENS < REQUIRED_MODEL_LEN
+
+
+def test_requests_cover_what_a_death_could_harm() -> None:
+    names = set().union(*(request.body | request.body.get("params", {}) for request in draw_requests(0, 250)))
+    assert names >= {
+        *("n", "best_of", "logprobs", "top_logprobs", "prompt_logprobs", "stop", "structured_outputs", "tools"),
+        *("response_format", "seed", "request_id", "priority", "cache_salt", "repetition_penalty", "use_beam_search"),
+        *("presence_penalty", "frequency_penalty", "min_tokens", "logit_bias", "bad_words"),
+    }
+
+
+def test_every_manner_comes_and_only_where_it_can() -> None:
+    jobs = draw_jobs(1, draw_requests(1, 200), 1000)
+    manners = [job.manner for job in jobs]
+    assert any(manner.pause_s for manner in manners)
+    assert any(manner.leaves_after for manner in manners)
+    assert 0.3 < sum(manner.is_streamed for manner in manners) / len(manners) < 0.7
+    aborted = [job for job in jobs if job.manner.aborts_after]
+    assert aborted
+    assert all("request_id" not in job.request.body and not job.request.is_of_http for job in aborted)
+    assert not [job for job in jobs if job.manner.is_streamed and not job.request.can_stream]
+
+
+@pytest.mark.parametrize("num_kills", [4, 30, 31])
+def test_strikes_reach_every_kind_of_process_among_the_requests(num_kills: int) -> None:
+    strikes = plan_strikes(7, 1000, num_kills, list(Target), hang_s=9.0)
+    assert strikes == plan_strikes(7, 1000, num_kills, list(Target), hang_s=9.0)
+    lasting = Counter(strike.target for strike in strikes if strike.action is not Action.STOP)
+    assert sum(lasting.values()) == num_kills
+    assert min(lasting[target] for target in Target) >= num_kills // 4
+    moments = [strike.num_ended for strike in strikes]
+    assert moments == sorted(moments)
+    assert moments[0] > 0 and moments[-1] <= 900
+    assert all(strike.duration_s == 9.0 for strike in strikes if strike.action is Action.HANG)
+    assert all(strike.duration_s == 0.0 for strike in strikes if strike.action is Action.KILL)
+
+
+def judge() -> Judge:
+    return Judge({0: ANSWER}, lambda time_s, within_s: 100.0 <= time_s <= 100.0 + within_s)
+
+
+def test_an_equal_answer_is_counted() -> None:
+    court = judge()
+    assert not court.take(JOB, Result(0, Fate.ANSWERED, copy.deepcopy(ANSWER)))
+    assert (court.counts["equal, bit for bit"], court.num_findings) == (1, 0)
+
+
+def changed(path: list[Any], value: Any) -> dict[str, Any]:
+    answer = copy.deepcopy(ANSWER)
+    place = answer
+    for key in path[:-1]:
+        place = place[key]
+    place[path[-1]] = value
+    return answer
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        changed(["choices", 0, "logprobs", "token_logprobs", 1], math.nextafter(-1.5, 0)),
+        changed(["choices", 0, "logprobs", "token_logprobs", 1], None),
+        changed(["choices", 0, "text"], "ac"),
+        changed(["choices", 0, "token_ids"], [5, 7]),
+        changed(["choices", 0, "finish_reason"], "stop"),
+        changed(["usage", "completion_tokens"], 3),
+        changed(["choices"], []),
+    ],
+)
+def test_the_smallest_difference_is_found_and_told(answer: dict[str, Any]) -> None:
+    court = judge()
+    assert not court.take(JOB, Result(0, Fate.ANSWERED, answer))
+    assert court.num_findings == 1
+    assert court.findings[0]["got"] == answer
+    assert court.findings[0]["expected"] == ANSWER
+
+
+def test_who_leaves_midway_must_have_had_the_beginning() -> None:
+    court = judge()
+    court.take(JOB, Result(0, Fate.LEFT, changed(["choices", 0, "token_ids"], [5])))
+    assert court.counts["left midway, equal so far"] == 1
+    court.take(msgspec.structs.replace(JOB, number=1), Result(1, Fate.LEFT, changed(["choices", 0, "token_ids"], [6])))
+    assert court.num_findings == 1
+
+
+def test_a_broken_connection_needs_a_kill() -> None:
+    court = judge()
+    assert court.take(JOB, Result(0, Fate.BROKEN, time_s=101.0)), "it is asked again"
+    assert not court.take(JOB, Result(0, Fate.BROKEN, time_s=99.0))
+    assert court.findings[0]["what"] == "the connection broke, and no kill explains it"
+
+
+def test_failures_and_second_answers_are_found() -> None:
+    court = judge()
+    court.take(JOB, Result(0, Fate.FAILED, detail="HTTP 500"))
+    court.take(JOB, Result(0, Fate.ANSWERED, ANSWER))
+    assert [one["what"] for one in court.findings] == ["no good answer", "answered twice"]
+
+
+def chunks() -> list[dict[str, Any]]:
+    def chunk(**choice: Any) -> dict[str, Any]:
+        return {"choices": [{"index": 0, **choice}]}
+
+    return [
+        chunk(text="a", token_ids=[5], logprobs={"token_logprobs": [-0.25]}),
+        chunk(text="b", token_ids=[6], logprobs={"token_logprobs": [-1.5]}, finish_reason="length"),
+        {"choices": [], "usage": ANSWER["usage"] | {"prompt_tokens_details": {"cached_tokens": 2}}},
+    ]
+
+
+def put_together(pieces: list[dict[str, Any]]) -> dict[str, Any]:
+    answer = StreamedAnswer()
+    for piece in pieces:
+        answer.take(piece)
+    answer.end()
+    return answer.told
+
+
+def test_a_stream_is_the_same_answer_as_the_whole() -> None:
+    whole = {
+        "id": "cmpl-1",
+        "created": 5,
+        "choices": [
+            {
+                "index": 0,
+                "text": "ab",
+                "token_ids": [5, 6],
+                "finish_reason": "length",
+                "logprobs": {"token_logprobs": [-0.25, -1.5]},
+            }
+        ],
+        "usage": ANSWER["usage"],
+    }
+    assert whole_answer(whole) == put_together(chunks()) == ANSWER
+
+
+def test_tool_calls_are_the_same_streamed_and_whole() -> None:
+    message = {"content": None, "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": '{"a":1}'}}]}
+    whole = whole_answer({"choices": [{"index": 0, "message": message, "finish_reason": "tool_calls"}]})
+    deltas: list[dict[str, Any]] = [
+        {"role": "assistant"},
+        {"tool_calls": [{"index": 0, "id": "2", "function": {"name": "f"}}]},
+        {"tool_calls": [{"index": 0, "function": {"arguments": '{"a"'}}]},
+        {"tool_calls": [{"index": 0, "function": {"arguments": ":1}"}}]},
+    ]
+    pieces = [{"choices": [{"index": 0, "delta": delta}]} for delta in deltas]
+    assert put_together([*pieces, {"choices": [{"index": 0, "delta": {}, "finish_reason": "tool_calls"}]}]) == whole
+
+
+def test_a_stream_that_does_not_end_once_is_garbled() -> None:
+    first, last, usage = chunks()
+    for pieces in ([first], [first, last, last, usage], [first, last, usage, usage], [first, last, first], []):
+        with pytest.raises(Garbled):
+            put_together(pieces)
+    answer = StreamedAnswer()
+    for piece in (first, last):
+        answer.take(piece)
+    answer.end()
+    for again in (answer.end, lambda: answer.take(usage)):
+        with pytest.raises(Garbled):
+            again()
+
+
+def test_prefixes_are_shared() -> None:
+    """Otherwise nothing would come from the prefix cache."""
+    prompts = [request.body["prompt"] for request in draw_requests(5, 60) if "prompt" in request.body]
+    pairs = itertools.combinations(prompts, 2)
+    assert sum(left[:100] == right[:100] for left, right in pairs) > 20
