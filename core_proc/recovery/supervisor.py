@@ -105,9 +105,8 @@ class WorkerSupervisor:
     def execute(self, plan: StepPlan) -> None:
         """Send a step to every rank. Never blocks."""
         assert self._group is not None
+        self._expect_answer()
         self._group.execute(plan)
-        if self._due_s is None:
-            self._due_s = self._clock() + self._step_timeout_s
 
     def supply(self, masks: Sequence[SlotMask]) -> None:
         """Send every rank the masks of the oldest step that awaits them and has none. Never blocks."""
@@ -142,10 +141,17 @@ class WorkerSupervisor:
             directory: for the profile.
             on_done: called now or later, with what went wrong, "" when nothing did.
         """
-        if self._group is not None and self.is_ready:
-            self._group.profile(directory, on_done)
-        else:
+        if self._group is None or not self.is_ready:
             on_done("the workers are being started again")
+            return
+
+        def done(fault: str) -> None:
+            if not self._scheduler.num_in_flight:
+                self._due_s = None
+            on_done(fault)
+
+        self._expect_answer()
+        self._group.profile(directory, done)
 
     def tend(self) -> list[ClientEvent]:
         """Do what is due by now, and return what the frontends must hear of it. Never blocks.
@@ -234,15 +240,20 @@ class WorkerSupervisor:
         elif is_overdue:
             self._lose(WorkerFailed(f"the workers were not ready after {self._start_timeout_s:.0f} s", "not_started"))
 
+    def _expect_answer(self) -> None:
+        """Give the workers their time, unless it is running already."""
+        if self._due_s is None:
+            self._due_s = self._clock() + self._step_timeout_s
+
     def _judge_silence(self) -> None:
-        """A step is overdue: either the workers hang, or this process was stopped, too."""
+        """An answer is overdue: either the workers hang, or this process was stopped, too."""
         assert self._due_s is not None
         if self._clock() - self._due_s > OVERSLEPT_S:
             self._due_s = self._clock() + self._step_timeout_s
             return
         message = (
-            f"a step took longer than {self._step_timeout_s:g} s (--execute-model-timeout): the workers hang, or are "
-            "too slow for --max-num-batched-tokens"
+            f"the workers have not answered for {self._step_timeout_s:g} s (--execute-model-timeout): they hang, or "
+            "are too slow for --max-num-batched-tokens"
         )
         self._lose(WorkerFailed(message, "hung"))
 

@@ -36,6 +36,8 @@ class Faults:
     """Groups that never become ready, and say so."""
     silent_starts: set[int] = field(default_factory=set)
     """Groups that never become ready, and say nothing."""
+    is_mute: bool = False
+    """Groups never say that they profile."""
     unmade: set[int] = field(default_factory=set)
     """Groups whose processes cannot even be started."""
 
@@ -53,6 +55,7 @@ class MortalGroup:
         self._results: deque[StepResult] = deque()
         self._failure: WorkerFailed | None = None
         self._num_steps = 0
+        self._on_done: Callable[[str], None] = lambda why: None
 
     @property
     def is_gone(self) -> bool:
@@ -88,11 +91,15 @@ class MortalGroup:
         return None
 
     def profile(self, directory: str | None, on_done: Callable[[str], None]) -> None:
-        on_done("")
+        if self._faults.is_mute:
+            self._on_done = on_done
+        else:
+            on_done("")
 
     def abandon(self, why: str) -> None:
         self.is_abandoned = True
         self.looks_left = 1
+        self._on_done(why)
 
     def stop(self) -> None:
         self.is_abandoned = True

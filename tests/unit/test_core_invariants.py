@@ -55,6 +55,7 @@ DAMAGE: dict[str, Callable[[Scheduler], object]] = {
     "free list is damaged": lambda s: setattr(s.cache.pool, "num_free", 1),
     "is named for what it does not hold": lambda s: first(s).token_ids.__setitem__(0, 9),
     "without being full and known": share_a_partial_block,
+    "runs though it may not": lambda s: setattr(s, "allowed", frozenset()),
     "though prefix caching is off": lambda s: setattr(s.cache, "is_enabled", False),
 }
 
@@ -72,3 +73,28 @@ def test_a_standstill_is_seen(scheduler: Scheduler):
     idle.submit("r", [1])
     with pytest.raises(InvariantBroken, match="no step was planned"):
         invariants.check_plan(idle.scheduler, None)
+
+
+def test_what_outlives_lost_workers_is_seen(scheduler: Scheduler):
+    with pytest.raises(InvariantBroken, match="something runs without workers"):
+        invariants.check_loss(scheduler)
+    scheduler.lose_workers()
+    invariants.check_loss(scheduler)
+    pool = scheduler.cache.pool
+    block_id = pool.take()
+    pool.name(block_id, b"stale")
+    pool.release([block_id])
+    with pytest.raises(InvariantBroken, match="contents of lost blocks"):
+        invariants.check_loss(scheduler)
+
+
+def test_lost_workers_leave_requests_with_what_is_known(scheduler: Scheduler):
+    known = {key: list(request.token_ids) for key, request in scheduler.requests.items()}
+    assert any(request.num_pending_tokens for request in scheduler.requests.values())
+    scheduler.lose_workers()
+    assert {key: request.token_ids for key, request in scheduler.requests.items()} == known
+    assert all(request.num_in_flight == request.num_pending_tokens == 0 for request in scheduler.requests.values())
+    plan = scheduler.plan()
+    assert plan is not None
+    assert plan.released == [], "the new workers know of no slot"
+    assert [admitted.token_ids for admitted in plan.admitted] == [known[request.key] for request in scheduler.running]

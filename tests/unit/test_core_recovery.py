@@ -129,7 +129,7 @@ def test_the_next_group_waits_for_the_end_of_the_last():
 def test_restarts_back_off_and_end_with_the_first_cause():
     engine = MortalEngine(Faults(hangs_at={(0, 2)}, failed_starts=set(range(1, 99))), max_restarts=5)
     engine.submit("r", [1, 2, 3], 8)
-    with pytest.raises(WorkerFailed, match=r"^a step took longer than 10 s .* \(and 5 restarts after it failed\)$"):
+    with pytest.raises(WorkerFailed, match=r"^the workers have not answered .* \(and 5 restarts after it failed\)$"):
         for _ in range(10_000):
             engine.turn()
     assert len(engine.groups) == 6
@@ -179,3 +179,20 @@ def test_calls_for_workers_that_are_away_are_answered():
         engine.turn()
     engine.supervisor.profile("/tmp", answers.append)
     assert answers == ["", "the workers are being started again"]
+
+
+def test_workers_that_owe_no_step_but_an_answer_hang_too():
+    engine = MortalEngine(Faults(is_mute=True))
+    answers: list[str] = []
+    engine.supervisor.profile("/tmp", answers.append)
+    for _ in range(100):
+        engine.turn()
+    assert engine.scheduler.counters.worker_failures == {"hung": 1}
+    assert len(answers) == 1 and "have not answered" in answers[0]
+    assert engine.supervisor.is_ready and engine.supervisor.timeout_s is None
+
+
+def test_an_answer_ends_the_wait_for_it():
+    engine = MortalEngine(Faults())
+    engine.supervisor.profile("/tmp", lambda fault: None)
+    assert engine.supervisor.timeout_s is None
