@@ -3,9 +3,13 @@
 from torch import Tensor
 
 from octavo.kernels.add import cpu, native
-from octavo.kernels.dispatch import choose, require
+from octavo.kernels.dispatch import choose, require, when_called
 
-_IMPLEMENTATIONS = {"cpu": cpu.add, "recorded": native.record}
+_IMPLEMENTATIONS = {
+    "cpu": cpu.add,
+    "recorded": native.record,
+    "cuda": when_called("octavo.kernels.add.gpu", cpu.add),
+}
 
 
 def add(a: Tensor, b: Tensor) -> Tensor:

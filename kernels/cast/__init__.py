@@ -4,9 +4,12 @@ import torch
 from torch import Tensor
 
 from octavo.kernels.cast import cpu
-from octavo.kernels.dispatch import choose
+from octavo.kernels.dispatch import choose, when_called
 
-_IMPLEMENTATIONS = {"cpu": cpu.cast}
+_IMPLEMENTATIONS = {
+    "cpu": cpu.cast,
+    "cuda": when_called("octavo.kernels.cast.gpu", cpu.cast),
+}
 
 
 def cast(x_TD: Tensor, dtype: torch.dtype) -> Tensor:

@@ -2,10 +2,14 @@
 
 from torch import Tensor
 
-from octavo.kernels.dispatch import choose, require
+from octavo.kernels.dispatch import choose, require, when_called
 from octavo.kernels.embedding import cpu, native
 
-_IMPLEMENTATIONS = {"cpu": cpu.embedding, "recorded": native.record}
+_IMPLEMENTATIONS = {
+    "cpu": cpu.embedding,
+    "recorded": native.record,
+    "cuda": when_called("octavo.kernels.embedding.gpu", cpu.embedding),
+}
 
 
 def embedding(ids_T: Tensor, table_VD: Tensor) -> Tensor:

@@ -2,10 +2,14 @@
 
 from torch import Tensor
 
-from octavo.kernels.dispatch import choose
+from octavo.kernels.dispatch import choose, when_called
 from octavo.kernels.gelu import cpu, native
 
-_IMPLEMENTATIONS = {"cpu": cpu.gelu, "recorded": native.record}
+_IMPLEMENTATIONS = {
+    "cpu": cpu.gelu,
+    "recorded": native.record,
+    "cuda": when_called("octavo.kernels.gelu.gpu", cpu.gelu),
+}
 
 
 def gelu(x_TF: Tensor, *, uses_tanh: bool) -> Tensor:

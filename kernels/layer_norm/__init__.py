@@ -2,10 +2,14 @@
 
 from torch import Tensor
 
-from octavo.kernels.dispatch import choose, require
+from octavo.kernels.dispatch import choose, require, when_called
 from octavo.kernels.layer_norm import cpu, native
 
-_IMPLEMENTATIONS = {"cpu": cpu.layer_norm, "recorded": native.record}
+_IMPLEMENTATIONS = {
+    "cpu": cpu.layer_norm,
+    "recorded": native.record,
+    "cuda": when_called("octavo.kernels.layer_norm.gpu", cpu.layer_norm),
+}
 
 
 def layer_norm(x_TD: Tensor, weight_D: Tensor, bias_D: Tensor, eps: float) -> Tensor:

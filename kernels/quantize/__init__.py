@@ -4,10 +4,13 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from octavo.kernels.dispatch import choose, require
+from octavo.kernels.dispatch import choose, require, when_called
 from octavo.kernels.quantize import cpu
 
-_IMPLEMENTATIONS = {"cpu": cpu.quantize}
+_IMPLEMENTATIONS = {
+    "cpu": cpu.quantize,
+    "cuda": when_called("octavo.kernels.quantize.gpu", cpu.quantize),
+}
 
 
 @dataclass(frozen=True, slots=True, eq=False)

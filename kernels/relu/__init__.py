@@ -2,10 +2,14 @@
 
 from torch import Tensor
 
-from octavo.kernels.dispatch import choose
+from octavo.kernels.dispatch import choose, when_called
 from octavo.kernels.relu import cpu, native
 
-_IMPLEMENTATIONS = {"cpu": cpu.relu, "recorded": native.record}
+_IMPLEMENTATIONS = {
+    "cpu": cpu.relu,
+    "recorded": native.record,
+    "cuda": when_called("octavo.kernels.relu.gpu", cpu.relu),
+}
 
 
 def relu(x_TF: Tensor) -> Tensor:

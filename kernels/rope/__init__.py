@@ -2,10 +2,14 @@
 
 from torch import Tensor
 
-from octavo.kernels.dispatch import choose, require
+from octavo.kernels.dispatch import choose, require, when_called
 from octavo.kernels.rope import cpu, native
 
-_IMPLEMENTATIONS = {"cpu": cpu.rope, "recorded": native.record}
+_IMPLEMENTATIONS = {
+    "cpu": cpu.rope,
+    "recorded": native.record,
+    "cuda": when_called("octavo.kernels.rope.gpu", cpu.rope),
+}
 
 
 def rope(x_TNH: Tensor, cos_TC: Tensor, sin_TC: Tensor) -> Tensor:

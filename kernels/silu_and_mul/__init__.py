@@ -2,10 +2,14 @@
 
 from torch import Tensor
 
-from octavo.kernels.dispatch import choose, require
+from octavo.kernels.dispatch import choose, require, when_called
 from octavo.kernels.silu_and_mul import cpu, native
 
-_IMPLEMENTATIONS = {"cpu": cpu.silu_and_mul, "recorded": native.record}
+_IMPLEMENTATIONS = {
+    "cpu": cpu.silu_and_mul,
+    "recorded": native.record,
+    "cuda": when_called("octavo.kernels.silu_and_mul.gpu", cpu.silu_and_mul),
+}
 
 
 def silu_and_mul(gate_up_T2F: Tensor) -> Tensor:

@@ -2,10 +2,13 @@
 
 from torch import Tensor
 
-from octavo.kernels.dispatch import choose, require
+from octavo.kernels.dispatch import choose, require, when_called
 from octavo.kernels.store_kv import cpu
 
-_IMPLEMENTATIONS = {"cpu": cpu.store_kv}
+_IMPLEMENTATIONS = {
+    "cpu": cpu.store_kv,
+    "cuda": when_called("octavo.kernels.store_kv.gpu", cpu.store_kv),
+}
 
 
 def store_kv(k_TKH: Tensor, v_TKH: Tensor, k_cache_PSKH: Tensor, v_cache_PSKH: Tensor, slot_mapping_T: Tensor) -> None:

@@ -1,0 +1,70 @@
+"""`quantize` on a GPU: one program quantizes one row, each group by itself, to the very levels of the CPU."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from octavo.kernels.quantize.cpu import SMALLEST
+
+_BLOCK = 1024
+"""Columns in flight."""
+
+
+def quantize(x_TI: Tensor, group_size: int) -> tuple[Tensor, Tensor, Tensor]:
+    """See `octavo.kernels.quantize.quantize`; returns levels, scales and sums. Group sizes are powers of 2."""
+    rows_TI = x_TI if x_TI.stride(1) == 1 else x_TI.contiguous()
+    num_tokens, width = rows_TI.shape
+    num_groups = triton.cdiv(width, group_size)
+    levels_TI = torch.empty(num_tokens, num_groups * group_size, dtype=torch.int8, device=x_TI.device)
+    scale_TG = torch.empty(num_tokens, num_groups, dtype=torch.float32, device=x_TI.device)
+    sum_TG = torch.empty(num_tokens, num_groups, dtype=torch.int32, device=x_TI.device)
+    groups_block = max(_BLOCK // group_size, 1)
+    if levels_TI.numel():
+        _quantize_kernel[(num_tokens, triton.cdiv(num_groups, groups_block))](
+            rows_TI,
+            levels_TI,
+            scale_TG,
+            sum_TG,
+            width,
+            num_groups,
+            rows_TI.stride(0),
+            GROUP_SIZE=group_size,
+            GROUPS_BLOCK=groups_block,
+            SMALLEST=SMALLEST,
+            # A fused product and sum would round once where the levels are defined by two roundings.
+            enable_fp_fusion=False,
+        )
+    return levels_TI, scale_TG, sum_TG
+
+
+@triton.jit
+def _quantize_kernel(
+    x_ptr,
+    levels_ptr,
+    scale_ptr,
+    sum_ptr,
+    width,
+    num_groups,
+    token_stride,
+    GROUP_SIZE: tl.constexpr,
+    GROUPS_BLOCK: tl.constexpr,
+    SMALLEST: tl.constexpr,
+):
+    token = tl.program_id(0).to(tl.int64)
+    groups = tl.program_id(1) * GROUPS_BLOCK + tl.arange(0, GROUPS_BLOCK)
+    is_group = groups < num_groups
+    columns = groups[:, None] * GROUP_SIZE + tl.arange(0, GROUP_SIZE)[None, :]
+    x = tl.load(x_ptr + token * token_stride + columns, mask=columns < width, other=0.0).to(tl.float32)
+    is_finite = tl.max((tl.abs(x) < float("inf")).to(tl.int32) ^ 1, axis=1) == 0
+    magnitude = tl.where(is_finite, tl.max(tl.abs(x), axis=1), 0.0)
+    largest_level = tl.full([GROUPS_BLOCK], 127.0, tl.float32)
+    inverse = tl.where(magnitude >= SMALLEST, tl.div_rn(largest_level, magnitude), 0.0)
+    scaled = tl.where(is_finite[:, None], x * inverse[:, None], 0.0)
+    # 1.5 * 2^23: the sum has no bits left for a fraction, and so is rounded, ties to even.
+    levels = (scaled + 12582912.0) - 12582912.0
+    scale = tl.where(is_finite, tl.div_rn(magnitude, largest_level), float("nan"))
+    out = token * num_groups + groups
+    tl.store(levels_ptr + token * num_groups * GROUP_SIZE + columns, levels.to(tl.int8), mask=is_group[:, None])
+    tl.store(scale_ptr + out, scale, mask=is_group)
+    tl.store(sum_ptr + out, tl.sum(levels.to(tl.int32), axis=1), mask=is_group)

@@ -1,0 +1,54 @@
+"""`rope` on a GPU: one program rotates all heads of one token."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+
+def rope(x_TNH: Tensor, cos_TC: Tensor, sin_TC: Tensor) -> Tensor:
+    """See `octavo.kernels.rope.rope`."""
+    heads_TNH = x_TNH if x_TNH.stride(2) == 1 else x_TNH.contiguous()
+    num_tokens, num_heads, head_dim = heads_TNH.shape
+    out_TNH = torch.empty(x_TNH.shape, dtype=x_TNH.dtype, device=x_TNH.device)
+    if out_TNH.numel():
+        _rope_kernel[(num_tokens,)](
+            heads_TNH,
+            cos_TC.contiguous(),
+            sin_TC.contiguous(),
+            out_TNH,
+            heads_TNH.stride(0),
+            heads_TNH.stride(1),
+            NUM_HEADS=num_heads,
+            NUM_PAIRS=head_dim // 2,
+            HEADS_BLOCK=triton.next_power_of_2(num_heads),
+            PAIRS_BLOCK=triton.next_power_of_2(head_dim // 2),
+        )
+    return out_TNH
+
+
+@triton.jit
+def _rope_kernel(
+    x_ptr,
+    cos_ptr,
+    sin_ptr,
+    out_ptr,
+    token_stride,
+    head_stride,
+    NUM_HEADS: tl.constexpr,
+    NUM_PAIRS: tl.constexpr,
+    HEADS_BLOCK: tl.constexpr,
+    PAIRS_BLOCK: tl.constexpr,
+):
+    token = tl.program_id(0).to(tl.int64)
+    pairs = tl.arange(0, PAIRS_BLOCK)
+    heads = tl.arange(0, HEADS_BLOCK)[:, None]
+    cos = tl.load(cos_ptr + token * NUM_PAIRS + pairs, mask=pairs < NUM_PAIRS, other=0.0)[None, :]
+    sin = tl.load(sin_ptr + token * NUM_PAIRS + pairs, mask=pairs < NUM_PAIRS, other=0.0)[None, :]
+    is_in = (heads < NUM_HEADS) & (pairs < NUM_PAIRS)[None, :]
+    x = x_ptr + token * token_stride + heads * head_stride + pairs[None, :]
+    first = tl.load(x, mask=is_in, other=0.0).to(tl.float32)
+    second = tl.load(x + NUM_PAIRS, mask=is_in, other=0.0).to(tl.float32)
+    out = out_ptr + (token * NUM_HEADS + heads) * (2 * NUM_PAIRS) + pairs[None, :]
+    tl.store(out, (first * cos - second * sin).to(out_ptr.dtype.element_ty), mask=is_in)
+    tl.store(out + NUM_PAIRS, (second * cos + first * sin).to(out_ptr.dtype.element_ty), mask=is_in)

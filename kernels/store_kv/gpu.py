@@ -1,0 +1,68 @@
+"""`store_kv` on a GPU: one program copies the keys and values of one token."""
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+
+def store_kv(k_TKH: Tensor, v_TKH: Tensor, k_cache_PSKH: Tensor, v_cache_PSKH: Tensor, slot_mapping_T: Tensor) -> None:
+    """See `octavo.kernels.store_kv.store_kv`.
+
+    The caches may be views in which the slots of a head, not the heads of a slot, lie side by side. A token whose slot
+    is negative is not stored: what a padded batch is filled up with.
+    """
+    num_tokens, num_heads, head_dim = k_TKH.shape
+    k, v = (rows if rows.stride(2) == 1 else rows.contiguous() for rows in (k_TKH, v_TKH))
+    if num_tokens:
+        _store_kv_kernel[(num_tokens,)](
+            k,
+            v,
+            k_cache_PSKH,
+            v_cache_PSKH,
+            slot_mapping_T,
+            k.stride(0),
+            k.stride(1),
+            v.stride(0),
+            v.stride(1),
+            k_cache_PSKH.stride(0),
+            k_cache_PSKH.stride(1),
+            k_cache_PSKH.stride(2),
+            BLOCK_SIZE=k_cache_PSKH.shape[1],
+            NUM_HEADS=num_heads,
+            HEAD_DIM=head_dim,
+            HEADS_BLOCK=triton.next_power_of_2(num_heads),
+            HEAD_DIM_BLOCK=triton.next_power_of_2(head_dim),
+        )
+
+
+@triton.jit
+def _store_kv_kernel(
+    k_ptr,
+    v_ptr,
+    k_cache_ptr,
+    v_cache_ptr,
+    slots_ptr,
+    k_token_stride,
+    k_head_stride,
+    v_token_stride,
+    v_head_stride,
+    block_stride,
+    slot_stride,
+    head_stride,
+    BLOCK_SIZE: tl.constexpr,
+    NUM_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    HEADS_BLOCK: tl.constexpr,
+    HEAD_DIM_BLOCK: tl.constexpr,
+):
+    token = tl.program_id(0).to(tl.int64)
+    slot = tl.load(slots_ptr + token).to(tl.int64)
+    if slot >= 0:
+        heads = tl.arange(0, HEADS_BLOCK)[:, None]
+        dims = tl.arange(0, HEAD_DIM_BLOCK)[None, :]
+        is_in = (heads < NUM_HEADS) & (dims < HEAD_DIM)
+        place = (slot // BLOCK_SIZE) * block_stride + (slot % BLOCK_SIZE) * slot_stride + heads * head_stride + dims
+        k = tl.load(k_ptr + token * k_token_stride + heads * k_head_stride + dims, mask=is_in)
+        v = tl.load(v_ptr + token * v_token_stride + heads * v_head_stride + dims, mask=is_in)
+        tl.store(k_cache_ptr + place, k, mask=is_in)
+        tl.store(v_cache_ptr + place, v, mask=is_in)

@@ -1,0 +1,118 @@
+"""Activations, rotations, look-ups, quantized rows and the writing of the cache, on a GPU."""
+
+import itertools
+
+import pytest
+import torch
+from kernel_checks import assert_close, assert_rows_independent, random
+
+from octavo.kernels.add import gpu as add_gpu
+from octavo.kernels.cast import gpu as cast_gpu
+from octavo.kernels.cast import reference as cast_reference
+from octavo.kernels.embedding import cases as embedding_cases
+from octavo.kernels.embedding import gpu as embedding_gpu
+from octavo.kernels.embedding import reference as embedding_reference
+from octavo.kernels.gelu import cases as gelu_cases
+from octavo.kernels.gelu import gpu as gelu_gpu
+from octavo.kernels.gelu import reference as gelu_reference
+from octavo.kernels.quantize import cases as quantize_cases
+from octavo.kernels.quantize import gpu as quantize_gpu
+from octavo.kernels.quantize import reference as quantize_reference
+from octavo.kernels.relu import gpu as relu_gpu
+from octavo.kernels.rope import cases as rope_cases
+from octavo.kernels.rope import gpu as rope_gpu
+from octavo.kernels.rope import reference as rope_reference
+from octavo.kernels.silu_and_mul import cases as silu_cases
+from octavo.kernels.silu_and_mul import gpu as silu_gpu
+from octavo.kernels.silu_and_mul import reference as silu_reference
+from octavo.kernels.store_kv import cases as store_cases
+from octavo.kernels.store_kv import gpu as store_gpu
+from octavo.kernels.store_kv import reference as store_reference
+
+
+@pytest.mark.parametrize("dtype", silu_cases.TOLERANCES, ids=str)
+@pytest.mark.parametrize("width", silu_cases.WIDTHS)
+def test_silu_and_mul(device: torch.device, seed: int, width: int, dtype: torch.dtype) -> None:
+    for rows in silu_cases.ROWS[:3]:
+        x = random(rows, 2 * width, dtype=dtype, seed=seed + rows, scale=4.0)
+        actual = silu_gpu.silu_and_mul(x.to(device)).cpu()
+        assert_close(actual, silu_reference.silu_and_mul(x), silu_cases.TOLERANCES[dtype])
+
+
+@pytest.mark.parametrize("uses_tanh", [False, True])
+@pytest.mark.parametrize("dtype", gelu_cases.TOLERANCES, ids=str)
+def test_gelu(device: torch.device, seed: int, dtype: torch.dtype, uses_tanh: bool) -> None:
+    for rows, width in itertools.product(gelu_cases.ROWS[:3], gelu_cases.WIDTHS[1:]):
+        x = random(rows, width, dtype=dtype, seed=seed + rows, scale=4.0)
+        x[0, :2] = torch.tensor([60.0, -60.0])
+        actual = gelu_gpu.gelu(x.to(device), uses_tanh).cpu()
+        assert_close(actual, gelu_reference.gelu(x, uses_tanh), gelu_cases.TOLERANCES[dtype])
+
+
+@pytest.mark.parametrize("dtype", rope_cases.TOLERANCES, ids=str)
+@pytest.mark.parametrize(("num_heads", "head_dim"), rope_cases.HEADS)
+def test_rope(device: torch.device, seed: int, num_heads: int, head_dim: int, dtype: torch.dtype) -> None:
+    for rows in rope_cases.ROWS[:3]:
+        wide = random(rows, num_heads + 3, head_dim, dtype=dtype, seed=seed + rows)
+        angles = random(rows, head_dim // 2, seed=seed) * 100
+        cos, sin = angles.cos(), angles.sin()
+        actual = rope_gpu.rope(wide.to(device)[:, 1:-2], cos.to(device), sin.to(device)).cpu()
+        assert_close(actual, rope_reference.rope(wide[:, 1:-2], cos, sin), rope_cases.TOLERANCES[dtype])
+
+
+@pytest.mark.parametrize("dtype", embedding_cases.DTYPES, ids=str)
+def test_what_torch_does_on_a_gpu(device: torch.device, seed: int, dtype: torch.dtype) -> None:
+    a, b = random(2, 7, 33, dtype=dtype, seed=seed)
+    assert torch.equal(add_gpu.add(a.to(device), b.to(device)).cpu(), (a.double() + b.double()).to(dtype))
+    assert torch.equal(relu_gpu.relu(a.to(device)).cpu(), a.clamp(min=0))
+    for other in embedding_cases.DTYPES:
+        assert torch.equal(cast_gpu.cast(a.to(device), other).cpu(), cast_reference.cast(a, other))
+    ids = torch.tensor([6, 0, 3, 3])
+    rows = embedding_gpu.embedding(ids.to(device), a.to(device)).cpu()
+    assert torch.equal(rows, embedding_reference.embedding(ids, a))
+
+
+@pytest.mark.parametrize("group_size", quantize_cases.GROUP_SIZES)
+@pytest.mark.parametrize("width", quantize_cases.WIDTHS)
+def test_quantize(device: torch.device, seed: int, width: int, group_size: int) -> None:
+    x = random(3, width, dtype=torch.bfloat16, seed=seed, scale=5.0)
+    x[0, 0], x[1] = torch.inf, 0.0
+    actual = quantize_gpu.quantize(x.to(device), group_size)
+    for ours, expected in zip(actual, quantize_reference.quantize(x, group_size), strict=True):
+        assert ours.dtype == expected.dtype
+        torch.testing.assert_close(ours.cpu(), expected, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("heads_are_outside", [False, True])
+@pytest.mark.parametrize("dtype", store_cases.DTYPES, ids=str)
+@pytest.mark.parametrize(("num_kv_heads", "head_dim"), store_cases.HEADS)
+def test_store_kv(
+    device: torch.device, seed: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype, heads_are_outside: bool
+) -> None:
+    for rows, block_size in itertools.product(store_cases.ROWS[:2], store_cases.BLOCK_SIZES):
+        k, v = random(rows, 2 * num_kv_heads, head_dim, dtype=dtype, seed=seed).split(num_kv_heads, dim=1)
+        shape = (2, 80 // block_size, block_size, num_kv_heads, head_dim)
+        expected = random(*shape, dtype=dtype, seed=seed + 1)
+        cache = expected.to(device)
+        if heads_are_outside:
+            cache = cache.transpose(2, 3).contiguous().transpose(2, 3)
+        slots = torch.randperm(80, generator=torch.Generator().manual_seed(seed))[:rows]
+        store_gpu.store_kv(k.to(device), v.to(device), cache[0], cache[1], slots.to(device))
+        store_reference.store_kv(k, v, expected[0], expected[1], slots)
+        assert torch.equal(cache.cpu(), expected)
+
+
+def test_store_kv_leaves_out_negative_slots(device: torch.device) -> None:
+    k = torch.ones(2, 1, 8, device=device)
+    cache = torch.zeros(2, 2, 4, 1, 8, device=device)
+    store_gpu.store_kv(k, k, cache[0], cache[1], torch.tensor([-1, 5], device=device))
+    assert cache.sum() == 16
+    assert cache[:, 1, 1].sum() == 16
+
+
+def test_rows_do_not_depend_on_the_batch(device: torch.device, seed: int) -> None:
+    rows = random(20, 66, dtype=torch.bfloat16, seed=seed).to(device)
+    assert_rows_independent(silu_gpu.silu_and_mul, rows)
+    assert_rows_independent(lambda x: gelu_gpu.gelu(x, True), rows)
+    assert_rows_independent(lambda x: gelu_gpu.gelu(x, False), rows)
+    assert_rows_independent(lambda x: quantize_gpu.quantize(x, 32)[0], rows)
