@@ -1,4 +1,4 @@
-"""`add` on a GPU through torch: one rounding per sum, at the rate of the memory. A kernel of ours would gain nothing."""
+"""`add` on a GPU through torch: one rounding per sum, at the rate of the memory."""
 
 from torch import Tensor
 

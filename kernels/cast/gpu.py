@@ -1,4 +1,4 @@
-"""`cast` on a GPU through torch, at the rate of the memory. A kernel of ours would gain nothing."""
+"""`cast` on a GPU through torch, at the rate of the memory."""
 
 import torch
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""`embedding` on a GPU through torch: a copy of rows, at the rate of the memory. A kernel of ours would gain nothing."""
+"""`embedding` on a GPU through torch: a copy of rows, at the rate of the memory."""
 
 from torch import Tensor
 

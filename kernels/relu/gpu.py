@@ -1,4 +1,4 @@
-"""`relu` on a GPU through torch, at the rate of the memory. A kernel of ours would gain nothing."""
+"""`relu` on a GPU through torch, at the rate of the memory."""
 
 from torch import Tensor
 
