@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import math
 import os
 import select
 import signal
@@ -68,6 +69,8 @@ class Child:
         self.name = name
         self._process = process
         self._control_fd = control_fd
+        self._poll = select.poll()  # select() fails for descriptors from 1,024 on, which a busy server's are
+        self._poll.register(control_fd, select.POLLIN)
         self._buffer = bytearray()
         self._messages: deque[ControlMessage] = deque()
         self._failure: StartupFailed | None = None
@@ -146,7 +149,7 @@ class Child:
             if self._is_at_end:
                 raise ChildExited(self.name, self._reap(), self._failure)
             left_s = None if deadline is None else max(0.0, deadline - time.monotonic())
-            if not select.select([self._control_fd], [], [], left_s)[0]:
+            if not self._poll.poll(None if left_s is None else math.ceil(1000 * left_s)):
                 return None
             self._read()
         return self._messages.popleft()

@@ -125,7 +125,7 @@ def test_a_signal_drains_all_of_them(model: Path) -> None:
 
 @pytest.mark.parametrize("who", ["first", "core"])
 def test_a_death_that_cannot_be_survived_leaves_no_process(model: Path, who: str) -> None:
-    with several(model) as server:
+    with several(model, "--no-restart-core") as server:
         pids = descendants(server.process.pid)
         core = next(pid for pid in pids if "core_proc" in command(pid))
         os.kill(server.process.pid if who == "first" else core, signal.SIGKILL)

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -52,6 +53,23 @@ def wait_until_gone(pid: int, timeout_s: float) -> bool:
     while is_running(pid) and time.monotonic() < deadline:
         time.sleep(0.02)
     return not is_running(pid)
+
+
+def test_a_child_is_heard_through_a_descriptor_beyond_those_of_select() -> None:
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    many = 1100
+    if limit[1] < 2 * many:
+        pytest.skip(f"no more than {limit[1]} descriptors are allowed here")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (2 * many, limit[1]))
+    taken = [os.dup(0) for _ in range(many)]
+    try:
+        with fake_child("run") as child:
+            assert child.fileno() > 1024
+            assert isinstance(receive_all(child)[-1], CoreReady)
+    finally:
+        for fd in taken:
+            os.close(fd)
+        resource.setrlimit(resource.RLIMIT_NOFILE, limit)
 
 
 def test_life_signs_come_in_order() -> None:
