@@ -12,7 +12,7 @@ import msgspec
 
 from octavo.frontend.model_files.facts import read_model_facts
 from octavo.frontend.run_dir import RunDir
-from octavo.protocol.channel import ipc_path
+from octavo.protocol.channel import ipc_path, is_listening
 from octavo.protocol.config import DeviceFacts, EngineConfig, ResolvedConfig, resolve
 from octavo.protocol.config.engine import DeviceName
 from octavo.protocol.control import CoreSpec, PhaseDone
@@ -102,9 +102,8 @@ class SpawnedEngine:
     def end(self) -> None:
         """Kill the core, if it still runs, and remove what it leaves behind; harmless the second time."""
         _end_child(self.child)
-        path = ipc_path(self.address)
-        if path and (path.is_symlink() or path.is_socket()):  # zmq leaves the socket of an address that it is given
-            path.unlink(missing_ok=True)
+        if path := ipc_path(self.address):
+            remove_socket(path)
         self._run_dir.remove()
 
     def _spawn(self, config: ResolvedConfig, address: str, facts: Sequence[DeviceFacts] = ()) -> Child:
@@ -125,6 +124,12 @@ class SpawnedEngine:
             check_invariants=Env.read().check_invariants,
         )
         return Child.spawn("octavo.core_proc", spec, "core")
+
+
+def remove_socket(path: Path) -> None:
+    """Remove what a core that has ended left at its address, but nothing that another engine listens on."""
+    if (path.is_symlink() or path.is_socket()) and not is_listening(path):
+        path.unlink(missing_ok=True)
 
 
 def _end_child(child: Child) -> None:

@@ -295,7 +295,7 @@ def _receive(socket: "zmq.Socket[bytes]", timeout_s: float | None) -> list[bytes
 
 def _bind(socket: "zmq.Socket[bytes]", address: str) -> None:
     path = ipc_path(address)
-    if path and _is_listening(path):
+    if path and is_listening(path):
         socket.close(linger=0)
         raise StartupError(
             f"cannot bind {address}: another engine listens there",
@@ -322,7 +322,7 @@ def _remove_file(address: str) -> None:
         path.unlink(missing_ok=True)
 
 
-def _is_listening(path: Path) -> bool:
+def is_listening(path: Path) -> bool:
     """True when a living process has this socket: zmq itself would take it away from that process."""
     with socket_module.socket(socket_module.AF_UNIX, socket_module.SOCK_STREAM) as probe:
         try:

@@ -1,11 +1,13 @@
 """An engine's private directory: fresh, private, and swept when its owner is gone."""
 
 import fcntl
+import socket
 from pathlib import Path
 
 import pytest
 
 from octavo.frontend.run_dir import RunDir, sweep
+from octavo.frontend.spawn import remove_socket
 
 
 def test_a_directory_is_fresh_and_private(tmp_path: Path) -> None:
@@ -52,3 +54,20 @@ def test_a_directory_in_the_making_is_not_swept(tmp_path: Path, monkeypatch: pyt
     sweep(tmp_path)
     assert directory.path.is_dir()
     directory.remove()
+
+
+def test_the_socket_of_another_engine_is_left_alone(tmp_path: Path) -> None:
+    """A start that failed because somebody listens there must not take the address away from them."""
+    path, pointer = tmp_path / "core", tmp_path / "pointer"
+    pointer.symlink_to(path)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen()
+        remove_socket(path)
+        remove_socket(pointer)
+        assert path.is_socket()
+        assert pointer.is_symlink()
+    remove_socket(pointer)
+    remove_socket(path)
+    assert not path.exists()
+    assert not pointer.is_symlink()
