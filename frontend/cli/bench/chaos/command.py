@@ -2,6 +2,7 @@
 
 import argparse
 import shlex
+import signal
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -72,6 +73,8 @@ def run(words: list[str]) -> int:
         replay += " --seed 0"
     from octavo.frontend.cli.bench.chaos.trial import try_engine
 
+    # Like Ctrl-C: what was started is ended.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     with tempfile.TemporaryDirectory(prefix="octavo-chaos-") as name:
         trial = try_engine({**SETTINGS, **settings}, options, Path(name), settings.get("seed", 0))
         trial.tell(replay)

@@ -108,7 +108,7 @@ class Monkey:
     Args:
         strikes: in order of their moments.
         seed: that the victims among several of a kind follow from.
-        find: the processes of a kind that there are.
+        find: the processes that a strike may be at.
         count_live: requests under way.
     """
 
@@ -116,7 +116,7 @@ class Monkey:
         self,
         strikes: Sequence[Strike],
         seed: int,
-        find: Callable[[Target], list[Process]],
+        find: Callable[[Strike], list[Process]],
         count_live: Callable[[], int],
     ) -> None:
         self.deeds: list[Deed] = []
@@ -184,7 +184,7 @@ class Monkey:
     async def _do(self, strike: Strike) -> None:
         if _kills_http(strike):
             await asyncio.sleep(max(0.0, self._http_pause_s))
-        victim = await self._victim(strike.target)
+        victim = await self._victim(strike)
         number = signal.SIGKILL if strike.action is Action.KILL else signal.SIGSTOP
         if victim is None or not send_signal(victim, number):
             self.missed.append(strike)
@@ -197,10 +197,10 @@ class Monkey:
             self._awakenings.add(task)
             task.add_done_callback(self._awakenings.discard)
 
-    async def _victim(self, target: Target) -> Process | None:
+    async def _victim(self, strike: Strike) -> Process | None:
         deadline = time.monotonic() + VICTIM_TIMEOUT_S
         while time.monotonic() < deadline:
-            if found := self._find(target):
+            if found := self._find(strike):
                 return self._rng.choice(sorted(found, key=lambda process: process.pid))
             await asyncio.sleep(0.05)
         return None

@@ -20,7 +20,7 @@ from octavo.frontend.cli.bench.chaos.judge import Judge
 from octavo.frontend.cli.bench.chaos.monkey import Action, Monkey, Strike, Target, plan_strikes
 from octavo.frontend.cli.bench.chaos.processes import Footprint, Process
 from octavo.frontend.cli.bench.chaos.storm import Storm
-from octavo.frontend.cli.bench.chaos.subject import CORE, SIBLING, WORKER, Subject
+from octavo.frontend.cli.bench.chaos.subject import CORE, SERVER, SIBLING, WORKER, Subject
 from octavo.frontend.cli.bench.chaos.workload import draw_jobs, draw_requests
 from octavo.frontend.cli.bench.report import context, say, say_table, write_json
 from octavo.frontend.cli.errors import CommandError
@@ -248,8 +248,12 @@ async def _storm(
     hang_s = 2.0 * max(settings["core_timeout"], settings["execute_model_timeout"]) + 2.0
     strikes: list[Strike] = plan_strikes(seed, len(jobs) - num_first, options.kills, targets, hang_s)
 
-    def find(target: Target) -> list[Process]:
-        return crew.applications if target is Target.APPLICATION else subject.processes(MODULES[target])
+    def find(strike: Strike) -> list[Process]:
+        if strike.target is Target.APPLICATION:
+            return crew.applications
+        # The first HTTP process is the parent of all: it may be stopped, but not killed.
+        first = subject.processes(SERVER) if strike.target is Target.HTTP and strike.action is Action.STOP else []
+        return [*first, *subject.processes(MODULES[strike.target])]
 
     monkey = Monkey(strikes, seed, find, lambda: crew.num_live)
     judge = Judge(expected, monkey.explains_break)
