@@ -2,10 +2,13 @@
 
 from torch import Tensor
 
-from octavo.kernels.dispatch import choose
+from octavo.kernels.dispatch import choose, when_called
 from octavo.kernels.filter_logits import cpu
 
-_IMPLEMENTATIONS = {"cpu": cpu.filter_logits}
+_IMPLEMENTATIONS = {
+    "cpu": cpu.filter_logits,
+    "cuda": when_called("octavo.kernels.filter_logits.gpu", cpu.filter_logits),
+}
 
 
 def filter_logits(logits_V: Tensor, *, top_k: int, top_p: float, min_p: float) -> Tensor:

@@ -7,10 +7,13 @@ see `noise`: no state, so the draw is the same in any batch, any row and after a
 
 from torch import Tensor
 
-from octavo.kernels.dispatch import choose
+from octavo.kernels.dispatch import choose, when_called
 from octavo.kernels.gumbel_sample import cpu
 
-_IMPLEMENTATIONS = {"cpu": cpu.gumbel_sample}
+_IMPLEMENTATIONS = {
+    "cpu": cpu.gumbel_sample,
+    "cuda": when_called("octavo.kernels.gumbel_sample.gpu", cpu.gumbel_sample),
+}
 
 
 def gumbel_sample(logits_C: Tensor, token_ids_C: Tensor, *, seed: int, position: int) -> int:

@@ -1,14 +1,17 @@
 """Matrix product with a weight, the same bits for a row in any batch. Does not shard.
 
-Two implementations: through torch (`cpu.py`), and in C++ (`native.py`), which also takes quantized weights.
+On a CPU there are two implementations: through torch (`cpu.py`), and in C++ (`native.py`), which also takes quantized
+weights. On a GPU (`gpu.py`) there are cuBLAS and a kernel in Triton, and cuBLAS does not keep the promise.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from octavo.kernels.dispatch import choose, require
+from octavo.kernels.dispatch import choose, require, when_called
 from octavo.kernels.linear import cpu
 from octavo.kernels.linear.native import NativeLinear, NativeProduct
 from octavo.kernels.linear.packing import pack, pack_quantized
@@ -17,7 +20,20 @@ from octavo.kernels.linear.quantized import QuantizedWeight
 from octavo.kernels.linear.record import record
 from octavo.kernels.native.library import NativeLibrary
 
-_PACKERS = {"cpu": cpu.Packer}
+
+class DevicePacker(Protocol):
+    """Packs weights for one kind of device."""
+
+    def pack(self, weight_OI: Tensor, bias_O: Tensor | None) -> Callable[[Tensor], Tensor]:
+        """Return the product with a weight: from TI to TO."""
+
+
+def new_packer(*, is_batch_invariant: bool) -> DevicePacker:
+    """Return a packer for a CPU, on which every product is batch-invariant."""
+    return cpu.Packer()
+
+
+_PACKERS = {"cpu": new_packer, "cuda": when_called("octavo.kernels.linear.gpu", new_packer)}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -29,7 +45,7 @@ class PackedLinear:
     dtype: torch.dtype | None
     """Of the rows; None: any float, because they are quantized themselves."""
     device: torch.device
-    product: cpu.CpuLinear | NativeProduct
+    product: Callable[[Tensor], Tensor]
 
 
 class Packer:
@@ -39,6 +55,8 @@ class Packer:
         device: where the weights are.
         native: the library that multiplies; None: torch does.
         quantization: what weights of floats become; needs a native library.
+        is_batch_invariant: False: the fastest product of a GPU, in which the bits of a row depend on the number of
+            rows. On a CPU all products are batch-invariant.
     """
 
     def __init__(
@@ -46,10 +64,12 @@ class Packer:
         device: torch.device,
         native: NativeLibrary | None = None,
         quantization: Quantization | None = None,
+        *,
+        is_batch_invariant: bool = True,
     ) -> None:
         assert quantization is None or native is not None, "torch multiplies no quantized weights"
         self._device = device
-        self._packer = choose("linear", _PACKERS, device)()
+        self._packer = choose("linear", _PACKERS, device)(is_batch_invariant=is_batch_invariant)
         self._library = native
         self._quantization = quantization
 

@@ -2,11 +2,11 @@
 
 from torch import Tensor
 
-from octavo.kernels.dispatch import choose
+from octavo.kernels.dispatch import choose, when_called
 from octavo.kernels.logprobs import cpu
 from octavo.kernels.logprobs.row import RowLogprobs as RowLogprobs
 
-_IMPLEMENTATIONS = {"cpu": cpu.logprobs}
+_IMPLEMENTATIONS = {"cpu": cpu.logprobs, "cuda": when_called("octavo.kernels.logprobs.gpu", cpu.logprobs)}
 
 
 def logprobs(logits_V: Tensor, token_id: int, num_top: int) -> RowLogprobs:

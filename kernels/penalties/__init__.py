@@ -2,10 +2,13 @@
 
 from torch import Tensor
 
-from octavo.kernels.dispatch import choose
+from octavo.kernels.dispatch import choose, when_called
 from octavo.kernels.penalties import cpu
 
-_IMPLEMENTATIONS = {"cpu": cpu.apply_penalties}
+_IMPLEMENTATIONS = {
+    "cpu": cpu.apply_penalties,
+    "cuda": when_called("octavo.kernels.penalties.gpu", cpu.apply_penalties),
+}
 
 
 def apply_penalties(

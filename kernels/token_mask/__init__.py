@@ -2,12 +2,12 @@
 
 from torch import Tensor
 
-from octavo.kernels.dispatch import choose
+from octavo.kernels.dispatch import choose, when_called
 from octavo.kernels.token_mask import cpu
 from octavo.kernels.token_mask.bits import FORBIDDEN as FORBIDDEN
 from octavo.kernels.token_mask.bits import pack_mask as pack_mask
 
-_IMPLEMENTATIONS = {"cpu": cpu.mask_tokens}
+_IMPLEMENTATIONS = {"cpu": cpu.mask_tokens, "cuda": when_called("octavo.kernels.token_mask.gpu", cpu.mask_tokens)}
 
 
 def mask_tokens(logits_V: Tensor, allowed_W: Tensor) -> None:

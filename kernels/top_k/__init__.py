@@ -2,10 +2,10 @@
 
 from torch import Tensor
 
-from octavo.kernels.dispatch import choose
+from octavo.kernels.dispatch import choose, when_called
 from octavo.kernels.top_k import cpu
 
-_IMPLEMENTATIONS = {"cpu": cpu.top_k}
+_IMPLEMENTATIONS = {"cpu": cpu.top_k, "cuda": when_called("octavo.kernels.top_k.gpu", cpu.top_k)}
 
 
 def top_k(values_V: Tensor, k: int) -> Tensor:

@@ -8,15 +8,23 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from octavo.kernels.filter_logits import gpu as filter_logits
 from octavo.kernels.gelu import gpu as gelu
+from octavo.kernels.gumbel_sample import gpu as gumbel_sample
 from octavo.kernels.layer_norm import gpu as layer_norm
+from octavo.kernels.linear import gpu as linear
+from octavo.kernels.logprobs import gpu as logprobs
+from octavo.kernels.penalties import gpu as penalties
 from octavo.kernels.quantize import gpu as quantize
 from octavo.kernels.rms_norm import gpu as rms_norm
 from octavo.kernels.rope import gpu as rope
 from octavo.kernels.silu_and_mul import gpu as silu_and_mul
 from octavo.kernels.store_kv import gpu as store_kv
+from octavo.kernels.token_mask import gpu as token_mask
+from octavo.kernels.top_k import gpu as top_k
 
-BF16, F32, I64 = torch.bfloat16, torch.float32, torch.int64
+BF16, F32, F64, I32, I64 = torch.bfloat16, torch.float32, torch.float64, torch.int32, torch.int64
+VOCAB_SIZE = 151936
 
 
 def empty(*shape: int, dtype: torch.dtype = BF16) -> Tensor:
@@ -30,10 +38,41 @@ def store_in_blocks_of(block_size: int) -> None:
     store_kv.store_kv(empty(8, 8, 128), empty(8, 8, 128), cache, cache, empty(8, dtype=I64))
 
 
+def multiply(num_rows: int, dtype: torch.dtype = BF16) -> None:
+    """Multiply with the weight that gives queries, keys and values, without a library."""
+    product = linear.new_packer(is_batch_invariant=True).pack(empty(6144, 4096, dtype=dtype), None)
+    product(empty(num_rows, 4096, dtype=dtype))
+
+
+def logits(num_rows: int = 8) -> Tensor:
+    """Return rows of logits."""
+    return empty(num_rows, VOCAB_SIZE, dtype=F32)
+
+
+def draw() -> None:
+    """Filter and draw a token of each row."""
+    per_row = {dtype: empty(8, dtype=dtype) for dtype in (F32, F64, I32, I64)}
+    kept = filter_logits.thresholds(logits(), per_row[I32], per_row[F64], per_row[F32])
+    gumbel_sample.draw(logits(), per_row[F32], per_row[I64], per_row[I64], thresholds=kept)
+
+
+def penalize() -> None:
+    """Lower the logits of 500 tokens."""
+    seen = empty(500, dtype=I32)
+    penalties.apply_penalties(logits(1)[0], seen, seen, repetition=1.1, frequency=0.2, presence=0.3)
+
+
 LAUNCHES: dict[str, Callable[[], object]] = {
+    "filter_logits and gumbel_sample": draw,
     "gelu": lambda: gelu.gelu(empty(8, 3072), False),
     "gelu, tanh": lambda: gelu.gelu(empty(8, 3072), True),
     "layer_norm, 4096": lambda: layer_norm.layer_norm(empty(8, 4096), empty(4096), empty(4096), 1e-5),
+    "linear, 64 rows": lambda: multiply(64),
+    "linear, 512 rows": lambda: multiply(512),
+    "linear, 8192 rows": lambda: multiply(8192),
+    "linear, 8192 rows of float32": lambda: multiply(8192, F32),
+    "logprobs and top_k": lambda: logprobs.logprobs_of_rows(logits(), empty(8, dtype=I64), 20),
+    "penalties": penalize,
     "quantize, groups of 32": lambda: quantize.quantize(empty(8, 4096), 32),
     "rms_norm, 4096": lambda: rms_norm.rms_norm(empty(8, 4096), empty(4096), 1e-5),
     "rms_norm, 16384": lambda: rms_norm.rms_norm(empty(8, 16384), empty(16384), 1e-5),
@@ -41,4 +80,6 @@ LAUNCHES: dict[str, Callable[[], object]] = {
     "rope, 32 heads of 128": lambda: rope.rope(empty(8, 32, 128), empty(8, 64, dtype=F32), empty(8, 64, dtype=F32)),
     "silu_and_mul, 14336": lambda: silu_and_mul.silu_and_mul(empty(8, 2 * 14336)),
     "store_kv, blocks of 16": lambda: store_in_blocks_of(16),
+    "token_mask": lambda: token_mask.mask_tokens(logits(1)[0], empty(VOCAB_SIZE // 32, dtype=I32)),
+    "top_k, 1": lambda: top_k.top_k_of_rows(logits(), 1),
 }

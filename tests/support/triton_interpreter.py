@@ -81,7 +81,12 @@ def _create_fma(self: InterpreterBuilder, x: TensorHandle, y: TensorHandle, z: T
 def _create_dot(
     self: InterpreterBuilder, a: TensorHandle, b: TensorHandle, d: TensorHandle, *precision: Any
 ) -> TensorHandle:
-    return UNREPAIRED["create_dot"](self, _widen(a), _widen(b), d, *precision)
+    a, b = _widen(a), _widen(b)
+    if d.dtype.scalar != tl.float32 or a.data.dtype.kind != "f" or b.data.dtype.kind != "f":
+        return UNREPAIRED["create_dot"](self, a, b, d, *precision)
+    # In float64, because the order in which numpy adds up depends on the shape; a GPU's does not.
+    sums = np.matmul(a.data.astype(np.float64), b.data.astype(np.float64)) + d.data
+    return TensorHandle(sums.astype(np.float32), tl.float32)
 
 
 def _cast_impl(self: InterpreterBuilder, src: TensorHandle, dst_type: tl.dtype) -> TensorHandle:

@@ -1,0 +1,137 @@
+"""Selecting, filtering and drawing tokens on a GPU, each against its reference."""
+
+import itertools
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from octavo.kernels.filter_logits import cases as filter_cases
+from octavo.kernels.filter_logits import gpu as filter_gpu
+from octavo.kernels.filter_logits import reference as filter_reference
+from octavo.kernels.gumbel_sample import cases as gumbel_cases
+from octavo.kernels.gumbel_sample import gpu as gumbel_gpu
+from octavo.kernels.gumbel_sample import reference as gumbel_reference
+from octavo.kernels.logprobs import cases as logprobs_cases
+from octavo.kernels.logprobs import gpu as logprobs_gpu
+from octavo.kernels.logprobs import reference as logprobs_reference
+from octavo.kernels.penalties import cases as penalties_cases
+from octavo.kernels.penalties import gpu as penalties_gpu
+from octavo.kernels.penalties import reference as penalties_reference
+from octavo.kernels.token_mask import cases as mask_cases
+from octavo.kernels.token_mask import gpu as mask_gpu
+from octavo.kernels.token_mask import reference as mask_reference
+from octavo.kernels.top_k import cases as top_k_cases
+from octavo.kernels.top_k import gpu as top_k_gpu
+from octavo.kernels.top_k import reference as top_k_reference
+
+
+@pytest.mark.parametrize(("num_values", "k"), top_k_cases.CASES)
+def test_top_k(device: torch.device, seed: int, num_values: int, k: int) -> None:
+    values = top_k_cases.row(num_values, seed)
+    actual = top_k_gpu.top_k(values.to(device), k).cpu()
+    assert torch.equal(actual, top_k_reference.top_k(values, k))
+
+
+def test_top_k_of_values_of_all_kinds(device: torch.device) -> None:
+    values = torch.tensor([0.0, -0.0, -torch.inf, 1e-45, -1e-45, torch.inf, -3.0, 3.0])
+    for k in range(1, 9):
+        assert torch.equal(top_k_gpu.top_k(values.to(device), k).cpu(), top_k_reference.top_k(values, k))
+
+
+@pytest.mark.parametrize("spread", [0.0, 0.01, 3.0])
+@pytest.mark.parametrize("setting", filter_cases.SETTINGS)
+def test_filter_logits(device: torch.device, seed: int, setting: tuple[int, float, float], spread: float) -> None:
+    top_k, top_p, min_p = setting
+    for vocab_size in [*filter_cases.VOCAB_SIZES[:3], 3000]:
+        logits = filter_cases.row(vocab_size, spread, seed)
+        actual = filter_gpu.filter_logits(logits.to(device), top_k=top_k, top_p=top_p, min_p=min_p).cpu()
+        expected = filter_reference.filter_logits(logits, top_k=top_k, top_p=top_p, min_p=min_p)
+        # float32 against float64 probabilities: a nucleus of thousands may end some tokens apart.
+        assert len(set(actual.tolist()) ^ set(expected.tolist())) <= 1e-3 * len(expected)
+        assert torch.equal(actual, actual.sort().values)
+
+
+@settings(max_examples=40)
+@given(
+    vocab_size=st.integers(1, 400),
+    num_levels=st.integers(1, 40),
+    spread=st.floats(0.0, 200.0),
+    top_k=st.integers(0, 500),
+    top_p=st.floats(0.0, 1.0, exclude_min=True),
+    min_p=st.floats(0.0, 1.0),
+)
+def test_filters_keep_a_head_of_the_order(
+    device: torch.device, vocab_size: int, num_levels: int, spread: float, top_k: int, top_p: float, min_p: float
+) -> None:
+    levels = filter_cases.row(num_levels, spread)
+    logits = levels[torch.randint(0, num_levels, (vocab_size,), generator=torch.Generator().manual_seed(0))]
+    actual = filter_gpu.filter_logits(logits.to(device), top_k=top_k, top_p=top_p, min_p=min_p).cpu()
+    order = logits.argsort(descending=True, stable=True)
+    assert len(actual) >= 1
+    assert torch.equal(actual, order[: len(actual)].sort().values)
+    shortest, longest = (
+        len(filter_reference.filter_logits(logits, top_k=top_k, top_p=min(top_p * scale, 1.0), min_p=min_p))
+        for scale in (1 - 1e-5, 1 + 1e-5)
+    )
+    assert shortest <= len(actual) <= longest
+
+
+@pytest.mark.parametrize(("num_candidates", "spread"), gumbel_cases.CASES)
+def test_gumbel_sample(device: torch.device, seed: int, num_candidates: int, spread: float) -> None:
+    logits, ids = gumbel_cases.row(num_candidates, spread, seed)
+    for draw_seed, position in itertools.product(gumbel_cases.SEEDS, (0, 1, 4095)):
+        actual = gumbel_gpu.gumbel_sample(logits.to(device), ids.to(device), seed=draw_seed, position=position)
+        assert actual == gumbel_reference.gumbel_sample(logits, ids, seed=draw_seed, position=position)
+
+
+def test_draws_of_rows_without_numbers(device: torch.device) -> None:
+    logits = torch.zeros(5, 40, device=device)
+    logits[1, 3], logits[2, 39], logits[3], logits[4, :39] = torch.nan, torch.inf, -torch.inf, -torch.inf
+    integers = torch.zeros(5, dtype=torch.int64, device=device)
+    for temperature in (0.0, 1.0):
+        drawn = gumbel_gpu.draw(logits, torch.full((5,), temperature, device=device), integers, integers).tolist()
+        assert drawn[1:] == [-1, -1, -1, 39]
+        assert 0 <= drawn[0] < 40
+        assert temperature or drawn[0] == 0
+
+
+@pytest.mark.parametrize("shape", penalties_cases.SHAPES)
+def test_penalties(device: torch.device, seed: int, shape: tuple[int, int]) -> None:
+    for case_seed in range(seed, seed + 3):
+        case = penalties_cases.case(*shape, case_seed)
+        actual, expected = case.logits_V.to(device, copy=True), case.logits_V.clone()
+        seen, counts = case.seen_ids_S.to(device), case.output_counts_S.to(device)
+        penalties_gpu.apply_penalties(actual, seen, counts, **case.penalties)
+        penalties_reference.apply_penalties(expected, case.seen_ids_S, case.output_counts_S, **case.penalties)
+        assert torch.equal(actual.cpu(), expected)
+
+
+@pytest.mark.parametrize("vocab_size", mask_cases.VOCAB_SIZES)
+def test_token_masks(device: torch.device, seed: int, vocab_size: int) -> None:
+    for mask in mask_cases.masks(vocab_size):
+        expected = filter_cases.row(vocab_size, 1.0, seed)
+        actual = expected.to(device, copy=True)
+        mask_gpu.mask_tokens(actual, mask.to(device))
+        mask_reference.mask_tokens(expected, mask)
+        assert torch.equal(actual.cpu(), expected)
+
+
+@pytest.mark.parametrize(("vocab_size", "token_id", "num_top"), logprobs_cases.CASES)
+def test_logprobs(device: torch.device, seed: int, vocab_size: int, token_id: int, num_top: int) -> None:
+    logits = logprobs_cases.row(vocab_size, seed)
+    actual = logprobs_gpu.logprobs(logits.to(device), token_id, num_top)
+    expected = logprobs_reference.logprobs(logits, token_id, num_top)
+    assert (actual.rank, actual.top_token_ids) == (expected.rank, expected.top_token_ids)
+    ours, theirs = ([row.token_logprob, *row.top_logprobs] for row in (actual, expected))
+    assert ours == pytest.approx(theirs, abs=logprobs_cases.TOLERANCE)
+
+
+def test_rows_do_not_depend_on_the_batch(device: torch.device, seed: int) -> None:
+    logits = torch.stack([filter_cases.row(151, 1.0, seed + index) for index in range(4)]).to(device)
+    tokens = torch.tensor([3, 150, 0, 77], device=device)
+    whole = logprobs_gpu.logprobs_of_rows(logits, tokens, 5)
+    for row in range(4):
+        alone = logprobs_gpu.logprobs_of_rows(logits[row : row + 1], tokens[row : row + 1], 5)
+        assert all(torch.equal(ours[0], ours_in_batch[row]) for ours, ours_in_batch in zip(alone, whole, strict=True))

@@ -1,0 +1,40 @@
+"""What the machine code of kernels must consist of, where speed or bits depend on it; compiled without a GPU."""
+
+import json
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+SUPPORT = Path(__file__).parents[1] / "support"
+
+PROGRAM = """
+import json, sys
+sys.path.append(sys.argv[1])
+from compiled_kernels import compiled
+from kernel_launches import LAUNCHES
+names = [name for name in LAUNCHES if name.startswith("linear,")]
+print(json.dumps({name: [kernel.instructions() for kernel in compiled(LAUNCHES[name], 90)] for name in names}))
+"""
+
+
+@pytest.fixture(scope="module")
+def instructions() -> dict[str, list[Counter[str]]]:
+    """Return the instructions of all products on Hopper; from a process of its own, where nothing is interpreted."""
+    command = [sys.executable, "-P", "-c", PROGRAM, str(SUPPORT)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return {name: [Counter(one) for one in kernels] for name, kernels in json.loads(done.stdout).items()}
+
+
+@pytest.mark.parametrize("num_rows", [64, 512, 8192])
+def test_products_of_all_sizes_multiply_with_one_instruction(
+    instructions: dict[str, list[Counter[str]]], num_rows: int
+) -> None:
+    """Two instructions might round in two ways, and then a row's bits would depend on how many there are."""
+    (found,) = instructions[f"linear, {num_rows} rows"]
+    assert found["HGMMA"] > 0
+    assert found["HMMA"] == 0
+    assert found["LDGSTS"] > 0, "no copies that run while products are computed"
