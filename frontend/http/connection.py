@@ -8,7 +8,7 @@ from http import HTTPStatus
 
 import httptools
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 from octavo.frontend.http.acceptor import is_probe
@@ -18,16 +18,14 @@ from octavo.frontend.http.pace import Pace
 FIRST_REQUEST_S = 60
 """What a new connection is kept open for while nothing comes."""
 
-
 UNFINISHED_S = 60
-"""What a head, or any other part that is kept until it is complete, may take to come."""
+"""What a head, or any other part that is kept until it is complete, may take to come; and the next bytes of a body."""
 
 UNREAD_S = 60
 """What a caller gets to take at least a byte of what waits to be sent."""
 
 LAST_WORD_S = 1
 """What a refused caller gets to read why."""
-
 
 _OFFERS = (b"upgrade", b"http2-settings")
 """Headers of an offer, which `connection` names too."""
@@ -41,10 +39,12 @@ class Connection(HttpToolsProtocol):
 
     _num_kept_bytes = 0
     """Received since the parser last gave something away."""
+    _is_in_message = False
+    """A head has come, and not yet all of its body."""
     _patience: asyncio.TimerHandle | None = None
-    """Runs while something is kept."""
+    """Runs while something is kept, or a body has not come to its end."""
     _reading: asyncio.TimerHandle | None = None
-    """Runs while the caller does not read all that there is."""
+    """Runs while the caller may not have read all that there is."""
     _is_refused = False
     _is_offered = False
     """The head that was read last offers another protocol; the request has not begun."""
@@ -100,8 +100,8 @@ class Connection(HttpToolsProtocol):
         self._feed(data)
         if self._num_kept_bytes > self._max_bytes:
             self._refuse()
-        elif self._num_kept_bytes and self._patience is None:
-            self._patience = self.loop.call_later(UNFINISHED_S, self._lose_patience)
+        elif self._num_kept_bytes or self._is_in_message:
+            self._be_patient()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Wait for nothing any more."""
@@ -112,12 +112,13 @@ class Connection(HttpToolsProtocol):
     def pause_writing(self) -> None:
         """Wait until the caller has read, but not for ever: its request holds memory, and may hold blocks."""
         super().pause_writing()
+        self._forget_reader()
         self._watch_reader()
 
-    def resume_writing(self) -> None:
-        """Go on."""
-        super().resume_writing()
-        self._forget_reader()
+    def on_response_complete(self) -> None:
+        """Go on with the next request; what the caller has not read of this answer must not stay for ever."""
+        super().on_response_complete()
+        self._watch_reader()
 
     def on_headers_complete(self) -> None:
         """Go on with a head of an allowed length; it may have come in one piece with what follows."""
@@ -128,6 +129,7 @@ class Connection(HttpToolsProtocol):
         elif self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT":
             self._is_offered = True  # the parser stops behind this head, see `_feed`
         elif not self._is_refused:
+            self._is_in_message = True
             super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
@@ -138,9 +140,15 @@ class Connection(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """End the request, unless its head was refused."""
+        self._is_in_message = False
         self._keep_nothing()
         if not (self._is_refused or self._is_offered):
             super().on_message_complete()
+            if self.cycle.response_complete and self.timeout_keep_alive_task is None:
+                # Answered by its head alone; what came of its body has ended the wait for the next request.
+                self.timeout_keep_alive_task = self.loop.call_later(
+                    self.timeout_keep_alive, self.timeout_keep_alive_handler
+                )
 
     def _feed(self, data: bytes) -> None:
         """Have the parser read what came.
@@ -175,17 +183,30 @@ class Connection(HttpToolsProtocol):
                 lines.append(b"%b: %b" % (name, value))
         return b"\r\n".join([*lines, b"", b""])
 
+    def _be_patient(self) -> None:
+        if self._patience is None:
+            self._patience = self.loop.call_later(UNFINISHED_S, self._lose_patience)
+
     def _lose_patience(self) -> None:
         """Leave, unless a whole request is being answered and what came behind it can wait."""
         self._patience = None
-        if self.cycle is None or self.cycle.response_complete or self.cycle.more_body:
+        if self.parser is None:  # the connection is lost
+            return
+        if self._is_in_message and self.flow.read_paused:  # it is not the caller who does not go on
+            self._be_patient()
+        elif self._is_in_message or self.cycle is None or self.cycle.response_complete:
             self.transport.close()
 
     def _watch_reader(self) -> None:
-        self._reading = self.loop.call_later(UNREAD_S, self._look_at_reader, self.transport.get_write_buffer_size())
+        if self._reading is None and (num_bytes := self.transport.get_write_buffer_size()):
+            self._reading = self.loop.call_later(UNREAD_S, self._look_at_reader, num_bytes, self.cycle)
 
-    def _look_at_reader(self, num_bytes_before: int) -> None:
-        if self.transport.get_write_buffer_size() < num_bytes_before:
+    def _look_at_reader(self, num_bytes_before: int, cycle_before: RequestResponseCycle | None) -> None:
+        """Leave a caller who has taken nothing since then, which the length of what waits tells while none is added."""
+        self._reading = None
+        is_answering = self.cycle is not None and not self.cycle.response_complete
+        may_have_grown = self.cycle is not cycle_before or (is_answering and not self.flow.write_paused)
+        if self.transport.get_write_buffer_size() < num_bytes_before or may_have_grown:
             self._watch_reader()
         else:
             self.logger.warning("a caller has read nothing for %d s: its connection is closed", UNREAD_S)

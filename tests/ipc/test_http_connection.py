@@ -9,7 +9,7 @@ import pytest
 from fake_client import MODEL, FakeClient
 from http_client import Caller, application, until
 
-from octavo.frontend.http import connection
+from octavo.frontend.http import connection, server
 from octavo.protocol.config import ServerConfig
 from octavo.protocol.errors import OverloadedError
 
@@ -334,6 +334,66 @@ def test_a_caller_who_does_not_come_to_the_point_is_left(start: bytes, monkeypat
             caller.send(bytes([next(letters)]))
             await asyncio.sleep(0.02)
         assert await reading == b""
+
+    play(scenario)
+
+
+@pytest.mark.parametrize(
+    ("coding", "part"),
+    [("content-length: 500", ""), ("content-length: 500", "{"), ("transfer-encoding: chunked", "1\r\n{\r\n")],
+    ids=["none of it", "a part", "a chunk"],
+)
+def test_a_body_that_does_not_go_on_is_left(coding: str, part: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "UNFINISHED_S", 0.1)
+
+    async def scenario(caller: Caller) -> None:
+        caller.send(f"POST {PATH} HTTP/1.1\r\nhost: a\r\n{coding}\r\n\r\n{part}".encode())
+        assert await caller.read_to_end() == b""
+
+    play(scenario)
+
+
+def test_a_body_may_take_long_while_it_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "UNFINISHED_S", 0.5)
+
+    async def scenario(caller: Caller) -> None:
+        body = json.dumps(ASK).encode().ljust(60)
+        caller.send(b"POST %b HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n\r\n" % (PATH.encode(), len(body)))
+        for start in range(0, 60, 4):
+            caller.send(body[start : start + 4])
+            await asyncio.sleep(0.05)
+        assert (await caller.read_response())[0] == 200
+
+    play(scenario)
+
+
+def test_a_body_behind_a_request_that_runs_waits_for_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "UNFINISHED_S", 0.05)
+
+    async def scenario(caller: Caller) -> None:
+        client.gate = asyncio.Event()
+        body = json.dumps(ASK).encode()
+        caller.ask(PATH, ASK)
+        await until(lambda: client.requests)
+        caller.send(b"POST %b HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n\r\n" % (PATH.encode(), len(body)))
+        caller.send(body[:3])
+        await asyncio.sleep(0.2)
+        caller.send(body[3:])
+        client.gate.set()
+        assert [(await caller.read_response())[0] for _ in range(2)] == [200, 200]
+
+    client = FakeClient()
+    play(scenario, client)
+
+
+def test_a_body_that_comes_after_its_refusal_does_not_keep_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "KEEP_ALIVE_S", 0.2)
+
+    async def scenario(caller: Caller) -> None:
+        caller.send(b"POST /nowhere HTTP/1.1\r\nhost: a\r\ncontent-length: 5\r\n\r\n")
+        assert (await caller.read_response())[0] == 404
+        caller.send(b"12345")
+        assert await caller.read_to_end() == b""
 
     play(scenario)
 

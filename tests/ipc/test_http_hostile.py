@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import select
+import socket
 from collections.abc import Awaitable, Callable
 
 import pytest
@@ -10,7 +12,7 @@ from http_client import application, listening, until
 from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
-from octavo.frontend.http import connection
+from octavo.frontend.http import connection, server
 from octavo.protocol.config import ServerConfig
 
 HEALTH = b"GET /health HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n"
@@ -166,6 +168,37 @@ def test_a_caller_that_never_reads_is_let_go(monkeypatch: pytest.MonkeyPatch) ->
             writer.close()
 
     asyncio.run(main())
+
+
+def test_the_rest_of_an_answer_that_is_never_read_does_not_keep_its_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Less waits than makes the server pause, and closing a connection waits for what waits."""
+    monkeypatch.setattr(connection, "UNREAD_S", 0.3)
+    monkeypatch.setattr(server, "KEEP_ALIVE_S", 0.1)
+
+    transports: list[asyncio.Transport] = []
+
+    class Known(connection.Connection):
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+            transports.append(transport)
+            super().connection_made(transport)
+
+    monkeypatch.setattr(server, "Connection", Known)
+
+    async def main() -> None:
+        async with listening(application(FakeClient("Hi"))) as path:
+            caller = socket.socket(socket.AF_UNIX)
+            caller.connect(path)
+            caller.setblocking(False)
+            await until(lambda: transports)
+            while not transports[0].get_write_buffer_size():  # the system takes some answers
+                caller.send(b"GET /version HTTP/1.1\r\nhost: a\r\n\r\n")
+                await asyncio.sleep(0.001)
+            hung_up = select.poll()
+            hung_up.register(caller, select.POLLHUP)
+            await until(lambda: hung_up.poll(0))
+            caller.close()
+
+    asyncio.run(asyncio.wait_for(main(), 60))
 
 
 def test_a_caller_that_reads_slowly_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
