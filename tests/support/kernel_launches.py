@@ -18,6 +18,8 @@ from octavo.kernels.penalties import gpu as penalties
 from octavo.kernels.quantize import gpu as quantize
 from octavo.kernels.rms_norm import gpu as rms_norm
 from octavo.kernels.rope import gpu as rope
+from octavo.kernels.sample import RequestTable
+from octavo.kernels.sample import gpu as sample
 from octavo.kernels.silu_and_mul import gpu as silu_and_mul
 from octavo.kernels.store_kv import gpu as store_kv
 from octavo.kernels.token_mask import gpu as token_mask
@@ -62,6 +64,16 @@ def penalize() -> None:
     penalties.apply_penalties(logits(1)[0], seen, seen, repetition=1.1, frequency=0.2, presence=0.3)
 
 
+def sample_rows() -> None:
+    """Sample 8 rows of logits and count the tokens."""
+    table = RequestTable.allocate(
+        8, VOCAB_SIZE, max_biases=300, max_withheld=16, max_bad=64, max_seen=8192, device=torch.device("meta")
+    )
+    per_row = empty(8, dtype=I64)
+    sample.sample_rows(empty(8, VOCAB_SIZE), table, per_row, per_row, per_row, largest=1e30)
+    sample.count_tokens(table, per_row, per_row)
+
+
 LAUNCHES: dict[str, Callable[[], object]] = {
     "filter_logits and gumbel_sample": draw,
     "gelu": lambda: gelu.gelu(empty(8, 3072), False),
@@ -78,6 +90,7 @@ LAUNCHES: dict[str, Callable[[], object]] = {
     "rms_norm, 16384": lambda: rms_norm.rms_norm(empty(8, 16384), empty(16384), 1e-5),
     "rms_norm, heads of 128": lambda: rms_norm.rms_norm(empty(8, 32, 128), empty(128), 1e-6),
     "rope, 32 heads of 128": lambda: rope.rope(empty(8, 32, 128), empty(8, 64, dtype=F32), empty(8, 64, dtype=F32)),
+    "sample": sample_rows,
     "silu_and_mul, 14336": lambda: silu_and_mul.silu_and_mul(empty(8, 2 * 14336)),
     "store_kv, blocks of 16": lambda: store_in_blocks_of(16),
     "token_mask": lambda: token_mask.mask_tokens(logits(1)[0], empty(VOCAB_SIZE // 32, dtype=I32)),

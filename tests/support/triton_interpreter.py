@@ -3,7 +3,8 @@
 The interpreter runs kernels with numpy, which has no bfloat16; it keeps such numbers as their bits, in uint16, and
 in Triton 3.6 three things go wrong with them, none of which raises: products of matrices and all other arithmetic
 take the bits for integers, and conversions from float32 cut bits off where a GPU rounds to the nearest. With
-numpy 2.4 a loop over a bound that was loaded from memory raises a TypeError. `repair` puts all of that right.
+numpy 2.4 a loop over a bound that was loaded from memory raises a TypeError, and a comparison of two single floats that
+is then spread over a block becomes a float. `repair` puts all of that right.
 
 What it cannot show: shared memory, races between programs (they run one after another), reads out of bounds.
 """
@@ -61,6 +62,8 @@ def _narrow(handle: TensorHandle) -> TensorHandle:
 def _in_float32(operation: str, builder: InterpreterBuilder, operands: list[TensorHandle], *others: Any) -> Any:
     """Run an unrepaired operation on float32 operands, and round what it returns if there was a bfloat16 one."""
     result = UNREPAIRED[operation](builder, *map(_widen, operands), *others)
+    if result.data.dtype == np.bool_:
+        return TensorHandle(result.data, tl.int1)
     if any(map(_is_bf16, operands)) and result.data.dtype == np.float32:
         return _narrow(result)
     return result
