@@ -16,7 +16,7 @@ TIMEOUT_S = 3000
 def chaos(model: Path, report: Path, words: str) -> tuple[int, str, dict[str, Any]]:
     """Run it; return its exit code, what it printed, and its report."""
     command = [sys.executable, "-P", "-m", "octavo", "bench", "chaos", str(model), *words.split()]
-    command += ["--output-json", str(report), "--log-file", str(report.with_suffix(".log")), "--disable-tqdm"]
+    command += ["--output-json", str(report), "--log-dir", str(report.with_suffix(".logs")), "--disable-tqdm"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=TIMEOUT_S)
     assert report.exists(), f"{done.stdout}\n{done.stderr}"
     return done.returncode, f"{done.stdout}\n{done.stderr}", json.loads(report.read_text())

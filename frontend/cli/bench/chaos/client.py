@@ -12,7 +12,7 @@ import msgspec
 from octavo.frontend.cli.bench.chaos.callers import Caller, HttpCaller, JoinedCaller, result_of
 from octavo.frontend.cli.bench.chaos.jobs import Job, Place
 from octavo.frontend.client import AsyncClient
-from octavo.protocol.errors import StartupError
+from octavo.protocol.errors import EngineDeadError, StartupError
 
 MAX_LINE_BYTES = 2**22
 
@@ -52,13 +52,13 @@ async def _join(address: str) -> AsyncClient:
     """Join the engine, which may be between two lives.
 
     Raises:
-        StartupError: it does not come back.
+        StartupError, EngineDeadError: it does not come back.
     """
     deadline = asyncio.get_running_loop().time() + JOIN_TIMEOUT_S
     while True:
         try:
             return await AsyncClient.connect(address)
-        except StartupError:
+        except (StartupError, EngineDeadError):  # there is no engine, or it died before it answered
             if asyncio.get_running_loop().time() > deadline:
                 raise
         await asyncio.sleep(RETRY_S)

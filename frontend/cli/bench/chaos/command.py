@@ -2,6 +2,7 @@
 
 import argparse
 import shlex
+import shutil
 import signal
 import tempfile
 from pathlib import Path
@@ -52,9 +53,7 @@ def parser() -> FlagParser:
     )
     group.add_argument("--output-json", metavar="FILE", help="write the report here")
     group.add_argument(
-        "--log-file",
-        metavar="FILE",
-        help="where the server's log goes; default: kept in the temporary files on failure",
+        "--log-dir", metavar="DIR", help="where the logs of servers and clients go; default: kept only on failure"
     )
     group.add_argument("--disable-tqdm", action="store_true", default=False, help="no progress bar")
     return parser
@@ -75,16 +74,26 @@ def run(words: list[str]) -> int:
 
     # Like Ctrl-C: what was started is ended.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    with tempfile.TemporaryDirectory(prefix="octavo-chaos-") as name:
-        trial = try_engine({**SETTINGS, **settings}, options, Path(name), settings.get("seed", 0))
+    logs = Path(options.log_dir or tempfile.mkdtemp(prefix="octavo-chaos-log-"))
+    logs.mkdir(parents=True, exist_ok=True)
+    is_good = False
+    try:
+        with tempfile.TemporaryDirectory(prefix="octavo-chaos-") as name:
+            trial = try_engine({**SETTINGS, **settings}, options, Path(name), logs, settings.get("seed", 0))
         trial.tell(replay)
         if options.output_json:
             trial.write(options.output_json, replay)
-        if not trial.faults:
-            return 0
-        log = trial.keep_log()
-    say(f"the server's log: {log}")
-    raise CommandError(f"{len(trial.faults)} things must not be, one of them: {trial.faults[0]}", f"again: {replay}")
+        is_good = not trial.faults
+    finally:
+        if not is_good:
+            say(f"logs: {logs}")
+        elif not options.log_dir:
+            shutil.rmtree(logs)
+    if trial.faults:
+        raise CommandError(
+            f"{len(trial.faults)} things must not be, one of them: {trial.faults[0]}", f"again: {replay}"
+        )
+    return 0
 
 
 def _check(options: argparse.Namespace) -> None:

@@ -2,8 +2,6 @@
 
 import argparse
 import asyncio
-import shutil
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -49,7 +47,6 @@ class Trial:
     settings: Mapping[str, Any]
     options: argparse.Namespace
     seed: int
-    log: Path
     judge: Judge
     monkey: Monkey
     faults: list[str] = field(default_factory=list)
@@ -121,48 +118,43 @@ class Trial:
         }
         write_json(path, document)
 
-    def keep_log(self) -> Path:
-        """Put the server's log where it stays, and return where that is."""
-        if self.options.log_file:
-            return self.log
-        kept = Path(tempfile.mkdtemp(prefix="octavo-chaos-log-"))
-        for name in (self.log, self.log.with_name("clients.log")):
-            if name.exists():
-                shutil.copy(name, kept)
-        return kept / self.log.name
-
     def _mean_live(self) -> float:
         deeds = self.monkey.deeds
         return sum(deed.num_live for deed in deeds) / len(deeds) if deeds else 0.0
 
 
-def try_engine(settings: Mapping[str, Any], options: argparse.Namespace, directory: Path, seed: int) -> Trial:
+def try_engine(
+    settings: Mapping[str, Any], options: argparse.Namespace, directory: Path, logs: Path, seed: int
+) -> Trial:
     """Run all of it.
 
     Args:
         settings: of the engine, the model among them.
         options: of the run.
-        directory: for everything that it makes.
+        directory: for everything that it makes, but for the
+        logs: of servers and clients.
         seed: that requests, manners and strikes follow from.
 
     Raises:
         CommandError: an engine or a client did not start, or could not go on.
     """
-    return asyncio.run(_try_engine(settings, options, directory, seed))
+    return asyncio.run(_try_engine(settings, options, directory, logs, seed))
 
 
-async def _try_engine(settings: Mapping[str, Any], options: argparse.Namespace, directory: Path, seed: int) -> Trial:
+async def _try_engine(
+    settings: Mapping[str, Any], options: argparse.Namespace, directory: Path, logs: Path, seed: int
+) -> Trial:
     distinct = options.distinct or max(1, options.requests // 4)
     requests = draw_requests(seed, min(distinct, options.requests))
     jobs = draw_jobs(seed, requests, options.requests)
-    with (directory / "clients.log").open("wb") as errors:
+    with (logs / "clients.log").open("wb") as errors:
         started = time.monotonic()
-        expected, findings = await _answers_alone(settings, options, directory, requests, errors)
+        expected, findings = await _answers_alone(settings, options, directory, logs, requests, errors)
         calm_s = time.monotonic() - started
         if findings:
             raise CommandError(f"a request cannot be answered even undisturbed: {findings[0]}")
         started = time.monotonic()
-        trial = await _disturb(settings, options, directory, seed, jobs, expected, errors)
+        trial = await _disturb(settings, options, directory, logs, seed, jobs, expected, errors)
     trial.seconds = {"undisturbed answers": calm_s, "storm": time.monotonic() - started}
     return trial
 
@@ -171,11 +163,12 @@ async def _answers_alone(
     settings: Mapping[str, Any],
     options: argparse.Namespace,
     directory: Path,
+    logs: Path,
     requests: Sequence[Request],
     errors: BinaryIO,
 ) -> tuple[dict[int, Answer], list[str]]:
     """Return the answer to each request, by number, and what went wrong."""
-    subject = Subject({**settings, **CALM_SETTINGS}, directory / "calm", directory / "calm.log")
+    subject = Subject({**settings, **CALM_SETTINGS}, directory / "calm", logs / "calm.log")
     expected: dict[int, Answer] = {}
     faults: list[str] = []
 
@@ -208,15 +201,15 @@ async def _disturb(
     settings: Mapping[str, Any],
     options: argparse.Namespace,
     directory: Path,
+    logs: Path,
     seed: int,
     jobs: Sequence[Job],
     expected: Mapping[int, Answer],
     errors: BinaryIO,
 ) -> Trial:
     """Ask all jobs of an engine whose processes are killed and stopped."""
-    log = Path(options.log_file) if options.log_file else directory / "server.log"
     served = {**settings, "api_server_count": options.server_processes}
-    subject = Subject(served, directory / "storm", log)
+    subject = Subject(served, directory / "storm", logs / "server.log")
     crew = None
     try:
         await subject.wait_until_ready()
@@ -257,7 +250,7 @@ async def _storm(
 
     monkey = Monkey(strikes, seed, find, lambda: crew.num_live)
     judge = Judge(expected, monkey.explains_break)
-    trial = Trial(settings, options, seed, subject.log, judge, monkey)
+    trial = Trial(settings, options, seed, judge, monkey)
     await crew.start()
     with _bar(len(jobs), "disturbed", options) as bar:
         for part, disturber in ((jobs[:num_first], None), (jobs[num_first:], monkey)):
