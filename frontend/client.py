@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iter
 from collections.abc import Sequence as Several
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
@@ -14,6 +15,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from octavo.frontend.connection import (
+    CONNECT_TIMEOUT_S,
     RECONNECT_TIMEOUT_S,
     Connection,
     follow_engine,
@@ -142,6 +144,7 @@ class AsyncClient:
         cls,
         address: str,
         *,
+        connect_timeout_s: float = CONNECT_TIMEOUT_S,
         reconnect_timeout_s: float = RECONNECT_TIMEOUT_S,
         client_secret_key_file: str | None = None,
         engine_public_key_file: str | None = None,
@@ -150,6 +153,7 @@ class AsyncClient:
 
         Args:
             address: of the engine.
+            connect_timeout_s: how long to wait for it to answer; it may still load, or be between two lives.
             reconnect_timeout_s: how long requests wait, should the engine die, for another at the same address; 0:
                 they fail at once.
             client_secret_key_file: who we are to an engine on another machine (`octavo keygen`).
@@ -162,7 +166,14 @@ class AsyncClient:
         keys = None
         if client_secret_key_file and engine_public_key_file:
             keys = read_client_keys(client_secret_key_file, engine_public_key_file)
-        return Starting(lambda: cls._on(join_engine(address, reconnect_timeout_s=reconnect_timeout_s, keys=keys)))
+        joining = partial(
+            join_engine,
+            address,
+            reconnect_timeout_s=reconnect_timeout_s,
+            keys=keys,
+            connect_timeout_s=connect_timeout_s,
+        )
+        return Starting(lambda: cls._on(joining()))
 
     @classmethod
     async def _on(cls, connecting: Awaitable[Connection]) -> "AsyncClient":

@@ -16,9 +16,11 @@ from octavo.frontend.text.chat_template import ChatTemplate
 from octavo.frontend.text.tokenizer import Tokenizer
 from octavo.protocol.config import EngineConfig, ResolvedConfig
 from octavo.protocol.curve import ClientKeys
-from octavo.protocol.errors import InvalidRequestError
+from octavo.protocol.errors import EngineDeadError, InvalidRequestError
 
 CONNECT_TIMEOUT_S = 10.0
+CONNECT_AGAIN_S = 0.1
+"""How soon to try again when a core has died before it answered."""
 
 RECONNECT_TIMEOUT_S = 120.0
 """How long an engine that somebody else runs may take to come back after its death."""
@@ -88,6 +90,7 @@ async def join_engine(
     tokenizer: Tokenizer | None = None,
     reconnect_timeout_s: float = RECONNECT_TIMEOUT_S,
     keys: ClientKeys | None = None,
+    connect_timeout_s: float = CONNECT_TIMEOUT_S,
 ) -> Connection:
     """Join an engine that runs.
 
@@ -97,13 +100,14 @@ async def join_engine(
         tokenizer: of its model; None: loaded here.
         reconnect_timeout_s: how long to wait for it to come back after its death; of no meaning if it is ours.
         keys: for a `tcp://` address on another machine.
+        connect_timeout_s: how long to wait for it to answer; it may be between two lives.
 
     Raises:
         StartupError: no engine answers on `address`.
     """
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     try:
-        link = await CoreLink.connect(context, address, CONNECT_TIMEOUT_S, keys)
+        link = await connect_to_core(context, address, connect_timeout_s, keys)
         try:
             config = msgspec.msgpack.decode(link.facts.config, type=ResolvedConfig)
             if config.restart_core:
@@ -117,6 +121,25 @@ async def join_engine(
     except BaseException:
         context.destroy(linger=0)  # unlike term(), it cannot wait for a socket that was left open
         raise
+
+
+async def connect_to_core(
+    context: "zmq.Context[zmq.Socket[bytes]]", address: str, timeout_s: float, keys: ClientKeys | None
+) -> CoreLink:
+    """Connect to a core, or to the next one if it dies before it has answered.
+
+    Raises:
+        StartupError: none answers in time.
+        EngineDeadError: the last one died when there was no time left.
+    """
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            return await CoreLink.connect(context, address, max(0.0, deadline - time.monotonic()), keys)
+        except EngineDeadError:
+            if time.monotonic() + CONNECT_AGAIN_S > deadline:
+                raise
+        await asyncio.sleep(CONNECT_AGAIN_S)
 
 
 def _load_tokenizer(config: ResolvedConfig) -> Tokenizer:

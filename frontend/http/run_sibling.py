@@ -11,6 +11,7 @@ from pathlib import Path
 import uvloop
 
 from octavo.frontend.client import AsyncClient
+from octavo.frontend.connection import RECONNECT_TIMEOUT_S
 from octavo.frontend.http.run import make_server
 from octavo.frontend.metrics.board import Board
 from octavo.protocol.control import ServerReady, ServerSpec
@@ -37,12 +38,24 @@ def run_sibling(spec: ServerSpec, reporter: Reporter, stop: StopSignal) -> bool:
 
 
 async def _serve_as_sibling(spec: ServerSpec, reporter: Reporter, stop: StopSignal) -> bool:
-    async with AsyncClient.connect(spec.address) as client:
+    loop = asyncio.get_running_loop()
+    # Who replaces a process that has died may come while the engine, too, is being replaced: that is no fault of ours.
+    joining = asyncio.ensure_future(_join(spec.address))
+    loop.add_signal_handler(signal.SIGTERM, joining.cancel)
+    if stop.count:
+        joining.cancel()
+    try:
+        client = await joining
+    except asyncio.CancelledError:
+        return True  # told to stop before there was anything to stop
+    async with client:
         board = Board.attach(Path(spec.board_path), spec.row)
         server = make_server(client, spec.config, spec.config.api_key or [], board)
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, server.on_signal, signal.SIGTERM)
-        if stop.count:
-            server.on_signal(signal.SIGTERM)
+        loop.add_signal_handler(signal.SIGTERM, server.on_signal, signal.SIGTERM)
         reporter.mark_ready(ServerReady())
         await server.serve(sockets=[socket.socket(fileno=spec.listener_fd)])
     return server.failure is None
+
+
+async def _join(address: str) -> AsyncClient:
+    return await AsyncClient.connect(address, connect_timeout_s=RECONNECT_TIMEOUT_S)

@@ -9,6 +9,7 @@ import pytest
 import zmq
 import zmq.asyncio
 
+from octavo.frontend.connection import connect_to_core
 from octavo.frontend.link import CoreLink
 from octavo.frontend.request_stream import RequestStream
 from octavo.protocol.channel import MAX_FRAME_BYTES
@@ -328,6 +329,31 @@ def test_nobody_answers(tmp_path: Path) -> None:
                 await CoreLink.connect(context, f"ipc://{tmp_path}/nobody", timeout_s=0.2)
         finally:
             context.term()
+
+    asyncio.run(main())
+
+
+def test_a_core_that_dies_before_it_answers_is_one_between_two_lives(tmp_path: Path) -> None:
+    """Found by `octavo bench chaos`: an HTTP process that was replaced while the core was, too, died of it."""
+
+    async def main() -> None:
+        context, own = zmq.asyncio.Context(), zmq.Context()
+        address = f"ipc://{tmp_path}/core"
+        first = FakeCore(context, address)
+        connecting = asyncio.create_task(connect_to_core(own, address, 10, None))
+        assert isinstance(await first.receive(), Connect)
+        first.socket.close(linger=0)
+        second = FakeCore(context, address)
+        try:
+            assert isinstance(await second.receive(), Connect)
+            await second.send(Welcome(FACTS))
+            link = await connecting
+            assert link.facts == FACTS
+            await link.close()
+        finally:
+            second.socket.close(linger=0)
+            context.term()
+            own.term()
 
     asyncio.run(main())
 

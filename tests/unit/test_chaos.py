@@ -1,6 +1,5 @@
 """The parts of `octavo bench chaos` without processes: what it draws, how it puts answers together, what it finds."""
 
-import asyncio
 import copy
 import itertools
 import math
@@ -10,7 +9,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from octavo.frontend.cli.bench.chaos import client
 from octavo.frontend.cli.bench.chaos.answers import Garbled, StreamedAnswer, whole_answer
 from octavo.frontend.cli.bench.chaos.callers import _params
 from octavo.frontend.cli.bench.chaos.jobs import Fate, Job, Kind, Request, Result
@@ -25,7 +23,6 @@ from octavo.frontend.cli.bench.chaos.workload import (
 )
 from octavo.frontend.http.schemas.chat import ChatCompletionRequest
 from octavo.frontend.http.schemas.completions import CompletionRequest
-from octavo.protocol.errors import EngineDeadError, StartupError
 from octavo.protocol.params import OutputKind
 
 ANSWER: dict[str, Any] = {
@@ -232,18 +229,3 @@ def test_prefixes_are_shared() -> None:
     prompts = [request.body["prompt"] for request in draw_requests(5, 60) if "prompt" in request.body]
     pairs = itertools.combinations(prompts, 2)
     assert sum(left[:100] == right[:100] for left, right in pairs) > 20
-
-
-def test_a_client_joins_an_engine_that_dies_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Found by a run with seed 21: the core was killed between a client's hello and its answer."""
-    outcomes: list[Any] = [EngineDeadError("it died"), StartupError("none there", phase="connecting"), "joined"]
-
-    async def connect(address: str) -> Any:
-        outcome = outcomes.pop(0)
-        if isinstance(outcome, Exception):
-            raise outcome
-        return outcome
-
-    monkeypatch.setattr(client.AsyncClient, "connect", connect)
-    monkeypatch.setattr(client, "RETRY_S", 0.0)
-    assert asyncio.run(client._join("ipc:///nowhere")) == "joined"

@@ -12,14 +12,11 @@ import msgspec
 from octavo.frontend.cli.bench.chaos.callers import Caller, HttpCaller, JoinedCaller, result_of
 from octavo.frontend.cli.bench.chaos.jobs import Job, Place
 from octavo.frontend.client import AsyncClient
-from octavo.protocol.errors import EngineDeadError, StartupError
 
 MAX_LINE_BYTES = 2**22
 
 JOIN_TIMEOUT_S = 120.0
 """How long to try to join an engine that is being started again."""
-
-RETRY_S = 0.5
 
 
 async def main() -> None:
@@ -28,7 +25,11 @@ async def main() -> None:
     reader = asyncio.StreamReader(limit=MAX_LINE_BYTES)
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
     place = msgspec.json.decode(await reader.readline(), type=Place)
-    caller: Caller = HttpCaller(place) if place.url else JoinedCaller(await _join(place.address))
+    caller: Caller
+    if place.url:
+        caller = HttpCaller(place)
+    else:
+        caller = JoinedCaller(await AsyncClient.connect(place.address, connect_timeout_s=JOIN_TIMEOUT_S))
     _say(b"{}")
     tasks: set[asyncio.Task[None]] = set()
     try:
@@ -46,22 +47,6 @@ async def main() -> None:
 
 async def _do(caller: Caller, job: Job, timeout_s: float) -> None:
     _say(msgspec.json.encode(await result_of(caller, job, timeout_s)))
-
-
-async def _join(address: str) -> AsyncClient:
-    """Join the engine, which may be between two lives.
-
-    Raises:
-        StartupError, EngineDeadError: it does not come back.
-    """
-    deadline = asyncio.get_running_loop().time() + JOIN_TIMEOUT_S
-    while True:
-        try:
-            return await AsyncClient.connect(address)
-        except (StartupError, EngineDeadError):  # there is no engine, or it died before it answered
-            if asyncio.get_running_loop().time() > deadline:
-                raise
-        await asyncio.sleep(RETRY_S)
 
 
 def _say(line: bytes) -> None:

@@ -129,12 +129,14 @@ class Crew:
         process.stdin.write(msgspec.json.encode(place) + b"\n")
         try:
             line = await asyncio.wait_for(process.stdout.readline(), READY_TIMEOUT_S)
-        except TimeoutError:
-            line = b""
-        if not line:
+            if not line:
+                raise CommandError("a client process did not start", "its log says why")
+        except BaseException as error:
             process.kill()
             await process.wait()
-            raise CommandError("a client process did not start", "its log says why")
+            if isinstance(error, TimeoutError):
+                raise CommandError("a client process was not ready in time", "its log says why") from None
+            raise
         return Member(is_http, process)
 
     async def _follow(self, place: int) -> None:

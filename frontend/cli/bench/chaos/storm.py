@@ -45,14 +45,19 @@ class Storm:
         self._num_ended = 0
         self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
+    def fail(self, error: CommandError) -> None:
+        """End the run: it cannot go on."""
+        if not self._over.done():
+            self._over.set_exception(error)
+
     async def run(self) -> None:
         """Do all jobs.
 
         Raises:
-            CommandError: a client process cannot go on.
+            CommandError: a client process cannot go on, or `fail` was called.
         """
         crew = self._crew
-        crew.on_result, crew.on_death, crew.on_failure = self._on_result, self._on_death, self._on_failure
+        crew.on_result, crew.on_death, crew.on_failure = self._on_result, self._on_death, self.fail
         striking = asyncio.create_task(self._strike(), name="monkey")
         try:
             self._go_on()
@@ -92,7 +97,3 @@ class Storm:
 
     def _again(self, job: Job) -> None:
         self._crew.add([msgspec.structs.replace(job, num_retries=job.num_retries + 1)])
-
-    def _on_failure(self, error: CommandError) -> None:
-        if not self._over.done():
-            self._over.set_exception(error)

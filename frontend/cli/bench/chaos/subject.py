@@ -84,8 +84,17 @@ class Subject:
                 self.url = match[1]
                 return
             await asyncio.sleep(POLL_S)
+        raise CommandError(f"the server did not start: {self._last_line()}")
+
+    def _last_line(self) -> str:
         lines = self.log.read_text(errors="replace").splitlines()
-        raise CommandError(f"the server did not start: {lines[-1] if lines else 'it said nothing'}")
+        return lines[-1] if lines else "it said nothing"
+
+    async def wait_for_end(self) -> CommandError:
+        """Wait until it has ended by itself; return its last words."""
+        while self.is_running:  # noqa: ASYNC110  (a child of `subprocess`, which has no event)
+            await asyncio.sleep(POLL_S)
+        return CommandError(f"the server ended by itself: {self._last_line()}")
 
     def processes(self, module: str) -> list[Process]:
         """Return its processes that run a module."""

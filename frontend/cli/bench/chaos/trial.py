@@ -187,7 +187,7 @@ async def _answers_alone(
         await crew.start()
         jobs = [Job(request.number, request) for request in requests]
         with _bar(len(jobs), "undisturbed", options) as bar:
-            await Storm(crew, jobs, take, lambda job: None, 0, on_ended=bar.update).run()
+            await _run_on(subject, Storm(crew, jobs, take, lambda job: None, 0, on_ended=bar.update))
         await crew.close()
         await subject.stop()
     finally:
@@ -254,7 +254,9 @@ async def _storm(
     await crew.start()
     with _bar(len(jobs), "disturbed", options) as bar:
         for part, disturber in ((jobs[:num_first], None), (jobs[num_first:], monkey)):
-            await Storm(crew, part, judge.take, judge.take_death, options.clients, disturber, on_ended=bar.update).run()
+            take, take_death = judge.take, judge.take_death
+            storm = Storm(crew, part, take, take_death, options.clients, disturber, on_ended=bar.update)
+            await _run_on(subject, storm)
             if disturber is None:
                 trial.faults += _not_calm(await subject.wait_until_calm(), "the first requests")
                 trial.before = subject.footprints()
@@ -264,6 +266,20 @@ async def _storm(
     trial.faults += [f"no victim was found for a strike: {strike}" for strike in monkey.missed]
     trial.faults += _growth(trial)
     return trial
+
+
+async def _run_on(subject: Subject, storm: Storm) -> None:
+    """Run a storm, unless its server ends.
+
+    Raises:
+        CommandError: it did, or a client process cannot go on.
+    """
+    watching = asyncio.create_task(subject.wait_for_end(), name="server's end")
+    watching.add_done_callback(lambda task: None if task.cancelled() else storm.fail(task.result()))
+    try:
+        await storm.run()
+    finally:
+        watching.cancel()
 
 
 def _not_calm(trouble: str, after: str) -> list[str]:
