@@ -1,6 +1,7 @@
 """The frontend's socket to the core, against a core made of a bare ROUTER."""
 
 import asyncio
+import socket
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -352,6 +353,33 @@ def test_a_core_that_dies_before_it_answers_is_one_between_two_lives(tmp_path: P
             await link.close()
         finally:
             second.socket.close(linger=0)
+            context.term()
+            own.term()
+
+    asyncio.run(main())
+
+
+def test_a_core_that_dies_in_the_handshake_is_one_between_two_lives(tmp_path: Path) -> None:
+    """Found by `octavo bench chaos`: a core that was stopped, and then killed, was taken for one that wants keys."""
+
+    async def main() -> None:
+        context, own = zmq.asyncio.Context(), zmq.Context()
+        stopped = socket.socket(socket.AF_UNIX)
+        stopped.bind(f"{tmp_path}/core")
+        stopped.listen()
+        stopped.setblocking(False)
+        connecting = asyncio.create_task(connect_to_core(own, f"ipc://{tmp_path}/core", 10, None))
+        caller, _ = await asyncio.get_running_loop().sock_accept(stopped)
+        stopped.close()
+        caller.close()
+        await asyncio.sleep(0.3)
+        core = FakeCore(context, f"ipc://{tmp_path}/core")
+        try:
+            assert isinstance(await core.receive(), Connect)
+            await core.send(Welcome(FACTS))
+            await (await connecting).close()
+        finally:
+            core.socket.close(linger=0)
             context.term()
             own.term()
 
