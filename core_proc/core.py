@@ -178,6 +178,7 @@ class EngineCore:
             device=config.device,
             config=msgspec.msgpack.encode(config),
             pulse_path=str(self._pulse_path),
+            replaced_epoch=self._spec.replaced_epoch,
         )
 
     def _close(self) -> None:

@@ -515,7 +515,10 @@ def _has_same_tokens(one: Tokenizer, other: Tokenizer, vocab_size: int) -> bool:
 def _pulse_of(facts: EngineFacts) -> PulseReader | None:
     """Return the pulse of a core on this machine, None of one elsewhere."""
     path = Path(facts.pulse_path)
-    return PulseReader(path) if path.is_file() else None
+    try:
+        return PulseReader(path) if path.is_file() else None
+    except FileNotFoundError:  # the core has died at this very moment, as will be noticed
+        return None
 
 
 class Starting:

@@ -7,7 +7,8 @@ Says nothing of requests: `frontend/client.py` talks to the engine once it is up
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 
 from octavo.frontend.spawn import SpawnedEngine, Timeline
 from octavo.protocol.config import DeviceFacts, ResolvedConfig
@@ -23,6 +24,11 @@ DRAIN_TIMEOUT_S = 5.0
 ABORT_TIMEOUT_S = 2.0
 """What it gets after a second one, to end the requests of other applications and say so."""
 
+MIN_RESTART_TIMEOUT_S = 120.0
+RESTART_PATIENCE = 10.0
+"""A core that is started again has this many times as long as the first one needed, and two minutes at least: one that
+was stopped, or hangs, while it starts must not keep its successors waiting for ever."""
+
 ProgressCallback = Callable[[str, float | None], None]
 """Called with a phase and how far it has come (0 to 1, None if that cannot be told)."""
 
@@ -30,9 +36,13 @@ ProgressCallback = Callable[[str, float | None], None]
 class LaunchedEngine:
     """A core process of ours, ready to be connected to."""
 
-    def __init__(self, spawned: SpawnedEngine) -> None:
+    def __init__(self, spawned: SpawnedEngine, start_s: float) -> None:
+        """Take over a core that is ready; its start took `start_s` seconds."""
         self._spawned = spawned
+        self._restart_timeout_s = max(MIN_RESTART_TIMEOUT_S, RESTART_PATIENCE * start_s)
         self._on_exit: Callable[[ChildExited], None] | None = None
+        self._successor: Child | None = None
+        """A core that starts beside the present one."""
         self._exited = asyncio.Event()
         self._changing = asyncio.Lock()
         self._listen()
@@ -73,15 +83,21 @@ class LaunchedEngine:
         """Start another core with the same configuration at the same address, and wait until it is ready.
 
         Raises:
-            StartupError: it cannot start; the root cause.
+            StartupError: it cannot start, or does not in time; the root cause.
         """
         async with self._changing:
             if not self._exited.is_set():
                 return  # another core has taken over meanwhile
             self._stop_listening()
-            self._spawned.respawn()
             timeline = Timeline()
-            self._spawned.facts = await _follow(self._child, timeline, on_progress or _ignore_progress)
+            with _spawning():
+                self._spawned.respawn()
+            try:
+                async with asyncio.timeout(self._restart_timeout_s):
+                    self._spawned.facts = await _follow(self._child, timeline, on_progress or _ignore_progress)
+            except TimeoutError:
+                message = f"the core was not ready after {self._restart_timeout_s:.0f} s"
+                raise StartupError(message, phase="starting the core again") from None
             logger.debug("%s", timeline.render())
             self._exited.clear()
             self._listen()
@@ -97,13 +113,18 @@ class LaunchedEngine:
             message = f"an engine that listens on {self._spawned.remote_address} cannot be replaced while it runs"
             raise StartupError(message, phase="configuration", hint="stop it, and start another")
         async with self._changing:
-            successor = self._spawned.spawn_successor(config)
+            with _spawning():
+                successor = self._successor = self._spawned.spawn_successor(config)
             try:
                 facts = await _follow(successor, Timeline(), on_progress or _ignore_progress)
+                with _spawning():
+                    self._spawned.redirect()
             except BaseException:
                 successor.kill()
                 successor.stop(timeout_s=0)
                 raise
+            finally:
+                self._successor = None
             self._stop_listening()
             self._spawned.hand_over(successor, config, facts)
             self._exited.clear()
@@ -129,6 +150,8 @@ class LaunchedEngine:
     async def stop(self) -> None:
         """End the core and everything below it; harmless when it is gone already."""
         self._on_exit = None
+        if self._successor:
+            self._successor.kill()  # whoever follows it cleans up
         try:
             for timeout_s in (DRAIN_TIMEOUT_S, ABORT_TIMEOUT_S):
                 if not self._exited.is_set():
@@ -154,12 +177,22 @@ async def follow_start(spawned: SpawnedEngine, on_progress: ProgressCallback | N
     Raises:
         StartupError: the root cause, whichever process it happened in.
     """
+    start = time.monotonic()
     try:
         spawned.facts = await _follow(spawned.child, spawned.timeline, on_progress or _ignore_progress)
     except BaseException:
         spawned.end()
         raise
-    return LaunchedEngine(spawned)
+    return LaunchedEngine(spawned, time.monotonic() - start)
+
+
+@contextlib.contextmanager
+def _spawning() -> Iterator[None]:
+    """Tell of what the system refuses as of any other start that fails."""
+    try:
+        yield
+    except OSError as error:
+        raise StartupError(f"a core cannot be started: {error}", phase="starting the core") from error
 
 
 def _ignore_progress(phase: str, fraction: float | None) -> None:

@@ -110,11 +110,12 @@ class CoreLink:
         self.latest_stats = EngineStats()
         self.on_stats: Callable[[EngineStats], None] = lambda stats: None
         self.on_resumed: Callable[[Resumption], None] = lambda resumption: None
+        """Told when another core has taken over."""
         self.patience = Patience()
         self.failure: EngineDeadError | None = None
+        """Why no request can be served any more; None while the engine lives."""
         self.num_lost_requests = 0
         """Live requests that the engine's end has ended."""
-        """Why no request can be served any more; None while the engine lives."""
         self.outage: Outage | None = None
         """Set while there is no core, but there may be one again."""
         self.last_words = ""
@@ -122,7 +123,7 @@ class CoreLink:
         self.num_heard = 0
         """Messages that have come from cores so far."""
         self.has_progressed = False
-        """True once this core has said anything of any request."""
+        """True once this core has said anything of any request, or has computed for any frontend."""
         self._context = context
         self._streams: dict[RequestId, RequestStream] = {}
         self._ledger = Ledger()
@@ -338,7 +339,9 @@ class CoreLink:
         if self._giving_up:
             self._giving_up.cancel()
         # One that lives on was only out of reach, and no request is to blame for that, nor for what was planned.
-        if outage.kind != "planned" and (facts.epoch, facts.pulse_path) != (self.facts.epoch, self.facts.pulse_path):
+        is_another = (facts.epoch, facts.pulse_path) != (self.facts.epoch, self.facts.pulse_path)
+        kind = "planned" if facts.replaced_epoch == self.facts.epoch else outage.kind
+        if is_another and kind != "planned":
             self._blame(outage.cause)
         self.facts = facts
         self.has_progressed = False
@@ -349,11 +352,10 @@ class CoreLink:
         for call_id, (utility, future) in self._calls.items():
             if not future.done():
                 self._post(Call(call_id, utility))
-        resumption = Resumption(outage.cause, outage.kind, time.monotonic() - outage.since_s, num_requests)
-        logger.info(
-            "the engine is back after %.2f s: %d requests go on (%s)", resumption.pause_s, num_requests, outage.cause
-        )
-        self.on_resumed(resumption)
+        pause_s = time.monotonic() - outage.since_s
+        logger.info("the engine is back after %.2f s: %d requests go on (%s)", pause_s, num_requests, outage.cause)
+        if is_another:
+            self.on_resumed(Resumption(outage.cause, kind, pause_s, num_requests))
 
     def _blame(self, cause: str) -> None:
         """End the request that is guilty of the death of the core, if one is."""
@@ -398,6 +400,7 @@ class CoreLink:
                 self._deliver(event)
             case StatsReport():
                 self.latest_stats = event.stats
+                self.has_progressed |= event.stats.num_steps > 0 and not self.outage
                 self.on_stats(event.stats)
             case Reply():
                 _, future = self._calls.get(event.call_id, (None, None))

@@ -4,6 +4,7 @@ Does not wait for it: that is `launch.py`.
 """
 
 import logging
+import shutil
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -58,7 +59,9 @@ class SpawnedEngine:
         self.timeline = timeline
         self._run_dir = run_dir
         self._epoch = time.time_ns()
+        """A life has this and its own number."""
         self._num_lives = 0
+        self._present_life = 1
         self.facts: list[DeviceFacts] = []
         """What workers of this configuration have measured: those of later cores need not, and get the same cache."""
         self.child = self._spawn(config, self.address)
@@ -73,31 +76,41 @@ class SpawnedEngine:
 
         The one before is killed, if it still runs.
         """
-        _end_child(self.child)
-        self._epoch += 1
+        self._end_present(has_successor=False)
         self.child = self._spawn(self.config, self.address, self.facts)
+        self._present_life = self._num_lives
 
     def spawn_successor(self, config: ResolvedConfig) -> Child:
         """Start a core with another configuration beside the present one, at an address of its own.
 
         Whoever calls this gives it to `hand_over`, or ends it.
         """
-        self._epoch += 1
-        return self._spawn(config, f"ipc://{self._run_dir.path}/{self._num_lives + 1}/core")
+        address = f"ipc://{self._life_dir(self._num_lives + 1)}/core"
+        return self._spawn(config, address, replaced_epoch=self._epoch + self._present_life)
 
-    def hand_over(self, successor: Child, config: ResolvedConfig, facts: list[DeviceFacts]) -> None:
-        """Let a successor that is ready have the engine's address, and kill the core before it.
+    def redirect(self) -> None:
+        """Let the engine's address lead to the core that was spawned last, which is ready.
 
-        At no moment does the address lead nowhere. Those who were connected notice the loss and connect again.
+        At no moment does it lead nowhere.
+
+        Raises:
+            OSError: it cannot, and leads where it did.
         """
         path = ipc_path(self.address)
         assert path is not None, "the engine's own processes use no other transport"
         pointer = path.with_name(path.name + ".new")
         pointer.unlink(missing_ok=True)
-        pointer.symlink_to(self._run_dir.path / str(self._num_lives) / "core")
+        pointer.symlink_to(self._life_dir(self._num_lives) / "core")
         pointer.replace(path)
-        _end_child(self.child)
+
+    def hand_over(self, successor: Child, config: ResolvedConfig, facts: list[DeviceFacts]) -> None:
+        """Take a successor that has the engine's address, and kill the core before it.
+
+        Those who were connected to that one notice the loss and connect again.
+        """
+        self._end_present(has_successor=True)
         self.child, self.config, self.facts = successor, config, facts
+        self._present_life = self._num_lives
 
     def end(self) -> None:
         """Kill the core, if it still runs, and remove what it leaves behind; harmless the second time."""
@@ -106,10 +119,21 @@ class SpawnedEngine:
             remove_socket(path)
         self._run_dir.remove()
 
-    def _spawn(self, config: ResolvedConfig, address: str, facts: Sequence[DeviceFacts] = ()) -> Child:
+    def _life_dir(self, life: int) -> Path:
+        return self._run_dir.path / str(life)
+
+    def _end_present(self, *, has_successor: bool) -> None:
+        """Kill the present core, if it still runs, and remove what lives have left: there may be many."""
+        _end_child(self.child)
+        for life in range(self._present_life, self._num_lives + (not has_successor)):
+            shutil.rmtree(self._life_dir(life), ignore_errors=True)
+
+    def _spawn(
+        self, config: ResolvedConfig, address: str, facts: Sequence[DeviceFacts] = (), replaced_epoch: int = 0
+    ) -> Child:
         self._num_lives += 1
         # Of its own for each life: what an earlier one has left, or still has open, is in nobody's way.
-        life_dir = self._run_dir.path / str(self._num_lives)
+        life_dir = self._life_dir(self._num_lives)
         life_dir.mkdir(mode=0o700)
         if config.record_steps and self._num_lives > 1:  # the recording of a life before is worth keeping
             config = msgspec.structs.replace(config, record_steps=f"{config.record_steps}.{self._num_lives}")
@@ -117,7 +141,8 @@ class SpawnedEngine:
             config=config,
             address=address,
             run_dir=str(life_dir),
-            epoch=self._epoch,
+            epoch=self._epoch + self._num_lives,
+            replaced_epoch=replaced_epoch,
             facts=list(facts),
             remote_address=self.remote_address,
             log_level=logging.getLevelName(logging.getLogger("octavo").getEffectiveLevel()),

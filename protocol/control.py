@@ -20,6 +20,8 @@ class CoreSpec(msgspec.Struct, frozen=True, kw_only=True, tag="core"):
     run_dir: str
     """Private directory of this engine, for the workers' sockets and the pulse file."""
     epoch: int
+    replaced_epoch: int = 0
+    """Of the core that will be ended in order that this one takes over; 0: none."""
     remote_address: str = ""
     """A `tcp://` address for frontends of other machines; "": none."""
     facts: list[DeviceFacts] = []

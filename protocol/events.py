@@ -112,6 +112,8 @@ class EngineFacts(msgspec.Struct, array_like=True, gc=False, frozen=True):
     """The msgpack form of the engine's `ResolvedConfig`."""
     pulse_path: str = ""
     """File of the core's pulse (`protocol/pulse.py`); "" when the core is on another machine."""
+    replaced_epoch: int = 0
+    """Of the core that was ended in order that this one takes over: its end was no accident. 0: there was none."""
 
 
 class Welcome(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="welcome"):

@@ -170,6 +170,9 @@ class WorkerSupervisor:
             self._start()
         elif is_due:
             self._judge_silence()
+        # With nothing left to compute there will be no step to end the pause.
+        if self._lost_s is not None and self.is_ready and not self._scheduler.requests:
+            self._note_recovery(self._lost_s)
         self._blame.review()
         events, self._events = self._events, []
         return events
@@ -235,8 +238,6 @@ class WorkerSupervisor:
         self.version += 1
         if is_ready:
             self._enter(SupervisionState.READY, None)
-            if not self._scheduler.requests and self._lost_s is not None:
-                self._note_recovery(self._lost_s)
         elif is_overdue:
             self._lose(WorkerFailed(f"the workers were not ready after {self._start_timeout_s:.0f} s", "not_started"))
 

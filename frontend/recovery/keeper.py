@@ -6,12 +6,13 @@ What becomes of the requests is the link's business; when to try again is decide
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import Callable
 from typing import Protocol
 
 from octavo.frontend.metrics.observer import RestartCause
 from octavo.frontend.wire import LAST_WORDS_S
-from octavo.protocol.errors import OctavoError, StartupError
+from octavo.protocol.errors import EngineDeadError, OctavoError, StartupError
 from octavo.protocol.lifecycle import EXIT_HOPELESS
 from octavo.protocol.requests import GetStats, Utility
 from octavo.protocol.restarts import RestartPolicy
@@ -22,6 +23,10 @@ logger = logging.getLogger(__name__)
 TICK_S = 1.0
 """How often a core that owes something is looked at. Ticks are counted, not seconds: while this process is stopped the
 core may well have answered."""
+
+
+LONG_LIFE_S = 60.0
+"""The death of a core that has been ready for so long is no sequel of the one before, even if nobody asked anything."""
 
 
 class Engine(Protocol):
@@ -37,6 +42,7 @@ class Engine(Protocol):
 class Link(Protocol):
     """The part of `CoreLink` that is needed here."""
 
+    failure: EngineDeadError | None
     num_heard: int
     has_progressed: bool
     last_words: str
@@ -75,6 +81,8 @@ class EngineKeeper:
         self._hang_timeout_s = hang_timeout_s
         self._has_work = has_work
         self._policy = RestartPolicy()
+        self._ready_s = time.monotonic()
+        """Since when there is the present core."""
         self._hang = ""
         """Why the core was killed from here, until its end is noticed."""
         self._restarting: asyncio.Task[None] | None = None
@@ -85,11 +93,16 @@ class EngineKeeper:
         """The core has ended; called by whoever watches its process."""
         kind: RestartCause = "core_hung" if self._hang else "core_died"
         cause, self._hang = self._hang or self._link.last_words or str(exited), ""
+        if self._link.failure:  # it was told to stop, and has said so: nobody waits for another
+            return
         if exited.code == EXIT_HOPELESS:
             self._link.fail(cause)
             return
-        if self._link.has_progressed:
+        has_lived_long = kind == "core_died" and time.monotonic() - self._ready_s >= LONG_LIFE_S
+        if self._link.has_progressed or has_lived_long:
             self._policy.progress()
+        # The next one may die before it has said anything: what this one did is none of its merits.
+        self._link.has_progressed, self._link.last_words = False, ""
         # Its own last words, which say more, may still be on their way.
         asyncio.get_running_loop().call_later(LAST_WORDS_S, self._link.lose, cause, kind)
         self._restarting = asyncio.create_task(self._restart(cause), name="octavo engine: restart")
@@ -116,6 +129,7 @@ class EngineKeeper:
             except StartupError as error:
                 cause = str(error)
             else:
+                self._ready_s = time.monotonic()
                 return
 
     async def _watch(self) -> None:

@@ -61,9 +61,9 @@ class Cores:
     def die(self) -> None:
         self._socket.close(linger=0)
 
-    async def welcome(self) -> None:
+    async def welcome(self, replaced_epoch: int = 0) -> None:
         assert isinstance(await self.receive(), Connect)
-        await self.send(Welcome(msgspec.structs.replace(FACTS, epoch=self.epoch)))
+        await self.send(Welcome(msgspec.structs.replace(FACTS, epoch=self.epoch, replaced_epoch=replaced_epoch)))
 
     async def receive(self) -> Request:
         self._peer, frame = await asyncio.wait_for(self._socket.recv_multipart(), 10)
@@ -107,13 +107,13 @@ async def take(stream: RequestStream, arrived: asyncio.Event) -> list:
     return stream.take()
 
 
-async def replace(cores: Cores, link: CoreLink) -> None:
+async def replace(cores: Cores, link: CoreLink, *, is_planned: bool = False) -> None:
     """Kill the core, see that it is noticed, and start another."""
     cores.die()
     while not link.outage:
         await asyncio.sleep(0.01)
     cores.start()
-    await cores.welcome()
+    await cores.welcome(cores.epoch - 1 if is_planned else 0)
 
 
 def test_a_request_goes_on_with_what_it_has(tmp_path: Path) -> None:
@@ -281,6 +281,8 @@ def test_a_frontend_that_was_given_up_comes_back(tmp_path: Path) -> None:
 
     async def scenario(cores: Cores, link: CoreLink) -> None:
         arrived = asyncio.Event()
+        resumptions: list[Resumption] = []
+        link.on_resumed = resumptions.append
         stream = link.submit(SUBMIT, arrived)
         await cores.receive()
         await cores.events(Tokens("r", [7]))
@@ -289,6 +291,26 @@ def test_a_frontend_that_was_given_up_comes_back(tmp_path: Path) -> None:
         await cores.welcome()
         again = await cores.receive()
         assert isinstance(again, Submit) and again.resume_output_token_ids == [7]
+        assert not resumptions, "the engine was not restarted"
+
+    run(tmp_path, scenario)
+
+
+def test_a_planned_end_is_held_against_nobody(tmp_path: Path) -> None:
+    """A frontend that has only joined sees the end of its core before it can know that this was planned."""
+
+    async def scenario(cores: Cores, link: CoreLink) -> None:
+        resumptions: list[Resumption] = []
+        link.on_resumed = resumptions.append
+        arrived = asyncio.Event()
+        stream = link.submit(SUBMIT, arrived)
+        for _ in range(4):
+            await cores.receive()
+            await replace(cores, link, is_planned=True)
+        await cores.receive()
+        await cores.events(Tokens("r", [7]))
+        assert await take(stream, arrived) == [Tokens("r", [7])]
+        assert [resumption.kind for resumption in resumptions] == ["planned"] * 4
 
     run(tmp_path, scenario)
 

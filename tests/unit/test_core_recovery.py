@@ -170,6 +170,19 @@ def test_an_abort_during_a_trial_lets_the_others_go_on():
     assert engine.outputs["good"].token_ids == alone([1, 2], 30).token_ids
 
 
+def test_a_pause_ends_with_the_last_request_that_waited():
+    """Else it would last until somebody asks again."""
+    engine = MortalEngine(Faults(hangs_at={(0, 2)}))
+    engine.submit("r", [1, 2, 3], 8)
+    while not engine.num_losses:
+        engine.turn()
+    while not engine.supervisor.is_ready:
+        engine.turn()
+    engine.take(engine.scheduler.abort(CLIENT, ["r"]))
+    engine.supervisor.tend()
+    assert engine.scheduler.counters.last_worker_pause_s > 0
+
+
 def test_calls_for_workers_that_are_away_are_answered():
     engine = MortalEngine(Faults(hangs_at={(0, 1)}))
     engine.submit("r", [1, 2, 3], 8)

@@ -8,7 +8,7 @@ import pytest
 from octavo.frontend.recovery import keeper as module
 from octavo.frontend.recovery.keeper import EngineKeeper
 from octavo.protocol import restarts
-from octavo.protocol.errors import StartupError
+from octavo.protocol.errors import EngineDeadError, StartupError
 from octavo.protocol.lifecycle import EXIT_HOPELESS
 from octavo.protocol.requests import Utility
 from octavo.protocol.supervise import ChildExited
@@ -38,6 +38,7 @@ class FakeLink:
 
     is_up = True
     is_owed_something = True
+    failure: EngineDeadError | None = None
 
     def __init__(self) -> None:
         self.num_heard = 0
@@ -136,6 +137,49 @@ def test_progress_makes_a_death_the_first_again() -> None:
             while engine.num_restarts == number:
                 await asyncio.sleep(0)
         assert link.failed == []
+
+    run(scenario)
+
+
+def test_progress_counts_for_one_life(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cores that die before the link has met them do not live on the merits of the first."""
+
+    async def scenario(keeper: EngineKeeper, engine: FakeEngine, link: FakeLink) -> None:
+        link.has_progressed, link.last_words = True, "a bug"
+        for number in range(restarts.MAX_RESTARTS):
+            keeper.on_exit(KILLED)
+            while engine.num_restarts == number:
+                await asyncio.sleep(0.001)
+        keeper.on_exit(KILLED)
+        while not link.failed:
+            await asyncio.sleep(0.001)
+        assert "a bug" in link.failed[0]
+        assert link.lost[1:2] == ["core was ended by SIGKILL"], "the words of another core"
+
+    monkeypatch.setattr(module, "LAST_WORDS_S", 0.0)
+    run(scenario)
+
+
+def test_deaths_far_apart_are_no_series(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine that nobody asks anything may be killed every night for years."""
+    monkeypatch.setattr(module, "LONG_LIFE_S", 0.0)
+
+    async def scenario(keeper: EngineKeeper, engine: FakeEngine, link: FakeLink) -> None:
+        for number in range(3 * restarts.MAX_RESTARTS):
+            keeper.on_exit(KILLED)
+            while engine.num_restarts == number:
+                await asyncio.sleep(0)
+        assert link.failed == []
+
+    run(scenario)
+
+
+def test_an_engine_that_was_told_to_stop_stays_down() -> None:
+    async def scenario(keeper: EngineKeeper, engine: FakeEngine, link: FakeLink) -> None:
+        link.failure = EngineDeadError("the engine was shut down")
+        keeper.on_exit(ChildExited("core", 0, None))
+        await asyncio.sleep(0.05)
+        assert engine.num_restarts == 0
 
     run(scenario)
 

@@ -1,0 +1,136 @@
+"""A launched engine whose cores come and go: what the system refuses, and what is left behind. The cores are fakes."""
+
+import asyncio
+import os
+import signal
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+from core_fakes import core_config
+from specs import PYTHONPATH
+
+from octavo.frontend import launch, spawn
+from octavo.frontend.launch import LaunchedEngine, follow_start
+from octavo.frontend.run_dir import RunDir
+from octavo.frontend.spawn import SpawnedEngine, Timeline
+from octavo.protocol.control import CoreSpec
+from octavo.protocol.errors import StartupError
+from octavo.protocol.supervise import Child
+
+Scenario = Callable[[LaunchedEngine, SpawnedEngine], Awaitable[None]]
+
+
+@pytest.fixture(autouse=True)
+def specs(monkeypatch: pytest.MonkeyPatch) -> list[CoreSpec]:
+    """Let cores be `fake_child`; what each of them was told."""
+    told: list[CoreSpec] = []
+
+    def spawn_fake(module: str, spec: CoreSpec, name: str) -> Child:
+        told.append(spec)
+        return real_spawn("fake_child", spec, name, {"PYTHONPATH": PYTHONPATH})
+
+    real_spawn = Child.spawn
+    monkeypatch.setattr(spawn.Child, "spawn", spawn_fake)
+    return told
+
+
+def run(tmp_path: Path, scenario: Scenario) -> None:
+    async def main() -> None:
+        spawned = SpawnedEngine(core_config(), None, RunDir(tmp_path), Timeline())
+        engine = await follow_start(spawned)
+        try:
+            await asyncio.wait_for(scenario(engine, spawned), 60)
+        finally:
+            await engine.stop()
+
+    asyncio.run(main())
+    assert list(tmp_path.iterdir()) == [], "files were left behind"
+
+
+async def die(engine: LaunchedEngine) -> None:
+    gone = asyncio.Event()
+    engine.watch(lambda exited: gone.set())
+    engine.kill()
+    await gone.wait()
+
+
+def lives_in(spawned: SpawnedEngine) -> list[str]:
+    return [path.name for path in spawned.run_dir.iterdir() if path.is_dir()]
+
+
+def test_lives_have_epochs_of_their_own_and_leave_nothing(tmp_path: Path, specs: list[CoreSpec]) -> None:
+    """A successor says which core was ended for it, also after one that never took over."""
+
+    async def scenario(engine: LaunchedEngine, spawned: SpawnedEngine) -> None:
+        descriptors = len(os.listdir("/proc/self/fd"))
+        await die(engine)
+        await engine.restart()
+        await engine.replace(core_config())
+        replacing = asyncio.create_task(engine.replace(core_config()))
+        while len(specs) < 4:
+            await asyncio.sleep(0.01)
+        replacing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await replacing
+        await engine.replace(core_config())
+        first, second, third, fourth, fifth = specs
+        assert len({spec.epoch for spec in specs}) == 5
+        assert first.replaced_epoch == second.replaced_epoch == 0
+        assert third.replaced_epoch == second.epoch
+        assert fourth.replaced_epoch == fifth.replaced_epoch == third.epoch, "the fourth has never taken over"
+        assert len(lives_in(spawned)) == 1
+        assert len(os.listdir("/proc/self/fd")) == descriptors
+
+    run(tmp_path, scenario)
+
+
+def test_what_the_system_refuses_is_a_failed_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else nobody would try again, and requests would wait for ever."""
+
+    def refuse(*args: object) -> Child:
+        raise BlockingIOError("no further process")
+
+    async def scenario(engine: LaunchedEngine, spawned: SpawnedEngine) -> None:
+        with monkeypatch.context() as refused:
+            refused.setattr(spawn.Child, "spawn", refuse)
+            with pytest.raises(StartupError, match="no further process"):
+                await engine.replace(core_config())
+            await die(engine)
+            with pytest.raises(StartupError, match="no further process"):
+                await engine.restart()
+        await engine.restart()
+        assert len(lives_in(spawned)) == 1
+
+    run(tmp_path, scenario)
+
+
+def test_a_core_that_is_stopped_while_it_starts_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "MIN_RESTART_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(launch, "RESTART_PATIENCE", 0.0)
+
+    async def scenario(engine: LaunchedEngine, spawned: SpawnedEngine) -> None:
+        await die(engine)
+        before = engine.core_pid
+        restarting = asyncio.create_task(engine.restart())
+        while engine.core_pid == before:
+            await asyncio.sleep(0)
+        os.kill(engine.core_pid, signal.SIGSTOP)
+        with pytest.raises(StartupError, match="not ready after"):
+            await restarting
+        monkeypatch.setattr(engine, "_restart_timeout_s", 20.0)
+        await engine.restart()
+
+    run(tmp_path, scenario)
+
+
+def test_an_engine_that_ends_takes_its_successor_along(tmp_path: Path, specs: list[CoreSpec]) -> None:
+    async def scenario(engine: LaunchedEngine, spawned: SpawnedEngine) -> None:
+        replacing = asyncio.create_task(engine.replace(core_config()))
+        while len(specs) < 2:
+            await asyncio.sleep(0)
+        await engine.stop()
+        with pytest.raises(StartupError):
+            await asyncio.wait_for(replacing, 5)
+
+    run(tmp_path, scenario)
