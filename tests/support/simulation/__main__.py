@@ -24,7 +24,10 @@ def main(arguments: list[str]) -> int:
         wanted = [Order(options.seed, options.requests, options.kills, options.only_requests, options.only_kills)]
     totals, start, next_report = Totals(), time.monotonic(), REPORT_INTERVAL_S
     for outcome in attempt_all(wanted, options.processes):
+        num_known = len(totals.failures)
         totals.add(outcome)
+        for failure in totals.failures[num_known:]:
+            print(f"failed: {failure.message}: {failure.order.command}", flush=True)  # at once: a long run may never come to its end
         elapsed = time.monotonic() - start
         if elapsed > next_report:
             next_report = elapsed + REPORT_INTERVAL_S
