@@ -27,7 +27,8 @@ def main(arguments: list[str]) -> int:
         num_known = len(totals.failures)
         totals.add(outcome)
         for failure in totals.failures[num_known:]:
-            print(f"failed: {failure.message}: {failure.order.command}", flush=True)  # at once: a long run may never come to its end
+            # At once: a long run may never come to its end.
+            print(f"failed: {failure.message}: {failure.order.command}", flush=True)
         elapsed = time.monotonic() - start
         if elapsed > next_report:
             next_report = elapsed + REPORT_INTERVAL_S
