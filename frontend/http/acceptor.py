@@ -27,6 +27,12 @@ MAX_ACCEPTED_AT_ONCE = 256
 NUM_OTHER_FILES = 256
 """Files that this process needs for other things than callers."""
 
+NUM_PROBES = 64
+"""Callers that are let in above the limit because they probe: of what begins like a probe not all is one."""
+
+MAX_UNREAD_PIECES = 16
+"""Of what a refused caller has sent: so many, of 64 KiB, are taken to give the answer a chance."""
+
 RETRY_S = 0.2
 """How long to wait when the system has no more files or memory for callers."""
 
@@ -101,6 +107,9 @@ class Acceptor:
             for caller in self._waiting:
                 caller.close()
             self._waiting.clear()
+            if self._context is not None:
+                for task in self._tasks:  # who says nothing in the middle of a handshake would be waited for
+                    task.cancel()
 
     async def wait_closed(self) -> None:
         """Wait for those who are just coming in."""
@@ -127,10 +136,12 @@ class Acceptor:
         self._loop.add_reader(self._listening, self._accept)
 
     def _receive(self, caller: socket.socket) -> None:
-        if self._context is None and is_probe(_first_bytes(caller)):
-            self._let_in(caller)
-        elif self._num_callers() + len(self._waiting) + len(self._tasks) >= self._max_callers:
+        num_callers = self._num_callers() + len(self._waiting) + len(self._tasks)
+        is_first = self._context is None and is_probe(_first_bytes(caller))
+        if num_callers >= self._max_callers + (NUM_PROBES if is_first else 0):
             self._refuse(caller)
+        elif is_first:
+            self._let_in(caller)
         else:
             self._waiting.add(caller)
             self._pace.do(lambda: self._let_in(caller))
@@ -160,8 +171,9 @@ class Acceptor:
             with contextlib.suppress(OSError):
                 caller.send(head.encode() + body)
                 # Closed with something unread, the connection would be reset and the answer lost.
-                while caller.recv(65536):
-                    pass
+                for _ in range(MAX_UNREAD_PIECES):
+                    if not caller.recv(65536):
+                        break
         caller.close()
 
 

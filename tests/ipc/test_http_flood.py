@@ -77,6 +77,25 @@ def test_callers_above_the_limit_are_told_to_come_back_and_probes_are_not(monkey
     asyncio.run(main())
 
 
+def test_what_begins_like_a_probe_does_not_take_every_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "max_callers", lambda: 1)
+    monkeypatch.setattr(acceptor, "NUM_PROBES", 3)
+
+    async def main() -> None:
+        async with listening(application(FakeClient())) as path:
+            unfinished = [call(path, PROBE[:20]) for _ in range(4)]
+            await asyncio.sleep(0.1)
+            assert (await answer(call(path, PROBE))).startswith(b"HTTP/1.1 503 ")
+            unfinished.pop().close()
+            await asyncio.sleep(0.1)
+            assert b" 200 OK" in (await answer(call(path, PROBE))).splitlines()[0]
+            assert not any(map(has_answer, unfinished))
+            for caller in unfinished:
+                caller.close()
+
+    asyncio.run(main())
+
+
 def test_a_system_without_files_for_callers_is_asked_again_later(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(acceptor, "RETRY_S", 0.02)
     real_accept, faults = socket.socket.accept, [OSError(24, "Too many open files")] * 3

@@ -3,10 +3,12 @@
 import asyncio
 import os
 import signal
+import socket
 import ssl
 import subprocess
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
@@ -85,6 +87,18 @@ def test_callers_who_trust_the_certificate_are_served_over_https(folder: Path) -
             await ask(url, trusting(folder / "stranger.pem"))
 
     serve(tls(folder), scenario)
+
+
+def test_a_caller_who_breaks_off_its_greeting_does_not_hold_up_the_end(folder: Path) -> None:
+    async def scenario(url: str, server: Server) -> None:
+        parts = urlsplit(url)
+        silent.append(socket.create_connection((parts.hostname, parts.port)))
+        await asyncio.sleep(0.2)
+
+    silent: list[socket.socket] = []
+    serve(tls(folder), scenario)
+    assert silent[0].recv(1) == b""
+    silent[0].close()
 
 
 def test_callers_may_be_asked_for_a_certificate_of_their_own(folder: Path) -> None:
