@@ -151,10 +151,20 @@ def _read_key(path: Path, pattern: "re.Pattern[str]") -> bytes:
         found = pattern.search(path.read_text("utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read the key in {path}: {error}", phase=_PHASE) from None
-    if found is None:
+    key = found[1].encode() if found else b""
+    if not _is_key(key):
         kind = "secret" if pattern is _SECRET_KEY else "public"
         raise ConfigError(f"{path} holds no {kind} key", phase=_PHASE, hint="octavo keygen makes such files")
-    return found[1].encode()
+    return key
+
+
+def _is_key(text: bytes) -> bool:
+    """True for 32 bytes in Z85, which is all that either kind of key has to be."""
+    try:
+        zmq.curve_public(text)
+    except (ValueError, zmq.ZMQError):
+        return False
+    return True
 
 
 def prepare_connection(socket: "zmq.Socket[bytes]", address: str, keys: ClientKeys | None) -> None:

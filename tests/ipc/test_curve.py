@@ -144,6 +144,13 @@ def test_files_that_are_no_keys(folder: Path) -> None:
         read_engine_keys(str(folder / "engine.key"), str(folder / "clients"))
     with pytest.raises(ConfigError, match="cannot read the key"):
         read_client_keys(str(folder / "friend.key_secret"), str(folder / "nobody.key"))
+    for text in ("~" * 40, "%" * 40, "\u00e9" * 40):  # no Z85, a number above 32 bits, no ASCII
+        (folder / "other.key_secret").write_text(f'public-key = "{text}"\nsecret-key = "{text}"\n')
+        (folder / "other.key_secret").chmod(0o600)
+        with pytest.raises(ConfigError, match="holds no secret key"):
+            read_client_keys(str(folder / "other.key_secret"), str(folder / "engine.key"))
+        with pytest.raises(ConfigError, match="holds no public key"):
+            read_engine_keys(str(folder / "engine.key_secret"), str(folder / "other.key_secret"))
     (folder / "empty").mkdir()
     with pytest.raises(ConfigError, match="no client has a public key"):
         read_engine_keys(str(folder / "engine.key_secret"), str(folder / "empty"))
