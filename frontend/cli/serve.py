@@ -13,6 +13,7 @@ from octavo.frontend.http.listener import Listener, listen
 from octavo.frontend.spawn import Timeline, read_config, spawn_engine
 from octavo.protocol.config import EngineConfig, ServerConfig
 from octavo.protocol.env import Env
+from octavo.protocol.errors import ConfigError
 
 EXIT_SIGNAL = 128
 
@@ -62,9 +63,23 @@ def _run(words: list[str]) -> int:
     # First of all, so that a taken port is known before anything is loaded.
     listener = listen(server)
     try:
-        return _serve(engine, server, listener, lambda: configurations(read_settings(words))[0])
+        return _serve(engine, server, listener, lambda: engine_now(words))
     finally:
         listener.close()
+
+
+def engine_now(words: list[str]) -> EngineConfig:
+    """Return the engine's configuration as it is said now.
+
+    Raises:
+        ConfigError: the file that `--config` names is wrong by now.
+    """
+    try:
+        return configurations(read_settings(words))[0]
+    except SystemExit:  # the words were good when the server started: the file no longer names a model
+        raise ConfigError(
+            "no model is named any more", phase="configuration", hint="see the file of --config"
+        ) from None
 
 
 def _serve(config: EngineConfig, server: ServerConfig, listener: Listener, reread: Callable[[], EngineConfig]) -> int:

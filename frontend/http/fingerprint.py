@@ -1,4 +1,4 @@
-"""`fingerprint`: the `system_fingerprint` of answers: what, beside the request, its tokens depend on.
+"""`Fingerprint`: the `system_fingerprint` of answers: what, beside the request, its tokens depend on.
 
 Says nothing of schedules, sizes of batches or numbers of processes: an answer does not depend on them.
 """
@@ -22,20 +22,32 @@ _DECISIVE = (
 """Settings that tokens or logprobs depend on."""
 
 
-def fingerprint(config: ResolvedConfig, mode: FingerprintMode, custom: str | None) -> str | None:
-    """Return the fingerprint of an engine, None for none.
+class Fingerprint:
+    """Of whatever engine runs: another one may take its place while requests come.
 
     Args:
-        config: of the engine.
         mode: full: `octavo-VERSION-tpN-HASH`, the `-tpN` where there are several workers; hash: without it; custom:
             the next argument; none: none.
         custom: what it is under `custom`.
     """
-    if mode == "none":
-        return None
-    if mode == "custom":
-        return custom
-    decisive = {name: getattr(config, name) for name in _DECISIVE}
-    digest = hashlib.sha256(msgspec.json.encode(decisive, order="sorted")).hexdigest()[:HASH_LETTERS]
-    workers = f"-tp{config.world_size}" if mode == "full" and config.world_size > 1 else ""
-    return f"octavo-{__version__}{workers}-{digest}"
+
+    def __init__(self, mode: FingerprintMode = "none", custom: str | None = None) -> None:
+        self._mode = mode
+        self._custom = custom
+        self._latest: tuple[ResolvedConfig, str] | None = None
+
+    def of(self, config: ResolvedConfig) -> str | None:
+        """Return the fingerprint of an engine, None for none."""
+        if self._mode == "none":
+            return None
+        if self._mode == "custom":
+            return self._custom
+        if self._latest is None or self._latest[0] is not config:
+            self._latest = config, self._made(config)
+        return self._latest[1]
+
+    def _made(self, config: ResolvedConfig) -> str:
+        decisive = {name: getattr(config, name) for name in _DECISIVE}
+        digest = hashlib.sha256(msgspec.json.encode(decisive, order="sorted")).hexdigest()[:HASH_LETTERS]
+        workers = f"-tp{config.world_size}" if self._mode == "full" and config.world_size > 1 else ""
+        return f"octavo-{__version__}{workers}-{digest}"

@@ -54,9 +54,7 @@ class Interrupted(Exception):
         self.number = number
 
 
-def run(
-    engine: SpawnedEngine, server: ServerConfig, listener: Listener, reread: Callable[[], EngineConfig] | None = None
-) -> None:
+def run(engine: SpawnedEngine, server: ServerConfig, listener: Listener, reread: Callable[[], EngineConfig]) -> None:
     """Serve until a signal or the engine's death.
 
     Blocks until: the server has ended in good order.
@@ -80,7 +78,7 @@ def run(
 
 
 async def _serve(
-    engine: SpawnedEngine, config: ServerConfig, listener: Listener, reread: Callable[[], EngineConfig] | None
+    engine: SpawnedEngine, config: ServerConfig, listener: Listener, reread: Callable[[], EngineConfig]
 ) -> None:
     ChatSettings.of(config)  # what is wrong with its flags is told now, not when the engine is there
     async with _starting(engine) as client:
@@ -103,13 +101,13 @@ async def _serve(
 
 
 @contextlib.contextmanager
-def _restarts(client: AsyncClient, reread: Callable[[], EngineConfig] | None) -> Iterator[None]:
+def _restarts(client: AsyncClient, reread: Callable[[], EngineConfig]) -> Iterator[None]:
     """Start the engine anew, with its configuration as it is said by then, whenever `RESTART_SIGNAL` comes."""
     loop = asyncio.get_running_loop()
     tasks: set[asyncio.Task[None]] = set()
 
     def on_signal() -> None:
-        if reread is None or tasks:
+        if tasks:
             logger.warning("%s: the engine is being started anew already", RESTART_SIGNAL.name)
             return
         task = asyncio.create_task(_restart(client, reread), name="engine: restart")
@@ -211,7 +209,7 @@ def make_serving(client: AsyncClient, config: ServerConfig, board: Board | None 
         profiler_dir=_profiler_dir(config),
         forces_usage=config.enable_force_include_usage,
         request_log=RequestLog.of(config),
-        answers=AnswerSettings.of(config, client.config),
+        answers=AnswerSettings.of(config),
         stall_deadline_s=config.watchdog_timeout,
     )
     _check_chat_template(serving)

@@ -17,6 +17,7 @@ from octavo.frontend.http.structured import structured_outputs_of
 from octavo.frontend.text.chat_template import ChatTemplate
 from octavo.frontend.text.messages import Message
 from octavo.frontend.text.template_process import TemplateProcesses
+from octavo.protocol.config import ResolvedConfig
 from octavo.protocol.errors import InvalidRequestError, ModelNotFoundError
 from octavo.protocol.params import MAX_N, MAX_STOP_STRINGS, OutputKind, SamplingParams
 
@@ -66,8 +67,8 @@ class Serving:
     """How long the engine may have work and not finish a step before it counts as stalled."""
     created: int = field(default_factory=lambda: int(time.time()))
     """When serving began, in seconds since the epoch: the models' creation time."""
-    _defaults: dict[int | None, SamplingParams] = field(default_factory=dict)
-    """The model's own parameters, by what silence on max_tokens means."""
+    _defaults: dict[int | None, tuple[ResolvedConfig, SamplingParams]] = field(default_factory=dict)
+    """The model's own parameters, by what silence on max_tokens means, and whose they are: engines are replaced."""
     _apart: TemplateProcesses = field(default_factory=TemplateProcesses)
     """Renders the templates that requests bring."""
 
@@ -190,9 +191,7 @@ class Serving:
         stops = [asked.stop] if isinstance(asked.stop, str) else asked.stop or []
         if len(stops) > self.max_stop_strings:
             raise InvalidRequestError(f"at most {self.max_stop_strings} stop strings, got {len(stops)}", "stop")
-        defaults = self._defaults.get(default_max_tokens)
-        if defaults is None:
-            defaults = self._defaults[default_max_tokens] = self.client.default_params(max_tokens=default_max_tokens)
+        defaults = self._default_params(default_max_tokens)
         if max_tokens is None and defaults.max_tokens is not None:
             # A limit that nobody asked for must not make a prompt too long.
             room = self.client.facts.max_model_len - num_prompt_tokens
@@ -208,6 +207,13 @@ class Serving:
             structured_outputs=structured_outputs_of(asked),
             output_kind=OutputKind.DELTA if asked.stream else OutputKind.FINAL_ONLY,
         )
+
+    def _default_params(self, max_tokens: int | None) -> SamplingParams:
+        config, params = self._defaults.get(max_tokens, (None, None))
+        if params is None or config is not self.client.config:
+            params = self.client.default_params(max_tokens=max_tokens)
+            self._defaults[max_tokens] = self.client.config, params
+        return params
 
 
 _SAMPLING_FIELDS = (
@@ -242,7 +248,7 @@ def answer_style(
         created=serving.now(),
         model=model,
         names=TokenNames(serving.client.tokenizer, as_ids=settings.names_are_ids if as_ids is None else as_ids),
-        fingerprint=settings.fingerprint,
+        fingerprint=settings.fingerprint.of(serving.client.config),
         num_logprobs=num_logprobs,
         has_token_ids=bool(asked.return_token_ids),
         has_usage=has_usage,

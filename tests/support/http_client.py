@@ -47,7 +47,7 @@ def application(
         None if config.torch_profiler_dir is None else Path(config.torch_profiler_dir),
         config.enable_force_include_usage,
         RequestLog.of(config),
-        AnswerSettings.of(config, client.config),
+        AnswerSettings.of(config),
         created=1_700_000_000,
     )
     return make_app(serving, config, api_keys)

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from importlib import import_module
+from pathlib import Path
 
 import pytest
 from source_tree import ROOT
@@ -17,7 +18,7 @@ from source_tree import ROOT
 from octavo.frontend.cli import main
 from octavo.frontend.cli.config_docs import render_config_docs
 from octavo.frontend.cli.main import COMMANDS
-from octavo.frontend.cli.serve import read_settings
+from octavo.frontend.cli.serve import engine_now, read_settings
 from octavo.frontend.metrics.names import render_metrics_docs
 from octavo.protocol.config.sources import engine_config, engine_fields, server_config, server_fields
 from octavo.protocol.errors import ConfigError, EngineDeadError, StartupError
@@ -323,3 +324,14 @@ def test_sigterm_before_the_server_heeds_it_has_its_last_words(monkeypatch, caps
     assert main(["serve", "M"]) == 128 + signal.SIGTERM
     assert capsys.readouterr().err == "octavo: SIGTERM while starting\n"
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_file_that_has_become_wrong_ends_no_server(tmp_path: Path) -> None:
+    file = tmp_path / "serve.yaml"
+    words = ["--config", str(file), "--max-num-seqs", "3"]
+    file.write_text("model: /models/a\n")
+    assert engine_now(words).model.model == "/models/a"
+    for wrong in ("max-num-seqs: 4\n", "model: [\n", "modl: a\n", "model: a\nblock-size: -1\n"):
+        file.write_text(wrong)
+        with pytest.raises(ConfigError):
+            engine_now(words)

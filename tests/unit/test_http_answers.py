@@ -1,15 +1,16 @@
 """What a server tells in all its answers: fingerprint, role, names of tokens, times; and where tokens lie in a text."""
 
+import asyncio
 import json
 from pathlib import Path
 
 import msgspec
 import pytest
 from fake_client import MODEL, FakeClient, resolved_config
-from http_client import events, post, request
+from http_client import events, http_client, post, request
 
 from octavo import __version__
-from octavo.frontend.http.fingerprint import fingerprint
+from octavo.frontend.http.fingerprint import Fingerprint
 from octavo.frontend.http.render.timings import request_metrics
 from octavo.frontend.http.schemas.timings import RequestMetrics
 from octavo.protocol.config import ServerConfig
@@ -32,12 +33,13 @@ def bodies(path: str, config: ServerConfig, **fields: object) -> list[dict]:
 
 
 def test_a_fingerprint_names_what_tokens_depend_on() -> None:
-    plain = fingerprint(resolved_config(), "full", None)
+    full = Fingerprint("full")
+    plain = full.of(resolved_config())
     assert plain is not None and plain.startswith(f"octavo-{__version__}-") and len(plain.split("-")[-1]) == 8
-    assert fingerprint(resolved_config(max_num_seqs=3, num_threads=1), "full", None) == plain
-    assert fingerprint(resolved_config(seed=1), "full", None) != plain
-    assert fingerprint(resolved_config(dtype="float32"), "full", None) != plain
-    assert fingerprint(resolved_config(), "hash", None) == plain
+    assert full.of(resolved_config(max_num_seqs=3, num_threads=1)) == plain
+    assert full.of(resolved_config(seed=1)) != plain
+    assert full.of(resolved_config(dtype="float32")) != plain
+    assert Fingerprint("hash").of(resolved_config()) == plain
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -49,6 +51,23 @@ def test_every_answer_has_the_fingerprint(path: str, stream: bool) -> None:
     assert {body["system_fingerprint"] for body in bodies(path, custom, stream=stream)} == {"mine"}
     none = ServerConfig(fingerprint_mode="none")
     assert not any(body.get("system_fingerprint") for body in bodies(path, none, stream=stream))
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
+def test_another_engine_has_its_own_fingerprint_and_defaults(path: str) -> None:
+    client = FakeClient()
+
+    async def main() -> list[str]:
+        found = []
+        async with http_client(client, config=ServerConfig()) as http:
+            for defaults in ({}, {"min_p": 0.25}):
+                client.config = resolved_config(generation_defaults=defaults)
+                found.append((await http.post(path, json=ASK[path])).json()["system_fingerprint"])
+        return found
+
+    first, second = asyncio.run(main())
+    assert first != second
+    assert [asked["params"].min_p for asked in client.requests] == [0.0, 0.25]
 
 
 # --- roles and names ----------------------------------------------------------------------------------

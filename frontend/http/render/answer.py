@@ -1,18 +1,18 @@
 """What all answers of one HTTP request have in common, whole or streamed."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from octavo.frontend.http.fingerprint import fingerprint
+from octavo.frontend.http.fingerprint import Fingerprint
 from octavo.frontend.http.render.logprobs import TokenNames
 from octavo.frontend.http.render.reading import Reading
-from octavo.protocol.config import ResolvedConfig, ServerConfig
+from octavo.protocol.config import ServerConfig
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerSettings:
     """What this server tells in all answers."""
 
-    fingerprint: str | None = None
+    fingerprint: Fingerprint = field(default_factory=Fingerprint)
     role: str = "assistant"
     """Of chat answers that are not the continuation of a message."""
     names_are_ids: bool = False
@@ -21,10 +21,10 @@ class AnswerSettings:
     """How long a request took."""
 
     @classmethod
-    def of(cls, config: ServerConfig, engine: ResolvedConfig) -> "AnswerSettings":
+    def of(cls, config: ServerConfig) -> "AnswerSettings":
         """Return what the flags say."""
         return cls(
-            fingerprint=fingerprint(engine, config.fingerprint_mode, config.fingerprint_value),
+            fingerprint=Fingerprint(config.fingerprint_mode, config.fingerprint_value),
             role=config.response_role,
             names_are_ids=config.return_tokens_as_token_ids,
             has_metrics=config.enable_per_request_metrics,
