@@ -35,15 +35,21 @@ def num_warps(block: int) -> int:
 
 
 @triton.jit
+def normalized(x, weight, eps, WIDTH: tl.constexpr):
+    """Return the norm of one row in its dtype; what lies past its width is 0."""
+    x32 = x.to(tl.float32)
+    inverse = tl.rsqrt(tl.sum(x32 * x32) / WIDTH + eps)
+    return ((x32 * inverse).to(x.dtype).to(tl.float32) * weight.to(tl.float32)).to(x.dtype)
+
+
+@triton.jit
 def _rms_norm_kernel(
     x_ptr, weight_ptr, out_ptr, eps, token_stride, head_stride, WIDTH: tl.constexpr, BLOCK: tl.constexpr
 ):
     token, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     is_in = columns < WIDTH
-    x = tl.load(x_ptr + token * token_stride + head * head_stride + columns, mask=is_in, other=0.0).to(tl.float32)
-    inverse = tl.rsqrt(tl.sum(x * x) / WIDTH + eps)
-    normalized = (x * inverse).to(out_ptr.dtype.element_ty).to(tl.float32)
-    weight = tl.load(weight_ptr + columns, mask=is_in, other=0.0).to(tl.float32)
+    x = tl.load(x_ptr + token * token_stride + head * head_stride + columns, mask=is_in, other=0.0)
+    weight = tl.load(weight_ptr + columns, mask=is_in, other=0.0)
     out = (token * tl.num_programs(1) + head) * WIDTH + columns
-    tl.store(out_ptr + out, (normalized * weight).to(out_ptr.dtype.element_ty), mask=is_in)
+    tl.store(out_ptr + out, normalized(x, weight, eps, WIDTH), mask=is_in)

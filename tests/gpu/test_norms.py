@@ -6,6 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_checks import assert_close, assert_rows_independent, random
 
+from octavo.kernels.add_rms_norm import cases as add_cases
+from octavo.kernels.add_rms_norm import gpu as add_gpu
+from octavo.kernels.add_rms_norm import reference as add_reference
 from octavo.kernels.layer_norm import cases as layer_cases
 from octavo.kernels.layer_norm import gpu as layer_gpu
 from octavo.kernels.layer_norm import reference as layer_reference
@@ -43,6 +46,19 @@ def test_rms_norm_of_heads_cut_from_wider_rows(device: torch.device, seed: int) 
     actual = rms_gpu.rms_norm(wide.to(device)[:, 2:5], weight.to(device), rms_cases.EPS)
     expected = rms_reference.rms_norm(wide[:, 2:5].reshape(15, 64), weight, rms_cases.EPS)
     assert_close(actual.cpu().view(15, 64), expected, rms_cases.TOLERANCES[torch.bfloat16])
+
+
+@pytest.mark.parametrize("dtype", add_cases.TOLERANCES, ids=str)
+@pytest.mark.parametrize("width", add_cases.WIDTHS)
+def test_add_rms_norm(device: torch.device, seed: int, width: int, dtype: torch.dtype) -> None:
+    weight = random(width, dtype=dtype, seed=seed + 1).to(device)
+    for rows in add_cases.ROWS[:3]:
+        x, update = random(2, rows, width, dtype=dtype, seed=seed + rows, scale=5.0).to(device)
+        total, norm = add_gpu.add_rms_norm(x, update, weight, add_cases.EPS)
+        expected_total, expected = add_reference.add_rms_norm(x.cpu(), update.cpu(), weight.cpu(), add_cases.EPS)
+        assert torch.equal(total.cpu(), expected_total)
+        assert_close(norm.cpu(), expected, add_cases.TOLERANCES[dtype])
+        assert torch.equal(norm, rms_gpu.rms_norm(total, weight, add_cases.EPS)), "as the two operations"
 
 
 @pytest.mark.parametrize("dtype", layer_cases.TOLERANCES, ids=str)

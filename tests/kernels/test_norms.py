@@ -1,4 +1,4 @@
-"""`rms_norm` and `layer_norm`: right, and the same for a row in any batch."""
+"""`rms_norm`, `add_rms_norm` and `layer_norm`: right, and the same for a row in any batch."""
 
 import pytest
 import torch
@@ -7,6 +7,9 @@ from hypothesis import strategies as st
 from kernel_checks import assert_close, assert_rows_independent, random
 from native_checks import NATIVE_DTYPES, native_rows
 
+from octavo.kernels.add_rms_norm import add_rms_norm
+from octavo.kernels.add_rms_norm import cases as add_cases
+from octavo.kernels.add_rms_norm import reference as add_reference
 from octavo.kernels.dispatch import ShapeError
 from octavo.kernels.layer_norm import cases as layer_cases
 from octavo.kernels.layer_norm import layer_norm
@@ -98,8 +101,23 @@ def test_native_layer_norm_of_any_shape(native_library: NativeLibrary, rows, wid
     check_native_layer_norm(native_library, rows, width, dtype)
 
 
+@pytest.mark.parametrize("dtype", add_cases.TOLERANCES, ids=str)
+@pytest.mark.parametrize("width", add_cases.WIDTHS)
+def test_add_rms_norm(width: int, dtype: torch.dtype) -> None:
+    weight = random(width, dtype=dtype, seed=1)
+    for rows in add_cases.ROWS:
+        x, update = random(2, rows, width, dtype=dtype, seed=rows, scale=5.0)
+        total, norm = add_rms_norm(x, update, weight, add_cases.EPS)
+        expected_total, expected = add_reference.add_rms_norm(x, update, weight, add_cases.EPS)
+        assert torch.equal(total, expected_total)
+        assert_close(norm, expected, add_cases.TOLERANCES[dtype])
+        assert torch.equal(norm, rms_norm(total, weight, add_cases.EPS))
+
+
 def test_norms_refuse_what_does_not_fit() -> None:
     with pytest.raises(ShapeError):
         rms_norm(random(2, 8), random(9), 1e-5)
     with pytest.raises(ShapeError):
         layer_norm(random(2, 8), random(8), random(9), 1e-5)
+    with pytest.raises(ShapeError):
+        add_rms_norm(random(2, 8), random(3, 8), random(8), 1e-5)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from octavo.kernels.add_rms_norm import gpu as add_rms_norm
 from octavo.kernels.filter_logits import gpu as filter_logits
 from octavo.kernels.gelu import gpu as gelu
 from octavo.kernels.gumbel_sample import gpu as gumbel_sample
@@ -75,6 +76,7 @@ def sample_rows() -> None:
 
 
 LAUNCHES: dict[str, Callable[[], object]] = {
+    "add_rms_norm, 4096": lambda: add_rms_norm.add_rms_norm(empty(8, 4096), empty(8, 4096), empty(4096), 1e-5),
     "filter_logits and gumbel_sample": draw,
     "gelu": lambda: gelu.gelu(empty(8, 3072), False),
     "gelu, tanh": lambda: gelu.gelu(empty(8, 3072), True),

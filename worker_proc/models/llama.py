@@ -91,10 +91,19 @@ class DecoderLayer:
             parameters, f"{mlp}.down_proj", config.intermediate_size, width, bias=config.has_mlp_bias
         )
 
-    def __call__(self, hidden_TD: Tensor, cos_TC: Tensor, sin_TC: Tensor, attention: Attention) -> Tensor:
-        """Return the residual stream after this layer."""
-        hidden_TD = hidden_TD + self._attend(self.input_norm(hidden_TD), cos_TC, sin_TC, attention)
-        return hidden_TD + self.down(silu_and_mul(self.gate_up(self.mlp_norm(hidden_TD))))
+    def __call__(
+        self, hidden_TD: Tensor, update_TD: Tensor | None, cos_TC: Tensor, sin_TC: Tensor, attention: Attention
+    ) -> tuple[Tensor, Tensor]:
+        """Return the residual stream before the mlp, and what the mlp adds.
+
+        `update` is what the layer before adds; None: this is the first. A norm adds it, in one pass.
+        """
+        if update_TD is None:
+            x_TD = self.input_norm(hidden_TD)
+        else:
+            hidden_TD, x_TD = self.input_norm.of_sum(hidden_TD, update_TD)
+        hidden_TD, x_TD = self.mlp_norm.of_sum(hidden_TD, self._attend(x_TD, cos_TC, sin_TC, attention))
+        return hidden_TD, self.down(silu_and_mul(self.gate_up(x_TD)))
 
     def _attend(self, x_TD: Tensor, cos_TC: Tensor, sin_TC: Tensor, attention: Attention) -> Tensor:
         q, k, v = self.qkv(x_TD).split([self.query_width, self.key_width, self.key_width], dim=1)
@@ -132,9 +141,10 @@ class LlamaModel(Model):
         """See `octavo.worker_proc.models.base.Model`."""
         hidden_TD = embedding(token_ids_T, self._embedding_VD)
         cos_TC, sin_TC = self._rotary.angles(positions_T)
+        update_TD: Tensor | None = None
         for layer in self._layers:
-            hidden_TD = layer(hidden_TD, cos_TC, sin_TC, attention)
-        return self._norm(hidden_TD)
+            hidden_TD, update_TD = layer(hidden_TD, update_TD, cos_TC, sin_TC, attention)
+        return self._norm(hidden_TD) if update_TD is None else self._norm.of_sum(hidden_TD, update_TD)[1]
 
     def logits(self, hidden_RD: Tensor) -> Tensor:
         """See `octavo.worker_proc.models.base.Model`."""

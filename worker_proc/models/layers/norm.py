@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from octavo.kernels.add_rms_norm import add_rms_norm
 from octavo.kernels.layer_norm import layer_norm
 from octavo.kernels.rms_norm import rms_norm
 from octavo.worker_proc.models.parameters import Parameters
@@ -24,6 +25,10 @@ class RMSNorm:
     def __call__(self, x: Tensor) -> Tensor:
         """Return the normalized rows, in the shape of `x`."""
         return rms_norm(x, self.weight_D, self.eps)
+
+    def of_sum(self, x_TD: Tensor, update_TD: Tensor) -> tuple[Tensor, Tensor]:
+        """Return `x + update`, and its normalized rows."""
+        return add_rms_norm(x_TD, update_TD, self.weight_D, self.eps)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
