@@ -44,6 +44,8 @@ class LaunchedEngine:
         self._successor: Child | None = None
         """A core that starts beside the present one."""
         self._exited = asyncio.Event()
+        self._exit: ChildExited | None = None
+        """How the core ended, where nobody watched."""
         self._changing = asyncio.Lock()
         self._listen()
 
@@ -72,8 +74,10 @@ class LaunchedEngine:
         return self._child.pid
 
     def watch(self, on_exit: Callable[[ChildExited], None]) -> None:
-        """Call `on_exit` with how it ended when the core ends by itself."""
+        """Call `on_exit` with how it ended when the core ends by itself, or has done so already."""
         self._on_exit = on_exit
+        if self._exit:
+            asyncio.get_running_loop().call_soon(on_exit, self._exit)
 
     def kill(self) -> None:
         """End the core at once, which is then noticed like any other death."""
@@ -146,6 +150,8 @@ class LaunchedEngine:
             self._exited.set()
             if self._on_exit:
                 self._on_exit(exited)
+            else:
+                self._exit = exited
 
     async def stop(self) -> None:
         """End the core and everything below it; harmless when it is gone already."""

@@ -13,7 +13,7 @@ from collections import OrderedDict, deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
-from octavo.core_proc.grammar.trial import Trial, TrialFailed, TrialUnfinished
+from octavo.core_proc.grammar.trial import Trial, TrialFailed, TrialKilled, TrialUnfinished
 from octavo.protocol.events import FailureKind
 from octavo.protocol.requests import Vocabulary
 from octavo.protocol.structured import GrammarKind, GrammarSpec
@@ -184,6 +184,8 @@ class GrammarCompiler:
             matcher = Matcher.compile(self._grammar_tokens(), source)
         except (TrialFailed, GrammarFault) as error:
             return NoGrammar(FailureKind.INVALID, str(error))
+        except TrialKilled as error:
+            return NoGrammar(FailureKind.INTERNAL, str(error))
         logger.debug("compiled a grammar of %d characters in %.3f s", len(text), time.perf_counter() - start)
         return matcher
 

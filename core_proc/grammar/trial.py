@@ -30,8 +30,23 @@ class TrialFailed(Exception):
     """A grammar did not get through its trial; the message is for its author."""
 
 
+class TrialKilled(Exception):
+    """The process of a trial is killed again and again, which says nothing of the grammar."""
+
+
 class TrialUnfinished(Exception):
     """A trial took more processor time than somebody had patience for."""
+
+
+MAX_TRIES = 3
+"""Times that a trial begins whose process is ended or stopped by somebody else."""
+
+_FROM_OUTSIDE = {-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP}
+"""Exit codes of a child that did not end by itself: its own limits end it in other ways."""
+
+
+class _Ended(Exception):
+    """The child was ended by somebody else, or cannot go on."""
 
 
 class Trial:
@@ -68,7 +83,15 @@ class Trial:
         Raises:
             TrialUnfinished: it was left; the child is killed.
             TrialFailed: the source is not a grammar, or compiling it takes too much time or memory.
+            TrialKilled: its process was ended or stopped by somebody else, `MAX_TRIES` times.
         """
+        for _ in range(MAX_TRIES):
+            with contextlib.suppress(_Ended):
+                self._check_once(source, patience_s)
+                return
+        raise TrialKilled("the process that tries grammars is killed again and again")
+
+    def _check_once(self, source: str, patience_s: float | None) -> None:
         self.warm_up()
         assert self._child is not None and self._child.stdin is not None
         message = source.encode()
@@ -97,6 +120,7 @@ class Trial:
 
         Raises:
             EOFError: it has ended.
+            _Ended: it does not run; it is killed.
             TrialUnfinished: it takes longer than `patience_s`.
         """
         assert self._child is not None and self._child.stdout is not None
@@ -107,7 +131,10 @@ class Trial:
         look_s = WALL_PER_CPU * self._cpu_limit_s if patience_s is None else LOOK_S
         while not poller.poll(1000 * max(0.0, min(look_s, deadline - time.monotonic()))):
             if time.monotonic() >= deadline:
+                has_computed = self._cpu_s() - used_s >= self._cpu_limit_s / WALL_PER_CPU
                 self.close()
+                if not has_computed:  # it was stopped
+                    raise _Ended
                 return self._too_long()
             if patience_s is not None and self._cpu_s() - used_s > patience_s:
                 self.close()
@@ -122,10 +149,16 @@ class Trial:
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def _last_words(self) -> str:
-        """Return why the child has ended."""
+        """Return why the child has ended.
+
+        Raises:
+            _Ended: that was somebody else's doing.
+        """
         assert self._child is not None
         code = self._child.wait()
         self.close()
+        if code in _FROM_OUTSIDE:
+            raise _Ended
         if code == -signal.SIGXCPU:
             return self._too_long()
         return f"compiling it takes more than {MEMORY_LIMIT_BYTES // 2**30} GiB of memory, or crashes ({code})"

@@ -95,7 +95,8 @@ class Metrics:
         self._last = stats
 
     def on_restart(self, cause: RestartCause, num_requests: int, pause_s: float) -> None:
-        """Take that another core has taken over."""
+        """Take that another core has taken over, which counts from 0."""
+        self._last = EngineStats()
         self._numbers["requests_resumed"].add(num_requests)
         if self._counts_engine:
             self._numbers["engine_restarts"].add(1, self._causes[cause])

@@ -2,6 +2,7 @@
 
 import os
 import select
+import signal
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -11,9 +12,10 @@ from core_fakes import CLIENT, VOCAB_SIZE, cache_plan, core_config
 
 from octavo.core_proc.grammar import compiler as compiler_module
 from octavo.core_proc.grammar import grammars as grammars_module
+from octavo.core_proc.grammar import trial as trial_module
 from octavo.core_proc.grammar.compiler import GrammarCompiler
 from octavo.core_proc.grammar.grammars import Grammars
-from octavo.core_proc.grammar.trial import Trial, TrialFailed
+from octavo.core_proc.grammar.trial import Trial, TrialFailed, TrialKilled
 from octavo.core_proc.scheduler.scheduler import ClientEvent, Scheduler
 from octavo.protocol.events import Failed, FailureKind, Finished, FinishReason, Tokens
 from octavo.protocol.params import SamplingSpec
@@ -373,15 +375,50 @@ def test_a_trial_ends_by_its_limit_and_the_next_is_served() -> None:
         trial.close()
 
 
-def test_a_trial_that_is_killed_says_so() -> None:
+def test_a_trial_that_crashes_says_so() -> None:
     trial = Trial(cpu_limit_s=5)
     try:
         trial.check('start: "a"')
         assert trial._child is not None
-        trial._child.kill()
+        trial._child.send_signal(signal.SIGABRT)
         with pytest.raises(TrialFailed, match="crashes"):
             trial.check('start: "a"')
         trial.check('start: "a"')
+    finally:
+        trial.close()
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_trial_that_somebody_kills_or_stops_is_repeated(
+    number: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its caller is told of faults of the grammar, not of accidents."""
+    trial = Trial(cpu_limit_s=5)
+    try:
+        trial.check('start: "a"')
+        assert trial._child is not None
+        trial._child.send_signal(number)
+        if number is signal.SIGSTOP:
+            monkeypatch.setattr(trial_module, "WALL_PER_CPU", 1)
+        with pytest.raises(TrialFailed, match="no start rule"):
+            trial.check('begin: "a"')
+    finally:
+        trial.close()
+
+
+def test_a_trial_that_is_killed_each_time_is_no_fault_of_the_grammar(monkeypatch: pytest.MonkeyPatch) -> None:
+    trial = Trial(cpu_limit_s=5)
+    warm_up = trial.warm_up
+
+    def start_and_kill() -> None:
+        warm_up()
+        assert trial._child is not None
+        trial._child.kill()
+
+    monkeypatch.setattr(trial, "warm_up", start_and_kill)
+    try:
+        with pytest.raises(TrialKilled):
+            trial.check('start: "a"')
     finally:
         trial.close()
 

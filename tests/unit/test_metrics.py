@@ -201,3 +201,12 @@ def test_restarts_are_counted_by_cause() -> None:
     assert values["octavo:engine_restarts_total,cause=core_hung"] == 1
     assert values["octavo:requests_resumed_total"] == 7
     assert values["octavo:engine_restart_pause_seconds"] == 1.5
+
+
+def test_what_the_next_core_counts_comes_on_top() -> None:
+    """Also where it has done more by its first report than the one before did in its life."""
+    metrics = exporter()
+    metrics.on_engine_stats(EngineStats(num_steps=5, generation_tokens=5))
+    metrics.on_restart("core_died", 1, 2.5)
+    metrics.on_engine_stats(EngineStats(num_steps=100, generation_tokens=90))
+    assert samples(metrics)["octavo:generation_tokens_total"] == 95
