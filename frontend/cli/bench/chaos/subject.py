@@ -54,6 +54,7 @@ class Subject:
         self.address = f"ipc://{directory}/engine"
         self.log = log
         self._seen: dict[int, Process] = {}
+        self._num_siblings = settings.get("api_server_count", 1) - 1
         file = directory / "settings.yaml"
         served = {**settings, "port": 0, "engine_address": self.address}
         file.write_bytes(msgspec.json.encode(served))  # YAML reads JSON
@@ -114,7 +115,11 @@ class Subject:
         return most
 
     async def wait_until_calm(self) -> str:
-        """Wait until it is healthy and holds no request and no block; return what is wrong, "" when that comes true."""
+        """Wait until it is whole and healthy and holds no request and no block.
+
+        Returns:
+            What is wrong; "" when that comes true.
+        """
         deadline = time.monotonic() + CALM_TIMEOUT_S
         while True:
             trouble = await asyncio.to_thread(self._trouble)
@@ -128,6 +133,8 @@ class Subject:
             text = _get(f"{self.url}/metrics")
         except OSError as error:
             return f"{type(error).__name__}: {error}"
+        if len(self.processes(SIBLING)) < self._num_siblings:
+            return "an HTTP process is missing"
         values = {name: _sample(text, name) for name in _GAUGES}
         return ", ".join(f"{name} is {value:g}" for name, value in values.items() if value)
 
