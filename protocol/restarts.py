@@ -5,6 +5,10 @@ from dataclasses import dataclass
 MAX_RESTARTS = 8
 """In a row, without any progress in between, unless somebody says otherwise."""
 
+LONG_LIFE_S = 60.0
+"""The death of a process that has been ready for so long is no sequel of the one before, even if nobody asked anything
+of it meanwhile."""
+
 FIRST_DELAY_S = 0.25
 MAX_DELAY_S = 10.0
 

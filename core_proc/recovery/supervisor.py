@@ -15,7 +15,7 @@ from octavo.core_proc.scheduler.scheduler import ClientEvent, Scheduler
 from octavo.core_proc.workers.group import WorkerFailed, WorkerGroup
 from octavo.protocol.config import CachePlan
 from octavo.protocol.errors import StartupError
-from octavo.protocol.restarts import RestartPolicy
+from octavo.protocol.restarts import LONG_LIFE_S, RestartPolicy
 from octavo.protocol.steps import SlotMask, StepPlan, StepResult
 
 logger = logging.getLogger(__name__)
@@ -72,6 +72,8 @@ class WorkerSupervisor:
         self._blame = Blame(scheduler)
         self._policy = RestartPolicy(max_restarts)
         self._state = SupervisionState.READY
+        self._entered_s = clock()
+        """Since when that is so."""
         self._due_s: float | None = None
         """When the present state must have changed: the step's result come, the delay passed, the group started."""
         self._ending: list[WorkerGroup] = []
@@ -199,6 +201,8 @@ class WorkerSupervisor:
         Raises:
             WorkerFailed: there is no hope; the first cause of those failures that nothing came between.
         """
+        if self.is_ready and failure.cause != "hung" and self._clock() - self._entered_s >= LONG_LIFE_S:
+            self._policy.progress()
         verdict = self._policy.fail(str(failure))
         if verdict.is_hopeless:
             raise WorkerFailed(self._policy.root_cause, failure.cause) from failure
@@ -277,5 +281,6 @@ class WorkerSupervisor:
 
     def _enter(self, state: SupervisionState, timeout_s: float | None) -> None:
         self._state = state
+        self._entered_s = self._clock()
         self._due_s = None if timeout_s is None else self._clock() + timeout_s
         self.version += 1

@@ -15,7 +15,7 @@ from octavo.frontend.wire import LAST_WORDS_S
 from octavo.protocol.errors import EngineDeadError, OctavoError, StartupError
 from octavo.protocol.lifecycle import EXIT_HOPELESS
 from octavo.protocol.requests import GetStats, Utility
-from octavo.protocol.restarts import RestartPolicy
+from octavo.protocol.restarts import LONG_LIFE_S, RestartPolicy
 from octavo.protocol.supervise import ChildExited
 
 logger = logging.getLogger(__name__)
@@ -23,10 +23,6 @@ logger = logging.getLogger(__name__)
 TICK_S = 1.0
 """How often a core that owes something is looked at. Ticks are counted, not seconds: while this process is stopped the
 core may well have answered."""
-
-
-LONG_LIFE_S = 60.0
-"""The death of a core that has been ready for so long is no sequel of the one before, even if nobody asked anything."""
 
 
 class Engine(Protocol):

@@ -96,6 +96,10 @@ class MortalGroup:
         else:
             on_done("")
 
+    def die(self) -> None:
+        """End, whatever it is doing."""
+        self._failure = WorkerFailed(f"group {self.number} died")
+
     def abandon(self, why: str) -> None:
         self.is_abandoned = True
         self.looks_left = 1

@@ -12,6 +12,7 @@ from simulation.worker import SimulatedWorker
 
 from octavo.core_proc.workers.group import WorkerFailed
 from octavo.protocol.events import Failed, FailureKind, Finished
+from octavo.protocol.restarts import LONG_LIFE_S
 from octavo.protocol.steps import StepPlan
 
 POISON = 13
@@ -156,6 +157,26 @@ def test_steps_in_between_make_restarts_free():
     assert engine.num_losses >= 5
     assert engine.now - before <= 2.0 * engine.num_losses, "a start takes two looks, a second each"
     assert engine.outputs["r"].token_ids == alone([1, 2, 3], 40).token_ids
+
+
+@pytest.mark.parametrize("is_idle_for_long", [True, False])
+def test_deaths_of_idle_workers_are_a_series_when_they_are_close(is_idle_for_long: bool):
+    engine = MortalEngine(Faults(), max_restarts=3)
+
+    def die() -> None:
+        engine.now += LONG_LIFE_S if is_idle_for_long else 1.0
+        engine.groups[-1].die()
+        for _ in range(20):
+            engine.turn()
+        assert engine.supervisor.is_ready
+
+    if is_idle_for_long:
+        for _ in range(20):
+            die()
+    else:
+        with pytest.raises(WorkerFailed, match="and 3 restarts after it failed"):
+            for _ in range(4):
+                die()
 
 
 def test_an_abort_during_a_trial_lets_the_others_go_on():
