@@ -52,29 +52,33 @@ struct Product {
     int64_t num_slices;   // of a panel
     bool is_coded;        // its slices have to be unpacked first
 
-    // Writes columns [column, column + count) of one row, of one vector at most.
-    template <typename Element>
-    void finish_vector(int64_t row, int64_t column, int64_t count, const float* sums, const float* up_sums) const {
+    // What is written of the vector that begins at `column`, but for the residual.
+    F32x16 finished(int64_t column, const float* sums, const float* up_sums) const {
         const float* bias = args.weight.bias;
         F32x16 value = load(sums);
         if (bias != nullptr) value = value + load(bias + column);
-        if (up_panels != 0) {
-            F32x16 up = load(up_sums);
-            if (bias != nullptr) up = up + load(bias + column + up_panels * kPanelOutputs);
-            value = silu(value) * up;
-        } else {
-            value = activate(args.epilogue, value);
-        }
-        if (args.residual.data != nullptr)
-            value = value + load_first(args.residual.row<const float>(row) + column, count);
-        store_first(args.out.row<Element>(row) + column, value, count);
+        if (up_panels == 0) return activate(args.epilogue, value);
+        F32x16 up = load(up_sums);
+        if (bias != nullptr) up = up + load(bias + column + up_panels * kPanelOutputs);
+        return silu(value) * up;
     }
 
+    // Writes columns [column, column + count) of some rows.
     template <typename Element>
     void finish(Range rows, int64_t column, int64_t count, const float* sums, const float* up_sums) const {
-        for (int64_t row = rows.begin; row < rows.end; ++row, sums += kPanelOutputs, up_sums += kPanelOutputs)
-            for (int64_t i = 0; i < count; i += kLanes)
-                finish_vector<Element>(row, column + i, std::min<int64_t>(kLanes, count - i), sums + i, up_sums + i);
+        const bool has_residual = args.residual.data != nullptr;
+        for (int64_t row = rows.begin; row < rows.end; ++row, sums += kPanelOutputs, up_sums += kPanelOutputs) {
+            Element* out = args.out.row<Element>(row) + column;
+            const float* residual = has_residual ? args.residual.row<const float>(row) + column : nullptr;
+            int64_t i = 0;
+            for (; i + kLanes <= count; i += kLanes) {
+                const F32x16 value = finished(column + i, sums + i, up_sums + i);
+                store(out + i, has_residual ? value + load(residual + i) : value);
+            }
+            if (i == count) continue;
+            const F32x16 value = finished(column + i, sums + i, up_sums + i);
+            store_first(out + i, has_residual ? value + load_first(residual + i, count - i) : value, count - i);
+        }
     }
 
     // The slice of this number, of whole groups: all slices of a panel are about as long.

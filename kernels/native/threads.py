@@ -71,7 +71,9 @@ class ThreadPolicy:
         """Windows in a row in which too much was lost."""
         self._retry_s = RETRY_S
         self._retry_at = 0.0
-        self._begin_window(clock())
+        self._window_start = clock()
+        self._usage = self._read_usage()
+        self._idle_ticks = self._read_idle_ticks()
 
     def choose(self, work: int) -> int:
         """Return the number of threads for the next run.
@@ -83,17 +85,19 @@ class ThreadPolicy:
             return 1
         now = self._clock()
         if now - self._window_start >= WINDOW_S:
-            self._reconsider(now)
-            self._begin_window(now)
+            self._end_window(now)
         return self._count
 
-    def _begin_window(self, now: float) -> None:
-        self._window_start = now
-        self._usage = self._read_usage()
-        self._idle_ticks = self._read_idle_ticks()
+    def _end_window(self, now: float) -> None:
+        """Reconsider the number by what was counted in this window, and begin the next one where it ends."""
+        # perf: each is read once, for the window that ends and for the one that begins.
+        usage, idle_ticks = self._read_usage(), self._read_idle_ticks()
+        idle_s = (idle_ticks - self._idle_ticks) / os.sysconf("SC_CLK_TCK")
+        self._reconsider(now, _lost_share(self._usage, usage), idle_s / (now - self._window_start))
+        self._window_start, self._usage, self._idle_ticks = now, usage, idle_ticks
 
-    def _reconsider(self, now: float) -> None:
-        is_crowded = self._count > 1 and self._lost_share() > LOST_SHARE / self._count
+    def _reconsider(self, now: float, lost_share: float, idle_cores: float) -> None:
+        is_crowded = self._count > 1 and lost_share > LOST_SHARE / self._count
         self._num_crowded = self._num_crowded + 1 if is_crowded else 0
         if self._num_crowded == CROWDED_WINDOWS:
             self._num_crowded = 0
@@ -101,23 +105,11 @@ class ThreadPolicy:
             if now < self._retry_at + TRIAL_S:
                 self._retry_s = min(2 * self._retry_s, MAX_RETRY_S)
             self._retry_at = now + self._retry_s
-        elif self._count < self._max and now >= self._retry_at and self._idle_cores(now) >= IDLE_CORES:
+        elif self._count < self._max and now >= self._retry_at and idle_cores >= IDLE_CORES:
             self._count += 1
             self._retry_at = now
         elif now > self._retry_at + TRIAL_S:
             self._retry_s = RETRY_S
-
-    def _lost_share(self) -> float:
-        """Return the time for which threads waited for cores, in all, as a share of what the busiest was at work."""
-        before, now = self._usage, self._read_usage()
-        spent = [(now[i].running - before[i].running, now[i].waiting - before[i].waiting) for i in now.keys() & before]
-        busiest = max((running + waiting for running, waiting in spent), default=0)
-        return sum(waiting for _, waiting in spent) / busiest if busiest else 0.0
-
-    def _idle_cores(self, now: float) -> float:
-        """Return how many cores were idle on average; of those this process may use."""
-        ticks = self._read_idle_ticks() - self._idle_ticks
-        return ticks / os.sysconf("SC_CLK_TCK") / (now - self._window_start)
 
     def _read_usage(self) -> dict[int, Usage]:
         """Return what the kernel has counted, by thread; nothing for threads and kernels that do not tell."""
@@ -148,6 +140,13 @@ class ThreadPolicy:
             return 0
         fields = [line.split() for line in lines]
         return sum(int(words[4]) + int(words[5]) for words in fields if words[0] in cores)
+
+
+def _lost_share(before: dict[int, Usage], now: dict[int, Usage]) -> float:
+    """Return the time for which threads waited for cores, in all, as a share of what the busiest was at work."""
+    spent = [(now[i].running - before[i].running, now[i].waiting - before[i].waiting) for i in now.keys() & before]
+    busiest = max((running + waiting for running, waiting in spent), default=0)
+    return sum(waiting for _, waiting in spent) / busiest if busiest else 0.0
 
 
 def bind_threads(library: NativeLibrary, cpus: Sequence[int]) -> None:

@@ -191,7 +191,7 @@ def test_threads_of_the_pool(native_library: NativeLibrary) -> None:
 def test_policy_reads_the_real_machine(native_library: NativeLibrary) -> None:
     policy = ThreadPolicy(native_library, 2)
     run_nothing(native_library, 2)
-    policy._begin_window(0.0)
+    policy._end_window(policy._window_start + 1.0)
     run_nothing(native_library, 2)
     assert policy._usage.keys() >= {threading.get_native_id()}
     assert policy._idle_ticks > 0
