@@ -4,6 +4,7 @@ Knows who is connected; knows nothing of what the requests are.
 """
 
 import logging
+import math
 from collections.abc import Callable, Iterable
 
 from octavo.protocol.channel import FrontendRouter, PeerLost
@@ -71,6 +72,8 @@ class Outbox:
         self._lost: list[bytes] = []
         self._given_up: set[bytes] = set()
         """Frontends that have not been told yet that they are lost: what they wait for will never come."""
+        self.last_told = -math.inf
+        """When one of them was told at last: it will connect again, with the requests that it still has."""
         self.has_backlog = False
         """True while a frontend is owed something: flush again soon."""
 
@@ -118,6 +121,7 @@ class Outbox:
         for client in list(self._given_up):
             if self.send(client, Refused("it did not read its events")):
                 self._given_up.discard(client)
+                self.last_told = self._clock()
         self.has_backlog = not all(backlog.is_empty for backlog in self._backlogs.values())
 
     def send(self, client: bytes, event: Event) -> bool:

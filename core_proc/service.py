@@ -101,13 +101,21 @@ class FrontendService:
         """How long the core may sleep when nothing happens; None: for ever."""
         if self._outbox.has_lost:
             return 0.0
-        if self._outbox.has_backlog:
+        is_done = self._state is ProcessState.DRAINING and not self._has_requests
+        if self._outbox.has_backlog or (is_done and self._awaits_frontends):
             return BACKLOG_RETRY_S
         if self._is_owed_a_turn and not self._has_requests:
             return 0.0
         if self._is_busy:
             return max(0.0, self._next_stats - self._clock())
         return FAREWELL_RETRY_S if self._outbox.has_given_up else None
+
+    @property
+    def _awaits_frontends(self) -> bool:
+        """True while one that has not read all that it is owed, or was given up and comes back, is given time."""
+        now = self._clock()
+        owes = self._outbox.has_backlog or self._outbox.has_given_up
+        return (owes and now < self._last_words_deadline) or now < self._outbox.last_told + LAST_WORDS_S
 
     @property
     def _is_owed_a_turn(self) -> bool:
@@ -131,8 +139,8 @@ class FrontendService:
         self._report()
         if self._outbox.has_lost:
             self._forget_lost()
-        if self._state is ProcessState.DRAINING and not self._has_requests:
-            self._end_draining()
+        if self._state is ProcessState.DRAINING:
+            self._drain()
 
     def deliver(self, events: list[ClientEvent]) -> None:
         """Send events to the frontends they are for."""
@@ -157,11 +165,13 @@ class FrontendService:
             for client in dict.fromkeys(client for client, _ in self._request_keys()):
                 self.deliver(self._abort_all(client))
 
-    def _end_draining(self) -> None:
-        """Stop, unless a frontend has not read yet how its requests ended, for a bounded time."""
-        now = self._clock()
-        self._last_words_deadline = self._last_words_deadline or now + LAST_WORDS_S
-        if not self._outbox.has_backlog or now >= self._last_words_deadline or self._stop.count > 1:
+    def _drain(self) -> None:
+        """Stop when nothing is left to do, but give frontends a bounded time to read how their requests ended."""
+        if self._has_requests:
+            self._last_words_deadline = 0.0
+            return
+        self._last_words_deadline = self._last_words_deadline or self._clock() + LAST_WORDS_S
+        if self._stop.count > 1 or not self._awaits_frontends:
             self._state = self._state.move(ProcessState.STOPPED)
 
     def _handle(self, client: bytes, request: Request | Malformed) -> None:

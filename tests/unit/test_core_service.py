@@ -40,6 +40,33 @@ def test_a_drain_ends_with_the_last_request_however_that_ends(is_lost: bool):
     assert not service.is_open, "nothing will ever wake the core again"
 
 
+@pytest.mark.parametrize("is_told", [True, False])
+def test_a_drain_waits_a_while_for_the_return_of_a_frontend_that_it_gave_up(is_told: bool):
+    config = core_config()
+    router, stop, now = FakeRouter(), FakeStop(), [0.0]
+    outbox = Outbox(router, epoch=1, clock=lambda: now[0], max_backlog_events=1)
+    scheduler = Scheduler(config, cache_plan(config), clock=lambda: now[0])
+    service = FrontendService(router, outbox, scheduler, grammars_of(scheduler), None, None, stop, lambda: now[0])
+    outbox.connect(CLIENT)
+    router.is_peer_slow = True
+    names = ["r", "s"]
+    submissions = [(CLIENT, Submit(name, [1, 2], SamplingSpec(max_tokens=4, seed=0))) for name in names]
+    router.inbox = [*submissions, (CLIENT, Abort(names))]
+    stop.count = 1
+    service.serve()
+    assert outbox.has_given_up and service.is_open
+    now[0] = 1.0
+    router.is_peer_slow = not is_told
+    service.serve(has_mail=False)
+    now[0] = 2.5
+    service.serve(has_mail=False)
+    assert service.is_open == is_told, "who was told may come back for two seconds, who reads nothing is not waited for"
+    assert not is_told or 0 < service.timeout_s < 1
+    now[0] = 3.5
+    service.serve(has_mail=False)
+    assert not service.is_open
+
+
 @pytest.mark.parametrize("reads_again", [True, False])
 def test_a_drain_waits_a_while_for_a_frontend_that_has_not_read_how_its_requests_ended(reads_again: bool):
     """What the simulation found first: the core ended, and kept what it owed."""
