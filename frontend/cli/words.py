@@ -5,22 +5,28 @@ Underscores stand for dashes (`--max_num_seqs 4`), and the members of a JSON obj
 """
 
 import json
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
 
 def own_words(words: Sequence[str]) -> list[str]:
-    """Return the words with every flag's name in dashes, and members gathered into one object for each flag."""
+    """Return the words with every flag's name in dashes, and members gathered into one object for each flag.
+
+    A member without a value stays as it is, a flag that nobody knows.
+    """
     result: list[str] = []
     objects: dict[str, dict[str, Any]] = {}
-    rest = iter(_with_dashes(word) for word in words)
-    for word in rest:
+    rest = deque(map(_with_dashes, words))
+    while rest:
+        word = rest.popleft()
         flag, equals, value = word.partition("=")
         name, dot, path = flag.partition(".")
-        if not (dot and name.startswith("--") and path):
+        has_value = equals or (rest and not rest[0].startswith("--"))
+        if not (dot and name.startswith("--") and path and has_value):
             result.append(word)
             continue
-        _put(objects.setdefault(name, {}), path, value if equals else next(rest, ""))
+        _put(objects.setdefault(name, {}), path, value if equals else rest.popleft())
     for name, members in objects.items():
         result += [name, json.dumps(members)]
     return result

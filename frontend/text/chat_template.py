@@ -57,6 +57,7 @@ class ChatTemplate:
         content_format: FormatChoice = "auto",
         with_tools: str | None = None,
     ) -> None:
+        self.source = source
         self._compiled = compile_template(source)
         self._special_tokens = dict(special_tokens)
         shape = self._compiled.shape

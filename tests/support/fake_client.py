@@ -133,7 +133,7 @@ class FakeClient:
         return self.state
 
     def chat_template(self, content_format: FormatChoice = "auto") -> ChatTemplate:
-        return ChatTemplate.for_model(None, self.tokenizer, content_format)
+        return ChatTemplate.for_model(self.config.chat_template, self.tokenizer, content_format)
 
     def default_params(self, max_tokens: int | None = 16) -> SamplingParams:
         from octavo.frontend.generation.spec import default_params

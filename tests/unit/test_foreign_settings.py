@@ -102,6 +102,8 @@ def test_vllms_own_flags_are_not_in_the_help(capsys: pytest.CaptureFixture[str])
         (["--a_b=c_d"], ["--a-b=c_d"]),
         (["--a.b_c", "1", "--a.d.e=x", "m"], ["m", "--a", '{"b_c": 1, "d": {"e": "x"}}']),
         (["--a.b", "1", "--a.b.c", "2"], ["--a", '{"b": {"c": 2}}']),
+        (["--a.b", "--c", "1"], ["--a.b", "--c", "1"]),
+        (["--a.b=", "--a.c"], ["--a.c", "--a", '{"b": ""}']),
         (["./m.gguf", "--rate=0.5", "-x.y"], ["./m.gguf", "--rate=0.5", "-x.y"]),
     ],
 )

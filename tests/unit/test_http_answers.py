@@ -149,6 +149,13 @@ def test_the_tokenizers_settings_are_told_when_the_server_says_so(tmp_path: Path
     assert "messages" in told["chat_template"]
 
 
+def test_the_chat_template_that_is_told_is_the_one_in_use(tmp_path: Path) -> None:
+    (tmp_path / "own.jinja").write_text("mine: {{ messages }}")
+    client = FakeClient(chat_template=str(tmp_path / "own.jinja"))
+    answer = request(client, "GET", "/tokenizer_info", config=ServerConfig(enable_tokenizer_info_endpoint=True))
+    assert answer.json()["chat_template"] == "mine: {{ messages }}"
+
+
 # --- messages of errors -------------------------------------------------------------------------------------
 
 

@@ -60,6 +60,9 @@ async def tokenizer_info(serving: Serving, request: Request) -> Response:
     """Tell the tokenizer's settings, and the chat template that this server uses."""
     config, tokenizer = serving.client.config, serving.client.tokenizer
     settings = read_json(Path(config.model.tokenizer_path) / "tokenizer_config.json")
-    template = config.chat_template or tokenizer.chat_templates.get("default")
+    try:
+        template = serving.chat_template.source
+    except InvalidRequestError:  # there is none
+        template = None
     info = {"tokenizer_class": type(tokenizer).__name__, **settings, "chat_template": template}
     return Response(msgspec.json.encode(info), media_type=JSON)
