@@ -19,6 +19,8 @@ from octavo.core_proc.log_entries import LogEntry, Planned, WorkersLost
 from octavo.core_proc.loop import StepLoop
 from octavo.core_proc.outbox import Outbox
 from octavo.core_proc.recorder import Recorder
+from octavo.core_proc.recovery.black_box import BlackBox, read_legacy
+from octavo.core_proc.recovery.blame import Blame
 from octavo.core_proc.recovery.supervisor import WorkerSupervisor
 from octavo.core_proc.scheduler.observed import ObservedScheduler, Observer
 from octavo.core_proc.scheduler.scheduler import Scheduler
@@ -68,6 +70,7 @@ class EngineCore:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._worker_module = worker_module
         self._recorder: Recorder | None = None
+        self._box: BlackBox | None = None
         self._supervisor: WorkerSupervisor | None = None
         self._compiler = GrammarCompiler(spec.config.grammar_timeout_s)
         with reporter.phase("binding sockets"):
@@ -115,11 +118,13 @@ class EngineCore:
         scheduler = self._make_scheduler(config, plan)
         outbox = Outbox(self._router, self._spec.epoch, time.monotonic)
         facts = self._engine_facts(config, plan)
+        blame = self._make_blame(scheduler)
         supervisor = self._supervisor = WorkerSupervisor(
             workers,
             self._make_workers,
             plan,
             scheduler,
+            blame,
             time.monotonic,
             step_timeout_s=config.execute_model_timeout_s,
             start_timeout_s=max(MIN_RESTART_TIMEOUT_S, RESTART_PATIENCE * (time.monotonic() - start_s)),
@@ -128,7 +133,7 @@ class EngineCore:
         )
         grammars = Grammars(scheduler, supervisor, self._compiler)
         service = FrontendService(
-            self._router, outbox, scheduler, grammars, supervisor, facts, self._stop, time.monotonic
+            self._router, outbox, scheduler, grammars, supervisor, blame, facts, self._stop, time.monotonic
         )
         depth = PIPELINE_DEPTH if config.async_scheduling else 1
         loop = StepLoop(service, scheduler, grammars, supervisor, self._pulse, depth)
@@ -151,6 +156,15 @@ class EngineCore:
             generation=generation,
             facts=self._first_workers.facts if generation else self._spec.facts,
         )
+
+    def _make_blame(self, scheduler: Scheduler) -> Blame:
+        self._box = BlackBox(Path(self._spec.run_dir), self._pulse)
+        blame = Blame(scheduler, self._box)
+        predecessor = self._spec.predecessor_dir
+        if predecessor and (left := read_legacy(Path(predecessor))) is not None:
+            legacy, exposed = left
+            blame.take_core_death(legacy, exposed, self._spec.predecessor_end)
+        return blame
 
     def _make_scheduler(self, config: ResolvedConfig, plan: CachePlan) -> Scheduler:
         observers: list[Observer] = []
@@ -186,6 +200,8 @@ class EngineCore:
         self._router.close()
         (self._supervisor or self._first_workers).kill()
         self._pulse.close()
+        if self._box:
+            self._box.close()
         if self._recorder:
             self._recorder.close()
         self._compiler.close()

@@ -150,8 +150,10 @@ def check_plan(scheduler: Scheduler, plan: StepPlan | None) -> None:
     """Verify, right after `plan()`, that whoever can go on does.
 
     Raises:
-        InvariantBroken: requests live, and neither a step in flight nor this plan moves any of them.
+        InvariantBroken: requests live that may run, and neither a step in flight nor this plan moves any of them.
     """
     check(scheduler)
-    is_stuck = plan is None and scheduler.has_requests and not scheduler.in_flight
+    allowed = scheduler.allowed
+    may_any_run = scheduler.has_requests if allowed is None else not allowed.isdisjoint(scheduler.requests)
+    is_stuck = plan is None and may_any_run and not scheduler.in_flight
     _require(not is_stuck, "requests live, nothing is in flight, and no step was planned")

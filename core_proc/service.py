@@ -10,6 +10,8 @@ from typing import assert_never
 
 from octavo.core_proc.grammar.grammars import Grammars
 from octavo.core_proc.outbox import Outbox
+from octavo.core_proc.recovery.blame import Blame
+from octavo.core_proc.recovery.gate import Gate
 from octavo.core_proc.request import RequestKey
 from octavo.core_proc.scheduler.scheduler import ClientEvent, Scheduler
 from octavo.core_proc.scheduler.waiting import explain_waiting
@@ -72,6 +74,7 @@ class FrontendService:
         scheduler: Scheduler,
         grammars: Grammars,
         workers: StepExecutor,
+        blame: Blame,
         facts: EngineFacts,
         stop: StopSignal,
         clock: Callable[[], float],
@@ -84,6 +87,7 @@ class FrontendService:
         self._facts = facts
         self._stop = stop
         self._clock = clock
+        self._gate = Gate(blame, self._take_in, self._is_taken_in, scheduler.config.max_num_queued_reqs)
         self._refusals = LimitedLog(logger)
         self._state = ProcessState.READY
         self._is_busy = False
@@ -99,7 +103,7 @@ class FrontendService:
     @property
     def timeout_s(self) -> float | None:
         """How long the core may sleep when nothing happens; None: for ever."""
-        if self._outbox.has_lost:
+        if self._outbox.has_lost or self._gate.has_ready:
             return 0.0
         is_done = self._state is ProcessState.DRAINING and not self._has_requests
         if self._outbox.has_backlog or (is_done and self._awaits_frontends):
@@ -136,6 +140,8 @@ class FrontendService:
         if self._outbox.has_backlog or self._outbox.has_given_up:
             self._outbox.flush()
         self.deliver(self._grammars.take_ready())
+        if self._gate.has_requests:
+            self.deliver(self._gate.take_ready())
         self._report()
         if self._outbox.has_lost:
             self._forget_lost()
@@ -145,6 +151,7 @@ class FrontendService:
     def deliver(self, events: list[ClientEvent]) -> None:
         """Send events to the frontends they are for."""
         if events:
+            self._gate.note(events)
             self._outbox.put(events)
 
     def say_last_words(self, cause: str) -> None:
@@ -200,6 +207,7 @@ class FrontendService:
             self._refuse(client, refuse_version(connect.version))
             return
         logger.info("frontend %s connected: %s", client.hex(), connect.client or "unnamed")
+        self._gate.connect(client, connect.frontend_id)
         self._outbox.connect(client)
         self._outbox.send(client, Welcome(self._facts))
 
@@ -227,8 +235,14 @@ class FrontendService:
         if submit.adapter is not None:
             message = f"this engine has no adapter {submit.adapter!r}"
             return [(client, Failed(submit.request_id, FailureKind.INVALID, message, "adapter"))]
+        return self._gate.submit(client, submit)
+
+    def _take_in(self, client: bytes, submit: Submit) -> list[ClientEvent]:
         submit_to = self._scheduler if submit.grammar is None else self._grammars
         return submit_to.submit(client, submit)
+
+    def _is_taken_in(self, key: RequestKey) -> bool:
+        return key in self._scheduler.requests or self._grammars.is_waiting(key)
 
     def _call(self, client: bytes, call: Call) -> None:
         """Answer a utility call, now or when the workers have."""
@@ -259,7 +273,8 @@ class FrontendService:
     def _forget_lost(self) -> None:
         for client in self._outbox.take_lost():
             num_requests = len(self._request_keys())
-            self._abort_all(client)
+            self._gate.note(self._abort_all(client))
+            self._gate.disconnect(client)
             if num_aborted := num_requests - len(self._request_keys()):
                 logger.info("aborted %d requests of frontend %s", num_aborted, client.hex())
 
@@ -267,15 +282,16 @@ class FrontendService:
         return self._abort(client, [request_id for owner, request_id in self._request_keys() if owner == client])
 
     def _abort(self, client: bytes, request_ids: list[RequestId]) -> list[ClientEvent]:
-        return self._grammars.abort(client, request_ids) + self._scheduler.abort(client, request_ids)
+        waiting = self._gate.abort(client, request_ids) + self._grammars.abort(client, request_ids)
+        return waiting + self._scheduler.abort(client, request_ids)
 
     def _request_keys(self) -> list[RequestKey]:
         """Return the names of all live requests."""
-        return [*self._scheduler.requests, *self._grammars.waiting_keys]
+        return [*self._scheduler.requests, *self._grammars.waiting_keys, *self._gate.waiting_keys]
 
     @property
     def _has_requests(self) -> bool:
-        return self._scheduler.has_requests or self._grammars.has_requests
+        return self._scheduler.has_requests or self._grammars.has_requests or self._gate.has_requests
 
     def _report(self) -> None:
         """Send statistics about once a second while there is work, and once when there is none left.
@@ -294,13 +310,15 @@ class FrontendService:
     def _stats(self) -> EngineStats:
         stats = self._scheduler.stats()
         stats.malformed_frames = self._router.malformed_frames
-        stats.num_waiting += len(self._grammars.waiting_keys)
+        stats.num_waiting += len(self._grammars.waiting_keys) + len(self._gate.waiting_keys)
         return stats
 
     def _log_waiting(self, now: float) -> None:
         reasons = [explain_waiting(self._scheduler, now)]
         if num_compiling := len(self._grammars.waiting_keys):
             reasons.append(f"{num_compiling} requests wait for their grammars to be compiled")
+        if num_held := len(self._gate.waiting_keys):
+            reasons.append(f"{num_held} requests wait until one is found that kills the engine")
         if any(reasons) and now >= self._next_waiting_log:
             self._next_waiting_log = now + WAITING_LOG_INTERVAL_S
             logger.info("%s", "; ".join(filter(None, reasons)))

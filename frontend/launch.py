@@ -14,6 +14,7 @@ from octavo.frontend.spawn import SpawnedEngine, Timeline
 from octavo.protocol.config import DeviceFacts, ResolvedConfig
 from octavo.protocol.control import CoreReady, PhaseDone, Progress
 from octavo.protocol.errors import StartupError
+from octavo.protocol.pulse import Pulse
 from octavo.protocol.supervise import Child, ChildExited
 
 logger = logging.getLogger(__name__)
@@ -83,8 +84,16 @@ class LaunchedEngine:
         """End the core at once, which is then noticed like any other death."""
         self._child.kill()
 
-    async def restart(self, on_progress: ProgressCallback | None = None) -> None:
+    def read_pulse(self) -> Pulse | None:
+        """Return what the latest core said of itself, also after its death; None: nothing."""
+        return self._spawned.read_pulse()
+
+    async def restart(self, cause: str, on_progress: ProgressCallback | None = None) -> None:
         """Start another core with the same configuration at the same address, and wait until it is ready.
+
+        Args:
+            cause: how the one before has ended.
+            on_progress: told what the engine is doing while it starts.
 
         Raises:
             StartupError: it cannot start, or does not in time; the root cause.
@@ -95,10 +104,10 @@ class LaunchedEngine:
             self._stop_listening()
             timeline = Timeline()
             with _spawning():
-                self._spawned.respawn()
+                self._spawned.respawn(cause)
             try:
                 async with asyncio.timeout(self._restart_timeout_s):
-                    self._spawned.facts = await _follow(self._child, timeline, on_progress or _ignore_progress)
+                    self._spawned.note_ready(await _follow(self._child, timeline, on_progress or _ignore_progress))
             except TimeoutError:
                 message = f"the core was not ready after {self._restart_timeout_s:.0f} s"
                 raise StartupError(message, phase="starting the core again") from None
@@ -185,7 +194,7 @@ async def follow_start(spawned: SpawnedEngine, on_progress: ProgressCallback | N
     """
     start = time.monotonic()
     try:
-        spawned.facts = await _follow(spawned.child, spawned.timeline, on_progress or _ignore_progress)
+        spawned.note_ready(await _follow(spawned.child, spawned.timeline, on_progress or _ignore_progress))
     except BaseException:
         spawned.end()
         raise

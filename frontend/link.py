@@ -63,6 +63,8 @@ logger = logging.getLogger(__name__)
 _DIE_WITH_THE_CORE = (StartProfile, StopProfile)
 """Calls that make no sense to another core."""
 
+FRONTEND_ID_BYTES = 16
+
 _GONE = "the engine's core process is gone"
 
 
@@ -106,6 +108,7 @@ class CoreLink:
 
     def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", address: str, keys: ClientKeys | None = None) -> None:
         self._keys = keys
+        self._frontend_id = os.urandom(FRONTEND_ID_BYTES)
         self.address = address
         self.latest_stats = EngineStats()
         self.on_stats: Callable[[EngineStats], None] = lambda stats: None
@@ -122,8 +125,6 @@ class CoreLink:
         """Why this core is about to exit, if it has said so."""
         self.num_heard = 0
         """Messages that have come from cores so far."""
-        self.has_progressed = False
-        """True once this core has said anything of any request, or has computed for any frontend."""
         self._context = context
         self._streams: dict[RequestId, RequestStream] = {}
         self._ledger = Ledger()
@@ -207,7 +208,7 @@ class CoreLink:
         if submit.request_id in self._streams:
             raise InvalidRequestError(f"request_id {submit.request_id!r} is in use", "request_id")
         frame = self._frame(submit)
-        must_wait = self.outage is not None or self._ledger.is_on_trial
+        must_wait = self.outage is not None
         if must_wait and 0 < self.patience.max_num_held <= self._ledger.num_new:
             raise OverloadedError(f"{self._ledger.num_new} requests wait for the engine to be restarted")
         self._ledger.add(submit, is_sent=not must_wait)
@@ -219,15 +220,10 @@ class CoreLink:
 
     def abort(self, request_ids: list[RequestId]) -> None:
         """Stop requests and forget them: their streams get nothing more."""
-        was_on_trial = self._ledger.is_on_trial
         live = [request_id for request_id in request_ids if self._streams.pop(request_id, None)]
         known = [request_id for request_id in live if self._ledger.remove(request_id)]
-        if self.failure or self.outage:
-            return
-        if known:
+        if known and not self.failure and not self.outage:
             self._post(Abort(known))
-        if was_on_trial:
-            self._send_unsent()
 
     async def call(self, utility: Utility, timeout_s: float = 60.0) -> UtilityResult:
         """Make a utility call; one that a core did not answer before its death is made again of the next.
@@ -307,7 +303,7 @@ class CoreLink:
         """Begin a connection with who is calling."""
         wire = Wire(self._context, self.address, self._receive, self._on_lost, self._break_down, self._keys)
         program = os.path.basename(sys.argv[0]).encode(errors="replace").decode() or "python"
-        wire.send(self._requests.encode(Connect(client=f"{program} pid={os.getpid()}")))
+        wire.send(self._requests.encode(Connect(client=f"{program} pid={os.getpid()}", frontend_id=self._frontend_id)))
         return wire
 
     def _on_lost(self, wire: Wire) -> None:
@@ -338,13 +334,10 @@ class CoreLink:
         outage, self.outage = self.outage, None
         if self._giving_up:
             self._giving_up.cancel()
-        # One that lives on was only out of reach, and no request is to blame for that, nor for what was planned.
+        # One that lives on was only out of reach.
         is_another = (facts.epoch, facts.pulse_path) != (self.facts.epoch, self.facts.pulse_path)
         kind = "planned" if facts.replaced_epoch == self.facts.epoch else outage.kind
-        if is_another and kind != "planned":
-            self._blame(outage.cause)
         self.facts = facts
-        self.has_progressed = False
         self.last_words = ""
         if self._vocabulary:
             self._wire.send(self._vocabulary)
@@ -357,14 +350,8 @@ class CoreLink:
         if is_another:
             self.on_resumed(Resumption(outage.cause, kind, pause_s, num_requests))
 
-    def _blame(self, cause: str) -> None:
-        """End the request that is guilty of the death of the core, if one is."""
-        if guilty := self._ledger.blame(cause):
-            logger.error("request %s is given up: %s", guilty.request_id, guilty.message)
-            self._streams.pop(guilty.request_id).put(guilty)
-
     def _send_unsent(self) -> int:
-        """Ask the core for what it may be asked by now; return how many requests that were."""
+        """Ask the core for everything that it has not been asked for; return how many requests that were."""
         submits = self._ledger.take_unsent()
         for submit in submits:
             # perf: what it is made of has been checked when it came.
@@ -400,7 +387,6 @@ class CoreLink:
                 self._deliver(event)
             case StatsReport():
                 self.latest_stats = event.stats
-                self.has_progressed |= event.stats.num_steps > 0 and not self.outage
                 self.on_stats(event.stats)
             case Reply():
                 _, future = self._calls.get(event.call_id, (None, None))
@@ -434,8 +420,6 @@ class CoreLink:
     def _deliver(self, events: Events) -> None:
         if self.outage or events.epoch != self.facts.epoch:
             return
-        self.has_progressed = True
-        was_on_trial = self._ledger.is_on_trial
         for event in events.events:
             shown = self._ledger.deliver(event)
             if shown is None:
@@ -444,5 +428,3 @@ class CoreLink:
             stream.put(shown)
             if stream.is_over:
                 del self._streams[event.request_id]
-        if was_on_trial:
-            self._send_unsent()

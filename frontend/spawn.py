@@ -20,6 +20,7 @@ from octavo.protocol.control import CoreSpec, PhaseDone
 from octavo.protocol.cores import num_usable_cores
 from octavo.protocol.curve import check_remote, read_keys_of_engine
 from octavo.protocol.env import Env
+from octavo.protocol.pulse import Pulse, PulseReader
 from octavo.protocol.supervise import Child
 
 logger = logging.getLogger(__name__)
@@ -62,7 +63,11 @@ class SpawnedEngine:
         """A life has this and its own number."""
         self._num_lives = 0
         self._present_life = 1
-        self.facts: list[DeviceFacts] = []
+        self._ready_life = 0
+        """The latest that was ready; 0: none was."""
+        self._oldest_life = 1
+        """Of those whose directories are left."""
+        self._facts: list[DeviceFacts] = []
         """What workers of this configuration have measured: those of later cores need not, and get the same cache."""
         self.child = self._spawn(config, self.address)
 
@@ -71,13 +76,42 @@ class SpawnedEngine:
         """Private directory of the engine, which is removed with it."""
         return self._run_dir.path
 
-    def respawn(self) -> None:
+    def note_ready(self, facts: list[DeviceFacts]) -> None:
+        """The present core is ready; what those before it have left is removed: there may be many.
+
+        Args:
+            facts: what its workers have measured.
+        """
+        self._facts = facts
+        self._ready_life = self._present_life
+        for life in range(self._oldest_life, self._present_life):
+            shutil.rmtree(self._life_dir(life), ignore_errors=True)
+        self._oldest_life = self._present_life
+
+    def read_pulse(self) -> Pulse | None:
+        """Return what the latest core that was ready has said of itself, also after its death; None: nothing."""
+        try:
+            reader = PulseReader(self._life_dir(self._ready_life) / "pulse")
+        except FileNotFoundError:
+            return None
+        try:
+            return reader.read()
+        finally:
+            reader.close()
+
+    def respawn(self, cause: str) -> None:
         """Start another core with the same configuration at the same address, for the next epoch.
 
         The one before is killed, if it still runs.
+
+        Args:
+            cause: how it has ended.
         """
-        self._end_present(has_successor=False)
-        self.child = self._spawn(self.config, self.address, self.facts)
+        _end_child(self.child)
+        predecessor_dir = str(self._life_dir(self._ready_life)) if self._ready_life else ""
+        self.child = self._spawn(
+            self.config, self.address, self._facts, predecessor_dir=predecessor_dir, predecessor_end=cause
+        )
         self._present_life = self._num_lives
 
     def spawn_successor(self, config: ResolvedConfig) -> Child:
@@ -108,9 +142,10 @@ class SpawnedEngine:
 
         Those who were connected to that one notice the loss and connect again.
         """
-        self._end_present(has_successor=True)
-        self.child, self.config, self.facts = successor, config, facts
+        _end_child(self.child)
+        self.child, self.config = successor, config
         self._present_life = self._num_lives
+        self.note_ready(facts)
 
     def end(self) -> None:
         """Kill the core, if it still runs, and remove what it leaves behind; harmless the second time."""
@@ -122,14 +157,15 @@ class SpawnedEngine:
     def _life_dir(self, life: int) -> Path:
         return self._run_dir.path / str(life)
 
-    def _end_present(self, *, has_successor: bool) -> None:
-        """Kill the present core, if it still runs, and remove what lives have left: there may be many."""
-        _end_child(self.child)
-        for life in range(self._present_life, self._num_lives + (not has_successor)):
-            shutil.rmtree(self._life_dir(life), ignore_errors=True)
-
     def _spawn(
-        self, config: ResolvedConfig, address: str, facts: Sequence[DeviceFacts] = (), replaced_epoch: int = 0
+        self,
+        config: ResolvedConfig,
+        address: str,
+        facts: Sequence[DeviceFacts] = (),
+        *,
+        replaced_epoch: int = 0,
+        predecessor_dir: str = "",
+        predecessor_end: str = "",
     ) -> Child:
         self._num_lives += 1
         # Of its own for each life: what an earlier one has left, or still has open, is in nobody's way.
@@ -142,9 +178,11 @@ class SpawnedEngine:
             address=address,
             run_dir=str(life_dir),
             epoch=self._epoch + self._num_lives,
-            replaced_epoch=replaced_epoch,
             facts=list(facts),
             remote_address=self.remote_address,
+            replaced_epoch=replaced_epoch,
+            predecessor_dir=predecessor_dir,
+            predecessor_end=predecessor_end,
             log_level=logging.getLevelName(logging.getLogger("octavo").getEffectiveLevel()),
             check_invariants=Env.read().check_invariants,
         )

@@ -26,6 +26,10 @@ class CoreSpec(msgspec.Struct, frozen=True, kw_only=True, tag="core"):
     """A `tcp://` address for frontends of other machines; "": none."""
     facts: list[DeviceFacts] = []
     """What the workers of an earlier core of this configuration have measured; []: they measure."""
+    predecessor_dir: str = ""
+    """The `run_dir` of the core that has died and whose requests this one will be asked for; "": there is none."""
+    predecessor_end: str = ""
+    """How that one died, in words."""
     log_level: str = "INFO"
     check_invariants: bool = False
     version: int = PROTOCOL_VERSION

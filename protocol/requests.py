@@ -14,6 +14,9 @@ class Connect(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="conne
     version: int = PROTOCOL_VERSION
     client: str = ""
     """Who is calling, for the log: program and pid."""
+    frontend_id: bytes = b""
+    """The same in all connections of one frontend, and nobody else's: by it the requests that it submits again are
+    known; b"": it has one connection only."""
 
 
 class Submit(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="submit"):

@@ -54,6 +54,10 @@ class Grammars:
         """The requests that wait for their grammars."""
         return list(self._waiting)
 
+    def is_waiting(self, key: RequestKey) -> bool:
+        """Return whether this request waits for its grammar."""
+        return key in self._waiting
+
     @property
     def wake_fd(self) -> int:
         """Readable when `take_ready` has something to do."""

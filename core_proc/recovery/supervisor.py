@@ -41,6 +41,7 @@ class WorkerSupervisor:
         make_group: starts another of the given number, without waiting; raises `StartupError` or `OSError`.
         plan: the cache that each group has.
         scheduler: what it runs, and what it counts.
+        blame: finds requests that kill workers.
         clock: in seconds.
         step_timeout_s: a step that takes longer has hung.
         start_timeout_s: the same of the start of a group.
@@ -54,6 +55,7 @@ class WorkerSupervisor:
         make_group: Callable[[int], WorkerGroup],
         plan: CachePlan,
         scheduler: Scheduler,
+        blame: Blame,
         clock: Callable[[], float],
         *,
         step_timeout_s: float,
@@ -69,7 +71,7 @@ class WorkerSupervisor:
         self._step_timeout_s = step_timeout_s
         self._start_timeout_s = start_timeout_s
         self._on_loss = on_loss
-        self._blame = Blame(scheduler)
+        self._blame = blame
         self._policy = RestartPolicy(max_restarts)
         self._state = SupervisionState.READY
         self._entered_s = clock()
@@ -203,7 +205,7 @@ class WorkerSupervisor:
         """
         if self.is_ready and failure.cause != "hung" and self._clock() - self._entered_s >= LONG_LIFE_S:
             self._policy.progress()
-        verdict = self._policy.fail(str(failure))
+        verdict = self._policy.fail(str(failure), is_trial=self._blame.is_trying)
         if verdict.is_hopeless:
             raise WorkerFailed(self._policy.root_cause, failure.cause) from failure
         scheduler = self._scheduler

@@ -14,6 +14,7 @@ from octavo.frontend.metrics.observer import RestartCause
 from octavo.frontend.wire import LAST_WORDS_S
 from octavo.protocol.errors import EngineDeadError, OctavoError, StartupError
 from octavo.protocol.lifecycle import EXIT_HOPELESS
+from octavo.protocol.pulse import Pulse
 from octavo.protocol.requests import GetStats, Utility
 from octavo.protocol.restarts import LONG_LIFE_S, RestartPolicy
 from octavo.protocol.supervise import ChildExited
@@ -31,8 +32,11 @@ class Engine(Protocol):
     def kill(self) -> None:
         """End the core at once."""
 
-    async def restart(self) -> None:
-        """Start another one and wait until it is ready."""
+    def read_pulse(self) -> Pulse | None:
+        """Return what the latest core said of itself, also after its death; None: nothing."""
+
+    async def restart(self, cause: str) -> None:
+        """Start another one and wait until it is ready; `cause`: how the one before has ended."""
 
 
 class Link(Protocol):
@@ -40,7 +44,6 @@ class Link(Protocol):
 
     failure: EngineDeadError | None
     num_heard: int
-    has_progressed: bool
     last_words: str
 
     @property
@@ -94,14 +97,17 @@ class EngineKeeper:
         if exited.code == EXIT_HOPELESS:
             self._link.fail(cause)
             return
+        pulse = self._engine.read_pulse()
         has_lived_long = kind == "core_died" and time.monotonic() - self._ready_s >= LONG_LIFE_S
-        if self._link.has_progressed or has_lived_long:
+        if has_lived_long or (pulse and pulse.has_progressed):
             self._policy.progress()
-        # The next one may die before it has said anything: what this one did is none of its merits.
-        self._link.has_progressed, self._link.last_words = False, ""
+        # The next one may die before it has said anything.
+        self._link.last_words = ""
         # Its own last words, which say more, may still be on their way.
         asyncio.get_running_loop().call_later(LAST_WORDS_S, self._link.lose, cause, kind)
-        self._restarting = asyncio.create_task(self._restart(cause), name="octavo engine: restart")
+        self._restarting = asyncio.create_task(
+            self._restart(cause, is_trial=pulse is not None and pulse.is_trying), name="octavo engine: restart"
+        )
 
     async def close(self) -> None:
         """Start nothing any more; harmless the second time."""
@@ -111,19 +117,20 @@ class EngineKeeper:
                 with contextlib.suppress(asyncio.CancelledError):
                     await task
 
-    async def _restart(self, cause: str) -> None:
+    async def _restart(self, death: str, *, is_trial: bool) -> None:
         """Try until there is a core again, or no hope."""
+        cause = death
         while True:
-            verdict = self._policy.fail(cause)
+            verdict = self._policy.fail(cause, is_trial=is_trial)
             if verdict.is_hopeless:
                 self._link.fail(self._policy.root_cause)
                 return
             logger.warning("%s: starting the engine again%s", cause, _soon(verdict.delay_s))
             await asyncio.sleep(verdict.delay_s)
             try:
-                await self._engine.restart()
+                await self._engine.restart(death)
             except StartupError as error:
-                cause = str(error)
+                cause, is_trial = str(error), False
             else:
                 self._ready_s = time.monotonic()
                 return

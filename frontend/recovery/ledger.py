@@ -7,10 +7,9 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from octavo.protocol.events import Failed, FailureKind, Finished, RequestEvent, Tokens
+from octavo.protocol.events import Finished, RequestEvent, Tokens
 from octavo.protocol.ids import RequestId, TokenId
 from octavo.protocol.requests import Submit
-from octavo.protocol.suspects import Suspects
 
 
 @dataclass(slots=True)
@@ -40,20 +39,12 @@ class Ledger:
         self._entries: dict[RequestId, Entry] = {}
         self.num_new = 0
         """Requests that no core has ever been sent."""
-        self._suspects: Suspects[RequestId] = Suspects()
-        self._lost: list[RequestId] = []
-        """What the core had that was lost last."""
 
     def __len__(self) -> int:
         return len(self._entries)
 
     def __contains__(self, request_id: object) -> bool:
         return request_id in self._entries
-
-    @property
-    def is_on_trial(self) -> bool:
-        """True while some requests must wait because others may be what kills cores; then events may set more free."""
-        return self._suspects.allowed is not None
 
     def add(self, submit: Submit, *, is_sent: bool) -> None:
         """Take in a new request: one that is sent now, or one that `take_unsent` will return."""
@@ -65,7 +56,6 @@ class Ledger:
         if (entry := self._entries.pop(request_id, None)) is None:
             return False
         self.num_new -= entry.is_new
-        self._suspects.clear([request_id])
         return entry.is_sent
 
     def deliver(self, event: RequestEvent) -> RequestEvent | None:
@@ -76,8 +66,6 @@ class Ledger:
         entry = self._entries.get(event.request_id)
         if entry is None:
             return None  # aborted here while the event was on its way
-        if self._suspects:
-            self._suspects.clear([event.request_id])
         if isinstance(event, Tokens):
             entry.output_token_ids += event.token_ids
             if entry.num_cached_tokens is None:
@@ -97,31 +85,15 @@ class Ledger:
 
     def lose_core(self) -> None:
         """The core cannot be reached any more: everything has to be sent again, whether it is dead or not."""
-        self._lost = [request_id for request_id, entry in self._entries.items() if entry.is_sent]
-        for request_id in self._lost:
-            self._entries[request_id].is_sent = False
-            self._entries[request_id].num_resumes += 1
-
-    def blame(self, cause: str) -> Failed | None:
-        """The core that was lost is dead: return the end of the request that is guilty of it, if one is.
-
-        Args:
-            cause: of the death, for the message.
-        """
-        guilty = self._suspects.blame(self._lost)
-        self._suspects.clear([request_id for request_id in self._lost if request_id not in self._entries])
-        if guilty is None or guilty not in self._entries:
-            return None
-        del self._entries[guilty]
-        message = f"the engine died each time it came to this request, also with no other beside it: {cause}"
-        return Failed(guilty, FailureKind.INTERNAL, message)
+        for entry in self._entries.values():
+            entry.num_resumes += entry.is_sent
+            entry.is_sent = False
 
     def take_unsent(self) -> list[Submit]:
         """Return what the core that lives now must be asked, oldest first; it counts as sent."""
-        allowed = self._suspects.allowed
         submits = []
-        for request_id, entry in self._entries.items():
-            if not entry.is_sent and (allowed is None or request_id in allowed):
+        for entry in self._entries.values():
+            if not entry.is_sent:
                 self.num_new -= entry.is_new
                 entry.is_sent = True
                 submits.append(_again(entry) if entry.num_resumes else entry.submit)

@@ -6,10 +6,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from core_fakes import CLIENT, Output, cache_plan, core_config
+from simulation.box import SimulatedBox
 from simulation.worker import SimulatedWorker
 
 from octavo.core_proc import invariants
 from octavo.core_proc.log_entries import LogEntry, Planned, WorkersLost
+from octavo.core_proc.recovery.blame import Blame
 from octavo.core_proc.recovery.supervisor import WorkerSupervisor
 from octavo.core_proc.scheduler.observed import ObservedScheduler
 from octavo.core_proc.scheduler.scheduler import ClientEvent, Scheduler
@@ -124,12 +126,14 @@ class MortalEngine:
         self.outputs: dict[str, Output] = {}
         self.num_losses = 0
         self.scheduler = ObservedScheduler(self.config, self.plan, lambda: self.now, [self._check])
+        self.blame = Blame(self.scheduler, SimulatedBox())
         self._sequences: deque[int] = deque()
         self.supervisor = WorkerSupervisor(
             self._first_group(),
             self._make_group,
             self.plan,
             self.scheduler,
+            self.blame,
             lambda: self.now,
             step_timeout_s=STEP_TIMEOUT_S,
             start_timeout_s=START_TIMEOUT_S,
@@ -141,7 +145,10 @@ class MortalEngine:
         """Queue a request."""
         self.outputs[request_id] = Output()
         sampling = SamplingSpec(max_tokens=max_tokens, seed=0, **fields)
-        self.take(self.scheduler.submit(CLIENT, Submit(request_id, prompt, sampling)))
+        submit = Submit(request_id, prompt, sampling)
+        self.blame.arrive(request_id.encode())
+        self.blame.take_in(request_id.encode(), (CLIENT, request_id), submit)
+        self.take(self.scheduler.submit(CLIENT, submit))
 
     def turn(self) -> None:
         """Do what the core's loop does in one turn; when nothing has come, time passes until something is due."""
@@ -188,7 +195,7 @@ class MortalEngine:
             invariants.check(scheduler)
 
     def take(self, events: list[ClientEvent]) -> None:
-        for _, event in events:
+        for client, event in events:
             output = self.outputs[event.request_id]
             assert output.end is None, "an event after the last one"
             if isinstance(event, Tokens):
@@ -199,3 +206,4 @@ class MortalEngine:
                     output.prompt_logprobs = event.prompt_logprobs
             else:
                 output.end = event
+                self.blame.release((client, event.request_id))

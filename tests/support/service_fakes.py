@@ -1,7 +1,10 @@
 """What stands around the core's front desk in a test without sockets and processes."""
 
+from simulation.box import SimulatedBox
+
 from octavo.core_proc.grammar.compiler import GrammarCompiler
 from octavo.core_proc.grammar.grammars import Grammars
+from octavo.core_proc.recovery.blame import Blame
 from octavo.core_proc.scheduler.scheduler import Scheduler
 from octavo.protocol.channel import PeerLost
 from octavo.protocol.events import Event
@@ -38,3 +41,7 @@ class FakeStop:
 
 def grammars_of(scheduler: Scheduler) -> Grammars:
     return Grammars(scheduler, None, GrammarCompiler(timeout_s=5))
+
+
+def blame_of(scheduler: Scheduler) -> Blame:
+    return Blame(scheduler, SimulatedBox())

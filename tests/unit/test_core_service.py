@@ -4,7 +4,7 @@ import logging
 
 import pytest
 from core_fakes import CLIENT, cache_plan, core_config
-from service_fakes import FakeRouter, FakeStop, grammars_of
+from service_fakes import FakeRouter, FakeStop, blame_of, grammars_of
 
 from octavo.core_proc.grammar.compiler import GrammarCompiler
 from octavo.core_proc.outbox import Outbox
@@ -23,7 +23,9 @@ def test_a_drain_ends_with_the_last_request_however_that_ends(is_lost: bool):
     router, stop, now = FakeRouter(), FakeStop(), [0.0]
     outbox = Outbox(router, epoch=1, clock=lambda: now[0])
     scheduler = Scheduler(config, cache_plan(config), clock=lambda: now[0])
-    service = FrontendService(router, outbox, scheduler, grammars_of(scheduler), None, None, stop, lambda: now[0])
+    service = FrontendService(
+        router, outbox, scheduler, grammars_of(scheduler), None, blame_of(scheduler), None, stop, lambda: now[0]
+    )
     outbox.connect(CLIENT)
     router.inbox = [(CLIENT, Submit("r", [1, 2], SamplingSpec(max_tokens=4, seed=0)))]
     service.serve()
@@ -74,7 +76,9 @@ def test_a_drain_waits_a_while_for_a_frontend_that_has_not_read_how_its_requests
     router, stop, now = FakeRouter(), FakeStop(), [0.0]
     outbox = Outbox(router, epoch=1, clock=lambda: now[0])
     scheduler = Scheduler(config, cache_plan(config), clock=lambda: now[0])
-    service = FrontendService(router, outbox, scheduler, grammars_of(scheduler), None, None, stop, lambda: now[0])
+    service = FrontendService(
+        router, outbox, scheduler, grammars_of(scheduler), None, blame_of(scheduler), None, stop, lambda: now[0]
+    )
     outbox.connect(CLIENT)
     router.is_peer_slow = True
     router.inbox = [(CLIENT, Submit("r", [1, 2], SamplingSpec(max_tokens=4, seed=0))), (CLIENT, Abort(["r"]))]
@@ -97,7 +101,9 @@ def test_last_requests_of_a_frontend_that_has_left_are_no_news(is_gone: bool, ca
     router = FakeRouter()
     outbox = Outbox(router, epoch=1, clock=lambda: 0.0)
     scheduler = Scheduler(config, cache_plan(config), clock=lambda: 0.0)
-    service = FrontendService(router, outbox, scheduler, grammars_of(scheduler), None, None, FakeStop(), lambda: 0.0)
+    service = FrontendService(
+        router, outbox, scheduler, grammars_of(scheduler), None, blame_of(scheduler), None, FakeStop(), lambda: 0.0
+    )
     router.is_peer_gone = is_gone
     router.inbox = [(CLIENT, Abort(["r"]))]
     with caplog.at_level(logging.WARNING):
@@ -111,7 +117,9 @@ def test_the_dashboard_counts_requests_that_wait_for_their_grammars(monkeypatch:
     router = FakeRouter()
     outbox = Outbox(router, epoch=1, clock=lambda: 0.0)
     scheduler = Scheduler(config, cache_plan(config), clock=lambda: 0.0)
-    service = FrontendService(router, outbox, scheduler, grammars_of(scheduler), None, None, FakeStop(), lambda: 0.0)
+    service = FrontendService(
+        router, outbox, scheduler, grammars_of(scheduler), None, blame_of(scheduler), None, FakeStop(), lambda: 0.0
+    )
     outbox.connect(CLIENT)
     spec = GrammarSpec(GrammarKind.REGEX, "a")
     submit = Submit("r", [1, 2], SamplingSpec(max_tokens=4, seed=0), grammar=spec)

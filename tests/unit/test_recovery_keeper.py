@@ -10,6 +10,7 @@ from octavo.frontend.recovery.keeper import EngineKeeper
 from octavo.protocol import restarts
 from octavo.protocol.errors import EngineDeadError, StartupError
 from octavo.protocol.lifecycle import EXIT_HOPELESS
+from octavo.protocol.pulse import Pulse
 from octavo.protocol.requests import Utility
 from octavo.protocol.supervise import ChildExited
 
@@ -23,11 +24,15 @@ class FakeEngine:
         self.failures: list[str] = []
         self.num_restarts = 0
         self.num_kills = 0
+        self.pulse = Pulse(age_s=0.0, has_work=False)
 
     def kill(self) -> None:
         self.num_kills += 1
 
-    async def restart(self) -> None:
+    def read_pulse(self) -> Pulse:
+        return self.pulse
+
+    async def restart(self, cause: str) -> None:
         self.num_restarts += 1
         if self.failures:
             raise StartupError(self.failures.pop(0))
@@ -42,7 +47,6 @@ class FakeLink:
 
     def __init__(self) -> None:
         self.num_heard = 0
-        self.has_progressed = False
         self.last_words = ""
         self.lost: list[str] = []
         self.kinds: list[str] = []
@@ -132,7 +136,7 @@ def test_a_core_that_sees_no_hope_is_not_started_again() -> None:
 def test_progress_makes_a_death_the_first_again() -> None:
     async def scenario(keeper: EngineKeeper, engine: FakeEngine, link: FakeLink) -> None:
         for number in range(3 * restarts.MAX_RESTARTS):
-            link.has_progressed = True
+            engine.pulse = Pulse(age_s=0.0, has_work=False, has_progressed=True)
             keeper.on_exit(KILLED)
             while engine.num_restarts == number:
                 await asyncio.sleep(0)

@@ -9,7 +9,7 @@ import pytest
 from core_fakes import cache_plan, core_config
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from service_fakes import FakeRouter, FakeStop, grammars_of
+from service_fakes import FakeRouter, FakeStop, blame_of, grammars_of
 from simulation.worker import SimulatedWorker
 from wire_samples import FACTS, MESSAGES, SPEC
 
@@ -93,7 +93,15 @@ class Core:
         self.scheduler = Scheduler(config, cache_plan(config, NUM_BLOCKS), clock)
         outbox = Outbox(self.router, epoch=1, clock=clock)
         self.service = FrontendService(
-            self.router, outbox, self.scheduler, grammars_of(self.scheduler), None, FACTS, FakeStop(), clock
+            self.router,
+            outbox,
+            self.scheduler,
+            grammars_of(self.scheduler),
+            None,
+            blame_of(self.scheduler),
+            FACTS,
+            FakeStop(),
+            clock,
         )
         outbox.connect(CLIENT)
 

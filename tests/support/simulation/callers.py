@@ -15,7 +15,7 @@ from octavo.protocol.errors import (
 from octavo.protocol.events import Finished, TokenLogprobs, Tokens
 from octavo.protocol.ids import RequestId
 from simulation.oracle import Answer, answer, refusal
-from simulation.scenario import POISON_MARK, VOCAB_SIZE, Ask
+from simulation.scenario import POISON_MARKS, VOCAB_SIZE, Ask
 
 MIN_DEATHS = 3
 """A request with which so many processes have died may be thought to be the cause, whatever it was."""
@@ -61,6 +61,11 @@ class Caller:
         return self.end is None and not self.has_left
 
     @property
+    def is_poisoned(self) -> bool:
+        """True when it kills the core or its workers."""
+        return any(mark in self.name for mark in POISON_MARKS)
+
+    @property
     def is_blamed(self) -> bool:
         """True when the engine has failed it as a request that kills processes."""
         return isinstance(self.end, RequestFailedError)
@@ -103,7 +108,7 @@ class Caller:
             case InvalidRequestError():
                 is_right = refusal(self.ask.submit, self.plan) is not None
             case RequestFailedError():
-                is_right = POISON_MARK in self.name or self.num_deaths >= MIN_DEATHS
+                is_right = self.is_poisoned or self.num_deaths >= MIN_DEATHS
             case EngineDeadError():
                 pass  # only an engine that is shut down says so, and the run knows whether it is
         require(is_right, self.name, f"failed without a reason: {error}")

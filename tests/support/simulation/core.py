@@ -12,9 +12,11 @@ from octavo.core_proc.log_entries import LogEntry, Opened, Planned, WorkersLost
 from octavo.core_proc.loop import StepLoop
 from octavo.core_proc.outbox import Outbox
 from octavo.core_proc.recorder import replay
+from octavo.core_proc.recovery.blame import Blame
 from octavo.core_proc.recovery.supervisor import WorkerSupervisor
+from octavo.core_proc.scheduler.delta import StepRecord
 from octavo.core_proc.scheduler.observed import ObservedScheduler
-from octavo.core_proc.scheduler.scheduler import Scheduler
+from octavo.core_proc.scheduler.scheduler import ClientEvent, Scheduler
 from octavo.core_proc.service import FrontendService
 from octavo.core_proc.workers.group import WorkerFailed
 from octavo.protocol.channel import PeerLost
@@ -22,8 +24,10 @@ from octavo.protocol.codec import event_codec, request_codec
 from octavo.protocol.events import EngineFacts, Event
 from octavo.protocol.ids import RequestId
 from octavo.protocol.requests import Request, Submit
+from simulation.box import SimulatedBox
 from simulation.grammar import SimulatedCompiler
 from simulation.group import SimulatedGroup
+from simulation.scenario import CORE_POISON_MARK, INTAKE_POISON_MARK
 from simulation.world import Action, Pipe, Process, World
 
 REQUESTS, EVENTS = request_codec(), event_codec()
@@ -109,6 +113,15 @@ class SimulatedPulse:
         """Nobody looks."""
 
 
+class SimulatedService(FrontendService):
+    """The real one, which some requests kill as soon as it touches them."""
+
+    def _take_in(self, client: bytes, submit: Submit) -> list[ClientEvent]:
+        if INTAKE_POISON_MARK in submit.request_id:
+            raise CoreKilled
+        return super()._take_in(client, submit)
+
+
 class SimulatedCore(Process):
     """One core process, from its start to its end.
 
@@ -120,6 +133,7 @@ class SimulatedCore(Process):
         epoch: the number of this life.
         step_scale: seconds that a step takes, about.
         max_backlog_events: a frontend that is owed more is given up.
+        predecessor: the core that has died; None: there was none.
         is_observed: check all invariants after each call of the scheduler, and replay all of them at the end.
     """
 
@@ -132,6 +146,7 @@ class SimulatedCore(Process):
         epoch: int,
         step_scale: float,
         max_backlog_events: int,
+        predecessor: "SimulatedCore | None",
         *,
         is_observed: bool,
     ) -> None:
@@ -155,11 +170,16 @@ class SimulatedCore(Process):
         self.num_groups = 0
         self.scheduler = self._scheduler(is_observed)
         self.group = self._make_group(0)
+        self.box = SimulatedBox()
+        blame = Blame(self.scheduler, self.box)
+        if predecessor is not None:
+            blame.take_core_death(*predecessor.box.read(), "the core died")
         self.supervisor = WorkerSupervisor(
             self.group,
             self._make_group,
             self.plan,
             self.scheduler,
+            blame,
             lambda: world.now,
             step_timeout_s=self.config.execute_model_timeout_s,
             start_timeout_s=RESTART_TIMEOUT_STEPS * step_scale,
@@ -172,12 +192,13 @@ class SimulatedCore(Process):
         )
         self.grammars = Grammars(self.scheduler, self.supervisor, compiler)
         facts = _facts(epoch, self.config.model.vocab_size, self.plan.max_model_len, num_blocks)
-        self.service = FrontendService(
+        self.service = SimulatedService(
             self.router,
             self.outbox,
             self.scheduler,
             self.grammars,
             self.supervisor,
+            blame,
             facts,
             self.stop_signal,
             lambda: world.now,
@@ -218,10 +239,15 @@ class SimulatedCore(Process):
         Raises:
             CoreKilled: it never is.
         """
+        if self.scheduler.in_flight and self._is_fatal(self.scheduler.in_flight[-1]):
+            raise CoreKilled
         if self._operations_left is not None:
             if self._operations_left == 0:
                 raise CoreKilled
             self._operations_left -= 1
+
+    def _is_fatal(self, record: StepRecord) -> bool:
+        return any(part.samples and CORE_POISON_MARK in part.request.request_id for part in record.parts)
 
     def check_replay(self) -> None:
         """Require that the recorded calls give the same plans again."""

@@ -178,7 +178,7 @@ class SimulatedLink(CoreLink):
 
     def _open_wire(self) -> SimulatedWire:
         wire = self._open_simulated(self)
-        wire.send(REQUESTS.encode(Connect(client="simulated")))
+        wire.send(REQUESTS.encode(Connect(client="simulated", frontend_id=self._frontend_id)))
         return wire
 
 

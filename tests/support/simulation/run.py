@@ -14,7 +14,7 @@ from octavo.protocol.events import Finished
 from simulation.callers import WrongAnswer
 from simulation.core import SimulatedCore
 from simulation.frontend import Connection, SimulatedFrontend, SimulatedWire
-from simulation.scenario import POISON_MARK, Ask, Fault, Scenario
+from simulation.scenario import Ask, Fault, Scenario
 from simulation.world import Pipe, World
 
 READING_S = 0.5
@@ -33,7 +33,7 @@ class Report:
     num_left: int
     """Requests whose callers left, or whose frontend died."""
     num_guilty: int
-    """Requests that killed their workers again and again, and failed for it."""
+    """Requests that killed cores or workers again and again, and failed for it."""
     num_blamed: int
     """Requests that failed because they were there each time when something else killed a process."""
     num_overloaded: int
@@ -97,8 +97,8 @@ class Simulation:
         return Report(
             num_answers=num_answers,
             num_left=sum(caller.end is None for caller in callers),
-            num_guilty=sum(caller.is_blamed and POISON_MARK in caller.name for caller in callers),
-            num_blamed=sum(caller.is_blamed and POISON_MARK not in caller.name for caller in callers),
+            num_guilty=sum(caller.is_blamed and caller.is_poisoned for caller in callers),
+            num_blamed=sum(caller.is_blamed and not caller.is_poisoned for caller in callers),
             num_overloaded=sum(caller.num_refusals for caller in callers),
             num_events=self._world.num_events,
             num_steps=sum(one.num_steps for one in stats),
@@ -122,6 +122,7 @@ class Simulation:
             epoch,
             scenario.step_scale,
             scenario.max_backlog_events,
+            self._cores[-1] if self._cores else None,
             is_observed=self._is_observed,
         )
         core.on_exit = lambda: self._on_core_exit(core)

@@ -18,6 +18,14 @@ VOCAB_SIZE = 50
 POISON_MARK = "!"
 """In a request's name: the worker that draws a token for it dies of it."""
 
+CORE_POISON_MARK = "?"
+"""The core dies as soon as it has planned to draw a token for it."""
+
+INTAKE_POISON_MARK = "%"
+"""The core dies as soon as it touches it at all."""
+
+POISON_MARKS = (POISON_MARK, CORE_POISON_MARK, INTAKE_POISON_MARK)
+
 FaultKind: TypeAlias = Literal[
     "kill frontend",
     "cut connection",
@@ -154,7 +162,8 @@ class _Style:
         self._stem_share = rng.choice([0.0, 0.5, 0.9])
         self._leaving = rng.choice([0.0, 0.0, 0.1, 0.5])
         self._constrained = rng.choice([0.0, 0.0, 0.1, 0.9])
-        self._poisoned = rng.choice([0.0] * 9 + [0.01])
+        self._poisoned = rng.choice([0.0] * 8 + [0.01, 0.05])
+        self._marks = rng.choice([*([mark] for mark in POISON_MARKS), list(POISON_MARKS)])
         self._with_logprobs = rng.choice([0.0, 0.2])
         self._salts = rng.choice([[None], [None, "a", "b"]])
         self._intervals = rng.choice([[1], [1, 1, 3, 32]])
@@ -171,8 +180,9 @@ class _Style:
         if rng.random() < self._constrained:
             language = None if rng.random() < 0.02 else rng.choice(self._languages)
             grammar = spec_of(language, rng.choice([None, None, rng.randrange(VOCAB_SIZE)]))
+        poison = rng.choice(self._marks) if rng.random() < self._poisoned else ""
         submit = Submit(
-            request_id=f"{index}{POISON_MARK if rng.random() < self._poisoned else ''}{SALT_MARK}{salt or ''}",
+            request_id=f"{index}{poison}{SALT_MARK}{salt or ''}",
             prompt_token_ids=self._prompt(),
             sampling=self._sampling(),
             priority=rng.randint(0, 2),
