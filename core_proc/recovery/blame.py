@@ -87,7 +87,6 @@ class Blame:
         self._suspects = Suspects(legacy.suspicion)
         self._convicts = dict(legacy.convicts)
         if (guilty := self._suspects.blame(exposed)) is not None:
-            logger.error("a request kills the core and will fail when it comes: %s", cause)
             self._convicts[guilty] = f"the engine died each time it came to this request, with no other beside: {cause}"
             self._convicts = dict(list(self._convicts.items())[-MAX_CONVICTS:])
         self._save()

@@ -5,6 +5,7 @@ A suspect is not even looked at before its trial; while one is under way nobody 
 """
 
 import hashlib
+import logging
 from collections.abc import Callable, Sequence
 
 from octavo.core_proc.recovery.black_box import NAME_BYTES
@@ -14,6 +15,8 @@ from octavo.core_proc.scheduler.scheduler import ClientEvent
 from octavo.protocol.events import Failed, FailureKind, Finished, FinishReason, Tokens
 from octavo.protocol.ids import RequestId
 from octavo.protocol.requests import Submit
+
+logger = logging.getLogger(__name__)
 
 
 class Gate:
@@ -75,6 +78,7 @@ class Gate:
         if not submit.is_continued:
             self._blame.forget(name)
         elif (why := self._blame.verdict(name)) is not None:
+            logger.error("request %s of frontend %s is given up: %s", submit.request_id, client.hex(), why)
             return [(client, Failed(submit.request_id, FailureKind.INTERNAL, why))]
         self._blame.arrive(name)
         if self._blame.may_enter(name):

@@ -7,6 +7,7 @@ import signal
 import sys
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -280,10 +281,10 @@ POISON_LENGTH = 33
 """Prompt tokens of the request that kills."""
 
 
-async def kill_for_poison(client: AsyncClient) -> int:
+async def kill_for_poison(client: AsyncClient, everybody: list[AsyncClient]) -> int:
     """Kill the core whenever the request of `POISON_LENGTH` runs, until none is there; return how often that was."""
     num_kills = 0
-    while client.num_live_requests:
+    while any(one.num_live_requests for one in everybody):
         requests = (await client.snapshot()).requests
         if any(request.num_prompt_tokens == POISON_LENGTH and request.num_computed_tokens for request in requests):
             num_kills += 1
@@ -294,26 +295,29 @@ async def kill_for_poison(client: AsyncClient) -> int:
     return num_kills
 
 
-def test_a_request_that_kills_fails_alone(
-    model: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("num_frontends", [1, 3])
+def test_a_request_that_kills_fails_alone(model: Path, num_frontends: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where others ask the same core, one of them for a single request."""
     monkeypatch.setattr(restarts, "FIRST_DELAY_S", 0.01)
 
     async def main() -> None:
         requests = [Ask((5, 6, 7, number), LONG) for number in range(6)]
         poison = Ask(tuple(range(POISON_LENGTH)), LONG)
-        async with AsyncClient.launch(str(model), **SETTINGS) as client:
+        async with AsyncClient.launch(str(model), **SETTINGS) as client, AsyncExitStack() as stack:
+            joined = [AsyncClient.connect(client.address) for _ in range(num_frontends - 1)]
+            everybody = [client, *[await stack.enter_async_context(one) for one in joined]]
             alone = await ask_all(client, requests)
-            asking = asyncio.gather(*(ask(client, request) for request in [*requests, poison]), return_exceptions=True)
+            by = [client] * (len(requests) - len(joined)) + everybody[1:]
+            asks = zip([*by, everybody[-1]], [*requests, poison], strict=True)
+            asking = asyncio.gather(*(ask(one, request) for one, request in asks), return_exceptions=True)
             await asyncio.sleep(0)
-            killing = asyncio.create_task(kill_for_poison(client))
+            killing = asyncio.create_task(kill_for_poison(client, everybody))
             *results, failure = await asking
             assert results == alone
             assert isinstance(failure, RequestFailedError)
             assert "SIGKILL" in str(failure)
             assert await killing <= 8
             assert client.health().ok
-        assert caplog.text.count("is given up") == 1
 
     asyncio.run(main())
 

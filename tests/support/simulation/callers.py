@@ -17,8 +17,8 @@ from octavo.protocol.ids import RequestId
 from simulation.oracle import Answer, answer, refusal
 from simulation.scenario import POISON_MARKS, VOCAB_SIZE, Ask
 
-MIN_DEATHS = 3
-"""A request with which so many processes have died may be thought to be the cause, whatever it was."""
+MIN_DEATHS = 2
+"""A request with which so many processes have died of no request may be thought to be the cause: it was alone then."""
 
 
 class WrongAnswer(AssertionError):
@@ -48,7 +48,7 @@ class Caller:
     has_left: bool = False
     num_refusals: int = 0
     num_deaths: int = 0
-    """Of cores and workers, since the request was submitted."""
+    """Of cores and workers that no request has killed, since this one was submitted."""
 
     @property
     def name(self) -> RequestId:

@@ -116,9 +116,11 @@ class SimulatedPulse:
 class SimulatedService(FrontendService):
     """The real one, which some requests kill as soon as it touches them."""
 
+    on_poison: Action
+
     def _take_in(self, client: bytes, submit: Submit) -> list[ClientEvent]:
         if INTAKE_POISON_MARK in submit.request_id:
-            raise CoreKilled
+            self.on_poison()
         return super()._take_in(client, submit)
 
 
@@ -160,6 +162,8 @@ class SimulatedCore(Process):
         self.on_loss: Action = lambda: None
         """Called when its workers have died."""
         self.has_said_goodbye = False
+        self.has_met_poison = False
+        """Whether a request is what killed it."""
         self.ended_at = 0.0
         self._rng = rng
         self._operations_left: int | None = None
@@ -203,6 +207,7 @@ class SimulatedCore(Process):
             self.stop_signal,
             lambda: world.now,
         )
+        self.service.on_poison = self._die_of_poison
         depth = 2 if self.config.async_scheduling else 1
         self.loop = StepLoop(self.service, self.scheduler, self.grammars, self.supervisor, SimulatedPulse(), depth)
 
@@ -240,11 +245,15 @@ class SimulatedCore(Process):
             CoreKilled: it never is.
         """
         if self.scheduler.in_flight and self._is_fatal(self.scheduler.in_flight[-1]):
-            raise CoreKilled
+            self._die_of_poison()
         if self._operations_left is not None:
             if self._operations_left == 0:
                 raise CoreKilled
             self._operations_left -= 1
+
+    def _die_of_poison(self) -> None:
+        self.has_met_poison = True
+        raise CoreKilled
 
     def _is_fatal(self, record: StepRecord) -> bool:
         return any(part.samples and CORE_POISON_MARK in part.request.request_id for part in record.parts)

@@ -52,6 +52,8 @@ class SimulatedGroup:
         self.raises_next = False
         """The next step raises an error in the worker, which then ends."""
         self.is_gone = False
+        self.has_met_poison = False
+        """Whether a request is what killed it."""
         self._rng = rng
         self._step_scale = step_scale
         self._on_news = on_news
@@ -152,6 +154,7 @@ class SimulatedGroup:
         masks = self._masks.popleft().masks if plan.awaits_masks else ()
         result = self.worker.execute(plan, masks)
         if self._is_poisoned(plan):
+            self.has_met_poison = True
             self.die()
             return
         if self.raises_next:

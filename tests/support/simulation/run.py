@@ -126,7 +126,7 @@ class Simulation:
             is_observed=self._is_observed,
         )
         core.on_exit = lambda: self._on_core_exit(core)
-        core.on_loss = self._count_death
+        core.on_loss = lambda: self._count_death(by_poison=core.group.has_met_poison)
         self._cores.append(core)
 
     def _frontend(self, asks: list[Ask]) -> SimulatedFrontend:
@@ -218,7 +218,7 @@ class Simulation:
 
     def _on_core_exit(self, core: SimulatedCore) -> None:
         """The core has ended: its frontends notice, and it is started again unless it was told to stop."""
-        self._count_death()
+        self._count_death(by_poison=core.has_met_poison)
         for frontend in self._frontends:
             connection = frontend.wire.connection
             if connection is not None and connection.core is core:
@@ -227,8 +227,10 @@ class Simulation:
         if not self._is_shutting_down:
             self._world.after(self._restart_delay, self._start_core)
 
-    def _count_death(self) -> None:
-        """A core or its workers have died: of several deaths a request may be thought to be the cause."""
+    def _count_death(self, *, by_poison: bool) -> None:
+        """A core or its workers have died: where nothing else explains it, a request may be thought to be the cause."""
+        if by_poison:
+            return
         for frontend in self._frontends:
             for caller in frontend.callers.values():
                 caller.num_deaths += caller.stream is not None

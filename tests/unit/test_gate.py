@@ -1,0 +1,230 @@
+"""The core's gate and what one core leaves to the next: who must wait, who comes in, who fails."""
+
+from pathlib import Path
+
+import pytest
+from core_fakes import CLIENT, cache_plan, core_config
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from simulation.box import SimulatedBox
+from simulation.run import run_scenario
+from simulation.scenario import CORE_POISON_MARK, INTAKE_POISON_MARK, POISON_MARKS, Ask, Scenario
+
+from octavo.core_proc.recovery.black_box import MIN_SLOTS, BlackBox, Legacy, read_legacy
+from octavo.core_proc.recovery.blame import Blame
+from octavo.core_proc.recovery.gate import Gate
+from octavo.core_proc.scheduler.scheduler import ClientEvent, Scheduler
+from octavo.protocol.events import Failed, FailureKind, Finished, Tokens
+from octavo.protocol.params import SamplingSpec
+from octavo.protocol.pulse import PulseReader, PulseWriter
+from octavo.protocol.requests import Submit
+
+
+def submission(name: str, *, is_continued: bool = True) -> Submit:
+    return Submit(name, [1, 2, 3], SamplingSpec(max_tokens=4, seed=0), is_continued=is_continued)
+
+
+class Life:
+    """A core without steps, that has inherited what the one before left."""
+
+    def __init__(self, predecessor: "Life | None" = None, max_num_held: int = 0) -> None:
+        config = core_config()
+        self.scheduler = Scheduler(config, cache_plan(config), lambda: 0.0)
+        self.box = SimulatedBox()
+        self.blame = Blame(self.scheduler, self.box)
+        if predecessor is not None:
+            self.blame.take_core_death(*predecessor.box.read(), "killed")
+        is_live = self.scheduler.requests.__contains__
+        self.gate = Gate(self.blame, self.scheduler.submit, is_live, max_num_held)
+        self.gate.connect(CLIENT, b"always the same")
+
+    def submit(self, *names: str, is_continued: bool = True) -> list[ClientEvent]:
+        events = [
+            event for name in names for event in self.gate.submit(CLIENT, submission(name, is_continued=is_continued))
+        ]
+        self.gate.note(events)
+        return events
+
+    def turn(self) -> None:
+        self.blame.review()
+        self.gate.note(self.gate.take_ready())
+
+    @property
+    def taken_in(self) -> set[str]:
+        return {request_id for _, request_id in self.scheduler.requests}
+
+
+def after_two_deaths(*names: str, max_num_held: int = 0) -> Life:
+    life = Life()
+    life.submit(*names, is_continued=False)
+    life = Life(life)
+    life.submit(*names)
+    return Life(life, max_num_held)
+
+
+def test_after_one_death_all_come_in() -> None:
+    first = Life()
+    first.submit("a", "b", is_continued=False)
+    second = Life(first)
+    second.submit("a", "b")
+    assert second.taken_in == {"a", "b"}
+    assert not second.blame.is_trying
+
+
+def test_suspects_are_tried_apart_and_nobody_comes_in_meanwhile() -> None:
+    life = after_two_deaths("a", "b", "c", "d")
+    life.submit("a", "b", "c", "d", "new")
+    assert life.taken_in == {"new"}, "whom nobody suspects comes in until a suspect is there"
+    life.turn()
+    assert life.taken_in == {"new", "a", "b"}
+    assert life.box.is_trying
+    assert {request_id for _, request_id in life.scheduler.allowed} == {"a", "b"}
+    assert len(life.box.exposed) == 2, "nobody else can be what kills it now"
+    life.submit("late", is_continued=False)
+    assert "late" not in life.taken_in
+    life.gate.note(life.scheduler.abort(CLIENT, ["a", "b"]))
+    life.turn()
+    assert life.taken_in == {"new", "c", "d"}
+    life.gate.note(life.scheduler.abort(CLIENT, ["c", "d"]))
+    life.turn()
+    assert life.taken_in == {"new", "late"}
+    assert life.scheduler.allowed is None
+    assert not life.box.is_trying
+    assert len(life.box.exposed) == 2
+
+
+def test_who_dies_alone_fails_in_every_life_after() -> None:
+    life = after_two_deaths("a")
+    for _ in range(2):
+        events = life.submit("a")
+        life.turn()
+        life = Life(life)
+    del events
+    for _ in range(2):  # that it has failed may not have arrived
+        ((_, end),) = life.submit("a")
+        assert isinstance(end, Failed) and end.kind is FailureKind.INTERNAL and "killed" in end.message
+        life = Life(life)
+    assert not life.submit("a", is_continued=False), "it is another request of that name"
+
+
+def test_suspects_that_do_not_come_back_hold_up_nobody() -> None:
+    life = after_two_deaths("a", "b")
+    life.submit("new", is_continued=False)
+    life.turn()
+    assert life.taken_in == {"new"}
+    assert life.scheduler.allowed is None
+
+
+def test_only_so_many_new_ones_wait_for_a_trial() -> None:
+    life = after_two_deaths("a", "b", max_num_held=2)
+    life.submit("a", "b")
+    life.turn()
+    assert life.taken_in == {"a"}
+    assert not life.submit("c", is_continued=False)
+    ((_, end),) = life.submit("d", is_continued=False)
+    assert isinstance(end, Failed) and end.kind is FailureKind.OVERLOADED
+    assert not life.submit("e"), "what was accepted before is never refused"
+
+
+def test_who_waits_can_be_aborted_and_has_a_name_to_itself() -> None:
+    life = after_two_deaths("a", "b")
+    life.submit("a", "b")
+    life.turn()
+    for name in ("a", "b"):
+        ((_, end),) = life.submit(name)
+        assert isinstance(end, Failed) and end.param == "request_id"
+    assert life.gate.waiting_keys == [(CLIENT, "b")]
+    assert life.blame.is_taken_in((CLIENT, "a")), "the refusal of another of its name is not its end"
+    ((_, end),) = life.gate.abort(CLIENT, ["a", "b"])
+    assert isinstance(end, Finished) and end.request_id == "b"
+    assert not life.gate.has_requests
+
+
+def test_a_token_is_progress() -> None:
+    life = Life()
+    life.submit("a", is_continued=False)
+    assert not life.box.has_progressed
+    life.gate.note([(CLIENT, Tokens("a", [7]))])
+    assert life.box.has_progressed
+
+
+def test_the_black_box_outlives_its_writer(tmp_path: Path) -> None:
+    assert read_legacy(tmp_path) is None
+    pulse = PulseWriter(tmp_path / "pulse")
+    box = BlackBox(tmp_path, pulse)
+    names = [number.to_bytes(16, "big") for number in range(1, 3 * MIN_SLOTS)]
+    for name in names:
+        box.expose(name)
+    box.expose(names[0])
+    box.cover(names[1])
+    box.cover(b"never exposed...")
+    left = read_legacy(tmp_path)
+    assert left is not None
+    assert left[0] == Legacy()
+    assert sorted(left[1]) == sorted({*names} - {names[1]})
+    box.expose_only([names[1], names[5]])
+    legacy = Legacy(convicts={names[5]: "why"})
+    legacy.suspicion.deaths[names[1]] = 2
+    box.save(legacy)
+    box.note_progress()
+    box.note_trial(is_trying=True)
+    left = read_legacy(tmp_path)
+    assert left is not None
+    assert left[0] == legacy
+    assert sorted(left[1]) == [names[1], names[5]]
+    reader = PulseReader(tmp_path / "pulse")
+    told = reader.read()
+    assert told.has_progressed and told.is_trying
+    reader.close()
+    box.close()
+    pulse.close()
+
+
+@settings(max_examples=40)
+@given(
+    asks=st.lists(
+        st.tuples(st.integers(0, 3), st.floats(0, 0.2), st.sampled_from(["", "", "", *POISON_MARKS])),
+        min_size=1,
+        max_size=16,
+    ),
+    depth=st.booleans(),
+    seed=st.integers(0, 1000),
+)
+def test_the_guilty_alone_fail_and_all_others_finish(
+    asks: list[tuple[int, float, str]], depth: bool, seed: int
+) -> None:
+    """Whoever asks for them: what kills workers, what kills cores at a step, and what kills them at once."""
+    scenario = Scenario(
+        seed,
+        engine={"max_num_seqs": 4, "max_model_len": 40, "block_size": 4, "async_scheduling": depth},
+        num_blocks=100,
+        num_frontends=4,
+        delay_scale=0.005,
+        step_scale=0.01,
+        queue_limit=1024,
+        max_backlog_events=16384,
+        asks=[
+            Ask(frontend, time, Submit(f"{number}{mark}", [1, 2, number], SamplingSpec(max_tokens=6, seed=0)))
+            for number, (frontend, time, mark) in enumerate(asks)
+        ],
+    )
+    report = run_scenario(scenario, is_observed=True)
+    marks = [mark for _, _, mark in asks if mark]
+    assert report.num_guilty == len(marks)
+    assert report.num_blamed == 0
+    assert report.num_answers == len(asks) - len(marks)
+    num_lethal = sum(mark in (CORE_POISON_MARK, INTAKE_POISON_MARK) for mark in marks)
+    assert report.num_core_lives <= 1 + 8 * num_lethal
+
+
+@pytest.mark.parametrize("num_frontends", [1, 7])
+def test_a_search_takes_few_restarts(num_frontends: int) -> None:
+    asks = [
+        Ask(number % num_frontends, 0.0, Submit(f"{number}{'?' * (number == 70)}", [1, number % 50], SamplingSpec(4, seed=0)))
+        for number in range(100)
+    ]
+    engine = {"max_num_seqs": 32, "max_model_len": 40, "block_size": 4}
+    scenario = Scenario(3, engine, 400, num_frontends, 0.005, 0.01, 1024, 16384, asks)
+    report = run_scenario(scenario, is_observed=False)
+    assert (report.num_guilty, report.num_answers) == (1, 99)
+    assert report.num_core_lives <= 14
