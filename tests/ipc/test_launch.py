@@ -65,7 +65,7 @@ def test_lives_have_epochs_of_their_own_and_leave_nothing(tmp_path: Path, specs:
     async def scenario(engine: LaunchedEngine, spawned: SpawnedEngine) -> None:
         descriptors = len(os.listdir("/proc/self/fd"))
         await die(engine)
-        await engine.restart()
+        await engine.restart("killed")
         await engine.replace(core_config())
         replacing = asyncio.create_task(engine.replace(core_config()))
         while len(specs) < 4:
@@ -75,12 +75,34 @@ def test_lives_have_epochs_of_their_own_and_leave_nothing(tmp_path: Path, specs:
             await replacing
         await engine.replace(core_config())
         first, second, third, fourth, fifth = specs
+        assert (second.predecessor_dir, second.predecessor_end) == (first.run_dir, "killed")
+        assert first.predecessor_dir == third.predecessor_dir == "", "nobody has died"
         assert len({spec.epoch for spec in specs}) == 5
         assert first.replaced_epoch == second.replaced_epoch == 0
         assert third.replaced_epoch == second.epoch
         assert fourth.replaced_epoch == fifth.replaced_epoch == third.epoch, "the fourth has never taken over"
         assert len(lives_in(spawned)) == 1
         assert len(os.listdir("/proc/self/fd")) == descriptors
+
+    run(tmp_path, scenario)
+
+
+def test_what_a_core_has_left_is_there_until_another_is_ready(tmp_path: Path, specs: list[CoreSpec]) -> None:
+    async def scenario(engine: LaunchedEngine, spawned: SpawnedEngine) -> None:
+        left = Path(specs[0].run_dir) / "left"
+        left.touch()
+        await die(engine)
+        for _ in range(2):
+            restarting = asyncio.create_task(engine.restart("killed"))
+            await asyncio.sleep(0)
+            restarting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await restarting
+            assert left.exists()
+        await engine.restart("killed")
+        assert {spec.predecessor_dir for spec in specs[1:]} == {specs[0].run_dir}
+        assert not left.exists()
+        assert len(lives_in(spawned)) == 1
 
     run(tmp_path, scenario)
 
@@ -98,8 +120,8 @@ def test_what_the_system_refuses_is_a_failed_start(tmp_path: Path, monkeypatch: 
                 await engine.replace(core_config())
             await die(engine)
             with pytest.raises(StartupError, match="no further process"):
-                await engine.restart()
-        await engine.restart()
+                await engine.restart("killed")
+        await engine.restart("killed")
         assert len(lives_in(spawned)) == 1
 
     run(tmp_path, scenario)
@@ -112,14 +134,14 @@ def test_a_core_that_is_stopped_while_it_starts_is_given_up(tmp_path: Path, monk
     async def scenario(engine: LaunchedEngine, spawned: SpawnedEngine) -> None:
         await die(engine)
         before = engine.core_pid
-        restarting = asyncio.create_task(engine.restart())
+        restarting = asyncio.create_task(engine.restart("killed"))
         while engine.core_pid == before:
             await asyncio.sleep(0)
         os.kill(engine.core_pid, signal.SIGSTOP)
         with pytest.raises(StartupError, match="not ready after"):
             await restarting
         monkeypatch.setattr(engine, "_restart_timeout_s", 20.0)
-        await engine.restart()
+        await engine.restart("killed")
 
     run(tmp_path, scenario)
 

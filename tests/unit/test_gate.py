@@ -220,11 +220,15 @@ def test_the_guilty_alone_fail_and_all_others_finish(
 @pytest.mark.parametrize("num_frontends", [1, 7])
 def test_a_search_takes_few_restarts(num_frontends: int) -> None:
     asks = [
-        Ask(number % num_frontends, 0.0, Submit(f"{number}{'?' * (number == 70)}", [1, number % 50], SamplingSpec(4, seed=0)))
+        Ask(
+            number % num_frontends,
+            0.0,
+            Submit(f"{number}{'?' * (number == 70)}", [1, number % 50], SamplingSpec(4, seed=0)),
+        )
         for number in range(100)
     ]
     engine = {"max_num_seqs": 32, "max_model_len": 40, "block_size": 4}
     scenario = Scenario(3, engine, 400, num_frontends, 0.005, 0.01, 1024, 16384, asks)
     report = run_scenario(scenario, is_observed=False)
     assert (report.num_guilty, report.num_answers) == (1, 99)
-    assert report.num_core_lives <= 14
+    assert report.num_core_lives <= 16

@@ -34,6 +34,7 @@ class FakeEngine:
 
     async def restart(self, cause: str) -> None:
         self.num_restarts += 1
+        self.pulse = Pulse(age_s=0.0, has_work=False)
         if self.failures:
             raise StartupError(self.failures.pop(0))
 
@@ -149,7 +150,7 @@ def test_progress_counts_for_one_life(monkeypatch: pytest.MonkeyPatch) -> None:
     """Cores that die before the link has met them do not live on the merits of the first."""
 
     async def scenario(keeper: EngineKeeper, engine: FakeEngine, link: FakeLink) -> None:
-        link.has_progressed, link.last_words = True, "a bug"
+        engine.pulse, link.last_words = Pulse(age_s=0.0, has_work=False, has_progressed=True), "a bug"
         for number in range(restarts.MAX_RESTARTS):
             keeper.on_exit(KILLED)
             while engine.num_restarts == number:
@@ -161,6 +162,22 @@ def test_progress_counts_for_one_life(monkeypatch: pytest.MonkeyPatch) -> None:
         assert link.lost[1:2] == ["core was ended by SIGKILL"], "the words of another core"
 
     monkeypatch.setattr(module, "LAST_WORDS_S", 0.0)
+    run(scenario)
+
+
+def test_trials_go_on_for_long_but_not_for_ever() -> None:
+    """Each tells something new; so many requests in a row that all kill the core are not the reason, though."""
+
+    async def scenario(keeper: EngineKeeper, engine: FakeEngine, link: FakeLink) -> None:
+        while not link.failed:
+            number = engine.num_restarts
+            engine.pulse = Pulse(age_s=0.0, has_work=True, is_trying=True)
+            keeper.on_exit(KILLED)
+            while engine.num_restarts == number and not link.failed:
+                await asyncio.sleep(0)
+        assert engine.num_restarts == restarts.MAX_TRIALS
+        assert "SIGKILL" in link.failed[0]
+
     run(scenario)
 
 

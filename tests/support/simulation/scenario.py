@@ -100,7 +100,7 @@ def draw_scenario(seed: int, num_requests: int, num_kills: int) -> Scenario:
     load = rng.choice([0.3, 1.0, 3.0, 30.0])
     step_scale = 0.01
     duration = num_requests * step_scale / load
-    style = _Style(rng, engine["max_model_len"])
+    style = _Style(rng, engine["max_model_len"], seed)
     times = sorted(rng.uniform(0, duration) for _ in range(num_requests))
     asks = [style.ask(index, rng.randrange(num_frontends), time) for index, time in enumerate(times)]
     kinds = rng.sample(list(FaultKind.__args__), rng.randint(1, len(FaultKind.__args__)))
@@ -154,7 +154,7 @@ def _fault(rng: random.Random, kind: FaultKind, num_frontends: int, duration: fl
 class _Style:
     """How the requests of one scenario are drawn."""
 
-    def __init__(self, rng: random.Random, max_model_len: int) -> None:
+    def __init__(self, rng: random.Random, max_model_len: int, seed: int) -> None:
         self._rng = rng
         self._max_prompt = min(rng.choice([5, 20, 100]), max_model_len - 1) if rng.random() < 0.9 else max_model_len + 3
         self._max_tokens = rng.choice([1, 2, 4, 8, 20, 40])
@@ -162,8 +162,11 @@ class _Style:
         self._stem_share = rng.choice([0.0, 0.5, 0.9])
         self._leaving = rng.choice([0.0, 0.0, 0.1, 0.5])
         self._constrained = rng.choice([0.0, 0.0, 0.1, 0.9])
-        self._poisoned = rng.choice([0.0] * 8 + [0.01, 0.05])
-        self._marks = rng.choice([*([mark] for mark in POISON_MARKS), list(POISON_MARKS)])
+        self._poisoned = rng.choice([0.0] * 9 + [0.01])
+        self._poisons = random.Random(f"poison {seed}")
+        """A sequence of its own: what is poisoned changes nothing else of the run."""
+        self._marks = self._poisons.choice([*([mark] for mark in POISON_MARKS), list(POISON_MARKS)])
+        self._poisoned = self._poisons.choice([self._poisoned] * 9 + [0.05])
         self._with_logprobs = rng.choice([0.0, 0.2])
         self._salts = rng.choice([[None], [None, "a", "b"]])
         self._intervals = rng.choice([[1], [1, 1, 3, 32]])
@@ -180,7 +183,7 @@ class _Style:
         if rng.random() < self._constrained:
             language = None if rng.random() < 0.02 else rng.choice(self._languages)
             grammar = spec_of(language, rng.choice([None, None, rng.randrange(VOCAB_SIZE)]))
-        poison = rng.choice(self._marks) if rng.random() < self._poisoned else ""
+        poison = self._poisons.choice(self._marks) if rng.random() < self._poisoned else ""
         submit = Submit(
             request_id=f"{index}{poison}{SALT_MARK}{salt or ''}",
             prompt_token_ids=self._prompt(),
