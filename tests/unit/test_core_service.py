@@ -48,7 +48,9 @@ def test_a_drain_waits_a_while_for_the_return_of_a_frontend_that_it_gave_up(is_t
     router, stop, now = FakeRouter(), FakeStop(), [0.0]
     outbox = Outbox(router, epoch=1, clock=lambda: now[0], max_backlog_events=1)
     scheduler = Scheduler(config, cache_plan(config), clock=lambda: now[0])
-    service = FrontendService(router, outbox, scheduler, grammars_of(scheduler), None, None, stop, lambda: now[0])
+    service = FrontendService(
+        router, outbox, scheduler, grammars_of(scheduler), None, blame_of(scheduler), None, stop, lambda: now[0]
+    )
     outbox.connect(CLIENT)
     router.is_peer_slow = True
     names = ["r", "s"]
