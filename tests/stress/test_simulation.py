@@ -153,7 +153,7 @@ def test_a_failing_run_is_made_smaller(planted: None) -> None:
     smallest = shrink(failure, timeout_s=20.0)
     assert smallest.kind == failure.kind
     assert smallest.order.asks is not None and 0 < len(smallest.order.asks) <= 5
-    assert smallest.order.faults is not None and 0 < len(smallest.order.faults) <= 2
+    assert smallest.order.faults is not None and len(smallest.order.faults) <= 2  # some requests kill a core themselves
     again = attempt(smallest.order)
     assert isinstance(again, Failure) and again.message == smallest.message
     assert f"--only-requests {smallest.order.asks[0]}" in smallest.order.command
