@@ -33,7 +33,7 @@ from octavo.frontend.metrics.log_line import INTERVAL_S, ThroughputLine
 from octavo.frontend.spawn import SpawnedEngine
 from octavo.protocol.config import EngineConfig, ServerConfig
 from octavo.protocol.env import Env, set_default
-from octavo.protocol.errors import ConfigError, InvalidRequestError, StartupError
+from octavo.protocol.errors import ConfigError, InvalidRequestError, OctavoError, StartupError
 from octavo.protocol.stacks import enable_dumps
 
 logger = logging.getLogger(__name__)
@@ -71,6 +71,8 @@ def run(engine: SpawnedEngine, server: ServerConfig, listener: Listener, reread:
         Interrupted: a signal came before the server was ready.
     """
     enable_dumps()
+    # One that comes too early, or when the server ends, must not kill it: that is what the system would do.
+    signal.signal(RESTART_SIGNAL, signal.SIG_IGN)
     # Prompts are tokenized one by one as they come; more threads for each would only be in the workers' way.
     set_default("TOKENIZERS_PARALLELISM", "false")
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -119,6 +121,7 @@ def _restarts(client: AsyncClient, reread: Callable[[], EngineConfig]) -> Iterat
         yield
     finally:
         loop.remove_signal_handler(RESTART_SIGNAL)
+        signal.signal(RESTART_SIGNAL, signal.SIG_IGN)
         for task in tasks:
             task.cancel()
 
@@ -130,6 +133,8 @@ async def _restart(client: AsyncClient, reread: Callable[[], EngineConfig]) -> N
     except StartupError as error:
         hint = f" ({error.hint})" if error.hint else ""
         logger.error("the engine goes on as it is, for the new one cannot start: %s%s", error.message, hint)
+    except (OctavoError, OSError) as error:
+        logger.error("the engine goes on as it is, for the new one cannot start: %s", error)
 
 
 async def _serve_with(
