@@ -2,7 +2,8 @@
 
 from typing import Protocol
 
-from octavo.core_proc.scheduler.scheduler import ClientEvent, Scheduler
+from octavo.core_proc.scheduler.delivery import ClientEvent
+from octavo.core_proc.scheduler.scheduler import Scheduler
 from octavo.core_proc.service import FrontendService
 from octavo.core_proc.waiting import Waiter
 from octavo.core_proc.workers.group import StepExecutor

@@ -13,7 +13,8 @@ from octavo.core_proc.outbox import Outbox
 from octavo.core_proc.recovery.blame import Blame
 from octavo.core_proc.recovery.gate import Gate
 from octavo.core_proc.request import RequestKey
-from octavo.core_proc.scheduler.scheduler import ClientEvent, Scheduler
+from octavo.core_proc.scheduler.delivery import ClientEvent
+from octavo.core_proc.scheduler.scheduler import Scheduler
 from octavo.core_proc.scheduler.waiting import explain_waiting
 from octavo.core_proc.snapshot import take_snapshot
 from octavo.core_proc.workers.group import StepExecutor

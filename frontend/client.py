@@ -3,10 +3,9 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from collections.abc import Sequence as Several
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -28,12 +27,15 @@ from octavo.frontend.generation.grammar_maker import GrammarMaker
 from octavo.frontend.generation.preparation import Preparation
 from octavo.frontend.generation.prompt import Prompt, conversation_prompt
 from octavo.frontend.generation.spec import default_params
+from octavo.frontend.health import STALL_DEADLINE_S, Health, look_at, pulse_of
 from octavo.frontend.launch import LaunchedEngine, ProgressCallback
-from octavo.frontend.link import Resumption
 from octavo.frontend.metrics.observer import Observer
 from octavo.frontend.outputs import RequestOutput
 from octavo.frontend.recovery.keeper import EngineKeeper
+from octavo.frontend.recovery.outage import Resumption
+from octavo.frontend.recovery.replacement import require_same_tokens
 from octavo.frontend.spawn import SpawnedEngine, Timeline, read_config
+from octavo.frontend.starting import Starting
 from octavo.frontend.text.chat_template import ChatTemplate, FormatChoice
 from octavo.frontend.text.messages import Message
 from octavo.frontend.text.tokenizer import Tokenizer
@@ -41,18 +43,14 @@ from octavo.protocol.config import EngineConfig, ResolvedConfig
 from octavo.protocol.config.sources import engine_config
 from octavo.protocol.cores import num_usable_cores
 from octavo.protocol.curve import read_client_keys
-from octavo.protocol.errors import ConfigError, EngineDeadError, PromptTooLongError, StartupError
+from octavo.protocol.errors import EngineDeadError, PromptTooLongError, StartupError
 from octavo.protocol.events import BoolResult, EngineFacts
 from octavo.protocol.params import BeamSearchParams, SamplingParams
-from octavo.protocol.pulse import PulseReader
 from octavo.protocol.requests import GetSnapshot, GetStats, ResetPrefixCache, StartProfile, StopProfile, Utility
 from octavo.protocol.snapshot import EngineSnapshot
 from octavo.protocol.stats import EngineStats
 
 T = TypeVar("T")
-
-STALL_DEADLINE_S = 25.0
-"""A core that has work and has not finished a step for this long is not healthy."""
 
 SHORT_TEXT_CHARS = 2_000
 """Shorter prompts are tokenized in less time than a thread switch takes to pay off."""
@@ -62,16 +60,6 @@ LONG_TEXT_CHARS = 2**20
 
 MAX_TEXT_THREADS = 4
 """So that one long text does not hold up all others."""
-
-
-@dataclass(frozen=True)
-class Health:
-    """Whether the engine can be expected to answer, and why not."""
-
-    ok: bool
-    reason: str = ""
-    is_stalled: bool = False
-    """It lives and does not move."""
 
 
 class AsyncClient:
@@ -95,7 +83,7 @@ class AsyncClient:
         self._live: set[Generation | BeamGeneration] = set()
         self._busy_since = 0.0
         """When the first of them came, in monotonic seconds."""
-        self._pulse = _pulse_of(link.facts)
+        self._pulse = pulse_of(link.facts)
         link.on_stats = self._on_stats
         link.on_resumed = self._on_resumed
         self._keeper: EngineKeeper | None = None
@@ -114,7 +102,7 @@ class AsyncClient:
         address: str | None = None,
         on_progress: ProgressCallback | None = None,
         **settings: Any,
-    ) -> "Starting":
+    ) -> "Starting[AsyncClient]":
         """Start an engine of our own; `async with` it, or await it and `close` it later.
 
         Args:
@@ -148,7 +136,7 @@ class AsyncClient:
         reconnect_timeout_s: float = RECONNECT_TIMEOUT_S,
         client_secret_key_file: str | None = None,
         engine_public_key_file: str | None = None,
-    ) -> "Starting":
+    ) -> "Starting[AsyncClient]":
         """Join an engine that another process runs; `async with` it, or await it and `close` it later.
 
         Args:
@@ -401,21 +389,8 @@ class AsyncClient:
         Args:
             deadline_s: how long it may have work and not finish a step, or leave requests where they are.
         """
-        if self._link.failure:
-            return Health(ok=False, reason=str(self._link.failure))
-        if outage := self._link.outage:
-            return Health(ok=False, reason=f"the engine is being started again: {outage.cause}")
-        if self._pulse is None:
-            return Health(ok=True)
-        pulse = self._pulse.read()
-        if pulse.is_stalled(deadline_s):
-            reason = f"the engine has not finished a step for {pulse.age_s:.0f} s"
-            return Health(ok=False, reason=reason, is_stalled=True)
-        # An idle core need not beat, but one that has been sent something beats at once.
-        if self._live and min(pulse.age_s, time.monotonic() - self._busy_since) > deadline_s:
-            reason = f"the engine has not taken up a request for {pulse.age_s:.0f} s"
-            return Health(ok=False, reason=reason, is_stalled=True)
-        return Health(ok=True)
+        busy_since = self._busy_since if self._live else None
+        return look_at(self._link, self._pulse, busy_since, deadline_s)
 
     async def restart(self, config: EngineConfig) -> None:
         """Replace the engine by one of another configuration, or of the same with new weights; no request notices.
@@ -433,12 +408,7 @@ class AsyncClient:
             raise StartupError("this engine is another process's", phase="configuration", hint="restart it there")
         resolved = await asyncio.to_thread(read_config, config, Timeline())
         tokenizer = await asyncio.to_thread(Tokenizer.load, Path(resolved.model.tokenizer_path))
-        old, new = self.config.model, resolved.model
-        if (old.vocab_size, old.eos_token_ids) != (new.vocab_size, new.eos_token_ids) or not await self.run_in_thread(
-            lambda: _has_same_tokens(self.tokenizer, tokenizer, new.vocab_size)
-        ):
-            message = f"{new.model_path} has other tokens than {old.model_path}"
-            raise ConfigError(message, phase="configuration", hint="requests could not go on: start another engine")
+        await self.run_in_thread(lambda: require_same_tokens(self.config, self.tokenizer, resolved, tokenizer))
         await self.engine.replace(resolved)
         self._link.lose("another one takes over, as it was asked to", "planned")
 
@@ -496,7 +466,7 @@ class AsyncClient:
             self._preparation = self._make_preparation()
         if self._pulse:
             self._pulse.close()
-        self._pulse = _pulse_of(self._link.facts)
+        self._pulse = pulse_of(self._link.facts)
         if self.observer:
             self.observer.on_restart(resumption.kind, resumption.num_requests, resumption.pause_s)
 
@@ -506,37 +476,3 @@ class AsyncClient:
 
     def _has_work(self) -> bool:
         return self._pulse is not None and self._pulse.read().has_work
-
-
-def _has_same_tokens(one: Tokenizer, other: Tokenizer, vocab_size: int) -> bool:
-    return all(one.token_bytes(token_id) == other.token_bytes(token_id) for token_id in range(vocab_size))
-
-
-def _pulse_of(facts: EngineFacts) -> PulseReader | None:
-    """Return the pulse of a core on this machine, None of one elsewhere."""
-    path = Path(facts.pulse_path)
-    try:
-        return PulseReader(path) if path.is_file() else None
-    except FileNotFoundError:  # the core has died at this very moment, as will be noticed
-        return None
-
-
-class Starting:
-    """A client on its way: `await` it, or enter it with `async with`."""
-
-    def __init__(self, start: Callable[[], Awaitable[AsyncClient]]) -> None:
-        self._start = start
-        self._client: AsyncClient | None = None
-
-    def __await__(self) -> Generator[Any, None, AsyncClient]:
-        return self._start().__await__()
-
-    async def __aenter__(self) -> AsyncClient:
-        self._client = await self._start()
-        return self._client
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._client:
-            await self._client.close()

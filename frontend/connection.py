@@ -10,7 +10,8 @@ import msgspec
 import zmq
 
 from octavo.frontend.launch import LaunchedEngine, ProgressCallback, follow_start
-from octavo.frontend.link import CoreLink, Patience
+from octavo.frontend.link import CoreLink
+from octavo.frontend.recovery.outage import Patience
 from octavo.frontend.spawn import SpawnedEngine, Timeline, read_config, spawn_engine
 from octavo.frontend.text.chat_template import ChatTemplate
 from octavo.frontend.text.tokenizer import Tokenizer

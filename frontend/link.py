@@ -12,13 +12,13 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import zmq
 
 from octavo.frontend.metrics.observer import RestartCause
 from octavo.frontend.recovery.ledger import Ledger
+from octavo.frontend.recovery.outage import Outage, Patience, Resumption
 from octavo.frontend.request_stream import RequestStream, Wakeable
 from octavo.frontend.wire import Wire
 from octavo.protocol.channel import MAX_FRAME_BYTES
@@ -66,38 +66,6 @@ _DIE_WITH_THE_CORE = (StartProfile, StopProfile)
 FRONTEND_ID_BYTES = 16
 
 _GONE = "the engine's core process is gone"
-
-
-@dataclass(frozen=True)
-class Outage:
-    """The time between two cores."""
-
-    cause: str
-    """Why the first one is gone."""
-    since_s: float
-    """When that was noticed, on the monotonic clock."""
-    kind: RestartCause
-
-
-@dataclass(frozen=True)
-class Resumption:
-    """The end of an outage."""
-
-    cause: str
-    kind: RestartCause
-    pause_s: float
-    num_requests: int
-    """Live requests that the new core was asked to go on with."""
-
-
-@dataclass(frozen=True)
-class Patience:
-    """How a link meets the loss of its core."""
-
-    limit_s: float | None = 0.0
-    """How long to wait for another core; 0: not at all; None: until `fail` is called."""
-    max_num_held: int = 0
-    """New requests that may wait meanwhile; 0: no limit."""
 
 
 class CoreLink:

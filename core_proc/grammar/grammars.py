@@ -13,8 +13,9 @@ import msgspec
 from octavo.core_proc.grammar.compiler import GrammarCompiler, GrammarKey, NoGrammar
 from octavo.core_proc.grammar.constraint import Constraint
 from octavo.core_proc.request import Request, RequestKey, RequestState
+from octavo.core_proc.scheduler.delivery import ClientEvent
 from octavo.core_proc.scheduler.delta import StepRecord
-from octavo.core_proc.scheduler.scheduler import ClientEvent, Scheduler
+from octavo.core_proc.scheduler.scheduler import Scheduler
 from octavo.core_proc.workers.group import StepExecutor
 from octavo.protocol.events import Failed, FailureKind, Finished, FinishReason, RequestEvent
 from octavo.protocol.ids import RequestId

@@ -12,7 +12,8 @@ from typing import Protocol
 
 from octavo.core_proc.recovery.black_box import Legacy
 from octavo.core_proc.request import Request, RequestKey, RequestState
-from octavo.core_proc.scheduler.scheduler import ClientEvent, Scheduler
+from octavo.core_proc.scheduler.delivery import ClientEvent
+from octavo.core_proc.scheduler.scheduler import Scheduler
 from octavo.protocol.requests import Submit
 from octavo.protocol.suspects import Suspects
 

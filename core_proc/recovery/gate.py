@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from octavo.core_proc.recovery.black_box import NAME_BYTES
 from octavo.core_proc.recovery.blame import Blame
 from octavo.core_proc.request import RequestKey
-from octavo.core_proc.scheduler.scheduler import ClientEvent
+from octavo.core_proc.scheduler.delivery import ClientEvent
 from octavo.protocol.events import Failed, FailureKind, Finished, FinishReason, Tokens
 from octavo.protocol.ids import RequestId
 from octavo.protocol.requests import Submit

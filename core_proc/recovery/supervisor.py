@@ -11,7 +11,8 @@ from typing import Any
 
 from octavo.core_proc.recovery.blame import Blame
 from octavo.core_proc.request import RequestKey
-from octavo.core_proc.scheduler.scheduler import ClientEvent, Scheduler
+from octavo.core_proc.scheduler.delivery import ClientEvent
+from octavo.core_proc.scheduler.scheduler import Scheduler
 from octavo.core_proc.workers.group import WorkerFailed, WorkerGroup
 from octavo.protocol.config import CachePlan
 from octavo.protocol.errors import StartupError

@@ -14,7 +14,8 @@ from octavo.core_proc.log_entries import (
     WorkersLost,
 )
 from octavo.core_proc.request import Request, RequestKey
-from octavo.core_proc.scheduler.scheduler import ClientEvent, Scheduler
+from octavo.core_proc.scheduler.delivery import ClientEvent
+from octavo.core_proc.scheduler.scheduler import Scheduler
 from octavo.protocol.config import CachePlan, ResolvedConfig
 from octavo.protocol.ids import RequestId
 from octavo.protocol.requests import Submit

@@ -10,10 +10,10 @@ from collections.abc import Callable
 
 from octavo.core_proc.cache.pool import BlockPool
 from octavo.core_proc.cache.prefix import PrefixCache
-from octavo.core_proc.gathered import Gathered
 from octavo.core_proc.request import Request, RequestKey, RequestState
 from octavo.core_proc.scheduler.admission import Admission
 from octavo.core_proc.scheduler.budget import PromptBudget, first_chunk
+from octavo.core_proc.scheduler.delivery import ClientEvent, finished_event, gathered_event, tokens_event
 from octavo.core_proc.scheduler.delta import Part, StepDraft, StepRecord
 from octavo.core_proc.scheduler.history import StepHistory
 from octavo.core_proc.scheduler.pace import DecodePace, may_plan
@@ -22,14 +22,11 @@ from octavo.core_proc.scheduler.preemption import choose_victim, num_reserved_bl
 from octavo.core_proc.scheduler.stop import Stop, find_stop, is_certain_to_end
 from octavo.protocol.config import CachePlan, ResolvedConfig
 from octavo.protocol.errors import ProtocolError
-from octavo.protocol.events import Failed, FailureKind, Finished, FinishReason, RequestEvent, TokenLogprobs, Tokens
+from octavo.protocol.events import Failed, FailureKind, FinishReason, TokenLogprobs
 from octavo.protocol.ids import RequestId, SlotId, TokenId
 from octavo.protocol.requests import Submit
-from octavo.protocol.stats import EngineStats, RequestTimings
+from octavo.protocol.stats import EngineStats
 from octavo.protocol.steps import NO_TOKEN, StepPlan, StepResult
-
-ClientEvent = tuple[bytes, RequestEvent]
-"""A frontend's identity and what to tell it."""
 
 WATERMARK = 0.01
 """Share of the blocks that admission leaves free for running requests to grow into."""
@@ -374,46 +371,16 @@ class Scheduler:
         logprob = logprob if request.sampling.logprobs is not None else None
         events: list[ClientEvent] = []
         if request.stream_interval == 1:
-            events.append(self._tokens(request, [token_id], None if logprob is None else [logprob], []))
+            events.append(tokens_event(request, [token_id], None if logprob is None else [logprob], []))
         else:
             request.gathered.add(token_id, logprob, request.time_first_token if is_first else self._clock())
             if (is_first and not request.is_resumed) or len(request.gathered.token_ids) >= request.stream_interval:
-                events.append(self._deliver_gathered(request))
+                events.append(gathered_event(request))
         if stop := find_stop(request, self.max_model_len):
             if stop.reason is FinishReason.LENGTH and request.is_constrained and self.is_output_complete(request):
                 stop = Stop(FinishReason.STOP)
             events += self._finish(request, stop)
         return events
-
-    def _tokens(
-        self, request: Request, token_ids: list[TokenId], logprobs: list[TokenLogprobs] | None, times: list[float]
-    ) -> ClientEvent:
-        tokens = Tokens(
-            request_id=request.request_id,
-            token_ids=token_ids,
-            logprobs=logprobs,
-            prompt_logprobs=self._take_prompt_logprobs(request),
-            num_cached_tokens=request.num_cached_tokens,
-            times=times,
-        )
-        return (request.client, tokens)
-
-    def _deliver_gathered(self, request: Request) -> ClientEvent:
-        """Tell the client of the tokens that were kept back."""
-        gathered, request.gathered = request.gathered, Gathered()
-        return self._tokens(request, gathered.token_ids, gathered.logprobs or None, gathered.times)
-
-    def _take_prompt_logprobs(self, request: Request) -> list[TokenLogprobs | None] | None:
-        if request.sampling.prompt_logprobs is None or request.has_delivered_prompt_logprobs:
-            return None
-        if len(request.prompt_logprobs) != request.num_prompt_tokens:
-            raise ProtocolError(
-                f"request {request.request_id} has {request.num_prompt_tokens} prompt tokens "
-                f"and logprobs of {len(request.prompt_logprobs)}"
-            )
-        request.has_delivered_prompt_logprobs = True
-        logprobs, request.prompt_logprobs = request.prompt_logprobs, []
-        return logprobs
 
     def _forget(self, request: Request) -> None:
         """End a request in whatever state it is; everything it holds is free at once."""
@@ -431,22 +398,9 @@ class Scheduler:
 
     def _finish(self, request: Request, stop: Stop) -> list[ClientEvent]:
         """End a request whose output is complete, or as complete as its client wants it."""
-        events = [self._deliver_gathered(request)] if request.gathered.token_ids else []
+        events = [gathered_event(request)] if request.gathered.token_ids else []
         self._forget(request)
-        finished = Finished(
-            request_id=request.request_id,
-            reason=stop.reason,
-            stop_token_id=stop.stop_token_id,
-            num_cached_tokens=request.num_cached_tokens,
-            num_preemptions=request.num_preemptions,
-            timings=RequestTimings(
-                queued=request.time_queued,
-                scheduled=request.time_scheduled,
-                first_token=request.time_first_token,
-                finished=self._clock(),
-            ),
-        )
-        return [*events, (request.client, finished)]
+        return [*events, finished_event(request, stop, self._clock())]
 
     def _preempt(self, request: Request) -> None:
         """Make a running request wait again; it will be recomputed."""

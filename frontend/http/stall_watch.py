@@ -5,7 +5,7 @@ import logging
 import os
 from collections.abc import Callable
 
-from octavo.frontend.client import Health
+from octavo.frontend.health import Health
 from octavo.protocol.stacks import ProcessLook, look_at_tree
 
 logger = logging.getLogger(__name__)

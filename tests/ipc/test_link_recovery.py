@@ -9,7 +9,8 @@ import pytest
 import zmq
 import zmq.asyncio
 
-from octavo.frontend.link import CoreLink, Patience, Resumption
+from octavo.frontend.link import CoreLink
+from octavo.frontend.recovery.outage import Patience, Resumption
 from octavo.frontend.request_stream import RequestStream
 from octavo.protocol.codec import event_codec, request_codec
 from octavo.protocol.errors import EngineDeadError, OverloadedError, RequestFailedError

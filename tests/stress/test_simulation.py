@@ -13,7 +13,8 @@ from octavo.core_proc.cache.pool import BlockPool
 from octavo.core_proc.cache.prefix import PrefixCache
 from octavo.core_proc.outbox import Outbox
 from octavo.core_proc.request import Request
-from octavo.core_proc.scheduler.scheduler import ClientEvent, Scheduler
+from octavo.core_proc.scheduler.delivery import ClientEvent
+from octavo.core_proc.scheduler.scheduler import Scheduler
 from octavo.frontend.recovery.ledger import Ledger
 from octavo.protocol.requests import Submit
 

@@ -8,7 +8,8 @@ import msgspec
 from simulation.worker import SimulatedWorker
 
 from octavo.core_proc import invariants
-from octavo.core_proc.scheduler.scheduler import ClientEvent, Scheduler
+from octavo.core_proc.scheduler.delivery import ClientEvent
+from octavo.core_proc.scheduler.scheduler import Scheduler
 from octavo.protocol.config import CachePlan, EngineConfig, ModelConfig, ModelFacts, ResolvedConfig, resolve
 from octavo.protocol.events import Failed, Finished, TokenLogprobs, Tokens
 from octavo.protocol.params import SamplingSpec

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as FastTokenizer
 
-from octavo.frontend.client import Health
+from octavo.frontend.health import Health
 from octavo.frontend.outputs import CompletionOutput, Logprob, PositionLogprobs, RequestOutput
 from octavo.frontend.text.chat_template import ChatTemplate, FormatChoice
 from octavo.frontend.text.tokenizer import Tokenizer

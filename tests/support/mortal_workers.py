@@ -13,8 +13,9 @@ from octavo.core_proc import invariants
 from octavo.core_proc.log_entries import LogEntry, Planned, WorkersLost
 from octavo.core_proc.recovery.blame import Blame
 from octavo.core_proc.recovery.supervisor import WorkerSupervisor
+from octavo.core_proc.scheduler.delivery import ClientEvent
 from octavo.core_proc.scheduler.observed import ObservedScheduler
-from octavo.core_proc.scheduler.scheduler import ClientEvent, Scheduler
+from octavo.core_proc.scheduler.scheduler import Scheduler
 from octavo.core_proc.workers.group import WorkerFailed
 from octavo.protocol.config import CachePlan, ResolvedConfig
 from octavo.protocol.events import Tokens

@@ -12,7 +12,8 @@ import msgspec
 from octavo.core_proc.grammar.compiler import GrammarCompiler
 from octavo.core_proc.grammar.grammars import Grammars
 from octavo.core_proc.invariants import check
-from octavo.core_proc.scheduler.scheduler import ClientEvent, Scheduler
+from octavo.core_proc.scheduler.delivery import ClientEvent
+from octavo.core_proc.scheduler.scheduler import Scheduler
 from octavo.protocol.config import CachePlan, ResolvedConfig
 from octavo.protocol.events import Failed, Finished, TokenLogprobs, Tokens
 from octavo.protocol.params import SamplingSpec

@@ -16,7 +16,8 @@ from octavo.core_proc.grammar import trial as trial_module
 from octavo.core_proc.grammar.compiler import GrammarCompiler
 from octavo.core_proc.grammar.grammars import Grammars
 from octavo.core_proc.grammar.trial import Trial, TrialFailed, TrialKilled
-from octavo.core_proc.scheduler.scheduler import ClientEvent, Scheduler
+from octavo.core_proc.scheduler.delivery import ClientEvent
+from octavo.core_proc.scheduler.scheduler import Scheduler
 from octavo.protocol.events import Failed, FailureKind, Finished, FinishReason, Tokens
 from octavo.protocol.params import SamplingSpec
 from octavo.protocol.requests import Submit, Vocabulary

@@ -13,7 +13,8 @@ from simulation.scenario import CORE_POISON_MARK, INTAKE_POISON_MARK, POISON_MAR
 from octavo.core_proc.recovery.black_box import MIN_SLOTS, BlackBox, Legacy, read_legacy
 from octavo.core_proc.recovery.blame import Blame
 from octavo.core_proc.recovery.gate import Gate
-from octavo.core_proc.scheduler.scheduler import ClientEvent, Scheduler
+from octavo.core_proc.scheduler.delivery import ClientEvent
+from octavo.core_proc.scheduler.scheduler import Scheduler
 from octavo.protocol.events import Failed, FailureKind, Finished, Tokens
 from octavo.protocol.params import SamplingSpec
 from octavo.protocol.pulse import PulseReader, PulseWriter

@@ -8,7 +8,7 @@ import pytest
 from fake_client import BOS, MAX_MODEL_LEN, MODEL, FakeClient
 from http_client import openai_client, post, request
 
-from octavo.frontend.client import Health
+from octavo.frontend.health import Health
 from octavo.frontend.http.app import ROUTES
 from octavo.protocol.config import ServerConfig
 from octavo.protocol.stats import EngineStats

@@ -14,9 +14,10 @@ from octavo.core_proc.outbox import Outbox
 from octavo.core_proc.recorder import replay
 from octavo.core_proc.recovery.blame import Blame
 from octavo.core_proc.recovery.supervisor import WorkerSupervisor
+from octavo.core_proc.scheduler.delivery import ClientEvent
 from octavo.core_proc.scheduler.delta import StepRecord
 from octavo.core_proc.scheduler.observed import ObservedScheduler
-from octavo.core_proc.scheduler.scheduler import ClientEvent, Scheduler
+from octavo.core_proc.scheduler.scheduler import Scheduler
 from octavo.core_proc.service import FrontendService
 from octavo.core_proc.workers.group import WorkerFailed
 from octavo.protocol.channel import PeerLost

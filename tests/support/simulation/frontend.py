@@ -3,7 +3,8 @@
 from collections import Counter
 from collections.abc import Callable
 
-from octavo.frontend.link import CoreLink, Patience
+from octavo.frontend.link import CoreLink
+from octavo.frontend.recovery.outage import Patience
 from octavo.protocol.config import CachePlan
 from octavo.protocol.errors import EngineDeadError, OverloadedError
 from octavo.protocol.events import BoolResult, Event, Events, Reply, RequestEvent, Tokens, Welcome

@@ -1,0 +1,55 @@
+"""Whether an engine can be expected to answer, told without asking it. Dumps no stacks: `http/stall_watch.py` does."""
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from octavo.frontend.link import CoreLink
+from octavo.protocol.events import EngineFacts
+from octavo.protocol.pulse import PulseReader
+
+STALL_DEADLINE_S = 25.0
+"""A core that has work and has not finished a step for this long is not healthy."""
+
+
+@dataclass(frozen=True)
+class Health:
+    """Whether the engine can be expected to answer, and why not."""
+
+    ok: bool
+    reason: str = ""
+    is_stalled: bool = False
+    """It lives and does not move."""
+
+
+def look_at(link: CoreLink, pulse: PulseReader | None, busy_since: float | None, deadline_s: float) -> Health:
+    """Tell whether an engine lives and its step loop moves.
+
+    Args:
+        link: the way to it.
+        pulse: of its core; None of one on another machine.
+        busy_since: since when requests have been under way, on the monotonic clock; None: there are none.
+        deadline_s: how long it may have work and not finish a step, or leave requests where they are.
+    """
+    if link.failure:
+        return Health(ok=False, reason=str(link.failure))
+    if outage := link.outage:
+        return Health(ok=False, reason=f"the engine is being started again: {outage.cause}")
+    if pulse is None:
+        return Health(ok=True)
+    beat = pulse.read()
+    if beat.is_stalled(deadline_s):
+        return Health(ok=False, reason=f"the engine has not finished a step for {beat.age_s:.0f} s", is_stalled=True)
+    # An idle core need not beat, but one that has been sent something beats at once.
+    if busy_since is not None and min(beat.age_s, time.monotonic() - busy_since) > deadline_s:
+        return Health(ok=False, reason=f"the engine has not taken up a request for {beat.age_s:.0f} s", is_stalled=True)
+    return Health(ok=True)
+
+
+def pulse_of(facts: EngineFacts) -> PulseReader | None:
+    """Return the pulse of a core on this machine, None of one elsewhere."""
+    path = Path(facts.pulse_path)
+    try:
+        return PulseReader(path) if path.is_file() else None
+    except FileNotFoundError:  # the core has died at this very moment, as will be noticed
+        return None
