@@ -206,7 +206,7 @@ class WorkerSupervisor:
         """
         if self.is_ready and failure.cause != "hung" and self._clock() - self._entered_s >= LONG_LIFE_S:
             self._policy.progress()
-        verdict = self._policy.fail(str(failure), is_trial=self._blame.is_trying)
+        verdict = self._policy.fail(str(failure))
         if verdict.is_hopeless:
             raise WorkerFailed(self._policy.root_cause, failure.cause) from failure
         scheduler = self._scheduler
