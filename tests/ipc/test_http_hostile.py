@@ -202,19 +202,19 @@ def test_the_rest_of_an_answer_that_is_never_read_does_not_keep_its_connection(m
 
 
 def test_a_caller_that_reads_slowly_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "UNREAD_S", 0.3)
+    monkeypatch.setattr(connection, "UNREAD_S", 1.0)
     client = FakeClient("x" * 40)
     body = {"model": MODEL, "prompt": "a", "stream": True, "max_tokens": 40, "logprobs": 5, "n": 100}
     body["temperature"] = 1.0
 
     async def main() -> bytes:
         async with listening(application(client)) as path:
-            reader, writer = await asyncio.open_unix_connection(path, limit=1024)
+            reader, writer = await asyncio.open_unix_connection(path)
             writer.write(request(json.dumps(body).encode()))
             received = bytearray()
             while part := await reader.read(30_000):
                 received += part
-                await asyncio.sleep(0.02)
+                await asyncio.sleep(0.05)  # all of it takes longer than may pass without a byte
             writer.close()
             return bytes(received)
 
