@@ -82,6 +82,11 @@ class BlockPool:
             self._hashes[block_id] = block_hash
             self._by_hash[block_hash] = block_id
 
+    def forget(self, block_hash: bytes) -> None:
+        """Let no block be found under this name any more; who holds the block keeps it."""
+        if (block_id := self._by_hash.pop(block_hash, None)) is not None:
+            self._hashes[block_id] = None
+
     def release(self, block_ids: Sequence[BlockId]) -> None:
         """Drop one reference of each block of a sequence, given from its head to its tail.
 

@@ -72,6 +72,16 @@ class PrefixCache:
             self.pool.name(request.block_ids[index], self._hash(request, index))
         request.num_named_blocks = max(first, num_full)
 
+    def distrust(self, request: Request) -> None:
+        """Let nobody find what the request has computed or shared: values in it are not numbers.
+
+        They may be so in front of the token that brought them in. A weight of zero does not make zero of NaN, so later
+        layers store NaN for earlier positions of the same step, whose blocks other prompts would find.
+        """
+        for block_hash in request.block_hashes:
+            self.pool.forget(block_hash)
+        request.num_named_blocks = len(request.block_ids)  # what is left unnamed stays so
+
     def release(self, request: Request) -> None:
         """Take all blocks back; what they hold stays to be found until they are needed."""
         self.name_blocks(request)

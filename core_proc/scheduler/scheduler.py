@@ -184,6 +184,7 @@ class Scheduler:
             if request.state is RequestState.FINISHED:
                 continue
             if token_id == NO_TOKEN:
+                self.cache.distrust(request)
                 events.append(self._fail(request, "the model's logits are not numbers: its values overflow"))
             else:
                 events += self._accept(request, token_id, logprob)

@@ -156,3 +156,20 @@ def test_a_request_whose_logits_are_no_numbers_fails_alone(tmp_path: Path, kv_ca
         assert len(generate(llm, allowed_token_ids=[NAN_TOKEN], max_tokens=1).outputs[0].token_ids) == 1
         stats = llm.stats()
         assert stats.num_free_blocks == stats.num_blocks
+
+
+@pytest.mark.parametrize("cpu_kernels", ["auto", "torch"])
+def test_what_is_no_number_does_not_stay_in_the_prefix_cache(tmp_path: Path, cpu_kernels: str) -> None:
+    """One NaN in the embeddings reaches earlier positions of its step: the blocks that another prompt shares."""
+    path = make_tiny("LlamaForCausalLM", tmp_path)
+    weights = load_file(path / "model.safetensors")
+    weights["model.embed_tokens.weight"][NAN_TOKEN] = torch.nan
+    save_file(weights, path / "model.safetensors", {"format": "pt"})
+    shared = [(number * 7 + 50) % 250 for number in range(300)]
+    fields = {"temperature": 0.0, "logit_bias": {NAN_TOKEN: -100.0}}
+    with LLM(str(path), dtype="float32", max_model_len=512, block_size=8, cpu_kernels=cpu_kernels) as llm:
+        with pytest.raises(RequestFailedError, match="not numbers"):
+            generate(llm, [*shared, NAN_TOKEN], **fields)
+        first, again = [generate(llm, [*shared, 7], **fields) for _ in range(2)]
+        assert (first.num_cached_tokens, again.num_cached_tokens) == (0, 296)
+        assert first.outputs[0].token_ids == again.outputs[0].token_ids

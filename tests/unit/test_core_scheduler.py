@@ -424,6 +424,36 @@ def test_a_request_without_a_token_fails_alone():
     assert good.token_ids == alone(prompt(7, 2), 9).token_ids
 
 
+@pytest.mark.parametrize("is_preempted", [False, True])
+def test_nobody_finds_the_blocks_of_a_request_without_a_token(is_preempted: bool):
+    engine = FakeEngine()
+    bad = engine.submit("bad", prompt(13), 9)
+    engine.plan()
+    if is_preempted:
+        engine.scheduler.restrict(frozenset())
+    assert engine.scheduler.cache.pool.named_blocks()
+    result = engine._results.popleft()
+    engine._results.appendleft(StepResult(result.sequence, [NO_TOKEN], [], []))
+    engine.commit()
+    assert isinstance(bad.end, Failed)
+    assert not engine.scheduler.cache.pool.named_blocks()
+
+
+def test_whoever_shares_the_blocks_of_a_request_without_a_token_keeps_them():
+    engine = FakeEngine()
+    engine.submit("bad", prompt(13), 9)
+    engine.plan()
+    sharing = engine.submit("sharing", [*prompt(13), 5], 9)
+    engine.plan()
+    result = engine._results.popleft()
+    engine._results.appendleft(StepResult(result.sequence, [NO_TOKEN], [], []))
+    engine.commit()
+    later = engine.submit("later", [*prompt(13), 5], 9)
+    engine.run()
+    assert (sharing.num_cached_tokens, later.num_cached_tokens) == (12, 0)
+    assert sharing.token_ids == later.token_ids == alone([*prompt(13), 5], 9).token_ids
+
+
 def test_waiting_reasons():
     engine = FakeEngine(max_num_seqs=1)
     engine.submit("a", prompt(4))
