@@ -153,6 +153,7 @@ class EngineCore:
             self._context,
             module=self._worker_module,
             log_level=self._spec.log_level,
+            log_config=self._spec.log_config,
             generation=generation,
             facts=self._first_workers.facts if generation else self._spec.facts,
         )

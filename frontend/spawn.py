@@ -20,6 +20,7 @@ from octavo.protocol.control import CoreSpec, PhaseDone
 from octavo.protocol.cores import num_usable_cores
 from octavo.protocol.curve import check_remote, read_keys_of_engine
 from octavo.protocol.env import Env
+from octavo.protocol.log import log_settings
 from octavo.protocol.pulse import Pulse, PulseReader
 from octavo.protocol.supervise import Child
 
@@ -173,6 +174,7 @@ class SpawnedEngine:
         life_dir.mkdir(mode=0o700)
         if config.record_steps and self._num_lives > 1:  # the recording of a life before is worth keeping
             config = msgspec.structs.replace(config, record_steps=f"{config.record_steps}.{self._num_lives}")
+        log_level, log_config = log_settings()
         spec = CoreSpec(
             config=config,
             address=address,
@@ -183,7 +185,8 @@ class SpawnedEngine:
             replaced_epoch=replaced_epoch,
             predecessor_dir=predecessor_dir,
             predecessor_end=predecessor_end,
-            log_level=logging.getLevelName(logging.getLogger("octavo").getEffectiveLevel()),
+            log_level=log_level,
+            log_config=log_config,
             check_invariants=Env.read().check_invariants,
         )
         return Child.spawn("octavo.core_proc", spec, "core")

@@ -31,6 +31,8 @@ class CoreSpec(msgspec.Struct, frozen=True, kw_only=True, tag="core"):
     predecessor_end: str = ""
     """How that one died, in words."""
     log_level: str = "INFO"
+    log_config: str = ""
+    """See `configure_logging`."""
     check_invariants: bool = False
     version: int = PROTOCOL_VERSION
 
@@ -48,6 +50,8 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True, tag="worker"):
     facts: DeviceFacts | None = None
     """What an earlier worker of this rank has measured, which need not be measured again; None: measure."""
     log_level: str = "INFO"
+    log_config: str = ""
+    """See `configure_logging`."""
     version: int = PROTOCOL_VERSION
 
 
@@ -65,6 +69,8 @@ class ServerSpec(msgspec.Struct, frozen=True, kw_only=True, tag="server"):
     row: int
     """This process's own row in it, from 1: the first process has 0."""
     log_level: str = "INFO"
+    log_config: str = ""
+    """See `configure_logging`."""
     version: int = PROTOCOL_VERSION
 
 

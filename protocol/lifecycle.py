@@ -163,7 +163,7 @@ def run_child(process: str, spec_type: type[Spec], main: Callable[[Spec, Reporte
     try:
         spec = _read_spec(spec_type)
         reporter.process = process = f"{process} {spec.rank}" if hasattr(spec, "rank") else process
-        configure_logging(process, spec.log_level)
+        configure_logging(process, spec.log_level, spec.log_config)
         threading.Thread(target=_watch_parent, name="parent watch", daemon=True).start()
         reporter.send(Hello(os.getpid()))
         code = main(spec, reporter, stop)

@@ -55,6 +55,7 @@ class LocalWorkerGroup:
         *,
         module: str,
         log_level: str,
+        log_config: str = "",
         generation: int = 0,
         facts: Sequence[DeviceFacts] = (),
     ) -> None:
@@ -66,6 +67,7 @@ class LocalWorkerGroup:
             context: of this process.
             module: what each worker runs, by name.
             log_level: of the workers.
+            log_config: of the workers; see `configure_logging`.
             generation: counts the groups of one engine.
             facts: what an earlier generation has measured, in order of rank; (): the workers measure.
 
@@ -96,6 +98,7 @@ class LocalWorkerGroup:
                     result_address=self._results.address,
                     facts=facts[rank] if facts else None,
                     log_level=log_level,
+                    log_config=log_config,
                 )
                 self._children.append(Child.spawn(module, spec, f"worker {rank}"))
         except OSError:

@@ -70,7 +70,7 @@ def run(words: list[str]) -> int:
     if max_in_flight is not None and max_in_flight < 1:
         raise CommandError("--max-inflight must be 1 or more")
     starts_over = settings.pop("overwrite", False)
-    start_log(str(settings.get("log_level") or "WARNING"))
+    start_log(str(settings.get("log_level") or "WARNING"), settings.get("log_config_file"))
     engine, server = configurations(settings)
     # What goes to a URL is gathered here first, by a name that the same command finds again.
     path = Path(local_name(paths[1]) if is_url(paths[1]) else paths[1])

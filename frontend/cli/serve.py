@@ -58,7 +58,7 @@ def _terminable() -> Iterator[None]:
 def _run(words: list[str]) -> int:
     settings = read_settings(words)
     # Before the settings are looked at: some have something to say in the log.
-    start_log(str(settings.get("log_level") or Env.read().log_level))
+    start_log(str(settings.get("log_level") or Env.read().log_level), settings.get("log_config_file"))
     engine, server = configurations(settings)
     # First of all, so that a taken port is known before anything is loaded.
     listener = listen(server)

@@ -11,7 +11,7 @@ from octavo.protocol.log import configure_logging
 
 def main(spec: ServerSpec, reporter: Reporter, stop: StopSignal) -> int:
     """Serve until told to stop; returns the exit code."""
-    configure_logging(f"Frontend {spec.row}", spec.log_level)
+    configure_logging(f"Frontend {spec.row}", spec.log_level, spec.log_config)
     from octavo.frontend.http.run_sibling import run_sibling
 
     return EXIT_OK if run_sibling(spec, reporter, stop) else EXIT_FAILED

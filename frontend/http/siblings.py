@@ -17,6 +17,7 @@ from octavo.frontend.http.listener import Listener
 from octavo.protocol.config import ServerConfig
 from octavo.protocol.control import ServerReady, ServerSpec
 from octavo.protocol.errors import OctavoError, StartupError
+from octavo.protocol.log import log_settings
 from octavo.protocol.supervise import Child, ChildExited
 
 logger = logging.getLogger(__name__)
@@ -126,13 +127,15 @@ class Siblings:
 
     def _spawn(self, row: int) -> None:
         fd = self._listener.sockets[row].fileno()
+        log_level, log_config = log_settings()
         spec = ServerSpec(
             config=self._config,
             address=self._address,
             listener_fd=fd,
             board_path=str(self._board_path),
             row=row,
-            log_level=logging.getLevelName(logging.getLogger("octavo").getEffectiveLevel()),
+            log_level=log_level,
+            log_config=log_config,
         )
         self._children[row] = Child.spawn(self._module, spec, f"HTTP process {row}", inherited=[fd])
 

@@ -304,9 +304,7 @@ def _unsupported() -> Iterator[ForeignSetting]:
     )
     yield from _group("value", _NO_TRACING, None, "kv_cache_metrics_sample")
     yield from _group("list", _NO_TRACING, _EMPTY, "collect_detailed_traces")
-    yield from _group(
-        "value", "the log goes to standard error: see --log-level", _EMPTY, "log_config_file logging_config"
-    )
+    yield from _group("value", "--log-level and --log-config-file say all there is to say", _EMPTY, "logging_config")
     yield from _group(
         "switch", "it concerns experts, which answers do not tell of", _OFF, "enable_return_routed_experts"
     )

@@ -182,6 +182,13 @@ class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             extra={"aliases": ("uvicorn_log_level",)},
         ),
     ] = None
+    log_config_file: Annotated[
+        str | None,
+        Meta(
+            description="JSON file for Python's logging.config.dictConfig, which all processes log by. "
+            "Default: lines on standard error."
+        ),
+    ] = None
     disable_access_log: Annotated[
         bool,
         Meta(description="No log line per HTTP request.", extra={"aliases": ("disable_uvicorn_access_log",)}),

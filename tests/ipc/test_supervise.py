@@ -1,6 +1,7 @@
 """Parent and child: life signs, root causes, signals, and nobody left behind."""
 
 import contextlib
+import json
 import os
 import resource
 import signal
@@ -9,7 +10,9 @@ import sys
 import textwrap
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
+import msgspec
 import pytest
 from specs import PYTHONPATH, core_spec
 
@@ -70,6 +73,25 @@ def test_a_child_is_heard_through_a_descriptor_beyond_those_of_select() -> None:
         for fd in taken:
             os.close(fd)
         resource.setrlimit(resource.RLIMIT_NOFILE, limit)
+
+
+def test_a_child_logs_by_its_configuration(tmp_path: Path) -> None:
+    handler = {"class": "logging.FileHandler", "filename": str(tmp_path / "log"), "formatter": "json"}
+    config = {
+        "formatters": {"json": {"()": "octavo.protocol.log.JsonLines"}},
+        "handlers": {"lines": handler},
+        "loggers": {"octavo": {"level": "INFO", "handlers": ["lines"], "propagate": False}},
+    }
+    spec = msgspec.structs.replace(core_spec("crash later"), log_config=json.dumps(config))
+    child = Child.spawn("fake_child", spec, "fake", {"PYTHONPATH": PYTHONPATH})
+    with pytest.raises(ChildExited):
+        while True:
+            child.receive(TIMEOUT_S)
+    child.close()
+    (line,) = (tmp_path / "log").read_text().splitlines()
+    fields = json.loads(line)
+    assert (fields["process"], fields["pid"], fields["message"]) == ("Fake", child.pid, "Fake failed")
+    assert fields["exception"].endswith("ZeroDivisionError: oops")
 
 
 def test_life_signs_come_in_order() -> None:

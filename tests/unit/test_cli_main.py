@@ -259,6 +259,8 @@ def test_values_out_of_bounds_name_their_setting(capsys) -> None:
     assert "block_size" in capsys.readouterr().err.splitlines()[-1]
     assert main(["serve", "m", "--log-level", "loud"]) == 1
     assert "log_level" in capsys.readouterr().err.splitlines()[-1]
+    assert main(["serve", "m", "--log-config-file", "/nowhere/log.json"]) == 1
+    assert "log_config_file" in capsys.readouterr().err.splitlines()[-1]
 
 
 @pytest.mark.parametrize(
