@@ -197,6 +197,8 @@ class Preparation:
         )
 
     def _check_priority(self, priority: int) -> None:
+        if isinstance(priority, bool) or not isinstance(priority, int) or not -(2**63) <= priority < 2**63:
+            raise InvalidRequestError(f"priority must be an integer of 64 bits, got {priority!r}", "priority")
         if priority and self._config.scheduling_policy != "priority":
             raise InvalidRequestError(
                 f"priority {priority} means nothing to this engine, whose policy is "

@@ -200,6 +200,17 @@ def test_a_priority_without_effect_is_refused(engine: Engine) -> None:
     engine.run(scenario)
 
 
+@pytest.mark.parametrize("priority", [2**63, -(2**63) - 1, 1.0, True])
+def test_a_priority_that_is_no_integer_of_64_bits_is_refused(engine: Engine, priority: object) -> None:
+    async def scenario(client: AsyncClient) -> None:
+        with pytest.raises(InvalidRequestError, match="64 bits") as caught:
+            async for _ in client.generate(PROMPT, priority=priority):
+                pass
+        assert caught.value.param == "priority"
+
+    engine.run(scenario)
+
+
 def test_the_whole_context_can_be_used(engine: Engine) -> None:
     async def scenario(client: AsyncClient) -> None:
         params = SamplingParams(max_tokens=None, ignore_eos=True, output_kind=OutputKind.FINAL_ONLY)

@@ -111,6 +111,27 @@ def test_callers_may_be_asked_for_a_certificate_of_their_own(folder: Path) -> No
     serve(tls(folder, ssl_ca_certs=str(folder / "caller.pem"), ssl_cert_reqs=2), scenario)
 
 
+def test_ciphers_that_are_named_are_the_only_ones_of_tls_1_2(folder: Path) -> None:
+    strong, fast = "ECDHE-ECDSA-AES256-GCM-SHA384", "ECDHE-ECDSA-AES128-GCM-SHA256"
+
+    def with_cipher(name: str) -> ssl.SSLContext:
+        context = trusting(folder / "server.pem")
+        context.maximum_version = ssl.TLSVersion.TLSv1_2
+        context.set_ciphers(name)
+        return context
+
+    async def any_goes(url: str, server: Server) -> None:
+        assert [await ask(url, with_cipher(name)) for name in (strong, fast)] == [200, 200]
+
+    async def one_goes(url: str, server: Server) -> None:
+        assert await ask(url, with_cipher(strong)) == 200
+        with pytest.raises(httpx.ConnectError):
+            await ask(url, with_cipher(fast))
+
+    serve(tls(folder), any_goes)
+    serve(tls(folder, ssl_ciphers=strong), one_goes)
+
+
 def test_a_new_certificate_is_taken_up_and_a_broken_one_is_not(folder: Path, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(server_module, "TICK_S", 0.02)
     certificate, key = make_certificate(tmp_path, "server")
@@ -139,6 +160,7 @@ def test_a_new_certificate_is_taken_up_and_a_broken_one_is_not(folder: Path, tmp
         ({"ssl_keyfile": None}, "cannot be used"),
         ({"ssl_cert_reqs": 2}, "nothing to check them against"),
         ({"ssl_ca_certs": "{folder}/server.key"}, "cannot be used"),
+        ({"ssl_ciphers": "ROT13"}, "'ROT13' names no cipher"),
     ],
     ids=str,
 )

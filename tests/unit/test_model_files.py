@@ -6,6 +6,7 @@ from typing import Any
 
 import httpx
 import huggingface_hub
+import msgspec
 import pytest
 from huggingface_hub import constants as hub_constants
 from huggingface_hub.errors import LocalEntryNotFoundError
@@ -150,6 +151,27 @@ class TestLocate:
         assert locate_tokenizer(ModelConfig(model="org/name", tokenizer="org/other"), env) == tmp_path
         assert asked == [("org/name", "v2", True), ("org/other", None, False)]
 
+    def test_what_the_hub_is_asked_with(self, tmp_path: Path, env: Env, monkeypatch: pytest.MonkeyPatch) -> None:
+        asked = []
+
+        def download(name: str, **options: Any) -> str:
+            asked.append((name, options["revision"], options["cache_dir"], options["token"]))
+            return str(tmp_path)
+
+        monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+        (tmp_path / "model.safetensors").touch()
+        config = ModelConfig(
+            model="org/name",
+            revision="v2",
+            tokenizer="org/name",
+            hf_token="hf_secret",
+            download_dir="/models",
+        )
+        locate_model(config, env)
+        locate_tokenizer(config, env)
+        locate_tokenizer(msgspec.structs.replace(config, tokenizer_revision="v3"), env)
+        assert asked == [("org/name", revision, "/models", "hf_secret") for revision in ("v2", "v2", "v3")]
+
 
 def fill_hub_cache(cache: Path, monkeypatch: pytest.MonkeyPatch, names: list[str]) -> Path:
     """Lay out a hub cache that holds one commit of org/name; return its snapshot directory."""
@@ -195,6 +217,27 @@ class TestFacts:
         rope = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
         write(home, LLAMA | {"rope_scaling": rope})
         assert facts_of(home, env).max_position_embeddings == 512
+
+    def test_settings_win_over_the_files(self, home: Path, env: Env) -> None:
+        write(home, {"temperature": 0.6, "top_k": 20, "eos_token_id": 3}, "generation_config.json")
+        for spelled in (json.dumps, dict):
+            facts = facts_of(
+                home,
+                env,
+                hf_overrides=spelled({"max_position_embeddings": 64, "rope_theta": 5.0}),
+                override_generation_config=spelled({"top_k": 5, "eos_token_id": [4]}),
+            )
+            assert facts.hf_config == LLAMA | {"max_position_embeddings": 64, "rope_theta": 5.0}
+            assert (facts.max_position_embeddings, facts.eos_token_ids) == (64, [4])
+            assert facts.generation_defaults == {"temperature": 0.6, "top_k": 5}
+        alone = facts_of(home, env, generation_config="vllm", override_generation_config='{"top_p": 0.5}')
+        assert alone.generation_defaults == {"top_p": 0.5}
+
+    @pytest.mark.parametrize("name", ["hf_overrides", "override_generation_config"])
+    def test_settings_that_are_no_json_object(self, name: str, home: Path, env: Env) -> None:
+        for text in ("[1]", "{"):
+            with pytest.raises(ConfigError, match=f"{name} is no JSON object"):
+                facts_of(home, env, **{name: text})
 
     def test_quantized_checkpoints_are_refused(self, home: Path, env: Env) -> None:
         write(home, LLAMA | {"quantization_config": {"quant_method": "awq"}})
