@@ -264,12 +264,10 @@ def test_a_killed_application_leaves_nothing_behind(engine: Engine) -> None:
     engine.run(scenario)
 
 
-def test_nobody_listens_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("octavo.frontend.connection.CONNECT_TIMEOUT_S", 0.3)
-
+def test_nobody_listens_there(tmp_path: Path) -> None:
     async def main() -> None:
         with pytest.raises(StartupError, match="no engine answers"):
-            await AsyncClient.connect(f"ipc://{tmp_path}/nothing")
+            await AsyncClient.connect(f"ipc://{tmp_path}/nothing", connect_timeout_s=0.3)
 
     asyncio.run(main())
 
