@@ -5,6 +5,7 @@ import json
 import msgspec
 import pytest
 from fake_client import byte_tokenizer
+from small_tokenizers import byte_level, sentencepiece
 
 from octavo.frontend.http.render.answer import AnswerStyle
 from octavo.frontend.http.render.chat import ChatChunks
@@ -20,6 +21,7 @@ from octavo.frontend.http.render.logprobs import (
 from octavo.frontend.http.render.usage import UsageCount
 from octavo.frontend.http.schemas.chat import ChatChunk, ChunkChoice, Delta
 from octavo.frontend.outputs import CompletionOutput, Logprob, RequestOutput
+from octavo.frontend.text.tokenizer import Tokenizer
 
 NAMES = TokenNames(byte_tokenizer())
 A, B, C, D = b"ABCD"
@@ -70,6 +72,23 @@ def test_of_tokens_of_one_text_the_most_likely_stays() -> None:
     assert completion_logprobs([0xC3], [entry], as_ids, TextPlace(0)).top_logprobs == [
         {"token_id:195": -1.0, "token_id:196": -2.0}
     ]
+
+
+@pytest.mark.parametrize("tokenizer", [byte_level(), sentencepiece()], ids=["byte_level", "sentencepiece"])
+@pytest.mark.parametrize("text", ["the thing", " a \u20ac", "", "<|start|>", "<|start|><|start|>"])
+def test_a_prompts_tokens_add_up_to_its_text_without_the_special_one_in_front(tokenizer: Tokenizer, text: str) -> None:
+    names, start = TokenNames(tokenizer), tokenizer.token_id("<|start|>")
+    own = tokenizer.encode(text, add_special_tokens=False)
+    for token_ids in (own, [start, *own]):
+        assert b"".join(names.prompt_bytes(token_ids, text)).decode() == text
+
+
+def test_offsets_of_an_echoed_prompt_begin_where_its_text_does() -> None:
+    tokenizer = byte_level()
+    token_ids = [tokenizer.token_id("<|start|>"), *b"ab"]
+    entries = [None, *[{token_id: Logprob(-1.0, 1)} for token_id in b"ab"]]
+    rendered = completion_logprobs(token_ids, entries, TokenNames(tokenizer), TextPlace(0), "ab")
+    assert rendered.text_offset == [0, 0, 1]
 
 
 def output(text: str, token_ids: list[int], *, finish_reason: str | None = None, **fields) -> RequestOutput:

@@ -143,7 +143,8 @@ class CompletionAnswer:
         result = CompletionLogprobs([], [], [], [])
         prompt = self._prompt_logprobs.get(prompt_index)
         if self._echo is not None and is_first and prompt is not None:
-            result = completion_logprobs(output.prompt_token_ids, prompt, self._style.names, TextPlace(0))
+            text = self._echo.prompts[prompt_index]
+            result = completion_logprobs(output.prompt_token_ids, prompt, self._style.names, TextPlace(0), text)
         if shows_completion and choice.logprobs:
             own = completion_logprobs(choice.token_ids, choice.logprobs, self._style.names, place)
             result = join_logprobs(result, own)

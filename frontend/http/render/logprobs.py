@@ -1,6 +1,7 @@
 """Logprobs in the public API's three forms: chat, plain completions, and vLLM's prompt logprobs."""
 
 import codecs
+import itertools
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -15,11 +16,14 @@ LOWEST = -9999.0
 class Vocabulary(Protocol):
     """The part of a tokenizer that is needed here."""
 
+    special_token_ids: frozenset[int]
+    """Such as BOS, which a tokenizer puts before a text that does not show it."""
+
     def token_string(self, token_id: int) -> str:
         """Return the text of a token; part of a character shows as U+FFFD."""
 
-    def token_bytes(self, token_id: int) -> bytes:
-        """Return the bytes of a token."""
+    def token_bytes(self, token_id: int, is_first: bool = False) -> bytes:
+        """Return the bytes of a token; without the space that some tokenizers put before the first of a text."""
 
 
 class TokenNames:
@@ -40,6 +44,18 @@ class TokenNames:
     def text_bytes(self, token_id: int) -> bytes:
         """Return what a token adds to a text."""
         return self._vocabulary.token_bytes(token_id)
+
+    def prompt_bytes(self, token_ids: Sequence[int], text: str) -> list[bytes]:
+        """Return what each token of a prompt adds to its text: a leading special token may not stand there."""
+        pieces: list[bytes] = []
+        for token_id in itertools.takewhile(self._vocabulary.special_token_ids.__contains__, token_ids):
+            name = self._vocabulary.token_string(token_id)
+            is_shown = text.startswith(name)
+            text = text.removeprefix(name)
+            pieces.append(name.encode() if is_shown else b"")
+        if shown := token_ids[len(pieces) :]:
+            pieces.append(self._vocabulary.token_bytes(shown[0], is_first=True))
+        return [*pieces, *map(self.text_bytes, shown[1:])]
 
 
 class TextPlace:
@@ -79,7 +95,11 @@ def chat_logprobs(
 
 
 def completion_logprobs(
-    token_ids: Sequence[int], logprobs: Sequence[PositionLogprobs | None], names: TokenNames, place: TextPlace
+    token_ids: Sequence[int],
+    logprobs: Sequence[PositionLogprobs | None],
+    names: TokenNames,
+    place: TextPlace,
+    prompt: str | None = None,
 ) -> CompletionLogprobs:
     """Return the form of plain completions; a token without logprobs (a prompt's first) has null.
 
@@ -88,14 +108,16 @@ def completion_logprobs(
         logprobs: one entry per token.
         names: how to write tokens.
         place: where in the choice's text the first of them begins; moved behind the last.
+        prompt: the text, where the tokens are those of the prompt.
     """
     result = CompletionLogprobs([], [], [], [])
-    for token_id, position in zip(token_ids, logprobs, strict=True):
+    pieces = map(names.text_bytes, token_ids) if prompt is None else names.prompt_bytes(token_ids, prompt)
+    for token_id, position, piece in zip(token_ids, logprobs, pieces, strict=True):
         result.text_offset.append(place.offset)
         result.tokens.append(names.name(token_id))
         result.token_logprobs.append(None if position is None else _finite(position[token_id].logprob))
         result.top_logprobs.append(None if position is None else _by_name(position, names))
-        place.advance(names.text_bytes(token_id))
+        place.advance(piece)
     return result
 
 
