@@ -102,6 +102,11 @@ class FrontendService:
         return self._state is not ProcessState.STOPPED
 
     @property
+    def has_waited_enough(self) -> bool:
+        """True once a core with nothing left to do has waited as long as it may for frontends that do not read all."""
+        return 0.0 < self._last_words_deadline <= self._clock()
+
+    @property
     def timeout_s(self) -> float | None:
         """How long the core may sleep when nothing happens; None: for ever."""
         if self._outbox.has_lost or self._gate.has_ready:
@@ -120,7 +125,7 @@ class FrontendService:
         """True while one that has not read all that it is owed, or was given up and comes back, is given time."""
         now = self._clock()
         owes = self._outbox.has_backlog or self._outbox.has_given_up
-        return (owes and now < self._last_words_deadline) or now < self._outbox.last_told + LAST_WORDS_S
+        return (owes and not self.has_waited_enough) or now < self._outbox.last_told + LAST_WORDS_S
 
     @property
     def _is_owed_a_turn(self) -> bool:

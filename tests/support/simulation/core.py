@@ -163,6 +163,7 @@ class SimulatedCore(Process):
         self.on_loss: Action = lambda: None
         """Called when its workers have died."""
         self.has_said_goodbye = False
+        """Whether it ended in good order, and not because it had waited long enough for a frontend to read."""
         self.has_met_poison = False
         """Whether a request is what killed it."""
         self.ended_at = 0.0
@@ -272,7 +273,7 @@ class SimulatedCore(Process):
             self.loop.turn(has_mail=has_mail, has_news=has_news)
             if not self.service.is_open:
                 self.service.say_goodbye()
-                self.has_said_goodbye = True
+                self.has_said_goodbye = not self.service.has_waited_enough
         except CoreKilled:
             self.kill()
             return
