@@ -139,9 +139,9 @@ def show(events: Events, pieces: Callable[[dict[str, Any]], Iterator[Piece]], *,
                     answer.num_tokens = usage.get("completion_tokens")
                 for piece in pieces(event):
                     answer.first = answer.first or time.monotonic()
-                    screen.write(piece)
                     if not piece.is_reasoning:
-                        answer.text += piece.text
+                        answer.text += piece.text  # before it is shown: Ctrl-C comes when somebody has seen it
+                    screen.write(piece)
     except KeyboardInterrupt:
         answer.is_interrupted = True
     except CommandError:
