@@ -168,6 +168,7 @@ def test_a_caller_that_never_reads_is_let_go(monkeypatch: pytest.MonkeyPatch) ->
             writer.close()
 
     asyncio.run(main())
+    assert client.ended_early
 
 
 def test_the_rest_of_an_answer_that_is_never_read_does_not_keep_its_connection(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,6 +197,7 @@ def test_the_rest_of_an_answer_that_is_never_read_does_not_keep_its_connection(m
             hung_up = select.poll()
             hung_up.register(caller, select.POLLHUP)
             await until(lambda: hung_up.poll(0))
+            assert transports[0].is_closing()
             caller.close()
 
     asyncio.run(asyncio.wait_for(main(), 60))

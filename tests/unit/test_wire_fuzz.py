@@ -18,6 +18,7 @@ from octavo.core_proc.outbox import Outbox
 from octavo.core_proc.scheduler.scheduler import Scheduler
 from octavo.core_proc.service import FrontendService
 from octavo.protocol import codec
+from octavo.protocol.control import ControlMessage
 from octavo.protocol.errors import ProtocolError
 from octavo.protocol.events import Events, Failed, Finished
 from octavo.protocol.malformed import MAX_REQUEST_ID_BYTES, Malformed, examine
@@ -166,6 +167,7 @@ def test_no_life_sign_breaks_the_parent(data: bytes, cuts: list[int]) -> None:
         for start, end in itertools.pairwise([0, *sorted(min(cut, len(data)) for cut in cuts), len(data)]):
             os.write(writer, data[start:end])
             child._read()
+        assert all(isinstance(message, ControlMessage) for message in child._messages)
     finally:
         os.close(reader)
         os.close(writer)

@@ -120,8 +120,8 @@ class SimulatedGroup:
         return None
 
     def profile(self, directory: str | None, on_done: Callable[[str], None]) -> None:
-        """Nobody asks for it here."""
-        raise NotImplementedError
+        """Fail the run: no simulated frontend asks for it."""
+        raise AssertionError("a profile that nobody has asked for")
 
     def abandon(self, why: str) -> None:
         """Kill the worker; it is gone a little later."""
