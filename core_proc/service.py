@@ -316,7 +316,8 @@ class FrontendService:
     def _stats(self) -> EngineStats:
         stats = self._scheduler.stats()
         stats.malformed_frames = self._router.malformed_frames
-        stats.num_waiting += len(self._grammars.waiting_keys) + len(self._gate.waiting_keys)
+        stats.num_deferred = len(self._grammars.waiting_keys) + len(self._gate.waiting_keys)
+        stats.num_waiting += stats.num_deferred
         return stats
 
     def _log_waiting(self, now: float) -> None:

@@ -178,7 +178,8 @@ class CoreLink:
         frame = self._frame(submit)
         must_wait = self.outage is not None
         if must_wait and 0 < self.patience.max_num_held <= self._ledger.num_new:
-            raise OverloadedError(f"{self._ledger.num_new} requests wait for the engine to be restarted")
+            message = f"{self._ledger.num_new} requests wait for the engine to be restarted"
+            raise OverloadedError(message, "max_num_queued_reqs")
         self._ledger.add(submit, is_sent=not must_wait)
         if not must_wait:
             self._wire.send(frame)

@@ -9,7 +9,7 @@ from octavo.protocol.ids import RequestId
 
 _FAILURES: dict[FailureKind, Callable[[Failed], OctavoError]] = {
     FailureKind.INVALID: lambda failed: InvalidRequestError(failed.message, failed.param),
-    FailureKind.OVERLOADED: lambda failed: OverloadedError(failed.message),
+    FailureKind.OVERLOADED: lambda failed: OverloadedError(failed.message, failed.param),
     FailureKind.INTERNAL: lambda failed: RequestFailedError(failed.message),
 }
 

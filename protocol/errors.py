@@ -46,7 +46,16 @@ class ModelNotFoundError(OctavoError):
 
 
 class OverloadedError(OctavoError):
-    """The queue is full; the same request may be accepted later."""
+    """The queue is full; the same request may be accepted later.
+
+    Args:
+        message: says what there is too much of.
+        limit: the setting whose limit was reached; None: the engine takes nothing more at all.
+    """
+
+    def __init__(self, message: str, limit: str | None = None) -> None:
+        super().__init__(message)
+        self.limit = limit
 
 
 class RequestFailedError(OctavoError):

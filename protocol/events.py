@@ -78,6 +78,7 @@ class Failed(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="failed
     kind: FailureKind
     message: str
     param: str | None = None
+    """The field at fault; of a request that comes at a bad time, the setting whose limit was reached."""
 
 
 RequestEvent = Tokens | Finished | Failed

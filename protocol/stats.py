@@ -30,6 +30,10 @@ class EngineStats(msgspec.Struct, array_like=True, gc=False, tag="engine_stats")
     """Requests that went on after the workers they ran on were lost."""
     last_worker_pause_s: float = 0.0
     """From the latest loss of workers until others computed, or could."""
+    num_deferred: int = 0
+    """Of `num_waiting`: those that room would not help, as their grammar is compiled or they may not run yet."""
+    corrupted_requests: int = 0
+    """Requests that failed because the model's logits were not numbers."""
 
     @property
     def kv_cache_usage(self) -> float:

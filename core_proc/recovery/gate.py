@@ -86,7 +86,7 @@ class Gate:
         if not submit.is_continued and 0 < self._max_num_held <= len(self._held):
             self._blame.leave(name)
             message = f"{len(self._held)} requests wait until one is found that kills the engine"
-            return [(client, Failed(submit.request_id, FailureKind.OVERLOADED, message))]
+            return [(client, Failed(submit.request_id, FailureKind.OVERLOADED, message, "max_num_queued_reqs"))]
         self._held[key] = (name, submit)
         return []
 

@@ -39,23 +39,27 @@ class Admission:
     def refusal(self, submit: Submit, waiting: OrderedRequests) -> Failed | None:
         """Return why the request is refused, None when it is accepted."""
         if overload := self._overload(submit, waiting):
-            return Failed(submit.request_id, FailureKind.OVERLOADED, overload + "; try again later")
+            message, limit = overload
+            return Failed(submit.request_id, FailureKind.OVERLOADED, message + "; try again later", limit)
         fault = self._prompt_fault(submit) or self._sampling_fault(submit)
         return fault and Failed(submit.request_id, FailureKind.INVALID, fault[0], fault[1])
 
-    def _overload(self, submit: Submit, waiting: OrderedRequests) -> str:
+    def _overload(self, submit: Submit, waiting: OrderedRequests) -> tuple[str, str] | None:
+        """Return which limit of the queue is reached, in words and by its name."""
         if submit.is_continued:
-            return ""
+            return None
         if self._max_num_queued_reqs and len(waiting) >= self._max_num_queued_reqs:
-            return f"{len(waiting)} requests are waiting, which is the limit (--max-num-queued-reqs)"
+            message = f"{len(waiting)} requests are waiting, which is the limit (--max-num-queued-reqs)"
+            return message, "max_num_queued_reqs"
         # One that would wait alone is accepted however long it is: else it never could be.
         num_tokens = waiting.num_prompt_tokens + len(submit.prompt_token_ids)
         if waiting.first and 0 < self._max_num_queued_tokens < num_tokens:
-            return (
+            message = (
                 f"{waiting.num_prompt_tokens} prompt tokens wait, and with the {len(submit.prompt_token_ids)} of "
                 f"this request there would be more than {self._max_num_queued_tokens} (--max-num-queued-tokens)"
             )
-        return ""
+            return message, "max_num_queued_tokens"
+        return None
 
     def _prompt_fault(self, submit: Submit) -> tuple[str, str] | None:
         tokens = submit.prompt_token_ids

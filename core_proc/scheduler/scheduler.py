@@ -185,6 +185,7 @@ class Scheduler:
                 continue
             if token_id == NO_TOKEN:
                 self.cache.distrust(request)
+                self.counters.corrupted_requests += 1
                 events.append(self._fail(request, "the model's logits are not numbers: its values overflow"))
             else:
                 events += self._accept(request, token_id, logprob)

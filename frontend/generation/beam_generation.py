@@ -15,7 +15,7 @@ from octavo.frontend.outputs import CompletionOutput, PositionLogprobs, RequestO
 from octavo.frontend.request_stream import RequestStream
 from octavo.frontend.text.detokenizer import Detokenizer
 from octavo.frontend.text.tokenizer import Tokenizer
-from octavo.protocol.errors import OctavoError
+from octavo.protocol.errors import OctavoError, OverloadedError
 from octavo.protocol.events import Finished, FinishReason, TokenLogprobs, Tokens
 from octavo.protocol.params import BeamSearchParams
 from octavo.protocol.requests import Submit
@@ -91,8 +91,10 @@ class BeamGeneration:
                 step_s = self._observe(step_s)
             outputs = [self._completion(index, beam) for index, beam in enumerate(self._search.best())]
             reason = outputs[0].finish_reason or reason if outputs else reason
-        except OctavoError:
+        except OctavoError as error:
             reason = str(FinishReason.ERROR)
+            if self._observer and isinstance(error, OverloadedError) and error.limit:
+                self._observer.on_rejected(error.limit)
             raise
         finally:
             self._report(reason)
@@ -180,10 +182,12 @@ class BeamGeneration:
     def _report(self, finish_reason: str) -> None:
         if not self._observer:
             return
+        lengths = [len(beam.steps) for beam in self._search.best()]
         self._observer.on_finished(
             RequestRecord(
                 num_prompt_tokens=len(self._prompt_token_ids),
-                num_generation_tokens=sum(len(beam.steps) for beam in self._search.best()),
+                num_generation_tokens=sum(lengths),
+                max_generation_tokens=max(lengths, default=0),
                 num_cached_tokens=self._num_cached_tokens,
                 num_preemptions=self._num_preemptions,
                 finish_reason=finish_reason,

@@ -15,7 +15,7 @@ from octavo.frontend.metrics.observer import Observer
 from octavo.frontend.metrics.record import RequestRecord
 from octavo.frontend.outputs import RequestOutput
 from octavo.frontend.request_stream import RequestStream
-from octavo.protocol.errors import OctavoError
+from octavo.protocol.errors import OctavoError, OverloadedError
 from octavo.protocol.events import FinishReason
 from octavo.protocol.params import OutputKind, SamplingParams
 from octavo.protocol.requests import Submit
@@ -81,8 +81,8 @@ class Generation:
                     self._report(self._sequences[0].total.finish_reason or "")
                 if output := self._output(updated):
                     yield output
-        except OctavoError:
-            self._report(str(FinishReason.ERROR))
+        except OctavoError as error:
+            self._report(str(FinishReason.ERROR), error)
             raise
         finally:
             self._link.abort([stream.request_id for stream in self._streams if not stream.is_over])
@@ -159,16 +159,20 @@ class Generation:
         self._num_tokens += num_new_tokens
         self._last_token_s = now_s
 
-    def _report(self, finish_reason: str) -> None:
+    def _report(self, finish_reason: str, error: OctavoError | None = None) -> None:
         """Tell the observer, once, that the request is over and how."""
         if self._observer:
+            if isinstance(error, OverloadedError) and error.limit:
+                self._observer.on_rejected(error.limit)
             self._observer.on_finished(self._record(finish_reason))
         self._observer = None
 
     def _record(self, finish_reason: str) -> RequestRecord:
+        lengths = [len(sequence.total.token_ids) for sequence in self._sequences]
         return RequestRecord(
             num_prompt_tokens=len(self._prompt_token_ids),
-            num_generation_tokens=sum(len(sequence.total.token_ids) for sequence in self._sequences),
+            num_generation_tokens=sum(lengths),
+            max_generation_tokens=max(lengths),
             num_cached_tokens=self._sequences[0].num_cached_tokens,
             num_preemptions=sum(sequence.num_preemptions for sequence in self._sequences),
             finish_reason=finish_reason,

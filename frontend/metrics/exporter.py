@@ -21,11 +21,24 @@ PREFIX = "octavo:"
 VLLM_PREFIX = "vllm:"
 ENGINE = "0"
 
-_COUNTERS = ("prefix_cache_queries", "prefix_cache_hits", "num_preemptions", "prompt_tokens", "generation_tokens")
+_COUNTERS = (
+    *("prefix_cache_queries", "prefix_cache_hits", "num_preemptions"),
+    *("prompt_tokens", "generation_tokens", "corrupted_requests"),
+)
 """Counters that are fields of `EngineStats` of the same name."""
 
 _FAILURE_CAUSES = ("exited", "raised", "hung", "not_started")
 """Keys of `EngineStats.worker_failures`."""
+
+_VALUES: dict[str, tuple[str, ...]] = {
+    "request_success": tuple(map(str, FinishReason)),
+    "engine_restarts": get_args(RestartCause),
+    "worker_failures": _FAILURE_CAUSES,
+    "num_requests_waiting_by_reason": ("capacity", "deferred"),
+    "prompt_tokens_by_source": ("local_compute", "local_cache_hit"),
+    "admission_rejections": ("max_num_queued_reqs", "max_num_queued_tokens"),
+}
+"""What the one label of a metric may be: all from the start, so that no rate is of a series that just appeared."""
 
 
 class Metrics:
@@ -58,8 +71,6 @@ class Metrics:
         self._live.own[0] = 0  # what an earlier process of this row left behind is over
         self._numbers: dict[str, TallyNumbers] = {}
         self._histograms: dict[str, TallyHistogram] = {}
-        self._causes = {cause: index for index, cause in enumerate(get_args(RestartCause))}
-        self._reasons = {str(reason): index for index, reason in enumerate(FinishReason)}
         self._last = EngineStats()
         for metric in METRICS:
             self._add(metric, own, max_model_len, cache_labels(config, num_blocks))
@@ -79,13 +90,18 @@ class Metrics:
             return
         self._numbers["num_requests_running"].set(stats.num_running)
         self._numbers["num_requests_waiting"].set(stats.num_waiting)
+        self._set("num_requests_waiting_by_reason", "capacity", stats.num_waiting - stats.num_deferred)
+        self._set("num_requests_waiting_by_reason", "deferred", stats.num_deferred)
         self._numbers["kv_cache_usage_perc"].set(stats.kv_cache_usage)
         last = self._last if stats.num_steps >= self._last.num_steps else EngineStats()
         for name in _COUNTERS:
             self._numbers[name].add(max(0, getattr(stats, name) - getattr(last, name)))
-        for index, cause in enumerate(_FAILURE_CAUSES):
+        num_hits = max(0, stats.prefix_cache_hits - last.prefix_cache_hits)
+        self._add_to("prompt_tokens_by_source", "local_cache_hit", num_hits)
+        self._add_to("prompt_tokens_by_source", "local_compute", stats.prompt_tokens - last.prompt_tokens - num_hits)
+        for cause in _FAILURE_CAUSES:
             growth = stats.worker_failures.get(cause, 0) - last.worker_failures.get(cause, 0)
-            self._numbers["worker_failures"].add(max(0, growth), index)
+            self._add_to("worker_failures", cause, growth)
         self._numbers["worker_requests_resumed"].add(max(0, stats.requests_resumed - last.requests_resumed))
         self._numbers["worker_last_pause_seconds"].set(stats.last_worker_pause_s)
         num_steps = stats.num_steps - last.num_steps
@@ -99,7 +115,7 @@ class Metrics:
         self._last = EngineStats()
         self._numbers["requests_resumed"].add(num_requests)
         if self._counts_engine:
-            self._numbers["engine_restarts"].add(1, self._causes[cause])
+            self._add_to("engine_restarts", cause, 1)
             self._numbers["engine_restart_pause_seconds"].set(pause_s)
 
     def on_live_requests(self, count: int) -> None:
@@ -119,13 +135,18 @@ class Metrics:
         """Take the time that `num_tokens` tokens took together; each counts with its share."""
         self._histograms["inter_token_latency_seconds"].observe(latency_s / num_tokens, num_tokens)
 
+    def on_rejected(self, limit: str) -> None:
+        """Take that a request was refused because this limit of the queue was reached."""
+        self._add_to("admission_rejections", limit, 1)
+
     def on_finished(self, record: RequestRecord) -> None:
         """Take a request that is over."""
-        self._numbers["request_success"].add(1, self._reasons[record.finish_reason])
+        self._add_to("request_success", record.finish_reason, 1)
         self._numbers["prompt_tokens_cached"].add(record.num_cached_tokens)
         self._observe("e2e_request_latency_seconds", record.e2e_s)
         self._observe("request_prompt_tokens", record.num_prompt_tokens)
         self._observe("request_generation_tokens", record.num_generation_tokens)
+        self._observe("request_max_num_generation_tokens", record.max_generation_tokens)
         self._observe("request_prefill_kv_computed_tokens", record.num_prompt_tokens - record.num_cached_tokens)
         self._observe("request_params_n", record.params_n)
         self._observe("request_params_max_tokens", record.params_max_tokens)
@@ -157,6 +178,14 @@ class Metrics:
     def _observe(self, name: str, value: float) -> None:
         self._histograms[name].observe(value)
 
+    def _add_to(self, name: str, value: str, amount: float) -> None:
+        """Raise the series of a counter whose one label has this value."""
+        self._numbers[name].add(max(0, amount), _VALUES[name].index(value))
+
+    def _set(self, name: str, value: str, amount: float) -> None:
+        """Replace the series of a gauge whose one label has this value."""
+        self._numbers[name].set(amount, _VALUES[name].index(value))
+
     def _creation_time(self) -> float:
         """Return when counting began, in seconds since the epoch; the first row's process says it."""
         cell = self._board.take(1)
@@ -174,16 +203,10 @@ class Metrics:
             self._histograms[metric.name] = histogram
             registry.register(histogram)
             return
-        series = [self._values]
-        if metric.name == "request_success":
-            # All reasons from the start, so that a rate over them is never of a series that just appeared.
-            series = [{**self._values, "finished_reason": reason} for reason in self._reasons]
-        elif metric.name == "engine_restarts":
-            series = [{**self._values, "cause": cause} for cause in self._causes]
-        elif metric.name == "worker_failures":
-            series = [{**self._values, "cause": cause} for cause in _FAILURE_CAUSES]
-        elif metric.name == "cache_config_info":
-            series = [{**self._values, **cache}]
+        series = [{**self._values, **cache}] if metric.name == "cache_config_info" else [self._values]
+        if metric.name in _VALUES:
+            (label,) = metric.labels
+            series = [{**self._values, label: value} for value in _VALUES[metric.name]]
         cells = self._board.take(len(series))
         numbers = TallyNumbers(metric.kind, name, metric.help, series, cells, self._created_s)
         self._numbers[metric.name] = numbers

@@ -53,6 +53,12 @@ _G, _C, _H = Kind.GAUGE, Kind.COUNTER, Kind.HISTOGRAM
 METRICS: tuple[MetricName, ...] = (
     MetricName("num_requests_running", _G, "Requests in the running batch."),
     MetricName("num_requests_waiting", _G, "Requests that wait to be scheduled."),
+    MetricName(
+        "num_requests_waiting_by_reason", _G,
+        "Waiting requests, by whether they wait for capacity or are deferred: their grammar is compiled, or nobody "
+        "may run until one is found that kills the engine. They add up to `num_requests_waiting`.",
+        ("reason",),
+    ),
     MetricName("kv_cache_usage_perc", _G, "Fraction of the KV cache that requests hold, 0 to 1."),
     MetricName(
         "cache_config_info", _G, "Always 1; its labels are the cache's configuration.",
@@ -68,9 +74,18 @@ METRICS: tuple[MetricName, ...] = (
     MetricName("worker_requests_resumed", _C, "Requests that went on after the workers they ran on were lost."),
     MetricName("worker_last_pause_seconds", _G, "From the latest loss of workers until others computed, or could."),
     MetricName("prompt_tokens", _C, "Prompt tokens computed or taken from the cache."),
+    MetricName(
+        "prompt_tokens_by_source", _C, "The same by where they came from: local_compute or local_cache_hit.",
+        ("source",),
+    ),
     MetricName("prompt_tokens_cached", _C, "Prompt tokens of finished requests that came out of the prefix cache."),
     MetricName("generation_tokens", _C, "Tokens generated."),
     MetricName("request_success", _C, "Requests that are over.", ("finished_reason",)),
+    MetricName("corrupted_requests", _C, "Requests that failed because the model's logits were not numbers."),
+    MetricName(
+        "admission_rejections", _C, "Requests refused because a limit of the queue was reached, by that limit.",
+        ("reason",),
+    ),
     MetricName("engine_restarts", _C, "Times the engine was started again, and its requests went on.", ("cause",)),
     MetricName("requests_resumed", _C, "Requests that went on after the engine was started again."),
     MetricName("engine_restart_pause_seconds", _G, "How long requests stood still at the latest restart."),
@@ -87,6 +102,10 @@ METRICS: tuple[MetricName, ...] = (
     MetricName("request_decode_time_seconds", _H, "From first token to last token.", (), REQUEST_LATENCY_S),
     MetricName("request_prompt_tokens", _H, "Prompt tokens of a request.", (), UP_TO_MODEL_LEN),
     MetricName("request_generation_tokens", _H, "Tokens generated for a request.", (), UP_TO_MODEL_LEN),
+    MetricName(
+        "request_max_num_generation_tokens", _H, "Tokens generated for the longest sequence of a request.", (),
+        UP_TO_MODEL_LEN,
+    ),
     MetricName(
         "request_prefill_kv_computed_tokens", _H, "Prompt tokens of a request that no cache had.", (), UP_TO_MODEL_LEN
     ),

@@ -27,5 +27,8 @@ class Observer(Protocol):
     def on_inter_token(self, latency_s: float, num_tokens: int) -> None:
         """Take the time since the tokens before these `num_tokens` of the same request."""
 
+    def on_rejected(self, limit: str) -> None:
+        """Take that a request was refused because this limit of the queue was reached."""
+
     def on_finished(self, record: RequestRecord) -> None:
         """Take a request that is over, however it ended."""

@@ -12,6 +12,8 @@ class RequestRecord:
     num_prompt_tokens: int
     num_generation_tokens: int
     """Over all sequences of the request."""
+    max_generation_tokens: int
+    """Of the longest of them."""
     num_cached_tokens: int
     """Prompt tokens that came out of the prefix cache."""
     num_preemptions: int

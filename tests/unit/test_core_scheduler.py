@@ -318,7 +318,7 @@ def test_a_full_queue_refuses_with_overloaded():
     engine.submit("first", prompt(4))
     second = engine.submit("second", prompt(4))
     assert isinstance(second.end, Failed)
-    assert second.end.kind is FailureKind.OVERLOADED
+    assert (second.end.kind, second.end.param) == (FailureKind.OVERLOADED, "max_num_queued_reqs")
     further = engine.submit("further", prompt(4), is_continued=True)
     assert further.end is None, "what is accepted is not refused midway"
     engine.plan()
@@ -332,7 +332,8 @@ def test_too_many_queued_tokens_refuse_with_overloaded_but_never_one_that_would_
     engine = FakeEngine(max_num_queued_tokens=10, max_num_seqs=1)
     running = engine.submit("long", prompt(12))
     second = engine.submit("second", prompt(1, 1))
-    assert second.end.kind is FailureKind.OVERLOADED, "the long one still waits"
+    expected = (FailureKind.OVERLOADED, "max_num_queued_tokens")
+    assert (second.end.kind, second.end.param) == expected, "the long one still waits"
     engine.plan()
     engine.submit("third", prompt(6, 2))
     fourth = engine.submit("fourth", prompt(5, 3))
@@ -420,6 +421,7 @@ def test_a_request_without_a_token_fails_alone():
     assert bad.end.kind is FailureKind.INTERNAL
     assert "not numbers" in bad.end.message
     engine.run()
+    assert engine.scheduler.stats().corrupted_requests == 1
     assert not bad.token_ids
     assert good.token_ids == alone(prompt(7, 2), 9).token_ids
 

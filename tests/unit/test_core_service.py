@@ -129,4 +129,5 @@ def test_the_dashboard_counts_requests_that_wait_for_their_grammars(monkeypatch:
     router.inbox = [(CLIENT, message) for message in messages]
     service.serve()
     (shown,) = [event.result for event in router.sent if isinstance(event, Reply)]
-    assert isinstance(shown, EngineSnapshot) and shown.stats.num_waiting == 1
+    assert isinstance(shown, EngineSnapshot)
+    assert shown.stats.num_waiting == shown.stats.num_deferred == 1

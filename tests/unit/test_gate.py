@@ -123,7 +123,8 @@ def test_only_so_many_new_ones_wait_for_a_trial() -> None:
     assert life.taken_in == {"a"}
     assert not life.submit("c", is_continued=False)
     ((_, end),) = life.submit("d", is_continued=False)
-    assert isinstance(end, Failed) and end.kind is FailureKind.OVERLOADED
+    assert isinstance(end, Failed)
+    assert (end.kind, end.param) == (FailureKind.OVERLOADED, "max_num_queued_reqs")
     assert not life.submit("e"), "what was accepted before is never refused"
 
 

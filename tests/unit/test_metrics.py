@@ -19,6 +19,7 @@ LABELS = {"model_name": "org/fake", "engine": "0"}
 RECORD = RequestRecord(
     num_prompt_tokens=20,
     num_generation_tokens=11,
+    max_generation_tokens=11,
     num_cached_tokens=16,
     num_preemptions=1,
     finish_reason="stop",
@@ -99,6 +100,33 @@ def test_lost_workers_are_counted_by_cause() -> None:
     assert values["octavo:worker_last_pause_seconds"] == 1.5
 
 
+def test_prompt_tokens_are_told_apart_by_their_source() -> None:
+    metrics = exporter()
+    metrics.on_engine_stats(EngineStats(prompt_tokens=100, prefix_cache_hits=30, num_steps=1))
+    metrics.on_engine_stats(EngineStats(prompt_tokens=150, prefix_cache_hits=64, num_steps=2))
+    values = samples(metrics)
+    assert values["octavo:prompt_tokens_by_source_total,source=local_cache_hit"] == 64
+    assert values["octavo:prompt_tokens_by_source_total,source=local_compute"] == 86
+
+
+def test_waiting_requests_are_told_apart_by_their_reason() -> None:
+    metrics = exporter()
+    metrics.on_engine_stats(EngineStats(num_waiting=5, num_deferred=2, corrupted_requests=3))
+    values = samples(metrics)
+    assert values["octavo:num_requests_waiting"] == 5
+    assert values["octavo:num_requests_waiting_by_reason,reason=capacity"] == 3
+    assert values["octavo:num_requests_waiting_by_reason,reason=deferred"] == 2
+    assert values["octavo:corrupted_requests_total"] == 3
+
+
+def test_rejections_are_counted_by_the_limit_that_was_reached() -> None:
+    metrics = exporter()
+    metrics.on_rejected("max_num_queued_tokens")
+    values = samples(metrics)
+    assert values["octavo:admission_rejections_total,reason=max_num_queued_tokens"] == 1
+    assert values["octavo:admission_rejections_total,reason=max_num_queued_reqs"] == 0
+
+
 def test_counters_never_fall_when_the_engine_is_new() -> None:
     metrics = exporter()
     metrics.on_engine_stats(EngineStats(prompt_tokens=100, num_steps=50))
@@ -119,6 +147,7 @@ def test_finished_request_fills_the_histograms() -> None:
         "request_time_per_output_token_seconds": 0.2,
         "request_prompt_tokens": 20,
         "request_generation_tokens": 11,
+        "request_max_num_generation_tokens": 11,
         "request_prefill_kv_computed_tokens": 4,
         "request_params_n": 1,
         "request_params_max_tokens": 64,

@@ -14,6 +14,7 @@ from octavo.protocol.stats import EngineStats, RequestTimings
 RECORD = RequestRecord(
     num_prompt_tokens=20,
     num_generation_tokens=11,
+    max_generation_tokens=11,
     num_cached_tokens=16,
     num_preemptions=1,
     finish_reason="stop",

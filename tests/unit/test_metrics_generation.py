@@ -12,8 +12,8 @@ from octavo.frontend.generation.sequence import Sequence
 from octavo.frontend.generation.spec import make_spec
 from octavo.frontend.metrics.record import RequestRecord
 from octavo.frontend.request_stream import RequestStream
-from octavo.protocol.errors import RequestFailedError
-from octavo.protocol.events import Finished, FinishReason, Tokens
+from octavo.protocol.errors import OverloadedError, RequestFailedError
+from octavo.protocol.events import Failed, FailureKind, Finished, FinishReason, Tokens
 from octavo.protocol.params import OutputKind, SamplingParams
 from octavo.protocol.requests import Submit
 
@@ -41,12 +41,16 @@ class Notes:
     def __init__(self) -> None:
         self.records: list[RequestRecord] = []
         self.num_tokens: list[int] = []
+        self.limits: list[str] = []
 
     def on_first_token(self, latency_s: float) -> None:
         self.num_tokens.append(1)
 
     def on_inter_token(self, latency_s: float, num_tokens: int) -> None:
         self.num_tokens.append(num_tokens)
+
+    def on_rejected(self, limit: str) -> None:
+        self.limits.append(limit)
 
     def on_finished(self, record: RequestRecord) -> None:
         self.records.append(record)
@@ -99,4 +103,15 @@ def test_failed_request() -> None:
     work, notes = generation(fail)
     with pytest.raises(RequestFailedError):
         asyncio.run(consume(work))
+    assert [record.finish_reason for record in notes.records] == ["error"]
+    assert notes.limits == []
+
+
+def test_request_that_a_full_queue_refused() -> None:
+    work, notes = generation(
+        lambda stream: stream.put(Failed("a", FailureKind.OVERLOADED, "too many", "max_num_queued_reqs"))
+    )
+    with pytest.raises(OverloadedError, match="too many"):
+        asyncio.run(consume(work))
+    assert notes.limits == ["max_num_queued_reqs"]
     assert [record.finish_reason for record in notes.records] == ["error"]
