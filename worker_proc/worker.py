@@ -41,8 +41,6 @@ from octavo.worker_proc.weights.load import load_model
 
 logger = logging.getLogger(__name__)
 
-IDLE_MS = 5
-"""Without a command for so long the worker is idle: between two steps of a busy engine it waits for one at most."""
 SMALL_STEP_TOKENS = 16
 """After a step of at most so many tokens a page may be taken too. After larger ones the engine is busy, and all threads
 had better take the pages together when they need them."""
@@ -112,9 +110,9 @@ class Worker:
 
     def _rest(self) -> None:
         """Wait for what comes next; when nothing does for a moment, take memory that steps will need."""
-        wants_page = self._executor is not None and self._executor.pages.has_wanted
-        if not self._poller.poll(IDLE_MS if wants_page else None):
-            self._take_page()
+        if self._executor is not None:
+            self._executor.pages.take_pages(self._poller.poll)
+        self._poller.poll()
 
     def _take_page(self) -> None:
         if self._executor is not None and self._executor.pages.has_wanted:

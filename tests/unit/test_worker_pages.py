@@ -6,7 +6,7 @@ import torch
 from octavo.kernels.native.memory import HUGE_PAGE_BYTES
 from octavo.protocol.params import SamplingSpec
 from octavo.protocol.steps import Admitted, Appended, StepPlan
-from octavo.worker_proc.cache.pages import PagesAhead
+from octavo.worker_proc.cache.pages import IDLE_MS, PagesAhead
 
 NUM_BLOCKS = 64
 BLOCKS_PER_PAGE = 16
@@ -74,3 +74,18 @@ def test_without_buffers_there_is_nothing_to_do() -> None:
     pages = PagesAhead([], NUM_BLOCKS)
     pages.note(plan([5], []))
     assert not pages.has_wanted
+
+
+def test_all_are_taken_after_one_wait_unless_a_command_comes() -> None:
+    pages = PagesAhead(buffers(3), NUM_BLOCKS, ahead_bytes=0)
+    pages.note(plan([0], []))
+    waits: list[int] = []
+
+    def comes_within(wait_ms: int) -> bool:
+        waits.append(wait_ms)
+        return len(waits) == 3
+
+    pages.take_pages(comes_within)
+    assert (waits, len(pages._wanted)) == ([IDLE_MS, 0, 0], 3 * 2 - 2)
+    pages.take_pages(comes_within)
+    assert (waits[3:], len(pages._wanted)) == ([IDLE_MS, 0, 0, 0], 0)

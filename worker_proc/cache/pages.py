@@ -4,13 +4,15 @@ Allocates no tensor, and knows of blocks only how many have been in use.
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
 from octavo.kernels.native.memory import HUGE_PAGE_BYTES
 from octavo.protocol.steps import StepPlan
 
+IDLE_MS = 5
+"""Without a command for so long the worker is idle: between two steps of a busy engine it waits for one at most."""
 AHEAD_BYTES = 128 << 20
 """Memory to hold ready: more of it serves larger bursts at full speed, and is resident whether they come or not."""
 
@@ -58,6 +60,18 @@ class PagesAhead:
         index, offset = self._wanted.popleft()
         # The value stays as it is. Writing it is what makes the page be there.
         self._buffers[index][offset] = self._buffers[index][offset]
+
+    def take_pages(self, comes_within: Callable[[int], object]) -> None:
+        """Take all wanted pages in one go once nothing has come for a moment: so the worker soon rests.
+
+        Args:
+            comes_within: waits for a command for so many milliseconds at most; true if there is one, which ends this.
+                Asked before each page.
+        """
+        wait_ms = IDLE_MS
+        while self._wanted and not comes_within(wait_ms):
+            self.take_page()
+            wait_ms = 0
 
     def _want(self) -> None:
         wanted: list[tuple[int, int]] = []
