@@ -118,15 +118,43 @@ def test_workers_that_live_for_five_steps_are_enough(tmp_path: Path):
         }
 
 
+def outputs_of(client: SocketClient, asked: dict[str, tuple[list[int], int]]) -> dict[str, int]:
+    """Return how many tokens have come of each request that has not ended, in the order of arrival."""
+    return {name: len(tokens_of(client, name)) for name in asked if not client.has_ended(name)}
+
+
+def wait_for_progress(client: SocketClient, asked: dict[str, tuple[list[int], int]], num_seqs: int) -> None:
+    """Receive until each request that may run has ended, or has got past where its workers were lost.
+
+    That place is at most two tokens further than what had been said by then, as two steps are in flight. Who kills
+    twice in between makes a request look guilty (docs/reliability.md).
+    """
+    before = outputs_of(client, asked)
+    running = list(before)[:num_seqs]
+
+    def has_progressed(name: str) -> bool:
+        return client.has_ended(name) or len(tokens_of(client, name)) >= before[name] + 2
+
+    while not all(map(has_progressed, running)):
+        client.receive_until(lambda event: isinstance(event, Events))
+
+
 def test_killed_again_and_again(tmp_path: Path):
-    with running_core(tmp_path, "slow", max_num_seqs=4) as core, SocketClient(core.address) as client:
+    num_kills, num_seqs = 5, 4
+    with running_core(tmp_path, "slow", max_num_seqs=num_seqs) as core, SocketClient(core.address) as client:
         client.connect()
         asked = submit_some(client)
-        for _ in range(5):
-            client.receive_until(lambda event: isinstance(event, Events))
+        for number in range(num_kills):
+            wait_for_progress(client, asked, num_seqs)
+            assert len(outputs_of(client, asked)) >= num_seqs, "it was over before the last kill"
             for worker in children_of(core.child.pid):
                 os.kill(worker, signal.SIGKILL)
+            while sum(stats_of(client).worker_failures.values()) == number:
+                time.sleep(0.01)
         check_undisturbed(client, asked)
+        stats = stats_of(client)
+        assert stats.worker_failures == {"exited": num_kills}
+        assert stats.requests_resumed == num_kills * num_seqs
         assert len(list(tmp_path.glob("plans-*"))) == len(list(tmp_path.glob("results-*"))) == 1
 
 

@@ -113,9 +113,10 @@ class SocketClient:
     def finish(self, *request_ids: str) -> None:
         """Receive until each of these requests has ended."""
         for request_id in request_ids:
-            if not self._has_ended(request_id):
-                self.receive_until(lambda event, request_id=request_id: self._has_ended(request_id))
+            if not self.has_ended(request_id):
+                self.receive_until(lambda event, request_id=request_id: self.has_ended(request_id))
 
-    def _has_ended(self, request_id: str) -> bool:
+    def has_ended(self, request_id: str) -> bool:
+        """Return whether the end of a request has come."""
         events = self.request_events(request_id)
         return bool(events) and type(events[-1]).__name__ in ("Finished", "Failed")
