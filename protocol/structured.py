@@ -43,6 +43,9 @@ class StructuredOutputsParams(msgspec.Struct, kw_only=True, omit_defaults=True):
     binds from the beginning."""
     param: str | None = None
     """The caller's own name of all this, for errors. None: the name of the field here."""
+    schemas: dict[str, dict[str, Any]] | None = None
+    """JSON Schemas that the form is made of, by the caller's names of them: where the form cannot be compiled, the
+    error names the first of these that cannot be compiled by itself."""
 
     def verify(self) -> None:
         """Check everything that can be checked without compiling.
@@ -60,6 +63,8 @@ class StructuredOutputsParams(msgspec.Struct, kw_only=True, omit_defaults=True):
         for name in ("whitespace_pattern", "start_after", "param"):
             if getattr(self, name) is not None and not _is_text(getattr(self, name)):
                 raise InvalidRequestError(f"{name} must be a non-empty string", self.name(name))
+        if self.schemas is not None and not all(isinstance(schema, dict) for schema in self.schemas.values()):
+            raise InvalidRequestError("schemas must be JSON objects", self.name("schemas"))
         if self.disable_any_whitespace and self.whitespace_pattern is not None:
             raise InvalidRequestError(
                 "whitespace_pattern says which white space there is, and disable_any_whitespace that there is none",
@@ -89,6 +94,15 @@ class GrammarKind(IntEnum):
     LARK = 2
 
 
+class GrammarPart(msgspec.Struct, array_like=True, gc=False, frozen=True):
+    """A piece of a grammar that its author knows by a name."""
+
+    param: str
+    """That name, for errors."""
+    text: str
+    """A JSON Schema."""
+
+
 class GrammarSpec(msgspec.Struct, array_like=True, gc=False, frozen=True):
     """The language of an output, as the core compiles it."""
 
@@ -98,6 +112,8 @@ class GrammarSpec(msgspec.Struct, array_like=True, gc=False, frozen=True):
     """The caller's name of this, for errors."""
     start_after: bytes = b""
     """What is generated up to and with these bytes is free."""
+    parts: tuple[GrammarPart, ...] = ()
+    """Where the grammar cannot be compiled, the first of these that cannot be either is to blame."""
 
 
 def parse_json(text: str) -> Any:

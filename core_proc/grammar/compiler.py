@@ -10,6 +10,7 @@ import queue
 import threading
 import time
 from collections import OrderedDict, deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -35,8 +36,14 @@ MAX_KEPT = 128
 
 CLOSE_TIMEOUT_S = 1.0
 
-GrammarKey: TypeAlias = tuple[GrammarKind, str]
-"""What makes a grammar the same one."""
+GrammarKey: TypeAlias = tuple[GrammarKind, str, tuple[str, ...]]
+"""What makes a grammar the same one: its kind and text, and the texts of its parts."""
+
+
+def grammar_key(spec: GrammarSpec) -> GrammarKey:
+    """Return what makes this grammar the same as another."""
+    return (spec.kind, spec.text, tuple([part.text for part in spec.parts]))
+
 
 Jobs: TypeAlias = "queue.SimpleQueue[GrammarKey | None]"
 """Grammars to compile; None ends a thread."""
@@ -48,6 +55,8 @@ class NoGrammar:
 
     kind: FailureKind
     message: str
+    part: int | None = None
+    """The part of the grammar that is to blame; None: nobody knows of one."""
 
 
 class GrammarCompiler:
@@ -85,7 +94,7 @@ class GrammarCompiler:
 
     def find(self, spec: GrammarSpec) -> "Matcher | None":
         """Return a new matcher of a grammar that is compiled already."""
-        key = (spec.kind, spec.text)
+        key = grammar_key(spec)
         if (matcher := self._kept.get(key)) is None:
             return None
         self._kept.move_to_end(key)
@@ -93,7 +102,7 @@ class GrammarCompiler:
 
     def start(self, spec: GrammarSpec) -> GrammarKey:
         """Have a grammar compiled, and return its name in `take_done`. Needs a vocabulary."""
-        key = (spec.kind, spec.text)
+        key = grammar_key(spec)
         if key not in self._pending:
             self._pending.add(key)
             if not self._threads:
@@ -176,18 +185,44 @@ class GrammarCompiler:
         # Here and not above: see the module.
         from octavo.core_proc.grammar.matcher import GrammarFault, Matcher, source_of
 
-        kind, text = key
+        kind, text, parts = key
         start = time.perf_counter()
         try:
             source = source_of(GrammarSpec(kind, text))
             trial.check(source, patience_s)
             matcher = Matcher.compile(self._grammar_tokens(), source)
-        except (TrialFailed, GrammarFault) as error:
+        except GrammarFault as error:
             return NoGrammar(FailureKind.INVALID, str(error))
+        except TrialFailed as error:
+            try:
+                blame = self._find_fault(trial, parts, patience_s)
+            except TrialKilled:
+                blame = None
+            return blame or NoGrammar(FailureKind.INVALID, str(error))
         except TrialKilled as error:
             return NoGrammar(FailureKind.INTERNAL, str(error))
         logger.debug("compiled a grammar of %d characters in %.3f s", len(text), time.perf_counter() - start)
         return matcher
+
+    def _find_fault(self, trial: Trial, parts: Sequence[str], patience_s: float | None) -> NoGrammar | None:
+        """Return what is wrong with the first part that is no grammar by itself, None if nothing is.
+
+        After the time that one grammar may take no further part is tried.
+
+        Raises:
+            TrialUnfinished, TrialKilled: as `Trial.check` does.
+        """
+        from octavo.core_proc.grammar.matcher import source_of
+
+        used_s = 0.0
+        for index, text in enumerate(parts):
+            try:
+                used_s += trial.check(source_of(GrammarSpec(GrammarKind.JSON_SCHEMA, text)), patience_s)
+            except TrialFailed as error:
+                return NoGrammar(FailureKind.INVALID, str(error), index)
+            if used_s > self._timeout_s:
+                break
+        return None
 
     def _grammar_tokens(self) -> "GrammarTokens":
         from octavo.core_proc.grammar.matcher import GrammarTokens

@@ -113,8 +113,9 @@ class Grammars:
                 submit = self._waiting.pop((client, request_id))
                 assert submit.grammar is not None
                 if isinstance(result, NoGrammar):
-                    failed = Failed(request_id, result.kind, result.message, submit.grammar.param)
-                    events.append((client, failed))
+                    grammar = submit.grammar
+                    param = grammar.param if result.part is None else grammar.parts[result.part].param
+                    events.append((client, Failed(request_id, result.kind, result.message, param)))
                 else:
                     events += self._start(client, submit, result.copy())
         return events

@@ -71,8 +71,8 @@ class Trial:
                 stderr=subprocess.DEVNULL,
             )
 
-    def check(self, source: str, patience_s: float | None = None) -> None:
-        """Compile a grammar in the child.
+    def check(self, source: str, patience_s: float | None = None) -> float:
+        """Compile a grammar in the child and return the processor time that it took, in seconds.
 
         Blocks until: it answers, or a limit is reached.
 
@@ -87,14 +87,14 @@ class Trial:
         """
         for _ in range(MAX_TRIES):
             with contextlib.suppress(_Ended):
-                self._check_once(source, patience_s)
-                return
+                return self._check_once(source, patience_s)
         raise TrialKilled("the process that tries grammars is killed again and again")
 
-    def _check_once(self, source: str, patience_s: float | None) -> None:
+    def _check_once(self, source: str, patience_s: float | None) -> float:
         self.warm_up()
         assert self._child is not None and self._child.stdin is not None
         message = source.encode()
+        used_s = self._cpu_s()
         try:
             self._child.stdin.write(LENGTH.pack(len(message)) + message)
             self._child.stdin.flush()
@@ -103,6 +103,7 @@ class Trial:
             fault = self._last_words()
         if fault:
             raise TrialFailed(fault)
+        return self._cpu_s() - used_s
 
     def close(self) -> None:
         """Kill the child."""

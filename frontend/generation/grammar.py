@@ -10,7 +10,7 @@ from octavo.frontend.generation.structural_tag import lark_of_structural_tag
 from octavo.frontend.text.tokenizer import Tokenizer
 from octavo.protocol.errors import InvalidRequestError
 from octavo.protocol.requests import Vocabulary
-from octavo.protocol.structured import GrammarKind, GrammarSpec, StructuredOutputsParams, parse_json
+from octavo.protocol.structured import GrammarKind, GrammarPart, GrammarSpec, StructuredOutputsParams, parse_json
 
 OPTIONS = "x-guidance"
 """Key of a schema under which the library that compiles it looks for its own settings."""
@@ -24,11 +24,15 @@ def grammar_spec(asked: StructuredOutputsParams, special_token_ids: Mapping[str,
         special_token_ids: the tokenizer's special tokens, by their names.
 
     Raises:
-        InvalidRequestError: a structural tag or a grammar cannot be read; `param` names the field.
+        InvalidRequestError: a structural tag, a grammar or a schema cannot be read; `param` names the field.
     """
+    # First: what is wrong with a part is told by its own name.
+    parts = tuple(
+        GrammarPart(name, _schema_text(schema, asked, name)) for name, schema in (asked.schemas or {}).items()
+    )
     kind, text = _grammar(asked, special_token_ids)
     start_after = (asked.start_after or "").encode(errors="surrogatepass")
-    return GrammarSpec(kind, text, asked.name(asked.kinds[0]), start_after)
+    return GrammarSpec(kind, text, asked.name(asked.kinds[0]), start_after, parts)
 
 
 def special_tokens(tokenizer: Tokenizer) -> dict[str, int]:
@@ -56,10 +60,10 @@ def vocabulary_of(tokenizer: Tokenizer, vocab_size: int, eos_token_ids: list[int
 
 def _grammar(asked: StructuredOutputsParams, special_token_ids: Mapping[str, int]) -> tuple[GrammarKind, str]:
     if asked.json_object:
-        return GrammarKind.JSON_SCHEMA, _schema_text({"type": "object"}, asked)
+        return GrammarKind.JSON_SCHEMA, _schema_text({"type": "object"}, asked, asked.name("json"))
     if asked.json is not None:
         schema = parse_json(asked.json) if isinstance(asked.json, str) else asked.json
-        return GrammarKind.JSON_SCHEMA, _schema_text(schema, asked)
+        return GrammarKind.JSON_SCHEMA, _schema_text(schema, asked, asked.name("json"))
     if asked.regex is not None:
         return GrammarKind.REGEX, asked.regex
     if asked.choice is not None:
@@ -70,39 +74,42 @@ def _grammar(asked: StructuredOutputsParams, special_token_ids: Mapping[str, int
         return GrammarKind.LARK, _lark(asked.grammar, asked.name("grammar"))
     tag = parse_json(asked.structural_tag) if isinstance(asked.structural_tag, str) else asked.structural_tag
     text = lark_of_structural_tag(
-        tag, lambda schema: _schema_text(schema, asked), special_token_ids, asked.name("structural_tag")
+        tag,
+        lambda schema: _schema_text(schema, asked, asked.name("json")),
+        special_token_ids,
+        asked.name("structural_tag"),
     )
     return GrammarKind.LARK, text
 
 
-def _schema_text(schema: Any, asked: StructuredOutputsParams) -> str:
+def _schema_text(schema: Any, asked: StructuredOutputsParams, param: str) -> str:
     """Return a schema as JSON, with the settings that the caller has chosen."""
     if not isinstance(schema, dict):
-        return _dumped(schema, asked)
+        return _dumped(schema, param)
     if OPTIONS in schema:
-        raise InvalidRequestError(f"{OPTIONS} is not a keyword of JSON Schema: leave it out", asked.name("json"))
+        raise InvalidRequestError(f"{OPTIONS} is not a keyword of JSON Schema: leave it out", param)
     if asked.disable_additional_properties:
-        schema = _closed(schema, asked)
+        schema = _closed(schema, param)
     options: dict[str, Any] = {}
     if asked.disable_any_whitespace:
         options["whitespace_flexible"] = False
     elif asked.whitespace_pattern is not None:
         options["whitespace_pattern"] = asked.whitespace_pattern
-    return _dumped({**schema, OPTIONS: options} if options else schema, asked)
+    return _dumped({**schema, OPTIONS: options} if options else schema, param)
 
 
-def _dumped(schema: Any, asked: StructuredOutputsParams) -> str:
+def _dumped(schema: Any, param: str) -> str:
     try:
         return json.dumps(schema, separators=(",", ":"), allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
-        raise InvalidRequestError(f"the schema has no JSON form: {error}", asked.name("json")) from None
+        raise InvalidRequestError(f"the schema has no JSON form: {error}", param) from None
 
 
-def _closed(schema: dict[str, Any], asked: StructuredOutputsParams) -> dict[str, Any]:
+def _closed(schema: dict[str, Any], param: str) -> dict[str, Any]:
     try:
         return closed_schema(schema)
     except RecursionError:
-        raise InvalidRequestError("the schema is nested too deeply", asked.name("json")) from None
+        raise InvalidRequestError("the schema is nested too deeply", param) from None
 
 
 def _lark(grammar: str, param: str) -> str:

@@ -81,9 +81,8 @@ def plan_tools(
     num_tools, tools = len(tools), _allowed(tools, choice.allowed)
     max_calls = None if is_parallel else 1
     if choice.mode == "required":
-        # Of several tools the core does not tell which has the schema that it cannot enforce.
-        param = f"{tools[0].param}.parameters" if len(tools) == 1 else "tools"
-        form = _forced(calls_schema(tools, max_calls), param)
+        param = _schema_name(tools[0]) if len(tools) == 1 else "tools"
+        form = _forced(calls_schema(tools, max_calls), param, _schemas(tools))
         return ToolPlan(RequiredParser(tools), form, max_calls=max_calls)
     if choice.mode == "none":
         return ToolPlan(form=answer_form)
@@ -110,18 +109,33 @@ def _allowed(tools: Sequence[FunctionTool], names: frozenset[str] | None) -> Seq
 def _named(tools: Sequence[FunctionTool], name: str) -> ToolPlan:
     for tool in tools:
         if tool.name == name:
-            form = _forced(dict(tool.parameters), f"{tool.param}.parameters")
+            form = _forced(dict(tool.parameters), _schema_name(tool))
             return ToolPlan(NamedParser([tool]), form, max_calls=1, is_named=True)
     raise InvalidRequestError(f"tool_choice names {name!r}, which is none of the tools", "tool_choice")
 
 
-def _forced(schema: dict[str, Any], param: str) -> StructuredOutputsParams:
+def _schema_name(tool: FunctionTool) -> str:
+    return f"{tool.param}.parameters"
+
+
+def _schemas(tools: Sequence[FunctionTool]) -> dict[str, dict[str, Any]]:
+    """Return the schemas of functions by the caller's names of them."""
+    return {_schema_name(tool): dict(tool.parameters) for tool in tools}
+
+
+def _forced(
+    schema: dict[str, Any], param: str, schemas: dict[str, dict[str, Any]] | None = None
+) -> StructuredOutputsParams:
     """Return the form of calls that are written because they must be.
 
     They have none of the white space that weak models get lost in, and no arguments that the schema does not name.
     """
     return StructuredOutputsParams(
-        json=schema, disable_additional_properties=True, whitespace_pattern=SPACE, param=param
+        json=schema,
+        disable_additional_properties=True,
+        whitespace_pattern=SPACE,
+        param=param,
+        schemas=schemas,
     )
 
 
@@ -155,10 +169,18 @@ def _auto_form(
             'or set tool_choice to "required" or a function',
             name,
         )
-    if answer_form is None:
-        return StructuredOutputsParams(structural_tag=tag, param="tools")
+    schemas = _schemas([tool for tool in tools if tool.is_strict])
+    if answer_form is None or schema is None:
+        return StructuredOutputsParams(structural_tag=tag, param="tools", schemas=schemas)
     name = answer_form.name(answer_form.kinds[0])
-    return msgspec.structs.replace(answer_form, json=None, json_object=None, structural_tag=tag, param=name)
+    return msgspec.structs.replace(
+        answer_form,
+        json=None,
+        json_object=None,
+        structural_tag=tag,
+        param=name,
+        schemas={name: schema, **schemas},
+    )
 
 
 def _schema_of(form: StructuredOutputsParams) -> dict[str, Any]:

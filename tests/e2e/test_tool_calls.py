@@ -162,11 +162,12 @@ def test_strict_calls_or_an_answer_of_a_form_under_auto(server: Server) -> None:
 
 def test_a_tool_whose_schema_cannot_be_enforced_is_named(server: Server) -> None:
     schema = {"type": "object", "properties": {"x": {"not": {"type": "integer"}}}}
-    tool: Any = {"type": "function", "function": {"name": "f", "parameters": schema}}
+    bad: Any = {"type": "function", "function": {"name": "f", "parameters": schema, "strict": True}}
     named = {"type": "function", "function": {"name": "f"}}
-    with pytest.raises(openai.BadRequestError, match="not") as caught:
-        client(server).chat.completions.create(**ASK, tools=[tool], tool_choice=named)
-    assert caught.value.param == "tools[0].function.parameters"
+    for choice in (named, "required", "auto"):
+        with pytest.raises(openai.BadRequestError, match="not") as caught:
+            client(server).chat.completions.create(**ASK, tools=[*tools(strict=True), bad], tool_choice=choice)
+        assert caught.value.param == "tools[2].function.parameters"
 
 
 def test_a_template_of_a_request_harms_nobody(server: Server) -> None:

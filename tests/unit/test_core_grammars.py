@@ -22,7 +22,7 @@ from octavo.protocol.events import Failed, FailureKind, Finished, FinishReason, 
 from octavo.protocol.params import SamplingSpec
 from octavo.protocol.requests import Submit, Vocabulary
 from octavo.protocol.steps import SlotMask, StepPlan, StepResult
-from octavo.protocol.structured import GrammarKind, GrammarSpec
+from octavo.protocol.structured import GrammarKind, GrammarPart, GrammarSpec
 
 EOS, STOP = 0, 1
 TOKENS = [b"<e>", b"<s>", *[bytes([97 + index]) for index in range(26)]]
@@ -64,7 +64,8 @@ class Desk:
 
     def submit(self, name: str, text: str, kind: GrammarKind = GrammarKind.REGEX, **fields: Any) -> list[ClientEvent]:
         settings = {"max_tokens": 9, "seed": 0, "eos_token_ids": (EOS,), **fields.pop("sampling", {})}
-        spec = GrammarSpec(kind, text, "structured_outputs.regex", fields.pop("start_after", b""))
+        marker, parts = fields.pop("start_after", b""), fields.pop("parts", ())
+        spec = GrammarSpec(kind, text, "structured_outputs.regex", marker, parts)
         submit = Submit(name, [5, 6, 7], SamplingSpec(**settings), grammar=spec, **fields)
         return self.grammars.submit(CLIENT, submit)
 
@@ -165,6 +166,50 @@ def test_a_faulty_grammar_ends_those_who_have_it_and_nobody_else(desk: Desk) -> 
     assert ends(events) == [("bad", fault), ("worse", fault)]
     assert all("unclosed group" in event.message for _, event in events if isinstance(event, Failed))
     assert [key[1] for key in desk.scheduler.requests] == ["good"]
+
+
+TEXT = '{"type":"string"}'
+NOT = '{"not":{}}'
+SLOW = '{"type":"integer","multipleOf":9999999}'
+
+
+@pytest.mark.parametrize(
+    ("whole", "parts", "param", "words"),
+    [
+        ([TEXT, NOT, '{"if":{}}'], [TEXT, NOT, '{"if":{}}'], "second", "not"),
+        ([TEXT, NOT], [TEXT], "structured_outputs.regex", "not"),
+        ([TEXT, SLOW], [TEXT, SLOW], "second", "more than 1 s"),
+    ],
+    ids=["the first of several", "none by itself", "too slow"],
+)
+def test_the_part_that_is_no_grammar_is_to_blame(whole: list[str], parts: list[str], param: str, words: str) -> None:
+    desk = Desk(GrammarCompiler(timeout_s=1))
+    desk.grammars.learn(VOCABULARY)
+    named = tuple(GrammarPart(name, text) for name, text in zip(["first", "second", "third"], parts, strict=False))
+    desk.submit("r", f'{{"anyOf":[{",".join(whole)}]}}', kind=GrammarKind.JSON_SCHEMA, parts=named)
+    ((_, failed),) = desk.wait()
+    assert isinstance(failed, Failed) and failed.kind is FailureKind.INVALID
+    assert failed.param == param
+    assert words in failed.message
+    desk.compiler.close()
+
+
+def test_after_the_time_of_one_grammar_no_further_part_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[str] = []
+
+    def slow(self: Trial, source: str, patience_s: float | None) -> float:
+        tried.append(source)
+        if len(tried) == 1:
+            raise TrialFailed("the whole of it")
+        return 0.6
+
+    monkeypatch.setattr(Trial, "check", slow)
+    compiler = GrammarCompiler(timeout_s=1)
+    parts = tuple(str(number) for number in range(5))
+    monkeypatch.setattr(Trial, "warm_up", lambda self: None)
+    result = compiler._compile(Trial(1), (GrammarKind.JSON_SCHEMA, "{}", parts), None)
+    assert (result.message, result.part, len(tried)) == ("the whole of it", None, 3)
+    os.close(compiler.wake_fd)
 
 
 def test_what_is_refused_at_once(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:

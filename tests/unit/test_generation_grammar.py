@@ -62,6 +62,18 @@ def test_json_becomes_a_schema() -> None:
     assert not accepts(spec_of(json_object=True), "[1]")
 
 
+def test_schemas_that_a_form_is_made_of_are_parts_with_names() -> None:
+    form = StructuredOutputsParams(json=INTEGER, whitespace_pattern=" ?", schemas={"a": INTEGER, "b": {}})
+    spec = grammar_spec(form, {})
+    assert [part.param for part in spec.parts] == ["a", "b"]
+    assert json.loads(spec.parts[0].text) == {**INTEGER, "x-guidance": {"whitespace_pattern": " ?"}}
+    with pytest.raises(InvalidRequestError, match="not a keyword") as caught:
+        grammar_spec(StructuredOutputsParams(json=INTEGER, schemas={"a": {}, "b": {"x-guidance": {}}}), {})
+    assert caught.value.param == "b"
+    with pytest.raises(InvalidRequestError, match="schemas"):
+        StructuredOutputsParams(json=INTEGER, schemas={"a": []}).verify()
+
+
 def test_white_space() -> None:
     schema = {"type": "array", "items": INTEGER}
     assert accepts(spec_of(json=schema), "[1,\n   2]")

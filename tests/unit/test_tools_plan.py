@@ -120,11 +120,19 @@ def test_wishes_that_do_not_fit_together(wish, param, words) -> None:
     assert caught.value.param == param
 
 
-def test_the_only_tool_that_can_be_at_fault_is_named() -> None:
-    assert plan(tools=(LOOSE,), choice="required").form.param == "tools[0].function.parameters"
-    assert plan(tools=(LOOSE, STRICT), choice="required").form.param == "tools"
-    allowed = plan(tools=(LOOSE, STRICT), choice="required", allowed=frozenset({"city"}))
-    assert allowed.form.param == "tools[1].function.parameters"
+def test_the_schemas_that_can_be_at_fault_are_named() -> None:
+    loose, strict = "tools[0].function.parameters", "tools[1].function.parameters"
+    assert plan(tools=(LOOSE,), choice="required").form.param == loose
+    both = plan(tools=(LOOSE, STRICT), choice="required").form
+    assert (both.param, both.schemas) == ("tools", {loose: NUMBER, strict: CITY})
+    allowed = plan(tools=(LOOSE, STRICT), choice="required", allowed=frozenset({"city"})).form
+    assert (allowed.param, list(allowed.schemas)) == (strict, [strict])
+    assert plan(tools=(LOOSE, STRICT)).form.schemas == {strict: CITY}, "a loose call obeys no schema"
+    answer = StructuredOutputsParams(json_object=True)
+    assert plan(tools=(LOOSE, STRICT), answer=answer).form.schemas == {
+        "structured_outputs.json_object": {"type": "object"},
+        strict: CITY,
+    }
 
 
 def test_some_of_the_tools() -> None:

@@ -6,7 +6,7 @@ They stand where `core_proc/grammar/{compiler,matcher}.py` stand in an engine; e
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from octavo.core_proc.grammar.compiler import GrammarKey, NoGrammar
+from octavo.core_proc.grammar.compiler import GrammarKey, NoGrammar, grammar_key
 from octavo.protocol.events import FailureKind
 from octavo.protocol.requests import Vocabulary
 from octavo.protocol.structured import GrammarKind, GrammarSpec
@@ -97,12 +97,12 @@ class SimulatedCompiler:
 
     def find(self, spec: GrammarSpec) -> SimulatedMatcher | None:
         """Return a new matcher of a grammar that is compiled already."""
-        matcher = self._kept.get((spec.kind, spec.text))
+        matcher = self._kept.get(grammar_key(spec))
         return matcher and matcher.copy()
 
     def start(self, spec: GrammarSpec) -> GrammarKey:
         """Have a grammar compiled, and return its name in `take_done`."""
-        key = (spec.kind, spec.text)
+        key = grammar_key(spec)
         if key not in self._pending:
             self._pending.add(key)
             self._later(lambda: self._finish(key))
@@ -125,7 +125,7 @@ class SimulatedCompiler:
             return
         self._pending.discard(key)
         assert self.vocabulary is not None
-        _, text = key
+        _, text, _ = key
         if text == WRONG:
             result: SimulatedMatcher | NoGrammar = NoGrammar(FailureKind.INVALID, "the grammar is wrong")
         else:
