@@ -22,7 +22,18 @@ PACKAGES = [
 
 def test_every_operation_of_a_model_and_a_draw_has_one() -> None:
     names = {package.__name__.rpartition(".")[2] for package in PACKAGES}
-    assert names >= {"add", "cast", "embedding", "gelu", "layer_norm", "quantize", "relu", "rms_norm", "rope"}
+    assert names >= {
+        "add",
+        "cast",
+        "embedding",
+        "gelu",
+        "layer_norm",
+        "quantize",
+        "relu",
+        "rms_norm",
+        "rope",
+        "rope_store_kv",
+    }
     assert names >= {"silu_and_mul", "store_kv", "filter_logits", "gumbel_sample", "logprobs", "penalties"}
     assert names >= {"token_mask", "top_k"}
 

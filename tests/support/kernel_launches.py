@@ -19,6 +19,8 @@ from octavo.kernels.penalties import gpu as penalties
 from octavo.kernels.quantize import gpu as quantize
 from octavo.kernels.rms_norm import gpu as rms_norm
 from octavo.kernels.rope import gpu as rope
+from octavo.kernels.rope_store_kv import gpu as rope_store_kv
+from octavo.kernels.rope_store_kv.rotation import QKNorm, Rotation
 from octavo.kernels.sample import RequestTable
 from octavo.kernels.sample import gpu as sample
 from octavo.kernels.silu_and_mul import gpu as silu_and_mul
@@ -39,6 +41,16 @@ def store_in_blocks_of(block_size: int) -> None:
     """Store 8 tokens' keys and values, 8 heads of 128."""
     cache = empty(64, block_size, 8, 128)
     store_kv.store_kv(empty(8, 8, 128), empty(8, 8, 128), cache, cache, empty(8, dtype=I64))
+
+
+def rotate_and_store(num_heads: int, num_kv_heads: int, head_dim: int, *, has_norm: bool) -> None:
+    """Rotate 8 tokens' heads, cut from one product, and store their keys and values in blocks of 16."""
+    wide = empty(8, num_heads + 2 * num_kv_heads, head_dim)
+    q, k, v = wide.split([num_heads, num_kv_heads, num_kv_heads], dim=1)
+    angles = empty(8, head_dim // 2, dtype=F32)
+    norm = QKNorm(empty(head_dim), empty(head_dim), 1e-6) if has_norm else None
+    cache = empty(64, 16, num_kv_heads, head_dim)
+    rope_store_kv.rope_store_kv(q, k, v, Rotation(angles, angles, norm), cache, cache, empty(8, dtype=I64))
 
 
 def multiply(num_rows: int, dtype: torch.dtype = BF16) -> None:
@@ -92,6 +104,10 @@ LAUNCHES: dict[str, Callable[[], object]] = {
     "rms_norm, 16384": lambda: rms_norm.rms_norm(empty(8, 16384), empty(16384), 1e-5),
     "rms_norm, heads of 128": lambda: rms_norm.rms_norm(empty(8, 32, 128), empty(128), 1e-6),
     "rope, 32 heads of 128": lambda: rope.rope(empty(8, 32, 128), empty(8, 64, dtype=F32), empty(8, 64, dtype=F32)),
+    "rope_store_kv, Llama-3.1-8B": lambda: rotate_and_store(32, 8, 128, has_norm=False),
+    "rope_store_kv, Qwen2.5-7B": lambda: rotate_and_store(28, 4, 128, has_norm=False),
+    "rope_store_kv, Qwen3-0.6B": lambda: rotate_and_store(16, 8, 128, has_norm=True),
+    "rope_store_kv, Llama-3.2-1B": lambda: rotate_and_store(32, 8, 64, has_norm=False),
     "sample": sample_rows,
     "silu_and_mul, 14336": lambda: silu_and_mul.silu_and_mul(empty(8, 2 * 14336)),
     "store_kv, blocks of 16": lambda: store_in_blocks_of(16),

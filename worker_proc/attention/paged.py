@@ -5,6 +5,8 @@ from torch import Tensor
 
 from octavo.kernels import paged_attention
 from octavo.kernels.paged_attention import AttentionShape, PagedAttention
+from octavo.kernels.rope_store_kv import rope_store_kv
+from octavo.kernels.rope_store_kv.rotation import Rotation
 from octavo.kernels.store_kv import store_kv
 from octavo.worker_proc.batch.inputs import StepInputs
 from octavo.worker_proc.cache.storage import KVStorage
@@ -30,9 +32,14 @@ class PagedCacheAttention:
             self._shape,
         )
 
-    def run(self, q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, layer_index: int) -> Tensor:
+    def run(
+        self, q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, layer_index: int, rotation: Rotation | None = None
+    ) -> Tensor:
         """See `octavo.worker_proc.attention.base.Attention`."""
         assert self._planned is not None and self._slot_mapping_T is not None, "plan() comes before run()"
         k_cache_PSKH, v_cache_PSKH = self._storage.layer(layer_index)
-        store_kv(k_TKH, v_TKH, k_cache_PSKH, v_cache_PSKH, self._slot_mapping_T)
+        if rotation is None:
+            store_kv(k_TKH, v_TKH, k_cache_PSKH, v_cache_PSKH, self._slot_mapping_T)
+        else:
+            q_TNH = rope_store_kv(q_TNH, k_TKH, v_TKH, rotation, k_cache_PSKH, v_cache_PSKH, self._slot_mapping_T)
         return self._planned(q_TNH, k_cache_PSKH, v_cache_PSKH)

@@ -10,6 +10,8 @@ from octavo.kernels.native.recorder import ProgramRecorder
 from octavo.kernels.paged_attention import AttentionShape, record
 from octavo.kernels.paged_attention.layout import CacheLayout
 from octavo.kernels.paged_attention.native import ShapeArguments, workspace_bytes
+from octavo.kernels.rope_store_kv import record as rope_store_kv
+from octavo.kernels.rope_store_kv.rotation import Rotation
 from octavo.kernels.store_kv import record as store_kv
 
 
@@ -63,8 +65,13 @@ class RecordedAttention:
         """The buffers of keys and values, layer by layer."""
         return self._caches
 
-    def run(self, q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, layer_index: int) -> Tensor:
-        """Record the storing of a layer's keys and values, and its attention."""
+    def run(
+        self, q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, layer_index: int, rotation: Rotation | None = None
+    ) -> Tensor:
+        """Record the rotation and storing of a layer's keys and values, and its attention."""
         k_cache, v_cache = self._caches[layer_index]
-        store_kv.record(k_TKH, v_TKH, k_cache, v_cache, self._layout)
+        if rotation is None:
+            store_kv.record(k_TKH, v_TKH, k_cache, v_cache, self._layout)
+        else:
+            q_TNH = rope_store_kv.record(q_TNH, k_TKH, v_TKH, rotation, k_cache, v_cache, self._layout)
         return record.record(q_TNH, k_cache, v_cache, self._workspace)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from octavo.kernels.embedding import embedding
 from octavo.kernels.paged_attention import AttentionShape
-from octavo.kernels.rope import rope
+from octavo.kernels.rope_store_kv.rotation import QKNorm, Rotation
 from octavo.kernels.silu_and_mul import silu_and_mul
 from octavo.protocol.config.facts import ModelFacts
 from octavo.protocol.errors import ConfigError
@@ -80,10 +80,12 @@ class DecoderLayer:
         gate_up_parts = {f"{mlp}.{part}_proj": config.intermediate_size for part in ("gate", "up")}
         self.input_norm = RMSNorm.new(parameters, f"{name}.input_layernorm", width, eps)
         self.qkv = Linear.stacked(parameters, f"{attention}.qkv_proj", qkv_parts, width, bias=config.has_qkv_bias)
-        self.q_norm = self.k_norm = None
+        self.qk_norm = None
         if config.has_qk_norm:
-            self.q_norm = RMSNorm.new(parameters, f"{attention}.q_norm", shape.head_dim, eps)
-            self.k_norm = RMSNorm.new(parameters, f"{attention}.k_norm", shape.head_dim, eps)
+            q_weight_H, k_weight_H = (
+                parameters.new(f"{attention}.{part}_norm.weight", shape.head_dim) for part in ("q", "k")
+            )
+            self.qk_norm = QKNorm(q_weight_H, k_weight_H, eps)
         self.out = Linear.new(parameters, f"{attention}.o_proj", self.query_width, width, bias=config.has_output_bias)
         self.mlp_norm = RMSNorm.new(parameters, f"{name}.post_attention_layernorm", width, eps)
         self.gate_up = Linear.stacked(parameters, f"{mlp}.gate_up_proj", gate_up_parts, width, bias=config.has_mlp_bias)
@@ -110,10 +112,8 @@ class DecoderLayer:
         q_TNH = q.unflatten(1, (-1, self.shape.head_dim))
         k_TKH = k.unflatten(1, (-1, self.shape.head_dim))
         v_TKH = v.unflatten(1, (-1, self.shape.head_dim))
-        if self.q_norm is not None and self.k_norm is not None:
-            q_TNH, k_TKH = self.q_norm(q_TNH), self.k_norm(k_TKH)
-        q_TNH, k_TKH = rope(q_TNH, cos_TC, sin_TC), rope(k_TKH, cos_TC, sin_TC)
-        return self.out(attention.run(q_TNH, k_TKH, v_TKH, self.index).flatten(1))
+        rotation = Rotation(cos_TC, sin_TC, self.qk_norm)
+        return self.out(attention.run(q_TNH, k_TKH, v_TKH, self.index, rotation).flatten(1))
 
 
 class LlamaModel(Model):

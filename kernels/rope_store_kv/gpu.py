@@ -1,0 +1,166 @@
+"""`rope_store_kv` on a GPU: one program treats a few heads of one token, either queries or keys with their values."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from octavo.kernels.rope_store_kv.rotation import Rotation
+
+MAX_HEADS_BLOCK = 8
+"""Heads of one program: with 16 bits and 128 dimensions, two warps whose threads load 16 bytes at a time."""
+_PAIRS_OF_A_WARP = 256
+
+
+def rope_store_kv(
+    q_TNH: Tensor,
+    k_TKH: Tensor,
+    v_TKH: Tensor,
+    rotation: Rotation,
+    k_cache_PSKH: Tensor,
+    v_cache_PSKH: Tensor,
+    slot_mapping_T: Tensor,
+) -> Tensor:
+    """See `octavo.kernels.rope_store_kv.rope_store_kv`, and `store_kv` on a GPU for its caches and negative slots."""
+    q, k, v = (x if x.stride(2) == 1 else x.contiguous() for x in (q_TNH, k_TKH, v_TKH))
+    num_tokens, num_heads, head_dim = q.shape
+    num_kv_heads, num_pairs = k.shape[1], rotation.cos_TC.shape[1]
+    out_TNH = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    heads_block = min(triton.next_power_of_2(max(num_heads, num_kv_heads)), MAX_HEADS_BLOCK)
+    pairs_block = triton.next_power_of_2(num_pairs)
+    num_query_blocks = triton.cdiv(num_heads, heads_block)
+    norm = rotation.norm
+    if num_tokens:
+        _rope_store_kv_kernel[(num_tokens, num_query_blocks + triton.cdiv(num_kv_heads, heads_block))](
+            q,
+            k,
+            v,
+            rotation.cos_TC.contiguous(),
+            rotation.sin_TC.contiguous(),
+            None if norm is None else norm.q_weight_H.contiguous(),
+            None if norm is None else norm.k_weight_H.contiguous(),
+            out_TNH,
+            k_cache_PSKH,
+            v_cache_PSKH,
+            slot_mapping_T,
+            0.0 if norm is None else norm.eps,
+            q.stride(0),
+            q.stride(1),
+            k.stride(0),
+            k.stride(1),
+            v.stride(0),
+            v.stride(1),
+            k_cache_PSKH.stride(0),
+            k_cache_PSKH.stride(1),
+            k_cache_PSKH.stride(2),
+            BLOCK_SIZE=k_cache_PSKH.shape[1],
+            NUM_HEADS=num_heads,
+            NUM_KV_HEADS=num_kv_heads,
+            NUM_QUERY_BLOCKS=num_query_blocks,
+            HEAD_DIM=head_dim,
+            NUM_PAIRS=num_pairs,
+            HAS_NORM=norm is not None,
+            HEADS_BLOCK=heads_block,
+            PAIRS_BLOCK=pairs_block,
+            HEAD_DIM_BLOCK=triton.next_power_of_2(head_dim),
+            num_warps=max(heads_block * pairs_block // _PAIRS_OF_A_WARP, 1),
+        )
+    return out_TNH
+
+
+@triton.jit
+def _rope_store_kv_kernel(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    cos_ptr,
+    sin_ptr,
+    q_weight_ptr,
+    k_weight_ptr,
+    out_ptr,
+    k_cache_ptr,
+    v_cache_ptr,
+    slots_ptr,
+    eps,
+    q_token_stride,
+    q_head_stride,
+    k_token_stride,
+    k_head_stride,
+    v_token_stride,
+    v_head_stride,
+    block_stride,
+    slot_stride,
+    cache_head_stride,
+    BLOCK_SIZE: tl.constexpr,
+    NUM_HEADS: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr,
+    NUM_QUERY_BLOCKS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    NUM_PAIRS: tl.constexpr,
+    HAS_NORM: tl.constexpr,
+    HEADS_BLOCK: tl.constexpr,
+    PAIRS_BLOCK: tl.constexpr,
+    HEAD_DIM_BLOCK: tl.constexpr,
+):
+    token = tl.program_id(0).to(tl.int64)
+    part = tl.program_id(1)
+    pairs = tl.arange(0, PAIRS_BLOCK)
+    cos = tl.load(cos_ptr + token * NUM_PAIRS + pairs, mask=pairs < NUM_PAIRS, other=0.0)
+    sin = tl.load(sin_ptr + token * NUM_PAIRS + pairs, mask=pairs < NUM_PAIRS, other=0.0)
+    heads = tl.arange(0, HEADS_BLOCK)[:, None]
+    if part < NUM_QUERY_BLOCKS:
+        heads += part * HEADS_BLOCK
+        x = q_ptr + token * q_token_stride + heads * q_head_stride
+        out = out_ptr + (token * NUM_HEADS + heads) * HEAD_DIM
+        _rotate(x, out, heads < NUM_HEADS, cos, sin, q_weight_ptr, eps, HAS_NORM, HEAD_DIM, NUM_PAIRS, PAIRS_BLOCK)
+    else:
+        slot = tl.load(slots_ptr + token).to(tl.int64)
+        if slot >= 0:
+            heads += (part - NUM_QUERY_BLOCKS) * HEADS_BLOCK
+            place = (slot // BLOCK_SIZE) * block_stride + (slot % BLOCK_SIZE) * slot_stride + heads * cache_head_stride
+            x = k_ptr + token * k_token_stride + heads * k_head_stride
+            is_head = heads < NUM_KV_HEADS
+            out = k_cache_ptr + place
+            _rotate(x, out, is_head, cos, sin, k_weight_ptr, eps, HAS_NORM, HEAD_DIM, NUM_PAIRS, PAIRS_BLOCK)
+            dims = tl.arange(0, HEAD_DIM_BLOCK)[None, :]
+            is_in = is_head & (dims < HEAD_DIM)
+            v = tl.load(v_ptr + token * v_token_stride + heads * v_head_stride + dims, mask=is_in)
+            tl.store(v_cache_ptr + place + dims, v, mask=is_in)
+
+
+@triton.jit
+def _rotate(
+    x_ptr,
+    out_ptr,
+    is_head,
+    cos,
+    sin,
+    weight_ptr,
+    eps,
+    HAS_NORM: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    NUM_PAIRS: tl.constexpr,
+    PAIRS_BLOCK: tl.constexpr,
+):
+    """Normalize and rotate a block of heads; the pointers are to the first number of each."""
+    pairs = tl.arange(0, PAIRS_BLOCK)[None, :]
+    is_in = is_head & (pairs < NUM_PAIRS)
+    first = tl.load(x_ptr + pairs, mask=is_in, other=0.0)
+    second = tl.load(x_ptr + NUM_PAIRS + pairs, mask=is_in, other=0.0)
+    dtype: tl.constexpr = first.dtype
+    first, second = first.to(tl.float32), second.to(tl.float32)
+    if HAS_NORM:
+        squares = tl.sum(first * first + second * second, axis=1, keep_dims=True)
+        inverse = tl.rsqrt(squares / HEAD_DIM + eps)
+        first = _scaled(first * inverse, weight_ptr + pairs, pairs < NUM_PAIRS, dtype)
+        second = _scaled(second * inverse, weight_ptr + NUM_PAIRS + pairs, pairs < NUM_PAIRS, dtype)
+    cos, sin = cos[None, :], sin[None, :]
+    tl.store(out_ptr + pairs, (first * cos - second * sin).to(dtype), mask=is_in)
+    tl.store(out_ptr + NUM_PAIRS + pairs, (second * cos + first * sin).to(dtype), mask=is_in)
+
+
+@triton.jit
+def _scaled(x, weight_ptrs, is_in, dtype: tl.constexpr):
+    """Multiply by the weight, rounding before and after, as `rms_norm` does."""
+    weight = tl.load(weight_ptrs, mask=is_in, other=0.0).to(tl.float32)
+    return (x.to(dtype).to(tl.float32) * weight).to(dtype).to(tl.float32)

@@ -1,0 +1,61 @@
+"""`rope_store_kv` on a GPU: right, in every layout of its rows and caches, and the same for a token in any batch."""
+
+import pytest
+import torch
+from kernel_checks import assert_close
+from rotated_rows import StepRows, make_rows
+
+from octavo.kernels.rope_store_kv import cases, gpu, reference
+
+
+def on_device(rows: StepRows, device: torch.device, *, heads_are_outside: bool) -> StepRows:
+    """Return the rows where the kernel runs; the caches with the slots of a head side by side, if asked for."""
+    moved = rows.to(device)
+    if heads_are_outside:
+        moved.cache = moved.cache.transpose(2, 3).contiguous().transpose(2, 3)
+    return moved
+
+
+@pytest.mark.parametrize(("has_norm", "heads_are_outside"), [(False, True), (True, False)])
+@pytest.mark.parametrize("dtype", cases.TOLERANCES, ids=str)
+@pytest.mark.parametrize("heads", cases.HEADS, ids=str)
+def test_rope_store_kv(
+    device: torch.device,
+    seed: int,
+    heads: tuple[int, int, int],
+    dtype: torch.dtype,
+    has_norm: bool,
+    heads_are_outside: bool,
+) -> None:
+    for num_rows, block_size in zip(cases.ROWS, cases.BLOCK_SIZES, strict=False):
+        rows = make_rows(num_rows, heads, dtype, block_size=block_size, has_norm=has_norm, seed=seed)
+        moved = on_device(rows, device, heads_are_outside=heads_are_outside)
+        q = gpu.rope_store_kv(*moved.arguments()).cpu()
+        assert_close(q, reference.rope_store_kv(*rows.arguments()), cases.TOLERANCES[dtype])
+        assert_close(moved.cache.cpu(), rows.cache, cases.TOLERANCES[dtype])
+        assert torch.equal(moved.cache[1].cpu(), rows.cache[1]), "values are copied"
+
+
+def test_rows_without_a_slot_are_rotated_and_not_stored(device: torch.device, seed: int) -> None:
+    rows = make_rows(3, (4, 2, 64), torch.bfloat16, block_size=16, has_norm=True, seed=seed).to(device)
+    before = rows.cache.clone()
+    rows.slots[:] = -1
+    q = gpu.rope_store_kv(*rows.arguments())
+    assert bool(q.isfinite().all())
+    assert torch.equal(rows.cache, before)
+
+
+def test_rows_do_not_depend_on_the_batch(device: torch.device, seed: int) -> None:
+    whole = make_rows(12, (9, 3, 64), torch.bfloat16, block_size=16, has_norm=True, seed=seed).to(device)
+    q = gpu.rope_store_kv(*whole.arguments())
+    for start, end in [(0, 1), (11, 12), (3, 9)]:
+        part = whole.part(start, end)
+        part.cache.fill_(0)
+        assert torch.equal(gpu.rope_store_kv(*part.arguments()), q[start:end])
+        stored = part.cache.flatten(1, 2)[:, part.slots]
+        assert torch.equal(stored, whole.cache.flatten(1, 2)[:, part.slots])
+
+
+def test_no_rows(device: torch.device) -> None:
+    rows = make_rows(1, (4, 2, 64), torch.bfloat16, block_size=16, has_norm=False, seed=0).to(device).part(0, 0)
+    assert gpu.rope_store_kv(*rows.arguments()).shape == (0, 4, 64)
