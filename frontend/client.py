@@ -7,7 +7,6 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from collections.abc import Sequence as Several
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -20,6 +19,7 @@ from octavo.frontend.connection import (
     follow_engine,
     join_engine,
     launch_engine,
+    model_tokenizer,
 )
 from octavo.frontend.generation.beam_generation import BeamGeneration
 from octavo.frontend.generation.fanout import Generation
@@ -38,7 +38,6 @@ from octavo.frontend.spawn import SpawnedEngine, Timeline, read_config
 from octavo.frontend.starting import Starting
 from octavo.frontend.text.chat_template import ChatTemplate, FormatChoice
 from octavo.frontend.text.messages import Message
-from octavo.frontend.text.tokenizer import Tokenizer
 from octavo.protocol.config import EngineConfig, ResolvedConfig
 from octavo.protocol.config.sources import engine_config
 from octavo.protocol.cores import num_usable_cores
@@ -327,7 +326,9 @@ class AsyncClient:
 
         Raises:
             PromptTooLongError: it would have too many tokens if each were the longest there is.
+            InvalidRequestError: there is no tokenizer.
         """
+        self.tokenizer.require("prompt")
         if len(text) > LONG_TEXT_CHARS:
             self._refuse_text_without_end(text)
         if len(text) <= SHORT_TEXT_CHARS:
@@ -407,7 +408,7 @@ class AsyncClient:
         if self.engine is None:
             raise StartupError("this engine is another process's", phase="configuration", hint="restart it there")
         resolved = await asyncio.to_thread(read_config, config, Timeline())
-        tokenizer = await asyncio.to_thread(Tokenizer.load, Path(resolved.model.tokenizer_path))
+        tokenizer = await asyncio.to_thread(model_tokenizer, resolved.model)
         await self.run_in_thread(lambda: require_same_tokens(self.config, self.tokenizer, resolved, tokenizer))
         await self.engine.replace(resolved)
         self._link.lose("another one takes over, as it was asked to", "planned")

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import time
 from dataclasses import dataclass
-from pathlib import Path
 
 import msgspec
 import zmq
@@ -15,7 +14,7 @@ from octavo.frontend.recovery.outage import Patience
 from octavo.frontend.spawn import SpawnedEngine, Timeline, read_config, spawn_engine
 from octavo.frontend.text.chat_template import ChatTemplate
 from octavo.frontend.text.tokenizer import Tokenizer
-from octavo.protocol.config import EngineConfig, ResolvedConfig
+from octavo.protocol.config import EngineConfig, ModelFacts, ResolvedConfig
 from octavo.protocol.curve import ClientKeys
 from octavo.protocol.errors import EngineDeadError, InvalidRequestError
 
@@ -114,7 +113,7 @@ async def join_engine(
             if config.restart_core:
                 link.patience = Patience(None if engine else reconnect_timeout_s, config.max_num_queued_reqs)
             if tokenizer is None:
-                tokenizer = await asyncio.to_thread(Tokenizer.load, Path(config.model.tokenizer_path))
+                tokenizer = await asyncio.to_thread(model_tokenizer, config.model)
             return Connection(link, tokenizer, context, engine)
         except BaseException:
             await link.close()
@@ -143,9 +142,18 @@ async def connect_to_core(
         await asyncio.sleep(CONNECT_AGAIN_S)
 
 
+def model_tokenizer(model: ModelFacts) -> Tokenizer:
+    """Return what turns text into a model's tokens and back, as far as its engine does.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
+    return Tokenizer.absent() if model.tokenizer_path is None else Tokenizer.load(model.tokenizer_path)
+
+
 def _load_tokenizer(config: ResolvedConfig) -> Tokenizer:
-    """Load what turns text into tokens and back; its chat template is compiled now, while the engine loads."""
-    tokenizer = Tokenizer.load(Path(config.model.tokenizer_path))
+    """Load the tokenizer; its chat template is compiled now, while the engine loads."""
+    tokenizer = model_tokenizer(config.model)
     with contextlib.suppress(InvalidRequestError):  # a model need not have one
         ChatTemplate.for_model(config.chat_template, tokenizer)
     return tokenizer

@@ -11,5 +11,6 @@ def position_logprobs(entry: TokenLogprobs, tokenizer: Tokenizer) -> PositionLog
     for place, (token_id, logprob) in enumerate(zip(entry.token_ids, entry.logprobs, strict=True)):
         if token_id not in result:
             rank = entry.rank if place == 0 else place
-            result[token_id] = Logprob(logprob, rank, tokenizer.token_string(token_id))
+            text = None if tokenizer.is_absent else tokenizer.token_string(token_id)
+            result[token_id] = Logprob(logprob, rank, text)
     return result

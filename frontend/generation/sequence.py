@@ -39,7 +39,7 @@ class Sequence:
                 skip_special_tokens=params.skip_special_tokens,
                 spaces_between_special_tokens=params.spaces_between_special_tokens,
             )
-            if params.detokenize
+            if params.detokenize and not tokenizer.is_absent
             else None
         )
         stops = params.stop if isinstance(params.stop, list) else []

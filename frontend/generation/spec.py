@@ -70,12 +70,13 @@ def make_spec(
         max_model_len: the engine's limit.
         seed: of this sequence.
         config: of the engine, for the vocabulary, the stop tokens and the limits.
-        tokenizer: of the model, for the bad words.
+        tokenizer: of the model, for what is said in words.
 
     Raises:
         InvalidRequestError: a field does not fit this model; `param` names it.
         PromptTooLongError: no room is left for a single token.
     """
+    _check_texts(params, tokenizer)
     room = _room(params, num_prompt_tokens, max_model_len)
     vocab_size = config.model.vocab_size
     _check_token_ids("logit_bias", params.logit_bias or {}, vocab_size)
@@ -114,6 +115,15 @@ def make_spec(
     )
     _check_that_something_is_left(spec)
     return spec
+
+
+def _check_texts(params: SamplingParams, tokenizer: Tokenizer) -> None:
+    """Refuse what is said in words where there is no tokenizer."""
+    for name in ("stop", "bad_words"):
+        if getattr(params, name):
+            tokenizer.require(name)
+    if params.structured_outputs is not None:
+        tokenizer.require(params.structured_outputs.param or "structured_outputs")
 
 
 def _room(params: SamplingParams, num_prompt_tokens: int, max_model_len: int) -> int:

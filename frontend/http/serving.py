@@ -116,6 +116,7 @@ class Serving:
         Raises:
             InvalidRequestError: there is no chat template, it may not be used, or it refuses the messages.
         """
+        self.client.tokenizer.require("messages")
         variables = {
             **self.chat.template_defaults,
             "add_generation_prompt": fields.add_generation_prompt,
@@ -242,15 +243,16 @@ def answer_style(
     settings = serving.answers
     options = asked.stream_options or StreamOptions()
     has_usage = bool(options.include_usage) or serving.forces_usage
-    as_ids = asked.return_tokens_as_token_ids
+    as_ids = settings.names_are_ids if asked.return_tokens_as_token_ids is None else asked.return_tokens_as_token_ids
+    tokenizer = serving.client.tokenizer
     return AnswerStyle(
         id=answer_id,
         created=serving.now(),
         model=model,
-        names=TokenNames(serving.client.tokenizer, as_ids=settings.names_are_ids if as_ids is None else as_ids),
+        names=TokenNames(tokenizer, as_ids=as_ids or tokenizer.is_absent),
         fingerprint=settings.fingerprint.of(serving.client.config),
         num_logprobs=num_logprobs,
-        has_token_ids=bool(asked.return_token_ids),
+        has_token_ids=tokenizer.is_absent if asked.return_token_ids is None else asked.return_token_ids,
         has_usage=has_usage,
         has_running_usage=has_usage and bool(options.continuous_usage_stats),
         has_metrics=settings.has_metrics,

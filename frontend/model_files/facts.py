@@ -52,7 +52,7 @@ def read_model_facts(config: ModelConfig, env: Env) -> ModelFacts:
     num_heads = _positive(hf_config, "num_attention_heads", "n_head")
     return ModelFacts(
         model_path=str(path),
-        tokenizer_path=str(_tokenizer_home(config, env) or home),
+        tokenizer_path=None if config.skip_tokenizer_init else str(_tokenizer_home(config, env) or home),
         load_format=load_format,
         architecture=_architecture(hf_config, home),
         hf_config=hf_config,

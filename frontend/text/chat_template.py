@@ -85,8 +85,9 @@ class ChatTemplate:
             content_format: of messages.
 
         Raises:
-            InvalidRequestError: there is none, or it does not parse.
+            InvalidRequestError: there is none, or it does not parse, or the engine has no tokenizer.
         """
+        tokenizer.require("messages")
         source = tokenizer.chat_template if template is None else _read(template)
         if source is None:
             raise InvalidRequestError(

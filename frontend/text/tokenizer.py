@@ -9,12 +9,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from tokenizers import AddedToken
+from tokenizers import AddedToken, models
 from tokenizers import Tokenizer as FastTokenizer
 
 from octavo.frontend.model_files.json_file import read_json
 from octavo.frontend.text.token_bytes import TokenBytes
-from octavo.protocol.errors import ConfigError
+from octavo.protocol.errors import ConfigError, InvalidRequestError
 
 _SLOW_FILES = ("tokenizer.model", "vocab.json", "spiece.model", "sentencepiece.bpe.model", "tekken.json")
 _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -47,6 +47,13 @@ class Tokenizer:
         """Ids that `skip_special_tokens` leaves out."""
         self.vocab_size: int = fast.get_vocab_size(with_added_tokens=True)
         """Number of tokens; the model's own vocabulary may be padded beyond it."""
+        self.is_absent = not self.vocab_size
+        """True for that of `absent`: no token has a text."""
+
+    @classmethod
+    def absent(cls) -> "Tokenizer":
+        """Return what stands for the tokenizer of an engine that has none: every token's text is empty."""
+        return cls(FastTokenizer(models.BPE(vocab={}, merges=[])))
 
     @classmethod
     def load(cls, path: str | Path) -> "Tokenizer":
@@ -100,6 +107,22 @@ class Tokenizer:
     def chat_template(self) -> str | None:
         """Jinja source of the default chat template."""
         return self.chat_templates.get("default")
+
+    def require(self, field: str) -> None:
+        """Refuse what cannot be done without a tokenizer, if there is none.
+
+        Args:
+            field: of the request, that asks for it.
+
+        Raises:
+            InvalidRequestError: naming the field.
+        """
+        if self.is_absent:
+            raise InvalidRequestError(
+                f"{field} needs a tokenizer, and this engine was started without one (--skip-tokenizer-init): it takes "
+                "token ids as prompts and returns token ids",
+                field,
+            )
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Return the token ids of a text; special tokens written out in it become themselves.

@@ -29,6 +29,13 @@ class ModelConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     tokenizer_revision: Annotated[str | None, Meta(description="Branch, tag or commit of --tokenizer on the hub.")] = (
         None
     )
+    skip_tokenizer_init: Annotated[
+        bool,
+        Meta(
+            description="Load no tokenizer: prompts are token ids, and so are answers (return_token_ids). What needs "
+            "text is refused: texts as prompts, chat, stop strings, bad_words, structured output, echo."
+        ),
+    ] = False
     hf_token: Annotated[
         str | None, Meta(description="Access token of the hub. Default: that of `hf auth login`, or HF_TOKEN.")
     ] = None

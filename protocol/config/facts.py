@@ -10,8 +10,9 @@ class ModelFacts(Struct, frozen=True, kw_only=True):
 
     model_path: str
     """Local directory or .gguf file."""
-    tokenizer_path: str
-    """Local directory that holds `tokenizer.json` (for a GGUF: made from its metadata and cached)."""
+    tokenizer_path: str | None
+    """Local directory that holds `tokenizer.json` (for a GGUF: made from its metadata and cached); None: token ids are
+    all that this engine knows."""
     load_format: str
     """"safetensors", "gguf" or "dummy"."""
     architecture: str

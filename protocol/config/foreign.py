@@ -196,12 +196,6 @@ def _reading() -> Iterator[ForeignSetting]:
     yield from _group("value", "config.json is read from MODEL", _EMPTY, "hf_config_path")
     yield from _group("value", "models are those of octavo itself", ("auto", "vllm", "octavo"), "model_impl")
     yield from _group("value", "models are those of octavo itself", _EMPTY, "model_class_overrides")
-    yield from _group(
-        "switch",
-        "stop strings and texts need the tokenizer: send token ids as prompt and ask for return_token_ids",
-        _OFF,
-        "skip_tokenizer_init",
-    )
     yield from _group("value", "texts are prepared on threads as they are needed", None, "renderer_num_workers")
     yield from _group("switch", "--quantization says all there is to say", _OFF, "allow_deprecated_quantization")
     yield from _group("value", "--quantization says all there is to say", _EMPTY, "quantization_config")

@@ -105,6 +105,25 @@ def test_a_progress_bar_is_shown(llm: LLM, capsys: pytest.CaptureFixture[str]) -
     assert "2/2" in capsys.readouterr().err
 
 
+def test_token_ids_need_no_tokenizer(llm: LLM, model: Path, tmp_path: Path) -> None:
+    for name in ("config.json", "generation_config.json", "model.safetensors"):
+        if (model / name).exists():
+            (tmp_path / name).symlink_to(model / name)
+    (expected,) = llm.generate([[5, 6, 7]], GREEDY.clone(logprobs=2), use_tqdm=False)
+    with LLM(str(tmp_path), dtype="float32", max_model_len=256, skip_tokenizer_init=True) as bare:
+        (found,) = bare.generate([[5, 6, 7]], GREEDY.clone(logprobs=2), use_tqdm=False)
+        with pytest.raises(InvalidRequestError, match="skip-tokenizer-init"):
+            bare.generate("text", GREEDY, use_tqdm=False)
+        with pytest.raises(InvalidRequestError, match="skip-tokenizer-init"):
+            bare.chat([{"role": "user", "content": "text"}], GREEDY, use_tqdm=False)
+        with pytest.raises(InvalidRequestError, match="stop needs a tokenizer"):
+            bare.generate([5], GREEDY.clone(stop=["a"]), use_tqdm=False)
+    ours, theirs = found.outputs[0], expected.outputs[0]
+    assert (ours.token_ids, ours.cumulative_logprob) == (theirs.token_ids, theirs.cumulative_logprob)
+    assert ours.text == ""
+    assert {entry.decoded_token for position in ours.logprobs or () for entry in position.values()} == {None}
+
+
 def test_an_unknown_setting_is_refused(model: Path) -> None:
     with pytest.raises(StartupError, match="max_num_sequences"):
         LLM(str(model), max_num_sequences=4)

@@ -141,6 +141,7 @@ class FakeClient:
         return default_params(self.config, max_tokens)
 
     async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        self.tokenizer.require("prompt")
         return ([BOS] if add_special_tokens else []) + self.tokenizer.encode(text, add_special_tokens=False)
 
     async def run_in_thread(self, work: Callable[[], T]) -> T:

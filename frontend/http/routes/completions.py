@@ -142,6 +142,7 @@ def _echo_style(
 ) -> EchoStyle | None:
     if not asked.echo:
         return None
+    serving.client.tokenizer.require("echo")
     texts = [
         text
         if text is not None and asked.truncate_prompt_tokens is None

@@ -49,6 +49,7 @@ async def detokenize(serving: Serving, request: Request) -> Response:
     asked = decode(request.body, DetokenizeRequest)
     serving.model_name(asked.model)
     tokenizer, vocab_size = serving.client.tokenizer, serving.client.facts.vocab_size
+    tokenizer.require("tokens")
     for token in asked.tokens:
         if not 0 <= token < vocab_size:
             raise InvalidRequestError(f"token id {token} is outside the vocabulary of {vocab_size} tokens", "tokens")
@@ -58,8 +59,9 @@ async def detokenize(serving: Serving, request: Request) -> Response:
 
 async def tokenizer_info(serving: Serving, request: Request) -> Response:
     """Tell the tokenizer's settings, and the chat template that this server uses."""
-    config, tokenizer = serving.client.config, serving.client.tokenizer
-    settings = read_json(Path(config.model.tokenizer_path) / "tokenizer_config.json")
+    path, tokenizer = serving.client.config.model.tokenizer_path, serving.client.tokenizer
+    tokenizer.require("tokenizer_info")
+    settings = {} if path is None else read_json(Path(path) / "tokenizer_config.json")
     try:
         template = serving.chat_template.source
     except InvalidRequestError:  # there is none
