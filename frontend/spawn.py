@@ -11,11 +11,11 @@ from pathlib import Path
 
 import msgspec
 
+from octavo.frontend.device import detect_device
 from octavo.frontend.model_files.facts import read_model_facts
 from octavo.frontend.run_dir import RunDir
 from octavo.protocol.channel import ipc_path, is_listening
 from octavo.protocol.config import DeviceFacts, EngineConfig, ResolvedConfig, resolve
-from octavo.protocol.config.engine import DeviceName
 from octavo.protocol.control import CoreSpec, PhaseDone
 from octavo.protocol.cores import num_usable_cores
 from octavo.protocol.curve import check_remote, read_keys_of_engine
@@ -213,8 +213,10 @@ def read_config(config: EngineConfig, timeline: Timeline) -> ResolvedConfig:
         ConfigError: a setting or a file is wrong.
     """
     start = time.monotonic()
-    facts = read_model_facts(config.model, Env.read())
-    resolved = resolve(config, facts, device=detect_device(), num_cores=num_usable_cores())
+    env = Env.read()
+    facts = read_model_facts(config.model, env)
+    device = detect_device(hides_gpus=env.hides_gpus)
+    resolved = resolve(config, facts, device=device, num_cores=num_usable_cores())
     timeline.add("Frontend", "reading model files", time.monotonic() - start)
     return resolved
 
@@ -239,10 +241,3 @@ def spawn_engine(config: ResolvedConfig, timeline: Timeline, address: str | None
     except BaseException:
         run_dir.remove()
         raise
-
-
-def detect_device() -> DeviceName:
-    """Return what "auto" means on this machine: the CPU, until there is a GPU path."""
-    if Path("/dev/nvidiactl").exists():
-        logger.warning("a GPU is here, but this release computes on the CPU only")
-    return "cpu"

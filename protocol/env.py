@@ -27,6 +27,8 @@ class Env:
     """`HF_HUB_OFFLINE=1`: never ask the model hub."""
     cxx: str | None = None
     """`CXX`: the compiler of the native kernels, with arguments if need be."""
+    hides_gpus: bool = False
+    """`CUDA_VISIBLE_DEVICES` is set and names none."""
 
     @classmethod
     def read(cls) -> "Env":
@@ -41,6 +43,7 @@ class Env:
             runtime_dir=runtime if os.access(runtime, os.W_OK) else Path("/tmp"),
             is_offline=get("HF_HUB_OFFLINE") == "1",
             cxx=get("CXX") or None,
+            hides_gpus=get("CUDA_VISIBLE_DEVICES", "all").strip() in ("", "-1"),
         )
 
 

@@ -73,12 +73,15 @@ class Worker:
             StartupError: with the root cause.
         """
         config = spec.config
-        device = open_device(config)
-        free_bytes = device.free_bytes()
         env = Env.read()
-        library = open_kernels(config, env, reporter.phase)
+        with reporter.phase("opening the device"):
+            device = open_device(config, rank=spec.rank)
+        free_bytes = device.free_bytes()
+        library = open_kernels(config, env, reporter.phase) if config.device == "cpu" else None
         with reporter.phase("loading weights"):
-            model = load_model(config, reporter.progress, library=library, cache_dir=env.cache_dir)
+            model = load_model(
+                config, reporter.progress, device=device.torch_device, library=library, cache_dir=env.cache_dir
+            )
         if (facts := spec.facts) is None:
             with reporter.phase("profiling memory"):
                 facts = measure(model, device, config, rank=spec.rank, free_bytes=free_bytes)

@@ -50,12 +50,12 @@ def memory_table(config: ResolvedConfig, facts: Sequence[DeviceFacts], plan: Cac
     lines = []
     for fact in facts:
         cache_bytes = plan.num_blocks * fact.kv_block_bytes
-        used = fact.weights_bytes + fact.activation_bytes + cache_bytes
         rows = [
             ("weights", fact.weights_bytes),
             ("activations (peak)", fact.activation_bytes),
+            *([("CUDA graphs", fact.graph_bytes)] if fact.graph_bytes else []),
             ("KV cache", cache_bytes),
-            ("reserve", fact.free_bytes - used),
+            ("reserve", fact.free_bytes - _taken(fact) - cache_bytes),
             ("free at start", fact.free_bytes),
         ]
         lines.append(f"memory of worker {fact.rank} ({fact.device_name}):")
@@ -101,7 +101,7 @@ def _limit(config: ResolvedConfig, fact: DeviceFacts) -> str:
         return "--max-num-seqs requests of --max-model-len tokens need no more"
     if num_blocks == _ceiling(config, fact):
         return f"at most {_shown(CPU_CACHE_CEILING_BYTES)} on a CPU unless --kv-cache-memory-bytes asks for more"
-    return f"--gpu-memory-utilization {config.gpu_memory_utilization:g} of the memory that is free"
+    return f"--gpu-memory-utilization {config.gpu_memory_utilization:g} of the memory{_that_counts(config)}"
 
 
 def _num_blocks_needed(config: ResolvedConfig) -> int:
@@ -140,22 +140,42 @@ def _not_enough(config: ResolvedConfig, fact: DeviceFacts, num_blocks: int) -> N
 def _cheapest_change(config: ResolvedConfig, fact: DeviceFacts, longest: int, need_bytes: int) -> str:
     """Return the hint for the computed size: more of the memory, a shorter limit, or a smaller model."""
     options = []
-    taken = fact.weights_bytes + fact.activation_bytes
+    taken = _taken(fact)
     # Rounded up, so that the value named is enough.
-    utilization = -(-(taken + need_bytes) * 1000 // fact.free_bytes) / 1000
-    if config.gpu_memory_utilization < utilization <= _MAX_UTILIZATION:
+    utilization = -(-(taken + need_bytes) * 1000 // _shared_bytes(config, fact)) / 1000
+    is_free = taken + need_bytes <= fact.free_bytes
+    if config.gpu_memory_utilization < utilization <= _MAX_UTILIZATION and is_free:
         options.append(f"--gpu-memory-utilization {utilization:g}")
     if longest > 0:
         options.append(f"--max-model-len {longest}")
     if options:
         return "use " + " or ".join(options)
-    missing = taken + need_bytes - int(fact.free_bytes * config.gpu_memory_utilization)
+    missing = taken + need_bytes - _usable(config, fact)
     smaller = "--dtype bfloat16 or a smaller model" if config.dtype == "float32" else "a smaller model"
     return f"free {_shown(missing)} more memory, or use {smaller}"
 
 
 def _room(config: ResolvedConfig, fact: DeviceFacts) -> int:
-    return int(fact.free_bytes * config.gpu_memory_utilization) - fact.weights_bytes - fact.activation_bytes
+    return _usable(config, fact) - _taken(fact)
+
+
+def _usable(config: ResolvedConfig, fact: DeviceFacts) -> int:
+    """Return the bytes that this worker may use: never more than are free."""
+    return min(fact.free_bytes, int(_shared_bytes(config, fact) * config.gpu_memory_utilization))
+
+
+def _shared_bytes(config: ResolvedConfig, fact: DeviceFacts) -> int:
+    """Return what `--gpu-memory-utilization` is a share of: main memory is also others', a GPU's is the engine's."""
+    return fact.free_bytes if config.device == "cpu" else fact.total_bytes
+
+
+def _that_counts(config: ResolvedConfig) -> str:
+    return " that is free" if config.device == "cpu" else ", or what is free of it"
+
+
+def _taken(fact: DeviceFacts) -> int:
+    """Return the bytes of everything but the cache."""
+    return fact.weights_bytes + fact.activation_bytes + fact.graph_bytes
 
 
 def _shown(num_bytes: int) -> str:

@@ -211,8 +211,26 @@ class DeviceConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Where the model runs."""
 
     device: Annotated[
-        Literal["auto", "cpu", "cuda"], Meta(description="This release computes on the CPU only, which auto chooses.")
+        Literal["auto", "cpu", "cuda"],
+        Meta(description="auto: cuda where there is an NVIDIA GPU and torch is built for it, else cpu."),
     ] = "auto"
+    enforce_eager: Annotated[
+        bool, Meta(description="On a GPU, launch the kernels of every decode one by one instead of as a CUDA graph.")
+    ] = False
+    max_cudagraph_capture_size: Annotated[
+        Annotated[int, Meta(ge=0)] | None,
+        Meta(
+            description="Most requests of a decode that is run as a CUDA graph; larger ones are launched kernel by "
+            "kernel. Default: --max-num-seqs, 512 at most."
+        ),
+    ] = None
+    enable_deterministic_inference: Annotated[
+        bool,
+        Meta(
+            description="On a GPU, compute products so that a request's tokens do not depend on the others of its "
+            "batch, as they never do on a CPU; without it products are faster."
+        ),
+    ] = True
     num_threads: Annotated[
         Positive | None,
         Meta(

@@ -44,6 +44,8 @@ class DeviceFacts(Struct, frozen=True, kw_only=True):
     weights_bytes: int
     activation_bytes: int
     """Peak of a step of `max_num_batched_tokens` tokens and `max_num_seqs` samples, above the weights."""
+    graph_bytes: int = 0
+    """Of the CUDA graphs of all sizes."""
     kv_block_bytes: int
     """Bytes of one KV block over all layers, on this worker."""
 

@@ -102,7 +102,7 @@ _OFF, _ON = ("false",), ("true",)
 _EMPTY = ("", "{}", "[]")
 _ONE = ("1",)
 
-_COMPILED = "nothing is compiled or captured at run time here, kernels are chosen by --cpu-kernels"
+_COMPILED = "no model is compiled here: kernels are chosen by --cpu-kernels, and the sizes of CUDA graphs are fixed"
 _LOADING = "weights are mapped, and kept packed on disk (--packed-weights-cache-bytes)"
 _TEXT_ONLY = "models here read and write text alone"
 _ONE_WORKER = "this release runs one model on one machine, with one worker"
@@ -137,14 +137,14 @@ def _compute() -> Iterator[ForeignSetting]:
         "switch",
         _COMPILED,
         None,
-        "enforce_eager enable_flashinfer_autotune jit_monitor_verbose disable_cascade_attn cudagraph_metrics "
+        "enable_flashinfer_autotune jit_monitor_verbose disable_cascade_attn cudagraph_metrics "
         "enable_layerwise_nvtx_tracing disable_hybrid_kv_cache_manager swa_bounded_replay scheduler_reserve_full_isl",
     )
     yield from _group(
         "value",
         _COMPILED,
         None,
-        "compilation_config/-cc optimization_level/-O max_cudagraph_capture_size performance_mode kernel_config "
+        "compilation_config/-cc optimization_level/-O performance_mode kernel_config "
         "attention_config/-ac attention_backend linear_backend moe_backend ir_op_priority jit_monitor_mode "
         "sparse_indexer_topk_backend gdn_prefill_backend kda_prefill_backend kda_decode_backend",
     )

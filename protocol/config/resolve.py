@@ -34,6 +34,9 @@ _DEFAULT_DECODE_INTERVAL = {"cpu": 512, "cuda": 0}
 """For each thread: about 0.6 s of a small model on any number of them."""
 
 
+_LARGEST_GRAPH = 512
+"""Larger decodes keep a GPU busy for longer than it takes to launch their kernels."""
+
 CoreBinding: TypeAlias = list[int] | Literal["none", "compact"]
 """The cores that compute threads are bound to, the first for the first thread."""
 
@@ -53,6 +56,10 @@ class ResolvedConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Most compute threads of each CPU worker."""
     cpu_kernels: KernelChoice
     cpu_binding: CoreBinding
+    max_graph_size: int
+    """Most requests of a decode that a GPU runs as a CUDA graph; 0: none does."""
+    is_batch_invariant: bool
+    """The products of a GPU give a row the same bits in any batch; those of a CPU always do."""
     seed: int
     max_model_len: int
     """The limit, unless `fits_model_len`."""
@@ -148,19 +155,21 @@ def resolve(config: EngineConfig, facts: ModelFacts, *, device: DeviceName, num_
         model=facts,
         served_model_names=config.model.served_model_name or [config.model.model],
         dtype=dtype,
-        quantization=_quantization(config, facts, dtype),
+        quantization=_quantization(config, facts, dtype, chosen_device),
         packed_weights_cache_bytes=config.model.packed_weights_cache_bytes,
         device=chosen_device,
         num_threads=num_threads,
         cpu_kernels=config.device.cpu_kernels,
         cpu_binding=binding,
+        max_graph_size=_max_graph_size(config, max_num_seqs),
+        is_batch_invariant=config.device.enable_deterministic_inference,
         seed=config.model.seed,
         max_model_len=max_model_len,
         fits_model_len=fits,
         max_logprobs=config.model.max_logprobs,
         logprobs_mode=config.model.logprobs_mode,
         block_size=config.cache.block_size,
-        kv_cache_dtype=_kv_cache_dtype(config, dtype),
+        kv_cache_dtype=_kv_cache_dtype(config, dtype, chosen_device),
         gpu_memory_utilization=config.cache.gpu_memory_utilization,
         kv_cache_memory_bytes=config.cache.kv_cache_memory_bytes,
         num_blocks_override=config.cache.num_gpu_blocks_override,
@@ -192,6 +201,13 @@ def resolve(config: EngineConfig, facts: ModelFacts, *, device: DeviceName, num_
         engine_authorized_clients=config.remote.engine_authorized_clients,
         chat_template=config.model.chat_template,
     )
+
+
+def _max_graph_size(config: EngineConfig, max_num_seqs: int) -> int:
+    if config.device.enforce_eager:
+        return 0
+    asked = config.device.max_cudagraph_capture_size
+    return min(max_num_seqs, _LARGEST_GRAPH if asked is None else asked)
 
 
 def _by_thread(asked: int | None, default: int, num_threads: int) -> int:
@@ -246,7 +262,7 @@ def _dtype(config: EngineConfig, facts: ModelFacts) -> DtypeName:
     return "bfloat16" if checkpoint == "float32" else checkpoint
 
 
-def _quantization(config: EngineConfig, facts: ModelFacts, dtype: DtypeName) -> QuantizationName:
+def _quantization(config: EngineConfig, facts: ModelFacts, dtype: DtypeName, device: DeviceName) -> QuantizationName:
     asked, is_gguf = config.model.quantization, facts.load_format == "gguf"
     if asked == "gguf" and not is_gguf:
         raise ConfigError(
@@ -255,12 +271,12 @@ def _quantization(config: EngineConfig, facts: ModelFacts, dtype: DtypeName) -> 
             hint="use int8 or int4, or name a .gguf file",
         )
     if asked in ("int8", "int4"):
-        _require_native(config, f"--quantization {asked}")
+        _require_native(config, f"--quantization {asked}", device)
     # Who asks for float32 wants the numbers of the file as exactly as they can be had.
     return asked or ("gguf" if is_gguf and dtype != "float32" else "none")
 
 
-def _kv_cache_dtype(config: EngineConfig, dtype: DtypeName) -> KVCacheDtypeName:
+def _kv_cache_dtype(config: EngineConfig, dtype: DtypeName, device: DeviceName) -> KVCacheDtypeName:
     asked = config.cache.kv_cache_dtype
     if asked == "auto":
         return dtype
@@ -271,11 +287,17 @@ def _kv_cache_dtype(config: EngineConfig, dtype: DtypeName) -> KVCacheDtypeName:
             hint=f"use --kv-cache-dtype auto, which is {dtype} here, or int8",
         )
     if asked == "int8":
-        _require_native(config, "--kv-cache-dtype int8")
+        _require_native(config, "--kv-cache-dtype int8", device)
     return asked
 
 
-def _require_native(config: EngineConfig, flag: str) -> None:
+def _require_native(config: EngineConfig, flag: str, device: DeviceName) -> None:
+    if device != "cpu":
+        raise ConfigError(
+            f"{flag} needs the native kernels, which are for the CPU",
+            phase="configuration",
+            hint=f"use --device cpu, or leave out {flag}",
+        )
     if config.device.cpu_kernels == "torch":
         raise ConfigError(
             f"{flag} needs the native kernels, which --cpu-kernels torch leaves out",

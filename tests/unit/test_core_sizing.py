@@ -17,7 +17,7 @@ def device(**changes) -> DeviceFacts:
     facts = {
         "rank": 0,
         "device_name": "cpu",
-        "total_bytes": 2000 * MIB,
+        "total_bytes": 1000 * MIB,
         "free_bytes": 1000 * MIB,
         "weights_bytes": 300 * MIB,
         "activation_bytes": 100 * MIB,
@@ -35,6 +35,19 @@ def test_what_is_left_beside_weights_and_activations_is_cache():
     assert (plan.num_blocks, plan.block_size, plan.max_model_len) == (500, 4, 64)
     assert plan.kv_cache_bytes == 500 * MIB
     assert plan.max_concurrency == 500 * 4 / 64
+
+
+def test_the_graphs_of_a_gpu_are_counted_and_shown():
+    facts = device(graph_bytes=50 * MIB)
+    plan = plan_cache(on_gpu(), [facts])
+    assert plan.num_blocks == 450
+    assert f"{'CUDA graphs':<20} {'50.0 MiB':>10}" in memory_table(on_gpu(), [facts], plan)
+    assert "CUDA graphs" not in memory_table(on_gpu(), [device()], plan)
+
+
+def test_a_share_of_a_gpu_is_one_of_all_its_memory_and_never_more_than_is_free():
+    assert plan_cache(on_gpu(), [device(free_bytes=950 * MIB)]).num_blocks == 500
+    assert plan_cache(on_gpu(), [device(free_bytes=600 * MIB)]).num_blocks == 200
 
 
 def test_the_tightest_worker_decides():
@@ -114,7 +127,7 @@ def test_the_table_adds_up():
         "  KV cache              500.0 MiB",
         "  reserve               100.0 MiB",
         "  free at start        1000.0 MiB",
-        "KV cache limited by: --gpu-memory-utilization 0.9 of the memory that is free",
+        "KV cache limited by: --gpu-memory-utilization 0.9 of the memory, or what is free of it",
         "KV cache size: 2,000 tokens",
         "Maximum concurrency for 64 tokens per request: 31.25x",
     ]

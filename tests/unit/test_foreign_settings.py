@@ -70,8 +70,8 @@ def test_what_is_not_here_is_refused_with_its_reason(line: str, message: str, hi
 
 def test_a_setting_without_effect_is_told_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, logger="octavo"):
-        engine_config({"model": "M", "enforce_eager": True})
-    assert "--enforce-eager has no effect" in caplog.text
+        engine_config({"model": "M", "performance_mode": "throughput"})
+    assert "--performance-mode has no effect" in caplog.text
 
 
 def test_profiles_by_the_other_name() -> None:
@@ -92,7 +92,7 @@ def test_keyword_arguments_and_files_likewise(tmp_path) -> None:
 def test_vllms_own_flags_are_not_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         read_settings(["--help"])
-    assert "--enforce-eager" not in capsys.readouterr().out
+    assert "--performance-mode" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

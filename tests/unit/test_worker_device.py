@@ -1,14 +1,17 @@
-"""The CPU as a device: whose memory limit counts."""
+"""Devices: whose memory limit counts on a CPU, and what is said where there is no GPU."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from specs import some_config
 
+from octavo.frontend import device
 from octavo.protocol.errors import StartupError
-from octavo.worker_proc.device import open_device
+from octavo.worker_proc.device import cuda, open_device
 from octavo.worker_proc.device.cpu import CpuDevice
+from octavo.worker_proc.device.cuda import CudaDevice
 
 GIB = 2**30
 
@@ -85,7 +88,73 @@ def test_growth_is_seen_after_it_is_gone() -> None:
     assert 60 * 2**20 < device.peak_growth_bytes() < 90 * 2**20
 
 
-def test_other_devices_are_refused() -> None:
-    with pytest.raises(StartupError, match="cannot compute on cuda") as error:
+@pytest.mark.skipif(torch.backends.cuda.is_built(), reason="this torch is built for CUDA")
+def test_a_torch_without_cuda_says_so() -> None:
+    with pytest.raises(StartupError, match="is not built for CUDA") as error:
         open_device(some_config(device="cuda"))
+    assert error.value.phase == "opening the device"
     assert "--device cpu" in error.value.hint
+
+
+def test_a_gpu_that_is_not_there_is_a_startup_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(StartupError, match="there is no GPU 1: torch sees 1"):
+        CudaDevice(1, is_deterministic=False)
+
+
+def test_a_gpu_that_is_too_old_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
+    for name, answer in {
+        "device_count": lambda: 1,
+        "get_device_capability": lambda index: (7, 5),
+        "get_device_name": lambda index: "Tesla T4",
+        "set_device": lambda index: None,
+        "init": lambda: None,
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, answer)
+    with pytest.raises(StartupError, match=r"Tesla T4 has compute capability 7\.5"):
+        CudaDevice(0, is_deterministic=False)
+
+
+@pytest.mark.parametrize("is_deterministic", [False, True])
+def test_a_deterministic_device_takes_the_workspaces_of_products_away(
+    is_deterministic: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_variables: dict[str, str] = {}
+    libraries: list[str] = []
+    monkeypatch.setattr(cuda, "set_default", set_variables.__setitem__)
+    monkeypatch.setattr(torch.backends.cuda, "preferred_blas_library", libraries.append)
+    cuda.prepare_products(is_deterministic=is_deterministic)
+    variables = {"CUBLAS_WORKSPACE_CONFIG": ":16:8", "CUBLASLT_WORKSPACE_SIZE": "1"}
+    assert set_variables == (variables if is_deterministic else {})
+    assert libraries == (["cublaslt"] if is_deterministic else [])
+
+
+def machine_with(root: Path, *, gpus: int) -> Path:
+    (root / "dev").mkdir()
+    for name in ("nvidiactl", *(f"nvidia{index}" for index in range(gpus))):
+        (root / "dev" / name).touch()
+    return root
+
+
+def test_auto_is_a_gpu_that_is_there_and_that_torch_can_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with_one = machine_with(tmp_path, gpus=1)
+    monkeypatch.setattr(device, "torch_has_cuda", lambda: True)
+    assert device.detect_device(hides_gpus=False, root=with_one) == "cuda"
+    assert device.detect_device(hides_gpus=True, root=with_one) == "cpu"
+    monkeypatch.setattr(device, "torch_has_cuda", lambda: False)
+    assert device.detect_device(hides_gpus=False, root=with_one) == "cpu"
+
+
+def test_auto_without_a_gpu_is_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "torch_has_cuda", lambda: True)
+    assert device.detect_device(hides_gpus=False, root=machine_with(tmp_path, gpus=0)) == "cpu"
+
+
+def test_what_torch_is_built_for_is_read_from_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert device.torch_has_cuda() == torch.backends.cuda.is_built()
+    found = SimpleNamespace(origin=str(tmp_path / "__init__.py"))
+    monkeypatch.setattr(device.importlib.util, "find_spec", lambda name: found)
+    (tmp_path / "version.py").write_text("cuda: Optional[str] = '13.0'\nhip: Optional[str] = None\n")
+    assert device.torch_has_cuda()

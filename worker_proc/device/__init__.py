@@ -1,21 +1,17 @@
 """What a worker must know of the device it computes on, behind one small interface."""
 
 from octavo.protocol.config import ResolvedConfig
-from octavo.protocol.errors import StartupError
 from octavo.worker_proc.device.base import Device
 from octavo.worker_proc.device.cpu import CpuDevice
+from octavo.worker_proc.device.cuda import CudaDevice
 
 
-def open_device(config: ResolvedConfig) -> Device:
+def open_device(config: ResolvedConfig, *, rank: int = 0) -> Device:
     """Return the device that the configuration names, ready for use.
 
     Raises:
-        StartupError: this release cannot compute on it.
+        StartupError: it is not there, or this torch cannot compute on it.
     """
-    if config.device == "cpu":
-        return CpuDevice(config.num_threads)
-    raise StartupError(
-        f"this release cannot compute on {config.device}: its kernels are for the CPU",
-        phase="opening the device",
-        hint="use --device cpu",
-    )
+    if config.device == "cuda":
+        return CudaDevice(rank, is_deterministic=config.is_batch_invariant)
+    return CpuDevice(config.num_threads)

@@ -14,6 +14,9 @@ class Device(ABC):
     total_bytes: int
     """Memory that this process could use at most."""
 
+    is_synchronous: bool
+    """A result is there when the call that computes it returns; otherwise the host goes on and the device follows."""
+
     @abstractmethod
     def free_bytes(self) -> int:
         """Return the memory that is free now."""

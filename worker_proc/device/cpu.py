@@ -24,6 +24,7 @@ class CpuDevice(Device):
     def __init__(self, num_threads: int, root: Path = Path("/")) -> None:
         torch.set_num_threads(num_threads)
         self.torch_device = torch.device("cpu")
+        self.is_synchronous = True
         self._root = root
         self.name = f"{self._processor()}, {num_threads} threads"
         total, _ = self._system_memory()

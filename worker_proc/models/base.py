@@ -22,6 +22,7 @@ class Model(ABC):
     def __init__(self, parameters: Parameters, num_layers: int, attention_shape: AttentionShape) -> None:
         self._parameters = parameters
         self.dtype = parameters.dtype
+        self.device = parameters.device
         self.library: NativeLibrary | None = None
         """What its weights were packed for and steps are computed with; None: torch."""
         self.num_layers = num_layers

@@ -76,8 +76,8 @@ class GPT2Model(Model):
         return self._output(hidden_RD).float()
 
 
-def build(facts: ModelFacts, dtype: torch.dtype) -> GPT2Model:
-    """Make the model that `facts` describes.
+def build(facts: ModelFacts, dtype: torch.dtype, device: torch.device) -> GPT2Model:
+    """Make the model that `facts` describes on a device.
 
     Raises:
         ConfigError: something in its configuration is not supported.
@@ -89,7 +89,7 @@ def build(facts: ModelFacts, dtype: torch.dtype) -> GPT2Model:
     refuse_unless(facts.hf_config, "tie_word_embeddings", [True])
     ignored = [r"\.attn\.(bias|masked_bias)$", r"^lm_head\.weight$"]
     return GPT2Model(
-        Parameters(dtype, prefixes=["transformer."], ignored=ignored),
+        Parameters(dtype, prefixes=["transformer."], ignored=ignored, device=device),
         facts,
         AttentionShape(facts.num_heads, facts.num_heads, facts.head_dim, facts.head_dim**-0.5),
     )

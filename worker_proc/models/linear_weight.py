@@ -36,6 +36,7 @@ class LinearWeight:
         parts: the checkpoint's names of the weights, and the outputs of each.
         num_inputs: of all parts.
         dtype: of the layer, whatever the checkpoint's is.
+        device: of the layer.
         bias_O: filled by others.
         shared_OI: a weight that is used, and filled, elsewhere too (a tied embedding); None: an own one.
     """
@@ -46,6 +47,7 @@ class LinearWeight:
         parts: Mapping[str, int],
         num_inputs: int,
         dtype: torch.dtype,
+        device: torch.device,
         bias_O: Tensor | None = None,
         shared_OI: Tensor | None = None,
     ) -> None:
@@ -54,6 +56,7 @@ class LinearWeight:
         self.num_inputs = num_inputs
         self.num_outputs = sum(parts.values())
         self._dtype = dtype
+        self._device = device
         self._bias_O = bias_O
         self._dense_OI = shared_OI
         self._is_shared = shared_OI is not None
@@ -75,8 +78,11 @@ class LinearWeight:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the packed form, or of the dense one where there is none yet and it is not somebody else's."""
-        if self._packed is None and self._is_shared:
+        """Bytes of the packed form, or of the dense one where there is none yet and it is not somebody else's.
+
+        A GPU multiplies with the dense one as it is.
+        """
+        if self._is_shared and (self._packed is None or self._device.type != "cpu"):
             return 0
         if self._packed is not None and isinstance(self._packed.product, NativeProduct):
             return self._packed.product.packed.num_bytes
@@ -92,7 +98,7 @@ class LinearWeight:
         if self._dense_OI is None:
             self._dense_OI = self._whole() if len(self.parts) == 1 else None
         if self._dense_OI is None:
-            self._dense_OI = torch.empty(self.num_outputs, self.num_inputs, dtype=self._dtype)
+            self._dense_OI = torch.empty(self.num_outputs, self.num_inputs, dtype=self._dtype, device=self._device)
             for part, rows_PI in zip(self.parts, self._dense_OI.split(list(self.parts.values())), strict=True):
                 if (values := self._values.get(part)) is not None:
                     rows_PI.copy_(values if isinstance(values, Tensor) else values.dequantized())
@@ -120,7 +126,12 @@ class LinearWeight:
         """Return the only part where it needs no conversion: then not even a copy is made."""
         (part,) = self.parts
         values = self._values.get(part)
-        if isinstance(values, Tensor) and values.dtype == self._dtype and values.is_contiguous():
+        if (
+            isinstance(values, Tensor)
+            and values.dtype == self._dtype
+            and values.device == self._device
+            and values.is_contiguous()
+        ):
             return values
         return None
 

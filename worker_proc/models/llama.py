@@ -135,7 +135,7 @@ class LlamaModel(Model):
 
     def prepare(self, max_model_len: int) -> None:
         """See `octavo.worker_proc.models.base.Model`."""
-        self._rotary.prepare(max_model_len)
+        self._rotary.prepare(max_model_len, self.device)
 
     def forward(self, token_ids_T: Tensor, positions_T: Tensor, attention: Attention) -> Tensor:
         """See `octavo.worker_proc.models.base.Model`."""
@@ -151,8 +151,8 @@ class LlamaModel(Model):
         return self._output(hidden_RD).float()
 
 
-def build(facts: ModelFacts, dtype: torch.dtype) -> LlamaModel:
-    """Make the member of the family that `facts` describes.
+def build(facts: ModelFacts, dtype: torch.dtype, device: torch.device) -> LlamaModel:
+    """Make the member of the family that `facts` describes on a device.
 
     Raises:
         ConfigError: something in its configuration is not supported.
@@ -160,7 +160,7 @@ def build(facts: ModelFacts, dtype: torch.dtype) -> LlamaModel:
     config = LlamaConfig.read(facts.architecture, facts.hf_config)
     ignored = [r"rotary_emb\.inv_freq$"] + ([r"^lm_head\.weight$"] if config.is_tied else [])
     return LlamaModel(
-        Parameters(dtype, prefixes=["model."], ignored=ignored),
+        Parameters(dtype, prefixes=["model."], ignored=ignored, device=device),
         facts,
         config,
         AttentionShape(facts.num_heads, facts.num_kv_heads, facts.head_dim, facts.head_dim**-0.5, config.window),

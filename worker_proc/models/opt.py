@@ -125,14 +125,14 @@ class OPTModel(Model):
         return self._output(hidden_RD if self._project_out is None else self._project_out(hidden_RD)).float()
 
 
-def build(facts: ModelFacts, dtype: torch.dtype) -> OPTModel:
-    """Make the model that `facts` describes.
+def build(facts: ModelFacts, dtype: torch.dtype, device: torch.device) -> OPTModel:
+    """Make the model that `facts` describes on a device.
 
     Raises:
         ConfigError: something in its configuration is not supported.
     """
     return OPTModel(
-        Parameters(dtype, prefixes=["model.decoder.", "decoder."], ignored=[r"^lm_head\.weight$"]),
+        Parameters(dtype, prefixes=["model.decoder.", "decoder."], ignored=[r"^lm_head\.weight$"], device=device),
         facts,
         OPTConfig.read(facts.hf_config),
         AttentionShape(facts.num_heads, facts.num_heads, facts.head_dim, facts.head_dim**-0.5),

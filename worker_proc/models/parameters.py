@@ -12,6 +12,8 @@ from octavo.kernels.linear import PackedLinear, Packer
 from octavo.protocol.errors import ConfigError
 from octavo.worker_proc.models.linear_weight import LinearWeight, QuantizedMatrix
 
+_CPU = torch.device("cpu")
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Place:
@@ -34,10 +36,19 @@ class Parameters:
         dtype: of all tensors; a checkpoint's are converted.
         prefixes: what a checkpoint may put before the names used here ("model.", "transformer.").
         ignored: patterns of names that hold nothing to load (masks and tables that are computed here).
+        device: where all tensors are, and a checkpoint's are copied to one by one.
     """
 
-    def __init__(self, dtype: torch.dtype, *, prefixes: Sequence[str], ignored: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        dtype: torch.dtype,
+        *,
+        prefixes: Sequence[str],
+        ignored: Sequence[str] = (),
+        device: torch.device = _CPU,
+    ) -> None:
         self._dtype = dtype
+        self._device = device
         self._prefixes = sorted(prefixes, key=len, reverse=True)
         self._ignored = re.compile("|".join(ignored) or r"(?!)")
         self._tensors: dict[str, Tensor] = {}
@@ -51,9 +62,14 @@ class Parameters:
         """The type of all tensors."""
         return self._dtype
 
+    @property
+    def device(self) -> torch.device:
+        """Where all tensors are."""
+        return self._device
+
     def new(self, name: str, *shape: int) -> Tensor:
         """Make a tensor that the checkpoint's tensor `name`, without its prefix, fills."""
-        tensor = torch.empty(shape, dtype=self._dtype)
+        tensor = torch.empty(shape, dtype=self._dtype, device=self._device)
         self._tensors[name] = tensor
         self._places[name] = _Place(shape, False, partial(_fill, tensor))
         return tensor
@@ -71,7 +87,7 @@ class Parameters:
             is_transposed: the checkpoint holds matrices of inputs by outputs.
         """
         bias_O = self._bias(name, parts) if bias else None
-        weight = LinearWeight(name, parts, num_inputs, self._dtype, bias_O)
+        weight = LinearWeight(name, parts, num_inputs, self._dtype, self._device, bias_O)
         self._linears[name] = weight
         for part, num_outputs in parts.items():
             take = partial(weight.take, part)
@@ -81,14 +97,15 @@ class Parameters:
     def tied(self, tensor_VD: Tensor) -> LinearWeight:
         """Make the weight of a linear layer of a tensor that was made by `new`, and stays one."""
         (name,) = (name for name, tensor in self._tensors.items() if tensor is tensor_VD)
+        num_outputs, num_inputs = tensor_VD.shape
         weight = LinearWeight(
-            f"tied {name}", {name: tensor_VD.shape[0]}, tensor_VD.shape[1], self._dtype, None, tensor_VD
+            f"tied {name}", {name: num_outputs}, num_inputs, self._dtype, self._device, shared_OI=tensor_VD
         )
         self._linears[weight.name] = self._tied[name] = weight
         return weight
 
     def _bias(self, name: str, parts: Mapping[str, int]) -> Tensor:
-        bias_O = torch.empty(sum(parts.values()), dtype=self._dtype)
+        bias_O = torch.empty(sum(parts.values()), dtype=self._dtype, device=self._device)
         self._biases[f"{name}.bias"] = bias_O
         for part, values_P in zip(parts, bias_O.split(list(parts.values())), strict=True):
             self._places[f"{part}.bias"] = _Place(tuple(values_P.shape), False, partial(_fill, values_P))

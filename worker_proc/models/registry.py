@@ -18,9 +18,11 @@ ARCHITECTURES = {
 }
 """Architecture, as in `config.json`, to the module whose `build` makes it."""
 
+_CPU = torch.device("cpu")
 
-def build_model(facts: ModelFacts, dtype: torch.dtype) -> Model:
-    """Make the model that `facts` describes, its parameters uninitialized.
+
+def build_model(facts: ModelFacts, dtype: torch.dtype, device: torch.device = _CPU) -> Model:
+    """Make the model that `facts` describes on a device, its parameters uninitialized.
 
     Raises:
         ConfigError: the architecture, or something in its configuration, is not supported.
@@ -37,5 +39,5 @@ def build_model(facts: ModelFacts, dtype: torch.dtype) -> Model:
             f"the checkpoint is quantized ({method}), which is not supported",
             hint="use the unquantized checkpoint, or a .gguf file",
         )
-    model: Model = import_module(module).build(facts, dtype)
+    model: Model = import_module(module).build(facts, dtype, device)
     return model

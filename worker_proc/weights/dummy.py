@@ -1,4 +1,4 @@
-"""Random weights for tests and benchmarks: the same for the same names and seed, in any order."""
+"""Random weights for tests and benchmarks: the same for the same names, seed and kind of device, in any order."""
 
 import math
 import zlib
@@ -15,9 +15,9 @@ def fill_dummy(parameters: Iterable[tuple[str, Tensor]], seed: int) -> None:
     the layers; scales of normalisations are near one and biases near zero.
     """
     for name, tensor in parameters:
-        # torch's generator on the CPU uses 32 bits of its seed.
-        generator = torch.Generator().manual_seed(zlib.crc32(f"{seed} {name}".encode()))
-        noise = torch.randn(tensor.shape, generator=generator)
+        # torch's generator on the CPU uses 32 bits of its seed. A GPU has its own.
+        generator = torch.Generator(tensor.device).manual_seed(zlib.crc32(f"{seed} {name}".encode()))
+        noise = torch.randn(tensor.shape, generator=generator, device=tensor.device)
         if tensor.dim() > 1:
             tensor.copy_(noise / math.sqrt(tensor.shape[-1]))
         else:

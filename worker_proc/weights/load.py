@@ -21,6 +21,13 @@ logger = logging.getLogger(__name__)
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
+_CPU = torch.device("cpu")
+_SMALLER = {
+    "cpu": "use --quantization int8, --dtype bfloat16 or a smaller model",
+    "cuda": "use --dtype bfloat16 or a smaller model",
+}
+"""What to do when the weights do not fit, by the type of the device."""
+
 _TORCH_ALLOCATOR = "DefaultCPUAllocator"
 """Stands in the text of the RuntimeError that torch raises when there is no memory left."""
 
@@ -35,14 +42,16 @@ def load_model(
     config: ResolvedConfig,
     report: Callable[[float], None],
     *,
+    device: torch.device = _CPU,
     library: NativeLibrary | None = None,
     cache_dir: Path | None = None,
 ) -> Model:
-    """Return the configured model with its weights, packed.
+    """Return the configured model with its weights on a device, packed.
 
     Args:
         config: model facts, dtype, quantization and the seed of dummy weights.
         report: called with the share of the weights read so far.
+        device: where they are to be.
         library: which computes with the weights; None: torch does.
         cache_dir: of octavo, where packed weights are kept for the next start; None: nowhere.
 
@@ -52,22 +61,27 @@ def load_model(
         NotEnoughMemoryError: the weights do not fit.
     """
     try:
-        return _load(config, report, library, cache_dir)
+        return _load(config, report, device, library, cache_dir)
     except (RuntimeError, MemoryError) as error:
-        if isinstance(error, RuntimeError) and _TORCH_ALLOCATOR not in str(error):
+        is_of_memory = isinstance(error, MemoryError | torch.OutOfMemoryError) or _TORCH_ALLOCATOR in str(error)
+        if not is_of_memory:
             raise
         raise NotEnoughMemoryError(
             f"the weights do not fit in memory: {error}",
-            hint="use --quantization int8, --dtype bfloat16 or a smaller model",
+            hint=_SMALLER[device.type],
         ) from error
 
 
 def _load(
-    config: ResolvedConfig, report: Callable[[float], None], library: NativeLibrary | None, cache_dir: Path | None
+    config: ResolvedConfig,
+    report: Callable[[float], None],
+    device: torch.device,
+    library: NativeLibrary | None,
+    cache_dir: Path | None,
 ) -> Model:
-    packer = _packer(config, library)
+    packer = _packer(config, device, library)
     cache = PackedCache.of(config, library, cache_dir) if cache_dir else None
-    model = build_model(config.model, torch_dtype(config))
+    model = build_model(config.model, torch_dtype(config), device)
     model.library = library
     if cache and cache.restore(model.parameters, packer):
         return model
@@ -82,20 +96,19 @@ def _load(
     return model
 
 
-def _packer(config: ResolvedConfig, library: NativeLibrary | None) -> Packer:
+def _packer(config: ResolvedConfig, device: torch.device, library: NativeLibrary | None) -> Packer:
     """Return what packs the weights as the configuration wants it.
 
     Raises:
         ConfigError: it wants what only the native library can do.
     """
-    cpu = torch.device("cpu")
     if config.quantization in ("int8", "int4"):
         if library is None:
             raise ConfigError(
                 f"--quantization {config.quantization} needs the native kernels, and this run is without them",
                 hint="see the warning above, or leave --quantization out",
             )
-        return Packer(cpu, native=library, quantization=config.quantization)
+        return Packer(device, native=library, quantization=config.quantization)
     if config.quantization == "gguf" and library is None:
         logger.warning("quantized weights are computed with as %s: there are no native kernels", config.dtype)
-    return Packer(cpu, native=library)
+    return Packer(device, native=library, is_batch_invariant=config.is_batch_invariant)

@@ -28,8 +28,11 @@ class Rotary:
         self._cos_LC = torch.empty(0, len(inverse_frequencies_C))
         self._sin_LC = torch.empty(0, len(inverse_frequencies_C))
 
-    def prepare(self, num_positions: int) -> None:
-        """Compute the angles of positions below `num_positions`, unless they are there."""
+    def prepare(self, num_positions: int, device: torch.device) -> None:
+        """Compute the angles of positions below `num_positions`, unless they are there.
+
+        The processor does, whatever the device, so that all devices have the same ones.
+        """
         if num_positions <= len(self._cos_LC):
             return
         cos, sin = [self._cos_LC], [self._sin_LC]
@@ -38,7 +41,8 @@ class Rotary:
             angles_LC = positions_L.unsqueeze(1) * self._inverse_frequencies_C
             cos.append(angles_LC.cos() * self._magnitude)
             sin.append(angles_LC.sin() * self._magnitude)
-        self._cos_LC, self._sin_LC = torch.cat(cos), torch.cat(sin)
+        self._cos_LC = torch.cat([part_LC.to(device) for part_LC in cos])
+        self._sin_LC = torch.cat([part_LC.to(device) for part_LC in sin])
 
     def angles(self, positions_T: Tensor) -> tuple[Tensor, Tensor]:
         """Return cos_TC and sin_TC in float32, multiplied by the magnitude of the scaling."""

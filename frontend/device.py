@@ -1,0 +1,29 @@
+"""What `--device auto` means on this machine. Loads no torch: a server that will not start should not wait for it."""
+
+import importlib.util
+import re
+from pathlib import Path
+
+from octavo.protocol.config.engine import DeviceName
+
+_CUDA_VERSION = re.compile(r"^cuda\b[^=\n]*=\s*['\"]", re.MULTILINE)
+"""In torch/version.py; a build for the CPU says `cuda: Optional[str] = None`."""
+
+
+def detect_device(*, hides_gpus: bool, root: Path = Path("/")) -> DeviceName:
+    """Return the device for those who did not name one.
+
+    Args:
+        hides_gpus: whether the environment keeps GPUs from this process.
+        root: where `/dev` lies; tests give another folder.
+    """
+    has_gpu = not hides_gpus and any((root / "dev").glob("nvidia[0-9]*"))
+    return "cuda" if has_gpu and torch_has_cuda() else "cpu"
+
+
+def torch_has_cuda() -> bool:
+    """Return whether the installed torch is built for CUDA, as its version file says."""
+    torch = importlib.util.find_spec("torch")
+    if torch is None or torch.origin is None:
+        return False
+    return bool(_CUDA_VERSION.search((Path(torch.origin).parent / "version.py").read_text()))

@@ -1,0 +1,99 @@
+"""An NVIDIA GPU as a device: whether it can be used, and its memory. Launches nothing; `cuda_stream` does."""
+
+import torch
+
+from octavo.protocol.env import set_default
+from octavo.protocol.errors import StartupError
+from octavo.worker_proc.device.base import Device
+
+MIN_CAPABILITY = (8, 0)
+"""Ampere, the first that multiplies bfloat16."""
+
+_PHASE = "opening the device"
+_USE_CPU = "use --device cpu"
+
+
+class CudaDevice(Device):
+    """The GPU of this rank.
+
+    Args:
+        index: which of those that this process sees.
+        is_deterministic: keep cuBLAS from cutting sums by the number of rows. It must be said before anything is
+            computed, and holds for the process.
+
+    Raises:
+        StartupError: this torch is not built for CUDA, there is no such GPU, or it is too old.
+    """
+
+    def __init__(self, index: int, *, is_deterministic: bool) -> None:
+        if not torch.backends.cuda.is_built():
+            raise StartupError(
+                f"torch {torch.__version__} is not built for CUDA",
+                phase=_PHASE,
+                hint=f"install a build of torch for CUDA (https://pytorch.org), or {_USE_CPU}",
+            )
+        prepare_products(is_deterministic=is_deterministic)
+        if index >= torch.cuda.device_count():
+            raise StartupError(
+                f"there is no GPU {index}: torch sees {torch.cuda.device_count()}",
+                phase=_PHASE,
+                hint=f"check nvidia-smi and CUDA_VISIBLE_DEVICES, or {_USE_CPU}",
+            )
+        try:
+            capability = torch.cuda.get_device_capability(index)
+            torch.cuda.set_device(index)
+            torch.cuda.init()
+        except RuntimeError as error:  # the driver is too old, or the GPU is another process's alone
+            raise StartupError(f"GPU {index} cannot be used: {error}", phase=_PHASE, hint=_USE_CPU) from error
+        self.torch_device = torch.device("cuda", index)
+        self.is_synchronous = False
+        self.name = torch.cuda.get_device_name(index)
+        if capability < MIN_CAPABILITY:
+            raise StartupError(
+                f"{self.name} has compute capability {capability[0]}.{capability[1]}; "
+                f"the kernels need {MIN_CAPABILITY[0]}.{MIN_CAPABILITY[1]} (Ampere) or newer",
+                phase=_PHASE,
+                hint=_USE_CPU,
+            )
+        _, self.total_bytes = torch.cuda.mem_get_info(index)
+        self._free_at_reset = self._reserved_at_reset = 0
+
+    def free_bytes(self) -> int:
+        """Return what the driver calls free, with what torch's allocator holds without need."""
+        torch.cuda.empty_cache()
+        free, _ = torch.cuda.mem_get_info(self.torch_device)
+        return free
+
+    def reset_peak(self) -> None:
+        """Begin to look for a new peak."""
+        torch.cuda.synchronize(self.torch_device)
+        self._free_at_reset = self.free_bytes()
+        torch.cuda.reset_peak_memory_stats(self.torch_device)
+        self._reserved_at_reset = torch.cuda.memory_reserved(self.torch_device)
+
+    def peak_growth_bytes(self) -> int:
+        """Return how far this process's memory rose above its size at `reset_peak`.
+
+        torch keeps what it once had, so the driver's count still shows the peak of its allocations, and beside it what
+        others have taken: libraries, and the code of kernels.
+        """
+        torch.cuda.synchronize(self.torch_device)
+        free, _ = torch.cuda.mem_get_info(self.torch_device)
+        own = torch.cuda.max_memory_reserved(self.torch_device) - self._reserved_at_reset
+        return max(own, self._free_at_reset - free)
+
+
+def prepare_products(*, is_deterministic: bool) -> None:
+    """Set how cuBLAS computes in this process; before the first call of CUDA, because it reads its variables once.
+
+    A product whose inputs are cut into parts that are summed apart (split-K) needs a workspace for the parts' sums.
+    Without one cuBLAS takes the inputs of each output in one go.
+    """
+    if is_deterministic:
+        set_default("CUBLAS_WORKSPACE_CONFIG", ":16:8")
+        set_default("CUBLASLT_WORKSPACE_SIZE", "1")
+        torch.backends.cuda.preferred_blas_library("cublaslt")
+    # Sums in float32, and float32 products as such: the types of the numbers are the user's choice.
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+    torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
+    torch.backends.cuda.matmul.allow_tf32 = False
