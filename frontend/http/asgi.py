@@ -5,19 +5,13 @@ is sent in one turn of the event loop goes out in one write, which is uvloop's d
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Protocol, TypeAlias
+from collections.abc import Mapping
+from typing import Any, Protocol
 
-from octavo.frontend.http.errors import refusal
+from octavo.frontend.http.bodies import Bodies, BodyRefused, Receive
 from octavo.frontend.http.message import Request, Response, StreamedResponse
 from octavo.frontend.http.stream_sender import Message, Send, StreamSender
 from octavo.protocol.errors import OctavoError
-
-Receive: TypeAlias = Callable[[], Awaitable[Message]]
-
-
-LARGE_BODY_BYTES = 2**18
-"""A body above it takes a millisecond or more to decode, so that of several only one is in each turn of the loop."""
 
 
 class Application(Protocol):
@@ -49,9 +43,8 @@ class AsgiApp:
 
     def __init__(self, app: Application, *, max_body_bytes: int, keep_alive_s: float) -> None:
         self._app = app
-        self._max_body_bytes = max_body_bytes
+        self._bodies = Bodies(max_body_bytes)
         self._keep_alive_s = keep_alive_s
-        self._large = asyncio.Lock()
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """Serve one request.
@@ -63,25 +56,21 @@ class AsgiApp:
             raise ValueError(f"only http is served, not {scope['type']}")
         # In reverse, so that of several headers with one name the first stays.
         request = Request(scope["method"], scope["path"], dict(reversed(scope["headers"])))
-        refused = self._app.screen(request) or self._refused_length(request)
+        length = request.headers.get(b"content-length", b"0")
+        refused = self._app.screen(request) or self._bodies.refused_length(length)
         if refused is None:
-            body = await _read_body(receive, self._max_body_bytes)
-            if body is None:
-                return
-            if len(body) > self._max_body_bytes:
-                refused = self._too_large()
-            if len(body) > LARGE_BODY_BYTES:
-                await self._wait_for_turn()
-            request.body = body
+            try:
+                body = await self._bodies.receive(receive)
+            except BodyRefused as error:
+                refused = error.response
+            else:
+                if body is None:
+                    return
+                request.body = body
         if refused is None:
             await self._work(request, receive, send)
         else:
             await self._send_whole(request, refused, send)
-
-    async def _wait_for_turn(self) -> None:
-        """Let others have a turn of the event loop before the next large body is decoded."""
-        async with self._large:
-            await asyncio.sleep(0)
 
     async def _work(self, request: Request, receive: Receive, send: Send) -> None:
         """Answer a request unless its caller leaves: then whatever works on it is cancelled."""
@@ -140,30 +129,6 @@ class AsgiApp:
         lines = [*response.headers.items(), *self._app.headers(request).items()]
         headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in lines]
         return {"type": "http.response.start", "status": response.status, "headers": headers}
-
-    def _refused_length(self, request: Request) -> Response | None:
-        length = request.headers.get(b"content-length", b"0")
-        return self._too_large() if length.isdigit() and int(length) > self._max_body_bytes else None
-
-    def _too_large(self) -> Response:
-        limit = f"{self._max_body_bytes} bytes, which is the limit (--max-request-body-bytes)"
-        return refusal(413, f"the body is larger than {limit}")
-
-
-async def _read_body(receive: Receive, max_bytes: int) -> bytes | None:
-    """Return the body, or as much of it as shows that it is too large; None if the caller has left."""
-    parts = []
-    num_bytes = 0
-    has_more = True
-    while has_more and num_bytes <= max_bytes:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            return None
-        part: bytes = message.get("body", b"")
-        parts.append(part)
-        num_bytes += len(part)
-        has_more = message.get("more_body", False)
-    return b"".join(parts)
 
 
 async def _cancel_on_leaving(task: "asyncio.Task[Any]", receive: Receive) -> None:

@@ -36,6 +36,11 @@ class Request:
         if name.isascii() and name.isprintable():  # else a header has no place for it
             self._id = name[:MAX_ID_CHARS]
 
+    def take_body(self) -> bytes:
+        """Return the body, and forget it: an answer may take minutes, and a body may have megabytes."""
+        body, self.body = self.body, b""
+        return body
+
     def header(self, name: bytes) -> str | None:
         """Return a header's value, None when it is not there.
 

@@ -1,6 +1,7 @@
 """The application behind uvicorn, byte by byte on a real socket: order, limits, slow callers, failures."""
 
 import asyncio
+import contextlib
 import json
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -333,7 +334,8 @@ def test_a_caller_who_does_not_come_to_the_point_is_left(start: bytes, monkeypat
         while start and not reading.done():
             caller.send(bytes([next(letters)]))
             await asyncio.sleep(0.02)
-        assert await reading == b""
+        with contextlib.suppress(ConnectionResetError):  # a letter came when the connection was closed already
+            assert await reading == b""
 
     play(scenario)
 

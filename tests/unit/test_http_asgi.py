@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from octavo.frontend.http.asgi import AsgiApp
+from octavo.frontend.http.bodies import AT_ONCE, Bodies, BodyRefused
 from octavo.frontend.http.message import Request, Response, StreamedResponse
 from octavo.protocol.errors import OverloadedError
 
@@ -134,6 +135,43 @@ def test_what_is_refused_is_not_read(announces: bool) -> None:
         server = FakeServer(b"ab")
         await server.start(FakeApp(never, refused=Response(status=401)))
         assert (server.sent[0]["status"], server.incoming.qsize()) == (401, 1)
+
+    run(scenario())
+
+
+def test_a_body_that_comes_too_slowly_is_refused() -> None:
+    async def scenario() -> None:
+        bodies = Bodies(max_bytes=100, grace_s=0.02)
+        server = FakeServer(b"ab", b"")
+        assert await bodies.receive(server.incoming.get) == b"ab"
+        server = FakeServer(b"ab", b"cd", b"ef")
+        server.incoming._queue.pop()  # type: ignore[attr-defined]
+        with pytest.raises(BodyRefused) as refused:
+            await bodies.receive(server.incoming.get)
+        assert refused.value.response.status == 408
+        assert bodies._num_held_bytes == 0
+
+    run(scenario())
+
+
+def test_all_bodies_on_their_way_are_bounded_together() -> None:
+    async def scenario() -> None:
+        bodies = Bodies(max_bytes=10)
+        unfinished = [FakeServer(b"x" * 10, b"") for _ in range(AT_ONCE)]
+        for server in unfinished:
+            server.incoming._queue.pop()  # type: ignore[attr-defined]
+        waiting = [asyncio.create_task(bodies.receive(server.incoming.get)) for server in unfinished]
+        await asyncio.sleep(0)
+        with pytest.raises(BodyRefused) as refused:
+            await bodies.receive(FakeServer(b"x").incoming.get)
+        assert (refused.value.response.status, refused.value.response.headers["retry-after"]) == (503, "1")
+        unfinished[0].leave()
+        assert await waiting[0] is None
+        assert await bodies.receive(FakeServer(b"x").incoming.get) == b"x"
+        for server in unfinished[1:]:
+            server.incoming.put_nowait({"type": "http.request", "body": b""})
+        assert await asyncio.gather(*waiting[1:]) == [b"x" * 10] * (AT_ONCE - 1)
+        assert bodies._num_held_bytes == 0
 
     run(scenario())
 

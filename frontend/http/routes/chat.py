@@ -18,7 +18,7 @@ from octavo.protocol.errors import InvalidRequestError
 
 async def create_chat_completion(serving: Serving, request: Request) -> Response:
     """Answer a conversation."""
-    asked = decode(request.body, ChatCompletionRequest)
+    asked = decode(request.take_body(), ChatCompletionRequest)
     with own_names(asked):
         return await _answer(serving, request, asked)
 

@@ -23,7 +23,7 @@ MAX_PROMPTS = 1024
 
 async def create_completion(serving: Serving, request: Request) -> Response:
     """Continue one prompt or several."""
-    asked = decode(request.body, CompletionRequest)
+    asked = decode(request.take_body(), CompletionRequest)
     model = serving.model_name(asked.model)
     check_streaming(asked)
     check_beam_search(asked)

@@ -20,7 +20,7 @@ from octavo.protocol.errors import InvalidRequestError
 
 async def tokenize(serving: Serving, request: Request) -> Response:
     """Turn a prompt, or messages by way of the chat template, into token ids."""
-    asked = decode(request.body, TokenizeRequest)
+    asked = decode(request.take_body(), TokenizeRequest)
     serving.model_name(asked.model)
     if (asked.prompt is None) == (asked.messages is None):
         raise InvalidRequestError("give either prompt or messages", "prompt")
@@ -46,7 +46,7 @@ async def _rendered(serving: Serving, asked: TokenizeRequest) -> str:
 
 async def detokenize(serving: Serving, request: Request) -> Response:
     """Turn token ids into text, special tokens written out."""
-    asked = decode(request.body, DetokenizeRequest)
+    asked = decode(request.take_body(), DetokenizeRequest)
     serving.model_name(asked.model)
     tokenizer, vocab_size = serving.client.tokenizer, serving.client.facts.vocab_size
     tokenizer.require("tokens")
