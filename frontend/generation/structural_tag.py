@@ -83,6 +83,7 @@ class _Writer:
             "tag": self._tag,
             "triggered_tags": self._triggered_tags,
             "tags_with_separator": self._tags_with_separator,
+            "elements_with_separator": self._elements_with_separator,
         }.get(kind if isinstance(kind, str) else "")
         if write is None:
             raise self.error(where, f"has the type {kind!r}, which is not supported")
@@ -200,6 +201,22 @@ class _Writer:
         separator = self._literal(self.text(format_, "separator", where))
         several = one if format_.get("stop_after_first") else f"{one} ({separator} {one})*"
         return several if format_.get("at_least_one") else f"({several})?"
+
+    def _elements_with_separator(self, format_: dict[str, Any], where: str) -> str:
+        """Write the first elements and any of the others, each once and in their order."""
+        elements = self._each(self.list_of(format_, "elements", where), "elements", where)
+        separator = self._literal(self.text(format_, "separator", where))
+        num_required = format_.get("num_required", 0)
+        if type(num_required) is not int or not 0 <= num_required <= len(elements):
+            raise self.error(_path(where, "num_required"), "must be a number of the elements")
+        # From behind: each rule is what may follow once something stands before it.
+        behind, begun = [], ""
+        for element in reversed(elements[num_required:]):
+            behind.append(f"{element} {begun}")
+            begun = self._rule(f"({separator} {element})? {begun}")
+        if num_required:
+            return f" {separator} ".join(elements[:num_required]) + f" {begun}"
+        return f"({' | '.join(reversed(behind))})?"
 
 
 def _path(where: str, name: str) -> str:

@@ -46,7 +46,7 @@ class CallForm:
     """How a format writes a call of one function, for a grammar."""
 
     trigger: str
-    """What such a call begins with, and no other text."""
+    """What such a call begins with, and no other text; without meaning where calls are all of an answer."""
     tag: Mapping[str, Any]
     """A "tag" as structural tags have them (docs/structured-output.md): begin, content and end."""
     separator: str
@@ -54,6 +54,21 @@ class CallForm:
     alone: Mapping[str, Any] | None = None
     """The call as a structural tag's format, where an answer is either calls or JSON: none of its fixed texts may
     begin as JSON does. None: the tag's do not."""
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerFrame:
+    """How a format writes an answer that is calls and nothing else, for a grammar.
+
+    Begin and end are formats of a structural tag, and there is no answer that fits both `begin` and `other_text`.
+    """
+
+    begin: Mapping[str, Any]
+    """What stands before the first call."""
+    end: Mapping[str, Any]
+    """What stands behind the last one."""
+    other_text: str
+    """A regular expression of the answers that do not call."""
 
 
 def json_tag(begin: str, schema: Mapping[str, Any], end: str) -> dict[str, Any]:
@@ -75,6 +90,8 @@ class ToolParser(ABC):
 
     tags: ClassVar[tuple[str, ...]] = ()
     """Marks of the format that may be special tokens, which the text must then show."""
+    frame: ClassVar[AnswerFrame | None] = None
+    """Where calls are all of an answer, what stands around them; None: they may stand in text."""
     new_call_id = staticmethod(new_call_id)
     """Makes the id of a call; a model may have been trained on ids of one form."""
 

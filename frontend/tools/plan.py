@@ -94,7 +94,8 @@ def plan_tools(
         )
     parser = auto_parser(tools)
     auto_form = _auto_form(tools, parser, answer_form, max_calls, is_closed=len(tools) < num_tools)
-    return ToolPlan(parser, auto_form, begins_free=answer_form is None, max_calls=max_calls)
+    begins_free = answer_form is None and parser.frame is None
+    return ToolPlan(parser, auto_form, begins_free=begins_free, max_calls=max_calls)
 
 
 def _allowed(tools: Sequence[FunctionTool], names: frozenset[str] | None) -> Sequence[FunctionTool]:

@@ -10,8 +10,8 @@ from octavo.frontend.tools.parser import ToolCall
 MAX_DEPTH = 64
 """Of lists and dicts in one another."""
 
-_NAME = re.compile(r"[^\W\d][\w.]*")
-_KEY = re.compile(r"[^\W\d]\w*")
+CALL_NAME = re.compile(r"[^\W\d][\w.]*")
+KEY = re.compile(r"[^\W\d]\w*")
 _WORD = re.compile(r"\w+")
 _NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
 _NUMBER_CHARACTERS = re.compile(r"[-+.\w]+")
@@ -34,9 +34,10 @@ _ESCAPE = re.compile(
 _OPEN_ESCAPE = re.compile(r"\\(?:x[0-9a-fA-F]?|u[0-9a-fA-F]{0,3}|U[0-9a-fA-F]{0,7})?")
 _ESCAPED = {
     "n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "a": "\a", "v": "\v",
-    "\n": "", "\\": "\\", "'": "'", '"': '"',
+    "\n": "", "\\": "\\", "'": "'", '"': '"', "/": "/",
 }  # fmt: skip
-"""What follows a backslash, and what it stands for; any other keeps its backslash, as in Python."""
+"""What follows a backslash, and what it stands for; any other keeps its backslash, as in Python. The slash is JSON's,
+in which some models write their values."""
 
 
 class NotCalls(Exception):
@@ -103,14 +104,14 @@ class _Reader:
 
     def _read_call(self) -> None:
         self._peek()
-        name = self._match(_NAME)
+        name = self._match(CALL_NAME)
         if self._peek() != "(":
             raise NotCalls
         self.position += 1
         self._name, self._json = name, ["{"]
         keys: set[str] = set()
         while not self._takes(")"):
-            key = self._match(_KEY)
+            key = self._match(KEY)
             if key in keys or self._take("=") != "=":
                 raise NotCalls
             separator = ", " if keys else ""

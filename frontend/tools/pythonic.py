@@ -4,17 +4,48 @@ Whether a list is one of calls is known at its end: one member that is none, or 
 all of it is content. So nothing of it is shown before its end.
 """
 
-from octavo.frontend.tools.parser import Parsed, ToolParser
-from octavo.frontend.tools.python_calls import Cut, NotCalls, read_call_list
+from collections.abc import Mapping
+from typing import Any
+
+from octavo.frontend.tools.parser import AnswerFrame, CallForm, Parsed, ToolParser
+from octavo.frontend.tools.python_calls import CALL_NAME, KEY, Cut, NotCalls, read_call_list
+from octavo.frontend.tools.subschema import property_schema
 
 _OPENING_TAGS = ("<|python_start|>", "<|python_tag|>")
 _CLOSING_TAGS = ("<|python_end|>",)
+
+_NO_CALLS = r"[\s\x1c-\x1f]*([^\s\x1c-\x1f\[<](.|\n)*|<([^|](.|\n)*)?)?"
+"""Text that begins neither with a list nor with what may be a tag."""
+
+_SEPARATOR = ", "
+_KEYWORDS = frozenset({"type", "properties", "required", "additionalProperties", "$defs", "definitions"})
+"""What may be said of arguments that are bound each by itself."""
+_REMARKS = frozenset({"title", "description", "default", "examples", "deprecated", "$comment", "$schema", "$id"})
+"""What binds nothing."""
+
+
+def _any_of(texts: tuple[str, ...]) -> dict[str, Any]:
+    """Return the format of one of some texts, or of nothing."""
+    return {"type": "or", "elements": [{"type": "const_string", "value": text} for text in ("", *texts)]}
+
+
+def _sequence(*elements: Mapping[str, Any]) -> dict[str, Any]:
+    return {"type": "sequence", "elements": list(elements)}
+
+
+def _text(text: str) -> dict[str, Any]:
+    return {"type": "const_string", "value": text}
 
 
 class PythonicParser(ToolParser):
     """A list of Python calls, with nothing but its tags around it."""
 
     tags = (*_OPENING_TAGS, *_CLOSING_TAGS)
+    frame = AnswerFrame(
+        begin=_sequence({"type": "regex", "pattern": r"[ \t\r\n]*"}, _any_of(_OPENING_TAGS), _text("[")),
+        end=_sequence(_text("]"), _any_of(_CLOSING_TAGS)),
+        other_text=_NO_CALLS,
+    )
 
     def parse(self, text: str, is_final: bool) -> Parsed:
         """Return content and calls; see `ToolParser.parse`."""
@@ -39,3 +70,49 @@ class PythonicParser(ToolParser):
         if behind and not any(tag.startswith(behind) for tag in _CLOSING_TAGS):
             return Parsed(text, is_plain=True)
         return Parsed("", calls) if is_final else Parsed("")
+
+    def call_form(self, name: str, schema: Mapping[str, Any]) -> CallForm | None:
+        """Return a call whose values are JSON, which the parser reads too: required arguments first.
+
+        None where a name is none in Python, or the arguments must obey more than each its own schema.
+        """
+        arguments = _arguments(schema)
+        if arguments is None or not CALL_NAME.fullmatch(name):
+            return None
+        return CallForm("", {"type": "tag", "begin": f"{name}(", "content": arguments, "end": ")"}, _SEPARATOR)
+
+
+def _arguments(schema: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the format of what stands between the parentheses, None if there is none."""
+    properties, required = schema.get("properties") or {}, schema.get("required") or []
+    if not isinstance(properties, Mapping) or not isinstance(required, list):
+        return None
+    if schema.keys() - _KEYWORDS - _REMARKS or not all(isinstance(key, str) and key in properties for key in required):
+        return None
+    if not properties:
+        return _further_arguments(schema.get("additionalProperties", True))
+    if not all(isinstance(key, str) and KEY.fullmatch(key) for key in properties):
+        return None
+    if not all(inner is True or isinstance(inner, Mapping) for inner in properties.values()):
+        return None
+    keys = sorted(properties, key=lambda key: key not in required)
+    return {
+        "type": "elements_with_separator",
+        "elements": [_argument(_text(f"{key}="), property_schema(schema, key)) for key in keys],
+        "num_required": len(set(required)),
+        "separator": _SEPARATOR,
+    }
+
+
+def _further_arguments(schema: Any) -> dict[str, Any] | None:
+    """Return the format of arguments of any name."""
+    if schema is False:
+        return _text("")
+    if schema is not True and schema != {}:
+        return None
+    argument = _argument({"type": "regex", "pattern": r"[A-Za-z_][A-Za-z_0-9]*="}, {})
+    return {"type": "tags_with_separator", "tags": [argument], "separator": _SEPARATOR}
+
+
+def _argument(key: Mapping[str, Any], schema: Any) -> dict[str, Any]:
+    return _sequence(key, {"type": "json_schema", "json_schema": schema})

@@ -10,7 +10,7 @@ from typing import Any
 from octavo.frontend.tools.bare_value import is_free_text, is_text, json_string, json_value
 from octavo.frontend.tools.json_reader import skip_space
 from octavo.frontend.tools.parser import CallForm, Parsed, ToolCall, ToolParser, partial_tag, shown_length
-from octavo.frontend.tools.subschema import moved_schema
+from octavo.frontend.tools.subschema import property_schema
 
 BEGIN, FUNCTION, PARAMETER = "<tool_call>", "<function=", "<parameter="
 END_PARAMETER, END_FUNCTION, END = "</parameter>", "</function>", "</tool_call>"
@@ -130,13 +130,7 @@ def _open_value(value: str, schema: object, is_final: bool) -> str | None:
 def _value_content(key: str, inner: object, schema: Mapping[str, Any]) -> dict[str, Any]:
     """Return the content of a parameter's tag: bare text, one of the texts that it may be, or JSON."""
     if not is_text(inner):
-        # The schema as a whole comes along: what a property refers to stands elsewhere in it.
-        whole = moved_schema(schema, "call")
-        place = key.replace("~", "~0").replace("/", "~1")
-        return {
-            "type": "json_schema",
-            "json_schema": {"$defs": {"call": whole}, "$ref": f"#/$defs/call/properties/{place}"},
-        }
+        return {"type": "json_schema", "json_schema": property_schema(schema, key)}
     if not isinstance(inner, Mapping) or not inner.keys() & {"enum", "const"}:
         return {"type": "any_text"}
     choices = inner["enum"] if "enum" in inner else [inner["const"]]

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from octavo.frontend.tools.parser import FunctionTool, ToolParser
+from octavo.frontend.tools.parser import AnswerFrame, FunctionTool, ToolParser
 from octavo.frontend.tools.subschema import moved_schema, object_schema
 
 NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}}
@@ -47,11 +47,21 @@ def structural_tag(
         separator = form.separator
         if form.trigger not in triggers:
             triggers.append(form.trigger)
-    if answer_schema is None:
+    if answer_schema is None and parser.frame is None:
         return _tag_of({"type": "triggered_tags", "triggers": triggers, "tags": tags})
     calls = {"type": "tags_with_separator", "tags": alone, "separator": separator, "at_least_one": True}
     calls["stop_after_first"] = max_calls == 1
-    return _tag_of({"type": "or", "elements": [{"type": "json_schema", "json_schema": answer_schema}, calls]})
+    if parser.frame is not None:
+        calls = {"type": "sequence", "elements": [parser.frame.begin, calls, parser.frame.end]}
+    return _tag_of({"type": "or", "elements": [_other_answer(answer_schema, parser.frame), calls]})
+
+
+def _other_answer(schema: Mapping[str, Any] | None, frame: AnswerFrame | None) -> dict[str, Any]:
+    """Return the format of an answer that does not call: JSON by a schema, or else a text that is none of calls."""
+    if schema is not None:
+        return {"type": "json_schema", "json_schema": schema}
+    assert frame is not None, "where calls may stand in text, a text that does not call needs no form"
+    return {"type": "regex", "pattern": frame.other_text}
 
 
 def _tag_of(form: dict[str, Any]) -> dict[str, Any]:

@@ -37,6 +37,22 @@ def moved_schema(schema: Any, key: str) -> Any:
     return schema
 
 
+def property_schema(schema: Mapping[str, Any], name: str) -> Any:
+    """Return the schema of one property of an object, which may stand alone: what it refers to comes along."""
+    inner = schema["properties"][name]
+    if not _refers(inner):
+        return inner
+    place = name.replace("~", "~0").replace("/", "~1")
+    return {"$defs": {"call": moved_schema(schema, "call")}, "$ref": f"#/$defs/call/properties/{place}"}
+
+
+def _refers(schema: Any) -> bool:
+    """Return whether there is a reference anywhere in a schema."""
+    if isinstance(schema, Mapping):
+        return "$ref" in schema or any(map(_refers, schema.values()))
+    return isinstance(schema, list) and any(map(_refers, schema))
+
+
 def object_schema(properties: Mapping[str, Any]) -> dict[str, Any]:
     """Return the schema of an object with exactly these members."""
     return {

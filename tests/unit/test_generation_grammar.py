@@ -227,6 +227,16 @@ def test_a_special_token_can_trigger() -> None:
         ),
         (
             {
+                "type": "elements_with_separator",
+                "elements": [{"type": "const_string", "value": text} for text in "abc"],
+                "num_required": 1,
+                "separator": ", ",
+            },
+            ["a", "a, b", "a, c", "a, b, c"],
+            ["", "b", "a, ", "a, c, b", "a, b, b"],
+        ),
+        (
+            {
                 "type": "triggered_tags",
                 "triggers": ["<"],
                 "tags": [{"begin": "<a>", "content": {"type": "json_schema", "json_schema": INTEGER}, "end": ";"}],
@@ -270,6 +280,18 @@ def test_random_outputs_keep_their_tags_whole() -> None:
         ({"format": {"type": "tag", "begin": "a", "end": "b"}}, "format.content has the type None"),
         ({"format": {"type": "json_schema", "json_schema": 7}}, "must be a JSON Schema"),
         ({"format": 7}, "format has the type None"),
+        ({"format": {"type": "elements_with_separator", "separator": ""}}, "elements must be a list"),
+        (
+            {
+                "format": {
+                    "type": "elements_with_separator",
+                    "elements": [{"type": "any_text"}],
+                    "separator": "",
+                    "num_required": 2,
+                }
+            },
+            "num_required must be",
+        ),
     ],
 )
 def test_a_tag_that_cannot_be_read_is_refused_by_place(fields: dict[str, Any], where: str) -> None:

@@ -132,6 +132,7 @@ def test_ids_of_mistral_are_nine_letters_or_digits() -> None:
             "[f(a={'k': [1, -2.5, {'n': None}], 'e': {}}, b=[], c=True, d=False)]",
             [("f", {"a": {"k": [1, -2.5, {"n": None}], "e": {}}, "b": [], "c": True, "d": False})],
         ),
+        (r'[f(a="\u0041\/\ud83d\ude00\b\ud83d")]', [("f", {"a": "A/😀\b\ufffd"})]),
         ("[a.b(x=true, y=null)]", [("a.b", {"x": True, "y": None})]),
         ("<|python_start|>[f(x=1e3)]<|python_end|>", [("f", {"x": 1000.0})]),
         ("[f(a='cut sho", [("f", '{"a": "cut sho')]),

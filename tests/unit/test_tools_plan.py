@@ -6,7 +6,7 @@ import jsonschema_rs
 import pytest
 
 from octavo.frontend.generation.grammar import grammar_spec
-from octavo.frontend.tools.parser import FunctionTool
+from octavo.frontend.tools.parser import FunctionTool, Parsed, ToolParser
 from octavo.frontend.tools.plan import ToolChoice, plan_tools
 from octavo.frontend.tools.registry import tool_parser
 from octavo.frontend.tools.schema import calls_schema
@@ -25,12 +25,19 @@ LOOSE = FunctionTool("number", NUMBER, param="tools[0].function")
 STRICT = FunctionTool("city", CITY, is_strict=True, param="tools[1].function")
 
 
+class Shout(ToolParser):
+    """A format that no grammar can bind."""
+
+    def parse(self, text: str, is_final: bool) -> Parsed:
+        return Parsed(text)
+
+
 def plan(tools=(LOOSE,), choice="auto", named=None, allowed=None, parser="hermes", answer=None, is_parallel=True):
     return plan_tools(
         tools,
         ToolChoice(choice, named, allowed),
         is_parallel=is_parallel,
-        auto_parser=tool_parser(parser) if parser else None,
+        auto_parser=tool_parser(parser) if isinstance(parser, str) else parser,
         answer_form=answer,
     )
 
@@ -104,11 +111,11 @@ def test_an_answer_of_a_form_may_still_call(parser) -> None:
         ({"tools": (), "named": "f"}, "tool_choice", "needs tools"),
         ({"named": "other"}, "tool_choice", "none of the tools"),
         ({"parser": None}, "tool_choice", "--enable-auto-tool-choice"),
-        ({"tools": (LOOSE, STRICT), "parser": "pythonic"}, "tools[1].function.strict", "strict"),
+        ({"tools": (LOOSE, STRICT), "parser": Shout}, "tools[1].function.strict", "strict"),
         ({"choice": "required", "answer": StructuredOutputsParams(regex="a")}, "structured_outputs", "leave it out"),
         ({"named": "number", "answer": StructuredOutputsParams(regex="a", param="x.y")}, "x.y", "so x has"),
         ({"answer": StructuredOutputsParams(regex="a")}, "structured_outputs.regex", "JSON schema"),
-        ({"answer": StructuredOutputsParams(json_object=True), "parser": "pythonic"}, "tools", "no grammar"),
+        ({"answer": StructuredOutputsParams(json_object=True), "parser": Shout}, "tools", "no grammar"),
         ({"tools": (), "allowed": frozenset({"f"})}, "tool_choice", "needs tools"),
         ({"allowed": frozenset({"number", "other"})}, "tool_choice", "'other'"),
     ],
@@ -149,6 +156,14 @@ def test_some_of_the_tools() -> None:
     )
     everything = plan(tools=(LOOSE,), allowed=frozenset({"number"}))
     assert everything.form is None, "nothing is to be kept from the model"
+
+
+def test_calls_that_are_all_of_an_answer_are_bound_from_its_beginning() -> None:
+    made = plan(tools=(LOOSE, STRICT), parser="pythonic", is_parallel=False)
+    assert not made.begins_free, "a thought before the calls would be bound as text, and the calls not at all"
+    other, calls = made.form.structural_tag["format"]["elements"]
+    assert other["type"] == "regex" and calls["elements"][1]["stop_after_first"]
+    assert plan(tools=(LOOSE, STRICT), parser="hermes").begins_free
 
 
 def test_texts_with_further_rules_cannot_be_strict_in_xml() -> None:
