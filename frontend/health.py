@@ -1,4 +1,4 @@
-"""Whether an engine can be expected to answer, told without asking it. Dumps no stacks: `http/stall_watch.py` does."""
+"""Whether an engine can be expected to answer, told without asking it. Dumps no stacks: `stall_watch.py` does."""
 
 import time
 from dataclasses import dataclass

@@ -162,6 +162,18 @@ class LaunchedEngine:
             else:
                 self._exit = exited
 
+    async def drain(self) -> ChildExited | None:
+        """Let the core finish what it has accepted, from anybody, and take nothing new.
+
+        Returns how it ended, None if there was none. Waits until: it has ended, which `stop` makes it do sooner.
+        """
+        self._on_exit = None  # its end is no reason for another
+        if self._exited.is_set():
+            return None
+        self._child.terminate()
+        await self._exited.wait()
+        return self._exit
+
     async def stop(self) -> None:
         """End the core and everything below it; harmless when it is gone already."""
         self._on_exit = None

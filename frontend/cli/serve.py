@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 from octavo.frontend.cli.flags import FlagParser, config_parser, configurations
 from octavo.frontend.cli.start_log import start_log
 from octavo.frontend.http.listener import Listener, listen
-from octavo.frontend.spawn import Timeline, read_config, spawn_engine
+from octavo.frontend.spawn import SpawnedEngine, Timeline, read_config, spawn_engine
 from octavo.protocol.config import EngineConfig, ServerConfig
 from octavo.protocol.env import Env
 from octavo.protocol.errors import ConfigError
@@ -60,6 +60,8 @@ def _run(words: list[str]) -> int:
     # Before the settings are looked at: some have something to say in the log.
     start_log(str(settings.get("log_level") or Env.read().log_level), settings.get("log_config_file"))
     engine, server = configurations(settings)
+    if server.headless:
+        return _host(engine, server, lambda: engine_now(words))
     # First of all, so that a taken port is known before anything is loaded.
     listener = listen(server)
     try:
@@ -84,20 +86,48 @@ def engine_now(words: list[str]) -> EngineConfig:
 
 def _serve(config: EngineConfig, server: ServerConfig, listener: Listener, reread: Callable[[], EngineConfig]) -> int:
     timeline = Timeline()
-    engine = spawn_engine(read_config(config, timeline), timeline, server.engine_address)
-    try:
+    with _spawned(config, server, timeline) as engine:
         start = time.monotonic()
         # Only now: these imports take a while, and the engine is on its way meanwhile.
         from octavo.frontend.http import run
 
         timeline.add("Frontend", "importing the server", time.monotonic() - start)
-        try:
-            run.run(engine, server, listener, reread)
-        except run.Interrupted as interrupted:
-            print(f"octavo: {interrupted}", file=sys.stderr)  # noqa: T201
-            return EXIT_SIGNAL + interrupted.number
+        return _until_interrupted(lambda: run.run(engine, server, listener, reread))
+
+
+def _host(config: EngineConfig, server: ServerConfig, reread: Callable[[], EngineConfig]) -> int:
+    """Run an engine without a server."""
+    if server.api_server_count > 1:
+        raise ConfigError(
+            "an engine without HTTP has no HTTP processes",
+            phase="configuration",
+            hint="leave out --headless or --api-server-count",
+        )
+    with _spawned(config, server, Timeline()) as engine:
+        from octavo.frontend.headless import run_headless
+
+        return _until_interrupted(lambda: run_headless(engine, server, reread))
+
+
+@contextlib.contextmanager
+def _spawned(config: EngineConfig, server: ServerConfig, timeline: Timeline) -> Iterator[SpawnedEngine]:
+    """Have an engine on its way, and none afterwards."""
+    engine = spawn_engine(read_config(config, timeline), timeline, server.engine_address)
+    try:
+        yield engine
     finally:
         engine.end()
+
+
+def _until_interrupted(run: Callable[[], None]) -> int:
+    """Run what waits for signals; return the exit code."""
+    from octavo.frontend.hosting import Interrupted
+
+    try:
+        run()
+    except Interrupted as interrupted:
+        print(f"octavo: {interrupted}", file=sys.stderr)  # noqa: T201
+        return EXIT_SIGNAL + interrupted.number
     return 0
 
 

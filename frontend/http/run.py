@@ -4,17 +4,16 @@ What the routes do is in `routes/`, how its connections end in `server.py`.
 """
 
 import asyncio
-import contextlib
 import gc
 import logging
 import signal
-import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import uvloop
 
 from octavo.frontend.client import AsyncClient
+from octavo.frontend.hosting import interruptible, prepare_process, restarts, starting, stop_signals, watching
 from octavo.frontend.http.app import App
 from octavo.frontend.http.conversation import ChatSettings
 from octavo.frontend.http.cors import Cors
@@ -26,32 +25,17 @@ from octavo.frontend.http.routes.engine import usable_directory
 from octavo.frontend.http.server import Server
 from octavo.frontend.http.serving import Serving
 from octavo.frontend.http.siblings import Siblings
-from octavo.frontend.http.stall_watch import StallWatch
 from octavo.frontend.metrics.board import Board
 from octavo.frontend.metrics.exporter import Metrics
-from octavo.frontend.metrics.log_line import INTERVAL_S, ThroughputLine
 from octavo.frontend.spawn import SpawnedEngine
 from octavo.protocol.config import EngineConfig, ServerConfig
-from octavo.protocol.env import Env, set_default
-from octavo.protocol.errors import ConfigError, InvalidRequestError, OctavoError, StartupError
-from octavo.protocol.stacks import enable_dumps
+from octavo.protocol.env import Env
+from octavo.protocol.errors import ConfigError, InvalidRequestError
 
 logger = logging.getLogger(__name__)
 
 GC_THRESHOLD = 10_000
 """New objects between two rounds of the collector; a request makes hundreds, and hardly ever a cycle."""
-
-
-RESTART_SIGNAL = signal.SIGUSR2
-"""Asks a server for a new engine: with new weights, or with what the file behind --config says by now."""
-
-
-class Interrupted(Exception):
-    """A signal ended the start before the server was ready."""
-
-    def __init__(self, number: signal.Signals) -> None:
-        super().__init__(f"{number.name} while starting")
-        self.number = number
 
 
 def run(engine: SpawnedEngine, server: ServerConfig, listener: Listener, reread: Callable[[], EngineConfig]) -> None:
@@ -70,11 +54,7 @@ def run(engine: SpawnedEngine, server: ServerConfig, listener: Listener, reread:
         EngineDeadError: the engine died while serving; holds the root cause.
         Interrupted: a signal came before the server was ready.
     """
-    enable_dumps()
-    # One that comes too early, or when the server ends, must not kill it: that is what the system would do.
-    signal.signal(RESTART_SIGNAL, signal.SIG_IGN)
-    # Prompts are tokenized one by one as they come; more threads for each would only be in the workers' way.
-    set_default("TOKENIZERS_PARALLELISM", "false")
+    prepare_process()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_serve(engine, server, listener, reread))
 
@@ -83,7 +63,7 @@ async def _serve(
     engine: SpawnedEngine, config: ServerConfig, listener: Listener, reread: Callable[[], EngineConfig]
 ) -> None:
     ChatSettings.of(config)  # what is wrong with its flags is told now, not when the engine is there
-    async with _starting(engine) as client:
+    async with starting(engine) as client:
         keys = api_keys(config)
         board_path = engine.run_dir / "metrics"
         board = Board.create(board_path, config.api_server_count) if config.api_server_count > 1 else None
@@ -92,49 +72,14 @@ async def _serve(
             config, keys, client.address, board_path, listener, lambda: client.failure is not None, server.fail
         )
         try:
-            with _interruptible():
+            with interruptible():
                 await siblings.start()
-            with _restarts(client, reread):
+            with restarts(client, reread):
                 await _serve_with(siblings, server, client, config, listener)
         finally:
             await siblings.kill()
         if server.failure:
             raise server.failure
-
-
-@contextlib.contextmanager
-def _restarts(client: AsyncClient, reread: Callable[[], EngineConfig]) -> Iterator[None]:
-    """Start the engine anew, with its configuration as it is said by then, whenever `RESTART_SIGNAL` comes."""
-    loop = asyncio.get_running_loop()
-    tasks: set[asyncio.Task[None]] = set()
-
-    def on_signal() -> None:
-        if tasks:
-            logger.warning("%s: the engine is being started anew already", RESTART_SIGNAL.name)
-            return
-        task = asyncio.create_task(_restart(client, reread), name="engine: restart")
-        tasks.add(task)
-        task.add_done_callback(tasks.discard)
-
-    loop.add_signal_handler(RESTART_SIGNAL, on_signal)
-    try:
-        yield
-    finally:
-        loop.remove_signal_handler(RESTART_SIGNAL)
-        signal.signal(RESTART_SIGNAL, signal.SIG_IGN)
-        for task in tasks:
-            task.cancel()
-
-
-async def _restart(client: AsyncClient, reread: Callable[[], EngineConfig]) -> None:
-    logger.info("%s: starting a core with the configuration as it is now", RESTART_SIGNAL.name)
-    try:
-        await client.restart(reread())
-    except StartupError as error:
-        hint = f" ({error.hint})" if error.hint else ""
-        logger.error("the engine goes on as it is, for the new one cannot start: %s%s", error.message, hint)
-    except (OctavoError, OSError) as error:
-        logger.error("the engine goes on as it is, for the new one cannot start: %s", error)
 
 
 async def _serve_with(
@@ -148,17 +93,12 @@ async def _serve_with(
         # Closed here, for as long as one process has a socket open callers can connect to it.
         listener.close()
 
-    with _stop_signals(on_signal):
+    with stop_signals(on_signal):
         names = ", ".join(client.facts.served_model_names)
         logger.info("engine address for further applications: %s", config.engine_address or client.address)
         logger.info("listening on %s, serving %s", listener.url, names)
-        watch = StallWatch(lambda: client.health(config.watchdog_timeout))
-        tasks = [asyncio.create_task(watch.run(), name="stall watch")]
-        if client.config.log_stats:
-            tasks.append(asyncio.create_task(_log_throughput(client), name="throughput line"))
-        await server.serve(sockets=[listener.socket])
-        for task in tasks:
-            task.cancel()
+        with watching(client, config.watchdog_timeout):
+            await server.serve(sockets=[listener.socket])
         if client.failure and client.num_lost_requests:
             server.fail(client.failure)  # a drain that lost its requests is no orderly end
         if server.failure:
@@ -244,43 +184,6 @@ def _profiler_dir(config: ServerConfig) -> Path | None:
         raise ConfigError(message, phase="configuration", hint="choose another --torch-profiler-dir") from None
 
 
-@contextlib.asynccontextmanager
-async def _starting(engine: SpawnedEngine) -> AsyncIterator[AsyncClient]:
-    """Wait for the engine; a signal meanwhile stops the start."""
-    with _interruptible():
-        client = await AsyncClient.follow(engine, on_progress=_log_progress)
-    try:
-        if client.engine:
-            logger.info("%s", client.engine.timeline.render())
-        yield client
-    finally:
-        await client.close()
-
-
-@contextlib.contextmanager
-def _interruptible() -> Iterator[None]:
-    """Let a signal end what is being waited for.
-
-    Raises:
-        Interrupted: it did.
-    """
-    task = asyncio.current_task()
-    assert task is not None
-    received: list[signal.Signals] = []
-
-    def on_signal(number: signal.Signals) -> None:
-        received.append(number)
-        task.cancel()
-
-    try:
-        with _stop_signals(on_signal):
-            yield
-    except asyncio.CancelledError:
-        if not received:
-            raise
-        raise Interrupted(received[0]) from None
-
-
 def _check_chat_template(serving: Serving) -> None:
     """Complain now, not at the first request, of a template that the user chose; a model need not have one."""
     if serving.client.config.chat_template is not None:
@@ -288,34 +191,6 @@ def _check_chat_template(serving: Serving) -> None:
             _ = serving.chat_template
         except InvalidRequestError as error:
             raise ConfigError(error.message, phase="reading the chat template") from None
-
-
-@contextlib.contextmanager
-def _stop_signals(handler: Callable[[signal.Signals], None]) -> Iterator[None]:
-    loop = asyncio.get_running_loop()
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    for number in numbers:
-        loop.add_signal_handler(number, handler, number)
-    try:
-        yield
-    finally:
-        for number in numbers:
-            loop.remove_signal_handler(number)
-
-
-async def _log_throughput(client: AsyncClient) -> None:
-    line = ThroughputLine(time.monotonic())
-    while True:
-        await asyncio.sleep(INTERVAL_S)
-        if text := line.next(client.latest_stats, time.monotonic()):
-            logger.info("%s", text)
-
-
-def _log_progress(phase: str, fraction: float | None) -> None:
-    if fraction is None:
-        logger.info("%s", phase)
-    else:
-        logger.debug("%s: %.0f %%", phase, 100 * fraction)
 
 
 def api_keys(config: ServerConfig) -> list[str]:

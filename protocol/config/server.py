@@ -117,6 +117,13 @@ class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             "machines can reach needs --engine-secret-key-file and --engine-authorized-clients."
         ),
     ] = None
+    headless: Annotated[
+        bool,
+        Meta(
+            description="Serve no HTTP: start the engine for applications that join it at --engine-address, keep it "
+            "alive, and let it finish their requests after the first Ctrl-C or SIGTERM."
+        ),
+    ] = False
     trust_request_chat_template: Annotated[
         bool,
         Meta(

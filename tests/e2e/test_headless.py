@@ -1,0 +1,81 @@
+"""`octavo serve --headless`: an engine without HTTP, its owner, and the applications that join it."""
+
+import asyncio
+import os
+import re
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from servers import Server, descendants, left_after, serve
+from tiny_models import make_tiny
+
+from octavo import AsyncClient, SamplingParams
+from octavo.frontend.cli.main import main
+from octavo.protocol.errors import EngineDeadError, OverloadedError
+
+LONG = SamplingParams(temperature=0.0, max_tokens=400, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny("LlamaForCausalLM", tmp_path_factory.mktemp("model"))
+
+
+def wait_for(server: Server, pattern: str) -> None:
+    deadline = time.monotonic() + 90
+    while not re.search(pattern, server.output):
+        assert server.process.poll() is None and time.monotonic() < deadline, server.output
+        time.sleep(0.05)
+
+
+async def generate(client: AsyncClient, params: SamplingParams, began: asyncio.Event | None = None) -> list[int]:
+    tokens: list[int] = []
+    async for output in client.generate([5, 6, 7], params):
+        tokens += output.outputs[0].token_ids
+        if began:
+            began.set()
+    return tokens
+
+
+def test_its_owner_restarts_it_and_lets_everybody_finish(model: Path, tmp_path: Path) -> None:
+    address = f"ipc://{tmp_path}/engine"
+    flags = ("--headless", "--engine-address", address, "--max-model-len", "512", "--dtype", "float32")
+
+    async def join(server: Server) -> None:
+        async with AsyncClient.connect(address) as client:
+            expected = await generate(client, LONG)
+            began = asyncio.Event()
+            running = asyncio.create_task(generate(client, LONG, began))
+            await began.wait()
+            (core,) = [pid for pid in descendants(server.process.pid) if server.process.pid == _parent(pid)]
+            os.kill(core, signal.SIGKILL)
+            assert await running == expected, "another core went on"
+            began.clear()
+            running = asyncio.create_task(generate(client, LONG, began))
+            await began.wait()
+            server.signal(signal.SIGTERM)
+            while "no new requests" not in server.output:
+                await asyncio.sleep(0.01)
+            with pytest.raises((OverloadedError, EngineDeadError)):
+                await generate(client, LONG)
+            assert await running == expected, "what was accepted is finished"
+
+    with serve(model, *flags) as server:
+        wait_for(server, f"at {re.escape(address)} for applications")
+        below = descendants(server.process.pid)
+        asyncio.run(join(server))
+        assert server.wait(20) == 0, server.output
+        assert "listening on" not in server.output
+        assert not left_after(below, 5)
+        assert not Path(f"{tmp_path}/engine").exists()
+
+
+def test_it_has_no_http_processes(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", str(model), "--headless", "--api-server-count", "2"]) == 1
+    assert "leave out --headless or --api-server-count" in capsys.readouterr().err
+
+
+def _parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
