@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers_gguf import from_gguf
 from workloads import bits
 
 from octavo.frontend.llm import LLM
@@ -44,7 +45,7 @@ def reference(smollm2_gguf: Path) -> Any:
     import torch
     from transformers import AutoModelForCausalLM
 
-    return AutoModelForCausalLM.from_pretrained(smollm2_gguf.parent, gguf_file=smollm2_gguf.name, dtype=torch.float32)
+    return from_gguf(AutoModelForCausalLM, smollm2_gguf, dtype=torch.float32)
 
 
 def most_likely(model: Any, prompt: list[int], continuation: list[int]) -> list[int]:

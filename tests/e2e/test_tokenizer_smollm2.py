@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from transformers_gguf import from_gguf
 
 from octavo.frontend.model_files import read_model_facts
 from octavo.frontend.text.chat_template import ChatTemplate
@@ -65,7 +66,7 @@ def theirs(smollm2_gguf: Path) -> Any:
     """Return the conversion by transformers, which reads the same metadata on its own (slowly)."""
     from transformers import AutoTokenizer
 
-    return AutoTokenizer.from_pretrained(smollm2_gguf.parent, gguf_file=smollm2_gguf.name)
+    return from_gguf(AutoTokenizer, smollm2_gguf)
 
 
 def test_facts_of_the_default_model(facts: ModelFacts) -> None:
