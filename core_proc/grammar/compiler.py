@@ -6,7 +6,6 @@ Knows no requests: what is done is fetched with `take_done`, and a file descript
 import contextlib
 import logging
 import os
-import queue
 import threading
 import time
 from collections import OrderedDict, deque
@@ -14,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
+from octavo.core_proc.grammar.lane import Lane
 from octavo.core_proc.grammar.trial import Trial, TrialFailed, TrialKilled, TrialUnfinished
 from octavo.protocol.events import FailureKind
 from octavo.protocol.requests import Vocabulary
@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 NUM_QUICK_THREADS = 2
 """Threads that leave a grammar when it turns out to be costly. One further thread compiles those, one after another, so
-however many costly ones there are, others wait for none of them."""
+however many costly ones there are, others wait for none of them. Either kind serves the frontends in turn."""
 
 PATIENCE_S = 0.5
 """Processor time after which a grammar counts as costly: many times what most take."""
@@ -45,8 +45,8 @@ def grammar_key(spec: GrammarSpec) -> GrammarKey:
     return (spec.kind, spec.text, tuple([part.text for part in spec.parts]))
 
 
-Jobs: TypeAlias = "queue.SimpleQueue[GrammarKey | None]"
-"""Grammars to compile; None ends a thread."""
+Jobs: TypeAlias = Lane[GrammarKey, bytes]
+"""Grammars to compile, by the frontends that wait for them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,10 +76,10 @@ class GrammarCompiler:
         self._tokens: GrammarTokens | None = None
         self._tokens_lock = threading.Lock()
         self._threads: list[threading.Thread] = []
-        self._quick: Jobs = queue.SimpleQueue()
-        self._costly: Jobs = queue.SimpleQueue()
-        self._pending: set[GrammarKey] = set()
-        """What somebody waits for."""
+        self._quick: Jobs = Lane()
+        self._costly: Jobs = Lane()
+        self._pending: dict[GrammarKey, tuple[bytes, ...]] = {}
+        """What somebody waits for, and the frontends that have asked for it."""
         self._kept: OrderedDict[GrammarKey, Matcher] = OrderedDict()
         self._done: deque[tuple[GrammarKey, Matcher | NoGrammar]] = deque()
 
@@ -100,11 +100,16 @@ class GrammarCompiler:
         self._kept.move_to_end(key)
         return matcher.copy()
 
-    def start(self, spec: GrammarSpec) -> GrammarKey:
-        """Have a grammar compiled, and return its name in `take_done`. Needs a vocabulary."""
+    def start(self, spec: GrammarSpec, client: bytes) -> GrammarKey:
+        """Have a grammar compiled for a frontend, and return its name in `take_done`. Needs a vocabulary."""
         key = grammar_key(spec)
-        if key not in self._pending:
-            self._pending.add(key)
+        if key in self._pending:
+            if client not in self._pending[key]:
+                self._pending[key] = (*self._pending[key], client)
+                for lane in (self._quick, self._costly):
+                    lane.join(key, client)
+        else:
+            self._pending[key] = (client,)
             if not self._threads:
                 lanes = [*[(self._quick, PATIENCE_S)] * NUM_QUICK_THREADS, (self._costly, None)]
                 self._threads = [
@@ -113,12 +118,12 @@ class GrammarCompiler:
                 ]
                 for thread in self._threads:
                     thread.start()
-            self._quick.put(key)
+            self._quick.put(key, [client])
         return key
 
     def drop(self, key: GrammarKey) -> None:
         """Note that nobody waits for a grammar any more: it is not compiled, unless that has begun."""
-        self._pending.discard(key)
+        self._pending.pop(key, None)
 
     def take_done(self) -> "list[tuple[GrammarKey, Matcher | NoGrammar]]":
         """Return what has been compiled since the last call, or could not be."""
@@ -129,7 +134,7 @@ class GrammarCompiler:
         done = []
         while self._done:
             key, result = self._done.popleft()
-            self._pending.discard(key)
+            self._pending.pop(key, None)
             if not isinstance(result, NoGrammar):
                 self._keep(key, result)
             done.append((key, result))
@@ -140,9 +145,8 @@ class GrammarCompiler:
 
         Blocks until: they have ended, or `CLOSE_TIMEOUT_S` has passed; one that still compiles ends with this process.
         """
-        for _ in range(NUM_QUICK_THREADS):
-            self._quick.put(None)
-        self._costly.put(None)
+        self._quick.close()
+        self._costly.close()
         deadline = time.monotonic() + CLOSE_TIMEOUT_S
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
@@ -168,7 +172,7 @@ class GrammarCompiler:
                     result = self._compile(trial, key, patience_s)
                 except TrialUnfinished:
                     result = None
-                    self._costly.put(key)
+                    self._costly.put(key, self._pending.get(key, ()))
                     trial.warm_up()
                 except Exception:  # the boundary of a thread: others wait for what comes after this one
                     logger.exception("the compiler of grammars has failed")

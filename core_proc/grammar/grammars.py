@@ -6,6 +6,7 @@ plans, as soon as they can be made: most often while the workers compute the ste
 """
 
 import logging
+from collections import Counter
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MAX_WAITING = 1024
-"""Requests whose grammars are being compiled; more are refused."""
+"""Requests whose grammars are being compiled; more are refused, but of frontends that have less than their share."""
 
 
 class Grammars:
@@ -84,11 +85,11 @@ class Grammars:
             return [_refused(client, submit, message, submit.grammar.param)]
         if (matcher := self._compiler.find(submit.grammar)) is not None:
             return self._start(client, submit, matcher)
-        if len(self._waiting) >= MAX_WAITING and not submit.is_continued:
+        if len(self._waiting) >= MAX_WAITING and not submit.is_continued and self._has_its_share(client):
             message = f"{len(self._waiting)} requests wait for their grammars to be compiled, which is the limit"
             return [(client, Failed(submit.request_id, FailureKind.OVERLOADED, message))]
         self._waiting[client, submit.request_id] = submit
-        self._keys[client, submit.request_id] = self._compiler.start(submit.grammar)
+        self._keys[client, submit.request_id] = self._compiler.start(submit.grammar, client)
         return []
 
     def abort(self, client: bytes, request_ids: list[RequestId]) -> list[ClientEvent]:
@@ -143,6 +144,11 @@ class Grammars:
         request = self._scheduler.requests[client, submit.request_id]
         self._constraints[request.key] = Constraint(request, matcher, spec, vocabulary)
         return self.settle()
+
+    def _has_its_share(self, client: bytes) -> bool:
+        """Return whether a frontend has as many requests waiting as each may have when all who wait have the same."""
+        counts = Counter([owner for owner, _ in self._waiting])
+        return counts[client] * len(counts | Counter([client])) >= MAX_WAITING
 
     def _is_complete(self, request: Request) -> bool:
         constraint = self._constraints.get(request.key)

@@ -4,6 +4,7 @@ import os
 import select
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,7 +16,7 @@ from octavo.core_proc.grammar import grammars as grammars_module
 from octavo.core_proc.grammar import trial as trial_module
 from octavo.core_proc.grammar.compiler import GrammarCompiler
 from octavo.core_proc.grammar.grammars import Grammars
-from octavo.core_proc.grammar.trial import Trial, TrialFailed, TrialKilled
+from octavo.core_proc.grammar.trial import Trial, TrialFailed, TrialKilled, TrialUnfinished
 from octavo.core_proc.scheduler.delivery import ClientEvent
 from octavo.core_proc.scheduler.scheduler import Scheduler
 from octavo.protocol.events import Failed, FailureKind, Finished, FinishReason, Tokens
@@ -62,12 +63,14 @@ class Desk:
         self.compiler = compiler
         self.plans: list[StepPlan] = []
 
-    def submit(self, name: str, text: str, kind: GrammarKind = GrammarKind.REGEX, **fields: Any) -> list[ClientEvent]:
+    def submit(
+        self, name: str, text: str, kind: GrammarKind = GrammarKind.REGEX, client: bytes = CLIENT, **fields: Any
+    ) -> list[ClientEvent]:
         settings = {"max_tokens": 9, "seed": 0, "eos_token_ids": (EOS,), **fields.pop("sampling", {})}
         marker, parts = fields.pop("start_after", b""), fields.pop("parts", ())
         spec = GrammarSpec(kind, text, "structured_outputs.regex", marker, parts)
         submit = Submit(name, [5, 6, 7], SamplingSpec(**settings), grammar=spec, **fields)
-        return self.grammars.submit(CLIENT, submit)
+        return self.grammars.submit(client, submit)
 
     def wait(self) -> list[ClientEvent]:
         """Wait until nothing is being compiled."""
@@ -511,6 +514,49 @@ def test_cheap_grammars_pass_costly_ones() -> None:
     desk.grammars.abort(CLIENT, ["costly 1", "costly 2"])
     assert ends(desk.wait()) == [("costly 0", (FailureKind.INVALID, "structured_outputs.regex"))]
     desk.compiler.close()
+
+
+def test_costly_grammars_of_several_frontends_take_turns(compiled: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    served: list[str] = []
+    begun, release = threading.Semaphore(0), threading.Event()
+
+    def costly(self: Trial, source: str, patience_s: float | None) -> float:
+        if patience_s is not None:
+            begun.release()
+            raise TrialUnfinished
+        served.append(source.partition("/")[2][:2])
+        assert release.wait(30)
+        return 0.0
+
+    monkeypatch.setattr(Trial, "check", costly)
+    monkeypatch.setattr(Trial, "warm_up", lambda self: None)
+    monkeypatch.setattr(compiler_module, "NUM_QUICK_THREADS", 1)
+    desk = Desk(GrammarCompiler(timeout_s=5))
+    desk.grammars.learn(VOCABULARY)
+    for client, name in [(b"a", "a0"), (b"a", "a1"), (b"a", "a2"), (b"a", "a3"), (b"b", "b0"), (b"b", "a3")]:
+        desk.submit(name, name, client=client)
+    for _ in range(5):
+        assert begun.acquire(timeout=30)
+    for _ in range(100):  # until the last one has come from one lane to the other
+        if sum(map(len, desk.compiler._costly._lines.values())) == 5:
+            break
+        time.sleep(0.01)
+    release.set()
+    assert desk.wait() == []
+    assert served == ["a0", "b0", "a1", "a3", "a2"]
+    desk.compiler.close()
+
+
+def test_a_frontend_with_many_requests_leaves_room_for_others(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grammars_module, "MAX_WAITING", 4)
+    for index in range(4):
+        assert desk.submit(f"r{index}", f"room{index}", client=b"a") == []
+    overloaded = (FailureKind.OVERLOADED, None)
+    assert ends(desk.submit("late", "late", client=b"a")) == [("late", overloaded)]
+    assert desk.submit("s0", "room", client=b"b") == desk.submit("s1", "room", client=b"b") == []
+    assert ends(desk.submit("s2", "room", client=b"b")) == [("s2", overloaded)]
+    assert desk.submit("t", "room", client=b"c") == []
+    assert desk.wait() == []
 
 
 def test_a_compiler_that_fails_is_no_fault_of_the_caller(

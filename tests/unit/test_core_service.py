@@ -6,7 +6,7 @@ import pytest
 from core_fakes import CLIENT, cache_plan, core_config
 from service_fakes import FakeRouter, FakeStop, blame_of, grammars_of
 
-from octavo.core_proc.grammar.compiler import GrammarCompiler
+from octavo.core_proc.grammar.compiler import GrammarCompiler, grammar_key
 from octavo.core_proc.outbox import Outbox
 from octavo.core_proc.scheduler.scheduler import Scheduler
 from octavo.core_proc.service import FrontendService
@@ -114,7 +114,7 @@ def test_last_requests_of_a_frontend_that_has_left_are_no_news(is_gone: bool, ca
 
 
 def test_the_dashboard_counts_requests_that_wait_for_their_grammars(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(GrammarCompiler, "start", lambda self, spec: (spec.kind, spec.text))
+    monkeypatch.setattr(GrammarCompiler, "start", lambda self, spec, client: grammar_key(spec))
     config = core_config()
     router = FakeRouter()
     outbox = Outbox(router, epoch=1, clock=lambda: 0.0)

@@ -100,7 +100,7 @@ class SimulatedCompiler:
         matcher = self._kept.get(grammar_key(spec))
         return matcher and matcher.copy()
 
-    def start(self, spec: GrammarSpec) -> GrammarKey:
+    def start(self, spec: GrammarSpec, client: bytes) -> GrammarKey:
         """Have a grammar compiled, and return its name in `take_done`."""
         key = grammar_key(spec)
         if key not in self._pending:
