@@ -31,9 +31,9 @@ class CompletionOutput:
     """Sum over the whole sequence so far; None unless logprobs or `best_of` were asked for."""
     logprobs: list[PositionLogprobs] | None = None
     finish_reason: str | None = None
-    """"stop", "length", "abort" or "error"; None while it runs."""
+    """"stop", "length", "repetition", "abort" or "error"; None while it runs."""
     stop_reason: int | str | None = None
-    """The stop token id or stop string that ended it; None for EOS."""
+    """The stop token id or stop string that ended it, or "repetition_detected"; None for EOS."""
 
     @property
     def finished(self) -> bool:

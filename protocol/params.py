@@ -8,6 +8,7 @@ from typing import Any, Literal, TypeAlias
 import msgspec
 
 from octavo.protocol.errors import InvalidRequestError
+from octavo.protocol.repetition import RepetitionDetectionParams, RepetitionSpec
 from octavo.protocol.structured import StructuredOutputsParams
 
 GREEDY_TEMPERATURE = 1e-5
@@ -89,6 +90,8 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
     space and the word. Other tokens that make the same text are not ruled out."""
     structured_outputs: StructuredOutputsParams | None = None
     """The form that the output must have."""
+    repetition_detection: RepetitionDetectionParams | None = None
+    """Ends an output that repeats itself."""
     detokenize: bool = True
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
@@ -149,6 +152,11 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
             if not isinstance(self.structured_outputs, StructuredOutputsParams):
                 raise InvalidRequestError("structured_outputs must be StructuredOutputsParams", "structured_outputs")
             self.structured_outputs.verify()
+        if self.repetition_detection is not None:
+            if not isinstance(self.repetition_detection, RepetitionDetectionParams):
+                message = "repetition_detection must be RepetitionDetectionParams"
+                raise InvalidRequestError(message, "repetition_detection")
+            self.repetition_detection.spec()
         self._verify_token_ids()
         self._verify_words()
         for name in ("n", "best_of"):
@@ -281,6 +289,8 @@ class SamplingSpec(msgspec.Struct, array_like=True, gc=False, frozen=True):
     bad_words: tuple[tuple[int, ...], ...] = ()
     """Sequences of tokens whose last is not generated where the others have just been."""
     logprobs_mode: LogprobsMode = "raw_logprobs"
+    repetition: RepetitionSpec | None = None
+    """Patterns at the end of the output that end the request; None: it may repeat itself."""
 
 
 def _check_int(name: str, value: object, low: int | None, high: int | None) -> None:

@@ -103,6 +103,8 @@ class Admission:
                 "prompt_logprobs needs skip_reading_prefix_cache: cached positions have no logits",
                 "skip_reading_prefix_cache",
             )
+        if sampling.repetition is not None and (fault := sampling.repetition.fault):
+            return f"repetition_detection: {fault}", "repetition_detection"
         biased = [token_id for token_id, _ in sampling.logit_bias]
         for name, token_ids in (
             ("logit_bias", biased),

@@ -6,6 +6,7 @@ Stop strings are the frontend's: it knows text.
 from dataclasses import dataclass
 
 from octavo.core_proc.request import Request
+from octavo.core_proc.scheduler.repetition import ends_in_repetition
 from octavo.protocol.events import FinishReason
 from octavo.protocol.ids import TokenId
 
@@ -31,6 +32,12 @@ def find_stop(request: Request, max_model_len: int) -> Stop | None:
             return Stop(FinishReason.STOP, token)
     if request.num_known_outputs >= sampling.max_tokens or len(request.token_ids) >= max_model_len:
         return Stop(FinishReason.LENGTH)
+    if (
+        sampling.repetition is not None
+        and request.num_known_outputs >= sampling.min_tokens
+        and ends_in_repetition(request.token_ids, request.num_known_outputs, sampling.repetition)
+    ):
+        return Stop(FinishReason.REPETITION)
     return None
 
 

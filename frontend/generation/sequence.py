@@ -11,6 +11,9 @@ from octavo.protocol.events import Finished, FinishReason, TokenLogprobs, Tokens
 from octavo.protocol.params import SamplingParams, SamplingSpec
 from octavo.protocol.stats import RequestTimings
 
+REPETITION_STOP_REASON = "repetition_detected"
+"""What vLLM says of such an output."""
+
 
 class Sequence:
     """What has been generated for one child request, and what of it is new."""
@@ -139,6 +142,8 @@ class Sequence:
     def _finish(self, event: Finished) -> None:
         tail = self._detokenizer.finish() if self._detokenizer else ""
         self.total.finish_reason, self.total.stop_reason = str(event.reason), event.stop_token_id
+        if event.reason is FinishReason.REPETITION:
+            self.total.stop_reason = REPETITION_STOP_REASON
         if self._matcher is not None:
             match = self._matcher.push(tail, may_stop=len(self.total.token_ids) >= max(1, self._min_tokens))
             tail = match.text

@@ -112,6 +112,7 @@ def make_spec(
         allowed_token_ids=tuple(sorted(set(params.allowed_token_ids or ()))),
         bad_words=_bad_words(params, tokenizer, vocab_size),
         logprobs_mode=logprobs_mode,
+        repetition=None if params.repetition_detection is None else params.repetition_detection.spec(),
     )
     _check_that_something_is_left(spec)
     return spec

@@ -8,6 +8,7 @@ from octavo.frontend.http.schemas.sampling import SamplingFields
 from octavo.frontend.outputs import RequestOutput
 from octavo.protocol.errors import InvalidRequestError
 from octavo.protocol.params import MAX_BEAM_WIDTH, BeamSearchParams, SamplingParams
+from octavo.protocol.repetition import RepetitionDetectionParams
 
 if TYPE_CHECKING:
     from octavo.frontend.http.serving import Serving
@@ -27,6 +28,7 @@ _ONLY_FOR_SAMPLING: dict[str, tuple[Any, ...]] = {
     "bad_words": ([],),
     "prompt_logprobs": (),
     "stream_interval": (1,),
+    "repetition_detection": (RepetitionDetectionParams(),),
 }
 """Fields that beam search does not know, and the values that mean nothing; None means nothing everywhere."""
 

@@ -37,7 +37,6 @@ LATER_FEATURES: dict[str, IsInert] = {
     "suffix": _is_empty,
     "prompt_embeds": _is_empty,
     "logits_processors": _is_empty,
-    "repetition_detection": _is_empty,
     "modalities": lambda value, request: not value or value == ["text"],
     "audio": _is_empty,
     "prediction": _is_empty,

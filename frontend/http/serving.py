@@ -220,7 +220,7 @@ class Serving:
 _SAMPLING_FIELDS = (
     *("n", "temperature", "top_p", "top_k", "min_p", "seed"),
     *("frequency_penalty", "presence_penalty", "repetition_penalty", "logit_bias"),
-    *("allowed_token_ids", "bad_words", "stream_interval"),
+    *("allowed_token_ids", "bad_words", "stream_interval", "repetition_detection"),
     *("stop", "stop_token_ids", "include_stop_str_in_output", "ignore_eos", "min_tokens"),
     *("skip_special_tokens", "spaces_between_special_tokens"),
 )

@@ -18,7 +18,7 @@ class RequestRecord:
     """Prompt tokens that came out of the prefix cache."""
     num_preemptions: int
     finish_reason: str
-    """"stop", "length", "abort" or "error"."""
+    """"stop", "length", "repetition", "abort" or "error"."""
     params_n: int
     params_max_tokens: int
     e2e_s: float

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from octavo.frontend.outputs import RequestOutput as RequestOutput
     from octavo.protocol.params import BeamSearchParams as BeamSearchParams
     from octavo.protocol.params import SamplingParams as SamplingParams
+    from octavo.protocol.repetition import RepetitionDetectionParams as RepetitionDetectionParams
     from octavo.protocol.structured import StructuredOutputsParams as StructuredOutputsParams
 
 __version__ = "0.1.0"
@@ -23,6 +24,7 @@ _HOME = {
     "BeamSearchParams": "octavo.protocol.params",
     "CompletionOutput": "octavo.frontend.outputs",
     "LLM": "octavo.frontend.llm",
+    "RepetitionDetectionParams": "octavo.protocol.repetition",
     "RequestOutput": "octavo.frontend.outputs",
     "SamplingParams": "octavo.protocol.params",
     "StructuredOutputsParams": "octavo.protocol.structured",
@@ -33,6 +35,7 @@ __all__ = [
     "BeamSearchParams",
     "CompletionOutput",
     "LLM",
+    "RepetitionDetectionParams",
     "RequestOutput",
     "SamplingParams",
     "StructuredOutputsParams",

@@ -5,6 +5,7 @@ from typing import Annotated, Literal, TypeAlias
 from msgspec import Meta, Struct
 
 from octavo.frontend.http.schemas.structured import StructuredFields
+from octavo.protocol.repetition import RepetitionDetectionParams
 
 
 def _range(**keywords: float) -> Meta:
@@ -49,6 +50,8 @@ class SamplingFields(StructuredFields, kw_only=True):
     logit_bias: dict[int, float] | None = None
     allowed_token_ids: list[int] | None = None
     bad_words: list[str] | None = None
+    repetition_detection: RepetitionDetectionParams | None = None
+    """Ends an answer that repeats itself with `finish_reason` repetition."""
     use_beam_search: bool = False
     """Return the `n` most likely sequences of those that a search of this width (or `best_of`) has found."""
     length_penalty: float | None = None

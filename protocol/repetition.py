@@ -1,0 +1,58 @@
+"""When an output repeats itself: `RepetitionDetectionParams`, the caller's, and `RepetitionSpec`, the core's.
+
+Looks at no output: that is `core_proc/scheduler/repetition.py`.
+"""
+
+import msgspec
+
+from octavo.protocol.errors import InvalidRequestError
+
+MAX_PATTERN_SIZE = 2048
+"""It is looked for after each token: of this size it takes a few microseconds."""
+
+_FIELD = "repetition_detection"
+
+
+class RepetitionSpec(msgspec.Struct, array_like=True, gc=False, frozen=True):
+    """Ends a sequence whose last tokens are a pattern, so many times in a row; nothing is left open."""
+
+    min_pattern_size: int
+    """In tokens, at least 1."""
+    max_pattern_size: int
+    min_count: int
+    """At least 2."""
+
+    @property
+    def fault(self) -> str:
+        """What is wrong with it, "" if nothing is."""
+        if not 1 <= self.min_pattern_size <= self.max_pattern_size <= MAX_PATTERN_SIZE:
+            return f"pattern sizes must be from 1 to {MAX_PATTERN_SIZE}, and min_pattern_size not above the other"
+        return "" if self.min_count >= 2 else f"min_count must be at least 2, got {self.min_count}"
+
+
+class RepetitionDetectionParams(msgspec.Struct, kw_only=True, omit_defaults=True, frozen=True):
+    """Ends an output that repeats itself with finish reason "repetition"; names and meanings are vLLM's."""
+
+    max_pattern_size: int = 0
+    """Longest pattern to look for, in tokens; 0: look for none."""
+    min_pattern_size: int = 0
+    """Shortest one; 0 means 1."""
+    min_count: int = 0
+    """How many times in a row it must stand at the end of the output."""
+
+    def spec(self) -> RepetitionSpec | None:
+        """Return what the core is told; None: nothing is looked for.
+
+        Raises:
+            InvalidRequestError: a size or the count is out of range.
+        """
+        for name in self.__struct_fields__:
+            value = getattr(self, name)
+            if type(value) is not int or not 0 <= value < 2**63:
+                raise InvalidRequestError(f"{_FIELD}.{name} must be an integer of at least 0, got {value!r}", _FIELD)
+        if not self.max_pattern_size and not self.min_pattern_size:
+            return None
+        spec = RepetitionSpec(max(1, self.min_pattern_size), self.max_pattern_size, self.min_count)
+        if spec.fault:
+            raise InvalidRequestError(f"{_FIELD}: {spec.fault}", _FIELD)
+        return spec
