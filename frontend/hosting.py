@@ -11,10 +11,11 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator
 
 from octavo.frontend.client import AsyncClient
+from octavo.frontend.connection import RECONNECT_TIMEOUT_S
 from octavo.frontend.metrics.log_line import INTERVAL_S, ThroughputLine
 from octavo.frontend.spawn import SpawnedEngine
 from octavo.frontend.stall_watch import StallWatch
-from octavo.protocol.config import EngineConfig
+from octavo.protocol.config import EngineConfig, ServerConfig
 from octavo.protocol.env import set_default
 from octavo.protocol.errors import OctavoError, StartupError
 from octavo.protocol.stacks import enable_dumps
@@ -53,6 +54,29 @@ async def starting(engine: SpawnedEngine) -> AsyncIterator[AsyncClient]:
         yield client
     finally:
         await client.close()
+
+
+@contextlib.asynccontextmanager
+async def joining(config: ServerConfig) -> AsyncIterator[AsyncClient]:
+    """Join the engine that a server's configuration names; a signal meanwhile stops that."""
+    with interruptible():
+        client = await join_named(config.join or "", config)
+    async with client:
+        yield client
+
+
+async def join_named(address: str, config: ServerConfig) -> AsyncClient:
+    """Join an engine with a server's keys. It may be on its way, or between two lives.
+
+    Raises:
+        StartupError: no engine answers on `address`.
+    """
+    return await AsyncClient.connect(
+        address,
+        connect_timeout_s=RECONNECT_TIMEOUT_S,
+        client_secret_key_file=config.client_secret_key_file,
+        engine_public_key_file=config.engine_public_key_file,
+    )
 
 
 @contextlib.contextmanager

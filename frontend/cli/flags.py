@@ -68,7 +68,7 @@ class FlagParser(CommandParser):
     def parse_settings(self, words: Sequence[str]) -> dict[str, Any]:
         """Return what the command line says, over what the file says that `--config` names.
 
-        Ends the process with code 2 when the command line is wrong, or no model is named.
+        Ends the process with code 2 when the command line is wrong, or names neither a model nor an engine to join.
 
         Raises:
             ConfigError: the file is wrong.
@@ -80,7 +80,7 @@ class FlagParser(CommandParser):
                 self.error(f"two models are named: {positional} and {said['model']}")
             said["model"] = positional
         settings = (read_config_file(path) if path else {}) | said
-        if "model" not in settings:
+        if "model" not in settings and not settings.get("join"):
             self.error("which model? Name a directory, a .gguf file or a hub id")
         return settings
 
@@ -121,6 +121,24 @@ def configurations(settings: Mapping[str, Any]) -> tuple[EngineConfig, ServerCon
     names = {info.name for info in server_fields()}
     engine = engine_config({name: value for name, value in settings.items() if name not in names})
     return engine, server_config({name: value for name, value in settings.items() if name in names})
+
+
+def joining_server(settings: Mapping[str, Any]) -> ServerConfig:
+    """Return the configuration of a server that joins an engine, which runs already.
+
+    Raises:
+        ConfigError: as for `configurations`, or a setting is the engine's to have, or of a server that has its own.
+    """
+    settings = settled(settings)
+    own = {info.name for info in server_fields()} - {"headless", "engine_address"}
+    for name in settings:
+        if name not in own:
+            raise ConfigError(
+                f"{name} says something of an engine, and --join names one that runs already",
+                phase="configuration",
+                hint=f"leave out {'MODEL' if name == 'model' else spelled(name)}, or --join",
+            )
+    return server_config(settings)
 
 
 def read_config_file(path: str) -> dict[str, Any]:

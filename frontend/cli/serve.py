@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
-from octavo.frontend.cli.flags import FlagParser, config_parser, configurations
+from octavo.frontend.cli.flags import FlagParser, config_parser, configurations, joining_server
 from octavo.frontend.cli.start_log import start_log
 from octavo.frontend.http.listener import Listener, listen
 from octavo.frontend.spawn import SpawnedEngine, Timeline, read_config, spawn_engine
@@ -59,6 +59,8 @@ def _run(words: list[str]) -> int:
     settings = read_settings(words)
     # Before the settings are looked at: some have something to say in the log.
     start_log(str(settings.get("log_level") or Env.read().log_level), settings.get("log_config_file"))
+    if settings.get("join"):
+        return _join(joining_server(settings))
     engine, server = configurations(settings)
     if server.headless:
         return _host(engine, server, lambda: engine_now(words))
@@ -107,6 +109,17 @@ def _host(config: EngineConfig, server: ServerConfig, reread: Callable[[], Engin
         from octavo.frontend.headless import run_headless
 
         return _until_interrupted(lambda: run_headless(engine, server, reread))
+
+
+def _join(server: ServerConfig) -> int:
+    """Serve HTTP before an engine that runs already."""
+    listener = listen(server)
+    try:
+        from octavo.frontend.http import run
+
+        return _until_interrupted(lambda: run.run_joined(server, listener))
+    finally:
+        listener.close()
 
 
 @contextlib.contextmanager

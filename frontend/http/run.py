@@ -1,9 +1,10 @@
-"""`run`: one engine and one HTTP server from start to end, with its signals and its log.
+"""`run`: one HTTP server from start to end, with an engine of its own or before one that runs already.
 
 What the routes do is in `routes/`, how its connections end in `server.py`.
 """
 
 import asyncio
+import contextlib
 import gc
 import logging
 import signal
@@ -13,7 +14,7 @@ from pathlib import Path
 import uvloop
 
 from octavo.frontend.client import AsyncClient
-from octavo.frontend.hosting import interruptible, prepare_process, restarts, starting, stop_signals, watching
+from octavo.frontend.hosting import interruptible, joining, prepare_process, restarts, starting, stop_signals, watching
 from octavo.frontend.http.app import App
 from octavo.frontend.http.conversation import ChatSettings
 from octavo.frontend.http.cors import Cors
@@ -27,6 +28,7 @@ from octavo.frontend.http.serving import Serving
 from octavo.frontend.http.siblings import Siblings
 from octavo.frontend.metrics.board import Board
 from octavo.frontend.metrics.exporter import Metrics
+from octavo.frontend.run_dir import RunDir
 from octavo.frontend.spawn import SpawnedEngine
 from octavo.protocol.config import EngineConfig, ServerConfig
 from octavo.protocol.env import Env
@@ -59,27 +61,78 @@ def run(engine: SpawnedEngine, server: ServerConfig, listener: Listener, reread:
         runner.run(_serve(engine, server, listener, reread))
 
 
+def run_joined(config: ServerConfig, listener: Listener) -> None:
+    """Serve an engine that runs already, until a signal or its end.
+
+    Blocks until: the server has ended in good order.
+
+    Args:
+        config: of the server; names the engine.
+        listener: where callers may be waiting.
+
+    Raises:
+        StartupError: no engine answers.
+        EngineDeadError: it is gone for good; holds the root cause.
+        Interrupted: a signal came before the server was ready.
+    """
+    prepare_process()
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_serve_joined(config, listener))
+
+
 async def _serve(
     engine: SpawnedEngine, config: ServerConfig, listener: Listener, reread: Callable[[], EngineConfig]
 ) -> None:
     ChatSettings.of(config)  # what is wrong with its flags is told now, not when the engine is there
     async with starting(engine) as client:
-        keys = api_keys(config)
-        board_path = engine.run_dir / "metrics"
-        board = Board.create(board_path, config.api_server_count) if config.api_server_count > 1 else None
-        server = make_server(client, config, keys, board)
-        siblings = Siblings(
-            config, keys, client.address, board_path, listener, lambda: client.failure is not None, server.fail
-        )
+        await _serve_before(client, engine.run_dir, config, listener, lambda: restarts(client, reread))
+
+
+async def _serve_joined(config: ServerConfig, listener: Listener) -> None:
+    ChatSettings.of(config)
+    async with joining(config) as client:
+        run_dir = RunDir(Env.read().runtime_dir)
         try:
-            with interruptible():
-                await siblings.start()
-            with restarts(client, reread):
-                await _serve_with(siblings, server, client, config, listener)
+            await _serve_before(client, run_dir.path, config, listener, contextlib.nullcontext)
         finally:
-            await siblings.kill()
-        if server.failure:
-            raise server.failure
+            run_dir.remove()
+
+
+async def _serve_before(
+    client: AsyncClient,
+    directory: Path,
+    config: ServerConfig,
+    listener: Listener,
+    meanwhile: Callable[[], contextlib.AbstractContextManager[None]],
+) -> None:
+    """Serve an engine with all HTTP processes.
+
+    Args:
+        client: of the engine.
+        directory: a private one.
+        config: of the server.
+        listener: where callers may be waiting.
+        meanwhile: makes what is held while callers are served.
+
+    Raises:
+        OctavoError: why the server had to end.
+    """
+    keys = api_keys(config)
+    board_path = directory / "metrics"
+    board = Board.create(board_path, config.api_server_count) if config.api_server_count > 1 else None
+    server = make_server(client, config, keys, board)
+    siblings = Siblings(
+        config, keys, client.address, board_path, listener, lambda: client.failure is not None, server.fail
+    )
+    try:
+        with interruptible():
+            await siblings.start()
+        with meanwhile():
+            await _serve_with(siblings, server, client, config, listener)
+    finally:
+        await siblings.kill()
+    if server.failure:
+        raise server.failure
 
 
 async def _serve_with(

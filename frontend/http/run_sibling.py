@@ -10,8 +10,7 @@ from pathlib import Path
 
 import uvloop
 
-from octavo.frontend.client import AsyncClient
-from octavo.frontend.connection import RECONNECT_TIMEOUT_S
+from octavo.frontend.hosting import join_named
 from octavo.frontend.http.run import make_server
 from octavo.frontend.metrics.board import Board
 from octavo.protocol.control import ServerReady, ServerSpec
@@ -40,7 +39,7 @@ def run_sibling(spec: ServerSpec, reporter: Reporter, stop: StopSignal) -> bool:
 async def _serve_as_sibling(spec: ServerSpec, reporter: Reporter, stop: StopSignal) -> bool:
     loop = asyncio.get_running_loop()
     # Who replaces a process that has died may come while the engine, too, is being replaced: that is no fault of ours.
-    joining = asyncio.ensure_future(_join(spec.address))
+    joining = asyncio.ensure_future(join_named(spec.address, spec.config))
     loop.add_signal_handler(signal.SIGTERM, joining.cancel)
     if stop.count:
         joining.cancel()
@@ -55,7 +54,3 @@ async def _serve_as_sibling(spec: ServerSpec, reporter: Reporter, stop: StopSign
         reporter.mark_ready(ServerReady())
         await server.serve(sockets=[socket.socket(fileno=spec.listener_fd)])
     return server.failure is None
-
-
-async def _join(address: str) -> AsyncClient:
-    return await AsyncClient.connect(address, connect_timeout_s=RECONNECT_TIMEOUT_S)

@@ -117,6 +117,19 @@ class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             "machines can reach needs --engine-secret-key-file and --engine-authorized-clients."
         ),
     ] = None
+    join: Annotated[
+        str | None,
+        Meta(
+            description="Address of an engine that runs already, whose --engine-address it is: serve HTTP before that "
+            "one and start none. MODEL and the engine's flags are said there. Another machine's needs the next two."
+        ),
+    ] = None
+    client_secret_key_file: Annotated[
+        str | None, Meta(description="Secret key that this server joins with, made by octavo keygen.")
+    ] = None
+    engine_public_key_file: Annotated[
+        str | None, Meta(description="Public key of the engine that this server joins.")
+    ] = None
     headless: Annotated[
         bool,
         Meta(

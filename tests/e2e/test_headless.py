@@ -39,19 +39,29 @@ async def generate(client: AsyncClient, params: SamplingParams, began: asyncio.E
     return tokens
 
 
-def test_its_owner_restarts_it_and_lets_everybody_finish(model: Path, tmp_path: Path) -> None:
+def served(http: Server) -> list[int]:
+    body = {"prompt": [5, 6, 7], "temperature": 0, "max_tokens": 400, "ignore_eos": True, "return_token_ids": True}
+    tokens: list[int] = http.post("/v1/completions", body).json()["choices"][0]["token_ids"]
+    return tokens
+
+
+def test_its_owner_restarts_it_and_everybody_finishes(model: Path, tmp_path: Path) -> None:
     address = f"ipc://{tmp_path}/engine"
     flags = ("--headless", "--engine-address", address, "--max-model-len", "512", "--dtype", "float32")
 
-    async def join(server: Server) -> None:
+    async def use(server: Server, http: Server) -> None:
         async with AsyncClient.connect(address) as client:
             expected = await generate(client, LONG)
+            assert await asyncio.to_thread(served, http) == expected
             began = asyncio.Event()
             running = asyncio.create_task(generate(client, LONG, began))
+            over_http = asyncio.create_task(asyncio.to_thread(served, http))
             await began.wait()
             (core,) = [pid for pid in descendants(server.process.pid) if server.process.pid == _parent(pid)]
             os.kill(core, signal.SIGKILL)
-            assert await running == expected, "another core went on"
+            assert [await running, await over_http] == [expected, expected], "another core went on"
+            http.signal(signal.SIGTERM)
+            assert await asyncio.to_thread(http.wait, 20) == 0, http.output
             began.clear()
             running = asyncio.create_task(generate(client, LONG, began))
             await began.wait()
@@ -65,7 +75,9 @@ def test_its_owner_restarts_it_and_lets_everybody_finish(model: Path, tmp_path: 
     with serve(model, *flags) as server:
         wait_for(server, f"at {re.escape(address)} for applications")
         below = descendants(server.process.pid)
-        asyncio.run(join(server))
+        with serve(f"--join={address}", "--api-server-count", "2") as http:
+            http.wait_until_ready()
+            asyncio.run(use(server, http))
         assert server.wait(20) == 0, server.output
         assert "listening on" not in server.output
         assert not left_after(below, 5)
@@ -75,6 +87,19 @@ def test_its_owner_restarts_it_and_lets_everybody_finish(model: Path, tmp_path: 
 def test_it_has_no_http_processes(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", str(model), "--headless", "--api-server-count", "2"]) == 1
     assert "leave out --headless or --api-server-count" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (["MODEL", "--join", "ipc:///nowhere"], "leave out MODEL, or --join"),
+        (["--join", "ipc:///nowhere", "--max-num-seqs", "4"], "leave out --max-num-seqs, or --join"),
+        (["--join", "ipc:///nowhere", "--headless"], "leave out --headless, or --join"),
+    ],
+)
+def test_what_is_the_engines_to_say(words: list[str], hint: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "--port", "0", *words]) == 1
+    assert hint in capsys.readouterr().err
 
 
 def _parent(pid: int) -> int:
