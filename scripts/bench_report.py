@@ -6,6 +6,7 @@ import math
 import os
 import platform
 import random
+import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -63,5 +64,7 @@ def _cpu_name() -> str:
 
 def _commit() -> str:
     root = Path(__file__).resolve().parent.parent
+    if not shutil.which("git"):
+        return ""
     git = ["git", "-C", str(root), "describe", "--always", "--dirty"]
     return subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()

@@ -14,7 +14,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TextIO
 
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None)
@@ -28,11 +28,16 @@ def die_with_parent() -> None:
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def run(load: Callable[[dict[str, Any]], tuple[Generate, int]]) -> None:
-    """Serve this session until the input ends; `load` makes an engine of the options and names its first process."""
-    # Engines print to standard output; from here on that is the log, and the replies have a file of their own.
+def claim_output() -> TextIO:
+    """Return what the parent reads; what engines print to standard output goes to the log from here on."""
     replies = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
+    return replies
+
+
+def run(load: Callable[[dict[str, Any]], tuple[Generate, int]]) -> None:
+    """Serve this session until the input ends; `load` makes an engine of the options and names its first process."""
+    replies = claim_output()
     generate, engine_pid = load(json.loads(sys.argv[1]))
     print(json.dumps({"engine_pid": engine_pid}), file=replies)
     for line in sys.stdin:

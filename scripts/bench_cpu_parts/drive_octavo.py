@@ -1,4 +1,4 @@
-"""A session with octavo through `octavo.LLM`. Options: `model`, and `settings` for the engine."""
+"""A session with octavo through `octavo.LLM`. Options: `model`, `settings` for the engine, and `temperature`."""
 
 import os
 from typing import Any
@@ -13,7 +13,8 @@ def load(options: dict[str, Any]) -> tuple[Generate, int]:
     llm = LLM(model=options["model"], **options["settings"])
 
     def generate(prompts: list[list[int]], max_tokens: list[int]) -> list[int]:
-        params = [SamplingParams(temperature=0, ignore_eos=True, max_tokens=n, detokenize=False) for n in max_tokens]
+        shared = SamplingParams(temperature=options.get("temperature", 0.0), ignore_eos=True, detokenize=False)
+        params = [shared.clone(max_tokens=count) for count in max_tokens]
         outputs = llm.generate(prompts, params, use_tqdm=False)
         return [len(output.outputs[0].token_ids) for output in outputs]
 

@@ -8,12 +8,13 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-Against = Literal["llama", "vllm", "openvino", "best", "absolute"]
+Against = Literal["llama", "vllm", "openvino", "best", "absolute", "ceiling"]
 
 
 @dataclass(frozen=True)
 class Target:
-    """What octavo shall reach: a factor of an engine's value, of the best engine's, or a value as it stands."""
+    """What octavo shall reach: a factor of an engine's value, of the best engine's or of what the ceilings allow, or a
+    value as it stands."""
 
     against: Against
     must: float
@@ -67,6 +68,12 @@ class Results:
         values = [figure.value for figure in self.figures[metric.key].get(engine, []) if figure]
         return statistics.median(values) if values else None
 
+    def ceiling_share(self, metric: Metric, engine: str) -> float | None:
+        """Return the median share of what the ceilings allow; None where it is not known."""
+        figures = self.figures[metric.key].get(engine, [])
+        shares = [figure.ceiling_share for figure in figures if figure and figure.ceiling_share]
+        return statistics.median(shares) if shares else None
+
     def ratio(self, metric: Metric, engine: str, other: str) -> float | None:
         """Return the median over the rounds of one engine's value divided by the other's in the same round."""
         rounds = self.figures[metric.key]
@@ -86,6 +93,9 @@ class Results:
 
     def reached(self, metric: Metric, target: Target) -> tuple[float, bool] | None:
         """Return octavo's ratio (its value, for an absolute target) and whether it is met; None if unknown."""
+        if target.against == "ceiling":
+            share = self.ceiling_share(metric, "octavo")
+            return share and (share, share >= target.must)
         other = self.best_peer(metric) if target.against == "best" else target.against
         if target.against == "absolute":
             got = self.median(metric, "octavo")

@@ -88,42 +88,38 @@ class Program:
                 pipe.close()
 
 
-class Session(Program):
-    """An engine that generates what it is asked to."""
+class Conversation(Program):
+    """A program that answers lines of JSON with lines of JSON."""
 
     speaks = True
 
     def __init__(self, command: Command, log: Path, start_limit_s: float) -> None:
-        """Start it and wait until it is ready.
+        """Start it and wait for its first line.
 
         Raises:
-            EngineFailure: it is not, after so many seconds.
+            EngineFailure: there is none, after so many seconds.
         """
         super().__init__(command, log)
         self._pending = b""
         try:
-            self.engine_pid = int(self._reply(start_limit_s)["engine_pid"])
+            self.greeting = self._reply(start_limit_s)
         except BaseException:
             self.close()
             raise
 
-    def generate(self, workload: Workload, limit_s: float) -> float:
-        """Return the seconds that it took to generate all of it.
+    def ask(self, job: dict[str, Any], limit_s: float) -> dict[str, Any]:
+        """Return its answer.
 
         Raises:
-            EngineFailure: it took longer than the limit, or something else came out.
+            EngineFailure: there is none, after so many seconds.
         """
         assert self.process.stdin
-        job = {"prompts": workload.prompts, "max_tokens": workload.max_tokens}
         try:
             self.process.stdin.write(json.dumps(job).encode() + b"\n")
             self.process.stdin.flush()
         except BrokenPipeError as error:
             raise self.failure("it has ended") from error
-        reply = self._reply(limit_s)
-        if reply["output_tokens"] != workload.max_tokens:
-            raise self.failure(f"it generated {sum(reply['output_tokens'])} tokens, not {workload.output_tokens}")
-        return float(reply["elapsed_s"])
+        return self._reply(limit_s)
 
     def _reply(self, limit_s: float) -> dict[str, Any]:
         assert self.process.stdout
@@ -139,6 +135,26 @@ class Session(Program):
         line, _, self._pending = self._pending.partition(b"\n")
         reply: dict[str, Any] = json.loads(line)
         return reply
+
+
+class Session(Conversation):
+    """An engine that generates what it is asked to."""
+
+    @property
+    def engine_pid(self) -> int:
+        """The first of the engine's processes."""
+        return int(self.greeting["engine_pid"])
+
+    def generate(self, workload: Workload, limit_s: float) -> float:
+        """Return the seconds that it took to generate all of it.
+
+        Raises:
+            EngineFailure: it took longer than the limit, or something else came out.
+        """
+        reply = self.ask({"prompts": workload.prompts, "max_tokens": workload.max_tokens}, limit_s)
+        if reply["output_tokens"] != workload.max_tokens:
+            raise self.failure(f"it generated {sum(reply['output_tokens'])} tokens, not {workload.output_tokens}")
+        return float(reply["elapsed_s"])
 
 
 def close_all(programs: Iterable[Program]) -> None:

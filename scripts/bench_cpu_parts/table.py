@@ -45,8 +45,8 @@ def _cell(results: Results, metric: Metric, engine: str) -> str:
     if len(figures) > 1:
         values = [figure.value for figure in figures]
         text += f" ({_number(min(values), metric)}..{_number(max(values), metric)})"
-    shares = sorted(figure.ceiling_share for figure in figures if figure.ceiling_share)
-    return f"{text}, {shares[len(shares) // 2]:.0%}" if shares else text
+    share = results.ceiling_share(metric, engine)
+    return f"{text}, {share:.0%}" if share else text
 
 
 def _reached(results: Results, metric: Metric, titles: Mapping[str, str]) -> Sequence[str]:
@@ -67,6 +67,8 @@ def _target(got: float, metric: Metric, target: Target, titles: Mapping[str, str
     if target.against == "absolute":
         aim = f", aim {target.aim:g}" if target.aim is not None else ""
         return f"{sign} {target.must:g}{aim}"
+    if target.against == "ceiling":
+        return f"{got:.0%} of the ceiling ≥ {target.must:.0%}"
     aim = f", aim {target.aim:g}x" if target.aim is not None else ""
     return f"{got:.2f}x {titles.get(target.against, 'the best')} {sign} {target.must:g}x{aim}"
 

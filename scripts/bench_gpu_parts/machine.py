@@ -1,0 +1,90 @@
+"""What the sections need of a GPU: an interface, met by a real one in `cuda` and by an invented one in `fake`."""
+
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from bench_cpu_parts.workloads import Workload
+
+from bench_gpu_parts.roofline import GpuCeilings
+from bench_gpu_parts.shapes import ShapeName
+
+EngineName = Literal["octavo", "octavo-fast", "transformers"]
+KernelName = Literal["octavo", "sdpa", "flex"]
+
+TITLES = {
+    "octavo": "octavo",
+    "octavo-fast": "octavo, not deterministic",
+    "transformers": "transformers",
+    "sdpa": "torch SDPA",
+    "flex": "FlexAttention",
+    "sglang-flashinfer": "SGLang, FlashInfer (published)",
+    "sglang-triton": "SGLang, Triton (published)",
+    "sglang-deterministic": "SGLang, deterministic (published)",
+}
+"""All columns of the table, in their order."""
+
+
+@dataclass(frozen=True)
+class AttentionCase:
+    """One layer's attention of a step, with the heads of Llama-3.1-8B."""
+
+    batch: int
+    context: int
+    num_tokens: int
+    """Computed for each request: 1, or the whole context."""
+    num_heads: int = 32
+    num_kv_heads: int = 8
+    head_dim: int = 128
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """Of one step that follows others of its kind, in seconds."""
+
+    step_s: float
+    busy_s: float | None = None
+    """How long the GPU computed in it; None where that was not asked."""
+
+
+class Steps(Protocol):
+    """A model whose steps are run without a core and a frontend."""
+
+    def step(self, batch: int, context: int, num_tokens: int, *, asks_busy: bool = False) -> StepTime:
+        """Run steps in which `batch` requests compute `num_tokens` each, the last of them at `context`."""
+
+
+class Engine(Protocol):
+    """An engine that generates."""
+
+    def generate(self, workload: Workload, limit_s: float) -> float:
+        """Return the seconds that it took to generate all of it."""
+
+
+class Gpu(Protocol):
+    """The GPU and what runs on it; every call raises `EngineFailure` when it fails or takes too long."""
+
+    def name(self) -> str:
+        """Return the model of the GPU, and the versions that matter."""
+
+    def total_bytes(self) -> int:
+        """Return the size of its memory."""
+
+    def ceilings(self, limit_s: float) -> GpuCeilings:
+        """Measure what it can do."""
+
+    def attention(self, kernel: KernelName, case: AttentionCase, limit_s: float) -> float:
+        """Return the seconds of one layer's attention."""
+
+    def steps(
+        self, shape: ShapeName | None, *, max_tokens: int, max_batch: int, limit_s: float
+    ) -> AbstractContextManager[Steps]:
+        """Load a model with random weights; None: one that computes next to nothing.
+
+        `max_tokens` are those in the cache of all `max_batch` requests together.
+        """
+
+    def engine(
+        self, name: EngineName, shape: ShapeName, *, temperature: float, max_model_len: int, limit_s: float
+    ) -> AbstractContextManager[Engine]:
+        """Start an engine with a model of this shape."""

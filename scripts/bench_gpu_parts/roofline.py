@@ -1,0 +1,63 @@
+"""The least time that a GPU's ceilings allow a step or a workload. Measures nothing.
+
+In a step all weights are read once and every token is multiplied with all of them, whichever takes longer; then each
+request's keys and values are read, or multiplied with its queries. Norms, activations and sampling are left out.
+"""
+
+from dataclasses import dataclass
+
+from bench_cpu_parts.roofline import ModelCost
+from bench_cpu_parts.workloads import Workload
+
+
+@dataclass(frozen=True)
+class GpuCeilings:
+    """Per second."""
+
+    copy_bytes: float
+    """Read and written, of a copy within the GPU's memory."""
+    matrix_flops: float
+    """Of a large product of bfloat16 matrices with random numbers."""
+
+
+def decode_seconds(cost: ModelCost, ceilings: GpuCeilings, batch: int, context: int) -> float:
+    """Return the bound of a step that gives each of `batch` requests of `context` tokens another one."""
+    products = _products_seconds(cost, ceilings, num_tokens=batch, num_sampled=batch)
+    return products + batch * context * cost.kv_bytes / ceilings.copy_bytes
+
+
+def prefill_seconds(cost: ModelCost, ceilings: GpuCeilings, num_tokens: int) -> float:
+    """Return the bound of a step over a whole prompt, whose last token is sampled after."""
+    attention = cost.attention_flops * num_tokens * (num_tokens + 1) / 2
+    return _products_seconds(cost, ceilings, num_tokens, num_sampled=1) + attention / ceilings.matrix_flops
+
+
+def workload_seconds(cost: ModelCost, ceilings: GpuCeilings, workload: Workload) -> float:
+    """Return the bound of requests that all begin at once: all prompts, then one step for each further token."""
+    lengths = [len(prompt) for prompt in workload.prompts]
+    seconds = sum(prefill_seconds(cost, ceilings, length) for length in lengths)
+    running = sorted(zip(workload.max_tokens, lengths, strict=True), reverse=True)
+    for step in range(1, max(workload.max_tokens)):
+        while running[-1][0] <= step:
+            running.pop()
+        num_seen = sum(length + step for _, length in running)
+        seconds += _products_seconds(cost, ceilings, len(running), len(running))
+        seconds += num_seen * cost.kv_bytes / ceilings.copy_bytes
+    return seconds
+
+
+def decode_attention_seconds(
+    ceilings: GpuCeilings, batch: int, context: int, num_kv_heads: int, head_dim: int
+) -> float:
+    """Return the bound of one layer's attention of a decode step: its keys and values in 16 bits, read once."""
+    return batch * context * 2 * num_kv_heads * head_dim * 2 / ceilings.copy_bytes
+
+
+def prefill_attention_seconds(ceilings: GpuCeilings, num_tokens: int, num_heads: int, head_dim: int) -> float:
+    """Return the bound of one layer's causal attention over a whole prompt."""
+    return 4 * num_heads * head_dim * num_tokens * (num_tokens + 1) / 2 / ceilings.matrix_flops
+
+
+def _products_seconds(cost: ModelCost, ceilings: GpuCeilings, num_tokens: int, num_sampled: int) -> float:
+    flops = num_tokens * cost.layer_flops + num_sampled * cost.head_flops
+    return max(cost.weight_bytes / ceilings.copy_bytes, flops / ceilings.matrix_flops)

@@ -1,0 +1,257 @@
+"""What is measured, section by section, and what shall be reached (issue 6). How, is `machine`'s affair."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from bench_cpu_parts.figures import Figure, Metric, Results, Target
+from bench_cpu_parts.roofline import ModelCost, model_cost
+from bench_cpu_parts.session import EngineFailure
+from bench_cpu_parts.workloads import Workload
+
+from bench_gpu_parts import roofline, workloads
+from bench_gpu_parts.budget import Share, Slot
+from bench_gpu_parts.machine import AttentionCase, EngineName, Gpu, KernelName, Steps
+from bench_gpu_parts.roofline import GpuCeilings
+from bench_gpu_parts.shapes import SHAPES, ShapeName
+
+STEP_SHAPES: tuple[ShapeName, ...] = ("Llama-3.1-8B", "Qwen3-0.6B", "Llama-3.2-1B", "Qwen2.5-7B")
+BATCHES = (1, 8, 64, 256)
+CONTEXTS = (1024, 8192)
+PREFILL_TOKENS = 8192
+START_S = 25.0
+"""Of a process with a model of 8 B random weights."""
+STEP_CASE_S = 4.0
+ATTENTION_CASE_S = 3.0
+MEMORY_SHARE = 0.88
+"""Of the GPU's memory, for weights and cache together."""
+
+_DECODE_TARGETS = {("Llama-3.1-8B", 64, 1024): (Target("ceiling", 0.85),)}
+_IDLE = Metric("idle", "GPU idle in decode, Llama-3.1-8B, 64 x 1k", "%", False, (Target("absolute", 5.0),), 1)
+_HOST = Metric("host", "a step of 256 with next to no model: host time", "ms", False, digits=2)
+_COST = Metric("deterministic-cost", "what deterministic mode costs", "%", False, (Target("absolute", 10.0),), 1)
+_NANO = Metric(
+    "nano-vllm", "nano-vllm: 256 requests, Qwen3-0.6B", "output tok/s", targets=(Target("absolute", 22e3, 27e3),)
+)
+_EIGHT_B = Metric("8b", "Qwen3-8B, 256 x (1,024 in, 1,024 out)", "s", False, (Target("absolute", 35.0),), 1)
+PUBLISHED_ON_H200 = {"sglang-flashinfer": 30.85, "sglang-triton": 36.91, "sglang-deterministic": 43.99}
+"""Seconds for the workload of `_EIGHT_B`: lmsys.org, 2025-09-22."""
+
+
+@dataclass
+class Run:
+    """What the sections share."""
+
+    gpu: Gpu
+    results: Results
+    quick: bool = False
+    """Leaves out all but the largest and the smallest cases."""
+    limits: GpuCeilings | None = None
+    """What the first section measured."""
+
+    def ceilings(self) -> GpuCeilings:
+        """Return them.
+
+        Raises:
+            EngineFailure: they could not be measured.
+        """
+        if self.limits is None:
+            raise EngineFailure("the ceilings of the GPU are not known")
+        return self.limits
+
+    def add(self, metric: Metric, column: str, value: float, share: float | None = None) -> None:
+        """Keep a figure and show it."""
+        self.results.add(metric, column, Figure(value, share))
+        told = "" if share is None else f", {share:.0%} of the ceiling"
+        print(f"  {metric.title:52} {column:22} {value:12,.{metric.digits}f} {metric.unit}{told}", flush=True)
+
+    def attempt(self, metric: Metric, column: str, measure: Callable[[], None]) -> None:
+        """Measure, and note a failure as that of this cell."""
+        try:
+            measure()
+        except EngineFailure as error:
+            self.results.add(metric, column, None)
+            self.results.fail(f"{column}, {metric.title}", error)
+
+
+def cost_of(shape: ShapeName) -> ModelCost:
+    """Return what a shape costs in 16 bits."""
+    return model_cost(SHAPES[shape], 16)
+
+
+def measure_ceilings(run: Run, slot: Slot) -> None:
+    """What the GPU can do: the copy bandwidth, and the rate of large products."""
+    limits = run.limits = run.gpu.ceilings(slot.left_s())
+    run.add(Metric("copy", "ceiling: copy within the GPU", "GB/s"), "octavo", limits.copy_bytes / 1e9)
+    run.add(Metric("matrix", "ceiling: bfloat16 products", "TFLOP/s"), "octavo", limits.matrix_flops / 1e12)
+
+
+def measure_steps(run: Run, slot: Slot) -> None:
+    """Decode and prefill steps of every shape, in process."""
+    for shape in STEP_SHAPES[:1] if run.quick else STEP_SHAPES:
+        if slot.allows(f"steps of {shape}", START_S + STEP_CASE_S):
+            _steps_of(run, slot, shape)
+
+
+def measure_host(run: Run, slot: Slot) -> None:
+    """What the host takes for a step."""
+
+    def host() -> None:
+        num_requests, context = 256, 512
+        with run.gpu.steps(
+            None,
+            max_tokens=num_requests * context,
+            max_batch=num_requests,
+            limit_s=slot.left_s(),
+        ) as steps:
+            run.add(_HOST, "octavo", 1e3 * steps.step(num_requests, context, 1).step_s)
+
+    if slot.allows(_HOST.title, START_S / 2):
+        run.attempt(_HOST, "octavo", host)
+
+
+def measure_attention(run: Run, slot: Slot) -> None:
+    """One layer's attention alone, beside torch's."""
+    kernels: tuple[KernelName, ...] = ("octavo", "sdpa", "flex")
+    cases = [AttentionCase(batch, context, 1) for batch in (64, 256, 1) for context in CONTEXTS]
+    cases.insert(0, AttentionCase(1, PREFILL_TOKENS, PREFILL_TOKENS))
+    for case in cases[:2] if run.quick else cases:
+        for kernel in kernels:
+            # What has to be compiled takes longer.
+            if slot.allows(f"attention by {kernel}, {case}", ATTENTION_CASE_S * (4 if kernel == "flex" else 1)):
+                _attention_of(run, slot, kernel, case)
+
+
+def measure_nano_vllm(run: Run, slot: Slot) -> None:
+    """The workload of nano-vllm end to end: octavo both ways, and transformers on the same weights."""
+    seconds: dict[EngineName, float] = {}
+    workload = workloads.nano_vllm()
+    engines: tuple[EngineName, ...] = ("octavo", "octavo-fast", "transformers")
+    for name in engines[:1] if run.quick else engines:
+        if slot.allows(f"{name}, {_NANO.title}", START_S):
+            least_s = roofline.workload_seconds(cost_of("Qwen3-0.6B"), run.ceilings(), workload)
+            elapsed_s = _generate(run, slot, name, "Qwen3-0.6B", workload, _NANO, workloads.NANO_VLLM_TEMPERATURE)
+            if elapsed_s is not None:
+                seconds[name] = elapsed_s
+                run.add(_NANO, name, workload.output_tokens / elapsed_s, least_s / elapsed_s)
+    if {"octavo", "octavo-fast"} <= seconds.keys():
+        run.add(_COST, "octavo", 100 * (seconds["octavo"] / seconds["octavo-fast"] - 1))
+
+
+def measure_eight_b(run: Run, slot: Slot) -> None:
+    """Qwen3-8B end to end, beside what others have published for the same work on an H200."""
+    workload = workloads.equal(256, 1024, 1024)
+    least_s = roofline.workload_seconds(cost_of("Qwen3-8B"), run.ceilings(), workload)
+    names: tuple[EngineName, ...] = ("octavo", "octavo-fast")
+    for name in names:
+        if slot.allows(f"{name}, {_EIGHT_B.title}", START_S + 2 * least_s):
+            elapsed_s = _generate(run, slot, name, "Qwen3-8B", workload, _EIGHT_B, 0.0)
+            if elapsed_s is not None:
+                run.add(_EIGHT_B, name, elapsed_s, least_s / elapsed_s)
+    if "H200" in run.gpu.name():
+        for column, published_s in PUBLISHED_ON_H200.items():
+            run.add(_EIGHT_B, column, published_s, least_s / published_s)
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of the run."""
+
+    key: str
+    measure: Callable[[Run, Slot], None]
+    share: Share
+
+
+SECTIONS = (
+    Section("ceilings", measure_ceilings, Share(40, 20)),
+    Section("steps", measure_steps, Share(210, 60)),
+    Section("host", measure_host, Share(30, 15)),
+    Section("attention", measure_attention, Share(80, 20)),
+    Section("nano-vllm", measure_nano_vllm, Share(130, 80)),
+    Section("8b", measure_eight_b, Share(180, 75)),
+)
+TOTAL_S = 570.0
+"""One call on a machine that is lent ends after ten minutes."""
+
+
+def _steps_of(run: Run, slot: Slot, shape: ShapeName) -> None:
+    """Measure the steps of one shape; the first failure ends its process, and with it the rest."""
+    cost = cost_of(shape)
+    budget_bytes = MEMORY_SHARE * run.gpu.total_bytes() - cost.weight_bytes
+    batches = (64,) if run.quick else BATCHES
+    todo = [(batch, context) for context in CONTEXTS for batch in batches]
+    fitting = [(batch, context) for batch, context in todo if batch * (context + 64) * cost.kv_bytes <= budget_bytes]
+    for batch, context in sorted(set(todo) - set(fitting)):
+        slot.left_out.append(
+            f"decode of {shape}, {batch} x {context}: its keys and values are "
+            f"{batch * context * cost.kv_bytes / 1e9:.0f} GB and do not fit"
+        )
+    prefill = Metric(f"prefill-{shape}", f"prefill, {shape}, {PREFILL_TOKENS} tokens", "ms", False, digits=1)
+    if shape == "Llama-3.1-8B":
+        prefill = Metric(prefill.key, prefill.title, prefill.unit, False, (Target("ceiling", 0.70),), 1)
+
+    def measure() -> None:
+        with run.gpu.steps(
+            shape,
+            max_tokens=max(batch * context for batch, context in fitting),
+            max_batch=max(batches),
+            limit_s=slot.left_s(),
+        ) as steps:
+            _prefill(run, steps, prefill, cost)
+            for batch, context in fitting:
+                if slot.allows(f"decode of {shape}, {batch} x {context}", STEP_CASE_S):
+                    _decode(run, steps, shape, batch, context)
+
+    run.attempt(prefill, "octavo", measure)
+
+
+def _prefill(run: Run, steps: Steps, metric: Metric, cost: ModelCost) -> None:
+    least_s = roofline.prefill_seconds(cost, run.ceilings(), PREFILL_TOKENS)
+    step_s = steps.step(1, PREFILL_TOKENS, PREFILL_TOKENS).step_s
+    run.add(metric, "octavo", 1e3 * step_s, least_s / step_s)
+
+
+def _decode(run: Run, steps: Steps, shape: ShapeName, batch: int, context: int) -> None:
+    targets = _DECODE_TARGETS.get((shape, batch, context), ())
+    metric = Metric(
+        f"decode-{shape}-{batch}-{context}", f"decode, {shape}, {batch} x {context}", "ms", False, targets, 2
+    )
+    time = steps.step(batch, context, 1, asks_busy=bool(targets))
+    least_s = roofline.decode_seconds(cost_of(shape), run.ceilings(), batch, context)
+    run.add(metric, "octavo", 1e3 * time.step_s, least_s / time.step_s)
+    if time.busy_s is not None:
+        run.add(_IDLE, "octavo", 100 * max(0.0, 1 - time.busy_s / time.step_s))
+
+
+def _attention_of(run: Run, slot: Slot, kernel: KernelName, case: AttentionCase) -> None:
+    if case.num_tokens > 1:
+        least_s = roofline.prefill_attention_seconds(run.ceilings(), case.context, case.num_heads, case.head_dim)
+        metric = Metric("attention-prefill", f"attention, prefill of {case.context}", "us", False)
+    else:
+        least_s = roofline.decode_attention_seconds(
+            run.ceilings(), case.batch, case.context, case.num_kv_heads, case.head_dim
+        )
+        name = f"{case.batch} x {case.context}"
+        metric = Metric(f"attention-{case.batch}-{case.context}", f"attention, decode, {name}", "us", False)
+
+    def measure() -> None:
+        seconds = run.gpu.attention(kernel, case, slot.left_s())
+        run.add(metric, kernel, 1e6 * seconds, least_s / seconds)
+
+    run.attempt(metric, kernel, measure)
+
+
+def _generate(
+    run: Run, slot: Slot, name: EngineName, shape: ShapeName, workload: Workload, metric: Metric, temperature: float
+) -> float | None:
+    """Return the seconds of a second run, after a small first one; None where it failed."""
+    max_model_len = max(map(len, workload.prompts)) + max(workload.max_tokens) + 8
+    try:
+        with run.gpu.engine(
+            name, shape, temperature=temperature, max_model_len=max_model_len, limit_s=slot.left_s()
+        ) as engine:
+            engine.generate(workloads.equal(256, 128, 16), slot.left_s())
+            return engine.generate(workload, slot.left_s())
+    except EngineFailure as error:
+        run.results.add(metric, name, None)
+        run.results.fail(f"{name}, {metric.title}", error)
+        return None

@@ -1,0 +1,27 @@
+"""What is generated end to end, as token ids: two workloads whose numbers others have published."""
+
+import random
+
+from bench_cpu_parts.workloads import Workload
+from bench_report import random_prompt
+
+NANO_VLLM_REQUESTS = 256
+NANO_VLLM_LENGTHS = (100, 1024)
+NANO_VLLM_MAX_TOKEN_ID = 10_000
+NANO_VLLM_TEMPERATURE = 0.6
+
+
+def nano_vllm() -> Workload:
+    """Return the requests of nano-vllm's benchmark: 142,827 tokens in and 133,966 out, of seed 0."""
+    rng = random.Random(0)
+    prompts = [
+        [rng.randint(0, NANO_VLLM_MAX_TOKEN_ID) for _ in range(rng.randint(*NANO_VLLM_LENGTHS))]
+        for _ in range(NANO_VLLM_REQUESTS)
+    ]
+    return Workload(prompts, [rng.randint(*NANO_VLLM_LENGTHS) for _ in prompts])
+
+
+def equal(num_requests: int, input_len: int, output_len: int) -> Workload:
+    """Return requests of one length with prompts of their own."""
+    rng = random.Random(0)
+    return Workload([random_prompt(rng, input_len) for _ in range(num_requests)], [output_len] * num_requests)
