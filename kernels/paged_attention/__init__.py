@@ -4,38 +4,45 @@ Does not write the cache: the keys and values of the step are stored before it r
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from octavo.kernels.dispatch import choose, require
+from octavo.kernels.dispatch import choose, require, when_called
 from octavo.kernels.paged_attention import cpu
+from octavo.kernels.paged_attention.shape import AttentionShape
 
-
-@dataclass(frozen=True, slots=True)
-class AttentionShape:
-    """What is the same for all steps of a model."""
-
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    scale: float
-    """Factor of the scores before the softmax."""
-    window: int | None = None
-    """A token attends to the last `window` positions, its own included; None: to all."""
+__all__ = ["AttentionShape", "PagedAttention", "plan", "workspace_bytes"]
 
 
 class PagedAttention(Protocol):
     """A planned step."""
 
-    def __call__(self, q_TNH: Tensor, k_cache_PSKH: Tensor, v_cache_PSKH: Tensor) -> Tensor:
-        """Attend over one layer's cache; returns out_TNH in the dtype of `q`."""
+    def __call__(
+        self,
+        q_TNH: Tensor,
+        k_cache_PSKH: Tensor,
+        v_cache_PSKH: Tensor,
+        *,
+        k_scale: float = 1.0,
+        v_scale: float = 1.0,
+    ) -> Tensor:
+        """Attend over one layer's cache; returns out_TNH in the dtype of `q`.
+
+        The caches hold numbers of that dtype, or on a GPU float8_e4m3fn; those times `k_scale` and `v_scale` are the
+        keys and values.
+
+        Raises:
+            ShapeError: the dtypes or scales are none that the device's implementation takes.
+        """
 
 
-_PLANNERS = {"cpu": cpu.plan}
-_WORKSPACES = {"cpu": cpu.workspace_bytes}
+_IMPLEMENTATIONS = {"cpu": cpu.plan, "cuda": when_called("octavo.kernels.paged_attention.gpu", cpu.plan)}
+_WORKSPACES = {
+    "cpu": cpu.workspace_bytes,
+    "cuda": when_called("octavo.kernels.paged_attention.gpu", cpu.workspace_bytes),
+}
 
 
 def workspace_bytes(context_len: int, shape: AttentionShape, dtype: torch.dtype, device: torch.device) -> int:
@@ -44,8 +51,7 @@ def workspace_bytes(context_len: int, shape: AttentionShape, dtype: torch.dtype,
     Raises:
         UnsupportedDevice: no implementation for the device.
     """
-    head_counts = (shape.num_heads, shape.num_kv_heads, shape.head_dim)
-    return choose("paged_attention", _WORKSPACES, device)(context_len, head_counts, dtype)
+    return choose("paged_attention", _WORKSPACES, device)(context_len, shape, dtype)
 
 
 def plan(
@@ -71,7 +77,7 @@ def plan(
 
     Raises:
         ShapeError: the lengths contradict each other, or the query heads are no multiple of the key heads.
-        UnsupportedDevice: no implementation for the device of the block table.
+        UnsupportedDevice: no implementation for the device of the block table, or none of what the shape asks for.
     """
     require(
         len(query_starts) == len(context_lens) + 1 == block_table_RP.shape[0] + 1,
@@ -86,13 +92,5 @@ def plan(
             0 < end - start <= context_len <= block_table_RP.shape[1] * block_size,
             f"paged_attention: {end - start} rows and {context_len} keys in {block_table_RP.shape[1]} blocks",
         )
-    planner = choose("paged_attention", _PLANNERS, block_table_RP.device)
-    return planner(
-        query_starts,
-        context_lens,
-        block_table_RP,
-        block_size,
-        (shape.num_heads, shape.num_kv_heads, shape.head_dim),
-        shape.scale,
-        shape.window,
-    )
+    planner = choose("paged_attention", _IMPLEMENTATIONS, block_table_RP.device)
+    return planner(query_starts, context_lens, block_table_RP, block_size, shape)

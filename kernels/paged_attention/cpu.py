@@ -12,9 +12,13 @@ G query heads of a key head.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 from torch import Tensor
+
+from octavo.kernels.dispatch import UnsupportedDevice, require
+from octavo.kernels.paged_attention.shape import AttentionShape
 
 ROW_TILE = 16
 KV_TILE = 128
@@ -31,6 +35,11 @@ class _Heads:
     num_kv_heads: int
     head_dim: int
     scale: float
+
+    @classmethod
+    def of(cls, shape: AttentionShape) -> Self:
+        """Take the heads of a shape."""
+        return cls(shape.num_heads, shape.num_kv_heads, shape.head_dim, shape.scale)
 
     @property
     def group(self) -> int:
@@ -52,8 +61,17 @@ class CpuPlan:
     def __init__(self, parts: Sequence["_Decodes | _Chunk"]) -> None:
         self._parts = parts
 
-    def __call__(self, q_TNH: Tensor, k_cache_PSKH: Tensor, v_cache_PSKH: Tensor) -> Tensor:
+    def __call__(
+        self,
+        q_TNH: Tensor,
+        k_cache_PSKH: Tensor,
+        v_cache_PSKH: Tensor,
+        *,
+        k_scale: float = 1.0,
+        v_scale: float = 1.0,
+    ) -> Tensor:
         """See `octavo.kernels.paged_attention.PagedAttention`."""
+        require(k_scale == v_scale == 1.0, f"paged_attention: a CPU has no caches with scales {k_scale}, {v_scale}")
         out_TNH = torch.empty_like(q_TNH)
         for part in self._parts:
             part.run(q_TNH, k_cache_PSKH, v_cache_PSKH, out_TNH)
@@ -65,12 +83,12 @@ def plan(
     context_lens: Sequence[int],
     block_table_RP: Tensor,
     block_size: int,
-    head_counts: tuple[int, int, int],
-    scale: float,
-    window: int | None,
+    shape: AttentionShape,
 ) -> CpuPlan:
     """See `octavo.kernels.paged_attention.plan`."""
-    heads = _Heads(*head_counts, scale)
+    if shape.soft_cap is not None or shape.slopes is not None:
+        raise UnsupportedDevice("paged_attention has soft caps and slopes on GPUs only")
+    heads, window = _Heads.of(shape), shape.window
     chunks: list[_Chunk] = []
     decodes: list[_Decode] = []
     for request, context_len in enumerate(context_lens):
@@ -86,14 +104,14 @@ def plan(
     return CpuPlan([*batches, *chunks])
 
 
-def workspace_bytes(context_len: int, head_counts: tuple[int, int, int], dtype: torch.dtype) -> int:
+def workspace_bytes(context_len: int, shape: AttentionShape, dtype: torch.dtype) -> int:
     """See `octavo.kernels.paged_attention.workspace_bytes`.
 
     Keys and values in float32, the values once more as they come from the cache; scores, weights, and sums for
     each tile of keys, of one tile of query rows or of as many as are taken together. The scores count twice
     again: so much was seen to stay with the C library's allocator.
     """
-    heads = _Heads(*head_counts, 1.0)
+    heads = _Heads.of(shape)
     num_tiles = -(-context_len // KV_TILE)
     keys = num_tiles * KV_TILE * heads.num_kv_heads
     copied_bytes = dtype.itemsize if dtype != torch.float32 else 0

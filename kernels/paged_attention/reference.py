@@ -5,6 +5,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from octavo.kernels.paged_attention.shape import AttentionShape
+
 
 def paged_attention(
     q_TNH: Tensor,
@@ -13,8 +15,10 @@ def paged_attention(
     query_starts: Sequence[int],
     context_lens: Sequence[int],
     block_table_RP: Tensor,
-    scale: float,
-    window: int | None,
+    shape: AttentionShape,
+    *,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
 ) -> Tensor:
     """See `octavo.kernels.paged_attention.plan`; plans and runs in one."""
     _, num_slots, num_kv_heads, _ = k_cache_PSKH.shape
@@ -22,13 +26,18 @@ def paged_attention(
     for request, context_len in enumerate(context_lens):
         start, end = query_starts[request], query_starts[request + 1]
         blocks = block_table_RP[request, : -(-context_len // num_slots)].long()
-        k_XKH = k_cache_PSKH[blocks].flatten(0, 1)[:context_len].float()
-        v_XKH = v_cache_PSKH[blocks].flatten(0, 1)[:context_len].float()
+        k_XKH = k_cache_PSKH[blocks].flatten(0, 1)[:context_len].float() * k_scale
+        v_XKH = v_cache_PSKH[blocks].flatten(0, 1)[:context_len].float() * v_scale
         for row in range(start, end):
             position = context_len - end + row
-            first = 0 if window is None else max(0, position - window + 1)
+            first = 0 if shape.window is None else max(0, position - shape.window + 1)
             q_KGH = q_TNH[row].float().unflatten(0, (num_kv_heads, -1))
-            scores_KGX = torch.einsum("kgh,xkh->kgx", q_KGH, k_XKH[first : position + 1]) * scale
+            scores_KGX = torch.einsum("kgh,xkh->kgx", q_KGH, k_XKH[first : position + 1]) * shape.scale
+            if shape.soft_cap is not None:
+                scores_KGX = shape.soft_cap * torch.tanh(scores_KGX / shape.soft_cap)
+            if shape.slopes is not None:
+                slopes_KG1 = torch.tensor(shape.slopes).view(num_kv_heads, -1, 1)
+                scores_KGX += slopes_KG1 * (torch.arange(first, position + 1) - position)
             out_KGH = torch.einsum("kgx,xkh->kgh", scores_KGX.softmax(dim=2), v_XKH[first : position + 1])
             out_TNH[row] = out_KGH.flatten(0, 1).to(q_TNH.dtype)
     return out_TNH

@@ -1,0 +1,141 @@
+"""The arithmetic of `paged_attention` on a GPU: one tile of keys, and two segments put together. Launches nothing.
+
+All kernels call the functions of this file, which makes the result of a row the same in each of them:
+
+* Keys are taken in tiles of one size, anchored at position 0, with a running maximum (online softmax: Milakov and
+  Gimelshein 2018). After each segment of tiles the sums begin anew; those of the segments are added up in order.
+* No sum over keys is taken but by the products of matrices, in which each element is one chain of additions whatever
+  the shape of the tile; the sum of the weights is a product with ones. `tl.sum` would add in an order that the
+  compiler derives from the numbers of rows and warps. A maximum is exact in any order.
+* Where a product and a sum are rounded once is said (`tl.fma`), not left to the compiler: what calls this is compiled
+  with `enable_fp_fusion=False`.
+* A tile or a segment of which a row sees nothing leaves its sums as they are.
+
+Scores are in units of log2(e), because there is an instruction for powers of two.
+"""
+
+import triton
+import triton.language as tl
+
+_NUM_ONES = tl.constexpr(8)
+"""Columns of the ones that weights are multiplied with: as few as every kind of GPU can."""
+
+
+@triton.jit
+def nothing_seen(ROWS: tl.constexpr, HEAD_BLOCK: tl.constexpr):
+    """Return the state before the first tile: weighted sums of values, sums of weights, and the largest scores."""
+    sums = tl.zeros((ROWS, HEAD_BLOCK), tl.float32)
+    weights = tl.zeros((ROWS, _NUM_ONES), tl.float32)
+    return sums, weights, tl.full((ROWS,), float("-inf"), tl.float32)
+
+
+@triton.jit
+def _finite(largest):
+    """Return what is subtracted from scores: the largest one, or 0 for rows that see nothing."""
+    return tl.where(largest == float("-inf"), 0.0, largest)
+
+
+@triton.jit
+def _load(places, is_key, is_dim, IS_EDGE: tl.constexpr, IS_PADDED: tl.constexpr):
+    """Read keys or values; 0 for what is none. Masks cost instructions, so only those that are needed."""
+    if IS_EDGE and IS_PADDED:
+        return tl.load(places, mask=is_key & is_dim, other=0.0)
+    elif IS_EDGE:
+        return tl.load(places, mask=is_key, other=0.0)
+    elif IS_PADDED:
+        return tl.load(places, mask=is_dim, other=0.0)
+    else:
+        return tl.load(places)
+
+
+@triton.jit
+def _scores(products, keys, positions, slopes, factor, cap, HAS_CAP: tl.constexpr, HAS_SLOPES: tl.constexpr):
+    """Return cap * tanh(product * factor / cap) + slope * (key - position), in units of log2(e).
+
+    With a cap, `factor` is twice the one of the exponential in tanh(x) = 1 - 2 / (exp(2 x) + 1).
+    """
+    if HAS_CAP:
+        scores = cap - 2.0 * cap / (tl.exp2(products * factor) + 1.0)
+    else:
+        scores = products * factor
+    if HAS_SLOPES:
+        distances = (keys[None, :] - positions[:, None]).to(tl.float32)
+        scores = tl.fma(slopes[:, None] + tl.zeros_like(distances), distances, scores)
+    return scores
+
+
+@triton.jit
+def attend_tile(
+    state,
+    q,
+    positions,
+    slopes,
+    start,
+    first_key,
+    end_key,
+    window,
+    factor,
+    cap,
+    table_ptr,
+    k_ptr,
+    v_ptr,
+    block_stride,
+    slot_stride,
+    TILE: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    HAS_CAP: tl.constexpr,
+    HAS_SLOPES: tl.constexpr,
+    IS_EDGE: tl.constexpr,
+):
+    """Return the state after the tile of keys that begins at `start`, a multiple of TILE.
+
+    At an edge a row sees the keys up to its position and of those the last `window`, and keys outside of
+    [first_key, end_key) are not read; elsewhere every row sees the whole tile.
+    """
+    sums, weights, largest = state
+    IS_PADDED: tl.constexpr = HEAD_DIM < q.shape[1]
+    dims = tl.arange(0, q.shape[1])
+    keys = start + tl.arange(0, TILE)
+    is_key = (keys >= first_key) & (keys < end_key)
+    is_dim = dims < HEAD_DIM
+    if IS_EDGE:
+        blocks = tl.load(table_ptr + keys // BLOCK_SIZE, mask=is_key, other=0)
+    else:
+        blocks = tl.load(table_ptr + keys // BLOCK_SIZE)
+    slots = blocks.to(tl.int64) * block_stride + (keys % BLOCK_SIZE) * slot_stride
+    k = _load(k_ptr + slots[None, :] + dims[:, None], is_key[None, :], is_dim[:, None], IS_EDGE, IS_PADDED)
+    scores = tl.dot(q, k.to(q.dtype), input_precision="ieee")
+    if HAS_CAP or HAS_SLOPES:
+        scores = _scores(scores, keys, positions, slopes, factor, cap, HAS_CAP, HAS_SLOPES)
+        factor = 1.0
+    if IS_EDGE:
+        is_seen = keys[None, :] <= positions[:, None]
+        if HAS_WINDOW:
+            is_seen &= keys[None, :] > positions[:, None] - window
+        scores = tl.where(is_seen, scores, float("-inf"))
+    new_largest = tl.maximum(largest, tl.max(scores, axis=1) * factor)
+    subtracted = _finite(new_largest)
+    p = tl.exp2(tl.fma(scores, factor, -subtracted[:, None])).to(q.dtype)
+    before = tl.exp2(largest - subtracted)[:, None]
+    v = _load(v_ptr + slots[:, None] + dims[None, :], is_key[:, None], is_dim[None, :], IS_EDGE, IS_PADDED)
+    sums = tl.dot(p, v.to(q.dtype), sums * before, input_precision="ieee")
+    weights = tl.dot(p, tl.full((TILE, _NUM_ONES), 1.0, q.dtype), weights * before, input_precision="ieee")
+    return sums, weights, new_largest
+
+
+@triton.jit
+def weight_of(weights):
+    """Return the sum of the weights of each row: all columns of a product with ones are equal."""
+    return tl.max(weights, axis=1)
+
+
+@triton.jit
+def add_segment(total, total_weight, total_largest, sums, weight, largest):
+    """Return the sums over all segments so far, as `total`, after the next one."""
+    new_largest = tl.maximum(total_largest, largest)
+    subtracted = _finite(new_largest)
+    before, now = tl.exp2(total_largest - subtracted), tl.exp2(largest - subtracted)
+    total = tl.fma(total, before[:, None] + tl.zeros_like(total), sums * now[:, None])
+    return total, tl.fma(total_weight, before, weight * now), new_largest

@@ -1,0 +1,25 @@
+"""What is the same for the attention of all steps of a model. Computes nothing."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionShape:
+    """Heads, and what becomes of the product of a query and a key before the softmax."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    scale: float
+    """Factor of the scores."""
+    window: int | None = None
+    """A token attends to the last `window` positions, its own included; None: to all."""
+    soft_cap: float | None = None
+    """Scaled scores become soft_cap * tanh(score / soft_cap)."""
+    slopes: tuple[float, ...] | None = None
+    """Of each query head: slope * (key's position - query's position) is added to its scores (ALiBi)."""
+
+    @property
+    def group(self) -> int:
+        """G: query heads of a key head."""
+        return self.num_heads // self.num_kv_heads
