@@ -22,7 +22,7 @@ def _query_rows(first_row, end_row, last_position, kv_head, GROUP: tl.constexpr,
     return tokens.to(tl.int64), heads, positions, is_row
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["table_stride"])
 def chunk_kernel(
     q_ptr,
     k_ptr,
@@ -136,7 +136,7 @@ def chunk_kernel(
     tl.store(out_places, out.to(out_ptr.dtype.element_ty), mask=is_number)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["table_stride"])
 def split_kernel(
     q_ptr,
     k_ptr,

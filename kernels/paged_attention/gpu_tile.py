@@ -39,13 +39,14 @@ def _finite(largest):
 def _load(places, is_key, is_dim, IS_EDGE: tl.constexpr, IS_PADDED: tl.constexpr):
     """Read keys or values; 0 for what is none. Masks cost instructions, so only those that are needed."""
     if IS_EDGE and IS_PADDED:
-        return tl.load(places, mask=is_key & is_dim, other=0.0)
+        loaded = tl.load(places, mask=is_key & is_dim, other=0.0)
     elif IS_EDGE:
-        return tl.load(places, mask=is_key, other=0.0)
+        loaded = tl.load(places, mask=is_key, other=0.0)
     elif IS_PADDED:
-        return tl.load(places, mask=is_dim, other=0.0)
+        loaded = tl.load(places, mask=is_dim, other=0.0)
     else:
-        return tl.load(places)
+        loaded = tl.load(places)
+    return loaded
 
 
 @triton.jit
@@ -54,10 +55,9 @@ def _scores(products, keys, positions, slopes, factor, cap, HAS_CAP: tl.constexp
 
     With a cap, `factor` is twice the one of the exponential in tanh(x) = 1 - 2 / (exp(2 x) + 1).
     """
+    scores = products * factor
     if HAS_CAP:
-        scores = cap - 2.0 * cap / (tl.exp2(products * factor) + 1.0)
-    else:
-        scores = products * factor
+        scores = cap - 2.0 * cap / (tl.exp2(scores) + 1.0)
     if HAS_SLOPES:
         distances = (keys[None, :] - positions[:, None]).to(tl.float32)
         scores = tl.fma(slopes[:, None] + tl.zeros_like(distances), distances, scores)
@@ -95,7 +95,7 @@ def attend_tile(
     [first_key, end_key) are not read; elsewhere every row sees the whole tile.
     """
     sums, weights, largest = state
-    IS_PADDED: tl.constexpr = HEAD_DIM < q.shape[1]
+    IS_PADDED: tl.constexpr = q.shape[1] > HEAD_DIM
     dims = tl.arange(0, q.shape[1])
     keys = start + tl.arange(0, TILE)
     is_key = (keys >= first_key) & (keys < end_key)
@@ -121,7 +121,8 @@ def attend_tile(
     before = tl.exp2(largest - subtracted)[:, None]
     v = _load(v_ptr + slots[:, None] + dims[None, :], is_key[:, None], is_dim[None, :], IS_EDGE, IS_PADDED)
     sums = tl.dot(p, v.to(q.dtype), sums * before, input_precision="ieee")
-    weights = tl.dot(p, tl.full((TILE, _NUM_ONES), 1.0, q.dtype), weights * before, input_precision="ieee")
+    ones = tl.full((TILE, _NUM_ONES), 1.0, tl.float32).to(q.dtype)
+    weights = tl.dot(p, ones, weights * before, input_precision="ieee")
     return sums, weights, new_largest
 
 

@@ -31,13 +31,15 @@ class ShapeArguments(ctypes.Structure):
         """Mirror what a model's attention and its cache look like.
 
         Raises:
-            ValueError: they do not fit each other, or the scale is not positive.
+            ValueError: they do not fit each other, the scale is not positive, or there is a soft cap or are slopes.
         """
         heads = shape.num_kv_heads, shape.head_dim
         if heads != (layout.num_kv_heads, layout.head_dim) or shape.num_heads % shape.num_kv_heads:
             raise ValueError(f"{shape} with {layout}")
         if not shape.scale > 0:
             raise ValueError(f"scores cannot be scaled by {shape.scale}")
+        if shape.soft_cap is not None or shape.slopes is not None:
+            raise ValueError("native attention has neither soft caps nor slopes")
         return cls(LayoutArguments.of(layout), shape.num_heads, shape.window or 0, shape.scale, 0)
 
 

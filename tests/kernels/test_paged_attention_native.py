@@ -74,7 +74,7 @@ class Requests:
         lens = [keys for _, _, keys in parts]
         q_TNH = queries.unflatten(1, (self.shape.num_heads, -1))
         shape = self.shape
-        out = reference.paged_attention(q_TNH, keys, values, starts, lens, tables, shape.scale, shape.window)
+        out = reference.paged_attention(q_TNH, keys, values, starts, lens, tables, shape)
         return out.flatten(1)
 
 

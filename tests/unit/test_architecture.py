@@ -19,7 +19,7 @@ MAY_IMPORT = {
 
 THIRD_PARTY = {
     "protocol": {"msgspec", "zmq"},
-    "kernels": {"torch", "triton"},
+    "kernels": {"numpy", "torch", "triton"},
     "core_proc": {"msgspec", "zmq", "llguidance"},
 }
 """The only packages these folders may import; the other two may use every declared dependency."""

@@ -1,0 +1,285 @@
+"""`paged_attention` on a GPU: launches the kernels of `gpu_kernels` over the lists of `gpu_plan`.
+
+A step on its own is planned with `plan`. Where steps are recorded as graphs, one `StepAttention` serves them all: its
+lists and sums lie in memory that stays, and a graph that recorded its launch does the work of whatever plan has since
+been copied there.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from math import e, log2
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import triton
+from torch import Tensor
+
+from octavo.kernels.dispatch import require
+from octavo.kernels.paged_attention import gpu_plan
+from octavo.kernels.paged_attention.gpu_kernels import chunk_kernel, split_kernel
+from octavo.kernels.paged_attention.gpu_plan import SEGMENT, Counts, Ints, Layout, Limits, Tokens
+from octavo.kernels.paged_attention.shape import AttentionShape
+
+MAX_HEAD_DIM = 256
+
+_LOG2_E = log2(e)
+_SPLIT_ROWS = 64
+"""More than decodes need. With these, both kernels multiply with wgmma on Hopper; two instructions might round in two
+ways. The arithmetic that is wasted is there while keys are read."""
+_FOLD_ROWS = 16
+"""Rows of which the sums of segments are added up at once."""
+_PROGRAMS_PER_PROCESSOR = 2
+"""Programs of the split kernel that a multiprocessor has registers for."""
+
+
+class StepAttention:
+    """The attention of one step after another, in memory that stays where it is.
+
+    For each step: `write_plan` on the host, a copy of those words to `words_W`, and a call for each layer. What is
+    recorded as a graph is the call; it launches the same work for any plan without chunks, which a plan of decodes is
+    as long as it keeps to the limits.
+
+    Args:
+        shape: of the model.
+        block_size: token slots of a block.
+        limits: of the plans.
+        block_table_RP: int32; a row for each of `limits.max_requests`, in the order of the plans.
+        num_programs: of the split kernel; any number gives the same bits. None: as many as the GPU runs at once.
+
+    Raises:
+        ShapeError: heads that the kernels have no tiles for.
+    """
+
+    def __init__(
+        self,
+        shape: AttentionShape,
+        block_size: int,
+        limits: Limits,
+        block_table_RP: Tensor,
+        *,
+        num_programs: int | None = None,
+    ) -> None:
+        self.tokens = _tokens(shape)
+        require(
+            shape.head_dim <= MAX_HEAD_DIM and self.tokens.of_chunk > 0,
+            f"paged_attention: no tiles for {shape.group} heads of {shape.head_dim} dimensions for each key head",
+        )
+        self.layout = Layout.of(limits, self.tokens)
+        device = block_table_RP.device
+        self.words_W = torch.empty(self.layout.num_words, dtype=torch.int32, device=device)
+        self._shape = shape
+        self._block_size = block_size
+        self._block_table_RP = block_table_RP
+        self._counts = Counts(0, 0, 0)
+        self._num_programs = num_programs or _num_programs(device)
+        self._architecture = _architecture()
+        num_sums = limits.max_partials * shape.num_heads
+        self._partial_sums = torch.empty(num_sums, shape.head_dim, dtype=torch.float32, device=device)
+        self._partial_weights = torch.empty(num_sums, dtype=torch.float32, device=device)
+        self._partial_largest = torch.empty(num_sums, dtype=torch.float32, device=device)
+        # The kernel leaves zeros behind.
+        self._num_done = torch.zeros(limits.max_requests * shape.num_kv_heads, dtype=torch.int32, device=device)
+        self._slopes_N = None if shape.slopes is None else _slopes(shape.slopes, device)
+
+    def write_plan(
+        self,
+        words: Ints,
+        query_starts: Sequence[int] | npt.NDArray[np.integer],
+        context_lens: Sequence[int] | npt.NDArray[np.integer],
+    ) -> Counts:
+        """Write a step's plan to host memory, `layout.num_words` long; see `gpu_plan.write`.
+
+        The calls that follow launch what this plan needs.
+        """
+        window = self._shape.window
+        self._counts = gpu_plan.write(words, self.layout, self.tokens, window, query_starts, context_lens)
+        return self._counts
+
+    def __call__(
+        self,
+        q_TNH: Tensor,
+        k_cache_PSKH: Tensor,
+        v_cache_PSKH: Tensor,
+        *,
+        k_scale: float = 1.0,
+        v_scale: float = 1.0,
+    ) -> Tensor:
+        """See `octavo.kernels.paged_attention.PagedAttention`.
+
+        The caches may be views in which the slots of a head, not the heads of a slot, lie side by side. Rows of
+        requests without keys are left as they are.
+        """
+        _check(q_TNH, k_cache_PSKH, v_cache_PSKH, self._shape, self._block_size)
+        q_TNH = q_TNH if q_TNH.stride(2) == 1 else q_TNH.contiguous()
+        out_TNH = torch.empty(q_TNH.shape, dtype=q_TNH.dtype, device=q_TNH.device)
+        inputs = (q_TNH, k_cache_PSKH, v_cache_PSKH, out_TNH, self._block_table_RP, self._slopes_N)
+        numbers = self._numbers(k_scale, v_scale)
+        strides = (
+            q_TNH.stride(0),
+            q_TNH.stride(1),
+            k_cache_PSKH.stride(0),
+            k_cache_PSKH.stride(1),
+            k_cache_PSKH.stride(2),
+            self._block_table_RP.stride(0),
+        )
+        words, layout = self.words_W, self.layout
+        requests = (words[layout.query_starts :], words[layout.context_lens :])
+        tiling = _Tiling.of(self._shape.head_dim, q_TNH.dtype, self._architecture)
+        options = self._options(tiling)
+        if self._counts.num_items:
+            split_kernel[(self._num_programs,)](
+                *inputs,
+                *requests,
+                words[layout.num_items :],
+                words[layout.item_requests :],
+                words[layout.first_items :],
+                words[layout.first_partials :],
+                self._partial_sums,
+                self._partial_weights,
+                self._partial_largest,
+                self._num_done,
+                *numbers,
+                *strides,
+                **options,
+                ROWS=_SPLIT_ROWS,
+                FOLD_ROWS=_FOLD_ROWS,
+                **tiling.split,
+            )
+        if self._counts.num_tiles:
+            chunk_kernel[(self._counts.num_tiles * self._shape.num_kv_heads,)](
+                *inputs,
+                *requests,
+                words[layout.tile_requests :],
+                words[layout.tile_rows :],
+                *numbers,
+                *strides,
+                **options,
+                ROWS=_chunk_rows(self._shape.head_dim),
+                **tiling.chunk,
+            )
+        return out_TNH
+
+    def _numbers(self, k_scale: float, v_scale: float) -> tuple[float, float, float, int]:
+        """Return factor and cap of the scores, factor of the values, and window, as the kernels take them."""
+        shape = self._shape
+        factor = shape.scale * k_scale * _LOG2_E
+        if shape.soft_cap is None:
+            return factor, 0.0, v_scale, shape.window or 0
+        return 2 * factor / shape.soft_cap, shape.soft_cap * _LOG2_E, v_scale, shape.window or 0
+
+    def _options(self, tiling: "_Tiling") -> dict[str, Any]:
+        shape = self._shape
+        return {
+            "NUM_KV_HEADS": shape.num_kv_heads,
+            "GROUP": shape.group,
+            "HEAD_DIM": shape.head_dim,
+            "HEAD_BLOCK": _head_block(shape.head_dim),
+            "BLOCK_SIZE": self._block_size,
+            "TILE": tiling.tile,
+            "SEGMENT": SEGMENT,
+            "HAS_WINDOW": shape.window is not None,
+            "HAS_CAP": shape.soft_cap is not None,
+            "HAS_SLOPES": shape.slopes is not None,
+            "enable_fp_fusion": False,
+        }
+
+
+def plan(
+    query_starts: Sequence[int],
+    context_lens: Sequence[int],
+    block_table_RP: Tensor,
+    block_size: int,
+    shape: AttentionShape,
+) -> StepAttention:
+    """See `octavo.kernels.paged_attention.plan`."""
+    limits = gpu_plan.limits_of(_tokens(shape), query_starts, context_lens)
+    step = StepAttention(shape, block_size, limits, block_table_RP)
+    words = np.empty(step.layout.num_words, dtype=np.int32)
+    step.write_plan(words, query_starts, context_lens)
+    step.words_W.copy_(torch.from_numpy(words))
+    return step
+
+
+def workspace_bytes(context_len: int, shape: AttentionShape, dtype: torch.dtype) -> int:
+    """See `octavo.kernels.paged_attention.workspace_bytes`. Sums are float32, whatever the numbers are."""
+    num_sums = -(-context_len // SEGMENT) * _tokens(shape).of_split * shape.num_heads
+    return num_sums * (shape.head_dim + 2) * torch.float32.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class _Tiling:
+    """Tiles of keys, and how the kernels are run, chosen by the registers and memory that the compiler says they take.
+
+    The tile decides the order of sums, so it is the same for both kernels. The pipeline loses stages to the reading of
+    the block table: with 5, two to three tiles are on their way.
+    """
+
+    tile: int
+    chunk: dict[str, int]
+    split: dict[str, int]
+
+    @staticmethod
+    @cache
+    def of(head_dim: int, dtype: torch.dtype, architecture: int) -> "_Tiling":
+        """Choose for a compute capability, such as 90 for Hopper."""
+        if dtype == torch.float32:
+            stages = {"num_warps": 8, "num_stages": 2}
+            return _Tiling(16, stages, stages)
+        if _head_block(head_dim) > 128:
+            stages = {"num_warps": 8, "num_stages": 5}
+            return _Tiling(32, stages, stages)
+        if architecture < 90:
+            return _Tiling(32, {"num_warps": 8, "num_stages": 5}, {"num_warps": 4, "num_stages": 5})
+        return _Tiling(64, {"num_warps": 8, "num_stages": 5}, {"num_warps": 4, "num_stages": 3})
+
+
+def _architecture() -> int:
+    """Return the compute capability of this process's GPU; the interpreter stands for a Hopper."""
+    if triton.knobs.runtime.interpret:
+        return 90
+    return int(triton.runtime.driver.active.get_current_target().arch)
+
+
+def _head_block(head_dim: int) -> int:
+    return max(triton.next_power_of_2(head_dim), 16)
+
+
+def _chunk_rows(head_dim: int) -> int:
+    return 128 if _head_block(head_dim) <= 128 else 64
+
+
+def _tokens(shape: AttentionShape) -> Tokens:
+    """Return how many tokens, with all query heads of a key head, go into a tile of each kernel."""
+    return Tokens(_chunk_rows(shape.head_dim) // shape.group, _SPLIT_ROWS // shape.group)
+
+
+def _num_programs(device: torch.device) -> int:
+    """Return how many programs of the split kernel a GPU runs at once; a few where there is none."""
+    num_processors = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
+    return num_processors * _PROGRAMS_PER_PROCESSOR
+
+
+@cache
+def _slopes(slopes: tuple[float, ...], device: torch.device) -> Tensor:
+    return torch.tensor([slope * _LOG2_E for slope in slopes], dtype=torch.float32, device=device)
+
+
+def _check(q_TNH: Tensor, k_cache_PSKH: Tensor, v_cache_PSKH: Tensor, shape: AttentionShape, block_size: int) -> None:
+    expected = (block_size, shape.num_kv_heads, shape.head_dim)
+    require(
+        q_TNH.shape[1:] == (shape.num_heads, shape.head_dim) and k_cache_PSKH.shape[1:] == expected,
+        f"paged_attention: queries {tuple(q_TNH.shape)} and a cache {tuple(k_cache_PSKH.shape)} for {shape}",
+    )
+    require(
+        k_cache_PSKH.shape == v_cache_PSKH.shape
+        and k_cache_PSKH.stride() == v_cache_PSKH.stride()
+        and k_cache_PSKH.stride(3) == 1,
+        "paged_attention: the caches are not of one shape with the dimensions of a head side by side",
+    )
+    require(
+        k_cache_PSKH.dtype == v_cache_PSKH.dtype and k_cache_PSKH.dtype in (q_TNH.dtype, torch.float8_e4m3fn),
+        f"paged_attention: queries of {q_TNH.dtype} for caches of {k_cache_PSKH.dtype} and {v_cache_PSKH.dtype}",
+    )

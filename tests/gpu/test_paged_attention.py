@@ -1,0 +1,244 @@
+"""`paged_attention` on a GPU: right, and the same bits for a position however a step is made up and cut into work."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kernel_checks import assert_close
+from paged_requests import Paged, paged
+from torch import Tensor
+from triton_interpreter import IS_INTERPRETING
+
+from octavo.kernels.dispatch import ShapeError
+from octavo.kernels.paged_attention import AttentionShape, cases, gpu, reference
+from octavo.kernels.paged_attention.gpu_plan import Limits
+
+BF16, FP8 = torch.bfloat16, torch.float8_e4m3fn
+Part = tuple[int, int, int]
+"""Request, rows of the step, keys in all."""
+
+ALL = [(batch, heads, window) for batch in cases.BATCHES for heads in cases.HEADS for window in cases.WINDOWS]
+FEW = [
+    (cases.BATCHES[0], (4, 4, 16), None),
+    (cases.BATCHES[1], (9, 3, 64), 150),
+    (cases.BATCHES[2], (9, 3, 64), None),
+    (cases.BATCHES[2], (20, 1, 32), 1),
+]
+"""The interpreter is slow."""
+
+SHAPES = {
+    "soft cap": AttentionShape(4, 2, 32, 0.3, soft_cap=5.0),
+    "slopes": AttentionShape(6, 2, 32, 0.2, slopes=tuple(2.0**-head for head in range(1, 7))),
+    "all at once": AttentionShape(4, 2, 32, 0.2, window=100, soft_cap=8.0, slopes=(0.5, 0.25, 0.125, 0.06)),
+    "heads of 80": AttentionShape(4, 1, 80, 0.11),
+    "heads of 96": AttentionShape(4, 4, 96, 0.1, window=150),
+    "heads of 112": AttentionShape(3, 3, 112, 0.09),
+    "heads of 256": AttentionShape(8, 4, 256, 1 / 16, window=200, soft_cap=50.0),
+    "71 heads of one": AttentionShape(71, 1, 64, 0.125),
+}
+
+
+def step_of(device: torch.device, data: Paged, parts: list[Part], block_size: int, shape: AttentionShape):
+    """Plan a step; returns it with its queries."""
+    starts = np.cumsum([0, *(rows for _, rows, _ in parts)]).tolist()
+    tables = data.block_table[[request for request, _, _ in parts]].to(device)
+    queries = torch.cat([data.queries[request][keys - rows : keys] for request, rows, keys in parts])
+    step = gpu.plan(starts, [keys for _, _, keys in parts], tables, block_size, shape)
+    return step, queries.to(device), starts
+
+
+def attend(
+    device: torch.device, data: Paged, parts: list[Part], block_size: int, shape: AttentionShape
+) -> list[Tensor]:
+    """Attend for some parts in one step; returns each one's rows."""
+    step, queries, _ = step_of(device, data, parts, block_size, shape)
+    out = step(queries, data.k_cache.to(device), data.v_cache.to(device))
+    return list(out.cpu().split([rows for _, rows, _ in parts]))
+
+
+def check(
+    device: torch.device,
+    data: Paged,
+    parts: list[Part],
+    block_size: int,
+    shape: AttentionShape,
+    tolerance: float,
+    **scales: float,
+) -> None:
+    step, queries, starts = step_of(device, data, parts, block_size, shape)
+    actual = step(queries, data.k_cache.to(device), data.v_cache.to(device), **scales).cpu()
+    assert not bool(step._num_done.any()), "a counter was not set back"
+    tables = data.block_table[[request for request, _, _ in parts]]
+    lens = [keys for _, _, keys in parts]
+    queries = queries.cpu()
+    expected = reference.paged_attention(queries, data.k_cache, data.v_cache, starts, lens, tables, shape, **scales)
+    assert_close(actual, expected, tolerance)
+
+
+@pytest.mark.parametrize("dtype", cases.TOLERANCES, ids=str)
+@pytest.mark.parametrize(("batch", "heads", "window"), FEW if IS_INTERPRETING else ALL, ids=str)
+def test_paged_attention(
+    device: torch.device,
+    seed: int,
+    batch: list[tuple[int, int]],
+    heads: tuple[int, int, int],
+    window: int | None,
+    dtype: torch.dtype,
+) -> None:
+    shape = AttentionShape(*heads, scale=heads[2] ** -0.5, window=window)
+    for block_size in [5] if IS_INTERPRETING else [*cases.BLOCK_SIZES, 64, 256]:
+        data = paged([keys for _, keys in batch], block_size, shape, dtype, seed)
+        parts = [(request, rows, keys) for request, (rows, keys) in enumerate(batch)]
+        check(device, data, parts, block_size, shape, cases.TOLERANCES[dtype])
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_shapes_of_models(device: torch.device, seed: int, name: str) -> None:
+    shape = SHAPES[name]
+    data = paged([300, 70], 16, shape, BF16, seed)
+    check(device, data, [(0, 1, 300), (1, 65, 70)], 16, shape, cases.TOLERANCES[BF16])
+
+
+@pytest.mark.parametrize("dtype", [BF16, torch.float16], ids=str)
+def test_a_cache_of_8_bits(device: torch.device, seed: int, dtype: torch.dtype) -> None:
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 9):
+        pytest.skip("this GPU has no float8_e4m3fn")
+    shape = AttentionShape(4, 2, 64, scale=0.125)
+    data = paged([270, 70], 16, shape, dtype, seed)
+    data = replace(data, k_cache=(data.k_cache * 4).to(FP8), v_cache=(data.v_cache * 8).to(FP8))
+    parts = [(0, 1, 270), (1, 40, 70)]
+    check(device, data, parts, 16, shape, cases.TOLERANCES[dtype], k_scale=0.25, v_scale=0.125)
+
+
+@settings(max_examples=6 if IS_INTERPRETING else 100)
+@given(
+    lens=st.lists(st.tuples(st.integers(1, 40), st.integers(0, 280)), min_size=1, max_size=4),
+    block_size=st.integers(1, 70),
+    heads=st.sampled_from(cases.HEADS),
+    window=st.none() | st.integers(1, 300),
+)
+def test_any_batch(
+    device: torch.device,
+    lens: list[tuple[int, int]],
+    block_size: int,
+    heads: tuple[int, int, int],
+    window: int | None,
+) -> None:
+    shape = AttentionShape(*heads, scale=heads[2] ** -0.5, window=window)
+    data = paged([rows + before for rows, before in lens], block_size, shape, BF16)
+    parts = [(request, rows, rows + before) for request, (rows, before) in enumerate(lens)]
+    check(device, data, parts, block_size, shape, cases.TOLERANCES[BF16])
+
+
+@pytest.mark.parametrize("window", [None, 150])
+@pytest.mark.parametrize("dtype", [BF16] if IS_INTERPRETING else cases.TOLERANCES, ids=str)
+def test_a_position_has_the_same_bits_in_every_step(
+    device: torch.device, seed: int, dtype: torch.dtype, window: int | None
+) -> None:
+    """As a row of a prompt, of any chunk of it, and as a decode, alone or beside others."""
+    shape = AttentionShape(3, 1, 64, scale=0.125, window=window)
+    length = 530 if IS_INTERPRETING else 5000
+    data = paged([length, 290, 131], 16, shape, dtype, seed)
+    whole = attend(device, data, [(0, length, length)], 16, shape)[0]
+    chunks = [(1, length), (1, 256), (1, 257), (7, 260), (21, 512), (22, 300), (100, 140), (17, 17)]
+    if not IS_INTERPRETING:
+        chunks += [(1, keys) for keys in range(1, length, 7)] + [(900, 4000), (64, 2100), (4000, 5000)]
+    parts = [(0, rows, keys) for rows, keys in chunks]
+    beside = attend(device, data, [(1, 1, 290), *parts, (2, 131, 131)], 16, shape)[1:-1]
+    for (_, rows, keys), actual in zip(parts, beside, strict=True):
+        assert torch.equal(actual, whole[keys - rows : keys]), (rows, keys)
+    for part in parts[:2]:
+        assert torch.equal(attend(device, data, [part], 16, shape)[0], whole[part[2] - part[1] : part[2]]), part
+
+
+def test_any_number_of_programs_gives_the_same_bits(
+    device: torch.device, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shape = AttentionShape(4, 2, 16, scale=0.25)
+    data = paged([700, 290, 40], 16, shape, BF16, seed)
+    parts = [(0, 3, 700), (1, 1, 290), (2, 1, 40)]
+    expected = attend(device, data, parts, 16, shape)
+    for num_programs in (1, 3, 1000):
+        monkeypatch.setattr(gpu, "_num_programs", lambda _, number=num_programs: number)
+        for actual, rows in zip(attend(device, data, parts, 16, shape), expected, strict=True):
+            assert torch.equal(actual, rows), num_programs
+
+
+def test_a_request_beyond_the_limits_is_a_chunk_with_the_same_bits(device: torch.device, seed: int) -> None:
+    shape = AttentionShape(4, 2, 16, scale=0.25)
+    data = paged([300, 290], 16, shape, BF16, seed)
+    expected = torch.cat(attend(device, data, [(0, 1, 300), (1, 1, 290)], 16, shape))
+    queries = torch.stack([data.queries[0][-1], data.queries[1][-1]]).to(device)
+    for limits in (Limits(2, 2, 4, 2), Limits(2, 2, 3, 100), Limits(2, 2, 0, 0)):
+        step = gpu.StepAttention(shape, 16, limits, data.block_table.to(device))
+        words = np.empty(step.layout.num_words, dtype=np.int32)
+        assert step.write_plan(words, [0, 1, 2], [300, 290]).num_tiles > 0
+        step.words_W.copy_(torch.from_numpy(words))
+        actual = step(queries, data.k_cache.to(device), data.v_cache.to(device))
+        assert torch.equal(actual.cpu(), expected), limits
+
+
+def test_caches_whose_heads_lie_apart(device: torch.device, seed: int) -> None:
+    shape = AttentionShape(4, 2, 32, scale=0.2)
+    data = paged([40, 30], 16, shape, BF16, seed)
+    expected = attend(device, data, [(0, 1, 40), (1, 30, 30)], 16, shape)
+    apart = [cache.transpose(1, 2).contiguous().transpose(1, 2) for cache in (data.k_cache, data.v_cache)]
+    actual = attend(device, replace(data, k_cache=apart[0], v_cache=apart[1]), [(0, 1, 40), (1, 30, 30)], 16, shape)
+    assert all(torch.equal(one, other) for one, other in zip(actual, expected, strict=True))
+
+
+def test_one_memory_serves_steps_of_all_sizes(device: torch.device, seed: int) -> None:
+    """What a graph relies on: a launch that was recorded does the work of the plan that is there when it runs."""
+    shape = AttentionShape(4, 2, 16, scale=0.25)
+    data = paged([520, 290, 40, 1], 16, shape, BF16, seed)
+    caches = data.k_cache.to(device), data.v_cache.to(device)
+    table = torch.zeros_like(data.block_table).to(device)
+    step = gpu.StepAttention(shape, 16, Limits(4, 4, 100, 100), table)
+    queries = torch.zeros(4, 4, 16, dtype=BF16, device=device)
+    words = np.empty(step.layout.num_words, dtype=np.int32)
+    step.write_plan(words, range(5), [1] * 4)
+    step.words_W.copy_(torch.from_numpy(words))
+    run = recorded(lambda: step(queries, *caches), device)
+    for requests in ([0, 1, 2, 3], [2], [1, 0]):
+        table[: len(requests)] = data.block_table[requests].to(device)
+        queries[: len(requests)] = torch.stack([data.queries[request][-1] for request in requests]).to(device)
+        lens = [len(data.queries[request]) for request in requests]
+        counts = step.write_plan(words, range(5), lens + [0] * (4 - len(lens)))
+        assert counts.num_tiles == 0
+        step.words_W.copy_(torch.from_numpy(words))
+        out = run().cpu()
+        for row, request in enumerate(requests):
+            (expected,) = attend(device, data, [(request, 1, lens[row])], 16, shape)
+            assert torch.equal(out[row], expected[0])
+
+
+def recorded(call, device: torch.device):
+    """Return a function that does what `call` does: from a graph where there are graphs."""
+    if device.type != "cuda":
+        return call
+    call()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = call()
+
+    def replay() -> Tensor:
+        graph.replay()
+        return out
+
+    return replay
+
+
+def test_it_refuses_what_it_has_no_tiles_for(device: torch.device) -> None:
+    table = torch.zeros(1, 1, dtype=torch.int32, device=device)
+    for shape in (AttentionShape(4, 2, 512, scale=1.0), AttentionShape(200, 1, 64, scale=1.0)):
+        with pytest.raises(ShapeError, match="no tiles for"):
+            gpu.plan([0, 1], [1], table, 16, shape)
+    step = gpu.plan([0, 1], [1], table, 16, AttentionShape(4, 2, 32, scale=1.0))
+    q, cache = torch.zeros(1, 4, 32, dtype=BF16, device=device), torch.zeros(1, 16, 2, 32, device=device)
+    with pytest.raises(ShapeError, match="for caches of"):
+        step(q, cache, cache)
+    with pytest.raises(ShapeError, match="and a cache"):
+        step(q, cache[:, :8].bfloat16(), cache[:, :8].bfloat16())

@@ -1,0 +1,35 @@
+"""Requests whose keys and values are scattered over a paged cache. Attends to nothing."""
+
+from dataclasses import dataclass
+
+import torch
+from kernel_checks import random
+from torch import Tensor
+
+from octavo.kernels.paged_attention import AttentionShape
+
+
+@dataclass
+class Paged:
+    """Keys and values of some requests, scattered over a cache whose free slots hold NaN."""
+
+    k_cache: Tensor
+    v_cache: Tensor
+    block_table: Tensor
+    queries: list[Tensor]
+    """Of every position of each request."""
+
+
+def paged(context_lens: list[int], block_size: int, shape: AttentionShape, dtype: torch.dtype, seed: int = 0) -> Paged:
+    num_blocks = [-(-length // block_size) for length in context_lens]
+    order = torch.randperm(sum(num_blocks), generator=torch.Generator().manual_seed(seed)).int()
+    cache = torch.full((2, len(order), block_size, shape.num_kv_heads, shape.head_dim), float("nan"), dtype=dtype)
+    table = torch.zeros(len(context_lens), max(num_blocks) + 2, dtype=torch.int32)
+    queries = []
+    for request, (length, blocks) in enumerate(zip(context_lens, order.split(num_blocks), strict=True)):
+        table[request, : len(blocks)] = blocks
+        kv = random(2, length, shape.num_kv_heads, shape.head_dim, dtype=dtype, seed=100 + request)
+        slots = (blocks.long().unsqueeze(1) * block_size + torch.arange(block_size)).flatten()[:length]
+        cache.flatten(1, 2)[:, slots] = kv
+        queries.append(random(length, shape.num_heads, shape.head_dim, dtype=dtype, seed=200 + request, scale=2.0))
+    return Paged(cache[0], cache[1], table, queries)
