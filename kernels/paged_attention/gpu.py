@@ -244,7 +244,7 @@ def _architecture() -> int:
 
 
 def _head_block(head_dim: int) -> int:
-    return max(triton.next_power_of_2(head_dim), 16)
+    return max(int(triton.next_power_of_2(head_dim)), 16)
 
 
 def _chunk_rows(head_dim: int) -> int:
