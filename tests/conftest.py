@@ -1,5 +1,6 @@
 """Fixtures and options that every kind of test may use."""
 
+import gc
 import os
 import socket
 import uuid
@@ -43,6 +44,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if long:
             config.hook.pytest_deselected(items=long)
             items[:] = [item for item in items if item not in long]
+
+
+def pytest_collection_finish() -> None:
+    """Have the garbage collector leave alone what stays for good: libraries, and thousands of tests."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -17,7 +17,7 @@ from octavo.frontend.http.app import ROUTES
 
 SMALL = ["--max-model-len", "128", "--max-num-seqs", "8", "--served-model-name", "tiny", "--max-n-sequences", "16"]
 
-SHORT_S = 15
+SHORT_S = 8
 LONG_S = 240
 
 

@@ -500,7 +500,7 @@ def test_what_nobody_waits_for_is_not_compiled(
 
 
 def test_cheap_grammars_pass_costly_ones() -> None:
-    desk = Desk(GrammarCompiler(timeout_s=2))
+    desk = Desk(GrammarCompiler(timeout_s=1))
     desk.grammars.learn(VOCABULARY)
     for index in range(5):
         text = f'{{"type": "integer", "multipleOf": 9999999, "title": "{index}"}}'

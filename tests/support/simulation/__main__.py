@@ -1,7 +1,6 @@
 """The program behind `scripts/stress`. Exit code 0: all requests of all runs ended once and right; 1: some did not."""
 
 import argparse
-import gc
 import logging
 import sys
 import time
@@ -15,7 +14,6 @@ def main(arguments: list[str]) -> int:
     """Run what the command line asks for and return the exit code."""
     options = _parser().parse_args(arguments)
     logging.getLogger("octavo").setLevel(logging.CRITICAL)  # a hundred thousand frontends that die are no news here
-    gc.freeze()  # perf: each run ends with a collection, which need not look at what was there before
     wanted = list(orders(options.seed, options.requests, options.kills))
     if options.only_requests is not None or options.only_kills is not None:
         if len(wanted) > 1:
