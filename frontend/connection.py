@@ -148,7 +148,9 @@ def model_tokenizer(model: ModelFacts) -> Tokenizer:
     Raises:
         ConfigError: it cannot be read.
     """
-    return Tokenizer.absent() if model.tokenizer_path is None else Tokenizer.load(model.tokenizer_path)
+    if model.tokenizer_path is None:
+        return Tokenizer.absent()
+    return Tokenizer.load(model.tokenizer_path, model.tokenizer_mode)
 
 
 def _load_tokenizer(config: ResolvedConfig) -> Tokenizer:

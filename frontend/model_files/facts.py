@@ -53,6 +53,7 @@ def read_model_facts(config: ModelConfig, env: Env) -> ModelFacts:
     return ModelFacts(
         model_path=str(path),
         tokenizer_path=None if config.skip_tokenizer_init else str(_tokenizer_home(config, env) or home),
+        tokenizer_mode=config.tokenizer_mode,
         load_format=load_format,
         architecture=_architecture(hf_config, home),
         hf_config=hf_config,

@@ -21,6 +21,7 @@ _TOKENIZER_FILES = [
     "added_tokens.json",
     "vocab.json",
     "merges.txt",
+    "tekken.json",
     "*.model",
     "chat_template.*",
     "additional_chat_templates/*",

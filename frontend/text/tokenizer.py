@@ -1,23 +1,19 @@
 """Text to token ids and back, on the `tokenizers` library alone.
 
-Owns one model's tokenizer and what its files say about special tokens and chat templates. It renders
-no templates and knows no requests.
+Owns one model's tokenizer. It reads no files (`tokenizer_files.py` does), renders no templates and knows no requests.
 """
 
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
-from tokenizers import AddedToken, models
 from tokenizers import Tokenizer as FastTokenizer
+from tokenizers import models
 
-from octavo.frontend.model_files.json_file import read_json
 from octavo.frontend.text.token_bytes import TokenBytes
-from octavo.protocol.errors import ConfigError, InvalidRequestError
-
-_SLOW_FILES = ("tokenizer.model", "vocab.json", "spiece.model", "sentencepiece.bpe.model", "tekken.json")
-_SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+from octavo.frontend.text.tokenizer_files import read_tokenizer
+from octavo.protocol.config.engine import TokenizerMode
+from octavo.protocol.errors import InvalidRequestError
 
 
 class Tokenizer:
@@ -56,27 +52,13 @@ class Tokenizer:
         return cls(FastTokenizer(models.BPE(vocab={}, merges=[])))
 
     @classmethod
-    def load(cls, path: str | Path) -> "Tokenizer":
-        """Load from a directory in Hugging Face layout.
-
-        `tokenizer.json` is read directly; a directory with older files only is converted by `transformers`,
-        whose import takes seconds.
+    def load(cls, path: str | Path, mode: TokenizerMode = "auto") -> "Tokenizer":
+        """Load from a directory; what each mode reads is in `tokenizer_files.py`.
 
         Raises:
-            ConfigError: there is no tokenizer, or it cannot be read.
+            ConfigError: there is no tokenizer of that kind, or it cannot be read.
         """
-        path = Path(path)
-        file = path / "tokenizer.json"
-        if file.is_file():
-            try:
-                fast = FastTokenizer.from_file(str(file))
-            except Exception as error:  # the library raises bare Exception for every malformed file
-                raise _unreadable(file, error) from error
-        else:
-            fast = _convert_slow(path)
-        special_tokens, chat_templates = _read_settings(path)
-        _make_special(fast, special_tokens.values())
-        return cls(fast, special_tokens, chat_templates)
+        return cls(*read_tokenizer(Path(path), mode))
 
     @cached_property
     def max_token_chars(self) -> int:
@@ -185,66 +167,3 @@ class Tokenizer:
 def _encodable(text: str) -> str:
     """Replace lone surrogates, which JSON may carry but UTF-8 cannot, by U+FFFD."""
     return text if text.isascii() else text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
-
-
-def _convert_slow(path: Path) -> FastTokenizer:
-    if not any((path / name).is_file() for name in _SLOW_FILES):
-        raise ConfigError(
-            f"no tokenizer in {path}: neither tokenizer.json nor {', '.join(_SLOW_FILES)}",
-            phase="loading the tokenizer",
-            hint="name the directory that holds it with --tokenizer",
-        )
-    from transformers import AutoTokenizer
-
-    try:
-        slow = AutoTokenizer.from_pretrained(str(path), local_files_only=True)
-    except (OSError, ValueError, ImportError, KeyError) as error:
-        raise _unreadable(path, error) from error
-    fast = getattr(slow, "backend_tokenizer", None)
-    if not isinstance(fast, FastTokenizer):
-        raise ConfigError(
-            f"the tokenizer in {path} ({type(slow).__name__}) cannot be converted to the tokenizers library",
-            phase="loading the tokenizer",
-            hint="name a directory that holds a tokenizer.json with --tokenizer",
-        )
-    return fast
-
-
-def _unreadable(path: Path, error: Exception) -> ConfigError:
-    reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-    return ConfigError(f"cannot read the tokenizer {path}: {reason}", phase="loading the tokenizer")
-
-
-def _make_special(fast: FastTokenizer, texts: Iterable[str]) -> None:
-    """Declare tokens special that tokenizer_config.json names and tokenizer.json has as ordinary ones."""
-    added = {token.content for token in fast.get_added_tokens_decoder().values()}
-    ordinary = [text for text in texts if text not in added and fast.token_to_id(text) is not None]
-    fast.add_special_tokens([AddedToken(text, normalized=False) for text in dict.fromkeys(ordinary)])
-
-
-def _read_settings(path: Path) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the named special tokens and the chat templates that the files beside the tokenizer hold."""
-    settings = read_json(path / "special_tokens_map.json") | read_json(path / "tokenizer_config.json")
-    special_tokens = {}
-    for name in _SPECIAL_NAMES:
-        value = settings.get(name)
-        text = value.get("content") if isinstance(value, dict) else value
-        if isinstance(text, str):
-            special_tokens[name] = text
-    return special_tokens, _chat_templates(path, settings)
-
-
-def _chat_templates(path: Path, settings: dict[str, Any]) -> dict[str, str]:
-    """Return templates by name: files of their own win over entries of tokenizer_config.json."""
-    templates: dict[str, str] = {}
-    in_config = settings.get("chat_template")
-    if isinstance(in_config, str):
-        templates["default"] = in_config
-    elif isinstance(in_config, list):
-        templates |= {entry["name"]: entry["template"] for entry in in_config if {"name", "template"} <= entry.keys()}
-    in_json = read_json(path / "chat_template.json").get("chat_template")
-    if isinstance(in_json, str):
-        templates["default"] = in_json
-    files = {"default": path / "chat_template.jinja"}
-    files |= {file.stem: file for file in sorted((path / "additional_chat_templates").glob("*.jinja"))}
-    return templates | {name: file.read_text("utf-8") for name, file in files.items() if file.is_file()}

@@ -7,6 +7,7 @@ from msgspec import Meta, Struct, field
 from octavo.protocol.params import LogprobsMode
 
 LoadFormat: TypeAlias = Literal["auto", "safetensors", "gguf", "dummy"]
+TokenizerMode: TypeAlias = Literal["auto", "hf", "fast", "slow", "mistral"]
 DtypeName: TypeAlias = Literal["bfloat16", "float16", "float32"]
 DtypeChoice: TypeAlias = Literal["auto", "bfloat16", "float16", "float32", "half", "float"]
 QuantizationName: TypeAlias = Literal["none", "int8", "int4", "gguf"]
@@ -29,6 +30,13 @@ class ModelConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     tokenizer_revision: Annotated[str | None, Meta(description="Branch, tag or commit of --tokenizer on the hub.")] = (
         None
     )
+    tokenizer_mode: Annotated[
+        TokenizerMode,
+        Meta(
+            description="Which of its files is read. auto, hf, fast: tokenizer.json, else older ones (under auto "
+            "tekken.json first); slow: those that tokenizer.json was made from; mistral: tekken.json."
+        ),
+    ] = "auto"
     skip_tokenizer_init: Annotated[
         bool,
         Meta(

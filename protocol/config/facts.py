@@ -4,6 +4,8 @@ from typing import Any
 
 from msgspec import Struct
 
+from octavo.protocol.config.engine import TokenizerMode
+
 
 class ModelFacts(Struct, frozen=True, kw_only=True):
     """What the model's files say, read by the frontend before any process starts."""
@@ -13,6 +15,8 @@ class ModelFacts(Struct, frozen=True, kw_only=True):
     tokenizer_path: str | None
     """Local directory that holds `tokenizer.json` (for a GGUF: made from its metadata and cached); None: token ids are
     all that this engine knows."""
+    tokenizer_mode: TokenizerMode = "auto"
+    """Which of its files is the tokenizer's."""
     load_format: str
     """"safetensors", "gguf" or "dummy"."""
     architecture: str

@@ -191,7 +191,6 @@ def _reading() -> Iterator[ForeignSetting]:
     yield from _group("value", "a load format has no settings", _EMPTY, "model_loader_extra_config")
     yield from _group("switch", "no code of a model is ever run", None, "trust_remote_code")
     yield from _group("value", "no code of a model is ever run", _EMPTY, "code_revision")
-    yield from _group("value", "tokenizers are read from tokenizer.json", ("auto", "hf", "fast"), "tokenizer_mode")
     yield from _group("value", "configurations are read from config.json", ("auto", "hf"), "config_format")
     yield from _group("value", "config.json is read from MODEL", _EMPTY, "hf_config_path")
     yield from _group("value", "models are those of octavo itself", ("auto", "vllm", "octavo"), "model_impl")

@@ -33,7 +33,7 @@ CATCHES_EVERYTHING = {
     "core_proc/grammar/compiler.py": "the boundary of a thread; whoever waits for the grammar is told; it is logged",
     "frontend/generation/gbnf.py": "the grammar library raises bare Exception; it goes on as a ValueError",
     "frontend/cli/batch/runner.py": "a fault of ours in one line of a batch must not lose the others; it is logged",
-    "frontend/text/tokenizer.py": "the tokenizers library raises bare Exception; it goes on as a ConfigError",
+    "frontend/text/tokenizer_files.py": "the tokenizers library raises bare Exception; it goes on as a ConfigError",
     "protocol/lifecycle.py": "the main function of a child: the last chance to name the root cause",
 }
 """Files that may stop any exception, at the boundary of a process or of a library, and why."""

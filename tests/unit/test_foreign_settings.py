@@ -56,7 +56,7 @@ def test_a_command_line_of_vllm_runs() -> None:
         ("M -pp 2", "pipeline_parallel_size: this release runs one model", "or set it to 1"),
         ("M --no-enable-chunked-prefill", "it is always so here", "leave out --no-enable-chunked-prefill"),
         ("M --speculative-config.method ngram", "speculative_config: this release does not", "leave out --speculative"),
-        ("M --tokenizer-mode mistral", "tokenizers are read from tokenizer.json", "set it to auto or hf or fast"),
+        ("M --config-format mistral", "configurations are read from config.json", "set it to auto or hf"),
         ("M --profiler-config.profiler cuda", "no profiler 'cuda'", "--torch-profiler-dir"),
         ("M --profiler-config []", "no JSON object", "--torch-profiler-dir"),
     ],

@@ -1,6 +1,7 @@
 """The tokenizer: round trips, the `tokenizers` library's own decoding, files beside tokenizer.json."""
 
 import json
+from base64 import b64encode
 from pathlib import Path
 
 import pytest
@@ -152,3 +153,53 @@ def test_a_decoder_that_cannot_be_followed_is_refused() -> None:
     fast.decoder = decoders.WordPiece()
     with pytest.raises(ConfigError, match="WordPiece"):
         Tokenizer(fast)
+
+
+def tekken(directory: Path) -> None:
+    """Write a small tokenizer in Mistral's form: the bytes, some words, five special tokens of ten."""
+    tokens = [bytes([byte]) for byte in range(256)] + [b"he", b"ll", b"hell", b"hello", b" w", b"or", b" wor"]
+    special = ("<unk>", "<s>", "</s>", "[INST]", "<pad>")
+    pattern = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    content = {
+        "config": {"pattern": pattern, "default_vocab_size": len(tokens) + 10, "default_num_special_tokens": 10},
+        "vocab": [{"rank": rank, "token_bytes": b64encode(token).decode()} for rank, token in enumerate(tokens)],
+        "special_tokens": [{"rank": rank, "token_str": text} for rank, text in enumerate(special)],
+    }
+    (directory / "tekken.json").write_text(json.dumps(content))
+
+
+def test_mistrals_own_file(tmp_path: Path) -> None:
+    tekken(tmp_path)
+    for mode in ("mistral", "auto"):
+        tokenizer = Tokenizer.load(tmp_path, mode)  # type: ignore[arg-type]
+        # The ids are those of mistral-common 1.13.1, encode(..., bos=True, eos=False).
+        assert tokenizer.encode("hello wor\u00e9 1") == [1, 269, 272, 205, 179, 42, 59]
+        assert tokenizer.encode("hello", add_special_tokens=False) == [269]
+        assert tokenizer.decode([1, 269, 272, 205, 179]) == "hello wor\u00e9"
+        assert (tokenizer.bos_token_id, tokenizer.eos_token_id) == (1, 2)
+        assert 3 in tokenizer.special_token_ids
+
+
+def test_a_mode_reads_its_own_file(tmp_path: Path) -> None:
+    save(TOKENIZERS["byte-level"], tmp_path)
+    with pytest.raises(ConfigError, match=r"no tekken\.json in"):
+        Tokenizer.load(tmp_path, "mistral")
+    with pytest.raises(ConfigError, match=r"no tokenizer in"):
+        Tokenizer.load(tmp_path, "slow")
+    tekken(tmp_path)
+    assert Tokenizer.load(tmp_path).vocab_size == TOKENIZERS["byte-level"].vocab_size
+    assert Tokenizer.load(tmp_path, "mistral").vocab_size == 273
+
+
+def test_slow_reads_what_the_tokenizer_file_was_made_from(tmp_path: Path) -> None:
+    characters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {character: index for index, character in enumerate([*characters, "he"])}
+    (tmp_path / "vocab.json").write_text(json.dumps(vocabulary))
+    (tmp_path / "merges.txt").write_text("#version: 0.2\nh e\n")
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "GPT2Tokenizer"}')
+    (tmp_path / "tokenizer.json").write_text("{ broken")
+    with pytest.raises(ConfigError, match=r"tokenizer\.json"):
+        Tokenizer.load(tmp_path)
+    tokenizer = Tokenizer.load(tmp_path, "slow")
+    assert tokenizer.encode("he") == [vocabulary["he"]]
+    assert tokenizer.decode(tokenizer.encode("\u00e9 he")) == "\u00e9 he"
