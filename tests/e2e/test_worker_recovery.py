@@ -64,14 +64,31 @@ def worker_of(client: AsyncClient) -> int:
         time.sleep(0.01)
 
 
+async def wait_for_progress(client: AsyncClient) -> None:
+    """Wait until every request that may have run on the workers which were just lost has got past that place.
+
+    Who kills twice in between makes a request look guilty (docs/reliability.md). Two steps may have been in flight.
+    """
+    lost = (await client.snapshot()).requests
+    ran = [one for place, one in enumerate(lost) if place < SETTINGS["max_num_seqs"] or one.num_output_tokens]
+    places = {one.request_id: one.num_output_tokens + 2 for one in ran}
+    while any(
+        one.num_output_tokens < places.get(one.request_id, 0) for one in (await client.snapshot()).requests
+    ):  # those that are not there any more have ended
+        await asyncio.sleep(0.005)
+
+
 async def strike_at_random(client: AsyncClient, number: signal.Signals, rng: random.Random, num_strikes: int) -> None:
-    """Send a signal to the worker of the moment, each time when it computes."""
-    for _ in range(num_strikes):
+    """Send a signal to the worker of the moment, each time when it computes and has got further than the one before."""
+    for num_losses in range(num_strikes):
         before = (await client.engine_stats()).num_steps
         while (await client.engine_stats()).num_steps == before:
             await asyncio.sleep(0.005)
         await asyncio.sleep(rng.choice([0.0, 0.02, 0.1]))
         os.kill(worker_of(client), number)
+        while sum((await client.engine_stats()).worker_failures.values()) == num_losses:
+            await asyncio.sleep(0.005)
+        await wait_for_progress(client)
 
 
 @pytest.mark.parametrize(
