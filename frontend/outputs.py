@@ -17,7 +17,7 @@ class Logprob:
 
 
 PositionLogprobs: TypeAlias = dict[int, Logprob]
-"""Token id to logprob: the token itself first, then the alternatives by falling logprob."""
+"""Token id to logprob: the token itself first, then the alternatives by falling logprob, or those asked for."""
 
 
 @dataclass(slots=True)

@@ -26,6 +26,7 @@ MAX_BAD_WORDS_CHARS = 32768
 """Of all bad words of a request together: they are tokenized at once."""
 MAX_TOKEN_IDS = 2**18
 """In a list of token ids other than a prompt; vocabularies are smaller."""
+MAX_LOGPROB_TOKEN_IDS = 128
 MAX_BEAM_WIDTH = 256
 MAX_STREAM_INTERVAL = 2**31 - 1
 
@@ -82,6 +83,8 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
     logprobs: int | None = None
     """Top alternatives per generated token; 0 gives the sampled token's alone, -1 the whole vocabulary."""
     prompt_logprobs: int | None = None
+    logprob_token_ids: list[int] | None = None
+    """Tokens whose logprobs are told beside each generated one's, in this order, in place of the most likely ones."""
     logit_bias: dict[int, float] | None = None
     allowed_token_ids: list[int] | None = None
     """Nothing else is generated, whatever the biases are. None: everything is allowed."""
@@ -115,6 +118,11 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
     def num_sequences(self) -> int:
         """How many sequences are generated for each prompt."""
         return self.best_of or self.n
+
+    @property
+    def shows_logprobs(self) -> bool:
+        """True when outputs have logprobs."""
+        return self.logprobs is not None or bool(self.logprob_token_ids)
 
     @property
     def is_greedy(self) -> bool:
@@ -164,15 +172,26 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
                 raise InvalidRequestError(f"{name} must be 1 when temperature is 0 (greedy): all would be equal", name)
 
     def _verify_token_ids(self) -> None:
-        for name in ("logit_bias", "allowed_token_ids", "stop_token_ids"):
+        for name in ("logit_bias", "allowed_token_ids", "stop_token_ids", "logprob_token_ids"):
             if (count := len(getattr(self, name) or ())) > MAX_TOKEN_IDS:
                 raise InvalidRequestError(f"{name} may hold at most {MAX_TOKEN_IDS} tokens, got {count}", name)
             _check_token_ids(name, getattr(self, name) or ())
         for bias in (self.logit_bias or {}).values():
             _check_number("logit_bias", bias, None, None)
+        self._verify_logprob_token_ids()
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
             raise InvalidRequestError(
                 "allowed_token_ids must not be empty: name a token or leave it out", "allowed_token_ids"
+            )
+
+    def _verify_logprob_token_ids(self) -> None:
+        name, count = "logprob_token_ids", len(self.logprob_token_ids or ())
+        if count > MAX_LOGPROB_TOKEN_IDS:
+            raise InvalidRequestError(f"{name} may hold at most {MAX_LOGPROB_TOKEN_IDS} tokens, got {count}", name)
+        if count and self.logprobs not in (None, count):
+            raise InvalidRequestError(
+                f"{name} says which {count} tokens are told, and logprobs {self.logprobs} how many: leave logprobs out",
+                name,
             )
 
     def _verify_words(self) -> None:
@@ -208,7 +227,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
     @property
     def num_token_ids(self) -> int:
         """Token ids in all lists of these parameters, which go to the engine with every sequence."""
-        lists = (self.logit_bias, self.allowed_token_ids, self.stop_token_ids)
+        lists = (self.logit_bias, self.allowed_token_ids, self.stop_token_ids, self.logprob_token_ids)
         return sum([len(token_ids) for token_ids in lists if token_ids])
 
     def clone(self, **changes: Any) -> "SamplingParams":
@@ -291,6 +310,8 @@ class SamplingSpec(msgspec.Struct, array_like=True, gc=False, frozen=True):
     logprobs_mode: LogprobsMode = "raw_logprobs"
     repetition: RepetitionSpec | None = None
     """Patterns at the end of the output that end the request; None: it may repeat itself."""
+    logprob_token_ids: tuple[int, ...] = ()
+    """The tokens that are told beside each generated one, whose `logprobs` are then 0; empty: the most likely."""
 
 
 def _check_int(name: str, value: object, low: int | None, high: int | None) -> None:

@@ -110,6 +110,7 @@ class Admission:
             ("logit_bias", biased),
             ("stop_token_ids", sampling.stop_token_ids),
             ("allowed_token_ids", sampling.allowed_token_ids),
+            ("logprob_token_ids", sampling.logprob_token_ids),
             ("bad_words", [token_id for word in sampling.bad_words for token_id in word or (-1,)]),
         ):
             if token_ids and not 0 <= min(token_ids) <= max(token_ids) < self._vocab_size:

@@ -17,7 +17,7 @@ def choose_best(outputs: list[CompletionOutput], params: SamplingParams) -> tupl
     """
     ranked = sorted(outputs, key=lambda output: -(output.cumulative_logprob or 0.0))
     best = [
-        replace(output, index=index, logprobs=None if params.logprobs is None else output.logprobs)
+        replace(output, index=index, logprobs=output.logprobs if params.shows_logprobs else None)
         for index, output in enumerate(ranked[: params.n])
     ]
     return best, sum(len(output.token_ids) for output in ranked[params.n :])

@@ -5,12 +5,18 @@ from octavo.frontend.text.tokenizer import Tokenizer
 from octavo.protocol.events import TokenLogprobs
 
 
-def position_logprobs(entry: TokenLogprobs, tokenizer: Tokenizer) -> PositionLogprobs:
-    """Return the logprobs at one position: the token itself, then the alternatives by rank."""
+def position_logprobs(entry: TokenLogprobs, tokenizer: Tokenizer, *, is_ranked: bool = True) -> PositionLogprobs:
+    """Return the logprobs at one position: the token itself, then the others as the engine tells them.
+
+    Args:
+        entry: of the position.
+        tokenizer: of the model.
+        is_ranked: the others are the most likely ones; otherwise they are those that were asked for.
+    """
     result: PositionLogprobs = {}
     for place, (token_id, logprob) in enumerate(zip(entry.token_ids, entry.logprobs, strict=True)):
         if token_id not in result:
-            rank = entry.rank if place == 0 else place
+            rank = entry.rank if place == 0 else place if is_ranked else None
             text = None if tokenizer.is_absent else tokenizer.token_string(token_id)
             result[token_id] = Logprob(logprob, rank, text)
     return result

@@ -34,6 +34,7 @@ class Sequence:
         self._text_parts: list[str] = []
         self._tokenizer = tokenizer
         self._min_tokens = params.min_tokens
+        self._are_logprobs_ranked = not spec.logprob_token_ids
         self._hidden_stops = frozenset() if params.include_stop_str_in_output else _stop_tokens(spec)
         self._detokenizer = (
             Detokenizer(
@@ -128,7 +129,7 @@ class Sequence:
             output.token_ids.append(token_id)
         if logprobs is None:
             return
-        position = position_logprobs(logprobs, self._tokenizer)
+        position = position_logprobs(logprobs, self._tokenizer, is_ranked=self._are_logprobs_ranked)
         assert self.total.logprobs is not None and self.fresh.logprobs is not None
         self.total.logprobs.append(position)
         self.fresh.logprobs.append(position)

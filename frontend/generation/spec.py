@@ -82,6 +82,7 @@ def make_spec(
     _check_token_ids("logit_bias", params.logit_bias or {}, vocab_size)
     _check_token_ids("stop_token_ids", params.stop_token_ids or [], vocab_size)
     _check_token_ids("allowed_token_ids", params.allowed_token_ids or [], vocab_size)
+    _check_token_ids("logprob_token_ids", params.logprob_token_ids or [], vocab_size)
     logprobs, logprobs_mode = _logprobs(params, config)
     max_tokens = params.max_tokens or room
     # Numbers become plain floats and small integers: numpy's have no place in a message, nor has 2**70.
@@ -113,6 +114,7 @@ def make_spec(
         bad_words=_bad_words(params, tokenizer, vocab_size),
         logprobs_mode=logprobs_mode,
         repetition=None if params.repetition_detection is None else params.repetition_detection.spec(),
+        logprob_token_ids=tuple(params.logprob_token_ids or ()),
     )
     _check_that_something_is_left(spec)
     return spec
@@ -283,7 +285,8 @@ def _temperature(params: SamplingParams) -> float:
 
 def _logprobs(params: SamplingParams, config: ResolvedConfig) -> tuple[int | None, LogprobsMode]:
     """Return how many logprobs the engine reports, and which; those of `best_of` that nobody sees are raw."""
-    count, mode = _num_logprobs("logprobs", params.logprobs, config), config.logprobs_mode
+    asked = 0 if params.logprob_token_ids else params.logprobs
+    count, mode = _num_logprobs("logprobs", asked, config), config.logprobs_mode
     if params.num_sequences == params.n:
         return count, mode
     if count is None:

@@ -27,6 +27,7 @@ _ONLY_FOR_SAMPLING: dict[str, tuple[Any, ...]] = {
     "allowed_token_ids": (),
     "bad_words": ([],),
     "prompt_logprobs": (),
+    "logprob_token_ids": ([],),
     "stream_interval": (1,),
     "repetition_detection": (RepetitionDetectionParams(),),
 }

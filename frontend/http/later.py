@@ -45,7 +45,6 @@ LATER_FEATURES: dict[str, IsInert] = {
     "media_io_kwargs": _is_empty,
     "kv_transfer_params": _is_empty,
     "vllm_xargs": _is_empty,
-    "logprob_token_ids": _is_empty,
     "return_prompt_text": _is_empty,
     "return_token_offsets": _is_empty,
 }

@@ -182,7 +182,7 @@ class Serving:
             num_prompt_tokens: of the prompt, after cutting.
             max_tokens: None where the request is silent.
             default_max_tokens: what silence means, unless the model says; None: what is left of the context.
-            logprobs: as in `SamplingParams`.
+            logprobs: as in `SamplingParams`; without meaning where the request names the tokens.
             prompt_logprobs: likewise.
 
         Raises:
@@ -203,7 +203,7 @@ class Serving:
         return defaults.clone(
             **said,
             max_tokens=max_tokens,
-            logprobs=logprobs,
+            logprobs=None if asked.logprob_token_ids else logprobs,
             prompt_logprobs=prompt_logprobs,
             structured_outputs=structured_outputs_of(asked),
             output_kind=OutputKind.DELTA if asked.stream else OutputKind.FINAL_ONLY,
@@ -220,7 +220,7 @@ class Serving:
 _SAMPLING_FIELDS = (
     *("n", "temperature", "top_p", "top_k", "min_p", "seed"),
     *("frequency_penalty", "presence_penalty", "repetition_penalty", "logit_bias"),
-    *("allowed_token_ids", "bad_words", "stream_interval", "repetition_detection"),
+    *("allowed_token_ids", "bad_words", "stream_interval", "repetition_detection", "logprob_token_ids"),
     *("stop", "stop_token_ids", "include_stop_str_in_output", "ignore_eos", "min_tokens"),
     *("skip_special_tokens", "spaces_between_special_tokens"),
 )
@@ -252,6 +252,7 @@ def answer_style(
         names=TokenNames(tokenizer, as_ids=as_ids or tokenizer.is_absent),
         fingerprint=settings.fingerprint.of(serving.client.config),
         num_logprobs=num_logprobs,
+        names_logprobs=bool(asked.logprob_token_ids),
         has_token_ids=tokenizer.is_absent if asked.return_token_ids is None else asked.return_token_ids,
         has_usage=has_usage,
         has_running_usage=has_usage and bool(options.continuous_usage_stats),

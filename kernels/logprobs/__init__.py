@@ -1,4 +1,6 @@
-"""Log-probabilities of a token and of the most likely tokens beside it."""
+"""Log-probabilities of a token and of the most likely tokens, or of given ones, beside it."""
+
+from collections.abc import Sequence
 
 from torch import Tensor
 
@@ -9,10 +11,16 @@ from octavo.kernels.logprobs.row import RowLogprobs as RowLogprobs
 _IMPLEMENTATIONS = {"cpu": cpu.logprobs, "cuda": when_called("octavo.kernels.logprobs.gpu", cpu.logprobs)}
 
 
-def logprobs(logits_V: Tensor, token_id: int, num_top: int) -> RowLogprobs:
+def logprobs(logits_V: Tensor, token_id: int, top: int | Sequence[int]) -> RowLogprobs:
     """Return the log-softmax of one row of float32 logits at `token_id` and at its largest values.
 
-    The `num_top` largest are ordered by falling logprob, equal ones by rising token id. The rank of
-    the token is its place in this order, from 1, over the whole vocabulary.
+    The largest are ordered by falling logprob, equal ones by rising token id. The rank of the token is its
+    place in this order, from 1, over the whole vocabulary.
+
+    Args:
+        logits_V: of the vocabulary.
+        token_id: of the token.
+        top: how many of the largest, or the token ids to take in their place, in their order. A token has the same
+            bits either way.
     """
-    return choose("logprobs", _IMPLEMENTATIONS, logits_V.device)(logits_V, token_id, num_top)
+    return choose("logprobs", _IMPLEMENTATIONS, logits_V.device)(logits_V, token_id, top)

@@ -1,5 +1,7 @@
 """One row at a time, so that no other row can have a say in its bits."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -7,15 +9,18 @@ from octavo.kernels.logprobs.row import RowLogprobs
 from octavo.kernels.top_k import top_k
 
 
-def logprobs(logits_V: Tensor, token_id: int, num_top: int) -> RowLogprobs:
+def logprobs(logits_V: Tensor, token_id: int, top: int | Sequence[int]) -> RowLogprobs:
     """See the contract in the package."""
     logprobs_V = torch.log_softmax(logits_V, 0)
     own = logprobs_V[token_id]
     num_above = int((logprobs_V > own).sum()) + int((logprobs_V[:token_id] == own).sum())
-    top = top_k(logprobs_V, num_top) if num_top else torch.empty(0, dtype=torch.int64)
+    if isinstance(top, int):
+        top_ids = top_k(logprobs_V, top) if top else torch.empty(0, dtype=torch.int64)
+    else:
+        top_ids = torch.tensor(top, dtype=torch.int64)
     return RowLogprobs(
         token_logprob=float(own),
         rank=num_above + 1,
-        top_token_ids=top.tolist(),
-        top_logprobs=logprobs_V[top].tolist(),
+        top_token_ids=top_ids.tolist(),
+        top_logprobs=logprobs_V[top_ids].tolist(),
     )

@@ -1,5 +1,7 @@
 """`logprobs` on a GPU: one program sums one row; no row of log-probabilities is ever stored."""
 
+from collections.abc import Sequence
+
 import torch
 import triton
 import triton.language as tl
@@ -9,20 +11,23 @@ from octavo.kernels.logprobs.row import RowLogprobs
 from octavo.kernels.top_k.gpu import BLOCK, NUM_WARPS, order_key, top_k_of_rows
 
 
-def logprobs(logits_V: Tensor, token_id: int, num_top: int) -> RowLogprobs:
+def logprobs(logits_V: Tensor, token_id: int, top: int | Sequence[int]) -> RowLogprobs:
     """See `octavo.kernels.logprobs.logprobs`; waits for the GPU."""
     token_ids_R = torch.tensor([token_id], dtype=torch.int64, device=logits_V.device)
-    own_R, rank_R, top_ids_RK, top_RK = logprobs_of_rows(logits_V.unsqueeze(0), token_ids_R, num_top)
+    given = top if isinstance(top, int) else torch.tensor([[*top]], dtype=torch.int64, device=logits_V.device)
+    own_R, rank_R, top_ids_RK, top_RK = logprobs_of_rows(logits_V.unsqueeze(0), token_ids_R, given)
     return RowLogprobs(float(own_R[0]), int(rank_R[0]), top_ids_RK[0].tolist(), top_RK[0].tolist())
 
 
-def logprobs_of_rows(logits_RV: Tensor, token_ids_R: Tensor, num_top: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def logprobs_of_rows(
+    logits_RV: Tensor, token_ids_R: Tensor, top: int | Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return, of every row and without waiting, what `RowLogprobs` holds.
 
     Args:
         logits_RV: float32; the logits of a row lie side by side.
         token_ids_R: int64, a token of the vocabulary for each row.
-        num_top: how many of the most likely tokens, K; more than there are means all.
+        top: how many of the most likely tokens, K; more than there are means all. Or int64 token ids of shape (R, K).
 
     Returns:
         token_logprob_R float32, rank_R int32 from 1, top_token_ids_RK int64 and top_logprobs_RK float32.
@@ -45,7 +50,7 @@ def logprobs_of_rows(logits_RV: Tensor, token_ids_R: Tensor, num_top: int) -> tu
     def logprobs_at(ids_RK: Tensor) -> Tensor:
         return (logits_RV.gather(1, ids_RK).double() - normalizer_R1).float()
 
-    top_ids_RK = top_k_of_rows(logits_RV, num_top)
+    top_ids_RK = top_k_of_rows(logits_RV, top) if isinstance(top, int) else top
     return logprobs_at(token_ids_R.unsqueeze(1)).squeeze(1), rank_R, top_ids_RK, logprobs_at(top_ids_RK)
 
 

@@ -1,4 +1,4 @@
-// Log-probabilities of a token, its rank, and the most likely tokens, row by row.
+// Log-probabilities of a token, its rank, and the most likely tokens or given ones, row by row.
 #pragma once
 
 #include "filter_logits/native.h"
@@ -8,7 +8,8 @@ namespace octavo {
 struct LogprobsArgs {
     Matrix logits;              // f32, R x V
     const int64_t* token_ids;   // R
-    const int64_t* num_tops;    // R; 0 to V
+    const int64_t* num_tops;    // R; 0 to V, or any number of given ones
+    const int64_t* are_given;   // R; 1 where the top tokens are in place, 0 where they are to be found
     const int64_t* top_starts;  // R; where a row's top tokens begin in the two arrays below
     int64_t* top_ids;           // -1 in rows that are no numbers
     float* top_logprobs;
@@ -48,7 +49,7 @@ inline void log_softmax(const LogprobsArgs& args, int64_t r, RowScratch& scratch
     const double log_sum = peaks.largest + std::log(sum_of_exponentials(row, width, peaks.largest));
     args.token_logprobs[r] = static_cast<float>(row[args.token_ids[r]] - log_sum);
     args.ranks[r] = 1 + count_before(row, width, args.token_ids[r]);
-    if (num_top > 0) find_top(row, width, num_top, top_ids, scratch);
+    if (num_top > 0 && !args.are_given[r]) find_top(row, width, num_top, top_ids, scratch);
     for (int64_t i = 0; i < num_top; ++i) top_logprobs[i] = static_cast<float>(row[top_ids[i]] - log_sum);
 }
 

@@ -20,6 +20,7 @@ class LogprobsArguments(Arguments):
         ("logits", Matrix),
         ("token_ids", ctypes.c_void_p),
         ("num_tops", ctypes.c_void_p),
+        ("are_given", ctypes.c_void_p),
         ("top_starts", ctypes.c_void_p),
         ("top_ids", ctypes.c_void_p),
         ("top_logprobs", ctypes.c_void_p),
@@ -33,7 +34,7 @@ def logprobs(
     library: NativeLibrary,
     logits_RV: Tensor,
     token_ids: Sequence[int],
-    num_tops: Sequence[int],
+    tops: Sequence[int | Sequence[int]],
     *,
     scratch: Tensor,
     num_threads: int,
@@ -44,19 +45,23 @@ def logprobs(
         library: compiled.
         logits_RV: float32; rows may lie apart.
         token_ids: one per row.
-        num_tops: one per row; more than there are tokens means all.
+        tops: one per row: how many of the most likely tokens, where more than there are means all, or which tokens.
         scratch: `top_k.native.scratch` for V numbers and `num_threads` threads.
         num_threads: to share the rows.
     """
     num_rows, vocab_size = logits_RV.shape
-    counts = [min(num_top, vocab_size) for num_top in num_tops]
+    counts = [min(top, vocab_size) if isinstance(top, int) else len(top) for top in tops]
     starts = [0, *accumulate(counts)]
     integers, floats = ctypes.c_int64 * num_rows, ctypes.c_float * num_rows
     top_ids, top_logprobs = (ctypes.c_int64 * starts[-1])(), (ctypes.c_float * starts[-1])()
+    for top, start, count in zip(tops, starts, counts, strict=False):
+        if not isinstance(top, int):
+            top_ids[start : start + count] = list(top)
     own, ranks = floats(), integers()
     arrays: tuple[ctypes.Array[Any], ...] = (
         integers(*token_ids),
         integers(*counts),
+        integers(*[not isinstance(top, int) for top in tops]),
         integers(*starts[:-1]),
         top_ids,
         top_logprobs,

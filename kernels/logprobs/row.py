@@ -11,4 +11,5 @@ class RowLogprobs:
     rank: int
     """Place of the token in the order of the vocabulary, from 1."""
     top_token_ids: list[int]
+    """The most likely ones, or those that were asked for."""
     top_logprobs: list[float]

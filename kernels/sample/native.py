@@ -85,8 +85,8 @@ class NativeSampler:
         return list(token_ids)
 
     def logprobs(
-        self, logits_RV: Tensor, token_ids: Sequence[int], num_tops: Sequence[int], num_threads: int
+        self, logits_RV: Tensor, token_ids: Sequence[int], tops: Sequence[int | Sequence[int]], num_threads: int
     ) -> list[RowLogprobs]:
-        """Return the log-probabilities of one token per row and of the `num_tops` most likely ones beside it."""
+        """Return the log-probabilities of one token per row and of others beside it, as `logprobs` does."""
         num_threads = min(num_threads, self._max_threads, logits_RV.shape[0])
-        return logprobs(self._library, logits_RV, token_ids, num_tops, scratch=self._scratch, num_threads=num_threads)
+        return logprobs(self._library, logits_RV, token_ids, tops, scratch=self._scratch, num_threads=num_threads)

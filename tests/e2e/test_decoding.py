@@ -111,6 +111,13 @@ def test_the_whole_vocabulary_can_be_asked_for(llm: LLM, model: Path) -> None:
     for place, position in enumerate(output.prompt_logprobs[1:]):
         assert next(iter(position)) == PROMPT[place + 1]
         assert position[5].logprob == pytest.approx(float(expected[place, 5]), abs=1e-4)
+    for named in ([5, 200, 0], [first_token := output.outputs[0].token_ids[0]]):
+        some = generate(llm, temperature=0.0, max_tokens=3, logprob_token_ids=named).outputs[0]
+        assert some.token_ids == output.outputs[0].token_ids
+        for few, whole in zip(some.logprobs, output.outputs[0].logprobs, strict=True):
+            assert set(few) >= {*named} and len(few) <= len(named) + 1
+            assert all(entry.logprob == whole[token].logprob for token, entry in few.items())
+    assert some.logprobs[0][first_token].rank == 1
 
 
 @pytest.mark.parametrize("mode", ["raw_logits", "processed_logits", "processed_logprobs"])

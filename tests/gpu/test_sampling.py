@@ -131,6 +131,8 @@ def test_logprobs(device: torch.device, seed: int, vocab_size: int, token_id: in
     assert (actual.rank, actual.top_token_ids) == (expected.rank, expected.top_token_ids)
     ours, theirs = ([row.token_logprob, *row.top_logprobs] for row in (actual, expected))
     assert ours == pytest.approx(theirs, abs=logprobs_cases.TOLERANCE)
+    given = actual.top_token_ids[::-1]
+    assert logprobs_gpu.logprobs(logits.to(device), token_id, given).top_logprobs == actual.top_logprobs[::-1]
 
 
 def test_rows_do_not_depend_on_the_batch(device: torch.device, seed: int) -> None:

@@ -54,6 +54,18 @@ def test_native_rows_have_the_same_bits_in_any_batch(native_library: NativeLibra
     assert native_logprobs(native_library, wide[:, 3 : 3 + vocab_size], tokens, tops, 2) == alone
 
 
+def test_given_tokens_have_the_bits_that_they_have_among_the_most_likely(native_library: NativeLibrary) -> None:
+    logits = cases.row(151)
+    given = [150, 0, 7, 7]
+    check(logprobs(logits, 3, given), reference.logprobs(logits, 3, given))
+    whole, few, none = native_logprobs(native_library, logits.expand(3, 151), [3] * 3, [151, given, []], num_threads=2)
+    check(few, reference.logprobs(logits, 3, given))
+    assert [whole.top_logprobs[whole.top_token_ids.index(token)] for token in given] == few.top_logprobs
+    assert (few.token_logprob, few.rank, none.top_token_ids) == (whole.token_logprob, whole.rank, [])
+    (bad,) = native_logprobs(native_library, torch.full((1, 151), math.nan), [3], [given])
+    assert bad.top_token_ids == bad.top_logprobs == []
+
+
 def test_native_logprobs_of_what_is_no_number(native_library: NativeLibrary) -> None:
     batch = torch.stack([cases.row(151), torch.full((151,), math.nan)])
     good, bad = native_logprobs(native_library, batch, [3, 3], [4, 4])

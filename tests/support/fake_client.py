@@ -228,6 +228,8 @@ class FakeClient:
 
     def _choice(self, index: int, params: SamplingParams, token_ids: list[int], reason: str | None) -> CompletionOutput:
         logprobs = None if params.logprobs is None else [_position(token, params.logprobs) for token in token_ids]
+        if named := params.logprob_token_ids:
+            logprobs = [{token: Logprob(-1.5, 2, _text(token)), **_named(named)} for token in token_ids]
         return CompletionOutput(
             index, bytes(token_ids).decode("utf-8", "replace"), token_ids, None, logprobs, finish_reason=reason
         )
@@ -255,6 +257,10 @@ class FakeClient:
             num_cached_tokens=self.num_cached_tokens,
             timings=[RequestTimings(time.monotonic())] if finished else [],
         )
+
+
+def _named(token_ids: list[int]) -> PositionLogprobs:
+    return {token_id: Logprob(-4.0 - place, None, _text(token_id)) for place, token_id in enumerate(token_ids)}
 
 
 def _position(token_id: int, num_top: int) -> PositionLogprobs:

@@ -303,6 +303,7 @@ def test_a_request_that_can_never_fit_fails_at_once():
         ("logit_bias", {"logit_bias": ((50, 1.0),)}),
         ("stop_token_ids", {"stop_token_ids": (1, 50)}),
         ("allowed_token_ids", {"allowed_token_ids": (50,)}),
+        ("logprob_token_ids", {"logprob_token_ids": (50,)}),
         ("bad_words", {"bad_words": ((1, 50),)}),
         ("bad_words", {"bad_words": ((),)}),
         ("resume_output_token_ids", {"resume_output_token_ids": [-1]}),

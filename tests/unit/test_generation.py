@@ -319,6 +319,18 @@ def test_logprobs_lead_with_the_token_itself(tokenizer: Tokenizer) -> None:
     assert sequence.prompt_logprobs[0] is None
 
 
+def test_logprobs_that_were_asked_for_by_name_have_no_rank(tokenizer: Tokenizer) -> None:
+    params = SamplingParams(max_tokens=20, logprob_token_ids=[66, 65, 67])
+    assert (spec_of(params).logprobs, spec_of(params).logprob_token_ids) == (0, (66, 65, 67))
+    sequence = sequence_of(tokenizer, params)
+    entry = TokenLogprobs([67, 66, 65, 67], [-3.0, -1.0, -0.5, -3.0], 9)
+    sequence.update([Tokens("r", [67], [entry])])
+    (position,) = sequence.snapshot().logprobs or ()
+    assert [(token, entry.rank) for token, entry in position.items()] == [(67, 9), (66, None), (65, None)]
+    with pytest.raises(InvalidRequestError, match="outside the vocabulary"):
+        spec_of(SamplingParams(logprob_token_ids=[10**6]))
+
+
 def test_without_detokenizing_there_is_no_text(tokenizer: Tokenizer) -> None:
     sequence = sequence_of(tokenizer, SamplingParams(max_tokens=20, detokenize=False))
     sequence.update([Tokens("r", [65, 66]), Finished("r", FinishReason.LENGTH)])

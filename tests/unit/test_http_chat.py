@@ -137,6 +137,21 @@ def test_logprobs_carry_bytes_and_alternatives() -> None:
     }
 
 
+@pytest.mark.parametrize("top", [{}, {"top_logprobs": 1}], ids=str)
+def test_logprobs_of_tokens_that_were_asked_for(top: dict[str, int]) -> None:
+    fields = {"logprobs": True, "logprob_token_ids": [66, 65], **top}
+    body = post(FakeClient("h"), PATH, ask(**fields)).json()
+    (entry,) = body["choices"][0]["logprobs"]["content"]
+    assert [(one["token"], one["logprob"]) for one in entry["top_logprobs"]] == [("h", -1.5), ("B", -4.0), ("A", -5.0)]
+    chunks = events(post(FakeClient("h"), PATH, ask(stream=True, **fields)))
+    assert [chunk["choices"][0]["logprobs"]["content"] for chunk in chunks if chunk["choices"][0]["logprobs"]] == [
+        [entry]
+    ]
+    for wrong in ({"logprob_token_ids": [1]}, {"logprob_token_ids": [1] * 129, "logprobs": True}):
+        refused = post(FakeClient(), PATH, ask(**wrong))
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "logprob_token_ids")
+
+
 def test_streamed_logprobs_equal_the_whole_ones() -> None:
     fields = {"logprobs": True, "top_logprobs": 2}
     whole = post(FakeClient(), PATH, ask(**fields)).json()["choices"][0]["logprobs"]["content"]

@@ -170,6 +170,14 @@ def test_no_tokens_without_echo_is_refused() -> None:
     assert post(FakeClient(), PATH, ask(max_tokens=0)).json()["error"]["param"] == "max_tokens"
 
 
+@pytest.mark.parametrize("asked", [{}, {"logprobs": 1}], ids=str)
+def test_logprobs_of_tokens_that_were_asked_for(asked: dict[str, int]) -> None:
+    body = post(FakeClient("h"), PATH, {"prompt": "x", "logprob_token_ids": [66, 65], **asked}).json()
+    assert body["choices"][0]["logprobs"]["top_logprobs"] == [{"h": -1.5, "B": -4.0, "A": -5.0}]
+    refused = post(FakeClient(), PATH, {"prompt": "x", "logprob_token_ids": [1], "use_beam_search": True})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "logprob_token_ids")
+
+
 def test_prompt_logprobs_and_token_ids() -> None:
     body = post(FakeClient("c"), PATH, ask(prompt=[97, 98], prompt_logprobs=0, return_token_ids=True)).json()
     (choice,) = body["choices"]

@@ -53,6 +53,8 @@ def test_top_k_minus_one_means_all() -> None:
         ("best_of", 16385),
         ("best_of", 2.0),
         ("allowed_token_ids", []),
+        ("logprob_token_ids", [-1]),
+        ("logprob_token_ids", [1] * 129),
         ("allowed_token_ids", [-1]),
         ("bad_words", [""]),
         ("bad_words", [" "]),
@@ -71,6 +73,15 @@ def test_a_bad_value_names_its_field(field: str, value: object) -> None:
 def test_min_tokens_may_not_exceed_max_tokens() -> None:
     with pytest.raises(InvalidRequestError, match="min_tokens"):
         SamplingParams(min_tokens=5, max_tokens=4)
+
+
+def test_named_logprobs_are_as_many_as_they_are() -> None:
+    assert SamplingParams(logprob_token_ids=[5, 6], logprobs=2).shows_logprobs
+    assert (
+        SamplingParams(logprob_token_ids=[5]).shows_logprobs and not SamplingParams(logprob_token_ids=[]).shows_logprobs
+    )
+    with pytest.raises(InvalidRequestError, match="leave logprobs out"):
+        SamplingParams(logprob_token_ids=[5, 6], logprobs=5)
 
 
 @pytest.mark.parametrize("field", ["n", "best_of"])

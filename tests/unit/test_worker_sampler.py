@@ -283,6 +283,22 @@ def test_requests_of_all_modes_are_reported_alike_alone_and_together(make_sample
         assert sampler.report(rows[one], draws[one], token_ids[one]) == [together[index]]
 
 
+@pytest.mark.parametrize("mode", ["raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"])
+def test_tokens_that_were_asked_for_have_the_bits_that_they_have_among_all(make_sampler, mode: str) -> None:
+    sampler, rows = make_sampler(), logits(3)
+    fields: dict[str, Any] = {"temperature": 0.7, "top_k": 9, "logit_bias": ((3, 9.0),), "logprobs_mode": mode}
+    named = (7, 3, VOCAB_SIZE - 1, 3)
+    draws = [draw(logprobs=VOCAB_SIZE, **fields), draw(logprobs=0, logprob_token_ids=named, **fields)]
+    draws.append(draw(logprobs=2, **fields))
+    token_ids = sampler.sample(rows[[0, 0, 1]], draws)
+    whole, given, other = sampler.report(rows[[0, 0, 1]], draws, token_ids)
+    among_all = dict(zip(whole.top_token_ids, whole.top_logprobs, strict=True))
+    assert given.top_token_ids == list(named)
+    assert given.top_logprobs == [among_all[token] for token in named]
+    assert (given.token_logprob, given.rank) == (whole.token_logprob, whole.rank)
+    assert len(other.top_token_ids) == 2
+
+
 @pytest.mark.parametrize(
     "extreme",
     [

@@ -80,12 +80,14 @@ class Sampler:
             return logits_RV.argmax(dim=1).masked_fill_(~largest.isfinite(), -1).tolist()
         return [self._sample_row(logits_V, draw) for logits_V, draw in zip(logits_RV, draws, strict=True)]
 
-    def logprobs(self, logits_RV: Tensor, token_ids: Sequence[int], num_tops: Sequence[int]) -> list[RowLogprobs]:
-        """Return the logprobs of one token per row, and of the `num_tops` most likely tokens beside it."""
+    def logprobs(
+        self, logits_RV: Tensor, token_ids: Sequence[int], tops: Sequence[int | Sequence[int]]
+    ) -> list[RowLogprobs]:
+        """Return the logprobs of one token per row, and of so many of the most likely or of given ones beside it."""
         if self._native is not None:
             num_threads = self._choose_threads(PASSES_OF_A_DRAW * self._vocab_size * len(token_ids))
-            return self._native.logprobs(logits_RV, token_ids, num_tops, num_threads)
-        return [logprobs(*row) for row in zip(logits_RV, token_ids, num_tops, strict=True)]
+            return self._native.logprobs(logits_RV, token_ids, tops, num_threads)
+        return [logprobs(*row) for row in zip(logits_RV, token_ids, tops, strict=True)]
 
     def report(self, logits_RV: Tensor, draws: Sequence[Draw], token_ids: Sequence[int]) -> list[RowLogprobs]:
         """Return what the requests of some draws see of their logprobs, after `sample` has drawn `token_ids`.
@@ -102,7 +104,8 @@ class Sampler:
                 for logits_V, draw in zip(logits_RV, draws, strict=True)
             ]
             logits_RV = torch.stack(rows)
-        found = self.logprobs(logits_RV, token_ids, [spec.logprobs or 0 for spec in specs])
+        tops = [spec.logprob_token_ids or spec.logprobs or 0 for spec in specs]
+        found = self.logprobs(logits_RV, token_ids, tops)
         for index, spec in enumerate(specs):
             if spec.logprobs_mode.endswith("logits"):
                 found[index] = as_logits(found[index], logits_RV[index], token_ids[index])

@@ -46,6 +46,8 @@ class AnswerStyle:
     """Chat: of the answer."""
     num_logprobs: int | None = None
     """None: the caller wants none."""
+    names_logprobs: bool = False
+    """The caller has said of which tokens: all are shown."""
     echo: str | None = None
     """Chat: text to lead the answer with."""
     reading: Reading | None = None

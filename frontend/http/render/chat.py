@@ -187,4 +187,5 @@ def _closing(choice: CompletionOutput, finish_reason: str | None) -> ChunkChoice
 def _logprobs(choice: CompletionOutput, style: AnswerStyle) -> ChatLogprobs | None:
     if style.num_logprobs is None or choice.logprobs is None:
         return None
-    return chat_logprobs(choice.token_ids, choice.logprobs, style.names, style.num_logprobs)
+    num_top = None if style.names_logprobs else style.num_logprobs
+    return chat_logprobs(choice.token_ids, choice.logprobs, style.names, num_top)

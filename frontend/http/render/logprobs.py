@@ -75,7 +75,7 @@ class TextPlace:
 
 
 def chat_logprobs(
-    token_ids: Sequence[int], logprobs: Sequence[PositionLogprobs], names: TokenNames, num_top: int
+    token_ids: Sequence[int], logprobs: Sequence[PositionLogprobs], names: TokenNames, num_top: int | None
 ) -> ChatLogprobs:
     """Return the chat form.
 
@@ -83,7 +83,8 @@ def chat_logprobs(
         token_ids: what was generated.
         logprobs: one entry per token.
         names: how to write tokens.
-        num_top: alternatives to show per token; -1: all there are.
+        num_top: alternatives to show per token; -1: all there are. None: the chosen token, and behind it those that
+            were asked for.
     """
     content = []
     for token_id, position in zip(token_ids, logprobs, strict=True):
@@ -144,8 +145,10 @@ def prompt_logprobs(logprobs: Sequence[PositionLogprobs | None]) -> PromptLogpro
     ]
 
 
-def _alternatives(token_id: int, position: PositionLogprobs, num_top: int) -> list[int]:
+def _alternatives(token_id: int, position: PositionLogprobs, num_top: int | None) -> list[int]:
     """Return the most likely tokens; the chosen one only when it is among them."""
+    if num_top is None:
+        return list(position)
     if num_top == -1:
         num_top = len(position)
     # The chosen token stands first in the dict whatever its rank; the others fall by logprob.

@@ -75,6 +75,8 @@ async def _stream(
 def _num_logprobs(asked: ChatCompletionRequest) -> int | None:
     if asked.logprobs:
         return asked.top_logprobs or 0
+    if asked.logprob_token_ids:
+        raise InvalidRequestError("logprob_token_ids needs logprobs to be true", "logprob_token_ids")
     if asked.top_logprobs:
         raise InvalidRequestError("top_logprobs needs logprobs to be true", "top_logprobs")
     return None

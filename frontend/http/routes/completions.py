@@ -31,7 +31,7 @@ async def create_completion(serving: Serving, request: Request) -> Response:
     answer_id = f"cmpl-{new_request_id(request, asked)}"
     params = await _all_params(serving, asked, prompts)
     answer = CompletionAnswer(
-        answer_style(serving, asked, answer_id, model, asked.logprobs),
+        answer_style(serving, asked, answer_id, model, 0 if asked.logprob_token_ids else asked.logprobs),
         n=params[0].n,
         echo=_echo_style(serving, asked, prompts),
         shows_prompt_logprobs=asked.prompt_logprobs is not None,

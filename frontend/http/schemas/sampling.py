@@ -59,6 +59,8 @@ class SamplingFields(StructuredFields, kw_only=True):
     stream_interval: Annotated[int | None, _range(minimum=1)] = None
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
+    logprob_token_ids: list[int] | None = None
+    """Tokens whose logprobs are told at each position, after the chosen one's and in place of the most likely ones."""
     prompt_logprobs: Annotated[int | None, _range(minimum=-1)] = None
     truncate_prompt_tokens: Annotated[int, Meta(ge=-1)] | None = None
     """Keep only this many of the prompt's last tokens; -1: as many as the engine holds."""
