@@ -13,9 +13,9 @@ _IMPLEMENTATIONS = {
 
 
 def rope(x_TNH: Tensor, cos_TC: Tensor, sin_TC: Tensor) -> Tensor:
-    """Rotate the pairs (x[c], x[c + H/2]) of every head by the angle of the token's position.
+    """Rotate the pairs (x[c], x[c + C]) of every head by the angle of the token's position.
 
-    Computed in float32 and rounded once, to the dtype of `x`.
+    Computed in float32 and rounded once, to the dtype of `x`. With 2C below H the rest of a head stays as it is.
 
     Args:
         x_TNH: queries or keys.
@@ -26,7 +26,10 @@ def rope(x_TNH: Tensor, cos_TC: Tensor, sin_TC: Tensor) -> Tensor:
         UnsupportedDevice: no implementation for the device.
     """
     require(
-        x_TNH.ndim == 3 and cos_TC.shape == sin_TC.shape == (x_TNH.shape[0], x_TNH.shape[2] // 2),
+        x_TNH.ndim == 3
+        and cos_TC.shape == sin_TC.shape
+        and cos_TC.shape[0] == x_TNH.shape[0]
+        and 2 * cos_TC.shape[1] <= x_TNH.shape[2],
         f"rope: heads {tuple(x_TNH.shape)} with angles {tuple(cos_TC.shape)} and {tuple(sin_TC.shape)}",
     )
     return choose("rope", _IMPLEMENTATIONS, x_TNH.device)(x_TNH, cos_TC, sin_TC)

@@ -1,5 +1,7 @@
 """`rope` in C++: its arguments, mirrored from `native.h`."""
 
+import ctypes
+
 from torch import Tensor
 
 from octavo.kernels.native.arguments import Arguments, Matrix
@@ -7,9 +9,9 @@ from octavo.kernels.native.value import Buffer, Node, as_tensor, value_of
 
 
 class RopeArguments(Arguments):
-    """See `RopeArgs`. The width of the angles is half of the head dimension."""
+    """See `RopeArgs`. The width of the angles is at most half of the head dimension."""
 
-    _fields_ = (("x", Matrix), ("out", Matrix), ("cos", Matrix), ("sin", Matrix))
+    _fields_ = (("x", Matrix), ("out", Matrix), ("cos", Matrix), ("sin", Matrix), ("head_dim", ctypes.c_int64))
 
 
 def record(x_TNH: Tensor, cos_TC: Tensor, sin_TC: Tensor) -> Tensor:
@@ -18,7 +20,7 @@ def record(x_TNH: Tensor, cos_TC: Tensor, sin_TC: Tensor) -> Tensor:
 
     def bind(inputs: list[Matrix], outputs: list[Matrix]) -> Arguments:
         x, cos, sin = inputs
-        return RopeArguments(x, outputs[0], cos, sin)
+        return RopeArguments(x, outputs[0], cos, sin, value.dims[-1])
 
     inputs = [value, value_of(cos_TC), value_of(sin_TC)]
     node = Node("rope", inputs, [Buffer(value.width)], bind, is_row_wise=True, in_place=0)

@@ -6,7 +6,7 @@ from torch import Tensor
 
 def rope(x_TNH: Tensor, cos_TC: Tensor, sin_TC: Tensor) -> Tensor:
     """See `octavo.kernels.rope.rope`."""
-    half = x_TNH.shape[2] // 2
-    rotated = torch.complex(x_TNH[..., :half].float(), x_TNH[..., half:].float())
+    num_pairs = cos_TC.shape[1]
+    rotated = torch.complex(x_TNH[..., :num_pairs].float(), x_TNH[..., num_pairs : 2 * num_pairs].float())
     rotated = rotated * torch.complex(cos_TC, sin_TC).unsqueeze(1)
-    return torch.cat((rotated.real, rotated.imag), dim=2).to(x_TNH.dtype)
+    return torch.cat((rotated.real, rotated.imag, x_TNH[..., 2 * num_pairs :].float()), dim=2).to(x_TNH.dtype)

@@ -3,6 +3,7 @@
 On a GPU one pass over the rows instead of five. Does not choose the slots, and does not attend.
 """
 
+import torch
 from torch import Tensor
 
 from octavo.kernels.dispatch import choose, require, when_called
@@ -23,6 +24,9 @@ def rope_store_kv(
     k_cache_PSKH: Tensor,
     v_cache_PSKH: Tensor,
     slot_mapping_T: Tensor,
+    *,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
 ) -> Tensor:
     """Return the queries, normalized if there is a norm, and rotated; put the keys, treated alike, and the values away.
 
@@ -32,7 +36,7 @@ def rope_store_kv(
     Args:
         q_TNH, k_TKH, v_TKH: of the step, in one dtype.
         rotation: angles and norm.
-        k_cache_PSKH, v_cache_PSKH, slot_mapping_T: see `octavo.kernels.store_kv`.
+        k_cache_PSKH, v_cache_PSKH, slot_mapping_T, k_scale, v_scale: see `octavo.kernels.store_kv`.
 
     Raises:
         ShapeError: something does not go together.
@@ -40,7 +44,8 @@ def rope_store_kv(
     """
     num_tokens, _, head_dim = q_TNH.shape
     require(
-        q_TNH.dtype == k_TKH.dtype == v_TKH.dtype == k_cache_PSKH.dtype
+        q_TNH.dtype == k_TKH.dtype == v_TKH.dtype
+        and k_cache_PSKH.dtype in (q_TNH.dtype, torch.float8_e4m3fn)
         and k_TKH.shape == v_TKH.shape == (num_tokens, k_cache_PSKH.shape[2], head_dim),
         f"rope_store_kv: {tuple(q_TNH.shape)} {q_TNH.dtype}, {tuple(k_TKH.shape)} {k_TKH.dtype} and "
         f"{tuple(v_TKH.shape)} {v_TKH.dtype} for a cache {tuple(k_cache_PSKH.shape)} {k_cache_PSKH.dtype}",
@@ -53,7 +58,7 @@ def rope_store_kv(
     )
     cos, sin, norm = rotation.cos_TC, rotation.sin_TC, rotation.norm
     require(
-        cos.shape == sin.shape == (num_tokens, head_dim // 2),
+        cos.shape == sin.shape and cos.shape[0] == num_tokens and 2 * cos.shape[1] <= head_dim,
         f"rope_store_kv: angles {tuple(cos.shape)} and {tuple(sin.shape)} for {num_tokens} heads of {head_dim}",
     )
     require(
@@ -61,4 +66,5 @@ def rope_store_kv(
         f"rope_store_kv: the weights of the norm are not {head_dim} numbers each",
     )
     implementation = choose("rope_store_kv", _IMPLEMENTATIONS, q_TNH.device)
-    return implementation(q_TNH, k_TKH, v_TKH, rotation, k_cache_PSKH, v_cache_PSKH, slot_mapping_T)
+    caches = k_cache_PSKH, v_cache_PSKH
+    return implementation(q_TNH, k_TKH, v_TKH, rotation, *caches, slot_mapping_T, k_scale, v_scale)

@@ -2,8 +2,8 @@
 
 import torch
 
-HEADS = [(9, 3, 64), (2, 1, 128), (5, 5, 80), (8, 8, 6)]
-"""Query heads, key heads, head dimension."""
+HEADS = [(9, 3, 64, 32), (2, 1, 128, 64), (5, 5, 80, 16), (8, 8, 6, 3)]
+"""Query heads, key heads, head dimension, pairs that are rotated."""
 ROWS = [1, 3, 40]
 BLOCK_SIZES = [16, 5]
 EPS = 1e-6

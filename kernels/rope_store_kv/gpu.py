@@ -6,6 +6,7 @@ import triton.language as tl
 from torch import Tensor
 
 from octavo.kernels.rope_store_kv.rotation import Rotation
+from octavo.kernels.store_kv.gpu import stored
 
 MAX_HEADS_BLOCK = 8
 """Heads of one program: with 16 bits and 128 dimensions, two warps whose threads load 16 bytes at a time."""
@@ -20,6 +21,8 @@ def rope_store_kv(
     k_cache_PSKH: Tensor,
     v_cache_PSKH: Tensor,
     slot_mapping_T: Tensor,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
 ) -> Tensor:
     """See `octavo.kernels.rope_store_kv.rope_store_kv`, and `store_kv` on a GPU for its caches and negative slots."""
     q, k, v = (x if x.stride(2) == 1 else x.contiguous() for x in (q_TNH, k_TKH, v_TKH))
@@ -44,6 +47,8 @@ def rope_store_kv(
             v_cache_PSKH,
             slot_mapping_T,
             0.0 if norm is None else norm.eps,
+            1.0 / k_scale,
+            1.0 / v_scale,
             q.stride(0),
             q.stride(1),
             k.stride(0),
@@ -62,6 +67,7 @@ def rope_store_kv(
             HAS_NORM=norm is not None,
             HEADS_BLOCK=heads_block,
             PAIRS_BLOCK=pairs_block,
+            REST_BLOCK=triton.next_power_of_2(max(head_dim - 2 * num_pairs, 1)),
             HEAD_DIM_BLOCK=triton.next_power_of_2(head_dim),
             num_warps=max(heads_block * pairs_block // _PAIRS_OF_A_WARP, 1),
         )
@@ -82,6 +88,8 @@ def _rope_store_kv_kernel(
     v_cache_ptr,
     slots_ptr,
     eps,
+    k_factor,
+    v_factor,
     q_token_stride,
     q_head_stride,
     k_token_stride,
@@ -100,6 +108,7 @@ def _rope_store_kv_kernel(
     HAS_NORM: tl.constexpr,
     HEADS_BLOCK: tl.constexpr,
     PAIRS_BLOCK: tl.constexpr,
+    REST_BLOCK: tl.constexpr,
     HEAD_DIM_BLOCK: tl.constexpr,
 ):
     token = tl.program_id(0).to(tl.int64)
@@ -112,7 +121,10 @@ def _rope_store_kv_kernel(
         heads += part * HEADS_BLOCK
         x = q_ptr + token * q_token_stride + heads * q_head_stride
         out = out_ptr + (token * NUM_HEADS + heads) * HEAD_DIM
-        _rotate(x, out, heads < NUM_HEADS, cos, sin, q_weight_ptr, eps, HAS_NORM, HEAD_DIM, NUM_PAIRS, PAIRS_BLOCK)
+        is_head = heads < NUM_HEADS
+        _rotate(
+            x, out, is_head, cos, sin, q_weight_ptr, eps, 1.0, HEAD_DIM, NUM_PAIRS, HAS_NORM, PAIRS_BLOCK, REST_BLOCK
+        )
     else:
         slot = tl.load(slots_ptr + token).to(tl.int64)
         if slot >= 0:
@@ -121,11 +133,25 @@ def _rope_store_kv_kernel(
             x = k_ptr + token * k_token_stride + heads * k_head_stride
             is_head = heads < NUM_KV_HEADS
             out = k_cache_ptr + place
-            _rotate(x, out, is_head, cos, sin, k_weight_ptr, eps, HAS_NORM, HEAD_DIM, NUM_PAIRS, PAIRS_BLOCK)
+            _rotate(
+                x,
+                out,
+                is_head,
+                cos,
+                sin,
+                k_weight_ptr,
+                eps,
+                k_factor,
+                HEAD_DIM,
+                NUM_PAIRS,
+                HAS_NORM,
+                PAIRS_BLOCK,
+                REST_BLOCK,
+            )
             dims = tl.arange(0, HEAD_DIM_BLOCK)[None, :]
             is_in = is_head & (dims < HEAD_DIM)
             v = tl.load(v_ptr + token * v_token_stride + heads * v_head_stride + dims, mask=is_in)
-            tl.store(v_cache_ptr + place + dims, v, mask=is_in)
+            tl.store(v_cache_ptr + place + dims, stored(v, v_cache_ptr.dtype.element_ty, v_factor), mask=is_in)
 
 
 @triton.jit
@@ -137,26 +163,39 @@ def _rotate(
     sin,
     weight_ptr,
     eps,
-    HAS_NORM: tl.constexpr,
+    factor,
     HEAD_DIM: tl.constexpr,
     NUM_PAIRS: tl.constexpr,
+    HAS_NORM: tl.constexpr,
     PAIRS_BLOCK: tl.constexpr,
+    REST_BLOCK: tl.constexpr,
 ):
     """Normalize and rotate a block of heads; the pointers are to the first number of each."""
     pairs = tl.arange(0, PAIRS_BLOCK)[None, :]
-    is_in = is_head & (pairs < NUM_PAIRS)
-    first = tl.load(x_ptr + pairs, mask=is_in, other=0.0)
-    second = tl.load(x_ptr + NUM_PAIRS + pairs, mask=is_in, other=0.0)
+    rest = 2 * NUM_PAIRS + tl.arange(0, REST_BLOCK)[None, :]
+    is_pair, is_rest = pairs < NUM_PAIRS, rest < HEAD_DIM
+    first = tl.load(x_ptr + pairs, mask=is_head & is_pair, other=0.0)
+    second = tl.load(x_ptr + NUM_PAIRS + pairs, mask=is_head & is_pair, other=0.0).to(tl.float32)
     dtype: tl.constexpr = first.dtype
-    first, second = first.to(tl.float32), second.to(tl.float32)
+    out_dtype: tl.constexpr = out_ptr.dtype.element_ty
+    first = first.to(tl.float32)
+    if HEAD_DIM > 2 * NUM_PAIRS:
+        third = tl.load(x_ptr + rest, mask=is_head & is_rest, other=0.0).to(tl.float32)
     if HAS_NORM:
         squares = tl.sum(first * first + second * second, axis=1, keep_dims=True)
+        if HEAD_DIM > 2 * NUM_PAIRS:
+            squares += tl.sum(third * third, axis=1, keep_dims=True)
         inverse = tl.rsqrt(squares / HEAD_DIM + eps)
-        first = _scaled(first * inverse, weight_ptr + pairs, pairs < NUM_PAIRS, dtype)
-        second = _scaled(second * inverse, weight_ptr + NUM_PAIRS + pairs, pairs < NUM_PAIRS, dtype)
+        first = _scaled(first * inverse, weight_ptr + pairs, is_pair, dtype)
+        second = _scaled(second * inverse, weight_ptr + NUM_PAIRS + pairs, is_pair, dtype)
+        if HEAD_DIM > 2 * NUM_PAIRS:
+            third = _scaled(third * inverse, weight_ptr + rest, is_rest, dtype)
     cos, sin = cos[None, :], sin[None, :]
-    tl.store(out_ptr + pairs, (first * cos - second * sin).to(dtype), mask=is_in)
-    tl.store(out_ptr + NUM_PAIRS + pairs, (second * cos + first * sin).to(dtype), mask=is_in)
+    left, right = (first * cos - second * sin).to(dtype), (second * cos + first * sin).to(dtype)
+    tl.store(out_ptr + pairs, stored(left, out_dtype, factor), mask=is_head & is_pair)
+    tl.store(out_ptr + NUM_PAIRS + pairs, stored(right, out_dtype, factor), mask=is_head & is_pair)
+    if HEAD_DIM > 2 * NUM_PAIRS:
+        tl.store(out_ptr + rest, stored(third.to(dtype), out_dtype, factor), mask=is_head & is_rest)
 
 
 @triton.jit

@@ -16,6 +16,8 @@ def rope_store_kv(
     k_cache_PSKH: Tensor,
     v_cache_PSKH: Tensor,
     slot_mapping_T: Tensor,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
 ) -> Tensor:
     """See `octavo.kernels.rope_store_kv.rope_store_kv`."""
     norm = rotation.norm
@@ -25,5 +27,5 @@ def rope_store_kv(
             for x, weight_H in ((q_TNH, norm.q_weight_H), (k_TKH, norm.k_weight_H))
         )
     q_TNH, k_TKH = (rope(x, rotation.cos_TC, rotation.sin_TC) for x in (q_TNH, k_TKH))
-    store_kv(k_TKH, v_TKH, k_cache_PSKH, v_cache_PSKH, slot_mapping_T)
+    store_kv(k_TKH, v_TKH, k_cache_PSKH, v_cache_PSKH, slot_mapping_T, k_scale, v_scale)
     return q_TNH

@@ -1,5 +1,6 @@
 """Writing the keys and values of a step into the cache. Does not choose the slots."""
 
+import torch
 from torch import Tensor
 
 from octavo.kernels.dispatch import choose, require, when_called
@@ -11,20 +12,33 @@ _IMPLEMENTATIONS = {
 }
 
 
-def store_kv(k_TKH: Tensor, v_TKH: Tensor, k_cache_PSKH: Tensor, v_cache_PSKH: Tensor, slot_mapping_T: Tensor) -> None:
+def store_kv(
+    k_TKH: Tensor,
+    v_TKH: Tensor,
+    k_cache_PSKH: Tensor,
+    v_cache_PSKH: Tensor,
+    slot_mapping_T: Tensor,
+    *,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
+) -> None:
     """Copy row t of `k` and `v` to slot `slot_mapping[t]` of the caches, in place.
 
     Args:
-        k_TKH, v_TKH: keys and values of the step, in the dtype of the caches.
-        k_cache_PSKH, v_cache_PSKH: one layer's cache, contiguous.
+        k_TKH, v_TKH: keys and values of the step.
+        k_cache_PSKH, v_cache_PSKH: one layer's cache, contiguous, in the dtype of the rows or on a GPU float8_e4m3fn.
         slot_mapping_T: int64, block number * S + offset; no slot twice.
+        k_scale, v_scale: what is stored in float8_e4m3fn are keys and values divided by these, or the largest number of
+            that type.
 
     Raises:
         ShapeError: the rows do not fit the caches.
         UnsupportedDevice: no implementation for the device.
     """
     require(
-        k_TKH.shape == v_TKH.shape and k_TKH.shape[1:] == k_cache_PSKH.shape[2:] and k_TKH.dtype == k_cache_PSKH.dtype,
+        k_TKH.shape == v_TKH.shape
+        and k_TKH.shape[1:] == k_cache_PSKH.shape[2:]
+        and k_cache_PSKH.dtype in (k_TKH.dtype, torch.float8_e4m3fn),
         f"store_kv: rows {tuple(k_TKH.shape)} {k_TKH.dtype} for a cache "
         f"{tuple(k_cache_PSKH.shape)} {k_cache_PSKH.dtype}",
     )
@@ -32,4 +46,5 @@ def store_kv(k_TKH: Tensor, v_TKH: Tensor, k_cache_PSKH: Tensor, v_cache_PSKH: T
         k_cache_PSKH.shape == v_cache_PSKH.shape and slot_mapping_T.shape == k_TKH.shape[:1],
         "store_kv: needs one slot per row, and caches of one shape",
     )
-    choose("store_kv", _IMPLEMENTATIONS, k_TKH.device)(k_TKH, v_TKH, k_cache_PSKH, v_cache_PSKH, slot_mapping_T)
+    implementation = choose("store_kv", _IMPLEMENTATIONS, k_TKH.device)
+    implementation(k_TKH, v_TKH, k_cache_PSKH, v_cache_PSKH, slot_mapping_T, k_scale, v_scale)

@@ -4,8 +4,19 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+E4M3_MAX = tl.constexpr(448.0)
+"""The largest number of float8_e4m3fn, which has no infinity."""
 
-def store_kv(k_TKH: Tensor, v_TKH: Tensor, k_cache_PSKH: Tensor, v_cache_PSKH: Tensor, slot_mapping_T: Tensor) -> None:
+
+def store_kv(
+    k_TKH: Tensor,
+    v_TKH: Tensor,
+    k_cache_PSKH: Tensor,
+    v_cache_PSKH: Tensor,
+    slot_mapping_T: Tensor,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
+) -> None:
     """See `octavo.kernels.store_kv.store_kv`.
 
     The caches may be views in which the slots of a head, not the heads of a slot, lie side by side. A token whose slot
@@ -20,6 +31,8 @@ def store_kv(k_TKH: Tensor, v_TKH: Tensor, k_cache_PSKH: Tensor, v_cache_PSKH: T
             k_cache_PSKH,
             v_cache_PSKH,
             slot_mapping_T,
+            1.0 / k_scale,
+            1.0 / v_scale,
             k.stride(0),
             k.stride(1),
             v.stride(0),
@@ -36,12 +49,22 @@ def store_kv(k_TKH: Tensor, v_TKH: Tensor, k_cache_PSKH: Tensor, v_cache_PSKH: T
 
 
 @triton.jit
+def stored(x, dtype: tl.constexpr, factor):
+    """Return what a cache of `dtype` holds of keys or values: themselves, or in 8 bits their products with a factor."""
+    if dtype == tl.float8e4nv:
+        x = tl.clamp(x.to(tl.float32) * factor, -E4M3_MAX, E4M3_MAX, propagate_nan=tl.PropagateNan.ALL)
+    return x.to(dtype)
+
+
+@triton.jit
 def _store_kv_kernel(
     k_ptr,
     v_ptr,
     k_cache_ptr,
     v_cache_ptr,
     slots_ptr,
+    k_factor,
+    v_factor,
     k_token_stride,
     k_head_stride,
     v_token_stride,
@@ -64,5 +87,5 @@ def _store_kv_kernel(
         place = (slot // BLOCK_SIZE) * block_stride + (slot % BLOCK_SIZE) * slot_stride + heads * head_stride + dims
         k = tl.load(k_ptr + token * k_token_stride + heads * k_head_stride + dims, mask=is_in)
         v = tl.load(v_ptr + token * v_token_stride + heads * v_head_stride + dims, mask=is_in)
-        tl.store(k_cache_ptr + place, k, mask=is_in)
-        tl.store(v_cache_ptr + place, v, mask=is_in)
+        tl.store(k_cache_ptr + place, stored(k, k_cache_ptr.dtype.element_ty, k_factor), mask=is_in)
+        tl.store(v_cache_ptr + place, stored(v, v_cache_ptr.dtype.element_ty, v_factor), mask=is_in)

@@ -50,11 +50,13 @@ def test_gelu(device: torch.device, seed: int, dtype: torch.dtype, uses_tanh: bo
 
 
 @pytest.mark.parametrize("dtype", rope_cases.TOLERANCES, ids=str)
-@pytest.mark.parametrize(("num_heads", "head_dim"), rope_cases.HEADS)
-def test_rope(device: torch.device, seed: int, num_heads: int, head_dim: int, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(("num_heads", "head_dim", "num_pairs"), rope_cases.HEADS)
+def test_rope(
+    device: torch.device, seed: int, num_heads: int, head_dim: int, num_pairs: int, dtype: torch.dtype
+) -> None:
     for rows in rope_cases.ROWS[:3]:
         wide = random(rows, num_heads + 3, head_dim, dtype=dtype, seed=seed + rows)
-        angles = random(rows, head_dim // 2, seed=seed) * 100
+        angles = random(rows, num_pairs, seed=seed) * 100
         cos, sin = angles.cos(), angles.sin()
         actual = rope_gpu.rope(wide.to(device)[:, 1:-2], cos.to(device), sin.to(device)).cpu()
         assert_close(actual, rope_reference.rope(wide[:, 1:-2], cos, sin), rope_cases.TOLERANCES[dtype])
@@ -100,6 +102,22 @@ def test_store_kv(
         store_gpu.store_kv(k.to(device), v.to(device), cache[0], cache[1], slots.to(device))
         store_reference.store_kv(k, v, expected[0], expected[1], slots)
         assert torch.equal(cache.cpu(), expected)
+
+
+def test_store_kv_in_8_bits(device: torch.device, seed: int) -> None:
+    if device.type == "cuda" and torch.cuda.get_device_capability() < (8, 9):
+        pytest.skip("this GPU has no float8_e4m3fn")
+    k, v = random(2, 5, 3, 64, dtype=torch.bfloat16, seed=seed, scale=3.0)
+    k[0, 0, :3], v[1, 2, 5] = torch.tensor([1e4, -1e4, torch.nan]), torch.inf
+    caches = torch.zeros(2, 4, 16, 3, 64, dtype=torch.float8_e4m3fn)
+    expected = caches.clone()
+    moved = caches.to(device)
+    slots = torch.tensor([5, 63, 0, 17, 16])
+    store_gpu.store_kv(k.to(device), v.to(device), moved[0], moved[1], slots.to(device), 0.07, 0.5)
+    store_reference.store_kv(k, v, expected[0], expected[1], slots, 0.07, 0.5)
+    torch.testing.assert_close(moved.cpu().float(), expected.float(), rtol=0, atol=0, equal_nan=True)
+    assert bool(moved.cpu().float()[0, 0, 5, 0, 2].isnan())
+    assert moved.cpu().float()[0, 0, 5, 0, :2].tolist() == [448.0, -448.0]
 
 
 def test_store_kv_leaves_out_negative_slots(device: torch.device) -> None:

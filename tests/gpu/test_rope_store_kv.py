@@ -6,6 +6,7 @@ from kernel_checks import assert_close
 from rotated_rows import StepRows, make_rows
 
 from octavo.kernels.rope_store_kv import cases, gpu, reference
+from octavo.kernels.store_kv import gpu as store_gpu
 
 
 def on_device(rows: StepRows, device: torch.device, *, heads_are_outside: bool) -> StepRows:
@@ -22,7 +23,7 @@ def on_device(rows: StepRows, device: torch.device, *, heads_are_outside: bool) 
 def test_rope_store_kv(
     device: torch.device,
     seed: int,
-    heads: tuple[int, int, int],
+    heads: tuple[int, int, int, int],
     dtype: torch.dtype,
     has_norm: bool,
     heads_are_outside: bool,
@@ -36,8 +37,22 @@ def test_rope_store_kv(
         assert torch.equal(moved.cache[1].cpu(), rows.cache[1]), "values are copied"
 
 
+def test_8_bits_are_those_of_the_parts(device: torch.device, seed: int) -> None:
+    if device.type == "cuda" and torch.cuda.get_device_capability() < (8, 9):
+        pytest.skip("this GPU has no float8_e4m3fn")
+    rows = make_rows(5, (4, 2, 80, 24), torch.bfloat16, block_size=16, has_norm=True, seed=seed).to(device)
+    q = gpu.rope_store_kv(*rows.arguments())
+    (_, _, v), k = rows.qkv, rows.cache[0].flatten(0, 1)[rows.slots]
+    expected = torch.zeros(rows.cache.shape, dtype=torch.float8_e4m3fn, device=device)
+    store_gpu.store_kv(k, v, expected[0], expected[1], rows.slots, 0.1, 0.02)
+    rows.cache = torch.zeros_like(expected)
+    assert torch.equal(gpu.rope_store_kv(*rows.arguments(), 0.1, 0.02), q)
+    assert torch.equal(rows.cache.view(torch.uint8), expected.view(torch.uint8))
+    assert bool(expected.float().any())
+
+
 def test_rows_without_a_slot_are_rotated_and_not_stored(device: torch.device, seed: int) -> None:
-    rows = make_rows(3, (4, 2, 64), torch.bfloat16, block_size=16, has_norm=True, seed=seed).to(device)
+    rows = make_rows(3, (4, 2, 64, 32), torch.bfloat16, block_size=16, has_norm=True, seed=seed).to(device)
     before = rows.cache.clone()
     rows.slots[:] = -1
     q = gpu.rope_store_kv(*rows.arguments())
@@ -46,7 +61,7 @@ def test_rows_without_a_slot_are_rotated_and_not_stored(device: torch.device, se
 
 
 def test_rows_do_not_depend_on_the_batch(device: torch.device, seed: int) -> None:
-    whole = make_rows(12, (9, 3, 64), torch.bfloat16, block_size=16, has_norm=True, seed=seed).to(device)
+    whole = make_rows(12, (9, 3, 64, 32), torch.bfloat16, block_size=16, has_norm=True, seed=seed).to(device)
     q = gpu.rope_store_kv(*whole.arguments())
     for start, end in [(0, 1), (11, 12), (3, 9)]:
         part = whole.part(start, end)
@@ -57,5 +72,5 @@ def test_rows_do_not_depend_on_the_batch(device: torch.device, seed: int) -> Non
 
 
 def test_no_rows(device: torch.device) -> None:
-    rows = make_rows(1, (4, 2, 64), torch.bfloat16, block_size=16, has_norm=False, seed=0).to(device).part(0, 0)
+    rows = make_rows(1, (4, 2, 64, 32), torch.bfloat16, block_size=16, has_norm=False, seed=0).to(device).part(0, 0)
     assert gpu.rope_store_kv(*rows.arguments()).shape == (0, 4, 64)

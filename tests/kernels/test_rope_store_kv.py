@@ -16,7 +16,7 @@ from octavo.kernels.store_kv import store_kv
 @pytest.mark.parametrize("has_norm", [False, True])
 @pytest.mark.parametrize("dtype", cases.TOLERANCES, ids=str)
 @pytest.mark.parametrize("heads", cases.HEADS, ids=str)
-def test_rope_store_kv(heads: tuple[int, int, int], dtype: torch.dtype, has_norm: bool) -> None:
+def test_rope_store_kv(heads: tuple[int, int, int, int], dtype: torch.dtype, has_norm: bool) -> None:
     for num_rows in cases.ROWS:
         rows = make_rows(num_rows, heads, dtype, block_size=16, has_norm=has_norm, seed=num_rows)
         expected_rows = rows.to(torch.device("cpu"))
@@ -27,7 +27,7 @@ def test_rope_store_kv(heads: tuple[int, int, int], dtype: torch.dtype, has_norm
 
 
 def test_the_bits_are_those_of_its_parts() -> None:
-    rows = make_rows(7, (9, 3, 64), torch.bfloat16, block_size=16, has_norm=True, seed=0)
+    rows = make_rows(7, (9, 3, 64, 32), torch.bfloat16, block_size=16, has_norm=True, seed=0)
     (q, k, v), rotation, norm = rows.qkv, rows.rotation, rows.rotation.norm
     assert norm is not None
     cache = rows.cache.clone()
@@ -39,11 +39,11 @@ def test_the_bits_are_those_of_its_parts() -> None:
 
 
 def test_it_refuses_what_does_not_go_together() -> None:
-    rows = make_rows(2, (4, 2, 8), torch.float32, block_size=16, has_norm=True, seed=0)
+    rows = make_rows(2, (4, 2, 8, 4), torch.float32, block_size=16, has_norm=True, seed=0)
     q, k, v, rotation, k_cache, v_cache, slots = rows.arguments()
     with pytest.raises(ShapeError, match="for a cache"):
         rope_store_kv(q, k, v.bfloat16(), rotation, k_cache, v_cache, slots)
     with pytest.raises(ShapeError, match="one slot per row"):
         rope_store_kv(q, k, v, rotation, k_cache, v_cache, slots[:1])
     with pytest.raises(ShapeError, match="angles"):
-        rope_store_kv(q, k, v, Rotation(rotation.cos_TC[:, :3], rotation.sin_TC[:, :3]), k_cache, v_cache, slots)
+        rope_store_kv(q, k, v, Rotation(rotation.cos_TC[:, :3], rotation.sin_TC[:, :2]), k_cache, v_cache, slots)

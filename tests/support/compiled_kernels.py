@@ -11,7 +11,7 @@ import re
 import subprocess
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -118,11 +118,18 @@ def _tool(name: str, cubin: bytes, *options: str) -> str:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
-def measure(operations: dict[str, Callable[[], object]]) -> dict[str, dict[str, dict[str, int]]]:
-    """Return the budgets of all kernels by "operation: kernel", each by "sm_" and the architecture."""
+def measure(
+    operations: dict[str, Callable[[], object]], needs: Mapping[str, int]
+) -> dict[str, dict[str, dict[str, int]]]:
+    """Return the budgets of all kernels by "operation: kernel", each by "sm_" and the architecture.
+
+    `needs` names operations that only later architectures have.
+    """
     table: dict[str, dict[str, dict[str, int]]] = {}
     for name, operation in operations.items():
         for architecture in ARCHITECTURES:
+            if architecture < needs.get(name, 0):
+                continue
             for one in compiled(operation, architecture):
                 row = table.setdefault(f"{name}: {one.kernel}", {})
                 row[f"sm_{architecture}"] = asdict(one.budget)

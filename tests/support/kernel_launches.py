@@ -28,7 +28,8 @@ from octavo.kernels.store_kv import gpu as store_kv
 from octavo.kernels.token_mask import gpu as token_mask
 from octavo.kernels.top_k import gpu as top_k
 
-BF16, F32, F64, I32, I64 = torch.bfloat16, torch.float32, torch.float64, torch.int32, torch.int64
+BF16, F8, F32, F64 = torch.bfloat16, torch.float8_e4m3fn, torch.float32, torch.float64
+I32, I64 = torch.int32, torch.int64
 VOCAB_SIZE = 151936
 
 
@@ -43,13 +44,15 @@ def store_in_blocks_of(block_size: int) -> None:
     store_kv.store_kv(empty(8, 8, 128), empty(8, 8, 128), cache, cache, empty(8, dtype=I64))
 
 
-def rotate_and_store(num_heads: int, num_kv_heads: int, head_dim: int, *, has_norm: bool) -> None:
+def rotate_and_store(
+    num_heads: int, num_kv_heads: int, head_dim: int, *, has_norm: bool, cache_dtype: torch.dtype = BF16
+) -> None:
     """Rotate 8 tokens' heads, cut from one product, and store their keys and values in blocks of 16."""
     wide = empty(8, num_heads + 2 * num_kv_heads, head_dim)
     q, k, v = wide.split([num_heads, num_kv_heads, num_kv_heads], dim=1)
     angles = empty(8, head_dim // 2, dtype=F32)
     norm = QKNorm(empty(head_dim), empty(head_dim), 1e-6) if has_norm else None
-    cache = empty(64, 16, num_kv_heads, head_dim)
+    cache = empty(64, 16, num_kv_heads, head_dim, dtype=cache_dtype)
     rope_store_kv.rope_store_kv(q, k, v, Rotation(angles, angles, norm), cache, cache, empty(8, dtype=I64))
 
 
@@ -108,9 +111,15 @@ LAUNCHES: dict[str, Callable[[], object]] = {
     "rope_store_kv, Qwen2.5-7B": lambda: rotate_and_store(28, 4, 128, has_norm=False),
     "rope_store_kv, Qwen3-0.6B": lambda: rotate_and_store(16, 8, 128, has_norm=True),
     "rope_store_kv, Llama-3.2-1B": lambda: rotate_and_store(32, 8, 64, has_norm=False),
+    "rope_store_kv, Qwen3-8B, cache of float8_e4m3fn": lambda: rotate_and_store(
+        32, 8, 128, has_norm=True, cache_dtype=F8
+    ),
     "sample": sample_rows,
     "silu_and_mul, 14336": lambda: silu_and_mul.silu_and_mul(empty(8, 2 * 14336)),
     "store_kv, blocks of 16": lambda: store_in_blocks_of(16),
     "token_mask": lambda: token_mask.mask_tokens(logits(1)[0], empty(VOCAB_SIZE // 32, dtype=I32)),
     "top_k, 1": lambda: top_k.top_k_of_rows(logits(), 1),
 }
+
+NEEDS = {name: 89 for name in LAUNCHES if "float8_e4m3fn" in name}
+"""The least compute capability of some of them; the others run on all."""

@@ -47,13 +47,13 @@ class StepRows:
 
 
 def make_rows(
-    num_rows: int, heads: tuple[int, int, int], dtype: torch.dtype, *, block_size: int, has_norm: bool, seed: int
+    num_rows: int, heads: tuple[int, int, int, int], dtype: torch.dtype, *, block_size: int, has_norm: bool, seed: int
 ) -> StepRows:
     """Return random rows for distinct slots of a cache of 80."""
-    num_heads, num_kv_heads, head_dim = heads
+    num_heads, num_kv_heads, head_dim, num_pairs = heads
     wide = random(num_rows, num_heads + 2 * num_kv_heads, head_dim, dtype=dtype, seed=seed, scale=3.0)
     q, k, v = wide.split([num_heads, num_kv_heads, num_kv_heads], dim=1)
-    angles = random(num_rows, head_dim // 2, seed=seed + 1) * 100
+    angles = random(num_rows, num_pairs, seed=seed + 1) * 100
     weights = random(2, head_dim, dtype=dtype, seed=seed + 2)
     norm = QKNorm(weights[0], weights[1], cases.EPS) if has_norm else None
     cache = random(2, NUM_SLOTS // block_size, block_size, num_kv_heads, head_dim, dtype=dtype, seed=seed + 3)

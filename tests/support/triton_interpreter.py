@@ -4,7 +4,8 @@ The interpreter runs kernels with numpy, which has no bfloat16; it keeps such nu
 in Triton 3.6 three things go wrong with them, none of which raises: products of matrices and all other arithmetic
 take the bits for integers, and conversions from float32 cut bits off where a GPU rounds to the nearest. With
 numpy 2.4 a loop over a bound that was loaded from memory raises a TypeError, and a comparison of two single floats that
-is then spread over a block becomes a float. `repair` puts all of that right.
+is then spread over a block becomes a float. Of float8_e4m3fn it rounds otherwise than a GPU, and loses NaN. `repair`
+puts all of that right.
 
 What it cannot show: shared memory, races between programs (they run one after another), reads out of bounds.
 """
@@ -14,6 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import torch
 import triton.language as tl
 from triton.runtime import interpreter
 from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
@@ -23,7 +25,7 @@ IS_INTERPRETING = os.environ.get("TRITON_INTERPRET") == "1"
 
 UNREPAIRED: dict[str, Callable[..., Any]] = {
     name: getattr(InterpreterBuilder, name)
-    for name in ("binary_op", "unary_op", "create_dot", "create_fma", "cast_impl")
+    for name in ("binary_op", "unary_op", "create_dot", "create_fma", "create_fp_to_fp", "cast_impl")
 }
 """The methods of the builder as they were."""
 
@@ -34,6 +36,7 @@ def repair() -> None:
     InterpreterBuilder.unary_op = _unary_op
     InterpreterBuilder.create_dot = _create_dot
     InterpreterBuilder.create_fma = _create_fma
+    InterpreterBuilder.create_fp_to_fp = _fp_to_fp
     InterpreterBuilder.cast_impl = _cast_impl
     interpreter._patch_lang_tensor = _patch_lang_tensor
 
@@ -90,6 +93,17 @@ def _create_dot(
     # In float64, because the order in which numpy adds up depends on the shape; a GPU's does not.
     sums = np.matmul(a.data.astype(np.float64), b.data.astype(np.float64)) + d.data
     return TensorHandle(sums.astype(np.float32), tl.float32)
+
+
+def _fp_to_fp(self: InterpreterBuilder, src: TensorHandle, dst_type: tl.dtype, rounding: Any) -> TensorHandle:
+    """Convert to and from float8_e4m3fn, NaN included. What is too large to be converted is the kernels' to bound."""
+    if dst_type.scalar == tl.float8e4nv:
+        wide = torch.from_numpy(np.ascontiguousarray(_widen(src).data, dtype=np.float32))
+        return TensorHandle(wide.to(torch.float8_e4m3fn).view(torch.uint8).numpy(), tl.float8e4nv)
+    if src.dtype.scalar == tl.float8e4nv:
+        narrow = torch.from_numpy(np.ascontiguousarray(src.data)).view(torch.float8_e4m3fn)
+        return _cast_impl(self, TensorHandle(narrow.float().numpy(), tl.float32), dst_type)
+    return UNREPAIRED["create_fp_to_fp"](self, src, dst_type, rounding)
 
 
 def _cast_impl(self: InterpreterBuilder, src: TensorHandle, dst_type: tl.dtype) -> TensorHandle:
