@@ -201,16 +201,17 @@ class AsyncClient:
         """Requests of this client that run or wait."""
         return len(self._live)
 
-    def chat_template(self, content_format: FormatChoice = "auto") -> ChatTemplate:
+    def chat_template(self, content_format: FormatChoice = "auto", chosen: str | None = None) -> ChatTemplate:
         """Return the template that turns messages into a prompt.
 
         Args:
             content_format: what it gets as a message's content; auto: what its loops tell.
+            chosen: another than the engine's: a file, or the Jinja text itself.
 
         Raises:
             InvalidRequestError: the model has none and none was given.
         """
-        return ChatTemplate.for_model(self.config.chat_template, self.tokenizer, content_format)
+        return ChatTemplate.for_model(chosen or self.config.chat_template, self.tokenizer, content_format)
 
     def default_params(self, max_tokens: int | None = 16) -> SamplingParams:
         """Return the model's own default parameters."""

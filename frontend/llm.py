@@ -6,6 +6,7 @@ import threading
 import weakref
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 from tqdm import tqdm
@@ -14,6 +15,7 @@ from octavo.frontend.client import AsyncClient
 from octavo.frontend.generation.prompt import Prompt, conversation_prompt
 from octavo.frontend.outputs import BeamSearchOutput, RequestOutput, as_beam_search_output
 from octavo.frontend.text.chat_template import FormatChoice
+from octavo.frontend.text.tokenizer import Tokenizer
 from octavo.protocol.errors import EngineDeadError, InvalidRequestError
 from octavo.protocol.params import BeamSearchParams, OutputKind, SamplingParams
 from octavo.protocol.snapshot import EngineSnapshot
@@ -85,6 +87,7 @@ class LLM:
         use_tqdm: bool = True,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
+        chat_template: str | None = None,
         chat_template_kwargs: dict[str, Any] | None = None,
         chat_template_content_format: FormatChoice = "auto",
         tools: list[dict[str, Any]] | None = None,
@@ -97,6 +100,7 @@ class LLM:
             use_tqdm: show a progress bar.
             add_generation_prompt: end the prompts with what makes the model answer.
             continue_final_message: go on with the last message instead.
+            chat_template: a file or the Jinja text itself, instead of the engine's.
             chat_template_kwargs: further variables of the template.
             chat_template_content_format: what it gets as a message's content; auto: what its loops tell.
             tools: functions that the prompt tells of, as the HTTP API has them; calls stay in the text.
@@ -106,7 +110,8 @@ class LLM:
         """
         several: list[Any] = list(messages)
         conversations: list[list[Message]] = [several] if several and isinstance(several[0], dict) else several
-        template, tokenizer = self.client.chat_template(chat_template_content_format), self.client.tokenizer
+        template = self.client.chat_template(chat_template_content_format, chat_template)
+        tokenizer = self.client.tokenizer
         variables = {
             "add_generation_prompt": add_generation_prompt,
             "continue_final_message": continue_final_message,
@@ -140,6 +145,26 @@ class LLM:
             EngineDeadError: the engine is gone.
         """
         return self._run(self._search_all(_as_list(prompts), params, concurrency_limit, use_tqdm=use_tqdm))
+
+    def get_tokenizer(self) -> Tokenizer:
+        """Return the model's tokenizer, with `encode` and `decode`."""
+        return self.client.tokenizer
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """Return the parameters of requests that come with none: the model's own."""
+        return self.client.default_params()
+
+    def start_profile(self, directory: str) -> None:
+        """Start to record a torch trace of every worker.
+
+        Raises:
+            RequestFailedError: the directory cannot be made or written in.
+        """
+        self._run(self.client.start_profile(str(Path(directory).resolve())))
+
+    def stop_profile(self) -> None:
+        """End the recording; each worker writes its trace into the directory."""
+        self._run(self.client.stop_profile())
 
     def stats(self) -> EngineStats:
         """Return the engine's counters."""

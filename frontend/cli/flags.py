@@ -65,10 +65,14 @@ class FlagParser(CommandParser):
         """
         return vars(self.parse(own_words(words)))
 
-    def parse_settings(self, words: Sequence[str]) -> dict[str, Any]:
+    def parse_settings(self, words: Sequence[str], *, may_join: bool = False) -> dict[str, Any]:
         """Return what the command line says, over what the file says that `--config` names.
 
-        Ends the process with code 2 when the command line is wrong, or names neither a model nor an engine to join.
+        Ends the process with code 2 when the command line is wrong, or names no model.
+
+        Args:
+            words: of the command line.
+            may_join: an engine to join will do as well.
 
         Raises:
             ConfigError: the file is wrong.
@@ -80,7 +84,7 @@ class FlagParser(CommandParser):
                 self.error(f"two models are named: {positional} and {said['model']}")
             said["model"] = positional
         settings = (read_config_file(path) if path else {}) | said
-        if "model" not in settings and not settings.get("join"):
+        if "model" not in settings and not (may_join and settings.get("join")):
             self.error("which model? Name a directory, a .gguf file or a hub id")
         return settings
 

@@ -155,4 +155,4 @@ def read_settings(words: list[str]) -> dict[str, Any]:
     Raises:
         ConfigError: the file is wrong.
     """
-    return parser().parse_settings(words)
+    return parser().parse_settings(words, may_join=True)

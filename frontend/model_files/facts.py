@@ -75,7 +75,7 @@ def read_model_facts(config: ModelConfig, env: Env) -> ModelFacts:
 
 def _load_format(config: ModelConfig, path: Path) -> str:
     """Decide what "auto" means, and check that the files are there."""
-    wanted = config.load_format
+    wanted = "auto" if config.load_format == "hf" else config.load_format
     if path.is_file():
         if wanted == "safetensors":
             raise ConfigError(

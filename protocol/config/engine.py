@@ -6,7 +6,7 @@ from msgspec import Meta, Struct, field
 
 from octavo.protocol.params import LogprobsMode
 
-LoadFormat: TypeAlias = Literal["auto", "safetensors", "gguf", "dummy"]
+LoadFormat: TypeAlias = Literal["auto", "hf", "safetensors", "gguf", "dummy"]
 TokenizerMode: TypeAlias = Literal["auto", "hf", "fast", "slow", "mistral"]
 DtypeName: TypeAlias = Literal["bfloat16", "float16", "float32"]
 DtypeChoice: TypeAlias = Literal["auto", "bfloat16", "float16", "float32", "half", "float"]
@@ -60,7 +60,7 @@ class ModelConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     ] = None
     load_format: Annotated[
         LoadFormat,
-        Meta(description="How weights are stored; dummy makes random ones without reading any."),
+        Meta(description="How weights are stored (hf means auto); dummy makes random ones without reading any."),
     ] = "auto"
     dtype: Annotated[
         DtypeChoice,

@@ -270,7 +270,10 @@ def _unsupported() -> Iterator[ForeignSetting]:
     yield from _group("value", _NO_SPECULATION, ("none",), "per_request_spec_decode_metrics")
     yield from _group("value", _NO_OFFLOAD, ("0", "0.0"), "cpu_offload_gb kv_offloading_size offload_group_size")
     yield from _group(
-        "value", _NO_OFFLOAD, None, "kv_offloading_backend offload_backend offload_num_in_group offload_prefetch_step"
+        "value",
+        _NO_OFFLOAD,
+        None,
+        "sleep_mode_backend kv_offloading_backend offload_backend offload_num_in_group offload_prefetch_step",
     )
     yield from _group("list", _NO_OFFLOAD, _EMPTY, "cpu_offload_params offload_params sleep_preserve_parameter_names")
     yield from _group(
@@ -303,6 +306,12 @@ def _unsupported() -> Iterator[ForeignSetting]:
     )
     yield from _group("switch", "logprobs tell of the candidates", _OFF, "return_sampling_mask")
     yield from _group("value", "this release writes tokens from left to right", _EMPTY, "diffusion_config/-dc")
+    yield from _group(
+        "value",
+        "--watchdog-timeout and --core-timeout say when an engine counts as hung",
+        _EMPTY,
+        "watchdog_config",
+    )
     yield from _group("value", "texts carry no watermark", _EMPTY, "watermark_config")
     yield from _group("value", "reasoning is told apart by --reasoning-parser", _EMPTY, "reasoning_config")
     yield from _group("value", "there are the parsers of --reasoning-parser alone", _EMPTY, "reasoning_parser_plugin")

@@ -100,6 +100,20 @@ def test_chat_renders_the_template(llm: LLM) -> None:
     assert len(llm.chat([[{"role": "user", "content": str(n)}] for n in range(3)], GREEDY, use_tqdm=False)) == 3
 
 
+def test_another_chat_template(llm: LLM) -> None:
+    template = "{% for message in messages %}{{ message.content }}{% endfor %}"
+    (output,) = llm.chat([{"role": "user", "content": "abc"}], GREEDY, use_tqdm=False, chat_template=template)
+    assert output.prompt == "abc"
+    assert output.prompt_token_ids == llm.get_tokenizer().encode("abc", add_special_tokens=False)
+
+
+def test_a_profile(llm: LLM, tmp_path: Path) -> None:
+    llm.start_profile(str(tmp_path / "traces"))
+    llm.generate([[5]], llm.get_default_sampling_params().clone(max_tokens=2), use_tqdm=False)
+    llm.stop_profile()
+    assert list((tmp_path / "traces").iterdir())
+
+
 def test_a_progress_bar_is_shown(llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
     llm.generate(["a", "b"], GREEDY)
     assert "2/2" in capsys.readouterr().err

@@ -244,6 +244,7 @@ class TestFacts:
         with pytest.raises(ConfigError, match=r"quantized \(awq\)"):
             facts_of(home, env)
         assert facts_of(home, env, load_format="dummy").load_format == "dummy"
+        assert facts_of(home, env, load_format="hf").load_format == facts_of(home, env).load_format == "safetensors"
 
     def test_generation_config_gives_defaults_and_stop_tokens(self, home: Path, env: Env, tmp_path: Path) -> None:
         generation = {"temperature": 0.6, "top_k": 20, "max_new_tokens": 99, "do_sample": True, "eos_token_id": [3, 4]}
