@@ -190,7 +190,7 @@ class TestFacts:
     def test_a_llama_directory(self, home: Path, env: Env) -> None:
         facts = facts_of(home, env)
         assert facts.model_path == facts.tokenizer_path == str(home)
-        assert facts.load_format == "safetensors"
+        assert facts.load_format == facts_of(home, env, load_format="hf").load_format == "safetensors"
         assert facts.architecture == "LlamaForCausalLM"
         assert facts.hf_config == LLAMA
         assert (facts.vocab_size, facts.num_layers, facts.num_heads, facts.num_kv_heads) == (320, 2, 6, 2)
@@ -244,7 +244,6 @@ class TestFacts:
         with pytest.raises(ConfigError, match=r"quantized \(awq\)"):
             facts_of(home, env)
         assert facts_of(home, env, load_format="dummy").load_format == "dummy"
-        assert facts_of(home, env, load_format="hf").load_format == facts_of(home, env).load_format == "safetensors"
 
     def test_generation_config_gives_defaults_and_stop_tokens(self, home: Path, env: Env, tmp_path: Path) -> None:
         generation = {"temperature": 0.6, "top_k": 20, "max_new_tokens": 99, "do_sample": True, "eos_token_id": [3, 4]}
