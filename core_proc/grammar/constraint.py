@@ -10,14 +10,22 @@ if TYPE_CHECKING:
     from octavo.core_proc.grammar.matcher import Matcher
 
 
+def can_be_forced(spec: GrammarSpec, vocabulary: Vocabulary) -> bool:
+    """Return whether the tokens that shall end what is free make the mark that does."""
+    token_ids = spec.start_after_token_ids
+    if not token_ids or not 0 <= min(token_ids) <= max(token_ids) < len(vocabulary.tokens):
+        return False
+    return bool(spec.start_after) and spec.start_after in b"".join(map(vocabulary.tokens.__getitem__, token_ids))
+
+
 class Constraint:
-    """A live request and its matcher.
+    """A live request and its matcher, which it has none of where nothing binds it but how long its beginning is.
 
     The matcher's place is a function of the request's known outputs alone, those of a resumed request included, so
     it does not matter how often the request was preempted.
     """
 
-    def __init__(self, request: Request, matcher: "Matcher", spec: GrammarSpec, vocabulary: Vocabulary) -> None:
+    def __init__(self, request: Request, matcher: "Matcher | None", spec: GrammarSpec, vocabulary: Vocabulary) -> None:
         self.request = request
         self.matcher = matcher
         self.param = spec.param
@@ -33,22 +41,33 @@ class Constraint:
         self._length_seen = 0
         ends = {*request.sampling.eos_token_ids, *request.sampling.stop_token_ids}
         self._ends = sorted(token_id for token_id in ends if token_id < len(vocabulary.tokens))
-        self._free_mask = self._all_but_ends() if self._is_free else None
+        self._free_mask = self._all_but_ends() if self._is_free and matcher is not None else None
+        self._max_free = spec.max_free_tokens
+        self._marker_token_ids = spec.start_after_token_ids
+        self._num_free = 0
 
     @property
     def is_bound(self) -> bool:
         """True where the next token must fit the grammar."""
-        return not self._is_free
+        return not self._is_free and self.matcher is not None
+
+    @property
+    def is_over(self) -> bool:
+        """True when nothing will ever bind this request again."""
+        return not self._is_free and self.matcher is None
 
     @property
     def free_mask(self) -> bytes | None:
-        """What may come before the grammar begins: anything but the end. None: anything at all."""
-        return self._free_mask
+        """What may come before the grammar begins: anything but the end, or the mark. None: anything at all."""
+        if self._max_free is None or not self._is_free or self._num_free < self._max_free:
+            return self._free_mask
+        place = (self._num_free - self._max_free) % len(self._marker_token_ids)
+        return self._mask_of(1 << self._marker_token_ids[place])
 
     @property
     def is_complete(self) -> bool:
         """True when the grammar has no place for anything more."""
-        return self.is_bound and self.matcher.is_complete
+        return self.matcher is not None and not self._is_free and self.matcher.is_complete
 
     @property
     def has_news(self) -> bool:
@@ -66,7 +85,7 @@ class Constraint:
         for token_id in token_ids:
             if self._is_free:
                 self._look_for_marker(token_id)
-            elif not self.matcher.take(token_id):
+            elif self.matcher is not None and not self.matcher.take(token_id):
                 self.has_taken_all = False
                 return
 
@@ -84,10 +103,14 @@ class Constraint:
         bits = (1 << vocab_size) - 1
         for token_id in ends:
             bits &= ~(1 << token_id)
-        return bits.to_bytes(4 * -(-vocab_size // 32), "little")
+        return self._mask_of(bits)
+
+    def _mask_of(self, bits: int) -> bytes:
+        return bits.to_bytes(4 * -(-len(self._vocabulary.tokens) // 32), "little")
 
     def _look_for_marker(self, token_id: int) -> None:
         """Note a free token. What follows the marker within its own token is still free."""
+        self._num_free += 1
         self._tail += self._vocabulary.tokens[token_id]
         if self._marker in self._tail:
             self._is_free = False

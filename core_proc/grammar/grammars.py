@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from octavo.core_proc.grammar.compiler import GrammarCompiler, GrammarKey, NoGrammar
-from octavo.core_proc.grammar.constraint import Constraint
+from octavo.core_proc.grammar.constraint import Constraint, can_be_forced
 from octavo.core_proc.request import Request, RequestKey, RequestState
 from octavo.core_proc.scheduler.delivery import ClientEvent
 from octavo.core_proc.scheduler.delta import StepRecord
@@ -22,6 +22,7 @@ from octavo.protocol.events import Failed, FailureKind, Finished, FinishReason, 
 from octavo.protocol.ids import RequestId
 from octavo.protocol.requests import Submit, Vocabulary
 from octavo.protocol.steps import SlotMask
+from octavo.protocol.structured import GrammarKind
 
 if TYPE_CHECKING:
     from octavo.core_proc.grammar.matcher import Matcher
@@ -80,6 +81,11 @@ class Grammars:
             return [_refused(client, submit, f"request_id {submit.request_id!r} is in use", "request_id")]
         if self._compiler.vocabulary is None:
             return [_refused(client, submit, "no vocabulary was sent before the first grammar", submit.grammar.param)]
+        if submit.grammar.max_free_tokens is not None and not can_be_forced(submit.grammar, self._compiler.vocabulary):
+            message = "no tokens of this model end what is free"
+            return [_refused(client, submit, message, submit.grammar.param)]
+        if submit.grammar.kind is GrammarKind.FREE:
+            return self._start(client, submit, None)
         if (size := len(submit.grammar.text.encode())) > (limit := self._scheduler.config.max_grammar_bytes):
             message = f"the grammar has {size} bytes, at most {limit} are compiled (--max-grammar-bytes)"
             return [_refused(client, submit, message, submit.grammar.param)]
@@ -135,7 +141,7 @@ class Grammars:
             record.awaits_masks = False
         return events
 
-    def _start(self, client: bytes, submit: Submit, matcher: "Matcher") -> list[ClientEvent]:
+    def _start(self, client: bytes, submit: Submit, matcher: "Matcher | None") -> list[ClientEvent]:
         spec, vocabulary = submit.grammar, self._compiler.vocabulary
         assert spec is not None and vocabulary is not None
         events = self._scheduler.submit(client, submit)
@@ -170,7 +176,7 @@ class Grammars:
                     events += self._scheduler.refuse(request, message, constraint.param)
                 elif constraint.is_complete:
                     events += self._scheduler.conclude(request)
-            if request.state is RequestState.FINISHED:
+            if request.state is RequestState.FINISHED or constraint.is_over:
                 del self._constraints[key]
         return events
 
@@ -197,6 +203,7 @@ class Grammars:
                 assert constraint.free_mask is not None
                 masks.append((slot, constraint.free_mask))
                 continue
+            assert constraint.matcher is not None, "what is bound has a grammar"
             mask, may_end = constraint.matcher.mask()
             if fault := constraint.matcher.fault:
                 message = f"the grammar cannot be followed any further: {fault}"
@@ -211,7 +218,9 @@ class Grammars:
         return events
 
 
-def _as_completed(event: RequestEvent, submit: Submit, matcher: "Matcher", vocabulary: Vocabulary) -> RequestEvent:
+def _as_completed(
+    event: RequestEvent, submit: Submit, matcher: "Matcher | None", vocabulary: Vocabulary
+) -> RequestEvent:
     """Return the end of a resumed request as it would have been: a limit does not cut what is complete anyway."""
     if not isinstance(event, Finished) or event.reason is not FinishReason.LENGTH or submit.grammar is None:
         return event

@@ -134,6 +134,8 @@ def source_of(spec: GrammarSpec) -> str:
         case GrammarKind.LARK:
             # At the end, so that the lines that errors name are the author's.
             return f"{spec.text}\n{HEADER}"
+        case GrammarKind.FREE:
+            raise GrammarFault("there is no grammar")
 
 
 _NO_DETAILS = "\n<non-verbose/>"

@@ -1,7 +1,7 @@
 """From the form that a caller asks of an output to the grammar that the core compiles. Compiles nothing itself."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from octavo.frontend.generation.closed_schema import closed_schema
@@ -16,12 +16,17 @@ OPTIONS = "x-guidance"
 """Key of a schema under which the library that compiles it looks for its own settings."""
 
 
-def grammar_spec(asked: StructuredOutputsParams, special_token_ids: Mapping[str, int]) -> GrammarSpec:
+def grammar_spec(
+    asked: StructuredOutputsParams,
+    special_token_ids: Mapping[str, int],
+    start_after_token_ids: Sequence[int] = (),
+) -> GrammarSpec:
     """Return what the core is told.
 
     Args:
         asked: verified already.
         special_token_ids: the tokenizer's special tokens, by their names.
+        start_after_token_ids: what the tokenizer makes of `start_after`, where `max_free_tokens` is set.
 
     Raises:
         InvalidRequestError: a structural tag, a grammar or a schema cannot be read; `param` names the field.
@@ -30,9 +35,16 @@ def grammar_spec(asked: StructuredOutputsParams, special_token_ids: Mapping[str,
     parts = tuple(
         GrammarPart(name, _schema_text(schema, asked, name)) for name, schema in (asked.schemas or {}).items()
     )
-    kind, text = _grammar(asked, special_token_ids)
-    start_after = (asked.start_after or "").encode(errors="surrogatepass")
-    return GrammarSpec(kind, text, asked.name(asked.kinds[0]), start_after, parts)
+    kind, text = _grammar(asked, special_token_ids) if asked.kinds else (GrammarKind.FREE, "")
+    return GrammarSpec(
+        kind,
+        text,
+        asked.name(asked.kinds[0] if asked.kinds else "max_free_tokens"),
+        (asked.start_after or "").encode(errors="surrogatepass"),
+        parts,
+        asked.max_free_tokens,
+        tuple(start_after_token_ids),
+    )
 
 
 def special_tokens(tokenizer: Tokenizer) -> dict[str, int]:

@@ -61,7 +61,12 @@ class GrammarMaker:
                 self._link.teach(await self._run_in_thread(self._vocabulary))
                 self._has_taught = True
         asked = self._with_defaults(asked)
-        return await self._run_in_thread(lambda: grammar_spec(asked, self._special_tokens))
+        return await self._run_in_thread(lambda: self._spec(asked))
+
+    def _spec(self, asked: StructuredOutputsParams) -> GrammarSpec:
+        marker = (asked.start_after or "") if asked.max_free_tokens is not None else ""
+        token_ids = self._tokenizer.encode(marker, add_special_tokens=False)
+        return grammar_spec(asked, self._special_tokens, token_ids)
 
     def _vocabulary(self) -> Vocabulary:
         return vocabulary_of(self._tokenizer, self._config.model.vocab_size, self._config.model.eos_token_ids)

@@ -33,6 +33,8 @@ from octavo.protocol.structured import StructuredOutputsParams
 logger = logging.getLogger(__name__)
 
 
+THOUGHT_LIMIT = "thinking_token_budget"
+
 RESERVED_VARIABLES = frozenset({"messages", "self"})
 """Variables of a template that nobody may set by name."""
 
@@ -113,6 +115,7 @@ class Conversation:
             answer_form=_verified(structured_outputs_of(asked)),
         )
         self._opening = Opening.OUTSIDE
+        self._thought_limit = _thought_limit(asked, settings.reasoning)
 
     @property
     def shown_tools(self) -> list[dict[str, Any]] | None:
@@ -145,14 +148,16 @@ class Conversation:
     def prompt(self, text: str) -> str:
         """Return the prompt, given what the template has made, and note how the answer will begin.
 
-        A form can bind an answer only behind its reasoning. Where the template leaves it to the model whether to
-        reason, the prompt then opens the reasoning, as the model itself would.
+        A form can bind an answer only behind its reasoning, and a limit only an answer that begins with it. Where the
+        template leaves it to the model whether to reason, the prompt then opens the reasoning, as the model itself
+        would.
         """
         reasoning = self._settings.reasoning
         if reasoning is None:
             return text
         self._opening = reasoning.opening(text, self._continued())
-        if self._opening is Opening.UNSURE and self._must_begin_in_form() and self._asked.add_generation_prompt:
+        must_know = self._must_begin_in_form() or self._thought_limit is not None
+        if self._opening is Opening.UNSURE and must_know and self._asked.add_generation_prompt:
             self._opening = Opening.INSIDE
             return f"{text}{reasoning.begin}\n"
         return text
@@ -163,6 +168,8 @@ class Conversation:
         if form is not None and self._opening is Opening.INSIDE and form.start_after is None:
             assert self._settings.reasoning is not None
             form = msgspec.structs.replace(form, start_after=self._settings.reasoning.end)
+        if self._thought_limit is not None and self._opening is Opening.INSIDE:
+            form = self._with_limited_thoughts(form, self._thought_limit)
         marks = [*(self._plan.parser.tags if self._plan.parser else ())]
         marks += self._settings.reasoning.tags if self._settings.reasoning else ()
         has_special_marks = any(tokenizer.token_id(mark) in tokenizer.special_token_ids for mark in marks)
@@ -179,6 +186,16 @@ class Conversation:
         style = AnswerFormat(reasoning, self._opening, plan.parser, plan.max_calls)
         return Reading(style, tokenizer, self._asked.include_reasoning, plan.is_named)
 
+    def _with_limited_thoughts(
+        self, form: StructuredOutputsParams | None, max_tokens: int
+    ) -> StructuredOutputsParams | None:
+        """Return a form whose reasoning ends after so many tokens; one that begins elsewhere stays as it is."""
+        assert self._settings.reasoning is not None, "a server without a reasoning parser refuses limits"
+        end = self._settings.reasoning.end
+        if form is None:
+            return StructuredOutputsParams(start_after=end, max_free_tokens=max_tokens, param=THOUGHT_LIMIT)
+        return msgspec.structs.replace(form, max_free_tokens=max_tokens) if form.start_after == end else form
+
     def _must_begin_in_form(self) -> bool:
         return self._plan.form is not None and not self._plan.begins_free
 
@@ -194,6 +211,18 @@ def _tool_choice(asked: ChatCompletionRequest) -> ToolChoice:
             return ToolChoice(some.mode, allowed=frozenset(tool.function.name for tool in some.tools))
         case mode:
             return ToolChoice(mode or "auto")
+
+
+def _thought_limit(asked: ChatCompletionRequest, reasoning: ReasoningParser | None) -> int | None:
+    """Return how many tokens of reasoning there may be; None: any number."""
+    limit = asked.thinking_token_budget
+    if limit is None or limit == -1:
+        return None
+    if reasoning is None:
+        raise InvalidRequestError(
+            f"{THOUGHT_LIMIT} needs a server that tells reasoning apart (--reasoning-parser)", THOUGHT_LIMIT
+        )
+    return limit
 
 
 def _verified(form: StructuredOutputsParams | None) -> StructuredOutputsParams | None:

@@ -191,7 +191,7 @@ def _schema_of(form: StructuredOutputsParams) -> dict[str, Any]:
         raise InvalidRequestError(
             "beside tools the answer may have no form but that of a JSON schema: leave the tools out, or set "
             'tool_choice to "none"',
-            form.name(form.kinds[0]),
+            form.name(*form.kinds),
         )
     schema = parse_json(form.json) if isinstance(form.json, str) else form.json
     return dict(schema)

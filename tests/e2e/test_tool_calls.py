@@ -198,6 +198,21 @@ def test_calls_and_forms_begin_behind_the_reasoning(thinking_server: Server) -> 
     assert plain.message.content.lstrip().startswith("{")
 
 
+def test_thoughts_end_when_their_budget_is_spent(thinking_server: Server) -> None:
+    api = client(thinking_server)
+    body = {"prompt": THINK_END, "add_special_tokens": False}
+    (end,) = thinking_server.post("/tokenize", body).json()["tokens"]
+    # The model would never end them itself.
+    fields = {**ASK, "seed": 1, "logit_bias": {str(end): -100}, "extra_body": {"thinking_token_budget": 5}}
+    answer = api.chat.completions.create(**{**fields, "max_tokens": 12})
+    assert answer.usage.completion_tokens_details.reasoning_tokens == 6, "the mark is one of them"
+    assert answer.choices[0].message.content
+    answer = api.chat.completions.create(**fields, tools=tools(), tool_choice="required", parallel_tool_calls=False)
+    assert answer.usage.completion_tokens_details.reasoning_tokens == 6
+    assert answer.choices[0].finish_reason == "tool_calls"
+    check_calls(answer.choices[0].message.tool_calls)
+
+
 def test_the_default_model_calls_what_it_must(smollm2_gguf: Path) -> None:
     flags = ("--served-model-name", "tiny", "--max-model-len", "2048")
     with serve(smollm2_gguf, *flags) as server:

@@ -382,6 +382,63 @@ def test_the_grammar_begins_after_the_mark(desk: Desk) -> None:
     assert desk.take_letters() == [["x"]]
 
 
+ANYTHING = "01abcdefghijklmnopqrstuvwxyz"
+
+
+def limited(
+    desk: Desk, text: str, kind: GrammarKind, limit: int, outputs: list[int] | None = None
+) -> list[ClientEvent]:
+    """Submit a request whose free beginning ends with "end" after so many tokens."""
+    marker = tuple(token(letter) for letter in "end")
+    spec = GrammarSpec(kind, text, "p", b"end", (), limit, marker)
+    sampling = SamplingSpec(max_tokens=30, seed=0, eos_token_ids=(EOS,))
+    submit = Submit("r", [5, 6, 7], sampling, grammar=spec, resume_output_token_ids=outputs or [])
+    return desk.grammars.submit(CLIENT, submit) + desk.wait()
+
+
+@pytest.mark.parametrize("before", ["", "zz", "ze"])
+def test_what_is_free_too_long_is_ended_by_force(desk: Desk, before: str) -> None:
+    assert limited(desk, "xy", GrammarKind.REGEX, len(before)) == []
+    for letter in before:
+        desk.plan()
+        assert desk.take_letters() == [[ANYTHING.replace("0", "")]]
+        desk.commit(token(letter))
+    for letter in "endxy":
+        desk.plan()
+        assert desk.take_letters() == [[letter]], "first the mark, then the grammar"
+        events = desk.commit(token(letter))
+    assert ends(events) == [("r", FinishReason.STOP)]
+
+
+def test_without_a_form_nothing_is_bound_but_the_end_of_the_beginning(desk: Desk) -> None:
+    assert limited(desk, "", GrammarKind.FREE, 1, outputs=[token("z"), token("e")]) == []
+    for letter in "nd":
+        desk.plan()
+        assert desk.take_letters() == [[letter]]
+        desk.commit(token(letter))
+    desk.plan(), desk.plan()
+    assert desk.take_letters() == [[], []], "no step waits for a token any more"
+    desk.commit(token("q"))
+    assert ends(desk.commit(EOS)) == [("r", FinishReason.STOP)]
+
+
+def test_without_a_form_the_beginning_may_end_in_its_own_time_and_with_the_request(desk: Desk) -> None:
+    assert limited(desk, "", GrammarKind.FREE, 9) == []
+    for letter in "aend":
+        desk.plan()
+        assert desk.take_letters() == [[]]
+        desk.commit(token(letter))
+    desk.plan()
+    assert ends(desk.commit(EOS)) == [("r", FinishReason.STOP)]
+
+
+def test_a_mark_that_no_tokens_make_is_refused(desk: Desk) -> None:
+    for marker in ((), (token("e"),), (999,)):
+        spec = GrammarSpec(GrammarKind.FREE, "", "p", b"end", (), 1, marker)
+        submit = Submit("r", [5], SamplingSpec(max_tokens=3, seed=0), grammar=spec)
+        assert ends(desk.grammars.submit(CLIENT, submit)) == [("r", (FailureKind.INVALID, "p"))]
+
+
 def test_without_end_tokens_what_comes_before_the_grammar_needs_no_mask(desk: Desk) -> None:
     desk.start("r", "xy", start_after=b"end", sampling={"eos_token_ids": (), "stop_token_ids": (STOP,)})
     desk.plan()

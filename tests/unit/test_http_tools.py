@@ -292,6 +292,37 @@ def test_a_form_begins_behind_the_reasoning(
     assert request["prompt"]["prompt"].endswith("<assistant>" + suffix) or "chat_template_kwargs" in fields
 
 
+@pytest.mark.parametrize(
+    ("fields", "suffix", "limit", "has_form"),
+    [
+        ({}, "<think>\n", 7, False),
+        ({"chat_template_kwargs": {"enable_thinking": True}}, "", 7, False),
+        ({"chat_template_kwargs": {"enable_thinking": False}}, "", None, False),
+        ({"thinking_token_budget": -1}, "", None, False),
+        ({"response_format": {"type": "json_object"}}, "<think>\n", 7, True),
+        ({"tools": [{"type": "function", "function": {"name": "now", "strict": True}}]}, "<think>\n", 7, True),
+        ({"response_format": {"type": "json_object"}, "thinking_token_budget": -1}, "<think>\n", None, True),
+    ],
+    ids=str,
+)
+def test_thoughts_of_a_limited_length(fields: dict[str, Any], suffix: str, limit: int | None, has_form: bool) -> None:
+    client = ToolClient("x</think>Hi.")
+    assert post(client, PATH, ask(**{"thinking_token_budget": 7, **fields}), config=QWEN).status_code == 200
+    (request,) = client.requests
+    form = request["params"].structured_outputs
+    assert (None if form is None else form.max_free_tokens) == limit
+    assert form is None or (form.start_after, bool(form.kinds)) == ("</think>", has_form)
+    assert request["prompt"]["prompt"].endswith("<assistant>" + suffix) or "chat_template_kwargs" in fields
+
+
+def test_a_limit_of_thoughts_needs_thoughts() -> None:
+    for config, limit in ((HERMES, 5), (QWEN, -2)):
+        response = post(ToolClient(), PATH, ask(thinking_token_budget=limit), config=config)
+        assert (response.status_code, response.json()["error"]["param"]) == (400, "thinking_token_budget")
+    refused = post(ToolClient(), "/v1/completions", {"prompt": "x", "thinking_token_budget": 5}, config=QWEN)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "thinking_token_budget")
+
+
 def test_strict_calls_leave_it_to_the_model_whether_to_reason() -> None:
     client = ToolClient()
     tools = [{"type": "function", "function": {"name": "now", "strict": True}}]

@@ -116,6 +116,7 @@ def test_an_answer_of_a_form_may_still_call(parser) -> None:
         ({"named": "number", "answer": StructuredOutputsParams(regex="a", param="x.y")}, "x.y", "so x has"),
         ({"answer": StructuredOutputsParams(regex="a")}, "structured_outputs.regex", "JSON schema"),
         ({"answer": StructuredOutputsParams(json_object=True), "parser": Shout}, "tools", "no grammar"),
+        ({"answer": StructuredOutputsParams(start_after="x", max_free_tokens=1)}, "structured_outputs", "JSON schema"),
         ({"tools": (), "allowed": frozenset({"f"})}, "tool_choice", "needs tools"),
         ({"allowed": frozenset({"number", "other"})}, "tool_choice", "'other'"),
     ],

@@ -76,6 +76,8 @@ class ChatCompletionRequest(SamplingFields, kw_only=True):
     """False: one call at most."""
     include_reasoning: bool = True
     """False: the reasoning is left out of the answer."""
+    thinking_token_budget: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
+    """Tokens after which the reasoning is ended; -1: any number."""
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
     """For chat templates that know it; none turns the reasoning off."""
 
