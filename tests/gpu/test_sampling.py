@@ -49,7 +49,8 @@ def test_top_k_of_values_of_all_kinds(device: torch.device) -> None:
 @pytest.mark.parametrize("setting", filter_cases.SETTINGS)
 def test_filter_logits(device: torch.device, seed: int, setting: tuple[int, float, float], spread: float) -> None:
     top_k, top_p, min_p = setting
-    for vocab_size in [*filter_cases.VOCAB_SIZES[:3], 3000]:
+    several_blocks = [] if IS_INTERPRETING and spread < 1 else [3000]
+    for vocab_size in filter_cases.VOCAB_SIZES[:3] + several_blocks:
         logits = filter_cases.row(vocab_size, spread, seed)
         actual = filter_gpu.filter_logits(logits.to(device), top_k=top_k, top_p=top_p, min_p=min_p).cpu()
         expected = filter_reference.filter_logits(logits, top_k=top_k, top_p=top_p, min_p=min_p)
