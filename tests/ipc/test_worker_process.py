@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 import pytest
+import torch
 import zmq
 from specs import PYTHONPATH
 from subscribers import wait_for_subscribers
@@ -113,7 +114,7 @@ def test_from_ready_to_stop(config: ResolvedConfig, tmp_path: Path) -> None:
         phases, facts = w.wait_until_ready()
         # Kernels are compiled only where no start before this one has done it.
         phases = [phase for phase in phases if phase != "compiling kernels"]
-        assert phases == ["importing torch", "loading weights", "profiling memory"]
+        assert phases == ["importing torch", "opening the device", "loading weights", "profiling memory"]
         checkpoint_bytes = _safetensors_bytes(Path(config.model.model_path))
         assert checkpoint_bytes <= facts.weights_bytes <= 1.5 * checkpoint_bytes  # packed by whole panels of 64
         assert 0 < facts.free_bytes <= facts.total_bytes
@@ -197,11 +198,13 @@ def test_missing_weights_are_the_root_cause(config: ResolvedConfig, tmp_path: Pa
     assert exited.failure.hint
 
 
-def test_the_gpu_is_refused_in_words(config: ResolvedConfig, tmp_path: Path) -> None:
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_gpu_that_cannot_be_had_is_named(config: ResolvedConfig, tmp_path: Path) -> None:
     with worker(msgspec.structs.replace(config, device="cuda"), tmp_path) as w:
         exited = w.wait_for_exit()
     assert exited.failure is not None
-    assert "cannot compute on cuda" in exited.failure.message
+    assert exited.failure.phase == "opening the device"
+    assert "CUDA" in exited.failure.message or "GPU" in exited.failure.message
 
 
 def test_one_sigterm_is_left_to_the_core_and_two_end_the_worker(config: ResolvedConfig, tmp_path: Path) -> None:
