@@ -59,6 +59,7 @@ class Case:
             query_starts=np.arange(0, num_rows + 1, self.num_tokens),
             context_lens=np.full(self.num_requests, self.context_len),
             block_table_RP=table,
+            slots_T=np.repeat(np.arange(self.num_requests), self.num_tokens),
             slot_mapping_T=slots.ravel(),
         )
 

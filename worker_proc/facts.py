@@ -39,15 +39,34 @@ def measure(model: Model, device: Device, config: ResolvedConfig, *, rank: int, 
     Raises:
         NotEnoughMemoryError: a step of these sizes has no memory.
     """
+    activation, graphs = _step_bytes(model, device, config)
     return DeviceFacts(
         rank=rank,
         device_name=device.name,
         total_bytes=device.total_bytes,
         free_bytes=free_bytes,
         weights_bytes=model.weights_bytes,
-        activation_bytes=activation_bytes(model, device, config),
+        activation_bytes=activation,
+        graph_bytes=graphs,
         kv_block_bytes=kv_block_bytes(config, is_native=model.library is not None),
     )
+
+
+def _step_bytes(model: Model, device: Device, config: ResolvedConfig) -> tuple[int, int]:
+    """Return the bytes of activations and of graphs."""
+    stream = device.stream()
+    if stream is None:
+        return activation_bytes(model, device, config), 0
+    from octavo.worker_proc.pipeline.measure import measure_pipeline  # needs Triton
+
+    try:
+        measured = measure_pipeline(model, device, stream, config)
+    except torch.OutOfMemoryError as error:
+        raise NotEnoughMemoryError(
+            f"a step does not fit in memory beside the weights: {error}",
+            hint="use a smaller --max-num-batched-tokens, --max-num-seqs or --max-model-len",
+        ) from error
+    return measured.activation_bytes, measured.graph_bytes
 
 
 def activation_bytes(model: Model, device: Device, config: ResolvedConfig) -> int:

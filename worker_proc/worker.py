@@ -7,6 +7,8 @@ import gc
 import logging
 import traceback
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import assert_never
 
@@ -26,24 +28,24 @@ from octavo.protocol.steps import (
     Profile,
     SlotMask,
     StepPlan,
+    StepResult,
     Stop,
     TokenMasks,
     WorkerCommand,
     WorkerReply,
 )
 from octavo.worker_proc.device import open_device
+from octavo.worker_proc.device.base import Device
 from octavo.worker_proc.facts import measure
 from octavo.worker_proc.kernels import open_kernels
 from octavo.worker_proc.models.base import Model
 from octavo.worker_proc.step.execute import StepExecutor
+from octavo.worker_proc.step.steps import HostSteps, Steps
 from octavo.worker_proc.step.trace import StepTrace
 from octavo.worker_proc.weights.load import load_model
 
 logger = logging.getLogger(__name__)
 
-SMALL_STEP_TOKENS = 16
-"""After a step of at most so many tokens a page may be taken too. After larger ones the engine is busy, and all threads
-had better take the pages together when they need them."""
 ABORT_SIGNALS = 2
 """SIGTERMs that end a worker. One may have been sent to the whole process group: the core drains first."""
 
@@ -51,13 +53,16 @@ ABORT_SIGNALS = 2
 class Worker:
     """One rank: a model, its cache once the core has said how large, and a batch."""
 
-    def __init__(self, spec: WorkerSpec, model: Model) -> None:
+    def __init__(self, spec: WorkerSpec, model: Model, device: Device) -> None:
         self._spec = spec
         self._model = model
+        self._device = device
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._subscriber = Subscriber(self._context, spec.plan_address)
         self._results = ResultPush(self._context, spec.result_address)
-        self._executor: StepExecutor | None = None
+        self._steps: Steps | None = None
+        self._sequence = 0
+        """Of the latest command."""
         self._kept: deque[WorkerCommand] = deque()
         """Commands that came while a step waited for its masks."""
         self._stop: StopSignal | None = None
@@ -87,7 +92,7 @@ class Worker:
                 facts = measure(model, device, config, rank=spec.rank, free_bytes=free_bytes)
         gc.freeze()
         gc.enable()
-        worker = cls(spec, model)
+        worker = cls(spec, model, device)
         reporter.mark_ready(WorkerReady(facts))
         return worker
 
@@ -99,6 +104,7 @@ class Worker:
         self._stop = stop
         self._poller.register(stop.fileno(), zmq.POLLIN)
         while stop.count < ABORT_SIGNALS:
+            self._deliver_results()
             command = self._kept.popleft() if self._kept else self._subscriber.receive(timeout_s=0)
             if command is None:
                 self._rest()
@@ -112,14 +118,20 @@ class Worker:
         return EXIT_OK
 
     def _rest(self) -> None:
-        """Wait for what comes next; when nothing does for a moment, take memory that steps will need."""
-        if self._executor is not None:
-            self._executor.pages.take_pages(self._poller.poll)
+        """Wait for what comes next; when nothing does for a moment, do what makes later steps faster."""
+        if self._steps is not None:
+            with self._failures_reported():
+                self._steps.rest(self._poller.poll)
         self._poller.poll()
 
-    def _take_page(self) -> None:
-        if self._executor is not None and self._executor.pages.has_wanted:
-            self._executor.pages.take_page()
+    def _deliver_results(self) -> None:
+        if self._steps is not None:
+            with self._failures_reported():
+                self._steps.deliver_results()
+
+    def _deliver(self, result: StepResult) -> None:
+        if self._spec.rank == 0:
+            self._results.send(result)
 
     def _take_masks(self) -> list[SlotMask]:
         """Return the masks of the step that is being computed, and keep the commands that come before them for later.
@@ -138,6 +150,7 @@ class Worker:
                 self._kept.append(command)
                 continue
             self._poller.poll()
+            self._deliver_results()
             if self._stop is not None and self._stop.count:
                 self._stop.acknowledge()
                 if self._stop.count >= ABORT_SIGNALS:
@@ -146,37 +159,42 @@ class Worker:
 
     def _close(self) -> None:
         """Close the sockets. Blocks until: what was sent has left, or the core has stopped listening."""
+        if self._steps is not None:
+            self._steps.close()
         self._subscriber.close()
         self._results.close()
         self._context.term()
 
     def _obey(self, command: WorkerCommand) -> None:
-        try:
+        self._sequence = command.sequence
+        with self._failures_reported():
             reply = self._carry_out(command)
-        except Exception as error:  # process boundary: the core must hear why before this process ends
-            self._results.send(
-                CommandFailed(
-                    sequence=command.sequence,
-                    rank=self._spec.rank,
-                    error_type=type(error).__name__,
-                    message=_told(error),
-                    traceback=traceback.format_exc(),
-                )
-            )
-            self._close()
-            raise
         if reply is not None:
             self._results.send(reply)
-        if isinstance(command, StepPlan) and sum(part.num_tokens for part in command.scheduled) <= SMALL_STEP_TOKENS:
-            self._take_page()
+
+    @contextmanager
+    def _failures_reported(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # process boundary: the core must hear why before this process ends
+            failed = CommandFailed(
+                sequence=self._sequence,
+                rank=self._spec.rank,
+                error_type=type(error).__name__,
+                message=_told(error),
+                traceback=traceback.format_exc(),
+            )
+            self._results.send(failed)
+            self._close()
+            raise
 
     def _carry_out(self, command: WorkerCommand) -> WorkerReply | None:
         match command:
             case StepPlan():
-                if self._executor is None:
+                if self._steps is None:
                     raise ProtocolError("a step was planned before the cache was allocated")
-                result = self._executor.execute(command, self._take_masks)
-                return result if self._spec.rank == 0 else None
+                self._steps.begin(command, self._take_masks)
+                return None
             case TokenMasks():
                 raise ProtocolError("masks came for no step that awaits them")
             case AllocateCache():
@@ -192,17 +210,23 @@ class Worker:
     @torch.inference_mode()
     def _allocate(self, command: AllocateCache) -> None:
         try:
-            self._executor = StepExecutor.build(
-                self._model,
-                self._spec.config,
-                num_blocks=command.num_blocks,
-                max_model_len=command.max_model_len,
-            )
+            self._steps = self._new_steps(command.num_blocks, command.max_model_len)
         except (RuntimeError, MemoryError) as error:  # what torch's allocator and the native one raise
             raise NotEnoughMemoryError(
                 f"no memory for {command.num_blocks} KV blocks: {error}",
                 hint="use a smaller --gpu-memory-utilization or --num-gpu-blocks-override",
             ) from error
+        if (fd := self._steps.fileno()) is not None:
+            self._poller.register(fd, zmq.POLLIN)
+
+    def _new_steps(self, num_blocks: int, max_model_len: int) -> Steps:
+        config, bounds = self._spec.config, {"num_blocks": num_blocks, "max_model_len": max_model_len}
+        stream = self._device.stream()
+        if stream is None:
+            return HostSteps(StepExecutor.build(self._model, config, **bounds), self._deliver)
+        from octavo.worker_proc.pipeline.build import build_pipeline  # needs Triton
+
+        return build_pipeline(self._model, config, stream, self._deliver, **bounds).executor
 
     def _profile(self, directory: str | None) -> str:
         """Start or stop the trace; return why that failed, "" when it did not. A full disk is no reason to end."""
@@ -210,7 +234,7 @@ class Worker:
             if directory is None:
                 self._trace.stop()
             else:
-                self._trace.start(Path(directory), None if self._executor is None else self._executor.forward)
+                self._trace.start(Path(directory), None if self._steps is None else self._steps.forward)
         except OSError as error:
             logger.error("no trace: %s", error)
             return str(error)

@@ -22,16 +22,7 @@ def logprobs(logits_V: Tensor, token_id: int, top: int | Sequence[int]) -> RowLo
 def logprobs_of_rows(
     logits_RV: Tensor, token_ids_R: Tensor, top: int | Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return, of every row and without waiting, what `RowLogprobs` holds.
-
-    Args:
-        logits_RV: float32; the logits of a row lie side by side.
-        token_ids_R: int64, a token of the vocabulary for each row.
-        top: how many of the most likely tokens, K; more than there are means all. Or int64 token ids of shape (R, K).
-
-    Returns:
-        token_logprob_R float32, rank_R int32 from 1, top_token_ids_RK int64 and top_logprobs_RK float32.
-    """
+    """See `octavo.kernels.logprobs.logprobs_of_rows`."""
     num_rows, count = logits_RV.shape
     normalizer_R1 = torch.empty(num_rows, 1, dtype=torch.float64, device=logits_RV.device)
     rank_R = torch.empty(num_rows, dtype=torch.int32, device=logits_RV.device)

@@ -51,6 +51,21 @@ def sample_rows(
     return run(logits_RV, table, slots_R, positions_R, num_outputs_R, largest=largest)
 
 
+def processed_logits(
+    logits_RV: Tensor, table: RequestTable, slots_R: Tensor, num_outputs_R: Tensor, *, largest: float
+) -> Tensor:
+    """Return the float32 logits that `sample_rows` draws from; minus infinity for what it cannot draw.
+
+    Greedy requests have neither temperature nor filters. A row that may draw nothing has the logits that it has.
+
+    Raises:
+        UnsupportedDevice: no implementation for the device.
+    """
+    implementations = {"cuda": when_called("octavo.kernels.sample.gpu", processed_logits)}
+    run = choose("processed_logits", implementations, logits_RV.device)
+    return run(logits_RV, table, slots_R, num_outputs_R, largest=largest)
+
+
 def count_tokens(table: RequestTable, slots_R: Tensor, token_ids_R: Tensor) -> None:
     """Count, for the penalties of each row's request, a token that was drawn; -1 is none.
 

@@ -36,6 +36,26 @@ def sample_rows(
     return draw(changed_RV, table.temperature_S[slots_R], table.seed_S[slots_R], positions_R, thresholds=kept)
 
 
+def processed_logits(
+    logits_RV: Tensor, table: RequestTable, slots_R: Tensor, num_outputs_R: Tensor, *, largest: float
+) -> Tensor:
+    """See `octavo.kernels.sample.processed_logits`. Not for every step: it reads and writes the rows several times."""
+    changed_RV = change_logits(logits_RV, table, slots_R, num_outputs_R, largest)
+    temperature_R1 = table.temperature_S[slots_R].unsqueeze(1)
+    is_greedy_R1 = temperature_R1 == 0.0
+    # Divided as the logits were, so that it is equal where they were.
+    bound_R1 = -torch.full_like(temperature_R1, largest) / temperature_R1.masked_fill(is_greedy_R1, 1.0)
+    is_out_RV = changed_RV <= bound_R1
+    is_out_RV &= ~is_out_RV.all(dim=1, keepdim=True)
+    least_R, last_R = thresholds(changed_RV, table.top_k_S[slots_R], table.top_p_S[slots_R], table.log_min_p_S[slots_R])
+    # The keys of `top_k.order_key` with their first bit turned over, and so in the order of signed integers.
+    bits_RV = (changed_RV + 0.0).view(torch.int32)
+    keys_RV, least_R1 = bits_RV ^ ((bits_RV >> 31) & 0x7FFFFFFF), (least_R ^ -(2**31)).unsqueeze(1)
+    ids_V = torch.arange(changed_RV.shape[1], device=changed_RV.device)
+    is_kept_RV = (keys_RV > least_R1) | ((keys_RV == least_R1) & (ids_V <= last_R.unsqueeze(1)))
+    return changed_RV.masked_fill(is_out_RV | ~(is_kept_RV | is_greedy_R1), -torch.inf)
+
+
 def change_logits(
     logits_RV: Tensor, table: RequestTable, slots_R: Tensor, num_outputs_R: Tensor, largest: float
 ) -> Tensor:

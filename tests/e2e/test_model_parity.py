@@ -125,6 +125,7 @@ class Runner:
             np.array([0, *counts]).cumsum(),
             np.array([end for _, _, end in parts]),
             self.tables[[request for request, _, _ in parts]].numpy(),
+            np.repeat([request for request, _, _ in parts], counts),
             torch.cat(slots).numpy(),
         )
         with torch.inference_mode():

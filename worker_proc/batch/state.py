@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from octavo.protocol.errors import ProtocolError
 from octavo.protocol.steps import Admitted, Appended, Scheduled, SlotMask, StepPlan
-from octavo.worker_proc.batch.inputs import StepInputs
+from octavo.worker_proc.batch.inputs import PENDING, StepInputs
 from octavo.worker_proc.batch.rows import Row
 
 Int = TypeVar("Int", np.int32, np.int64)
@@ -59,13 +59,23 @@ class BatchState:
 
     def record(self, row: Row, position: int, token_id: int) -> None:
         """Put a sampled token where the next step will look for it."""
+        self.expect(row, position)
+        self.settle(row, position, token_id)
+
+    def expect(self, row: Row, position: int) -> None:
+        """Let the next step go on after a token that is being sampled; `settle` says later which it is."""
         if position != row.num_known_tokens:
             raise ProtocolError(
                 f"slot {row.slot}: a token was sampled at {position}, but {row.num_known_tokens} are known"
             )
-        self._token_ids[row.slot, position] = token_id
+        self._token_ids[row.slot, position] = PENDING
         row.num_known_tokens = position + 1
-        row.sampling.add(token_id)
+
+    def settle(self, row: Row, position: int, token_id: int) -> None:
+        """Say which token an expected one is. Its request may have left the batch meanwhile."""
+        if self.rows.get(row.slot) is row:
+            self._token_ids[row.slot, position] = token_id
+            row.sampling.add(token_id)
 
     def token_ids(self, row: Row, start: int, end: int) -> list[int]:
         """Return the tokens of a request at positions [start, end)."""
@@ -98,6 +108,7 @@ class BatchState:
             query_starts=query_starts,
             context_lens=context_lens_R,
             block_table_RP=self._block_ids[slots_R, :num_blocks],
+            slots_T=slots_T,
             slot_mapping_T=slot_mapping_T,
         )
 

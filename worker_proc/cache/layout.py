@@ -15,14 +15,17 @@ _DTYPES = {
 }
 
 
+_CPU = torch.device("cpu")
+
+
 def cache_layout(config: ResolvedConfig) -> CacheLayout:
     """Return the native cache of one layer."""
     facts = config.model
     return CacheLayout(_DTYPES[config.kv_cache_dtype], config.block_size, facts.num_kv_heads, facts.head_dim)
 
 
-def torch_storage(config: ResolvedConfig, num_blocks: int) -> KVStorage:
-    """Allocate the cache of the torch path.
+def torch_storage(config: ResolvedConfig, num_blocks: int, device: torch.device = _CPU) -> KVStorage:
+    """Allocate the cache of steps that are computed through torch, or on a GPU.
 
     Raises:
         ConfigError: a type that only the native path stores.
@@ -35,6 +38,7 @@ def torch_storage(config: ResolvedConfig, num_blocks: int) -> KVStorage:
         num_kv_heads=config.model.num_kv_heads,
         head_dim=config.model.head_dim,
         dtype=_torch_dtype(config),
+        device=device,
     )
 
 

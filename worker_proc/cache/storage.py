@@ -12,6 +12,8 @@ def block_bytes(num_layers: int, block_size: int, num_kv_heads: int, head_dim: i
 class KVStorage:
     """One pair of tensors per layer, each of shape PSKH (blocks, slots, key heads, head dimension).
 
+    On a GPU the slots of a head lie side by side, which its kernels read in one go; on the CPU the heads of a slot.
+
     Not filled: a slot is written before it is read. So the kernel gives each page when its block is
     first used, for microseconds, instead of all of them at start-up, for a second per 2 GiB.
     """
@@ -27,7 +29,10 @@ class KVStorage:
         dtype: torch.dtype,
         device: torch.device | str = "cpu",
     ) -> None:
+        device = torch.device(device)
         shape = (num_blocks, block_size, num_kv_heads, head_dim)
+        if device.type != "cpu":
+            shape = (num_blocks, num_kv_heads, block_size, head_dim)
         self.block_size = block_size
         self.num_blocks = num_blocks
         self._layers = [
@@ -37,7 +42,10 @@ class KVStorage:
 
     def layer(self, index: int) -> tuple[Tensor, Tensor]:
         """Return the caches of keys and of values of one layer."""
-        return self._layers[index]
+        k_cache, v_cache = self._layers[index]
+        return (
+            (k_cache, v_cache) if k_cache.device.type == "cpu" else (k_cache.transpose(1, 2), v_cache.transpose(1, 2))
+        )
 
     @property
     def num_bytes(self) -> int:

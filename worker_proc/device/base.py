@@ -4,6 +4,8 @@ from abc import ABC, abstractmethod
 
 import torch
 
+from octavo.worker_proc.device.stream import Stream
+
 
 class Device(ABC):
     """One worker's device."""
@@ -14,12 +16,13 @@ class Device(ABC):
     total_bytes: int
     """Memory that this process could use at most."""
 
-    is_synchronous: bool
-    """A result is there when the call that computes it returns; otherwise the host goes on and the device follows."""
-
     @abstractmethod
     def free_bytes(self) -> int:
         """Return the memory that is free now."""
+
+    @abstractmethod
+    def stream(self) -> Stream | None:
+        """Return what a device that computes on its own is told to do, always the same; None: the host computes."""
 
     @abstractmethod
     def reset_peak(self) -> None:

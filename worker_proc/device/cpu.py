@@ -24,7 +24,6 @@ class CpuDevice(Device):
     def __init__(self, num_threads: int, root: Path = Path("/")) -> None:
         torch.set_num_threads(num_threads)
         self.torch_device = torch.device("cpu")
-        self.is_synchronous = True
         self._root = root
         self.name = f"{self._processor()}, {num_threads} threads"
         total, _ = self._system_memory()
@@ -35,6 +34,9 @@ class CpuDevice(Device):
         """Return what the kernel calls available, or what the container leaves if that is less."""
         _, available = self._system_memory()
         return max(0, min([available, *(limit - used for limit, used in self._cgroups())]))
+
+    def stream(self) -> None:
+        """Return none."""
 
     def reset_peak(self) -> None:
         """Begin to look for a new peak; where the kernel does not allow it, the old peak counts as the base."""

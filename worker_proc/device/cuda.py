@@ -5,6 +5,7 @@ import torch
 from octavo.protocol.env import set_default
 from octavo.protocol.errors import StartupError
 from octavo.worker_proc.device.base import Device
+from octavo.worker_proc.device.cuda_stream import CudaStream
 
 MIN_CAPABILITY = (8, 0)
 """Ampere, the first that multiplies bfloat16."""
@@ -45,8 +46,6 @@ class CudaDevice(Device):
             torch.cuda.init()
         except RuntimeError as error:  # the driver is too old, or the GPU is another process's alone
             raise StartupError(f"GPU {index} cannot be used: {error}", phase=_PHASE, hint=_USE_CPU) from error
-        self.torch_device = torch.device("cuda", index)
-        self.is_synchronous = False
         self.name = torch.cuda.get_device_name(index)
         if capability < MIN_CAPABILITY:
             raise StartupError(
@@ -55,6 +54,8 @@ class CudaDevice(Device):
                 phase=_PHASE,
                 hint=_USE_CPU,
             )
+        self.torch_device = torch.device("cuda", index)
+        self._stream = CudaStream(self.torch_device)
         _, self.total_bytes = torch.cuda.mem_get_info(index)
         self._free_at_reset = self._reserved_at_reset = 0
 
@@ -63,6 +64,10 @@ class CudaDevice(Device):
         torch.cuda.empty_cache()
         free, _ = torch.cuda.mem_get_info(self.torch_device)
         return free
+
+    def stream(self) -> CudaStream:
+        """Return the stream of this process."""
+        return self._stream
 
     def reset_peak(self) -> None:
         """Begin to look for a new peak."""

@@ -48,6 +48,11 @@ class BadWords:
         self._num_ids.value = num_ids
 
     @property
+    def depends_on_output(self) -> bool:
+        """Whether the tokens that must not come next change with the output: some words are longer than one token."""
+        return bool(self._longer)
+
+    @property
     def num_ids(self) -> int:
         """How many tokens must not come next."""
         return self._num_ids.value

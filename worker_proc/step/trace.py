@@ -63,7 +63,10 @@ class StepTrace:
 
 def _profile() -> Callable[[Path], None]:
     """Start torch's profiler; the function returned ends it and writes what it saw."""
-    profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], record_shapes=True)
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    if torch.cuda.is_available():
+        activities.append(torch.profiler.ProfilerActivity.CUDA)
+    profiler = torch.profiler.profile(activities=activities, record_shapes=True)
     profiler.start()
 
     def write(path: Path) -> None:

@@ -1,0 +1,183 @@
+"""A device without a device: torch on the CPU behaves as one that computes on its own and replays graphs.
+
+What a real one would do silently is an error here: a host buffer that changes before the device has read it, a result
+that is read before it is there, a graph that waits for the host or reads memory that may be gone.
+
+It runs in order and at once, and shows no race between kernels. Triton's kernels are recorded where they are
+interpreted.
+"""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+_NOT_THERE = 0x5A
+"""In every byte of what has not been copied yet."""
+_WAITS = frozenset({"aten::_local_scalar_dense", "aten::nonzero", "aten::is_nonzero", "aten::equal"})
+
+Launch = Callable[[], object]
+
+
+class FakeMark:
+    """Done when the main thread has waited for it, or for a later one; other threads wait for that."""
+
+    def __init__(self, stream: "FakeStream", number: int) -> None:
+        self._stream = stream
+        self._number = number
+        self._event = threading.Event()
+
+    def is_done(self) -> bool:
+        return self._event.is_set()
+
+    def wait(self) -> None:
+        if threading.current_thread() is threading.main_thread():
+            self._stream.catch_up(self._number)
+        self._event.wait()
+
+    def set_done(self) -> None:
+        self._event.set()
+
+
+class FakeGraph:
+    """What was recorded, to be done again on the very same memory."""
+
+    def __init__(self, stream: "FakeStream", launches: list[Launch], read: set[int]) -> None:
+        self._stream = stream
+        self._launches = launches
+        self.read = read
+        """Addresses of the storages that were there before the capture."""
+
+    def replay(self) -> None:
+        self._stream.num_replays += 1
+        for launch in self._launches:
+            launch()
+
+
+class FakeStream:
+    """See the module."""
+
+    def __init__(self) -> None:
+        self.torch_device = torch.device("cpu")
+        self.graphs: list[FakeGraph] = []
+        self.num_replays = 0
+        self.num_uploads = 0
+        self.num_waits = 0
+        self._pending: list[Callable[[], None]] = []
+        """What becomes true, or must still be, when the device gets there."""
+        self._marks: list[tuple[int, FakeMark]] = []
+
+    def host_buffer(self, num_bytes: int) -> Tensor:
+        return torch.zeros(num_bytes, dtype=torch.uint8)
+
+    def upload(self, target: Tensor, source: Tensor) -> None:
+        self.num_uploads += 1
+        target.copy_(source)
+        before = source.clone()
+
+        def check() -> None:
+            assert torch.equal(source, before), "a host buffer was changed before the device had read it"
+
+        self._pending.append(check)
+
+    def download(self, source: Tensor) -> Tensor:
+        value, target = source.clone(), torch.empty(source.shape, dtype=source.dtype)
+        target.view(torch.uint8).fill_(_NOT_THERE)
+        self._pending.append(lambda: target.copy_(value) and None)
+        return target
+
+    def mark(self) -> FakeMark:
+        mark = FakeMark(self, len(self._pending))
+        self._marks.append((len(self._pending), mark))
+        self._pending.append(mark.set_done)
+        return mark
+
+    def catch_up(self, number: int | None = None) -> None:
+        """Let the device do everything, or all up to the mark of a number."""
+        self.num_waits += 1
+        end = len(self._pending) if number is None else number + 1
+        for index in range(end):
+            action, self._pending[index] = self._pending[index], _done
+            action()
+
+    def capture(self, body: Callable[[], object]) -> FakeGraph:
+        self.catch_up()
+        recorder = _Recorder()
+        with recorder, _recorded_kernels(recorder):
+            body()
+        graph = FakeGraph(self, recorder.launches, recorder.read)
+        self.graphs.append(graph)
+        return graph
+
+
+def _done() -> None:
+    """Stand for what has happened."""
+
+
+class _Recorder(TorchDispatchMode):
+    """Records operations instead of doing them; their results hold nothing until the graph is replayed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.launches: list[Launch] = []
+        self.read: set[int] = set()
+        self._made: list[Tensor] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name = func._schema.name
+        assert name not in _WAITS, f"a graph cannot wait for {name}"
+        inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        self.note(inputs)
+        if func._schema.is_mutable:
+            self.launches.append(lambda: func(*args, **kwargs))
+            return args[0]
+        result = func(*args, **kwargs)
+        outputs = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
+        if any(_address(output) in {_address(tensor) for tensor in inputs} for output in outputs):
+            return result  # a view stays one
+        self._made += outputs
+        self.launches.append(lambda: _again(func, args, kwargs, outputs))
+        for output in outputs:
+            output.view(torch.uint8).fill_(_NOT_THERE) if output.is_contiguous() and output.dim() else None
+        return result
+
+    def note(self, inputs: list[Tensor]) -> None:
+        """Remember memory that a graph reads or writes and has not made."""
+        made = {_address(tensor) for tensor in self._made}
+        self.read |= {_address(tensor) for tensor in inputs} - made
+
+
+def _again(func: Any, args: Any, kwargs: Any, outputs: list[Tensor]) -> None:
+    for output, value in zip(outputs, tree_leaves(func(*args, **kwargs)), strict=True):
+        output.copy_(value)
+
+
+def _address(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+@contextmanager
+def _recorded_kernels(recorder: _Recorder) -> Iterator[None]:
+    """Have launches of interpreted kernels recorded too."""
+    try:
+        from triton.runtime.interpreter import GridExecutor
+    except ImportError:
+        yield
+        return
+    original = GridExecutor.__call__
+
+    def call(self: Any, *args: Any, **kwargs: Any) -> None:
+        recorder.note([leaf for leaf in (*args, *kwargs.values()) if isinstance(leaf, Tensor)])
+        recorder.launches.append(lambda: original(self, *args, **kwargs))
+
+    GridExecutor.__call__ = call
+    try:
+        yield
+    finally:
+        GridExecutor.__call__ = original

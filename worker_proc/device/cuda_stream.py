@@ -1,0 +1,65 @@
+"""The stream of an NVIDIA GPU, through torch."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from octavo.worker_proc.device.stream import Graph, Mark
+
+
+class CudaMark:
+    """An event after which a thread sleeps instead of spinning."""
+
+    def __init__(self, stream: torch.cuda.Stream) -> None:
+        self._event = torch.cuda.Event(blocking=True)
+        self._event.record(stream)
+
+    def is_done(self) -> bool:
+        """See `octavo.worker_proc.device.stream.Mark`."""
+        return self._event.query()
+
+    def wait(self) -> None:
+        """See `octavo.worker_proc.device.stream.Mark`."""
+        self._event.synchronize()
+
+
+class CudaStream:
+    """A stream of its own, which becomes the current one of this thread; what was asked of the GPU before is done.
+
+    Args:
+        torch_device: the GPU.
+    """
+
+    def __init__(self, torch_device: torch.device) -> None:
+        self.torch_device = torch_device
+        torch.cuda.synchronize(torch_device)
+        self._stream = torch.cuda.Stream(torch_device)
+        torch.cuda.set_stream(self._stream)
+        self._graph_memory = torch.cuda.graph_pool_handle()
+
+    def host_buffer(self, num_bytes: int) -> Tensor:
+        """See `octavo.worker_proc.device.stream.Stream`."""
+        return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
+
+    def upload(self, target: Tensor, source: Tensor) -> None:
+        """See `octavo.worker_proc.device.stream.Stream`."""
+        target.copy_(source, non_blocking=True)
+
+    def download(self, source: Tensor) -> Tensor:
+        """See `octavo.worker_proc.device.stream.Stream`."""
+        target = torch.empty(source.shape, dtype=source.dtype, pin_memory=True)
+        target.copy_(source, non_blocking=True)
+        return target
+
+    def mark(self) -> Mark:
+        """See `octavo.worker_proc.device.stream.Stream`."""
+        return CudaMark(self._stream)
+
+    def capture(self, body: Callable[[], object]) -> Graph:
+        """See `octavo.worker_proc.device.stream.Stream`."""
+        graph = torch.cuda.CUDAGraph()
+        # The thread that waits for marks may go on meanwhile.
+        with torch.cuda.graph(graph, pool=self._graph_memory, stream=self._stream, capture_error_mode="thread_local"):
+            body()
+        return graph
