@@ -37,6 +37,7 @@ class FakeMark:
 
     def wait(self) -> None:
         if threading.current_thread() is threading.main_thread():
+            self._stream.num_waits += 1
             self._stream.catch_up(self._number)
         self._event.wait()
 
@@ -88,7 +89,7 @@ class FakeStream:
     def download(self, source: Tensor) -> Tensor:
         value, target = source.clone(), torch.empty(source.shape, dtype=source.dtype)
         target.view(torch.uint8).fill_(_NOT_THERE)
-        self._pending.append(lambda: target.copy_(value) and None)
+        self._pending.append(lambda: _copy(target, value))
         return target
 
     def mark(self) -> FakeMark:
@@ -97,9 +98,9 @@ class FakeStream:
         self._pending.append(mark.set_done)
         return mark
 
+    @torch.inference_mode()
     def catch_up(self, number: int | None = None) -> None:
         """Let the device do everything, or all up to the mark of a number."""
-        self.num_waits += 1
         end = len(self._pending) if number is None else number + 1
         for index in range(end):
             action, self._pending[index] = self._pending[index], _done
@@ -113,6 +114,10 @@ class FakeStream:
         graph = FakeGraph(self, recorder.launches, recorder.read)
         self.graphs.append(graph)
         return graph
+
+
+def _copy(target: Tensor, value: Tensor) -> None:
+    target.copy_(value)
 
 
 def _done() -> None:
@@ -136,7 +141,7 @@ class _Recorder(TorchDispatchMode):
         self.note(inputs)
         if func._schema.is_mutable:
             self.launches.append(lambda: func(*args, **kwargs))
-            return args[0]
+            return kwargs.get("out", args[0])
         result = func(*args, **kwargs)
         outputs = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
         if any(_address(output) in {_address(tensor) for tensor in inputs} for output in outputs):
@@ -144,7 +149,8 @@ class _Recorder(TorchDispatchMode):
         self._made += outputs
         self.launches.append(lambda: _again(func, args, kwargs, outputs))
         for output in outputs:
-            output.view(torch.uint8).fill_(_NOT_THERE) if output.is_contiguous() and output.dim() else None
+            # Integers may be indices, which must be some of the table.
+            output.fill_(torch.nan if output.is_floating_point() else 0)
         return result
 
     def note(self, inputs: list[Tensor]) -> None:

@@ -32,6 +32,10 @@ class PagedCacheAttention:
             self._shape,
         )
 
+    def follow(self, planned: PagedAttention, slot_mapping_T: Tensor) -> None:
+        """Go on with a step that is planned already; the counterpart of `plan` on a device of its own."""
+        self._planned, self._slot_mapping_T = planned, slot_mapping_T
+
     def run(
         self, q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, layer_index: int, rotation: Rotation | None = None
     ) -> Tensor:

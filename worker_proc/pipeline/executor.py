@@ -148,7 +148,7 @@ class PipelinedExecutor:
             num_blocks = self._state.rows[appended.slot].num_blocks
             self._table.append_blocks(appended.slot, num_blocks - len(appended.block_ids), appended.block_ids)
 
-    def _bind_draws(self, plan: StepPlan, drawn: Sequence[Drawn], take_masks: Callable[[], Sequence[SlotMask]]) -> None:
+    def _bind_draws(self, plan: StepPlan, drawn: Sequence[Drawn], take_masks: TakeMasks) -> None:
         """Have the draws obey what depends on the tokens before: masks, and bad words of several tokens."""
         needs_tokens = [entry.row for entry in drawn if _needs_tokens(entry.row)]
         if not needs_tokens and not plan.awaits_masks:

@@ -1,0 +1,151 @@
+"""Steps on a device, two in flight, through graphs: the tokens of the CPU, and the same bits in any company.
+
+On a GPU with its own stream. In the interpreter with a stream that records graphs and finds what a real one would do
+wrong without a word (tests/support/fake_stream.py), and with products that are torch's, row by row.
+"""
+
+import importlib
+import pkgutil
+import random
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import pytest
+import torch
+from fake_stream import FakeStream
+from pipeline_driver import PipelineDriver
+from tiny_models import VOCAB_SIZE, make_tiny
+from triton_interpreter import IS_INTERPRETING
+from worker_plans import Running, alone, loaded, spec, worker_config
+
+from octavo import kernels
+from octavo.kernels import dispatch
+from octavo.kernels.linear import gpu as linear_gpu
+from octavo.kernels.token_mask import pack_mask
+from octavo.protocol.config import ResolvedConfig
+from octavo.protocol.params import SamplingSpec
+from octavo.worker_proc.device.stream import Stream
+from octavo.worker_proc.models.base import Model
+from octavo.worker_proc.pipeline.build import build_pipeline
+from octavo.worker_proc.weights.load import load_model
+
+# What a step is filled up with reads cache that nobody has written, which holds NaN here.
+pytestmark = pytest.mark.filterwarnings("ignore:All-NaN")
+
+NUM_BLOCKS = 64
+NUM_STEPS = 6
+SETTINGS = {"max_num_seqs": 4, "max_model_len": 64, "block_size": 4, "max_num_batched_tokens": 64}
+
+SPECS: Mapping[str, SamplingSpec] = {
+    "greedy": spec(logprobs=3),
+    "filtered": spec(temperature=0.7, seed=2**64 - 1, top_k=20, top_p=0.9, min_p=0.01, logprobs=2),
+    "penalized": spec(
+        temperature=0.9, seed=3, presence_penalty=0.7, frequency_penalty=0.3, repetition_penalty=1.2, logprobs=2
+    ),
+    "biased": spec(temperature=1.0, seed=5, logit_bias=((17, 8.0), (18, -100.0)), prompt_logprobs=2),
+    "bad words": spec(temperature=1.0, seed=6, bad_words=((7,), (9, 10), (20, 21, 22)), min_tokens=3, eos_token_ids=(4,)),
+    "processed": spec(temperature=0.8, seed=4, top_k=9, logprobs=3, logprobs_mode="processed_logprobs"),
+    "allowed": spec(temperature=1.0, seed=8, allowed_token_ids=tuple(range(5, 60)), logprobs=1, logprobs_mode="raw_logits"),
+}
+
+
+def prompt(length: int, seed: int = 0) -> list[int]:
+    return random.Random(seed).choices(range(3, VOCAB_SIZE), k=length)
+
+
+class RowByRow:
+    """In the interpreter a product of the library, whose rows do not know of each other."""
+
+    def pack(self, weight_OI: torch.Tensor, bias_O: torch.Tensor | None) -> Callable[[torch.Tensor], torch.Tensor]:
+        def product(x_TI: torch.Tensor) -> torch.Tensor:
+            return torch.cat([torch.nn.functional.linear(row, weight_OI, bias_O) for row in x_TI.split(1)])
+
+        return product
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny("LlamaForCausalLM", tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="module")
+def config(directory: Path) -> ResolvedConfig:
+    return worker_config(directory, device="cuda", **SETTINGS)
+
+
+@pytest.fixture(scope="module")
+def expected(directory: Path) -> dict[str, Running]:
+    """What the CPU gives, each request alone."""
+    on_cpu = worker_config(directory, **SETTINGS)
+    model = loaded(on_cpu)
+    return {name: alone(model, on_cpu, prompt(9), sampling, NUM_STEPS) for name, sampling in SPECS.items()}
+
+
+@pytest.fixture(scope="module")
+def _kernels_of_gpus(expected: dict[str, Running]) -> Iterator[None]:
+    """In the interpreter the tensors of the CPU go to the kernels of GPUs, from here on."""
+    patch = pytest.MonkeyPatch()
+    if IS_INTERPRETING:
+        original = dispatch.choose
+
+        def choose(operation, implementations, device):
+            return original(operation, implementations, torch.device("cuda"))
+
+        for _, name, _ in pkgutil.iter_modules(kernels.__path__):
+            package = importlib.import_module(f"octavo.kernels.{name}")
+            if hasattr(package, "choose"):
+                patch.setattr(package, "choose", choose)
+        patch.setattr(linear_gpu, "new_packer", lambda *, is_batch_invariant: RowByRow())
+    yield
+    patch.undo()
+
+
+@pytest.fixture(scope="module")
+def model(config: ResolvedConfig, _kernels_of_gpus: None, device: torch.device) -> Model:
+    return load_model(config, lambda fraction: None, device=device)
+
+
+@pytest.fixture
+def stream(device: torch.device) -> Stream:
+    if IS_INTERPRETING:
+        return FakeStream()
+    from octavo.worker_proc.device.cuda_stream import CudaStream
+
+    return CudaStream(device)
+
+
+def driver(model: Model, config: ResolvedConfig, stream: Stream) -> PipelineDriver:
+    with torch.inference_mode():
+        return PipelineDriver(
+            lambda deliver: build_pipeline(
+                model, config, stream, deliver, num_blocks=NUM_BLOCKS, max_model_len=config.max_model_len
+            ).executor,
+            num_blocks=NUM_BLOCKS,
+            block_size=config.block_size,
+        )
+
+
+def assert_equal(request: Running, expected: Running) -> None:
+    """The same tokens, and logprobs that are equal but for rounding."""
+    assert request.outputs[: len(expected.outputs)] == expected.outputs
+    for found, wanted in zip(
+        request.logprobs + request.prompt_logprobs, expected.logprobs + expected.prompt_logprobs, strict=True
+    ):
+        assert (found is None) == (wanted is None)
+        if found is not None and wanted is not None:
+            assert found.token_ids == wanted.token_ids
+            assert found.rank == wanted.rank
+            assert found.logprobs == pytest.approx(wanted.logprobs, abs=2e-4)
+
+
+def test_the_tokens_of_the_cpu(
+    model: Model, config: ResolvedConfig, stream: Stream, expected: dict[str, Running]
+) -> None:
+    names = list(SPECS)
+    for some in (names[:4], names[4:]):
+        core = driver(model, config, stream)
+        requests = {name: core.admit(slot, prompt(9), SPECS[name]) for slot, name in enumerate(some)}
+        core.run(NUM_STEPS)
+        for name, request in requests.items():
+            assert_equal(request, expected[name])
+        core.executor.close()

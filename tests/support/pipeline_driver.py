@@ -1,0 +1,106 @@
+"""Drives a `PipelinedExecutor` as a core would: plans ahead of results, with tokens that nobody knows yet."""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+
+from worker_plans import Running
+
+from octavo.protocol.params import SamplingSpec
+from octavo.protocol.steps import NO_TOKEN, Admitted, Appended, Scheduled, SlotMask, StepPlan, StepResult
+from octavo.worker_proc.pipeline.executor import PipelinedExecutor
+
+
+class PipelineDriver:
+    """Hands out blocks, plans steps, and takes the results whenever they come.
+
+    Blocks are handed out from the end and never in a row, so that a wrong block table cannot go unseen.
+    """
+
+    def __init__(
+        self, build: Callable[[Callable[[StepResult], None]], PipelinedExecutor], *, num_blocks: int, block_size: int
+    ) -> None:
+        self.executor = build(self._take)
+        self.results: list[StepResult] = []
+        self.running: dict[int, Running] = {}
+        self._block_size = block_size
+        self._free_blocks = [*range(0, num_blocks, 2), *range(1, num_blocks, 2)]
+        self._num_pending: dict[int, int] = {}
+        """Tokens of each slot that are planned and not known."""
+        self._plans: deque[list[tuple[Running, bool]]] = deque()
+        """Of each step in flight: its entries, and which of them draw."""
+        self._sequence = 0
+        self._released: list[int] = []
+        self._admitted: list[Running] = []
+
+    def admit(self, slot: int, prompt: list[int], sampling: SamplingSpec, outputs: Iterable[int] = ()) -> Running:
+        """Let a request enter the batch with the next step."""
+        request = Running(slot, sampling, len(prompt), [*prompt, *outputs])
+        self.running[slot] = request
+        self._num_pending[slot] = 0
+        self._admitted.append(request)
+        return request
+
+    def release(self, slot: int) -> Running:
+        """Let a request leave the batch with the next step, whatever of it is in flight."""
+        request = self.running.pop(slot)
+        self._free_blocks += request.block_ids
+        self._released.append(slot)
+        return request
+
+    def num_uncomputed(self, slot: int) -> int:
+        """Return how many tokens a step may compute, those included that are not known yet."""
+        request = self.running[slot]
+        return len(request.token_ids) + self._num_pending[slot] - request.num_computed
+
+    def begin(self, chunks: dict[int, int] | None = None, masks: Callable[[], Sequence[SlotMask]] | None = None) -> None:
+        """Begin a step: `chunks` tokens of each slot, by default all there are."""
+        if chunks is None:
+            chunks = {slot: self.num_uncomputed(slot) for slot in self.running}
+        new = {request.slot for request in self._admitted}
+        appended, scheduled, entries = [], [], []
+        for slot, num_tokens in chunks.items():
+            request = self.running[slot]
+            draws = num_tokens == self.num_uncomputed(slot)
+            blocks = self._blocks_for(request, request.num_computed + num_tokens)
+            if slot not in new and blocks:
+                appended.append(Appended(slot, blocks))
+            scheduled.append(Scheduled(slot, request.num_computed, num_tokens, draws))
+            entries.append((request, draws))
+            request.num_computed += num_tokens
+            self._num_pending[slot] += draws
+        admitted = [
+            Admitted(r.slot, "", list(r.token_ids), r.num_prompt_tokens, list(r.block_ids), r.sampling)
+            for r in self._admitted
+        ]
+        plan = StepPlan(self._sequence, self._released, admitted, appended, scheduled, masks is not None)
+        self._plans.append(entries)
+        self._sequence += 1
+        self._released, self._admitted = [], []
+        self.executor.begin(plan, masks or tuple)
+
+    def run(self, num_steps: int) -> None:
+        """Begin some steps of everything there is, and wait for them."""
+        for _ in range(num_steps):
+            self.begin()
+        self.executor.drain()
+
+    def _blocks_for(self, request: Running, end: int) -> list[int]:
+        num_missing = -(-end // self._block_size) - len(request.block_ids)
+        blocks = [self._free_blocks.pop() for _ in range(num_missing)]
+        request.block_ids += blocks
+        return blocks
+
+    def _take(self, result: StepResult) -> None:
+        assert result.sequence == len(self.results), "results come in order"
+        self.results.append(result)
+        entries = self._plans.popleft()
+        drawing = [request for request, draws in entries if draws]
+        logprobs = result.logprobs or [None] * len(drawing)
+        for request, token_id, entry in zip(drawing, result.sampled, logprobs, strict=True):
+            request.token_ids.append(max(token_id, 0))
+            request.logprobs.append(entry)
+            if self.running.get(request.slot) is request:
+                self._num_pending[request.slot] -= 1
+            assert token_id != NO_TOKEN or entry is None
+        for slot, prompt_logprobs in result.prompt_logprobs:
+            next(request for request, _ in entries if request.slot == slot).prompt_logprobs += prompt_logprobs
