@@ -19,9 +19,10 @@ from triton_interpreter import IS_INTERPRETING
 from worker_plans import Running, alone, loaded, spec, worker_config
 
 from octavo import kernels
-from octavo.kernels import dispatch
+from octavo.kernels import dispatch, rope_store_kv
 from octavo.kernels.linear import gpu as linear_gpu
-from octavo.kernels.token_mask import pack_mask
+from octavo.kernels.rope.cpu import rope
+from octavo.kernels.store_kv import gpu as store_kv
 from octavo.protocol.config import ResolvedConfig
 from octavo.protocol.params import SamplingSpec
 from octavo.worker_proc.device.stream import Stream
@@ -33,7 +34,7 @@ from octavo.worker_proc.weights.load import load_model
 pytestmark = pytest.mark.filterwarnings("ignore:All-NaN")
 
 NUM_BLOCKS = 64
-NUM_STEPS = 6
+NUM_STEPS = 4
 SETTINGS = {"max_num_seqs": 4, "max_model_len": 64, "block_size": 4, "max_num_batched_tokens": 64}
 
 SPECS: Mapping[str, SamplingSpec] = {
@@ -43,9 +44,13 @@ SPECS: Mapping[str, SamplingSpec] = {
         temperature=0.9, seed=3, presence_penalty=0.7, frequency_penalty=0.3, repetition_penalty=1.2, logprobs=2
     ),
     "biased": spec(temperature=1.0, seed=5, logit_bias=((17, 8.0), (18, -100.0)), prompt_logprobs=2),
-    "bad words": spec(temperature=1.0, seed=6, bad_words=((7,), (9, 10), (20, 21, 22)), min_tokens=3, eos_token_ids=(4,)),
+    "bad words": spec(
+        temperature=1.0, seed=6, bad_words=((7,), (9, 10), (20, 21, 22)), min_tokens=3, eos_token_ids=(4,)
+    ),
     "processed": spec(temperature=0.8, seed=4, top_k=9, logprobs=3, logprobs_mode="processed_logprobs"),
-    "allowed": spec(temperature=1.0, seed=8, allowed_token_ids=tuple(range(5, 60)), logprobs=1, logprobs_mode="raw_logits"),
+    "allowed": spec(
+        temperature=1.0, seed=8, allowed_token_ids=tuple(range(5, 60)), logprobs=1, logprobs_mode="raw_logits"
+    ),
 }
 
 
@@ -63,9 +68,15 @@ class RowByRow:
         return product
 
 
+def one_by_one(q_TNH, k_TKH, v_TKH, rotation, k_cache_PSKH, v_cache_PSKH, slot_mapping_T) -> torch.Tensor:
+    """In the interpreter rotations of torch: a function that a kernel calls takes half a second there."""
+    store_kv.store_kv(rope(k_TKH, rotation.cos_TC, rotation.sin_TC), v_TKH, k_cache_PSKH, v_cache_PSKH, slot_mapping_T)
+    return rope(q_TNH, rotation.cos_TC, rotation.sin_TC)
+
+
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny("LlamaForCausalLM", tmp_path_factory.mktemp("tiny"))
+    return make_tiny("LlamaForCausalLM", tmp_path_factory.mktemp("tiny"), num_hidden_layers=1)
 
 
 @pytest.fixture(scope="module")
@@ -95,6 +106,7 @@ def _kernels_of_gpus(expected: dict[str, Running]) -> Iterator[None]:
             package = importlib.import_module(f"octavo.kernels.{name}")
             if hasattr(package, "choose"):
                 patch.setattr(package, "choose", choose)
+        patch.setitem(rope_store_kv._IMPLEMENTATIONS, "cuda", one_by_one)
         patch.setattr(linear_gpu, "new_packer", lambda *, is_batch_invariant: RowByRow())
     yield
     patch.undo()
@@ -117,9 +129,11 @@ def stream(device: torch.device) -> Stream:
 def driver(model: Model, config: ResolvedConfig, stream: Stream) -> PipelineDriver:
     with torch.inference_mode():
         return PipelineDriver(
-            lambda deliver: build_pipeline(
-                model, config, stream, deliver, num_blocks=NUM_BLOCKS, max_model_len=config.max_model_len
-            ).executor,
+            lambda deliver: (
+                build_pipeline(
+                    model, config, stream, deliver, num_blocks=NUM_BLOCKS, max_model_len=config.max_model_len
+                ).executor
+            ),
             num_blocks=NUM_BLOCKS,
             block_size=config.block_size,
         )

@@ -52,7 +52,9 @@ class PipelineDriver:
         request = self.running[slot]
         return len(request.token_ids) + self._num_pending[slot] - request.num_computed
 
-    def begin(self, chunks: dict[int, int] | None = None, masks: Callable[[], Sequence[SlotMask]] | None = None) -> None:
+    def begin(
+        self, chunks: dict[int, int] | None = None, masks: Callable[[], Sequence[SlotMask]] | None = None
+    ) -> None:
         """Begin a step: `chunks` tokens of each slot, by default all there are."""
         if chunks is None:
             chunks = {slot: self.num_uncomputed(slot) for slot in self.running}

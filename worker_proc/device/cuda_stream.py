@@ -17,7 +17,7 @@ class CudaMark:
 
     def is_done(self) -> bool:
         """See `octavo.worker_proc.device.stream.Mark`."""
-        return self._event.query()
+        return bool(self._event.query())
 
     def wait(self) -> None:
         """See `octavo.worker_proc.device.stream.Mark`."""

@@ -56,26 +56,33 @@ class DrawRows:
 class PlanCounts(Protocol):
     """What a plan of the attention has the kernels do."""
 
-    num_items: int
-    """Pieces of requests with few rows, whose number a graph can follow."""
-    num_tiles: int
-    """Pieces of the others, whose number it cannot."""
+    @property
+    def num_items(self) -> int:
+        """Pieces of requests with few rows, whose number a graph can follow."""
+
+    @property
+    def num_tiles(self) -> int:
+        """Pieces of the others, whose number it cannot."""
 
 
 class PlanLayout(Protocol):
     """Where the lists of a plan lie among its words."""
 
-    num_words: int
-    item_requests: int
-    """The first word of the list of items. Behind it lie only the lists of tiles."""
+    @property
+    def num_words(self) -> int:
+        """Of all lists."""
+
+    @property
+    def item_requests(self) -> int:
+        """The first word of the list of items. Behind it lie only the lists of tiles."""
 
 
 class StepAttention(Protocol):
     """The attention of one step after another: `octavo.kernels.paged_attention.gpu.StepAttention`."""
 
-    layout: PlanLayout
-    words_W: Tensor
-    """The plan on the device."""
+    @property
+    def layout(self) -> PlanLayout:
+        """Of the plan."""
 
     def write_plan(self, words: npt.NDArray[np.int32], query_starts: Ints, context_lens: Ints) -> PlanCounts:
         """Write a step's plan on the host; requests without rows are none."""
