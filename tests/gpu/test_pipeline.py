@@ -43,6 +43,7 @@ SPECS: Mapping[str, SamplingSpec] = {
     "penalized": spec(
         temperature=0.9, seed=3, presence_penalty=0.7, frequency_penalty=0.3, repetition_penalty=1.2, logprobs=2
     ),
+    "named": spec(temperature=1.0, seed=10, logprobs=0, logprob_token_ids=(9, 300, 11)),
     "biased": spec(temperature=1.0, seed=5, logit_bias=((17, 8.0), (18, -100.0)), prompt_logprobs=2),
     "bad words": spec(
         temperature=1.0, seed=6, bad_words=((7,), (9, 10), (20, 21, 22)), min_tokens=3, eos_token_ids=(4,)
@@ -68,9 +69,9 @@ class RowByRow:
         return product
 
 
-def one_by_one(q_TNH, k_TKH, v_TKH, rotation, k_cache_PSKH, v_cache_PSKH, slot_mapping_T) -> torch.Tensor:
+def one_by_one(q_TNH, k_TKH, v_TKH, rotation, *cache) -> torch.Tensor:
     """In the interpreter rotations of torch: a function that a kernel calls takes half a second there."""
-    store_kv.store_kv(rope(k_TKH, rotation.cos_TC, rotation.sin_TC), v_TKH, k_cache_PSKH, v_cache_PSKH, slot_mapping_T)
+    store_kv.store_kv(rope(k_TKH, rotation.cos_TC, rotation.sin_TC), v_TKH, *cache)
     return rope(q_TNH, rotation.cos_TC, rotation.sin_TC)
 
 

@@ -221,9 +221,8 @@ def _entries(flight: Flight, tokens: Sequence[int]) -> list[TokenLogprobs | None
     entries: list[TokenLogprobs | None] = [None] * len(tokens)
     asked = [index for index, entry in enumerate(flight.drawn) if entry.num_top is not None]
     for place, index in enumerate(asked):
-        num_top = flight.drawn[index].num_top
-        if flight.logprobs is not None and num_top is not None and tokens[index] != NO_TOKEN:
-            entries[index] = token_logprobs(tokens[index], flight.logprobs.row(place, num_top))
+        if flight.logprobs is not None and tokens[index] != NO_TOKEN:
+            entries[index] = token_logprobs(tokens[index], flight.logprobs.row(place, flight.drawn[index]))
     return entries
 
 

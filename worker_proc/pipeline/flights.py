@@ -29,6 +29,22 @@ class RowsLogprobs:
         return RowLogprobs(float(self.chosen_R[index]), int(self.rank_R[index]), top_ids_K.tolist(), top_K.tolist())
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class DrawsLogprobs:
+    """Logprobs of the draws of a step that ask for them, in order."""
+
+    top: RowsLogprobs
+    named: RowsLogprobs | None
+    """Of tokens that requests name in the place of the most likely ones; None: none does."""
+
+    def row(self, place: int, drawn: "Drawn") -> RowLogprobs:
+        """Return those of one draw, the `place`-th of those that ask."""
+        num_named = len(drawn.row.sampling.spec.logprob_token_ids)
+        if self.named is not None and num_named:
+            return self.named.row(place, num_named)
+        return self.top.row(place, drawn.num_top or 0)
+
+
 @dataclass(frozen=True, slots=True)
 class Drawn:
     """One token that a step draws."""
@@ -60,8 +76,8 @@ class Flight:
     drawn: Sequence[Drawn]
     tokens_N: Tensor | None
     """In a host buffer; None: nothing is drawn."""
-    logprobs: RowsLogprobs | None
-    """Of those that ask for them, in order."""
+    logprobs: DrawsLogprobs | None
+    """None: nobody asks."""
     prompts: Sequence[PromptPart]
     mark: Mark
     """When it is done, all of this is there."""

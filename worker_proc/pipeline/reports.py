@@ -13,7 +13,7 @@ from octavo.kernels.sample import processed_logits
 from octavo.protocol.params import SamplingSpec
 from octavo.worker_proc.batch.inputs import Ints
 from octavo.worker_proc.device.stream import Stream
-from octavo.worker_proc.pipeline.flights import Drawn, RowsLogprobs
+from octavo.worker_proc.pipeline.flights import Drawn, DrawsLogprobs, RowsLogprobs
 from octavo.worker_proc.pipeline.runner import StepRunner
 from octavo.worker_proc.pipeline.slot_table import SlotTable
 from octavo.worker_proc.sampling.state import LARGEST
@@ -32,6 +32,8 @@ class Asked:
     """Rows of which the value itself is reported; None: there are none."""
     num_top: int
     """The largest number of most likely tokens."""
+    named_AL: Tensor | None
+    """int64, the tokens that requests name in the place of those, filled up with any; None: none does."""
 
 
 class Reporter:
@@ -70,14 +72,25 @@ class Reporter:
             values_AV = torch.where(self._sent(np.array(is_processed)).unsqueeze(1), processed_AV, values_AV)
         is_logit = np.array([mode.endswith("logits") for mode in modes])
         num_top = max(entry.num_top or 0 for entry in asked)
-        return Asked(
-            self._sent(np.array(indices)), values_AV, self._sent(is_logit) if is_logit.any() else None, num_top
-        )
+        is_logit_A = self._sent(is_logit) if is_logit.any() else None
+        return Asked(self._sent(np.array(indices)), values_AV, is_logit_A, num_top, self._named(asked))
 
-    def after_draw(self, asked: Asked, tokens_N: Tensor) -> RowsLogprobs:
+    def _named(self, asked: Sequence[Drawn]) -> Tensor | None:
+        lists = [entry.row.sampling.spec.logprob_token_ids for entry in asked]
+        if not any(lists):
+            return None
+        named_AL = np.zeros((len(lists), max(map(len, lists))), dtype=np.int64)
+        for row, token_ids in zip(named_AL, lists, strict=True):
+            row[: len(token_ids)] = token_ids
+        return self._sent(named_AL)
+
+    def after_draw(self, asked: Asked, tokens_N: Tensor) -> DrawsLogprobs:
         """Return what the draws report, given the tokens of all of them; anything for a draw without a token."""
         tokens_A = tokens_N.index_select(0, asked.draws_A).clamp(min=0)
-        return self._logprobs(asked.values_AV, tokens_A, asked.num_top, asked.is_logit_A)
+        top = self._logprobs(asked.values_AV, tokens_A, asked.num_top, asked.is_logit_A)
+        if asked.named_AL is None:
+            return DrawsLogprobs(top, None)
+        return DrawsLogprobs(top, self._logprobs(asked.values_AV, tokens_A, asked.named_AL, asked.is_logit_A))
 
     def of_prompt(self, spec: SamplingSpec, token_ids: Sequence[int], first_row: int) -> list[RowsLogprobs]:
         """Return the logprobs of prompt tokens, each after its row, in pieces.
@@ -98,9 +111,9 @@ class Reporter:
         return pieces
 
     def _logprobs(
-        self, values_RV: Tensor, token_ids_R: Tensor, num_top: int, is_logit_R: Tensor | None
+        self, values_RV: Tensor, token_ids_R: Tensor, top: int | Tensor, is_logit_R: Tensor | None
     ) -> RowsLogprobs:
-        chosen_R, rank_R, top_ids_RK, top_RK = logprobs_of_rows(values_RV, token_ids_R, num_top)
+        chosen_R, rank_R, top_ids_RK, top_RK = logprobs_of_rows(values_RV, token_ids_R, top)
         if is_logit_R is not None:
             own_R = values_RV.gather(1, token_ids_R.unsqueeze(1)).squeeze(1)
             chosen_R = torch.where(is_logit_R, own_R, chosen_R)
@@ -111,7 +124,7 @@ class Reporter:
         """Return an array on the device."""
         values = torch.from_numpy(array)
         buffer_B = self._stream.host_buffer(values.nbytes)
-        staged = buffer_B.view(values.dtype)
+        staged = buffer_B.view(values.dtype).view(values.shape)
         staged.copy_(values)
         target = torch.empty_like(values, device=self._stream.torch_device)
         self._stream.upload(target, staged)
