@@ -39,8 +39,8 @@ from octavo.worker_proc.device.base import Device
 from octavo.worker_proc.facts import measure
 from octavo.worker_proc.kernels import open_kernels
 from octavo.worker_proc.models.base import Model
-from octavo.worker_proc.step.execute import StepExecutor
-from octavo.worker_proc.step.steps import HostSteps, Steps
+from octavo.worker_proc.step.open import open_steps
+from octavo.worker_proc.step.steps import Steps
 from octavo.worker_proc.step.trace import StepTrace
 from octavo.worker_proc.weights.load import load_model
 
@@ -210,7 +210,14 @@ class Worker:
     @torch.inference_mode()
     def _allocate(self, command: AllocateCache) -> None:
         try:
-            self._steps = self._new_steps(command.num_blocks, command.max_model_len)
+            self._steps = open_steps(
+                self._model,
+                self._spec.config,
+                self._device,
+                self._deliver,
+                num_blocks=command.num_blocks,
+                max_model_len=command.max_model_len,
+            )
         except (RuntimeError, MemoryError) as error:  # what torch's allocator and the native one raise
             raise NotEnoughMemoryError(
                 f"no memory for {command.num_blocks} KV blocks: {error}",
@@ -218,15 +225,6 @@ class Worker:
             ) from error
         if (fd := self._steps.fileno()) is not None:
             self._poller.register(fd, zmq.POLLIN)
-
-    def _new_steps(self, num_blocks: int, max_model_len: int) -> Steps:
-        config, bounds = self._spec.config, {"num_blocks": num_blocks, "max_model_len": max_model_len}
-        stream = self._device.stream()
-        if stream is None:
-            return HostSteps(StepExecutor.build(self._model, config, **bounds), self._deliver)
-        from octavo.worker_proc.pipeline.build import build_pipeline  # needs Triton
-
-        return build_pipeline(self._model, config, stream, self._deliver, **bounds).executor
 
     def _profile(self, directory: str | None) -> str:
         """Start or stop the trace; return why that failed, "" when it did not. A full disk is no reason to end."""

@@ -4,6 +4,7 @@ import contextlib
 from dataclasses import dataclass
 
 import msgspec
+import torch
 
 from octavo.protocol.config import ResolvedConfig
 from octavo.protocol.params import SamplingSpec
@@ -24,6 +25,7 @@ class Measured:
     graph_bytes: int
 
 
+@torch.inference_mode()
 def measure_pipeline(model: Model, device: Device, stream: Stream, config: ResolvedConfig) -> Measured:
     """Run the largest prefill and the largest decode, and capture two graphs.
 

@@ -39,6 +39,9 @@ class Steps(Protocol):
     def deliver_results(self) -> None:
         """Deliver what has become ready. Never blocks."""
 
+    def drain(self) -> None:
+        """Deliver the results of all plans. Blocks until: all are computed."""
+
     def rest(self, comes_within: ComesWithin) -> None:
         """Do what makes later steps faster once nothing has come for a moment, and stop as soon as something comes."""
 
@@ -69,6 +72,9 @@ class HostSteps:
         """See `Steps`."""
 
     def deliver_results(self) -> None:
+        """See `Steps`; everything has been delivered."""
+
+    def drain(self) -> None:
         """See `Steps`; everything has been delivered."""
 
     def rest(self, comes_within: ComesWithin) -> None:
