@@ -1,4 +1,4 @@
-"""Steps of a worker's model in process: the worker's own executor with its cache, without a core or a frontend.
+"""Steps of a worker's model in process: what the worker itself computes them with, without a core or a frontend.
 
 The cache is as full as the requests are long, with random numbers: it need not be computed to be read.
 """
@@ -22,7 +22,7 @@ from octavo.protocol.env import Env
 from octavo.protocol.params import SamplingSpec
 from octavo.protocol.steps import Admitted, Scheduled, StepPlan
 from octavo.worker_proc.device import open_device
-from octavo.worker_proc.step.execute import StepExecutor
+from octavo.worker_proc.step.open import open_steps
 from octavo.worker_proc.weights.load import load_model
 
 WARM_UP_STEPS = 4
@@ -65,8 +65,13 @@ class StepRunner:
         )
         self._num_blocks = -(-max_tokens // self._config.block_size) + max_batch * self._blocks(MOST_FURTHER_TOKENS)
         with _FilledMemory(), torch.inference_mode():
-            self._executor = StepExecutor.build(
-                loaded, self._config, num_blocks=self._num_blocks, max_model_len=self._config.max_model_len
+            self._steps = open_steps(
+                loaded,
+                self._config,
+                self._device,
+                lambda result: None,
+                num_blocks=self._num_blocks,
+                max_model_len=self._config.max_model_len,
             )
         self._sequence = 0
 
@@ -137,7 +142,8 @@ class StepRunner:
         admitted: list[Admitted] | None = None,
         scheduled: list[Scheduled] | None = None,
     ) -> None:
-        self._executor.execute(StepPlan(self._sequence, released or [], admitted or [], [], scheduled or []))
+        plan = StepPlan(self._sequence, released or [], admitted or [], [], scheduled or [])
+        self._steps.begin(plan, tuple)
         self._sequence += 1
 
     def _blocks(self, num_tokens: int) -> int:
@@ -163,6 +169,7 @@ class StepRunner:
         return float(microseconds) / 1e6
 
     def _synchronize(self) -> None:
+        self._steps.drain()
         if self._device.torch_device.type == "cuda":
             torch.cuda.synchronize()
 
