@@ -63,6 +63,7 @@ async def _host(spawned: SpawnedEngine, config: ServerConfig, reread: Callable[[
                 )
                 await _wait_for_signal(client, told)
             await _drain(client.engine, config.shutdown_timeout, told)
+            await client.close()  # while signals are heeded: a further one must not cut this short
 
 
 async def _wait_for_signal(client: AsyncClient, told: asyncio.Semaphore) -> None:
