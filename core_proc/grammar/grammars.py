@@ -22,7 +22,7 @@ from octavo.protocol.events import Failed, FailureKind, Finished, FinishReason, 
 from octavo.protocol.ids import RequestId
 from octavo.protocol.requests import Submit, Vocabulary
 from octavo.protocol.steps import SlotMask
-from octavo.protocol.structured import GrammarKind
+from octavo.protocol.structured import GrammarKind, GrammarSpec
 
 if TYPE_CHECKING:
     from octavo.core_proc.grammar.matcher import Matcher
@@ -86,7 +86,7 @@ class Grammars:
             return [_refused(client, submit, message, submit.grammar.param)]
         if submit.grammar.kind is GrammarKind.FREE:
             return self._start(client, submit, None)
-        if (size := len(submit.grammar.text.encode())) > (limit := self._scheduler.config.max_grammar_bytes):
+        if (size := _num_bytes(submit.grammar)) > (limit := self._scheduler.config.max_grammar_bytes):
             message = f"the grammar has {size} bytes, at most {limit} are compiled (--max-grammar-bytes)"
             return [_refused(client, submit, message, submit.grammar.param)]
         if (matcher := self._compiler.find(submit.grammar)) is not None:
@@ -227,6 +227,11 @@ def _as_completed(
     constraint = Constraint(Request(b"", submit, (0, 0), 0.0), matcher, submit.grammar, vocabulary)
     constraint.advance()
     return msgspec.structs.replace(event, reason=FinishReason.STOP) if constraint.is_complete else event
+
+
+def _num_bytes(grammar: GrammarSpec) -> int:
+    """Return the length of a grammar, or of its parts together if that is more."""
+    return max(len(grammar.text.encode()), sum([len(part.text.encode()) for part in grammar.parts]))
 
 
 def _refused(client: bytes, submit: Submit, message: str, param: str) -> ClientEvent:

@@ -19,9 +19,12 @@ _PHASE = "choosing the tool parser"
 
 _parsers: dict[str, type[ToolParser]] = {
     "hermes": HermesParser,
+    "qwen3_json": HermesParser,
     "llama3_json": Llama3JsonParser,
+    "llama4_json": Llama3JsonParser,
     "mistral": MistralParser,
     "pythonic": PythonicParser,
+    "llama4_pythonic": PythonicParser,
     "qwen3_xml": Qwen3XmlParser,
     "qwen3_coder": Qwen3XmlParser,
 }

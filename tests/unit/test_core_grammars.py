@@ -221,6 +221,9 @@ def test_what_is_refused_at_once(desk: Desk, monkeypatch: pytest.MonkeyPatch) ->
     os.close(untaught.compiler.wake_fd)
     narrow = Desk(desk.compiler, max_grammar_bytes=10)
     assert ends(narrow.submit("r", "\u00e9" * 6)) == [("r", (FailureKind.INVALID, "structured_outputs.regex"))]
+    assert ends(narrow.submit("r", "a", parts=(GrammarPart("p", "{}" * 3),) * 2)) == [
+        ("r", (FailureKind.INVALID, "structured_outputs.regex"))
+    ]
     assert desk.submit("twice", "twice") == []
     assert ends(desk.submit("twice", "twice")) == [("twice", (FailureKind.INVALID, "request_id"))]
     monkeypatch.setattr(grammars_module, "MAX_WAITING", 1)

@@ -252,6 +252,11 @@ def test_unknown_parsers_and_plugins(tmp_path) -> None:
         load_plugin(str(tmp_path / "missing.py"))
 
 
+def test_formats_go_by_the_names_that_vllm_has_for_them() -> None:
+    for name, same in (("qwen3_json", "hermes"), ("llama4_json", "llama3_json"), ("llama4_pythonic", "pythonic")):
+        assert tool_parser(name) is tool_parser(same)
+
+
 def test_a_known_name_can_be_replaced() -> None:
     before = tool_parser("qwen3_coder")
     try:
