@@ -5,6 +5,7 @@ This process stays without CUDA. One process at a time holds the GPU's memory.
 
 import json
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -26,6 +27,8 @@ MAX_NUM_SEQS = 256
 START_LIMIT_S = 60.0
 STEP_LIMIT_S = 60.0
 WRITE_LIMIT_S = 60.0
+SETTLE_S = 10.0
+"""octavo captures its graphs when it has nothing else to do; others before they are ready."""
 SHARED_WEIGHTS: ShapeName = "Qwen3-0.6B"
 """The shape that several engines compute with, so that its weights are written to a file."""
 
@@ -94,7 +97,7 @@ class CudaGpu:
             }
             command = Command((sys.executable, str(CPU_PARTS / "drive_octavo.py"), json.dumps(options)), _environment())
         with Session(command, self._logs / f"{name}-{shape}.log", min(limit_s, 2 * START_LIMIT_S)) as session:
-            yield CudaEngine(session)
+            yield CudaEngine(session, 0.0 if name == "transformers" else SETTLE_S)
 
     def close(self) -> None:
         """End the process of the kernels, so that its memory is another's; it is started again when it is needed."""
@@ -143,8 +146,13 @@ class CudaSteps:
 class CudaEngine:
     """See `Engine`."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, settle_s: float) -> None:
         self._session = session
+        self._settle_s = settle_s
+
+    def settle(self) -> None:
+        """See `Engine`."""
+        time.sleep(self._settle_s)
 
     def generate(self, workload: Workload, limit_s: float) -> float:
         """See `Engine`."""

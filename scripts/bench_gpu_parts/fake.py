@@ -96,6 +96,9 @@ class FakeEngine:
         self._cost = cost
         self._slowness = slowness
 
+    def settle(self) -> None:
+        """Wait for nothing."""
+
     def generate(self, workload: Workload, limit_s: float) -> float:
         """Return a multiple of the bound."""
         return self._slowness * roofline.workload_seconds(self._cost, H200, workload)

@@ -57,6 +57,9 @@ class Steps(Protocol):
 class Engine(Protocol):
     """An engine that generates."""
 
+    def settle(self) -> None:
+        """Wait until it has done what it puts off to when it is idle, such as the capture of graphs."""
+
     def generate(self, workload: Workload, limit_s: float) -> float:
         """Return the seconds that it took to generate all of it."""
 
