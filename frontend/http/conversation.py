@@ -107,12 +107,13 @@ class Conversation:
     def __init__(self, asked: ChatCompletionRequest, settings: ChatSettings) -> None:
         self._asked = asked
         self._settings = settings
+        choice = _tool_choice(asked)
         self._plan = plan_tools(
             function_tools(asked),
-            _tool_choice(asked),
+            choice,
             is_parallel=asked.parallel_tool_calls is not False,
             auto_parser=settings.auto_parser,
-            answer_form=_verified(structured_outputs_of(asked)),
+            answer_form=_answer_form(asked, choice),
         )
         self._opening = Opening.OUTSIDE
         self._thought_limit = _thought_limit(asked, settings.reasoning)
@@ -225,10 +226,15 @@ def _thought_limit(asked: ChatCompletionRequest, reasoning: ReasoningParser | No
     return limit
 
 
-def _verified(form: StructuredOutputsParams | None) -> StructuredOutputsParams | None:
+def _answer_form(asked: ChatCompletionRequest, choice: ToolChoice) -> StructuredOutputsParams | None:
+    """Return what an answer that does not call must look like; None: anything will do, or there is no such answer.
+
+    OpenAI's API takes a response_format beside calls that must be made, and agents send it with every request.
+    """
+    form = structured_outputs_of(asked)
     if form is not None:
         form.verify()
-    return form
+    return None if choice.is_forced and asked.tools and asked.response_format is not None else form
 
 
 def function_tools(asked: ChatCompletionRequest) -> list[FunctionTool]:

@@ -29,6 +29,11 @@ class ToolChoice:
     allowed: frozenset[str] | None = None
     """The functions that may be called; None: all."""
 
+    @property
+    def is_forced(self) -> bool:
+        """True when there is no answer but calls."""
+        return self.named is not None or self.mode == "required"
+
 
 @dataclass(frozen=True, slots=True)
 class ToolPlan:
@@ -65,12 +70,11 @@ def plan_tools(
     Raises:
         InvalidRequestError: `tools` and `tool_choice` do not fit together, or not this server.
     """
-    is_forced = choice.named is not None or choice.mode == "required"
     if not tools:
-        if is_forced or choice.allowed is not None:
+        if choice.is_forced or choice.allowed is not None:
             raise InvalidRequestError("tool_choice needs tools to choose from", "tool_choice")
         return ToolPlan(form=answer_form)
-    if answer_form is not None and is_forced:
+    if answer_form is not None and choice.is_forced:
         name = answer_form.name()
         raise InvalidRequestError(
             f"tool_choice leaves no answer but calls, so {name.partition('.')[0]} has nothing to say: leave it out",

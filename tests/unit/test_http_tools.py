@@ -197,7 +197,8 @@ def test_calls_and_results_of_earlier_turns_reach_the_template() -> None:
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "x"}}}, "tool_choice"),
         ({"tools": TOOLS, "tool_choice": "sometimes"}, "tool_choice"),
-        ({"tools": TOOLS, "tool_choice": "required", "response_format": {"type": "json_object"}}, "response_format"),
+        ({"tools": TOOLS, "tool_choice": "required", "guided_regex": "a"}, "guided_regex"),
+        ({"tool_choice": "required", "response_format": {"type": "json_object"}}, "tool_choice"),
         ({"reasoning_effort": "extreme"}, "reasoning_effort"),
         ({"reasoning_effort": "high"}, "reasoning_effort"),
     ],
@@ -206,6 +207,16 @@ def test_calls_and_results_of_earlier_turns_reach_the_template() -> None:
 def test_what_cannot_be_is_named(fields: dict[str, Any], param: str) -> None:
     response = post(ToolClient(), PATH, ask(**fields))
     assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "weather"}}], ids=str)
+def test_where_calls_must_be_made_the_format_of_other_answers_is_beside_the_point(choice: Any) -> None:
+    forms = []
+    for fields in ({}, {"response_format": {"type": "json_object"}}):
+        client = ToolClient("[]")
+        assert post(client, PATH, ask(tools=TOOLS, tool_choice=choice, **fields)).status_code == 200
+        forms.append(client.requests[0]["params"].structured_outputs)
+    assert forms[0] is not None and forms[0] == forms[1]
 
 
 @pytest.mark.parametrize("choice", ["auto", "required"])
