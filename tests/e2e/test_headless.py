@@ -75,7 +75,7 @@ def test_its_owner_restarts_it_and_everybody_finishes(model: Path, tmp_path: Pat
     with serve(model, *flags) as server:
         wait_for(server, f"at {re.escape(address)} for applications")
         below = descendants(server.process.pid)
-        with serve(f"--join={address}", "--api-server-count", "2") as http:
+        with serve(f"--join={address}") as http:
             http.wait_until_ready()
             asyncio.run(use(server, http))
         assert server.wait(20) == 0, server.output
