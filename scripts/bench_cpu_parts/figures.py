@@ -95,7 +95,7 @@ class Results:
         """Return octavo's ratio (its value, for an absolute target) and whether it is met; None if unknown."""
         if target.against == "ceiling":
             share = self.ceiling_share(metric, "octavo")
-            return share and (share, share >= target.must)
+            return None if share is None else (share, share >= target.must)
         other = self.best_peer(metric) if target.against == "best" else target.against
         if target.against == "absolute":
             got = self.median(metric, "octavo")
