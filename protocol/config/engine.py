@@ -11,8 +11,8 @@ TokenizerMode: TypeAlias = Literal["auto", "hf", "fast", "slow", "mistral"]
 DtypeName: TypeAlias = Literal["bfloat16", "float16", "float32"]
 DtypeChoice: TypeAlias = Literal["auto", "bfloat16", "float16", "float32", "half", "float"]
 QuantizationName: TypeAlias = Literal["none", "int8", "int4", "gguf"]
-KVCacheDtypeName: TypeAlias = Literal["bfloat16", "float16", "float32", "int8"]
-KVCacheDtypeChoice: TypeAlias = Literal["auto", "bfloat16", "float16", "float32", "int8"]
+KVCacheDtypeName: TypeAlias = Literal["bfloat16", "float16", "float32", "int8", "fp8"]
+KVCacheDtypeChoice: TypeAlias = Literal["auto", "bfloat16", "float16", "float32", "int8", "fp8", "fp8_e4m3"]
 SchedulingPolicy: TypeAlias = Literal["fcfs", "priority"]
 DeviceName: TypeAlias = Literal["cpu", "cuda"]
 KernelChoice: TypeAlias = Literal["auto", "native", "torch"]
@@ -124,7 +124,10 @@ class CacheConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     block_size: Annotated[int, Meta(ge=1, le=256, description="Tokens per KV block.")] = 16
     kv_cache_dtype: Annotated[
         KVCacheDtypeChoice,
-        Meta(description="Type of keys and values in the cache: int8, or the model's --dtype, which auto means."),
+        Meta(
+            description="Type of keys and values in the cache: the model's --dtype, which auto means, int8 on a CPU, "
+            "or fp8 (fp8_e4m3) on a GPU since Ada."
+        ),
     ] = "auto"
     gpu_memory_utilization: Annotated[
         float,

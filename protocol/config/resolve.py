@@ -278,17 +278,19 @@ def _quantization(config: EngineConfig, facts: ModelFacts, dtype: DtypeName, dev
 
 def _kv_cache_dtype(config: EngineConfig, dtype: DtypeName, device: DeviceName) -> KVCacheDtypeName:
     asked = config.cache.kv_cache_dtype
-    if asked == "auto":
+    if asked == "auto" or asked == dtype:
         return dtype
-    if asked not in ("int8", dtype):
-        raise ConfigError(
-            f"kv_cache_dtype {asked} with a model of {dtype}",
-            phase="configuration",
-            hint=f"use --kv-cache-dtype auto, which is {dtype} here, or int8",
-        )
     if asked == "int8":
         _require_native(config, "--kv-cache-dtype int8", device)
-    return asked
+        return asked
+    if asked in ("fp8", "fp8_e4m3") and device == "cuda":
+        return "fp8"
+    smaller = "int8" if device == "cpu" else "fp8"
+    raise ConfigError(
+        f"kv_cache_dtype {asked} with a model of {dtype} on {device}",
+        phase="configuration",
+        hint=f"use --kv-cache-dtype auto, which is {dtype} here, or {smaller}",
+    )
 
 
 def _require_native(config: EngineConfig, flag: str, device: DeviceName) -> None:

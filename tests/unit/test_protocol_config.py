@@ -132,7 +132,7 @@ def test_resolve_is_pure() -> None:
     [
         ("quantization", "awq", "one of none, int8, int4, gguf"),
         ("quantization", "fp8", "one of none, int8, int4, gguf"),
-        ("kv_cache_dtype", "fp8", "one of auto, bfloat16, float16, float32, int8"),
+        ("kv_cache_dtype", "fp4", "one of auto, bfloat16, float16, float32, int8, fp8, fp8_e4m3"),
         ("max_model_len", "long", "see octavo serve --help"),
     ],
 )
@@ -174,9 +174,18 @@ def test_the_cache_has_the_type_of_the_model_or_int8() -> None:
     assert resolved(dtype="float").kv_cache_dtype == "float32"
     assert resolved(kv_cache_dtype="int8").kv_cache_dtype == "int8"
     assert resolved(kv_cache_dtype="float16", dtype="half").kv_cache_dtype == "float16"
-    with pytest.raises(ConfigError, match="kv_cache_dtype float32 with a model of bfloat16") as caught:
+    with pytest.raises(ConfigError, match="kv_cache_dtype float32 with a model of bfloat16 on cpu") as caught:
         resolved(kv_cache_dtype="float32")
     assert "int8" in caught.value.hint
+
+
+@pytest.mark.parametrize("word", ["fp8", "fp8_e4m3"])
+def test_a_cache_of_8_bit_floats_is_a_gpus(word: str) -> None:
+    said = engine_config({"model": "m", "kv_cache_dtype": word})
+    assert resolve(said, FACTS, device="cuda", num_cores=1).kv_cache_dtype == "fp8"
+    with pytest.raises(ConfigError, match=f"kv_cache_dtype {word} with a model of bfloat16 on cpu") as caught:
+        resolve(said, FACTS, device="cpu", num_cores=1)
+    assert caught.value.hint.endswith("or int8")
 
 
 @pytest.mark.parametrize(

@@ -103,18 +103,27 @@ def test_a_gpu_that_is_not_there_is_a_startup_error(monkeypatch: pytest.MonkeyPa
         CudaDevice(1, is_deterministic=False)
 
 
-def test_a_gpu_that_is_too_old_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("gpu", "capability", "has_fp8_cache", "message"),
+    [
+        ("Tesla T4", (7, 5), False, r"Tesla T4 has compute capability 7\.5"),
+        ("A100", (8, 0), True, "A100 has no float8_e4m3fn"),
+    ],
+)
+def test_a_gpu_that_is_too_old_is_named(
+    monkeypatch: pytest.MonkeyPatch, gpu: str, capability: tuple[int, int], has_fp8_cache: bool, message: str
+) -> None:
     monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
     for name, answer in {
         "device_count": lambda: 1,
-        "get_device_capability": lambda index: (7, 5),
-        "get_device_name": lambda index: "Tesla T4",
+        "get_device_capability": lambda index: capability,
+        "get_device_name": lambda index: gpu,
         "set_device": lambda index: None,
         "init": lambda: None,
     }.items():
         monkeypatch.setattr(torch.cuda, name, answer)
-    with pytest.raises(StartupError, match=r"Tesla T4 has compute capability 7\.5"):
-        CudaDevice(0, is_deterministic=False)
+    with pytest.raises(StartupError, match=message):
+        CudaDevice(0, is_deterministic=False, has_fp8_cache=has_fp8_cache)
 
 
 @pytest.mark.parametrize("is_deterministic", [False, True])

@@ -12,6 +12,7 @@ _DTYPES = {
     "float16": torch.float16,
     "float32": torch.float32,
     "int8": torch.int8,
+    "fp8": torch.float8_e4m3fn,
 }
 
 

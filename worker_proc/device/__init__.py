@@ -13,5 +13,6 @@ def open_device(config: ResolvedConfig, *, rank: int = 0) -> Device:
         StartupError: it is not there, or this torch cannot compute on it.
     """
     if config.device == "cuda":
-        return CudaDevice(rank, is_deterministic=config.is_batch_invariant)
+        has_fp8_cache = config.kv_cache_dtype == "fp8"
+        return CudaDevice(rank, is_deterministic=config.is_batch_invariant, has_fp8_cache=has_fp8_cache)
     return CpuDevice(config.num_threads)

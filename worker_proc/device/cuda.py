@@ -9,6 +9,8 @@ from octavo.worker_proc.device.cuda_stream import CudaStream
 
 MIN_CAPABILITY = (8, 0)
 """Ampere, the first that multiplies bfloat16."""
+FP8_CAPABILITY = (8, 9)
+"""Ada, the first that converts to and from float8_e4m3fn."""
 
 _PHASE = "opening the device"
 _USE_CPU = "use --device cpu"
@@ -21,12 +23,13 @@ class CudaDevice(Device):
         index: which of those that this process sees.
         is_deterministic: keep cuBLAS from cutting sums by the number of rows. It must be said before anything is
             computed, and holds for the process.
+        has_fp8_cache: whether keys and values are stored in 8 bits.
 
     Raises:
         StartupError: this torch is not built for CUDA, there is no such GPU, or it is too old.
     """
 
-    def __init__(self, index: int, *, is_deterministic: bool) -> None:
+    def __init__(self, index: int, *, is_deterministic: bool, has_fp8_cache: bool = False) -> None:
         if not torch.backends.cuda.is_built():
             raise StartupError(
                 f"torch {torch.__version__} is not built for CUDA",
@@ -53,6 +56,12 @@ class CudaDevice(Device):
                 f"the kernels need {MIN_CAPABILITY[0]}.{MIN_CAPABILITY[1]} (Ampere) or newer",
                 phase=_PHASE,
                 hint=_USE_CPU,
+            )
+        if has_fp8_cache and capability < FP8_CAPABILITY:
+            raise StartupError(
+                f"{self.name} has no float8_e4m3fn, in which --kv-cache-dtype fp8 keeps keys and values",
+                phase=_PHASE,
+                hint="leave out --kv-cache-dtype",
             )
         self.torch_device = torch.device("cuda", index)
         self._stream = CudaStream(self.torch_device)
