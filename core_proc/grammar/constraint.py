@@ -51,6 +51,10 @@ class Constraint:
         """True where the next token must fit the grammar."""
         return not self._is_free and self.matcher is not None
 
+    def is_free_after(self, num_outputs: int) -> bool:
+        """Return whether nothing binds the token that follows so many outputs, whatever they are."""
+        return self.matcher is None and (self._max_free is None or num_outputs < self._max_free)
+
     @property
     def is_over(self) -> bool:
         """True when nothing will ever bind this request again."""

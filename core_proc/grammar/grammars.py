@@ -187,7 +187,10 @@ class Grammars:
             constraint = self._constraints.get(part.request.key) if part.samples else None
             if constraint is None or constraint.request is not part.request:
                 continue
-            if len(part.request.token_ids) < part.start + part.num_tokens:
+            num_tokens = part.start + part.num_tokens
+            if constraint.is_free_after(num_tokens - part.request.num_prompt_tokens):
+                continue
+            if len(part.request.token_ids) < num_tokens:
                 return None
             if constraint.is_bound or constraint.free_mask:
                 bound.append((part.slot, constraint))

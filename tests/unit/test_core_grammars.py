@@ -435,6 +435,17 @@ def test_without_a_form_the_beginning_may_end_in_its_own_time_and_with_the_reque
     assert ends(desk.commit(EOS)) == [("r", FinishReason.STOP)]
 
 
+def test_while_nothing_can_bind_no_step_waits_for_the_tokens_before(desk: Desk) -> None:
+    assert limited(desk, "", GrammarKind.FREE, 2) == []
+    desk.plan(), desk.plan()
+    assert desk.take_letters() == [[], []]
+    desk.commit(token("z"))
+    desk.plan()
+    assert desk.take_letters() == [], "the mark may have been among the tokens before"
+    desk.commit(token("z"))
+    assert desk.take_letters() == [["e"]]
+
+
 def test_a_mark_that_no_tokens_make_is_refused(desk: Desk) -> None:
     for marker in ((), (token("e"),), (999,)):
         spec = GrammarSpec(GrammarKind.FREE, "", "p", b"end", (), 1, marker)
