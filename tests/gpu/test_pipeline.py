@@ -4,12 +4,14 @@ On a GPU with its own stream. In the interpreter with a stream that records grap
 wrong without a word (tests/support/fake_stream.py), and with products that are torch's, row by row.
 """
 
+import gc
 import importlib
 import pkgutil
 import random
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 from fake_stream import FakeStream
@@ -23,18 +25,21 @@ from octavo.kernels import dispatch, rope_store_kv
 from octavo.kernels.linear import gpu as linear_gpu
 from octavo.kernels.rope.cpu import rope
 from octavo.kernels.store_kv import gpu as store_kv
+from octavo.kernels.token_mask import pack_mask
 from octavo.protocol.config import ResolvedConfig
 from octavo.protocol.params import SamplingSpec
+from octavo.worker_proc.device.cpu import CpuDevice
 from octavo.worker_proc.device.stream import Stream
 from octavo.worker_proc.models.base import Model
 from octavo.worker_proc.pipeline.build import build_pipeline
+from octavo.worker_proc.pipeline.measure import measure_pipeline
 from octavo.worker_proc.weights.load import load_model
 
 # What a step is filled up with reads cache that nobody has written, which holds NaN here.
 pytestmark = pytest.mark.filterwarnings("ignore:All-NaN")
 
 NUM_BLOCKS = 64
-NUM_STEPS = 4
+NUM_STEPS = 3
 SETTINGS = {"max_num_seqs": 4, "max_model_len": 64, "block_size": 4, "max_num_batched_tokens": 64}
 
 SPECS: Mapping[str, SamplingSpec] = {
@@ -164,3 +169,116 @@ def test_the_tokens_of_the_cpu(
         for name, request in requests.items():
             assert_equal(request, expected[name])
         core.executor.close()
+
+
+def test_the_same_bits_in_chunks_in_company_and_through_graphs(
+    model: Model, config: ResolvedConfig, stream: Stream
+) -> None:
+    sampling = spec(temperature=1.0, seed=7, logprobs=1)
+    eager = driver(model, msgspec.structs.replace(config, max_graph_size=0), stream)
+    alone_request = eager.admit(0, prompt(11, seed=1), sampling)
+    eager.run(NUM_STEPS)
+    eager.executor.close()
+    core = driver(model, config, stream)
+    core.admit(1, prompt(5), spec())
+    request = core.admit(3, prompt(11, seed=1), sampling)
+    core.begin({1: 5, 3: 4})
+    core.begin({1: 1, 3: 7})
+    core.run(NUM_STEPS - 1)
+    core.executor.close()
+    assert request.outputs == alone_request.outputs
+    assert request.logprobs == alone_request.logprobs
+
+
+def test_a_request_that_leaves_in_flight_goes_on_as_if_nothing_had_happened(
+    model: Model, config: ResolvedConfig, stream: Stream, expected: dict[str, Running]
+) -> None:
+    """Its slot and its blocks are another's before what was in flight for it has come back."""
+    core = driver(model, config, stream)
+    core.admit(0, prompt(9), SPECS["penalized"])
+    core.begin()
+    core.executor.drain()
+    core.begin()
+    before = core.release(0)
+    delivered = list(before.outputs)
+    core.admit(0, prompt(7), SPECS["greedy"])
+    core.begin()
+    core.begin()
+    core.release(0)
+    again = core.admit(2, prompt(9), SPECS["penalized"], outputs=delivered)
+    core.run(NUM_STEPS - 1)
+    core.executor.close()
+    assert again.outputs == expected["penalized"].outputs
+
+
+def test_masks_bind_one_draw_and_are_waited_for_after_the_results_before(
+    model: Model, config: ResolvedConfig, stream: Stream
+) -> None:
+    core = driver(model, config, stream)
+    free, bound = core.admit(0, prompt(5), spec()), core.admit(1, prompt(5), spec())
+    core.begin()
+    words = pack_mask([9], config.model.vocab_size).numpy().tobytes()
+
+    def take_masks() -> list[tuple[int, bytes]]:
+        assert len(bound.outputs) == 1, "masks are made of the tokens before"
+        return [(1, words)]
+
+    core.begin(masks=take_masks)
+    core.run(1)
+    core.executor.close()
+    assert bound.outputs[0] == free.outputs[0]
+    assert bound.outputs[1] == 9
+    assert bound.outputs[2] != 9
+
+
+@pytest.mark.skipif(not IS_INTERPRETING, reason="looks into the stream")
+def test_two_steps_are_in_flight_and_graphs_read_what_stays(
+    model: Model, config: ResolvedConfig, stream: FakeStream
+) -> None:
+    core = driver(model, config, stream)
+    core.admit(0, prompt(5), spec())
+    core.begin()
+    core.begin()  # captures a graph, which waits for the device
+    core.executor.drain()
+    num_waits, num_uploads, num_replays = stream.num_waits, stream.num_uploads, stream.num_replays
+    core.begin()
+    core.begin()
+    assert (stream.num_waits, len(core.results)) == (num_waits, 2), "nothing was waited for"
+    core.begin()
+    assert (stream.num_waits, len(core.results)) == (num_waits + 1, 3), "the third waits for the first"
+    assert stream.num_uploads == num_uploads + 3
+    assert stream.num_replays == num_replays + 2 * 3
+    core.executor.drain()
+    core.executor.rest(lambda wait_ms: False)
+    assert len(stream.graphs) == 2 * 3  # of 1, 4 and 2 requests
+    gc.collect()
+    there = {tensor.untyped_storage().data_ptr() for tensor in gc.get_objects() if isinstance(tensor, torch.Tensor)}
+    for graph in stream.graphs:
+        assert graph.read <= there, "a graph reads memory that is gone"
+    for graph in stream.graphs[2:]:
+        assert graph.read == stream.graphs[stream.graphs.index(graph) % 2].read, "graphs of two sizes read other memory"
+    core.executor.close()
+
+
+class MeasuredDevice(CpuDevice):
+    """A device whose memory rises by a million bytes, then 100, then 10."""
+
+    def __init__(self) -> None:
+        super().__init__(1)
+        self._growths = iter((10**6, 100, 10))
+
+    def reset_peak(self) -> None:
+        pass
+
+    def peak_growth_bytes(self) -> int:
+        return next(self._growths)
+
+
+def test_memory_is_measured_by_the_largest_steps_and_two_graphs(
+    model: Model, config: ResolvedConfig, stream: Stream
+) -> None:
+    small = msgspec.structs.replace(config, max_num_batched_tokens=10, max_model_len=8)
+    measured = measure_pipeline(model, MeasuredDevice(), stream, small)
+    cache_bytes = 4 * 2 * 4 * 2 * 16 * 4  # blocks; keys and values; tokens, heads, dimensions, float32
+    assert measured.activation_bytes == 10**6 - cache_bytes
+    assert measured.graph_bytes == 100 + 2 * 10  # of 4, of 2 and of 1 request
