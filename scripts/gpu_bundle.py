@@ -31,7 +31,7 @@ _PREPARE = (
     f"{_INSTALL} build/gpu_wheels/*.whl && python3 scripts/link_tree.py && "
     "export PYTHONPATH=$PWD/build/types:$PWD/scripts:/tmp/site"
 )
-TEST_COMMAND = f"{_PREPARE} && python3 -P -m pytest -q -p no:cacheprovider tests/gpu"
+TEST_COMMAND = f"{_PREPARE} && python3 -P -m pytest -q -p no:cacheprovider -W default --durations=10 tests/gpu"
 BENCH_COMMAND = (
     f"{_PREPARE} && python3 -P scripts/bench_gpu.py --logs /tmp/bench_gpu --json $OUT/bench_gpu.json; "
     "status=$?; tar -czf $OUT/logs.tgz -C /tmp/bench_gpu $(cd /tmp/bench_gpu && ls *.log); exit $status"
