@@ -1,13 +1,19 @@
-"""`linear` on a GPU: through cuBLAS, or with a kernel that gives a row the same bits in any batch.
+"""`linear` on a GPU: through cuBLAS, or such that a row has the same bits in any batch.
 
 cuBLAS chooses by the number of rows how it cuts the sums of a product, and with it their order. The kernel here takes
 the inputs in blocks of one size, one after another, whatever the number of rows; that number decides only how many
 rows and outputs a program computes, in which no sum takes part. Tiles have 64 rows at least, so that on Hopper all of
 them multiply with the same instruction, wgmma: for a few rows that wastes arithmetic, of which there is plenty while
 the weight is read.
+
+A cuBLAS that has no workspace (the process says so, see `octavo.worker_proc.device.cuda`) has nowhere to put the sums
+of parts, and may give the same bits after all. For each shape of a weight that is tried when the first one is packed,
+with certain numbers of rows; where all agree, cuBLAS multiplies, always with one of these numbers.
 """
 
-from collections.abc import Callable
+import logging
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,6 +21,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+logger = logging.getLogger(__name__)
+
+_MOST_TRIED = 1 << 28
+"""Numbers that a product may give when it is tried: half a gigabyte, twice."""
 _INPUTS_BLOCK = {2: 64, 4: 32}
 """Inputs that are summed at once, by the bytes of a number. Another size is another order of summation."""
 _TILES_IN_GROUP = 8
@@ -30,16 +40,34 @@ class Packer:
     """Packs the weights of one model: they stay as they are.
 
     Args:
-        is_batch_invariant: with the kernel of this file; cuBLAS if not.
+        is_batch_invariant: whether rows must have the same bits in any batch.
     """
 
     def __init__(self, is_batch_invariant: bool) -> None:
         self._is_batch_invariant = is_batch_invariant
+        self._agreeing: dict[tuple[int, int, torch.dtype, bool], bool] = {}
 
     def pack(self, weight_OI: Tensor, bias_O: Tensor | None) -> Callable[[Tensor], Tensor]:
         """Return the product with a weight, which it goes on using."""
         weight_OI = weight_OI.contiguous()
-        return (InvariantLinear if self._is_batch_invariant else LibraryLinear)(weight_OI, bias_O)
+        library = LibraryLinear(weight_OI, bias_O)
+        if not self._is_batch_invariant:
+            return library
+        # Whatever torch multiplies with where it has no cuBLAS is not meant.
+        if weight_OI.device.type == "cuda" and self._is_agreeing(library):
+            return PaddedLinear(library, row_counts(weight_OI.shape[0]))
+        return InvariantLinear(weight_OI, bias_O)
+
+    def _is_agreeing(self, library: "LibraryLinear") -> bool:
+        weight_OI = library.weight_OI
+        num_outputs, num_inputs = weight_OI.shape
+        key = (num_outputs, num_inputs, weight_OI.dtype, library.bias_O is not None)
+        if key not in self._agreeing:
+            counts = row_counts(num_outputs)
+            self._agreeing[key] = agree(library, num_inputs, counts, weight_OI.dtype, weight_OI.device)
+            chosen = "cuBLAS" if self._agreeing[key] else "our kernel"
+            logger.info("products of %d inputs and %d outputs: %s", num_inputs, num_outputs, chosen)
+        return self._agreeing[key]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -52,6 +80,55 @@ class LibraryLinear:
     def __call__(self, x_TI: Tensor) -> Tensor:
         """See `octavo.kernels.linear.linear`."""
         return torch.nn.functional.linear(x_TI, self.weight_OI, self.bias_O)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PaddedLinear:
+    """A product that is only asked for certain numbers of rows, on which it agrees with itself."""
+
+    product: Callable[[Tensor], Tensor]
+    counts: tuple[int, ...]
+    """Rising."""
+
+    def __call__(self, x_TI: Tensor) -> Tensor:
+        """See `octavo.kernels.linear.linear`."""
+        num_rows, most = x_TI.shape[0], self.counts[-1]
+        if num_rows > most:
+            return torch.cat([self(part_TI) for part_TI in x_TI.split(most)])
+        count = self.counts[bisect_left(self.counts, num_rows)]
+        if count == num_rows:
+            return self.product(x_TI.contiguous())  # as it was when it was tried
+        padded_TI = x_TI.new_zeros(count, x_TI.shape[1])
+        padded_TI[:num_rows] = x_TI
+        return self.product(padded_TI)[:num_rows]
+
+
+def row_counts(num_outputs: int) -> tuple[int, ...]:
+    """Return the numbers of rows for which a product is tried, and then asked.
+
+    All sizes of graphs are among them (1, 2, 4, 8, every 8 up to 256, every 16 up to 512).
+    """
+    counts = (*range(1, 9), *range(16, 257, 8), *range(272, 513, 16), *range(576, 2049, 64), *range(2304, 8193, 256))
+    return tuple(count for count in counts if count == 1 or count * num_outputs <= _MOST_TRIED)
+
+
+def agree(
+    product: Callable[[Tensor], Tensor],
+    num_inputs: int,
+    counts: Sequence[int],
+    dtype: torch.dtype,
+    device: torch.device,
+) -> bool:
+    """Return whether random rows have the same bits for all numbers of rows.
+
+    The device is waited for once.
+    """
+    generator = torch.Generator(device).manual_seed(0)
+    x_TI = torch.randn(max(counts), num_inputs, generator=generator, device=device).to(dtype)
+    expected_TO = product(x_TI)
+    # Each row has its turn as one of the last, where tiles are filled up.
+    equal = [(product(x_TI[-count:].clone()) == expected_TO[-count:]).all() for count in counts]
+    return bool(torch.stack(equal).all())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
