@@ -10,7 +10,7 @@ from typing import Any
 from octavo.frontend.tools.bare_value import is_free_text, is_text, json_string, json_value
 from octavo.frontend.tools.json_reader import skip_space
 from octavo.frontend.tools.parser import CallForm, Parsed, ToolCall, ToolParser, partial_tag, shown_length
-from octavo.frontend.tools.subschema import property_schema
+from octavo.frontend.tools.subschema import dereferenced, property_schema
 
 BEGIN, FUNCTION, PARAMETER = "<tool_call>", "<function=", "<parameter="
 END_PARAMETER, END_FUNCTION, END = "</parameter>", "</function>", "</tool_call>"
@@ -59,10 +59,11 @@ class Qwen3XmlParser(ToolParser):
             return CallForm(BEGIN, anything, "\n")
         if not isinstance(properties, Mapping) or not isinstance(required, list):
             return None
-        if any(not is_free_text(inner) for inner in properties.values() if is_text(inner)):
+        shapes = {key: dereferenced(inner, schema) for key, inner in properties.items()}
+        if any(not is_free_text(inner) for inner in shapes.values() if is_text(inner)):
             return None
         elements: list[dict[str, Any]] = []
-        for key, inner in properties.items():
+        for key, inner in shapes.items():
             value = _value_content(key, inner, schema)
             parameter = {
                 "type": "tag",
@@ -101,7 +102,9 @@ class Qwen3XmlParser(ToolParser):
         for tool in self.tools:
             if tool.name == name:
                 properties = tool.parameters.get("properties")
-                return properties if isinstance(properties, Mapping) else {}
+                if not isinstance(properties, Mapping):
+                    return {}
+                return {key: dereferenced(inner, tool.parameters) for key, inner in properties.items()}
         return {}
 
 

@@ -2,6 +2,10 @@
 
 from collections.abc import Mapping
 from typing import Any
+from urllib.parse import unquote
+
+MAX_REFERENCES = 8
+"""From one to the next, that are followed; they may go in circles."""
 
 MAX_DEPTH = 100
 """Of objects and lists in one another: what works on schemas calls itself for each."""
@@ -44,6 +48,46 @@ def property_schema(schema: Mapping[str, Any], name: str) -> Any:
         return inner
     place = name.replace("~", "~0").replace("/", "~1")
     return {"$defs": {"call": moved_schema(schema, "call")}, "$ref": f"#/$defs/call/properties/{place}"}
+
+
+def dereferenced(schema: Any, root: Mapping[str, Any]) -> Any:
+    """Return a schema with what it and its alternatives refer to in their places.
+
+    Parts further inside stay as they are, and so does a reference that leads nowhere or out of `root`.
+    """
+    schema = _followed(schema, root)
+    if not isinstance(schema, Mapping):
+        return schema
+    alternatives = {
+        key: [_followed(member, root) for member in schema[key]]
+        for key in ("anyOf", "oneOf", "allOf")
+        if isinstance(schema.get(key), list)
+    }
+    return {**schema, **alternatives}
+
+
+def _followed(schema: Any, root: Mapping[str, Any]) -> Any:
+    for _ in range(MAX_REFERENCES):
+        reference = schema.get("$ref") if isinstance(schema, Mapping) else None
+        target = _at(root, reference) if isinstance(reference, str) and reference.startswith("#") else None
+        if not isinstance(target, Mapping):
+            break
+        schema = {**target, **{key: value for key, value in schema.items() if key != "$ref"}}
+    return schema
+
+
+def _at(root: Mapping[str, Any], reference: str) -> Any:
+    """Return what a JSON pointer (RFC 6901) leads to, None if there is nothing."""
+    place: Any = root
+    for name in reference.removeprefix("#").split("/")[1:]:
+        key = unquote(name).replace("~1", "/").replace("~0", "~")
+        if isinstance(place, Mapping):
+            place = place.get(key)
+        elif isinstance(place, list) and len(key) < 10 and key.isdecimal() and int(key) < len(place):
+            place = place[int(key)]
+        else:
+            return None
+    return place
 
 
 def _refers(schema: Any) -> bool:

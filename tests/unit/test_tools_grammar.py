@@ -185,6 +185,41 @@ def test_either_calls_or_the_form_of_the_answer(parser: str) -> None:
         assert not fits(matcher, text), text
 
 
+def test_what_the_schemas_of_bare_values_refer_to_says_how_they_are_read() -> None:
+    schema = {
+        "type": "object",
+        "properties": {name: {"$ref": f"#/$defs/{name}"} for name in ("flags", "kind", "number", "maybe")},
+        "required": ["flags", "kind", "number", "maybe"],
+        "additionalProperties": False,
+        "$defs": {
+            "flags": {"type": "array", "items": {"type": "boolean"}},
+            "kind": {"type": "string", "enum": ["near", "far"]},
+            "number": {"$ref": "#/$defs/inner~1number"},
+            "inner/number": {"enum": [5, 6]},
+            "maybe": {"anyOf": [{"$ref": "#/$defs/flags"}, {"type": "null"}]},
+        },
+    }
+    tool = FunctionTool("f", schema, is_strict=True)
+    made = plan_tools([tool], ToolChoice(), is_parallel=True, auto_parser=tool_parser("qwen3_xml"))
+    assert made.form is not None
+    matcher = compiled(made.form)
+    good = {"flags": "[true]", "kind": "near", "number": "5", "maybe": "[]"}
+    assert fits(matcher, xml("f", **good))
+    for wrong in ({"flags": "[1]"}, {"kind": '"near"'}, {"number": "7"}, {"maybe": "5"}):
+        assert not fits(matcher, xml("f", **{**good, **wrong})), wrong
+    (call,) = tool_parser("qwen3_xml")([tool]).parse(xml("f", **good), True).calls
+    assert json.loads(call.arguments) == {"flags": [True], "kind": "near", "number": 5, "maybe": []}
+    (call,) = tool_parser("qwen3_xml")([tool]).parse(xml("f", **{**good, "maybe": "null", "kind": "5"}), True).calls
+    assert json.loads(call.arguments) == {"flags": [True], "kind": "5", "number": 5, "maybe": None}
+
+
+@pytest.mark.parametrize("reference", ["#/$defs/a", "#/$defs/none", "#/properties/x", "other.json", "#", 5], ids=str)
+def test_references_that_lead_nowhere_or_in_circles_do_no_harm(reference: object) -> None:
+    schema = {"type": "object", "properties": {"x": {"$ref": reference}}, "$defs": {"a": {"$ref": "#/$defs/a"}}}
+    (call,) = tool_parser("qwen3_xml")([FunctionTool("f", schema)]).parse(xml("f", x='{"k": 1}'), True).calls
+    assert json.loads(call.arguments) == {"x": {"k": 1}}
+
+
 @pytest.mark.parametrize("is_parallel", [True, False])
 def test_required_calls(is_parallel: bool) -> None:
     made = plan_tools(TOOLS, ToolChoice("required"), is_parallel=is_parallel, auto_parser=None)
