@@ -24,9 +24,9 @@ def main() -> None:
     # Triton reads the environment when it is imported.
     import triton
     from compiled_kernels import measure
-    from kernel_launches import LAUNCHES, NEEDS
+    from kernel_launches import LAUNCHES, ONLY_ON
 
-    text = json.dumps({"triton": triton.__version__, "kernels": measure(LAUNCHES, NEEDS)}, indent=1) + "\n"
+    text = json.dumps({"triton": triton.__version__, "kernels": measure(LAUNCHES, ONLY_ON)}, indent=1) + "\n"
     if arguments.print:
         print(text, end="")
     else:

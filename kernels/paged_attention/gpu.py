@@ -26,13 +26,11 @@ from octavo.kernels.paged_attention.shape import AttentionShape
 MAX_HEAD_DIM = 256
 
 _LOG2_E = log2(e)
-_SPLIT_ROWS = 64
-"""More than decodes need. With these, both kernels multiply with wgmma on Hopper; two instructions might round in two
-ways. The arithmetic that is wasted is there while keys are read."""
+_MIN_HEAD_BLOCK, _MIN_SPLIT_ROWS, _MAX_SPLIT_ROWS = 64, 16, 64
+"""wgmma, with which Hopper multiplies, needs 64 dimensions of a head, and 16 columns. Smaller tiles would be multiplied
+with another instruction in one of the two kernels, and two instructions might round in two ways."""
 _FOLD_ROWS = 16
 """Rows of which the sums of segments are added up at once."""
-_PROGRAMS_PER_PROCESSOR = 2
-"""Programs of the split kernel that a multiprocessor has registers for."""
 
 
 class StepAttention:
@@ -74,7 +72,7 @@ class StepAttention:
         self._block_size = block_size
         self._block_table_RP = block_table_RP
         self._counts = Counts(0, 0, 0)
-        self._num_programs = num_programs or _num_programs(device)
+        self._num_programs = num_programs
         self._architecture = _architecture()
         num_sums = limits.max_partials * shape.num_heads
         self._partial_sums = torch.empty(num_sums, shape.head_dim, dtype=torch.float32, device=device)
@@ -127,10 +125,11 @@ class StepAttention:
         )
         words, layout = self.words_W, self.layout
         requests = (words[layout.query_starts :], words[layout.context_lens :])
-        tiling = _Tiling.of(self._shape.head_dim, q_TNH.dtype, self._architecture)
+        tiling = _Tiling.of(self._shape, q_TNH.dtype, self._architecture)
         options = self._options(tiling)
         if self._counts.num_items:
-            split_kernel[(self._num_programs,)](
+            num_programs = self._num_programs or tiling.programs * _num_processors(q_TNH.device)
+            split_kernel[(num_programs,)](
                 *inputs,
                 *requests,
                 words[layout.num_items :],
@@ -144,7 +143,7 @@ class StepAttention:
                 *numbers,
                 *strides,
                 **options,
-                ROWS=_SPLIT_ROWS,
+                ROWS=_split_rows(self._shape.group),
                 FOLD_ROWS=_FOLD_ROWS,
                 **tiling.split,
             )
@@ -214,26 +213,30 @@ class _Tiling:
     """Tiles of keys, and how the kernels are run, chosen by the registers and memory that the compiler says they take.
 
     The tile decides the order of sums, so it is the same for both kernels. The pipeline loses stages to the reading of
-    the block table: with 5, two to three tiles are on their way.
+    the block table, and to wgmma, which reads a tile while others come: of 5, one or two tiles are on their way.
     """
 
     tile: int
     chunk: dict[str, int]
     split: dict[str, int]
+    programs: int
+    """Of the split kernel, those that a multiprocessor has registers and memory for."""
 
     @staticmethod
     @cache
-    def of(head_dim: int, dtype: torch.dtype, architecture: int) -> "_Tiling":
+    def of(shape: AttentionShape, dtype: torch.dtype, architecture: int) -> "_Tiling":
         """Choose for a compute capability, such as 90 for Hopper."""
+        head_block = _head_block(shape.head_dim)
         if dtype == torch.float32:
             stages = {"num_warps": 8, "num_stages": 2}
-            return _Tiling(16, stages, stages)
-        if _head_block(head_dim) > 128:
-            stages = {"num_warps": 8, "num_stages": 5}
-            return _Tiling(32, stages, stages)
-        if architecture < 90:
-            return _Tiling(32, {"num_warps": 8, "num_stages": 5}, {"num_warps": 4, "num_stages": 5})
-        return _Tiling(64, {"num_warps": 8, "num_stages": 5}, {"num_warps": 4, "num_stages": 3})
+            return _Tiling(16, stages, stages, 2)
+        if head_block > 128:
+            stages = {"num_warps": 8, "num_stages": 3}
+            return _Tiling(64 if architecture >= 90 else 32, stages, stages, 1)
+        # With a soft cap there are no registers left for a further stage.
+        chunk = {"num_warps": 8, "num_stages": 5 if shape.soft_cap is None else 3}
+        split = {"num_warps": 4, "num_stages": 5}
+        return _Tiling(64 if architecture >= 90 else 32, chunk, split, 2 if head_block == 128 else 4)
 
 
 def _architecture() -> int:
@@ -244,22 +247,25 @@ def _architecture() -> int:
 
 
 def _head_block(head_dim: int) -> int:
-    return max(int(triton.next_power_of_2(head_dim)), 16)
+    return max(int(triton.next_power_of_2(head_dim)), _MIN_HEAD_BLOCK)
 
 
 def _chunk_rows(head_dim: int) -> int:
     return 128 if _head_block(head_dim) <= 128 else 64
 
 
+def _split_rows(group: int) -> int:
+    return max(min(int(triton.next_power_of_2(group)), _MAX_SPLIT_ROWS), _MIN_SPLIT_ROWS)
+
+
 def _tokens(shape: AttentionShape) -> Tokens:
     """Return how many tokens, with all query heads of a key head, go into a tile of each kernel."""
-    return Tokens(_chunk_rows(shape.head_dim) // shape.group, _SPLIT_ROWS // shape.group)
+    return Tokens(_chunk_rows(shape.head_dim) // shape.group, _split_rows(shape.group) // shape.group)
 
 
-def _num_programs(device: torch.device) -> int:
-    """Return how many programs of the split kernel a GPU runs at once; a few where there is none."""
-    num_processors = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
-    return num_processors * _PROGRAMS_PER_PROCESSOR
+def _num_processors(device: torch.device) -> int:
+    """Return how many multiprocessors a GPU has; a few where there is none."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
 
 
 @cache

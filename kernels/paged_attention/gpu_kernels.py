@@ -7,7 +7,14 @@ r // GROUP and head r % GROUP of them, so that keys are read once for all.
 import triton
 import triton.language as tl
 
-from octavo.kernels.paged_attention.gpu_tile import add_segment, attend_tile, nothing_seen, weight_of
+from octavo.kernels.paged_attention.gpu_tile import (
+    add_segment,
+    attend_few,
+    attend_tile,
+    nothing_seen,
+    nothing_seen_by_few,
+    weight_of,
+)
 
 
 @triton.jit
@@ -127,10 +134,10 @@ def chunk_kernel(
             )
             if (start + TILE) % SEGMENT == 0:
                 total, total_weight, total_largest = add_segment(
-                    total, total_weight, total_largest, sums, weight_of(weights), largest
+                    total, total_weight, total_largest, sums, weight_of(weights, 1), largest
                 )
                 sums, weights, largest = nothing_seen(ROWS, HEAD_BLOCK)
-    total, total_weight, _ = add_segment(total, total_weight, total_largest, sums, weight_of(weights), largest)
+    total, total_weight, _ = add_segment(total, total_weight, total_largest, sums, weight_of(weights, 1), largest)
     out = total / total_weight[:, None] * value_factor
     out_places = out_ptr + ((tokens * NUM_KV_HEADS * GROUP + heads) * HEAD_DIM)[:, None] + dims[None, :]
     tl.store(out_places, out.to(out_ptr.dtype.element_ty), mask=is_number)
@@ -193,8 +200,8 @@ def split_kernel(
         context_len = tl.load(context_lens_ptr + request)
         tokens, heads, positions, is_row = _query_rows(first_row, end_row, context_len - 1, kv_head, GROUP, ROWS)
         dims = tl.arange(0, HEAD_BLOCK)
-        is_number = is_row[:, None] & (dims < HEAD_DIM)[None, :]
-        q_places = q_ptr + (tokens * q_row_stride + heads * q_head_stride)[:, None] + dims[None, :]
+        is_number = is_row[None, :] & (dims < HEAD_DIM)[:, None]
+        q_places = q_ptr + (tokens * q_row_stride + heads * q_head_stride)[None, :] + dims[:, None]
         q = tl.load(q_places, mask=is_number, other=0.0)
         slopes = positions
         if HAS_SLOPES:
@@ -210,9 +217,9 @@ def split_kernel(
         end = tl.minimum(begin + SEGMENT, context_len)
         if HAS_WINDOW:
             begin = tl.maximum(begin, first_key // TILE * TILE)
-        sums, weights, largest = nothing_seen(ROWS, HEAD_BLOCK)
+        sums, weights, largest = nothing_seen_by_few(ROWS, HEAD_BLOCK)
         for start in tl.range(begin, end, TILE):
-            sums, weights, largest = attend_tile(
+            sums, weights, largest = attend_few(
                 (sums, weights, largest),
                 q,
                 positions,
@@ -234,18 +241,17 @@ def split_kernel(
                 HAS_WINDOW=HAS_WINDOW,
                 HAS_CAP=HAS_CAP,
                 HAS_SLOPES=HAS_SLOPES,
-                IS_EDGE=True,
             )
-        weight = weight_of(weights)
+        weight = weight_of(weights, 0)
         if num_segments == 1:
-            out = sums / weight[:, None] * value_factor
-            out_places = out_ptr + ((tokens * NUM_HEADS + heads) * HEAD_DIM)[:, None] + dims[None, :]
+            out = sums / weight[None, :] * value_factor
+            out_places = out_ptr + ((tokens * NUM_HEADS + heads) * HEAD_DIM)[None, :] + dims[:, None]
             tl.store(out_places, out.to(out_ptr.dtype.element_ty), mask=is_number)
         else:
             first_partial = tl.load(first_partials_ptr + request).to(tl.int64)
             num_rows = end_row - first_row
             partials = (first_partial + index * num_rows + (tokens - first_row)) * NUM_HEADS + heads
-            tl.store(partial_sums_ptr + (partials * HEAD_DIM)[:, None] + dims[None, :], sums, mask=is_number)
+            tl.store(partial_sums_ptr + (partials * HEAD_DIM)[None, :] + dims[:, None], sums, mask=is_number)
             tl.store(partial_weights_ptr + partials, weight, mask=is_row)
             tl.store(partial_largest_ptr + partials, largest, mask=is_row)
             # What all threads wrote is there before the counter says so.

@@ -18,6 +18,7 @@ import triton
 import triton.language as tl
 
 _NUM_ONES = tl.constexpr(8)
+_NUM_ONES_OF_FEW = tl.constexpr(16)
 """Columns of the ones that weights are multiplied with: as few as every kind of GPU can."""
 
 
@@ -26,6 +27,14 @@ def nothing_seen(ROWS: tl.constexpr, HEAD_BLOCK: tl.constexpr):
     """Return the state before the first tile: weighted sums of values, sums of weights, and the largest scores."""
     sums = tl.zeros((ROWS, HEAD_BLOCK), tl.float32)
     weights = tl.zeros((ROWS, _NUM_ONES), tl.float32)
+    return sums, weights, tl.full((ROWS,), float("-inf"), tl.float32)
+
+
+@triton.jit
+def nothing_seen_by_few(ROWS: tl.constexpr, HEAD_BLOCK: tl.constexpr):
+    """Return the same for `attend_few`, whose sums are transposed."""
+    sums = tl.zeros((HEAD_BLOCK, ROWS), tl.float32)
+    weights = tl.zeros((_NUM_ONES_OF_FEW, ROWS), tl.float32)
     return sums, weights, tl.full((ROWS,), float("-inf"), tl.float32)
 
 
@@ -59,8 +68,8 @@ def _scores(products, keys, positions, slopes, factor, cap, HAS_CAP: tl.constexp
     if HAS_CAP:
         scores = cap - 2.0 * cap / (tl.exp2(scores) + 1.0)
     if HAS_SLOPES:
-        distances = (keys[None, :] - positions[:, None]).to(tl.float32)
-        scores = tl.fma(slopes[:, None] + tl.zeros_like(distances), distances, scores)
+        distances = (keys - positions).to(tl.float32)
+        scores = tl.fma(slopes + tl.zeros_like(distances), distances, scores)
     return scores
 
 
@@ -108,7 +117,7 @@ def attend_tile(
     k = _load(k_ptr + slots[None, :] + dims[:, None], is_key[None, :], is_dim[:, None], IS_EDGE, IS_PADDED)
     scores = tl.dot(q, k.to(q.dtype), input_precision="ieee")
     if HAS_CAP or HAS_SLOPES:
-        scores = _scores(scores, keys, positions, slopes, factor, cap, HAS_CAP, HAS_SLOPES)
+        scores = _scores(scores, keys[None, :], positions[:, None], slopes[:, None], factor, cap, HAS_CAP, HAS_SLOPES)
         factor = 1.0
     if IS_EDGE:
         is_seen = keys[None, :] <= positions[:, None]
@@ -127,9 +136,66 @@ def attend_tile(
 
 
 @triton.jit
-def weight_of(weights):
-    """Return the sum of the weights of each row: all columns of a product with ones are equal."""
-    return tl.max(weights, axis=1)
+def attend_few(
+    state,
+    q,
+    positions,
+    slopes,
+    start,
+    first_key,
+    end_key,
+    window,
+    factor,
+    cap,
+    table_ptr,
+    k_ptr,
+    v_ptr,
+    block_stride,
+    slot_stride,
+    TILE: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    HAS_CAP: tl.constexpr,
+    HAS_SLOPES: tl.constexpr,
+):
+    """Do what `attend_tile` does at an edge, with all matrices transposed: queries are columns.
+
+    wgmma multiplies 64 rows or more, which a decode does not have; keys and dimensions of a head are as many. Each
+    element is the same chain of additions.
+    """
+    sums, weights, largest = state
+    IS_PADDED: tl.constexpr = q.shape[0] > HEAD_DIM
+    dims = tl.arange(0, q.shape[0])
+    keys = start + tl.arange(0, TILE)
+    is_key = (keys >= first_key) & (keys < end_key)
+    is_dim = dims < HEAD_DIM
+    blocks = tl.load(table_ptr + keys // BLOCK_SIZE, mask=is_key, other=0)
+    places = (blocks.to(tl.int64) * block_stride + (keys % BLOCK_SIZE) * slot_stride)[:, None] + dims[None, :]
+    k = _load(k_ptr + places, is_key[:, None], is_dim[None, :], True, IS_PADDED)
+    scores = tl.dot(k.to(q.dtype), q, input_precision="ieee")
+    if HAS_CAP or HAS_SLOPES:
+        scores = _scores(scores, keys[:, None], positions[None, :], slopes[None, :], factor, cap, HAS_CAP, HAS_SLOPES)
+        factor = 1.0
+    is_seen = keys[:, None] <= positions[None, :]
+    if HAS_WINDOW:
+        is_seen &= keys[:, None] > positions[None, :] - window
+    scores = tl.where(is_seen, scores, float("-inf"))
+    new_largest = tl.maximum(largest, tl.max(scores, axis=0) * factor)
+    subtracted = _finite(new_largest)
+    p = tl.exp2(tl.fma(scores, factor, -subtracted[None, :])).to(q.dtype)
+    before = tl.exp2(largest - subtracted)[None, :]
+    v = _load(v_ptr + places, is_key[:, None], is_dim[None, :], True, IS_PADDED)
+    sums = tl.dot(tl.trans(v.to(q.dtype)), p, sums * before, input_precision="ieee")
+    ones = tl.full((_NUM_ONES_OF_FEW, TILE), 1.0, tl.float32).to(q.dtype)
+    weights = tl.dot(ones, p, weights * before, input_precision="ieee")
+    return sums, weights, new_largest
+
+
+@triton.jit
+def weight_of(weights, AXIS: tl.constexpr):
+    """Return the sum of the weights of each query: along the other axis, a product with ones is the same number."""
+    return tl.max(weights, axis=AXIS)
 
 
 @triton.jit

@@ -162,7 +162,7 @@ def test_any_number_of_programs_gives_the_same_bits(
     parts = [(0, 3, 700), (1, 1, 290), (2, 1, 40)]
     expected = attend(device, data, parts, 16, shape)
     for num_programs in (1, 3, 1000):
-        monkeypatch.setattr(gpu, "_num_programs", lambda _, number=num_programs: number)
+        monkeypatch.setattr(gpu, "_num_processors", lambda _, number=num_programs: number)
         for actual, rows in zip(attend(device, data, parts, 16, shape), expected, strict=True):
             assert torch.equal(actual, rows), num_programs
 

@@ -11,7 +11,7 @@ import re
 import subprocess
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -119,17 +119,17 @@ def _tool(name: str, cubin: bytes, *options: str) -> str:
 
 
 def measure(
-    operations: dict[str, Callable[[], object]], needs: Mapping[str, int]
+    operations: dict[str, Callable[[], object]], only_on: dict[str, tuple[int, ...]]
 ) -> dict[str, dict[str, dict[str, int]]]:
     """Return the budgets of all kernels by "operation: kernel", each by "sm_" and the architecture.
 
-    `needs` names operations that only later architectures have.
+    Args:
+        operations: by name.
+        only_on: the architectures of those that are not compiled for all.
     """
     table: dict[str, dict[str, dict[str, int]]] = {}
     for name, operation in operations.items():
-        for architecture in ARCHITECTURES:
-            if architecture < needs.get(name, 0):
-                continue
+        for architecture in only_on.get(name, ARCHITECTURES):
             for one in compiled(operation, architecture):
                 row = table.setdefault(f"{name}: {one.kernel}", {})
                 row[f"sm_{architecture}"] = asdict(one.budget)

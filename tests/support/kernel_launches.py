@@ -15,6 +15,8 @@ from octavo.kernels.gumbel_sample import gpu as gumbel_sample
 from octavo.kernels.layer_norm import gpu as layer_norm
 from octavo.kernels.linear import gpu as linear
 from octavo.kernels.logprobs import gpu as logprobs
+from octavo.kernels.paged_attention import AttentionShape
+from octavo.kernels.paged_attention import gpu as paged_attention
 from octavo.kernels.penalties import gpu as penalties
 from octavo.kernels.quantize import gpu as quantize
 from octavo.kernels.rms_norm import gpu as rms_norm
@@ -62,6 +64,13 @@ def multiply(num_rows: int, dtype: torch.dtype = BF16) -> None:
     product(empty(num_rows, 4096, dtype=dtype))
 
 
+def attend(shape: AttentionShape, cache_dtype: torch.dtype = BF16) -> None:
+    """Attend for a decode and a chunk, with blocks of 16."""
+    step = paged_attention.plan([0, 1, 201], [300, 200], empty(2, 64, dtype=I32), 16, shape)
+    cache = empty(64, 16, shape.num_kv_heads, shape.head_dim, dtype=cache_dtype)
+    step(empty(201, shape.num_heads, shape.head_dim), cache, cache)
+
+
 def logits(num_rows: int = 8) -> Tensor:
     """Return rows of logits."""
     return empty(num_rows, VOCAB_SIZE, dtype=F32)
@@ -101,6 +110,14 @@ LAUNCHES: dict[str, Callable[[], object]] = {
     "linear, 8192 rows": lambda: multiply(8192),
     "linear, 8192 rows of float32": lambda: multiply(8192, F32),
     "logprobs and top_k": lambda: logprobs.logprobs_of_rows(logits(), empty(8, dtype=I64), 20),
+    "paged_attention, heads of 64": lambda: attend(AttentionShape(32, 8, 64, 0.1)),
+    "paged_attention, heads of 128": lambda: attend(AttentionShape(32, 8, 128, 0.1)),
+    "paged_attention, heads of 256": lambda: attend(AttentionShape(8, 4, 256, 0.1)),
+    "paged_attention, float8_e4m3fn": lambda: attend(AttentionShape(32, 8, 128, 0.1), torch.float8_e4m3fn),
+    "paged_attention, window and soft cap": lambda: attend(
+        AttentionShape(32, 16, 128, 0.1, window=4096, soft_cap=50.0)
+    ),
+    "paged_attention, slopes": lambda: attend(AttentionShape(32, 32, 128, 0.1, slopes=(0.5,) * 32)),
     "penalties": penalize,
     "quantize, groups of 32": lambda: quantize.quantize(empty(8, 4096), 32),
     "rms_norm, 4096": lambda: rms_norm.rms_norm(empty(8, 4096), empty(4096), 1e-5),
@@ -121,5 +138,7 @@ LAUNCHES: dict[str, Callable[[], object]] = {
     "top_k, 1": lambda: top_k.top_k_of_rows(logits(), 1),
 }
 
-NEEDS = {name: 89 for name in LAUNCHES if "float8_e4m3fn" in name}
-"""The least compute capability of some of them; the others run on all."""
+ONLY_ON: dict[str, tuple[int, ...]] = {name: (90, 100) for name in LAUNCHES if "float8_e4m3fn" in name} | {
+    name: (90,) for name in LAUNCHES if name.startswith("paged_attention,") and name != "paged_attention, heads of 128"
+}
+"""The architectures that some are compiled for: an Ampere has no float8, and attention takes seconds each."""
