@@ -23,7 +23,7 @@ print(json.dumps({name: [kernel.instructions() for kernel in compiled(LAUNCHES[n
 
 @pytest.fixture(scope="module")
 def instructions() -> dict[str, list[Counter[str]]]:
-    """Return the instructions of all products and of attention on Hopper; from a process of its own, where nothing is interpreted."""
+    """Return the instructions of products and attention on Hopper; from a process where nothing is interpreted."""
     command = [sys.executable, "-P", "-c", PROGRAM, str(SUPPORT)]
     environment = {"TRITON_CACHE_DIR": str(Path.home() / ".cache" / "octavo" / "triton"), **os.environ}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
