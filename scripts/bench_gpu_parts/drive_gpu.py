@@ -6,7 +6,7 @@ import torch
 import triton
 
 from bench_gpu_parts import kernels
-from bench_gpu_parts.calls import serve
+from bench_gpu_parts.callee import serve
 from bench_gpu_parts.machine import AttentionCase, KernelName
 from bench_gpu_parts.steps import StepRunner
 

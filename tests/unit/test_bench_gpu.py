@@ -1,5 +1,6 @@
 """scripts/bench_gpu without a GPU: bounds, workloads, the division of its time, whole runs over an invented GPU."""
 
+import contextlib
 import json
 import re
 import sys
@@ -12,11 +13,13 @@ import pytest
 from bench_cpu_parts.engines import Command
 from bench_cpu_parts.figures import Results
 from bench_cpu_parts.session import EngineFailure
-from bench_gpu_parts import roofline, workloads
+from bench_gpu_parts import cuda, roofline, workloads
 from bench_gpu_parts.budget import Budget, Share
 from bench_gpu_parts.calls import Calls
 from bench_gpu_parts.compare import changes
 from bench_gpu_parts.fake import H200, FakeGpu
+from bench_gpu_parts.machine import AttentionCase, StepTime
+from bench_gpu_parts.roofline import GpuCeilings
 from bench_gpu_parts.sections import SECTIONS, TOTAL_S, Run, cost_of
 from bench_gpu_parts.shapes import SHAPES, TINY, ShapeName, write_model
 from bench_gpu_parts.steps import StepRunner
@@ -28,7 +31,7 @@ from octavo.protocol.config.sources import engine_config
 from octavo.protocol.env import Env
 
 CALLS = """
-from bench_gpu_parts.calls import serve
+from bench_gpu_parts.callee import serve
 def double(number): return 2 * number
 def leave(): raise SystemExit(3)
 serve({"double": double, "leave": leave})
@@ -182,6 +185,39 @@ def test_calls_into_a_process(tmp_path: Path) -> None:
         assert calls.call("double", 20, number=1) == 2, "a failure does not end it"
         with pytest.raises(EngineFailure, match="it has ended"):
             calls.call("leave", 20)
+
+
+DRIVER = """
+import os
+from bench_gpu_parts.callee import serve
+def facts(): return {"name": f"process {os.getpid()}", "total_bytes": 100}
+def ceilings(): return {"copy_bytes": 4e12, "matrix_flops": 8e14}
+def attention(kernel, **case):
+    if kernel == "flex": os.abort()
+    return 0.001 * case["batch"]
+def open_steps(model, max_tokens, max_batch):
+    assert os.path.exists(os.path.join(model, "config.json")) and max_tokens == 300
+def step(batch, context, num_tokens, asks_busy): return 0.01 * batch, 0.009 * batch if asks_busy else None
+serve({function.__name__: function for function in (facts, ceilings, attention, open_steps, step)})
+"""
+
+
+def test_what_touches_the_gpu_may_crash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = tmp_path / "driver.py"
+    script.write_text(DRIVER)
+    monkeypatch.setattr(cuda, "_driver", lambda name: Command((sys.executable, "-P", str(script)), cuda._environment()))
+    gpu = cuda.CudaGpu(tmp_path / "logs")
+    (tmp_path / "logs").mkdir()
+    with contextlib.closing(gpu):
+        name = gpu.name()
+        assert gpu.total_bytes() == 100 and gpu.ceilings(20) == GpuCeilings(4e12, 8e14)
+        with pytest.raises(EngineFailure, match="it has ended"):
+            gpu.attention("flex", AttentionCase(3, 1024, 1), 20)
+        assert gpu.attention("sdpa", AttentionCase(3, 1024, 1), 20) == 0.003
+        assert gpu.name() == name, "asked once"
+        with gpu.steps(None, max_tokens=300, max_batch=2, limit_s=20) as steps:
+            assert steps.step(2, 100, 1) == StepTime(0.02)
+            assert steps.step(2, 100, 1, asks_busy=True) == StepTime(0.02, 0.018)
 
 
 def test_steps_of_the_workers_own_executor(tmp_path: Path) -> None:
