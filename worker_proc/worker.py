@@ -150,7 +150,8 @@ class Worker:
                 self._kept.append(command)
                 continue
             self._poller.poll()
-            self._deliver_results()
+            if self._steps is not None:
+                self._steps.deliver_results()
             if self._stop is not None and self._stop.count:
                 self._stop.acknowledge()
                 if self._stop.count >= ABORT_SIGNALS:

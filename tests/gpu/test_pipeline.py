@@ -6,16 +6,20 @@ wrong without a word (tests/support/fake_stream.py), and with products that are 
 
 import gc
 import importlib
+import os
 import pkgutil
 import random
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import msgspec
 import pytest
 import torch
+import zmq
 from fake_stream import FakeStream
 from pipeline_driver import PipelineDriver
+from subscribers import wait_for_subscribers
 from tiny_models import VOCAB_SIZE, make_tiny
 from triton_interpreter import IS_INTERPRETING
 from worker_plans import Running, alone, loaded, spec, worker_config
@@ -26,14 +30,18 @@ from octavo.kernels.linear import gpu as linear_gpu
 from octavo.kernels.rope.cpu import rope
 from octavo.kernels.store_kv import gpu as store_kv
 from octavo.kernels.token_mask import pack_mask
+from octavo.protocol.channel import Publisher, ResultPull
 from octavo.protocol.config import ResolvedConfig
+from octavo.protocol.control import WorkerSpec
 from octavo.protocol.params import SamplingSpec
+from octavo.protocol.steps import Admitted, AllocateCache, CacheReady, Scheduled, StepPlan, Stop, TokenMasks
 from octavo.worker_proc.device.cpu import CpuDevice
 from octavo.worker_proc.device.stream import Stream
 from octavo.worker_proc.models.base import Model
 from octavo.worker_proc.pipeline.build import build_pipeline
 from octavo.worker_proc.pipeline.measure import measure_pipeline
 from octavo.worker_proc.weights.load import load_model
+from octavo.worker_proc.worker import Worker
 
 # What a step is filled up with reads cache that nobody has written, which holds NaN here.
 pytestmark = pytest.mark.filterwarnings("ignore:All-NaN")
@@ -282,3 +290,67 @@ def test_memory_is_measured_by_the_largest_steps_and_two_graphs(
     cache_bytes = 4 * 2 * 4 * 2 * 16 * 4  # blocks; keys and values; tokens, heads, dimensions, float32
     assert measured.activation_bytes == 10**6 - cache_bytes
     assert measured.graph_bytes == 100 + 2 * 10  # of 4, of 2 and of 1 request
+
+
+class FakeDevice(CpuDevice):
+    """A device that computes on its own."""
+
+    def __init__(self) -> None:
+        super().__init__(1)
+        self._fake_stream = FakeStream(waits_for_main=False)
+
+    def stream(self) -> Stream:
+        return self._fake_stream
+
+
+class NoSignals:
+    """A process that nobody tells to end."""
+
+    count = 0
+
+    def __init__(self) -> None:
+        self._fds = os.pipe()
+
+    def fileno(self) -> int:
+        return self._fds[0]
+
+    def acknowledge(self) -> None:
+        pass
+
+
+def _spec(config: ResolvedConfig, plans: str, results: str) -> WorkerSpec:
+    return WorkerSpec(config=config, rank=0, world_size=1, plan_address=plans, result_address=results)
+
+
+@pytest.mark.skipif(not IS_INTERPRETING, reason="needs no GPU")
+def test_a_worker_goes_on_while_its_device_computes(model: Model, config: ResolvedConfig, tmp_path: Path) -> None:
+    """Plans come two at once, and results come by themselves, in order."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    commands, replies = Publisher(context, f"ipc://{tmp_path}/plans"), ResultPull(context, f"ipc://{tmp_path}/results")
+    worker = Worker(_spec(config, commands.address, replies.address), model, FakeDevice())
+    heard = []
+
+    def core() -> None:
+        wait_for_subscribers(commands, 1, 10.0)
+        commands.send(AllocateCache(0, NUM_BLOCKS, 64))
+        heard.append(replies.receive(10.0))
+        admitted = [Admitted(0, "", prompt(5), 5, [3, 1], spec())]
+        commands.send(StepPlan(1, [], admitted, [], [Scheduled(0, 0, 5, True)]))
+        commands.send(StepPlan(2, [], [], [], [Scheduled(0, 5, 1, True)]))
+        heard.extend(replies.receive(30.0) for _ in range(2))
+        commands.send(StepPlan(3, [], [], [], [Scheduled(0, 6, 1, True)], awaits_masks=True))
+        commands.send(TokenMasks(4, [(0, pack_mask([9], config.model.vocab_size).numpy().tobytes())]))
+        heard.append(replies.receive(30.0))
+        commands.send(Stop(5))
+
+    thread = threading.Thread(target=core)
+    thread.start()
+    assert worker.run(NoSignals()) == 0  # type: ignore[arg-type]
+    thread.join()
+    commands.close()
+    replies.close()
+    context.term()
+    assert heard[0] == CacheReady(0, 0)
+    assert [result.sequence for result in heard[1:]] == [1, 2, 3]
+    assert heard[3].sampled == [9]
+    assert all(result.elapsed_s > 0 for result in heard[1:])

@@ -36,7 +36,7 @@ class FakeMark:
         return self._event.is_set()
 
     def wait(self) -> None:
-        if threading.current_thread() is threading.main_thread():
+        if not self._stream.waits_for_main or threading.current_thread() is threading.main_thread():
             self._stream.num_waits += 1
             self._stream.catch_up(self._number)
         self._event.wait()
@@ -61,9 +61,15 @@ class FakeGraph:
 
 
 class FakeStream:
-    """See the module."""
+    """See the module.
 
-    def __init__(self) -> None:
+    Args:
+        waits_for_main: whether the device stands still until the main thread waits for it; otherwise any thread does.
+    """
+
+    def __init__(self, *, waits_for_main: bool = True) -> None:
+        self.waits_for_main = waits_for_main
+        self._lock = threading.Lock()
         self.torch_device = torch.device("cpu")
         self.graphs: list[FakeGraph] = []
         self.num_replays = 0
@@ -102,9 +108,10 @@ class FakeStream:
     def catch_up(self, number: int | None = None) -> None:
         """Let the device do everything, or all up to the mark of a number."""
         end = len(self._pending) if number is None else number + 1
-        for index in range(end):
-            action, self._pending[index] = self._pending[index], _done
-            action()
+        with self._lock:
+            for index in range(end):
+                action, self._pending[index] = self._pending[index], _done
+                action()
 
     def capture(self, body: Callable[[], object]) -> FakeGraph:
         self.catch_up()

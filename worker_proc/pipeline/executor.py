@@ -116,8 +116,6 @@ class PipelinedExecutor:
 
     def close(self) -> None:
         """End what waits for the device. Blocks until: it has done what was asked."""
-        for flight in self._flights:
-            flight.mark.wait()
         self._watch.close()
 
     @property
