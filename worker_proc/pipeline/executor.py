@@ -89,7 +89,7 @@ class PipelinedExecutor:
         prompts = [
             part
             for entry, row, first in zip(plan.scheduled, rows, inputs.query_starts.tolist(), strict=False)
-            if (part := self._prompt_part(entry, row, first)) is not None
+            if row.sampling.spec.prompt_logprobs is not None and (part := self._prompt_part(entry, row, first))
         ]
         tokens_N = logprobs = None
         if drawn:
@@ -98,7 +98,8 @@ class PipelinedExecutor:
             on_device_N = self.runner.draw()
             logprobs = self._reporter.after_draw(asked, on_device_N) if asked else None
             tokens_N = self._stream.download(on_device_N[: len(drawn)])
-            self._unbind_draws(drawn)
+            if plan.awaits_masks:
+                self._unbind_draws(drawn)
         for entry in drawn:
             self._state.expect(entry.row, entry.position)
         self._fly(Flight(plan.sequence, started_s, drawn, tokens_N, logprobs, prompts, self._stream.mark()))
@@ -169,16 +170,13 @@ class PipelinedExecutor:
                 self._table.set_mask(entry.row.slot, state.always_allowed_W)
 
     def _prompt_part(self, entry: Scheduled, row: Row, first: int) -> PromptPart | None:
-        """Return the logprobs of the prompt tokens that follow an entry's positions, if they are asked for."""
-        num_top = row.sampling.spec.prompt_logprobs
-        if num_top is None:
-            return None
+        """Return the logprobs of the prompt tokens that follow an entry's positions, if there are any."""
         end = min(entry.start + entry.num_tokens + 1, row.num_prompt_tokens)
         token_ids = self._state.token_ids(row, entry.start + 1, end)
         if not token_ids:
             return None
         pieces = self._reporter.of_prompt(row.sampling.spec, token_ids, first)
-        return PromptPart(row.slot, token_ids, num_top, pieces)
+        return PromptPart(row.slot, token_ids, row.sampling.spec.prompt_logprobs or 0, pieces)
 
     def _fly(self, flight: Flight) -> None:
         self._flights.append(flight)
