@@ -40,7 +40,9 @@ class StepBuffer:
         num_bytes = self._plan_start + num_plan_words * _WORD_BYTES
         self._device_B = torch.zeros(num_bytes, dtype=torch.uint8, device=stream.torch_device)
         self._host_buffers = [stream.host_buffer(num_bytes) for _ in range(NUM_HOST_BUFFERS)]
+        self._plans = [host_B[self._plan_start :].view(torch.int32).numpy() for host_B in self._host_buffers]
         self._index = 0
+        # Of decodes alone, whose sizes are few.
         self._layouts: dict[StepSize, PackedLayout] = {}
         self._arrays: dict[tuple[StepSize, int], Arrays] = {}
         self._views: dict[StepSize, Views] = {}
@@ -56,8 +58,7 @@ class StepBuffer:
 
     def plan_words(self) -> npt.NDArray[np.int32]:
         """Return the place of the attention's plan on the host."""
-        words: npt.NDArray[np.int32] = self._host_B[self._plan_start :].view(torch.int32).numpy()
-        return words
+        return self._plans[self._index]
 
     def arrays(self, size: StepSize) -> Arrays:
         """Return the fields of the step on the host."""
@@ -81,15 +82,18 @@ class StepBuffer:
         if len(places) > MAX_PACKED_CHANGES:
             self._apply_alone(memory, places, words)
             places, words = places[:0], words[:0]
-        layout = changes_layout(len(places))
         fields_start = self._plan_start - self._layout(size).num_bytes
-        start, end = fields_start - layout.num_bytes, self._plan_start + num_plan_words * _WORD_BYTES
+        end = self._plan_start + num_plan_words * _WORD_BYTES
+        if not len(places):
+            self._stream.upload(self._device_B[fields_start:end], self._host_B[fields_start:end])
+            return
+        layout = changes_layout(len(places))
+        start = fields_start - layout.num_bytes
         packed = layout.host_views(self._host_B[start:fields_start])
         packed["places"][:], packed["words"][:] = places, words
         self._stream.upload(self._device_B[start:end], self._host_B[start:end])
-        if len(places):
-            changes = layout.views(self._device_B[start:fields_start])
-            memory.apply(changes["places"], changes["words"])
+        changes = layout.views(self._device_B[start:fields_start])
+        memory.apply(changes["places"], changes["words"])
 
     def send_changes(self, memory: SlotMemory) -> None:
         """Copy what has changed in the memory of the slots, now and alone."""
