@@ -12,8 +12,13 @@ import pytest
 import torch
 from triton_interpreter import IS_INTERPRETING, repair
 
+from octavo.worker_proc.device.cuda import prepare_products
+
 if IS_INTERPRETING:
     repair()
+elif torch.cuda.is_available():
+    # As an engine does it by default, and before anything is computed.
+    prepare_products(is_deterministic=True)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -34,7 +34,7 @@ from octavo.protocol.channel import Publisher, ResultPull
 from octavo.protocol.config import ResolvedConfig
 from octavo.protocol.control import WorkerSpec
 from octavo.protocol.params import SamplingSpec
-from octavo.protocol.steps import Admitted, AllocateCache, CacheReady, Scheduled, StepPlan, Stop, TokenMasks
+from octavo.protocol.steps import NO_TOKEN, Admitted, AllocateCache, CacheReady, Scheduled, StepPlan, Stop, TokenMasks
 from octavo.worker_proc.device.cpu import CpuDevice
 from octavo.worker_proc.device.stream import Stream
 from octavo.worker_proc.models.base import Model
@@ -237,6 +237,43 @@ def test_masks_bind_one_draw_and_are_waited_for_after_the_results_before(
     assert bound.outputs[0] == free.outputs[0]
     assert bound.outputs[1] == 9
     assert bound.outputs[2] != 9
+
+
+def test_long_lists_make_the_table_of_slots_grow_and_others_go_on(
+    model: Model, config: ResolvedConfig, stream: Stream, expected: dict[str, Running]
+) -> None:
+    core = driver(model, config, stream)
+    request = core.admit(0, prompt(9), SPECS["penalized"])
+    core.begin()
+    core.begin()
+    core.admit(1, prompt(5), spec(logit_bias=(*((token_id, -50.0) for token_id in range(70)), (200, 50.0))))
+    core.run(1)
+    core.executor.close()
+    assert request.outputs == expected["penalized"].outputs
+    assert core.running[1].outputs == [200]
+
+
+def test_a_request_whose_logits_are_no_numbers_fails_alone(
+    model: Model, config: ResolvedConfig, stream: Stream, expected: dict[str, Running]
+) -> None:
+    core = driver(model, config, stream)
+    fine, poisoned = core.admit(0, prompt(9), SPECS["penalized"]), core.admit(1, [5], spec(logprobs=1))
+    embedding_VD = next(tensor for name, tensor in model.parameters.tensors.items() if "embed" in name)
+    row_D = embedding_VD[5].clone()
+    try:
+        with torch.inference_mode():
+            embedding_VD[5] = torch.nan
+        core.begin()
+        core.executor.drain()
+    finally:
+        with torch.inference_mode():
+            embedding_VD[5] = row_D
+    core.run(1)  # of the failed one too: its next step was planned already
+    core.executor.close()
+    assert core.results[0].sampled == [expected["penalized"].outputs[0], NO_TOKEN]
+    assert core.results[0].logprobs[1] is None
+    assert fine.outputs == expected["penalized"].outputs[:2]
+    assert poisoned.outputs[0] == 0
 
 
 @pytest.mark.skipif(not IS_INTERPRETING, reason="looks into the stream")
