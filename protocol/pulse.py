@@ -2,21 +2,21 @@
 
 The core writes a few numbers into a small memory-mapped file in its private directory; frontends read
 them without asking anyone, so `/health` tells the truth even while the core is stuck.
+
+No lock is held, so whatever is read has been written by one store: `struct.pack_into` would first clear the place, and
+a reader at that moment take the core for one that has not moved since the machine was started.
 """
 
 import mmap
-import struct
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
-_LAYOUT = struct.Struct("<d?")
-"""Monotonic seconds of the last beat; whether there was work to do."""
+_SIZE = 16
+"""A float of 8 bytes: monotonic seconds of the last beat, below zero where there was no work to do. Then two bytes."""
 
-_ACHIEVEMENT = struct.Struct("<??")
-"""Behind it: whether requests have got tokens; whether requests are tried apart from the others."""
-
-_SIZE = _LAYOUT.size + _ACHIEVEMENT.size
+_HAS_PROGRESSED, _IS_TRYING = 8, 9
+"""Whether requests have got tokens; whether requests are tried apart from the others."""
 
 
 @dataclass(frozen=True)
@@ -44,29 +44,25 @@ class PulseWriter:
         path.write_bytes(bytes(_SIZE))
         with path.open("r+b") as file:
             self._memory = mmap.mmap(file.fileno(), _SIZE)
-        self._has_progressed = self._is_trying = False
+        self._seconds = memoryview(self._memory).cast("d")
         self.beat(has_work=False)
 
     def beat(self, *, has_work: bool) -> None:
         """Say "alive now"; called around every step and before every wait."""
-        _LAYOUT.pack_into(self._memory, 0, time.monotonic(), has_work)
+        now = time.monotonic()
+        self._seconds[0] = now if has_work else -now
 
     def note_progress(self) -> None:
         """A request has got a token."""
-        if not self._has_progressed:
-            self._has_progressed = True
-            self._note()
+        self._memory[_HAS_PROGRESSED] = True
 
     def note_trial(self, *, is_trying: bool) -> None:
         """A trial begins, or all may run again."""
-        self._is_trying = is_trying
-        self._note()
-
-    def _note(self) -> None:
-        _ACHIEVEMENT.pack_into(self._memory, _LAYOUT.size, self._has_progressed, self._is_trying)
+        self._memory[_IS_TRYING] = is_trying
 
     def close(self) -> None:
         """Unmap; the file stays until its directory is removed."""
+        self._seconds.release()
         self._memory.close()
 
 
@@ -76,13 +72,19 @@ class PulseReader:
     def __init__(self, path: Path) -> None:
         with path.open("rb") as file:
             self._memory = mmap.mmap(file.fileno(), _SIZE, prot=mmap.PROT_READ)
+        self._seconds = memoryview(self._memory).cast("d")
 
     def read(self) -> Pulse:
         """Return the last beat."""
-        last, has_work = _LAYOUT.unpack_from(self._memory, 0)
-        has_progressed, is_trying = _ACHIEVEMENT.unpack_from(self._memory, _LAYOUT.size)
-        return Pulse(max(0.0, time.monotonic() - last), has_work, has_progressed, is_trying)
+        last = self._seconds[0]
+        return Pulse(
+            max(0.0, time.monotonic() - abs(last)),
+            last > 0,
+            bool(self._memory[_HAS_PROGRESSED]),
+            bool(self._memory[_IS_TRYING]),
+        )
 
     def close(self) -> None:
         """Unmap."""
+        self._seconds.release()
         self._memory.close()

@@ -1,5 +1,8 @@
 """The pulse file: what the core writes is what frontends read."""
 
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 from octavo.protocol.pulse import Pulse, PulseReader, PulseWriter
@@ -15,6 +18,43 @@ def test_a_beat_is_seen_by_a_reader(tmp_path: Path) -> None:
     assert 0 <= pulse.age_s < 60
     reader.close()
     writer.close()
+
+
+def test_what_is_noted_is_seen_beside_the_beats(tmp_path: Path) -> None:
+    writer, reader = PulseWriter(tmp_path / "pulse"), PulseReader(tmp_path / "pulse")
+    seen = [reader.read()]
+    for note in (writer.note_progress, lambda: writer.note_trial(is_trying=True), lambda: writer.beat(has_work=True)):
+        note()
+        seen.append(reader.read())
+    writer.note_trial(is_trying=False)
+    seen.append(reader.read())
+    assert [(pulse.has_progressed, pulse.is_trying, pulse.has_work) for pulse in seen] == [
+        (False, False, False), (True, False, False), (True, True, False), (True, True, True), (True, False, True),
+    ]  # fmt: skip
+    writer.close(), reader.close()
+
+
+def test_a_beat_is_never_half_written(tmp_path: Path) -> None:
+    """`struct.pack_into` clears the place that it writes to, which a reader in another process can see."""
+    beating = f"""if True:
+        from pathlib import Path
+        from octavo.protocol.pulse import PulseWriter
+        writer = PulseWriter(Path({str(tmp_path / "pulse")!r}))
+        writer.beat(has_work=True)
+        print("ready", flush=True)
+        while True:
+            writer.beat(has_work=True)
+    """
+    with subprocess.Popen([sys.executable, "-P", "-c", beating], stdout=subprocess.PIPE) as other:
+        try:
+            assert other.stdout is not None and other.stdout.readline() == b"ready\n"
+            reader = PulseReader(tmp_path / "pulse")
+            deadline = time.monotonic() + 1.0
+            while time.monotonic() < deadline:
+                assert reader.read().age_s < 60
+            reader.close()
+        finally:
+            other.kill()
 
 
 def test_only_a_busy_core_can_stall() -> None:
