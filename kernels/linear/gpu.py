@@ -25,6 +25,9 @@ logger = logging.getLogger(__name__)
 
 _MOST_TRIED = 1 << 28
 """Numbers that a product may give when it is tried: half a gigabyte, twice."""
+_LEAST_COMPARED = 1 << 20
+"""Numbers that are compared for each number of rows, as far as there are rows. Two orders of summation round one number
+in some thousands to different 16 bits: the outputs of a single row would often not show it."""
 _INPUTS_BLOCK = {2: 64, 4: 32}
 """Inputs that are summed at once, by the bytes of a number. Another size is another order of summation."""
 _TILES_IN_GROUP = 8
@@ -126,8 +129,14 @@ def agree(
     generator = torch.Generator(device).manual_seed(0)
     x_TI = torch.randn(max(counts), num_inputs, generator=generator, device=device).to(dtype)
     expected_TO = product(x_TI)
-    # Each row has its turn as one of the last, where tiles are filled up.
-    equal = [(product(x_TI[-count:].clone()) == expected_TO[-count:]).all() for count in counts]
+    num_rows, num_outputs = expected_TO.shape
+    equal = []
+    for count in counts:
+        num_trials = min(num_rows // count, -(-_LEAST_COMPARED // (count * num_outputs)))
+        # From the end, so that each row has its turn as one of the last, where tiles are filled up.
+        for end in range(num_rows, num_rows - num_trials * count, -count):
+            found_TO = product(x_TI[end - count : end].clone())
+            equal.append((found_TO == expected_TO[end - count : end]).all())
     return bool(torch.stack(equal).all())
 
 

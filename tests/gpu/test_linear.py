@@ -69,6 +69,18 @@ def test_a_product_that_minds_the_number_of_rows_is_found_out(device: torch.devi
     assert not gpu.agree(careless, 16, counts, torch.bfloat16, device)
 
 
+def test_a_sum_that_seldom_rounds_otherwise_is_found_out_with_a_single_row(device: torch.device) -> None:
+    """One output in some thousands shows another order of summation, and one row has few outputs."""
+
+    def seldom(x_TI: torch.Tensor) -> torch.Tensor:
+        other = x_TI[:, :1] > 3.0  # one row in 700
+        return x_TI + (other if len(x_TI) == 1 else 0.0)
+
+    counts = gpu.row_counts(64)
+    assert gpu.agree(lambda x_TI: x_TI + 1, 64, counts[:9], torch.bfloat16, device)
+    assert not gpu.agree(seldom, 64, counts, torch.bfloat16, device)
+
+
 def test_every_size_of_a_graph_is_tried() -> None:
     assert set(GraphSizes(512).largest_first) <= set(gpu.row_counts(4096))
 
