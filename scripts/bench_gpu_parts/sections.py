@@ -185,6 +185,8 @@ def _steps_of(run: Run, slot: Slot, shape: ShapeName) -> None:
             f"decode of {shape}, {batch} x {context}: its keys and values are "
             f"{batch * context * cost.kv_bytes / 1e9:.0f} GB and do not fit"
         )
+    if not fitting:
+        return
     prefill = Metric(f"prefill-{shape}", f"prefill, {shape}, {PREFILL_TOKENS} tokens", "ms", False, digits=1)
     if shape == "Llama-3.1-8B":
         prefill = Metric(prefill.key, prefill.title, prefill.unit, False, (Target("ceiling", 0.70),), 1)

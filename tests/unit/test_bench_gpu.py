@@ -107,6 +107,21 @@ def test_a_run_measures_everything() -> None:
     assert next(line for line in lines if line.startswith("| what deterministic")).count("8.0") == 1
 
 
+class SmallGpu(FakeGpu):
+    """Holds no model of 8 B in 16 bits."""
+
+    def total_bytes(self) -> int:
+        return 16 * 10**9
+
+
+def test_a_shape_that_does_not_fit_is_left_out_and_costs_nothing_else() -> None:
+    run, budget = run_all(SmallGpu())
+    assert not run.results.failures
+    assert sum("Llama-3.1-8B" in what for what in budget.left_out) == 8
+    assert "decode-Llama-3.1-8B-1-1024" not in run.results.figures
+    assert "decode-Qwen3-0.6B-1-1024" in run.results.figures
+
+
 def test_what_fails_is_told_and_costs_nothing_else() -> None:
     run, budget = run_all(FakeGpu(failing=frozenset({"flex", "octavo-fast"})))
     text = bench_gpu.summary(run, budget.left_out, Path("nowhere.json"))
