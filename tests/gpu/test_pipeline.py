@@ -36,6 +36,8 @@ from octavo.protocol.control import WorkerSpec
 from octavo.protocol.params import SamplingSpec
 from octavo.protocol.steps import NO_TOKEN, Admitted, AllocateCache, CacheReady, Scheduled, StepPlan, Stop, TokenMasks
 from octavo.worker_proc.device.cpu import CpuDevice
+from octavo.worker_proc.device.cuda import CudaDevice
+from octavo.worker_proc.device.cuda_stream import CudaStream
 from octavo.worker_proc.device.stream import Stream
 from octavo.worker_proc.models.base import Model
 from octavo.worker_proc.pipeline.build import build_pipeline
@@ -135,8 +137,6 @@ def model(config: ResolvedConfig, _kernels_of_gpus: None, device: torch.device) 
 def stream(device: torch.device) -> Stream:
     if IS_INTERPRETING:
         return FakeStream()
-    from octavo.worker_proc.device.cuda_stream import CudaStream
-
     return CudaStream(device)
 
 
@@ -391,3 +391,29 @@ def test_a_worker_goes_on_while_its_device_computes(model: Model, config: Resolv
     assert [result.sequence for result in heard[1:]] == [1, 2, 3]
     assert heard[3].sampled == [9]
     assert all(result.elapsed_s > 0 for result in heard[1:])
+
+
+@pytest.mark.skipif(IS_INTERPRETING, reason="needs a GPU")
+def test_the_stream_of_a_gpu(device: torch.device) -> None:
+    stream = CudaStream(device)
+    numbers = torch.zeros(4, dtype=torch.int64, device=device)
+    buffer = stream.host_buffer(numbers.nbytes)
+    assert buffer.is_pinned()
+    graph = stream.capture(lambda: numbers.add_(1))
+    buffer.view(torch.int64)[:] = torch.arange(4)
+    stream.upload(numbers.view(torch.uint8), buffer)
+    for _ in range(3):
+        graph.replay()
+    found, mark = stream.download(numbers), stream.mark()
+    mark.wait()
+    assert mark.is_done()
+    assert found.tolist() == [3, 4, 5, 6]
+
+
+@pytest.mark.skipif(IS_INTERPRETING, reason="needs a GPU")
+def test_a_gpu_counts_its_memory() -> None:
+    gpu = CudaDevice(0, is_deterministic=True)
+    assert 0 < gpu.free_bytes() <= gpu.total_bytes
+    gpu.reset_peak()
+    torch.empty(2**26, dtype=torch.uint8, device=gpu.torch_device)  # given back at once, and seen all the same
+    assert 2**26 <= gpu.peak_growth_bytes() < 2**27
