@@ -17,7 +17,7 @@ HASH_LETTERS = 8
 
 _DECISIVE = (
     *("model", "dtype", "quantization", "kv_cache_dtype", "cpu_kernels", "seed", "chat_template", "logprobs_mode"),
-    *("disable_any_whitespace", "disable_additional_properties"),
+    *("device", "is_batch_invariant", "disable_any_whitespace", "disable_additional_properties"),
 )
 """Settings that tokens or logprobs depend on."""
 

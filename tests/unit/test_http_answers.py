@@ -40,6 +40,8 @@ def test_a_fingerprint_names_what_tokens_depend_on() -> None:
     assert full.of(resolved_config(seed=1)) != plain
     assert full.of(resolved_config(dtype="float32")) != plain
     assert Fingerprint("hash").of(resolved_config()) == plain
+    careless = msgspec.structs.replace(resolved_config(), is_batch_invariant=False)
+    assert full.of(careless) != plain
 
 
 @pytest.mark.parametrize("stream", [False, True])
