@@ -143,6 +143,49 @@ def chunk_kernel(
     tl.store(out_places, out.to(out_ptr.dtype.element_ty), mask=is_number)
 
 
+@triton.jit
+def _fold_segments(
+    out_ptr,
+    partial_sums_ptr,
+    partial_weights_ptr,
+    partial_largest_ptr,
+    first_row,
+    num_rows,
+    first_partial,
+    num_segments,
+    kv_head,
+    value_factor,
+    NUM_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    HEAD_BLOCK: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    """Add up the sums of a request's segments in their order, for the query heads of one key head."""
+    dims = tl.arange(0, HEAD_BLOCK)
+    for first in range(0, num_rows * GROUP, ROWS):
+        rows = first + tl.arange(0, ROWS)
+        heads = kv_head * GROUP + rows % GROUP
+        is_row = rows < num_rows * GROUP
+        is_number = is_row[:, None] & (dims < HEAD_DIM)[None, :]
+        places = (first_partial + rows // GROUP) * NUM_HEADS + heads
+        total = tl.zeros((ROWS, HEAD_BLOCK), tl.float32)
+        total_weight = tl.zeros((ROWS,), tl.float32)
+        total_largest = tl.full((ROWS,), float("-inf"), tl.float32)
+        for segment in tl.range(0, num_segments, num_stages=4):
+            at = places + segment * num_rows * NUM_HEADS
+            # Past the first cache, which may hold what was there before.
+            sums_places = partial_sums_ptr + (at * HEAD_DIM)[:, None] + dims[None, :]
+            sums = tl.load(sums_places, mask=is_number, other=0.0, cache_modifier=".cg")
+            weight = tl.load(partial_weights_ptr + at, mask=is_row, other=0.0, cache_modifier=".cg")
+            largest = tl.load(partial_largest_ptr + at, mask=is_row, other=0.0, cache_modifier=".cg")
+            total, total_weight, total_largest = add_segment(total, total_weight, total_largest, sums, weight, largest)
+        out = total / total_weight[:, None] * value_factor
+        out_rows = (first_row + rows // GROUP).to(tl.int64) * NUM_HEADS + heads
+        out_places = out_ptr + (out_rows * HEAD_DIM)[:, None] + dims[None, :]
+        tl.store(out_places, out.to(out_ptr.dtype.element_ty), mask=is_number)
+
+
 @triton.jit(do_not_specialize=["table_stride"])
 def split_kernel(
     q_ptr,
@@ -259,27 +302,21 @@ def split_kernel(
             num_done = tl.atomic_add(num_done_ptr + request * NUM_KV_HEADS + kv_head, 1, sem="acq_rel")
             if num_done == num_segments - 1:
                 tl.debug_barrier()
-                for first in range(0, num_rows * GROUP, FOLD_ROWS):
-                    rows = first + tl.arange(0, FOLD_ROWS)
-                    row_heads = kv_head * GROUP + rows % GROUP
-                    is_in = rows < num_rows * GROUP
-                    is_in_number = is_in[:, None] & (dims < HEAD_DIM)[None, :]
-                    places = (first_partial + rows // GROUP) * NUM_HEADS + row_heads
-                    total = tl.zeros((FOLD_ROWS, HEAD_BLOCK), tl.float32)
-                    total_weight = tl.zeros((FOLD_ROWS,), tl.float32)
-                    total_largest = tl.full((FOLD_ROWS,), float("-inf"), tl.float32)
-                    for segment in tl.range(0, num_segments, num_stages=4):
-                        at = places + segment * num_rows * NUM_HEADS
-                        # Past the first cache, which may hold what was there before.
-                        part_places = partial_sums_ptr + (at * HEAD_DIM)[:, None] + dims[None, :]
-                        part = tl.load(part_places, mask=is_in_number, other=0.0, cache_modifier=".cg")
-                        part_weight = tl.load(partial_weights_ptr + at, mask=is_in, other=0.0, cache_modifier=".cg")
-                        part_largest = tl.load(partial_largest_ptr + at, mask=is_in, other=0.0, cache_modifier=".cg")
-                        total, total_weight, total_largest = add_segment(
-                            total, total_weight, total_largest, part, part_weight, part_largest
-                        )
-                    out = total / total_weight[:, None] * value_factor
-                    out_rows = (first_row + rows // GROUP).to(tl.int64) * NUM_HEADS + row_heads
-                    out_places = out_ptr + (out_rows * HEAD_DIM)[:, None] + dims[None, :]
-                    tl.store(out_places, out.to(out_ptr.dtype.element_ty), mask=is_in_number)
+                _fold_segments(
+                    out_ptr,
+                    partial_sums_ptr,
+                    partial_weights_ptr,
+                    partial_largest_ptr,
+                    first_row,
+                    num_rows,
+                    first_partial,
+                    num_segments,
+                    kv_head,
+                    value_factor,
+                    NUM_HEADS=NUM_HEADS,
+                    GROUP=GROUP,
+                    HEAD_DIM=HEAD_DIM,
+                    HEAD_BLOCK=HEAD_BLOCK,
+                    ROWS=FOLD_ROWS,
+                )
                 tl.store(num_done_ptr + request * NUM_KV_HEADS + kv_head, 0)

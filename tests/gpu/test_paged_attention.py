@@ -168,14 +168,15 @@ def test_any_number_of_programs_gives_the_same_bits(
 
 
 def test_a_request_beyond_the_limits_is_a_chunk_with_the_same_bits(device: torch.device, seed: int) -> None:
+    """In float32, where another order of segments shows."""
     shape = AttentionShape(4, 2, 16, scale=0.25)
-    data = paged([300, 290], 16, shape, BF16, seed)
-    expected = torch.cat(attend(device, data, [(0, 1, 300), (1, 1, 290)], 16, shape))
+    data = paged([1000, 290], 16, shape, torch.float32, seed)
+    expected = torch.cat(attend(device, data, [(0, 1, 1000), (1, 1, 290)], 16, shape))
     queries = torch.stack([data.queries[0][-1], data.queries[1][-1]]).to(device)
-    for limits in (Limits(2, 2, 4, 2), Limits(2, 2, 3, 100), Limits(2, 2, 0, 0)):
+    for limits in (Limits(2, 2, 9, 2), Limits(2, 2, 3, 100)):
         step = gpu.StepAttention(shape, 16, limits, data.block_table.to(device))
         words = np.empty(step.layout.num_words, dtype=np.int32)
-        assert step.write_plan(words, [0, 1, 2], [300, 290]).num_tiles > 0
+        assert step.write_plan(words, [0, 1, 2], [1000, 290]).num_tiles > 0
         step.words_W.copy_(torch.from_numpy(words))
         actual = step(queries, data.k_cache.to(device), data.v_cache.to(device))
         assert torch.equal(actual.cpu(), expected), limits
