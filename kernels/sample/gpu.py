@@ -207,6 +207,8 @@ def _change_logits_kernel(
     is_changed = has_lists | (has_mask > 0)
     divisor = tl.where(temperature == 0.0, 1.0, temperature)
     if is_changed | (divisor != 1.0):
+        # Nothing says that the thread that wrote a logit reads it.
+        tl.debug_barrier()
         for start in range(0, count, BLOCK):
             ids = start + tl.arange(0, BLOCK)
             logits = tl.load(row_ptr + ids, mask=ids < count, other=0.0)
