@@ -27,6 +27,7 @@ from worker_plans import Running, alone, loaded, spec, worker_config
 from octavo import kernels
 from octavo.kernels import dispatch, rope_store_kv
 from octavo.kernels.linear import gpu as linear_gpu
+from octavo.kernels.paged_attention import gpu, gpu_plan
 from octavo.kernels.rope.cpu import rope
 from octavo.kernels.store_kv import gpu as store_kv
 from octavo.kernels.token_mask import pack_mask
@@ -40,6 +41,7 @@ from octavo.worker_proc.device.cuda import CudaDevice
 from octavo.worker_proc.device.cuda_stream import CudaStream
 from octavo.worker_proc.device.stream import Stream
 from octavo.worker_proc.models.base import Model
+from octavo.worker_proc.pipeline import build
 from octavo.worker_proc.pipeline.build import build_pipeline
 from octavo.worker_proc.pipeline.measure import measure_pipeline
 from octavo.worker_proc.weights.load import load_model
@@ -135,6 +137,10 @@ def model(config: ResolvedConfig, _kernels_of_gpus: None, device: torch.device) 
 
 @pytest.fixture
 def stream(device: torch.device) -> Stream:
+    return new_stream(device)
+
+
+def new_stream(device: torch.device) -> Stream:
     if IS_INTERPRETING:
         return FakeStream()
     return CudaStream(device)
@@ -303,6 +309,25 @@ def test_two_steps_are_in_flight_and_graphs_read_what_stays(
     for graph in stream.graphs[2:]:
         assert graph.read == stream.graphs[stream.graphs.index(graph) % 2].read, "graphs of two sizes read other memory"
     core.executor.close()
+
+
+def test_decodes_with_more_keys_than_attention_has_memory_for_have_no_graph_and_the_same_bits(
+    model: Model, config: ResolvedConfig, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (gpu_plan, gpu, build):
+        monkeypatch.setattr(module, "SEGMENT", 16)
+    found = []
+    for max_partials in (8192, 0):
+        monkeypatch.setattr(build, "MAX_PARTIALS", max_partials)
+        stream = new_stream(device)
+        core = driver(model, config, stream)
+        request = core.admit(0, prompt(15), spec(temperature=1.0, seed=3, logprobs=1))
+        core.run(4)  # the second decode has two segments
+        core.executor.close()
+        found.append((request.outputs, request.logprobs))
+        if isinstance(stream, FakeStream):
+            assert stream.num_replays == 2 * (3 if max_partials else 1)
+    assert found[0] == found[1]
 
 
 class MeasuredDevice(CpuDevice):
