@@ -7,6 +7,10 @@ from octavo.protocol.repetition import RepetitionSpec
 def ends_in_repetition(token_ids: list[TokenId], num_outputs: int, spec: RepetitionSpec) -> bool:
     """Return whether the outputs end in a pattern that stands there `min_count` times in a row.
 
+    It does where the last `size * (min_count - 1)` tokens are those that stand `size` places before them. How many are
+    is found for each size by the Z algorithm (D. Gusfield, Algorithms on Strings, Trees and Sequences, 1997, 1.3), read
+    from the end: each token is compared once, whatever a caller has the model write.
+
     Args:
         token_ids: of prompt and outputs.
         num_outputs: how many of them, at the end, are outputs; a prompt's tokens are part of no pattern.
@@ -15,15 +19,24 @@ def ends_in_repetition(token_ids: list[TokenId], num_outputs: int, spec: Repetit
     longest = min(spec.max_pattern_size, num_outputs // spec.min_count)
     if longest < spec.min_pattern_size:
         return False
+    num_looked_at = longest * spec.min_count
     last = token_ids[-1]
     # perf: a pattern of n tokens needs the last token n places before its end, and to find those places is one call.
     before = token_ids[-2 : -2 - longest : -1]
-    size = spec.min_pattern_size - 1
+    num_equal: dict[int, int] = {}
+    """By size, of the places so far."""
+    begin = end = size = 0
+    """The size whose equal tokens reach furthest back, and how far: what lies between is known from smaller sizes."""
     while True:
         try:
             size = before.index(last, size) + 1
         except ValueError:
             return False
-        num_equal = size * (spec.min_count - 1)
-        if token_ids[-num_equal:] == token_ids[-num_equal - size : -size]:
+        count = min(num_equal[size - begin], end - size) if size < end else 0
+        if size + count >= end:
+            while size + count < num_looked_at and token_ids[~count] == token_ids[~(size + count)]:
+                count += 1
+            begin, end = size, size + count
+        num_equal[size] = count
+        if size >= spec.min_pattern_size and count >= size * (spec.min_count - 1):
             return True

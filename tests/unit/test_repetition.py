@@ -42,6 +42,23 @@ def test_it_is_found_exactly_where_it_is() -> None:
     assert 500 < found < 3500
 
 
+def test_each_token_is_compared_a_few_times_whatever_was_written() -> None:
+    num_compared = 0
+
+    class Token(int):
+        __hash__ = int.__hash__
+
+        def __eq__(self, other: object) -> bool:
+            nonlocal num_compared
+            num_compared += 1
+            return int(self) == other
+
+    # Nearly a repetition at hundreds of sizes, as a caller can force by a grammar.
+    outputs = [Token(token) for token in [7] * 900 + [8] + [7] * 700]
+    assert not ends_in_repetition([Token(1), *outputs], len(outputs), RepetitionSpec(401, 2048, 2))
+    assert num_compared < 4 * len(outputs)
+
+
 def test_a_sequence_ends_with_the_token_that_completes_it() -> None:
     engine = FakeEngine()
     output = engine.submit(
