@@ -147,7 +147,12 @@ class LLM:
         return self._run(self._search_all(_as_list(prompts), params, concurrency_limit, use_tqdm=use_tqdm))
 
     def get_tokenizer(self) -> Tokenizer:
-        """Return the model's tokenizer, with `encode` and `decode`."""
+        """Return the model's tokenizer, with `encode` and `decode`.
+
+        Raises:
+            InvalidRequestError: the engine has none.
+        """
+        self.client.tokenizer.require("get_tokenizer")
         return self.client.tokenizer
 
     def get_default_sampling_params(self) -> SamplingParams:

@@ -45,7 +45,7 @@ def read_tokenizer(path: Path, mode: TokenizerMode) -> TokenizerParts:
         fast, tekken_tokens, tekken_templates = _read_tekken(path)
         special_tokens, chat_templates = tekken_tokens | special_tokens, tekken_templates | chat_templates
     elif mode == "slow" or not _has(path, _FAST_FILE):
-        fast = _convert_slow(path)
+        fast = _convert_slow(path, mode)
     else:
         fast = _read_fast(path / _FAST_FILE)
     _make_special(fast, special_tokens.values())
@@ -83,9 +83,15 @@ def _read_tekken(path: Path) -> TokenizerParts:
     return fast, special_tokens, {"default": read.chat_template} if isinstance(read.chat_template, str) else {}
 
 
-def _convert_slow(path: Path) -> FastTokenizer:
+def _convert_slow(path: Path, mode: TokenizerMode) -> FastTokenizer:
     """Convert the files that a tokenizer.json is made from, without looking at one that may be there."""
     if not any(_has(path, name) for name in _SLOW_FILES):
+        if unread := [name for name in (_FAST_FILE, _TEKKEN_FILE) if _has(path, name)]:
+            raise ConfigError(
+                f"of the tokenizer in {path} there is only {' and '.join(unread)}, which mode {mode} does not read",
+                phase=_PHASE,
+                hint=f"leave out --tokenizer-mode {mode}",
+            )
         raise ConfigError(
             f"no tokenizer in {path}: neither {_FAST_FILE} nor {', '.join((*_SLOW_FILES, _TEKKEN_FILE))}",
             phase=_PHASE,

@@ -130,6 +130,8 @@ def test_token_ids_need_no_tokenizer(llm: LLM, model: Path, tmp_path: Path) -> N
             bare.generate("text", GREEDY, use_tqdm=False)
         with pytest.raises(InvalidRequestError, match="skip-tokenizer-init"):
             bare.chat([{"role": "user", "content": "text"}], GREEDY, use_tqdm=False)
+        with pytest.raises(InvalidRequestError, match="get_tokenizer needs a tokenizer"):
+            bare.get_tokenizer()
         with pytest.raises(InvalidRequestError, match="stop needs a tokenizer"):
             bare.generate([5], GREEDY.clone(stop=["a"]), use_tqdm=False)
     ours, theirs = found.outputs[0], expected.outputs[0]

@@ -184,11 +184,17 @@ def test_a_mode_reads_its_own_file(tmp_path: Path) -> None:
     save(TOKENIZERS["byte-level"], tmp_path)
     with pytest.raises(ConfigError, match=r"no tekken\.json in"):
         Tokenizer.load(tmp_path, "mistral")
-    with pytest.raises(ConfigError, match=r"no tokenizer in"):
+    with pytest.raises(ConfigError, match=r"no tokenizer in .*: neither"):
+        Tokenizer.load(tmp_path / "nowhere", "slow")
+    with pytest.raises(ConfigError, match=r"only tokenizer\.json, which mode slow does not read") as caught:
         Tokenizer.load(tmp_path, "slow")
+    assert caught.value.hint == "leave out --tokenizer-mode slow"
     tekken(tmp_path)
     assert Tokenizer.load(tmp_path).vocab_size == TOKENIZERS["byte-level"].vocab_size
     assert Tokenizer.load(tmp_path, "mistral").vocab_size == 273
+    (tmp_path / "tokenizer.json").unlink()
+    with pytest.raises(ConfigError, match=r"only tekken\.json, which mode hf does not read"):
+        Tokenizer.load(tmp_path, "hf")
 
 
 def test_slow_reads_what_the_tokenizer_file_was_made_from(tmp_path: Path) -> None:
