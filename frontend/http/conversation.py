@@ -190,12 +190,22 @@ class Conversation:
     def _with_limited_thoughts(
         self, form: StructuredOutputsParams | None, max_tokens: int
     ) -> StructuredOutputsParams | None:
-        """Return a form whose reasoning ends after so many tokens; one that begins elsewhere stays as it is."""
+        """Return a form whose reasoning ends after so many tokens.
+
+        Raises:
+            InvalidRequestError: the form begins elsewhere.
+        """
         assert self._settings.reasoning is not None, "a server without a reasoning parser refuses limits"
         end = self._settings.reasoning.end
         if form is None:
             return StructuredOutputsParams(start_after=end, max_free_tokens=max_tokens, param=THOUGHT_LIMIT)
-        return msgspec.structs.replace(form, max_free_tokens=max_tokens) if form.start_after == end else form
+        if form.start_after != end:
+            raise InvalidRequestError(
+                f"{THOUGHT_LIMIT} ends the reasoning with {end!r}, and {form.name('start_after')} says that the form "
+                f"begins after {form.start_after!r}: leave one of them out",
+                THOUGHT_LIMIT,
+            )
+        return msgspec.structs.replace(form, max_free_tokens=max_tokens)
 
     def _must_begin_in_form(self) -> bool:
         return self._plan.form is not None and not self._plan.begins_free

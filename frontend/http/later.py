@@ -32,7 +32,7 @@ LATER_FEATURES: dict[str, IsInert] = {
     "functions": _is_empty,
     "function_call": _is_one_of("none"),
     "reasoning_effort": _is_one_of("none"),
-    "thinking_token_budget": _is_empty,
+    "thinking_token_budget": lambda value, request: value in (None, -1),
     "best_of": _is_at_most_n,
     "suffix": _is_empty,
     "prompt_embeds": _is_empty,

@@ -330,8 +330,20 @@ def test_a_limit_of_thoughts_needs_thoughts() -> None:
     for config, limit in ((HERMES, 5), (QWEN, -2)):
         response = post(ToolClient(), PATH, ask(thinking_token_budget=limit), config=config)
         assert (response.status_code, response.json()["error"]["param"]) == (400, "thinking_token_budget")
-    refused = post(ToolClient(), "/v1/completions", {"prompt": "x", "thinking_token_budget": 5}, config=QWEN)
-    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "thinking_token_budget")
+    for limit in (0, 5):
+        body = {"prompt": "x", "thinking_token_budget": limit}
+        refused = post(ToolClient(), "/v1/completions", body, config=QWEN)
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "thinking_token_budget")
+    harmless = {"prompt": "x", "thinking_token_budget": -1}
+    assert post(ToolClient(), "/v1/completions", harmless, config=QWEN).status_code == 200
+
+
+def test_a_limit_of_thoughts_is_not_passed_over_where_the_form_begins_elsewhere() -> None:
+    form = {"json_object": True, "start_after": "Answer:"}
+    response = post(ToolClient(), PATH, ask(thinking_token_budget=5, structured_outputs=form), config=QWEN)
+    error = response.json()["error"]
+    assert (response.status_code, error["param"]) == (400, "thinking_token_budget")
+    assert "structured_outputs.start_after" in error["message"]
 
 
 def test_strict_calls_leave_it_to_the_model_whether_to_reason() -> None:
