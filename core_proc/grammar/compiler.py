@@ -211,10 +211,11 @@ class GrammarCompiler:
     def _find_fault(self, trial: Trial, parts: Sequence[str], patience_s: float | None) -> NoGrammar | None:
         """Return what is wrong with the first part that is no grammar by itself, None if nothing is.
 
-        After the time that one grammar may take no further part is tried.
+        After the time that one grammar may take no further part is tried. All of them together need the patience.
 
         Raises:
-            TrialUnfinished, TrialKilled: as `Trial.check` does.
+            TrialUnfinished: they take longer than `patience_s`.
+            TrialKilled: as `Trial.check` does.
         """
         from octavo.core_proc.grammar.matcher import source_of
 
@@ -224,6 +225,8 @@ class GrammarCompiler:
                 used_s += trial.check(source_of(GrammarSpec(GrammarKind.JSON_SCHEMA, text)), patience_s)
             except TrialFailed as error:
                 return NoGrammar(FailureKind.INVALID, str(error), index)
+            if patience_s is not None and used_s > patience_s:
+                raise TrialUnfinished
             if used_s > self._timeout_s:
                 break
         return None

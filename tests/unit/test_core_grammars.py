@@ -210,6 +210,10 @@ def test_after_the_time_of_one_grammar_no_further_part_is_tried(monkeypatch: pyt
     monkeypatch.setattr(Trial, "warm_up", lambda self: None)
     result = compiler._compile(Trial(1), (GrammarKind.JSON_SCHEMA, "{}", parts), None)
     assert (result.message, result.part, len(tried)) == ("the whole of it", None, 3)
+    tried.clear()
+    with pytest.raises(TrialUnfinished):
+        compiler._compile(Trial(1), (GrammarKind.JSON_SCHEMA, "{}", parts), 1.0)
+    assert len(tried) == 3, "many parts are costly together"
     os.close(compiler.wake_fd)
 
 
@@ -606,7 +610,7 @@ def test_costly_grammars_of_several_frontends_take_turns(compiled: list[str], mo
         desk.submit(name, name, client=client)
     for _ in range(5):
         assert begun.acquire(timeout=30)
-    for _ in range(100):  # until the last one has come from one lane to the other
+    for _ in range(3000):  # until the last one has come from one lane to the other
         if sum(map(len, desk.compiler._costly._lines.values())) == 5:
             break
         time.sleep(0.01)
