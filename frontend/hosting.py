@@ -59,8 +59,10 @@ async def starting(engine: SpawnedEngine) -> AsyncIterator[AsyncClient]:
 @contextlib.asynccontextmanager
 async def joining(config: ServerConfig) -> AsyncIterator[AsyncClient]:
     """Join the engine that a server's configuration names; a signal meanwhile stops that."""
+    address = config.join or ""
+    logger.info("joining the engine at %s, for which it waits %g s at most", address, RECONNECT_TIMEOUT_S)
     with interruptible():
-        client = await join_named(config.join or "", config)
+        client = await join_named(address, config)
     async with client:
         yield client
 
