@@ -107,7 +107,7 @@ def expected(directory: Path) -> dict[str, Running]:
     """What the CPU gives, each request alone."""
     on_cpu = worker_config(directory, **SETTINGS)
     model = loaded(on_cpu)
-    return {name: alone(model, on_cpu, prompt(9), sampling, NUM_STEPS) for name, sampling in SPECS.items()}
+    return {name: alone(model, on_cpu, prompt(5), sampling, NUM_STEPS) for name, sampling in SPECS.items()}
 
 
 @pytest.fixture(scope="module")
@@ -178,7 +178,7 @@ def test_the_tokens_of_the_cpu(
     names = list(SPECS)
     for some in (names[:4], names[4:]):
         core = driver(model, config, stream)
-        requests = {name: core.admit(slot, prompt(9), SPECS[name]) for slot, name in enumerate(some)}
+        requests = {name: core.admit(slot, prompt(5), SPECS[name]) for slot, name in enumerate(some)}
         core.run(NUM_STEPS)
         for name, request in requests.items():
             assert_equal(request, expected[name])
@@ -209,7 +209,7 @@ def test_a_request_that_leaves_in_flight_goes_on_as_if_nothing_had_happened(
 ) -> None:
     """Its slot and its blocks are another's before what was in flight for it has come back."""
     core = driver(model, config, stream)
-    core.admit(0, prompt(9), SPECS["penalized"])
+    core.admit(0, prompt(5), SPECS["penalized"])
     core.begin()
     core.executor.drain()
     core.begin()
@@ -219,7 +219,7 @@ def test_a_request_that_leaves_in_flight_goes_on_as_if_nothing_had_happened(
     core.begin()
     core.begin()
     core.release(0)
-    again = core.admit(2, prompt(9), SPECS["penalized"], outputs=delivered)
+    again = core.admit(2, prompt(5), SPECS["penalized"], outputs=delivered)
     core.run(NUM_STEPS - 1)
     core.executor.close()
     assert again.outputs == expected["penalized"].outputs
@@ -249,7 +249,7 @@ def test_long_lists_make_the_table_of_slots_grow_and_others_go_on(
     model: Model, config: ResolvedConfig, stream: Stream, expected: dict[str, Running]
 ) -> None:
     core = driver(model, config, stream)
-    request = core.admit(0, prompt(9), SPECS["penalized"])
+    request = core.admit(0, prompt(5), SPECS["penalized"])
     core.begin()
     core.begin()
     core.admit(1, prompt(5), spec(logit_bias=(*((token_id, -50.0) for token_id in range(70)), (200, 50.0))))
@@ -263,7 +263,7 @@ def test_a_request_whose_logits_are_no_numbers_fails_alone(
     model: Model, config: ResolvedConfig, stream: Stream, expected: dict[str, Running]
 ) -> None:
     core = driver(model, config, stream)
-    fine, poisoned = core.admit(0, prompt(9), SPECS["penalized"]), core.admit(1, [5], spec(logprobs=1))
+    fine, poisoned = core.admit(0, prompt(5), SPECS["penalized"]), core.admit(1, [5], spec(logprobs=1))
     embedding_VD = next(tensor for name, tensor in model.parameters.tensors.items() if "embed" in name)
     row_D = embedding_VD[5].clone()
     try:
@@ -331,17 +331,20 @@ def test_decodes_with_more_keys_than_attention_has_memory_for_have_no_graph_and_
 
 
 class MeasuredDevice(CpuDevice):
-    """A device whose memory rises by a million bytes, then 100, then 10."""
+    """A device whose memory rises by a million bytes and falls again, and then rises by 100 and by 10 that stay."""
 
     def __init__(self) -> None:
         super().__init__(1)
-        self._growths = iter((10**6, 100, 10))
+        self._free = iter((1000, 900, 900, 890))
 
     def reset_peak(self) -> None:
         pass
 
     def peak_growth_bytes(self) -> int:
-        return next(self._growths)
+        return 10**6
+
+    def free_bytes(self) -> int:
+        return next(self._free)
 
 
 def test_memory_is_measured_by_the_largest_steps_and_two_graphs(

@@ -69,9 +69,10 @@ def _graph_bytes(model: Model, device: Device, stream: Stream, config: ResolvedC
     with contextlib.closing(pipeline.executor) as executor:
         sizes = executor.runner.uncaptured
         for size, times in zip(sizes[:2], (1, len(sizes) - 1), strict=False):
-            device.reset_peak()
+            # What the kernels took when they were run once before the capture is free again.
+            free_bytes = device.free_bytes()
             executor.runner.capture(size)
-            num_bytes += times * device.peak_growth_bytes()
+            num_bytes += times * max(0, free_bytes - device.free_bytes())
     return num_bytes
 
 
