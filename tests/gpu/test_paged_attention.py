@@ -78,7 +78,7 @@ def check(
     assert_close(actual, expected, tolerance)
 
 
-@pytest.mark.parametrize("dtype", cases.TOLERANCES, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, BF16] if IS_INTERPRETING else cases.TOLERANCES, ids=str)
 @pytest.mark.parametrize(("batch", "heads", "window"), FEW if IS_INTERPRETING else ALL, ids=str)
 def test_paged_attention(
     device: torch.device,

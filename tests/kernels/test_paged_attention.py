@@ -7,8 +7,10 @@ from paged_requests import Paged, paged
 from torch import Tensor
 
 from octavo.kernels import paged_attention
-from octavo.kernels.dispatch import ShapeError
+from octavo.kernels.dispatch import ShapeError, UnsupportedDevice
 from octavo.kernels.paged_attention import AttentionShape, cases, reference
+from octavo.kernels.paged_attention.layout import CacheLayout
+from octavo.kernels.paged_attention.native import ShapeArguments
 
 
 def attend(data: Paged, parts: list[tuple[int, int, int]], block_size: int, shape: AttentionShape) -> list[Tensor]:
@@ -86,3 +88,19 @@ def test_plan_refuses_lengths_that_contradict_each_other() -> None:
         paged_attention.plan([0, 5, 6], [5], table, 16, shape)
     with pytest.raises(ShapeError):
         paged_attention.plan([0, 5], [5], table, 16, AttentionShape(5, 2, 8, scale=1.0))
+
+
+def test_a_cpu_refuses_what_only_gpus_compute() -> None:
+    table = torch.zeros(1, 1, dtype=torch.int32)
+    for shape in (
+        AttentionShape(4, 2, 8, scale=1.0, soft_cap=30.0),
+        AttentionShape(4, 2, 8, scale=1.0, slopes=(0.5,) * 4),
+    ):
+        with pytest.raises(UnsupportedDevice, match="on GPUs only"):
+            paged_attention.plan([0, 1], [1], table, 16, shape)
+        with pytest.raises(ValueError, match="neither soft caps nor slopes"):
+            ShapeArguments.of(shape, CacheLayout(torch.float32, 16, 2, 8))
+    step = paged_attention.plan([0, 1], [1], table, 16, AttentionShape(4, 2, 8, scale=1.0))
+    cache = torch.zeros(1, 16, 2, 8)
+    with pytest.raises(ShapeError, match="no caches with scales"):
+        step(torch.zeros(1, 4, 8), cache, cache, k_scale=0.5)
