@@ -37,7 +37,7 @@ def run_headless(engine: SpawnedEngine, config: ServerConfig, reread: Callable[[
 
     Raises:
         StartupError: the engine cannot start; holds the root cause.
-        EngineDeadError: the engine died, with the root cause; also while it drained.
+        EngineDeadError: the engine died, with the root cause; also while it drained, or just before.
         Interrupted: a signal came before it was ready.
     """
     prepare_process()
@@ -84,7 +84,7 @@ async def _drain(engine: LaunchedEngine, timeout_s: float, told: asyncio.Semapho
     """Let the engine finish, until time is up or a second signal comes; what it has not finished then is aborted.
 
     Raises:
-        EngineDeadError: it died instead.
+        EngineDeadError: it died instead, or was dead already.
     """
     logger.info("no new requests; waiting up to %g s for those that run (once more to abort them)", timeout_s)
     draining = asyncio.create_task(engine.drain(), name="engine: drain")
@@ -96,5 +96,8 @@ async def _drain(engine: LaunchedEngine, timeout_s: float, told: asyncio.Semapho
         task.cancel()  # of no effect on what is done
     if not draining.done():
         return
-    if (exited := draining.result()) and exited.code:
+    exited = draining.result()
+    if exited is None:
+        raise EngineDeadError("the engine had died and was not there again yet: the requests that wait for it are lost")
+    if exited.code:
         raise EngineDeadError(f"{exited} while it drained: its requests are lost")

@@ -1,0 +1,52 @@
+"""How an engine without HTTP ends: in order, by force, or with its requests lost. No processes."""
+
+import asyncio
+
+import pytest
+
+from octavo.frontend.headless import _drain
+from octavo.protocol.errors import EngineDeadError
+from octavo.protocol.supervise import ChildExited
+
+
+class Engine:
+    """One that ends as it is told to, or never."""
+
+    def __init__(self, exited: ChildExited | None, *, hangs: bool = False) -> None:
+        self._exited = exited
+        self._hangs = hangs
+
+    async def drain(self) -> ChildExited | None:
+        if self._hangs:
+            await asyncio.Event().wait()
+        return self._exited
+
+
+def drained(engine: Engine, *, timeout_s: float = 60.0, is_told_again: bool = False) -> None:
+    async def scenario() -> None:
+        told = asyncio.Semaphore(int(is_told_again))
+        await asyncio.wait_for(_drain(engine, timeout_s, told), 30)  # type: ignore[arg-type]
+
+    asyncio.run(scenario())
+
+
+def test_an_engine_that_finishes_ends_in_order() -> None:
+    drained(Engine(ChildExited("core", 0, None)))
+
+
+@pytest.mark.parametrize(
+    ("exited", "words"),
+    [(ChildExited("core", -9, None), "while it drained"), (None, "had died and was not there again")],
+    ids=["meanwhile", "before"],
+)
+def test_requests_that_are_lost_are_no_orderly_end(exited: ChildExited | None, words: str) -> None:
+    with pytest.raises(EngineDeadError, match=words):
+        drained(Engine(exited))
+
+
+@pytest.mark.parametrize(("timeout_s", "is_told_again"), [(0.01, False), (60.0, True)])
+def test_nobody_waits_longer_than_he_said(
+    timeout_s: float, is_told_again: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    drained(Engine(None, hangs=True), timeout_s=timeout_s, is_told_again=is_told_again)
+    assert "aborting what still runs" in caplog.text
