@@ -6,17 +6,17 @@ wrong without a word (tests/support/fake_stream.py), and with products that are 
 
 import gc
 import importlib
-import os
 import pkgutil
 import random
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import msgspec
 import pytest
 import torch
 import zmq
+from fake_device import FakeDevice, MeasuredDevice, NoSignals, RowByRow, one_by_one
 from fake_stream import FakeStream
 from pipeline_driver import PipelineDriver
 from subscribers import wait_for_subscribers
@@ -28,15 +28,12 @@ from octavo import kernels
 from octavo.kernels import dispatch, rope_store_kv
 from octavo.kernels.linear import gpu as linear_gpu
 from octavo.kernels.paged_attention import gpu, gpu_plan
-from octavo.kernels.rope.cpu import rope
-from octavo.kernels.store_kv import gpu as store_kv
 from octavo.kernels.token_mask import pack_mask
 from octavo.protocol.channel import Publisher, ResultPull
 from octavo.protocol.config import ResolvedConfig
 from octavo.protocol.control import WorkerSpec
 from octavo.protocol.params import SamplingSpec
 from octavo.protocol.steps import NO_TOKEN, Admitted, AllocateCache, CacheReady, Scheduled, StepPlan, Stop, TokenMasks
-from octavo.worker_proc.device.cpu import CpuDevice
 from octavo.worker_proc.device.cuda import CudaDevice
 from octavo.worker_proc.device.cuda_stream import CudaStream
 from octavo.worker_proc.device.stream import Stream
@@ -74,22 +71,6 @@ SPECS: Mapping[str, SamplingSpec] = {
 
 def prompt(length: int, seed: int = 0) -> list[int]:
     return random.Random(seed).choices(range(3, VOCAB_SIZE), k=length)
-
-
-class RowByRow:
-    """In the interpreter a product of the library, whose rows do not know of each other."""
-
-    def pack(self, weight_OI: torch.Tensor, bias_O: torch.Tensor | None) -> Callable[[torch.Tensor], torch.Tensor]:
-        def product(x_TI: torch.Tensor) -> torch.Tensor:
-            return torch.cat([torch.nn.functional.linear(row, weight_OI, bias_O) for row in x_TI.split(1)])
-
-        return product
-
-
-def one_by_one(q_TNH, k_TKH, v_TKH, rotation, *cache) -> torch.Tensor:
-    """In the interpreter rotations of torch: a function that a kernel calls takes half a second there."""
-    store_kv.store_kv(rope(k_TKH, rotation.cos_TC, rotation.sin_TC), v_TKH, *cache)
-    return rope(q_TNH, rotation.cos_TC, rotation.sin_TC)
 
 
 @pytest.fixture(scope="module")
@@ -330,23 +311,6 @@ def test_decodes_with_more_keys_than_attention_has_memory_for_have_no_graph_and_
     assert found[0] == found[1]
 
 
-class MeasuredDevice(CpuDevice):
-    """A device whose memory rises by a million bytes and falls again, and then rises by 100 and by 10 that stay."""
-
-    def __init__(self) -> None:
-        super().__init__(1)
-        self._free = iter((1000, 900, 900, 890))
-
-    def reset_peak(self) -> None:
-        pass
-
-    def peak_growth_bytes(self) -> int:
-        return 10**6
-
-    def free_bytes(self) -> int:
-        return next(self._free)
-
-
 def test_memory_is_measured_by_the_largest_steps_and_two_graphs(
     model: Model, config: ResolvedConfig, stream: Stream
 ) -> None:
@@ -355,32 +319,6 @@ def test_memory_is_measured_by_the_largest_steps_and_two_graphs(
     cache_bytes = 4 * 2 * 4 * 2 * 16 * 4  # blocks; keys and values; tokens, heads, dimensions, float32
     assert measured.activation_bytes == 10**6 - cache_bytes
     assert measured.graph_bytes == 100 + 2 * 10  # of 4, of 2 and of 1 request
-
-
-class FakeDevice(CpuDevice):
-    """A device that computes on its own."""
-
-    def __init__(self) -> None:
-        super().__init__(1)
-        self._fake_stream = FakeStream(waits_for_main=False)
-
-    def stream(self) -> Stream:
-        return self._fake_stream
-
-
-class NoSignals:
-    """A process that nobody tells to end."""
-
-    count = 0
-
-    def __init__(self) -> None:
-        self._fds = os.pipe()
-
-    def fileno(self) -> int:
-        return self._fds[0]
-
-    def acknowledge(self) -> None:
-        pass
 
 
 def _spec(config: ResolvedConfig, plans: str, results: str) -> WorkerSpec:
@@ -397,6 +335,12 @@ def test_a_worker_goes_on_while_its_device_computes(model: Model, config: Resolv
 
     def core() -> None:
         wait_for_subscribers(commands, 1, 10.0)
+        try:
+            talk()
+        finally:  # the worker must not wait for ever when something is missing
+            commands.send(Stop(5))
+
+    def talk() -> None:
         commands.send(AllocateCache(0, NUM_BLOCKS, 64))
         heard.append(replies.receive(10.0))
         admitted = [Admitted(0, "", prompt(5), 5, [3, 1], spec())]
@@ -406,7 +350,6 @@ def test_a_worker_goes_on_while_its_device_computes(model: Model, config: Resolv
         commands.send(StepPlan(3, [], [], [], [Scheduled(0, 6, 1, True)], awaits_masks=True))
         commands.send(TokenMasks(4, [(0, pack_mask([9], config.model.vocab_size).numpy().tobytes())]))
         heard.append(replies.receive(30.0))
-        commands.send(Stop(5))
 
     thread = threading.Thread(target=core)
     thread.start()
