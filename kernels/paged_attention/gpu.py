@@ -227,16 +227,18 @@ class _Tiling:
     def of(shape: AttentionShape, dtype: torch.dtype, architecture: int) -> "_Tiling":
         """Choose for a compute capability, such as 90 for Hopper."""
         head_block = _head_block(shape.head_dim)
+        # GPUs that are not for data centers, from Ampere to Blackwell, have at most 99 KiB of memory for a program.
+        tile = 64 if 90 <= architecture < 120 else 32
         if dtype == torch.float32:
             stages = {"num_warps": 8, "num_stages": 2}
             return _Tiling(16, stages, stages, 2)
         if head_block > 128:
             stages = {"num_warps": 8, "num_stages": 3}
-            return _Tiling(64 if architecture >= 90 else 32, stages, stages, 1)
+            return _Tiling(tile, stages, stages, 1)
         # With a soft cap there are no registers left for a further stage.
         chunk = {"num_warps": 8, "num_stages": 5 if shape.soft_cap is None else 3}
         split = {"num_warps": 4, "num_stages": 5}
-        return _Tiling(64 if architecture >= 90 else 32, chunk, split, 2 if head_block == 128 else 4)
+        return _Tiling(tile, chunk, split, 2 if head_block == 128 else 4)
 
 
 def _architecture() -> int:
