@@ -71,7 +71,7 @@ class StepAttention:
         self._shape = shape
         self._block_size = block_size
         self._block_table_RP = block_table_RP
-        self._counts = Counts(0, 0, 0)
+        self._counts = Counts(0, 0)
         self._num_programs = num_programs
         self._architecture = _architecture()
         num_sums = limits.max_partials * shape.num_heads

@@ -1,7 +1,7 @@
 """The kernels of `paged_attention` in Triton. Plans nothing: what is computed where comes in lists.
 
 A tile of query rows holds neighbouring tokens of one request with all query heads of one key head: row r is token
-r // GROUP and head r % GROUP of them, so that keys are read once for all.
+r // GROUP and head r % GROUP of them, so that keys are read once for all. In the split kernel they are columns.
 """
 
 import triton
@@ -227,7 +227,7 @@ def split_kernel(
     HAS_CAP: tl.constexpr,
     HAS_SLOPES: tl.constexpr,
 ):
-    """Attend for all rows of requests with few of them, one segment of keys after another.
+    """Attend for all rows of requests with few of them, segments of their keys side by side.
 
     An item of work is a request, a segment of its keys and a key head. As many programs as the GPU runs at once share
     the items. Of a request with several segments each leaves its sums; whoever comes last, which a counter tells, adds

@@ -81,17 +81,11 @@ class Layout:
         ends = np.cumsum([-(-length // _ALIGNMENT) * _ALIGNMENT for length in lengths]).tolist()
         return cls(limits, 0, *ends)
 
-    @property
-    def max_tiles(self) -> int:
-        """Tiles of chunks for which there is room."""
-        return self.num_words - self.tile_rows
-
 
 @dataclass(frozen=True, slots=True)
 class Counts:
     """What a plan holds: which kernels are launched for it, and how large."""
 
-    num_requests: int
     num_items: int
     num_tiles: int
 
@@ -159,7 +153,7 @@ def write(
     ):
         words[place : place + len(values)] = values
     words[layout.tile_requests + len(tile_requests) : layout.tile_rows] = -1
-    return Counts(len(lens), len(item_requests), len(tile_requests))
+    return Counts(len(item_requests), len(tile_requests))
 
 
 def _tiles(
