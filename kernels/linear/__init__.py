@@ -1,7 +1,7 @@
 """Matrix product with a weight, the same bits for a row in any batch. Does not shard.
 
 On a CPU there are two implementations: through torch (`cpu.py`), and in C++ (`native.py`), which also takes quantized
-weights. On a GPU (`gpu.py`) there are cuBLAS and a kernel in Triton, and cuBLAS does not keep the promise.
+weights. On a GPU (`gpu.py`) there are cuBLAS, which keeps the promise where a trial says so, and a kernel in Triton.
 """
 
 from collections.abc import Callable
