@@ -22,7 +22,8 @@ AT_ONCE = 16
 
 GRACE_S = 60.0
 SLOWEST_BYTES_PER_S = 1024
-"""A body has the grace and this pace to come: a caller who sends a byte a minute must not hold a place for ever."""
+"""A body may fall behind this pace by the grace: a caller who sends a byte a minute must not hold a place for ever, nor
+one who has sent much at once."""
 
 
 class BodyRefused(Exception):
@@ -42,7 +43,7 @@ class Bodies:
 
     Args:
         max_bytes: of one body; `AT_ONCE` times as much of all together.
-        grace_s: what any body may take, and more the longer it is.
+        grace_s: how far a body may fall behind the pace.
     """
 
     def __init__(self, max_bytes: int, grace_s: float = GRACE_S) -> None:
@@ -76,12 +77,16 @@ class Bodies:
             self._num_held_bytes -= body.num_bytes
 
     async def _receive_rest(self, receive: Receive, body: "_Incoming") -> None:
-        first_s = asyncio.get_running_loop().time() + self._grace_s
+        loop = asyncio.get_running_loop()
+        latest_s = loop.time() + self._grace_s
         try:
-            async with asyncio.timeout_at(first_s) as limit:
+            async with asyncio.timeout_at(latest_s) as limit:
                 while body.state == "begun":
+                    num_before = body.num_bytes
                     await self._receive_part(receive, body)
-                    limit.reschedule(first_s + body.num_bytes / SLOWEST_BYTES_PER_S)
+                    won_s = (body.num_bytes - num_before) / SLOWEST_BYTES_PER_S
+                    latest_s = min(latest_s + won_s, loop.time() + self._grace_s)
+                    limit.reschedule(latest_s)
         except TimeoutError:
             raise BodyRefused(refusal(408, "the body comes too slowly; send it again")) from None
 

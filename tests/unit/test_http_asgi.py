@@ -1,13 +1,14 @@
 """`AsgiApp` between a server and an application that are both a few lines: what it asks of them, and when."""
 
 import asyncio
+import contextlib
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any
 
 import pytest
 
 from octavo.frontend.http.asgi import AsgiApp
-from octavo.frontend.http.bodies import AT_ONCE, Bodies, BodyRefused
+from octavo.frontend.http.bodies import AT_ONCE, GRACE_S, Bodies, BodyRefused
 from octavo.frontend.http.message import Request, Response, StreamedResponse
 from octavo.protocol.errors import OverloadedError
 
@@ -150,6 +151,41 @@ def test_a_body_that_comes_too_slowly_is_refused() -> None:
             await bodies.receive(server.incoming.get)
         assert refused.value.response.status == 408
         assert bodies._num_held_bytes == 0
+
+    run(scenario())
+
+
+def test_who_has_sent_much_at_once_may_not_rest_on_it() -> None:
+    async def scenario() -> None:
+        bodies = Bodies(max_bytes=2**20, grace_s=0.02)
+        server = FakeServer(b"a", b"x" * 100_000, b"")
+        server.incoming._queue.pop()  # type: ignore[attr-defined]
+        with pytest.raises(BodyRefused) as refused:
+            await asyncio.wait_for(bodies.receive(server.incoming.get), 20)
+        assert refused.value.response.status == 408
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(("kib_s", "is_refused"), [(0.9, False), (1.4, True)])
+def test_a_body_in_its_pace_may_take_longer_than_the_grace(
+    kib_s: float, is_refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        loop = asyncio.get_running_loop()
+        clock, skipped_s = loop.time, 0.0
+        monkeypatch.setattr(loop, "time", lambda: clock() + skipped_s)
+        server = FakeServer(*[b"x" * 1024] * 200)
+
+        async def receive() -> Any:
+            nonlocal skipped_s
+            skipped_s += kib_s
+            await asyncio.sleep(0)
+            return await server.incoming.get()
+
+        with pytest.raises(BodyRefused) if is_refused else contextlib.nullcontext():
+            assert len(await Bodies(max_bytes=2**20).receive(receive) or b"") == 200 * 1024
+        assert skipped_s > 2 * GRACE_S
 
     run(scenario())
 
