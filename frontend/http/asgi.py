@@ -67,6 +67,7 @@ class AsgiApp:
                 if body is None:
                     return
                 request.body = body
+                del body  # its route may forget it
         if refused is None:
             await self._work(request, receive, send)
         else:

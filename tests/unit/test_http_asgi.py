@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any
 
@@ -108,6 +109,24 @@ def test_a_request_is_read_whole_and_answered() -> None:
             HEAD | {"headers": [(b"content-length", b"5")]},
             {"type": "http.response.body", "body": b"hello"},
         ]
+
+    run(scenario())
+
+
+def test_a_body_that_was_taken_is_not_kept_while_it_is_answered() -> None:
+    num_owners = 0
+
+    class Taker(FakeApp):
+        async def answer(self, request: Request) -> Response:
+            nonlocal num_owners
+            body = request.take_body()
+            assert body == b"abcd"
+            num_owners = sys.getrefcount(body) - 1  # the argument's own
+            return await self.handler()
+
+    async def scenario() -> None:
+        await FakeServer(b"ab", b"cd").start(Taker(hello))
+        assert num_owners == 1
 
     run(scenario())
 
