@@ -60,11 +60,13 @@ def run(words: list[str]) -> int:
     """Answer every line that has no result yet; return the exit code.
 
     Raises:
-        CommandError: a file cannot be read or written.
+        CommandError: a file cannot be read or written, or a flag has no meaning here.
         StartupError: the engine cannot start; holds the root cause.
         EngineDeadError: the engine died; what has a result keeps it.
     """
-    settings = parser().parse_settings(words)
+    settings = parser().parse_settings(words, may_join=True)
+    if settings.get("join"):
+        raise CommandError("a batch has an engine of its own: leave out --join, and name a MODEL")
     paths = settings.pop("input_file"), settings.pop("output_file")
     max_in_flight = settings.pop("max_inflight", None)
     if max_in_flight is not None and max_in_flight < 1:

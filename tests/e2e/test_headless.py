@@ -66,8 +66,7 @@ def test_its_owner_restarts_it_and_everybody_finishes(model: Path, tmp_path: Pat
             running = asyncio.create_task(generate(client, LONG, began))
             await began.wait()
             server.signal(signal.SIGTERM)
-            while "no new requests" not in server.output:
-                await asyncio.sleep(0.01)
+            await asyncio.to_thread(wait_for, server, "no new requests")
             with pytest.raises((OverloadedError, EngineDeadError)):
                 await generate(client, LONG)
             assert await running == expected, "what was accepted is finished"

@@ -12,6 +12,7 @@ import pytest
 from fake_client import MODEL, FakeClient
 from http_client import application
 
+from octavo.frontend.cli import run_batch
 from octavo.frontend.cli.batch import journal as journal_module
 from octavo.frontend.cli.batch.journal import Journal
 from octavo.frontend.cli.batch.lines import Answered, BadLine, BatchRequest, BatchResult, read_lines
@@ -227,3 +228,9 @@ def test_journal_refuses_other_files_and_other_writers(tmp_path: Path) -> None:
         Journal(tmp_path / "no" / "out")
     with pytest.raises(CommandError, match="no plain file"):
         Journal(Path("/dev/full"))
+
+
+@pytest.mark.parametrize("model", [[], ["MODEL"]])
+def test_a_batch_joins_no_engine(model: list[str]) -> None:
+    with pytest.raises(CommandError, match="leave out --join"):
+        run_batch.run([*model, "--join", "ipc:///nowhere", "-i", "in.jsonl", "-o", "out.jsonl"])
