@@ -8,18 +8,15 @@ import gc
 import importlib
 import pkgutil
 import random
-import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import msgspec
 import pytest
 import torch
-import zmq
-from fake_device import FakeDevice, MeasuredDevice, NoSignals, RowByRow, one_by_one
-from fake_stream import FakeStream
+from fake_device import MeasuredDevice, RowByRow, converse, one_by_one
+from fake_stream import FakeMark, FakeStream
 from pipeline_driver import PipelineDriver
-from subscribers import wait_for_subscribers
 from tiny_models import VOCAB_SIZE, make_tiny
 from triton_interpreter import IS_INTERPRETING
 from worker_plans import Running, alone, loaded, spec, worker_config
@@ -31,9 +28,8 @@ from octavo.kernels.paged_attention import gpu, gpu_plan
 from octavo.kernels.token_mask import pack_mask
 from octavo.protocol.channel import Publisher, ResultPull
 from octavo.protocol.config import ResolvedConfig
-from octavo.protocol.control import WorkerSpec
 from octavo.protocol.params import SamplingSpec
-from octavo.protocol.steps import NO_TOKEN, Admitted, AllocateCache, CacheReady, Scheduled, StepPlan, Stop, TokenMasks
+from octavo.protocol.steps import NO_TOKEN, Admitted, AllocateCache, CacheReady, Scheduled, StepPlan, TokenMasks
 from octavo.worker_proc.device.cuda import CudaDevice
 from octavo.worker_proc.device.cuda_stream import CudaStream
 from octavo.worker_proc.device.stream import Stream
@@ -42,7 +38,6 @@ from octavo.worker_proc.pipeline import build
 from octavo.worker_proc.pipeline.build import build_pipeline
 from octavo.worker_proc.pipeline.measure import measure_pipeline
 from octavo.worker_proc.weights.load import load_model
-from octavo.worker_proc.worker import Worker
 
 # What a step is filled up with reads cache that nobody has written, which holds NaN here.
 pytestmark = pytest.mark.filterwarnings("ignore:All-NaN")
@@ -321,26 +316,12 @@ def test_memory_is_measured_by_the_largest_steps_and_two_graphs(
     assert measured.graph_bytes == 100 + 2 * 10  # of 4, of 2 and of 1 request
 
 
-def _spec(config: ResolvedConfig, plans: str, results: str) -> WorkerSpec:
-    return WorkerSpec(config=config, rank=0, world_size=1, plan_address=plans, result_address=results)
-
-
 @pytest.mark.skipif(not IS_INTERPRETING, reason="needs no GPU")
 def test_a_worker_goes_on_while_its_device_computes(model: Model, config: ResolvedConfig, tmp_path: Path) -> None:
     """Plans come two at once, and results come by themselves, in order."""
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    commands, replies = Publisher(context, f"ipc://{tmp_path}/plans"), ResultPull(context, f"ipc://{tmp_path}/results")
-    worker = Worker(_spec(config, commands.address, replies.address), model, FakeDevice())
     heard = []
 
-    def core() -> None:
-        wait_for_subscribers(commands, 1, 10.0)
-        try:
-            talk()
-        finally:  # the worker must not wait for ever when something is missing
-            commands.send(Stop(5))
-
-    def talk() -> None:
+    def talk(commands: Publisher, replies: ResultPull) -> None:
         commands.send(AllocateCache(0, NUM_BLOCKS, 64))
         heard.append(replies.receive(10.0))
         admitted = [Admitted(0, "", prompt(5), 5, [3, 1], spec())]
@@ -351,17 +332,35 @@ def test_a_worker_goes_on_while_its_device_computes(model: Model, config: Resolv
         commands.send(TokenMasks(4, [(0, pack_mask([9], config.model.vocab_size).numpy().tobytes())]))
         heard.append(replies.receive(30.0))
 
-    thread = threading.Thread(target=core)
-    thread.start()
-    assert worker.run(NoSignals()) == 0  # type: ignore[arg-type]
-    thread.join()
-    commands.close()
-    replies.close()
-    context.term()
+    converse(model, config, tmp_path, talk)
     assert heard[0] == CacheReady(0, 0)
     assert [result.sequence for result in heard[1:]] == [1, 2, 3]
     assert heard[3].sampled == [9]
     assert all(result.elapsed_s > 0 for result in heard[1:])
+
+
+@pytest.mark.skipif(not IS_INTERPRETING, reason="needs no GPU")
+def test_a_device_that_fails_while_a_step_is_on_it_ends_its_worker_with_the_cause(
+    model: Model, config: ResolvedConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody asks the device anything but the thread that waits for it."""
+    heard = []
+
+    def fail(mark: FakeMark) -> bool:
+        raise RuntimeError("an illegal memory access")
+
+    def talk(commands: Publisher, replies: ResultPull) -> None:
+        commands.send(AllocateCache(0, NUM_BLOCKS, 64))
+        heard.append(replies.receive(10.0))
+        commands.send(StepPlan(1, [], [], [], []))
+        heard.append(replies.receive(10.0))
+
+    monkeypatch.setattr(FakeMark, "wait", fail)
+    monkeypatch.setattr(FakeMark, "is_done", fail)
+    eager = msgspec.structs.replace(config, max_graph_size=0)
+    with pytest.raises(RuntimeError, match="an illegal memory access"):
+        converse(model, eager, tmp_path, talk)
+    assert (heard[1].sequence, heard[1].message) == (1, "an illegal memory access")
 
 
 @pytest.mark.skipif(IS_INTERPRETING, reason="needs a GPU")

@@ -1,15 +1,25 @@
-"""What stands for a GPU in the interpreter beside its stream: devices, a process's signals, and slow operations."""
+"""What stands for a GPU in the interpreter beside its stream: devices, slow operations, a worker with such a one."""
 
 import os
+import threading
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
+import zmq
 from fake_stream import FakeStream
+from subscribers import wait_for_subscribers
 
 from octavo.kernels.rope.cpu import rope
 from octavo.kernels.store_kv import gpu as store_kv
+from octavo.protocol.channel import Publisher, ResultPull
+from octavo.protocol.config import ResolvedConfig
+from octavo.protocol.control import WorkerSpec
+from octavo.protocol.steps import Stop
 from octavo.worker_proc.device.cpu import CpuDevice
 from octavo.worker_proc.device.stream import Stream
+from octavo.worker_proc.models.base import Model
+from octavo.worker_proc.worker import Worker
 
 
 class RowByRow:
@@ -69,3 +79,33 @@ class NoSignals:
 
     def acknowledge(self) -> None:
         pass
+
+
+def converse(
+    model: Model, config: ResolvedConfig, directory: Path, talk: Callable[[Publisher, ResultPull], None]
+) -> None:
+    """Run a worker on a fake device in this thread until a core in another one has talked to it."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    commands, replies = (
+        Publisher(context, f"ipc://{directory}/plans"),
+        ResultPull(context, f"ipc://{directory}/results"),
+    )
+    addresses = {"plan_address": commands.address, "result_address": replies.address}
+    worker = Worker(WorkerSpec(config=config, rank=0, world_size=1, **addresses), model, FakeDevice())
+
+    def core() -> None:
+        wait_for_subscribers(commands, 1, 10.0)
+        try:
+            talk(commands, replies)
+        finally:  # the worker must not wait for ever when something is missing
+            commands.send(Stop(commands.next_sequence))
+
+    thread = threading.Thread(target=core)
+    thread.start()
+    try:
+        assert worker.run(NoSignals()) == 0  # type: ignore[arg-type]
+    finally:
+        thread.join()
+        commands.close()
+        replies.close()
+        context.term()
