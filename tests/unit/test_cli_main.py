@@ -264,7 +264,9 @@ def test_values_out_of_bounds_name_their_setting(capsys) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "render"), [("config.md", render_config_docs), ("metrics.md", render_metrics_docs)], ids=str
+    ("name", "render"),
+    [("config.md", render_config_docs), ("metrics.md", render_metrics_docs)],
+    ids=["config.md", "metrics.md"],
 )
 def test_generated_pages_are_up_to_date(name, render) -> None:
     assert (ROOT / "docs" / name).read_text("utf-8") == render(), "run scripts/docs"
