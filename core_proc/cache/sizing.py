@@ -133,6 +133,7 @@ def _not_enough(config: ResolvedConfig, fact: DeviceFacts, num_blocks: int) -> N
         f"{one_request} ({_shown(need_bytes)}), but of {_shown(fact.free_bytes)} free on {fact.device_name} "
         f"--gpu-memory-utilization {config.gpu_memory_utilization:g} leaves {_shown(max(0, _room(config, fact)))} "
         f"beside {_shown(fact.weights_bytes)} of weights and {_shown(fact.activation_bytes)} of activations"
+        + (f", and {_shown(fact.graph_bytes)} of CUDA graphs" if fact.graph_bytes else "")
     )
     return NotEnoughMemoryError(message, phase=_PHASE, hint=_cheapest_change(config, fact, longest, need_bytes))
 
@@ -146,6 +147,8 @@ def _cheapest_change(config: ResolvedConfig, fact: DeviceFacts, longest: int, ne
     is_free = taken + need_bytes <= fact.free_bytes
     if config.gpu_memory_utilization < utilization <= _MAX_UTILIZATION and is_free:
         options.append(f"--gpu-memory-utilization {utilization:g}")
+    if fact.graph_bytes and taken - fact.graph_bytes + need_bytes <= _usable(config, fact):
+        options.append("--enforce-eager")
     if longest > 0:
         options.append(f"--max-model-len {longest}")
     if options:

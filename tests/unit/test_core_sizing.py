@@ -146,3 +146,14 @@ def test_the_table_adds_up():
 def test_the_table_says_what_limits_the_cache(changes, free_mib, reason):
     config, facts = core_config(**changes), [device(free_bytes=free_mib * MIB)]
     assert f"KV cache limited by: {reason}" in memory_table(config, facts, plan_cache(config, facts)).splitlines()
+
+
+def test_graphs_without_which_a_request_would_fit_are_named_with_the_switch():
+    facts = device(graph_bytes=100 * MIB)
+    with pytest.raises(NotEnoughMemoryError, match=r"and 100\.0 MiB of CUDA graphs") as caught:
+        plan_cache(on_gpu(max_model_len=2000), [facts])
+    assert "--enforce-eager" in caught.value.hint
+    assert plan_cache(on_gpu(max_model_len=2000), [device()]).num_blocks == 500
+    with pytest.raises(NotEnoughMemoryError) as caught:
+        plan_cache(on_gpu(max_model_len=2004), [facts])
+    assert "--enforce-eager" not in caught.value.hint
