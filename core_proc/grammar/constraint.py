@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 from octavo.core_proc.request import Request
+from octavo.protocol.ids import TokenId
 from octavo.protocol.requests import Vocabulary
 from octavo.protocol.structured import GrammarSpec
 
@@ -30,7 +31,7 @@ class Constraint:
         self.matcher = matcher
         self.param = spec.param
         self.has_taken_all = True
-        """False once an output had no place in the grammar."""
+        """False once an output had no place in the grammar, or in the mark that was forced."""
         self._vocabulary = vocabulary
         self._marker = spec.start_after
         self._is_free = bool(spec.start_after)
@@ -63,10 +64,15 @@ class Constraint:
     @property
     def free_mask(self) -> bytes | None:
         """What may come before the grammar begins: anything but the end, or the mark. None: anything at all."""
+        forced = self._forced_token_id
+        return self._free_mask if forced is None else self._mask_of(1 << forced)
+
+    @property
+    def _forced_token_id(self) -> TokenId | None:
+        """The only token that may come next, of the mark that ends what has been free for long enough."""
         if self._max_free is None or not self._is_free or self._num_free < self._max_free:
-            return self._free_mask
-        place = (self._num_free - self._max_free) % len(self._marker_token_ids)
-        return self._mask_of(1 << self._marker_token_ids[place])
+            return None
+        return self._marker_token_ids[(self._num_free - self._max_free) % len(self._marker_token_ids)]
 
     @property
     def is_complete(self) -> bool:
@@ -87,6 +93,9 @@ class Constraint:
         token_ids = self.request.token_ids[self.request.num_prompt_tokens + self._num_taken :]
         self._num_taken = num_known
         for token_id in token_ids:
+            if self._forced_token_id not in (None, token_id):
+                self.has_taken_all = False
+                return
             if self._is_free:
                 self._look_for_marker(token_id)
             elif self.matcher is not None and not self.matcher.take(token_id):

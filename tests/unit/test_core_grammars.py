@@ -448,6 +448,17 @@ def test_while_nothing_can_bind_no_step_waits_for_the_tokens_before(desk: Desk) 
     assert desk.take_letters() == [["e"]]
 
 
+@pytest.mark.parametrize(("kind", "text"), [(GrammarKind.FREE, ""), (GrammarKind.REGEX, "xy")])
+def test_a_mark_whose_tokens_are_not_allowed_ends_its_request(desk: Desk, kind: GrammarKind, text: str) -> None:
+    assert limited(desk, text, kind, 1) == []
+    for letter in "ze":
+        desk.plan()
+        desk.commit(token(letter))
+    desk.plan()
+    events = desk.commit(token("q"))  # the engine draws any token where nothing is left
+    assert ends(events) == [("r", (FailureKind.INVALID, "p"))]
+
+
 def test_a_mark_that_no_tokens_make_is_refused(desk: Desk) -> None:
     for marker in ((), (token("e"),), (999,)):
         spec = GrammarSpec(GrammarKind.FREE, "", "p", b"end", (), 1, marker)
