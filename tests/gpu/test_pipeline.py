@@ -293,8 +293,8 @@ def test_decodes_with_more_keys_than_attention_has_memory_for_have_no_graph_and_
     for module in (gpu_plan, gpu, build):
         monkeypatch.setattr(module, "SEGMENT", 16)
     found = []
-    for max_partials in (8192, 0):
-        monkeypatch.setattr(build, "MAX_PARTIALS", max_partials)
+    for num_bytes in (2**28, 0):
+        monkeypatch.setattr(build, "MAX_PARTIAL_BYTES", num_bytes)
         stream = new_stream(device)
         core = driver(model, config, stream)
         request = core.admit(0, prompt(15), spec(temperature=1.0, seed=3, logprobs=1))
@@ -302,7 +302,7 @@ def test_decodes_with_more_keys_than_attention_has_memory_for_have_no_graph_and_
         core.executor.close()
         found.append((request.outputs, request.logprobs))
         if isinstance(stream, FakeStream):
-            assert stream.num_replays == 2 * (3 if max_partials else 1)
+            assert stream.num_replays == 2 * (3 if num_bytes else 1)
     assert found[0] == found[1]
 
 

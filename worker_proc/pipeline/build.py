@@ -6,6 +6,7 @@ import torch
 
 from octavo.kernels.paged_attention.gpu import StepAttention
 from octavo.kernels.paged_attention.gpu_plan import SEGMENT, Limits
+from octavo.kernels.paged_attention.shape import AttentionShape
 from octavo.protocol.config import ResolvedConfig
 from octavo.worker_proc.attention.paged import PagedCacheAttention
 from octavo.worker_proc.batch.state import BatchState
@@ -20,9 +21,9 @@ from octavo.worker_proc.pipeline.slot_table import SlotTable, Widths
 from octavo.worker_proc.pipeline.step_buffer import StepBuffer
 from octavo.worker_proc.step.steps import Deliver
 
-MAX_PARTIALS = 8192
-"""Rows times segments of keys whose sums a step may hold at once: for 32 heads of 128 dimensions 136 MB. What a step
-has beyond them is computed in another way, as right and slower."""
+MAX_PARTIAL_BYTES = 2**28
+"""Memory for the sums of rows over segments of keys that a step holds at once: 16,131 of them for 32 heads of 128
+dimensions. What a step has beyond them is computed in another way, as right and slower."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +56,9 @@ def build_pipeline(
     widths = Widths(seen=min(vocab_size, max_model_len + 1), blocks=-(-max_model_len // config.block_size))
     table = SlotTable(num_seqs, vocab_size, widths, device)
     block_table_RP = torch.zeros(num_seqs, widths.blocks, dtype=torch.int32, device=device)
-    attention = StepAttention(model.attention_shape, config.block_size, _limits(config, max_model_len), block_table_RP)
+    attention = StepAttention(
+        model.attention_shape, config.block_size, _limits(config, model.attention_shape, max_model_len), block_table_RP
+    )
     max_size = StepSize(config.max_num_batched_tokens, num_seqs, num_seqs)
     buffer = StepBuffer(stream, max_size, attention.layout.num_words)
     attention.words_W = buffer.plan_words_W
@@ -75,7 +78,7 @@ def build_pipeline(
     return Pipeline(PipelinedExecutor(state, table, runner, stream, deliver), storage.num_bytes)
 
 
-def _limits(config: ResolvedConfig, max_model_len: int) -> Limits:
-    segments = -(-max_model_len // SEGMENT)
-    max_partials = min(MAX_PARTIALS, config.max_num_seqs * segments)
+def _limits(config: ResolvedConfig, shape: AttentionShape, max_model_len: int) -> Limits:
+    partial_bytes = shape.num_heads * (shape.head_dim + 2) * torch.float32.itemsize
+    max_partials = min(MAX_PARTIAL_BYTES // partial_bytes, config.max_num_seqs * -(-max_model_len // SEGMENT))
     return Limits(config.max_num_seqs, config.max_num_batched_tokens, max_partials + config.max_num_seqs, max_partials)
