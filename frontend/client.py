@@ -148,11 +148,9 @@ class AsyncClient:
 
         Raises:
             StartupError: no engine answers on `address`.
-            ConfigError: the address needs keys, or they cannot be read.
+            ConfigError: the address needs keys, one of two is missing, or they cannot be read.
         """
-        keys = None
-        if client_secret_key_file and engine_public_key_file:
-            keys = read_client_keys(client_secret_key_file, engine_public_key_file)
+        keys = read_client_keys(client_secret_key_file, engine_public_key_file)
         joining = partial(
             join_engine,
             address,

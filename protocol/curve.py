@@ -128,12 +128,20 @@ def read_keys_of_engine(config: ResolvedConfig) -> EngineKeys | None:
     return read_engine_keys(config.engine_secret_key_file, config.engine_authorized_clients)
 
 
-def read_client_keys(secret_file: str, engine_file: str) -> ClientKeys:
-    """Read the keys of a client, and the public key of its engine.
+def read_client_keys(secret_file: str | None, engine_file: str | None) -> ClientKeys | None:
+    """Read the keys of a client, and the public key of its engine; None where neither is named.
 
     Raises:
-        ConfigError: a file is missing, is none, or others may read the secret one.
+        ConfigError: one of the two is not named, a file is missing, is none, or others may read the secret one.
     """
+    if not (secret_file or engine_file):
+        return None
+    if not (secret_file and engine_file):
+        raise ConfigError(
+            "client_secret_key_file and engine_public_key_file belong together",
+            phase=_PHASE,
+            hint="name both, or neither for an engine on this machine",
+        )
     secret = _read_secret(secret_file)
     return ClientKeys(zmq.curve_public(secret), secret, _read_key(Path(engine_file), _PUBLIC_KEY))
 

@@ -114,6 +114,10 @@ def config_parser(prog: str, description: str, *, has_server: bool = True) -> Fl
     return parser
 
 
+_OF_JOINING = ("client_secret_key_file", "engine_public_key_file")
+"""Settings that mean something beside --join alone."""
+
+
 def configurations(settings: Mapping[str, Any]) -> tuple[EngineConfig, ServerConfig]:
     """Return the engine's and the server's part of all settings.
 
@@ -122,6 +126,13 @@ def configurations(settings: Mapping[str, Any]) -> tuple[EngineConfig, ServerCon
             message names it.
     """
     settings = settled(settings)
+    for name in _OF_JOINING:
+        if settings.get(name):
+            raise ConfigError(
+                f"{name} is for a server that joins an engine, and this one starts its own",
+                phase="configuration",
+                hint=f"leave out {spelled(name)}, or name the engine by --join",
+            )
     names = {info.name for info in server_fields()}
     engine = engine_config({name: value for name, value in settings.items() if name not in names})
     return engine, server_config({name: value for name, value in settings.items() if name in names})

@@ -94,6 +94,9 @@ def test_it_has_no_http_processes(model: Path, capsys: pytest.CaptureFixture[str
         (["MODEL", "--join", "ipc:///nowhere"], "leave out MODEL, or --join"),
         (["--join", "ipc:///nowhere", "--max-num-seqs", "4"], "leave out --max-num-seqs, or --join"),
         (["--join", "ipc:///nowhere", "--headless"], "leave out --headless, or --join"),
+        (["--join", "ipc:///nowhere", "--client-secret-key-file", "x"], "name both, or neither"),
+        (["MODEL", "--client-secret-key-file", "x"], "leave out --client-secret-key-file, or name"),
+        (["MODEL", "--headless", "--engine-public-key-file", "x"], "leave out --engine-public-key-file, or name"),
     ],
 )
 def test_what_is_the_engines_to_say(words: list[str], hint: str, capsys: pytest.CaptureFixture[str]) -> None:

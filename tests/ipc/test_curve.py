@@ -48,7 +48,9 @@ def folder(tmp_path: Path) -> Path:
 
 
 def keys_of(folder: Path, name: str, engine: str = "engine") -> ClientKeys:
-    return read_client_keys(str(folder / f"{name}.key_secret"), str(folder / f"{engine}.key"))
+    keys = read_client_keys(str(folder / f"{name}.key_secret"), str(folder / f"{engine}.key"))
+    assert keys is not None
+    return keys
 
 
 def new_router(context: zmq.Context, folder: Path, name: str = "core") -> FrontendRouter:
@@ -169,3 +171,10 @@ def test_an_address_that_is_taken_is_a_clear_error(context: zmq.Context, folder:
     other = new_router(context, folder, "other")
     with pytest.raises(StartupError, match=r"cannot bind tcp://127\.0\.0\.1"):
         other.listen_remotely(f"tcp://127.0.0.1:{free_port}", None)
+
+
+def test_a_client_names_both_keys_or_none() -> None:
+    assert read_client_keys(None, None) is None
+    for files in (("x", None), (None, "x")):
+        with pytest.raises(ConfigError, match="belong together"):
+            read_client_keys(*files)
