@@ -68,11 +68,12 @@ def configure_logging(process: str, level: str, config: str = "") -> None:
     logging.setLogRecordFactory(LogRecord)
     root = logging.getLogger(_SOURCE)
     root.setLevel(level)
-    _Applied.config = config
+    _Applied.config = ""
     if config:
         root.handlers[:] = []
         root.propagate = True
         _apply(config)
+        _Applied.config = config
         return
     handler = logging.StreamHandler(sys.stderr)
     prefix = f"({process} pid={os.getpid()})"
