@@ -33,8 +33,9 @@ _PREPARE = (
 )
 TEST_COMMAND = f"{_PREPARE} && python3 -P -m pytest -q -p no:cacheprovider -W default --durations=10 tests/gpu"
 BENCH_COMMAND = (
-    f"{_PREPARE} && python3 -P scripts/bench_gpu.py --logs /tmp/bench_gpu --json $OUT/bench_gpu.json; "
-    "status=$?; tar -czf $OUT/logs.tgz -C /tmp/bench_gpu $(cd /tmp/bench_gpu && ls *.log); exit $status"
+    f"out=${{OUT:-$PWD}}; {_PREPARE} && "
+    "python3 -P scripts/bench_gpu.py --logs /tmp/bench_gpu --json $out/bench_gpu.json; "
+    "status=$?; tar -czf $out/logs.tgz -C /tmp/bench_gpu $(cd /tmp/bench_gpu && ls *.log); exit $status"
 )
 
 
