@@ -23,7 +23,7 @@ def serve(functions: Mapping[str, Callable[..., Any]]) -> None:
         job = json.loads(line)
         try:
             reply = {"result": functions[job["call"]](**job["arguments"])}
-        except Exception:
+        except Exception:  # process boundary: whoever called hears why, and may call something else
             traceback.print_exc()
             reply = {"error": "\n    ".join(traceback.format_exc().splitlines()[-ERROR_LINES:])}
         print(json.dumps(reply), file=replies)

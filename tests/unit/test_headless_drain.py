@@ -30,8 +30,10 @@ def drained(engine: Engine, *, timeout_s: float = 60.0, is_told_again: bool = Fa
     asyncio.run(scenario())
 
 
-def test_an_engine_that_finishes_ends_in_order() -> None:
+def test_an_engine_that_finishes_ends_in_order(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", logger="octavo")
     drained(Engine(ChildExited("core", 0, None)))
+    assert [record.levelname for record in caplog.records] == ["INFO"], "nothing is aborted"
 
 
 @pytest.mark.parametrize(
