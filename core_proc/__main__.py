@@ -5,12 +5,12 @@ import logging
 from octavo.core_proc.core import EngineCore
 from octavo.core_proc.workers.group import WorkerFailed
 from octavo.protocol.control import CoreSpec
-from octavo.protocol.lifecycle import EXIT_HOPELESS, Reporter, StopSignal, run_child
+from octavo.protocol.lifecycle import EXIT_HOPELESS, StartupReporter, StopSignal, run_child
 
 logger = logging.getLogger(__name__)
 
 
-def main(spec: CoreSpec, reporter: Reporter, stop: StopSignal) -> int:
+def main(spec: CoreSpec, reporter: StartupReporter, stop: StopSignal) -> int:
     """Run an engine; returns the exit code."""
     try:
         return EngineCore(spec, reporter, stop).run()

@@ -1,9 +1,9 @@
-"""What is true of the scheduler between any two calls. Changes nothing; costs too much for every production step."""
+"""What is true of the scheduler between any two calls. Changes nothing; too slow for every step in production."""
 
 from collections import Counter
 from itertools import pairwise
 
-from octavo.core_proc.cache.hashing import chain_hash, root_hash
+from octavo.core_proc.cache.hashing import ROOT_HASH, hash_block
 from octavo.core_proc.request import Request, RequestState
 from octavo.core_proc.scheduler.scheduler import Scheduler
 from octavo.protocol.steps import StepPlan
@@ -21,9 +21,10 @@ def check(scheduler: Scheduler) -> None:
     """
     _check_requests(scheduler)
     _check_slots(scheduler)
+    _check_batch(scheduler)
     _check_steps(scheduler)
     _check_references(scheduler)
-    _check_names(scheduler)
+    _check_hashes(scheduler)
 
 
 def _require(condition: bool, message: str) -> None:
@@ -72,20 +73,35 @@ def _check_slots(scheduler: Scheduler) -> None:
     )
 
 
+def _check_batch(scheduler: Scheduler) -> None:
+    """The incrementally updated totals of the batch equal those computed from scratch."""
+    batch, size = scheduler.batch, scheduler.cache.block_size
+    goes_on = [request for request in scheduler.running if request.num_tokens < request.max_num_tokens]
+    decoding = [request for request in goes_on if request.num_uncomputed_tokens == 1]
+    _require(batch.decoding == decoding, "the decoding requests are others")
+    _require([request for request in scheduler.running if request.is_decoding] == decoding, "who decodes is unknown")
+    prefilling = [request for request in goes_on if request.num_uncomputed_tokens != 1]
+    _require(list(batch.prefilling) == prefilling, "the requests that catch up are others")
+    _require(batch.num_constrained == sum(request.is_constrained for request in decoding), "constraints are miscounted")
+    num_reserved = sum(max(0, -(-request.num_tokens // size) - len(request.block_ids)) for request in goes_on)
+    _require(batch.num_reserved_blocks == num_reserved, "the blocks that running requests need are miscounted")
+
+
 def _check_steps(scheduler: Scheduler) -> None:
-    """Steps in flight keep their budget, and each request counts them right."""
+    """Steps in flight keep within their budget, and each request counts them correctly."""
     num_in_flight: Counter[int] = Counter()
     num_pending: Counter[int] = Counter()
     for record in scheduler.in_flight:
-        num_tokens = sum(part.num_tokens for part in record.parts)
+        num_tokens = sum(scheduled.num_tokens for scheduled in record.scheduled)
         _require(0 < num_tokens <= scheduler.config.max_num_batched_tokens, f"step of {num_tokens} tokens")
-        _require(len({part.slot for part in record.parts}) == len(record.parts), "two parts of a step share a slot")
-        is_constrained = any(part.samples and part.request.is_constrained for part in record.parts)
-        _require(is_constrained or not record.awaits_masks, "a step awaits masks for nobody")
-        for part in record.parts:
-            _require(part.num_tokens > 0, "an empty part")
-            num_in_flight[id(part.request)] += 1
-            num_pending[id(part.request)] += part.samples
+        slots = {scheduled.slot for scheduled in record.scheduled}
+        _require(len(slots) == len(record.requests), "two chunks of a step share a slot")
+        is_constrained = any(request.is_constrained for request in record.sampling)
+        _require(is_constrained or not record.awaits_masks, "a step awaits masks that no request needs")
+        for request, scheduled in record.chunks:
+            _require(scheduled.num_tokens > 0, "an empty chunk")
+            num_in_flight[id(request)] += 1
+            num_pending[id(request)] += scheduled.num_samples
     for request in scheduler.requests.values():
         _require(request.num_in_flight == num_in_flight[id(request)], f"{request.request_id} miscounts its steps")
         _require(
@@ -94,7 +110,7 @@ def _check_steps(scheduler: Scheduler) -> None:
 
 
 def _check_references(scheduler: Scheduler) -> None:
-    """Reference counts are exact, and a block is free exactly when nobody refers to it."""
+    """Reference counts are exact, and a block is free exactly if no request refers to it."""
     pool = scheduler.cache.pool
     references = Counter(block_id for request in scheduler.running for block_id in request.block_ids)
     free = list(pool.free_blocks())
@@ -107,28 +123,29 @@ def _check_references(scheduler: Scheduler) -> None:
         _require(len(set(request.block_ids)) == len(request.block_ids), f"{request.request_id} holds a block twice")
 
 
-def _check_names(scheduler: Scheduler) -> None:
-    """The map of contents is consistent, and a shared block holds what each of its holders believes."""
+def _check_hashes(scheduler: Scheduler) -> None:
+    """The map of hashes is consistent, and a shared block holds what each of its owners believes."""
     pool, size = scheduler.cache.pool, scheduler.cache.block_size
-    named = pool.named_blocks()
-    for block_hash, block_id in named.items():
-        _require(pool.block_hash(block_id) == block_hash, f"block {block_id}: its name and the map differ")
-    num_named = sum(pool.block_hash(block_id) is not None for block_id in range(pool.num_blocks))
-    _require(num_named == len(named), "a named block is missing from the map")
-    _require(scheduler.cache.is_enabled or not named, "blocks are named though prefix caching is off")
+    hashed = pool.cached_blocks()
+    for block_hash, block_id in hashed.items():
+        _require(pool.block_hash(block_id) == block_hash, f"block {block_id}: its hash and the map differ")
+    num_hashed = sum(pool.block_hash(block_id) is not None for block_id in range(pool.num_blocks))
+    _require(num_hashed == len(hashed), "a hashed block is missing from the map")
+    _require(scheduler.cache.is_enabled or not hashed, "blocks are hashed though prefix caching is off")
     for request in scheduler.running:
-        parent = root_hash(request.cache_salt, request.adapter)
+        parent = ROOT_HASH
         num_known = min(request.num_computed_tokens, len(request.token_ids))
         for index, block_id in enumerate(request.block_ids):
-            own_name = None
+            own_hash = None
             if (index + 1) * size <= num_known:
-                parent = own_name = chain_hash(parent, request.token_ids[index * size : (index + 1) * size])
+                token_ids = request.token_ids[index * size : (index + 1) * size]
+                parent = own_hash = hash_block(parent, token_ids, index * size, request.extra_keys)
             _require(
-                pool.block_hash(block_id) in (None, own_name),
-                f"{request.request_id}: block {index} is named for what it does not hold",
+                pool.block_hash(block_id) in (None, own_hash),
+                f"{request.request_id}: block {index} is hashed for what it does not hold",
             )
             _require(
-                pool.num_references(block_id) == 1 or own_name is not None,
+                pool.num_references(block_id) == 1 or own_hash is not None,
                 f"{request.request_id}: block {index} is shared without being full and known",
             )
 
@@ -141,19 +158,19 @@ def check_loss(scheduler: Scheduler) -> None:
     """
     check(scheduler)
     _require(not scheduler.running.first and not scheduler.in_flight, "something runs without workers")
-    _require(not scheduler.cache.pool.named_blocks(), "contents of lost blocks can still be found")
+    _require(not scheduler.cache.pool.cached_blocks(), "contents of lost blocks can still be found")
     _require(scheduler.cache.pool.num_free == scheduler.cache.pool.num_blocks, "blocks are held without workers")
     _require(len(scheduler.free_slots) == scheduler.config.max_num_seqs, "slots are held without workers")
 
 
 def check_plan(scheduler: Scheduler, plan: StepPlan | None) -> None:
-    """Verify, right after `plan()`, that whoever can go on does.
+    """Verify, right after `plan()`, that requests that can continue do.
 
     Raises:
         InvariantBroken: requests live that may run, and neither a step in flight nor this plan moves any of them.
     """
     check(scheduler)
-    allowed = scheduler.allowed
-    may_any_run = scheduler.has_requests if allowed is None else not allowed.isdisjoint(scheduler.requests)
+    candidate = scheduler.admission.candidate(scheduler.eligible_requests()).request
+    may_any_run = bool(scheduler.running.first or candidate)
     is_stuck = plan is None and may_any_run and not scheduler.in_flight
     _require(not is_stuck, "requests live, nothing is in flight, and no step was planned")

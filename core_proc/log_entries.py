@@ -1,7 +1,8 @@
-"""The calls that a scheduler gets, as messages: what a recording is made of."""
+"""Calls of a scheduler as messages: the entries of a recording."""
 
 import msgspec
 
+from octavo.protocol import PROTOCOL_VERSION
 from octavo.protocol.config import CachePlan, ResolvedConfig
 from octavo.protocol.ids import RequestId
 from octavo.protocol.requests import Submit
@@ -12,7 +13,9 @@ class Opened(msgspec.Struct, array_like=True, frozen=True, tag="opened"):
     """The first entry: what the scheduler was made with."""
 
     config: ResolvedConfig
-    plan: CachePlan
+    cache_plan: CachePlan
+    version: int = PROTOCOL_VERSION
+    """Of the messages in the file."""
 
 
 class Submitted(msgspec.Struct, array_like=True, frozen=True, tag="submitted"):
@@ -30,7 +33,7 @@ class Aborted(msgspec.Struct, array_like=True, frozen=True, tag="aborted"):
 
 
 class Ended(msgspec.Struct, array_like=True, frozen=True, tag="ended"):
-    """`conclude`, `refuse` or `fail` was called: no later plan knows the difference."""
+    """`conclude`, `refuse` or `fail` was called. Later plans do not depend on which."""
 
     client: bytes
     request_id: RequestId

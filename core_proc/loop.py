@@ -5,24 +5,13 @@ from typing import Protocol
 from octavo.core_proc.scheduler.delivery import ClientEvent
 from octavo.core_proc.scheduler.scheduler import Scheduler
 from octavo.core_proc.service import FrontendService
-from octavo.core_proc.waiting import Waiter
-from octavo.core_proc.workers.group import StepExecutor
+from octavo.core_proc.waiter import Waiter
+from octavo.core_proc.workers.commands import StepExecutor
 from octavo.protocol.pulse import PulseWriter
 
 
-class Companion(Protocol):
-    """What has a say in steps beside the scheduler: it is heard after each change of what is in flight."""
-
-    @property
-    def wake_fd(self) -> int:
-        """A file descriptor; readable when the service should be given a turn."""
-
-    def settle(self) -> list[ClientEvent]:
-        """Do what has become possible, and return what the frontends must hear of it. Never blocks."""
-
-
-class TendedExecutor(StepExecutor, Protocol):
-    """Workers that may be away for a while, and come back."""
+class SupervisedWorkers(StepExecutor, Protocol):
+    """Workers that may be lost and restarted."""
 
     @property
     def is_ready(self) -> bool:
@@ -30,36 +19,34 @@ class TendedExecutor(StepExecutor, Protocol):
 
     @property
     def timeout_s(self) -> float | None:
-        """How long `tend` need not be called when nothing happens; None: for ever."""
+        """Seconds until `poll` must be called even if nothing happens; None: no limit."""
 
-    def tend(self) -> list[ClientEvent]:
-        """Do what is due by now, and return what the frontends must hear of it. Never blocks."""
+    def poll(self) -> list[ClientEvent]:
+        """Do what is due and return events for the frontends. Never blocks."""
 
 
 class StepLoop:
-    """Drives one scheduler and its workers."""
+    """Runs one scheduler and its workers."""
 
     def __init__(
         self,
         service: FrontendService,
         scheduler: Scheduler,
-        companion: Companion,
-        workers: TendedExecutor,
+        workers: SupervisedWorkers,
         pulse: PulseWriter,
         depth: int,
     ) -> None:
         self._service = service
         self._scheduler = scheduler
-        self._companion = companion
         self._workers = workers
         self._pulse = pulse
         self._depth = depth
 
     def run(self, waiter: Waiter) -> None:
-        """Take one turn after another until the service is closed.
+        """Run turns until the service is closed.
 
-        The pulse stands still while a step is in flight, and while there are no workers: only a step that ends proves
-        that they live.
+        The pulse does not beat while a step is in flight or while there are no workers: only a finished step proves
+        that the workers are alive.
         """
         while self._service.is_open:
             if self._workers.is_ready and not self._scheduler.num_in_flight:
@@ -68,26 +55,26 @@ class StepLoop:
             self.turn(has_mail=has_mail, has_news=has_news)
 
     def turn(self, *, has_mail: bool, has_news: bool) -> None:
-        """Handle what has come, and keep up to `depth` steps in flight. Never blocks.
+        """Handle what has arrived and keep up to `depth` steps in flight. Never blocks.
 
         Args:
-            has_mail: whether a frontend has written.
+            has_mail: whether a frontend has sent a message.
             has_news: whether anything else has happened.
         """
         self._service.serve(has_mail=has_mail)
         if has_news and (result := self._workers.take_result()) is not None:
             self._service.deliver(self._scheduler.commit(result))
-            self._service.deliver(self._companion.settle())
+            self._service.deliver(self._scheduler.hooks.on_step())
             self._pulse.beat(has_work=True)
-        self._service.deliver(self._workers.tend())
+        self._service.deliver(self._workers.poll())
         if self._workers.is_ready:
             self._fill()
 
     def _fill(self) -> None:
-        """Plan until as many steps are in flight as may be, or nothing is left to compute."""
+        """Plan until `depth` steps are in flight or nothing is left to compute."""
         while self._scheduler.may_plan(self._depth) and (plan := self._scheduler.plan()) is not None:
             self._workers.execute(plan)
-            self._service.deliver(self._companion.settle())
+            self._service.deliver(self._scheduler.hooks.on_step())
             self._pulse.beat(has_work=True)
 
     @property

@@ -1,6 +1,6 @@
-"""What the core owes its frontends: events on their way, kept and merged while one reads too slowly.
+"""`Outbox`: sends events to frontends, and keeps and merges those that a slow frontend has not read.
 
-Knows who is connected; knows nothing of what the requests are.
+Knows which frontends are connected, and nothing of what requests are.
 """
 
 import logging
@@ -14,8 +14,8 @@ from octavo.protocol.ids import RequestId
 logger = logging.getLogger(__name__)
 
 MAX_BACKLOG_EVENTS = 16384
-"""A frontend that is owed more is given up, and told so when it reads again. Merged, that is several events for each
-request it can have."""
+"""A frontend with a larger backlog is dropped, and told so once it reads again. After merging, this is several events
+for each request that it can have."""
 
 
 class Backlog:
@@ -24,16 +24,20 @@ class Backlog:
     def __init__(self) -> None:
         self.events: list[RequestEvent] = []
         self.replies: list[Reply] = []
-        """Answers to utility calls; they have no order among the events."""
+        """Answers to utility calls. They have no order relative to events."""
         self._last_tokens: dict[RequestId, int] = {}
 
     @property
     def is_empty(self) -> bool:
-        """True when nothing is owed."""
+        """True when nothing is left to send."""
         return not self.events and not self.replies
 
-    def add(self, event: RequestEvent) -> None:
-        """Append an event, or merge it into the one it continues."""
+    def extend(self, events: Iterable[RequestEvent]) -> None:
+        """Append events, or merge them into those that they continue."""
+        for event in events:
+            self._add(event)
+
+    def _add(self, event: RequestEvent) -> None:
         index = self._last_tokens.pop(event.request_id, None)
         if isinstance(event, Tokens):
             if index is not None:
@@ -47,8 +51,8 @@ class Backlog:
         else:
             self.events.append(event)
 
-    def forget_events(self) -> None:
-        """The events have been sent."""
+    def clear_events(self) -> None:
+        """Forget the events, which have been sent."""
         self.events = []
         self._last_tokens.clear()
 
@@ -70,25 +74,25 @@ class Outbox:
         self._backlogs: dict[bytes, Backlog] = {}
         """Of every connected frontend, in order of connection."""
         self._lost: list[bytes] = []
-        self._given_up: set[bytes] = set()
-        """Frontends that have not been told yet that they are lost: what they wait for will never come."""
-        self.last_told = -math.inf
-        """When one of them was told at last: it will connect again, with the requests that it still has."""
+        self._dropped: set[bytes] = set()
+        """Dropped frontends that have not been told yet that no more events will come."""
+        self.last_notice_s = -math.inf
+        """When a dropped frontend was last told: it may reconnect and resubmit its requests."""
         self.has_backlog = False
-        """True while a frontend is owed something: flush again soon."""
+        """True while a frontend has not read everything: call `flush` again soon."""
 
     @property
     def has_lost(self) -> bool:
-        """True when `take_lost` has something to tell."""
+        """True when `take_lost` has something to return."""
         return bool(self._lost)
 
     @property
-    def has_given_up(self) -> bool:
-        """True while a frontend that was given up has not been told: flush again, now and then."""
-        return bool(self._given_up)
+    def has_dropped(self) -> bool:
+        """True while a dropped frontend has not been told: call `flush` now and then."""
+        return bool(self._dropped)
 
     def connect(self, client: bytes) -> None:
-        """From now on the frontend gets events."""
+        """Add a frontend: it gets events from now on."""
         self._backlogs.setdefault(client, Backlog())
 
     def is_connected(self, client: bytes) -> bool:
@@ -96,11 +100,23 @@ class Outbox:
         return client in self._backlogs
 
     def put(self, events: Iterable[tuple[bytes, RequestEvent]]) -> None:
-        """Send events, one frame sequence for each frontend; those for unknown frontends are dropped."""
+        """Send events, one message for each frontend; those for unknown frontends are dropped."""
+        by_client: dict[bytes, list[RequestEvent]] = {}
         for client, event in events:
-            if client in self._backlogs:
-                self._backlogs[client].add(event)
-        self.flush()
+            if client in by_client:
+                by_client[client].append(event)
+            else:
+                by_client[client] = [event]
+        now = self._clock()
+        for client, added in by_client.items():
+            if (backlog := self._backlogs.get(client)) is None:
+                continue
+            # perf: a frontend that reads has no backlog, and its events need not be merged.
+            if backlog.events or not self.send(client, Events(self._epoch, added, now)):
+                backlog.extend(added)
+                self.has_backlog = True
+        if self.has_backlog:
+            self.flush()
 
     def reply(self, client: bytes, reply: Reply) -> None:
         """Answer a utility call, now or as soon as the frontend reads."""
@@ -109,37 +125,37 @@ class Outbox:
             self.flush()
 
     def flush(self) -> None:
-        """Send what is owed, as far as the frontends take it."""
+        """Send what is left, as far as the frontends read it."""
         for client, backlog in list(self._backlogs.items()):
             if backlog.events and self.send(client, Events(self._epoch, backlog.events, self._clock())):
-                backlog.forget_events()
+                backlog.clear_events()
             while backlog.replies and self.send(client, backlog.replies[0]):
                 del backlog.replies[0]
             if len(backlog.events) + len(backlog.replies) > self._max_backlog_events:
                 self._lose(client, "does not read its events")
-                self._given_up.add(client)
-        for client in list(self._given_up):
+                self._dropped.add(client)
+        for client in list(self._dropped):
             if self.send(client, Refused("it did not read its events")):
-                self._given_up.discard(client)
-                self.last_told = self._clock()
+                self._dropped.discard(client)
+                self.last_notice_s = self._clock()
         self.has_backlog = not all(backlog.is_empty for backlog in self._backlogs.values())
 
     def send(self, client: bytes, event: Event) -> bool:
-        """Send a message that is not kept when the frontend is slow (False)."""
+        """Send a message; False, and the message is not kept, if the frontend is too slow to take it."""
         try:
             return self._router.send(client, event)
         except PeerLost:
             self._lose(client, "is gone")
-            self._given_up.discard(client)
+            self._dropped.discard(client)
             return False
 
     def broadcast(self, event: StatsReport | EngineDying) -> None:
-        """Send to every frontend; one that is gone is noticed thereby."""
+        """Send to every frontend. This also finds those that are gone."""
         for client in list(self._backlogs):
             self.send(client, event)
 
     def take_lost(self) -> list[bytes]:
-        """Return the frontends lost since the last call: their requests are nobody's."""
+        """Return the frontends lost since the last call, whose requests nobody waits for any more."""
         lost, self._lost = self._lost, []
         return lost
 

@@ -26,6 +26,8 @@ from octavo.core_proc.log_entries import (
     WorkersLost,
 )
 from octavo.core_proc.scheduler.scheduler import Scheduler
+from octavo.protocol import PROTOCOL_VERSION
+from octavo.protocol.codec import wire_bytes, wire_value
 from octavo.protocol.config import CachePlan, ResolvedConfig
 from octavo.protocol.errors import ConfigError, ProtocolError
 from octavo.protocol.steps import StepPlan
@@ -36,23 +38,23 @@ _LENGTH = struct.Struct("<I")
 
 
 class Recorder:
-    """An observer of a scheduler that writes everything it sees to a file, until that takes no more: a full disk ends
-    the recording, with a line in the log, and nothing else.
+    """Observes a scheduler and writes every call to a file. A full disk ends the recording with a log line; the engine
+    continues.
 
     Raises:
         ConfigError: the file cannot be begun.
     """
 
-    def __init__(self, path: Path, config: ResolvedConfig, plan: CachePlan) -> None:
-        self._encoder = msgspec.msgpack.Encoder()
+    def __init__(self, path: Path, config: ResolvedConfig, cache_plan: CachePlan) -> None:
+        self._encoder = msgspec.msgpack.Encoder(enc_hook=wire_bytes)
         self._path = path
         self._is_whole = True
-        """False when the file took no more."""
+        """False once a write has failed."""
         try:
             self._file = path.open("wb")
             with contextlib.ExitStack() as unless_begun:
                 unless_begun.callback(self._discard)
-                self._file.write(self._frame(Opened(config, plan)))
+                self._file.write(self._frame(Opened(config, cache_plan)))
                 self._file.flush()
                 unless_begun.pop_all()
         except OSError as error:
@@ -97,7 +99,7 @@ class Recorder:
 
 @dataclass(frozen=True)
 class Replay:
-    """What running a recording again has shown."""
+    """The outcome of a replay."""
 
     num_plans: int
     """Plans compared, the first that differs included."""
@@ -117,7 +119,7 @@ def read_recording(path: Path) -> Iterator[LogEntry]:
     Raises:
         ProtocolError: this is no recording, or one of another version.
     """
-    decoder: msgspec.msgpack.Decoder[LogEntry] = msgspec.msgpack.Decoder(LogEntry)
+    decoder: msgspec.msgpack.Decoder[LogEntry] = msgspec.msgpack.Decoder(LogEntry, dec_hook=wire_value)
     with path.open("rb") as file:
         while len(head := file.read(_LENGTH.size)) == _LENGTH.size:
             (size,) = _LENGTH.unpack(head)
@@ -127,19 +129,23 @@ def read_recording(path: Path) -> Iterator[LogEntry]:
             try:
                 yield decoder.decode(body)
             except msgspec.MsgspecError as error:
-                raise ProtocolError(f"{path} is not a recording of this version: {error}") from error
+                raise ProtocolError(
+                    f"{path} is not a recording of this version (scripts/convert_recording reads older ones): {error}"
+                ) from error
 
 
 def replay(entries: Iterator[LogEntry]) -> Replay:
-    """Give a new scheduler the recorded inputs and compare its plans, up to the first that differs.
+    """Feed the recorded inputs to a new scheduler and compare its plans, up to the first difference.
 
     Raises:
-        ProtocolError: the recording does not start with `Opened`.
+        ProtocolError: the recording does not start with `Opened`, or is of another version.
     """
     opened = next(entries, None)
     if not isinstance(opened, Opened):
         raise ProtocolError("a recording starts with what the scheduler was made with")
-    scheduler = Scheduler(opened.config, opened.plan, clock=lambda: 0.0)
+    if opened.version != PROTOCOL_VERSION:
+        raise ProtocolError(f"the recording has protocol version {opened.version}, this scheduler {PROTOCOL_VERSION}")
+    scheduler = Scheduler(opened.config, opened.cache_plan, clock=lambda: 0.0)
     num_plans = 0
     for entry in entries:
         if not isinstance(entry, Planned):

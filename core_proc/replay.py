@@ -33,7 +33,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _shown(plan: StepPlan | None) -> str:
-    return msgspec.json.encode(plan).decode()
+    return msgspec.json.encode(plan, enc_hook=list).decode()
 
 
 if __name__ == "__main__":

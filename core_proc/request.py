@@ -1,29 +1,33 @@
-"""One request in the core: its tokens, its progress, its place in the batch, its state.
+"""One request in the core: its tokens, progress, place in the batch and state machine.
 
-Holds data and the state machine; what happens to a request is decided in `scheduler/`.
+Decisions about requests are made in `scheduler/`.
 """
 
+import functools
 from enum import Enum
 
-from octavo.core_proc.gathered import Gathered
+from octavo.core_proc.cache.hashing import extra_keys_of
+from octavo.core_proc.pending_output import PendingOutput
 from octavo.protocol.errors import IllegalTransition
 from octavo.protocol.events import TokenLogprobs
-from octavo.protocol.ids import BlockId, RequestId, SlotId, TokenId
+from octavo.protocol.ids import BlockId, IdArray, RequestId, SlotId, TokenId, pack_ids
+from octavo.protocol.params import SamplingSpec
 from octavo.protocol.requests import Submit
+from octavo.protocol.steps import NO_TOKEN
 
 RequestKey = tuple[bytes, RequestId]
-"""A frontend's identity and its name for the request: two frontends may choose the same name."""
+"""A frontend's identity and its id for the request. Two frontends may choose the same id."""
 
 
 class RequestState(Enum):
-    """Where a request is in its life."""
+    """The state of a request."""
 
     WAITING = "waiting"
     """In the queue: not yet started, or preempted."""
     RUNNING = "running"
     """Holds a slot and blocks."""
     FINISHED = "finished"
-    """Its `Finished` or `Failed` has been made."""
+    """Its `Finished` or `Failed` event has been created."""
 
 
 REQUEST_TRANSITIONS: dict[RequestState, frozenset[RequestState]] = {
@@ -34,38 +38,59 @@ REQUEST_TRANSITIONS: dict[RequestState, frozenset[RequestState]] = {
 }
 
 
+_MAX_SHARED_STOP_TOKENS = 64
+
+
+def stop_tokens_of(sampling: SamplingSpec) -> frozenset[TokenId]:
+    """Return the tokens that may end a request, and `NO_TOKEN`."""
+    if len(sampling.eos_token_ids) + len(sampling.stop_token_ids) <= _MAX_SHARED_STOP_TOKENS:
+        return _shared_stop_tokens(tuple(sampling.eos_token_ids), tuple(sampling.stop_token_ids))
+    return frozenset((NO_TOKEN, *sampling.eos_token_ids, *sampling.stop_token_ids))
+
+
+@functools.lru_cache(maxsize=256)
+def _shared_stop_tokens(eos: tuple[TokenId, ...], stop: tuple[TokenId, ...]) -> frozenset[TokenId]:
+    """Most requests have the same: one set for all of them."""
+    return frozenset((NO_TOKEN, *eos, *stop))
+
+
 class Request:
     """One sequence being generated.
 
-    Invariant: `token_ids` holds what is known; `num_tokens` counts also the tokens that steps in
-    flight sample. Work is left while `num_computed_tokens < num_tokens`; there is no other notion of
-    a prefill or a decode.
+    Invariant: `token_ids` holds the known tokens; `num_tokens` also counts those that steps in flight sample. Work is
+    left while `num_computed_tokens < num_tokens`. There is no other notion of prefill and decode.
     """
 
     __slots__ = (
-        "adapter",
         "block_hashes",
         "block_ids",
-        "cache_salt",
         "client",
-        "gathered",
+        "extra_keys",
         "has_delivered_prompt_logprobs",
         "is_constrained",
+        "is_decoding",
         "is_resumed",
+        "max_num_tokens",
+        "next_commit_check",
+        "next_plan_check",
         "num_announced_blocks",
+        "num_bypassed",
         "num_cached_tokens",
         "num_computed_tokens",
+        "num_hashed_blocks",
         "num_in_flight",
-        "num_named_blocks",
+        "num_lost_tokens",
         "num_pending_tokens",
         "num_preemptions",
         "num_prompt_tokens",
         "order",
+        "pending_output",
         "prompt_logprobs",
         "request_id",
         "sampling",
         "slot",
         "state",
+        "stop_tokens",
         "stream_interval",
         "time_first_token",
         "time_queued",
@@ -76,41 +101,57 @@ class Request:
     def __init__(self, client: bytes, submit: Submit, order: tuple[int, int], now: float) -> None:
         self.client = client
         self.request_id = submit.request_id
-        self.sampling = submit.sampling
-        self.cache_salt = submit.cache_salt
-        self.adapter = submit.adapter
+        assert isinstance(submit.params, SamplingSpec), "admission refuses all others"
+        self.sampling = submit.params
+        self.extra_keys = extra_keys_of(submit)
+        """What its KV depends on beside token ids."""
         self.is_constrained = submit.grammar is not None
-        """Its tokens are drawn with masks, which come to the workers after the plan."""
+        """Its tokens are drawn with masks, which the workers get after the plan."""
         self.stream_interval = submit.stream_interval
-        self.gathered = Gathered()
-        """Empty but under a `stream_interval` above 1."""
+        self.pending_output: PendingOutput | None = None
+        """Tokens that its frontend does not know yet, under a `stream_interval` above 1."""
         self.order = order
-        """Place among all requests, unique; the least is served first and preempted last."""
+        """Its unique place among all requests: the least is served first and preempted last."""
         self.state = RequestState.WAITING
-        self.token_ids: list[TokenId] = [*submit.prompt_token_ids, *submit.resume_output_token_ids]
+        self.token_ids: IdArray = pack_ids(submit.prompt_token_ids)
         """Prompt and all outputs that are known."""
+        self.token_ids.extend(submit.resume_output_token_ids)
         self.num_prompt_tokens = len(submit.prompt_token_ids)
+        self.max_num_tokens = self.num_prompt_tokens + self.sampling.max_tokens
+        """The length at which it ends at the latest. The scheduler lowers it to the model's limit."""
+        self.stop_tokens = stop_tokens_of(self.sampling)
+        """Tokens after which `find_stop` must be asked."""
         self.num_computed_tokens = 0
-        """Positions whose KV is computed or scheduled; workers execute plans in order, so it is the same."""
+        """Positions whose KV is computed or scheduled. Workers execute plans in order, so there is no difference."""
         self.num_pending_tokens = 0
-        """Outputs that steps in flight sample: they count, but their ids are not known yet."""
+        """Outputs that steps in flight sample: their ids are not known yet."""
         self.num_in_flight = 0
-        """Steps in flight that compute a part of this request."""
+        """Steps in flight that include this request."""
+        self.is_decoding = False
+        """Whether it is among `RunningBatch.decoding`."""
+        self.next_plan_check = 0
+        """perf: `RunningBatch` checks the request when this many tokens are computed."""
+        self.next_commit_check: float = 0
+        """perf: below this number of known tokens, the next token is only appended and sent."""
         self.slot: SlotId | None = None
         self.block_ids: list[BlockId] = []
         self.num_announced_blocks = 0
-        """Leading blocks that the workers have been told of."""
-        self.num_named_blocks = 0
-        """Leading blocks whose contents the prefix cache has been told."""
+        """Leading blocks that were sent to the workers."""
+        self.num_hashed_blocks = 0
+        """Leading blocks whose hashes are in the prefix cache."""
         self.block_hashes: list[bytes] = []
-        """Of the full blocks of known tokens, as far as anybody has asked for them."""
+        """Hashes of full blocks of known tokens, computed on demand."""
         self.num_cached_tokens = 0
         """Prompt tokens taken from the prefix cache before the first preemption."""
         self.num_preemptions = 0
-        self.prompt_logprobs: list[TokenLogprobs | None] = [None]
-        """Collected over the prompt's chunks; the first token has no logprob."""
+        self.num_lost_tokens = 0
+        """Positions whose KV was computed before the latest preemption. The prefix cache may still have some of it."""
+        self.num_bypassed = 0
+        """Requests that have started before this one while an admission rule delayed it."""
+        self.prompt_logprobs: list[TokenLogprobs | None]
+        """Collected over the prompt's chunks, from its start on; the first token has no logprob."""
         self.is_resumed = bool(submit.resume_output_token_ids)
-        """An earlier core has delivered some of its outputs, and everything that comes with the first."""
+        """An earlier core has delivered some of its outputs, and everything that is sent with the first one."""
         self.has_delivered_prompt_logprobs = self.is_resumed
         self.time_queued = now
         self.time_scheduled = 0.0
@@ -123,7 +164,7 @@ class Request:
 
     @property
     def num_tokens(self) -> int:
-        """Prompt and outputs, those that are still being sampled included."""
+        """Prompt and outputs, including those that are still being sampled."""
         return len(self.token_ids) + self.num_pending_tokens
 
     @property
@@ -133,12 +174,12 @@ class Request:
 
     @property
     def num_uncomputed_tokens(self) -> int:
-        """Tokens that the next steps must compute: 1 while decoding."""
+        """Tokens left to compute: 1 while decoding."""
         return self.num_tokens - self.num_computed_tokens
 
     @property
     def is_first_run(self) -> bool:
-        """True until a preemption or a resume: what is computed now has not been counted before."""
+        """True until a preemption or a resume. Tokens computed later have been counted before."""
         return self.num_preemptions == 0 and not self.is_resumed
 
     def move(self, target: RequestState) -> None:

@@ -1,23 +1,24 @@
-"""What frontends can ask of the core, and what they hear: the only file that knows both messages and scheduler.
+"""`FrontendService`: handles the messages of frontends. The only module that knows both messages and scheduler.
 
-Decides nothing about steps, and never blocks.
+Decides nothing about steps, and never blocks. The work of one turn is bounded, whatever frontends send.
 """
 
 import logging
 import os
 from collections.abc import Callable
+from itertools import islice
 from typing import assert_never
 
 from octavo.core_proc.grammar.grammars import Grammars
 from octavo.core_proc.outbox import Outbox
-from octavo.core_proc.recovery.blame import Blame
-from octavo.core_proc.recovery.gate import Gate
+from octavo.core_proc.recovery.crash_attribution import CrashAttribution
+from octavo.core_proc.recovery.quarantine import Quarantine
 from octavo.core_proc.request import RequestKey
 from octavo.core_proc.scheduler.delivery import ClientEvent
+from octavo.core_proc.scheduler.queue_report import explain_waiting
 from octavo.core_proc.scheduler.scheduler import Scheduler
-from octavo.core_proc.scheduler.waiting import explain_waiting
 from octavo.core_proc.snapshot import take_snapshot
-from octavo.core_proc.workers.group import StepExecutor
+from octavo.core_proc.workers.commands import StepExecutor
 from octavo.protocol import PROTOCOL_VERSION
 from octavo.protocol.channel import FrontendRouter
 from octavo.protocol.events import (
@@ -44,12 +45,12 @@ from octavo.protocol.requests import (
     Connect,
     GetSnapshot,
     GetStats,
+    ModelVocabulary,
     Request,
     ResetPrefixCache,
     StartProfile,
     StopProfile,
     Submit,
-    Vocabulary,
 )
 from octavo.protocol.stats import EngineStats
 
@@ -58,11 +59,13 @@ logger = logging.getLogger(__name__)
 STATS_INTERVAL_S = 1.0
 WAITING_LOG_INTERVAL_S = 10.0
 BACKLOG_RETRY_S = 0.02
-"""A slow frontend's socket does not say when it has room again, so it is tried this often."""
-FAREWELL_RETRY_S = 1.0
-"""The same for one that was given up, if there is nothing else to do."""
-LAST_WORDS_S = 2.0
-"""How long a core that has nothing left to do waits for frontends to read what it owes them."""
+"""How often to retry a slow frontend: its socket does not signal that it has room again."""
+MAX_ABORTS_AT_ONCE = 256
+"""Requests aborted per turn of the loop, so that the end of a frontend with many requests does not delay steps."""
+DROPPED_RETRY_S = 1.0
+"""The same for a frontend that was dropped and has not been told yet, while there is nothing else to do."""
+FLUSH_TIMEOUT_S = 2.0
+"""How long a draining core with no requests left waits for slow frontends to read their last events."""
 
 
 class FrontendService:
@@ -75,11 +78,13 @@ class FrontendService:
         scheduler: Scheduler,
         grammars: Grammars,
         workers: StepExecutor,
-        blame: Blame,
+        attribution: CrashAttribution,
         facts: EngineFacts,
         stop: StopSignal,
         clock: Callable[[], float],
+        on_idle: Callable[[float], None] = lambda now: None,
     ) -> None:
+        self._on_idle = on_idle
         self._router = router
         self._outbox = outbox
         self._scheduler = scheduler
@@ -88,28 +93,32 @@ class FrontendService:
         self._facts = facts
         self._stop = stop
         self._clock = clock
-        self._gate = Gate(blame, self._take_in, self._is_taken_in, scheduler.config.max_num_queued_reqs)
+        self._quarantine = Quarantine(attribution, self._accept, self._is_live, scheduler.config.max_num_queued_reqs)
+        self._aborting: dict[bytes, dict[RequestId, None]] = {}
+        """Requests that later turns abort, by client."""
+        self._num_aborts_left = 0
+        """Requests that this turn may still abort."""
         self._refusals = LimitedLog(logger)
         self._state = ProcessState.READY
         self._is_busy = False
         self._next_stats = 0.0
         self._next_waiting_log = 0.0
-        self._last_words_deadline = 0.0
+        self._flush_deadline = 0.0
 
     @property
     def is_open(self) -> bool:
-        """False once the core was told to stop and owes nobody anything."""
+        """False once the core was told to stop and has finished all requests."""
         return self._state is not ProcessState.STOPPED
 
     @property
     def has_waited_enough(self) -> bool:
-        """True once a core with nothing left to do has waited as long as it may for frontends that do not read all."""
-        return 0.0 < self._last_words_deadline <= self._clock()
+        """True when the time for slow frontends to read their last events is over."""
+        return 0.0 < self._flush_deadline <= self._clock()
 
     @property
     def timeout_s(self) -> float | None:
-        """How long the core may sleep when nothing happens; None: for ever."""
-        if self._outbox.has_lost or self._gate.has_ready:
+        """How long the core may sleep; None: until something happens."""
+        if self._outbox.has_lost or self._aborting or self._quarantine.has_ready:
             return 0.0
         is_done = self._state is ProcessState.DRAINING and not self._has_requests
         if self._outbox.has_backlog or (is_done and self._awaits_frontends):
@@ -118,72 +127,75 @@ class FrontendService:
             return 0.0
         if self._is_busy:
             return max(0.0, self._next_stats - self._clock())
-        return FAREWELL_RETRY_S if self._outbox.has_given_up else None
+        return DROPPED_RETRY_S if self._outbox.has_dropped else None
 
     @property
     def _awaits_frontends(self) -> bool:
-        """True while one that has not read all that it is owed, or was given up and comes back, is given time."""
+        """True while slow frontends, and dropped ones that may reconnect, get time to read."""
         now = self._clock()
-        owes = self._outbox.has_backlog or self._outbox.has_given_up
-        return (owes and not self.has_waited_enough) or now < self._outbox.last_told + LAST_WORDS_S
+        owes = self._outbox.has_backlog or self._outbox.has_dropped
+        return (owes and not self.has_waited_enough) or now < self._outbox.last_notice_s + FLUSH_TIMEOUT_S
 
     @property
     def _is_owed_a_turn(self) -> bool:
-        """True when the end of the last request has consequences, for which nothing would wake the core."""
+        """True when a further turn must follow the end of the last request, though no event would wake the core."""
         return self._is_busy or self._state is not ProcessState.READY
 
     def serve(self, *, has_mail: bool = True) -> None:
-        """Handle what has arrived: signals, messages, lost frontends, and the time.
+        """Run one turn: signals, messages, lost frontends, and whatever is due.
 
         Args:
-            has_mail: whether frontends may have sent anything; else nobody asks the socket.
+            has_mail: whether frontends may have sent messages; otherwise the socket is not read.
         """
+        self._num_aborts_left = MAX_ABORTS_AT_ONCE
         if self._stop.count:
-            self._obey_signals()
+            self._handle_signals()
         if has_mail:
             for client, request in self._router.receive():
                 self._handle(client, request)
-        if self._outbox.has_backlog or self._outbox.has_given_up:
+        if self._outbox.has_backlog or self._outbox.has_dropped:
             self._outbox.flush()
         self.deliver(self._grammars.take_ready())
-        if self._gate.has_requests:
-            self.deliver(self._gate.take_ready())
+        if self._quarantine.num_held:
+            self.deliver(self._quarantine.release_ready())
         self._report()
         if self._outbox.has_lost:
-            self._forget_lost()
+            self._abort_lost()
+        if self._aborting:
+            self._continue_aborts()
         if self._state is ProcessState.DRAINING:
             self._drain()
 
     def deliver(self, events: list[ClientEvent]) -> None:
-        """Send events to the frontends they are for."""
+        """Send events to their frontends, and note which requests have ended."""
         if events:
-            self._gate.note(events)
+            self._quarantine.observe(events)
             self._outbox.put(events)
 
-    def say_last_words(self, cause: str) -> None:
-        """Say why this process is about to exit. Its requests are the frontends': another core may go on with them."""
+    def announce_failure(self, cause: str) -> None:
+        """Tell every frontend why this process is about to exit. They keep the requests: the next core may continue."""
         self._outbox.flush()
         self._outbox.broadcast(EngineDying(cause))
 
-    def say_goodbye(self) -> None:
+    def announce_shutdown(self) -> None:
         """Tell every frontend that this was an orderly shutdown."""
         self._outbox.flush()
         self._outbox.broadcast(EngineDying(""))
 
-    def _obey_signals(self) -> None:
+    def _handle_signals(self) -> None:
         if self._stop.count and self._state is ProcessState.READY:
             self._state = self._state.move(ProcessState.DRAINING)
-            logger.info("draining: %d requests are left to finish", len(self._request_keys()))
+            logger.info("draining: waiting for %d requests to finish", self._quarantine.num_live)
         if self._stop.count > 1:
-            for client in dict.fromkeys(client for client, _ in self._request_keys()):
-                self.deliver(self._abort_all(client))
+            for client in self._quarantine.clients:
+                self._abort(client, self._quarantine.requests_of(client))
 
     def _drain(self) -> None:
-        """Stop when nothing is left to do, but give frontends a bounded time to read how their requests ended."""
+        """Stop once all requests have ended and frontends have read their last events, or had time to."""
         if self._has_requests:
-            self._last_words_deadline = 0.0
+            self._flush_deadline = 0.0
             return
-        self._last_words_deadline = self._last_words_deadline or self._clock() + LAST_WORDS_S
+        self._flush_deadline = self._flush_deadline or self._clock() + FLUSH_TIMEOUT_S
         if self._stop.count > 1 or not self._awaits_frontends:
             self._state = self._state.move(ProcessState.STOPPED)
 
@@ -198,9 +210,9 @@ class FrontendService:
             case Submit():
                 self.deliver(self._submit(client, request))
             case Abort():
-                self.deliver(self._abort(client, request.request_ids))
-            case Vocabulary():
-                self._grammars.learn(request)
+                self._abort(client, request.request_ids)
+            case ModelVocabulary():
+                self._grammars.set_vocabulary(request)
             case Call():
                 self._call(client, request)
             case Malformed():
@@ -213,27 +225,27 @@ class FrontendService:
             self._refuse(client, refuse_version(connect.version))
             return
         logger.info("frontend %s connected: %s", client.hex(), connect.client or "unnamed")
-        self._gate.connect(client, connect.frontend_id)
+        self._quarantine.connect(client, connect.frontend_id)
         self._outbox.connect(client)
         self._outbox.send(client, Welcome(self._facts))
 
     def _refuse(self, client: bytes, refused: Refused) -> None:
-        # Of one that has left already, the last requests come in after its end was noticed: no news for the log.
+        # The last messages of a frontend that has just disconnected also end here: not worth a log line.
         if self._outbox.send(client, refused):
             self._refusals.warning("refused frontend %s: %s", client.hex(), refused.message)
 
     def _answer_malformed(self, client: bytes, message: Malformed) -> None:
-        """Tell who waits for an answer that there will be none."""
+        """Answer a message that cannot be decoded, if it still says which request or call it was."""
         if message.request_id is not None:
             failed = Failed(message.request_id, FailureKind.INVALID, f"the request cannot be read: {message.fault}")
-            # Not the end of a live request that has the same name: that one was read.
-            if (client, message.request_id) not in self._request_keys():
+            # A live request with the same id was decoded earlier, and goes on.
+            if not self._quarantine.is_live((client, message.request_id)):
                 self.deliver([(client, failed)])
         elif message.call_id is not None:
             self._outbox.reply(client, Reply(message.call_id, CallFailed(f"cannot be read: {message.fault}")))
 
     def _submit(self, client: bytes, submit: Submit) -> list[ClientEvent]:
-        # What was accepted before is finished, also when its connection has broken meanwhile.
+        # A continued request was accepted before the drain began, so it is finished.
         is_late = self._state is not ProcessState.READY and (not submit.is_continued or self._stop.count > 1)
         if is_late:
             message = "the engine is shutting down and takes no new requests"
@@ -241,17 +253,20 @@ class FrontendService:
         if submit.adapter is not None:
             message = f"this engine has no adapter {submit.adapter!r}"
             return [(client, Failed(submit.request_id, FailureKind.INVALID, message, "adapter"))]
-        return self._gate.submit(client, submit)
+        if submit.request_id in self._aborting.get(client, ()):
+            # The frontend has aborted the request with this id, so it may use the id again.
+            self._end(client, [submit.request_id])
+        return self._quarantine.submit(client, submit)
 
-    def _take_in(self, client: bytes, submit: Submit) -> list[ClientEvent]:
+    def _accept(self, client: bytes, submit: Submit) -> list[ClientEvent]:
         submit_to = self._scheduler if submit.grammar is None else self._grammars
         return submit_to.submit(client, submit)
 
-    def _is_taken_in(self, key: RequestKey) -> bool:
+    def _is_live(self, key: RequestKey) -> bool:
         return key in self._scheduler.requests or self._grammars.is_waiting(key)
 
     def _call(self, client: bytes, call: Call) -> None:
-        """Answer a utility call, now or when the workers have."""
+        """Answer a utility call, now or once the workers have answered."""
 
         def answer(result: UtilityResult) -> None:
             self._outbox.reply(client, Reply(call.call_id, result))
@@ -276,33 +291,49 @@ class FrontendService:
             case _:
                 assert_never(call.utility)
 
-    def _forget_lost(self) -> None:
+    def _abort_lost(self) -> None:
+        """Abort everything of the frontends that are gone."""
         for client in self._outbox.take_lost():
-            num_requests = len(self._request_keys())
-            self._gate.note(self._abort_all(client))
-            self._gate.disconnect(client)
-            if num_aborted := num_requests - len(self._request_keys()):
-                logger.info("aborted %d requests of frontend %s", num_aborted, client.hex())
+            if request_ids := self._quarantine.requests_of(client):
+                logger.info("aborting %d requests of frontend %s, which is gone", len(request_ids), client.hex())
+                self._abort(client, request_ids)
+            self._quarantine.disconnect(client)
 
-    def _abort_all(self, client: bytes) -> list[ClientEvent]:
-        return self._abort(client, [request_id for owner, request_id in self._request_keys() if owner == client])
+    def _abort(self, client: bytes, request_ids: list[RequestId]) -> None:
+        """Abort requests, as many as this turn allows; later turns abort the others."""
+        if not self._aborting and len(request_ids) <= self._num_aborts_left:
+            self._num_aborts_left -= len(request_ids)
+            self._end(client, request_ids)
+        else:
+            self._aborting.setdefault(client, {}).update(dict.fromkeys(request_ids))
 
-    def _abort(self, client: bytes, request_ids: list[RequestId]) -> list[ClientEvent]:
-        waiting = self._gate.abort(client, request_ids) + self._grammars.abort(client, request_ids)
-        return waiting + self._scheduler.abort(client, request_ids)
+    def _continue_aborts(self) -> None:
+        while self._aborting and self._num_aborts_left:
+            client, pending = next(iter(self._aborting.items()))
+            request_ids = list(islice(pending, self._num_aborts_left))
+            self._num_aborts_left -= len(request_ids)
+            self._end(client, request_ids)
 
-    def _request_keys(self) -> list[RequestKey]:
-        """Return the names of all live requests."""
-        return [*self._scheduler.requests, *self._grammars.waiting_keys, *self._gate.waiting_keys]
+    def _end(self, client: bytes, request_ids: list[RequestId]) -> None:
+        """Abort requests now, and tell their frontend unless it is gone."""
+        if pending := self._aborting.get(client):
+            for request_id in request_ids:
+                pending.pop(request_id, None)
+            if not pending:
+                del self._aborting[client]
+        events = self._quarantine.abort(client, request_ids)
+        events += self._grammars.abort(client, request_ids)
+        events += self._scheduler.abort(client, request_ids)
+        self.deliver(events)
 
     @property
     def _has_requests(self) -> bool:
-        return self._scheduler.has_requests or self._grammars.has_requests or self._gate.has_requests
+        return self._scheduler.has_requests or self._grammars.num_waiting > 0 or self._quarantine.num_held > 0
 
     def _report(self) -> None:
-        """Send statistics about once a second while there is work, and once when there is none left.
+        """Send statistics about once a second while there is work, and once when the engine falls idle.
 
-        To a frontend that has requests but no events this is also the probe that shows it is gone.
+        This is also how the core notices that a frontend without events is gone.
         """
         was_busy, self._is_busy = self._is_busy, self._has_requests
         now = self._clock()
@@ -311,28 +342,33 @@ class FrontendService:
         if (self._is_busy and now >= self._next_stats) or (was_busy and not self._is_busy):
             self._next_stats = now + STATS_INTERVAL_S
             self._outbox.broadcast(StatsReport(self._stats()))
+            if not self._is_busy:
+                self._on_idle(now)
             self._log_waiting(now)
 
     def _stats(self) -> EngineStats:
         stats = self._scheduler.stats()
         stats.malformed_frames = self._router.malformed_frames
-        stats.num_deferred = len(self._grammars.waiting_keys) + len(self._gate.waiting_keys)
+        stats.num_deferred = self._grammars.num_waiting + self._quarantine.num_held
         stats.num_waiting += stats.num_deferred
         return stats
 
     def _log_waiting(self, now: float) -> None:
         reasons = [explain_waiting(self._scheduler, now)]
-        if num_compiling := len(self._grammars.waiting_keys):
+        if num_compiling := self._grammars.num_waiting:
             reasons.append(f"{num_compiling} requests wait for their grammars to be compiled")
-        if num_held := len(self._gate.waiting_keys):
-            reasons.append(f"{num_held} requests wait until one is found that kills the engine")
+        if num_held := self._quarantine.num_held:
+            reasons.append(f"{num_held} requests are held until the one that crashes the engine is found")
         if any(reasons) and now >= self._next_waiting_log:
             self._next_waiting_log = now + WAITING_LOG_INTERVAL_S
             logger.info("%s", "; ".join(filter(None, reasons)))
 
 
 def _fault_of_directory(path: str) -> str:
-    """Return why nothing can be written in a directory, made if need be: a worker that finds out ends the engine."""
+    """Create a directory if needed, and return why it is not writable, "" if it is.
+
+    Checked here because a worker that cannot write its trace would fail, and the engine with it.
+    """
     try:
         os.makedirs(path, exist_ok=True)
     except (OSError, ValueError) as error:  # ValueError: a name with a null character

@@ -1,4 +1,4 @@
-"""Looks at a scheduler and says what the dashboard shows. Changes nothing, and costs nothing until somebody asks."""
+"""The state of a scheduler for the dashboard. Changes nothing, and costs nothing unless called."""
 
 from collections.abc import Iterable
 from itertools import chain, islice
@@ -52,7 +52,7 @@ def _progress(request: Request, now: float) -> RequestProgress:
 def _block_states(pool: BlockPool, running: Iterable[Request]) -> bytearray:
     """Return one byte for each block: only blocks that hold something are visited."""
     states = bytearray(pool.num_blocks)
-    for block_id in pool.named_blocks().values():
+    for block_id in pool.cached_blocks().values():
         states[block_id] = BLOCK_CACHED
     for request in running:
         for block_id in request.block_ids:

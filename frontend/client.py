@@ -1,9 +1,11 @@
 """`AsyncClient`: text in, text out, on the engine of this process's own or on one that runs already."""
 
+# long: the public API of one class, whose methods are thin
+
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from collections.abc import Sequence as Several
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -12,10 +14,10 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from octavo.frontend.connection import (
+from octavo.frontend.engine_connection import (
     CONNECT_TIMEOUT_S,
     RECONNECT_TIMEOUT_S,
-    Connection,
+    EngineConnection,
     follow_engine,
     join_engine,
     launch_engine,
@@ -24,20 +26,21 @@ from octavo.frontend.connection import (
 from octavo.frontend.generation.beam_generation import BeamGeneration
 from octavo.frontend.generation.fanout import Generation
 from octavo.frontend.generation.grammar_maker import GrammarMaker
-from octavo.frontend.generation.preparation import Preparation
+from octavo.frontend.generation.preparation import RequestPreparer
 from octavo.frontend.generation.prompt import Prompt, conversation_prompt
 from octavo.frontend.generation.spec import default_params
 from octavo.frontend.health import STALL_DEADLINE_S, Health, look_at, pulse_of
 from octavo.frontend.launch import LaunchedEngine, ProgressCallback
 from octavo.frontend.metrics.observer import Observer
 from octavo.frontend.outputs import RequestOutput
-from octavo.frontend.recovery.keeper import EngineKeeper
-from octavo.frontend.recovery.outage import Resumption
+from octavo.frontend.recovery.downtime import Resumption
+from octavo.frontend.recovery.engine_supervisor import EngineSupervisor
 from octavo.frontend.recovery.replacement import require_same_tokens
 from octavo.frontend.spawn import SpawnedEngine, Timeline, read_config
 from octavo.frontend.starting import Starting
 from octavo.frontend.text.chat_template import ChatTemplate, FormatChoice
 from octavo.frontend.text.messages import Message
+from octavo.protocol.code import take_code
 from octavo.protocol.config import EngineConfig, ResolvedConfig
 from octavo.protocol.config.sources import engine_config
 from octavo.protocol.cores import num_usable_cores
@@ -55,40 +58,40 @@ SHORT_TEXT_CHARS = 2_000
 """Shorter prompts are tokenized in less time than a thread switch takes to pay off."""
 
 LONG_TEXT_CHARS = 2**20
-"""Of longer texts it is asked first whether they can fit at all: to tokenize them takes a good part of a second."""
+"""Longer texts are length-checked before tokenizing, which takes a good part of a second."""
 
 MAX_TEXT_THREADS = 4
-"""So that one long text does not hold up all others."""
+"""More than one, so that a long text does not block the others."""
 
 
 class AsyncClient:
-    """An engine, seen from one event loop.
+    """A client of one engine, for one event loop.
 
-    Make one with `launch` or `connect`; leave it with `close` or `async with`.
+    Create it with `launch` or `connect`; close it with `close` or `async with`.
     """
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: EngineConnection) -> None:
         link = connection.link
         self.tokenizer = connection.tokenizer
         self.observer: Observer | None = None
-        """Told of latencies and finished requests: the metrics."""
+        """Receives latencies and finished requests, for the metrics."""
         self.config = msgspec.msgpack.decode(link.facts.config, type=ResolvedConfig)
         self._connection = connection
         self._link = link
         self._threads = ThreadPoolExecutor(
             max_workers=min(MAX_TEXT_THREADS, num_usable_cores()), thread_name_prefix="octavo text"
         )
-        self._preparation = self._make_preparation()
+        self._preparer = self._make_preparer()
         self._live: set[Generation | BeamGeneration] = set()
         self._busy_since = 0.0
-        """When the first of them came, in monotonic seconds."""
+        """When the first of them arrived, on the monotonic clock in seconds."""
         self._pulse = pulse_of(link.facts)
         link.on_stats = self._on_stats
         link.on_resumed = self._on_resumed
-        self._keeper: EngineKeeper | None = None
+        self._supervisor: EngineSupervisor | None = None
         if connection.engine and self.config.restart_core:
-            self._keeper = EngineKeeper(connection.engine, link, self.config.core_timeout_s, self._has_work)
-            connection.engine.watch(self._keeper.on_exit)
+            self._supervisor = EngineSupervisor(connection.engine, link, self.config.core_timeout_s, self._has_work)
+            connection.engine.watch(self._supervisor.on_exit)
         elif connection.engine:
             connection.engine.watch(lambda exited: link.fail(link.last_words or str(exited)))
 
@@ -100,21 +103,25 @@ class AsyncClient:
         config: EngineConfig | None = None,
         address: str | None = None,
         on_progress: ProgressCallback | None = None,
+        allow_code: bool = False,
         **settings: Any,
     ) -> "Starting[AsyncClient]":
-        """Start an engine of our own; `async with` it, or await it and `close` it later.
+        """Start an engine that this client owns; use `async with`, or await it and `close` it later.
 
         Args:
             model: directory, .gguf file or hub id; or give a whole `config`.
             config: the engine's configuration, instead of `model` and `settings`.
             address: `ipc://` address on which other applications may join.
             on_progress: told what the engine is doing while it starts.
+            allow_code: let `logits_processors` hold classes and functions beside names; workers run them.
             settings: any engine flag by its name: `max_num_seqs=8`.
 
         Raises:
             StartupError: the root cause.
         """
+        code = take_code(settings, is_allowed=allow_code)
         given = config or engine_config({"model": model, **settings})
+        given = msgspec.structs.replace(given, processor_code=[*given.processor_code, *code])
         return Starting(lambda: cls._on(launch_engine(given, address, on_progress)))
 
     @classmethod
@@ -136,7 +143,7 @@ class AsyncClient:
         client_secret_key_file: str | None = None,
         engine_public_key_file: str | None = None,
     ) -> "Starting[AsyncClient]":
-        """Join an engine that another process runs; `async with` it, or await it and `close` it later.
+        """Join an engine that another process runs; use `async with`, or await it and `close` it later.
 
         Args:
             address: of the engine.
@@ -161,12 +168,12 @@ class AsyncClient:
         return Starting(lambda: cls._on(joining()))
 
     @classmethod
-    async def _on(cls, connecting: Awaitable[Connection]) -> "AsyncClient":
+    async def _on(cls, connecting: Awaitable[EngineConnection]) -> "AsyncClient":
         return cls(await connecting)
 
     @property
     def facts(self) -> EngineFacts:
-        """What the engine said of itself."""
+        """What the engine reported when it was joined."""
         return self._link.facts
 
     @property
@@ -186,17 +193,17 @@ class AsyncClient:
 
     @property
     def num_lost_requests(self) -> int:
-        """Live requests that the engine's end has ended."""
+        """Live requests that failed because the engine died."""
         return self._link.num_lost_requests
 
     @property
     def latest_stats(self) -> EngineStats:
-        """What the engine last reported, about a second old at most while it works."""
+        """The engine's last report, at most about a second old while it works."""
         return self._link.latest_stats
 
     @property
     def num_live_requests(self) -> int:
-        """Requests of this client that run or wait."""
+        """Running and waiting requests of this client."""
         return len(self._live)
 
     def chat_template(self, content_format: FormatChoice = "auto", chosen: str | None = None) -> ChatTemplate:
@@ -242,17 +249,20 @@ class AsyncClient:
             RequestFailedError: the engine gave up on this request.
             EngineDeadError: the engine is gone.
         """
-        generation = await self._preparation.generation(
+        generation = await self._preparer.generation(
             prompt, sampling_params, request_id, priority, cache_salt, self.observer
         )
-        with self._alive(generation):
-            outputs = generation.outputs()
-            try:
-                async for output in outputs:
-                    yield output
-            finally:
-                # Not left to the garbage collector: the engine must hear of it now.
-                await outputs.aclose()
+        del prompt, sampling_params  # a request may wait for long
+        self._add(generation)
+        try:
+            with generation:
+                await generation.submit()
+                while not generation.is_finished:
+                    await generation.arrived.wait()
+                    if (output := generation.take()) is not None:
+                        yield output
+        finally:
+            self._discard(generation)
 
     async def chat(
         self,
@@ -314,11 +324,14 @@ class AsyncClient:
         Raises:
             OctavoError: as in `generate`.
         """
-        generation = await self._preparation.beam_generation(
+        generation = await self._preparer.beam_generation(
             prompt, params, request_id, priority, cache_salt, logprobs, self.observer
         )
-        with self._alive(generation):
+        self._add(generation)
+        try:
             return await generation.output()
+        finally:
+            self._discard(generation)
 
     async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Tokenize, off the event loop when the text is long.
@@ -329,12 +342,12 @@ class AsyncClient:
         """
         self.tokenizer.require("prompt")
         if len(text) > LONG_TEXT_CHARS:
-            self._refuse_text_without_end(text)
+            self._check_text_length(text)
         if len(text) <= SHORT_TEXT_CHARS:
             return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
         return await self.run_in_thread(lambda: self.tokenizer.encode(text, add_special_tokens=add_special_tokens))
 
-    def _refuse_text_without_end(self, text: str) -> None:
+    def _check_text_length(self, text: str) -> None:
         limit = max(LONG_TEXT_CHARS, self.facts.max_model_len * self.tokenizer.max_token_chars)
         if len(text) > limit:
             raise PromptTooLongError(
@@ -372,13 +385,13 @@ class AsyncClient:
         return await self._call_bool(StopProfile())
 
     async def engine_stats(self) -> EngineStats:
-        """Ask the engine for its counters."""
+        """Return the engine's counters."""
         result = await self._link.call(GetStats())
         assert isinstance(result, EngineStats)
         return result
 
     async def snapshot(self) -> EngineSnapshot:
-        """Ask the engine for its requests, blocks and latest steps, for showing."""
+        """Return the engine's requests, blocks and latest steps, for the dashboard."""
         result = await self._link.call(GetSnapshot())
         assert isinstance(result, EngineSnapshot)
         return result
@@ -393,16 +406,16 @@ class AsyncClient:
         return look_at(self._link, self._pulse, busy_since, deadline_s)
 
     async def restart(self, config: EngineConfig) -> None:
-        """Replace the engine by one of another configuration, or of the same with new weights; no request notices.
+        """Replace the engine with one of another configuration, or reload its weights; live requests continue.
 
-        The new core starts beside the old one and takes over when it is ready: requests stand still for a moment and
-        go on there. Memory must suffice for both meanwhile.
+        The new core starts beside the old one and takes over when it is ready; requests pause for a moment and
+        continue there. Memory must be large enough for both.
 
         Args:
             config: of the new engine; its model must have the same tokens.
 
         Raises:
-            StartupError: it cannot be, with the root cause; the engine goes on as it is.
+            StartupError: the new engine cannot start, with the root cause; the old one continues.
         """
         if self.engine is None:
             raise StartupError("this engine is another process's", phase="configuration", hint="restart it there")
@@ -410,13 +423,13 @@ class AsyncClient:
         tokenizer = await asyncio.to_thread(model_tokenizer, resolved.model)
         await self.run_in_thread(lambda: require_same_tokens(self.config, self.tokenizer, resolved, tokenizer))
         await self.engine.replace(resolved)
-        self._link.lose("another one takes over, as it was asked to", "planned")
+        self._link.lose("it is being replaced, as requested", "planned")
 
     async def close(self) -> None:
         """Abort what runs, disconnect, and end the engine if it is ours; harmless the second time."""
         try:
-            if self._keeper:
-                await self._keeper.close()
+            if self._supervisor:
+                await self._supervisor.close()
             await self._connection.close()
         finally:
             if self._pulse:
@@ -432,25 +445,23 @@ class AsyncClient:
     ) -> None:
         await self.close()
 
-    @contextlib.contextmanager
-    def _alive(self, generation: Generation | BeamGeneration) -> Iterator[None]:
+    def _add(self, generation: Generation | BeamGeneration) -> None:
         """Let `abort` find a generation while it runs."""
         if not self._live:
             self._busy_since = time.monotonic()
         self._live.add(generation)
-        self._tell_load()
-        try:
-            yield
-        finally:
-            self._live.discard(generation)
-            self._tell_load()
+        self._report_load()
+
+    def _discard(self, generation: Generation | BeamGeneration) -> None:
+        self._live.discard(generation)
+        self._report_load()
 
     async def _call_bool(self, utility: Utility) -> bool:
         result = await self._link.call(utility)
         assert isinstance(result, BoolResult)
         return result.ok
 
-    def _tell_load(self) -> None:
+    def _report_load(self) -> None:
         if self.observer:
             self.observer.on_live_requests(len(self._live))
 
@@ -459,20 +470,20 @@ class AsyncClient:
             self.observer.on_engine_stats(stats)
 
     def _on_resumed(self, resumption: Resumption) -> None:
-        """Another core has taken over, with a pulse of its own, and perhaps another configuration."""
+        """Switch to the pulse and the configuration of the core that has taken over."""
         config = msgspec.msgpack.decode(self._link.facts.config, type=ResolvedConfig)
         if config != self.config:
             self.config = config
-            self._preparation = self._make_preparation()
+            self._preparer = self._make_preparer()
         if self._pulse:
             self._pulse.close()
         self._pulse = pulse_of(self._link.facts)
         if self.observer:
             self.observer.on_restart(resumption.kind, resumption.num_requests, resumption.pause_s)
 
-    def _make_preparation(self) -> Preparation:
+    def _make_preparer(self) -> RequestPreparer:
         grammars = GrammarMaker(self._link, self.tokenizer, self.config, self.run_in_thread)
-        return Preparation(self._link, self.tokenizer, self.config, grammars, self.encode)
+        return RequestPreparer(self._link, self.tokenizer, self.config, grammars, self.encode)
 
     def _has_work(self) -> bool:
         return self._pulse is not None and self._pulse.read().has_work

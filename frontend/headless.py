@@ -1,7 +1,7 @@
-"""`run_headless`: an engine for applications that join it (`octavo serve --headless`), from start to end.
+"""`run_headless`: an engine for applications that join it (`octavo serve --headless`).
 
-It owns the engine: starts its core again when that dies, and lets it finish everybody's requests at the end. It serves
-no HTTP, and asks for nothing itself.
+This process owns the engine: it restarts the core after a failure and drains all requests at shutdown. It serves no
+HTTP and sends no requests itself.
 """
 
 import asyncio
@@ -22,23 +22,23 @@ from octavo.protocol.errors import EngineDeadError
 logger = logging.getLogger(__name__)
 
 TICK_S = 1.0
-"""How often it looks whether the engine still lives."""
+"""Interval between checks that the engine is alive."""
 
 
 def run_headless(engine: SpawnedEngine, config: ServerConfig, reread: Callable[[], EngineConfig]) -> None:
-    """Keep an engine until a signal or its death.
+    """Run an engine until a signal arrives or the engine dies.
 
-    Blocks until: the engine has ended.
+    Blocks until: the engine has exited.
 
     Args:
-        engine: on its way already; ended here.
-        config: for its address and its time-outs.
-        reread: returns the engine's configuration as it is said now, for `RESTART_SIGNAL`.
+        engine: already spawned; stopped here.
+        config: supplies the address and the timeouts.
+        reread: reads the engine's configuration again, for `RESTART_SIGNAL`.
 
     Raises:
-        StartupError: the engine cannot start; holds the root cause.
-        EngineDeadError: the engine died, with the root cause; also while it drained, or just before.
-        Interrupted: a signal came before it was ready.
+        StartupError: the engine could not start; holds the root cause.
+        EngineDeadError: the engine died, possibly while draining; holds the root cause.
+        Interrupted: a signal arrived before the engine was ready.
     """
     prepare_process()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -47,57 +47,59 @@ def run_headless(engine: SpawnedEngine, config: ServerConfig, reread: Callable[[
 
 async def _host(spawned: SpawnedEngine, config: ServerConfig, reread: Callable[[], EngineConfig]) -> None:
     async with starting(spawned) as client:
-        assert client.engine is not None, "it was started here"
-        told = asyncio.Semaphore(0)
+        assert client.engine is not None, "`starting` started the engine"
+        stop_requests = asyncio.Semaphore(0)
 
         def on_signal(number: signal.Signals) -> None:
-            told.release()
+            stop_requests.release()
             logger.info("%s", number.name)
 
         with stop_signals(on_signal):
             with restarts(client, reread), watching(client, config.watchdog_timeout):
                 logger.info(
-                    "no HTTP: %s is at %s for applications that join it",
+                    "headless: serving %s at %s, without HTTP",
                     ", ".join(client.facts.served_model_names),
                     config.engine_address or client.address,
                 )
-                await _wait_for_signal(client, told)
-            await _drain(client.engine, config.shutdown_timeout, told)
-            await client.close()  # while signals are heeded: a further one must not cut this short
+                await _wait_for_signal(client, stop_requests)
+            await _drain(client.engine, config.shutdown_timeout, stop_requests)
+            await client.close()  # inside `stop_signals`: another signal must not interrupt this
 
 
-async def _wait_for_signal(client: AsyncClient, told: asyncio.Semaphore) -> None:
-    """Wait until told to stop.
+async def _wait_for_signal(client: AsyncClient, stop_requests: asyncio.Semaphore) -> None:
+    """Wait for a stop signal.
 
     Raises:
-        EngineDeadError: the engine has died for good meanwhile.
+        EngineDeadError: the engine died and will not be restarted.
     """
     while True:
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(told.acquire(), TICK_S)
+            await asyncio.wait_for(stop_requests.acquire(), TICK_S)
             return
         if client.failure:
             raise client.failure
 
 
-async def _drain(engine: LaunchedEngine, timeout_s: float, told: asyncio.Semaphore) -> None:
-    """Let the engine finish, until time is up or a second signal comes; what it has not finished then is aborted.
+async def _drain(engine: LaunchedEngine, timeout_s: float, stop_requests: asyncio.Semaphore) -> None:
+    """Drain the engine until the timeout or a second signal; abort the requests that remain.
 
     Raises:
-        EngineDeadError: it died instead, or was dead already.
+        EngineDeadError: the engine died meanwhile or was already dead.
     """
-    logger.info("no new requests; waiting up to %g s for those that run (once more to abort them)", timeout_s)
+    logger.info(
+        "draining: no new requests; waiting up to %g s for running requests (signal again to abort them)", timeout_s
+    )
     draining = asyncio.create_task(engine.drain(), name="engine: drain")
-    impatience = asyncio.create_task(told.acquire(), name="second signal")
-    await asyncio.wait([draining, impatience], timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+    second_signal = asyncio.create_task(stop_requests.acquire(), name="second signal")
+    await asyncio.wait([draining, second_signal], timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
     if not draining.done():
-        logger.warning("%s: aborting what still runs", "told again" if impatience.done() else "time is up")
-    for task in (draining, impatience):
-        task.cancel()  # of no effect on what is done
+        logger.warning("%s: aborting the remaining requests", "second signal" if second_signal.done() else "timeout")
+    for task in (draining, second_signal):
+        task.cancel()  # no effect on a finished task
     if not draining.done():
         return
     exited = draining.result()
     if exited is None:
-        raise EngineDeadError("the engine had died and was not there again yet: the requests that wait for it are lost")
+        raise EngineDeadError("the engine died and had not restarted yet: its waiting requests are lost")
     if exited.code:
-        raise EngineDeadError(f"{exited} while it drained: its requests are lost")
+        raise EngineDeadError(f"{exited} while draining: its requests are lost")

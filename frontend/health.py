@@ -33,8 +33,8 @@ def look_at(link: CoreLink, pulse: PulseReader | None, busy_since: float | None,
     """
     if link.failure:
         return Health(ok=False, reason=str(link.failure))
-    if outage := link.outage:
-        return Health(ok=False, reason=f"the engine is being started again: {outage.cause}")
+    if downtime := link.downtime:
+        return Health(ok=False, reason=f"the engine is being started again: {downtime.cause}")
     if pulse is None:
         return Health(ok=True)
     beat = pulse.read()

@@ -1,6 +1,6 @@
-"""What a process does that owns an engine, with an HTTP server before it or without: its start, its signals, its log.
+"""What `octavo serve` needs with and without HTTP: starting or joining the engine, signals, periodic log lines.
 
-Serves nobody, and keeps no engine alive: that is `AsyncClient`'s.
+It serves no requests. `AsyncClient` restarts the engine after a failure.
 """
 
 import asyncio
@@ -11,7 +11,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator
 
 from octavo.frontend.client import AsyncClient
-from octavo.frontend.connection import RECONNECT_TIMEOUT_S
+from octavo.frontend.engine_connection import RECONNECT_TIMEOUT_S
 from octavo.frontend.metrics.log_line import INTERVAL_S, ThroughputLine
 from octavo.frontend.spawn import SpawnedEngine
 from octavo.frontend.stall_watch import StallWatch
@@ -23,11 +23,11 @@ from octavo.protocol.stacks import enable_dumps
 logger = logging.getLogger(__name__)
 
 RESTART_SIGNAL = signal.SIGUSR2
-"""Asks for a new engine: with new weights, or with what the file behind --config says by now."""
+"""Requests a new core, which reads the weights and the --config file again."""
 
 
 class Interrupted(Exception):
-    """A signal ended the start before the engine, or the server before it, was ready."""
+    """A signal arrived before the engine or the HTTP server was ready."""
 
     def __init__(self, number: signal.Signals) -> None:
         super().__init__(f"{number.name} while starting")
@@ -35,17 +35,17 @@ class Interrupted(Exception):
 
 
 def prepare_process() -> None:
-    """Set what must be set before there is an event loop, or a tokenizer."""
+    """Configure the process before an event loop or a tokenizer is created."""
     enable_dumps()
-    # One that comes too early, or when the process ends, must not kill it: that is what the system would do.
+    # The default action would kill the process if the signal arrives during start-up or shutdown.
     signal.signal(RESTART_SIGNAL, signal.SIG_IGN)
-    # Prompts are tokenized one by one as they come; more threads for each would only be in the workers' way.
+    # Prompts are tokenized one at a time; tokenizer threads would only compete with the workers for cores.
     set_default("TOKENIZERS_PARALLELISM", "false")
 
 
 @contextlib.asynccontextmanager
 async def starting(engine: SpawnedEngine) -> AsyncIterator[AsyncClient]:
-    """Wait for the engine; a signal meanwhile stops the start."""
+    """Wait for the engine to be ready; a signal meanwhile aborts the start."""
     with interruptible():
         client = await AsyncClient.follow(engine, on_progress=_log_progress)
     try:
@@ -58,9 +58,9 @@ async def starting(engine: SpawnedEngine) -> AsyncIterator[AsyncClient]:
 
 @contextlib.asynccontextmanager
 async def joining(config: ServerConfig) -> AsyncIterator[AsyncClient]:
-    """Join the engine that a server's configuration names; a signal meanwhile stops that."""
+    """Join the engine named in the server's configuration; a signal meanwhile aborts this."""
     address = config.join or ""
-    logger.info("joining the engine at %s, for which it waits %g s at most", address, RECONNECT_TIMEOUT_S)
+    logger.info("joining the engine at %s, waiting up to %g s", address, RECONNECT_TIMEOUT_S)
     with interruptible():
         client = await join_named(address, config)
     async with client:
@@ -68,7 +68,7 @@ async def joining(config: ServerConfig) -> AsyncIterator[AsyncClient]:
 
 
 async def join_named(address: str, config: ServerConfig) -> AsyncClient:
-    """Join an engine with a server's keys. It may be on its way, or between two lives.
+    """Join an engine with the server's keys. The engine may still be starting or restarting.
 
     Raises:
         StartupError: no engine answers on `address`.
@@ -83,10 +83,10 @@ async def join_named(address: str, config: ServerConfig) -> AsyncClient:
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[None]:
-    """Let a signal end what is being waited for.
+    """Cancel the body of the `with` statement on SIGINT or SIGTERM.
 
     Raises:
-        Interrupted: it did.
+        Interrupted: a signal arrived.
     """
     task = asyncio.current_task()
     assert task is not None
@@ -107,13 +107,13 @@ def interruptible() -> Iterator[None]:
 
 @contextlib.contextmanager
 def restarts(client: AsyncClient, reread: Callable[[], EngineConfig]) -> Iterator[None]:
-    """Start the engine anew, with its configuration as it is said by then, whenever `RESTART_SIGNAL` comes."""
+    """On `RESTART_SIGNAL`, read the configuration again and replace the engine's core."""
     loop = asyncio.get_running_loop()
     tasks: set[asyncio.Task[None]] = set()
 
     def on_signal() -> None:
         if tasks:
-            logger.warning("%s: the engine is being started anew already", RESTART_SIGNAL.name)
+            logger.warning("%s ignored: a restart is already in progress", RESTART_SIGNAL.name)
             return
         task = asyncio.create_task(_restart(client, reread), name="engine: restart")
         tasks.add(task)
@@ -130,19 +130,19 @@ def restarts(client: AsyncClient, reread: Callable[[], EngineConfig]) -> Iterato
 
 
 async def _restart(client: AsyncClient, reread: Callable[[], EngineConfig]) -> None:
-    logger.info("%s: starting a core with the configuration as it is now", RESTART_SIGNAL.name)
+    logger.info("%s: starting a new core with the current configuration", RESTART_SIGNAL.name)
     try:
         await client.restart(reread())
     except StartupError as error:
         hint = f" ({error.hint})" if error.hint else ""
-        logger.error("the engine goes on as it is, for the new one cannot start: %s%s", error.message, hint)
+        logger.error("the new core cannot start, the engine continues unchanged: %s%s", error.message, hint)
     except (OctavoError, OSError) as error:
-        logger.error("the engine goes on as it is, for the new one cannot start: %s", error)
+        logger.error("the new core cannot start, the engine continues unchanged: %s", error)
 
 
 @contextlib.contextmanager
 def stop_signals(handler: Callable[[signal.Signals], None]) -> Iterator[None]:
-    """Have `handler` called on the event loop with each SIGINT and SIGTERM."""
+    """Call `handler` on the event loop for each SIGINT and SIGTERM."""
     loop = asyncio.get_running_loop()
     numbers = (signal.SIGINT, signal.SIGTERM)
     for number in numbers:
@@ -156,7 +156,7 @@ def stop_signals(handler: Callable[[signal.Signals], None]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def watching(client: AsyncClient, stall_s: float) -> Iterator[None]:
-    """Write to the log what the engine does, and what all processes do when it has stalled for `stall_s` seconds."""
+    """Log throughput, and the stacks of all processes when the engine has stalled for `stall_s` seconds."""
     watch = StallWatch(lambda: client.health(stall_s))
     tasks = [asyncio.create_task(watch.run(), name="stall watch")]
     if client.config.log_stats:

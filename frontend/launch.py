@@ -1,7 +1,7 @@
-"""Follows a spawned engine until it is ready, watches it, starts it again, and ends it.
+"""Waits for a spawned engine to become ready, watches it, restarts it and stops it.
 
-Says nothing of requests: `frontend/client.py` talks to the engine once it is up. When to start it again is decided in
-`recovery/keeper.py`.
+Requests are not handled here: `frontend/client.py` sends them once the engine is up. `recovery/engine_supervisor.py`
+decides when to restart.
 """
 
 import asyncio
@@ -20,33 +20,33 @@ from octavo.protocol.supervise import Child, ChildExited
 logger = logging.getLogger(__name__)
 
 DRAIN_TIMEOUT_S = 5.0
-"""What a core gets to leave in good order after SIGTERM."""
+"""Time a core gets for an orderly exit after SIGTERM."""
 
 ABORT_TIMEOUT_S = 2.0
-"""What it gets after a second one, to end the requests of other applications and say so."""
+"""Time it gets after a second SIGTERM, to abort the requests of other applications and notify them."""
 
 MIN_RESTART_TIMEOUT_S = 120.0
 RESTART_PATIENCE = 10.0
-"""A core that is started again has this many times as long as the first one needed, and two minutes at least: one that
-was stopped, or hangs, while it starts must not keep its successors waiting for ever."""
+"""A restarted core must be ready within this multiple of the first start's time, and gets at least two minutes.
+Without a limit, a core that was suspended or hangs during its start would block every later restart."""
 
 ProgressCallback = Callable[[str, float | None], None]
-"""Called with a phase and how far it has come (0 to 1, None if that cannot be told)."""
+"""Called with a phase and its progress (0 to 1, None if unknown)."""
 
 
 class LaunchedEngine:
-    """A core process of ours, ready to be connected to."""
+    """A core process that we started and that accepts connections."""
 
     def __init__(self, spawned: SpawnedEngine, start_s: float) -> None:
-        """Take over a core that is ready; its start took `start_s` seconds."""
+        """Take ownership of a core that is ready; its start took `start_s` seconds."""
         self._spawned = spawned
         self._restart_timeout_s = max(MIN_RESTART_TIMEOUT_S, RESTART_PATIENCE * start_s)
         self._on_exit: Callable[[ChildExited], None] | None = None
         self._successor: Child | None = None
-        """A core that starts beside the present one."""
+        """A core that is starting while the current one still runs."""
         self._exited = asyncio.Event()
         self._exit: ChildExited | None = None
-        """How the core ended, where nobody watched."""
+        """How the core ended, if no `on_exit` was registered by then."""
         self._changing = asyncio.Lock()
         self._listen()
 
@@ -56,17 +56,17 @@ class LaunchedEngine:
 
     @property
     def config(self) -> ResolvedConfig:
-        """What it runs."""
+        """The configuration of the core."""
         return self._spawned.config
 
     @property
     def address(self) -> str:
-        """Where to connect."""
+        """The address to connect to."""
         return self._spawned.address
 
     @property
     def timeline(self) -> Timeline:
-        """How long each phase of the start took."""
+        """Duration of each phase of the start."""
         return self._spawned.timeline
 
     @property
@@ -75,32 +75,32 @@ class LaunchedEngine:
         return self._child.pid
 
     def watch(self, on_exit: Callable[[ChildExited], None]) -> None:
-        """Call `on_exit` with how it ended when the core ends by itself, or has done so already."""
+        """Call `on_exit` when the core exits by itself, or soon if it already has."""
         self._on_exit = on_exit
         if self._exit:
             asyncio.get_running_loop().call_soon(on_exit, self._exit)
 
     def kill(self) -> None:
-        """End the core at once, which is then noticed like any other death."""
+        """Kill the core; `on_exit` is called as for any other death."""
         self._child.kill()
 
     def read_pulse(self) -> Pulse | None:
-        """Return what the latest core said of itself, also after its death; None: nothing."""
+        """Return the latest core's pulse, also after its death; None: it wrote none."""
         return self._spawned.read_pulse()
 
     async def restart(self, cause: str, on_progress: ProgressCallback | None = None) -> None:
-        """Start another core with the same configuration at the same address, and wait until it is ready.
+        """Start a new core with the same configuration and address, and wait until it is ready.
 
         Args:
-            cause: how the one before has ended.
-            on_progress: told what the engine is doing while it starts.
+            cause: how the previous core ended.
+            on_progress: called with the engine's progress while it starts.
 
         Raises:
-            StartupError: it cannot start, or does not in time; the root cause.
+            StartupError: the core failed to start or timed out; holds the root cause.
         """
         async with self._changing:
             if not self._exited.is_set():
-                return  # another core has taken over meanwhile
+                return  # another call has restarted it meanwhile
             self._stop_listening()
             timeline = Timeline()
             with _spawning():
@@ -110,17 +110,17 @@ class LaunchedEngine:
                     self._spawned.note_ready(await _follow(self._child, timeline, on_progress or _ignore_progress))
             except TimeoutError:
                 message = f"the core was not ready after {self._restart_timeout_s:.0f} s"
-                raise StartupError(message, phase="starting the core again") from None
+                raise StartupError(message, phase="restarting the core") from None
             logger.debug("%s", timeline.render())
             self._exited.clear()
             self._listen()
 
     async def replace(self, config: ResolvedConfig, on_progress: ProgressCallback | None = None) -> None:
-        """Start a core with another configuration beside the present one; as soon as it is ready it takes over.
+        """Start a core with another configuration while the current one runs; switch over once it is ready.
 
         Raises:
-            StartupError: it cannot start (the root cause), and the engine is as before; or the engine listens on
-                another machine's behalf too, where two cores cannot share the address.
+            StartupError: the new core failed to start (holds the root cause; the engine is unchanged), or the engine
+                listens on a TCP address, which two cores cannot share.
         """
         if self._spawned.remote_address:
             message = f"an engine that listens on {self._spawned.remote_address} cannot be replaced while it runs"
@@ -153,7 +153,7 @@ class LaunchedEngine:
     def _on_readable(self) -> None:
         try:
             while self._child.receive(timeout_s=0) is not None:
-                pass  # life signs after the start say nothing new
+                pass  # control messages after the start need no handling
         except ChildExited as exited:
             self._stop_listening()
             self._exited.set()
@@ -163,11 +163,11 @@ class LaunchedEngine:
                 self._exit = exited
 
     async def drain(self) -> ChildExited | None:
-        """Let the core finish what it has accepted, from anybody, and take nothing new.
+        """Let the core finish all accepted requests, from every client, and accept no new ones.
 
-        Returns how it ended, None if there was none. Waits until: it has ended, which `stop` makes it do sooner.
+        Returns how it ended, None if no core was running. Waits until: the core has exited; `stop` hastens that.
         """
-        self._on_exit = None  # its end is no reason for another
+        self._on_exit = None  # this exit must not cause a restart
         if self._exited.is_set():
             return None
         self._child.terminate()
@@ -175,17 +175,17 @@ class LaunchedEngine:
         return self._exit
 
     async def stop(self) -> None:
-        """End the core and everything below it; harmless when it is gone already."""
+        """Stop the core and all its child processes. Safe to call when it has already exited."""
         self._on_exit = None
         if self._successor:
-            self._successor.kill()  # whoever follows it cleans up
+            self._successor.kill()  # `replace`, which waits for it, cleans up
         try:
             for timeout_s in (DRAIN_TIMEOUT_S, ABORT_TIMEOUT_S):
                 if not self._exited.is_set():
                     self._child.terminate()
                     with contextlib.suppress(TimeoutError):
                         await asyncio.wait_for(self._exited.wait(), timeout_s)
-        finally:  # a stop that is cancelled must not leave a core behind
+        finally:  # a cancelled stop must not leave a core behind
             self._end()
 
     def _end(self) -> None:
@@ -195,14 +195,14 @@ class LaunchedEngine:
 
 
 async def follow_start(spawned: SpawnedEngine, on_progress: ProgressCallback | None = None) -> LaunchedEngine:
-    """Wait until a spawned core accepts connections; one that does not is ended.
+    """Wait until a spawned core accepts connections; stop it if it fails to.
 
     Args:
-        spawned: by this thread.
-        on_progress: told what the engine is doing while it starts.
+        spawned: the engine, spawned by the calling thread.
+        on_progress: called with the engine's progress while it starts.
 
     Raises:
-        StartupError: the root cause, whichever process it happened in.
+        StartupError: holds the root cause, from whichever process failed.
     """
     start = time.monotonic()
     try:
@@ -215,19 +215,19 @@ async def follow_start(spawned: SpawnedEngine, on_progress: ProgressCallback | N
 
 @contextlib.contextmanager
 def _spawning() -> Iterator[None]:
-    """Tell of what the system refuses as of any other start that fails."""
+    """Report an `OSError` while spawning as a `StartupError`."""
     try:
         yield
     except OSError as error:
-        raise StartupError(f"a core cannot be started: {error}", phase="starting the core") from error
+        raise StartupError(f"cannot start a core process: {error}", phase="starting the core") from error
 
 
 def _ignore_progress(phase: str, fraction: float | None) -> None:
-    """Tell nobody."""
+    """Discard the progress of a start without a listener."""
 
 
 async def _follow(child: Child, timeline: Timeline, on_progress: ProgressCallback) -> list[DeviceFacts]:
-    """Wait for `CoreReady` and return what its workers have measured; the core's own time-outs bound every phase."""
+    """Wait for `CoreReady` and return its device facts. The core itself enforces a timeout per phase."""
     loop = asyncio.get_running_loop()
     readable = asyncio.Event()
     loop.add_reader(child.fileno(), readable.set)

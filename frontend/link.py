@@ -1,7 +1,7 @@
-"""The way to a core: sends requests, hands each event to its request, and goes on when another core takes over.
+"""The connection to a core: sends requests, hands each event to its request, and survives the replacement of the core.
 
-Knows nothing of text. One link serves one event loop; every method must be called on it. What is asked again of a new
-core is decided in `recovery/ledger.py`; who starts it is none of the link's business.
+Knows nothing of text. One link serves one event loop; every method must be called on it.
+`recovery/in_flight.py` decides what is submitted again to a new core; the link does not start cores.
 """
 
 import asyncio
@@ -17,12 +17,13 @@ from typing import Any
 import zmq
 
 from octavo.frontend.metrics.observer import RestartCause
-from octavo.frontend.recovery.ledger import Ledger
-from octavo.frontend.recovery.outage import Outage, Patience, Resumption
-from octavo.frontend.request_stream import RequestStream, Wakeable
+from octavo.frontend.recovery.downtime import Downtime, ReconnectPolicy, Resumption
+from octavo.frontend.recovery.in_flight import InFlightRequests
+from octavo.frontend.request_stream import RequestStream
+from octavo.frontend.wake_event import WakeEvent
 from octavo.frontend.wire import Wire
 from octavo.protocol.channel import MAX_FRAME_BYTES
-from octavo.protocol.codec import request_codec
+from octavo.protocol.codec import Frame, request_codec
 from octavo.protocol.curve import ClientKeys
 from octavo.protocol.errors import (
     EngineDeadError,
@@ -45,17 +46,7 @@ from octavo.protocol.events import (
     Welcome,
 )
 from octavo.protocol.ids import RequestId
-from octavo.protocol.requests import (
-    Abort,
-    Call,
-    Connect,
-    Request,
-    StartProfile,
-    StopProfile,
-    Submit,
-    Utility,
-    Vocabulary,
-)
+from octavo.protocol.requests import Call, Connect, ModelVocabulary, Request, StartProfile, StopProfile, Submit, Utility
 from octavo.protocol.stats import EngineStats
 
 logger = logging.getLogger(__name__)
@@ -69,10 +60,10 @@ _GONE = "the engine's core process is gone"
 
 
 class CoreLink:
-    """One frontend's connection to an engine, over the lives of its cores."""
+    """One frontend's connection to an engine; it outlives the engine's cores."""
 
     facts: EngineFacts
-    """What the latest core said of itself."""
+    """What the latest core reported about itself."""
 
     def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", address: str, keys: ClientKeys | None = None) -> None:
         self._keys = keys
@@ -81,25 +72,25 @@ class CoreLink:
         self.latest_stats = EngineStats()
         self.on_stats: Callable[[EngineStats], None] = lambda stats: None
         self.on_resumed: Callable[[Resumption], None] = lambda resumption: None
-        """Told when another core has taken over."""
-        self.patience = Patience()
+        """Called when another core has taken over."""
+        self.reconnect_policy = ReconnectPolicy()
         self.failure: EngineDeadError | None = None
         """Why no request can be served any more; None while the engine lives."""
         self.num_lost_requests = 0
-        """Live requests that the engine's end has ended."""
-        self.outage: Outage | None = None
+        """Live requests that failed because the engine died."""
+        self.downtime: Downtime | None = None
         """Set while there is no core, but there may be one again."""
         self.last_words = ""
-        """Why this core is about to exit, if it has said so."""
+        """Why the core is about to exit, if it sent that."""
         self.num_heard = 0
-        """Messages that have come from cores so far."""
+        """Messages received from cores so far."""
         self._context = context
         self._streams: dict[RequestId, RequestStream] = {}
-        self._ledger = Ledger()
+        self._in_flight = InFlightRequests()
         self._calls: dict[int, tuple[Utility, asyncio.Future[UtilityResult]]] = {}
         self._call_ids = itertools.count()
-        self._vocabulary = b""
-        """The frame that teaches it to each core; empty before the first request with a grammar."""
+        self._vocabulary: list[Frame] = []
+        """The message that is sent to every core; empty before the first request with a grammar."""
         self._closing: asyncio.Task[None] | None = None
         self._giving_up: asyncio.TimerHandle | None = None
         self._welcome: asyncio.Future[EngineFacts] = asyncio.get_running_loop().create_future()
@@ -142,25 +133,25 @@ class CoreLink:
     @property
     def is_up(self) -> bool:
         """True while there is a core."""
-        return not self.failure and not self.outage
+        return not self.failure and not self.downtime
 
     @property
     def is_owed_something(self) -> bool:
         """True while a core that lives owes an answer or the end of a request."""
         return self.is_up and bool(self._streams or self._calls)
 
-    def teach(self, vocabulary: Vocabulary) -> None:
-        """Tell the core, and those after it, what tokens stand for, before the first request with a grammar.
+    def send_vocabulary(self, vocabulary: ModelVocabulary) -> None:
+        """Send the model's vocabulary to this core and all later ones, before the first request with a grammar.
 
         Raises:
-            InvalidRequestError: it has no place in a message.
+            InvalidRequestError: it is too large for a message.
         """
-        self._vocabulary = self._frame(vocabulary)
-        if not self.outage:
+        self._vocabulary = self._frames(vocabulary)
+        if not self.downtime:
             self._wire.send(self._vocabulary)
 
-    def submit(self, submit: Submit, arrived: Wakeable) -> RequestStream:
-        """Send a request, or keep it until there is a core again, and return its stream.
+    def submit(self, submit: Submit, arrived: WakeEvent) -> RequestStream:
+        """Send a request, or keep it until there is a core again; return its stream.
 
         Args:
             submit: the request.
@@ -169,45 +160,48 @@ class CoreLink:
         Raises:
             EngineDeadError: the engine is gone.
             OverloadedError: too many wait for a core already.
-            InvalidRequestError: a live request has the same id, or a value has no place in a message.
+            InvalidRequestError: a live request has the same id, or a value cannot be encoded.
         """
         if self.failure:
             raise self.failure
         if submit.request_id in self._streams:
             raise InvalidRequestError(f"request_id {submit.request_id!r} is in use", "request_id")
-        frame = self._frame(submit)
-        must_wait = self.outage is not None
-        if must_wait and 0 < self.patience.max_num_held <= self._ledger.num_new:
-            message = f"{self._ledger.num_new} requests wait for the engine to be restarted"
+        if not isinstance(submit.priority, int) or not isinstance(submit.cache_salt, str | None):
+            # The caller's own values; all others were made by this process.
+            raise InvalidRequestError("priority must be an integer and cache_salt must be text")
+        frames = self._frames(submit)
+        must_wait = self.downtime is not None
+        if must_wait and 0 < self.reconnect_policy.max_num_waiting <= self._in_flight.num_new:
+            message = f"{self._in_flight.num_new} requests wait for the engine to be restarted"
             raise OverloadedError(message, "max_num_queued_reqs")
-        self._ledger.add(submit, is_sent=not must_wait)
+        self._in_flight.add(submit, is_sent=not must_wait)
         if not must_wait:
-            self._wire.send(frame)
+            self._wire.send(frames)
         stream = RequestStream(submit.request_id, arrived)
         self._streams[submit.request_id] = stream
         return stream
 
     def abort(self, request_ids: list[RequestId]) -> None:
-        """Stop requests and forget them: their streams get nothing more."""
+        """Abort and forget requests; their streams receive nothing more."""
         live = [request_id for request_id in request_ids if self._streams.pop(request_id, None)]
-        known = [request_id for request_id in live if self._ledger.remove(request_id)]
-        if known and not self.failure and not self.outage:
-            self._post(Abort(known))
+        known = [request_id for request_id in live if self._in_flight.remove(request_id)]
+        if known and not self.failure and not self.downtime:
+            self._wire.abort(known)
 
     async def call(self, utility: Utility, timeout_s: float = 60.0) -> UtilityResult:
-        """Make a utility call; one that a core did not answer before its death is made again of the next.
+        """Make a utility call; if the core dies before it answers, the call is repeated on the next core.
 
         Raises:
             EngineDeadError: the engine is gone.
-            InvalidRequestError: a value has no place in a message.
+            InvalidRequestError: a value cannot be encoded.
             RequestFailedError: the call failed, or was not answered in time.
         """
         if self.failure:
             raise self.failure
         call_id = next(self._call_ids)
-        frame = self._frame(Call(call_id, utility))
-        if not self.outage:
-            self._wire.send(frame)
+        frames = self._frames(Call(call_id, utility))
+        if not self.downtime:
+            self._wire.send(frames)
         future: asyncio.Future[UtilityResult] = asyncio.get_running_loop().create_future()
         self._calls[call_id] = (utility, future)
         try:
@@ -221,32 +215,32 @@ class CoreLink:
         return result
 
     def lose(self, cause: str, kind: RestartCause = "core_died") -> None:
-        """The core is gone: wait for another at the same address, as far as patience goes; else this is the end."""
+        """The core is gone: wait for another at the same address, as far as the reconnect policy goes; else fail."""
         if self.failure:
             return
-        if self.patience.limit_s == 0 or not self._welcome.done():
+        if self.reconnect_policy.limit_s == 0 or not self._welcome.done():
             self.fail(cause)
             return
-        if self.outage is None:
-            self._begin_outage(cause, kind)
-        elif self.outage.cause == _GONE:  # whoever watches its process knows more
-            self.outage = Outage(cause, self.outage.since_s, kind)
+        if self.downtime is None:
+            self._begin_downtime(cause, kind)
+        elif self.downtime.cause == _GONE:  # the process watcher knows the real cause
+            self.downtime = Downtime(cause, self.downtime.since_s, kind)
         self._wire.close(linger_ms=0)
         self._wire = self._open_wire()
 
     def fail(self, cause: str) -> None:
-        """Mark the engine as gone for good: every live request and call ends with the first cause given."""
+        """Mark the engine as gone for good: every live request and call fails with the first cause given."""
         if self.failure:
             return
         self.failure = EngineDeadError(cause)
         self.num_lost_requests = len(self._streams)
-        self.outage = None
+        self.downtime = None
         if self._giving_up:
             self._giving_up.cancel()
         for stream in self._streams.values():
             stream.fail(self.failure)
         self._streams.clear()
-        self._ledger = Ledger()
+        self._in_flight = InFlightRequests()
         pending: list[asyncio.Future[Any]] = [self._welcome, *(future for _, future in self._calls.values())]
         for future in pending:
             if not future.done():
@@ -254,22 +248,22 @@ class CoreLink:
                 future.exception()  # nobody may be waiting: that is no error
 
     async def close(self) -> None:
-        """Abort what still runs here and disconnect; harmless the second time, also while the first is under way."""
+        """Abort all requests and disconnect; calling it again, even concurrently, does no harm."""
         if self._closing is None:
             self._closing = asyncio.create_task(self._close(), name="octavo link: close")
         await asyncio.shield(self._closing)
 
     async def _close(self) -> None:
-        if not self.failure and not self.outage:
+        if not self.failure and not self.downtime:
             if self._streams:
-                self._post(Abort(list(self._streams)))
+                self._wire.abort(list(self._streams))
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._wire.drain(), 1.0)
         self.fail("the connection to the engine was closed")
         self._wire.close()
 
     def _open_wire(self) -> Wire:
-        """Begin a connection with who is calling."""
+        """Open a connection and introduce this frontend."""
         wire = Wire(self._context, self.address, self._receive, self._on_lost, self._break_down, self._keys)
         program = os.path.basename(sys.argv[0]).encode(errors="replace").decode() or "python"
         wire.send(self._requests.encode(Connect(client=f"{program} pid={os.getpid()}", frontend_id=self._frontend_id)))
@@ -285,27 +279,27 @@ class CoreLink:
         else:
             self.lose(_GONE)
 
-    def _begin_outage(self, cause: str, kind: RestartCause) -> None:
-        self.outage = Outage(cause, time.monotonic(), kind)
+    def _begin_downtime(self, cause: str, kind: RestartCause) -> None:
+        self.downtime = Downtime(cause, time.monotonic(), kind)
         level = logging.INFO if kind == "planned" else logging.ERROR
-        logger.log(level, "the core is gone: %s; %d requests wait for another", cause, len(self._ledger))
-        self._ledger.lose_core()
+        logger.log(level, "the core is gone: %s; %d requests wait for the next one", cause, len(self._in_flight))
+        self._in_flight.lose_core()
         for utility, future in self._calls.values():
             if isinstance(utility, _DIE_WITH_THE_CORE) and not future.done():
                 future.set_result(CallFailed(f"the engine died meanwhile: {cause}"))
-        if (limit_s := self.patience.limit_s) is not None:
+        if (limit_s := self.reconnect_policy.limit_s) is not None:
             message = f"{cause}; none came back within {limit_s:g} s"
             self._giving_up = asyncio.get_running_loop().call_later(limit_s, self.fail, message)
 
-    def _end_outage(self, facts: EngineFacts) -> None:
-        """There is a core again: teach it, and ask it for everything that is owed here."""
-        assert self.outage is not None
-        outage, self.outage = self.outage, None
+    def _end_downtime(self, facts: EngineFacts) -> None:
+        """There is a core again: send it the vocabulary and all live requests and calls."""
+        assert self.downtime is not None
+        downtime, self.downtime = self.downtime, None
         if self._giving_up:
             self._giving_up.cancel()
-        # One that lives on was only out of reach.
+        # The same core may be back, after it was only unreachable.
         is_another = (facts.epoch, facts.pulse_path) != (self.facts.epoch, self.facts.pulse_path)
-        kind = "planned" if facts.replaced_epoch == self.facts.epoch else outage.kind
+        kind = "planned" if facts.replaced_epoch == self.facts.epoch else downtime.kind
         self.facts = facts
         self.last_words = ""
         if self._vocabulary:
@@ -314,40 +308,41 @@ class CoreLink:
         for call_id, (utility, future) in self._calls.items():
             if not future.done():
                 self._post(Call(call_id, utility))
-        pause_s = time.monotonic() - outage.since_s
-        logger.info("the engine is back after %.2f s: %d requests go on (%s)", pause_s, num_requests, outage.cause)
+        pause_s = time.monotonic() - downtime.since_s
+        logger.info("the engine is back after %.2f s: %d requests continue (%s)", pause_s, num_requests, downtime.cause)
         if is_another:
-            self.on_resumed(Resumption(outage.cause, kind, pause_s, num_requests))
+            self.on_resumed(Resumption(downtime.cause, kind, pause_s, num_requests))
 
     def _send_unsent(self) -> int:
-        """Ask the core for everything that it has not been asked for; return how many requests that were."""
-        submits = self._ledger.take_unsent()
+        """Submit everything that the core has not been sent yet; return the number of requests."""
+        submits = self._in_flight.take_unsent()
         for submit in submits:
             # perf: what it is made of has been checked when it came.
             self._wire.send(self._requests.encode(submit))
         return len(submits)
 
     def _break_down(self, error: Exception) -> None:
-        """End every request: what came in could not be handled, and what it was for would wait for ever."""
+        """Fail every request: a message could not be handled, and its request would wait for ever."""
         self.fail(f"the link to the engine broke: {type(error).__name__}: {error}")
 
     def _post(self, request: Request) -> None:
-        self._wire.send(self._frame(request))
+        self._wire.send(self._frames(request))
 
-    def _frame(self, request: Request) -> bytes:
-        """Encode a message, unless the core could not read it: it would drop it, and nobody would ever answer.
+    def _frames(self, request: Request) -> list[Frame]:
+        """Encode a message. Its values were checked when it was made.
 
         Raises:
-            InvalidRequestError: a value is of the wrong type, out of range or too large.
+            InvalidRequestError: a value has no form in a message, or is too large for one.
         """
         try:
-            frame = self._requests.encode(request)
-            self._requests.decode(frame)
+            frames = self._requests.encode(request)
         except (ProtocolError, TypeError, OverflowError, UnicodeEncodeError) as error:
-            raise InvalidRequestError(f"a value of the request has no place in a message: {error}") from error
-        if (size := len(frame)) > MAX_FRAME_BYTES:
-            raise InvalidRequestError(f"the request is a message of {size} bytes; at most {MAX_FRAME_BYTES} are read")
-        return frame
+            raise InvalidRequestError(f"a value of the request cannot be encoded: {error}") from error
+        if (size := max(map(len, frames))) > MAX_FRAME_BYTES:
+            raise InvalidRequestError(
+                f"the request takes {size} bytes as a message; at most {MAX_FRAME_BYTES} are allowed"
+            )
+        return frames
 
     def _receive(self, event: Event) -> None:
         self.num_heard += 1
@@ -373,24 +368,24 @@ class CoreLink:
                     self.fail("the engine was shut down")
 
     def _on_welcome(self, facts: EngineFacts) -> None:
-        if self.outage:
-            self._end_outage(facts)
+        if self.downtime:
+            self._end_downtime(facts)
         elif not self._welcome.done():
             self._welcome.set_result(facts)
 
     def _on_refused(self, message: str) -> None:
         if not self._welcome.done():
             self._welcome.set_exception(StartupError(message, phase="connecting"))
-        elif self.outage:  # the new core is of another release
+        elif self.downtime:  # the new core is of another release
             self.fail(message)
         else:  # the core has given this frontend up: it did not read its events
             self.lose(f"the engine has ended the connection: {message}")
 
     def _deliver(self, events: Events) -> None:
-        if self.outage or events.epoch != self.facts.epoch:
+        if self.downtime or events.epoch != self.facts.epoch:
             return
         for event in events.events:
-            shown = self._ledger.deliver(event)
+            shown = self._in_flight.deliver(event)
             if shown is None:
                 continue  # aborted here while the event was on its way
             stream = self._streams[event.request_id]

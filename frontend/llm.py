@@ -12,9 +12,10 @@ from typing import Any, TypeVar
 from tqdm import tqdm
 
 from octavo.frontend.client import AsyncClient
-from octavo.frontend.generation.prompt import Prompt, conversation_prompt
+from octavo.frontend.generation.prompt import Prompt, TokenizedPrompt, conversation_prompt
 from octavo.frontend.outputs import BeamSearchOutput, RequestOutput, as_beam_search_output
 from octavo.frontend.text.chat_template import FormatChoice
+from octavo.frontend.text.messages import Message
 from octavo.frontend.text.tokenizer import Tokenizer
 from octavo.protocol.errors import EngineDeadError, InvalidRequestError
 from octavo.protocol.params import BeamSearchParams, OutputKind, SamplingParams
@@ -24,20 +25,18 @@ from octavo.protocol.stats import EngineStats
 T = TypeVar("T")
 
 MAX_IN_FLIGHT = 1024
-"""Sequences given to the engine at a time: enough to fill every batch, few enough for its queue limit."""
-
-Message = dict[str, Any]
+"""Most sequences in flight: enough to fill every batch, few enough for the engine's queue limit."""
 
 
 class LLM:
-    """An engine and a thread that talks to it. Close it, use `with`, or let it be collected.
+    """An engine and the thread that communicates with it. Close it, use `with`, or let it be garbage-collected.
 
     Args:
         model: directory, .gguf file or hub id.
-        settings: any engine flag by its name: `LLM(path, max_num_seqs=8, dtype="float32")`.
+        settings: any engine flag by name: `LLM(path, max_num_seqs=8, dtype="float32")`.
 
     Raises:
-        StartupError: the root cause.
+        StartupError: the engine could not start; holds the root cause.
     """
 
     def __init__(self, model: str, **settings: Any) -> None:
@@ -47,7 +46,9 @@ class LLM:
         self._thread.start()
         self._request_counter = itertools.count()
         try:
-            self.client: AsyncClient = self._run(_await(AsyncClient.launch(model, **settings)))
+            # Offline batches do not stream, so throughput matters more than the time of a step.
+            batch_settings = {"step_time_target": 0.0, **settings}
+            self.client: AsyncClient = self._run(_await(AsyncClient.launch(model, **batch_settings)))
         except BaseException:
             _stop_loop(self._loop, self._thread)
             raise
@@ -61,18 +62,18 @@ class LLM:
         use_tqdm: bool = True,
         priority: Sequence[int] | None = None,
     ) -> list[RequestOutput]:
-        """Generate for every prompt; the outputs come in the order of the prompts.
+        """Generate for every prompt; outputs are in the order of the prompts.
 
         Args:
             prompts: one prompt or several; see `Prompt`.
-            sampling_params: for all prompts, or one per prompt; None: the model's own defaults.
+            sampling_params: for all prompts, or one per prompt; None: the model's defaults.
             use_tqdm: show a progress bar.
             priority: one per prompt; lower runs earlier, with `scheduling_policy="priority"`.
 
         Raises:
-            InvalidRequestError: a prompt or a parameter is wrong; nothing is left running.
+            InvalidRequestError: a prompt or a parameter is invalid; no request is left running.
             RequestFailedError: the engine gave up on a request.
-            EngineDeadError: the engine is gone.
+            EngineDeadError: the engine has died or was closed.
         """
         several = _as_list(prompts)
         params = _one_per_prompt("sampling_params", sampling_params, len(several))
@@ -98,15 +99,15 @@ class LLM:
             messages: one conversation or several.
             sampling_params: as for `generate`.
             use_tqdm: show a progress bar.
-            add_generation_prompt: end the prompts with what makes the model answer.
-            continue_final_message: go on with the last message instead.
-            chat_template: a file or the Jinja text itself, instead of the engine's.
+            add_generation_prompt: end each prompt with the header of an assistant message.
+            continue_final_message: continue the last message instead.
+            chat_template: a file or the Jinja source, instead of the engine's template.
             chat_template_kwargs: further variables of the template.
-            chat_template_content_format: what it gets as a message's content; auto: what its loops tell.
-            tools: functions that the prompt tells of, as the HTTP API has them; calls stay in the text.
+            chat_template_content_format: format of a message's content; auto: detected from the template.
+            tools: functions for the prompt, in the format of the HTTP API; calls are not parsed from the text.
 
         Raises:
-            InvalidRequestError: the model has no chat template, or it refuses the messages.
+            InvalidRequestError: the model has no chat template, or the template rejects the messages.
         """
         several: list[Any] = list(messages)
         conversations: list[list[Message]] = [several] if several and isinstance(several[0], dict) else several
@@ -131,18 +132,18 @@ class LLM:
         use_tqdm: bool = False,
         concurrency_limit: int | None = None,
     ) -> list[BeamSearchOutput]:
-        """Search for likely continuations of every prompt; the outputs come in the order of the prompts.
+        """Run a beam search for every prompt; outputs are in the order of the prompts.
 
         Args:
             prompts: one prompt or several; see `Prompt`.
-            params: how wide and how long to search.
+            params: beam width, length limit and scoring.
             use_tqdm: show a progress bar.
-            concurrency_limit: most prompts that are searched at a time. None: as many as the engine takes.
+            concurrency_limit: most prompts searched concurrently. None: as many as the engine accepts.
 
         Raises:
-            InvalidRequestError: a prompt or a parameter is wrong; nothing is left running.
+            InvalidRequestError: a prompt or a parameter is invalid; no request is left running.
             RequestFailedError: the engine gave up on a request.
-            EngineDeadError: the engine is gone.
+            EngineDeadError: the engine has died or was closed.
         """
         return self._run(self._search_all(_as_list(prompts), params, concurrency_limit, use_tqdm=use_tqdm))
 
@@ -156,19 +157,19 @@ class LLM:
         return self.client.tokenizer
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """Return the parameters of requests that come with none: the model's own."""
+        """Return the model's default parameters, used by requests without their own."""
         return self.client.default_params()
 
     def start_profile(self, directory: str) -> None:
-        """Start to record a torch trace of every worker.
+        """Start recording a torch trace in every worker.
 
         Raises:
-            RequestFailedError: the directory cannot be made or written in.
+            RequestFailedError: the directory cannot be created or written.
         """
         self._run(self.client.start_profile(str(Path(directory).resolve())))
 
     def stop_profile(self) -> None:
-        """End the recording; each worker writes its trace into the directory."""
+        """Stop recording; each worker writes its trace into the directory."""
         self._run(self.client.stop_profile())
 
     def stats(self) -> EngineStats:
@@ -176,15 +177,15 @@ class LLM:
         return self._run(self.client.engine_stats())
 
     def snapshot(self) -> EngineSnapshot:
-        """Return the engine's requests, blocks and latest steps, for showing."""
+        """Return the engine's requests, blocks and latest steps, for display."""
         return self._run(self.client.snapshot())
 
     def reset_prefix_cache(self) -> bool:
-        """Forget all cached prefixes; False while blocks are in use."""
+        """Drop all cached prefixes; returns False while blocks are in use."""
         return self._run(self.client.reset_prefix_cache())
 
     def close(self) -> None:
-        """End the engine; harmless the second time."""
+        """Stop the engine. Safe to call twice."""
         self._finalizer()
 
     def __enter__(self) -> "LLM":
@@ -225,7 +226,7 @@ class LLM:
         )
 
     async def _search_one(self, prompt: Prompt, params: BeamSearchParams) -> BeamSearchOutput:
-        # vLLM shows as many logprobs; an engine that allows less of them shows those.
+        # vLLM returns 2 * beam_width logprobs too; `max_logprobs` limits them here.
         allowed = self.client.config.max_logprobs
         num_logprobs = 2 * params.beam_width if allowed == -1 else min(2 * params.beam_width, allowed)
         output = await self.client.beam_search(
@@ -257,12 +258,12 @@ class LLM:
 
 
 async def _each(works: Sequence[Callable[[], Awaitable[T]]], limit: int, *, use_tqdm: bool) -> list[T]:
-    """Do all of it, at most `limit` at a time; the results come in the order of `works`."""
-    gate = asyncio.Semaphore(limit)
+    """Run all callables, at most `limit` at a time; results are in the order of `works`."""
+    semaphore = asyncio.Semaphore(limit)
     with tqdm(total=len(works), desc="Processed prompts", unit="prompt", disable=not use_tqdm) as bar:
 
         async def run(work: Callable[[], Awaitable[T]]) -> T:
-            async with gate:
+            async with semaphore:
                 result = await work()
             bar.update()
             return result
@@ -286,7 +287,7 @@ def _first_leaf(group: "ExceptionGroup[Exception]") -> Exception:
 
 def _close(client: AsyncClient, loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:
     if threading.current_thread() is thread:
-        # The garbage collector runs on any thread; this one must not wait for itself.
+        # The garbage collector may run on this thread, which must not wait for itself.
         threading.Thread(target=_close, args=(client, loop, thread), name="octavo LLM close").start()
         return
     try:
@@ -296,7 +297,7 @@ def _close(client: AsyncClient, loop: asyncio.AbstractEventLoop, thread: threadi
 
 
 def _stop_loop(loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:
-    # Tasks first: a start that was interrupted cleans up, and a caller in another thread gets its answer.
+    # Cancel tasks first: an interrupted start cleans up, and a caller in another thread gets its result.
     asyncio.run_coroutine_threadsafe(_cancel_others(), loop).result(timeout=10)
     loop.call_soon_threadsafe(loop.stop)
     thread.join(timeout=5)
@@ -311,8 +312,8 @@ async def _cancel_others() -> None:
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """Tell one prompt from several: a list of ints is one prompt."""
-    if isinstance(prompts, str | dict):
+    """Return a list of prompts; a list of ints is a single prompt."""
+    if isinstance(prompts, str | dict | TokenizedPrompt):
         return [prompts]
     several: list[Any] = list(prompts)
     return [several] if several and type(several[0]) is int else several

@@ -1,7 +1,7 @@
-"""A zmq socket that lives on an event loop: messages come as calls, and sending never waits.
+"""A zmq socket on an event loop: messages arrive as callbacks, and sending never waits.
 
-Moves frames and nothing else. zmq's own asyncio sockets make several futures for each message, which costs
-more than all the rest of a short message's way.
+It moves frames and nothing else. zmq's own asyncio sockets create several futures per message, which costs more than
+everything else about a short message.
 """
 
 import asyncio
@@ -11,12 +11,15 @@ from typing import Any
 
 import zmq
 
+from octavo.protocol.channel import receive_message, send_message
+from octavo.protocol.codec import Frame
+
 MAX_RECEIVED_AT_ONCE = 32
-"""Messages handed on before others get a turn of the loop."""
+"""Messages handled before other callbacks get a turn of the loop."""
 
 
 class LoopSocket:
-    """Owns a connected socket from now on. Call everything on the loop that is running when it is made.
+    """Takes ownership of a connected socket. Call its methods only on the loop that is running when it is created.
 
     Args:
         socket: may have messages waiting already.
@@ -27,21 +30,21 @@ class LoopSocket:
     def __init__(
         self,
         socket: "zmq.Socket[bytes]",
-        on_message: Callable[[list[bytes]], None],
+        on_message: Callable[[list[Frame]], None],
         on_error: Callable[[Exception], None],
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._socket = socket
         self._on_message = on_message
         self._on_error = on_error
-        self._outbox: deque[list[bytes]] = deque()
+        self._outbox: deque[list[Frame]] = deque()
         self._drained: asyncio.Future[None] | None = None
         self._next_turn: asyncio.Handle | None = None
         self._fd = int(socket.getsockopt(zmq.FD))
         self._loop.add_reader(self._fd, self._turn)
         self._schedule()
 
-    def send(self, frames: list[bytes]) -> None:
+    def send(self, frames: list[Frame]) -> None:
         """Send a message in the next turn of the loop, together with all others of this one."""
         self._outbox.append(frames)
         self._schedule()
@@ -82,7 +85,7 @@ class LoopSocket:
     def _send_all(self) -> None:
         while self._outbox:
             try:
-                self._socket.send_multipart(self._outbox[0], zmq.NOBLOCK)
+                send_message(self._socket, self._outbox[0], zmq.NOBLOCK)
             except zmq.Again:
                 return
             self._outbox.popleft()
@@ -94,7 +97,7 @@ class LoopSocket:
         """Hand messages on; False when there may be more."""
         for _ in range(MAX_RECEIVED_AT_ONCE):
             try:
-                frames = self._socket.recv_multipart(zmq.NOBLOCK)
+                frames = receive_message(self._socket, zmq.NOBLOCK)
             except zmq.Again:
                 return True
             try:

@@ -17,7 +17,7 @@ class Logprob:
 
 
 PositionLogprobs: TypeAlias = dict[int, Logprob]
-"""Token id to logprob: the token itself first, then the alternatives by falling logprob, or those asked for."""
+"""Token id to logprob: the token itself first, then the alternatives by falling logprob, or the requested ones."""
 
 
 @dataclass(slots=True)
@@ -28,7 +28,7 @@ class CompletionOutput:
     text: str
     token_ids: list[int]
     cumulative_logprob: float | None = None
-    """Sum over the whole sequence so far; None unless logprobs or `best_of` were asked for."""
+    """Sum over the whole sequence so far; None unless logprobs or `best_of` were requested."""
     logprobs: list[PositionLogprobs] | None = None
     finish_reason: str | None = None
     """"stop", "length", "repetition", "abort" or "error"; None while it runs."""
@@ -52,7 +52,7 @@ class RequestOutput:
     finished: bool
     prompt_logprobs: list[PositionLogprobs | None] | None = None
     num_cached_tokens: int = 0
-    """Prompt tokens that came out of the prefix cache."""
+    """Prompt tokens found in the prefix cache."""
     num_preemptions: int = 0
     num_discarded_tokens: int = 0
     """Of sequences that were generated for `best_of` and are not among the outputs, when `finished`."""

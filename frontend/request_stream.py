@@ -1,8 +1,8 @@
-"""`RequestStream`: events of one request between the link, which puts them in, and the consumer, who takes them out."""
+"""`RequestStream`: a queue of one request's events, from the link to the consumer."""
 
 from collections.abc import Callable
-from typing import Protocol
 
+from octavo.frontend.wake_event import WakeEvent
 from octavo.protocol.errors import InvalidRequestError, OctavoError, OverloadedError, RequestFailedError
 from octavo.protocol.events import Failed, FailureKind, Finished, RequestEvent, Tokens
 from octavo.protocol.ids import RequestId
@@ -14,20 +14,10 @@ _FAILURES: dict[FailureKind, Callable[[Failed], OctavoError]] = {
 }
 
 
-class Wakeable(Protocol):
-    """What a consumer waits on: an `asyncio.Event` or the like."""
-
-    def set(self) -> None:
-        """Wake the consumer."""
-
-
 class RequestStream:
-    """Events of one request that its consumer has not taken yet.
+    """Events that the consumer has not taken yet. A slow consumer gets them in larger batches."""
 
-    A slow consumer finds few large portions here instead of many small ones.
-    """
-
-    def __init__(self, request_id: RequestId, arrived: Wakeable) -> None:
+    def __init__(self, request_id: RequestId, arrived: WakeEvent) -> None:
         self.request_id = request_id
         self.is_over = False
         """True once the `Finished`, or the failure, has arrived."""
@@ -37,15 +27,16 @@ class RequestStream:
 
     def put(self, event: RequestEvent) -> None:
         """Add an event and wake the consumer."""
-        if isinstance(event, Failed):
-            self.fail(_FAILURES[event.kind](event))
-            return
+        if not isinstance(event, Tokens):  # perf: most are
+            if isinstance(event, Failed):
+                self.fail(_FAILURES[event.kind](event))
+                return
+            self.is_over = True
         self._events.append(event)
-        self.is_over = isinstance(event, Finished)
         self._arrived.set()
 
     def fail(self, error: OctavoError) -> None:
-        """End the stream with an error, raised once what came before it has been taken."""
+        """End the stream with an error, which is raised once all earlier events are taken."""
         self._error = error
         self.is_over = True
         self._arrived.set()
@@ -60,5 +51,5 @@ class RequestStream:
         if not events and self._error is not None:
             raise self._error
         if events and self._error is not None:
-            self._arrived.set()  # come back for the error
+            self._arrived.set()  # wake the consumer again for the error
         return events

@@ -1,6 +1,6 @@
-"""Spawns a core process, before anything heavy is imported: the core imports while its parent does.
+"""Spawns the core process before the parent's heavy imports, so that both import in parallel.
 
-Does not wait for it: that is `launch.py`.
+`launch.py` waits for the core to become ready.
 """
 
 import logging
@@ -20,6 +20,7 @@ from octavo.protocol.control import CoreSpec, PhaseDone
 from octavo.protocol.cores import num_usable_cores
 from octavo.protocol.curve import check_remote, read_keys_of_engine
 from octavo.protocol.env import Env
+from octavo.protocol.errors import ConfigError
 from octavo.protocol.log import log_settings
 from octavo.protocol.pulse import Pulse, PulseReader
 from octavo.protocol.supervise import Child
@@ -28,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 
 class Timeline:
-    """Seconds each phase of the start-up took, in every process."""
+    """Duration of each start-up phase in each process."""
 
     def __init__(self) -> None:
         self.phases: list[PhaseDone] = []
@@ -47,50 +48,50 @@ class Timeline:
 
 
 class SpawnedEngine:
-    """A core process of ours on its way, those that follow it, and all that must go with the last of them.
+    """The current core process, its successors, and the files to remove after the last one.
 
-    Everything is to be called by one thread: a core ends with the thread that spawned it.
+    Call all methods from one thread: a core is killed when the thread that spawned it ends.
     """
 
     def __init__(self, config: ResolvedConfig, address: str | None, run_dir: RunDir, timeline: Timeline) -> None:
         is_remote = address is not None and address.startswith("tcp://")
         self.config = config
-        # Also of an engine that others join by tcp: its own processes need no keys.
+        # Local processes use the ipc address even if others join by tcp: they need no keys.
         self.address = f"ipc://{run_dir.path}/core" if is_remote or address is None else address
         self.remote_address = address if is_remote and address else ""
         self.timeline = timeline
         self._run_dir = run_dir
         self._epoch = time.time_ns()
-        """A life has this and its own number."""
+        """The epoch of a core is this plus its life number. A life is one run of a core process."""
         self._num_lives = 0
-        self._present_life = 1
+        self._current_life = 1
         self._ready_life = 0
-        """The latest that was ready; 0: none was."""
+        """The latest life that became ready; 0: none."""
         self._oldest_life = 1
-        """Of those whose directories are left."""
+        """The oldest life whose directory still exists."""
         self._facts: list[DeviceFacts] = []
-        """What workers of this configuration have measured: those of later cores need not, and get the same cache."""
+        """Measured by the workers of this configuration. Later cores reuse it and get a cache of the same size."""
         self.child = self._spawn(config, self.address)
 
     @property
     def run_dir(self) -> Path:
-        """Private directory of the engine, which is removed with it."""
+        """The engine's private directory, removed by `end`."""
         return self._run_dir.path
 
     def note_ready(self, facts: list[DeviceFacts]) -> None:
-        """The present core is ready; what those before it have left is removed: there may be many.
+        """Record that the current core is ready, and remove the directories of earlier lives.
 
         Args:
-            facts: what its workers have measured.
+            facts: measured by its workers.
         """
         self._facts = facts
-        self._ready_life = self._present_life
-        for life in range(self._oldest_life, self._present_life):
+        self._ready_life = self._current_life
+        for life in range(self._oldest_life, self._current_life):
             shutil.rmtree(self._life_dir(life), ignore_errors=True)
-        self._oldest_life = self._present_life
+        self._oldest_life = self._current_life
 
     def read_pulse(self) -> Pulse | None:
-        """Return what the latest core that was ready has said of itself, also after its death; None: nothing."""
+        """Return the pulse of the latest core that became ready, also after its death; None: there is none."""
         try:
             reader = PulseReader(self._life_dir(self._ready_life) / "pulse")
         except FileNotFoundError:
@@ -101,35 +102,33 @@ class SpawnedEngine:
             reader.close()
 
     def respawn(self, cause: str) -> None:
-        """Start another core with the same configuration at the same address, for the next epoch.
+        """Start a new core with the same configuration and address, in the next epoch.
 
-        The one before is killed, if it still runs.
+        The previous core is killed if it still runs.
 
         Args:
-            cause: how it has ended.
+            cause: how the previous core ended.
         """
         _end_child(self.child)
         predecessor_dir = str(self._life_dir(self._ready_life)) if self._ready_life else ""
         self.child = self._spawn(
             self.config, self.address, self._facts, predecessor_dir=predecessor_dir, predecessor_end=cause
         )
-        self._present_life = self._num_lives
+        self._current_life = self._num_lives
 
     def spawn_successor(self, config: ResolvedConfig) -> Child:
-        """Start a core with another configuration beside the present one, at an address of its own.
+        """Start a core with another configuration, at its own address, while the current one runs.
 
-        Whoever calls this gives it to `hand_over`, or ends it.
+        The caller passes it to `hand_over` or stops it.
         """
         address = f"ipc://{self._life_dir(self._num_lives + 1)}/core"
-        return self._spawn(config, address, replaced_epoch=self._epoch + self._present_life)
+        return self._spawn(config, address, replaced_epoch=self._epoch + self._current_life)
 
     def redirect(self) -> None:
-        """Let the engine's address lead to the core that was spawned last, which is ready.
-
-        At no moment does it lead nowhere.
+        """Point the engine's address atomically at the latest spawned core, which is ready.
 
         Raises:
-            OSError: it cannot, and leads where it did.
+            OSError: the symlink could not be replaced; the address is unchanged.
         """
         path = ipc_path(self.address)
         assert path is not None, "the engine's own processes use no other transport"
@@ -139,17 +138,17 @@ class SpawnedEngine:
         pointer.replace(path)
 
     def hand_over(self, successor: Child, config: ResolvedConfig, facts: list[DeviceFacts]) -> None:
-        """Take a successor that has the engine's address, and kill the core before it.
+        """Make a successor the current core and kill the previous one.
 
-        Those who were connected to that one notice the loss and connect again.
+        Clients of the previous core notice the disconnect and reconnect.
         """
         _end_child(self.child)
         self.child, self.config = successor, config
-        self._present_life = self._num_lives
+        self._current_life = self._num_lives
         self.note_ready(facts)
 
     def end(self) -> None:
-        """Kill the core, if it still runs, and remove what it leaves behind; harmless the second time."""
+        """Kill the core if it still runs and remove its files. Safe to call twice."""
         _end_child(self.child)
         if path := ipc_path(self.address):
             remove_socket(path)
@@ -169,10 +168,10 @@ class SpawnedEngine:
         predecessor_end: str = "",
     ) -> Child:
         self._num_lives += 1
-        # Of its own for each life: what an earlier one has left, or still has open, is in nobody's way.
+        # One directory per life, so that files of an earlier core cannot collide with it.
         life_dir = self._life_dir(self._num_lives)
         life_dir.mkdir(mode=0o700)
-        if config.record_steps and self._num_lives > 1:  # the recording of a life before is worth keeping
+        if config.record_steps and self._num_lives > 1:  # do not overwrite the recording of an earlier life
             config = msgspec.structs.replace(config, record_steps=f"{config.record_steps}.{self._num_lives}")
         log_level, log_config = log_settings()
         spec = CoreSpec(
@@ -193,7 +192,7 @@ class SpawnedEngine:
 
 
 def remove_socket(path: Path) -> None:
-    """Remove what a core that has ended left at its address, but nothing that another engine listens on."""
+    """Remove the socket of a core that has exited, unless another engine listens on it."""
     if (path.is_symlink() or path.is_socket()) and not is_listening(path):
         path.unlink(missing_ok=True)
 
@@ -205,12 +204,12 @@ def _end_child(child: Child) -> None:
 
 
 def read_config(config: EngineConfig, timeline: Timeline) -> ResolvedConfig:
-    """Resolve what the user said with what the model's files say.
+    """Resolve the user's settings against the model's files.
 
-    Blocks until: a download or a conversion, should one be needed, has finished.
+    Blocks until: a download or conversion, if needed, has finished.
 
     Raises:
-        ConfigError: a setting or a file is wrong.
+        ConfigError: a setting or a file is invalid.
     """
     start = time.monotonic()
     env = Env.read()
@@ -222,18 +221,25 @@ def read_config(config: EngineConfig, timeline: Timeline) -> ResolvedConfig:
 
 
 def spawn_engine(config: ResolvedConfig, timeline: Timeline, address: str | None = None) -> SpawnedEngine:
-    """Start a core process, which ends with the calling thread at the latest.
+    """Start a core process. It is killed when the calling thread ends.
 
     Args:
-        config: what it runs.
-        timeline: of the start.
+        config: the configuration of the core.
+        timeline: receives the phases of the start.
         address: `ipc://` or `tcp://` address for further applications; None: inside the private directory.
 
     Raises:
-        ConfigError: other machines could reach the address, and there are no keys; or these cannot be read.
+        ConfigError: the address is reachable from other machines and there are no keys, the keys cannot be read, or
+            a logits processor was passed as code.
     """
     if address and address.startswith("tcp://"):
         check_remote(address, config.engine_secret_key_file is not None)
+        if any(source.code for source in config.logits_processors):
+            raise ConfigError(
+                f"logits processors passed as code need a local engine, and {address} is reachable from others",
+                phase="configuration",
+                hint="pass them as module:Class, or use an ipc:// address",
+            )
         read_keys_of_engine(config)
     run_dir = RunDir(Env.read().runtime_dir)
     try:

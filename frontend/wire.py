@@ -1,30 +1,35 @@
-"""`Wire`: one connection to one life of a core. Moves events and frames; what they mean is the link's business."""
+"""`Wire`: a connection to one core. It moves events and frames; the link interprets them."""
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import zmq
 import zmq.utils.monitor
 
 from octavo.frontend.loop_socket import LoopSocket
-from octavo.protocol.channel import HIGH_WATER_MARK, only_frame
-from octavo.protocol.codec import event_codec
+from octavo.protocol.channel import HIGH_WATER_MARK
+from octavo.protocol.codec import Frame, event_codec, request_codec
 from octavo.protocol.curve import ClientKeys, prepare_connection
 from octavo.protocol.errors import ProtocolError, StartupError
 from octavo.protocol.events import Event
+from octavo.protocol.ids import RequestId
 from octavo.protocol.log import LimitedLog
+from octavo.protocol.requests import Abort
 
 logger = logging.getLogger(__name__)
 
 LINGER_MS = 200
-"""How long what was sent last may take to leave after the wire was closed."""
+"""How long the last messages may take to leave after the wire was closed."""
 
 LAST_WORDS_S = 0.1
-"""How long a vanished core's last message may still be on its way."""
+"""How long the last message of a core that disappeared may still be on its way."""
 
 RECONNECT_INTERVAL_MS = 20
-"""How often zmq tries an address where nobody listens: a core that is being started again is soon found."""
+"""How often zmq retries an address where nobody listens, so that a restarted core is found soon."""
+
+MAX_ABORTS = 1024
+"""Requests that one message aborts: thousands of clients may leave at once."""
 
 _FAULTS: dict[int, str] = {
     zmq.EVENT_HANDSHAKE_FAILED_AUTH: "it does not know this client's key",
@@ -36,13 +41,13 @@ _WATCHED = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | sum(_FAULTS)
 
 
 class Wire:
-    """A socket that is connected, or tries to be, and a watch for its loss.
+    """A socket that connects, or keeps trying to, and a monitor for disconnects.
 
     Args:
         context: of this process.
         address: where a core listens or will listen.
         on_event: gets every message that can be read.
-        on_lost: called once, a moment after the core has gone from the other end without a word.
+        on_lost: called once, shortly after the core has disconnected without a message.
         on_error: called with whatever `on_event` raises.
         keys: for an address on another machine.
 
@@ -60,15 +65,18 @@ class Wire:
         keys: ClientKeys | None = None,
     ) -> None:
         self.fault = ""
-        """Why the last attempt to connect failed, if the other end has said so."""
-        # On this machine no keys are needed: a core that ends a handshake there has died in the middle of it.
+        """Why the last attempt to connect failed, if the other side said so."""
+        # Local sockets need no keys: a core that ends a handshake there has died during it.
         self._may_need_keys = not address.startswith("ipc://")
         self._codec = event_codec()
+        self._requests = request_codec()
+        self._aborts: list[RequestId] = []
+        """To be sent in the next iteration of the loop."""
         self._malformed = LimitedLog(logger)
         self._on_event = on_event
         self._on_lost = on_lost
         self.has_met = False
-        """Whether there has been a process at the other end; one that still loads hears nothing yet."""
+        """Whether a process accepted the connection; one that is still loading reads nothing yet."""
         socket = context.socket(zmq.DEALER)
         socket.setsockopt(zmq.SNDHWM, HIGH_WATER_MARK)
         socket.setsockopt(zmq.RCVHWM, HIGH_WATER_MARK)
@@ -93,12 +101,19 @@ class Wire:
         self._socket = LoopSocket(socket, self._receive, on_error)
         self._monitor = LoopSocket(monitor, self._on_connection_event, on_error)
 
-    def send(self, frame: bytes) -> None:
-        """Send a message, as soon as there is somebody."""
-        self._socket.send([frame])
+    def send(self, frames: list[Frame]) -> None:
+        """Send the frames of a message, as soon as the core is connected."""
+        self._socket.send(frames)
+
+    def abort(self, request_ids: Sequence[RequestId]) -> None:
+        """Abort requests; those of one iteration of the event loop share a message."""
+        if not self._aborts:
+            asyncio.get_running_loop().call_soon(self._send_aborts)
+        self._aborts += request_ids
 
     async def drain(self) -> None:
         """Wait until zmq has taken everything."""
+        self._send_aborts()
         await self._socket.drain()
 
     def close(self, linger_ms: int | None = None) -> None:
@@ -108,21 +123,26 @@ class Wire:
         self._monitor.close(linger_ms=0)
         self._socket.close(linger_ms)
 
-    def _receive(self, frames: list[bytes]) -> None:
+    def _send_aborts(self) -> None:
+        while self._aborts:
+            self.send(self._requests.encode(Abort(self._aborts[:MAX_ABORTS])))
+            del self._aborts[:MAX_ABORTS]
+
+    def _receive(self, frames: list[Frame]) -> None:
         try:
-            event = self._codec.decode(only_frame(frames))
+            event = self._codec.decode(*frames)
         except ProtocolError as error:
             self._malformed.warning("dropped a message from the engine: %s", error)
         else:
             self._on_event(event)
 
-    def _on_connection_event(self, frames: list[bytes]) -> None:
-        """Notice a core that is there, and one that is gone without a word."""
-        event = zmq.utils.monitor.parse_monitor_message(frames)
+    def _on_connection_event(self, frames: list[Frame]) -> None:
+        """Handle connects and disconnects."""
+        event = zmq.utils.monitor.parse_monitor_message([bytes(frame) for frame in frames])
         if self._may_need_keys:
             self.fault = _FAULTS.get(event["event"], self.fault)
         if event["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             self.has_met = True
         elif event["event"] == zmq.EVENT_DISCONNECTED:
-            # Its last words, if it had any, lie in the receive queue.
+            # Its last message may still be in the receive queue.
             asyncio.get_running_loop().call_later(LAST_WORDS_S, self._on_lost, self)

@@ -1,15 +1,15 @@
 """One folder per operation: contract, meaning, an implementation per kind of device. Imports nothing of octavo's.
 
-Every operation is batch-invariant: a row (a token, a request) of the result has the same bits
-whatever the other rows hold, however many there are and wherever the row lies. A new implementation must
-keep that; `tests/kernels` and `tests/gpu` check it with `torch.equal`.
+Every operation is batch-invariant: a row of the result (a token or a request) has the same bits whatever the batch
+is: the other rows, their number and the row's position do not matter. A new implementation must keep that;
+`tests/kernels` and `tests/gpu` check it with `torch.equal`.
 
 A folder holds
     ``__init__.py``   the public function: contract, checks, choice of the implementation by device
-    ``reference.py``  the meaning, in plain torch and float32, with no thought of speed
+    ``reference.py``  what the operation means: plain torch in float32, not optimized
     ``cpu.py``        the CPU implementation through torch
-    ``gpu.py``        the implementation for NVIDIA GPUs, in Triton; imported by the first tensor on one
-    ``native.h``      the CPU implementation in C++ (``native.cpp`` if it is a unit of compilation of its own)
+    ``gpu.py``        the implementation for NVIDIA GPUs, in Triton; imported when the first tensor is on one
+    ``native.h``      the CPU implementation in C++ (``native.cpp`` if it is compiled on its own)
     ``native.py``     its arguments, and its place in a program (``record.py`` where that is longer)
     ``cases.py``      shapes, dtypes and tolerances, shared by the test and the benchmark
 

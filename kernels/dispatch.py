@@ -1,6 +1,6 @@
-"""The choice of an implementation by device, and the errors all operations raise. Holds no implementation.
+"""Chooses an operation's implementation by device. Holds the errors that all operations raise, and no implementation.
 
-Every operation imports it, so it is also where torch is prepared for all of them.
+Every operation imports this module, so torch is prepared for all of them here.
 """
 
 import importlib
@@ -24,7 +24,7 @@ class UnsupportedDevice(NotImplementedError):
 
 
 class ShapeError(ValueError):
-    """The shapes, dtypes or devices of an operation's arguments do not go together."""
+    """The shapes, dtypes or devices of an operation's arguments do not match."""
 
 
 def choose(operation: str, implementations: Mapping[str, Implementation], device: torch.device) -> Implementation:
@@ -36,7 +36,7 @@ def choose(operation: str, implementations: Mapping[str, Implementation], device
         device: where the arguments are.
 
     Raises:
-        UnsupportedDevice: there is none. Nothing falls back to another device's.
+        UnsupportedDevice: there is none. No other device's implementation is used instead.
     """
     try:
         return implementations[device.type]
@@ -47,14 +47,18 @@ def choose(operation: str, implementations: Mapping[str, Implementation], device
         ) from None
 
 
-def when_called(module: str, like: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
-    """Return the function of `module` that has the name and the parameters of `like`, imported by its first call.
+def lazy(module: str, signature: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
+    """Return a function that imports its namesake from `module` on the first call.
 
-    For implementations in Triton: importing it takes a second, and many machines have none.
+    For implementations in Triton: importing Triton takes a second, and many machines do not have it.
+
+    Args:
+        module: where the implementation is.
+        signature: a function with the same name and parameters.
     """
 
     def call(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
-        result: Result = _function(module, like.__name__)(*args, **kwargs)
+        result: Result = _function(module, signature.__name__)(*args, **kwargs)
         return result
 
     return call

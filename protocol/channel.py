@@ -1,4 +1,4 @@
-"""The sockets between processes, each with one job; bytes in the middle, messages at both ends.
+"""The sockets between processes: messages at both ends, frames in between.
 
 | from, to | sockets | carries |
 | --- | --- | --- |
@@ -6,17 +6,20 @@
 | core, workers | XPUB bind, SUB connect | `WorkerCommand` |
 | workers, core | PUSH connect, PULL bind | `WorkerReply` |
 
-The asynchronous end of the first row is `frontend/link.py`. Every queue is bounded.
+The asynchronous end of the first row is `frontend/wire.py`. Every queue is bounded.
 """
 
 import contextlib
 import logging
 import socket as socket_module
+from collections.abc import Sequence
 from pathlib import Path
 
 import zmq
 
 from octavo.protocol.codec import (
+    MAX_BUFFERS,
+    Frame,
     Kind,
     event_codec,
     request_codec,
@@ -27,63 +30,65 @@ from octavo.protocol.curve import Authenticator, EngineKeys, prepare_listener
 from octavo.protocol.errors import ProtocolError, StartupError
 from octavo.protocol.events import Event, refuse_version
 from octavo.protocol.log import LimitedLog
-from octavo.protocol.malformed import Malformed, examine
+from octavo.protocol.malformed import Malformed, parse_malformed
 from octavo.protocol.requests import Connect, Request
 from octavo.protocol.steps import WorkerCommand, WorkerReply
 
 logger = logging.getLogger(__name__)
 
 HIGH_WATER_MARK = 1024
-"""Messages a socket queues for one peer before a send is refused."""
+"""Messages that a socket queues for one peer before a send fails."""
 
 MAX_FRAME_BYTES = 64 * 2**20
-"""A peer that sends a larger frame is disconnected by zmq."""
+"""zmq disconnects a peer that sends a larger frame."""
 
-MAX_RECEIVED_AT_ONCE = 256
-"""Requests taken from the socket between two steps, so that a flood cannot stop the step loop."""
+MAX_RECEIVED_AT_ONCE = 64
+MAX_RECEIVED_BYTES_AT_ONCE = 2**18
+"""Messages taken from the frontends' socket per turn of the step loop, and their bytes, after which no further one is
+taken: a flood must not delay steps. What is left waits in the socket for the next turn."""
 
 
 class PeerLost(ProtocolError):
-    """The frontend that a message was for is gone."""
+    """The frontend that a message is addressed to is gone."""
 
 
 class Publisher:
-    """Core to workers: one message, every worker, none dropped."""
+    """Core to workers: broadcasts every message to every worker and drops none."""
 
     def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", address: str) -> None:
         self.address = address
         self.next_sequence = 0
         self._codec = worker_command_codec()
         self.socket = context.socket(zmq.XPUB)
-        """Readable when a worker has subscribed."""
-        self.socket.setsockopt(zmq.XPUB_VERBOSE, 1)  # else only the first subscription would be seen
+        """Readable when a worker has subscribed or unsubscribed."""
+        self.socket.setsockopt(zmq.XPUB_VERBOSE, 1)  # without it only the first subscription is reported
         self.socket.setsockopt(zmq.XPUB_NODROP, 1)
         self.socket.setsockopt(zmq.SNDHWM, HIGH_WATER_MARK)
         self.socket.setsockopt(zmq.LINGER, 1000)
         _bind(self.socket, address)
 
     def take_subscriptions(self) -> int:
-        """Return how many workers have subscribed since the last call: what is sent before that never reaches them."""
+        """Return how many workers have subscribed since the last call. They miss everything sent earlier."""
         num_subscribed = 0
         while (frames := _receive(self.socket, timeout_s=0)) is not None:
-            num_subscribed += frames[0].startswith(b"\x01")
+            num_subscribed += frames[0][:1] == b"\x01"
         return num_subscribed
 
     def send(self, command: WorkerCommand) -> None:
         """Broadcast a command, whose `sequence` must be `next_sequence`."""
         if command.sequence != self.next_sequence:
-            raise ProtocolError(f"command {command.sequence} sent where {self.next_sequence} is due")
-        self.socket.send(self._codec.encode(command))
+            raise ProtocolError(f"command {command.sequence} sent, but {self.next_sequence} is next")
+        send_message(self.socket, self._codec.encode(command))
         self.next_sequence += 1
 
     def close(self) -> None:
-        """Close the socket, and let nobody connect to its address any more; what was sent still leaves."""
+        """Close the socket and remove its file; pending messages are still delivered."""
         self.socket.close()
         _remove_file(self.address)
 
 
 class Subscriber:
-    """A worker's end of the broadcast."""
+    """A worker's end of the broadcast: receives commands in order."""
 
     def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", address: str) -> None:
         self.malformed_frames = 0
@@ -98,23 +103,23 @@ class Subscriber:
     def receive(self, timeout_s: float | None = None) -> WorkerCommand | None:
         """Return the next command, or None when none came in time.
 
-        A message that does not decode is counted, logged and dropped. If it was meant as a command, the next one shows
-        that it is missing.
+        A malformed message is counted, logged and dropped. If it was a command, the sequence number of the next one
+        reveals the gap.
 
-        Blocks until: a command comes, or none has for `timeout_s` (None: for ever).
+        Blocks until: a command comes, or `timeout_s` is over (None: no limit).
 
         Raises:
-            ProtocolError: a command was lost; this worker's state is no longer the core's, and it must not go on.
+            ProtocolError: a command was lost; this worker's state no longer matches the core's, and it must exit.
         """
         while (frames := _receive(self.socket, timeout_s)) is not None:
             try:
-                command = self._codec.decode(only_frame(frames))
+                command = self._codec.decode(*frames)
             except ProtocolError as error:
                 self.malformed_frames += 1
-                self._log.warning("dropped a message from the core: %s", error)
+                self._log.warning("dropped a malformed message from the core: %s", error)
                 continue
             if command.sequence != self._next_sequence:
-                raise ProtocolError(f"command {self._next_sequence} was lost: got {command.sequence}")
+                raise ProtocolError(f"command {self._next_sequence} was lost: received {command.sequence}")
             self._next_sequence += 1
             return command
         return None
@@ -125,7 +130,7 @@ class Subscriber:
 
 
 class ResultPush:
-    """A worker's answers."""
+    """A worker's end of the replies."""
 
     def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", address: str) -> None:
         self._codec = worker_reply_codec()
@@ -134,16 +139,16 @@ class ResultPush:
         self._socket.connect(address)
 
     def send(self, reply: WorkerReply) -> None:
-        """Send an answer to the core."""
-        self._socket.send(self._codec.encode(reply))
+        """Send a reply to the core."""
+        send_message(self._socket, self._codec.encode(reply))
 
     def close(self) -> None:
-        """Close the socket; what was sent still leaves."""
+        """Close the socket; pending messages are still delivered."""
         self._socket.close()
 
 
 class ResultPull:
-    """Where the core hears its workers."""
+    """The core's end of the replies."""
 
     def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", address: str) -> None:
         self.address = address
@@ -160,26 +165,26 @@ class ResultPull:
         return bool(self.socket.closed)
 
     def receive(self, timeout_s: float | None = None) -> WorkerReply | None:
-        """Return the next answer, or None when none came in time (None: wait for ever).
+        """Return the next reply, or None when none came in time (None: no limit).
 
-        A message that does not decode is counted, logged and dropped.
+        A malformed message is counted, logged and dropped.
         """
         while (frames := _receive(self.socket, timeout_s)) is not None:
             try:
-                return self._codec.decode(only_frame(frames))
+                return self._codec.decode(*frames)
             except ProtocolError as error:
                 self.malformed_frames += 1
-                self._log.warning("dropped a message from a worker: %s", error)
+                self._log.warning("dropped a malformed message from a worker: %s", error)
         return None
 
     def close(self) -> None:
-        """Close the socket, and let nobody connect to its address any more."""
+        """Close the socket and remove its file."""
         self.socket.close(linger=0)
         _remove_file(self.address)
 
 
 class FrontendRouter:
-    """The core's end of all frontends."""
+    """The core's end of the connections to all frontends."""
 
     def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", address: str) -> None:
         self.address = address
@@ -197,10 +202,10 @@ class FrontendRouter:
         _bind(self.socket, address)
 
     def listen_remotely(self, address: str, keys: EngineKeys | None) -> None:
-        """Let frontends come to a `tcp://` address as well; those of the first address need no keys.
+        """Listen on a `tcp://` address too; frontends of the first address need no keys.
 
         Raises:
-            ConfigError: the address can be reached from other machines, and there are no keys.
+            ConfigError: the address is reachable from other machines, and there are no keys.
             StartupError: it cannot be bound.
         """
         prepare_listener(self.socket, address, keys)
@@ -209,28 +214,31 @@ class FrontendRouter:
         _bind(self.socket, address)
 
     def receive(self) -> list[tuple[bytes, Request | Malformed]]:
-        """Return what has arrived, with each sender's identity; [] when nothing has. Never blocks.
+        """Return what has arrived, at most so much, with each sender's identity; [] when nothing has. Never blocks.
 
         A message that does not decode is counted and logged, and comes as a `Malformed`.
         """
         received: list[tuple[bytes, Request | Malformed]] = []
-        while len(received) < MAX_RECEIVED_AT_ONCE:
+        num_bytes = 0
+        while len(received) < MAX_RECEIVED_AT_ONCE and num_bytes < MAX_RECEIVED_BYTES_AT_ONCE:
             try:
-                peer, *frames = self.socket.recv_multipart(zmq.NOBLOCK)
+                peer = self.socket.recv(zmq.NOBLOCK)
             except zmq.Again:
                 break
+            frames: list[Frame] = receive_message(self.socket) if self.socket.getsockopt(zmq.RCVMORE) else [b""]
+            num_bytes += sum(map(len, frames))
             try:
-                received.append((peer, self._requests.decode(only_frame(frames))))
+                received.append((peer, self._requests.decode(*frames)))
             except ProtocolError as error:
                 self.malformed_frames += 1
-                self._log.warning("cannot read a message from frontend %s: %s", peer.hex(), error)
+                self._log.warning("dropped a malformed message from frontend %s: %s", peer.hex(), error)
                 if self._is_first_version(frames):
                     self._refuse_first_version(peer)
                 else:
-                    received.append((peer, examine(frames[0] if frames else b"", str(error))))
+                    received.append((peer, parse_malformed(bytes(frames[0]), str(error))))
         return received
 
-    def _is_first_version(self, frames: list[bytes]) -> bool:
+    def _is_first_version(self, frames: list[Frame]) -> bool:
         """True for the `Connect` of protocol version 1, which put the kind of a message into a frame of its own."""
         if len(frames) != 2 or frames[0] != bytes([Kind.REQUEST]):
             return False
@@ -240,19 +248,19 @@ class FrontendRouter:
             return False
 
     def _refuse_first_version(self, peer: bytes) -> None:
-        """Say so in frames that such a frontend can read; it would wait in vain for anything else."""
-        frame = self._events.encode(refuse_version(1))
-        with contextlib.suppress(zmq.ZMQError):  # it has left, or does not read
+        """Answer in the frames of version 1, the only ones that such a frontend can read."""
+        frame = self._events.encode(refuse_version(1))[0]
+        with contextlib.suppress(zmq.ZMQError):  # it is gone, or does not read
             self.socket.send_multipart([peer, frame[:1], frame[1:]], zmq.NOBLOCK)
 
     def send(self, peer: bytes, event: Event) -> bool:
-        """Send an event; False when the peer reads too slowly and its queue is full. Never blocks.
+        """Send an event; False when the queue is full because the peer reads too slowly. Never blocks.
 
         Raises:
-            PeerLost: nobody has this identity any more.
+            PeerLost: no peer has this identity any more.
         """
         try:
-            self.socket.send_multipart([peer, self._events.encode(event)], zmq.NOBLOCK)
+            send_message(self.socket, [peer, *self._events.encode(event)], zmq.NOBLOCK)
         except zmq.Again:
             return False
         except zmq.ZMQError as error:
@@ -262,35 +270,53 @@ class FrontendRouter:
         return True
 
     def close(self) -> None:
-        """Close the socket; what was sent still leaves, for at most a second."""
+        """Close the socket; pending messages are still delivered, for at most a second."""
         self.socket.close()
 
 
-def only_frame(frames: list[bytes]) -> bytes:
-    """Return the one frame of a message.
+def send_message(socket: "zmq.Socket[bytes]", frames: Sequence[Frame], flags: int = 0) -> None:
+    """Send the frames of a message; large ones are not copied, and must not change until they have left.
 
     Raises:
-        ProtocolError: it has more.
+        zmq.Again: with `zmq.NOBLOCK`, nothing was sent.
     """
-    if len(frames) != 1:
-        raise ProtocolError(f"a message is one frame, not {len(frames)}")
-    return frames[0]
+    if len(frames) == 1:
+        socket.send(frames[0], flags)
+    else:
+        # zmq copies the short ones all the same, which is cheaper.
+        socket.send_multipart(frames, flags, copy=False)
+
+
+def receive_message(socket: "zmq.Socket[bytes]", flags: int = 0) -> list[Frame]:
+    """Return the frames of the next message, those after the first in the memory that zmq has read them into.
+
+    Of a message with too many frames only as many are kept as `Codec.decode` needs to reject it.
+
+    Raises:
+        zmq.Again: with `zmq.NOBLOCK`, no message is there.
+    """
+    frames: list[Frame] = [socket.recv(flags)]
+    while socket.getsockopt(zmq.RCVMORE):
+        buffer = socket.recv(copy=False).buffer
+        if len(frames) <= MAX_BUFFERS + 1:
+            frames.append(buffer)
+    return frames
 
 
 def ipc_path(address: str) -> Path | None:
-    """Return the file of an `ipc://` address, None for other transports."""
+    """Return the path of an `ipc://` address, None for other transports."""
     return Path(address.removeprefix("ipc://")) if address.startswith("ipc://") else None
 
 
-def _receive(socket: "zmq.Socket[bytes]", timeout_s: float | None) -> list[bytes] | None:
-    """Return the frames of the next message, None when none came in time (None: wait for ever)."""
+def _receive(socket: "zmq.Socket[bytes]", timeout_s: float | None) -> list[Frame] | None:
+    """Return the frames of the next message, None when none came in time (None: no limit)."""
     try:
-        # perf: most messages are there when they are asked for, and then nobody needs to poll.
-        return socket.recv_multipart(zmq.NOBLOCK)
+        # perf: most messages have arrived already, which saves the poll.
+        return receive_message(socket, zmq.NOBLOCK)
     except zmq.Again:
         if timeout_s == 0 or not socket.poll(None if timeout_s is None else int(1000 * timeout_s)):
             return None
-    return socket.recv_multipart()
+    return receive_message(socket)
 
 
 def _bind(socket: "zmq.Socket[bytes]", address: str) -> None:
@@ -298,7 +324,7 @@ def _bind(socket: "zmq.Socket[bytes]", address: str) -> None:
     if path and is_listening(path):
         socket.close(linger=0)
         raise StartupError(
-            f"cannot bind {address}: another engine listens there",
+            f"cannot bind {address}: another engine listens on it",
             phase="binding sockets",
             hint="stop it, or choose another address",
         )
@@ -309,7 +335,7 @@ def _bind(socket: "zmq.Socket[bytes]", address: str) -> None:
         raise StartupError(
             f"cannot bind {address}: {error.strerror}",
             phase="binding sockets",
-            hint="does the directory exist, and may this user write there?",
+            hint="check that the directory exists and is writable",
         ) from error
     if path:
         with contextlib.suppress(FileNotFoundError):
@@ -317,13 +343,13 @@ def _bind(socket: "zmq.Socket[bytes]", address: str) -> None:
 
 
 def _remove_file(address: str) -> None:
-    """Remove the file of a socket that was closed: zmq leaves it behind."""
+    """Remove the file of a closed socket, which zmq leaves behind."""
     if path := ipc_path(address):
         path.unlink(missing_ok=True)
 
 
 def is_listening(path: Path) -> bool:
-    """True when a living process has this socket: zmq itself would take it away from that process."""
+    """True if a live process listens on this socket: zmq itself would take over its address."""
     with socket_module.socket(socket_module.AF_UNIX, socket_module.SOCK_STREAM) as probe:
         try:
             probe.connect(str(path))

@@ -1,20 +1,37 @@
 """Messages to frames and back: one encoder and decoder per direction.
 
-A message is one frame: a byte that names the union it belongs to, so that one that reaches the wrong socket is refused
-before it is decoded, and the msgpack body. Two frames would cost a short message six times as much.
+The first frame of a message is one byte that names its union, so that a message on the wrong socket is rejected before
+it is decoded, and the msgpack body. Most messages have no other frame: a second one would make a short message six
+times as expensive. Large binary values (`Buffer`, `IdArray`) follow as frames of their own, which are neither copied
+into the body nor out of it; the body holds their index.
 """
 
+from array import array
+from collections.abc import Sequence
 from enum import IntEnum
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 import msgspec
 
+from octavo.protocol.buffers import Buffer
 from octavo.protocol.errors import ProtocolError
 from octavo.protocol.events import Event
+from octavo.protocol.ids import IdArray, unpack_ids
 from octavo.protocol.requests import Request
 from octavo.protocol.steps import WorkerCommand, WorkerReply
 
 T = TypeVar("T")
+
+Frame: TypeAlias = bytes | memoryview
+
+MIN_BUFFER_BYTES = 2**16
+"""Smaller binary values stay in the body: copying them is cheaper than a frame."""
+
+MAX_BUFFERS = 256
+"""Buffer frames of one message."""
+
+MAX_BUFFERS_BYTES = 2**28
+"""Bytes in all buffer frames of one message."""
 
 
 class Kind(IntEnum):
@@ -31,25 +48,92 @@ class Codec(Generic[T]):
 
     def __init__(self, kind: Kind, union: Any) -> None:
         self._kind = bytes([kind])
-        self._encoder = msgspec.msgpack.Encoder()
-        self._decoder: msgspec.msgpack.Decoder[T] = msgspec.msgpack.Decoder(union)
+        self._encoder = msgspec.msgpack.Encoder(enc_hook=self._encode_value)
+        self._decoder: msgspec.msgpack.Decoder[T] = msgspec.msgpack.Decoder(union, dec_hook=self._decode_value)
+        self._buffers: list[Frame] = []
+        """Of the message that is being encoded."""
+        self._received: Sequence[Frame] = ()
+        """Of the message that is being decoded."""
+        self._num_used = 0
+        """Of `_received`, those that the body has referred to."""
 
-    def encode(self, message: T) -> bytes:
-        """Return the frame of a message."""
-        return self._kind + self._encoder.encode(message)
-
-    def decode(self, frame: bytes) -> T:
-        """Return the message in a frame.
+    def encode(self, message: T) -> list[Frame]:
+        """Return the frames of a message. The buffers among them are the message's own memory.
 
         Raises:
-            ProtocolError: wrong kind, or a body that does not fit the union.
+            TypeError, OverflowError, UnicodeEncodeError: a value has no form on the wire.
         """
-        if frame[:1] != self._kind:
-            raise ProtocolError(f"expected a message of kind {self._kind!r}, got {frame[:1]!r}")
+        self._buffers = []
+        body = self._kind + self._encoder.encode(message)
+        return [body, *self._buffers]
+
+    def decode(self, body: Frame, *buffers: Frame) -> T:
+        """Return the message in some frames. `Buffer`s in it refer to the frames' memory.
+
+        Raises:
+            ProtocolError: wrong kind, a body that does not fit the union, or buffers that do not fit the body.
+        """
+        if body[:1] != self._kind:
+            raise ProtocolError(f"expected a message of kind {self._kind!r}, got {bytes(body[:1])!r}")
+        if buffers:
+            _check_buffers(buffers)
+        self._received, self._num_used = buffers, 0
         try:
-            return self._decoder.decode(memoryview(frame)[1:])
+            message = self._decoder.decode(memoryview(body)[1:])
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise ProtocolError(f"malformed message: {error}") from error
+        finally:
+            self._received = ()
+        if self._num_used != len(buffers):
+            raise ProtocolError(f"malformed message: its body uses {self._num_used} of its {len(buffers)} buffers")
+        return message
+
+    def _encode_value(self, value: object) -> object:
+        data = wire_bytes(value)
+        if data.nbytes < MIN_BUFFER_BYTES:
+            return data
+        self._buffers.append(data)
+        return len(self._buffers) - 1
+
+    def _decode_value(self, kind: type, value: object) -> object:
+        return wire_value(kind, self._buffer(value) if isinstance(value, int) else value)
+
+    def _buffer(self, index: int) -> Frame:
+        if isinstance(index, bool) or index != self._num_used or index >= len(self._received):
+            raise ValueError(f"buffer {index} where {self._num_used} of {len(self._received)} were used")
+        self._num_used += 1
+        return self._received[index]
+
+
+def wire_bytes(value: object) -> memoryview:
+    """Return the bytes of a value that msgpack has no type for: the `enc_hook` of files, where nothing is a frame.
+
+    Raises:
+        NotImplementedError: messages have no such values.
+    """
+    if isinstance(value, array):
+        return memoryview(value).cast("B")
+    if isinstance(value, Buffer):
+        return memoryview(value.data).cast("B")
+    raise NotImplementedError
+
+
+def wire_value(kind: type, data: object) -> object:
+    """Return the value of a type that `wire_bytes` knows: the `dec_hook` of files.
+
+    Raises:
+        ValueError: these are not its bytes.
+    """
+    if not isinstance(data, bytes | memoryview):
+        raise ValueError(f"expected bytes, got {type(data).__name__}")
+    return unpack_ids(data) if kind is IdArray else Buffer(data)
+
+
+def _check_buffers(buffers: Sequence[Frame]) -> None:
+    if len(buffers) > MAX_BUFFERS:
+        raise ProtocolError(f"malformed message: more than {MAX_BUFFERS} buffers")
+    if (num_bytes := sum(map(len, buffers))) > MAX_BUFFERS_BYTES:
+        raise ProtocolError(f"malformed message: {num_bytes} bytes of buffers, at most {MAX_BUFFERS_BYTES} are read")
 
 
 def request_codec() -> Codec[Request]:

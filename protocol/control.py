@@ -1,7 +1,7 @@
-"""Parent and child at start-up: the launch spec down, the life signs up.
+"""Messages between parent and child: the launch spec down, control messages up.
 
-The spec travels through the child's standard input, which then stays open: its end of file means
-that the parent is gone. Life signs travel through a second pipe, whose end of file means that the
+The spec is written to the child's standard input, which then stays open: end of file means that the
+parent is gone. Control messages are written to a second pipe, whose end of file means that the
 child is gone. Each message is a 4-byte little-endian length and a msgpack body.
 """
 
@@ -12,7 +12,7 @@ from octavo.protocol.config import CachePlan, DeviceFacts, ResolvedConfig, Serve
 
 
 class CoreSpec(msgspec.Struct, frozen=True, kw_only=True, tag="core"):
-    """Everything a core process is told when it starts."""
+    """Everything that a core process needs to start."""
 
     config: ResolvedConfig
     address: str
@@ -21,15 +21,15 @@ class CoreSpec(msgspec.Struct, frozen=True, kw_only=True, tag="core"):
     """Private directory of this engine, for the workers' sockets and the pulse file."""
     epoch: int
     replaced_epoch: int = 0
-    """Of the core that will be ended in order that this one takes over; 0: none."""
+    """Epoch of the core that will be stopped so that this one can take over; 0: none."""
     remote_address: str = ""
     """A `tcp://` address for frontends of other machines; "": none."""
     facts: list[DeviceFacts] = []
-    """What the workers of an earlier core of this configuration have measured; []: they measure."""
+    """Measurements of an earlier core with this configuration; []: the workers measure."""
     predecessor_dir: str = ""
-    """The `run_dir` of the core that has died and whose requests this one will be asked for; "": there is none."""
+    """The `run_dir` of the crashed core whose requests will be resubmitted to this one; "": none."""
     predecessor_end: str = ""
-    """How that one died, in words."""
+    """How that core crashed, for messages."""
     log_level: str = "INFO"
     log_config: str = ""
     """See `configure_logging`."""
@@ -38,7 +38,7 @@ class CoreSpec(msgspec.Struct, frozen=True, kw_only=True, tag="core"):
 
 
 class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True, tag="worker"):
-    """Everything a worker process is told when it starts."""
+    """Everything that a worker process needs to start."""
 
     config: ResolvedConfig
     rank: int
@@ -48,7 +48,7 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True, tag="worker"):
     result_address: str
     """PULL socket of the core, to push to."""
     facts: DeviceFacts | None = None
-    """What an earlier worker of this rank has measured, which need not be measured again; None: measure."""
+    """Measurements of an earlier worker of this rank; None: measure."""
     log_level: str = "INFO"
     log_config: str = ""
     """See `configure_logging`."""
@@ -56,15 +56,15 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True, tag="worker"):
 
 
 class ServerSpec(msgspec.Struct, frozen=True, kw_only=True, tag="server"):
-    """Everything a further HTTP process (`--api-server-count`) is told when it starts."""
+    """Everything that a further HTTP process (`--api-server-count`) needs to start."""
 
     config: ServerConfig
-    """With the API keys in it, wherever they came from."""
+    """Including the API keys, from whichever source."""
     address: str
     """Where the core listens for frontends."""
     listener_fd: int
-    """The socket to accept callers from, inherited."""
-    board_path: str
+    """The inherited listening socket."""
+    counters_path: str
     """The file with the metrics of all HTTP processes."""
     row: int
     """This process's own row in it, from 1: the first process has 0."""
@@ -78,22 +78,22 @@ LaunchSpec = CoreSpec | WorkerSpec | ServerSpec
 
 
 class Hello(msgspec.Struct, frozen=True, tag="hello"):
-    """The child is up, its signal handlers and its parent watch stand."""
+    """The child runs; its signal handlers and its parent watch are installed."""
 
     pid: int
     version: int = PROTOCOL_VERSION
 
 
 class Progress(msgspec.Struct, frozen=True, tag="progress"):
-    """The child has entered a phase of its start-up, or has come further in it."""
+    """The child has entered a phase of its start-up, or made progress in it."""
 
     phase: str
     fraction: float | None = None
-    """0 to 1 where it can be told."""
+    """0 to 1; None: unknown."""
 
 
 class PhaseDone(msgspec.Struct, frozen=True, tag="phase_done"):
-    """A phase of the start-up took this long; the timeline in the log is made of these."""
+    """Duration of a phase of the start-up, for the timeline in the log."""
 
     process: str
     phase: str
@@ -111,11 +111,11 @@ class CoreReady(msgspec.Struct, frozen=True, tag="core_ready"):
 
     plan: CachePlan
     facts: list[DeviceFacts] = []
-    """What each worker has measured, in order of rank."""
+    """Measurements of each worker, in order of rank."""
 
 
 class ServerReady(msgspec.Struct, frozen=True, tag="server_ready"):
-    """The HTTP process answers callers."""
+    """The HTTP process accepts connections."""
 
 
 class StartupFailed(msgspec.Struct, frozen=True, tag="startup_failed"):

@@ -1,4 +1,4 @@
-"""The cores of this machine: which this process may use, and in which order threads should take them.
+"""The cores that this process may use, in the order in which threads should be bound to them.
 
 Reads `/sys`; binds nothing.
 """
@@ -12,8 +12,8 @@ from pathlib import Path
 def usable_cores(root: Path = Path("/")) -> list[int]:
     """Return one processor number for each core that this process may run on, the cores of a NUMA node together.
 
-    Of the hardware threads of one core the first counts: two threads that compute vectors on one core are no faster
-    than one. Where the system does not tell what belongs together, every processor is a core.
+    Only the first hardware thread of a core counts: two threads with vector work on one core are no faster than one.
+    If the system does not report the topology, every processor counts as a core.
     """
     allowed = os.sched_getaffinity(0)
     folder = root / "sys/devices/system"
@@ -32,7 +32,7 @@ def usable_cores(root: Path = Path("/")) -> list[int]:
 
 
 def num_usable_cores(root: Path = Path("/")) -> int:
-    """Return how many cores this process may keep busy: `usable_cores`, or fewer where its container has a quota."""
+    """Return how many cores this process may keep busy: `usable_cores`, or fewer if its container has a quota."""
     quotas = [_quota(group) for group in _cgroups(root)]
     return max(1, min(len(usable_cores(root)), *(math.ceil(quota) for quota in quotas if quota), 1 << 20))
 
@@ -41,13 +41,13 @@ def parse_core_list(text: str) -> list[int]:
     """Return the numbers of a list such as "0-3,8", in its order.
 
     Raises:
-        ValueError: it is none, or names a number twice.
+        ValueError: it is not such a list, or names a core twice.
     """
     numbers: list[int] = []
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
         if not (first.isdecimal() and (last.isdecimal() or not dash)):
-            raise ValueError(f"{text!r} is no list of cores such as 0-3,8")
+            raise ValueError(f"{text!r} is not a list of cores such as 0-3,8")
         numbers += range(int(first), int(last if dash else first) + 1)
     if not numbers or len(set(numbers)) != len(numbers):
         raise ValueError(f"{text!r} names no core, or one twice")

@@ -1,7 +1,7 @@
-"""Keys for `tcp://` addresses: an engine knows its clients by their public keys, and they know it by its own.
+"""Keys for `tcp://` addresses: engine and clients authenticate each other by public keys.
 
-The cryptography is CurveZMQ's (http://curvezmq.org), which libzmq brings. Key files have the form of its other tools.
-`ipc://` needs none of this: the file system says who may connect.
+The cryptography is CurveZMQ (http://curvezmq.org), which is part of libzmq; key files have the format of its tools.
+`ipc://` needs no keys: file permissions decide who may connect.
 """
 
 import ipaddress
@@ -18,13 +18,13 @@ from octavo.protocol.config import ResolvedConfig
 from octavo.protocol.errors import ConfigError
 
 HEARTBEAT_S = 5
-"""How often the two ends of a tcp connection ask whether the other is there."""
+"""Interval of heartbeats on a tcp connection."""
 
 HEARTBEAT_TIMEOUT_S = 15
-"""Silence after which a peer counts as gone: a machine that loses its power closes no connection."""
+"""A peer that is silent this long counts as gone: a machine that loses power closes no connection."""
 
 HANDSHAKE_TIMEOUT_S = 10
-"""What a caller gets to prove who it is."""
+"""Time for a client to authenticate."""
 
 PUBLIC_SUFFIX = ".key"
 SECRET_SUFFIX = ".key_secret"
@@ -34,21 +34,21 @@ _PUBLIC_KEY = re.compile(r'^\s*public-key\s*=\s*"([^"\s]{40})"\s*$', re.MULTILIN
 _SECRET_KEY = re.compile(r'^\s*secret-key\s*=\s*"([^"\s]{40})"\s*$', re.MULTILINE)
 
 _ZAP_ADDRESS = "inproc://zeromq.zap.01"
-"""Where libzmq asks who may come in; https://rfc.zeromq.org/spec/27."""
+"""Where libzmq asks whether a client may connect; https://rfc.zeromq.org/spec/27."""
 
 
 @dataclass(frozen=True)
 class EngineKeys:
-    """What an engine needs to let the right clients in."""
+    """What an engine needs to authenticate its clients."""
 
     secret: bytes
     clients: frozenset[bytes]
-    """Public keys of those who may connect."""
+    """Public keys of the clients that may connect."""
 
 
 @dataclass(frozen=True)
 class ClientKeys:
-    """What a client needs to connect to an engine, and to no other."""
+    """What a client needs to authenticate itself and its engine."""
 
     public: bytes
     secret: bytes
@@ -66,24 +66,24 @@ def is_loopback(address: str) -> bool:
 
 
 def check_remote(address: str, has_keys: bool) -> None:
-    """Refuse a `tcp://` address that everybody could connect to.
+    """Reject a `tcp://` address that anybody could connect to.
 
     Raises:
-        ConfigError: there are no keys, and it is reached from outside of this machine.
+        ConfigError: there are no keys, and the address is reachable from other machines.
     """
     if not (has_keys or is_loopback(address)):
         raise ConfigError(
-            f"{address} can be reached from other machines, and needs keys",
+            f"{address} is reachable from other machines and needs keys",
             phase="configuration",
-            hint="make them with octavo keygen, and see docs/remote.md; or use an ipc:// or tcp://127.0.0.1 address",
+            hint="create them with octavo keygen (docs/remote.md), or use an ipc:// or tcp://127.0.0.1 address",
         )
 
 
 def write_pair(directory: Path, name: str) -> tuple[Path, Path]:
-    """Make a new pair of keys; return the files of the public and of the secret one.
+    """Create a new pair of keys; return the files of the public and of the secret key.
 
     Raises:
-        ConfigError: a file is there already, or cannot be written.
+        ConfigError: a file exists already, or cannot be written.
     """
     public, secret = (key.decode() for key in zmq.curve_keypair())
     lines = f'metadata\ncurve\n    public-key = "{public}"\n'
@@ -91,7 +91,7 @@ def write_pair(directory: Path, name: str) -> tuple[Path, Path]:
     texts = (lines, f'{lines}    secret-key = "{secret}"\n')
     try:
         if existing := [path for path in paths if path.exists()]:
-            raise FileExistsError(f"{existing[0]} is there already")
+            raise FileExistsError(f"{existing[0]} already exists")
         for path, text, mode in zip(paths, texts, (0o644, 0o600), strict=True):
             with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w") as file:
                 file.write(text)
@@ -108,7 +108,7 @@ def read_engine_keys(secret_file: str, clients_path: str) -> EngineKeys:
         clients_path: a file with one client's public key, or a directory of such files.
 
     Raises:
-        ConfigError: a file is missing, is none, or others may read the secret one; or there is no client.
+        ConfigError: a file is missing or not a key file, others may read the secret one, or there is no client.
     """
     path = Path(clients_path)
     files = sorted(path.glob(f"*{PUBLIC_SUFFIX}")) if path.is_dir() else [path]
@@ -118,10 +118,10 @@ def read_engine_keys(secret_file: str, clients_path: str) -> EngineKeys:
 
 
 def read_keys_of_engine(config: ResolvedConfig) -> EngineKeys | None:
-    """Read the keys that the configuration names, None when it names none.
+    """Read the keys that the configuration names; None: it names none.
 
     Raises:
-        ConfigError: as `read_engine_keys`.
+        ConfigError: see `read_engine_keys`.
     """
     if config.engine_secret_key_file is None or config.engine_authorized_clients is None:
         return None
@@ -129,18 +129,18 @@ def read_keys_of_engine(config: ResolvedConfig) -> EngineKeys | None:
 
 
 def read_client_keys(secret_file: str | None, engine_file: str | None) -> ClientKeys | None:
-    """Read the keys of a client, and the public key of its engine; None where neither is named.
+    """Read the keys of a client and the public key of its engine; None: neither file is given.
 
     Raises:
-        ConfigError: one of the two is not named, a file is missing, is none, or others may read the secret one.
+        ConfigError: only one is given, a file is missing or not a key file, or others may read the secret one.
     """
     if not (secret_file or engine_file):
         return None
     if not (secret_file and engine_file):
         raise ConfigError(
-            "client_secret_key_file and engine_public_key_file belong together",
+            "client_secret_key_file and engine_public_key_file must be given together",
             phase=_PHASE,
-            hint="name both, or neither for an engine on this machine",
+            hint="give both, or neither for an engine on this machine",
         )
     secret = _read_secret(secret_file)
     return ClientKeys(zmq.curve_public(secret), secret, _read_key(Path(engine_file), _PUBLIC_KEY))
@@ -162,12 +162,12 @@ def _read_key(path: Path, pattern: "re.Pattern[str]") -> bytes:
     key = found[1].encode() if found else b""
     if not _is_key(key):
         kind = "secret" if pattern is _SECRET_KEY else "public"
-        raise ConfigError(f"{path} holds no {kind} key", phase=_PHASE, hint="octavo keygen makes such files")
+        raise ConfigError(f"{path} holds no {kind} key", phase=_PHASE, hint="octavo keygen creates such files")
     return key
 
 
 def _is_key(text: bytes) -> bool:
-    """True for 32 bytes in Z85, which is all that either kind of key has to be."""
+    """True for 32 bytes in Z85, the only requirement for both kinds of keys."""
     try:
         zmq.curve_public(text)
     except (ValueError, zmq.ZMQError):
@@ -176,7 +176,7 @@ def _is_key(text: bytes) -> bool:
 
 
 def prepare_connection(socket: "zmq.Socket[bytes]", address: str, keys: ClientKeys | None) -> None:
-    """Set what a client's socket needs before it connects.
+    """Configure a client's socket before it connects.
 
     Raises:
         ConfigError: the address needs keys.
@@ -192,7 +192,7 @@ def prepare_connection(socket: "zmq.Socket[bytes]", address: str, keys: ClientKe
 
 
 def prepare_listener(socket: "zmq.Socket[bytes]", address: str, keys: EngineKeys | None) -> None:
-    """Set what an engine's socket needs before it is bound to a `tcp://` address; earlier addresses stay as they are.
+    """Configure an engine's socket before it is bound to a `tcp://` address; earlier addresses are not affected.
 
     With keys, an `Authenticator` must run in the same context.
 
@@ -213,16 +213,16 @@ def _limit_silence(socket: "zmq.Socket[bytes]") -> None:
 
 
 class Authenticator:
-    """Tells libzmq which keys may come in, on a thread that ends with its context.
+    """Tells libzmq which client keys are accepted, on a thread that ends with its context.
 
     Args:
-        context: whose sockets it speaks for.
-        clients: public keys of those who may.
+        context: the context of the sockets.
+        clients: public keys of the clients that may connect.
     """
 
     def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", clients: frozenset[bytes]) -> None:
         self._clients = clients
-        # A view of its own: `destroy()` of the other one must not close a socket under the hands of its thread.
+        # A shadow: `destroy()` of the original must not close a socket that this thread uses.
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.shadow(context)
         self._socket: zmq.Socket[bytes] = self._context.socket(zmq.REP)
         self._socket.linger = 0

@@ -11,7 +11,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Env:
-    """What octavo takes from the environment, read once per process."""
+    """The environment variables that octavo reads, once per process."""
 
     cache_dir: Path
     """Downloaded and converted models, packed weights, compiled kernels (`OCTAVO_CACHE`, default `~/.cache/octavo`)."""
@@ -26,7 +26,7 @@ class Env:
     is_offline: bool
     """`HF_HUB_OFFLINE=1`: never ask the model hub."""
     cxx: str | None = None
-    """`CXX`: the compiler of the native kernels, with arguments if need be."""
+    """`CXX`: the compiler for the native kernels, optionally with arguments."""
     hides_gpus: bool = False
     """`CUDA_VISIBLE_DEVICES` is set and names none."""
 
@@ -58,5 +58,5 @@ def set_default(name: str, value: str) -> None:
 
 
 def named(*prefixes: str) -> dict[str, str]:
-    """Return the variables whose names open with one of `prefixes`, for a report about the machine."""
+    """Return the variables whose names start with one of `prefixes`, for a report about the machine."""
     return {name: value for name, value in sorted(os.environ.items()) if name.startswith(prefixes)}

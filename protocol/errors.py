@@ -12,8 +12,8 @@
     ├── StartupError                            a process could not start; carries the root cause
     │   ├── ConfigError (also ValueError)       a flag or a model file is wrong
     │   └── NotEnoughMemoryError                names the flag that would make it fit
-    └── ProtocolError                           a message that must not be there
-        └── IllegalTransition                   a state machine was asked for a move it does not have
+    └── ProtocolError                           an unexpected or malformed message
+        └── IllegalTransition                   a state machine has no such transition
 """
 
 
@@ -25,7 +25,7 @@ class InvalidRequestError(OctavoError, ValueError):
     """A request that cannot be served as it stands.
 
     Args:
-        message: says what is wrong and what would be right.
+        message: what is wrong, and what is valid.
         param: the field at fault, as the caller spelled it.
     """
 
@@ -49,8 +49,8 @@ class OverloadedError(OctavoError):
     """The queue is full; the same request may be accepted later.
 
     Args:
-        message: says what there is too much of.
-        limit: the setting whose limit was reached; None: the engine takes nothing more at all.
+        message: what there is too much of.
+        limit: the setting whose limit was reached; None: the engine accepts no requests at all.
     """
 
     def __init__(self, message: str, limit: str | None = None) -> None:
@@ -97,4 +97,4 @@ class ProtocolError(OctavoError):
 
 
 class IllegalTransition(ProtocolError):
-    """A state machine was asked for a move that its table does not have."""
+    """A state machine has no such transition."""

@@ -5,6 +5,7 @@ from enum import IntEnum
 import msgspec
 
 from octavo.protocol import PROTOCOL_VERSION
+from octavo.protocol.buffers import Buffer
 from octavo.protocol.ids import RequestId, TokenId
 from octavo.protocol.snapshot import EngineSnapshot
 from octavo.protocol.stats import EngineStats, RequestTimings
@@ -38,7 +39,7 @@ class TokenLogprobs(msgspec.Struct, array_like=True, gc=False, frozen=True):
 
 
 class Tokens(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="tokens"):
-    """New tokens of one request."""
+    """New tokens of one request; sent at least once per step in which it gets some, or per `stream_interval`."""
 
     request_id: RequestId
     token_ids: list[TokenId]
@@ -49,11 +50,20 @@ class Tokens(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="tokens
     num_cached_tokens: int = 0
     """Prompt tokens found in the prefix cache when the request first ran."""
     times: list[float] = []
-    """When each token was known, on the core's clock in seconds, where `stream_interval` keeps tokens back."""
+    """When each token was known, in seconds of the core's clock; empty unless `stream_interval` delays tokens."""
+
+
+class PooledOutput(msgspec.Struct, array_like=True, gc=False, frozen=True):
+    """The result of a `PoolingSpec`: one array, row by row."""
+
+    data: Buffer
+    shape: tuple[int, ...]
+    dtype: str
+    """"float32" or "bfloat16", little-endian."""
 
 
 class Finished(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="finished"):
-    """The request is over; its last tokens came in a `Tokens` before this."""
+    """The request is over. Its last tokens came in a `Tokens` before this; it may have had none."""
 
     request_id: RequestId
     reason: FinishReason
@@ -62,10 +72,12 @@ class Finished(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="fini
     num_cached_tokens: int = 0
     num_preemptions: int = 0
     timings: RequestTimings = RequestTimings()
+    result: PooledOutput | None = None
+    """What the request asked for, if that is not tokens."""
 
 
 class FailureKind(IntEnum):
-    """Whose fault a failure is; decides the HTTP status."""
+    """Who caused a failure; determines the HTTP status."""
 
     INVALID = 0
     OVERLOADED = 1
@@ -73,30 +85,30 @@ class FailureKind(IntEnum):
 
 
 class Failed(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="failed"):
-    """The request was refused or could not be finished."""
+    """The request was rejected or could not be completed."""
 
     request_id: RequestId
     kind: FailureKind
     message: str
     param: str | None = None
-    """The field at fault; of a request that comes at a bad time, the setting whose limit was reached."""
+    """The invalid field; for OVERLOADED, the setting whose limit was reached."""
 
 
 RequestEvent = Tokens | Finished | Failed
 
 
 class Events(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="events"):
-    """What one step did to this frontend's requests."""
+    """The events of one step for the requests of one frontend."""
 
     epoch: int
-    """Of the engine that speaks; events of an older epoch are ignored."""
+    """Epoch of the sender; events of an older epoch are ignored."""
     events: list[RequestEvent]
     time: float = 0.0
     """Core's monotonic clock, in seconds."""
 
 
 class EngineFacts(msgspec.Struct, array_like=True, gc=False, frozen=True):
-    """What a frontend must know of the engine it talks to."""
+    """What a frontend must know about its engine."""
 
     epoch: int
     model: str
@@ -115,7 +127,7 @@ class EngineFacts(msgspec.Struct, array_like=True, gc=False, frozen=True):
     pulse_path: str = ""
     """File of the core's pulse (`protocol/pulse.py`); "" when the core is on another machine."""
     replaced_epoch: int = 0
-    """Of the core that was ended in order that this one takes over: its end was no accident. 0: there was none."""
+    """Epoch of the core that was stopped so that this one could take over: it did not crash. 0: none."""
 
 
 class Welcome(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="welcome"):
@@ -126,7 +138,7 @@ class Welcome(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="welco
 
 
 class Refused(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="refused"):
-    """Answer to a `Connect` of another protocol version; the connection is useless."""
+    """Answer to a `Connect` of another protocol version; the connection cannot be used."""
 
     message: str
     version: int = PROTOCOL_VERSION
@@ -141,7 +153,7 @@ def refuse_version(version: int) -> Refused:
 
 
 class BoolResult(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="bool"):
-    """Result of a utility call that succeeds or does not."""
+    """Result of a utility call that succeeds or fails."""
 
     ok: bool
 
@@ -169,7 +181,7 @@ class StatsReport(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="s
 
 
 class EngineDying(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="dying"):
-    """The core is about to exit; every request it had has ended or will not."""
+    """The core is about to exit; unfinished requests will not finish here."""
 
     message: str
     """The root cause, "" for an orderly shutdown."""

@@ -1,6 +1,6 @@
-"""The child's side of its life: how a process starts, says how it fares, hears signals and ends.
+"""The child's side of supervision: how a process starts, reports to its parent, handles signals and exits.
 
-`run_child` stands before anything heavy is imported, so that no process outlives its parent however
+`run_child` runs before anything heavy is imported, so that no process outlives its parent, however
 early the parent dies.
 """
 
@@ -35,16 +35,16 @@ EXIT_FAILED = 1
 EXIT_STARTUP_FAILED = 3
 EXIT_PARENT_GONE = 4
 EXIT_HOPELESS = 5
-"""A core whose workers die again and again: another core would fare no better."""
+"""A core whose workers crash again and again: a restarted core would have the same problem."""
 
 LENGTH = struct.Struct("<I")
-"""What stands before every message on the two pipes."""
+"""The length that precedes every message on the two pipes."""
 
 _PR_SET_PDEATHSIG = 1
 
 
 class ProcessState(Enum):
-    """Where a child process is in its life."""
+    """State of a child process."""
 
     SPAWNED = "spawned"
     LOADING = "loading"
@@ -54,10 +54,10 @@ class ProcessState(Enum):
     FAILED = "failed"
 
     def move(self, target: "ProcessState") -> "ProcessState":
-        """Return `target` if it may follow.
+        """Return `target`.
 
         Raises:
-            IllegalTransition: it may not.
+            IllegalTransition: the table has no such transition.
         """
         if target not in PROCESS_TRANSITIONS[self]:
             raise IllegalTransition(f"process: {self.value} to {target.value}")
@@ -75,7 +75,7 @@ PROCESS_TRANSITIONS: dict[ProcessState, frozenset[ProcessState]] = {
 
 
 class StopSignal:
-    """Counts SIGTERMs: one asks to drain, two to abort. SIGINT is left to the frontend.
+    """Counts SIGTERMs: the first asks to drain, the second to abort. SIGINT is ignored: the frontend handles it.
 
     Signal handlers only run between two bytecodes of the main thread, so a loop that blocks in
     `poll` watches `fileno()` as well: Python writes a byte there when a signal arrives.
@@ -104,20 +104,20 @@ class StopSignal:
                 pass
 
 
-class Reporter:
+class StartupReporter:
     """The child's end of the control pipe. Thread-safe; silent once the parent is gone."""
 
     def __init__(self, process: str, fd: int) -> None:
         self.process = process
         self.current_phase = "starting"
         self.is_ready = False
-        """Set by `mark_ready`: from then on a failure is no failed start."""
+        """Set by `mark_ready`: a later failure is not a failed start."""
         self._fd = fd
         self._lock = threading.Lock()
         self._encoder = msgspec.msgpack.Encoder()
 
     def send(self, message: ControlMessage) -> None:
-        """Tell the parent."""
+        """Send a message to the parent."""
         body = self._encoder.encode(message)
         with self._lock, contextlib.suppress(BrokenPipeError):
             data = memoryview(LENGTH.pack(len(body)) + body)
@@ -130,12 +130,12 @@ class Reporter:
         self.is_ready = True
 
     def progress(self, fraction: float) -> None:
-        """Tell how far the current phase has come, 0 to 1."""
+        """Report the progress of the current phase, 0 to 1."""
         self.send(Progress(self.current_phase, fraction))
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Name what the process is doing: for the progress display, the timeline and a failed start."""
+        """Report the phase of the start-up: for the progress display, the timeline and `StartupFailed`."""
         self.current_phase = name
         self.send(Progress(name))
         start = time.monotonic()
@@ -143,11 +143,13 @@ class Reporter:
         self.send(PhaseDone(self.process, name, time.monotonic() - start))
 
 
-def run_child(process: str, spec_type: type[Spec], main: Callable[[Spec, Reporter, StopSignal], int]) -> NoReturn:
+def run_child(
+    process: str, spec_type: type[Spec], main: Callable[[Spec, StartupReporter, StopSignal], int]
+) -> NoReturn:
     """Run `main` as the body of a child process, and exit with its code.
 
-    Reads the launch spec from standard input, whose end of file later means that the parent is gone.
-    What `main` raises before `Reporter.mark_ready` reaches the parent as `StartupFailed`.
+    Reads the launch spec from standard input; a later end of file there means that the parent is gone.
+    An exception of `main` before `StartupReporter.mark_ready` reaches the parent as `StartupFailed`.
 
     Args:
         process: name for the log, "Core" or "Worker"; a worker's rank is added.
@@ -158,7 +160,7 @@ def run_child(process: str, spec_type: type[Spec], main: Callable[[Spec, Reporte
     die_with_parent(parent)
     stop = StopSignal()
     enable_dumps()
-    reporter = Reporter(process, int(sys.argv[1]))
+    reporter = StartupReporter(process, int(sys.argv[1]))
     code = EXIT_STARTUP_FAILED
     try:
         spec = _read_spec(spec_type)
@@ -167,7 +169,7 @@ def run_child(process: str, spec_type: type[Spec], main: Callable[[Spec, Reporte
         threading.Thread(target=_watch_parent, name="parent watch", daemon=True).start()
         reporter.send(Hello(os.getpid()))
         code = main(spec, reporter, stop)
-    except Exception as error:  # process boundary: the last chance to name the root cause
+    except Exception as error:  # process boundary: the last chance to report the root cause
         if reporter.is_ready:
             logger.exception("%s failed", process)
             code = EXIT_FAILED
@@ -175,12 +177,12 @@ def run_child(process: str, spec_type: type[Spec], main: Callable[[Spec, Reporte
             reporter.send(_startup_failed(reporter.current_phase, error))
     logging.shutdown()
     sys.stdout.flush()
-    # Not sys.exit: a thread of a library must not be able to keep a finished process alive.
+    # Not sys.exit: a library's thread could keep a finished process alive.
     os._exit(code)
 
 
 def die_with_parent(parent: int) -> None:
-    """Ask the kernel to kill this process when its parent dies (Linux; elsewhere the pipe must do)."""
+    """Ask the kernel to kill this process when its parent dies (Linux only; elsewhere the pipe has to suffice)."""
     if sys.platform != "linux":
         return
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
@@ -214,7 +216,7 @@ def _read_spec(spec_type: type[Spec]) -> Spec:
 
 
 def _watch_parent() -> None:
-    """End the process when its standard input does: the parent is gone, whatever killed it."""
+    """Exit on end of file of standard input: the parent is gone, whatever killed it."""
     while os.read(sys.stdin.fileno(), 64):
         pass
     os._exit(EXIT_PARENT_GONE)

@@ -1,4 +1,4 @@
-"""Log lines of every octavo process: who said it, when, how bad, what; or what a configuration makes of them."""
+"""Logging of every octavo process: process name, time, level and message, or as a logging configuration says."""
 
 import json
 import logging
@@ -13,11 +13,11 @@ from typing import Any
 from octavo.protocol.errors import ConfigError
 
 _SOURCE = "octavo"
-"""The logger above all of ours."""
+"""The parent of all loggers of octavo."""
 
 
 class LogRecord(logging.LogRecord):
-    """A record whose `processName` is the name that `configure_logging` was given, which `logging` cannot know."""
+    """A record whose `processName` is the name given to `configure_logging`; `logging` itself cannot know it."""
 
     octavo_process = "octavo"
 
@@ -27,9 +27,9 @@ class LogRecord(logging.LogRecord):
 
 
 class JsonLines(logging.Formatter):
-    """One JSON object for each record, for `--log-config-file`: time (UTC), level, process, pid, logger, message.
+    """One JSON object per record, for `--log-config-file`: time (UTC), level, process, pid, logger, message.
 
-    With `exception`, the traceback, where there is one.
+    With `exception`, the traceback, if there is one.
     """
 
     def format(self, record: logging.LogRecord) -> str:
@@ -48,21 +48,21 @@ class JsonLines(logging.Formatter):
 
 
 class _Applied:
-    """What this process logs by, for the children that it starts."""
+    """The logging configuration of this process, which its children inherit."""
 
     config = ""
 
 
 def configure_logging(process: str, level: str, config: str = "") -> None:
-    """Send the log of this process to standard error, each line led by its name and pid, or where `config` says.
+    """Log to standard error, each line prefixed with the process name and pid, or as `config` says.
 
     Args:
         process: "Frontend", "Core" or "Worker 0".
-        level: DEBUG, INFO, WARNING or ERROR; under a `config` that of octavo's loggers for which it names none.
-        config: JSON for `logging.config.dictConfig`. Loggers that exist are not disabled unless it says so.
+        level: DEBUG, INFO, WARNING or ERROR; with a `config`, of the octavo loggers that it leaves out.
+        config: JSON for `logging.config.dictConfig`. Existing loggers stay enabled unless it says otherwise.
 
     Raises:
-        ConfigError: `config` is no such thing, or names what cannot be made.
+        ConfigError: `config` is not valid, or names a handler or file that cannot be created.
     """
     LogRecord.octavo_process = process
     logging.setLogRecordFactory(LogRecord)
@@ -83,37 +83,37 @@ def configure_logging(process: str, level: str, config: str = "") -> None:
 
 
 def log_settings() -> tuple[str, str]:
-    """Return the level and the configuration that a child of this process is to log by."""
+    """Return the level and the configuration for the log of a child process."""
     return logging.getLevelName(logging.getLogger(_SOURCE).getEffectiveLevel()), _Applied.config
 
 
 def _apply(config: str) -> None:
-    """Set `logging` up as `config` says.
+    """Apply a logging configuration.
 
     Raises:
-        ConfigError: it cannot be done.
+        ConfigError: it is not valid.
     """
     try:
-        said = json.loads(config)
-        if not isinstance(said, dict):
-            raise TypeError("it is no JSON object")
-        logging.config.dictConfig({"version": 1, "disable_existing_loggers": False, **said})
+        settings = json.loads(config)
+        if not isinstance(settings, dict):
+            raise TypeError("not a JSON object")
+        logging.config.dictConfig({"version": 1, "disable_existing_loggers": False, **settings})
     except (ValueError, TypeError, AttributeError, ImportError, OSError) as error:
         causes = f"{error}: {error.__cause__}" if error.__cause__ else str(error)
         raise ConfigError(
             f"log_config_file: {causes}",
             phase="configuration",
-            hint="it is JSON for Python's logging.config.dictConfig",
+            hint="the file must be JSON for Python's logging.config.dictConfig",
         ) from error
 
 
 class LimitedLog:
-    """Warnings of one kind, of which whoever causes them must not be able to fill the log.
+    """Rate-limited warnings: whoever causes them must not be able to fill the log.
 
     Args:
-        logger: where they go.
-        max_lines: in any interval; the first line of the next one says how many were left out.
-        interval_s: how long an interval is.
+        logger: where the lines go.
+        max_lines: lines per interval; the first line of the next interval reports how many were omitted.
+        interval_s: length of an interval.
         clock: in seconds.
     """
 
@@ -132,10 +132,10 @@ class LimitedLog:
         self._num_lines = 0
 
     def warning(self, message: str, *values: object) -> None:
-        """Log a line, or only count it."""
+        """Log a line, or only count it if the limit is reached."""
         if (now := self._clock()) >= self._interval_end:
-            if (num_left_out := self._num_lines - self._max_lines) > 0:
-                self._logger.warning("%d lines like the next one were left out", num_left_out)
+            if (num_omitted := self._num_lines - self._max_lines) > 0:
+                self._logger.warning("%d lines like the next one were omitted", num_omitted)
             self._interval_end = now + self._interval_s
             self._num_lines = 0
         self._num_lines += 1

@@ -1,6 +1,6 @@
-"""What is known of a message that cannot be decoded: who waits for an answer to it, if it still says so.
+"""Extracts the id from a malformed request, so that the frontend that waits for it can be answered.
 
-Reads the first bytes of a body by hand, because the rest may be anything. Answers nobody.
+Parses the first bytes of a body by hand, because the rest may be anything.
 """
 
 import re
@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from octavo.protocol.ids import RequestId
 
 MAX_REQUEST_ID_BYTES = 1024
-"""A longer name is none of ours, and must not be sent back."""
+"""Frontends use no longer ids, and a longer one must not be sent back."""
 
 _ARRAY = rb"\x01(?:[\x90-\x9f]|\xdc..|\xdd....)"
-"""The kind of a request, and the head of a msgpack array."""
+"""The kind byte of a request, and the header of a msgpack array."""
 
 _SUBMIT = re.compile(_ARRAY + rb"\xa6submit(?:([\xa0-\xbf])|\xd9(.)|\xda(..))", re.DOTALL)
 _CALL = re.compile(_ARRAY + rb"\xa4call(?:([\x00-\x7f])|\xcc(.)|\xcd(..)|\xce(.{4})|\xcf(.{8}))", re.DOTALL)
@@ -23,22 +23,22 @@ _UNSIGNED = {1: struct.Struct(">B"), 2: struct.Struct(">H"), 4: struct.Struct(">
 
 @dataclass(frozen=True)
 class Malformed:
-    """A message from a frontend that cannot be read."""
+    """A message from a frontend that cannot be decoded."""
 
     fault: str
-    """What is wrong with it."""
+    """The decoder's error message."""
     request_id: RequestId | None = None
-    """Of the `Submit` that it seems to be."""
+    """If it looks like a `Submit`."""
     call_id: int | None = None
-    """Of the `Call` that it seems to be."""
+    """If it looks like a `Call`."""
 
 
-def examine(frame: bytes, fault: str) -> Malformed:
-    """Return what can be told of a request's frame that does not decode.
+def parse_malformed(frame: bytes, fault: str) -> Malformed:
+    """Return what is recognizable in the body of a malformed request.
 
     Args:
-        frame: as it came.
-        fault: what the decoder said.
+        frame: as received.
+        fault: the decoder's error message.
     """
     if found := _SUBMIT.match(frame):
         return Malformed(fault, request_id=_text(frame, found))
@@ -49,7 +49,7 @@ def examine(frame: bytes, fault: str) -> Malformed:
 
 
 def _text(frame: bytes, found: "re.Match[bytes]") -> RequestId | None:
-    """Return the text behind the head of a msgpack string, None when it is no request's name."""
+    """Return the text after the header of a msgpack string; None: it cannot be a request id."""
     short, *long = found.groups()
     size = short[0] & 0x1F if short else _number(next(group for group in long if group is not None))
     text = frame[found.end() : found.end() + size]

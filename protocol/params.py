@@ -1,7 +1,5 @@
-"""What a caller asks of generation (`SamplingParams`) and what the engine is told (`SamplingSpec`)."""
+"""Parameters of a request: the caller's (`SamplingParams`) and the form sent to the engine (`SamplingSpec`)."""
 
-import sys
-from collections.abc import Collection
 from enum import IntEnum
 from typing import Any, Literal, TypeAlias
 
@@ -9,6 +7,12 @@ import msgspec
 
 from octavo.protocol.errors import InvalidRequestError
 from octavo.protocol.repetition import RepetitionDetectionParams, RepetitionSpec
+from octavo.protocol.sampling_table import (
+    MAX_LOGPROB_TOKEN_IDS,
+    ROWS,
+    check_integer,
+    check_number,
+)
 from octavo.protocol.structured import StructuredOutputsParams
 
 GREEDY_TEMPERATURE = 1e-5
@@ -17,29 +21,26 @@ GREEDY_TEMPERATURE = 1e-5
 MIN_TEMPERATURE = 1e-2
 """Temperatures between greedy and this are raised to it: dividing by less overflows float32."""
 
-MAX_N = 16384
 MAX_STOP_STRINGS = 64
 MAX_STOP_CHARS = 8192
-"""Of all stop strings of a request together: what looks for them takes memory for each character."""
+"""All stop strings of a request together: matching them takes memory per character."""
 MAX_BAD_WORDS = 1024
 MAX_BAD_WORDS_CHARS = 32768
-"""Of all bad words of a request together: they are tokenized at once."""
-MAX_TOKEN_IDS = 2**18
-"""In a list of token ids other than a prompt; vocabularies are smaller."""
-MAX_LOGPROB_TOKEN_IDS = 128
+"""All bad words of a request together: they are tokenized in one go."""
+MAX_EXTRA_ARGS_BYTES = 2**16
+"""Encoded; they are sent to the engine with every sequence."""
 MAX_BEAM_WIDTH = 256
-MAX_STREAM_INTERVAL = 2**31 - 1
 
 MAX_LENGTH_PENALTY = 50.0
-"""Of either sign: the length of a million tokens to this power is still a float."""
+"""Absolute limit: a million tokens to this power is still a finite float."""
 
 LogprobsMode: TypeAlias = Literal["raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"]
-"""What is reported as a token's logprob: its log-probability or its logit, raw as the model gives it or processed by
-bias, penalties, temperature and filters. Prompt tokens are never processed."""
+"""What is reported as a token's logprob: its log-probability or its logit, raw (from the model) or processed (after
+biases, penalties, temperature and filters). Prompt tokens are always raw."""
 
 
 class OutputKind(IntEnum):
-    """What each yielded output holds."""
+    """Content of each yielded output."""
 
     CUMULATIVE = 0
     """Everything generated so far."""
@@ -50,7 +51,7 @@ class OutputKind(IntEnum):
 
 
 class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """How to generate, with the field names and meanings of vLLM's `SamplingParams`.
+    """How to sample, with the field names and meanings of vLLM's `SamplingParams`.
 
     Raises:
         InvalidRequestError: a field is out of range; `param` names it.
@@ -84,15 +85,15 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Top alternatives per generated token; 0 gives the sampled token's alone, -1 the whole vocabulary."""
     prompt_logprobs: int | None = None
     logprob_token_ids: list[int] | None = None
-    """Tokens whose logprobs are told beside each generated one's, in this order, in place of the most likely ones."""
+    """Tokens whose logprobs are reported with each generated token, in this order, instead of the most likely ones."""
     logit_bias: dict[int, float] | None = None
     allowed_token_ids: list[int] | None = None
-    """Nothing else is generated, whatever the biases are. None: everything is allowed."""
+    """Only these tokens are generated, whatever the biases are. None: all are allowed."""
     bad_words: list[str] | str | None = None
-    """Words that are not generated: neither the tokens that the tokenizer makes of one, nor those that it makes of a
-    space and the word. Other tokens that make the same text are not ruled out."""
+    """Words that are not generated: neither the tokenization of the word, nor that of a space and the word. Other
+    tokenizations of the same text are possible."""
     structured_outputs: StructuredOutputsParams | None = None
-    """The form that the output must have."""
+    """Constraint on the output."""
     repetition_detection: RepetitionDetectionParams | None = None
     """Ends an output that repeats itself."""
     detokenize: bool = True
@@ -104,6 +105,8 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Tokens that a stream sends together, after the first. None: the engine's `--stream-interval`."""
     skip_reading_prefix_cache: bool | None = None
     """None: True exactly when `prompt_logprobs` is asked for (cached positions have no logits)."""
+    extra_args: dict[str, Any] | None = None
+    """JSON arguments for the engine's logits processors; rejected if it has none."""
 
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):
@@ -126,7 +129,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     @property
     def is_greedy(self) -> bool:
-        """True when the most likely token is always taken."""
+        """True if the most likely token is always chosen."""
         return self.temperature < GREEDY_TEMPERATURE
 
     def verify(self) -> None:
@@ -135,27 +138,15 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
         Raises:
             InvalidRequestError: naming the first field that is out of range.
         """
-        _check_int("n", self.n, 1, MAX_N)
+        for row in ROWS:
+            row.check(getattr(self, row.name))
         if self.best_of is not None:
-            _check_int("best_of", self.best_of, self.n, MAX_N)
-        _check_number("temperature", self.temperature, 0.0, None)
-        _check_number("top_p", self.top_p, 0.0, 1.0, is_open_below=True)
-        # -1 has become 0; that both mean all is worth telling.
-        _check_int("top_k", self.top_k, -1, None)
-        _check_number("min_p", self.min_p, 0.0, 1.0)
-        _check_number("presence_penalty", self.presence_penalty, -2.0, 2.0)
-        _check_number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
-        _check_number("repetition_penalty", self.repetition_penalty, 0.0, None, is_open_below=True)
-        if self.seed is not None:
-            _check_int("seed", self.seed, -(2**63), 2**64 - 1)
-        if self.max_tokens is not None:
-            _check_int("max_tokens", self.max_tokens, 1, None)
-        _check_int("min_tokens", self.min_tokens, 0, self.max_tokens)
-        for name in ("logprobs", "prompt_logprobs"):
-            if (value := getattr(self, name)) is not None:
-                _check_int(name, value, -1, None)
+            check_integer("best_of", self.best_of, self.n, None)
+        check_integer("min_tokens", self.min_tokens, 0, self.max_tokens)
         self._verify_stops()
-        self._verify_stream()
+        self._verify_extra_args()
+        if self.output_kind is not None and not isinstance(self.output_kind, OutputKind):
+            raise InvalidRequestError(f"output_kind must be an OutputKind, got {self.output_kind!r}", "output_kind")
         if self.structured_outputs is not None:
             if not isinstance(self.structured_outputs, StructuredOutputsParams):
                 raise InvalidRequestError("structured_outputs must be StructuredOutputsParams", "structured_outputs")
@@ -172,12 +163,8 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
                 raise InvalidRequestError(f"{name} must be 1 when temperature is 0 (greedy): all would be equal", name)
 
     def _verify_token_ids(self) -> None:
-        for name in ("logit_bias", "allowed_token_ids", "stop_token_ids", "logprob_token_ids"):
-            if (count := len(getattr(self, name) or ())) > MAX_TOKEN_IDS:
-                raise InvalidRequestError(f"{name} may hold at most {MAX_TOKEN_IDS} tokens, got {count}", name)
-            _check_token_ids(name, getattr(self, name) or ())
         for bias in (self.logit_bias or {}).values():
-            _check_number("logit_bias", bias, None, None)
+            check_number("logit_bias", bias, None, None)
         self._verify_logprob_token_ids()
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
             raise InvalidRequestError(
@@ -205,11 +192,19 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
                 f"bad_words may have {MAX_BAD_WORDS_CHARS} characters in all, got {num_chars}", "bad_words"
             )
 
-    def _verify_stream(self) -> None:
-        if self.output_kind is not None and not isinstance(self.output_kind, OutputKind):
-            raise InvalidRequestError(f"output_kind must be an OutputKind, got {self.output_kind!r}", "output_kind")
-        if self.stream_interval is not None:
-            _check_int("stream_interval", self.stream_interval, 1, MAX_STREAM_INTERVAL)
+    def _verify_extra_args(self) -> None:
+        if self.extra_args is None:
+            return
+        if not isinstance(self.extra_args, dict) or not all(isinstance(name, str) for name in self.extra_args):
+            raise InvalidRequestError("extra_args must be an object with names", "extra_args")
+        try:
+            size = len(msgspec.msgpack.encode(self.extra_args))
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
+            raise InvalidRequestError(f"extra_args must hold what JSON can: {error}", "extra_args") from None
+        if size > MAX_EXTRA_ARGS_BYTES:
+            raise InvalidRequestError(
+                f"extra_args may take {MAX_EXTRA_ARGS_BYTES} bytes, and these take {size}", "extra_args"
+            )
 
     def _verify_stops(self) -> None:
         stops = self.stop or []
@@ -226,7 +221,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     @property
     def num_token_ids(self) -> int:
-        """Token ids in all lists of these parameters, which go to the engine with every sequence."""
+        """Token ids in all lists of these parameters; all are sent to the engine with every sequence."""
         lists = (self.logit_bias, self.allowed_token_ids, self.stop_token_ids, self.logprob_token_ids)
         return sum([len(token_ids) for token_ids in lists if token_ids])
 
@@ -236,25 +231,25 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class BeamSearchParams(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """How to search for likely sequences, with vLLM's names of fields and the meanings of transformers' beam search.
+    """Parameters of a beam search, with vLLM's field names and the meanings of transformers' beam search.
 
     Raises:
         InvalidRequestError: a field is out of range; `param` names it.
     """
 
     beam_width: int
-    """Sequences that are followed at a time, and returned at the end."""
+    """Number of beams, which is also the number of sequences returned."""
     max_tokens: int
     ignore_eos: bool = False
     temperature: float = 0.0
-    """Of the probabilities that sequences are scored by; 0 and 1: the model's own."""
+    """Applied to the probabilities that sequences are scored by; 0 and 1: unchanged."""
     length_penalty: float = 1.0
-    """A sequence's score is its logprob over its length to this power: positive ones favour long sequences."""
+    """A sequence's score is its logprob divided by length ** length_penalty: positive values favour long sequences."""
     early_stopping: bool | Literal["never"] = False
-    """True: end as soon as `beam_width` sequences have. False: end when the best open sequence scores no better, at the
-    length it has, than the worst that has ended. "never": end when it cannot come to score better."""
+    """True: stop when `beam_width` sequences are finished. False: stop when the best open sequence scores no better, at
+    its present length, than the worst finished one. "never": stop when it cannot become better."""
     include_stop_str_in_output: bool = False
-    """Whether the text shows the token that ended it."""
+    """Whether the text includes the token that ended it."""
     skip_special_tokens: bool = True
 
     def __post_init__(self) -> None:
@@ -266,18 +261,18 @@ class BeamSearchParams(msgspec.Struct, kw_only=True, omit_defaults=True):
         Raises:
             InvalidRequestError: naming the first field that is out of range.
         """
-        _check_int("beam_width", self.beam_width, 1, MAX_BEAM_WIDTH)
-        _check_int("max_tokens", self.max_tokens, 1, None)
-        _check_number("temperature", self.temperature, 0.0, None)
-        _check_number("length_penalty", self.length_penalty, -MAX_LENGTH_PENALTY, MAX_LENGTH_PENALTY)
+        check_integer("beam_width", self.beam_width, 1, MAX_BEAM_WIDTH)
+        check_integer("max_tokens", self.max_tokens, 1, None)
+        check_number("temperature", self.temperature, 0.0, None)
+        check_number("length_penalty", self.length_penalty, -MAX_LENGTH_PENALTY, MAX_LENGTH_PENALTY)
         if self.early_stopping not in (True, False, "never"):
             raise InvalidRequestError(
                 f'early_stopping must be true, false or "never", got {self.early_stopping!r}', "early_stopping"
             )
 
 
-class SamplingSpec(msgspec.Struct, array_like=True, gc=False, frozen=True):
-    """What core and workers need to know to sample one sequence; nothing is left open.
+class SamplingSpec(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="sampling"):
+    """Everything that core and workers need to sample one sequence; nothing is left open.
 
     Made by the frontend from `SamplingParams`, the model's defaults and its tokenizer.
     """
@@ -306,39 +301,25 @@ class SamplingSpec(msgspec.Struct, array_like=True, gc=False, frozen=True):
     allowed_token_ids: tuple[int, ...] = ()
     """Empty: every token is allowed."""
     bad_words: tuple[tuple[int, ...], ...] = ()
-    """Sequences of tokens whose last is not generated where the others have just been."""
+    """Token sequences; the last token of one is not generated directly after the others."""
     logprobs_mode: LogprobsMode = "raw_logprobs"
     repetition: RepetitionSpec | None = None
-    """Patterns at the end of the output that end the request; None: it may repeat itself."""
+    """Repeated patterns that end the request; None: repetition is not detected."""
     logprob_token_ids: tuple[int, ...] = ()
-    """The tokens that are told beside each generated one, whose `logprobs` are then 0; empty: the most likely."""
+    """Tokens whose logprobs are reported with each generated one; `logprobs` is then 0. Empty: the most likely ones."""
+    extra_args: dict[str, Any] | None = None
+    """For logits processors."""
 
 
-def _check_int(name: str, value: object, low: int | None, high: int | None) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise InvalidRequestError(f"{name} must be an integer, got {value!r}", name)
-    _check_range(name, value, low, high, is_open_below=False)
+class PoolingSpec(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="pooling"):
+    """Everything that core and workers need to compute vectors of a prompt instead of tokens.
+
+    No engine of this release can: the core rejects such a request (`Failed`, INVALID, param "task").
+    """
+
+    task: str
+    """What is computed from the hidden states, such as "embed" or "classify"."""
 
 
-def _check_token_ids(name: str, token_ids: Collection[int]) -> None:
-    # perf: with a call for each of a hundred thousand, one request would hold up all others.
-    if token_ids and not (set(map(type, token_ids)) == {int} and min(token_ids) >= 0):
-        for token_id in token_ids:
-            _check_int(name, token_id, 0, None)
-
-
-def _check_number(
-    name: str, value: object, low: float | None, high: float | None, *, is_open_below: bool = False
-) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
-        raise InvalidRequestError(f"{name} must be a number, got {value!r}", name)
-    if abs(value) > sys.float_info.max:
-        raise InvalidRequestError(f"{name} must be finite, got {value!r}", name)
-    _check_range(name, value, low, high, is_open_below=is_open_below)
-
-
-def _check_range(name: str, value: float, low: float | None, high: float | None, *, is_open_below: bool) -> None:
-    if low is not None and (value < low or (is_open_below and value == low)):
-        raise InvalidRequestError(f"{name} must be {'above' if is_open_below else 'at least'} {low}, got {value}", name)
-    if high is not None and value > high:
-        raise InvalidRequestError(f"{name} must be at most {high}, got {value}", name)
+RequestParams: TypeAlias = SamplingSpec | PoolingSpec
+"""What a request computes. Each member of the union has its own tag: a new kind of request is a new member."""

@@ -1,10 +1,10 @@
-"""The pulse: proof, in shared memory, that a core's step loop is alive, and of what it has come to.
+"""The pulse: a heartbeat of the core's step loop in shared memory.
 
-The core writes a few numbers into a small memory-mapped file in its private directory; frontends read
-them without asking anyone, so `/health` tells the truth even while the core is stuck.
+The core writes a few numbers into a small memory-mapped file in its private directory. Frontends read them without
+asking the core, so `/health` is right even while the core hangs.
 
-No lock is held, so whatever is read has been written by one store: `struct.pack_into` would first clear the place, and
-a reader at that moment take the core for one that has not moved since the machine was started.
+There is no lock, so every value is written by a single store. `struct.pack_into` would clear the value first, and a
+reader at that moment would see a core that has not beaten since the machine was started.
 """
 
 import mmap
@@ -13,27 +13,27 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _SIZE = 16
-"""A float of 8 bytes: monotonic seconds of the last beat, below zero where there was no work to do. Then two bytes."""
+"""A float of 8 bytes: monotonic seconds of the last beat, negative if the core was idle. Then two flags."""
 
-_HAS_PROGRESSED, _IS_TRYING = 8, 9
-"""Whether requests have got tokens; whether requests are tried apart from the others."""
+_HAS_PROGRESSED, _IS_ISOLATING = 8, 9
+"""Offsets: whether any request has got a token; whether requests run in isolation."""
 
 
 @dataclass(frozen=True)
 class Pulse:
-    """What a core last said of itself."""
+    """The last beat of a core."""
 
     age_s: float
     """Seconds since the last beat."""
     has_work: bool
-    """True when a step was in flight or planned at that beat; an idle core need not beat."""
+    """True if a step was in flight or planned at that beat; an idle core does not beat."""
     has_progressed: bool = False
     """True once any request has got a token from this core."""
-    is_trying: bool = False
-    """True while requests that may be what kills cores are tried, and nothing beside them."""
+    is_isolating: bool = False
+    """True while requests that may have crashed a core run in isolation."""
 
     def is_stalled(self, deadline_s: float) -> bool:
-        """True when the core had work and has not finished a step for `deadline_s` seconds."""
+        """True if the core had work and has not finished a step for `deadline_s` seconds."""
         return self.has_work and self.age_s > deadline_s
 
 
@@ -48,7 +48,7 @@ class PulseWriter:
         self.beat(has_work=False)
 
     def beat(self, *, has_work: bool) -> None:
-        """Say "alive now"; called around every step and before every wait."""
+        """Record that the loop is alive now; called around every step and before every wait."""
         now = time.monotonic()
         self._seconds[0] = now if has_work else -now
 
@@ -56,9 +56,9 @@ class PulseWriter:
         """A request has got a token."""
         self._memory[_HAS_PROGRESSED] = True
 
-    def note_trial(self, *, is_trying: bool) -> None:
-        """A trial begins, or all may run again."""
-        self._memory[_IS_TRYING] = is_trying
+    def note_isolation(self, *, is_isolating: bool) -> None:
+        """Requests run in isolation from now on, or all may run again."""
+        self._memory[_IS_ISOLATING] = is_isolating
 
     def close(self) -> None:
         """Unmap; the file stays until its directory is removed."""
@@ -81,7 +81,7 @@ class PulseReader:
             max(0.0, time.monotonic() - abs(last)),
             last > 0,
             bool(self._memory[_HAS_PROGRESSED]),
-            bool(self._memory[_IS_TRYING]),
+            bool(self._memory[_IS_ISOLATING]),
         )
 
     def close(self) -> None:

@@ -14,10 +14,10 @@ _FIELD = "repetition_detection"
 
 
 class RepetitionSpec(msgspec.Struct, array_like=True, gc=False, frozen=True):
-    """Ends a sequence whose last tokens are a pattern, so many times in a row; nothing is left open."""
+    """Ends a sequence whose last tokens repeat a pattern `min_count` times; nothing is left open."""
 
     min_pattern_size: int
-    """In tokens, at least 1."""
+    """Tokens, at least 1."""
     max_pattern_size: int
     min_count: int
     """At least 2."""

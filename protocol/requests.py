@@ -3,8 +3,8 @@
 import msgspec
 
 from octavo.protocol import PROTOCOL_VERSION
-from octavo.protocol.ids import RequestId, TokenId
-from octavo.protocol.params import SamplingSpec
+from octavo.protocol.ids import IdArray, RequestId, TokenId, pack_ids
+from octavo.protocol.params import RequestParams
 from octavo.protocol.structured import GrammarSpec
 
 
@@ -13,44 +13,45 @@ class Connect(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="conne
 
     version: int = PROTOCOL_VERSION
     client: str = ""
-    """Who is calling, for the log: program and pid."""
+    """Program and pid, for the log."""
     frontend_id: bytes = b""
-    """The same in all connections of one frontend, and nobody else's: by it the requests that it submits again are
-    known; b"": it has one connection only."""
+    """Unique per frontend and the same in all its connections: it identifies resubmitted requests. b"": this frontend
+    never reconnects."""
 
 
 class Submit(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="submit"):
-    """Generate one sequence. Answered by any number of `Tokens`, then one `Finished` or `Failed`."""
+    """Compute one sequence. Answered by any number of `Tokens`, then one `Finished` or `Failed`."""
 
     request_id: RequestId
-    prompt_token_ids: list[TokenId]
-    sampling: SamplingSpec
+    prompt_token_ids: IdArray
+    params: RequestParams
+    """What is computed: sampled tokens, or a pooled result."""
     priority: int = 0
     """Lower runs earlier, under the priority policy."""
     cache_salt: str | None = None
     """Requests share cached blocks only with requests of the same salt."""
     adapter: str | None = None
-    resume_output_token_ids: list[TokenId] = []
+    resume_output_token_ids: IdArray = msgspec.field(default_factory=pack_ids)
     """Tokens delivered before a restart: treated as a preempted request's outputs, never sent again."""
     stream_interval: int = 1
-    """How many tokens come in one `Tokens`: the first comes at once, the others when so many are there or it ends."""
+    """Tokens per `Tokens` event: the first is sent at once, later ones when this many are there or the request ends."""
     grammar: GrammarSpec | None = None
-    """What the output must be; a `Vocabulary` has been sent before."""
+    """Constraint on the output; needs a `ModelVocabulary` sent before."""
     is_continued: bool = False
-    """True: a further part of what was accepted before, as each step of a beam search is, or what an earlier core had
-    accepted. However full the queue is, it is no reason to refuse it."""
+    """True: continues work that was accepted before, such as a step of a beam search or a resubmitted request. A full
+    queue does not reject it."""
 
 
-class Vocabulary(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="vocabulary"):
-    """What the model's tokens stand for: sent before a frontend's first request with a grammar, never answered.
+class ModelVocabulary(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="vocabulary"):
+    """The bytes of every token: sent before a frontend's first request with a grammar, never answered.
 
-    All frontends of an engine have the same tokenizer; the core keeps the first vocabulary that it gets.
+    All frontends of an engine have the same tokenizer; the core keeps the first vocabulary that it receives.
     """
 
     tokens: list[bytes]
-    """For each token id up to the size of the model's vocabulary the bytes it adds to a text; none for an unused id."""
+    """For each id up to the size of the model's vocabulary the bytes that the token adds to a text; b"": unused id."""
     special_token_ids: list[TokenId]
-    """Tokens that are no text, whatever their bytes are."""
+    """Tokens that are never text, whatever their bytes are."""
 
 
 class Abort(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="abort"):
@@ -71,11 +72,11 @@ class GetStats(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="get_
 
 
 class GetSnapshot(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="get_snapshot"):
-    """Result: `EngineSnapshot`. Made between two steps; asked for at most a few times a second."""
+    """Result: `EngineSnapshot`. Made between two steps; requested at most a few times a second."""
 
 
 class StartProfile(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="start_profile"):
-    """Start the torch profiler on every worker. Result: `BoolResult`; `CallFailed` if nothing can be written there."""
+    """Start the torch profiler on every worker. Result: `BoolResult`; `CallFailed` if the directory is not writable."""
 
     directory: str
 
@@ -85,7 +86,7 @@ class StopProfile(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="s
 
 
 Utility = ResetPrefixCache | GetStats | GetSnapshot | StartProfile | StopProfile
-"""The typed table of utility calls: nothing else can be called over the wire."""
+"""All utility calls: nothing else can be called over the wire."""
 
 
 class Call(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="call"):
@@ -95,4 +96,4 @@ class Call(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="call"):
     utility: Utility
 
 
-Request = Connect | Submit | Vocabulary | Abort | Call
+Request = Connect | Submit | ModelVocabulary | Abort | Call

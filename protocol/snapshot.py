@@ -1,4 +1,4 @@
-"""What the dashboard shows of an engine at one moment: progress, blocks and the latest steps. No text, no token."""
+"""Snapshot of an engine for the dashboard: progress, blocks and the latest steps. Contains no text and no tokens."""
 
 import msgspec
 
@@ -6,24 +6,24 @@ from octavo.protocol.ids import RequestId
 from octavo.protocol.stats import EngineStats
 
 MAX_REQUESTS = 256
-"""Requests of one snapshot; of more, the first in the order in which they are served."""
+"""Most requests in one snapshot: the first ones in the order in which they are served."""
 
 BLOCK_FREE = 0
 BLOCK_CACHED = 1
-"""Free, but its contents can still be found by the prefix cache."""
+"""Free, but still in the prefix cache."""
 BLOCK_USED = 2
 BLOCK_SHARED = 3
 """Held by several requests."""
 
 
 class RequestProgress(msgspec.Struct, array_like=True, gc=False, frozen=True):
-    """How far one request is."""
+    """Progress of one request."""
 
     request_id: RequestId
     is_running: bool
     num_prompt_tokens: int
     num_cached_tokens: int
-    """Prompt tokens that the prefix cache had."""
+    """Prompt tokens found in the prefix cache."""
     num_computed_tokens: int
     num_output_tokens: int
     max_tokens: int
@@ -34,10 +34,10 @@ class RequestProgress(msgspec.Struct, array_like=True, gc=False, frozen=True):
 
 
 class StepSample(msgspec.Struct, array_like=True, gc=False, frozen=True):
-    """What one step computed, and how long it took."""
+    """Size and duration of one step."""
 
     sequence: int
-    """Counts the engine's steps from 0, so that a reader knows which ones it has seen."""
+    """Number of the step, from 0, so that a reader knows which steps are new."""
     num_requests: int
     num_decode_tokens: int
     num_prefill_tokens: int

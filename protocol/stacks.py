@@ -1,7 +1,7 @@
-"""What every thread of a process is doing, written to its log when somebody asks: for an engine that does not move.
+"""Stack dumps of every thread of a process, written to its log on request: to diagnose an engine that hangs.
 
-A process answers even while Python code cannot run in it, as the answer comes from a C signal handler. Linux only: the
-processes below one are found in /proc.
+A process dumps its stacks even while it cannot run Python code, because a C signal handler writes them. Linux only:
+child processes are found in /proc.
 """
 
 import contextlib
@@ -14,43 +14,43 @@ from pathlib import Path
 DUMP_SIGNAL = signal.SIGUSR1
 
 STANDARD_ERROR = 2
-"""The file descriptor itself: what stands in `sys.stderr` may have none."""
+"""The file descriptor itself: the object in `sys.stderr` may have none."""
 
 _STOPPED_STATES = "Tt"
-"""Of /proc/PID/stat: by a signal, by a debugger."""
+"""States in /proc/PID/stat: stopped by a signal, by a debugger."""
 
 
 def enable_dumps() -> None:
-    """From now on answer `DUMP_SIGNAL` by the stacks of all threads, on standard error."""
+    """Handle `DUMP_SIGNAL` from now on: write the stacks of all threads to standard error."""
     faulthandler.register(DUMP_SIGNAL, file=STANDARD_ERROR, all_threads=True, chain=False)
 
 
 @dataclass(frozen=True)
 class ProcessLook:
-    """A process as the system sees it."""
+    """A process as /proc shows it."""
 
     pid: int
     name: str
-    """The module it runs, else its program."""
+    """The Python module that it runs, else the program."""
     state: str
-    """The letter of /proc/PID/stat: R runs, S waits, D waits for a device, T is stopped."""
+    """The letter in /proc/PID/stat: R running, S sleeping, D waiting for a device, T stopped."""
     answers: bool
-    """Whether `DUMP_SIGNAL` makes it tell its stacks; others it would end."""
+    """Whether it handles `DUMP_SIGNAL`; any other process would be killed by it."""
 
     @property
     def is_stopped(self) -> bool:
-        """True when it cannot answer before somebody lets it go on."""
+        """True when it cannot answer until it is continued."""
         return self.state in _STOPPED_STATES
 
     def ask(self) -> None:
-        """Have it write its stacks, if it can."""
+        """Make it write its stacks, if it handles the signal."""
         if self.answers:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, DUMP_SIGNAL)
 
 
 def look_at_tree(root: int) -> list[ProcessLook]:
-    """Return a process and all below it, parents first; those that end meanwhile are left out."""
+    """Return a process and all its descendants, parents first, without those that exit meanwhile."""
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():

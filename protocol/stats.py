@@ -1,4 +1,4 @@
-"""Counters and gauges that cross a process boundary. Counters only grow: a reader takes differences."""
+"""Counters and gauges that cross a process boundary. Counters never decrease: a reader takes differences."""
 
 import msgspec
 
@@ -25,27 +25,29 @@ class EngineStats(msgspec.Struct, array_like=True, gc=False, tag="engine_stats")
     """Tokens scheduled over all steps."""
     malformed_frames: int = 0
     worker_failures: dict[str, int] = {}
-    """Times that the workers were lost, or were not to be started again, by cause."""
+    """Number of times that the workers were lost, or could not be restarted, by cause."""
     requests_resumed: int = 0
-    """Requests that went on after the workers they ran on were lost."""
+    """Requests that continued after their workers were lost."""
     last_worker_pause_s: float = 0.0
-    """From the latest loss of workers until others computed, or could."""
+    """Seconds from the latest loss of workers until new ones could compute."""
     num_deferred: int = 0
-    """Of `num_waiting`: those that room would not help, as their grammar is compiled or they may not run yet."""
+    """Those of `num_waiting` that do not wait for capacity: a grammar is compiled, or they are in quarantine."""
     corrupted_requests: int = 0
-    """Requests that failed because the model's logits were not numbers."""
+    """Requests that failed because the model's logits were not finite."""
+    num_recomputed_tokens: int = 0
+    """Tokens computed again after a preemption, or after workers were lost."""
 
     @property
     def kv_cache_usage(self) -> float:
-        """Fraction of the KV blocks that requests hold, 0 to 1."""
+        """Fraction of the KV blocks in use, 0 to 1."""
         return 1.0 - self.num_free_blocks / self.num_blocks if self.num_blocks else 0.0
 
 
 class RequestTimings(msgspec.Struct, array_like=True, gc=False, frozen=True):
-    """When things happened to one request, in the core's monotonic clock (seconds)."""
+    """Milestones of one request, in seconds of the core's monotonic clock."""
 
     queued: float = 0.0
     scheduled: float = 0.0
-    """First time it entered a step; 0.0 if it never did."""
+    """When it first entered a step; 0.0 if it never did."""
     first_token: float = 0.0
     finished: float = 0.0

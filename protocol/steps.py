@@ -1,59 +1,68 @@
-"""Core to workers and back: one forward pass, described by differences.
+"""Core to workers and back: one forward pass, described as changes to the persistent batch.
 
 A worker keeps a persistent row ("slot") for every running request: all its token ids, its block
-table and its sampling state. A plan says what changed since the plan before. The order in which a
+tables and its sampling state. A plan says what changed since the plan before. The order in which a
 worker applies a plan is fixed: `released` slots, then `admitted` requests, then `appended` blocks,
 then the forward pass over `scheduled`.
+
+Layers whose caches need the same blocks form a KV cache group (`config.facts.CacheGroupSpec`). A request has a
+list of blocks in each group; lists of lists of block ids are in the order of `DeviceFacts.cache_groups`.
 """
 
+from collections.abc import Sequence
 from typing import TypeAlias
 
 import msgspec
 
+from octavo.protocol.buffers import Buffer
+from octavo.protocol.errors import ProtocolError
 from octavo.protocol.events import TokenLogprobs
-from octavo.protocol.ids import BlockId, RequestId, SlotId, TokenId
-from octavo.protocol.params import SamplingSpec
+from octavo.protocol.ids import BlockId, IdArray, RequestId, SlotId
+from octavo.protocol.params import RequestParams
 
-SlotMask: TypeAlias = tuple[SlotId, bytes]
-"""What a slot may draw next, as 32-bit little-endian words: bit i % 32 of word i // 32 is set if token i is allowed."""
+TokenMask: TypeAlias = tuple[SlotId, int, bytes | memoryview]
+"""The tokens that one draw of a step may take: slot, index of the draw among those of the slot (0: its first sampled
+position), and 32-bit little-endian words: bit i % 32 of word i // 32 is set if token i is allowed."""
 
 
 class Admitted(msgspec.Struct, array_like=True, gc=False, frozen=True):
-    """A request that enters the batch, for the first time or again after a preemption."""
+    """A request that enters the batch, for the first time or after a preemption."""
 
     slot: SlotId
     request_id: RequestId
-    token_ids: list[TokenId]
+    token_ids: IdArray
     """Prompt and, after a preemption or a resume, the outputs so far."""
     num_prompt_tokens: int
-    block_ids: list[BlockId]
-    """All its blocks, those found in the prefix cache first."""
-    sampling: SamplingSpec
+    block_ids: list[list[BlockId]]
+    """Per cache group: all blocks of the request, those from the prefix cache first."""
+    params: RequestParams
 
 
 class Appended(msgspec.Struct, array_like=True, gc=False, frozen=True):
     """More blocks for a running request."""
 
     slot: SlotId
-    block_ids: list[BlockId]
+    block_ids: list[list[BlockId]]
+    """Per cache group: the blocks that follow those it has."""
 
 
 class Scheduled(msgspec.Struct, array_like=True, gc=False, frozen=True):
     """The part of one request that a step computes: positions [start, start + num_tokens).
 
-    The worker knows the token ids: the prompt's came with `Admitted`, and each token it samples goes
-    into its own row, so a step may be planned before the tokens of the step in flight are known.
+    The worker knows the token ids: the prompt came with `Admitted`, and the worker adds each token that it samples to
+    its row. So a step may be planned before the tokens of the step in flight are known.
     """
 
     slot: SlotId
     start: int
     num_tokens: int
-    samples: bool
-    """True when the last position is the last known token, whose successor is sampled."""
+    num_samples: int
+    """Number of last positions that are sampled after: 0 in the middle of a prompt, 1 after the last known token; more
+    if the tokens after that one are guesses, which the same step verifies."""
 
 
 class StepPlan(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="step"):
-    """One forward pass. Every worker of the group receives every plan."""
+    """One forward pass. Every worker receives every plan."""
 
     sequence: int
     """Counts all messages of the broadcast, from 0; a gap is an error."""
@@ -61,28 +70,52 @@ class StepPlan(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="step
     admitted: list[Admitted]
     appended: list[Appended]
     scheduled: list[Scheduled]
-    """Decodes first, then prefill chunks. May be empty: then only `released` matters."""
+    """Decodes first, then prefill chunks. If empty, only `released` matters."""
     awaits_masks: bool = False
-    """True: a `TokenMasks` follows, and no token of this step may be drawn before it is there."""
+    """True: a `TokenMasks` follows, and the worker must not sample this step before it has arrived."""
 
 
 class TokenMasks(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="token_masks"):
-    """What the grammars of some requests allow in the oldest step that awaits masks and has none.
+    """The token masks of the oldest step that awaits masks.
 
-    Sent when the tokens before are known, which may be long after the plan and after further plans: the masks
-    are made while the step is computed.
+    Sent when the previous tokens are known, which may be long after the plan and after further plans: the masks
+    are built while the step is computed.
     """
 
     sequence: int
-    masks: list[SlotMask]
-    """A slot without one may draw anything."""
+    places: list[tuple[SlotId, int]]
+    """For each mask its slot, and the index of its draw among those of the slot. Other draws may take any token."""
+    words: Buffer
+    """The words of all masks, one after another, each of the same length."""
+
+    @classmethod
+    def pack(cls, sequence: int, masks: Sequence[TokenMask]) -> "TokenMasks":
+        """Return the message of some masks."""
+        return cls(
+            sequence, [(slot, index) for slot, index, _ in masks], Buffer(b"".join([words for _, _, words in masks]))
+        )
+
+    def unpack(self) -> list[TokenMask]:
+        """Return the masks, which refer to the memory of this message.
+
+        Raises:
+            ProtocolError: the words cannot be divided among them.
+        """
+        num_masks, words = len(self.places), memoryview(self.words.data)
+        size, rest = divmod(len(words), max(1, num_masks))
+        if rest or (words and not num_masks):
+            raise ProtocolError(f"{len(words)} bytes of token masks cannot be divided among {num_masks} draws")
+        return [
+            (slot, index, words[place * size : (place + 1) * size]) for place, (slot, index) in enumerate(self.places)
+        ]
 
 
 class AllocateCache(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="allocate_cache"):
     """Make the KV tensors; answered by `CacheReady`."""
 
     sequence: int
-    num_blocks: int
+    num_blocks: list[int]
+    """In each cache group."""
     max_model_len: int
 
 
@@ -93,31 +126,44 @@ class Profile(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="profi
     directory: str | None
 
 
-class Stop(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="stop"):
+class StopWorker(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="stop"):
     """Leave the command loop and exit with code 0."""
 
     sequence: int
 
 
-WorkerCommand = StepPlan | TokenMasks | AllocateCache | Profile | Stop
+WorkerCommand = StepPlan | TokenMasks | AllocateCache | Profile | StopWorker
 
 
 NO_TOKEN = -1
-"""Where nothing could be sampled: the largest logit is NaN or infinite. The request fails, and no other."""
+"""Nothing could be sampled: the largest logit is NaN or infinite. This request fails, and no other."""
+
+
+class StepFault(msgspec.Struct, array_like=True, gc=False, frozen=True):
+    """Why a request cannot go on: a logits processor refuses it, or has raised for it."""
+
+    slot: SlotId
+    message: str
+    param: str | None = None
+    """The field at fault if the caller is; None: the request has failed."""
 
 
 class StepResult(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="result"):
-    """What a step produced; one per `StepPlan`, in order, from rank 0."""
+    """Result of a step: one per `StepPlan`, in order, from rank 0."""
 
     sequence: int
-    sampled: list[TokenId]
-    """One per scheduled entry with `samples`, in the plan's order; `NO_TOKEN` for one that fails."""
+    token_ids: IdArray
+    """New tokens of the scheduled entries with `num_samples`, in the plan's order; `NO_TOKEN` for one that fails."""
     logprobs: list[TokenLogprobs | None]
-    """Beside `sampled`; [] when no request of the step asked for logprobs."""
+    """Beside `token_ids`; [] when no request of the step asked for logprobs."""
     prompt_logprobs: list[tuple[SlotId, list[TokenLogprobs]]]
     """For the prompt positions this step computed, of requests that asked: the logprobs of the tokens
     at positions [start + 1, start + num_tokens + 1) that are prompt tokens."""
     elapsed_s: float = 0.0
+    counts: list[int] = []
+    """Tokens of each of these entries: 1 to `num_samples`, fewer if a guess was wrong. []: one each."""
+    faults: list[StepFault] = []
+    """Requests of this step that end with it. Whatever was sampled for them means nothing."""
 
 
 class CacheReady(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="cache_ready"):
@@ -133,11 +179,11 @@ class Acknowledged(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="
     sequence: int
     rank: int
     fault: str = ""
-    """Why the trace could not be begun or written; "" when it was. The worker goes on."""
+    """Why the trace could not be started or written; "": it was. The worker continues."""
 
 
 class CommandFailed(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="command_failed"):
-    """A command raised; the worker's state can no longer be trusted, and it exits after this."""
+    """A command raised an exception. The worker's state can no longer be trusted; it exits after this message."""
 
     sequence: int
     rank: int

@@ -1,4 +1,4 @@
-"""The parent's side of a child process: spawn it by module name, hear its life signs, end it."""
+"""The parent's side of a child process: spawn it by module name, receive its control messages, stop it."""
 
 import contextlib
 import logging
@@ -23,7 +23,7 @@ from octavo.protocol.log import LimitedLog
 logger = logging.getLogger(__name__)
 
 MAX_CONTROL_BYTES = 16 * 2**20
-"""A life sign that claims to be longer is none: the pipe holds something else, and nothing after it can be found."""
+"""A longer message cannot be genuine: the stream is corrupt, and the start of the next message is unknown."""
 
 _ENCODER = msgspec.msgpack.Encoder()
 _DECODER: "msgspec.msgpack.Decoder[ControlMessage]" = msgspec.msgpack.Decoder(ControlMessage)
@@ -35,12 +35,12 @@ _STARTUP_ERRORS: dict[str, type[StartupError]] = {
 
 
 class ChildExited(OctavoError):
-    """A child ended when it should not have.
+    """A child exited unexpectedly.
 
     Args:
         name: which child.
-        code: its exit code; minus the signal's number if a signal ended it.
-        failure: why its start failed, if it could still say so.
+        code: its exit code; minus the signal's number if a signal killed it.
+        failure: why its start failed, if it could still report that.
     """
 
     def __init__(self, name: str, code: int, failure: StartupFailed | None) -> None:
@@ -50,7 +50,7 @@ class ChildExited(OctavoError):
         super().__init__(failure.message if failure else f"{name} {_describe(code)}")
 
     def as_startup_error(self, phase: str) -> StartupError:
-        """Return the error that a parent raises when this ended its own start."""
+        """Return the error that the parent raises if it cannot start because of this."""
         if self.failure is None:
             return StartupError(str(self), phase=phase, hint="its last log lines may say why")
         kind = _STARTUP_ERRORS.get(self.failure.error_type, StartupError)
@@ -69,7 +69,7 @@ class Child:
         self.name = name
         self._process = process
         self._control_fd = control_fd
-        self._poll = select.poll()  # select() fails for descriptors from 1,024 on, which a busy server's are
+        self._poll = select.poll()  # select() fails for descriptors from 1,024 on, which a busy server has
         self._poll.register(control_fd, select.POLLIN)
         self._buffer = bytearray()
         self._messages: deque[ControlMessage] = deque()
@@ -88,15 +88,15 @@ class Child:
     ) -> "Child":
         """Start `python -P -m module` and hand it its launch spec.
 
-        The kernel kills the child when the *thread* that called this ends: call it from a thread that
+        The kernel kills the child when the *thread* that called this exits: call it from a thread that
         lives as long as the child should.
 
         Args:
             module: e.g. "octavo.core_proc".
-            spec: what the child is to be.
+            spec: the launch spec of the child.
             name: for messages: "core", "worker 0".
-            environment: variables to set for the child, beside this process's own.
-            inherited: file descriptors that the child has under the same numbers.
+            environment: variables to set for the child, in addition to this process's own.
+            inherited: file descriptors that the child inherits under the same numbers.
         """
         reader, writer = os.pipe()
         try:
@@ -115,7 +115,7 @@ class Child:
         os.set_blocking(reader, False)
         body = _ENCODER.encode(spec)
         assert process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # it died at once; the control pipe will say so
+        with contextlib.suppress(BrokenPipeError):  # it exited at once; the control pipe reports why
             process.stdin.write(LENGTH.pack(len(body)) + body)
             process.stdin.flush()
         return cls(name, process, reader)
@@ -127,22 +127,22 @@ class Child:
 
     @property
     def is_alive(self) -> bool:
-        """True until the process has ended."""
+        """True until the process has exited."""
         return self._process.poll() is None
 
     def fileno(self) -> int:
-        """Readable when a life sign, or the end of them, can be received."""
+        """Readable when a control message, or the end of file, can be received."""
         return self._control_fd
 
     def receive(self, timeout_s: float | None = None) -> ControlMessage | None:
-        """Return the child's next life sign, None when none came in time.
+        """Return the child's next control message, None when none came in time.
 
         A `StartupFailed` is kept for the `ChildExited` that follows it.
 
-        Blocks until: a message comes, the child ends or `timeout_s` is over (None: for ever).
+        Blocks until: a message comes, the child exits or `timeout_s` is over (None: no limit).
 
         Raises:
-            ChildExited: the child has ended and everything it said was received.
+            ChildExited: the child has exited and all its messages were received.
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while not self._messages:
@@ -165,7 +165,7 @@ class Child:
             (size,) = LENGTH.unpack_from(self._buffer)
             end = LENGTH.size + size
             if size > MAX_CONTROL_BYTES:
-                logger.error("%s wrote no life sign into its control pipe: it can no longer be heard", self.name)
+                logger.error("the control pipe of %s is corrupt: a message of %d bytes; closing it", self.name, size)
                 self._is_at_end = True
                 break
             if len(self._buffer) < end:
@@ -175,7 +175,7 @@ class Child:
             try:
                 message = _DECODER.decode(body)
             except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-                self._malformed.warning("dropped a life sign of %s: %s", self.name, error)
+                self._malformed.warning("dropped a malformed control message of %s: %s", self.name, error)
                 continue
             if isinstance(message, StartupFailed):
                 self._failure = message
@@ -188,7 +188,7 @@ class Child:
             self._process.terminate()
 
     def kill(self) -> None:
-        """End the child at once (SIGKILL)."""
+        """Kill the child (SIGKILL)."""
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
 
@@ -200,7 +200,7 @@ class Child:
             return None
 
     def stop(self, timeout_s: float) -> int:
-        """Terminate, wait `timeout_s`, kill if need be, and return the exit code."""
+        """Terminate the child, kill it after `timeout_s`, and return the exit code."""
         self.terminate()
         if self.wait(timeout_s) is None:
             self.kill()
@@ -209,7 +209,7 @@ class Child:
         return code
 
     def close(self) -> None:
-        """Close both pipes; a child that still runs sees its parent as gone and exits."""
+        """Close both pipes; a child that still runs takes its parent for gone and exits."""
         if self._process.stdin and not self._process.stdin.closed:
             with contextlib.suppress(BrokenPipeError):
                 self._process.stdin.close()
@@ -218,9 +218,9 @@ class Child:
             self._control_fd = -1
 
     def _reap(self) -> int:
-        """Return the exit code of a child whose control pipe has ended."""
+        """Return the exit code of a child whose control pipe is at its end."""
         code = self.wait(timeout_s=1.0)
-        if code is None:  # it closed the pipe and lives on: it can no longer be supervised
+        if code is None:  # it closed the pipe and still runs: it can no longer be supervised
             self.kill()
             code = self._process.wait()
         return code
@@ -230,9 +230,9 @@ def _describe(code: int) -> str:
     if code >= 0:
         return f"exited with code {code}"
     try:
-        return f"was ended by {signal.Signals(-code).name}"
+        return f"was killed by {signal.Signals(-code).name}"
     except ValueError:
-        return f"was ended by signal {-code}"
+        return f"was killed by signal {-code}"
 
 
 def _has_fileno(stream: object) -> bool:

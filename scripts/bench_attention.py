@@ -1,8 +1,7 @@
-"""What attention over the paged cache costs for a layer: the native operations, and the torch path beside them.
+"""Cost of paged attention per layer: the native operations and the torch path.
 
-Decodes read as many layers' caches one after another as do not fit into the processor's cache together, from blocks in
-random order. The gigabytes are keys and values, each counted once; the operations are two products of causal
-attention. Measures no model; knows only the shape of a model's heads.
+Decodes read the caches of so many layers that they do not fit into the processor's cache, from blocks in random order.
+The bytes are keys and values, each counted once; the operations are the two products of causal attention.
 """
 
 import argparse
@@ -16,7 +15,14 @@ from torch import Tensor
 
 from octavo.kernels import paged_attention
 from octavo.kernels.native import direct, library
-from octavo.kernels.native.arguments import Arguments, Matrix, OperationEntry, ProgramArguments, StepArguments
+from octavo.kernels.native.arguments import (
+    Arguments,
+    GroupArguments,
+    Matrix,
+    OperationEntry,
+    ProgramArguments,
+    StepArguments,
+)
 from octavo.kernels.native.memory import allocate
 from octavo.kernels.paged_attention import AttentionShape
 from octavo.kernels.paged_attention.layout import CacheLayout, LayoutArguments
@@ -95,8 +101,11 @@ class Batch:
             num_requests=len(self.context_lens),
             query_starts=self._starts.data_ptr(),
             context_lens=self._lens.data_ptr(),
-            block_table=self.block_table_RP.data_ptr(),
-            block_table_width=self.block_table_RP.stride(0),
+            groups=ctypes.pointer(
+                GroupArguments(
+                    block_table=self.block_table_RP.data_ptr(), block_table_width=self.block_table_RP.stride(0)
+                )
+            ),
         )
 
 
@@ -108,7 +117,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--block-size", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--no-torch", action="store_true", help="leave the torch path out")
+    parser.add_argument("--no-torch", action="store_true", help="skip the torch path")
     parser.add_argument("--only", choices=["decode", "shared", "prefill"])
     options = parser.parse_args()
     num_heads, num_kv_heads, head_dim = map(int, options.heads.split(","))
@@ -160,7 +169,7 @@ def torch_path(shape: AttentionShape, batch: Batch, dtype: torch.dtype) -> Calla
 
 
 def timed(function: Callable[[], object], rounds: int) -> list[float]:
-    """Return the seconds of some calls, the first one left out."""
+    """Return the seconds of some calls, without the first."""
     function()
     times = []
     for _ in range(rounds):
@@ -177,7 +186,7 @@ def _fill(native: library.NativeLibrary, layout: CacheLayout, cache: tuple[Tenso
         rows = torch.randn(len(slots), layout.num_kv_heads * layout.head_dim)
         k, v = (buffer.data_ptr() for buffer in cache)
         arguments = StoreKvArguments(Matrix.of(rows), Matrix.of(rows), k, v, LayoutArguments.of(layout))
-        step = StepArguments(num_rows=len(slots), slots=slots.data_ptr())
+        step = StepArguments(num_rows=len(slots), groups=ctypes.pointer(GroupArguments(slots=slots.data_ptr())))
         direct.run(native, "store_kv", arguments, step=step)
 
 

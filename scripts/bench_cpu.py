@@ -1,7 +1,7 @@
-"""Octavo side by side with llama.cpp, vLLM and OpenVINO GenAI on a CPU, in one run, beside the machine's ceilings.
+"""Compares octavo with llama.cpp, vLLM and OpenVINO GenAI on a CPU in one run, and with the machine's ceilings.
 
-Every engine gets the same requests. One works at a time, the others are stopped, and they take turns in every round,
-so that whatever else the machine does hits all alike. Peers are where the flags say; without its flag one is left out.
+Every engine gets the same requests. One runs at a time while the others are stopped, and they take turns in every
+round, so that other load on the machine affects all alike. Flags give the peers; a peer without its flag is skipped.
 """
 
 import argparse
@@ -29,9 +29,9 @@ QUICK_ROUNDS = 1
 
 
 def main() -> None:
-    """Measure what the command line asks for; print the table and write the report."""
+    """Run the selected measurements, print the table and write the report."""
     args = _arguments()
-    # Whatever ends this program early, the engines are ended and what was measured is written.
+    # If this program is interrupted, the engines are stopped and the results so far are written.
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)
     rounds = args.rounds or (QUICK_ROUNDS if args.quick else ROUNDS)
@@ -78,13 +78,13 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--engines", type=_words, help="of octavo, octavo-int8, octavo-int4, llama, vllm, openvino")
     parser.add_argument("--only", type=_row_keys, metavar="ROW,...", help=f"of {', '.join(rows.ALL_KEYS)}")
-    parser.add_argument("--rounds", type=int, help=f"turns of every engine in every row; default: {ROUNDS}")
+    parser.add_argument("--rounds", type=int, help=f"turns per engine and row; default: {ROUNDS}")
     parser.add_argument("--quick", action="store_true", help=f"{QUICK_ROUNDS} round")
-    parser.add_argument("--scaling", action="store_true", help="also octavo by batch and by context")
-    parser.add_argument("--limit", type=float, default=240.0, help="seconds for one engine's turn in a row")
-    parser.add_argument("--start-limit", type=float, default=600.0, help="seconds for an engine to be ready")
-    parser.add_argument("--logs", metavar="DIR", help="where the engines' logs go; default: a temporary directory")
-    parser.add_argument("--json", metavar="FILE", help="write the full report here")
+    parser.add_argument("--scaling", action="store_true", help="also measure octavo by batch and by context")
+    parser.add_argument("--limit", type=float, default=240.0, help="time limit in seconds of an engine's turn")
+    parser.add_argument("--start-limit", type=float, default=600.0, help="time limit in seconds of an engine's start")
+    parser.add_argument("--logs", metavar="DIR", help="directory for the engines' logs; default: a temporary one")
+    parser.add_argument("--json", metavar="FILE", help="write the full report to this file")
     return parser.parse_args()
 
 
@@ -100,7 +100,7 @@ def _row_keys(text: str) -> list[str]:
 
 
 def _engines(args: argparse.Namespace) -> list[Engine]:
-    """Return the engines that are there and wanted; say which are not."""
+    """Return the selected engines that are available; print which are missing."""
     ours = [Octavo(), *map(Octavo, Octavo.quantizations())]
     found: dict[str, Engine] = {engine.key: engine for engine in ours}
     for flag, make in (("llama_server", LlamaCpp), ("vllm_python", Vllm), ("openvino_python", OpenVino)):
@@ -111,7 +111,7 @@ def _engines(args: argparse.Namespace) -> list[Engine]:
         elif not os.access(path, os.X_OK):
             raise SystemExit(f"{name}: {path} is no program")
         else:
-            # Not resolved: a virtual environment's Python is a link.
+            # Do not resolve: the Python of a virtual environment is a symbolic link.
             engine = make(path.absolute())
             found[engine.key] = engine
     if unknown := set(args.engines or ()) - found.keys():
@@ -122,7 +122,7 @@ def _engines(args: argparse.Namespace) -> list[Engine]:
 def _measure(
     engines: list[Engine], wanted: Sequence[str], meter: CeilingMeter, limits: Limits, results: Results, logs: Path
 ) -> None:
-    """Run the rows that are wanted, model by model, sessions before servers."""
+    """Run the selected rows, model by model, sessions before servers."""
     for model in dict.fromkeys(row.model for row in rows.OFFLINE):
         todo = [row for row in rows.OFFLINE if row.key in wanted and row.model == model]
         has_resident = model == "smollm2" and rows.RESIDENT_KEY in wanted
@@ -132,7 +132,7 @@ def _measure(
                     bench.run(row)
                 if has_resident:
                     bench.resident()
-    # A quantized model is served like any other.
+    # Quantized models are served like any other.
     served = [engine for engine in engines if not (isinstance(engine, Octavo) and engine.quantization)]
     with ServingBench(served, meter, limits, results, logs) as serving:
         if rows.LAUNCH_KEY in wanted:

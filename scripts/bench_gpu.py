@@ -1,7 +1,7 @@
-"""Octavo on a GPU beside the GPU's ceilings and its peers, in one run of less than ten minutes.
+"""Compares octavo on a GPU with the GPU's ceilings and with peers, in one run of less than ten minutes.
 
-First what the GPU can do; then steps of models with random weights, attention alone, and two workloads end to end,
-through all three processes. A section that takes too long is cut short, and that is told. --dry-run needs no GPU.
+It measures the ceilings, steps of models with random weights, attention alone, and two end-to-end workloads through all
+three processes. A section that takes too long is cut short and reported. --dry-run needs no GPU.
 """
 
 import argparse
@@ -22,11 +22,11 @@ from bench_gpu_parts.sections import SECTIONS, TOTAL_S, Run, Section
 from bench_report import report, write
 
 RECORDED = Path(__file__).with_name("bench_gpu_recorded.json")
-"""The report of the last run that was kept."""
+"""The recorded report that is compared."""
 
 
 def main() -> None:
-    """Measure what the command line asks for; print the table last and write the report."""
+    """Run the selected measurements, print the table last and write the report."""
     args = _arguments()
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)
@@ -55,7 +55,7 @@ def main() -> None:
 
 
 def summary(run: Run, left_out: list[str], recorded: Path) -> str:
-    """Return what is printed last: what failed or was left out, changes since the recorded run, and the table."""
+    """Return the final output: failures and omissions, changes since the recorded run, and the table."""
     lines = ["", *(f"failed: {failure}" for failure in run.results.failures)]
     lines += [f"left out: {what}" for what in left_out]
     before = load(recorded)
@@ -92,10 +92,10 @@ def _arguments() -> argparse.Namespace:
         "--only", nargs="+", choices=keys, default=keys, metavar="SECTION", help=f"of {', '.join(keys)}"
     )
     parser.add_argument("--seconds", type=float, default=TOTAL_S, help=f"for all of it; default: {TOTAL_S:.0f}")
-    parser.add_argument("--quick", action="store_true", help="the most telling cases only")
-    parser.add_argument("--dry-run", action="store_true", help="invented figures, to see the table without a GPU")
-    parser.add_argument("--logs", metavar="DIR", help="where the logs go; default: a temporary directory")
-    parser.add_argument("--json", metavar="FILE", help="write the full report here")
+    parser.add_argument("--quick", action="store_true", help="only the most important cases")
+    parser.add_argument("--dry-run", action="store_true", help="show the table with made-up figures, without a GPU")
+    parser.add_argument("--logs", metavar="DIR", help="directory for logs; default: a temporary one")
+    parser.add_argument("--json", metavar="FILE", help="write the full report to this file")
     parser.add_argument("--compare", type=Path, default=RECORDED, metavar="FILE", help="an earlier report")
     args = parser.parse_args()
     if "ceilings" not in args.only:

@@ -1,9 +1,8 @@
-"""How fast `linear` is, by shape, kind of weight and number of rows, beside torch and the machine's limits.
+"""Speed of `linear` by shape, kind of weight and number of rows, compared with torch and the machine's limits.
 
-Every weight is there so many times that no cache holds all copies; one call of the native library multiplies all of
-them, as a step does with a model's layers. Native and torch runs take turns; the best run counts, for this is about
-the kernels and not about what else the machine does. For the same reason it is processor time that counts where one
-thread does it all.
+There are so many copies of each weight that no cache holds them all. One call of the native library multiplies all of
+them, as a step does with a model's layers. Native and torch runs take turns, and the best run counts, to exclude other
+load on the machine. With one thread, processor time is measured for the same reason.
 
     .venv/bin/python scripts/bench_linear.py --kinds bf16 int8 --rows 1 8 32 512
 """
@@ -43,7 +42,7 @@ SHAPES: dict[str, dict[str, tuple[int, int, Epilogue]]] = {
 }
 """SmolLM2-135M and Qwen2.5-0.5B: inputs, outputs and what is fused."""
 COLD_BYTES = 160 << 20
-"""Of all copies of a weight together: several times the last cache."""
+"""Total size of the copies of a weight: several times the last-level cache."""
 DTYPES = {"bf16": torch.bfloat16, "f32": torch.float32, "f16": torch.float16}
 OTHERS = ("bf16_12", "int8", "int4")
 
@@ -116,7 +115,7 @@ class Cell:
         return line + (f"{best[1] * 1e6:>10.1f}{best[1] / best[0]:>11.2f}" if self.products else "")
 
     def _native(self, x: Tensor) -> tuple[Callable[[], object], list[object]]:
-        """Return a call that multiplies by all copies, and what must stay alive for it."""
+        """Return a call that multiplies by all copies, and the objects it needs alive."""
         width = self.num_outputs // 2 if self.epilogue == "silu_and_mul" else self.num_outputs
         inputs = [x.to(torch.bfloat16) if self.packed[0].dtype == torch.bfloat16 else x]
         if self.packed[0].is_quantized:
@@ -151,7 +150,7 @@ def best_of(calls: list[Callable[[], object]], seconds: float) -> list[float]:
 
 
 def print_limits() -> None:
-    """Measure what torch reads and multiplies at most."""
+    """Measure torch's peak read and multiply rates."""
     memory = allocate(1 << 30).view(torch.float32)
     memory.fill_(1.0)
     a, b = torch.randn(2048, 2048).bfloat16(), torch.randn(2048, 2048).bfloat16()

@@ -1,9 +1,9 @@
-"""Offline throughput: prompts in, tokens out, through `octavo.LLM`. Latencies are bench_serve's affair.
+"""Offline throughput through `octavo.LLM`. bench_serve measures latencies.
 
-Three workloads. `fixed`: for each batch size, prompts and outputs of one length; run once for one token
-and once for all, so that prefill and decode are told apart. `mixed`: many prompts of random lengths at
-once, the way people compare engines. `beside`: what decode steps cost beside the worker's part of them, for each batch
-size: the time between two steps, and the processor time of the frontend and of the core, which they take from it.
+Three workloads. `fixed`: prompts and outputs of one length for each batch size; run once for one token and once for all
+tokens, to separate prefill from decode. `mixed`: many prompts of random lengths at once, as in comparisons of engines.
+`beside`: the cost of decode steps outside the worker, for each batch size: the time between two steps, and the
+processor time of frontend and core.
 """
 
 import argparse
@@ -22,14 +22,14 @@ from octavo import LLM, SamplingParams
 
 
 def main() -> None:
-    """Run the workload that the command line asks for; print a table."""
+    """Run the selected workload and print a table."""
     args = _arguments()
     model = args.model or str(fetch_default_model.fetch())
     settings = dict(_setting(text) for text in args.engine)
     started = time.perf_counter()
     with LLM(model=model, **settings) as llm:
         print(f"engine ready after {time.perf_counter() - started:.1f} s", flush=True)
-        # The first requests touch memory and code for the first time.
+        # Warm-up: the first requests fault in memory and code.
         _generate(llm, args, [32] * 4, [8] * 4)
         results = {"fixed": _fixed, "mixed": _mixed, "beside": _beside}[args.workload](llm, args)
     write(report("bench_offline", {"model": model, **settings}, results), args.json)
@@ -47,7 +47,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--max-token-id", type=int, default=MAX_TOKEN_ID, help="largest token id in prompts")
     parser.add_argument("--seed", type=int, default=0, help="of the workload")
     parser.add_argument("--engine", action="append", default=[], metavar="NAME=VALUE", help="an engine setting")
-    parser.add_argument("--json", metavar="FILE", help="write the full report here")
+    parser.add_argument("--json", metavar="FILE", help="write the full report to this file")
     return parser.parse_args()
 
 
@@ -60,8 +60,8 @@ def _setting(text: str) -> tuple[str, Any]:
 
 
 def _generate(llm: LLM, args: argparse.Namespace, input_lens: list[int], output_lens: list[int]) -> float:
-    """Generate exactly that many tokens for new random prompts; return the seconds it took."""
-    # A seed of its own for each run: equal prompts would be found in the prefix cache.
+    """Generate exactly this many tokens for new random prompts; return the seconds."""
+    # A different seed for each run: repeated prompts would hit the prefix cache.
     args.seed += 1
     rng = random.Random(args.seed)
     prompts = [random_prompt(rng, length, args.max_token_id) for length in input_lens]
@@ -122,12 +122,12 @@ def _steps_of(llm: LLM, args: argparse.Namespace, batch: int) -> dict[str, float
 
 
 def _processor_seconds(llm: LLM) -> list[float]:
-    """Return the time that this process, which is the frontend, and its core have computed, all threads together."""
+    """Return the processor time of this process, which is the frontend, and of its core."""
     engine = llm.client.engine
     assert engine is not None
     seconds = []
     for pid in (os.getpid(), engine.core_pid):
-        # In nanoseconds; /proc/PID/stat would count hundredths of a second.
+        # In nanoseconds; /proc/PID/stat counts in hundredths of a second.
         tasks = Path(f"/proc/{pid}/task").iterdir()
         seconds.append(sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9)
     return seconds

@@ -1,4 +1,4 @@
-"""What a request costs beside the model: HTTP, text and messages, measured with a model that computes next to nothing.
+"""Cost of a request outside the model: HTTP, text and messages, measured with a tiny model.
 
 Starts `octavo serve` with a random Llama of 2 layers, 64 wide, and the default model's tokenizer; sends short
 requests over many connections at once; reports requests per second, latencies and the processor time that each
@@ -42,7 +42,7 @@ SHAPE = {
     "num_hidden_layers": 2,
     "num_attention_heads": 2,
     "num_key_value_heads": 1,
-    "head_dim": 32,  # the smallest that vLLM computes with
+    "head_dim": 32,  # the smallest that vLLM supports
     "max_position_embeddings": 2048,
     "rms_norm_eps": 1e-5,
     "rope_theta": 10000.0,
@@ -59,7 +59,7 @@ WORDS = ["the", "a", "red", "old", "small", "river", "house", "garden", "stone",
 
 
 def main() -> None:
-    """Run every mode as often as the command line says; print a table."""
+    """Run every mode as often as requested and print a table."""
     args, serve_flags = _arguments()
     runs: dict[str, list[dict[str, Any]]] = {mode: [] for mode in args.modes}
     with _server(args, serve_flags) as (url, pids):
@@ -83,9 +83,9 @@ def _arguments() -> tuple[argparse.Namespace, list[str]]:
         description=(__doc__ or "").split("\n")[0],
         epilog="What follows -- goes to `octavo serve`.",
     )
-    parser.add_argument("--url", help="of a running server, octavo's or another, to be measured instead")
-    parser.add_argument("--pid", type=int, help="with --url: the server's first process, to account its processor time")
-    parser.add_argument("--write-model", metavar="DIR", help="only write the model, for another server, and exit")
+    parser.add_argument("--url", help="measure this running server, octavo or another")
+    parser.add_argument("--pid", type=int, help="with --url: pid of the server, to measure its processor time")
+    parser.add_argument("--write-model", metavar="DIR", help="write the model for another server and exit")
     parser.add_argument(
         "--modes", nargs="+", choices=MODES, default=list(MODES), metavar="MODE", help=f"of {list(MODES)}"
     )
@@ -95,7 +95,7 @@ def _arguments() -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--max-output-len", type=int, default=4, help="requests ask for 1 to this many tokens in turn")
     parser.add_argument("--rounds", type=int, default=3, help="repetitions; the median is shown")
     parser.add_argument("--seed", type=int, default=0, help="of the prompts")
-    parser.add_argument("--json", metavar="FILE", help="write the full report here")
+    parser.add_argument("--json", metavar="FILE", help="write the full report to this file")
     words = sys.argv[1:]
     split = words.index("--") if "--" in words else len(words)
     args = parser.parse_args(words[:split])
@@ -117,7 +117,7 @@ def write_model(directory: Path) -> None:
 
 @contextlib.contextmanager
 def _server(args: argparse.Namespace, flags: list[str]) -> Iterator[tuple[httpx.URL, dict[str, int]]]:
-    """Yield the server's URL and its processes by name; one that was started here is ended on leaving."""
+    """Yield the server's URL and its processes by name; a server that was started here is stopped on exit."""
     if args.url:
         yield httpx.URL(args.url), _processes(args.pid) if args.pid else {}
         return
@@ -129,7 +129,7 @@ def _server(args: argparse.Namespace, flags: list[str]) -> Iterator[tuple[httpx.
 
 
 def _processes(pid: int) -> dict[str, int]:
-    """Return the process and those below it by name: octavo's by what they are, others by their command."""
+    """Return the process and its descendants by name: octavo's by role, others by command."""
     parents = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -184,13 +184,13 @@ def _measure(url: httpx.URL, pids: dict[str, int], args: argparse.Namespace, req
 
 
 def _cpu_seconds(pid: int) -> float:
-    """User and system time of a process, its threads included."""
+    """User and system time of a process, including its threads."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _median(runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the medians of the runs' numbers, under the same names."""
+    """Return the medians over the runs, under the same names."""
     return {
         name: _median([run[name] for run in runs])
         if isinstance(runs[0][name], dict)

@@ -1,7 +1,7 @@
-"""How long requests stand still when a process of the engine is killed, and whether they go on as if nothing were.
+"""How long requests pause when a process of the engine is killed, and whether their tokens are unchanged.
 
-A number of streams run; the core or its worker is killed with SIGKILL; for each stream the time between the last token
-before and the first one after is taken. All are run once more undisturbed, and the tokens compared.
+While streams run, the core or its worker is killed with SIGKILL. The pause of a stream is the time between its last
+token before and its first token after the kill. The tokens are compared with an undisturbed run.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from octavo import AsyncClient, SamplingParams
 
 
 def main() -> None:
-    """Run what the command line asks for; print a table."""
+    """Run the selected measurements and print a table."""
     args = _arguments()
     model = args.model or str(fetch_default_model.fetch())
     settings = dict(text.split("=", 1) for text in args.engine)
@@ -32,12 +32,12 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="scripts/bench_recovery", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--model", help="directory, .gguf file or hub id; default: SmolLM2-135M-Instruct")
     parser.add_argument("--engine", action="append", default=[], metavar="NAME=VALUE", help="a setting of the engine")
-    parser.add_argument("--victim", choices=["core", "worker"], default="core", help="who is killed")
-    parser.add_argument("--streams", type=int, default=16, help="requests at once")
-    parser.add_argument("--input-len", type=int, default=128, help="tokens of each prompt")
-    parser.add_argument("--output-len", type=int, default=256, help="tokens that each request generates")
-    parser.add_argument("--kills", type=int, default=3, help="runs with a kill in the middle")
-    parser.add_argument("--json", metavar="FILE", help="write the report there")
+    parser.add_argument("--victim", choices=["core", "worker"], default="core", help="process to kill")
+    parser.add_argument("--streams", type=int, default=16, help="concurrent requests")
+    parser.add_argument("--input-len", type=int, default=128, help="prompt tokens")
+    parser.add_argument("--output-len", type=int, default=256, help="tokens to generate per request")
+    parser.add_argument("--kills", type=int, default=3, help="number of runs with a kill")
+    parser.add_argument("--json", metavar="FILE", help="write the report to this file")
     return parser.parse_args()
 
 
@@ -60,7 +60,7 @@ async def _measure(model: str, settings: dict[str, str], args: argparse.Namespac
 async def _run(
     client: AsyncClient, prompts: list[list[int]], output_len: int, *, victim: str | None
 ) -> tuple[list[list[int]], list[float]]:
-    """Run all prompts and return their tokens; with a victim, also the longest silence of each stream in seconds."""
+    """Run all prompts and return their tokens and, with a victim, the longest pause of each stream in seconds."""
     half_way = asyncio.Event()
     silences = [0.0] * len(prompts)
 

@@ -1,4 +1,4 @@
-"""What the benchmarks share: the machine, the percentiles, the report. Measures nothing itself."""
+"""What the benchmarks share: machine, percentiles, report."""
 
 import datetime
 import json
@@ -13,13 +13,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-# Below these lie special and byte tokens in every vocabulary we know, and above them small ones end.
+# Smaller ids are special or byte tokens in the vocabularies we know; larger ones may not exist.
 MIN_TOKEN_ID = 300
 MAX_TOKEN_ID = 30_000
 
 
 def random_prompt(rng: random.Random, num_tokens: int, max_token_id: int = MAX_TOKEN_ID) -> list[int]:
-    """Return token ids that no other prompt starts with, so that the prefix cache does not help."""
+    """Return random token ids, so that prompts share no prefix."""
     return [rng.randint(min(MIN_TOKEN_ID, max_token_id), max_token_id) for _ in range(num_tokens)]
 
 
@@ -37,7 +37,7 @@ def summary(values: Sequence[float]) -> dict[str, float]:
 
 
 def report(name: str, settings: dict[str, Any], results: Any) -> dict[str, Any]:
-    """Put what was measured beside where, when and how it was measured."""
+    """Return the results together with date, machine and command."""
     return {
         "benchmark": name,
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
@@ -50,7 +50,7 @@ def report(name: str, settings: dict[str, Any], results: Any) -> dict[str, Any]:
 
 
 def write(document: dict[str, Any], path: str | None) -> None:
-    """Write the report as JSON to a file, when one was asked for."""
+    """Write the report as JSON, if a file is given."""
     if path:
         Path(path).write_text(json.dumps(document, indent=2) + "\n")
 

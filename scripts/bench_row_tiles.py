@@ -1,7 +1,6 @@
-"""What row tiles of equal bits cost: `octavo.kernels.linear` against one product of torch, on the CPU.
+"""Cost of batch-invariant row tiles: `octavo.kernels.linear` compared with one torch product on the CPU.
 
-Shows also why they are needed: in how many ways the bits of one row come out when the same row
-is computed among 1, 2, ... rows. Knows only the shapes of SmolLM2-135M.
+It also shows why tiles are needed: how many different results a row has when it is computed among 1, 2, ... rows.
 """
 
 import time
@@ -45,7 +44,7 @@ def num_ways(product: Product, x: Tensor) -> int:
 
 
 def cost_ms(product: Product, x: Tensor) -> float:
-    """Return the time of the fastest of several rounds: other work on the machine only adds."""
+    """Return the fastest of several rounds: other load on the machine only adds time."""
     best = float("inf")
     for _ in range(NUM_ROUNDS):
         started = time.perf_counter()

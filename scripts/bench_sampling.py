@@ -1,8 +1,8 @@
-"""How long sampling takes, by kind of request and number of rows: natively and through torch, on the same logits.
+"""Time of sampling by kind of request and number of rows: native kernels and torch, on the same logits.
 
-The logits are normal numbers: with a spread of 4 a few tokens hold most of the mass, as after a trained model; with 1
-the nucleus is tens of thousands of tokens wide, which is as bad as it gets. Native and torch runs take turns; the
-best of each counts.
+The logits are normally distributed. With a spread of 4, a few tokens have most of the probability, as in a trained
+model; with 1, the nucleus has tens of thousands of tokens, the worst case. Native and torch runs take turns; the best
+of each counts.
 
     .venv/bin/python -P scripts/bench_sampling.py --rows 1 32 --vocab-size 49152
 """

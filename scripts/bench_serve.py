@@ -1,8 +1,7 @@
-"""Load on a running server, or on one started for the purpose: throughput, TTFT, TPOT and ITL.
+"""Benchmarks a running server, or one that it starts: throughput, TTFT, TPOT and ITL.
 
-It speaks the OpenAI completions API with prompts of token ids, so it measures any server that does. Load and
-latencies are those of `octavo bench serve`: TTFT is the time to the first text, ITL the time between two pieces of
-text, TPOT a request's time after its first text divided by its further tokens.
+It uses the OpenAI completions API with prompts of token ids. Load and latencies are those of `octavo bench serve`: TTFT
+is the time to the first text, ITL the time between two pieces of text, TPOT the mean time per token after the first.
 """
 
 import argparse
@@ -34,7 +33,7 @@ class Job:
 
 
 def main() -> None:
-    """Run the workload that the command line asks for; print a summary."""
+    """Run the selected workload and print a summary."""
     args, serve_flags = _arguments()
     with _server(args, serve_flags) as url:
         jobs = _jobs(args)
@@ -53,21 +52,21 @@ def _arguments() -> tuple[argparse.Namespace, list[str]]:
         description=(__doc__ or "").split("\n")[0],
         epilog="What follows -- goes to `octavo serve`, when a server is started.",
     )
-    parser.add_argument("--url", help="of a running server; without it, one is started and ended again")
-    parser.add_argument("--model", help="what to serve, or which served model to ask; default: SmolLM2-135M-Instruct")
+    parser.add_argument("--url", help="URL of a running server; by default one is started and stopped")
+    parser.add_argument("--model", help="model to serve, or name of the served model; default: SmolLM2-135M-Instruct")
     parser.add_argument("--workload", choices=["random", "shared-prefix"], default="random")
     parser.add_argument("--num-prompts", type=int, default=32)
     parser.add_argument("--input-len", type=int, default=128, help="prompt tokens, without the shared prefix")
     parser.add_argument("--output-len", type=int, default=32, help="output tokens of each request")
     parser.add_argument("--length-spread", type=float, default=0.0, help="0.5: lengths from half to one and a half")
-    parser.add_argument("--num-prefixes", type=int, default=2, help="shared-prefix: how many different prefixes")
+    parser.add_argument("--num-prefixes", type=int, default=2, help="shared-prefix: number of prefixes")
     parser.add_argument("--prefix-len", type=int, default=256, help="shared-prefix: tokens of each prefix")
     parser.add_argument("--request-rate", type=float, help="requests per second, Poisson; default: all at once")
     parser.add_argument("--max-concurrency", type=int, default=8, help="requests in flight at a time")
     parser.add_argument("--max-token-id", type=int, default=MAX_TOKEN_ID, help="largest token id in prompts")
     parser.add_argument("--api-key", help="sent as the bearer token")
     parser.add_argument("--seed", type=int, default=0, help="of the workload")
-    parser.add_argument("--json", metavar="FILE", help="write the full report here")
+    parser.add_argument("--json", metavar="FILE", help="write the full report to this file")
     words = sys.argv[1:]
     split = words.index("--") if "--" in words else len(words)
     args = parser.parse_args(words[:split])
@@ -78,7 +77,7 @@ def _arguments() -> tuple[argparse.Namespace, list[str]]:
 
 @contextlib.contextmanager
 def _server(args: argparse.Namespace, serve_flags: list[str]) -> Iterator[str]:
-    """Yield the URL of the server; one that was started here is ended on leaving."""
+    """Yield the URL of the server; a server that was started here is stopped on exit."""
     if args.url:
         yield args.url.rstrip("/")
         return
@@ -105,11 +104,11 @@ def _jobs(args: argparse.Namespace) -> list[Job]:
 
 
 def _measure(url: str, args: argparse.Namespace, jobs: list[Job]) -> tuple[float, list[Outcome]]:
-    """Send the jobs at their times; return the seconds of the whole run and the outcomes."""
+    """Send the jobs at their arrival times; return the duration in seconds and the outcomes."""
     headers = {"Authorization": f"Bearer {args.api_key}"} if args.api_key else {}
     models = httpx.get(f"{url}/v1/models", headers=headers).raise_for_status().json()["data"]
     name = args.model if args.url and args.model else models[0]["id"]
-    # The first request touches memory and code for the first time; its prompt is nobody else's.
+    # Warm-up: the first request faults in memory and code. Its prompt shares no prefix.
     warmup = _body(name, Job([1, 2, 3, 4], 4, 0.0))
     return measure(
         Target(url, "/v1/completions", headers),

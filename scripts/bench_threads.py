@@ -1,4 +1,4 @@
-"""What a busy neighbour does to a decode step on one thread, on all, and on as many as `ThreadPolicy` chooses.
+"""Effect of a busy neighbour on a decode step with one thread, with all threads, and with `ThreadPolicy`.
 
 The step is the linear layers of SmolLM2-135M for a few rows, in one program with a barrier after each. Neighbours are
 processes of this script: one that never sleeps, and one that works for a third of the time, a millisecond at once,
@@ -76,7 +76,7 @@ class DecodeStep:
 
 @contextlib.contextmanager
 def neighbour(name: str) -> Iterator[None]:
-    """Have another process work while the context lasts."""
+    """Run a busy process while the context lasts."""
     if not NEIGHBOURS[name]:
         yield
         return

@@ -15,7 +15,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 WHEELS = ROOT / "build" / "gpu_wheels"
-MISSING = ("pyzmq", "msgspec", "gguf", "uvicorn", "httptools", "llguidance")
+MISSING = ("pyzmq", "msgspec", "gguf", "fastapi", "uvicorn", "httptools", "llguidance", "shtab")
 """What octavo needs and such a machine does not have."""
 PRESENT = (
     *("torch", "numpy", "tokenizers", "transformers", "huggingface-hub", "safetensors", "jinja2"),

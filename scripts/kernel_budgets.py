@@ -1,6 +1,6 @@
-"""Write kernels/budgets.json: registers, spills and shared memory of every kernel for GPUs, compiled here.
+"""Write kernels/budgets.json: registers, spills and shared memory of every GPU kernel, compiled on this machine.
 
-A test compares that file with the sources; a change that it shows is meant, or is a fault.
+A test compares that file with the sources. Regenerate it only for an intended change.
 """
 
 import argparse
@@ -14,7 +14,7 @@ TABLE = ROOT / "kernels" / "budgets.json"
 
 
 def main() -> None:
-    """Measure, and write the table or print it."""
+    """Compile the kernels, and write or print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--print", action="store_true", help="print the table instead of writing it")
     arguments = parser.parse_args()

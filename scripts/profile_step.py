@@ -19,8 +19,9 @@ from octavo.kernels.native.library import load
 from octavo.protocol.config import ResolvedConfig, resolve
 from octavo.protocol.config.sources import engine_config
 from octavo.protocol.env import Env
-from octavo.worker_proc.batch.inputs import StepInputs
-from octavo.worker_proc.step.forward import NativeForward, build_forward, step_arguments
+from octavo.worker_proc.batch.inputs import GroupInputs, StepInputs
+from octavo.worker_proc.runners.native.open import build_programs
+from octavo.worker_proc.runners.native.programs import NativePrograms, step_arguments
 from octavo.worker_proc.weights.load import load_model
 
 NUM_BLOCKS = 8192
@@ -58,9 +59,8 @@ class Case:
             positions_T=np.tile(positions, self.num_requests),
             query_starts=np.arange(0, num_rows + 1, self.num_tokens),
             context_lens=np.full(self.num_requests, self.context_len),
-            block_table_RP=table,
             slots_T=np.repeat(np.arange(self.num_requests), self.num_tokens),
-            slot_mapping_T=slots.ravel(),
+            groups=(GroupInputs(slots.ravel(), table),),
         )
 
 
@@ -71,8 +71,7 @@ def main() -> None:
     config = _config(args, cases)
     model = load_model(config, lambda fraction: None, library=load(), cache_dir=Env.read().cache_dir)
     longest = max(case.context_len for case in cases)
-    forward = build_forward(model, config, num_blocks=NUM_BLOCKS, max_model_len=longest, max_logits=1)
-    assert isinstance(forward, NativeForward)
+    forward = build_programs(model, config, num_blocks=[NUM_BLOCKS], max_model_len=longest, min_logits=1)
     results = [_profile(forward, case, config, args.runs) for case in cases]
     settings = {"model": config.model.model_path, "quantization": config.quantization, "threads": config.num_threads}
     write(report("profile_step", settings, results), args.json)
@@ -87,12 +86,12 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--num-threads", type=int, help="default: as many as there are cores")
     parser.add_argument("--cases", default=CASES, help=f"requests x tokens @ context, by commas; default: {CASES}")
     parser.add_argument("--runs", type=int, default=15, help="of each case; the fastest counts")
-    parser.add_argument("--json", metavar="FILE", help="write the full report here")
+    parser.add_argument("--json", metavar="FILE", help="write the full report to this file")
     return parser.parse_args()
 
 
 def _config(args: argparse.Namespace, cases: list[Case]) -> ResolvedConfig:
-    said = engine_config(
+    user_config = engine_config(
         {
             "model": args.model or str(fetch_default_model.fetch()),
             "dtype": args.dtype,
@@ -103,10 +102,10 @@ def _config(args: argparse.Namespace, cases: list[Case]) -> ResolvedConfig:
             "max_num_batched_tokens": max(case.num_requests * case.num_tokens for case in cases),
         }
     )
-    return resolve(said, read_model_facts(said.model, Env.read()), device="cpu", num_cores=2)
+    return resolve(user_config, read_model_facts(user_config.model, Env.read()), device="cpu", num_cores=2)
 
 
-def _profile(forward: NativeForward, case: Case, config: ResolvedConfig, runs: int) -> dict[str, Any]:
+def _profile(forward: NativePrograms, case: Case, config: ResolvedConfig, runs: int) -> dict[str, Any]:
     inputs = case.inputs(config.block_size)
     fastest, best_s, head_s = [], float("inf"), float("inf")
     for _ in range(runs):
@@ -131,7 +130,7 @@ def _profile(forward: NativeForward, case: Case, config: ResolvedConfig, runs: i
     return {"case": vars(case), "total_ms": total_ms, "operations_ms": milliseconds}
 
 
-def _by_operation(forward: NativeForward, nanoseconds: list[int]) -> Counter[str]:
+def _by_operation(forward: NativePrograms, nanoseconds: list[int]) -> Counter[str]:
     """Add up the operations of one name."""
     total: Counter[str] = Counter()
     for name, value in zip(forward.layers.operations, nanoseconds, strict=True):

@@ -3,14 +3,21 @@
 from pathlib import Path
 
 from octavo.frontend.cli.config_docs import render_config_docs
+from octavo.frontend.cli.sampling_docs import render_sampling_docs
 from octavo.frontend.metrics.names import render_metrics_docs
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 
+PAGES = {
+    "config.md": render_config_docs,
+    "metrics.md": render_metrics_docs,
+    "sampling-parameters.md": render_sampling_docs,
+}
+
 
 def main() -> None:
-    for name, text in (("config.md", render_config_docs()), ("metrics.md", render_metrics_docs())):
-        (DOCS / name).write_text(text, "utf-8")
+    for name, render in PAGES.items():
+        (DOCS / name).write_text(render(), "utf-8")
         print(f"wrote docs/{name}")
 
 

@@ -3,6 +3,7 @@
 import gc
 import os
 import socket
+import sys
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,13 +14,42 @@ from hypothesis import settings
 from leaks import kill, leaked_processes
 
 MARK = "OCTAVO_TEST_SESSION"
+TESTS = Path(__file__).parent
 
-# No test may wait for, or depend on, what a model hub answers; libraries read this when they are imported.
+# No test may access a model hub. Libraries read this variable when they are imported.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
-# torch's thread pool otherwise spins for a long time between two operations, which starves the other processes
-# of a busy machine; read when torch is imported. Workers set the same for themselves.
+# torch's threads spin between operations by default, which starves other processes on a busy machine. One thread is
+# enough for the small tensors of tests. Read when torch is imported; worker processes set both for themselves.
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# The suite starts hundreds of processes. Without bytecode files each of them compiles every module it imports.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+
+LONGEST_FILES = (
+    "kernels/test_triton_interpreter.py",
+    "e2e/test_determinism_random.py",
+    "e2e/test_core_recovery.py",
+    "kernels/test_paged_attention_native.py",
+    "e2e/test_docs_examples.py",
+    "e2e/test_lifecycle.py",
+    "e2e/test_http_processes.py",
+    "kernels/test_activations.py",
+    "kernels/test_kernel_budgets.py",
+    "e2e/test_determinism.py",
+    "e2e/test_worker_recovery.py",
+    "stress/test_simulation.py",
+    "stress/test_chaos.py",
+    "stress/test_applications_storm.py",
+    "e2e/test_server_recovery.py",
+    "e2e/test_llm.py",
+    "e2e/test_tool_calls.py",
+    "e2e/test_dashboard.py",
+    "unit/test_core_grammar_matcher.py",
+)
+"""Files that take more than ten seconds. They run first, so that no process works alone at the end of the run."""
 
 # The same examples in every run, however slow the machine; the long forms go and look for new ones.
 settings.register_profile("short", derandomize=True, deadline=None)
@@ -35,7 +65,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark what needs the model, and leave the long forms out unless they are asked for."""
+    """Mark tests that need the model, deselect the long forms unless --long, move the longest files to the front."""
     for item in items:
         if "smollm2_gguf" in getattr(item, "fixturenames", ()):
             item.add_marker("model")
@@ -44,6 +74,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if long:
             config.hook.pytest_deselected(items=long)
             items[:] = [item for item in items if item not in long]
+    ranks = {TESTS / name: rank for rank, name in enumerate(LONGEST_FILES)}
+    items.sort(key=lambda item: ranks.get(item.path, len(ranks)))
 
 
 def pytest_collection_finish() -> None:

@@ -4,15 +4,14 @@ import gc
 
 from octavo.protocol.control import WorkerSpec
 from octavo.protocol.env import set_default
-from octavo.protocol.lifecycle import Reporter, StopSignal, run_child
+from octavo.protocol.lifecycle import StartupReporter, StopSignal, run_child
 
 
-def main(spec: WorkerSpec, reporter: Reporter, stop: StopSignal) -> int:
+def main(spec: WorkerSpec, reporter: StartupReporter, stop: StopSignal) -> int:
     """Load the model, report ready and obey commands; returns the exit code."""
-    # Threads of an OpenMP team that wait for work would spin for milliseconds by default.
+    # By default the threads of an OpenMP team spin for milliseconds while they wait for work.
     set_default("GOMP_SPINCOUNT", "1000")
-    # Imports leave little garbage, and looking for it again and again takes a tenth of their time. The worker
-    # begins to collect when it is ready.
+    # Garbage collection takes a tenth of the import time and finds little. The worker enables it when it is ready.
     gc.disable()
     with reporter.phase("importing torch"):
         from octavo.worker_proc.worker import Worker

@@ -1,4 +1,4 @@
-"""The native library of a worker, as its configuration wants it: chosen, and its threads bound to cores."""
+"""Opens the native library that the configuration selects, and binds its threads to cores."""
 
 import logging
 
@@ -15,21 +15,21 @@ logger = logging.getLogger(__name__)
 
 
 def open_kernels(config: ResolvedConfig, env: Env, phase: Phase) -> NativeLibrary | None:
-    """Return the native library, compiled if need be, or None: the worker computes through torch.
+    """Return the native library, compiled if necessary; None: the worker computes through torch.
 
     Args:
         config: which kernels, how many threads, on which cores.
-        env: where compiled libraries are kept, and the compiler.
-        phase: told when something is compiled.
+        env: the cache directory of compiled libraries, and the compiler.
+        phase: reports a compilation as a phase of the start.
 
     Raises:
-        ConfigError: native kernels are asked for and cannot be had, or the cores are not there.
+        ConfigError: native kernels are required but not available, or a core does not exist.
     """
     library = _choose(config, env, phase)
     if config.cpu_binding == "none":
         return library
     if library is None:
-        logger.warning("--cpu-binding does nothing: it binds the threads of the native kernels")
+        logger.warning("--cpu-binding has no effect: it binds the threads of the native kernels, which are off")
         return None
     cores = usable_cores() if config.cpu_binding == "compact" else config.cpu_binding
     try:
@@ -42,7 +42,7 @@ def open_kernels(config: ResolvedConfig, env: Env, phase: Phase) -> NativeLibrar
 def _choose(config: ResolvedConfig, env: Env, phase: Phase) -> NativeLibrary | None:
     head_dim = config.model.head_dim
     if config.cpu_kernels == "torch":
-        logger.info("computing with torch's operations, as --cpu-kernels torch wants it")
+        logger.info("computing with torch's operations (--cpu-kernels torch)")
         return None
     if head_dim > MAX_HEAD_DIM:
         reason = f"attention heads of {head_dim} dimensions; native kernels have at most {MAX_HEAD_DIM}"

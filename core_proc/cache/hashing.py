@@ -1,29 +1,58 @@
-"""Names for the content of KV blocks: a chained hash, equal exactly when the whole prefix is equal.
+"""Hashes of the content of KV blocks: chained, equal exactly when the whole prefix is equal.
 
 Knows nothing of blocks. The hash is a cryptographic one and independent of the process: a tenant must
 not be able to make a prompt that collides with another's.
 """
 
 import hashlib
-import struct
-from collections.abc import Sequence
+from array import array
+from dataclasses import dataclass
 
 import msgspec
 
-from octavo.protocol.ids import TokenId
+from octavo.protocol.requests import Submit
 
 _DIGEST_BYTES = 32
 
-
-def root_hash(cache_salt: str | None, adapter: str | None) -> bytes:
-    """Return what stands before a sequence's first block: all that keeps equal tokens apart."""
-    return _digest(msgspec.msgpack.encode((cache_salt, adapter)))
+ROOT_HASH = bytes(_DIGEST_BYTES)
+"""The parent of a sequence's first block."""
 
 
-def chain_hash(parent: bytes, token_ids: Sequence[TokenId]) -> bytes:
-    """Return the name of a full block with these tokens after the block (or root) named `parent`."""
-    return _digest(parent + struct.pack(f"<{len(token_ids)}I", *token_ids))
+@dataclass(frozen=True, slots=True)
+class ExtraKey:
+    """Something beside token ids that the KV of a sequence depends on, from a position on."""
+
+    position: int
+    kind: str
+    value: str | bytes
 
 
-def _digest(data: bytes) -> bytes:
+def extra_keys_of(submit: Submit) -> tuple[ExtraKey, ...]:
+    """Return what keeps equal tokens of different requests apart, in order of position.
+
+    Every feature whose KV depends on more than token ids adds its key here, and nowhere else.
+    """
+    keys = []
+    if submit.cache_salt is not None:
+        keys.append(ExtraKey(0, "salt", submit.cache_salt))
+    if submit.adapter is not None:
+        keys.append(ExtraKey(0, "adapter", submit.adapter))
+    return tuple(keys)
+
+
+def hash_block(parent: bytes, token_ids: "array[int]", start: int, extra_keys: tuple[ExtraKey, ...]) -> bytes:
+    """Return the hash of a full block.
+
+    Args:
+        parent: the hash of the block before, `ROOT_HASH` for the first.
+        token_ids: of the block.
+        start: the block's first position in the sequence.
+        extra_keys: of the whole sequence. Those inside the block are hashed with it; the chain hands them on.
+    """
+    data = parent + token_ids.tobytes()
+    if extra_keys:
+        end = start + len(token_ids)
+        inside = [(key.position - start, key.kind, key.value) for key in extra_keys if start <= key.position < end]
+        if inside:
+            data += msgspec.msgpack.encode(inside)
     return hashlib.blake2b(data, digest_size=_DIGEST_BYTES).digest()

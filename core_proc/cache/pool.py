@@ -1,9 +1,9 @@
 """The KV blocks: reference counts, contents by hash, and the order in which free blocks are reused.
 
-Knows nothing of requests or tokens.
+Knows no requests and no tokens.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 
 from octavo.protocol.ids import BlockId
 
@@ -11,15 +11,15 @@ _NOWHERE = -1
 
 
 class OutOfBlocks(Exception):
-    """More blocks were taken than are free: the scheduler did not count."""
+    """No block was free: the scheduler has miscounted."""
 
 
 class BlockPool:
     """All KV blocks of the engine.
 
-    A free block may still hold useful content: it keeps its hash until it is taken for something
-    else. Free blocks form a doubly linked list over the block ids, reused from the head: blocks
-    without content first, then the least recently freed. Every operation is O(1) per block.
+    A free block may still hold useful content: it keeps its hash until it is allocated again. Free blocks form a
+    doubly linked list over the block ids, allocated from the head: blocks without a hash first, then the least recently
+    freed. Every operation is O(1) per block.
 
     Invariant: a block is in the free list exactly when its reference count is 0.
     """
@@ -30,16 +30,24 @@ class BlockPool:
         self._references = [0] * num_blocks
         self._hashes: list[bytes | None] = [None] * num_blocks
         self._by_hash: dict[bytes, BlockId] = {}
+        self._watched: Set[bytes] = frozenset()
+        self.has_watched_changed = False
+        """True once a watched hash was added or dropped, or its block became free or used."""
         # The list's sentinel has the index after the last block; its next is the head, its previous the tail.
         self._next: list[int] = [*range(1, num_blocks + 1), 0]
         self._previous: list[int] = [num_blocks, *range(num_blocks)]
+
+    def watch(self, block_hashes: Set[bytes]) -> None:
+        """Watch these hashes, and no others from now on: see `has_watched_changed`."""
+        self._watched = block_hashes
+        self.has_watched_changed = False
 
     def find(self, block_hash: bytes) -> BlockId | None:
         """Return the block with this content, None when there is none."""
         return self._by_hash.get(block_hash)
 
     def is_free(self, block_id: BlockId) -> bool:
-        """True when nobody holds the block."""
+        """True when no request holds the block."""
         return self._references[block_id] == 0
 
     def num_references(self, block_id: BlockId) -> int:
@@ -47,17 +55,18 @@ class BlockPool:
         return self._references[block_id]
 
     def block_hash(self, block_id: BlockId) -> bytes | None:
-        """Return the name of the block's content, None when it has none."""
+        """Return the hash of the block's content, None when it has none."""
         return self._hashes[block_id]
 
-    def hold(self, block_id: BlockId) -> None:
+    def incref(self, block_id: BlockId) -> None:
         """Add a reference to a block found by its hash, taking it off the free list if it was there."""
         if self._references[block_id] == 0:
             self._unlink(block_id)
+            self.has_watched_changed |= self._hashes[block_id] in self._watched
         self._references[block_id] += 1
 
-    def take(self) -> BlockId:
-        """Return a free block with one reference; what it held before is forgotten.
+    def allocate(self) -> BlockId:
+        """Return a free block with one reference. Its earlier content is dropped from the cache.
 
         Raises:
             OutOfBlocks: none is free.
@@ -70,40 +79,45 @@ class BlockPool:
         if (old_hash := self._hashes[block_id]) is not None:
             del self._by_hash[old_hash]
             self._hashes[block_id] = None
+            self.has_watched_changed |= old_hash in self._watched
         return block_id
 
-    def name(self, block_id: BlockId, block_hash: bytes) -> None:
-        """Record the content of a held block.
+    def set_hash(self, block_id: BlockId, block_hash: bytes) -> None:
+        """Record the content of an allocated block.
 
-        When another block already has the same content this one stays unnamed: block ids that a
+        When another block already has the same content this one gets no hash: block ids that a
         worker was given never change, so duplicates are not merged.
         """
         if self._hashes[block_id] is None and block_hash not in self._by_hash:
             self._hashes[block_id] = block_hash
             self._by_hash[block_hash] = block_id
+            self.has_watched_changed |= block_hash in self._watched
 
-    def forget(self, block_hash: bytes) -> None:
-        """Let no block be found under this name any more; who holds the block keeps it."""
+    def drop_hash(self, block_hash: bytes) -> None:
+        """Let no block be found by this hash any more. Its owners keep the block."""
         if (block_id := self._by_hash.pop(block_hash, None)) is not None:
             self._hashes[block_id] = None
+            self.has_watched_changed |= block_hash in self._watched
 
     def release(self, block_ids: Sequence[BlockId]) -> None:
         """Drop one reference of each block of a sequence, given from its head to its tail.
 
-        The tail is freed first, so that it is also reused first: a prefix is worth more the shorter it is.
+        The tail is freed first, so that it is evicted first: the shorter a prefix, the more requests can use it.
         """
         for block_id in reversed(block_ids):
             self._references[block_id] -= 1
             if self._references[block_id] == 0:
-                at_head = self._hashes[block_id] is None
-                self._link(block_id, before=self._next[self.num_blocks] if at_head else self.num_blocks)
+                block_hash = self._hashes[block_id]
+                self._link(block_id, before=self._next[self.num_blocks] if block_hash is None else self.num_blocks)
+                self.has_watched_changed |= block_hash in self._watched
 
-    def forget_contents(self) -> bool:
-        """Forget what all blocks hold; refused (False) while any block is in use."""
+    def reset_contents(self) -> bool:
+        """Drop the contents of all blocks from the cache; refused (False) while any block is in use."""
         if self.num_free != self.num_blocks:
             return False
         self._hashes = [None] * self.num_blocks
         self._by_hash.clear()
+        self.has_watched_changed = True
         return True
 
     def free_blocks(self) -> Iterator[BlockId]:
@@ -113,7 +127,7 @@ class BlockPool:
             yield block_id
             block_id = self._next[block_id]
 
-    def named_blocks(self) -> dict[bytes, BlockId]:
+    def cached_blocks(self) -> dict[bytes, BlockId]:
         """Return a copy of the map from content to block."""
         return dict(self._by_hash)
 

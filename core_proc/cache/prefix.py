@@ -1,9 +1,11 @@
-"""The prefix cache, and with it all block keeping of requests: give, share, name, take back.
+"""The prefix cache, and with it all block keeping of requests: allocate, share, hash, free.
 
-Decides nothing about who gets blocks: the scheduler counts before it asks.
+The scheduler decides who gets blocks, and counts them before it asks.
 """
 
-from octavo.core_proc.cache.hashing import chain_hash, root_hash
+import math
+
+from octavo.core_proc.cache.hashing import ROOT_HASH, hash_block
 from octavo.core_proc.cache.pool import BlockPool
 from octavo.core_proc.request import Request
 
@@ -11,15 +13,21 @@ from octavo.core_proc.request import Request
 class PrefixCache:
     """Blocks of requests, shared where their contents are equal.
 
-    Invariant: a block is named only when its tokens are known and its KV is computed by a plan that
-    was made before, or is the one being made: workers execute plans in order and write KV before they
-    read it, so whoever finds the block may read it.
+    Invariant: a block has a hash only if its tokens are known and its KV is computed by an earlier plan or by the one
+    being made. Workers execute plans in order and write KV before they read it, so whoever finds the block may read it.
+
+    All KV cache groups are of the kind "full": each needs a block for the same tokens at the same time, and has as many
+    blocks as the others. One pool serves them all, and a block id stands for one block in the tensors of each group. A
+    group of another kind, which frees blocks earlier, will have a pool and lists of its own here.
     """
 
     def __init__(self, pool: BlockPool, block_size: int, *, is_enabled: bool) -> None:
         self.pool = pool
         self.block_size = block_size
         self.is_enabled = is_enabled
+        self._counted: tuple[Request, int] | None = None
+        """The request whose hits were counted last, with the number of its tokens then."""
+        self._counts = (0, 0)
 
     def num_blocks_for(self, num_tokens: int) -> int:
         """Return how many blocks hold `num_tokens` tokens."""
@@ -30,68 +38,81 @@ class PrefixCache:
         return max(0, self.num_blocks_for(num_tokens) - len(request.block_ids))
 
     def count_hits(self, request: Request) -> tuple[int, int]:
-        """Return how many blocks `share` would find now, and how many of those are free. Changes nothing."""
-        num_hits = num_free = 0
-        for block_id in self._hits(request):
-            num_hits += 1
-            num_free += self.pool.is_free(block_id)
-        return num_hits, num_free
+        """Return how many blocks `attach_hits` would find now, and how many of those are free. Changes nothing."""
+        # perf: the first waiting request is checked in every step. The answer is valid until one of its blocks changes.
+        what = (request, len(request.token_ids))
+        if self._counted == what and not self.pool.has_watched_changed:
+            return self._counts
+        found = self._hits(request)
+        first = request.num_computed_tokens // self.block_size
+        self.pool.watch(frozenset(request.block_hashes[first : first + len(found) + 1]))
+        self._counted = what
+        self._counts = len(found), sum(map(self.pool.is_free, found))
+        return self._counts
 
-    def share(self, request: Request) -> int:
-        """Take the cached blocks that continue what the request has computed.
+    def attach_hits(self, request: Request) -> int:
+        """Attach the cached blocks that follow the request's own.
 
-        At least one token is always left to compute: its logits are needed.
+        At least one token is left to compute, because its logits are needed.
 
         Returns:
             The number of tokens that need not be computed.
         """
         found = self._hits(request)
         for block_id in found:
-            self.pool.hold(block_id)
+            self.pool.incref(block_id)
         request.block_ids += found
         num_tokens = len(found) * self.block_size
         request.num_computed_tokens += num_tokens
         return num_tokens
 
     def extend(self, request: Request, num_tokens: int) -> None:
-        """Give the request blocks to hold `num_tokens` tokens.
+        """Allocate blocks so that the request can hold `num_tokens` tokens.
 
         Raises:
             OutOfBlocks: not enough are free.
         """
         for _ in range(self.num_missing_blocks(request, num_tokens)):
-            request.block_ids.append(self.pool.take())
+            request.block_ids.append(self.pool.allocate())
 
-    def name_blocks(self, request: Request) -> None:
-        """Name the request's full blocks whose tokens are known and computed."""
+    def cache_full_blocks(self, request: Request) -> None:
+        """Set the hashes of the request's full blocks whose tokens are known and computed."""
         if not self.is_enabled:
             return
         num_full = min(request.num_computed_tokens, len(request.token_ids)) // self.block_size
-        first = request.num_named_blocks
+        first = request.num_hashed_blocks
         for index in range(first, num_full):
-            self.pool.name(request.block_ids[index], self._hash(request, index))
-        request.num_named_blocks = max(first, num_full)
+            self.pool.set_hash(request.block_ids[index], self._hash(request, index))
+        request.num_hashed_blocks = max(first, num_full)
 
-    def distrust(self, request: Request) -> None:
-        """Let nobody find what the request has computed or shared: values in it are not numbers.
+    def has_unhashed_block(self, request: Request) -> bool:
+        """Return whether `cache_full_blocks` has something to do as soon as the request's known tokens are computed."""
+        return self.is_enabled and len(request.token_ids) // self.block_size > request.num_hashed_blocks
 
-        They may be so in front of the token that brought them in. A weight of zero does not make zero of NaN, so later
-        layers store NaN for earlier positions of the same step, whose blocks other prompts would find.
+    def next_hash_length(self, request: Request) -> float:
+        """Return how many known tokens the request must have before another block can be hashed."""
+        return (len(request.token_ids) // self.block_size + 1) * self.block_size if self.is_enabled else math.inf
+
+    def invalidate_blocks(self, request: Request) -> None:
+        """Remove everything the request has computed or shared from the cache: it may contain NaN.
+
+        Earlier positions are affected too: a weight of zero does not turn NaN into zero, so later layers store NaN for
+        all positions of the step.
         """
         for block_hash in request.block_hashes:
-            self.pool.forget(block_hash)
-        request.num_named_blocks = len(request.block_ids)  # what is left unnamed stays so
+            self.pool.drop_hash(block_hash)
+        request.num_hashed_blocks = len(request.block_ids)  # blocks without a hash stay without
 
     def release(self, request: Request) -> None:
-        """Take all blocks back; what they hold stays to be found until they are needed."""
-        self.name_blocks(request)
+        """Free all blocks. Their contents stay in the cache until the blocks are allocated again."""
+        self.cache_full_blocks(request)
         self.pool.release(request.block_ids)
         request.block_ids = []
-        request.num_named_blocks = 0
+        request.num_hashed_blocks = 0
         request.num_computed_tokens = 0
 
     def _hits(self, request: Request) -> list[int]:
-        """Return the cached blocks that follow the request's own, [] unless those are all full."""
+        """Return the cached blocks that follow the request's own; [] unless its own are all full."""
         found: list[int] = []
         if not self.is_enabled or request.sampling.skip_reading_prefix_cache:
             return found
@@ -106,10 +127,10 @@ class PrefixCache:
         return found
 
     def _hash(self, request: Request, index: int) -> bytes:
-        """Return the name of the request's block `index`, whose tokens must be known."""
+        """Return the hash of the request's block `index`, whose tokens must be known."""
         hashes, size = request.block_hashes, self.block_size
         while len(hashes) <= index:
             start = len(hashes) * size
-            parent = hashes[-1] if hashes else root_hash(request.cache_salt, request.adapter)
-            hashes.append(chain_hash(parent, request.token_ids[start : start + size]))
+            parent = hashes[-1] if hashes else ROOT_HASH
+            hashes.append(hash_block(parent, request.token_ids[start : start + size], start, request.extra_keys))
         return hashes[index]

@@ -38,7 +38,8 @@ def plan_cache(config: ResolvedConfig, facts: Sequence[DeviceFacts]) -> CachePla
     elif num_blocks < _num_blocks_needed(config):
         raise _not_enough(config, tightest, num_blocks)
     return CachePlan(
-        num_blocks=num_blocks,
+        # Every group keeps all positions, so all need the same number.
+        blocks_per_group=[num_blocks] * len(tightest.cache_groups),
         block_size=config.block_size,
         max_model_len=max_model_len,
         kv_cache_bytes=num_blocks * max(fact.kv_block_bytes for fact in facts),

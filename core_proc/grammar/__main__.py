@@ -1,6 +1,6 @@
-"""Entry of the process in which grammars are tried: see `trial.py`, its parent's side.
+"""The sandbox process that compiles grammars first; `sandbox.py` is the parent's side.
 
-Reads sources of grammars from standard input and answers each with what is wrong, or with nothing.
+Reads grammars from standard input and answers each with an error message, or with an empty one.
 """
 
 import os
@@ -9,17 +9,17 @@ import signal
 import sys
 
 from octavo.core_proc.grammar.matcher import GrammarFault, GrammarTokens, Matcher
-from octavo.core_proc.grammar.trial import MEMORY_LIMIT_BYTES
+from octavo.core_proc.grammar.sandbox import MEMORY_LIMIT_BYTES
 from octavo.protocol.lifecycle import LENGTH, die_with_parent, read_message
 
 
 def main(cpu_limit_s: int) -> None:
-    """Try grammars until standard input ends, each within `cpu_limit_s` of processor time."""
+    """Compile grammars until standard input ends, each within `cpu_limit_s` of processor time."""
     die_with_parent(os.getppid())
-    for number in (signal.SIGINT, signal.SIGTERM):  # sent to a whole group of processes, they are for others
+    for number in (signal.SIGINT, signal.SIGTERM):  # sent to the process group, they are meant for others
         signal.signal(number, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT_BYTES, MEMORY_LIMIT_BYTES))
-    # Trials are never urgent: the steps of running requests go first.
+    # Steps of running requests have priority.
     os.nice(5)
     tokens = GrammarTokens.of_bytes()
     source, answers = sys.stdin.fileno(), sys.stdout.buffer
@@ -36,7 +36,7 @@ def main(cpu_limit_s: int) -> None:
 
 
 def _limit_time(seconds: int) -> None:
-    """Have this process killed when it has taken so much more processor time than now."""
+    """Have the kernel kill this process after so many more seconds of processor time."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     _, hard = resource.getrlimit(resource.RLIMIT_CPU)
     resource.setrlimit(resource.RLIMIT_CPU, (int(used.ru_utime + used.ru_stime) + 1 + seconds, hard))
@@ -47,7 +47,7 @@ def _fault_of(tokens: GrammarTokens, source: str) -> str:
         matcher = Matcher.compile(tokens, source)
     except GrammarFault as fault:
         return str(fault)
-    matcher.mask()  # some grammars put their work off until the first mask
+    matcher.mask()  # some grammars defer their work to the first mask
     return matcher.fault
 
 

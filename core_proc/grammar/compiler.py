@@ -1,6 +1,6 @@
-"""Grammars compiled on threads, each grammar once for all who ask for it.
+"""`GrammarCompiler`: compiles grammars on threads, each one once for all requests that use it.
 
-Knows no requests: what is done is fetched with `take_done`, and a file descriptor says when there is something.
+Knows no requests. A file descriptor becomes readable when `take_done` has results.
 """
 
 import contextlib
@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
-from octavo.core_proc.grammar.lane import Lane
-from octavo.core_proc.grammar.trial import Trial, TrialFailed, TrialKilled, TrialUnfinished
+from octavo.core_proc.grammar.fair_queue import FairQueue
+from octavo.core_proc.grammar.sandbox import CompilerSandbox, CpuBudgetExceeded, GrammarRejected, SandboxKilled
 from octavo.protocol.events import FailureKind
-from octavo.protocol.requests import Vocabulary
+from octavo.protocol.requests import ModelVocabulary
 from octavo.protocol.structured import GrammarKind, GrammarSpec
 
 if TYPE_CHECKING:
@@ -25,75 +25,75 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 NUM_QUICK_THREADS = 2
-"""Threads that leave a grammar when it turns out to be costly. One further thread compiles those, one after another, so
-however many costly ones there are, others wait for none of them. Either kind serves the frontends in turn."""
+"""Threads that hand over a grammar when it turns out to be costly. One further thread compiles the costly ones, so
+cheap grammars never wait for them. Both queues serve frontends in turn."""
 
-PATIENCE_S = 0.5
-"""Processor time after which a grammar counts as costly: many times what most take."""
+QUICK_BUDGET_S = 0.5
+"""Processor time after which a grammar counts as costly: many times what most need."""
 
 MAX_KEPT = 128
-"""Compiled grammars kept for requests to come, the latest used."""
+"""Compiled grammars in the LRU cache."""
 
 CLOSE_TIMEOUT_S = 1.0
 
 GrammarKey: TypeAlias = tuple[GrammarKind, str, tuple[str, ...]]
-"""What makes a grammar the same one: its kind and text, and the texts of its parts."""
+"""Identity of a grammar: its kind, its text, and the texts of its parts."""
 
 
 def grammar_key(spec: GrammarSpec) -> GrammarKey:
-    """Return what makes this grammar the same as another."""
+    """Return the identity of a grammar."""
     return (spec.kind, spec.text, tuple([part.text for part in spec.parts]))
 
 
-Jobs: TypeAlias = Lane[GrammarKey, bytes]
-"""Grammars to compile, by the frontends that wait for them."""
+Jobs: TypeAlias = FairQueue[GrammarKey, bytes]
+"""Grammars to compile, by frontend."""
 
 
 @dataclass(frozen=True, slots=True)
-class NoGrammar:
+class CompileFailure:
     """Why a grammar could not be compiled."""
 
     kind: FailureKind
     message: str
     part: int | None = None
-    """The part of the grammar that is to blame; None: nobody knows of one."""
+    """Index of the part that is invalid; None: unknown."""
 
 
 class GrammarCompiler:
-    """Threads, started when the first grammar comes, and what they have made.
+    """Compiler threads, started with the first grammar, and a cache of their results.
 
-    Call everything but the threads' own methods from one thread.
+    Call all public methods from one thread.
 
     Args:
-        timeout_s: processor time that one grammar may take.
+        timeout_s: limit of processor time for one grammar.
     """
 
     def __init__(self, timeout_s: int) -> None:
         self._timeout_s = timeout_s
         self.wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        """Readable when `take_done` has something."""
-        self._vocabulary: Vocabulary | None = None
+        """Readable when `take_done` has results."""
+        self._vocabulary: ModelVocabulary | None = None
         self._tokens: GrammarTokens | None = None
         self._tokens_lock = threading.Lock()
         self._threads: list[threading.Thread] = []
-        self._quick: Jobs = Lane()
-        self._costly: Jobs = Lane()
+        self._quick: Jobs = FairQueue()
+        self._costly: Jobs = FairQueue()
         self._pending: dict[GrammarKey, tuple[bytes, ...]] = {}
-        """What somebody waits for, and the frontends that have asked for it."""
+        """Grammars that are being compiled, and the frontends that wait for them."""
         self._kept: OrderedDict[GrammarKey, Matcher] = OrderedDict()
-        self._done: deque[tuple[GrammarKey, Matcher | NoGrammar]] = deque()
+        self._done: deque[tuple[GrammarKey, Matcher | CompileFailure]] = deque()
 
     @property
-    def vocabulary(self) -> Vocabulary | None:
-        """What grammars are compiled for; None until a frontend has told."""
+    def vocabulary(self) -> ModelVocabulary | None:
+        """The vocabulary that grammars are compiled for; None until a frontend has sent it."""
         return self._vocabulary
 
-    def learn(self, vocabulary: Vocabulary) -> None:
-        """Take the vocabulary; the first one stays."""
+    def set_vocabulary(self, vocabulary: ModelVocabulary) -> None:
+        """Set the vocabulary; the first one stays."""
         self._vocabulary = self._vocabulary or vocabulary
 
     def find(self, spec: GrammarSpec) -> "Matcher | None":
-        """Return a new matcher of a grammar that is compiled already."""
+        """Return a new matcher of a cached grammar, None if it is not cached."""
         key = grammar_key(spec)
         if (matcher := self._kept.get(key)) is None:
             return None
@@ -101,20 +101,20 @@ class GrammarCompiler:
         return matcher.copy()
 
     def start(self, spec: GrammarSpec, client: bytes) -> GrammarKey:
-        """Have a grammar compiled for a frontend, and return its name in `take_done`. Needs a vocabulary."""
+        """Start compiling a grammar for a frontend, and return its key in `take_done`. Needs a vocabulary."""
         key = grammar_key(spec)
         if key in self._pending:
             if client not in self._pending[key]:
                 self._pending[key] = (*self._pending[key], client)
-                for lane in (self._quick, self._costly):
-                    lane.join(key, client)
+                for queue in (self._quick, self._costly):
+                    queue.join(key, client)
         else:
             self._pending[key] = (client,)
             if not self._threads:
-                lanes = [*[(self._quick, PATIENCE_S)] * NUM_QUICK_THREADS, (self._costly, None)]
+                queues = [*[(self._quick, QUICK_BUDGET_S)] * NUM_QUICK_THREADS, (self._costly, None)]
                 self._threads = [
-                    threading.Thread(target=self._work, args=lane, name="octavo grammars", daemon=True)
-                    for lane in lanes
+                    threading.Thread(target=self._work, args=queue, name="octavo grammars", daemon=True)
+                    for queue in queues
                 ]
                 for thread in self._threads:
                     thread.start()
@@ -122,28 +122,28 @@ class GrammarCompiler:
         return key
 
     def drop(self, key: GrammarKey) -> None:
-        """Note that nobody waits for a grammar any more: it is not compiled, unless that has begun."""
+        """Cancel a grammar that no request waits for; a compilation that has begun continues."""
         self._pending.pop(key, None)
 
-    def take_done(self) -> "list[tuple[GrammarKey, Matcher | NoGrammar]]":
-        """Return what has been compiled since the last call, or could not be."""
+    def take_done(self) -> "list[tuple[GrammarKey, Matcher | CompileFailure]]":
+        """Return the results since the last call."""
         if not self._threads:
             return []
-        with contextlib.suppress(BlockingIOError):  # nothing is new
+        with contextlib.suppress(BlockingIOError):  # there are none
             os.eventfd_read(self.wake_fd)
         done = []
         while self._done:
             key, result = self._done.popleft()
             self._pending.pop(key, None)
-            if not isinstance(result, NoGrammar):
+            if not isinstance(result, CompileFailure):
                 self._keep(key, result)
             done.append((key, result))
         return done
 
     def close(self) -> None:
-        """End the threads, and the processes that they have.
+        """Stop the threads and their sandboxes.
 
-        Blocks until: they have ended, or `CLOSE_TIMEOUT_S` has passed; one that still compiles ends with this process.
+        Blocks until: they have stopped, or `CLOSE_TIMEOUT_S` has passed; one that still compiles ends with the process.
         """
         self._quick.close()
         self._costly.close()
@@ -158,75 +158,79 @@ class GrammarCompiler:
         while len(self._kept) > MAX_KEPT:
             self._kept.popitem(last=False)
 
-    def _work(self, jobs: Jobs, patience_s: float | None) -> None:
-        """Compile one grammar after another: the body of a thread. What takes more patience goes to the costly ones."""
-        trial = Trial(self._timeout_s)
+    def _work(self, jobs: Jobs, cpu_budget_s: float | None) -> None:
+        """Compile one grammar after another: the body of a thread. Those above its budget go to the costly queue."""
+        sandbox = CompilerSandbox(self._timeout_s)
         try:
             while (key := jobs.get()) is not None:
                 if key not in self._pending:
                     continue
-                result: Matcher | NoGrammar | None = NoGrammar(
-                    FailureKind.INTERNAL, "the compiler of grammars has failed"
+                result: Matcher | CompileFailure | None = CompileFailure(
+                    FailureKind.INTERNAL, "the grammar compiler has failed"
                 )
                 try:
-                    result = self._compile(trial, key, patience_s)
-                except TrialUnfinished:
+                    result = self._compile(sandbox, key, cpu_budget_s)
+                except CpuBudgetExceeded:
                     result = None
                     self._costly.put(key, self._pending.get(key, ()))
-                    trial.warm_up()
-                except Exception:  # the boundary of a thread: others wait for what comes after this one
-                    logger.exception("the compiler of grammars has failed")
-                    trial.close()
-                finally:  # whatever happened, somebody waits for it
+                    sandbox.warm_up()
+                except Exception:  # the boundary of a thread, which must go on to the next grammar
+                    logger.exception("the grammar compiler has failed; the request gets an internal error")
+                    sandbox.close()
+                finally:  # requests wait for this result, whatever happened
                     if result is not None:
                         self._done.append((key, result))
                         os.eventfd_write(self.wake_fd, 1)
         finally:
-            trial.close()
+            sandbox.close()
 
-    def _compile(self, trial: Trial, key: GrammarKey, patience_s: float | None) -> "Matcher | NoGrammar":
-        trial.warm_up()
-        # Here and not above: see the module.
+    def _compile(
+        self, sandbox: CompilerSandbox, key: GrammarKey, cpu_budget_s: float | None
+    ) -> "Matcher | CompileFailure":
+        sandbox.warm_up()
+        # Not at the top: importing it is slow, see `matcher.py`.
         from octavo.core_proc.grammar.matcher import GrammarFault, Matcher, source_of
 
         kind, text, parts = key
         start = time.perf_counter()
         try:
             source = source_of(GrammarSpec(kind, text))
-            trial.check(source, patience_s)
+            sandbox.check(source, cpu_budget_s)
             matcher = Matcher.compile(self._grammar_tokens(), source)
         except GrammarFault as error:
-            return NoGrammar(FailureKind.INVALID, str(error))
-        except TrialFailed as error:
+            return CompileFailure(FailureKind.INVALID, str(error))
+        except GrammarRejected as error:
             try:
-                blame = self._find_fault(trial, parts, patience_s)
-            except TrialKilled:
-                blame = None
-            return blame or NoGrammar(FailureKind.INVALID, str(error))
-        except TrialKilled as error:
-            return NoGrammar(FailureKind.INTERNAL, str(error))
+                failure = self._find_fault(sandbox, parts, cpu_budget_s)
+            except SandboxKilled:
+                failure = None
+            return failure or CompileFailure(FailureKind.INVALID, str(error))
+        except SandboxKilled as error:
+            return CompileFailure(FailureKind.INTERNAL, str(error))
         logger.debug("compiled a grammar of %d characters in %.3f s", len(text), time.perf_counter() - start)
         return matcher
 
-    def _find_fault(self, trial: Trial, parts: Sequence[str], patience_s: float | None) -> NoGrammar | None:
-        """Return what is wrong with the first part that is no grammar by itself, None if nothing is.
+    def _find_fault(
+        self, sandbox: CompilerSandbox, parts: Sequence[str], cpu_budget_s: float | None
+    ) -> CompileFailure | None:
+        """Return the error of the first part that is invalid by itself, None if there is none.
 
-        After the time that one grammar may take no further part is tried. All of them together need the patience.
+        The search ends after the time limit of one grammar. The budget is for all parts together.
 
         Raises:
-            TrialUnfinished: they take longer than `patience_s`.
-            TrialKilled: as `Trial.check` does.
+            CpuBudgetExceeded: they need more than `cpu_budget_s`.
+            SandboxKilled: as `CompilerSandbox.check` does.
         """
         from octavo.core_proc.grammar.matcher import source_of
 
         used_s = 0.0
         for index, text in enumerate(parts):
             try:
-                used_s += trial.check(source_of(GrammarSpec(GrammarKind.JSON_SCHEMA, text)), patience_s)
-            except TrialFailed as error:
-                return NoGrammar(FailureKind.INVALID, str(error), index)
-            if patience_s is not None and used_s > patience_s:
-                raise TrialUnfinished
+                used_s += sandbox.check(source_of(GrammarSpec(GrammarKind.JSON_SCHEMA, text)), cpu_budget_s)
+            except GrammarRejected as error:
+                return CompileFailure(FailureKind.INVALID, str(error), index)
+            if cpu_budget_s is not None and used_s > cpu_budget_s:
+                raise CpuBudgetExceeded
             if used_s > self._timeout_s:
                 break
         return None

@@ -1,27 +1,30 @@
-"""Requests with grammars: they wait here until theirs is compiled, and get their masks from here while they run.
+"""`Grammars`: requests with grammars wait here until theirs is compiled, and get their masks from here while they run.
 
-Decides nothing about steps: a request is handed to the scheduler when its grammar is ready, and the scheduler plans
-it like any other. A plan may come before the tokens are known on which a mask depends, so masks are sent after
-plans, as soon as they can be made: most often while the workers compute the step.
+A request is handed to the scheduler when its grammar is ready, and planned like any other. A step may be planned before
+the tokens are known on which its masks depend. So masks are sent after the plan, as soon as they can be computed: most
+often while the workers compute the step.
 """
 
 import logging
 from collections import Counter
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from octavo.core_proc.grammar.compiler import GrammarCompiler, GrammarKey, NoGrammar
-from octavo.core_proc.grammar.constraint import Constraint, can_be_forced
+from octavo.core_proc.grammar.compiler import CompileFailure, GrammarCompiler, GrammarKey
+from octavo.core_proc.grammar.constraint import Constraint
+from octavo.core_proc.grammar.free_prefix import can_force_marker
 from octavo.core_proc.request import Request, RequestKey, RequestState
 from octavo.core_proc.scheduler.delivery import ClientEvent
 from octavo.core_proc.scheduler.delta import StepRecord
 from octavo.core_proc.scheduler.scheduler import Scheduler
-from octavo.core_proc.workers.group import StepExecutor
+from octavo.core_proc.scheduler.stop import FinishCause
+from octavo.core_proc.workers.commands import StepExecutor
 from octavo.protocol.events import Failed, FailureKind, Finished, FinishReason, RequestEvent
 from octavo.protocol.ids import RequestId
-from octavo.protocol.requests import Submit, Vocabulary
-from octavo.protocol.steps import SlotMask
+from octavo.protocol.requests import ModelVocabulary, Submit
+from octavo.protocol.steps import TokenMask
 from octavo.protocol.structured import GrammarKind, GrammarSpec
 
 if TYPE_CHECKING:
@@ -30,7 +33,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MAX_WAITING = 1024
-"""Requests whose grammars are being compiled; more are refused, but of frontends that have less than their share."""
+"""Requests that may wait for their grammars. Beyond that, only frontends with less than an equal share may add more."""
 
 
 class Grammars:
@@ -40,49 +43,54 @@ class Grammars:
         self._scheduler = scheduler
         self._workers = workers
         self._compiler = compiler
-        self._waiting: dict[RequestKey, Submit] = {}
-        """Requests that the scheduler does not know yet, in order of arrival."""
-        self._keys: dict[RequestKey, GrammarKey] = {}
-        """What they wait for."""
+        self._waiting: dict[RequestKey, tuple[Submit, GrammarKey]] = {}
+        """Requests whose grammars are being compiled, in order of arrival: the scheduler does not know them yet."""
+        self._waiters: dict[GrammarKey, dict[RequestKey, None]] = {}
+        """The same requests by grammar."""
+        self._num_waiting: Counter[bytes] = Counter()
+        """How many of them each frontend has."""
         self._constraints: dict[RequestKey, Constraint] = {}
-        scheduler.is_output_complete = self._is_complete
+        """Of every live request in the scheduler that has a grammar."""
+        self._active: dict[RequestKey, Constraint] = {}
+        """Constraints that may have to advance, or whose requests may have ended.
+
+        perf: the cost of a step must not grow with the number of requests that wait.
+        """
+        scheduler.hooks.add(self)
 
     @property
-    def has_requests(self) -> bool:
-        """True while a request waits for its grammar."""
-        return bool(self._waiting)
-
-    @property
-    def waiting_keys(self) -> list[RequestKey]:
-        """The requests that wait for their grammars."""
-        return list(self._waiting)
+    def num_waiting(self) -> int:
+        """Requests that wait for their grammars."""
+        return len(self._waiting)
 
     def is_waiting(self, key: RequestKey) -> bool:
         """Return whether this request waits for its grammar."""
         return key in self._waiting
 
     @property
-    def wake_fd(self) -> int:
-        """Readable when `take_ready` has something to do."""
-        return self._compiler.wake_fd
+    def wake_fds(self) -> list[int]:
+        """One file descriptor: readable when `take_ready` has something to do."""
+        return [self._compiler.wake_fd]
 
-    def learn(self, vocabulary: Vocabulary) -> None:
-        """Take in what the tokens stand for, of the first who tells; a vocabulary of another model is ignored."""
+    def set_vocabulary(self, vocabulary: ModelVocabulary) -> None:
+        """Set the bytes of all tokens. The first vocabulary stays; one of another model is ignored."""
         size = self._scheduler.config.model.vocab_size
         if len(vocabulary.tokens) != size:
-            logger.warning("ignored a vocabulary of %d tokens: the model has %d", len(vocabulary.tokens), size)
+            logger.warning("ignored a vocabulary of %d tokens: this model has %d", len(vocabulary.tokens), size)
         else:
-            self._compiler.learn(vocabulary)
+            self._compiler.set_vocabulary(vocabulary)
 
     def submit(self, client: bytes, submit: Submit) -> list[ClientEvent]:
-        """Take in a request with a grammar; what is returned otherwise says why it ended at once."""
+        """Accept a request with a grammar; a returned event says why it ended at once."""
         assert submit.grammar is not None
         if (client, submit.request_id) in self._waiting:
             return [_refused(client, submit, f"request_id {submit.request_id!r} is in use", "request_id")]
         if self._compiler.vocabulary is None:
             return [_refused(client, submit, "no vocabulary was sent before the first grammar", submit.grammar.param)]
-        if submit.grammar.max_free_tokens is not None and not can_be_forced(submit.grammar, self._compiler.vocabulary):
-            message = "no tokens of this model end what is free"
+        if submit.grammar.max_free_tokens is not None and not can_force_marker(
+            submit.grammar, self._compiler.vocabulary
+        ):
+            message = "start_after cannot be forced: no tokens of this model spell it"
             return [_refused(client, submit, message, submit.grammar.param)]
         if submit.grammar.kind is GrammarKind.FREE:
             return self._start(client, submit, None)
@@ -94,137 +102,155 @@ class Grammars:
         if len(self._waiting) >= MAX_WAITING and not submit.is_continued and self._has_its_share(client):
             message = f"{len(self._waiting)} requests wait for their grammars to be compiled, which is the limit"
             return [(client, Failed(submit.request_id, FailureKind.OVERLOADED, message))]
-        self._waiting[client, submit.request_id] = submit
-        self._keys[client, submit.request_id] = self._compiler.start(submit.grammar, client)
+        key = self._compiler.start(submit.grammar, client)
+        self._waiting[client, submit.request_id] = (submit, key)
+        self._waiters.setdefault(key, {})[client, submit.request_id] = None
+        self._num_waiting[client] += 1
         return []
 
     def abort(self, client: bytes, request_ids: list[RequestId]) -> list[ClientEvent]:
-        """End requests that wait; other ids are ignored."""
+        """End requests that wait for their grammars; others are the scheduler's, and only looked at after it."""
         events: list[ClientEvent] = []
+        if not self._waiting and not self._constraints:
+            return events
         for request_id in request_ids:
-            if self._waiting.pop((client, request_id), None) is not None:
-                key = self._keys.pop((client, request_id))
-                if key not in self._keys.values():
-                    self._compiler.drop(key)
+            if (key := (client, request_id)) in self._waiting:
+                _, grammar = self._take_waiting(key)
+                if grammar not in self._waiters:
+                    self._compiler.drop(grammar)
                 events.append((client, Finished(request_id, FinishReason.ABORT)))
+            elif (constraint := self._constraints.get(key)) is not None:
+                self._active[key] = constraint  # the scheduler is about to end it
         return events
 
     def take_ready(self) -> list[ClientEvent]:
-        """Hand requests whose grammars are compiled to the scheduler; return the ends of those that have none."""
+        """Submit the requests whose grammars are compiled; return how those ended whose grammars are invalid."""
         events: list[ClientEvent] = []
-        for key, result in self._compiler.take_done():
-            for (client, request_id), wanted in list(self._keys.items()):
-                if wanted != key:
-                    continue
-                del self._keys[client, request_id]
-                submit = self._waiting.pop((client, request_id))
+        for grammar, result in self._compiler.take_done():
+            for key in list(self._waiters.get(grammar, ())):
+                submit, _ = self._take_waiting(key)
                 assert submit.grammar is not None
-                if isinstance(result, NoGrammar):
-                    grammar = submit.grammar
-                    param = grammar.param if result.part is None else grammar.parts[result.part].param
+                client, request_id = key
+                if isinstance(result, CompileFailure):
+                    spec = submit.grammar
+                    param = spec.param if result.part is None else spec.parts[result.part].param
                     events.append((client, Failed(request_id, result.kind, result.message, param)))
                 else:
                     events += self._start(client, submit, result.copy())
         return events
 
-    def settle(self) -> list[ClientEvent]:
-        """Take in the tokens that are known by now, end what must end, and send the masks that can be made."""
-        if not self._constraints and not any(record.awaits_masks for record in self._scheduler.in_flight):
+    def on_step(self) -> list[ClientEvent]:
+        """Accept the tokens that are known by now, end what must end, and send the masks that can be computed."""
+        awaiting = [record for record in self._scheduler.in_flight if record.awaits_masks]
+        if not self._constraints and not awaiting:
             return []
-        events = self._advance()
+        for record in awaiting:
+            self._activate(record.requests)
         for record in self._scheduler.in_flight:
-            if not record.awaits_masks:
-                continue
-            if (bound := self._bound_parts(record)) is None:
+            self._activate(record.unsampled)  # the workers may refuse a request in the middle of its prompt
+        events = self._advance()
+        for record in awaiting:
+            if (masked := self._masked_chunks(record)) is None:
                 break
-            events += self._supply(bound)
+            events += self._send_masks(masked)
             record.awaits_masks = False
         return events
+
+    def finish_cause(self, request: Request, cause: FinishCause) -> FinishCause:
+        """Return STOP if a limit ends an output that is complete at the same token."""
+        constraint = self._constraints.get(request.key)
+        if constraint is None or cause.reason is not FinishReason.LENGTH:
+            return cause
+        constraint.advance()
+        return FinishCause(FinishReason.STOP) if constraint.is_complete else cause
 
     def _start(self, client: bytes, submit: Submit, matcher: "Matcher | None") -> list[ClientEvent]:
         spec, vocabulary = submit.grammar, self._compiler.vocabulary
         assert spec is not None and vocabulary is not None
         events = self._scheduler.submit(client, submit)
-        if events:  # it has ended at once; a live request of this name is another one
+        if events:  # it has ended at once; a live request with this key is another one
             return [(client, _as_completed(event, submit, matcher, vocabulary)) for _, event in events]
         request = self._scheduler.requests[client, submit.request_id]
-        self._constraints[request.key] = Constraint(request, matcher, spec, vocabulary)
-        return self.settle()
+        self._constraints[request.key] = self._active[request.key] = Constraint(request, matcher, spec, vocabulary)
+        return self.on_step()
+
+    def _take_waiting(self, key: RequestKey) -> tuple[Submit, GrammarKey]:
+        """Remove a request that waits, and return it with its grammar."""
+        submit, grammar = self._waiting.pop(key)
+        del self._waiters[grammar][key]
+        if not self._waiters[grammar]:
+            del self._waiters[grammar]
+        self._num_waiting[key[0]] -= 1
+        if not self._num_waiting[key[0]]:
+            del self._num_waiting[key[0]]
+        return submit, grammar
 
     def _has_its_share(self, client: bytes) -> bool:
-        """Return whether a frontend has as many requests waiting as each may have when all who wait have the same."""
-        counts = Counter([owner for owner, _ in self._waiting])
-        return counts[client] * len(counts | Counter([client])) >= MAX_WAITING
+        """Return whether a frontend has at least an equal share of the requests that wait."""
+        num_clients = len(self._num_waiting) + (client not in self._num_waiting)
+        return self._num_waiting[client] * num_clients >= MAX_WAITING
 
-    def _is_complete(self, request: Request) -> bool:
-        constraint = self._constraints.get(request.key)
-        if constraint is None:
-            return False
-        constraint.advance()
-        return constraint.is_complete
+    def _activate(self, requests: Sequence[Request]) -> None:
+        """Have the constraints of a step's requests advance from now on."""
+        for request in requests:
+            if (constraint := self._constraints.get(request.key)) and constraint.request is request:
+                self._active[request.key] = constraint
 
     def _advance(self) -> list[ClientEvent]:
-        """Bring all matchers up to date; forget the requests that are over, and end those that have to be."""
+        """Advance the active constraints, end the requests that must end, and drop those that have ended."""
         events: list[ClientEvent] = []
-        for key, constraint in list(self._constraints.items()):
+        for key, constraint in list(self._active.items()):
             request = constraint.request
-            # perf: most of them wait, or are not in the step that has ended.
-            if request.state is not RequestState.FINISHED and constraint.has_news:
+            if request.state is not RequestState.FINISHED and constraint.is_behind:
                 constraint.advance()
-                if not constraint.has_taken_all:
-                    message = "no token satisfies both the grammar and what else the request demands of its tokens"
+                if not constraint.has_accepted_all:
+                    message = "no token satisfies both the grammar and the request's other limits on tokens"
                     events += self._scheduler.refuse(request, message, constraint.param)
                 elif constraint.is_complete:
                     events += self._scheduler.conclude(request)
             if request.state is RequestState.FINISHED or constraint.is_over:
-                del self._constraints[key]
+                del self._constraints[key], self._active[key]
+            elif request.state is RequestState.WAITING and not request.num_in_flight:
+                del self._active[key]  # until a step includes it again
         return events
 
-    def _bound_parts(self, record: StepRecord) -> list[tuple[int, Constraint]] | None:
-        """Return the slots of a step that need masks; None where a token before is not known yet."""
-        bound = []
-        for part in record.parts:
-            constraint = self._constraints.get(part.request.key) if part.samples else None
-            if constraint is None or constraint.request is not part.request:
+    def _masked_chunks(self, record: StepRecord) -> list[tuple[int, Constraint]] | None:
+        """Return the slots of a step that need masks; None while a token on which a mask depends is not known."""
+        masked = []
+        for request, scheduled in record.chunks:
+            constraint = self._constraints.get(request.key) if scheduled.num_samples else None
+            if constraint is None or constraint.request is not request:
                 continue
-            num_tokens = part.start + part.num_tokens
-            if constraint.is_free_after(num_tokens - part.request.num_prompt_tokens):
+            num_tokens = scheduled.start + scheduled.num_tokens
+            if constraint.allows_all_after(num_tokens - request.num_prompt_tokens):
                 continue
-            if len(part.request.token_ids) < num_tokens:
+            if len(request.token_ids) < num_tokens:
                 return None
-            if constraint.is_bound or constraint.free_mask:
-                bound.append((part.slot, constraint))
-        return bound
+            if constraint.needs_mask:
+                masked.append((scheduled.slot, constraint))
+        return masked
 
-    def _supply(self, bound: list[tuple[int, Constraint]]) -> list[ClientEvent]:
-        """Send the masks of a step; requests for which none can be made end."""
+    def _send_masks(self, masked: list[tuple[int, Constraint]]) -> list[ClientEvent]:
+        """Send the masks of a step, and end the requests that no token can continue."""
         events: list[ClientEvent] = []
-        masks: list[SlotMask] = []
-        for slot, constraint in bound:
-            request = constraint.request
-            if not constraint.is_bound:
-                assert constraint.free_mask is not None
-                masks.append((slot, constraint.free_mask))
-                continue
-            assert constraint.matcher is not None, "what is bound has a grammar"
-            mask, may_end = constraint.matcher.mask()
-            if fault := constraint.matcher.fault:
+        masks: list[TokenMask] = []
+        for slot, constraint in masked:
+            mask = constraint.next_mask()
+            if mask:
+                masks.append((slot, 0, mask))
+            elif fault := constraint.fault:
                 message = f"the grammar cannot be followed any further: {fault}"
-                events += self._scheduler.refuse(request, message, constraint.param)
-            elif not any(mask):
-                events += self._scheduler.conclude(request)
+                events += self._scheduler.refuse(constraint.request, message, constraint.param)
             else:
-                if may_end:
-                    constraint.allow_ends(mask)
-                masks.append((slot, bytes(mask)))
-        self._workers.supply(masks)
+                events += self._scheduler.conclude(constraint.request)
+        self._workers.send_masks(masks)
         return events
 
 
 def _as_completed(
-    event: RequestEvent, submit: Submit, matcher: "Matcher | None", vocabulary: Vocabulary
+    event: RequestEvent, submit: Submit, matcher: "Matcher | None", vocabulary: ModelVocabulary
 ) -> RequestEvent:
-    """Return the end of a resumed request as it would have been: a limit does not cut what is complete anyway."""
+    """Return the last event of a resumed request: an output that is complete at its limit has stopped, not been cut."""
     if not isinstance(event, Finished) or event.reason is not FinishReason.LENGTH or submit.grammar is None:
         return event
     constraint = Constraint(Request(b"", submit, (0, 0), 0.0), matcher, submit.grammar, vocabulary)

@@ -1,7 +1,7 @@
-"""llguidance, as the core uses it: a vocabulary, compiled grammars, and where an output stands in one.
+"""llguidance as the core uses it: a vocabulary, compiled grammars, and the state of an output in one.
 
-Knows no requests and no time limits. Importing this takes a noticeable part of a second, so nothing does before the
-first request with a grammar.
+Knows no requests and no time limits. Importing this module takes a noticeable part of a second, so it is imported with
+the first request that has a grammar.
 """
 
 import ctypes
@@ -13,25 +13,25 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, regex_to_lark
 from octavo.protocol.structured import GrammarKind, GrammarSpec
 
 HEADER = '%llguidance {"no_forcing": true}\n'
-"""Tokens are ruled out only if no valid output goes on with them. The library would otherwise force its own choice of
-tokens wherever the grammar leaves no choice of text; which tokens make the text is for the model to say."""
+"""Excludes a token only if no valid output continues with it. By default the library forces its own choice of tokens
+wherever the grammar determines the text, but that choice is the model's."""
 
 
 class GrammarFault(Exception):
-    """What is wrong with a grammar, for its author."""
+    """The grammar is invalid; the message is for its author."""
 
 
 class GrammarTokens:
     """The bytes of all tokens, in the form that grammars are compiled for.
 
     Args:
-        tokens: the bytes of each token id; none for ids that are not used.
-        special_token_ids: tokens that are no text.
+        tokens: the bytes of each token id; b"" for unused ids.
+        special_token_ids: tokens that are not text.
     """
 
     def __init__(self, tokens: Sequence[bytes], special_token_ids: Sequence[int]) -> None:
-        # These names are what the library looks for. Without an end token of the model it makes one of its own,
-        # numbered after the last: its bit in a mask says that the output may end here.
+        # The library looks for these names. Without an end token it adds one of its own after the last id: that bit
+        # of a mask says that the output may end here.
         self.is_tokenizer_wrapper = True
         self.tokens = list(tokens)
         self.special_token_ids = list(special_token_ids)
@@ -40,25 +40,25 @@ class GrammarTokens:
         self.vocab_size = len(tokens)
         num_words = self.library_form.vocab_size // 32 + (self.library_form.vocab_size % 32 > 0)
         self.mask = (ctypes.c_uint32 * num_words)()
-        """Where the library writes a mask."""
+        """Buffer that the library writes masks to."""
         self.num_slot_mask_bytes = 4 * -(-self.vocab_size // 32)
 
     @classmethod
     def of_bytes(cls) -> "GrammarTokens":
-        """Return a vocabulary of the 256 bytes, to try grammars with."""
+        """Return a vocabulary of the 256 bytes, to check grammars with."""
         return cls([bytes([byte]) for byte in range(256)], [])
 
     def __call__(self, text: str) -> list[int]:
-        """Return tokens of a text, which need not be those that the model's tokenizer would choose.
+        """Return tokens that spell a text, not necessarily those of the model's tokenizer.
 
-        The library asks only for grammars whose author has it force tokens after all.
+        The library calls this only for grammars whose author enables forced tokens.
         """
         token_ids: list[int] = self.library_form.greedy_tokenize(text)
         return token_ids
 
 
 class Matcher:
-    """How far an output has come in a grammar."""
+    """The state of one output in a grammar."""
 
     def __init__(self, tokens: GrammarTokens, library_form: LLMatcher) -> None:
         self._tokens = tokens
@@ -66,12 +66,12 @@ class Matcher:
 
     @classmethod
     def compile(cls, tokens: GrammarTokens, source: str) -> "Matcher":
-        """Return the beginning of an output in a grammar.
+        """Return the initial state in a grammar.
 
-        Blocks until: done, with other threads running meanwhile; no limit but the library's own keeps it short.
+        Blocks until: done; other threads run meanwhile. Only the library's own limits bound the time.
 
         Raises:
-            GrammarFault: the source is not a grammar, or too large a one.
+            GrammarFault: the source is invalid or too large.
         """
         limits = LLParserLimits(verbose_errors=False)
         matcher = cls(tokens, LLMatcher(tokens.library_form, source, log_level=0, limits=limits))
@@ -80,13 +80,13 @@ class Matcher:
         return matcher
 
     def copy(self) -> "Matcher":
-        """Return another output that stands at the same point."""
+        """Return a copy that advances independently."""
         return Matcher(self._tokens, self._library_form.deep_copy())
 
-    def take(self, token_id: int) -> bool:
-        """Go on by one token; False where the grammar has no place for it, and then this matcher is spoilt."""
-        has_taken: bool = self._library_form.consume_token(token_id)
-        return has_taken
+    def accept(self, token_id: int) -> bool:
+        """Advance by one token; False if the grammar does not allow it, and then this matcher is unusable."""
+        is_accepted: bool = self._library_form.consume_token(token_id)
+        return is_accepted
 
     @property
     def is_complete(self) -> bool:
@@ -95,7 +95,7 @@ class Matcher:
 
     @property
     def fault(self) -> str:
-        """Why this matcher cannot go on; "" while it can."""
+        """Why this matcher cannot continue; "" while it can."""
         error: str = self._library_form.get_error()
         reason = error.removesuffix(_NO_DETAILS)
         return "nothing fits it" if reason in _DEAD_ENDS else reason
@@ -103,11 +103,11 @@ class Matcher:
     def mask(self) -> tuple[bytearray, bool]:
         """Return the mask of the tokens that may follow, and whether the output may end here.
 
-        The mask is empty where nothing may follow, and of a spoilt matcher. Takes some ten microseconds, for a few
-        grammars as long as a millisecond.
+        The mask is zero if nothing may follow, and if the matcher is unusable. Takes about ten microseconds, for a few
+        grammars up to a millisecond.
         """
-        # perf: one after another in one thread. Copies share what the library has learnt of their grammar behind a
-        # lock, and threads that wait for it take longer together than one takes for all.
+        # perf: sequential in one thread. Copies share the library's cache of their grammar behind a lock, and threads
+        # that contend for it take longer together than one thread takes for all.
         tokens = self._tokens
         self._library_form.unsafe_compute_mask_ptr(ctypes.addressof(tokens.mask), ctypes.sizeof(tokens.mask))
         mask = bytearray(tokens.mask)
@@ -122,7 +122,7 @@ def source_of(spec: GrammarSpec) -> str:
     """Return a grammar in the library's notation.
 
     Raises:
-        GrammarFault: a regular expression ends within an escape, which the translation would leave out.
+        GrammarFault: a regular expression ends within an escape, which the translation would drop.
     """
     match spec.kind:
         case GrammarKind.JSON_SCHEMA:
@@ -132,7 +132,7 @@ def source_of(spec: GrammarSpec) -> str:
                 raise GrammarFault("the regular expression ends with a backslash that escapes nothing")
             return f"{HEADER}start: /{regex_to_lark(spec.text)}/"
         case GrammarKind.LARK:
-            # At the end, so that the lines that errors name are the author's.
+            # At the end, so that line numbers in errors are those of the author's text.
             return f"{spec.text}\n{HEADER}"
         case GrammarKind.FREE:
             raise GrammarFault("there is no grammar")
@@ -147,7 +147,7 @@ _CARETS = re.compile(r"\n *\^+ *(?=\n)")
 
 
 def _explained(error: str) -> str:
-    """Return the library's error in one line, without the excerpt of the source, and in the caller's terms."""
+    """Return the library's error on one line, without the excerpt of the source, in the caller's terms."""
     error = _SCHEMA_ERROR.sub("", _EXCERPT.sub("", error))
     error = _UNENFORCED.sub(r"the schema has keywords that cannot be enforced: \1", error)
     return " ".join(_CARETS.sub("", error).split())

@@ -1,12 +1,12 @@
-"""How the tokens of one step are shared among the prompts that wait to be computed. Arithmetic: knows no request."""
+"""Shares the tokens of one step among prompts. Pure arithmetic: knows no requests."""
 
 import math
 
 
 def fair_share(num_tokens: int, num_requests: int, block_size: int) -> int:
-    """Return what each of `num_requests` prefilling requests has a right to of `num_tokens`.
+    """Return the share of each of `num_requests` prefilling requests in `num_tokens`.
 
-    Whole blocks, so that a request that falls in with somebody else's prefix finds it at a block's edge.
+    Shares are whole blocks, so that the next chunk starts at a block boundary and can hit the prefix cache.
     """
     return max(block_size, num_tokens // num_requests // block_size * block_size)
 
@@ -16,10 +16,10 @@ def first_chunk(start: int, num_uncomputed: int, share: int, limit: int, block_s
 
     Args:
         start: its first position to compute.
-        num_uncomputed: what it would need.
-        share: its share.
-        limit: what the step has left, and any cap on one request; below `share` it wins.
-        block_size: a chunk that is not the last one ends at a block's edge where it can.
+        num_uncomputed: the tokens it lacks.
+        share: its share of the step.
+        limit: the tokens left in the step, or a cap on one request; the lesser of `share` and `limit` applies.
+        block_size: a chunk that is not the last one ends at a block boundary if it can.
     """
     chunk = min(num_uncomputed, share, limit)
     if chunk < num_uncomputed:
@@ -29,16 +29,16 @@ def first_chunk(start: int, num_uncomputed: int, share: int, limit: int, block_s
 
 
 class PromptBudget:
-    """One step's tokens for prompts: first every prompt claims, then each is given its share, both in order.
+    """One step's tokens for prompts. First every prompt claims, then each gets its share, both in order.
 
-    A prompt that one step can finish ("short") is served whole and in order of arrival: sharing a step among several
-    would finish all of them as late as the last. A longer one gets its fair share of every step, so that neither waits
-    for the other's end.
+    A prompt that fits into one step ("short") is computed whole, in order of arrival: if several shared a step, all of
+    them would finish as late as the last. A longer one gets a fair share of every step. So neither kind waits for the
+    other to finish.
 
     Args:
-        num_tokens: what the step has for prompts.
+        num_tokens: of the step, for prompts.
         block_size: shares are whole blocks.
-        full_step_tokens: short prompts are taken together while they have at most so many tokens in all; 0: no limit.
+        full_step_tokens: most tokens of all short prompts that share a step; 0: no limit.
         max_chunk: most tokens of one prompt; 0: no limit.
     """
 
@@ -56,11 +56,11 @@ class PromptBudget:
         self._is_full = False
 
     def is_short(self, num_uncomputed: int) -> bool:
-        """True when the step has so many tokens, or the most that one prompt may have."""
+        """Return whether one step can compute this many tokens, or as many of them as one prompt may have."""
         return self._wanted(num_uncomputed) <= self._num_tokens
 
     def has_room(self, num_uncomputed: int) -> bool:
-        """Return whether a further prompt would get anything beside those that have claimed."""
+        """Return whether another prompt would get any tokens beside those that have claimed."""
         if not self._num_prompts:
             return self._num_tokens > 0
         num_short = self._num_claimed + (self._wanted(num_uncomputed) if self.is_short(num_uncomputed) else 0)
@@ -70,7 +70,7 @@ class PromptBudget:
         return self._num_claimed + (self._num_long + 1) * self._block_size <= self._num_tokens
 
     def claim(self, num_uncomputed: int) -> None:
-        """Count a prompt that wants to compute so many tokens."""
+        """Count a prompt that lacks this many tokens."""
         self._num_prompts += 1
         if self.is_short(num_uncomputed):
             self._num_claimed += self._wanted(num_uncomputed)
@@ -81,9 +81,9 @@ class PromptBudget:
         """Return how many tokens the next prompt in order may compute.
 
         Args:
-            num_uncomputed: what it needs, which may have become less since it claimed.
+            num_uncomputed: the tokens it lacks now; may be fewer than it claimed.
             num_left: tokens that the step still has.
-            is_short: whether it was when it claimed.
+            is_short: whether it was short when it claimed.
         """
         fair = fair_share(self._num_tokens, self._num_prompts, self._block_size)
         if not is_short:
@@ -99,7 +99,7 @@ class PromptBudget:
         return num_given
 
     def has_leftover(self, num_left: int) -> bool:
-        """Return whether what no share has taken is handed out too, in order."""
+        """Return whether a second pass hands out the tokens that are left, in order."""
         num_computed = self._num_tokens - num_left
         return num_left > 0 and not self._is_full and num_computed < self._full_step_tokens
 

@@ -1,30 +1,80 @@
-"""What a frontend is told of its requests: their tokens, and how they finished. Decides nothing and sends nothing."""
+"""Builds the events about requests: their tokens, and how they finished. Decides nothing and sends nothing."""
 
-from octavo.core_proc.gathered import Gathered
+from collections.abc import Callable
+
+from octavo.core_proc.pending_output import PendingOutput
 from octavo.core_proc.request import Request
-from octavo.core_proc.scheduler.stop import Stop
+from octavo.core_proc.scheduler.delta import StepRecord
+from octavo.core_proc.scheduler.stop import FinishCause
 from octavo.protocol.errors import ProtocolError
 from octavo.protocol.events import Finished, RequestEvent, TokenLogprobs, Tokens
 from octavo.protocol.ids import TokenId
 from octavo.protocol.stats import RequestTimings
+from octavo.protocol.steps import StepResult
 
 ClientEvent = tuple[bytes, RequestEvent]
-"""A frontend's identity and what to tell it."""
+"""A frontend's identity and an event for it."""
+
+
+def collect_prompt_logprobs(record: StepRecord, result: StepResult) -> None:
+    """Keep the logprobs of prompts until the first token goes out."""
+    if not result.prompt_logprobs:
+        return
+    by_slot = {scheduled.slot: request for request, scheduled in record.chunks}
+    for slot, logprobs in result.prompt_logprobs:
+        request = by_slot[slot]
+        if not request.has_delivered_prompt_logprobs:
+            request.prompt_logprobs += logprobs
+
+
+def is_plain_stream(request: Request) -> bool:
+    """Return whether each further token goes out by itself, with nothing beside it and nothing to look for in it."""
+    sampling = request.sampling
+    return (
+        request.time_first_token > 0.0
+        and request.stream_interval == 1
+        and sampling.logprobs is None
+        and sampling.repetition is None
+        and (sampling.prompt_logprobs is None or request.has_delivered_prompt_logprobs)
+    )
+
+
+def output_events(
+    request: Request, token_ids: list[TokenId], logprobs: list[TokenLogprobs], clock: Callable[[], float]
+) -> list[ClientEvent]:
+    """Return the events for new tokens; [] if they are kept for a later message (`stream_interval`).
+
+    Args:
+        request: whose tokens they are.
+        token_ids: one or more.
+        logprobs: one entry per token; empty: not requested.
+        clock: in seconds.
+    """
+    is_first = not request.time_first_token
+    if is_first:
+        request.time_first_token = clock()
+    if request.stream_interval == 1:
+        return [tokens_event(request, token_ids, logprobs or None, [])]
+    pending_output = request.pending_output = request.pending_output or PendingOutput()
+    pending_output.add(token_ids, logprobs, request.time_first_token if is_first else clock())
+    if (is_first and not request.is_resumed) or len(pending_output.token_ids) >= request.stream_interval:
+        return [pending_output_event(request)]
+    return []
 
 
 def tokens_event(
     request: Request, token_ids: list[TokenId], logprobs: list[TokenLogprobs] | None, times: list[float]
 ) -> ClientEvent:
-    """Return the news of a request's next tokens, and with the first of them of its prompt's logprobs.
+    """Return the event for a request's next tokens. The first one carries the logprobs of the prompt.
 
     Args:
         request: whose tokens they are.
-        token_ids: that its frontend does not know yet.
-        logprobs: one entry a token; None: they were not asked for.
+        token_ids: not sent before.
+        logprobs: one entry per token; None: not requested.
         times: when each token was known, on the core's clock; empty: now.
 
     Raises:
-        ProtocolError: the workers have not given the logprobs of the whole prompt.
+        ProtocolError: the workers have not returned the logprobs of the whole prompt.
     """
     tokens = Tokens(
         request_id=request.request_id,
@@ -37,18 +87,19 @@ def tokens_event(
     return (request.client, tokens)
 
 
-def gathered_event(request: Request) -> ClientEvent:
-    """Return the news of the tokens that were kept back, which are not kept any more."""
-    gathered, request.gathered = request.gathered, Gathered()
-    return tokens_event(request, gathered.token_ids, gathered.logprobs or None, gathered.times)
+def pending_output_event(request: Request) -> ClientEvent:
+    """Return the event for the tokens that were kept back, and clear them."""
+    pending_output, request.pending_output = request.pending_output, None
+    assert pending_output is not None, "no tokens were kept back"
+    return tokens_event(request, pending_output.token_ids, pending_output.logprobs or None, pending_output.times)
 
 
-def finished_event(request: Request, stop: Stop, now: float) -> ClientEvent:
-    """Return the news of a request's good end, at `now` on the core's clock."""
+def finished_event(request: Request, cause: FinishCause, now: float) -> ClientEvent:
+    """Return the event for a finished request; `now` is on the core's clock."""
     finished = Finished(
         request_id=request.request_id,
-        reason=stop.reason,
-        stop_token_id=stop.stop_token_id,
+        reason=cause.reason,
+        stop_token_id=cause.stop_token_id,
         num_cached_tokens=request.num_cached_tokens,
         num_preemptions=request.num_preemptions,
         timings=RequestTimings(

@@ -1,118 +1,167 @@
-"""The step under construction, and its two results: the `StepPlan` for the workers, the record for `commit()`."""
+"""A step under construction, and what it becomes: the `StepPlan` for the workers and the record for `commit()`."""
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from octavo.core_proc.request import Request, RequestKey
+from octavo.core_proc.request import Request
+from octavo.protocol.errors import ProtocolError
 from octavo.protocol.ids import SlotId
-from octavo.protocol.steps import Admitted, Appended, Scheduled, StepPlan
-
-
-@dataclass(slots=True)
-class Part:
-    """What a step computes of one request."""
-
-    request: Request
-    slot: SlotId
-    start: int
-    num_tokens: int
-    samples: bool = False
+from octavo.protocol.steps import Admitted, Appended, Scheduled, StepPlan, StepResult
 
 
 @dataclass(slots=True)
 class StepRecord:
-    """What `commit()` must know of a step in flight."""
+    """A step in flight, as `commit()` needs it."""
 
     sequence: int
-    parts: list[Part]
+    requests: list[Request]
+    scheduled: list[Scheduled]
+    """What the step computes of each request."""
+    sampling: list[Request]
+    """Those of the requests whose next tokens it samples, in the same order."""
+    unsampled: list[Request]
+    """The others: the step ends in the middle of their prompts."""
     awaits_masks: bool
     """True until the workers have the masks for it."""
     num_tokens: int
-    """Of all parts."""
+    """Of all requests."""
+    num_decode_tokens: int
+    """Of them, outputs that are computed one by one."""
+
+    @property
+    def chunks(self) -> Iterator[tuple[Request, Scheduled]]:
+        """Each request with what the step computes of it."""
+        return zip(self.requests, self.scheduled, strict=True)
+
+    def check(self, result: StepResult) -> None:
+        """Verify that a result can be the result of this step.
+
+        Raises:
+            ProtocolError: it has another number of tokens or logprobs.
+        """
+        num_tokens, num_requests = len(result.token_ids), len(self.sampling)
+        is_sound = len(result.logprobs) in (0, num_tokens)
+        if result.counts:
+            wanted = [scheduled.num_samples for scheduled in self.scheduled if scheduled.num_samples]
+            is_sound &= len(wanted) == len(result.counts) and sum(result.counts) == num_tokens
+            is_sound &= all(map(lambda count, most: 0 < count <= most, result.counts, wanted))
+        else:
+            is_sound &= num_tokens == num_requests
+        if not is_sound:
+            num_positions = sum(scheduled.num_samples for scheduled in self.scheduled)
+            raise ProtocolError(
+                f"step {self.sequence} samples {num_positions} positions of {num_requests} requests, its result has "
+                f"{num_tokens} tokens, {len(result.counts)} counts and {len(result.logprobs)} logprobs"
+            )
 
 
 class StepDraft:
-    """One step while the stages of `plan()` fill it."""
+    """One step while `plan()` fills it."""
 
-    def __init__(self, num_tokens: int) -> None:
-        self.num_tokens_left = num_tokens
-        self.decoding: list[Request] = []
-        """Running requests that lack one token."""
-        self.num_decodes = 0
-        """Of them, those that the step computes."""
-        self.prefilling: list[Request] = []
-        """Running requests that lack more than one token, those that start in this step included."""
+    def __init__(self) -> None:
+        self.num_tokens_left = 0
+        self.decodes: list[Request] = []
+        """Requests that are extended by one token."""
+        self.scheduled: list[Scheduled] = []
+        """Beside the decodes."""
+        self.num_decode_tokens = 0
+        """Of the decodes, those that compute an output: the others compute the last token of a prompt."""
+        self.num_next_blocks = 0
+        """New blocks that the decodes need for the step after this one."""
         self.admitted: list[Request] = []
         self.has_preempted = False
         self.num_spare_blocks = 0
         """Free blocks that no running request will need for the tokens it has; counted by admission."""
-        self._parts: dict[RequestKey, Part] = {}
+        self.may_await_masks = True
+        """False if no request that decodes or catches up is constrained."""
+        self._starts: dict[Request, int] = {}
+        """Of the requests that catch up, the first position that the step computes."""
 
     @property
     def is_empty(self) -> bool:
         """True while nothing is computed."""
-        return not self._parts
+        return not self.decodes and not self._starts
 
     def num_tokens_of(self, request: Request) -> int:
-        """Return how many tokens of the request this step computes so far."""
-        part = self._parts.get(request.key)
-        return part.num_tokens if part else 0
+        """Return how many tokens of a request that catches up this step computes so far."""
+        start = self._starts.get(request)
+        return 0 if start is None else request.num_computed_tokens - start
 
     def compute(self, request: Request, num_tokens: int) -> None:
-        """Compute the next `num_tokens` tokens of a request, after those it computes already."""
-        assert request.slot is not None
-        part = self._parts.get(request.key)
-        if part is None:
-            part = Part(request, request.slot, request.num_computed_tokens, 0)
-            self._parts[request.key] = part
-        part.num_tokens += num_tokens
+        """Compute the next `num_tokens` tokens of a request that catches up, after those it computes already."""
+        self._starts.setdefault(request, request.num_computed_tokens)
         request.num_computed_tokens += num_tokens
         self.num_tokens_left -= num_tokens
 
-    def finish(self, sequence: int, released: list[SlotId], running: list[Request]) -> tuple[StepPlan, StepRecord]:
+    def finish(
+        self, sequence: int, released: list[SlotId], grown: Sequence[Request], num_groups: int
+    ) -> tuple[StepPlan, StepRecord]:
         """Return the plan and its record, and count the step as in flight.
 
         Args:
             sequence: the step's number.
             released: slots given back since the plan before.
-            running: every running request; the blocks that are new since the plan before are announced.
+            grown: requests that may have new blocks.
+            num_groups: KV cache groups of the model.
         """
-        parts = list(self._parts.values())
-        awaits_masks = False
-        for part in parts:
-            request = part.request
-            part.samples = request.num_uncomputed_tokens == 0
-            request.num_pending_tokens += part.samples
-            awaits_masks |= part.samples and request.is_constrained
+        scheduled = self.scheduled
+        sampling, unsampled = self.decodes[:], []
+        num_tokens, num_decode_tokens = len(self.decodes), self.num_decode_tokens
+        # Decodes have been counted as in flight by `RunningBatch.decode`.
+        for request, start in self._starts.items():
+            num_computed = request.num_computed_tokens - start
+            num_samples = int(request.num_uncomputed_tokens == 0)
+            if num_samples:
+                request.num_pending_tokens += 1
+                sampling.append(request)
+            else:
+                unsampled.append(request)
             request.num_in_flight += 1
+            num_tokens += num_computed
+            num_decode_tokens += num_computed == 1 and start >= request.num_prompt_tokens
+            assert request.slot is not None
+            scheduled.append(Scheduled(request.slot, start, num_computed, num_samples))
+        awaits_masks = self.may_await_masks and any(request.is_constrained for request in sampling)
         plan = StepPlan(
             sequence=sequence,
             released=released,
-            admitted=[_admitted(request) for request in self.admitted],
-            appended=_appended(running),
-            scheduled=[Scheduled(part.slot, part.start, part.num_tokens, part.samples) for part in parts],
+            admitted=[_admitted(request, num_groups) for request in self.admitted],
+            appended=_appended(grown, num_groups),
+            scheduled=scheduled,
             awaits_masks=awaits_masks,
         )
-        return plan, StepRecord(sequence, parts, awaits_masks, sum(part.num_tokens for part in parts))
+        record = StepRecord(
+            sequence=sequence,
+            requests=[*self.decodes, *self._starts],
+            scheduled=scheduled,
+            sampling=sampling,
+            unsampled=unsampled,
+            awaits_masks=awaits_masks,
+            num_tokens=num_tokens,
+            num_decode_tokens=num_decode_tokens,
+        )
+        return plan, record
 
 
-def _admitted(request: Request) -> Admitted:
+def _admitted(request: Request, num_groups: int) -> Admitted:
+    """Return a request's entry into the batch. See `PrefixCache` for why all groups get the same block ids."""
     assert request.slot is not None
     request.num_announced_blocks = len(request.block_ids)
     return Admitted(
         slot=request.slot,
         request_id=request.request_id,
-        token_ids=list(request.token_ids),
+        token_ids=request.token_ids[:],
         num_prompt_tokens=request.num_prompt_tokens,
-        block_ids=list(request.block_ids),
-        sampling=request.sampling,
+        block_ids=[list(request.block_ids)] * num_groups,
+        params=request.sampling,
     )
 
 
-def _appended(running: list[Request]) -> list[Appended]:
+def _appended(grown: Sequence[Request], num_groups: int) -> list[Appended]:
     appended = []
-    for request in running:
+    for request in sorted(grown, key=lambda request: request.order):
         if request.num_announced_blocks < len(request.block_ids):
             assert request.slot is not None
-            appended.append(Appended(request.slot, request.block_ids[request.num_announced_blocks :]))
+            appended.append(Appended(request.slot, [request.block_ids[request.num_announced_blocks :]] * num_groups))
             request.num_announced_blocks = len(request.block_ids)
     return appended

@@ -1,4 +1,4 @@
-"""`StepHistory`: how large the latest steps were and how long they took. Nothing is decided by it."""
+"""`StepHistory`: sizes and times of the latest steps, for the dashboard. No decision depends on it."""
 
 from collections import deque
 
@@ -6,7 +6,7 @@ from octavo.core_proc.scheduler.delta import StepRecord
 from octavo.protocol.snapshot import StepSample
 
 LENGTH = 240
-"""Steps that are kept: some seconds of decoding."""
+"""Steps kept: a few seconds of decoding."""
 
 
 class StepHistory:
@@ -16,19 +16,14 @@ class StepHistory:
         self._steps: deque[tuple[int, int, int, int, float]] = deque(maxlen=LENGTH)
 
     def add(self, record: StepRecord, elapsed_s: float) -> None:
-        """Count a step whose result has come.
+        """Add a step whose result has arrived.
 
         Args:
             record: what it computed.
             elapsed_s: the time it took in the worker.
         """
-        num_decode = num_prefill = 0
-        for part in record.parts:
-            if part.num_tokens == 1 and part.start >= part.request.num_prompt_tokens:
-                num_decode += 1
-            else:
-                num_prefill += part.num_tokens
-        self._steps.append((record.sequence, len(record.parts), num_decode, num_prefill, elapsed_s))
+        num_prefill = record.num_tokens - record.num_decode_tokens
+        self._steps.append((record.sequence, len(record.requests), record.num_decode_tokens, num_prefill, elapsed_s))
 
     def samples(self) -> list[StepSample]:
         """Return the steps, oldest first."""

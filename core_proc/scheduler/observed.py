@@ -1,4 +1,4 @@
-"""A scheduler whose every call is shown to observers: the recorder, and the check of the invariants."""
+"""A scheduler that reports every call to observers: the recorder and the invariant checker."""
 
 from collections.abc import Callable, Sequence
 
@@ -22,16 +22,16 @@ from octavo.protocol.requests import Submit
 from octavo.protocol.steps import StepPlan, StepResult
 
 Observer = Callable[[Scheduler, LogEntry], None]
-"""Called after each call that can change the scheduler, with what was asked and, of a plan, what came out."""
+"""Called after each call that can change the scheduler, with its arguments and, for `plan()`, the result."""
 
 
 class ObservedScheduler(Scheduler):
     """Behaves as a `Scheduler` does."""
 
     def __init__(
-        self, config: ResolvedConfig, plan: CachePlan, clock: Callable[[], float], observers: Sequence[Observer]
+        self, config: ResolvedConfig, cache_plan: CachePlan, clock: Callable[[], float], observers: Sequence[Observer]
     ) -> None:
-        super().__init__(config, plan, clock)
+        super().__init__(config, cache_plan, clock)
         self._observers = observers
 
     def submit(self, client: bytes, submit: Submit) -> list[ClientEvent]:

@@ -1,57 +1,117 @@
-"""Who goes first: the order of requests, and the queue of those that wait.
+"""The order of requests, and queues in that order: the least is admitted first and preempted last."""
 
-One number pair per request decides everything: the least is admitted first and preempted last.
-"""
-
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 
 from octavo.core_proc.request import Request
 from octavo.protocol.config.engine import SchedulingPolicy
 
+_MAX_CHUNK = 512
+"""Most requests in one of the lists of a queue."""
+
+
+AGING_REQUESTS = 10_000
+"""Under the priority policy, one level of priority is worth this many places in the queue. So a request is passed by at
+most this many later ones per level, and low priorities do not starve."""
+
 
 def order_of(policy: SchedulingPolicy, priority: int, arrival: int) -> tuple[int, int]:
     """Return a request's place among all; `arrival` counts submissions and makes it unique."""
-    return (priority if policy == "priority" else 0, arrival)
+    return (priority * AGING_REQUESTS + arrival if policy == "priority" else 0, arrival)
 
 
 class OrderedRequests:
-    """Requests sorted by their order. A preempted one thereby returns to where it stood."""
+    """Requests sorted by their order. A preempted request returns to its old place.
+
+    perf: the requests are kept in sorted lists of at most `_MAX_CHUNK` each, so that adding or removing one among
+    100,000 moves a few hundred pointers, wherever it stands.
+    """
 
     def __init__(self) -> None:
-        self._requests: list[Request] = []
+        self._chunks: list[list[Request]] = []
+        self._orders: list[list[tuple[int, int]]] = []
+        """Of the requests, in lists of the same lengths."""
+        self._firsts: list[tuple[int, int]] = []
+        """The least order of each list."""
+        self._length = 0
         self.num_prompt_tokens = 0
         """Of all of them together."""
 
     def __len__(self) -> int:
-        return len(self._requests)
+        return self._length
+
+    def __contains__(self, request: Request) -> bool:
+        at = bisect_right(self._firsts, request.order) - 1
+        if at < 0:
+            return False
+        index = bisect_left(self._orders[at], request.order)
+        return index < len(self._chunks[at]) and self._chunks[at][index] is request
 
     def __iter__(self) -> Iterator[Request]:
-        return iter(self._requests)
+        for chunk in self._chunks:
+            yield from chunk
 
     @property
     def first(self) -> Request | None:
         """The one to serve first."""
-        return self._requests[0] if self._requests else None
+        return self._chunks[0][0] if self._chunks else None
 
     @property
     def last(self) -> Request | None:
         """The one to preempt first."""
-        return self._requests[-1] if self._requests else None
+        return self._chunks[-1][-1] if self._chunks else None
+
+    def after(self, request: Request) -> Request | None:
+        """Return the one that follows a request of this queue, None after the last."""
+        at, index = self._find(request)
+        if index + 1 < len(self._chunks[at]):
+            return self._chunks[at][index + 1]
+        return self._chunks[at + 1][0] if at + 1 < len(self._chunks) else None
 
     def add(self, request: Request) -> None:
         """Put a request in its place."""
-        insort(self._requests, request, key=_order)
+        self._length += 1
         self.num_prompt_tokens += request.num_prompt_tokens
+        if not self._chunks:
+            self._insert_chunk(0, [request], [request.order])
+            return
+        at = max(0, bisect_right(self._firsts, request.order) - 1)
+        chunk, orders = self._chunks[at], self._orders[at]
+        index = bisect_left(orders, request.order)
+        chunk.insert(index, request)
+        orders.insert(index, request.order)
+        self._firsts[at] = orders[0]
+        if len(chunk) > _MAX_CHUNK:
+            # A full last list is left as it is, for most requests are added at the end.
+            half = _MAX_CHUNK if at == len(self._chunks) - 1 else _MAX_CHUNK // 2
+            self._insert_chunk(at + 1, chunk[half:], orders[half:])
+            del chunk[half:], orders[half:]
 
     def remove(self, request: Request) -> None:
-        """Take a request out, wherever it stands."""
-        index = bisect_left(self._requests, request.order, key=_order)
-        if index == len(self._requests) or self._requests[index] is not request:
-            raise KeyError(request.request_id)
-        del self._requests[index]
+        """Take a request out, wherever it stands.
+
+        Raises:
+            KeyError: it is not in this queue.
+        """
+        at, index = self._find(request)
+        self._length -= 1
         self.num_prompt_tokens -= request.num_prompt_tokens
+        del self._chunks[at][index], self._orders[at][index]
+        if not self._chunks[at]:
+            del self._chunks[at], self._orders[at], self._firsts[at]
+        elif index == 0:
+            self._firsts[at] = self._orders[at][0]
 
+    def _find(self, request: Request) -> tuple[int, int]:
+        """Return the list that a request is in, and its index in that list."""
+        at = bisect_right(self._firsts, request.order) - 1
+        if at >= 0:
+            index = bisect_left(self._orders[at], request.order)
+            if index < len(self._chunks[at]) and self._chunks[at][index] is request:
+                return at, index
+        raise KeyError(request.request_id)
 
-def _order(request: Request) -> tuple[int, int]:
-    return request.order
+    def _insert_chunk(self, at: int, chunk: list[Request], orders: list[tuple[int, int]]) -> None:
+        self._chunks.insert(at, chunk)
+        self._orders.insert(at, orders)
+        self._firsts.insert(at, orders[0])

@@ -1,19 +1,21 @@
-"""Whether an output ends in a pattern that repeats itself. Ends nothing: that is `stop.py`."""
+"""Whether an output ends in a repeated pattern. `stop.py` decides what follows from it."""
+
+from collections.abc import Sequence
 
 from octavo.protocol.ids import TokenId
 from octavo.protocol.repetition import RepetitionSpec
 
 
-def ends_in_repetition(token_ids: list[TokenId], num_outputs: int, spec: RepetitionSpec) -> bool:
-    """Return whether the outputs end in a pattern that stands there `min_count` times in a row.
+def ends_in_repetition(token_ids: Sequence[TokenId], num_outputs: int, spec: RepetitionSpec) -> bool:
+    """Return whether the outputs end in a pattern that occurs `min_count` times in a row.
 
-    It does where the last `size * (min_count - 1)` tokens are those that stand `size` places before them. How many are
-    is found for each size by the Z algorithm (D. Gusfield, Algorithms on Strings, Trees and Sequences, 1997, 1.3), read
-    from the end: each token is compared once, whatever a caller has the model write.
+    A pattern of `size` tokens does if the last `size * (min_count - 1)` tokens equal those `size` places before them.
+    The length of that match is found for each size by the Z algorithm (D. Gusfield, Algorithms on Strings, Trees and
+    Sequences, 1997, 1.3), run from the end: each token is compared once, whatever the output is.
 
     Args:
         token_ids: of prompt and outputs.
-        num_outputs: how many of them, at the end, are outputs; a prompt's tokens are part of no pattern.
+        num_outputs: how many of them, at the end, are outputs; patterns never reach into the prompt.
         spec: what to look for.
     """
     longest = min(spec.max_pattern_size, num_outputs // spec.min_count)

@@ -1,86 +1,106 @@
-"""The seam between the core and whatever runs its workers: what a group of workers can be asked.
+"""The seam between the core and whatever runs its workers: processes of this machine, or of a cluster.
 
-Every command reaches every rank; rank 0 answers steps. A group that has failed stays failed: starting
-another is the owner's decision (`core_proc/recovery`).
+A group is a transport: it starts workers, broadcasts commands, and gathers replies. What commands and replies mean is
+in `commands.py`, which works over any group. A group that has failed stays failed; its owner decides when to restart
+(`core_proc/recovery`).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal, Protocol, TypeAlias
 
-from octavo.protocol.config import CachePlan
+from octavo.protocol.config import CachePlan, DeviceFacts
 from octavo.protocol.errors import OctavoError
-from octavo.protocol.steps import SlotMask, StepPlan, StepResult
+from octavo.protocol.lifecycle import StartupReporter, StopSignal
+from octavo.protocol.steps import WorkerCommand, WorkerReply
 
 FailureCause: TypeAlias = Literal["exited", "raised", "hung", "not_started"]
-"""How a worker failed: it ended, it said that it cannot go on, it gave no sign of life, or it never became ready."""
+"""How a worker failed: its process ended, it reported an error, it stopped answering, or it never became ready."""
 
 
 class WorkerFailed(OctavoError):
-    """A worker died, or said that it cannot go on; the message is the root cause."""
+    """A worker died, or reported an error that it cannot recover from; the message is the root cause."""
 
     def __init__(self, message: str, cause: FailureCause = "exited") -> None:
         self.cause: FailureCause = cause
         super().__init__(message)
 
 
-class StepExecutor(Protocol):
-    """The part of a group that takes steps and gives their results: what the step loop and the grammars need."""
+class WorkerGroup(Protocol):
+    """All workers of one model, from their start to their end.
 
-    def execute(self, plan: StepPlan) -> None:
-        """Send a step to every rank. Never blocks."""
+    The first group of an engine is started with `start` and `allocate`, which block. Each later one comes from
+    `restart` and becomes ready by calls of `advance`, so that the step loop keeps turning meanwhile.
+    """
 
-    def supply(self, masks: Sequence[SlotMask]) -> None:
-        """Send every rank the masks of the oldest step that awaits them and has none. Never blocks."""
-
-    def take_result(self) -> StepResult | None:
-        """Return the result of the oldest step that has one, None when none is there. Never blocks.
-
-        Raises:
-            WorkerFailed: a worker is gone, or its state cannot be trusted any more.
-        """
-
-    def profile(self, directory: str | None, on_done: Callable[[str], None]) -> None:
-        """Start (None: stop) the profiler on every rank.
-
-        Args:
-            directory: for the profile.
-            on_done: called later, with what went wrong, "" when nothing did.
-        """
-
-
-class WorkerGroup(StepExecutor, Protocol):
-    """All workers of one model, from their start to their end."""
+    @property
+    def facts(self) -> list[DeviceFacts]:
+        """What each rank measured, in order of rank; complete once the group has started."""
 
     @property
     def waitables(self) -> Sequence[Any]:
-        """Sockets and file descriptors: one becomes readable when something has happened. They change at `advance`."""
+        """Sockets and file descriptors that become readable when something has happened. `advance` may change them."""
+
+    @property
+    def next_sequence(self) -> int:
+        """The number that the next command must have. Every group counts from 0."""
+
+    def start(self, reporter: StartupReporter, stop: StopSignal) -> None:
+        """Wait for the workers to load, passing their progress on to our own parent.
+
+        Blocks until: all are ready to receive commands.
+
+        Raises:
+            StartupError: one failed (its root cause), or we were told to stop.
+        """
+
+    def allocate(self, plan: CachePlan, stop: StopSignal) -> None:
+        """Have every rank allocate its part of the cache.
+
+        Blocks until: all have done so.
+
+        Raises:
+            StartupError: a rank could not (its root cause), or we were told to stop.
+        """
 
     def advance(self, plan: CachePlan) -> bool:
-        """Go on with the start as far as possible without waiting; True when every rank has loaded and has its cache.
+        """Do the next part of `start` and `allocate` without blocking; True once every rank has its cache.
 
         Raises:
             WorkerFailed: a rank did not start.
         """
 
+    def broadcast(self, command: WorkerCommand) -> None:
+        """Send a command to every rank, none is lost. Never blocks."""
+
+    def gather(self) -> WorkerReply | None:
+        """Return the next reply of any rank, None when there is none. Never blocks.
+
+        Raises:
+            WorkerFailed: a worker is gone, or its state cannot be trusted any more.
+        """
+
+    def restart(self) -> "WorkerGroup":
+        """Return the next group of the same engine, whose workers start and need not measure. Never blocks.
+
+        Raises:
+            StartupError, OSError: its processes cannot be started.
+        """
+
     def stop(self) -> None:
-        """Ask all workers to end when they have done what they were told before.
+        """Have all workers exit after the commands that were sent before.
 
         Blocks until: they have ended, for a bounded time.
         """
 
-    def abandon(self, why: str) -> None:
-        """Kill all workers and listen to them no more; `is_gone` tells when they have ended. Never blocks.
-
-        Args:
-            why: told to those that wait for an answer.
-        """
+    def abandon(self) -> None:
+        """Kill all workers and close the connections to them. Never blocks; `has_exited` tells when they have ended."""
 
     @property
-    def is_gone(self) -> bool:
-        """True when all workers have ended, and given back their memory."""
+    def has_exited(self) -> bool:
+        """True once all workers have ended and their memory is free."""
 
     def kill(self) -> None:
-        """End all workers at once, those that have ended already included.
+        """Kill all workers.
 
         Blocks until: they have ended.
         """

@@ -2,49 +2,35 @@
 
 import logging
 import time
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import msgspec
 import zmq
 
 from octavo.core_proc.workers.group import WorkerFailed
 from octavo.protocol.channel import Publisher, ResultPull
 from octavo.protocol.config import CachePlan, DeviceFacts, ResolvedConfig
 from octavo.protocol.control import PhaseDone, Progress, WorkerReady, WorkerSpec
-from octavo.protocol.errors import ProtocolError, StartupError
+from octavo.protocol.errors import StartupError
 from octavo.protocol.ids import Rank
-from octavo.protocol.lifecycle import Reporter, StopSignal
-from octavo.protocol.steps import (
-    Acknowledged,
-    AllocateCache,
-    CacheReady,
-    CommandFailed,
-    Profile,
-    SlotMask,
-    StepPlan,
-    StepResult,
-    Stop,
-    TokenMasks,
-)
+from octavo.protocol.lifecycle import StartupReporter, StopSignal
+from octavo.protocol.steps import AllocateCache, CacheReady, CommandFailed, StopWorker, WorkerCommand, WorkerReply
 from octavo.protocol.supervise import Child, ChildExited
 
 logger = logging.getLogger(__name__)
 
 LOAD_TIMEOUT_S = 1800.0
-"""For loading weights from the slowest disk; a worker that dies is noticed at once."""
+"""Enough to load weights from the slowest disk. A worker that dies is noticed at once."""
 ALLOCATE_TIMEOUT_S = 300.0
 STOP_TIMEOUT_S = 3.0
-LAST_WORDS_S = 0.2
-"""How long the last reply of a worker that ended by itself may still be on its way."""
+FINAL_REPLY_TIMEOUT_S = 0.2
+"""How long to wait for the last reply of a worker that has exited by itself: it may still be in the socket."""
 
 
 class LocalWorkerGroup:
-    """One process per rank. Call everything from the thread that made it: its end ends the workers.
+    """One process per rank. Call every method from the thread that made the group: the workers die with that thread.
 
-    Each generation has sockets of its own, so that nothing that a dead worker has sent can be taken for an answer of
-    one that lives.
+    Each generation has its own sockets, so a late reply of a dead worker cannot be taken for one of its successor.
     """
 
     def __init__(
@@ -59,22 +45,26 @@ class LocalWorkerGroup:
         generation: int = 0,
         facts: Sequence[DeviceFacts] = (),
     ) -> None:
-        """Start the processes; `start` waits for them, `advance` looks after them.
+        """Start the processes without waiting for them.
 
         Args:
-            config: handed to every worker.
+            config: passed to every worker.
             run_dir: private directory for the sockets.
             context: of this process.
             module: what each worker runs, by name.
             log_level: of the workers.
             log_config: of the workers; see `configure_logging`.
-            generation: counts the groups of one engine.
-            facts: what an earlier generation has measured, in order of rank; (): the workers measure.
+            generation: number of this group, from 0.
+            facts: what earlier workers have measured, in order of rank; (): the workers measure.
 
         Raises:
             StartupError: a socket cannot be bound.
             OSError: a process cannot be started.
         """
+        self._config, self._run_dir, self._context, self._module = config, run_dir, context, module
+        self._log_level, self._log_config = log_level, log_config
+        self._generation = generation
+        self._known_facts = facts
         self._publisher = Publisher(context, f"ipc://{run_dir}/plans-{generation}")
         self._results = ResultPull(context, f"ipc://{run_dir}/results-{generation}")
         self._num_subscribed = 0
@@ -82,11 +72,7 @@ class LocalWorkerGroup:
         self._is_allocating = False
         self._facts: dict[Rank, DeviceFacts] = {}
         self._phases: dict[str, str] = {}
-        """What each worker was last doing, by name, for one that ends without a word."""
-        self._steps: deque[tuple[int, int]] = deque()
-        """Steps in flight: number on the wire, number of the step."""
-        self._acknowledgements: deque[tuple[int, str, Callable[[str], None]]] = deque()
-        """What to call when as many ranks have acknowledged, oldest command first."""
+        """The phase that each worker last reported, by name: the error message of one that just exits."""
         self._children: list[Child] = []
         try:
             for rank in range(config.world_size):
@@ -107,21 +93,26 @@ class LocalWorkerGroup:
 
     @property
     def facts(self) -> list[DeviceFacts]:
-        """What each rank measured, in order of rank."""
+        """What each rank measured, in order of rank; complete once the group has started."""
         return [self._facts[rank] for rank in sorted(self._facts)]
 
     @property
     def waitables(self) -> list[Any]:
-        """Sockets and file descriptors: one becomes readable when something has happened. They change at `advance`."""
+        """Sockets and file descriptors that become readable when something has happened. `advance` may change them."""
         children = [child.fileno() for child in self._children]
         if self._results.is_closed:
             return children
         return [self._results.socket, *children, *([] if self._is_allocating else [self._publisher.socket])]
 
-    def start(self, reporter: Reporter, stop: StopSignal) -> None:
-        """Follow the workers while they load, passing their life signs on to our own parent.
+    @property
+    def next_sequence(self) -> int:
+        """The number that the next command must have."""
+        return self._publisher.next_sequence
 
-        Blocks until: all are ready and subscribed.
+    def start(self, reporter: StartupReporter, stop: StopSignal) -> None:
+        """Wait for the workers to load, passing their progress on to our own parent.
+
+        Blocks until: all have loaded and subscribed to commands.
 
         Raises:
             StartupError: one failed (its root cause), or we were told to stop.
@@ -131,9 +122,9 @@ class LocalWorkerGroup:
             self._wait_for_start(deadline, stop)
 
     def allocate(self, plan: CachePlan, stop: StopSignal) -> None:
-        """Make the KV tensors.
+        """Have every rank allocate its part of the cache.
 
-        Blocks until: every rank has them.
+        Blocks until: all have done so.
 
         Raises:
             StartupError: a rank could not (its root cause), or we were told to stop.
@@ -147,7 +138,7 @@ class LocalWorkerGroup:
             raise StartupError(str(failure), phase="allocating the KV cache") from failure
 
     def advance(self, plan: CachePlan) -> bool:
-        """Go on with the start as far as possible without waiting; True when every rank has loaded and has its cache.
+        """Do the next part of `start` and `allocate` without blocking; True once every rank has its cache.
 
         Raises:
             WorkerFailed: a rank did not start.
@@ -162,90 +153,73 @@ class LocalWorkerGroup:
             self._send_allocation(plan)
         return self._has_allocated()
 
-    def execute(self, plan: StepPlan) -> None:
-        """Send a step to every rank. Never blocks."""
-        sequence = self._publisher.next_sequence
-        self._steps.append((sequence, plan.sequence))
-        if sequence != plan.sequence:  # other commands have numbers too
-            plan = msgspec.structs.replace(plan, sequence=sequence)
-        self._publisher.send(plan)
+    def broadcast(self, command: WorkerCommand) -> None:
+        """Send a command to every rank. Never blocks."""
+        self._publisher.send(command)
 
-    def supply(self, masks: Sequence[SlotMask]) -> None:
-        """Send every rank the masks of the oldest step that awaits them and has none. Never blocks."""
-        self._publisher.send(TokenMasks(self._publisher.next_sequence, list(masks)))
-
-    def take_result(self) -> StepResult | None:
-        """Return the result of the oldest step that has one, None when none is there. Never blocks.
+    def gather(self) -> WorkerReply | None:
+        """Return the next reply of any rank, None when there is none. Never blocks.
 
         Raises:
             WorkerFailed: a worker is gone, or its state cannot be trusted any more.
         """
-        try:
-            while (reply := self._results.receive(timeout_s=0)) is not None:
-                match reply:
-                    case StepResult():
-                        return self._numbered(reply)
-                    case CommandFailed():
-                        raise _failed(reply)
-                    case Acknowledged():
-                        self._acknowledge(reply)
-                    case _:
-                        raise ProtocolError(f"worker {reply.rank} sent an unexpected {type(reply).__name__}")
-        except ProtocolError as error:  # it says what no worker in its right mind says
-            raise WorkerFailed(str(error), "raised") from error
-        self._check_alive()
-        return None
+        reply = self._results.receive(timeout_s=0)
+        if reply is None:
+            self._check_alive()
+        elif isinstance(reply, CommandFailed):
+            raise _failed(reply)
+        return reply
 
-    def profile(self, directory: str | None, on_done: Callable[[str], None]) -> None:
-        """Start (None: stop) the profiler on every rank.
+    def restart(self) -> "LocalWorkerGroup":
+        """Return the next group, whose processes start and need not measure. Never blocks.
 
-        Args:
-            directory: for the profile.
-            on_done: called from a later `take_result` or `abandon`, with what went wrong, "" when nothing did.
+        Raises:
+            StartupError: a socket cannot be bound.
+            OSError: a process cannot be started.
         """
-        self._publisher.send(Profile(self._publisher.next_sequence, directory))
-        self._acknowledgements.append((len(self._children), "", on_done))
+        return LocalWorkerGroup(
+            self._config,
+            self._run_dir,
+            self._context,
+            module=self._module,
+            log_level=self._log_level,
+            log_config=self._log_config,
+            generation=self._generation + 1,
+            facts=self._known_facts or self.facts,
+        )
 
     def stop(self) -> None:
-        """Ask all workers to end when they have done what they were told before.
+        """Have all workers exit after the commands that were sent before.
 
         Blocks until: they have ended, or `STOP_TIMEOUT_S` has passed.
         """
-        self._publisher.send(Stop(self._publisher.next_sequence))
+        self._publisher.send(StopWorker(self._publisher.next_sequence))
         deadline = time.monotonic() + STOP_TIMEOUT_S
         for child in self._children:
             if child.wait(max(0.0, deadline - time.monotonic())) is None:
-                logger.warning("%s did not stop within %.0f s", child.name, STOP_TIMEOUT_S)
+                logger.warning("%s did not stop within %.0f s; killing it", child.name, STOP_TIMEOUT_S)
 
-    def abandon(self, why: str) -> None:
-        """Kill all workers and listen to them no more; `is_gone` tells when they have ended. Never blocks.
-
-        Args:
-            why: told to those that wait for an acknowledgement.
-        """
+    def abandon(self) -> None:
+        """Kill all workers and close the connections to them. Never blocks; `has_exited` tells when they have ended."""
         for child in self._children:
             child.kill()
         self._publisher.close()
         self._results.close()
-        self._steps.clear()
-        while self._acknowledgements:
-            *_, on_done = self._acknowledgements.popleft()
-            on_done(why)
 
     @property
-    def is_gone(self) -> bool:
-        """True when all workers have ended, and given back their memory."""
+    def has_exited(self) -> bool:
+        """True once all workers have ended and their memory is free."""
         for child in [child for child in self._children if not child.is_alive]:
             child.close()
             self._children.remove(child)
         return not self._children
 
     def kill(self) -> None:
-        """End all workers at once, those that have ended already included.
+        """Kill all workers.
 
         Blocks until: they have ended.
         """
-        self.abandon("the engine ends")
+        self.abandon()
         for child in self._children:
             child.wait()
             child.close()
@@ -261,26 +235,26 @@ class LocalWorkerGroup:
         if not events:
             raise StartupError("the workers did not become ready in time", phase="starting workers")
 
-    def _has_joined(self, reporter: Reporter | None) -> bool:
-        """Hear the workers' life signs; True when all have loaded, and have subscribed to what they will be told.
+    def _has_joined(self, reporter: StartupReporter | None) -> bool:
+        """Read the workers' progress; True when all have loaded and subscribed to commands.
 
         Raises:
             StartupError: one failed (its root cause).
         """
         for child in self._children:
-            self._hear(child, reporter)
+            self._receive_progress(child, reporter)
         self._num_subscribed += self._publisher.take_subscriptions()
         return len(self._facts) == len(self._children) <= self._num_subscribed
 
     def _send_allocation(self, plan: CachePlan) -> None:
-        self._publisher.send(AllocateCache(self._publisher.next_sequence, plan.num_blocks, plan.max_model_len))
+        self._publisher.send(AllocateCache(self._publisher.next_sequence, plan.blocks_per_group, plan.max_model_len))
         self._is_allocating = True
 
     def _has_allocated(self) -> bool:
-        """True when every rank has said that it has its cache.
+        """Return whether every rank has its cache.
 
         Raises:
-            WorkerFailed: one said, or its silence says, that it failed.
+            WorkerFailed: a rank reported an error, or has ended.
         """
         self._check_alive()
         while (reply := self._results.receive(timeout_s=0)) is not None:
@@ -289,8 +263,8 @@ class LocalWorkerGroup:
             self._num_allocated += isinstance(reply, CacheReady)
         return self._num_allocated == len(self._children)
 
-    def _hear(self, child: Child, reporter: Reporter | None) -> None:
-        """Take a loading worker's life signs, and pass them on while we start ourselves."""
+    def _receive_progress(self, child: Child, reporter: StartupReporter | None) -> None:
+        """Read the progress of a loading worker, and pass it on while we start ourselves."""
         try:
             while (message := child.receive(timeout_s=0)) is not None:
                 match message:
@@ -307,35 +281,18 @@ class LocalWorkerGroup:
         for child in self._children:
             try:
                 while child.receive(timeout_s=0) is not None:
-                    pass  # life signs after the start say nothing new
+                    pass  # progress means nothing after the start
             except ChildExited as exited:
                 raise self._root_cause(exited) from exited
 
     def _root_cause(self, exited: ChildExited) -> WorkerFailed:
-        """Return why a worker ended: what it said last, if it could, else how it ended."""
-        # Who is killed says nothing any more.
-        timeout_s = LAST_WORDS_S if exited.code > 0 else 0.0
+        """Return why a worker ended: the error that it reported, or else its exit code."""
+        # A worker that was killed by a signal has reported nothing.
+        timeout_s = FINAL_REPLY_TIMEOUT_S if exited.code > 0 else 0.0
         while (reply := self._results.receive(timeout_s)) is not None:
             if isinstance(reply, CommandFailed):
                 return _failed(reply)
         return WorkerFailed(str(exited))
-
-    def _numbered(self, result: StepResult) -> StepResult:
-        """Return the result under the number of its step; on the wire it has the number of its command."""
-        if not self._steps or self._steps[0][0] != result.sequence:
-            raise ProtocolError(f"result of command {result.sequence}, which is not the step that is due")
-        sequence, step = self._steps.popleft()
-        return result if sequence == step else msgspec.structs.replace(result, sequence=step)
-
-    def _acknowledge(self, reply: Acknowledged) -> None:
-        if not self._acknowledgements:
-            raise ProtocolError("a worker acknowledged a command that nobody gave")
-        num_missing, fault, on_done = self._acknowledgements.popleft()
-        fault = fault or (reply.fault and f"worker {reply.rank}: {reply.fault}")
-        if num_missing > 1:
-            self._acknowledgements.appendleft((num_missing - 1, fault, on_done))
-        else:
-            on_done(fault)
 
 
 def _failed(reply: CommandFailed) -> WorkerFailed:

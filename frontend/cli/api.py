@@ -1,6 +1,6 @@
-"""`Api`: a running OpenAI-compatible server, as the terminal clients see it; the standard library alone.
+"""`Api`: blocking HTTP client of an OpenAI-compatible server, built on the standard library.
 
-One request at a time on the calling thread. Knows the wire, not what is shown of it.
+One request at a time, on the calling thread. Displays nothing.
 """
 
 import http.client
@@ -22,14 +22,14 @@ _DONE = b"[DONE]"
 
 
 class Api:
-    """A server by its URL.
+    """A server, identified by its URL.
 
     Args:
         url: `http://host:port`, `https://...` or `unix:PATH`, with or without `/v1`.
         api_key: sent as the bearer token.
 
     Raises:
-        CommandError: the URL is none of these.
+        CommandError: the URL has another form.
     """
 
     def __init__(self, url: str, api_key: str | None = None) -> None:
@@ -40,32 +40,32 @@ class Api:
         self._parts = parts = urlsplit(url)
         has_place = bool(parts.path) if parts.scheme == "unix" else bool(parts.hostname)
         if parts.scheme not in ("http", "https", "unix") or not has_place or not _has_valid_port(parts):
-            raise CommandError(f"{url!r} is no address of a server", "write http://HOST:PORT or unix:PATH")
+            raise CommandError(f"{url!r} is not the address of a server", "use http://HOST:PORT or unix:PATH")
         self._root = "" if parts.scheme == "unix" else parts.path.rstrip("/").removesuffix("/v1")
 
-    def model(self, asked: str | None) -> str:
-        """Return the name to ask for: the given one, else the first that the server serves.
+    def model(self, name: str | None) -> str:
+        """Return the given model name, or the server's first model if it is None.
 
         Raises:
-            CommandError: no server answers, or it refuses.
+            CommandError: the server does not respond, or responds with an error.
         """
-        if asked is not None:
-            return asked
+        if name is not None:
+            return name
         models = self.get("/v1/models").get("data") or []
         if not models:
             raise CommandError(f"{self.url} serves no model", "name one with --model-name")
         return str(models[0]["id"])
 
     def get(self, path: str) -> dict[str, Any]:
-        """Return the JSON of a GET.
+        """Return the JSON response to a GET.
 
         Raises:
-            CommandError: no server answers, it refuses, or it does not speak JSON.
+            CommandError: the server does not respond, or responds with an error or without JSON.
         """
         return self._whole("GET", path, None)
 
     def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        """Return the JSON that a POST is answered with.
+        """Return the JSON response to a POST.
 
         Raises:
             CommandError: as for `get`.
@@ -73,10 +73,10 @@ class Api:
         return self._whole("POST", path, json.dumps(body).encode())
 
     def stream(self, path: str, body: dict[str, Any]) -> Generator[dict[str, Any], None, None]:
-        """Yield the events of a streamed answer; closing the iterator ends the request.
+        """Yield the events of a streamed answer; closing the iterator aborts the request.
 
         Raises:
-            CommandError: no server answers, it refuses, or the stream ends in an error or too early.
+            CommandError: the server does not respond, responds with an error, or the stream fails or ends early.
         """
         connection = self._connection()
         try:
@@ -125,7 +125,7 @@ class Api:
                 f"no server answers at {self.url}: {reason}",
                 "start one with `octavo serve MODEL`, or name another with --url",
             ) from None
-        # An answer may take its time; that nobody is there is known by now.
+        # The timeout is for connecting only: generating an answer may take any time.
         connection.sock.settimeout(None)
         connection.request(method, self._root + path, body, self._headers)
         response = connection.getresponse()
@@ -161,7 +161,7 @@ class _UnixConnection(http.client.HTTPConnection):
         self._path = path
 
     def connect(self) -> None:
-        """Connect to the socket file."""
+        """Connect to the Unix socket."""
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.sock.settimeout(self.timeout)
         self.sock.connect(self._path)
@@ -175,6 +175,6 @@ def _has_valid_port(parts: SplitResult) -> bool:
 
 
 def _message(body: Any) -> str:
-    """Return the message of an error body, in OpenAI's form or another."""
+    """Return the message in an error body, in OpenAI's format or another."""
     error = body.get("error", body) if isinstance(body, dict) else body
     return str(error.get("message", error) if isinstance(error, dict) else error)

@@ -1,6 +1,6 @@
-"""`octavo build-kernels`: compiles the native library now, so that no start has to.
+"""`octavo build-kernels`: compiles the native library before the first start.
 
-The frontend may not import kernels, so a process of their own does the work: `python -m octavo.kernels.native`.
+The frontend must not import kernels, so a child process does the work: `python -m octavo.kernels.native`.
 """
 
 import subprocess
@@ -13,23 +13,23 @@ from octavo.protocol.env import Env
 from octavo.protocol.errors import StartupError
 
 _DESCRIPTION = """\
-Compiles the CPU kernels into the cache (OCTAVO_CACHE, default ~/.cache/octavo), where every start looks first.
-Without --isa they are made for the very processor that this runs on. With --isa they run on every processor that
-has those instructions, which is what an image for machines without a compiler needs."""
+Compile the CPU kernels into the cache (OCTAVO_CACHE, default ~/.cache/octavo), where every start looks first.
+Without --isa, the kernels are compiled for this machine's processor. With --isa, they run on every processor that
+has those instructions; use it for images that run on machines without a compiler."""
 
 
 class KernelsBuilt(msgspec.Struct, frozen=True):
-    """What `python -m octavo.kernels.native` prints when it has a library."""
+    """Output of `python -m octavo.kernels.native` on success."""
 
     path: str
     isa: str
     compiler: str | None
-    """None: it was there already."""
+    """None: the library was in the cache."""
     seconds: float
 
 
 class KernelsFailed(msgspec.Struct, frozen=True):
-    """What it prints when it has none."""
+    """Its output on failure."""
 
     reason: str
     hint: str
@@ -44,13 +44,13 @@ def parser() -> CommandParser:
     return parser
 
 
-def run(words: list[str]) -> int:
-    """Build and say what was built; return the exit code.
+def run(argv: list[str]) -> int:
+    """Build the library and report it; return the exit code.
 
     Raises:
-        StartupError: there is no compiler that can.
+        StartupError: no compiler can build it.
     """
-    options = parser().parse(words)
+    options = parser().parse(argv)
     env = Env.read()
     arguments = ["--cache", str(env.cache_dir)]
     if compiler := options.compiler or env.cxx:
@@ -60,7 +60,7 @@ def run(words: list[str]) -> int:
     command = [sys.executable, "-P", "-m", "octavo.kernels.native", *arguments]
     done = subprocess.run(command, stdout=subprocess.PIPE, check=False)
     if done.returncode not in (0, 1):
-        raise StartupError(f"the build ended with code {done.returncode}", phase="compiling kernels")
+        raise StartupError(f"the build failed with exit code {done.returncode}", phase="compiling kernels")
     if done.returncode:
         failed = msgspec.json.decode(done.stdout, type=KernelsFailed)
         print(failed.details, file=sys.stderr, end="")  # noqa: T201

@@ -1,6 +1,6 @@
 """`octavo chat`: a conversation with a running server, in a terminal or through pipes.
 
-The conversation is kept here and sent whole each time, as the API wants it.
+The API is stateless: the whole conversation is sent with each message.
 """
 
 import argparse
@@ -24,9 +24,9 @@ EXIT_INTERRUPTED = 130
 _PATH = "/v1/chat/completions"
 
 _EPILOG = """\
-A person types a message per line; a backslash at its end continues it. Ctrl-C ends an answer, Ctrl-D the program.
-/clear forgets the conversation, /retry asks the last message again.
-In a pipe every line is a message, and the answers are all that is printed:
+Each line is a message; a backslash at its end continues it. Ctrl-C stops an answer, Ctrl-D exits.
+/clear starts a new conversation, /retry sends the last message again.
+In a pipe, every line is a message and only the answers are printed:
   printf 'My name is Ada.\\nWhat is my name?\\n' | octavo chat
   octavo chat -q - < question.txt
 """
@@ -36,17 +36,17 @@ def parser() -> CommandParser:
     """Return the flags of `octavo chat`."""
     quick = ("MESSAGE", "send this one message")
     parser = client_parser("octavo chat", "Talk to a model on a running server.", _EPILOG, quick=quick)
-    parser.add_argument("--system-prompt", metavar="TEXT", help="the message that opens the conversation")
+    parser.add_argument("--system-prompt", metavar="TEXT", help="system message at the start of the conversation")
     return parser
 
 
-def run(words: list[str]) -> int:
-    """Talk until the questions end; return the exit code.
+def run(argv: list[str]) -> int:
+    """Chat until the input ends; return the exit code.
 
     Raises:
-        CommandError: no server answers, or it refuses.
+        CommandError: the server does not respond, or responds with an error.
     """
-    options = parser().parse(words)
+    options = parser().parse(argv)
     chat = Conversation(options)
     if options.quick is not None:
         return EXIT_INTERRUPTED if chat.ask(quick_text(options.quick)).is_interrupted else 0
@@ -58,10 +58,10 @@ def run(words: list[str]) -> int:
 
 
 class Conversation:
-    """Messages so far, and the server that answers them.
+    """The messages so far, and the server.
 
     Raises:
-        CommandError: no server answers.
+        CommandError: the server does not respond.
     """
 
     def __init__(self, options: argparse.Namespace) -> None:
@@ -74,10 +74,10 @@ class Conversation:
         self.clear()
 
     def obey(self, line: str) -> None:
-        """Do what a typed line says: a command, or else a message.
+        """Run a line that starts with a slash as a command; send any other as a message.
 
         Raises:
-            CommandError: the server refuses or fails.
+            CommandError: the server responds with an error.
         """
         command = {"/clear": self.clear, "/retry": self.retry}.get(line.strip())
         if command:
@@ -86,21 +86,21 @@ class Conversation:
             self.ask(line)
 
     def clear(self) -> None:
-        """Forget everything but the system prompt."""
+        """Drop all messages except the system prompt."""
         self.messages = [{"role": "system", "content": self._system}] if self._system else []
 
     def retry(self) -> None:
-        """Ask the last question again; does nothing before the first."""
+        """Send the last message again, if there is one."""
         while self.messages and self.messages[-1]["role"] == "assistant":
             self.messages.pop()
         if self.messages and self.messages[-1]["role"] == "user":
             self.ask(self.messages.pop()["content"])
 
     def ask(self, question: str) -> Answer:
-        """Send a message and print the answer; what came of it before Ctrl-C stays in the conversation.
+        """Send a message and print the answer. After Ctrl-C, the partial answer stays in the conversation.
 
         Raises:
-            CommandError: the server refuses or fails; the question is not kept.
+            CommandError: the server responds with an error; the message is dropped.
         """
         messages = [*self.messages, {"role": "user", "content": question}]
         body = {"model": self.model, "messages": messages, **self._fields}
@@ -112,7 +112,7 @@ class Conversation:
 def _pieces(event: dict[str, Any]) -> Iterator[Piece]:
     for choice in event.get("choices", []):
         delta = choice.get("delta", {})
-        # The older name is what other servers still send.
+        # Other servers still use the older name.
         if reasoning := delta.get("reasoning") or delta.get("reasoning_content"):
             yield Piece(reasoning, is_reasoning=True)
         if text := delta.get("content"):

@@ -1,6 +1,6 @@
-"""`octavo collect-env`: what a report about a problem needs to say of the machine. Changes and compiles nothing.
+"""`octavo collect-env`: the information about the machine that a bug report needs. Changes and compiles nothing.
 
-Nothing secret is in it: values of variables that look like keys are masked.
+Values of variables that look like keys are masked.
 """
 
 import importlib.metadata
@@ -16,10 +16,10 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from octavo import __version__
 from octavo.frontend.cli.parser import CommandParser
 from octavo.protocol.cores import num_usable_cores, usable_cores
 from octavo.protocol.env import Env, named
+from octavo.protocol.version import __version__
 
 Section = dict[str, str]
 
@@ -28,7 +28,7 @@ VARIABLE_PREFIXES = (
     *("OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "MALLOC_", "TORCH", "PYTORCH_", "CUDA_", "NVIDIA_", "TRITON_"),
     *("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy", "LANG", "LC_ALL"),
 )
-"""Variables that libraries under octavo, or octavo itself, listen to."""
+"""Environment variables that octavo or its libraries read."""
 
 MASK = "****"
 
@@ -39,7 +39,7 @@ COMMAND_TIMEOUT_S = 30.0
 
 
 class _KernelFacts(msgspec.Struct):
-    """What `python -m octavo.kernels.native --describe` prints."""
+    """Output of `python -m octavo.kernels.native --describe`."""
 
     processor: str
     levels: list[str]
@@ -50,13 +50,13 @@ class _KernelFacts(msgspec.Struct):
 def parser() -> CommandParser:
     """Return the flags of `octavo collect-env`."""
     parser = CommandParser("octavo collect-env", "Tell what a report about a problem should say of this machine.")
-    parser.add_argument("--json", action="store_true", help="as a JSON object, for programs")
+    parser.add_argument("--json", action="store_true", help="print a JSON object")
     return parser
 
 
-def run(words: list[str]) -> int:
+def run(argv: list[str]) -> int:
     """Print the report; return the exit code."""
-    options = parser().parse(words)
+    options = parser().parse(argv)
     sections = report()
     if options.json:
         print(msgspec.json.format(msgspec.json.encode(sections)).decode())  # noqa: T201
@@ -85,7 +85,7 @@ def report() -> dict[str, Section]:
 
 
 def mask(name: str, value: str) -> str:
-    """Return the value of a variable without what might be a secret."""
+    """Return a variable's value, masked if it may be a secret."""
     if value and (_SECRET_NAME.search(name) or _SECRET_VALUE.search(value)):
         return MASK
     parts = urlsplit(value) if "://" in value else None
@@ -102,8 +102,8 @@ def _system() -> Section:
     return {
         "python": f"{platform.python_version()} ({platform.python_implementation()}, {sys.executable})",
         "kernel": platform.platform(),
-        "distribution": release or "not told",
-        "C library": " ".join(platform.libc_ver()) or "not told",
+        "distribution": release or "unknown",
+        "C library": " ".join(platform.libc_ver()) or "unknown",
     }
 
 
@@ -134,10 +134,10 @@ def _memory() -> Section:
     )
     shared = shutil.disk_usage("/dev/shm") if Path("/dev/shm").is_dir() else None
     return {
-        "total": fields.get("MemTotal", "not told"),
-        "available": fields.get("MemAvailable", "not told"),
+        "total": fields.get("MemTotal", "unknown"),
+        "available": fields.get("MemAvailable", "unknown"),
         "container limit": f"{int(limit) / 2**30:.1f} GiB" if limit.isdecimal() and int(limit) < 2**60 else "none",
-        "huge pages": _read("/sys/kernel/mm/transparent_hugepage/enabled") or "not told",
+        "huge pages": _read("/sys/kernel/mm/transparent_hugepage/enabled") or "unknown",
         "/dev/shm": f"{shared.free / 2**30:.1f} of {shared.total / 2**30:.1f} GiB free" if shared else "none",
     }
 
@@ -149,7 +149,7 @@ def _gpus() -> Section:
 
 
 def _kernels(env: Env) -> Section:
-    """Return which level of instructions the native kernels take and why, and what is compiled already."""
+    """Return the instruction set level of the native kernels, the reason for it, and the compiled libraries."""
     command = [sys.executable, "-P", "-m", "octavo.kernels.native", "--cache", str(env.cache_dir), "--describe"]
     text = _output([*command, *(["--compiler", env.cxx] if env.cxx else [])])
     section: Section = {}
@@ -160,7 +160,7 @@ def _kernels(env: Env) -> Section:
             section[f"not {level}"] = f"the processor lacks {', '.join(features)}"
         section["compilers"] = "; ".join(facts.compilers) or "none: set CXX or install g++, clang or ziglang"
     else:
-        section["level"] = "not told: python -m octavo.kernels.native --describe failed"
+        section["level"] = "unknown: python -m octavo.kernels.native --describe failed"
     for name in ("native", "packed", "gguf", "models"):
         section[f"cached {name}"] = _size(env.cache_dir / name)
     return section
@@ -170,7 +170,7 @@ def _packages() -> Iterator[tuple[str, str]]:
     requirements = importlib.metadata.requires("octavo") or []
     for requirement in requirements:
         if "extra ==" in requirement:
-            continue  # of tests and development
+            continue  # extras for tests and development
         name = re.split(r"[^\w.-]", requirement)[0]
         try:
             yield name, importlib.metadata.version(name)
@@ -184,7 +184,7 @@ def _size(folder: Path) -> str:
 
 
 def _fields(path: str) -> dict[str, str]:
-    """Return the `name: value` lines of a file up to its first blank one."""
+    """Return the `name: value` lines of a file up to the first blank line."""
     pairs = (line.partition(":") for line in _read(path).partition("\n\n")[0].splitlines())
     return {name.strip(): value.strip() for name, _, value in pairs}
 
@@ -197,7 +197,7 @@ def _read(path: str) -> str:
 
 
 def _output(command: list[str]) -> str:
-    """Return what a command prints, "" when it cannot be run or fails."""
+    """Return the output of a command, "" if it fails."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_TIMEOUT_S, check=True)
     except (OSError, subprocess.SubprocessError):

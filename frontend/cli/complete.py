@@ -1,4 +1,4 @@
-"""`octavo complete`: plain continuations from a running server, in a terminal or through pipes."""
+"""`octavo complete`: text completion by a running server, in a terminal or through pipes."""
 
 import argparse
 from collections.abc import Iterator
@@ -21,8 +21,8 @@ EXIT_INTERRUPTED = 130
 _PATH = "/v1/completions"
 
 _EPILOG = """\
-A person types a prompt per line; a backslash at its end continues it. Ctrl-C ends an answer, Ctrl-D the program.
-In a pipe, all of standard input is one prompt, and the continuation is all that is printed:
+Each line is a prompt; a backslash at its end continues it. Ctrl-C stops an answer, Ctrl-D exits.
+In a pipe, all of standard input is one prompt and only the continuation is printed:
   octavo complete --max-tokens 100 < beginning.txt >> beginning.txt
 """
 
@@ -35,13 +35,13 @@ def parser() -> CommandParser:
     return parser
 
 
-def run(words: list[str]) -> int:
-    """Complete until the prompts end; return the exit code.
+def run(argv: list[str]) -> int:
+    """Complete prompts until the input ends; return the exit code.
 
     Raises:
-        CommandError: no server answers, or it refuses.
+        CommandError: the server does not respond, or responds with an error.
     """
-    options = parser().parse(words)
+    options = parser().parse(argv)
     api = Api(options.url, api_key(options))
     model = api.model(options.model_name)
     if options.quick is None and is_interactive():

@@ -1,4 +1,4 @@
-"""`CommandError`: a command cannot go on, and what would help."""
+"""`CommandError`: a command failed; with a hint for the user."""
 
 from octavo.protocol.errors import OctavoError
 
@@ -7,8 +7,8 @@ class CommandError(OctavoError):
     """Ends a command with exit code 1; `main` prints message and hint as the last line.
 
     Args:
-        message: what is wrong.
-        hint: what the user can do about it, or "".
+        message: what went wrong.
+        hint: what the user can do, or "".
     """
 
     def __init__(self, message: str, hint: str = "") -> None:

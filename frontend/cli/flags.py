@@ -1,6 +1,6 @@
-"""Flags made from the configuration tree: parsing, help, and the YAML file beneath them.
+"""Flags generated from the configuration tree: parsing, help, and the YAML file below them.
 
-Knows no single setting: a new field of the tree is a new flag.
+Knows no individual setting: a new field of the tree is a new flag.
 """
 
 import argparse
@@ -12,10 +12,9 @@ from typing import Any, Literal, get_args, get_origin
 
 import msgspec
 
+from octavo.frontend.cli.argv import normalize_argv
 from octavo.frontend.cli.parser import CommandParser
-from octavo.frontend.cli.words import own_words
 from octavo.protocol.config import EngineConfig, ServerConfig
-from octavo.protocol.config.foreign import FOREIGN, ForeignSetting, settled
 from octavo.protocol.config.sources import (
     FieldInfo,
     engine_branches,
@@ -26,29 +25,30 @@ from octavo.protocol.config.sources import (
     server_fields,
     spelled,
 )
+from octavo.protocol.config.vllm_compat import VLLM_SETTINGS, VllmSetting, translate_vllm_settings
 from octavo.protocol.errors import ConfigError
 
 _EPILOG = """\
-{prog} --help=groups lists the groups above, --help=cache shows one, --help=prefix what has that word in it.
+{prog} --help=groups lists the groups above, --help=cache shows one, --help=prefix shows flags with that word.
 Whole numbers may have a unit: 32k is 32 000, 32K is 32 768, 4G is 4 x 2^30.
 """
 
 
 class FlagParser(CommandParser):
-    """Flags made from fields of the tree; those that the command line is silent on are absent from the result."""
+    """Flags generated from fields of the tree. Flags that are not given are absent from the result."""
 
     def __init__(self, prog: str, description: str) -> None:
         super().__init__(prog, description, "MODEL [FLAG ...]", _EPILOG.format(prog=prog), defaults=False)
 
     def add_fields(self, name: str, title: str, fields: Iterable[FieldInfo]) -> None:
-        """Add one group of flags, which `--help=name` shows alone."""
+        """Add a group of flags; `--help=NAME` shows it alone."""
         group = self.add_named_group(name, title)
         for info in fields:
             flags = [spelled(name) for name in (info.name, *info.aliases)]
             group.add_argument(*flags, *info.short, dest=info.name, help=_help(info), **_argument(info))
 
-    def add_foreign(self, settings: Iterable[ForeignSetting]) -> None:
-        """Add flags of vLLM that its help does not show: they say nothing, or are refused with their reason."""
+    def add_vllm_flags(self, settings: Iterable[VllmSetting]) -> None:
+        """Add vLLM's flags, hidden from the help: they have no effect, or are rejected with a reason."""
         for setting in settings:
             flags = [spelled(setting.name), *([setting.short] if setting.short else [])]
             kinds: dict[str, dict[str, Any]] = {
@@ -58,32 +58,32 @@ class FlagParser(CommandParser):
             }
             self.add_argument(*flags, dest=setting.name, help=argparse.SUPPRESS, **kinds[setting.kind])
 
-    def parse_flags(self, words: Sequence[str]) -> dict[str, Any]:
-        """Return what the command line says, by setting; settings it is silent on are absent.
+    def parse_flags(self, argv: Sequence[str]) -> dict[str, Any]:
+        """Return the settings given on the command line, by name.
 
-        Ends the process with code 2, after a line that says why, when it is wrong.
+        If the command line is wrong, prints one line and exits with code 2.
         """
-        return vars(self.parse(own_words(words)))
+        return vars(self.parse(normalize_argv(argv)))
 
-    def parse_settings(self, words: Sequence[str], *, may_join: bool = False) -> dict[str, Any]:
-        """Return what the command line says, over what the file says that `--config` names.
+    def parse_settings(self, argv: Sequence[str], *, may_join: bool = False) -> dict[str, Any]:
+        """Return the settings of the command line, merged over those of the `--config` file.
 
-        Ends the process with code 2 when the command line is wrong, or names no model.
+        If the command line is wrong or names no model, prints one line and exits with code 2.
 
         Args:
-            words: of the command line.
-            may_join: an engine to join will do as well.
+            argv: the command line's arguments.
+            may_join: accept --join instead of a model.
 
         Raises:
             ConfigError: the file is wrong.
         """
-        said = self.parse_flags(words)
-        positional, path = said.pop("positional_model", None), said.pop("config", None)
+        given = self.parse_flags(argv)
+        positional, path = given.pop("positional_model", None), given.pop("config", None)
         if positional is not None:
-            if said.get("model", positional) != positional:
-                self.error(f"two models are named: {positional} and {said['model']}")
-            said["model"] = positional
-        settings = (read_config_file(path) if path else {}) | said
+            if given.get("model", positional) != positional:
+                self.error(f"two models are named: {positional} and {given['model']}")
+            given["model"] = positional
+        settings = (read_config_file(path) if path else {}) | given
         if "model" not in settings and not (may_join and settings.get("join")):
             self.error("which model? Name a directory, a .gguf file or a hub id")
         return settings
@@ -98,34 +98,34 @@ def config_parser(prog: str, description: str, *, has_server: bool = True) -> Fl
     Args:
         prog: "octavo serve".
         description: of the command.
-        has_server: False: without the fields of the HTTP server.
+        has_server: add the fields of the HTTP server.
     """
     parser = FlagParser(prog, description)
     parser.add_argument("positional_model", metavar="MODEL", nargs="?", help="the same as --model")
     parser.add_argument(
-        "--config", metavar="FILE", help="YAML file of settings, named as the flags; the command line wins over it"
+        "--config", metavar="FILE", help="YAML file of settings, named like the flags, which take precedence"
     )
     for branch, struct in engine_branches().items():
         title = _title(struct)
         parser.add_fields(branch, title, [info for info in engine_fields() if info.branch == branch])
     if has_server:
         parser.add_fields("server", _title(ServerConfig), server_fields())
-    parser.add_foreign(FOREIGN.values())
+    parser.add_vllm_flags(VLLM_SETTINGS.values())
     return parser
 
 
 _OF_JOINING = ("client_secret_key_file", "engine_public_key_file")
-"""Settings that mean something beside --join alone."""
+"""Settings that need --join."""
 
 
 def configurations(settings: Mapping[str, Any]) -> tuple[EngineConfig, ServerConfig]:
-    """Return the engine's and the server's part of all settings.
+    """Split settings into the engine's and the server's configuration.
 
     Raises:
-        ConfigError: a value is of the wrong type or out of bounds, or a setting of vLLM's cannot be heeded; the
-            message names it.
+        ConfigError: a value has the wrong type or is out of bounds, or a setting of vLLM's is unsupported; the message
+            names it.
     """
-    settings = settled(settings)
+    settings = translate_vllm_settings(settings)
     for name in _OF_JOINING:
         if settings.get(name):
             raise ConfigError(
@@ -139,12 +139,12 @@ def configurations(settings: Mapping[str, Any]) -> tuple[EngineConfig, ServerCon
 
 
 def joining_server(settings: Mapping[str, Any]) -> ServerConfig:
-    """Return the configuration of a server that joins an engine, which runs already.
+    """Return the configuration of a server that joins a running engine.
 
     Raises:
-        ConfigError: as for `configurations`, or a setting is the engine's to have, or of a server that has its own.
+        ConfigError: as for `configurations`, or a setting belongs to the engine or to a server with its own engine.
     """
-    settings = settled(settings)
+    settings = translate_vllm_settings(settings)
     own = {info.name for info in server_fields()} - {"headless", "engine_address"}
     for name in settings:
         if name not in own:
@@ -157,10 +157,10 @@ def joining_server(settings: Mapping[str, Any]) -> ServerConfig:
 
 
 def read_config_file(path: str) -> dict[str, Any]:
-    """Read a YAML file of settings; names may have dashes or underscores.
+    """Read settings from a YAML file; names may have dashes or underscores.
 
     Raises:
-        ConfigError: the file cannot be read, or names a setting that does not exist.
+        ConfigError: the file cannot be read, or has an unknown setting.
     """
     import yaml
 
@@ -180,7 +180,7 @@ def read_config_file(path: str) -> dict[str, Any]:
 
 def _file_setting(path: str, key: str, value: Any, fields: Mapping[str, FieldInfo]) -> tuple[str, Any]:
     name = key.replace("-", "_")
-    if name in FOREIGN:
+    if name in VLLM_SETTINGS:
         return name, value
     if name not in fields:
         close = difflib.get_close_matches(name, fields, n=1)
@@ -202,7 +202,7 @@ def _title(struct: type[msgspec.Struct]) -> str:
 
 
 def _argument(info: FieldInfo) -> dict[str, Any]:
-    """Return what `add_argument` needs to know of a field's type."""
+    """Return the arguments of `add_argument` for a field's type."""
     kinds = _kinds(info.type)
     if bool in kinds:
         return {"action": argparse.BooleanOptionalAction}
@@ -217,23 +217,23 @@ def _argument(info: FieldInfo) -> dict[str, Any]:
 
 
 class _ListAction(argparse.Action):
-    """Collects words over all uses of its flag; a word that is a JSON list, as vLLM has it, counts as its members."""
+    """Collects the values of all uses of a flag. A value may be a JSON list, as in vLLM."""
 
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option_string: Any = None
     ) -> None:
-        """Add the words that follow the flag."""
+        """Add the values after the flag."""
         items: list[str] = list(getattr(namespace, self.dest, None) or [])
         for word in values:
             try:
                 items += msgspec.json.decode(word, type=list[str]) if word.startswith("[") else [word]
             except msgspec.DecodeError as error:
-                raise argparse.ArgumentError(self, f"{word} is no JSON list of texts: {error}") from None
+                raise argparse.ArgumentError(self, f"{word} is not a JSON list of strings: {error}") from None
         setattr(namespace, self.dest, items)
 
 
 def _kinds(kind: Any) -> list[Any]:
-    """Return the members of a union; the values of a Literal count as members."""
+    """Return the members of a union, and the values of a Literal."""
     if get_origin(kind) is Literal:
         return list(get_args(kind))
     if get_origin(kind) is None or _is_list(kind):
@@ -246,7 +246,7 @@ def _is_list(kind: Any) -> bool:
 
 
 def _number(text: str, kinds: Sequence[Any]) -> int | str:
-    """Read a whole number, one with a unit, or a word that the field knows ("auto")."""
+    """Parse a whole number, optionally with a unit, or one of the field's literals ("auto")."""
     if text in kinds:
         return text
     return int(text) if text.startswith("-") and text[1:].isdigit() else parse_size(text)
@@ -256,12 +256,12 @@ def _number_argument(text: str, kinds: Sequence[Any]) -> int | str:
     try:
         return _number(text, kinds)
     except ValueError as error:
-        # argparse shows the text of its own kind of error only.
+        # argparse shows the message only of its own error type.
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _help(info: FieldInfo) -> str:
-    """Return the description with the default, where there is one to tell."""
+    """Return the description, with the default if there is one."""
     text = info.description.replace("%", "%%")
     if "Default:" in text or info.default is None or info.default is msgspec.NODEFAULT:
         return text

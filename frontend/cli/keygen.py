@@ -1,4 +1,4 @@
-"""`octavo keygen NAME`: a pair of keys for an engine, or a client of one, on another machine."""
+"""`octavo keygen NAME`: creates a key pair for an engine or for a client on another machine."""
 
 from pathlib import Path
 
@@ -6,25 +6,25 @@ from octavo.frontend.cli.parser import CommandParser
 from octavo.protocol.curve import write_pair
 
 _DESCRIPTION = """\
-Makes a pair of keys for tcp:// connections between an engine and applications on other machines. Both sides have
-one: NAME.key is public and goes to the other side, NAME.key_secret stays where it is and is nobody else's business."""
+Create a key pair for tcp:// connections between an engine and applications on other machines. Each side has its own:
+give the public NAME.key to the other side and keep NAME.key_secret private."""
 
 
 def parser() -> CommandParser:
     """Return the flags of `octavo keygen`."""
     parser = CommandParser("octavo keygen", _DESCRIPTION)
-    parser.add_argument("name", metavar="NAME", help="of the files; say who has the key: engine, batch-host")
-    parser.add_argument("--directory", metavar="DIR", default=".", help="where they are written; default: here")
+    parser.add_argument("name", metavar="NAME", help="name of the files, after the key's owner: engine, batch-host")
+    parser.add_argument("--directory", metavar="DIR", default=".", help="directory; default: the current one")
     return parser
 
 
-def run(words: list[str]) -> int:
-    """Write the files and say what they are for; return the exit code.
+def run(argv: list[str]) -> int:
+    """Write the files and explain them; return the exit code.
 
     Raises:
-        ConfigError: a file is there already, or cannot be written.
+        ConfigError: a file exists, or cannot be written.
     """
-    options = parser().parse(words)
+    options = parser().parse(argv)
     public, secret = write_pair(Path(options.directory), options.name)
     print(f"{public}  public: give it to the other side\n{secret}  secret: keep it")  # noqa: T201
     return 0

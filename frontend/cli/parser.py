@@ -1,7 +1,4 @@
-"""`CommandParser`: what every command's flags have in common: no guessing, one-line errors, help that can be searched.
-
-Knows no command and no flag but `--help`.
-"""
+"""`CommandParser`: the base of every command's parser: exact flags, one-line errors, searchable help."""
 
 import argparse
 import difflib
@@ -15,20 +12,20 @@ GROUPS_WORD = "groups"
 """`--help=groups` lists the groups of flags."""
 
 _ALIASES = {"listgroup": GROUPS_WORD}
-"""Words that users of vLLM know."""
+"""vLLM's names."""
 
 _ALL = "all"
 
 
 class CommandParser(argparse.ArgumentParser):
-    """An `ArgumentParser` that never guesses flags but suggests them.
+    """An `ArgumentParser` that does not abbreviate flags, but suggests the closest one.
 
     Args:
         prog: "octavo chat".
         description: one sentence or more.
         usage: what follows `prog` in the usage line.
-        epilog: printed after the flags, as it stands.
-        defaults: False: flags that the command line is silent on are absent from the result.
+        epilog: printed verbatim after the flags.
+        defaults: False: flags that are not given are absent from the result.
     """
 
     def __init__(
@@ -45,7 +42,7 @@ class CommandParser(argparse.ArgumentParser):
             formatter_class=_HelpFormatter,
         )
         self.named_groups: dict[str, argparse._ArgumentGroup] = {}
-        """By the short names that `--help=NAME` takes."""
+        """Groups by their short names, for `--help=NAME`."""
         self.add_argument(
             "-h",
             "--help",
@@ -54,21 +51,21 @@ class CommandParser(argparse.ArgumentParser):
             metavar="WORD",
             dest=argparse.SUPPRESS,
             default=argparse.SUPPRESS,
-            help=f"show this help, or only one group (--help={GROUPS_WORD} lists them), or what has a WORD in it",
+            help=f"show this help, one group (--help={GROUPS_WORD} lists them), or the flags that mention WORD",
         )
 
     def add_named_group(self, name: str, title: str) -> argparse._ArgumentGroup:
-        """Add a group of flags that `--help=NAME` shows alone."""
+        """Add a group of flags; `--help=NAME` shows it alone."""
         group = self.add_argument_group(f"{title} ({name})")
         self.named_groups[name] = group
         return group
 
-    def parse(self, words: Sequence[str]) -> argparse.Namespace:
-        """Return what the command line says.
+    def parse(self, argv: Sequence[str]) -> argparse.Namespace:
+        """Return the parsed arguments.
 
-        Ends the process with code 2, after one line that says why, when it is wrong.
+        If the command line is wrong, prints one line and exits with code 2.
         """
-        settings, unknown = self.parse_known_args(words)
+        settings, unknown = self.parse_known_args(argv)
         if unknown:
             self.error(self._unknown(unknown[0]))
         return settings
@@ -79,9 +76,9 @@ class CommandParser(argparse.ArgumentParser):
         raise SystemExit(EXIT_USAGE)
 
     def format_help_on(self, word: str) -> str:
-        """Return the help on one group, or on the flags that have a word in their name or description.
+        """Return the help on one group, or on the flags whose name or description contains a word.
 
-        Ends the process with code 2 when there is none.
+        If there is none, prints one line and exits with code 2.
         """
         word = _ALIASES.get(word, word)
         if word == _ALL:
@@ -100,7 +97,7 @@ class CommandParser(argparse.ArgumentParser):
         found = [(title, actions) for title, actions in sections if actions]
         if not found:
             close = suggestion(word, self.named_groups)
-            self.error(f"no group and no flag has {word!r} in it{close}")
+            self.error(f"no group or flag contains {word!r}{close}")
         return self._format_sections(found)
 
     def _format_sections(self, sections: Iterable[tuple[str, Sequence[argparse.Action]]]) -> str:
@@ -119,7 +116,7 @@ class CommandParser(argparse.ArgumentParser):
 
 
 def suggestion(word: str, known: Iterable[str]) -> str:
-    """Return ": did you mean ...?" when one of the known words is close, else ""."""
+    """Return ": did you mean ...?" with the closest known word, "" if none is close."""
     close = difflib.get_close_matches(word, list(known), n=1)
     return f": did you mean {close[0]}?" if close else ""
 
@@ -127,16 +124,16 @@ def suggestion(word: str, known: Iterable[str]) -> str:
 def _has_word(action: argparse.Action, word: str) -> bool:
     if action.help is argparse.SUPPRESS:
         return False
-    asked = word.lstrip("-").lower().replace("_", "-")
+    wanted = word.lstrip("-").lower().replace("_", "-")
     texts = [*action.option_strings, action.help or ""]
-    return any(asked in text.lower().replace("_", "-") for text in texts)
+    return any(wanted in text.lower().replace("_", "-") for text in texts)
 
 
 class _HelpAction(argparse.Action):
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option_string: Any = None
     ) -> None:
-        """Print the help and end the process."""
+        """Print the help and exit."""
         assert isinstance(parser, CommandParser)
         print(parser.format_help() if values is None else parser.format_help_on(values), end="")  # noqa: T201
         parser.exit()

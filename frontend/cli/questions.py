@@ -1,4 +1,4 @@
-"""Questions typed by a person, or read from a pipe. Sends nothing."""
+"""Reads prompts from a terminal or a pipe."""
 
 import contextlib
 import sys
@@ -10,16 +10,16 @@ PROMPT = "> "
 CONTINUED = ". "
 
 QUICK_STDIN = "-"
-"""Instead of a text: all of standard input."""
+"""Stands for all of standard input."""
 
 
 def is_interactive() -> bool:
-    """Tell whether a person types the questions."""
+    """Whether standard input is a terminal."""
     return sys.stdin.isatty()
 
 
 def typed_lines() -> Iterator[str]:
-    """Yield what a person types, line by line, without blank lines; ends at Ctrl-D.
+    """Yield typed lines, except blank ones, until Ctrl-D.
 
     A backslash at the end of a line continues it on the next. Ctrl-C empties the line.
     """
@@ -33,7 +33,7 @@ def typed_lines() -> Iterator[str]:
             print()  # noqa: T201
             return
         except KeyboardInterrupt:
-            print("\n(Ctrl-D ends)")  # noqa: T201
+            print("\n(Ctrl-D exits)")  # noqa: T201
             parts.clear()
             continue
         if line.endswith("\\"):
@@ -46,7 +46,7 @@ def typed_lines() -> Iterator[str]:
 
 
 def answer_typed(answer: Callable[[str], object]) -> None:
-    """Answer what a person types until Ctrl-D; a question that the server refuses ends nothing."""
+    """Handle typed lines until Ctrl-D. A request that fails is reported and does not end the loop."""
     for line in typed_lines():
         try:
             answer(line)
@@ -55,10 +55,10 @@ def answer_typed(answer: Callable[[str], object]) -> None:
 
 
 def piped_lines() -> Iterator[str]:
-    """Yield the lines of standard input that are not blank.
+    """Yield the lines of standard input, except blank ones.
 
     Raises:
-        CommandError: one is not UTF-8.
+        CommandError: a line is not UTF-8.
     """
     for line in sys.stdin.buffer:
         if line.strip():
@@ -69,16 +69,16 @@ def quick_text(text: str) -> str:
     """Return the text given on the command line, or all of standard input for "-".
 
     Raises:
-        CommandError: that is not UTF-8.
+        CommandError: standard input is not UTF-8.
     """
     return _text(sys.stdin.buffer.read()) if text == QUICK_STDIN else text
 
 
 def _text(data: bytes) -> str:
-    """Read bytes as UTF-8, whatever the locale says.
+    """Decode bytes as UTF-8, regardless of the locale.
 
     Raises:
-        CommandError: they are something else.
+        CommandError: they are not UTF-8.
     """
     try:
         return data.decode()

@@ -1,6 +1,6 @@
-"""`octavo run-batch`: the requests of a file in, their answers in another file out, with an engine of its own.
+"""`octavo run-batch`: runs a file of requests on its own engine and writes the results to another file.
 
-The routes that answer are those of the server. The same command again goes on where the last one ended.
+Requests go through the server's routes. Running the same command again resumes an incomplete batch.
 """
 
 import io
@@ -21,15 +21,15 @@ from octavo.protocol.env import set_default
 from octavo.protocol.errors import EngineDeadError
 
 STANDARD = "-"
-"""Standard input or output in place of a file."""
+"""Stands for standard input or output."""
 
 IN_FLIGHT_PER_SLOT = 2
-"""Requests given to the engine for each that it can run, so that one waits when another ends."""
+"""Requests in flight per sequence of a full batch, so that one is waiting whenever another ends."""
 
 _DESCRIPTION = """\
-Answer the requests of a file: one JSON object per line, with custom_id, method, url and body, as OpenAI's batches
-have them. Results come in the order in which they are ready; custom_id tells which is which. The same command again
-goes on where the last one ended, however it ended."""
+Run the requests of a file in the format of OpenAI's batches: one JSON object per line with custom_id, method, url and
+body. Results are written as they become ready; custom_id identifies them. Running the same command again resumes an
+incomplete batch, however the last run ended."""
 
 
 def parser() -> FlagParser:
@@ -50,23 +50,23 @@ def parser() -> FlagParser:
         "--max-inflight",
         type=int,
         metavar="N",
-        help="most requests at a time; default: twice what one step can hold (--max-num-seqs)",
+        help="limit on requests in flight; default: twice --max-num-seqs",
     )
-    group.add_argument("--overwrite", action="store_true", help="forget the results that the output holds already")
+    group.add_argument("--overwrite", action="store_true", help="discard the results in an existing output file")
     return parser
 
 
-def run(words: list[str]) -> int:
-    """Answer every line that has no result yet; return the exit code.
+def run(argv: list[str]) -> int:
+    """Run every line without a result; return the exit code.
 
     Raises:
-        CommandError: a file cannot be read or written, or a flag has no meaning here.
+        CommandError: a file cannot be read or written, or a flag does not apply.
         StartupError: the engine cannot start; holds the root cause.
-        EngineDeadError: the engine died; what has a result keeps it.
+        EngineDeadError: the engine died; results so far are kept.
     """
-    settings = parser().parse_settings(words, may_join=True)
+    settings = parser().parse_settings(argv, may_join=True)
     if settings.get("join"):
-        raise CommandError("a batch has an engine of its own: leave out --join, and name a MODEL")
+        raise CommandError("a batch runs its own engine: remove --join and name a MODEL")
     paths = settings.pop("input_file"), settings.pop("output_file")
     max_in_flight = settings.pop("max_inflight", None)
     if max_in_flight is not None and max_in_flight < 1:
@@ -74,7 +74,7 @@ def run(words: list[str]) -> int:
     starts_over = settings.pop("overwrite", False)
     start_log(str(settings.get("log_level") or "WARNING"), settings.get("log_config_file"))
     engine, server = configurations(settings)
-    # What goes to a URL is gathered here first, by a name that the same command finds again.
+    # Results for a URL are collected in a file first. Its name is derived from the URL, so a repeated command finds it.
     path = Path(local_name(paths[1]) if is_url(paths[1]) else paths[1])
     with (
         _open_input(paths[0]) as source,
@@ -92,12 +92,12 @@ def run(words: list[str]) -> int:
 
 
 class Batch:
-    """Requests, their results so far, and the run that makes the rest.
+    """A batch: its requests, the results so far, and the run for the rest.
 
     Args:
-        source: the requests, at its beginning.
-        sink: where results go.
-        num_lines: how many requests there are.
+        source: the requests, positioned at the start.
+        sink: receives the results.
+        num_lines: number of requests.
     """
 
     def __init__(self, source: BinaryIO, sink: Journal | StandardOutput, num_lines: int) -> None:
@@ -114,18 +114,18 @@ class Batch:
         return self._num_lines - self._num_before - self._num_written
 
     def render(self) -> str:
-        """Return what became of the batch, in one line."""
+        """Return a one-line summary."""
         before = f" ({self._num_before} of them in earlier runs)" if self._num_before else ""
         return f"{self._num_lines} lines done{before}, {self._num_failed} with an error"
 
     def run(self, engine: EngineConfig, server: ServerConfig, max_in_flight: int | None) -> None:
-        """Answer the rest.
+        """Run the lines without a result.
 
         Raises:
             StartupError: the engine cannot start.
             EngineDeadError: the engine died.
         """
-        # Only now: `--help` and completion need none of it.
+        # Imported late: `--help` and completion do not need it.
         import asyncio
 
         import uvloop
@@ -135,18 +135,18 @@ class Batch:
             runner.run(self._run(engine, server, max_in_flight))
 
     async def _run(self, config: EngineConfig, server: ServerConfig, max_in_flight: int | None) -> None:
-        # Only now: these imports take a while.
+        # Imported late: these imports are slow.
         from tqdm import tqdm
 
         from octavo.frontend.cli.batch.runner import answer_lines
         from octavo.frontend.client import AsyncClient
-        from octavo.frontend.http.app import App
-        from octavo.frontend.http.conversation import ChatSettings
-        from octavo.frontend.http.run import make_serving
+        from octavo.frontend.conversation.settings import ChatSettings
+        from octavo.frontend.http.app import make_app
+        from octavo.frontend.http.configure import make_app_state
 
-        ChatSettings.of(server)  # what is wrong with its flags is told now, not when the engine is there
+        ChatSettings.of(server)  # reject wrong flags before the engine starts
         async with AsyncClient.launch(config=config) as client:
-            app = App(make_serving(client, server))
+            app = make_app(make_app_state(client, server), server, keys=())
             limit = max_in_flight or IN_FLIGHT_PER_SLOT * client.facts.max_num_seqs
             with tqdm(total=self._num_lines, initial=self._num_before, unit="line", disable=None) as bar:
 
@@ -159,7 +159,7 @@ class Batch:
                 try:
                     await answer_lines(app, client, self._lines_left(), write, limit)
                 except EngineDeadError as error:
-                    raise CommandError(str(error), "the same command again goes on from here") from None
+                    raise CommandError(str(error), "run the same command again to resume") from None
 
     def _lines_left(self) -> Iterator[BatchRequest | BadLine]:
         self._source.seek(0)
@@ -167,7 +167,7 @@ class Batch:
 
 
 def _open_input(path: str) -> BinaryIO:
-    """Open the requests; standard input and URLs are read to their ends, as they have to be gone through twice."""
+    """Open the requests. Standard input and URLs are read to the end because the lines are read twice."""
     if is_url(path):
         return fetch(path)
     if path == STANDARD:

@@ -1,4 +1,4 @@
-"""`octavo serve MODEL`: from words to configurations, then to the server."""
+"""`octavo serve MODEL`: parses the command line and runs the server."""
 
 import contextlib
 import signal
@@ -18,8 +18,8 @@ from octavo.protocol.errors import ConfigError
 EXIT_SIGNAL = 128
 
 
-def run(words: list[str]) -> int:
-    """Serve until a signal comes; return the exit code.
+def run(argv: list[str]) -> int:
+    """Serve until a signal arrives; return the exit code.
 
     Raises:
         StartupError: the root cause.
@@ -27,22 +27,22 @@ def run(words: list[str]) -> int:
     """
     try:
         with _terminable():
-            return _run(words)
+            return _run(argv)
     except _Terminated:
         print("octavo: SIGTERM while starting", file=sys.stderr)  # noqa: T201
         return EXIT_SIGNAL + signal.SIGTERM
 
 
 class _Terminated(BaseException):
-    """SIGTERM came before the server heeds it; like `KeyboardInterrupt`, no handler of errors may take it for one."""
+    """SIGTERM arrived before the server handles it. Like `KeyboardInterrupt`, it is not an `Exception`."""
 
 
 @contextlib.contextmanager
 def _terminable() -> Iterator[None]:
-    """Let SIGTERM end what is being done, with its last words, where the event loop does not heed it.
+    """Turn SIGTERM into an exception while no event loop handles it.
 
     Raises:
-        _Terminated: it came.
+        _Terminated: SIGTERM arrived.
     """
 
     def on_signal(number: int, frame: object) -> NoReturn:
@@ -55,34 +55,34 @@ def _terminable() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _run(words: list[str]) -> int:
-    settings = read_settings(words)
-    # Before the settings are looked at: some have something to say in the log.
+def _run(argv: list[str]) -> int:
+    settings = read_settings(argv)
+    # Before settings are resolved: some log warnings.
     start_log(str(settings.get("log_level") or Env.read().log_level), settings.get("log_config_file"))
     if settings.get("join"):
         return _join(joining_server(settings))
     engine, server = configurations(settings)
     if server.headless:
-        return _host(engine, server, lambda: engine_now(words))
-    # First of all, so that a taken port is known before anything is loaded.
+        return _host(engine, server, lambda: engine_now(argv))
+    # First, so that a port in use fails before anything is loaded.
     listener = listen(server)
     try:
-        return _serve(engine, server, listener, lambda: engine_now(words))
+        return _serve(engine, server, listener, lambda: engine_now(argv))
     finally:
         listener.close()
 
 
-def engine_now(words: list[str]) -> EngineConfig:
-    """Return the engine's configuration as it is said now.
+def engine_now(argv: list[str]) -> EngineConfig:
+    """Return the engine's configuration, with the `--config` file read again.
 
     Raises:
-        ConfigError: the file that `--config` names is wrong by now.
+        ConfigError: the file has become invalid.
     """
     try:
-        return configurations(read_settings(words))[0]
-    except SystemExit:  # the words were good when the server started: the file no longer names a model
+        return configurations(read_settings(argv))[0]
+    except SystemExit:  # the command line has not changed, so the file no longer names a model
         raise ConfigError(
-            "no model is named any more", phase="configuration", hint="see the file of --config"
+            "the configuration no longer names a model", phase="configuration", hint="check the --config file"
         ) from None
 
 
@@ -90,7 +90,7 @@ def _serve(config: EngineConfig, server: ServerConfig, listener: Listener, rerea
     timeline = Timeline()
     with _spawned(config, server, timeline) as engine:
         start = time.monotonic()
-        # Only now: these imports take a while, and the engine is on its way meanwhile.
+        # Imported late: these imports are slow, and the engine starts meanwhile.
         from octavo.frontend.http import run
 
         timeline.add("Frontend", "importing the server", time.monotonic() - start)
@@ -112,7 +112,7 @@ def _host(config: EngineConfig, server: ServerConfig, reread: Callable[[], Engin
 
 
 def _join(server: ServerConfig) -> int:
-    """Serve HTTP before an engine that runs already."""
+    """Serve HTTP for a running engine."""
     listener = listen(server)
     try:
         from octavo.frontend.http import run
@@ -124,7 +124,7 @@ def _join(server: ServerConfig) -> int:
 
 @contextlib.contextmanager
 def _spawned(config: EngineConfig, server: ServerConfig, timeline: Timeline) -> Iterator[SpawnedEngine]:
-    """Have an engine on its way, and none afterwards."""
+    """Start an engine in the background, and stop it afterwards."""
     engine = spawn_engine(read_config(config, timeline), timeline, server.engine_address)
     try:
         yield engine
@@ -133,7 +133,7 @@ def _spawned(config: EngineConfig, server: ServerConfig, timeline: Timeline) -> 
 
 
 def _until_interrupted(run: Callable[[], None]) -> int:
-    """Run what waits for signals; return the exit code."""
+    """Run a server until a signal; return the exit code."""
     from octavo.frontend.hosting import Interrupted
 
     try:
@@ -149,10 +149,10 @@ def parser() -> FlagParser:
     return config_parser("octavo serve", "Start an OpenAI-compatible server for a model.")
 
 
-def read_settings(words: list[str]) -> dict[str, Any]:
-    """Return all settings: the command line's over the file's.
+def read_settings(argv: list[str]) -> dict[str, Any]:
+    """Return the settings of the command line, merged over the file's.
 
     Raises:
         ConfigError: the file is wrong.
     """
-    return parser().parse_settings(words, may_join=True)
+    return parser().parse_settings(argv, may_join=True)

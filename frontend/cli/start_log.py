@@ -8,18 +8,18 @@ from octavo.protocol.log import configure_logging
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 
 _NEAREST = {"TRACE": "DEBUG", "CRITICAL": "ERROR"}
-"""Levels that uvicorn has beside them."""
+"""uvicorn's additional levels."""
 
 
 def start_log(level: str, config_file: str | None = None) -> None:
-    """Send the log of this process and of the engine's to standard error, or where a file says.
+    """Configure logging of this process and the engine's: to standard error, or as a file says.
 
     Args:
-        level: by any name that uvicorn has for it.
-        config_file: JSON for `logging.config.dictConfig`, read now and never again.
+        level: any of uvicorn's names.
+        config_file: JSON for `logging.config.dictConfig`, read once.
 
     Raises:
-        ConfigError: there is no such level, or the file is missing or wrong.
+        ConfigError: the level is unknown, or the file is missing or invalid.
     """
     name = _NEAREST.get(level.upper(), level.upper())
     if name not in LOG_LEVELS:
@@ -28,10 +28,10 @@ def start_log(level: str, config_file: str | None = None) -> None:
 
 
 def _read(config_file: str) -> str:
-    """Return what is in the file.
+    """Return the content of the file.
 
     Raises:
-        ConfigError: it cannot be read, or is empty.
+        ConfigError: the file cannot be read, or is empty.
     """
     try:
         text = Path(config_file).read_text(encoding="utf-8")

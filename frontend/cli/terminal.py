@@ -1,7 +1,4 @@
-"""What `octavo chat` and `octavo complete` share: their flags, and an answer on its way to the screen.
-
-Reads no questions: that differs between the two.
-"""
+"""What `octavo chat` and `octavo complete` share: flags, and printing a streamed answer."""
 
 import argparse
 import json
@@ -23,7 +20,7 @@ Events: TypeAlias = Generator[dict[str, Any], None, None]
 _DIM, _PLAIN = "\033[2m", "\033[0m"
 
 _CONTROL = {code: "\ufffd" for code in [*range(32), *range(127, 160)] if chr(code) not in "\n\t"}
-"""A model's text must not move the cursor or rename the window."""
+"""Replaced in the model's text, which must not move the cursor or set the window title."""
 
 
 @dataclass
@@ -32,16 +29,16 @@ class Answer:
 
     started: float = field(default_factory=time.monotonic)
     first: float | None = None
-    """When the first text came."""
+    """Time of the first text."""
     finished: float = 0.0
     text: str = ""
     num_tokens: int | None = None
-    """As the server counts them; None when it does not."""
+    """From the server's usage; None if it sent none."""
     is_interrupted: bool = False
-    """Ctrl-C ended it."""
+    """Stopped with Ctrl-C."""
 
     def render_stats(self) -> str:
-        """Return one line of speed."""
+        """Return the speed as one line."""
         total_s = self.finished - self.started
         if self.first is None:
             return f"[no text, {total_s:.2f} s]"
@@ -67,68 +64,70 @@ def client_parser(prog: str, description: str, epilog: str, *, quick: tuple[str,
         prog: "octavo chat".
         description: of the command.
         epilog: printed after the flags.
-        quick: what `--quick` takes, and its meaning.
+        quick: metavar and help of `--quick`.
     """
     parser = CommandParser(prog, description, epilog=epilog)
     metavar, meaning = quick
-    parser.add_argument("-q", "--quick", metavar=metavar, help=f"{meaning} and end; -: standard input")
-    parser.add_argument("--stats", action="store_true", help="after each answer, its speed on standard error")
+    parser.add_argument("-q", "--quick", metavar=metavar, help=f"{meaning} and exit; -: standard input")
+    parser.add_argument("--stats", action="store_true", help="print the speed of each answer on standard error")
     add_connection_flags(parser)
     add_sampling_flags(parser)
     return parser
 
 
 def add_connection_flags(parser: CommandParser) -> None:
-    """Add where the server is and whom to ask for."""
-    group = parser.add_named_group("server", "Which server")
+    """Add the flags of the server."""
+    group = parser.add_named_group("server", "The server")
     group.add_argument(
         "--url",
         default=DEFAULT_URL,
         help=f"http://HOST:PORT, with or without /v1, or unix:PATH; default: {DEFAULT_URL}",
     )
-    group.add_argument("--model-name", metavar="NAME", help="which of its models; default: the first")
+    group.add_argument("--model-name", metavar="NAME", help="model name; default: the server's first model")
     group.add_argument("--api-key", metavar="KEY", help="sent as the bearer token; default: OCTAVO_API_KEY")
 
 
 def add_sampling_flags(parser: CommandParser) -> None:
-    """Add how to sample; what is not said is left to the server."""
-    group = parser.add_named_group("sampling", "How to answer; what is not said is the server's to decide")
-    group.add_argument("--max-tokens", type=int, metavar="N", help="longest answer, in tokens")
-    group.add_argument("--temperature", type=float, metavar="X", help="0: always the likeliest token")
-    group.add_argument("--top-p", type=float, metavar="X", help="sample from the likeliest tokens of this total share")
-    group.add_argument("--top-k", type=int, metavar="N", help="sample from this many of the likeliest tokens")
-    group.add_argument("--seed", type=int, metavar="N", help="the same seed gives the same answer")
-    group.add_argument("--stop", action="append", metavar="TEXT", help="end before this text (repeatable)")
+    """Add sampling flags; the server decides what is not given."""
+    group = parser.add_named_group("sampling", "Sampling; the server decides what is not given")
+    group.add_argument("--max-tokens", type=int, metavar="N", help="limit on the answer, in tokens")
+    group.add_argument("--temperature", type=float, metavar="X", help="0: always the most likely token")
     group.add_argument(
-        "--extra-body", type=json_object, default={}, metavar="JSON", help="further fields of the request"
+        "--top-p", type=float, metavar="X", help="sample from the likeliest tokens up to this probability"
+    )
+    group.add_argument("--top-k", type=int, metavar="N", help="sample from this many of the most likely tokens")
+    group.add_argument("--seed", type=int, metavar="N", help="the same seed gives the same answer")
+    group.add_argument("--stop", action="append", metavar="TEXT", help="stop before this text (repeatable)")
+    group.add_argument(
+        "--extra-body", type=json_object, default={}, metavar="JSON", help="additional fields of the request"
     )
 
 
 def api_key(options: argparse.Namespace) -> str | None:
-    """Return the key to send."""
+    """Return the API key."""
     key: str | None = options.api_key
     return key or Env.read().api_key
 
 
 def sampling_fields(options: argparse.Namespace) -> dict[str, Any]:
-    """Return the request fields that the flags stand for."""
+    """Return the request fields given by the flags."""
     names = ("max_tokens", "temperature", "top_p", "top_k", "seed", "stop")
-    said = {name: value for name in names if (value := getattr(options, name)) is not None}
-    return {**said, "stream_options": {"include_usage": True}, **options.extra_body}
+    given = {name: value for name in names if (value := getattr(options, name)) is not None}
+    return {**given, "stream_options": {"include_usage": True}, **options.extra_body}
 
 
 def show(events: Events, pieces: Callable[[dict[str, Any]], Iterator[Piece]], *, has_stats: bool = False) -> Answer:
-    """Print an answer as it comes; Ctrl-C ends the answer, not the program.
+    """Print an answer as it arrives. Ctrl-C stops the answer, not the program.
 
-    On a terminal, reasoning is dim and control characters are replaced; in a pipe, reasoning is left out.
+    On a terminal, reasoning is dim and control characters are replaced. In a pipe, reasoning is omitted.
 
     Args:
-        events: of the stream; closed here.
-        pieces: finds the text in an event.
-        has_stats: after the answer, its speed on standard error.
+        events: the stream; closed here.
+        pieces: returns the text in an event.
+        has_stats: print the speed on standard error.
 
     Raises:
-        CommandError: the server refuses, or fails on the way.
+        CommandError: the server responds with an error, or the stream fails.
     """
     answer = Answer()
     screen = _Screen()
@@ -140,12 +139,12 @@ def show(events: Events, pieces: Callable[[dict[str, Any]], Iterator[Piece]], *,
                 for piece in pieces(event):
                     answer.first = answer.first or time.monotonic()
                     if not piece.is_reasoning:
-                        answer.text += piece.text  # before it is shown: Ctrl-C comes when somebody has seen it
+                        answer.text += piece.text  # record before printing: Ctrl-C arrives after the text was seen
                     screen.write(piece)
     except KeyboardInterrupt:
         answer.is_interrupted = True
     except CommandError:
-        if answer.first is not None:  # else nothing stands there that a line could end
+        if answer.first is not None:  # no newline after empty output
             screen.end()
         raise
     screen.end()
@@ -156,10 +155,10 @@ def show(events: Events, pieces: Callable[[dict[str, Any]], Iterator[Piece]], *,
 
 
 class _Screen:
-    """Standard output, as far as an answer writes on it."""
+    """Writes an answer to standard output."""
 
     def __init__(self) -> None:
-        if isinstance(sys.stdout, TextIOWrapper):  # an answer may hold what the locale cannot show
+        if isinstance(sys.stdout, TextIOWrapper):  # the locale may be unable to encode an answer
             sys.stdout.reconfigure(errors="replace")
         self._is_terminal = sys.stdout.isatty()
         self._is_dim = False

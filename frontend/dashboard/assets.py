@@ -1,4 +1,4 @@
-"""The page's files, read once and sent with an entity tag. Knows nothing of what is in them."""
+"""The page's static files, read once and sent with an ETag."""
 
 import hashlib
 from dataclasses import dataclass
@@ -6,8 +6,10 @@ from functools import cache
 from http import HTTPStatus
 from importlib.resources import files
 
+from starlette.requests import Request
+from starlette.responses import Response
+
 from octavo.frontend.http.errors import refusal
-from octavo.frontend.http.message import Request, Response
 
 INDEX = "index.html"
 
@@ -19,7 +21,7 @@ _MEDIA_TYPES = {
 }
 
 _HEADERS = {
-    "cache-control": "no-cache",  # ask every time: the answer is a 304 until octavo is updated
+    "cache-control": "no-cache",  # revalidate every time: the response is a 304 until octavo is updated
     "content-security-policy": (
         "default-src 'self'; img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     ),
@@ -30,23 +32,23 @@ _HEADERS = {
 
 @dataclass(frozen=True)
 class Asset:
-    """One file as it is sent."""
+    """One static file."""
 
     body: bytes
     media_type: str
     etag: str
 
     def answer(self, request: Request) -> Response:
-        """Return the file, or that the browser has it already."""
+        """Return the file, or a 304 if the browser has it."""
         headers = _HEADERS | {"etag": self.etag}
-        if request.header(b"if-none-match") == self.etag:
-            return Response(status=HTTPStatus.NOT_MODIFIED, headers=headers)
+        if request.headers.get("if-none-match") == self.etag:
+            return Response(status_code=HTTPStatus.NOT_MODIFIED, headers=headers)
         return Response(self.body, headers=headers, media_type=self.media_type)
 
 
 @cache
 def assets() -> dict[str, Asset]:
-    """Return all files of the page by name."""
+    """Return all static files by name."""
     found = {}
     for file in files("octavo.frontend.dashboard").joinpath("static").iterdir():
         media_type = _MEDIA_TYPES.get("." + file.name.rpartition(".")[2])
@@ -56,14 +58,14 @@ def assets() -> dict[str, Asset]:
     return found
 
 
-async def index(serving: object, request: Request) -> Response:
+async def index(request: Request) -> Response:
     """Return the page."""
     return assets()[INDEX].answer(request)
 
 
-async def asset(serving: object, request: Request) -> Response:
-    """Return one of the page's files."""
-    name = request.variables["name"]
+async def asset(request: Request) -> Response:
+    """Return one static file."""
+    name = request.path_params["name"]
     if (found := assets().get(name)) is None:
         return refusal(HTTPStatus.NOT_FOUND, f"the page has no file {name!r}")
     return found.answer(request)

@@ -1,16 +1,18 @@
-"""`GET /dashboard/state`: everything the live view shows, in one answer. Keeps nothing between two of them."""
+"""`GET /dashboard/state`: everything the live view shows, in one response. Stateless."""
 
 import time
 from itertools import groupby
 
 import msgspec
+from starlette.responses import Response
 
-from octavo import __version__
-from octavo.frontend.http.message import JSON, Request, Response
-from octavo.frontend.http.serving import Serving
+from octavo.frontend.http.app_state import AppState
+from octavo.frontend.http.dependencies import CurrentState
+from octavo.frontend.http.request import JSON
 from octavo.protocol.events import EngineFacts
 from octavo.protocol.snapshot import EngineSnapshot, RequestProgress, StepSample
 from octavo.protocol.stats import EngineStats
+from octavo.protocol.version import __version__
 
 LATENCIES = {
     "ttft": "time_to_first_token_seconds",
@@ -18,19 +20,19 @@ LATENCIES = {
     "e2e": "e2e_request_latency_seconds",
     "queue": "request_queue_time_seconds",
 }
-"""Histograms whose percentiles are shown, by the name that the page knows them by."""
+"""Histograms whose percentiles are shown, by their names in the page."""
 
 
 class Histogram(msgspec.Struct):
-    """Counts since the server started; the page takes differences to speak of the last minute."""
+    """Counts since the server started; the page takes differences to show the last minute."""
 
     edges: list[float]
-    """Upper edges in seconds; the last count has none."""
+    """Upper edges in seconds; the last bucket has none."""
     counts: list[int]
 
 
 class EngineCard(msgspec.Struct):
-    """What does not change while the engine lives."""
+    """Facts that are constant while the engine runs."""
 
     version: str
     models: list[str]
@@ -46,7 +48,7 @@ class EngineCard(msgspec.Struct):
 
 
 class DashboardState(msgspec.Struct):
-    """The answer. Structs of the wire are spelled out by name here: the page reads no positions."""
+    """The response. Wire structs are converted to objects with field names, which the page reads."""
 
     time: float
     """The server's clock, in seconds."""
@@ -61,32 +63,32 @@ class DashboardState(msgspec.Struct):
     latencies: dict[str, Histogram]
 
 
-async def dashboard_state(serving: Serving, request: Request) -> Response:
-    """Return the engine's state as the live view shows it."""
-    snapshot = await serving.client.snapshot()
+async def dashboard_state(state: CurrentState) -> Response:
+    """Return the engine's state for the live view."""
+    snapshot = await state.client.snapshot()
     return Response(
-        msgspec.json.encode(_state(serving, snapshot)), headers={"cache-control": "no-store"}, media_type=JSON
+        msgspec.json.encode(_state(state, snapshot)), headers={"cache-control": "no-store"}, media_type=JSON
     )
 
 
-def _state(serving: Serving, snapshot: EngineSnapshot) -> DashboardState:
-    health = serving.client.health()
+def _state(state: AppState, snapshot: EngineSnapshot) -> DashboardState:
+    health = state.client.health()
     return DashboardState(
         time=time.time(),
         healthy=health.ok,
         health_reason=health.reason,
-        engine=_card(serving),
+        engine=_card(state),
         stats=_named(snapshot.stats),
         requests=[_named(progress) for progress in snapshot.requests],
         steps=[_named(step) for step in snapshot.steps],
         blocks=[(state, sum(1 for _ in run)) for state, run in groupby(snapshot.blocks)],
-        latencies={name: Histogram(*serving.metrics.histogram(metric)) for name, metric in LATENCIES.items()},
+        latencies={name: Histogram(*state.metrics.histogram(metric)) for name, metric in LATENCIES.items()},
     )
 
 
-def _card(serving: Serving) -> EngineCard:
-    facts: EngineFacts = serving.client.facts
-    config = serving.client.config
+def _card(state: AppState) -> EngineCard:
+    facts: EngineFacts = state.client.facts
+    config = state.client.config
     return EngineCard(
         version=__version__,
         models=facts.served_model_names,

@@ -1,11 +1,11 @@
-"""A beam search while it runs: every step of every beam is a child request that shares its prompt through the
-prefix cache. The engine knows nothing of beams.
+"""A running beam search: each step of each beam is a child request that shares its prompt through the prefix cache.
+
+The engine itself has no beams.
 """
 
 import time
 from collections.abc import Callable
 
-from octavo.frontend.generation.arrival import Arrival
 from octavo.frontend.generation.beam_search import Beam, BeamSearch, Step
 from octavo.frontend.generation.logprobs import position_logprobs
 from octavo.frontend.link import CoreLink
@@ -15,6 +15,7 @@ from octavo.frontend.outputs import CompletionOutput, PositionLogprobs, RequestO
 from octavo.frontend.request_stream import RequestStream
 from octavo.frontend.text.detokenizer import Detokenizer
 from octavo.frontend.text.tokenizer import Tokenizer
+from octavo.frontend.wake_event import WakeEvent
 from octavo.protocol.errors import OctavoError, OverloadedError
 from octavo.protocol.events import Finished, FinishReason, TokenLogprobs, Tokens
 from octavo.protocol.params import BeamSearchParams
@@ -62,7 +63,7 @@ class BeamGeneration:
         self._tokenizer = tokenizer
         self._num_logprobs = num_logprobs
         self._observer = observer
-        self._arrived = Arrival()
+        self._arrived = WakeEvent()
         self._is_aborted = False
         self._start_s = time.monotonic()
         self._num_cached_tokens = 0
@@ -70,7 +71,7 @@ class BeamGeneration:
         self._timings = RequestTimings()
 
     def abort(self) -> None:
-        """End the search where it is; beams that have not ended have finish reason "abort"."""
+        """Stop the search; beams that have not ended get finish reason "abort"."""
         self._is_aborted = True
         self._arrived.set()
 
@@ -110,7 +111,7 @@ class BeamGeneration:
         )
 
     async def _continuations(self) -> list[TokenLogprobs] | None:
-        """Return what is likely after each open beam; None if the search was aborted meanwhile."""
+        """Return the likely next tokens of each open beam; None if the search was aborted."""
         streams: list[RequestStream] = []
         entries: list[TokenLogprobs | None] = [None] * len(self._search.open)
         ends: list[Finished] = []
@@ -132,7 +133,7 @@ class BeamGeneration:
             self._link.abort([stream.request_id for stream in streams if not stream.is_over])
         self._note(ends)
         found = [entry for entry in entries if entry is not None]
-        # Without its token a child was ended from outside: the engine is shutting down.
+        # A child without a token was aborted by the engine, which is shutting down.
         return found if len(found) == len(entries) else None
 
     def _note(self, ends: list[Finished]) -> None:

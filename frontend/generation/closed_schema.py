@@ -1,26 +1,26 @@
-"""JSON Schemas whose objects take no properties but those that they name. Does not check that a schema is one."""
+"""Closes JSON Schemas: objects accept only the properties that they name. Schemas are not validated here."""
 
 from collections.abc import Mapping
 from typing import Any
 
 _NAMING = ("properties", "patternProperties")
-"""Keywords that name an object's properties here."""
+"""Keywords that name an object's properties."""
 
 _PARTS = ("allOf", "anyOf", "oneOf")
-"""Keywords whose schemas say more of the same value."""
+"""Keywords whose subschemas apply to the same value."""
 
 _SCHEMAS_BY_NAME = (*_NAMING, "$defs", "definitions")
 _SCHEMAS = ("items", "prefixItems", "additionalItems", "additionalProperties")
 
 
 def closed_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a schema whose objects with named properties take no others, unless they say so themselves.
+    """Return a schema whose objects accept only their named properties, unless they state otherwise.
 
-    An object whose properties are named in several places, as by allOf or beside a $ref, stays open: what one place
-    does not name another may. What its properties hold is closed all the same.
+    An object whose properties are named in several places, as by allOf or beside a $ref, stays open, because
+    each place may name properties that the others do not. The schemas of its properties are closed nevertheless.
 
     Raises:
-        RecursionError: it is nested too deeply.
+        RecursionError: the schema is nested too deeply.
     """
     closer = _Closer()
     while True:
@@ -31,19 +31,19 @@ def closed_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class _Closer:
-    """Walks over a schema, until it knows all that is referred to as a part of something."""
+    """Closes a schema recursively, and collects the references to partial schemas."""
 
     def __init__(self) -> None:
         self.parts: set[str] = set()
-        """References to schemas that say only a part of what some object may have."""
+        """References to schemas that describe only a part of an object, which must stay open."""
 
     def close(self, schema: Any, place: str, *, is_part: bool) -> Any:
         """Return one schema, or list of schemas.
 
         Args:
-            schema: anything; what is no schema is returned as it is.
-            place: the reference that leads to it.
-            is_part: another place says what else the object may have.
+            schema: any value; a value that is not a schema is returned unchanged.
+            place: the JSON pointer of the schema.
+            is_part: another schema names further properties of the same object.
         """
         if isinstance(schema, list):
             return [self.close(one, f"{place}/{index}", is_part=is_part) for index, one in enumerate(schema)]
@@ -68,12 +68,12 @@ class _Closer:
 
 
 def _is_combined(schema: Mapping[str, Any]) -> bool:
-    """Return whether more than one place here says what properties an object has."""
+    """Return whether more than one keyword names properties of the object."""
     parts = schema.get("allOf")
     num_places = any(key in schema for key in _NAMING) + sum(key in schema for key in (*_PARTS, "$ref"))
     return num_places > 1 or (isinstance(parts, list) and len(parts) > 1)
 
 
 def _escaped(name: str) -> str:
-    """Return a name as JSON pointers have it."""
+    """Return a name escaped for a JSON pointer."""
     return name.replace("~", "~0").replace("/", "~1")

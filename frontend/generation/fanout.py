@@ -5,19 +5,19 @@ The children share their prompt through the prefix cache; the engine knows nothi
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator
+from types import TracebackType
 
-from octavo.frontend.generation.arrival import Arrival
 from octavo.frontend.generation.best_of import choose_best
 from octavo.frontend.generation.sequence import Sequence
 from octavo.frontend.link import CoreLink
 from octavo.frontend.metrics.observer import Observer
 from octavo.frontend.metrics.record import RequestRecord
-from octavo.frontend.outputs import RequestOutput
+from octavo.frontend.outputs import PositionLogprobs, RequestOutput
 from octavo.frontend.request_stream import RequestStream
+from octavo.frontend.wake_event import WakeEvent
 from octavo.protocol.errors import OctavoError, OverloadedError
 from octavo.protocol.events import FinishReason
-from octavo.protocol.params import OutputKind, SamplingParams
+from octavo.protocol.params import OutputKind, SamplingParams, SamplingSpec
 from octavo.protocol.requests import Submit
 
 SEQUENCES_AT_ONCE = 16
@@ -25,7 +25,19 @@ SEQUENCES_AT_ONCE = 16
 
 
 class Generation:
-    """A request of a caller while it runs."""
+    """A request of a caller while it runs: enter it, `submit`, then `take` whenever something has `arrived`.
+
+    Leaving it, in whatever way, aborts the children that still run in the engine.
+
+    Args:
+        link: to the core.
+        request_id: the caller's.
+        prompt: its text, if the outputs show it.
+        params: of the caller.
+        children: one for each sequence.
+        kind: of the outputs.
+        observer: told of latencies.
+    """
 
     def __init__(
         self,
@@ -38,68 +50,86 @@ class Generation:
         observer: Observer | None,
     ) -> None:
         self.request_id = request_id
+        self.arrived = WakeEvent()
         self._link = link
         self._prompt = prompt
-        self._prompt_token_ids = children[0][0].prompt_token_ids
+        self._prompt_token_ids: list[int] | None = None
+        """Unpacked for the first output, until which the request may wait for long."""
         self._params = params
         self._submits = [submit for submit, _ in children]
         self._sequences = [sequence for _, sequence in children]
         self._num_running = len(children)
         self._kind = kind
         self._observer = observer
-        self._arrived = Arrival()
         self._streams: list[RequestStream] = []
+        self._children: list[tuple[RequestStream, Sequence]] = []
         self._is_aborted = False
         self._start_s = self._last_token_s = time.monotonic()
         self._num_tokens = 0
-        self._has_prompt_logprobs = False
+        self._has_shown_prompt_logprobs = False
+
+    @property
+    def is_finished(self) -> bool:
+        """True once every sequence has ended."""
+        return not self._num_running
 
     def abort(self) -> None:
         """End what still runs with finish reason "abort"."""
         self._is_aborted = True
-        self._arrived.set()
+        self.arrived.set()
 
-    async def outputs(self) -> AsyncGenerator[RequestOutput, None]:
-        """Yield outputs of the wanted kind; the last one has `finished` set.
+    def __enter__(self) -> "Generation":
+        return self
 
-        Leaving early, by any way, aborts the children in the engine.
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(error, OctavoError):
+            self._report(str(FinishReason.ERROR), error)
+        self._link.abort([stream.request_id for stream in self._streams if not stream.is_over])
+        self._report(str(FinishReason.ABORT))  # unless it has ended in another way
+
+    async def submit(self) -> None:
+        """Send the children to the engine; the event loop gets a turn after some of them.
+
+        Raises:
+            OctavoError: the engine is gone, or a child is refused.
+        """
+        for index, submit in enumerate(self._submits):
+            if index and index % SEQUENCES_AT_ONCE == 0:
+                await asyncio.sleep(0)
+            self._streams.append(self._link.submit(submit, self.arrived))
+        self._children = list(zip(self._streams, self._sequences, strict=True))
+
+    def take(self) -> RequestOutput | None:
+        """Return an output of the wanted kind, if there is one; the last one has `finished` set.
 
         Raises:
             OctavoError: how the request failed.
         """
-        try:
-            for index, submit in enumerate(self._submits):
-                if index and index % SEQUENCES_AT_ONCE == 0:
-                    await asyncio.sleep(0)
-                self._streams.append(self._link.submit(submit, self._arrived))
-            while self._num_running:
-                await self._arrived.wait()
-                updated = self._take()
-                if self._is_aborted:
-                    updated += [sequence for sequence in self._cut_short() if sequence not in updated]
-                if not self._num_running:
-                    self._report(self._sequences[0].total.finish_reason or "")
-                if output := self._output(updated):
-                    yield output
-        except OctavoError as error:
-            self._report(str(FinishReason.ERROR), error)
-            raise
-        finally:
-            self._link.abort([stream.request_id for stream in self._streams if not stream.is_over])
-            self._report(str(FinishReason.ABORT))  # unless it has ended in another way
+        self.arrived.clear()
+        updated = self._update()
+        if not updated and not self._is_aborted:
+            return None
+        if self._is_aborted:
+            updated += [sequence for sequence in self._cut_short() if sequence not in updated]
+        if not self._num_running:
+            self._report(self._sequences[0].finish_reason or "")
+        return self._output(updated)
 
-    def _take(self) -> list[Sequence]:
-        """Let every sequence take in its events; return those that something happened to."""
+    def _update(self) -> list[Sequence]:
+        """Let every sequence process its events; return those that had any."""
         updated = []
-        for stream, sequence in zip(self._streams, self._sequences, strict=True):
-            if sequence.is_finished or not (events := stream.take()):
+        for stream, sequence in self._children:
+            if sequence.finish_reason is not None or not (events := stream.take()):
                 continue
-            before = len(sequence.total.token_ids)
+            num_tokens = sequence.num_tokens
             if sequence.update(events):
                 self._link.abort([stream.request_id])
-            self._num_running -= sequence.is_finished
-            if self._observer:
-                self._observe(len(sequence.total.token_ids) - before, sequence.take_intervals())
+            if sequence.finish_reason is not None:
+                self._num_running -= 1
+            if self._observer and sequence.num_tokens > num_tokens:
+                self._observe(self._observer, sequence.num_tokens - num_tokens, sequence.take_intervals())
             updated.append(sequence)
         return updated
 
@@ -123,39 +153,43 @@ class Generation:
         num_discarded_tokens = 0
         if self._params.num_sequences > self._params.n:
             outputs, num_discarded_tokens = choose_best(outputs, self._params)
-        first = self._sequences[0]
-        is_first_delta = not self._has_prompt_logprobs
-        self._has_prompt_logprobs = first.prompt_logprobs is not None
-        shows_prompt_logprobs = self._kind is not OutputKind.DELTA or is_first_delta
+        if self._prompt_token_ids is None:
+            self._prompt_token_ids = list(self._submits[0].prompt_token_ids)
+        first, is_only = self._sequences[0], len(self._sequences) == 1
+        # perf: by position, once for every token of a stream.
         return RequestOutput(
-            request_id=self.request_id,
-            prompt=self._prompt,
-            prompt_token_ids=self._prompt_token_ids,
-            outputs=outputs,
-            finished=not self._num_running,
-            prompt_logprobs=first.prompt_logprobs if shows_prompt_logprobs else None,
-            num_cached_tokens=first.num_cached_tokens,
-            num_preemptions=sum([sequence.num_preemptions for sequence in self._sequences]),
-            num_discarded_tokens=num_discarded_tokens,
-            timings=[] if self._num_running else [sequence.timings for sequence in self._sequences],
+            self.request_id,
+            self._prompt,
+            self._prompt_token_ids,
+            outputs,
+            not self._num_running,
+            None if first.prompt_logprobs is None else self._shown_prompt_logprobs(first),
+            first.num_cached_tokens,
+            first.num_preemptions if is_only else sum([sequence.num_preemptions for sequence in self._sequences]),
+            num_discarded_tokens,
+            [] if self._num_running else [sequence.timings for sequence in self._sequences],
         )
 
-    def _observe(self, num_new_tokens: int, intervals_s: list[float]) -> None:
+    def _shown_prompt_logprobs(self, first: Sequence) -> list[PositionLogprobs | None] | None:
+        """Return the prompt's logprobs; of deltas, only the first has them."""
+        is_shown = self._kind is not OutputKind.DELTA or not self._has_shown_prompt_logprobs
+        self._has_shown_prompt_logprobs = True
+        return first.prompt_logprobs if is_shown else None
+
+    def _observe(self, observer: Observer, num_new_tokens: int, intervals_s: list[float]) -> None:
         """Tell the observer of new tokens.
 
         Args:
             num_new_tokens: of one sequence.
             intervals_s: between each of them and the one before, where the engine has told when they were known.
         """
-        if not num_new_tokens or not self._observer:
-            return
         now_s = time.monotonic()
         if self._num_tokens == 0:
-            self._observer.on_first_token(now_s - self._start_s)
+            observer.on_first_token(now_s - self._start_s)
         elif not intervals_s:
-            self._observer.on_inter_token(now_s - self._last_token_s, num_new_tokens)
+            observer.on_inter_token(now_s - self._last_token_s, num_new_tokens)
         for interval_s in intervals_s:
-            self._observer.on_inter_token(interval_s, 1)
+            observer.on_inter_token(interval_s, 1)
         self._num_tokens += num_new_tokens
         self._last_token_s = now_s
 
@@ -168,16 +202,17 @@ class Generation:
         self._observer = None
 
     def _record(self, finish_reason: str) -> RequestRecord:
-        lengths = [len(sequence.total.token_ids) for sequence in self._sequences]
+        lengths = [sequence.num_tokens for sequence in self._sequences]
+        spec = self._submits[0].params
         return RequestRecord(
-            num_prompt_tokens=len(self._prompt_token_ids),
+            num_prompt_tokens=len(self._submits[0].prompt_token_ids),
             num_generation_tokens=sum(lengths),
             max_generation_tokens=max(lengths),
             num_cached_tokens=self._sequences[0].num_cached_tokens,
             num_preemptions=sum(sequence.num_preemptions for sequence in self._sequences),
             finish_reason=finish_reason,
             params_n=self._params.n,
-            params_max_tokens=self._submits[0].sampling.max_tokens,
+            params_max_tokens=spec.max_tokens if isinstance(spec, SamplingSpec) else 0,
             e2e_s=time.monotonic() - self._start_s,
             timings=self._sequences[0].timings,
         )

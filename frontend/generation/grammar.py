@@ -9,7 +9,7 @@ from octavo.frontend.generation.gbnf import lark_of_gbnf
 from octavo.frontend.generation.structural_tag import lark_of_structural_tag
 from octavo.frontend.text.tokenizer import Tokenizer
 from octavo.protocol.errors import InvalidRequestError
-from octavo.protocol.requests import Vocabulary
+from octavo.protocol.requests import ModelVocabulary
 from octavo.protocol.structured import GrammarKind, GrammarPart, GrammarSpec, StructuredOutputsParams, parse_json
 
 OPTIONS = "x-guidance"
@@ -17,14 +17,14 @@ OPTIONS = "x-guidance"
 
 
 def grammar_spec(
-    asked: StructuredOutputsParams,
+    params: StructuredOutputsParams,
     special_token_ids: Mapping[str, int],
     start_after_token_ids: Sequence[int] = (),
 ) -> GrammarSpec:
     """Return what the core is told.
 
     Args:
-        asked: verified already.
+        params: verified already.
         special_token_ids: the tokenizer's special tokens, by their names.
         start_after_token_ids: what the tokenizer makes of `start_after`, where `max_free_tokens` is set.
 
@@ -33,16 +33,16 @@ def grammar_spec(
     """
     # First: what is wrong with a part is told by its own name.
     parts = tuple(
-        GrammarPart(name, _schema_text(schema, asked, name)) for name, schema in (asked.schemas or {}).items()
+        GrammarPart(name, _schema_text(schema, params, name)) for name, schema in (params.schemas or {}).items()
     )
-    kind, text = _grammar(asked, special_token_ids) if asked.kinds else (GrammarKind.FREE, "")
+    kind, text = _grammar(params, special_token_ids) if params.kinds else (GrammarKind.FREE, "")
     return GrammarSpec(
         kind,
         text,
-        asked.name(asked.kinds[0] if asked.kinds else "max_free_tokens"),
-        (asked.start_after or "").encode(errors="surrogatepass"),
+        params.name(params.kinds[0] if params.kinds else "max_free_tokens"),
+        (params.start_after or "").encode(errors="surrogatepass"),
         parts,
-        asked.max_free_tokens,
+        params.max_free_tokens,
         tuple(start_after_token_ids),
     )
 
@@ -53,7 +53,7 @@ def special_tokens(tokenizer: Tokenizer) -> dict[str, int]:
     return {data.decode(errors="replace"): token_id for data, token_id in named if data}
 
 
-def vocabulary_of(tokenizer: Tokenizer, vocab_size: int, eos_token_ids: list[int]) -> Vocabulary:
+def vocabulary_of(tokenizer: Tokenizer, vocab_size: int, eos_token_ids: list[int]) -> ModelVocabulary:
     """Return what the tokens of a model stand for.
 
     Takes a part of a second for a large vocabulary: once for each engine, off the event loop.
@@ -64,49 +64,49 @@ def vocabulary_of(tokenizer: Tokenizer, vocab_size: int, eos_token_ids: list[int
         eos_token_ids: tokens that end an output; whatever their bytes are, they are no text.
     """
     special = sorted({*tokenizer.special_token_ids, *eos_token_ids})
-    return Vocabulary(
+    return ModelVocabulary(
         [tokenizer.token_bytes(token_id) for token_id in range(vocab_size)],
         [token_id for token_id in special if token_id < vocab_size],
     )
 
 
-def _grammar(asked: StructuredOutputsParams, special_token_ids: Mapping[str, int]) -> tuple[GrammarKind, str]:
-    if asked.json_object:
-        return GrammarKind.JSON_SCHEMA, _schema_text({"type": "object"}, asked, asked.name("json"))
-    if asked.json is not None:
-        schema = parse_json(asked.json) if isinstance(asked.json, str) else asked.json
-        return GrammarKind.JSON_SCHEMA, _schema_text(schema, asked, asked.name("json"))
-    if asked.regex is not None:
-        return GrammarKind.REGEX, asked.regex
-    if asked.choice is not None:
+def _grammar(params: StructuredOutputsParams, special_token_ids: Mapping[str, int]) -> tuple[GrammarKind, str]:
+    if params.json_object:
+        return GrammarKind.JSON_SCHEMA, _schema_text({"type": "object"}, params, params.name("json"))
+    if params.json is not None:
+        schema = parse_json(params.json) if isinstance(params.json, str) else params.json
+        return GrammarKind.JSON_SCHEMA, _schema_text(schema, params, params.name("json"))
+    if params.regex is not None:
+        return GrammarKind.REGEX, params.regex
+    if params.choice is not None:
         return GrammarKind.LARK, "start: " + " | ".join(
-            json.dumps(text, ensure_ascii=False) for text in dict.fromkeys(asked.choice)
+            json.dumps(text, ensure_ascii=False) for text in dict.fromkeys(params.choice)
         )
-    if asked.grammar is not None:
-        return GrammarKind.LARK, _lark(asked.grammar, asked.name("grammar"))
-    tag = parse_json(asked.structural_tag) if isinstance(asked.structural_tag, str) else asked.structural_tag
+    if params.grammar is not None:
+        return GrammarKind.LARK, _lark(params.grammar, params.name("grammar"))
+    tag = parse_json(params.structural_tag) if isinstance(params.structural_tag, str) else params.structural_tag
     text = lark_of_structural_tag(
         tag,
-        lambda schema: _schema_text(schema, asked, asked.name("json")),
+        lambda schema: _schema_text(schema, params, params.name("json")),
         special_token_ids,
-        asked.name("structural_tag"),
+        params.name("structural_tag"),
     )
     return GrammarKind.LARK, text
 
 
-def _schema_text(schema: Any, asked: StructuredOutputsParams, param: str) -> str:
+def _schema_text(schema: Any, params: StructuredOutputsParams, param: str) -> str:
     """Return a schema as JSON, with the settings that the caller has chosen."""
     if not isinstance(schema, dict):
         return _dumped(schema, param)
     if OPTIONS in schema:
         raise InvalidRequestError(f"{OPTIONS} is not a keyword of JSON Schema: leave it out", param)
-    if asked.disable_additional_properties:
+    if params.disable_additional_properties:
         schema = _closed(schema, param)
     options: dict[str, Any] = {}
-    if asked.disable_any_whitespace:
+    if params.disable_any_whitespace:
         options["whitespace_flexible"] = False
-    elif asked.whitespace_pattern is not None:
-        options["whitespace_pattern"] = asked.whitespace_pattern
+    elif params.whitespace_pattern is not None:
+        options["whitespace_pattern"] = params.whitespace_pattern
     return _dumped({**schema, OPTIONS: options} if options else schema, param)
 
 

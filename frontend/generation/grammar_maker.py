@@ -1,4 +1,4 @@
-"""Makes the grammars of one client's requests, and sees to it that the core knows the vocabulary before the first."""
+"""Makes the grammars of one client's requests, and sends the vocabulary to the core before the first of them."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -10,7 +10,7 @@ import msgspec
 from octavo.frontend.generation.grammar import grammar_spec, special_tokens, vocabulary_of
 from octavo.frontend.text.tokenizer import Tokenizer
 from octavo.protocol.config import ResolvedConfig
-from octavo.protocol.requests import Vocabulary
+from octavo.protocol.requests import ModelVocabulary
 from octavo.protocol.structured import GrammarSpec, StructuredOutputsParams
 
 T = TypeVar("T")
@@ -23,10 +23,10 @@ class RunInThread(Protocol):
         """Return what `work` returns."""
 
 
-class Teachable(Protocol):
+class VocabularyReceiver(Protocol):
     """A connection to a core."""
 
-    def teach(self, vocabulary: Vocabulary) -> None:
+    def send_vocabulary(self, vocabulary: ModelVocabulary) -> None:
         """Tell the core what tokens stand for."""
 
 
@@ -41,44 +41,44 @@ class GrammarMaker:
     """
 
     def __init__(
-        self, link: Teachable, tokenizer: Tokenizer, config: ResolvedConfig, run_in_thread: RunInThread
+        self, link: VocabularyReceiver, tokenizer: Tokenizer, config: ResolvedConfig, run_in_thread: RunInThread
     ) -> None:
         self._link = link
         self._tokenizer = tokenizer
         self._config = config
         self._run_in_thread = run_in_thread
-        self._teaching = asyncio.Lock()
-        self._has_taught = False
+        self._vocabulary_lock = asyncio.Lock()
+        self._has_sent_vocabulary = False
 
-    async def make(self, asked: StructuredOutputsParams) -> GrammarSpec:
-        """Return what the core is told of a form, once the core can compile it.
+    async def make(self, params: StructuredOutputsParams) -> GrammarSpec:
+        """Return the grammar of a form, once the core can compile it.
 
         Raises:
             InvalidRequestError: the form cannot be read.
         """
-        async with self._teaching:
-            if not self._has_taught:
-                self._link.teach(await self._run_in_thread(self._vocabulary))
-                self._has_taught = True
-        asked = self._with_defaults(asked)
-        return await self._run_in_thread(lambda: self._spec(asked))
+        async with self._vocabulary_lock:
+            if not self._has_sent_vocabulary:
+                self._link.send_vocabulary(await self._run_in_thread(self._vocabulary))
+                self._has_sent_vocabulary = True
+        params = self._with_defaults(params)
+        return await self._run_in_thread(lambda: self._spec(params))
 
-    def _spec(self, asked: StructuredOutputsParams) -> GrammarSpec:
-        marker = (asked.start_after or "") if asked.max_free_tokens is not None else ""
+    def _spec(self, params: StructuredOutputsParams) -> GrammarSpec:
+        marker = (params.start_after or "") if params.max_free_tokens is not None else ""
         token_ids = self._tokenizer.encode(marker, add_special_tokens=False)
-        return grammar_spec(asked, self._special_tokens, token_ids)
+        return grammar_spec(params, self._special_tokens, token_ids)
 
-    def _vocabulary(self) -> Vocabulary:
+    def _vocabulary(self) -> ModelVocabulary:
         return vocabulary_of(self._tokenizer, self._config.model.vocab_size, self._config.model.eos_token_ids)
 
-    def _with_defaults(self, asked: StructuredOutputsParams) -> StructuredOutputsParams:
-        """Return a form with what the engine's flags say of all forms."""
-        is_compact = self._config.disable_any_whitespace and asked.whitespace_pattern is None
+    def _with_defaults(self, params: StructuredOutputsParams) -> StructuredOutputsParams:
+        """Return a form with the defaults of the engine's flags."""
+        is_compact = self._config.disable_any_whitespace and params.whitespace_pattern is None
         return msgspec.structs.replace(
-            asked,
-            disable_any_whitespace=asked.disable_any_whitespace or is_compact,
+            params,
+            disable_any_whitespace=params.disable_any_whitespace or is_compact,
             disable_additional_properties=(
-                asked.disable_additional_properties or self._config.disable_additional_properties
+                params.disable_additional_properties or self._config.disable_additional_properties
             ),
         )
 

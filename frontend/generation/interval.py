@@ -4,14 +4,14 @@ from octavo.protocol.config import ResolvedConfig
 from octavo.protocol.params import OutputKind, SamplingParams
 
 FINAL_INTERVAL = 32
-"""Tokens that come together where the caller sees the whole output only. An abort shows what has come until then, and
-an engine that is replaced has as many to generate again."""
+"""Tokens per message if the caller sees only the whole output. After an abort, up to so many tokens are missing; a
+replaced engine generates up to so many again."""
 
 
 def stream_interval(params: SamplingParams, kind: OutputKind, config: ResolvedConfig) -> int:
     """Return how many tokens the engine shall send together (`Submit.stream_interval`).
 
-    One with stop strings: whoever looks for them is this process, and what comes after one is generated in vain.
+    With stop strings it is 1: this process finds them, and tokens after one are generated in vain.
     """
     if params.stop:
         return 1

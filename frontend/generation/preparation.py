@@ -1,4 +1,4 @@
-"""`Preparation`: from what a caller asks to a generation that can start. Runs none of them."""
+"""`RequestPreparer`: turns a prompt and parameters into a generation that can be started."""
 
 import asyncio
 import functools
@@ -13,7 +13,7 @@ from octavo.frontend.generation.beam_search import BeamSearch
 from octavo.frontend.generation.fanout import SEQUENCES_AT_ONCE, Generation
 from octavo.frontend.generation.grammar_maker import GrammarMaker
 from octavo.frontend.generation.interval import stream_interval
-from octavo.frontend.generation.prompt import Prompt, parts_of
+from octavo.frontend.generation.prompt import Prompt, packed_prompt, parts_of
 from octavo.frontend.generation.sequence import Sequence
 from octavo.frontend.generation.spec import (
     check_cache_salt,
@@ -30,23 +30,24 @@ from octavo.frontend.metrics.observer import Observer
 from octavo.frontend.text.tokenizer import Tokenizer
 from octavo.protocol.config import ResolvedConfig
 from octavo.protocol.errors import InvalidRequestError
+from octavo.protocol.ids import IdArray, pack_ids
 from octavo.protocol.params import BeamSearchParams, OutputKind, SamplingParams, SamplingSpec
 from octavo.protocol.requests import Submit
 from octavo.protocol.structured import GrammarSpec
 
 MANY_TOKEN_IDS = 4096
-"""In the lists of a request; sorting and checking more takes milliseconds."""
+"""Requests with more token ids are prepared in a thread: sorting and checking them takes milliseconds."""
 
 
-class Preparation:
-    """Checks requests against one engine and gives them their names, seeds and specs.
+class RequestPreparer:
+    """Validates requests for one engine and assigns ids, seeds and specs.
 
     Args:
-        link: to the engine.
-        tokenizer: of its model.
-        config: of the engine.
-        grammars: makes those of structured outputs.
-        encode: tokenizes a text, off the event loop when it is long.
+        link: connection to the engine.
+        tokenizer: the model's tokenizer.
+        config: the engine's configuration.
+        grammars: builds the grammars of structured outputs.
+        encode: tokenizes a text, in a thread if it is long.
     """
 
     def __init__(
@@ -95,9 +96,11 @@ class Preparation:
         for index in range(params.num_sequences):
             if index and index % SEQUENCES_AT_ONCE == 0:
                 await asyncio.sleep(0)
-            own_spec = msgspec.structs.replace(spec, seed=child_seed(seed, index))
+            own_spec = msgspec.structs.replace(spec, seed=child_seed(seed, index)) if index else spec
             submit = self._submission(token_ids, own_spec, priority, cache_salt, interval, grammar)
-            children.append((submit, Sequence(index, self._tokenizer, token_ids, params, own_spec)))
+            keeps_all = kind is not OutputKind.DELTA
+            sequence = Sequence(index, self._tokenizer, token_ids, params, own_spec, keeps_all=keeps_all)
+            children.append((submit, sequence))
         return Generation(self._link, request_id, text, params, children, kind, observer)
 
     async def beam_generation(
@@ -132,11 +135,11 @@ class Preparation:
             self._link,
             request_id or self._next_request_id(),
             text,
-            token_ids,
+            list(token_ids),
             params,
             search,
             lambda token_ids, is_continued: self._submission(
-                token_ids, spec, priority, cache_salt, is_continued=is_continued
+                pack_ids(token_ids), spec, priority, cache_salt, is_continued=is_continued
             ),
             self._tokenizer,
             logprobs if logprobs != -1 else self._config.model.vocab_size,
@@ -144,7 +147,7 @@ class Preparation:
         )
 
     async def _spec(self, params: SamplingParams, num_prompt_tokens: int, seed: int) -> SamplingSpec:
-        """Return the spec of a request; one with long lists of token ids is made off the event loop."""
+        """Return the spec of a request; long lists of token ids are processed in a thread."""
         make = functools.partial(
             make_spec,
             params,
@@ -158,8 +161,8 @@ class Preparation:
 
     async def _prompt(
         self, prompt: Prompt, priority: int, cache_salt: str | None
-    ) -> tuple[str | None, list[int], str | None]:
-        """Return a prompt's text, if there is one, its tokens and its salt, all checked."""
+    ) -> tuple[str | None, IdArray, str | None]:
+        """Return a prompt's text, if its outputs show one, its tokens and its salt, all checked."""
         if self._link.failure:
             raise self._link.failure
         self._check_priority(priority)
@@ -167,14 +170,16 @@ class Preparation:
             cache_salt = cache_salt or prompt.get("cache_salt")
         check_cache_salt(cache_salt)
         text, token_ids = parts_of(prompt, self._config.model.vocab_size)
-        return text, await self._encode(text or "") if token_ids is None else token_ids, cache_salt
+        if token_ids is None:
+            token_ids = packed_prompt(await self._encode(text or ""), self._config.model.vocab_size)
+        return text, token_ids, cache_salt
 
     def _next_request_id(self) -> str:
         return f"{self._prefix}-{next(self._request_counter)}"
 
     def _submission(
         self,
-        token_ids: list[int],
+        token_ids: IdArray,
         spec: SamplingSpec,
         priority: int,
         cache_salt: str | None,
@@ -183,7 +188,7 @@ class Preparation:
         *,
         is_continued: bool = False,
     ) -> Submit:
-        # Several frontends share a core: their ids must differ whatever their callers chose.
+        # Several frontends may share a core, so the ids must not depend on what the callers chose.
         child_id = f"{self._prefix}:{next(self._child_counter)}"
         return Submit(
             child_id,
@@ -201,7 +206,7 @@ class Preparation:
             raise InvalidRequestError(f"priority must be an integer of 64 bits, got {priority!r}", "priority")
         if priority and self._config.scheduling_policy != "priority":
             raise InvalidRequestError(
-                f"priority {priority} means nothing to this engine, whose policy is "
+                f"priority {priority} has no effect on this engine, whose policy is "
                 f"{self._config.scheduling_policy}: start it with --scheduling-policy priority, or leave it out",
                 "priority",
             )

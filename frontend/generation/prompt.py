@@ -1,6 +1,7 @@
 """What a caller gives as a prompt, and its two parts: text and token ids. Tokenizes nothing but conversations."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from octavo.frontend.generation.spec import check_prompt
@@ -8,31 +9,51 @@ from octavo.frontend.text.chat_template import ChatTemplate
 from octavo.frontend.text.messages import Message
 from octavo.frontend.text.tokenizer import Tokenizer
 from octavo.protocol.errors import InvalidRequestError
+from octavo.protocol.ids import IdArray, pack_ids
 
-Prompt: TypeAlias = str | Sequence[int] | dict[str, Any]
+
+@dataclass(frozen=True, slots=True)
+class TokenizedPrompt:
+    """A prompt whose tokens are checked and packed already: the server's. Its outputs do not repeat the text."""
+
+    text: str | None
+    token_ids: IdArray
+
+
+Prompt: TypeAlias = str | Sequence[int] | dict[str, Any] | TokenizedPrompt
 """Text, token ids, or vLLM's forms {"prompt": text} and {"prompt_token_ids": [...]}."""
 
 
-def parts_of(prompt: Prompt, vocab_size: int) -> tuple[str | None, list[int] | None]:
-    """Return a prompt's text and its token ids, of which one may be missing.
+def parts_of(prompt: Prompt, vocab_size: int) -> tuple[str | None, IdArray | None]:
+    """Return a prompt's text, as its outputs show it, and its token ids; one of them may be missing.
 
     Raises:
         InvalidRequestError: it is neither text nor token ids, or has ids that the model does not.
     """
+    if isinstance(prompt, TokenizedPrompt):
+        return None, prompt.token_ids
     text: str | None
     if isinstance(prompt, dict):
         text, token_ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
     else:
         text, token_ids = (prompt, None) if isinstance(prompt, str) else (None, prompt)
     if token_ids is not None:
-        checked = list(token_ids)
-        if not all(type(token_id) is int for token_id in checked):
+        if not all(type(token_id) is int for token_id in token_ids):
             raise InvalidRequestError("a prompt must be text or a list of token ids (integers)", "prompt")
-        check_prompt(checked, vocab_size)
-        return text, checked
+        return text, packed_prompt(token_ids, vocab_size)
     if not isinstance(text, str):
         raise InvalidRequestError('a prompt dict needs "prompt" (text) or "prompt_token_ids"', "prompt")
     return text, None
+
+
+def packed_prompt(token_ids: Sequence[int], vocab_size: int) -> IdArray:
+    """Return the token ids of a prompt in 4 bytes each: a list takes up to 40, and a request may wait for long.
+
+    Raises:
+        InvalidRequestError: the model does not have one of them.
+    """
+    check_prompt(token_ids, vocab_size)
+    return pack_ids(token_ids)
 
 
 def conversation_prompt(

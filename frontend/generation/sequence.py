@@ -1,5 +1,7 @@
 """One sequence on its way from token ids to text: detokenizing, stop strings, logprobs."""
 
+from collections.abc import Sequence as Ids
+from functools import lru_cache
 from itertools import pairwise
 
 from octavo.frontend.generation.logprobs import position_logprobs
@@ -12,30 +14,82 @@ from octavo.protocol.params import SamplingParams, SamplingSpec
 from octavo.protocol.stats import RequestTimings
 
 REPETITION_STOP_REASON = "repetition_detected"
-"""What vLLM says of such an output."""
+"""vLLM's word for such an output."""
+
+_NONE: frozenset[int] = frozenset()
 
 
 class Sequence:
-    """What has been generated for one child request, and what of it is new."""
+    """What has been generated for one child request.
+
+    Args:
+        index: of the sequence among those of its request.
+        tokenizer: of the model.
+        prompt_token_ids: what the sequence continues; read now, not kept.
+        params: of the caller.
+        spec: what the engine was told.
+        keeps_all: False: only `take_fresh` is called, so what it has returned can be forgotten.
+    """
+
+    __slots__ = (
+        "_are_logprobs_ranked",
+        "_detokenizer",
+        "_hidden_stops",
+        "_keeps_all",
+        "_logprobs",
+        "_matcher",
+        "_min_tokens",
+        "_num_fresh_chars",
+        "_num_fresh_tokens",
+        "_text_parts",
+        "_times",
+        "_token_ids",
+        "_tokenizer",
+        "cumulative_logprob",
+        "finish_reason",
+        "index",
+        "num_cached_tokens",
+        "num_preemptions",
+        "num_tokens",
+        "prompt_logprobs",
+        "stop_reason",
+        "timings",
+    )
 
     def __init__(
-        self, index: int, tokenizer: Tokenizer, prompt_token_ids: list[int], params: SamplingParams, spec: SamplingSpec
+        self,
+        index: int,
+        tokenizer: Tokenizer,
+        prompt_token_ids: Ids[int],
+        params: SamplingParams,
+        spec: SamplingSpec,
+        *,
+        keeps_all: bool = True,
     ) -> None:
-        self.total = CompletionOutput(index, "", [], *self._empty_logprobs(spec))
-        """Everything so far, but for the text, which `snapshot` completes."""
-        self.fresh = CompletionOutput(index, "", [], *self._empty_logprobs(spec))
-        """What is new since `take_fresh`."""
+        self.index = index
+        self.num_tokens = 0
+        """Generated so far."""
+        self.finish_reason: str | None = None
+        self.stop_reason: int | str | None = None
+        self.cumulative_logprob = None if spec.logprobs is None else 0.0
         self.prompt_logprobs: list[PositionLogprobs | None] | None = None
         self.num_cached_tokens = 0
         self.num_preemptions = 0
         self.timings = RequestTimings()
-        self._times: list[float] = []
-        """When tokens were known, on the core's clock, where it tells; see `take_intervals`."""
+        self._keeps_all = keeps_all
+        self._token_ids: list[int] = []
         self._text_parts: list[str] = []
+        self._logprobs: list[PositionLogprobs] | None = None if spec.logprobs is None else []
+        self._num_fresh_tokens = 0
+        """Last tokens that `take_fresh` has not returned yet."""
+        self._num_fresh_chars = 0
+        """Last characters of the text, likewise."""
+        self._times: list[float] = []
+        """When tokens were known, on the core's clock, if it reports it; see `take_intervals`."""
         self._tokenizer = tokenizer
-        self._min_tokens = params.min_tokens
+        self._min_tokens = max(1, params.min_tokens)
         self._are_logprobs_ranked = not spec.logprob_token_ids
-        self._hidden_stops = frozenset() if params.include_stop_str_in_output else _stop_tokens(spec)
+        self._hidden_stops = _NONE if params.include_stop_str_in_output else _stop_tokens(spec)
         self._detokenizer = (
             Detokenizer(
                 tokenizer,
@@ -52,10 +106,10 @@ class Sequence:
     @property
     def is_finished(self) -> bool:
         """True once the sequence has a finish reason."""
-        return self.total.finish_reason is not None
+        return self.finish_reason is not None
 
     def update(self, events: list[Tokens | Finished]) -> bool:
-        """Take in events; True when a stop string ended the sequence and the engine must be told."""
+        """Add events; True if a stop string ended the sequence and the engine must be told."""
         for event in events:
             if isinstance(event, Tokens):
                 if self._add_tokens(event):
@@ -65,42 +119,48 @@ class Sequence:
         return False
 
     def cut_short(self) -> None:
-        """End the sequence where it is, because its caller asked; what was held back is shown."""
+        """End the sequence where it is, because its caller aborted it; held back text is shown."""
         if self.is_finished:
             return
         tail = self._detokenizer.finish() if self._detokenizer else ""
         if self._matcher is not None:
             tail = self._matcher.push(tail, may_stop=False).text + self._matcher.finish()
         self._emit(tail)
-        self.total.finish_reason = str(FinishReason.ABORT)
+        self.finish_reason = str(FinishReason.ABORT)
 
     def take_fresh(self) -> CompletionOutput:
-        """Return what is new and start anew."""
-        fresh, total = self.fresh, self.total
-        fresh.cumulative_logprob = total.cumulative_logprob
-        fresh.finish_reason, fresh.stop_reason = total.finish_reason, total.stop_reason
-        self.fresh = CompletionOutput(total.index, "", [], None, None if total.logprobs is None else [])
-        return fresh
+        """Return what is new since the last call."""
+        text, token_ids, logprobs = self._join_text(), self._token_ids, self._logprobs
+        if self._keeps_all:
+            text = text[len(text) - self._num_fresh_chars :]
+            token_ids = token_ids[len(token_ids) - self._num_fresh_tokens :]
+            logprobs = None if logprobs is None else logprobs[len(logprobs) - self._num_fresh_tokens :]
+        else:
+            self._token_ids, self._text_parts = [], []
+            self._logprobs = None if logprobs is None else []
+        self._num_fresh_tokens = self._num_fresh_chars = 0
+        return CompletionOutput(
+            self.index, text, token_ids, self.cumulative_logprob, logprobs, self.finish_reason, self.stop_reason
+        )
 
     def take_intervals(self) -> list[float]:
-        """Return the seconds between the tokens that came since the last call; [] where the engine does not tell."""
+        """Return the seconds between the tokens since the last call; [] if the engine does not report them."""
+        if not self._times:
+            return self._times
         intervals = [later - earlier for earlier, later in pairwise(self._times)]
         del self._times[:-1]
         return intervals
 
     def snapshot(self) -> CompletionOutput:
         """Return everything so far, safe from later changes."""
-        total = self.total
-        total.text = "".join([total.text, *self._text_parts])
-        self._text_parts.clear()
         return CompletionOutput(
-            total.index,
-            total.text,
-            list(total.token_ids),
-            total.cumulative_logprob,
-            None if total.logprobs is None else list(total.logprobs),
-            total.finish_reason,
-            total.stop_reason,
+            self.index,
+            self._join_text(),
+            list(self._token_ids),
+            self.cumulative_logprob,
+            None if self._logprobs is None else list(self._logprobs),
+            self.finish_reason,
+            self.stop_reason,
         )
 
     def _add_tokens(self, tokens: Tokens) -> bool:
@@ -109,47 +169,57 @@ class Sequence:
                 None if entry is None else position_logprobs(entry, self._tokenizer) for entry in tokens.prompt_logprobs
             ]
         self.num_cached_tokens = tokens.num_cached_tokens
-        self._times += tokens.times
-        for position, token_id in enumerate(tokens.token_ids):
-            self._add_token(token_id, tokens.logprobs[position] if tokens.logprobs else None)
+        if tokens.times:
+            self._times += tokens.times
+        token_ids = tokens.token_ids
+        if self._matcher is not None or tokens.logprobs:
+            return self._add_one_by_one(token_ids, tokens.logprobs)
+        self._token_ids += token_ids
+        self.num_tokens += len(token_ids)
+        self._num_fresh_tokens += len(token_ids)
+        if self._detokenizer is not None:
+            if not self._hidden_stops.isdisjoint(token_ids):
+                token_ids = [token_id for token_id in token_ids if token_id not in self._hidden_stops]
+            self._emit(self._detokenizer.push(token_ids))
+        return False
+
+    def _add_one_by_one(self, token_ids: list[int], logprobs: list[TokenLogprobs] | None) -> bool:
+        """Add tokens that have logprobs, or may complete a stop string; True if one did."""
+        for position, token_id in enumerate(token_ids):
+            self._token_ids.append(token_id)
+            self.num_tokens += 1
+            self._num_fresh_tokens += 1
+            if logprobs:
+                self._add_logprobs(logprobs[position])
+            text = ""
+            if self._detokenizer is not None and token_id not in self._hidden_stops:
+                text = self._detokenizer.push((token_id,))
             if self._matcher is None:
-                self._emit(self._text_of(token_id))
+                self._emit(text)
                 continue
-            match = self._matcher.push(
-                self._text_of(token_id), may_stop=len(self.total.token_ids) >= max(1, self._min_tokens)
-            )
+            match = self._matcher.push(text, may_stop=self.num_tokens >= self._min_tokens)
             self._emit(match.text)
             if match.stop is not None:
-                self.total.finish_reason, self.total.stop_reason = str(FinishReason.STOP), match.stop
+                self.finish_reason, self.stop_reason = str(FinishReason.STOP), match.stop
                 return True
         return False
 
-    def _add_token(self, token_id: int, logprobs: TokenLogprobs | None) -> None:
-        for output in (self.total, self.fresh):
-            output.token_ids.append(token_id)
-        if logprobs is None:
-            return
+    def _add_logprobs(self, logprobs: TokenLogprobs) -> None:
         position = position_logprobs(logprobs, self._tokenizer, is_ranked=self._are_logprobs_ranked)
-        assert self.total.logprobs is not None and self.fresh.logprobs is not None
-        self.total.logprobs.append(position)
-        self.fresh.logprobs.append(position)
-        self.total.cumulative_logprob = (self.total.cumulative_logprob or 0.0) + logprobs.logprobs[0]
-
-    def _text_of(self, token_id: int) -> str:
-        if self._detokenizer is None or token_id in self._hidden_stops:
-            return ""
-        return self._detokenizer.push([token_id])
+        assert self._logprobs is not None
+        self._logprobs.append(position)
+        self.cumulative_logprob = (self.cumulative_logprob or 0.0) + logprobs.logprobs[0]
 
     def _finish(self, event: Finished) -> None:
         tail = self._detokenizer.finish() if self._detokenizer else ""
-        self.total.finish_reason, self.total.stop_reason = str(event.reason), event.stop_token_id
+        self.finish_reason, self.stop_reason = str(event.reason), event.stop_token_id
         if event.reason is FinishReason.REPETITION:
-            self.total.stop_reason = REPETITION_STOP_REASON
+            self.stop_reason = REPETITION_STOP_REASON
         if self._matcher is not None:
-            match = self._matcher.push(tail, may_stop=len(self.total.token_ids) >= max(1, self._min_tokens))
+            match = self._matcher.push(tail, may_stop=self.num_tokens >= self._min_tokens)
             tail = match.text
             if match.stop is not None:
-                self.total.finish_reason, self.total.stop_reason = str(FinishReason.STOP), match.stop
+                self.finish_reason, self.stop_reason = str(FinishReason.STOP), match.stop
             else:
                 tail += self._matcher.finish()
         self._emit(tail)
@@ -160,13 +230,21 @@ class Sequence:
     def _emit(self, text: str) -> None:
         if text:
             self._text_parts.append(text)
-            self.fresh.text += text
+            self._num_fresh_chars += len(text)
 
-    @staticmethod
-    def _empty_logprobs(spec: SamplingSpec) -> tuple[float | None, list[PositionLogprobs] | None]:
-        return (None, None) if spec.logprobs is None else (0.0, [])
+    def _join_text(self) -> str:
+        parts = self._text_parts
+        if len(parts) > 1:
+            parts[:] = ["".join(parts)]
+        return parts[0] if parts else ""
 
 
 def _stop_tokens(spec: SamplingSpec) -> frozenset[int]:
     """Tokens whose text is not shown: generating one always ends the sequence."""
-    return frozenset(spec.eos_token_ids) | frozenset(spec.stop_token_ids)
+    eos_token_ids = _shared_set(spec.eos_token_ids)
+    return eos_token_ids.union(spec.stop_token_ids) if spec.stop_token_ids else eos_token_ids
+
+
+@lru_cache(maxsize=16)
+def _shared_set(token_ids: tuple[int, ...]) -> frozenset[int]:
+    return frozenset(token_ids)

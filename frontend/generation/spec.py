@@ -1,7 +1,9 @@
-"""From what the caller asked (`SamplingParams`) to what the engine is told (`SamplingSpec`)."""
+"""From the caller's `SamplingParams` to the engine's `SamplingSpec`."""
 
 import hashlib
 import logging
+from collections.abc import Collection, Sequence
+from typing import Any
 
 import msgspec
 
@@ -17,6 +19,7 @@ from octavo.protocol.params import (
     SamplingParams,
     SamplingSpec,
 )
+from octavo.protocol.sampling_table import ROWS, Kind, Stage
 
 logger = logging.getLogger(__name__)
 
@@ -77,25 +80,16 @@ def make_spec(
         PromptTooLongError: no room is left for a single token.
     """
     _check_texts(params, tokenizer)
+    _check_engine(params, config)
     room = _room(params, num_prompt_tokens, max_model_len)
     vocab_size = config.model.vocab_size
-    _check_token_ids("logit_bias", params.logit_bias or {}, vocab_size)
-    _check_token_ids("stop_token_ids", params.stop_token_ids or [], vocab_size)
-    _check_token_ids("allowed_token_ids", params.allowed_token_ids or [], vocab_size)
-    _check_token_ids("logprob_token_ids", params.logprob_token_ids or [], vocab_size)
     logprobs, logprobs_mode = _logprobs(params, config)
     max_tokens = params.max_tokens or room
-    # Numbers become plain floats and small integers: numpy's have no place in a message, nor has 2**70.
     spec = SamplingSpec(
+        **_copied_numbers(params, vocab_size),
         max_tokens=max_tokens,
         seed=seed,
         temperature=_temperature(params),
-        top_k=0 if params.is_greedy else min(params.top_k, vocab_size),
-        top_p=1.0 if params.is_greedy else float(params.top_p),
-        min_p=0.0 if params.is_greedy else float(params.min_p),
-        presence_penalty=float(params.presence_penalty),
-        frequency_penalty=float(params.frequency_penalty),
-        repetition_penalty=float(params.repetition_penalty),
         min_tokens=min(params.min_tokens, max_tokens),
         eos_token_ids=() if params.ignore_eos else tuple(config.model.eos_token_ids),
         stop_token_ids=tuple(params.stop_token_ids or ()),
@@ -115,13 +109,29 @@ def make_spec(
         logprobs_mode=logprobs_mode,
         repetition=None if params.repetition_detection is None else params.repetition_detection.spec(),
         logprob_token_ids=tuple(params.logprob_token_ids or ()),
+        extra_args=params.extra_args or None,
     )
     _check_that_something_is_left(spec)
     return spec
 
 
+def _check_engine(params: SamplingParams, config: ResolvedConfig) -> None:
+    """Refuse token ids that the vocabulary does not have, and arguments without a logits processor."""
+    if params.extra_args and not config.logits_processors:
+        raise InvalidRequestError(
+            "extra_args (over HTTP: vllm_xargs) are for logits processors, and this engine has none: start it with "
+            "--logits-processors, or leave them out",
+            "extra_args",
+        )
+    vocab_size = config.model.vocab_size
+    _check_token_ids("logit_bias", params.logit_bias or {}, vocab_size)
+    _check_token_ids("stop_token_ids", params.stop_token_ids or [], vocab_size)
+    _check_token_ids("allowed_token_ids", params.allowed_token_ids or [], vocab_size)
+    _check_token_ids("logprob_token_ids", params.logprob_token_ids or [], vocab_size)
+
+
 def _check_texts(params: SamplingParams, tokenizer: Tokenizer) -> None:
-    """Refuse what is said in words where there is no tokenizer."""
+    """Refuse parameters that contain text if there is no tokenizer."""
     for name in ("stop", "bad_words"):
         if getattr(params, name):
             tokenizer.require(name)
@@ -174,9 +184,9 @@ def make_beam_spec(
         InvalidRequestError: a field does not fit this model; `param` names it.
         PromptTooLongError: no room is left for `max_tokens`.
     """
-    asked = SamplingParams(temperature=0.0, max_tokens=params.max_tokens, logprobs=num_logprobs)
+    child_params = SamplingParams(temperature=0.0, max_tokens=params.max_tokens, logprobs=num_logprobs)
     spec = make_spec(
-        asked,
+        child_params,
         num_prompt_tokens=num_prompt_tokens,
         max_model_len=max_model_len,
         seed=0,
@@ -209,7 +219,7 @@ def output_kind(params: SamplingParams, default: OutputKind) -> OutputKind:
     return OutputKind.FINAL_ONLY
 
 
-def check_prompt(token_ids: list[int], vocab_size: int) -> None:
+def check_prompt(token_ids: Sequence[int], vocab_size: int) -> None:
     """Refuse token ids that the model does not have.
 
     Raises:
@@ -219,7 +229,7 @@ def check_prompt(token_ids: list[int], vocab_size: int) -> None:
 
 
 def check_volume(params: SamplingParams, num_prompt_tokens: int, num_prompts: int, config: ResolvedConfig) -> None:
-    """Refuse a request that is small for its caller and too large for the engine: each sequence is sent by itself.
+    """Refuse a request whose sequences are too much for the engine: each of them is sent separately.
 
     Args:
         params: of every prompt.
@@ -248,7 +258,7 @@ def check_volume(params: SamplingParams, num_prompt_tokens: int, num_prompts: in
 
 
 def check_cache_salt(cache_salt: object) -> None:
-    """Refuse a salt that has no place in a message to the core.
+    """Refuse a salt that cannot be sent to the core.
 
     Raises:
         InvalidRequestError: it is not text, or text that has no bytes.
@@ -268,11 +278,25 @@ def _is_unicode(text: str) -> bool:
     return True
 
 
-def _check_token_ids(param: str, token_ids: "list[int] | dict[int, float]", vocab_size: int) -> None:
+def _check_token_ids(param: str, token_ids: Collection[int], vocab_size: int) -> None:
     if not token_ids or (min(token_ids) >= 0 and max(token_ids) < vocab_size):
         return
     bad = next(token_id for token_id in token_ids if not 0 <= token_id < vocab_size)
     raise InvalidRequestError(f"{param}: token id {bad} is outside the vocabulary of {vocab_size} tokens", param)
+
+
+def _copied_numbers(params: SamplingParams, vocab_size: int) -> dict[str, Any]:
+    """Return the parameters that the engine gets as they are. Greedy requests have no filters.
+
+    They become plain floats and small integers: a message cannot hold numpy's, nor 2**70.
+    """
+    copied: dict[str, Any] = {}
+    for row in ROWS:
+        if row.is_copied:
+            is_unused = params.is_greedy and row.stage is Stage.FILTER
+            value = row.default if is_unused else getattr(params, row.name)
+            copied[row.name] = min(value, vocab_size) if row.kind is Kind.INTEGER else float(value)
+    return copied
 
 
 def _temperature(params: SamplingParams) -> float:
@@ -285,8 +309,8 @@ def _temperature(params: SamplingParams) -> float:
 
 def _logprobs(params: SamplingParams, config: ResolvedConfig) -> tuple[int | None, LogprobsMode]:
     """Return how many logprobs the engine reports, and which; those of `best_of` that nobody sees are raw."""
-    asked = 0 if params.logprob_token_ids else params.logprobs
-    count, mode = _num_logprobs("logprobs", asked, config), config.logprobs_mode
+    requested = 0 if params.logprob_token_ids else params.logprobs
+    count, mode = _num_logprobs("logprobs", requested, config), config.logprobs_mode
     if params.num_sequences == params.n:
         return count, mode
     if count is None:
@@ -310,7 +334,7 @@ def _bad_words(params: SamplingParams, tokenizer: Tokenizer, vocab_size: int) ->
 
 
 def _check_that_something_is_left(spec: SamplingSpec) -> None:
-    """Refuse a request whose every allowed token is ruled out from the start.
+    """Refuse a request whose allowed tokens are all masked from the start.
 
     Raises:
         InvalidRequestError: it is.
@@ -326,12 +350,12 @@ def _check_that_something_is_left(spec: SamplingSpec) -> None:
         )
 
 
-def _num_logprobs(param: str, asked: int | None, config: ResolvedConfig) -> int | None:
-    if asked is None:
+def _num_logprobs(param: str, requested: int | None, config: ResolvedConfig) -> int | None:
+    if requested is None:
         return None
-    count = config.model.vocab_size if asked == -1 else asked
+    count = config.model.vocab_size if requested == -1 else requested
     if config.max_logprobs != -1 and count > config.max_logprobs:
         raise InvalidRequestError(
-            f"{param}: {asked} asked, at most {config.max_logprobs} allowed (--max-logprobs)", param
+            f"{param}: {requested} requested, at most {config.max_logprobs} allowed (--max-logprobs)", param
         )
     return min(count, config.model.vocab_size)

@@ -1,6 +1,6 @@
-"""Structural tags: free text in which what stands between certain marks has a given form, as a Lark grammar.
+"""Structural tags: free text in which the text between certain marks follows a format, as a Lark grammar.
 
-Reads both forms that vLLM takes: `{"structures": [{"begin", "schema", "end"}], "triggers": [...]}`, and
+Accepts both of vLLM's forms: `{"structures": [{"begin", "schema", "end"}], "triggers": [...]}`, and
 `{"format": {...}}` with formats within formats. docs/structured-output.md lists them. Compiles nothing.
 """
 
@@ -16,20 +16,20 @@ FREE_TEXT = r"/(.|\n)*/"
 _ESCAPED_OR_SLASH = re.compile(r"(\\.)|/", re.DOTALL)
 
 SchemaText = Callable[[Any], str]
-"""From a JSON Schema to the text of it that is compiled."""
+"""Serializes a JSON Schema for the grammar compiler."""
 
 
 def lark_of_structural_tag(tag: Any, schema_text: SchemaText, special_token_ids: Mapping[str, int], param: str) -> str:
     """Return the grammar of a structural tag.
 
     Args:
-        tag: as it came; anything.
-        schema_text: makes the text of the schemas in it.
-        special_token_ids: tokens that are no text, by the text that stands for them in the tag.
-        param: the caller's name of the tag, for errors.
+        tag: as received, not validated yet.
+        schema_text: serializes the schemas in the tag.
+        special_token_ids: ids of special tokens, by their text in the tag.
+        param: the name of the request's field, for errors.
 
     Raises:
-        InvalidRequestError: it cannot be read, or asks for what is not supported; the message says where.
+        InvalidRequestError: the tag is invalid or uses an unsupported feature; the message says where.
     """
     writer = _Writer(schema_text, special_token_ids, param)
     if not isinstance(tag, dict):
@@ -42,10 +42,10 @@ def lark_of_structural_tag(tag: Any, schema_text: SchemaText, special_token_ids:
 
 
 def _as_format(tag: dict[str, Any], writer: "_Writer") -> Any:
-    """Return the one form in terms of the other."""
+    """Return a tag of either form as a format; structures and triggers become `triggered_tags`."""
     if tag.get("format") is not None:
         if tag.get("structures") or tag.get("triggers"):
-            raise writer.error("format", "stands instead of structures and triggers, not beside them")
+            raise writer.error("format", "cannot be combined with structures and triggers")
         return tag["format"]
     structures = writer.list_of(tag, "structures", "")
     tags = []
@@ -94,17 +94,17 @@ class _Writer:
         return InvalidRequestError(f"structural tag: {where or 'it'} {fault}", self._param)
 
     def text(self, holder: dict[str, Any], name: str, where: str) -> str:
-        """Return a member that must be text."""
+        """Return a member that must be a string."""
         value = holder.get(name)
         if not isinstance(value, str):
             raise self.error(_path(where, name), "must be a string")
         return value
 
     def list_of(self, holder: dict[str, Any], name: str, where: str) -> list[Any]:
-        """Return a member that must be a list with something in it."""
+        """Return a member that must be a non-empty list."""
         value = holder.get(name)
         if not isinstance(value, list) or not value:
-            raise self.error(_path(where, name), "must be a list that is not empty")
+            raise self.error(_path(where, name), "must be a non-empty list")
         return value
 
     def _rule(self, expression: str, attributes: str = "") -> str:
@@ -113,7 +113,7 @@ class _Writer:
         return name
 
     def _literal(self, text: str) -> str:
-        """Return text with the special tokens that are written out in it."""
+        """Return the grammar expression for a text that may contain special tokens."""
         pieces = self._special.split(text) if self._special else [text]
         return " ".join(
             f"<[{self._special_token_ids[piece]}]>"
@@ -133,7 +133,7 @@ class _Writer:
         return f"%json {self._schema_text(schema if isinstance(schema, dict) else {})}"
 
     def _regex(self, format_: dict[str, Any], where: str) -> str:
-        # A pair of a backslash and any character stays as it is; a slash by itself would end the expression.
+        # Escaped characters stay as they are; an unescaped slash would end the expression.
         pattern = _ESCAPED_OR_SLASH.sub(lambda found: found[1] or r"\/", self.text(format_, "pattern", where))
         return f"/{pattern}/"
 
@@ -144,7 +144,7 @@ class _Writer:
         elements = self.list_of(format_, "elements", where)
         for index, element in enumerate(elements[:-1]):
             if isinstance(element, dict) and element.get("type") in ("any_text", "triggered_tags"):
-                raise self.error(_path(where, f"elements[{index}]"), "is free text, which only the last element may be")
+                raise self.error(_path(where, f"elements[{index}]"), "is free text; only the last element may be")
         return " ".join(self._each(elements, "elements", where))
 
     def _or(self, format_: dict[str, Any], where: str) -> str:
@@ -157,21 +157,21 @@ class _Writer:
         return f"{self._literal(self.text(format_, 'begin', where))} {self._after_begin(format_, where)}"
 
     def _after_begin(self, tag: dict[str, Any], where: str) -> str:
-        """Return the content and the end of a tag."""
+        """Return the expression for the content and the end of a tag."""
         end, content = self._literal(self.text(tag, "end", where)), tag.get("content")
         if not isinstance(content, dict) or content.get("type") != "any_text":
             return f"{self.format(content, _path(where, 'content'))} {end}"
         if not end:
             return FREE_TEXT
-        # Lazily: the first end is the end.
+        # Lazy: the first occurrence of the end mark ends the content.
         return self._rule(f"{FREE_TEXT} {end}", "[lazy]") if "<[" not in end else f"{FREE_TEXT} {end}"
 
     def _triggered_tags(self, format_: dict[str, Any], where: str) -> str:
-        """Write free text with tags in it, each begun by the first trigger that its beginning begins with."""
+        """Return free text with tags. Each tag belongs to the first trigger that is a prefix of its `begin`."""
         begun: dict[str, list[str]] = {}
         for index, trigger in enumerate(self.list_of(format_, "triggers", where)):
             if not isinstance(trigger, str) or not trigger:
-                raise self.error(_path(where, f"triggers[{index}]"), "must be a string that is not empty")
+                raise self.error(_path(where, f"triggers[{index}]"), "must be a non-empty string")
             begun[trigger] = []
         for index, tag in enumerate(self.list_of(format_, "tags", where)):
             at = _path(where, f"tags[{index}]")
@@ -180,13 +180,13 @@ class _Writer:
             begin = self.text(tag, "begin", at)
             trigger = next((trigger for trigger in begun if begin.startswith(trigger)), None)
             if trigger is None:
-                raise self.error(f"{at}.begin", "begins with none of the triggers")
+                raise self.error(f"{at}.begin", "starts with none of the triggers")
             rest = self._literal(begin[len(trigger) :])
             begun[trigger].append(self._rule(f"{rest} {self._after_begin(tag, at)}"))
         calls = []
         for trigger, rests in begun.items():
             if not rests:
-                raise self.error(_path(where, "triggers"), f"has {trigger!r}, with which no tag begins")
+                raise self.error(_path(where, "triggers"), f"has {trigger!r}, but no tag starts with it")
             mark = self._literal(trigger)
             lead = f"{FREE_TEXT} {mark}" if "<[" in mark else self._rule(f"{FREE_TEXT} {mark}", "[lazy]")
             calls.append(self._rule(f"{lead} ({' | '.join(rests)})"))
@@ -203,13 +203,13 @@ class _Writer:
         return several if format_.get("at_least_one") else f"({several})?"
 
     def _elements_with_separator(self, format_: dict[str, Any], where: str) -> str:
-        """Write the first elements and any of the others, each once and in their order."""
+        """Return the required first elements, then any of the others, each at most once and in order."""
         elements = self._each(self.list_of(format_, "elements", where), "elements", where)
         separator = self._literal(self.text(format_, "separator", where))
         num_required = format_.get("num_required", 0)
         if type(num_required) is not int or not 0 <= num_required <= len(elements):
-            raise self.error(_path(where, "num_required"), "must be a number of the elements")
-        # From behind: each rule is what may follow once something stands before it.
+            raise self.error(_path(where, "num_required"), "must be an integer from 0 to the number of elements")
+        # Built from the end: each rule holds what may follow a preceding element.
         behind, begun = [], ""
         for element in reversed(elements[num_required:]):
             behind.append(f"{element} {begun}")

@@ -1,7 +1,7 @@
-"""`Acceptor`: lets callers in, many in a turn of the event loop, and those that probe the server first.
+"""`Acceptor`: accepts connections in batches, those of health probes first.
 
-An event loop's own server lets in one in a turn, in order: behind two thousand others a probe would wait for seconds.
-Knows of HTTP how the requests of a probe begin, and one refusal.
+asyncio's server accepts one connection per loop iteration, in order: behind two thousand others a probe would wait for
+seconds. Of HTTP it knows how a probe's request begins, and one error response.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ import ssl
 from collections.abc import Callable
 
 from octavo.frontend.http.errors import RETRY_AFTER_S, refusal
-from octavo.frontend.http.pace import Pace
+from octavo.frontend.http.throttle import Throttle
 from octavo.protocol.log import LimitedLog
 
 logger = logging.getLogger(__name__)
@@ -62,7 +62,7 @@ class Acceptor:
         backlog: how many callers the system keeps waiting.
         make_protocol: for one caller.
         context: for TLS; None: without.
-        pace: at which callers other than probes come in.
+        throttle: decides when callers other than probes come in.
         num_callers: that are in.
         max_callers: above it callers are refused.
     """
@@ -73,7 +73,7 @@ class Acceptor:
         backlog: int,
         make_protocol: Callable[[], asyncio.Protocol],
         context: ssl.SSLContext | None,
-        pace: Pace,
+        throttle: Throttle,
         num_callers: Callable[[], int],
         max_callers: int,
     ) -> None:
@@ -81,7 +81,7 @@ class Acceptor:
         self._listening = listening
         self._make_protocol = make_protocol
         self._context = context
-        self._pace = pace
+        self._throttle = throttle
         self._num_callers = num_callers
         self._max_callers = max_callers
         self._waiting: set[socket.socket] = set()
@@ -144,7 +144,7 @@ class Acceptor:
             self._let_in(caller)
         else:
             self._waiting.add(caller)
-            self._pace.do(lambda: self._let_in(caller))
+            self._throttle.run(lambda: self._let_in(caller))
 
     def _let_in(self, caller: socket.socket) -> None:
         self._waiting.discard(caller)

@@ -1,169 +1,186 @@
-"""`App`: the route table, as data, and the way from a request to its handler and from an error to its response.
+"""`create_app`: the whole server as a FastAPI application, with its pages, API keys, CORS and middleware."""
 
-The handlers are in `routes/`; nothing here knows an engine's inside.
-"""
-
-import logging
 from collections.abc import Sequence
-from functools import cached_property
 from http import HTTPStatus
-from typing import Any
 
-import msgspec
+from fastapi import FastAPI
+from fastapi.responses import JSONResponse
+from fastapi.routing import APIRoute
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response
+from starlette.routing import Match, Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-from octavo.frontend.dashboard.routes import DASHBOARD_ROUTES
-from octavo.frontend.http.auth import ApiKeys
-from octavo.frontend.http.cors import Cors
+from octavo.frontend.client import AsyncClient
+from octavo.frontend.dashboard.routes import add_dashboard_routes
+from octavo.frontend.http.app_state import AppState
+from octavo.frontend.http.auth import ApiKeyMiddleware
+from octavo.frontend.http.configure import api_keys, make_app_state
 from octavo.frontend.http.docs_page import render_page
-from octavo.frontend.http.errors import error_response, refusal, status_of
-from octavo.frontend.http.message import JSON, Request, Response
-from octavo.frontend.http.openapi import describe
-from octavo.frontend.http.route import Route
-from octavo.frontend.http.routes.chat import create_chat_completion
-from octavo.frontend.http.routes.completions import create_completion
-from octavo.frontend.http.routes.engine import load, reset_prefix_cache, server_info, start_profile, stop_profile
-from octavo.frontend.http.routes.health import health, metrics, version
-from octavo.frontend.http.routes.models import list_models, retrieve_model
-from octavo.frontend.http.routes.tokenize import detokenize, tokenize, tokenizer_info
-from octavo.frontend.http.schemas.chat import ChatCompletion, ChatCompletionRequest
-from octavo.frontend.http.schemas.completions import CompletionRequest, CompletionResponse
-from octavo.frontend.http.schemas.engine import Done, Load, ServerInfo, Version
-from octavo.frontend.http.schemas.models import ModelCard, ModelList
-from octavo.frontend.http.schemas.tokenize import (
-    DetokenizeRequest,
-    DetokenizeResponse,
-    TokenizeRequest,
-    TokenizeResponse,
-    TokenizerInfo,
-)
-from octavo.frontend.http.serving import Serving
+from octavo.frontend.http.errors import failure_response, refusal
+from octavo.frontend.http.middleware import PathMiddleware, RequestIdMiddleware, load_middleware
+from octavo.frontend.http.openapi import DESCRIPTION, Document, share_schemas
+from octavo.frontend.http.request import route_path
+from octavo.frontend.http.route import ApiRoute
+from octavo.frontend.http.router import add_routes
+from octavo.frontend.http.sse import DIRECT_SEND
+from octavo.protocol.config import ServerConfig
 from octavo.protocol.errors import OctavoError
+from octavo.protocol.version import __version__
 
-logger = logging.getLogger(__name__)
-
-ROUTES: tuple[Route, ...] = (
-    Route("POST", "/v1/chat/completions", create_chat_completion, ChatCompletionRequest, ChatCompletion, streams=True),
-    Route("POST", "/v1/completions", create_completion, CompletionRequest, CompletionResponse, streams=True),
-    Route("GET", "/v1/models", list_models, response=ModelList),
-    Route("GET", "/v1/models/{model_id:path}", retrieve_model, response=ModelCard, failures=(404,)),
-    Route("POST", "/tokenize", tokenize, TokenizeRequest, TokenizeResponse),
-    Route("POST", "/detokenize", detokenize, DetokenizeRequest, DetokenizeResponse),
-    Route("GET", "/health", health, failures=(503,)),
-    Route("GET", "/ping", health, failures=(503,)),
-    Route("POST", "/ping", health, failures=(503,)),
-    Route("GET", "/version", version, response=Version),
-    Route("GET", "/metrics", metrics, media_type="text/plain"),
-    Route("GET", "/load", load, response=Load),
-    Route("GET", "/server_info", server_info, response=ServerInfo),
-    Route("POST", "/reset_prefix_cache", reset_prefix_cache, response=Done, failures=(409,)),
-    Route("POST", "/start_profile", start_profile, response=Done, failures=(400,)),
-    Route("POST", "/stop_profile", stop_profile, response=Done, failures=(400,)),
-)
-
-TOKENIZER_INFO = Route("GET", "/tokenizer_info", tokenizer_info, response=TokenizerInfo)
-"""For servers that tell: it may say what their owner keeps to himself."""
+PREFLIGHT_MAX_AGE_S = 600
+"""How long a browser may remember the response to a preflight request."""
 
 
-class App:
-    """Answers requests, whatever connection they came on.
+def create_app(client: AsyncClient, config: ServerConfig | None = None) -> FastAPI:
+    """Return an application that serves one engine as `octavo serve` does, to be served or mounted.
 
     Args:
-        serving: what the routes answer from.
-        api_keys: the accepted ones; none: everybody is let in.
-        cors: for pages of other origins.
-        root_path: under which a proxy offers the application; requests come with or without it.
-        names_requests: answers carry `X-Request-Id`.
-        has_docs: `/docs` and `/openapi.json` are there.
-        has_tokenizer_info: `/tokenizer_info` is there.
+        client: of the engine; its owner closes it. Gets an observer that counts for `/metrics`, unless it has one.
+        config: of the server; None: the defaults. Without API keys of its own it has the environment's.
+
+    Raises:
+        ConfigError: a parser, a template, a directory or a middleware that the configuration names cannot be used.
     """
+    config = config or ServerConfig()
+    return make_app(make_app_state(client, config), config, api_keys(config))
 
-    def __init__(
-        self,
-        serving: Serving,
-        api_keys: Sequence[str] = (),
-        *,
-        cors: Cors | None = None,
-        root_path: str = "",
-        names_requests: bool = True,
-        has_docs: bool = True,
-        has_tokenizer_info: bool = False,
-    ) -> None:
-        self.serving = serving
-        self._api_keys = ApiKeys(api_keys)
-        self._cors = cors or Cors()
-        self._root_path = root_path.rstrip("/")
-        self._names_requests = names_requests
-        docs = [Route("GET", "/openapi.json", self._document), Route("GET", "/docs", self._page)]
-        self._public = [*ROUTES, *([TOKENIZER_INFO] if has_tokenizer_info else [])]
-        table = [*self._public, *DASHBOARD_ROUTES, *(docs if has_docs else [])]
-        self._fixed = {(route.method, route.path): route for route in table if not route.variables}
-        self._variable = [route for route in table if route.variables]
 
-    def screen(self, request: Request) -> Response | None:
-        """Return the answer to a request that needs no more than its head, None when its body is worth reading."""
-        if self._root_path and request.path == self._root_path:
-            # The page there names its files from its own place, which needs the slash.
-            return Response(status=HTTPStatus.TEMPORARY_REDIRECT, headers={"location": self._root_path + "/"})
-        if self._root_path and request.path.startswith(self._root_path + "/"):
-            request.path = request.path.removeprefix(self._root_path)
-        # A browser asks what a page may do without the key that the page may have.
-        if answer := self._cors.preflight(request) or self._api_keys.refusal(request):
-            return answer
-        return None if self._find(request) else self._no_route(request)
+def make_app(state: AppState, config: ServerConfig, keys: Sequence[str]) -> FastAPI:
+    """Return the application that the configuration describes.
 
-    def headers(self, request: Request) -> dict[str, str]:
-        """Return what the head of every answer to this request also says."""
-        headers = self._cors.headers(request)
-        if self._names_requests:
-            headers["x-request-id"] = request.request_id
-        return headers
+    Args:
+        state: what the routes answer from.
+        config: of the server.
+        keys: the accepted API keys; none: everybody is let in.
+    """
+    app = OctavoApp(
+        title="octavo",
+        version=__version__,
+        description=DESCRIPTION,
+        openapi_url=None,  # its route comes below, with our page
+        redirect_slashes=False,
+        telemetry={"tracing": False, "metrics": False, "logs": False},  # asked anew for each request; ours is /metrics
+        middleware=_middleware(config, keys),
+        exception_handlers={
+            HTTPException: _http_exception,
+            OctavoError: _failure,
+            Exception: _failure,
+        },
+    )
+    app.state.octavo = state
+    app.router.route_class = ApiRoute.bound_to(state, config.max_request_body_bytes, is_included=False)
+    add_routes(app.router, config)
+    add_dashboard_routes(app.router)
+    app.router.route_class = APIRoute  # of routes that the application's owner adds
+    if not config.disable_fastapi_docs:
+        app.routes.extend([Route("/openapi.json", app.send_document), Route("/docs", app.send_page)])
+    return app
 
-    async def answer(self, request: Request) -> Response:
-        """Return the handler's answer, or that of the error it raises."""
-        route = self._find(request)
-        if route is None:
-            return self._no_route(request)
-        try:
-            return await route.handler(self.serving, request)
-        except OctavoError as error:
-            return self.failure(request, error)
 
-    def failure(self, request: Request, error: Exception) -> Response:
-        """Return the answer to a request that ended in an error; one that is ours is logged."""
-        if status_of(error) is HTTPStatus.INTERNAL_SERVER_ERROR:
-            logger.error("%s %s failed: %s", request.method, request.path, error)
-        return error_response(error)
+class OctavoApp(FastAPI):
+    """FastAPI with a documentation page that needs no other host and no script."""
 
-    def _find(self, request: Request) -> Route | None:
-        # To a HEAD belongs the head that a GET would get; the server leaves the body out.
-        method = "GET" if request.method == "HEAD" else request.method
-        if route := self._fixed.get((method, request.path)):
-            return route
-        for route in self._variable:
-            if route.method == method and (found := route.match(request.path)) is not None:
-                request.variables = found
-                return route
-        return None
+    _shared: tuple[Document, Document] | None = None
+    """FastAPI's document, and ours made of it."""
 
-    def _no_route(self, request: Request) -> Response:
-        """Tell an unknown path from a known one that does not take this method, or is asked which ones it takes."""
-        methods = [method for method, path in self._fixed if path == request.path]
-        methods += [route.method for route in self._variable if route.match(request.path) is not None]
-        if not methods:
-            return refusal(HTTPStatus.NOT_FOUND, f"there is no route {request.path}")
-        allow = {"allow": ", ".join([*methods, *(["HEAD"] if "GET" in methods else []), "OPTIONS"])}
-        if request.method == "OPTIONS":
-            return Response(status=HTTPStatus.NO_CONTENT, headers=allow)
-        return refusal(HTTPStatus.METHOD_NOT_ALLOWED, f"{request.path} does not answer to {request.method}", allow)
+    _may_bypass = False
+    """All middleware is ours, and looks at nothing of a response but its start."""
 
-    @cached_property
-    def _description(self) -> dict[str, Any]:
-        return describe(self._public, self._root_path)
+    def build_middleware_stack(self) -> ASGIApp:
+        """Return FastAPI's stack, and note whether pieces of streams may bypass it."""
+        self._may_bypass = all(one.cls in _OWN_MIDDLEWARE for one in self.user_middleware)
+        return super().build_middleware_stack()
 
-    async def _document(self, serving: Serving, request: Request) -> Response:
-        return Response(msgspec.json.encode(self._description), media_type=JSON)
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        if self._may_bypass:
+            scope[DIRECT_SEND] = send
+        await super().__call__(scope, receive, send)
 
-    async def _page(self, serving: Serving, request: Request) -> Response:
-        page = render_page(self._description)
-        headers = {"content-security-policy": "default-src 'none'; style-src 'unsafe-inline'"}
-        return Response(page.encode(), headers=headers, media_type="text/html; charset=utf-8")
+    def openapi(self) -> Document:
+        """Return the description of the API, in which each schema stands once."""
+        document = super().openapi()
+        if self._shared is None or self._shared[0] is not document:
+            self._shared = document, share_schemas(document)
+        return self._shared[1]
+
+    async def send_document(self, request: Request) -> Response:
+        """Answer `/openapi.json`."""
+        return JSONResponse(self._served(request))
+
+    async def send_page(self, request: Request) -> Response:
+        """Answer `/docs`."""
+        policy = {"content-security-policy": "default-src 'none'; style-src 'unsafe-inline'"}
+        return HTMLResponse(render_page(self._served(request)), headers=policy)
+
+    def _served(self, request: Request) -> Document:
+        return {**self.openapi(), "servers": [{"url": request.scope.get("root_path") or "/"}]}
+
+
+class _CorsMiddleware(CORSMiddleware):
+    """Leaves alone what no page has sent: else it would wrap each piece of every stream."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        is_from_page = scope["type"] == "http" and any(name == b"origin" for name, _ in scope["headers"])
+        await (super().__call__ if is_from_page else self.app)(scope, receive, send)
+
+
+_OWN_MIDDLEWARE: tuple[object, ...] = (RequestIdMiddleware, _CorsMiddleware, PathMiddleware, ApiKeyMiddleware)
+
+
+def _middleware(config: ServerConfig, keys: Sequence[str]) -> list[Middleware]:
+    """Return the middleware, outermost first."""
+    found = load_middleware(config.middleware or ())
+    if config.enable_request_id_headers:
+        found.append(Middleware(RequestIdMiddleware))
+    origins = config.allowed_origins if config.allowed_origins is not None else ["*"]
+    if origins:
+        cors = Middleware(
+            _CorsMiddleware,
+            allow_origins=origins,
+            allow_methods=config.allowed_methods if config.allowed_methods is not None else ["*"],
+            allow_headers=config.allowed_headers if config.allowed_headers is not None else ["*"],
+            allow_credentials=config.allow_credentials,
+            expose_headers=["X-Request-Id", "Retry-After"],
+            max_age=PREFLIGHT_MAX_AGE_S,
+        )
+        found.append(cors)
+    found.append(Middleware(PathMiddleware, root_path=config.root_path or ""))
+    if keys:
+        found.append(Middleware(ApiKeyMiddleware, keys=keys))
+    return found
+
+
+async def _failure(request: Request, error: Exception) -> Response:
+    return failure_response(request.scope, error)
+
+
+async def _http_exception(request: Request, error: Exception) -> Response:
+    """Answer in the form of every error; tell an unknown path from one that does not take this method."""
+    assert isinstance(error, HTTPException)
+    path = route_path(request.scope)
+    if error.status_code == HTTPStatus.NOT_FOUND:
+        return refusal(HTTPStatus.NOT_FOUND, f"there is no route {path}")
+    if error.status_code != HTTPStatus.METHOD_NOT_ALLOWED:
+        return refusal(error.status_code, str(error.detail), error.headers)
+    methods = _methods(request)
+    allow = {"allow": ", ".join([*methods, *(["HEAD"] if "GET" in methods else []), "OPTIONS"])}
+    if request.method == "OPTIONS":
+        return Response(status_code=HTTPStatus.NO_CONTENT, headers=allow)
+    return refusal(HTTPStatus.METHOD_NOT_ALLOWED, f"{path} does not answer to {request.method}", allow)
+
+
+def _methods(request: Request) -> list[str]:
+    """Return the methods that the path of a request answers to."""
+    return [
+        method
+        for method in ("GET", "POST", "PUT", "PATCH", "DELETE")
+        if any(
+            route.matches({**request.scope, "method": method})[0] is Match.FULL for route in request.app.router.routes
+        )
+    ]

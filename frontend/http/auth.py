@@ -6,38 +6,48 @@ import hashlib
 import hmac
 from collections.abc import Sequence
 
-from octavo.frontend.http.message import JSON, Request, Response
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from octavo.frontend.http.request import JSON, header_value, route_path
 
 OPEN_PATHS = frozenset({"/health", "/ping"})
-"""What probes of a load balancer ask, who have no key."""
+"""For the probes of a load balancer, which have no key."""
 
 
-class ApiKeys:
-    """Lets a request in that has `Authorization: Bearer KEY`, or asks for one of `OPEN_PATHS`.
+class ApiKeyMiddleware:
+    """Passes on requests that have `Authorization: Bearer KEY`, and those for `OPEN_PATHS`.
 
     A browser sends no such header when somebody opens a page. It is asked for HTTP Basic credentials instead (any name,
-    the key as password) and from then on sends them by itself, also where another site's page makes it ask: so
-    with these a request must not come from another origin.
+    the key as password) and from then on sends them by itself, also when a page of another site makes it send a
+    request. So a request with Basic credentials must not come from another origin.
 
     Args:
-        keys: the accepted ones; none: everybody is let in.
+        app: gets what passes.
+        keys: the accepted ones, at least one.
     """
 
-    def __init__(self, keys: Sequence[str]) -> None:
+    def __init__(self, app: ASGIApp, keys: Sequence[str]) -> None:
+        self._app = app
         self._digests = [_digest(key) for key in keys]
 
-    def refusal(self, request: Request) -> Response | None:
-        """Return the answer to a request without a key, None when it may go on."""
-        if not self._digests or request.path in OPEN_PATHS or self._has_key(request):
-            return None
-        challenge = 'Basic realm="octavo: any name, the API key as password"' if _is_page(request.path) else "Bearer"
-        return Response(b'{"error":"Unauthorized"}', 401, {"www-authenticate": challenge}, JSON)
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request, or pass it on."""
+        if scope["type"] == "lifespan" or (path := route_path(scope)) in OPEN_PATHS or self._has_key(scope):
+            await self._app(scope, receive, send)
+            return
+        if scope["type"] == "websocket":  # of an application that has added such routes
+            await send({"type": "websocket.close", "code": 1008})
+            return
+        challenge = 'Basic realm="octavo: any name, the API key as password"' if _is_page(path) else "Bearer"
+        refused = Response(b'{"error":"Unauthorized"}', 401, {"www-authenticate": challenge}, JSON)
+        await refused(scope, receive, send)
 
-    def _has_key(self, request: Request) -> bool:
-        scheme, _, credentials = (request.header(b"authorization") or "").partition(" ")
+    def _has_key(self, scope: Scope) -> bool:
+        scheme, _, credentials = header_value(scope, b"authorization").partition(" ")
         if scheme.lower() == "bearer":
             key = credentials
-        elif scheme.lower() == "basic" and _is_own_origin(request):
+        elif scheme.lower() == "basic" and _is_own_origin(scope):
             key = _password(credentials)
         else:
             return False
@@ -51,12 +61,12 @@ def _is_page(path: str) -> bool:
     return path in ("/", "/docs") or path.startswith("/dashboard/")
 
 
-def _is_own_origin(request: Request) -> bool:
+def _is_own_origin(scope: Scope) -> bool:
     """False when a page of another site made the browser send this."""
-    if request.header(b"sec-fetch-site") in ("cross-site", "same-site"):
+    if header_value(scope, b"sec-fetch-site") in ("cross-site", "same-site"):
         return False
-    origin = request.header(b"origin")
-    return origin is None or origin.partition("://")[2] == request.header(b"host")
+    origin = header_value(scope, b"origin")
+    return not origin or origin.partition("://")[2] == header_value(scope, b"host")
 
 
 def _password(credentials: str) -> str:

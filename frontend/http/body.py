@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from octavo.frontend.http.errors import BodyError
-from octavo.frontend.http.later import HARMLESS_FIELDS, LATER_FEATURES, refuse_later_features
+from octavo.frontend.http.unsupported_fields import HARMLESS_FIELDS, UNSUPPORTED_FIELDS, reject_unsupported_fields
 
 logger = logging.getLogger(__name__)
 
@@ -21,9 +21,6 @@ MAX_NAME_CHARS = 64
 MAX_VALUES = 2**19
 """Values in a body. A value takes up to twenty times as much memory as it has bytes, and all are made at once."""
 
-_decode_names = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
-"""Looks no further than the names of an object's members."""
-
 
 def decode(body: bytes, schema: type[T]) -> T:
     """Decode a JSON object; fields that the schema does not have are accepted, the first time with a warning.
@@ -34,20 +31,18 @@ def decode(body: bytes, schema: type[T]) -> T:
     # Each value but the first stands behind a comma. Those in texts are counted too: telling them apart takes seconds.
     if len(body) > MAX_VALUES and body.count(b",") >= MAX_VALUES:
         raise BodyError(f"the body holds more than {MAX_VALUES} values, or commas in its texts")
-    fields, decoder = _known(schema)
     try:
-        if _decode_names(body).keys() <= fields:
-            decoded: T = decoder.decode(body)
-            return decoded
+        decoded: T = _strict_decoder(schema).decode(body)
+        return decoded
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        pass  # what is wrong, and with which field, is found below
-    return _decode_with_care(body, schema)
+        return _decode_with_care(body, schema)
 
 
 @cache
-def _known(schema: type[T]) -> "tuple[frozenset[str], msgspec.json.Decoder[T]]":
-    """Return the fields of a schema that need no second look, and its decoder."""
-    return frozenset(schema.__struct_encode_fields__), msgspec.json.Decoder(schema)
+def _strict_decoder(schema: type[T]) -> "msgspec.json.Decoder[T]":
+    """Return a decoder that refuses unknown fields, so that a body without them is parsed once."""
+    strict = msgspec.defstruct(schema.__name__, [], bases=(schema,), forbid_unknown_fields=True)
+    return msgspec.json.Decoder(strict)
 
 
 def _decode_with_care(body: bytes, schema: type[T]) -> T:
@@ -60,7 +55,7 @@ def _decode_with_care(body: bytes, schema: type[T]) -> T:
         raise BodyError(f"the body is not valid JSON: {error}") from None
     if not isinstance(raw, dict):
         raise BodyError("the body must be a JSON object")
-    refuse_later_features(raw, schema.__struct_encode_fields__)
+    reject_unsupported_fields(raw, schema.__struct_encode_fields__)
     try:
         decoded = msgspec.convert(raw, schema, str_keys=True)
     except msgspec.ValidationError as error:
@@ -72,7 +67,7 @@ def _decode_with_care(body: bytes, schema: type[T]) -> T:
 def _number_error(body: bytes, schema: type[msgspec.Struct]) -> BodyError:
     """Return the error of a body with a number that is too large to be read; decoding by schema knows its field."""
     try:
-        _known(schema)[1].decode(body)
+        msgspec.json.decode(body, type=schema)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         return _field_error(str(error))
     return BodyError("the body holds a number that is out of range")
@@ -96,7 +91,7 @@ _unknown_names: set[str] = set()
 
 
 def _warn_of_unknown(raw: dict[str, Any], schema: type[msgspec.Struct]) -> None:
-    unknown = raw.keys() - set(schema.__struct_encode_fields__) - LATER_FEATURES.keys() - HARMLESS_FIELDS
+    unknown = raw.keys() - set(schema.__struct_encode_fields__) - UNSUPPORTED_FIELDS.keys() - HARMLESS_FIELDS
     for name in sorted(name[:MAX_NAME_CHARS] for name in unknown):
         if name not in _unknown_names and len(_unknown_names) < MAX_UNKNOWN_NAMES:
             _unknown_names.add(name)

@@ -8,8 +8,10 @@ from collections.abc import Mapping
 from http import HTTPStatus
 
 import msgspec
+from starlette.responses import Response
+from starlette.types import Scope
 
-from octavo.frontend.http.message import JSON, Response
+from octavo.frontend.http.request import JSON
 from octavo.protocol.errors import (
     EngineDeadError,
     InvalidRequestError,
@@ -87,6 +89,13 @@ def error_response(error: Exception) -> Response:
     status = status_of(error)
     headers = {"retry-after": str(RETRY_AFTER_S)} if status is HTTPStatus.SERVICE_UNAVAILABLE else None
     return Response(error_body(error), status.value, headers, JSON)
+
+
+def failure_response(scope: Scope, error: Exception) -> Response:
+    """Return the response to a request that failed; a fault of ours is logged."""
+    if status_of(error) is HTTPStatus.INTERNAL_SERVER_ERROR:
+        logger.error("%s %s failed: %s", scope["method"], scope["path"], error)
+    return error_response(error)
 
 
 def refusal(status: int, message: str, headers: Mapping[str, str] | None = None) -> Response:

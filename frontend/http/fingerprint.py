@@ -8,8 +8,8 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from octavo import __version__
 from octavo.protocol.config import ResolvedConfig
+from octavo.protocol.version import __version__
 
 FingerprintMode: TypeAlias = Literal["full", "hash", "custom", "none"]
 

@@ -1,4 +1,4 @@
-"""The socket that the server listens on, bound before any model is loaded. Accepts nothing itself."""
+"""The server's listening sockets, bound before any model is loaded. `acceptor.py` accepts connections."""
 
 import errno
 import os
@@ -17,25 +17,25 @@ BACKLOG = 2048
 
 @dataclass(frozen=True)
 class Listener:
-    """Listening sockets, one for each HTTP process. Callers who come before a process is ready wait in its queue.
+    """Listening sockets, one per HTTP process. Clients that connect before a process is ready wait in its queue.
 
-    The kernel shares out the callers of one port among its sockets. This process keeps all of them open, so that the
-    queue of a process that has died waits for the one after it.
+    The kernel distributes the connections to a port among its sockets. This process keeps all of them open, so that the
+    queue of a process that died is served by its replacement.
     """
 
     sockets: tuple[socket.socket, ...]
     url: str
-    """How to reach it: `http://host:port`, `https://host:port` or `unix:PATH`."""
+    """URL of the server: `http://host:port`, `https://host:port` or `unix:PATH`."""
     path: Path | None = None
-    """Of a Unix socket."""
+    """Path of a Unix socket."""
 
     @property
     def socket(self) -> socket.socket:
-        """That of this process."""
+        """The socket of this process."""
         return self.sockets[0]
 
     def close(self) -> None:
-        """Stop listening, and remove the file of a Unix socket; harmless the second time."""
+        """Stop listening, and remove the file of a Unix socket. Safe to call twice."""
         for one in self.sockets:
             one.close()
         if self.path is not None:
@@ -43,10 +43,10 @@ class Listener:
 
 
 def listen(config: ServerConfig) -> Listener:
-    """Bind what the configuration names.
+    """Bind the address in the configuration.
 
     Raises:
-        StartupError: the address is taken or cannot be bound, or the files for TLS cannot be used.
+        StartupError: the address is in use or cannot be bound, or the TLS files are invalid.
     """
     scheme = "https" if check_tls(config) else "http"
     if config.uds is not None:
@@ -72,7 +72,7 @@ def _bind_tcp(family: int, address: Any, count: int) -> tuple[socket.socket, ...
     first = socket.create_server(address, family=family, backlog=BACKLOG)
     if count == 1:
         return (first,)
-    # The port is ours alone, which sockets that can share it would not have found out. Now it is shared.
+    # The bind without SO_REUSEPORT has proved that no other program uses the port. Now share it.
     host, _, *rest = first.getsockname()
     address = (host, first.getsockname()[1], *rest)
     first.close()
@@ -82,7 +82,7 @@ def _bind_tcp(family: int, address: Any, count: int) -> tuple[socket.socket, ...
 def _listen_unix(path: Path, count: int) -> Listener:
     _remove_stale(path)
     bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    # The mode must be right from the first moment: a later chmod would leave a gap.
+    # Set the mode at creation: with a later chmod the socket would be open to others for a moment.
     mask = os.umask(0o177)
     try:
         bound.bind(str(path))
@@ -92,15 +92,15 @@ def _listen_unix(path: Path, count: int) -> Listener:
         raise _bind_error(str(path), error) from None
     finally:
         os.umask(mask)
-    # One queue for all of them: Unix sockets cannot share a path.
+    # All processes share one queue, since Unix sockets cannot share a path.
     return Listener((bound,) * count, f"unix:{path}", path)
 
 
 def _remove_stale(path: Path) -> None:
-    """Remove the socket of a server that is dead; leave everything else alone.
+    """Remove the socket file of a dead server, and nothing else.
 
     Raises:
-        StartupError: a server lives behind the socket, or the path is no socket.
+        StartupError: a server listens on the socket, or the path is not a socket.
     """
     try:
         mode = path.stat().st_mode
@@ -121,10 +121,10 @@ def _remove_stale(path: Path) -> None:
 
 def _bind_error(address: str, error: OSError) -> StartupError:
     reasons = {
-        errno.EADDRINUSE: ("is in use by another program", "choose another --port or --uds, or end that program"),
+        errno.EADDRINUSE: ("is in use by another program", "choose another --port or --uds, or stop that program"),
         errno.EACCES: ("may not be used by this user", "choose a --port above 1023, or another --uds"),
-        errno.ENOENT: ("is in a directory that does not exist", "make it, or choose another --uds"),
-        errno.EADDRNOTAVAIL: ("is no address of this machine", "use --host 127.0.0.1 or 0.0.0.0"),
+        errno.ENOENT: ("is in a directory that does not exist", "create it, or choose another --uds"),
+        errno.EADDRNOTAVAIL: ("is not an address of this machine", "use --host 127.0.0.1 or 0.0.0.0"),
     }
     reason, hint = reasons.get(error.errno or 0, (f"cannot be bound: {error.strerror or error}", "check --host"))
     return StartupError(f"{address} {reason}", phase="binding the HTTP socket", hint=hint)

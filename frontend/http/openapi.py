@@ -1,19 +1,30 @@
-"""The description of the API, made from the route table and the schemas: nothing is said twice."""
+"""What the routes say about themselves in OpenAPI, from the msgspec schemas that decode and encode their bodies.
 
-import inspect
-from collections.abc import Sequence
+A route's description is complete in itself, because it may stand in the document of an embedding application. Ours
+names each schema once (`share_schemas`).
+"""
+
+from collections.abc import Mapping, Sequence
+from functools import cache
 from http import HTTPStatus
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 
-from octavo import __version__
 from octavo.frontend.http.errors import ErrorBody
-from octavo.frontend.http.message import JSON
-from octavo.frontend.http.route import Route
+from octavo.frontend.http.request import JSON
 from octavo.frontend.http.schemas.engine import Unhealthy
 
-_REF = "#/components/schemas/{name}"
+Document: TypeAlias = dict[str, Any]
+
+DESCRIPTION = """\
+The routes of OpenAI's API, and vLLM's beside them. Unknown fields of a request are ignored, with a line in the
+server's log. Every response carries X-Request-Id: the request's own, else a new one."""
+
+SECURITY: Document = {"security": [{}, {"key": []}]}
+SECURITY_SCHEMES: Document = {"key": {"type": "http", "scheme": "bearer"}}
+
+_REF = "#/components/schemas/"
 
 _EVENTS = "text/event-stream"
 
@@ -22,97 +33,109 @@ _FAILURES = {
     HTTPStatus.UNAUTHORIZED: "The server has API keys, and the request has none of them",
     HTTPStatus.NOT_FOUND: "There is no such model here",
     HTTPStatus.CONFLICT: "Not while requests run",
-    HTTPStatus.REQUEST_ENTITY_TOO_LARGE: "The body is longer than the server takes",
-    HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE: "The head is longer than the server takes",
+    HTTPStatus.REQUEST_ENTITY_TOO_LARGE: "The body is larger than the server accepts",
+    HTTPStatus.UNSUPPORTED_MEDIA_TYPE: "The body is not sent as JSON",
+    HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE: "Request line and headers are larger than the server accepts",
     HTTPStatus.INTERNAL_SERVER_ERROR: "The server's fault; its log holds the cause",
     HTTPStatus.SERVICE_UNAVAILABLE: "Too many requests wait, or the engine does not answer; try again later",
 }
 
 _EVERYWHERE = (401, 431, 500)
-_WITH_BODY = (400, 413)
+_WITH_BODY = (400, 413, 415)
 _WITH_MODEL = (404, 503)
 
 _UNAUTHORIZED = {"type": "object", "properties": {"error": {"const": "Unauthorized"}}, "required": ["error"]}
 
+Schema: TypeAlias = type[msgspec.Struct]
 
-def describe(routes: Sequence[Route], root_path: str = "") -> dict[str, Any]:
-    """Return the OpenAPI document.
+
+def request_body(schema: Schema) -> Document:
+    """Return the part of an operation that describes a JSON body."""
+    return {"requestBody": {"required": True, "content": {JSON: {"schema": inlined(schema)}}}}
+
+
+def path_parameter(name: str) -> Document:
+    """Return the part of an operation that describes a variable of its path."""
+    return {"parameters": [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}}]}
+
+
+def responses(
+    body: Schema | None = None,
+    *,
+    media_type: str | None = None,
+    streams: bool = False,
+    failures: Sequence[int] = (),
+    has_request_body: bool = False,
+) -> dict[int | str, Document]:
+    """Return the responses of an operation.
 
     Args:
-        routes: what is described.
-        root_path: under which the routes are reached; "": at the root.
+        body: of a success, if that is JSON.
+        media_type: of a success that is text; None for both: it is empty.
+        streams: a success may be a stream of events instead.
+        failures: statuses beside those that all routes, or all with a body, have.
+        has_request_body: the route decodes one.
     """
-    bodies = [body for route in routes for body in (route.request, route.response) if body is not None]
-    _, schemas = msgspec.json.schema_components([*bodies, ErrorBody, Unhealthy], ref_template=_REF)
-    paths: dict[str, dict[str, Any]] = {}
-    for route in routes:
-        paths.setdefault(route.public_path, {})[route.method.lower()] = _operation(route)
-    return {
-        "openapi": "3.1.0",
-        "info": {"title": "octavo", "version": __version__, "description": _DESCRIPTION},
-        "servers": [{"url": root_path or "/"}],
-        "security": [{}, {"key": []}],
-        "paths": paths,
-        "components": {"schemas": schemas, "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}},
-    }
-
-
-_DESCRIPTION = """\
-The routes of OpenAI's API, and vLLM's beside them. Unknown fields of a request are ignored, with a line in the
-server's log. Every answer carries X-Request-Id: the request's own, else a new one."""
-
-
-def _operation(route: Route) -> dict[str, Any]:
-    described: dict[str, Any] = {
-        "summary": (inspect.getdoc(route.handler) or "").split("\n")[0],
-        "operationId": f"{route.method} {route.path}",
-        "responses": {"200": _success(route)} | {str(status): _failure(route, status) for status in _statuses(route)},
-    }
-    if route.variables:
-        described["parameters"] = [
-            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in route.variables
-        ]
-    if route.request is not None:
-        described["requestBody"] = {"required": True, "content": _content(_ref(route.request))}
-    return described
-
-
-def _statuses(route: Route) -> list[int]:
-    statuses = [*_EVERYWHERE, *route.failures]
-    if route.request is not None:
-        statuses += _WITH_BODY
-        statuses += _WITH_MODEL
-    return sorted(set(statuses))
-
-
-def _success(route: Route) -> dict[str, Any]:
-    success: dict[str, Any] = {
-        "description": "Success",
-        "headers": {"X-Request-Id": {"schema": {"type": "string"}}},
-    }
-    content = {}
-    if route.response is not None:
-        content = _content(_ref(route.response))
-    elif route.media_type is not None:
-        content = {route.media_type: {"schema": {"type": "string"}}}
-    if route.streams:
+    success: Document = {"description": "Success", "headers": {"X-Request-Id": {"schema": {"type": "string"}}}}
+    content: Document = {}
+    if body is not None:
+        content[JSON] = {"schema": inlined(body)}
+    elif media_type is not None:
+        content[media_type] = {"schema": {"type": "string"}}
+    if streams:
         content[_EVENTS] = {"schema": {"type": "string"}}
-    return success | {"content": content} if content else success
+    if content:
+        success["content"] = content
+    statuses = {*_EVERYWHERE, *failures, *((*_WITH_BODY, *_WITH_MODEL) if has_request_body else ())}
+    return {200: success} | {status: _failure(status, has_request_body) for status in sorted(statuses)}
 
 
-def _failure(route: Route, status: int) -> dict[str, Any]:
+def _failure(status: int, has_request_body: bool) -> Document:
     if status == HTTPStatus.UNAUTHORIZED:
-        schema: dict[str, Any] = _UNAUTHORIZED
-    elif status == HTTPStatus.SERVICE_UNAVAILABLE and route.request is None:
-        schema = _ref(Unhealthy)
+        schema: Document = _UNAUTHORIZED
+    elif status == HTTPStatus.SERVICE_UNAVAILABLE and not has_request_body:
+        schema = inlined(Unhealthy)
     else:
-        schema = _ref(ErrorBody)
-    return {"description": _FAILURES[HTTPStatus(status)], "content": _content(schema)}
+        schema = inlined(ErrorBody)
+    return {"description": _FAILURES[HTTPStatus(status)], "content": {JSON: {"schema": schema}}}
 
 
-def _ref(body: type[msgspec.Struct]) -> dict[str, Any]:
-    return {"$ref": _REF.format(name=body.__name__)}
+@cache
+def inlined(schema: Schema) -> Document:
+    """Return a JSON schema that refers to nothing."""
+    (top,), schemas = msgspec.json.schema_components([schema], ref_template=_REF + "{name}")
+    found: Document = _inline(top, schemas)
+    return found
 
 
-def _content(schema: dict[str, Any]) -> dict[str, Any]:
-    return {JSON: {"schema": schema}}
+def _inline(node: Any, schemas: Mapping[str, Any]) -> Any:
+    if isinstance(node, list):
+        return [_inline(one, schemas) for one in node]
+    if not isinstance(node, dict):
+        return node
+    if "$ref" in node:
+        return _inline(schemas[node["$ref"].removeprefix(_REF)], schemas)
+    # The mapping of a discriminator names components; its values are in the alternatives as well.
+    return {key: _inline(value, schemas) for key, value in node.items() if key != "discriminator"}
+
+
+def share_schemas(document: Document) -> Document:
+    """Return a document in which each object schema with a title stands once, under `components`."""
+    schemas: Document = {}
+
+    def share(node: Any) -> Any:
+        if isinstance(node, list):
+            return [share(one) for one in node]
+        if not isinstance(node, dict):
+            return node
+        shared = {key: share(value) for key, value in node.items()}
+        if not isinstance(node.get("title"), str) or "properties" not in node:
+            return shared
+        schemas[node["title"]] = shared
+        return {"$ref": _REF + node["title"]}
+
+    paths = share(document["paths"])
+    components = document.get("components", {})
+    schemas = {**components.get("schemas", {}), **schemas}
+    components = {**components, "schemas": schemas, "securitySchemes": SECURITY_SCHEMES}
+    return {**document, **SECURITY, "paths": paths, "components": components}

@@ -7,13 +7,13 @@ import logging
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any
 
 import msgspec
 
+from octavo.frontend.generation.prepared import PreparedGeneration
 from octavo.frontend.outputs import RequestOutput
 from octavo.protocol.config import ServerConfig
-from octavo.protocol.params import OutputKind, SamplingParams
+from octavo.protocol.params import OutputKind
 
 logger = logging.getLogger(__name__)
 
@@ -40,21 +40,22 @@ class RequestLog:
         )
 
     async def followed(
-        self, outputs: AsyncGenerator[RequestOutput], prompt: dict[str, Any], params: SamplingParams, request_id: str
+        self, outputs: AsyncGenerator[RequestOutput], generation: PreparedGeneration, request_id: str
     ) -> AsyncGenerator[RequestOutput]:
         """Yield a request's outputs as they are, telling of the request before them and of the answer behind them.
 
         A caller who leaves, or an error, ends it without an answer.
         """
         if self.has_requests:
-            text, token_ids = prompt.get("prompt"), prompt["prompt_token_ids"]
             logger.info(
                 "received %s: prompt %s, token ids %s, params %s",
                 request_id,
-                None if text is None else self._cut(text),
-                token_ids[: self.max_len],
-                msgspec.json.encode(params, enc_hook=str).decode(),
+                None if generation.text is None else self._cut(generation.text),
+                list(generation.token_ids[: self.max_len]),
+                msgspec.json.encode(generation.params, enc_hook=str).decode(),
             )
+        is_streamed = generation.params.output_kind is OutputKind.DELTA
+        del generation  # a request may wait for long
         texts: dict[int, str] = {}
         reasons: dict[int, str | None] = {}
         async with aclosing(outputs):
@@ -63,7 +64,7 @@ class RequestLog:
                     for choice in output.outputs:
                         texts[choice.index] = texts.get(choice.index, "") + choice.text
                         reasons[choice.index] = choice.finish_reason
-                        if self.has_deltas and choice.text and params.output_kind is OutputKind.DELTA:
+                        if self.has_deltas and choice.text and is_streamed:
                             logger.info("delta of %s, choice %d: %s", request_id, choice.index, self._cut(choice.text))
                 yield output
         for index, text in texts.items():

@@ -1,56 +1,139 @@
-"""`Route`: one entry of the route table, and how its path matches."""
+"""`ApiRoute`: FastAPI's route with bounded bodies, our error bodies, and work that ends when the client leaves.
 
-import re
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
-from functools import cached_property
+FastAPI still finds the route, solves its dependencies (those of an embedding application included) and describes it.
+"""
 
-import msgspec
+import functools
+import inspect
+from collections.abc import Callable, Coroutine
+from http import HTTPStatus
+from typing import Any, ClassVar, TypeAlias
 
-from octavo.frontend.http.message import Request, Response
-from octavo.frontend.http.serving import Serving
+from fastapi.routing import APIRoute
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
-_VARIABLE = re.compile(r"{(\w+)(:path)?}")
+from octavo.frontend.http.app_state import AppState
+from octavo.frontend.http.body_reader import BodyReader, BodyRefused
+from octavo.frontend.http.disconnect import cancelled_on_disconnect
+from octavo.frontend.http.errors import failure_response, refusal
+from octavo.frontend.http.request import ApiRequest, RequestBody, header_value
+from octavo.protocol.errors import OctavoError
+
+APP_STATE = "octavo.app_state"
+"""Key of the scope."""
 
 
-@dataclass(frozen=True)
-class Route:
-    """Who answers what."""
+Endpoint: TypeAlias = Callable[..., Coroutine[Any, Any, Response]]
 
-    method: str
-    path: str
-    """`{name}` stands for one part of a path, `{name:path}` for parts with their slashes."""
-    handler: Callable[[Serving, Request], Awaitable[Response]]
-    request: type[msgspec.Struct] | None = None
-    """Schema of the body; what follows, like this, is for the description of the API alone."""
-    response: type[msgspec.Struct] | None = None
-    """Schema of a successful answer, if that is JSON."""
-    media_type: str | None = None
-    """Of a successful answer that is not JSON; None for both: it is empty."""
-    streams: bool = False
-    """The answer may be a stream of events instead."""
-    failures: tuple[int, ...] = ()
-    """Statuses that the answer may have beside 200 and those that follow from there being a body."""
 
-    @property
-    def public_path(self) -> str:
-        """The path as OpenAPI writes it."""
-        return self.path.replace(":path", "")
+class ApiRoute(APIRoute):
+    """A route of the engine's API; `bound_to` makes the class that a router uses."""
 
-    @property
-    def variables(self) -> list[str]:
-        """Names of the path's variables."""
-        return [found[1] for found in _VARIABLE.finditer(self.path)]
+    app_state: ClassVar[AppState]
+    body_reader: ClassVar[BodyReader]
+    is_included: ClassVar[bool]
+    """In an application of somebody else, who may have put dependencies before ours."""
 
-    @cached_property
-    def _pattern(self) -> re.Pattern[str]:
-        parts = _VARIABLE.split(self.path)
-        # The parts are text, name, ":path" or None, text, ... in turn.
-        texts, names, kinds = parts[::3], parts[1::3], parts[2::3]
-        variables = [f"(?P<{name}>{'.+' if kind else '[^/]+'})" for name, kind in zip(names, kinds, strict=True)]
-        return re.compile("".join(re.escape(text) + rest for text, rest in zip(texts, [*variables, ""], strict=True)))
+    @classmethod
+    def bound_to(cls, app_state: AppState, max_body_bytes: int, *, is_included: bool = True) -> "type[ApiRoute]":
+        """Return a class for the routes of one engine.
 
-    def match(self, path: str) -> dict[str, str] | None:
-        """Return what the variables stand for in a path, None when it is not this route's."""
-        found = self._pattern.fullmatch(path)
-        return None if found is None else found.groupdict()
+        A class and not an instance, because FastAPI may make new routes of it when it includes a router.
+        """
+        members = {"app_state": app_state, "body_reader": BodyReader(max_body_bytes), "is_included": is_included}
+        return type("ApiRoute", (cls,), members)
+
+    def __init__(self, path: str, endpoint: Endpoint, **options: Any) -> None:
+        super().__init__(path, endpoint, **options)
+        self._parameters = tuple(inspect.signature(endpoint).parameters)
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """Return FastAPI's handler, with our request and our errors."""
+        handle = super().get_route_handler()
+
+        async def handle_request(request: Request) -> Response:
+            try:
+                return await handle(ApiRequest(request.scope, request.receive))
+            except OctavoError as error:
+                return failure_response(request.scope, error)
+
+        return handle_request
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Receive the body and answer, while the client is there."""
+        if self.methods and scope["method"] not in self.methods:
+            await super().handle(scope, receive, send)
+            return
+        scope[APP_STATE] = self.app_state
+        if refused := self._refusal(scope):
+            await refused(scope, receive, send)
+            return
+        try:
+            body = await self.body_reader.read(receive)
+        except BodyRefused as error:
+            await error.response(scope, receive, send)
+            return
+        if body is not None:
+            received = RequestBody(body, receive)
+            del body  # the handler may free it
+            received.put_into(scope)
+            if self.is_included or scope["app"].dependency_overrides:
+                work = super().handle(scope, received, send)
+            else:
+                work = self._handle_directly(scope, received, send)
+            await cancelled_on_disconnect(work, receive)
+
+    async def _handle_directly(self, scope: Scope, received: RequestBody, send: Send) -> None:
+        """Answer without FastAPI's solver of dependencies, which takes longer than all else that HTTP needs."""
+        request = ApiRequest(scope, received)
+        try:
+            response = await self.endpoint(
+                **{name: self.app_state if name == "state" else request for name in self._parameters}
+            )
+        except OctavoError as error:
+            response = failure_response(scope, error)
+        await response(scope, received, send)
+
+    def _refusal(self, scope: Scope) -> Response | None:
+        """Return the response to a request that its headers already rule out."""
+        if "requestBody" in (self.openapi_extra or {}) and not _is_json(header_value(scope, b"content-type")):
+            # A web page of another origin can send any other type to a local server without asking first.
+            return refusal(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "the body must be sent as Content-Type: application/json")
+        return self.body_reader.refused_length(header_value(scope, b"content-length"))
+
+
+def _is_json(content_type: str) -> bool:
+    kind, _, subtype = content_type.partition(";")[0].strip().lower().partition("/")
+    return kind == "application" and (subtype == "json" or subtype.endswith("+json"))
+
+
+def answer_failures(endpoint: Endpoint) -> Endpoint:
+    """Return an endpoint that answers an unexpected error of its own before the error reaches the server's log.
+
+    Errors of dependencies are left to the application, which may have handlers for them.
+    """
+
+    @functools.wraps(endpoint)
+    async def answering(*args: Any, **kwargs: Any) -> Response:
+        try:
+            return await endpoint(*args, **kwargs)
+        except OctavoError:
+            raise
+        except Exception as error:
+            return _AnsweredFailure(error)
+
+    return answering
+
+
+class _AnsweredFailure(Response):
+    """Sends the response to an unexpected error, then raises it."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self._error = error
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await failure_response(scope, self._error)(scope, receive, send)
+        raise self._error

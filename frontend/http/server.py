@@ -1,4 +1,4 @@
-"""`Server`: uvicorn with our way to end. What is said over its connections is the application's business."""
+"""`Server`: uvicorn with our shutdown sequence and acceptor. It knows nothing about routes."""
 
 import asyncio
 import contextlib
@@ -9,13 +9,14 @@ from collections.abc import Iterator
 from typing import Any, Protocol
 
 import uvicorn
+from starlette.types import ASGIApp
 
 from octavo.frontend.http.acceptor import Acceptor, max_callers
 from octavo.frontend.http.access_log import route_log
-from octavo.frontend.http.asgi import Application, AsgiApp
-from octavo.frontend.http.connection import Connection
+from octavo.frontend.http.garbage import FullCollections
+from octavo.frontend.http.http_protocol import HttpProtocol
 from octavo.frontend.http.listener import BACKLOG
-from octavo.frontend.http.pace import Pace
+from octavo.frontend.http.throttle import Throttle
 from octavo.frontend.http.tls import CertificateRefresh
 from octavo.protocol.config import ServerConfig
 from octavo.protocol.errors import EngineDeadError, OctavoError
@@ -23,52 +24,48 @@ from octavo.protocol.errors import EngineDeadError, OctavoError
 logger = logging.getLogger(__name__)
 
 TICK_S = 1.0
-"""How often the server renews its Date header and looks whether the engine still lives."""
+"""Interval at which the server updates its Date header and checks that the engine is alive."""
 
 KEEP_ALIVE_S = 5
-"""What an idle connection is kept open for after a response."""
+"""How long an idle connection stays open after a response."""
 
-LAST_WORDS_S = 2.0
-"""What responses get to carry out that their requests were aborted, or that the engine has died."""
+FINAL_RESPONSE_S = 2.0
+"""Time for responses to report an abort or the engine's death before connections are closed."""
 
 
 class Engine(Protocol):
-    """The part of `AsyncClient` that is needed here."""
+    """The part of `AsyncClient` that the server uses."""
 
     @property
     def failure(self) -> EngineDeadError | None:
-        """Why no request can be served any more; None while the engine lives."""
+        """Why requests can no longer be served; None while the engine is alive."""
 
     @property
     def num_live_requests(self) -> int:
-        """Requests that run or wait."""
+        """Number of running and waiting requests."""
 
     def abort_all(self) -> None:
-        """End every request with what there is."""
+        """Abort every request; callers get the output so far."""
 
 
 class Server(uvicorn.Server):
-    """One signal drains, a second aborts, a dead engine ends it at once.
+    """An HTTP server: the first signal drains, the second aborts, and the engine's death stops it at once.
 
     Args:
-        app: what to serve.
-        config: of the HTTP side.
-        engine: whose requests are drained or aborted.
+        app: the application to serve.
+        config: the server's configuration.
+        engine: its requests are drained or aborted.
     """
 
-    def __init__(self, app: Application, config: ServerConfig, engine: Engine) -> None:
+    def __init__(self, app: ASGIApp, config: ServerConfig, engine: Engine) -> None:
         route_log(config.disable_access_log_for_endpoints or [])
         super().__init__(
             uvicorn.Config(
-                AsgiApp(
-                    app,
-                    max_body_bytes=config.max_request_body_bytes,
-                    keep_alive_s=config.sse_keep_alive_interval,
-                ),
+                app,
                 interface="asgi3",
                 loop="none",
-                # The class, not its name: that would be imported only when the engine is ready.
-                http=Connection,
+                # The class, not its name: uvicorn would import it only after the engine is ready.
+                http=HttpProtocol,
                 h11_max_incomplete_event_size=config.max_request_head_bytes,
                 ws="none",
                 lifespan="off",
@@ -87,7 +84,7 @@ class Server(uvicorn.Server):
             )
         )
         self.failure: OctavoError | None = None
-        """Why the server had to end, if it was not told to."""
+        """Why the server had to stop, if no signal told it to."""
         self._engine = engine
         self._shutdown_timeout_s = config.shutdown_timeout
         self._server_config = config
@@ -99,37 +96,37 @@ class Server(uvicorn.Server):
             self._abort(f"{number.name} again")
             return
         logger.info(
-            "%s: no new requests; waiting up to %g s for %d running ones (once more to abort them)",
+            "%s: draining: no new requests; waiting up to %g s for %d running ones (signal again to abort)",
             number.name,
             self._shutdown_timeout_s,
             self._engine.num_live_requests,
         )
         self.should_exit = True
         self._stop.set()
-        asyncio.get_running_loop().call_later(self._shutdown_timeout_s, self._abort, "time is up")
+        asyncio.get_running_loop().call_later(self._shutdown_timeout_s, self._abort, "shutdown timeout")
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Begin to let callers in."""
-        pace = Pace()
+        """Start to accept connections."""
+        throttle, disconnects = Throttle(), Throttle()
         limit = max_callers()
-        acceptors: list[Any] = [  # no asyncio.Server, but all that uvicorn asks of one
+        acceptors: list[Any] = [  # not an asyncio.Server, but with the methods that uvicorn calls
             Acceptor(
-                one,
+                listening,
                 BACKLOG,
-                lambda: Connection(self.config, self.server_state, pace),
+                lambda: HttpProtocol(self.config, self.server_state, throttle, disconnects),
                 self.config.ssl,
-                pace,
+                throttle,
                 lambda: len(self.server_state.connections),
                 limit,
             )
-            for one in sockets or []
+            for listening in sockets or []
         ]
         self.servers = acceptors
         self.started = True
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Leave the signals to `on_signal`."""
+        """Install no handlers: the caller passes signals to `on_signal`."""
         yield
 
     async def main_loop(self) -> None:
@@ -137,9 +134,12 @@ class Server(uvicorn.Server):
         refresh = None
         if self.config.ssl and self._server_config.enable_ssl_refresh:
             refresh = CertificateRefresh(self.config.ssl, self._server_config)
+        loop = asyncio.get_running_loop()
+        collections = FullCollections(lambda: self._engine.num_live_requests, loop.time())
         while not await self.on_tick(counter=0):
+            collections.tick(loop.time())
             if refresh:
-                refresh.look()
+                refresh.check()
             if self._engine.failure:
                 self.fail(self._engine.failure)
                 continue
@@ -147,23 +147,23 @@ class Server(uvicorn.Server):
                 await asyncio.wait_for(self._stop.wait(), TICK_S)
 
     def fail(self, cause: OctavoError) -> None:
-        """End at once: nothing can be served any more."""
+        """Stop at once: requests can no longer be served."""
         if self.failure is None:
             self.failure = cause
             self.should_exit = True
             self._stop.set()
             self._engine.abort_all()
-            asyncio.get_running_loop().call_later(LAST_WORDS_S, self._cut)
+            asyncio.get_running_loop().call_later(FINAL_RESPONSE_S, self._cut)
 
     def _abort(self, why: str) -> None:
-        """End all requests; their callers get what there is, with finish reason "abort"."""
+        """Abort all requests; callers get the output so far, with finish reason "abort"."""
         if num_requests := self._engine.num_live_requests:
             logger.warning("%s: aborting %d requests", why, num_requests)
         self._engine.abort_all()
-        asyncio.get_running_loop().call_later(LAST_WORDS_S, self._cut)
+        asyncio.get_running_loop().call_later(FINAL_RESPONSE_S, self._cut)
 
     def _cut(self) -> None:
-        """Close every connection, the last resort for callers who do not read."""
+        """Close every connection: the last resort for clients that do not read."""
         for connection in list(self.server_state.connections):
             connection.transport.abort()
         self.force_exit = True

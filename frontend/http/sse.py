@@ -1,12 +1,21 @@
-"""Server-sent events: a stream of JSON texts as a response."""
+"""Server-sent events: a stream of JSON texts as a response, with comments in long silences."""
 
+import asyncio
 from collections.abc import AsyncGenerator, Iterable
 
-from octavo.frontend.http.errors import error_body
-from octavo.frontend.http.message import StreamedResponse
+from starlette.responses import Response
+from starlette.types import Message, Receive, Scope, Send
+
+from octavo.frontend.http.errors import error_body, failure_response
 from octavo.protocol.errors import OctavoError
 
 DONE = b"data: [DONE]\n\n"
+
+KEEP_ALIVE = b": keep-alive\n\n"
+"""A comment, which readers of server-sent events ignore."""
+
+DIRECT_SEND = "octavo.direct_send"
+"""Key of the scope: the server's `send`, for the pieces of a stream whose middleware looks at its start alone."""
 
 _HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 _MEDIA_TYPE = "text/event-stream; charset=utf-8"
@@ -22,37 +31,101 @@ def events(bodies: Iterable[bytes]) -> bytes:
     return b"".join([b"data: %b\n\n" % body for body in bodies])
 
 
-class EventStream(StreamedResponse):
+class EventStream(Response):
     """Sends events as they come.
 
-    A failure before the response has begun keeps its own HTTP status; a later one becomes an `{"error": ...}`
-    event. `data: [DONE]` always comes last.
+    Status and headers go out with the first event, so an error before it still has its own HTTP status. A later error
+    becomes an `{"error": ...}` event, and so does the first one after a comment. `data: [DONE]` always comes last.
 
     Args:
-        pieces: one or several events each.
+        pieces: one or several events each; closed at the end, because the engine must hear at once that nobody reads.
+        keep_alive_s: seconds of silence after which a comment is sent; 0: never.
     """
 
-    __slots__ = ("_pieces",)
-
-    def __init__(self, pieces: AsyncGenerator[bytes]) -> None:
-        super().__init__(headers=_HEADERS, media_type=_MEDIA_TYPE)
+    def __init__(self, pieces: AsyncGenerator[bytes], keep_alive_s: float) -> None:
+        super().__init__(None, headers=_HEADERS, media_type=_MEDIA_TYPE)
+        del self.headers["content-length"]
         self._pieces = pieces
+        self._keep_alive_s = keep_alive_s
+        self._has_begun = False
+        self._is_sending = False
+        self._last_s = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+        self._comment: asyncio.Task[None] | None = None
 
-    async def pieces(self) -> AsyncGenerator[bytes]:
-        """Yield the events, and what ends them."""
-        has_yielded = False
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the whole stream.
+
+        Raises:
+            Exception: an unexpected error of the pieces, after its client has been told of it.
+        """
+        loop = asyncio.get_running_loop()
+        self._last_s = loop.time()
+        if self._keep_alive_s:
+            self._timer = loop.call_later(self._keep_alive_s, self._on_timer, loop, send)
         try:
-            async for piece in self._pieces:
-                has_yielded = True
-                yield piece
+            # perf: a task of its own resumes without the frames of all middleware, for each piece.
+            await loop.create_task(self._send_pieces(loop, send, scope.get(DIRECT_SEND, send)))
         except OctavoError as error:
-            if not (has_yielded or self.has_begun):
-                raise
-            yield event(error_body(error))
+            await self._send_failure(error, scope, receive, send)
+            return
         except Exception as error:
-            if has_yielded or self.has_begun:
-                yield event(error_body(error)) + DONE
+            await self._send_failure(error, scope, receive, send)
             raise
         finally:
+            await self._stop_comments()
             await self._pieces.aclose()
-        yield DONE
+        await self._begin(send)
+        await _send_last(DONE, send)
+
+    async def _send_pieces(self, loop: asyncio.AbstractEventLoop, send: Send, send_body: Send) -> None:
+        async for piece in self._pieces:
+            self._is_sending = True
+            if self._comment is not None:
+                await self._comment
+            if not self._has_begun:
+                await self._begin(send)
+            await send_body({"type": "http.response.body", "body": piece, "more_body": True})
+            self._last_s = loop.time()
+            self._is_sending = False
+
+    async def _send_failure(self, error: Exception, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._stop_comments()
+        if self._has_begun:
+            await _send_last(event(error_body(error)) + DONE, send)
+        else:
+            await failure_response(scope, error)(scope, receive, send)
+
+    async def _begin(self, send: Send) -> None:
+        if not self._has_begun:
+            self._has_begun = True
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+
+    def _on_timer(self, loop: asyncio.AbstractEventLoop, send: Send) -> None:
+        """Send a comment if the silence is long enough, and look again when the next one could be due."""
+        left_s = self._last_s + self._keep_alive_s - loop.time()
+        if left_s <= 0:
+            left_s = self._keep_alive_s
+            # A client that does not read what is being sent is no silence of ours.
+            if not self._is_sending and (self._comment is None or self._comment.done()):
+                self._comment = loop.create_task(self._send_comment(loop, send))
+        self._timer = loop.call_later(left_s, self._on_timer, loop, send)
+
+    async def _send_comment(self, loop: asyncio.AbstractEventLoop, send: Send) -> None:
+        await self._begin(send)
+        await send({"type": "http.response.body", "body": KEEP_ALIVE, "more_body": True})
+        self._last_s = loop.time()
+
+    async def _stop_comments(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._comment is not None:
+            comment, self._comment = self._comment, None
+            comment.cancel()
+            await asyncio.wait([comment])
+
+
+async def _send_last(body: bytes, send: Send) -> None:
+    message: Message = {"type": "http.response.body", "body": body, "more_body": False}
+    await send(message)

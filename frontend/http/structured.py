@@ -21,20 +21,20 @@ _GUIDED = {
 """vLLM's earlier fields, and what they are called now."""
 
 
-def structured_outputs_of(asked: StructuredFields) -> StructuredOutputsParams | None:
+def structured_outputs_of(body: StructuredFields) -> StructuredOutputsParams | None:
     """Return the form that a request asks for, None where any text will do.
 
     Raises:
         InvalidRequestError: it asks for several.
     """
     found: dict[str, StructuredOutputsParams] = {}
-    if asked.response_format is not None and (form := _of_response_format(asked.response_format)):
+    if body.response_format is not None and (form := _of_response_format(body.response_format)):
         found["response_format"] = form
-    if asked.structured_outputs is not None and asked.structured_outputs != StructuredOutputsParams():
-        found["structured_outputs"] = asked.structured_outputs
+    if body.structured_outputs is not None:
+        found["structured_outputs"] = body.structured_outputs
     for name, field in _GUIDED.items():
-        if (value := getattr(asked, name)) is not None:
-            settings = {field: value, "whitespace_pattern": asked.guided_whitespace_pattern, "param": name}
+        if (value := getattr(body, name)) is not None:
+            settings = {field: value, "whitespace_pattern": body.guided_whitespace_pattern, "param": name}
             found[name] = StructuredOutputsParams(**settings)
     if len(found) > 1:
         first, second, *_ = found

@@ -1,4 +1,4 @@
-"""The files for TLS, looked at before anything is loaded and again when they change. Speaks no TLS itself."""
+"""Checks the TLS files at start-up and reloads the certificate when its files change."""
 
 import logging
 import ssl
@@ -13,10 +13,10 @@ PHASE = "reading the TLS certificate"
 
 
 def check_tls(config: ServerConfig) -> bool:
-    """Return whether the server speaks TLS; whatever is wrong with its files shows now, not at the first caller.
+    """Return whether the server uses TLS. Invalid files are reported here, not at the first connection.
 
     Raises:
-        ConfigError: a file is missing or cannot be used.
+        ConfigError: a file is missing or invalid.
     """
     if config.ssl_certfile is None:
         if (
@@ -65,10 +65,10 @@ def check_tls(config: ServerConfig) -> bool:
 
 
 class CertificateRefresh:
-    """Gives new connections the certificate that is in the files now.
+    """Reloads the certificate for new connections when its files change.
 
     Args:
-        context: of the server.
+        context: the server's TLS context.
         config: names the files.
     """
 
@@ -79,22 +79,22 @@ class CertificateRefresh:
         self._keyfile = config.ssl_keyfile
         self._seen = self._times()
 
-    def look(self) -> None:
-        """Read the files again if they have changed; a pair that cannot be used changes nothing."""
+    def check(self) -> None:
+        """Reload the files if they have changed; an invalid pair leaves the old certificate in use."""
         if (times := self._times()) == self._seen:
             return
         self._seen = times
         try:
-            # First into one that nobody uses: a failed load leaves the certificate without its key.
+            # Try an unused context first: a failed load leaves a context with a certificate but without its key.
             ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(self._certfile, self._keyfile)
             self._context.load_cert_chain(self._certfile, self._keyfile)
         except (ssl.SSLError, OSError) as error:
             logger.warning("kept the old TLS certificate: %s cannot be used: %s", self._certfile, _reason(error))
         else:
-            logger.info("read the TLS certificate %s again", self._certfile)
+            logger.info("reloaded the TLS certificate %s", self._certfile)
 
     def _times(self) -> list[int]:
-        """Return when each file was last changed; 0 for one that is missing, as in the middle of a change."""
+        """Return the modification time of each file; 0 if it is missing, for example while it is replaced."""
         paths = [Path(path) for path in (self._certfile, self._keyfile) if path]
         return [path.stat().st_mtime_ns if path.is_file() else 0 for path in paths]
 

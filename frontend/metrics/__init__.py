@@ -1,1 +1,1 @@
-"""What the frontend measures: Prometheus metrics and the throughput line of the log."""
+"""Prometheus metrics and the throughput line of the log."""

@@ -1,4 +1,4 @@
-"""`Metrics`: fills the table of `names.py` from what a client tells it, and renders it for Prometheus."""
+"""`Metrics`: an `Observer` that keeps the metrics of `names.py` and renders them for Prometheus."""
 
 import time
 from collections.abc import Iterator
@@ -7,12 +7,12 @@ from typing import get_args
 from prometheus_client import CollectorRegistry, Metric, generate_latest
 from prometheus_client.registry import Collector
 
-from octavo.frontend.metrics.board import Board
-from octavo.frontend.metrics.histogram import TallyHistogram, num_cells
+from octavo.frontend.metrics.histogram import SharedHistogram, num_columns
 from octavo.frontend.metrics.names import METRICS, UP_TO_MODEL_LEN, Kind, MetricName, cache_labels, token_count_buckets
-from octavo.frontend.metrics.number import TallyNumbers
+from octavo.frontend.metrics.number import SharedSeries
 from octavo.frontend.metrics.observer import RestartCause
 from octavo.frontend.metrics.record import RequestRecord
+from octavo.frontend.metrics.shared_counters import SharedCounters
 from octavo.protocol.config import ResolvedConfig
 from octavo.protocol.events import FinishReason
 from octavo.protocol.stats import EngineStats
@@ -22,7 +22,7 @@ VLLM_PREFIX = "vllm:"
 ENGINE = "0"
 
 _COUNTERS = (
-    *("prefix_cache_queries", "prefix_cache_hits", "num_preemptions"),
+    *("prefix_cache_queries", "prefix_cache_hits", "num_preemptions", "num_recomputed_tokens"),
     *("prompt_tokens", "generation_tokens", "corrupted_requests"),
 )
 """Counters that are fields of `EngineStats` of the same name."""
@@ -38,19 +38,19 @@ _VALUES: dict[str, tuple[str, ...]] = {
     "prompt_tokens_by_source": ("local_compute", "local_cache_hit"),
     "admission_rejections": ("max_num_queued_reqs", "max_num_queued_tokens"),
 }
-"""What the one label of a metric may be: all from the start, so that no rate is of a series that just appeared."""
+"""Values of a metric's one label. All series exist from the start: `rate()` needs a first sample of 0."""
 
 
 class Metrics:
     """An `Observer` that keeps Prometheus metrics in a registry of its own.
 
     Args:
-        config: of the engine; gives the labels' values.
+        config: of the engine; source of label values.
         num_blocks: KV blocks of the engine.
-        max_model_len: the engine's limit; bounds the buckets of token counts.
-        has_vllm_names: offer every metric under vLLM's prefix as well.
-        board: where the numbers are; one that is shared gives every process the metrics of all. What is the
-            engine's, not a request's, its first row alone counts.
+        max_model_len: of the engine; upper bound of token-count buckets.
+        has_vllm_names: also export every metric under vLLM's prefix.
+        counters: storage. If shared, every process exports the totals of all. Engine-wide metrics are counted by
+            the process of the first row only.
     """
 
     def __init__(
@@ -60,17 +60,17 @@ class Metrics:
         num_blocks: int,
         max_model_len: int,
         has_vllm_names: bool = False,
-        board: Board | None = None,
+        counters: SharedCounters | None = None,
     ) -> None:
         own = CollectorRegistry(auto_describe=False)
         self._values = {"model_name": config.served_model_names[0], "engine": ENGINE}
-        self._board = board or Board.private()
-        self._counts_engine = self._board.row == 0
+        self._counters = counters or SharedCounters.private()
+        self._counts_engine = self._counters.row == 0
         self._created_s = self._creation_time()
-        self._live = self._board.take(1)
-        self._live.own[0] = 0  # what an earlier process of this row left behind is over
-        self._numbers: dict[str, TallyNumbers] = {}
-        self._histograms: dict[str, TallyHistogram] = {}
+        self._live = self._counters.allocate(1)
+        self._live.own[0] = 0  # a gauge: discard the value of an earlier process of this row
+        self._numbers: dict[str, SharedSeries] = {}
+        self._histograms: dict[str, SharedHistogram] = {}
         self._last = EngineStats()
         for metric in METRICS:
             self._add(metric, own, max_model_len, cache_labels(config, num_blocks))
@@ -85,7 +85,7 @@ class Metrics:
         return b"".join(generate_latest(registry) for registry in self._registries)
 
     def on_engine_stats(self, stats: EngineStats) -> None:
-        """Take the engine's newest totals; a total that fell means a new engine, which began at 0."""
+        """Add the growth of the engine's totals. A smaller total means a new engine that counts from 0."""
         if not self._counts_engine:
             return
         self._numbers["num_requests_running"].set(stats.num_running)
@@ -111,7 +111,7 @@ class Metrics:
         self._last = stats
 
     def on_restart(self, cause: RestartCause, num_requests: int, pause_s: float) -> None:
-        """Take that another core has taken over, which counts from 0."""
+        """Count a restart; the new core counts from 0."""
         self._last = EngineStats()
         self._numbers["requests_resumed"].add(num_requests)
         if self._counts_engine:
@@ -119,28 +119,28 @@ class Metrics:
             self._numbers["engine_restart_pause_seconds"].set(pause_s)
 
     def on_live_requests(self, count: int) -> None:
-        """Take the number of requests that run or wait for this process now."""
+        """Set the number of this process's unfinished requests."""
         self._live.own[0] = count
 
     @property
     def num_live_requests(self) -> int:
-        """Requests that run or wait, over all processes."""
+        """Unfinished requests of all processes."""
         return int(self._live.sums()[0])
 
     def on_first_token(self, latency_s: float) -> None:
-        """Take a time to first token."""
+        """Observe a time to first token."""
         self._histograms["time_to_first_token_seconds"].observe(latency_s)
 
     def on_inter_token(self, latency_s: float, num_tokens: int) -> None:
-        """Take the time that `num_tokens` tokens took together; each counts with its share."""
+        """Observe the time between two outputs, divided evenly among its `num_tokens` tokens."""
         self._histograms["inter_token_latency_seconds"].observe(latency_s / num_tokens, num_tokens)
 
     def on_rejected(self, limit: str) -> None:
-        """Take that a request was refused because this limit of the queue was reached."""
+        """Count a request rejected because of this queue limit."""
         self._add_to("admission_rejections", limit, 1)
 
     def on_finished(self, record: RequestRecord) -> None:
-        """Take a request that is over."""
+        """Observe a finished request."""
         self._add_to("request_success", record.finish_reason, 1)
         self._numbers["prompt_tokens_cached"].add(record.num_cached_tokens)
         self._observe("e2e_request_latency_seconds", record.e2e_s)
@@ -152,26 +152,26 @@ class Metrics:
         self._observe("request_params_max_tokens", record.params_max_tokens)
         self._observe("request_num_preemptions", record.num_preemptions)
         times = record.timings
-        if not times.first_token:  # it ended before it ran: there is no time to take
+        if not times.first_token:  # it finished without a token: no latencies
             return
         decode_s = times.finished - times.first_token
         self._observe("request_queue_time_seconds", times.scheduled - times.queued)
         self._observe("request_prefill_time_seconds", times.first_token - times.scheduled)
         self._observe("request_decode_time_seconds", decode_s)
         self._observe("request_inference_time_seconds", times.finished - times.scheduled)
-        # The timings are those of one sequence, which generated its share of the tokens.
+        # The timings are of one sequence; divide the tokens of all n sequences.
         num_later_tokens = record.num_generation_tokens / record.params_n - 1
         if num_later_tokens > 0:
             self._observe("request_time_per_output_token_seconds", decode_s / num_later_tokens)
 
     def histogram(self, name: str) -> tuple[list[float], list[int]]:
-        """Return a histogram's upper edges, and its counts so far with one more for what lies beyond them.
+        """Return a histogram's upper edges, and its counts including the overflow bucket.
 
         Args:
-            name: of the metric, without prefix.
+            name: metric name without prefix.
 
         Raises:
-            KeyError: there is no histogram of that name.
+            KeyError: no histogram has this name.
         """
         return self._histograms[name].edges, self._histograms[name].counts
 
@@ -179,27 +179,27 @@ class Metrics:
         self._histograms[name].observe(value)
 
     def _add_to(self, name: str, value: str, amount: float) -> None:
-        """Raise the series of a counter whose one label has this value."""
+        """Increase the counter series with this label value."""
         self._numbers[name].add(max(0, amount), _VALUES[name].index(value))
 
     def _set(self, name: str, value: str, amount: float) -> None:
-        """Replace the series of a gauge whose one label has this value."""
+        """Set the gauge series with this label value."""
         self._numbers[name].set(amount, _VALUES[name].index(value))
 
     def _creation_time(self) -> float:
-        """Return when counting began, in seconds since the epoch; the first row's process says it."""
-        cell = self._board.take(1)
+        """Return when counting began, in seconds since the epoch, as the first row's process wrote it."""
+        column = self._counters.allocate(1)
         if self._counts_engine:
-            cell.own[0] = time.time()
-        return cell.sums()[0]
+            column.own[0] = time.time()
+        return column.sums()[0]
 
     def _add(self, metric: MetricName, registry: CollectorRegistry, max_model_len: int, cache: dict[str, str]) -> None:
         name = PREFIX + metric.name
         if metric.kind is Kind.HISTOGRAM:
             edges = token_count_buckets(max_model_len) if metric.buckets == UP_TO_MODEL_LEN else metric.buckets
             assert edges is not None
-            cells = self._board.take(num_cells(edges))
-            histogram = TallyHistogram(name, metric.help, self._values, edges, cells, self._created_s)
+            columns = self._counters.allocate(num_columns(edges))
+            histogram = SharedHistogram(name, metric.help, self._values, edges, columns, self._created_s)
             self._histograms[metric.name] = histogram
             registry.register(histogram)
             return
@@ -207,8 +207,8 @@ class Metrics:
         if metric.name in _VALUES:
             (label,) = metric.labels
             series = [{**self._values, label: value} for value in _VALUES[metric.name]]
-        cells = self._board.take(len(series))
-        numbers = TallyNumbers(metric.kind, name, metric.help, series, cells, self._created_s)
+        columns = self._counters.allocate(len(series))
+        numbers = SharedSeries(metric.kind, name, metric.help, series, columns, self._created_s)
         self._numbers[metric.name] = numbers
         registry.register(numbers)
         if metric.name == "cache_config_info" and self._counts_engine:
@@ -216,7 +216,7 @@ class Metrics:
 
 
 class RenamedMetrics(Collector):
-    """All metrics of a registry under another prefix, made when they are asked for."""
+    """All metrics of a registry under another prefix, copied at each scrape."""
 
     def __init__(self, source: CollectorRegistry, prefix: str, new_prefix: str) -> None:
         self._source = source

@@ -1,7 +1,7 @@
-"""`TallyHistogram`: a Prometheus histogram of one series in cells of a board, filled at the price of a bisection.
+"""`SharedHistogram`: a Prometheus histogram with one series, stored in `SharedCounters`; observing costs one bisection.
 
-prometheus_client's own walks through the buckets under locks, which with a dozen histograms for each request
-costs more than to tokenize it.
+prometheus_client's histogram scans its buckets under a lock. With a dozen histograms per request that costs more than
+tokenizing the request.
 """
 
 from bisect import bisect_left
@@ -13,23 +13,23 @@ from prometheus_client.core import HistogramMetricFamily
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-from octavo.frontend.metrics.board import Cells
+from octavo.frontend.metrics.shared_counters import CounterColumns
 
 
-def num_cells(edges: Sequence[float]) -> int:
-    """Return how many cells a histogram with these edges needs."""
+def num_columns(edges: Sequence[float]) -> int:
+    """Return how many columns a histogram with these edges needs."""
     return len(edges) + 2
 
 
-class TallyHistogram(Collector):
-    """Counts values between rising edges.
+class SharedHistogram(Collector):
+    """Counts values between ascending edges.
 
     Args:
         name: with prefix.
         help_text: for `/metrics`.
-        labels: of the series, with their values.
-        edges: upper edges of the buckets, each part of its bucket; the last bucket has none.
-        cells: one for each bucket and a last one for the sum, `num_cells(edges)`.
+        labels: names and values.
+        edges: inclusive upper edges of the buckets; the overflow bucket follows the last.
+        columns: `num_columns(edges)`, one per bucket and one for the sum.
         created_s: when counting began, in seconds since the epoch.
     """
 
@@ -39,26 +39,26 @@ class TallyHistogram(Collector):
         help_text: str,
         labels: Mapping[str, str],
         edges: Sequence[float],
-        cells: Cells,
+        columns: CounterColumns,
         created_s: float,
     ) -> None:
         self._name = name
         self._help_text = help_text
         self._labels = dict(labels)
         self._edges = list(edges)
-        self._cells = cells
-        self._own = cells.own
+        self._columns = columns
+        self._own = columns.own
         self._created_s = created_s
 
     @property
     def edges(self) -> list[float]:
-        """Upper edges of all buckets but the last."""
+        """Upper edges of all buckets except the overflow bucket."""
         return list(self._edges)
 
     @property
     def counts(self) -> list[int]:
-        """What each bucket holds; the last one's values lie beyond all edges."""
-        return [int(count) for count in self._cells.sums()[:-1]]
+        """Values in each bucket, including the overflow bucket."""
+        return [int(count) for count in self._columns.sums()[:-1]]
 
     def observe(self, value: float, count: int = 1) -> None:
         """Count a value, `count` times."""
@@ -69,7 +69,7 @@ class TallyHistogram(Collector):
         """Yield the series as it is now."""
         family = HistogramMetricFamily(self._name, self._help_text, labels=list(self._labels))
         edges = [floatToGoString(edge) for edge in [*self._edges, float("inf")]]  # type: ignore[no-untyped-call]
-        *counts, total = self._cells.sums()
+        *counts, total = self._columns.sums()
         buckets = list(zip(edges, accumulate(counts), strict=True))
         family.add_metric(list(self._labels.values()), buckets, total)
         family.add_sample(self._name + "_created", self._labels, self._created_s)

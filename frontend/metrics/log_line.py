@@ -1,4 +1,4 @@
-"""`ThroughputLine`: the log line that says, while the engine works, how fast it is and how full."""
+"""`ThroughputLine`: the periodic log line with throughput and load."""
 
 from octavo.protocol.stats import EngineStats
 
@@ -6,20 +6,20 @@ INTERVAL_S = 10.0
 
 
 class ThroughputLine:
-    """Computes rates from the differences of two states of the engine's totals."""
+    """Computes rates from the growth of the engine's totals."""
 
     def __init__(self, now_s: float) -> None:
         self._last = EngineStats()
         self._last_s = now_s
 
     def next(self, stats: EngineStats, now_s: float) -> str | None:
-        """Return the line for the time since the last call, None when the engine did nothing in it.
+        """Return the line for the time since the last call, None if the engine was idle.
 
         Args:
             stats: the engine's newest totals.
             now_s: of a monotonic clock.
         """
-        # A total that fell means a new engine, which began at 0.
+        # A smaller total means a new engine that counts from 0.
         last = self._last if stats.num_steps >= self._last.num_steps else EngineStats()
         seconds, self._last, self._last_s = now_s - self._last_s, stats, now_s
         is_idle = stats.num_steps == last.num_steps and not stats.num_running and not stats.num_waiting

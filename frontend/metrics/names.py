@@ -1,6 +1,6 @@
-"""The table of all metrics: name, kind, help, labels, buckets. Says nothing of how they are filled.
+"""The table of all metrics: name, kind, help, labels, buckets.
 
-Names are the field's own (vLLM's), so that existing dashboards need a new prefix at most.
+The names are vLLM's, so that existing dashboards need at most another prefix.
 """
 
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 SMALL_COUNTS = (1, 2, 5, 10, 20)
 PREEMPTION_COUNTS = (0, 1, 2, 5, 10)
 UP_TO_MODEL_LEN = ()
-"""Stands for the series 1, 2, 5, 10, ... up to `max_model_len`, which only the running engine knows."""
+"""Placeholder for 1, 2, 5, 10, ... up to `max_model_len`, which is known when the engine runs."""
 
 
 @dataclass(frozen=True)
@@ -52,14 +52,14 @@ _G, _C, _H = Kind.GAUGE, Kind.COUNTER, Kind.HISTOGRAM
 
 METRICS: tuple[MetricName, ...] = (
     MetricName("num_requests_running", _G, "Requests in the running batch."),
-    MetricName("num_requests_waiting", _G, "Requests that wait to be scheduled."),
+    MetricName("num_requests_waiting", _G, "Requests waiting to be scheduled."),
     MetricName(
         "num_requests_waiting_by_reason", _G,
-        "Waiting requests, by whether they wait for capacity or are deferred: their grammar is compiled, or nobody "
-        "may run until one is found that kills the engine. They add up to `num_requests_waiting`.",
+        "Waiting requests by reason: capacity, or deferred (their grammar is being compiled, or they are held back "
+        "until the request that crashes the engine is found). The sum is `num_requests_waiting`.",
         ("reason",),
     ),
-    MetricName("kv_cache_usage_perc", _G, "Fraction of the KV cache that requests hold, 0 to 1."),
+    MetricName("kv_cache_usage_perc", _G, "Fraction of KV cache blocks in use, 0 to 1."),
     MetricName(
         "cache_config_info", _G, "Always 1; its labels are the cache's configuration.",
         ("block_size", "num_gpu_blocks", "enable_prefix_caching", "gpu_memory_utilization"),
@@ -67,28 +67,29 @@ METRICS: tuple[MetricName, ...] = (
     MetricName("prefix_cache_queries", _C, "Prompt tokens looked up in the prefix cache."),
     MetricName("prefix_cache_hits", _C, "Prompt tokens found in the prefix cache."),
     MetricName("num_preemptions", _C, "Times a running request was preempted."),
+    MetricName("num_recomputed_tokens", _C, "Tokens computed again after a preemption or a worker failure."),
     MetricName(
-        "worker_failures", _C, "Times that the workers were lost, or did not start again: they exited, raised, hung "
-        "or were not_started.", ("cause",),
+        "worker_failures", _C, "Worker failures by cause: exited, raised, hung, or not_started (the restart "
+        "failed).", ("cause",),
     ),
-    MetricName("worker_requests_resumed", _C, "Requests that went on after the workers they ran on were lost."),
-    MetricName("worker_last_pause_seconds", _G, "From the latest loss of workers until others computed, or could."),
-    MetricName("prompt_tokens", _C, "Prompt tokens computed or taken from the cache."),
+    MetricName("worker_requests_resumed", _C, "Requests resumed after a worker failure."),
+    MetricName("worker_last_pause_seconds", _G, "Time from the latest worker failure until workers were ready."),
+    MetricName("prompt_tokens", _C, "Prompt tokens, computed or cached."),
     MetricName(
-        "prompt_tokens_by_source", _C, "The same by where they came from: local_compute or local_cache_hit.",
+        "prompt_tokens_by_source", _C, "Prompt tokens by source: local_compute or local_cache_hit.",
         ("source",),
     ),
-    MetricName("prompt_tokens_cached", _C, "Prompt tokens of finished requests that came out of the prefix cache."),
+    MetricName("prompt_tokens_cached", _C, "Prompt tokens of finished requests that were in the prefix cache."),
     MetricName("generation_tokens", _C, "Tokens generated."),
-    MetricName("request_success", _C, "Requests that are over.", ("finished_reason",)),
-    MetricName("corrupted_requests", _C, "Requests that failed because the model's logits were not numbers."),
+    MetricName("request_success", _C, "Finished requests.", ("finished_reason",)),
+    MetricName("corrupted_requests", _C, "Requests that failed because the model's logits contained NaN."),
     MetricName(
-        "admission_rejections", _C, "Requests refused because a limit of the queue was reached, by that limit.",
+        "admission_rejections", _C, "Requests rejected because a queue limit was reached, by limit.",
         ("reason",),
     ),
-    MetricName("engine_restarts", _C, "Times the engine was started again, and its requests went on.", ("cause",)),
-    MetricName("requests_resumed", _C, "Requests that went on after the engine was started again."),
-    MetricName("engine_restart_pause_seconds", _G, "How long requests stood still at the latest restart."),
+    MetricName("engine_restarts", _C, "Engine restarts by cause.", ("cause",)),
+    MetricName("requests_resumed", _C, "Requests resumed after an engine restart."),
+    MetricName("engine_restart_pause_seconds", _G, "How long the latest restart paused requests."),
     MetricName("time_to_first_token_seconds", _H, "From arrival to first token.", (), FIRST_TOKEN_S),
     MetricName("inter_token_latency_seconds", _H, "Between two tokens of a request.", (), TOKEN_INTERVAL_S),
     MetricName(
@@ -107,21 +108,21 @@ METRICS: tuple[MetricName, ...] = (
         UP_TO_MODEL_LEN,
     ),
     MetricName(
-        "request_prefill_kv_computed_tokens", _H, "Prompt tokens of a request that no cache had.", (), UP_TO_MODEL_LEN
+        "request_prefill_kv_computed_tokens", _H, "Prompt tokens not found in the cache.", (), UP_TO_MODEL_LEN
     ),
-    MetricName("request_params_n", _H, "The parameter n of a request.", (), SMALL_COUNTS),
-    MetricName("request_params_max_tokens", _H, "The parameter max_tokens of a request.", (), UP_TO_MODEL_LEN),
-    MetricName("request_num_preemptions", _H, "Times one request was preempted.", (), PREEMPTION_COUNTS),
+    MetricName("request_params_n", _H, "Parameter n of a request.", (), SMALL_COUNTS),
+    MetricName("request_params_max_tokens", _H, "Parameter max_tokens of a request.", (), UP_TO_MODEL_LEN),
+    MetricName("request_num_preemptions", _H, "Preemptions of a request.", (), PREEMPTION_COUNTS),
     MetricName(
         "iteration_tokens_total", _H,
-        "Tokens scheduled in a step: the mean of each interval between two reports, counted once per step.",
+        "Tokens scheduled per step: the mean over each report interval, counted once per step.",
         (), STEP_TOKENS,
     ),
 )  # fmt: skip
 
 
 def token_count_buckets(max_model_len: int) -> tuple[float, ...]:
-    """Return 1, 2, 5, 10, 20, 50, ... as far as `max_model_len`."""
+    """Return 1, 2, 5, 10, 20, 50, ... up to `max_model_len`."""
     edges: list[float] = []
     scale = 1
     while True:
@@ -153,10 +154,10 @@ def render_metrics_docs() -> str:
         [
             "# Metrics",
             "",
-            "`GET /metrics` answers in Prometheus' text format. Every metric also carries the labels `model_name` (the",
-            "first served name) and `engine` (`0`). With `--enable-vllm-metrics` each is also offered under `vllm:`.",
-            "With `--api-server-count` every process tells the numbers of all.",
-            "This page is made by `scripts/docs` from `frontend/metrics/names.py`.",
+            "`GET /metrics` returns Prometheus' text format. Every metric also has the labels `model_name` (the first",
+            "served name) and `engine` (`0`). With `--enable-vllm-metrics` each metric is also exported under `vllm:`.",
+            "With `--api-server-count` every API server process exports the totals of all processes.",
+            "This page is generated by `scripts/docs` from `frontend/metrics/names.py`.",
             "",
             "| name | kind | further labels | meaning |",
             "| --- | --- | --- | --- |",

@@ -1,4 +1,4 @@
-"""`RequestRecord`: what is known of a request when it is over."""
+"""`RequestRecord`: figures of a finished request."""
 
 from dataclasses import dataclass
 
@@ -7,15 +7,15 @@ from octavo.protocol.stats import RequestTimings
 
 @dataclass(frozen=True, slots=True)
 class RequestRecord:
-    """One finished request, as an observer is told of it."""
+    """A finished request, as an observer sees it."""
 
     num_prompt_tokens: int
     num_generation_tokens: int
     """Over all sequences of the request."""
     max_generation_tokens: int
-    """Of the longest of them."""
+    """Of the longest sequence."""
     num_cached_tokens: int
-    """Prompt tokens that came out of the prefix cache."""
+    """Prompt tokens found in the prefix cache."""
     num_preemptions: int
     finish_reason: str
     """"stop", "length", "repetition", "abort" or "error"."""
@@ -24,4 +24,4 @@ class RequestRecord:
     e2e_s: float
     """From the caller's request to its last token, on the frontend's clock."""
     timings: RequestTimings
-    """On the core's clock; a time that never came is 0.0."""
+    """On the core's clock; 0.0 for an event that never happened."""

@@ -1,4 +1,4 @@
-"""A model's files: where they are, what they say about the model, and GGUF metadata in Hugging Face form."""
+"""A model's files: locating them, reading their metadata, and converting GGUF metadata to Hugging Face format."""
 
 from octavo.frontend.model_files.facts import read_model_facts
 from octavo.frontend.model_files.locate import locate_model

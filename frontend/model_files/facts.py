@@ -1,7 +1,7 @@
-"""`read_model_facts`: everything the other processes need to know of a model, from its files alone.
+"""`read_model_facts`: everything the other processes need to know about a model, from its files alone.
 
-Reads JSON and nothing heavier (a start must not pay for `transformers`). Whether the architecture can
-be run is for the worker to say.
+Reads only JSON, because importing `transformers` would slow every start. The worker checks that the architecture is
+supported.
 """
 
 import re
@@ -29,16 +29,16 @@ _SAMPLING_DEFAULTS = {
     "repetition_penalty": "repetition_penalty",
     "max_new_tokens": "max_tokens",
 }
-"""Sampling parameters that generation_config.json may set, and their names here."""
+"""Sampling parameters in generation_config.json, mapped to the names in `SamplingParams`."""
 
 
 def read_model_facts(config: ModelConfig, env: Env) -> ModelFacts:
-    """Find the model and read what its files say.
+    """Locate the model and read its files.
 
     Blocks until: a download or the conversion of a new GGUF file's metadata (seconds) has finished.
 
     Raises:
-        ConfigError: the model is not there, or a file is missing, malformed or of a kind not supported.
+        ConfigError: the model does not exist, or a file is missing, malformed or unsupported.
     """
     path = locate_model(config, env)
     load_format = _load_format(config, path)
@@ -74,7 +74,7 @@ def read_model_facts(config: ModelConfig, env: Env) -> ModelFacts:
 
 
 def _load_format(config: ModelConfig, path: Path) -> str:
-    """Decide what "auto" means, and check that the files are there."""
+    """Resolve "auto", and check that the files exist."""
     wanted = "auto" if config.load_format == "hf" else config.load_format
     if path.is_file():
         if wanted == "safetensors":
@@ -96,7 +96,7 @@ def _load_format(config: ModelConfig, path: Path) -> str:
         return "safetensors"
     if found := next((file for pattern in ("*.bin", "*.pt", "*.pth") for file in sorted(path.glob(pattern))), None):
         raise ConfigError(
-            f"{path} has its weights in {found.name}, a pickle, which may run code when it is read",
+            f"the weights in {path} are a pickle ({found.name}), which can run code when it is loaded",
             phase=PHASE,
             hint="convert them: AutoModelForCausalLM.from_pretrained(...).save_pretrained(...) writes safetensors",
         )
@@ -108,7 +108,7 @@ def _load_format(config: ModelConfig, path: Path) -> str:
 
 
 def _tokenizer_home(config: ModelConfig, env: Env) -> Path | None:
-    """Return the directory that `--tokenizer` means; it may name a GGUF file for the tokenizer in it."""
+    """Return the directory for `--tokenizer`, which may also name a GGUF file with a tokenizer."""
     path = locate_tokenizer(config, env)
     return convert_gguf(path, env) if path and path.is_file() else path
 
@@ -121,25 +121,25 @@ def _read_config(home: Path) -> dict[str, Any]:
     return read_json(home / "config.json")
 
 
-def _overrides(name: str, said: Mapping[str, Any] | str | None) -> dict[str, Any]:
-    """Return what a setting holds, JSON or an object.
+def _overrides(name: str, overrides: Mapping[str, Any] | str | None) -> dict[str, Any]:
+    """Return the value of a setting that is JSON text or an object.
 
     Raises:
-        ConfigError: it is no JSON object.
+        ConfigError: it is not a JSON object.
     """
-    if not isinstance(said, str):
-        return dict(said or {})
+    if not isinstance(overrides, str):
+        return dict(overrides or {})
     try:
-        return msgspec.json.decode(said, type=dict[str, Any])
+        return msgspec.json.decode(overrides, type=dict[str, Any])
     except msgspec.DecodeError as error:
         flag = name.replace("_", "-")
         raise ConfigError(
-            f"{name} is no JSON object: {error}", phase=PHASE, hint=f"""write --{flag} '{{"name": value}}'"""
+            f"{name} is not a JSON object: {error}", phase=PHASE, hint=f"""write --{flag} '{{"name": value}}'"""
         ) from None
 
 
 def _read_generation_config(config: ModelConfig, home: Path) -> dict[str, Any]:
-    """Return the generation_config.json that default sampling parameters come from."""
+    """Return the generation_config.json with the default sampling parameters."""
     match config.generation_config:
         case "vllm":
             return {}
@@ -167,7 +167,7 @@ def _architecture(hf_config: dict[str, Any], home: Path) -> str:
 
 
 def _positive(hf_config: dict[str, Any], *names: str, default: int | None = None) -> int:
-    """Return the first of several keys that is set, as an integer of at least 1."""
+    """Return the value of the first key that is set, an integer of at least 1."""
     found = next((hf_config[name] for name in names if hf_config.get(name) is not None), default)
     if type(found) is not int or found < 1:
         raise ConfigError(f"config.json: {names[0]} must be a positive integer, not {found!r}", phase=PHASE)
@@ -175,7 +175,7 @@ def _positive(hf_config: dict[str, Any], *names: str, default: int | None = None
 
 
 def _max_positions(hf_config: dict[str, Any]) -> int:
-    """Return how many positions the model has; YaRN's scaling may come without a raised limit."""
+    """Return the number of positions. With YaRN, the limit in the file may not include the scaling."""
     limit = _positive(hf_config, "max_position_embeddings", "n_positions", "n_ctx")
     rope = hf_config.get("rope_parameters") or hf_config.get("rope_scaling") or {}
     if isinstance(rope, dict) and (rope.get("rope_type") or rope.get("type")) == "yarn":
@@ -197,7 +197,7 @@ def _check_not_quantized(hf_config: dict[str, Any]) -> None:
 
 
 def _checkpoint_dtype(hf_config: dict[str, Any]) -> str:
-    """Return the type the weights were saved in; what says nothing counts as float32, PyTorch's default."""
+    """Return the dtype of the saved weights; float32, PyTorch's default, if the file does not name one."""
     name = hf_config.get("dtype") or hf_config.get("torch_dtype") or "float32"
     short = re.sub(r"^torch\.", "", str(name))
     if short not in _DTYPES:

@@ -1,6 +1,6 @@
 """GGUF metadata as files in Hugging Face layout, converted once and kept in the cache directory.
 
-Opening a GGUF takes seconds, for its vocabulary; a second start reads the JSON made from it. The
+Reading a GGUF takes seconds because of its vocabulary; later starts read the JSON made from it. The
 weights stay in the file, where the worker reads them.
 """
 
@@ -17,22 +17,22 @@ from octavo.protocol.env import Env
 from octavo.protocol.errors import ConfigError
 
 _FORMAT_VERSION = 1
-"""Counts the changes to what this conversion writes; files of an older version are not used."""
+"""Version of the converted files; increase it when the conversion changes. Other versions are ignored."""
 
 
 def convert_gguf(path: Path, env: Env) -> Path:
     """Return a directory with config.json, generation_config.json and the tokenizer of a .gguf file.
 
-    Safe when several processes convert the same file at once: each writes a directory of its own, and the
+    Safe when several processes convert the same file at once: each writes its own directory, and the
     first to rename it wins.
 
     Raises:
-        ConfigError: the file is no GGUF, or holds what is not supported.
+        ConfigError: the file is not a GGUF file or is not supported.
     """
     target = env.cache_dir / "gguf" / _key(path)
     if target.is_dir():
         return target
-    # Only now: a start that finds its files converted need not wait for this import.
+    # Imported here: a start with converted files must not wait for this import.
     from octavo.frontend.model_files.gguf_tokenizer import tokenizer_files
 
     metadata, tensor_names, rope_factors = _read(path)
@@ -46,14 +46,14 @@ def convert_gguf(path: Path, env: Env) -> Path:
 
 
 def _key(path: Path) -> str:
-    """Name the converted directory after all that would change it."""
+    """Return the name of the converted directory: a hash of everything that affects the conversion."""
     stat = path.stat()
     identity = f"{path.resolve()}\0{stat.st_size}\0{stat.st_mtime_ns}\0{_FORMAT_VERSION}"
     return f"{path.stem}-{hashlib.blake2b(identity.encode(), digest_size=8).hexdigest()}"
 
 
 def _read(path: Path) -> tuple[dict[str, Any], set[str], list[float] | None]:
-    """Return the metadata, the names of the tensors, and the rotary frequency factors if there are some."""
+    """Return the metadata, the names of the tensors, and the rotary frequency factors if present."""
     from gguf import GGUFReader
 
     try:
@@ -67,7 +67,7 @@ def _read(path: Path) -> tuple[dict[str, Any], set[str], list[float] | None]:
 
 
 def _publish(files: dict[str, Any], target: Path) -> None:
-    """Make the directory appear complete or not at all."""
+    """Create the directory atomically, complete or not at all."""
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         draft = Path(tempfile.mkdtemp(prefix=target.name + ".", dir=target.parent))
@@ -81,7 +81,7 @@ def _publish(files: dict[str, Any], target: Path) -> None:
             shutil.rmtree(draft, ignore_errors=True)
     except OSError as error:
         if target.is_dir():
-            return  # Another process was faster; it wrote the same.
+            return  # another process was faster and wrote the same files
         raise ConfigError(
             f"cannot write the converted tokenizer to {target}: {error}",
             phase=PHASE,

@@ -21,22 +21,22 @@ _ARCHITECTURES = {
 """`general.architecture` to `architectures[0]` and `model_type`. Mistral is stored as llama."""
 
 _FILE_TYPE_DTYPES = {0: "float32", 1: "float16", 32: "bfloat16"}
-"""`general.file_type` (llama.cpp's LLAMA_FTYPE); everything else is quantized, and counts as bfloat16."""
+"""`general.file_type` (llama.cpp's LLAMA_FTYPE); all other types are quantized and map to bfloat16."""
 
 _LLAMA3_LOW, _LLAMA3_HIGH, _LLAMA3_CONTEXT = 1.0, 4.0, 8192
-"""Parameters of Llama 3's rotary scaling; every published checkpoint has these."""
+"""Parameters of Llama 3's rotary scaling, the same in every published checkpoint."""
 
 
 def hf_config(metadata: Mapping[str, Any], tensor_names: Set[str], rope_factors: list[float] | None) -> dict[str, Any]:
-    """Return the `config.json` that the model had before it was converted.
+    """Return the model's `config.json`, reconstructed from the metadata.
 
     Args:
         metadata: the file's key-value pairs.
-        tensor_names: of all tensors, for what shows in their presence only (ties, biases).
-        rope_factors: the tensor `rope_freqs.weight`: divisors of the rotary frequencies, if there are some.
+        tensor_names: of all tensors; tied weights and biases are detected from them.
+        rope_factors: the tensor `rope_freqs.weight`: divisors of the rotary frequencies, if present.
 
     Raises:
-        ConfigError: an architecture or a feature that is not supported, or a missing key.
+        ConfigError: an unsupported architecture or feature, or a missing key.
     """
     arch = _required(metadata, "general.architecture")
     if arch not in _ARCHITECTURES:
@@ -71,7 +71,7 @@ def generation_config(metadata: Mapping[str, Any]) -> dict[str, Any]:
         "repetition_penalty": "general.sampling.penalty_repeat",
     }
     config: dict[str, Any] = {name: metadata[key] for name, key in sampling.items() if key in metadata}
-    # A dict keeps the order and drops what is named twice.
+    # A dict keeps the order and drops duplicates.
     config["eos_token_id"] = list(dict.fromkeys(end for end in ends if end is not None))
     return config
 
@@ -100,7 +100,7 @@ def _llama_family(
         "rope_theta": theta,
         "rope_scaling": _rope_scaling(metadata, arch, rope_factors, theta, head_dim),
         "sliding_window": metadata.get(f"{arch}.attention.sliding_window"),
-        # Qwen2's biases are part of its architecture; in Llama's they are an option.
+        # Biases are always present in Qwen2 and optional in Llama.
         **({"attention_bias": "blk.0.attn_q.bias" in tensor_names} if arch == "llama" else {}),
     }
 
@@ -136,7 +136,7 @@ def _rope_scaling(
 
 
 def _llama3_scaling(factors: list[float], theta: float, head_dim: int) -> dict[str, Any]:
-    """Return the scaling of Llama 3 whose frequency divisors the file spells out one by one."""
+    """Return the parameters of Llama 3's scaling; the file stores the frequency divisors themselves."""
     factor = float(round(max(factors), 4))
     expected = _llama3_factors(factor, theta, head_dim)
     if len(factors) != len(expected) or not all(
@@ -157,7 +157,7 @@ def _llama3_scaling(factors: list[float], theta: float, head_dim: int) -> dict[s
 
 
 def _llama3_factors(factor: float, theta: float, head_dim: int) -> list[float]:
-    """Divide long wavelengths by `factor`, leave short ones, and blend between."""
+    """Return the divisors: `factor` for long wavelengths, 1 for short ones, interpolated between."""
     divisors = []
     for index in range(head_dim // 2):
         wavelength = 2 * math.pi * theta ** (2 * index / head_dim)
@@ -174,7 +174,7 @@ def _vocab_size(metadata: Mapping[str, Any], arch: str) -> int:
 
 
 def _short(value: float) -> float:
-    """Undo the widening of a float32: 1e-5, not 9.999999747378752e-06."""
+    """Round to the precision of float32: 1e-5, not 9.999999747378752e-06."""
     return float(f"{value:.7g}")
 
 

@@ -34,7 +34,7 @@ _WORDS_PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-"""How tokenizers of tiktoken's school cut text; models differ in how many digits stay together."""
+"""Pre-tokenization of tiktoken-style tokenizers; models differ in the number of digits per piece."""
 
 
 class _TokenType(IntEnum):
@@ -55,7 +55,7 @@ def tokenizer_files(metadata: Mapping[str, Any]) -> dict[str, Any]:
         metadata: the file's key-value pairs.
 
     Raises:
-        ConfigError: a vocabulary or a pre-tokenizer that is not known, or a missing key.
+        ConfigError: an unsupported vocabulary or pre-tokenizer, or a missing key.
     """
     kind = metadata.get("tokenizer.ggml.model")
     match kind:
@@ -67,7 +67,7 @@ def tokenizer_files(metadata: Mapping[str, Any]) -> dict[str, Any]:
             raise ConfigError(
                 f"GGUF tokenizer model {kind!r} is not supported: only gpt2 and llama are",
                 phase=PHASE,
-                hint="name a directory with the model's tokenizer.json with --tokenizer",
+                hint="pass a directory with the model's tokenizer.json as --tokenizer",
             )
     _add_special_tokens(tokenizer, metadata)
     settings = _settings(metadata)
@@ -82,7 +82,7 @@ def _byte_level(metadata: Mapping[str, Any]) -> Tokenizer:
     merges = [tuple(merge.split(" ")) for merge in metadata.get("tokenizer.ggml.merges", [])]
     if not merges or any(len(merge) != 2 for merge in merges):
         raise ConfigError("the GGUF file's tokenizer.ggml.merges are missing or malformed", phase=PHASE)
-    # Llama 3's vocabulary has whole words that its merges do not reach.
+    # Llama 3's vocabulary has whole words that its merges cannot build.
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges, ignore_merges=pre in _LLAMA3_PRE))
     tokenizer.pre_tokenizer = _pre_tokenizer(pre, bool(metadata.get("tokenizer.ggml.add_space_prefix", False)))
     tokenizer.decoder = decoders.ByteLevel()
@@ -92,7 +92,7 @@ def _byte_level(metadata: Mapping[str, Any]) -> Tokenizer:
 
 
 def _pre_tokenizer(pre: str, add_prefix_space: bool) -> Any:
-    """Return how text is cut into words before merging, by the name in `tokenizer.ggml.pre`."""
+    """Return the pre-tokenizer for the name in `tokenizer.ggml.pre`."""
     gpt2 = pre_tokenizers.ByteLevel(add_prefix_space=add_prefix_space, use_regex=True)
     if pre in _GPT2_PRE:
         return gpt2
@@ -106,14 +106,14 @@ def _pre_tokenizer(pre: str, add_prefix_space: bool) -> Any:
         )
     known = ", ".join(_GPT2_PRE + _SMOLLM_PRE + _LLAMA3_PRE + _QWEN2_PRE)
     raise ConfigError(
-        f"GGUF pre-tokenizer {pre!r} is not known",
+        f"GGUF pre-tokenizer {pre!r} is not supported",
         phase=PHASE,
-        hint=f"known are {known}; else name a directory with the model's tokenizer.json with --tokenizer",
+        hint=f"supported: {known}; or pass a directory with the model's tokenizer.json as --tokenizer",
     )
 
 
 def _sentencepiece(metadata: Mapping[str, Any]) -> Tokenizer:
-    """SentencePiece BPE: characters join into the piece of the highest score; unknown ones become bytes."""
+    """SentencePiece BPE: merges by highest score; unknown characters become bytes."""
     if metadata.get("tokenizer.ggml.remove_extra_whitespaces"):
         raise ConfigError("a GGUF tokenizer that removes white space is not supported", phase=PHASE)
     tokens = _tokens(metadata)
@@ -137,7 +137,7 @@ def _sentencepiece(metadata: Mapping[str, Any]) -> Tokenizer:
 
 
 def _merges_from_scores(metadata: Mapping[str, Any], vocab: Mapping[str, int]) -> list[tuple[str, str]]:
-    """Return the merges that build every piece out of two others, best score first."""
+    """Return the merges that build each piece from two others, highest score first."""
     scores, types = metadata.get("tokenizer.ggml.scores"), _token_types(metadata)
     if not scores or len(scores) != len(types):
         raise ConfigError("the GGUF file's tokenizer.ggml.scores are missing or incomplete", phase=PHASE)
@@ -155,7 +155,7 @@ def _merges_from_scores(metadata: Mapping[str, Any], vocab: Mapping[str, int]) -
 
 
 def _add_special_tokens(tokenizer: Tokenizer, metadata: Mapping[str, Any]) -> None:
-    """Make control and user-defined tokens match as a whole, before the text is cut."""
+    """Register control and user-defined tokens, which match as a whole before pre-tokenization."""
     special = (_TokenType.CONTROL, _TokenType.UNKNOWN)
     tokens, types = _tokens(metadata), _token_types(metadata)
     tokenizer.add_tokens(
@@ -195,7 +195,7 @@ def _template_names(metadata: Mapping[str, Any]) -> list[str]:
 
 
 def _wrap_text(tokenizer: Tokenizer, settings: Mapping[str, Any]) -> None:
-    """Let `encode` put BOS before a text and EOS after it, as the file asks."""
+    """Make `encode` add BOS and EOS as the file specifies."""
     start = [settings["bos_token"]] if settings["add_bos_token"] and "bos_token" in settings else []
     end = [settings["eos_token"]] if settings["add_eos_token"] and "eos_token" in settings else []
     if not start and not end:

@@ -8,10 +8,10 @@ from octavo.protocol.errors import ConfigError
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """Return the object in a JSON file; empty when there is no such file.
+    """Return the object in a JSON file; empty if the file does not exist.
 
     Raises:
-        ConfigError: the file is no JSON object.
+        ConfigError: the file does not hold a JSON object.
     """
     if not file.is_file():
         return {}

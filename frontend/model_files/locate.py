@@ -1,6 +1,6 @@
-"""From what the user called the model to a local directory or .gguf file.
+"""Resolves the user's model name to a local directory or .gguf file.
 
-Asks the hub when it must; reads nothing of what it finds.
+Downloads from the hub if needed. It does not read the files.
 """
 
 import re
@@ -32,17 +32,17 @@ _WEIGHT_FILES = ["*.safetensors", "*.safetensors.index.json"]
 
 @dataclass(frozen=True)
 class _Hub:
-    """One repository of the hub, and how it is asked."""
+    """A hub repository and its download settings."""
 
     name: str
     revision: str | None
     cache_dir: str | None
-    """None: the hub's own."""
+    """None: the hub library's default."""
     token: str | None
-    """None: that of the login."""
+    """None: the token of `hf auth login`."""
 
     def snapshot(self, patterns: list[str], *, local_files_only: bool = False) -> str:
-        """Return the directory of the repository's files with such names."""
+        """Return the local directory with the repository's files that match `patterns`."""
         from huggingface_hub import snapshot_download
 
         return snapshot_download(
@@ -56,12 +56,12 @@ class _Hub:
 
 
 def locate_model(config: ModelConfig, env: Env) -> Path:
-    """Return the model's local directory or .gguf file, downloading it when nothing local has that name.
+    """Return the model's local directory or .gguf file, downloading it if no local path has that name.
 
-    Blocks until: a download has finished; its progress is shown.
+    Blocks until: the download, if any, has finished; it shows its progress.
 
     Raises:
-        ConfigError: there is no such file, or the hub cannot give it; the hint says what to do.
+        ConfigError: the file does not exist or cannot be downloaded; the hint says what to do.
     """
     needs_weights = config.load_format != "dummy"
     patterns = _MODEL_FILES + (_WEIGHT_FILES if needs_weights else [])
@@ -70,7 +70,7 @@ def locate_model(config: ModelConfig, env: Env) -> Path:
 
 
 def locate_tokenizer(config: ModelConfig, env: Env) -> Path | None:
-    """Return the directory of `--tokenizer`, or None when the model's own is meant.
+    """Return the directory of `--tokenizer`, or None to use the model's own tokenizer.
 
     Blocks until: a download has finished.
 
@@ -94,7 +94,7 @@ def _locate(name: str, revision: str | None, config: ModelConfig, env: Env, patt
 
 
 def _the_only_gguf(directory: Path) -> Path | None:
-    """Return the .gguf file of a directory that holds nothing else to load a model from."""
+    """Return the .gguf file of a directory without other model files."""
     if not directory.is_dir() or (directory / "config.json").is_file():
         return None
     files = sorted(directory.glob("*.gguf"))
@@ -105,7 +105,7 @@ def _the_only_gguf(directory: Path) -> Path | None:
 
 
 def _cached(hub: _Hub, patterns: list[str]) -> Path | None:
-    """Return the hub cache's copy of the files, or None when it lacks some."""
+    """Return the files' directory in the hub cache, or None if some are missing."""
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
     try:
@@ -114,14 +114,14 @@ def _cached(hub: _Hub, patterns: list[str]) -> Path | None:
         return None
     except HFValidationError as error:
         raise ConfigError(
-            f"no such file or directory, and no hub id either: {hub.name}", phase=PHASE, hint="use org/name or a path"
+            f"neither an existing path nor a valid hub id: {hub.name}", phase=PHASE, hint="use org/name or a path"
         ) from error
     is_complete = not set(_WEIGHT_FILES) <= set(patterns) or _has_all_weights(path)
     return path if is_complete else None
 
 
 def _has_all_weights(path: Path) -> bool:
-    """Say whether a snapshot has its weights: an interrupted download leaves some of the shards out."""
+    """Return whether a snapshot has all weights; an interrupted download lacks some shards."""
     index = read_json(path / "model.safetensors.index.json").get("weight_map", {})
     return all((path / shard).is_file() for shard in index.values()) and any(path.glob("*.safetensors"))
 
@@ -141,7 +141,7 @@ def _downloaded(hub: _Hub, env: Env, patterns: list[str]) -> Path:
         return Path(hub.snapshot(patterns))
     except GatedRepoError as error:
         raise ConfigError(
-            f"{name} is gated: the hub wants an account that has accepted its terms",
+            f"{name} is gated: it needs an account that has accepted its terms",
             phase=PHASE,
             hint="accept the terms on the model's page, then: hf auth login, or --hf-token",
         ) from error
@@ -149,12 +149,12 @@ def _downloaded(hub: _Hub, env: Env, patterns: list[str]) -> Path:
         raise ConfigError(f"{name} has no revision {hub.revision!r} on the hub", phase=PHASE) from error
     except RepositoryNotFoundError as error:
         raise ConfigError(
-            f"no model named {name}, neither here nor on the hub",
+            f"no model named {name}, neither locally nor on the hub",
             phase=PHASE,
             hint="check the name; a private model needs: hf auth login, or --hf-token",
         ) from error
     except (HfHubHTTPError, OSError) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ConfigError(
-            f"{name} is not a local path, and the hub did not give it: {reason}", phase=PHASE, hint=elsewhere
+            f"{name} is not a local path, and the download failed: {reason}", phase=PHASE, hint=elsewhere
         ) from error

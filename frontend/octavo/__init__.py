@@ -9,37 +9,61 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from octavo.frontend.client import AsyncClient as AsyncClient
+    from octavo.frontend.http.app import create_app as create_app
+    from octavo.frontend.http.dependencies import get_client as get_client
+    from octavo.frontend.http.router import create_router as create_router
     from octavo.frontend.llm import LLM as LLM
     from octavo.frontend.outputs import CompletionOutput as CompletionOutput
     from octavo.frontend.outputs import RequestOutput as RequestOutput
+    from octavo.protocol.config import ServerConfig as ServerConfig
+    from octavo.protocol.logits_processor import AdapterLogitsProcessor as AdapterLogitsProcessor
+    from octavo.protocol.logits_processor import BatchUpdate as BatchUpdate
+    from octavo.protocol.logits_processor import LogitsProcessor as LogitsProcessor
+    from octavo.protocol.logits_processor import MoveDirectionality as MoveDirectionality
     from octavo.protocol.params import BeamSearchParams as BeamSearchParams
     from octavo.protocol.params import SamplingParams as SamplingParams
     from octavo.protocol.repetition import RepetitionDetectionParams as RepetitionDetectionParams
     from octavo.protocol.structured import StructuredOutputsParams as StructuredOutputsParams
-
-__version__ = "0.1.0"
+    from octavo.protocol.version import __version__ as __version__
 
 _HOME = {
+    "__version__": "octavo.protocol.version",
+    "AdapterLogitsProcessor": "octavo.protocol.logits_processor",
     "AsyncClient": "octavo.frontend.client",
+    "BatchUpdate": "octavo.protocol.logits_processor",
     "BeamSearchParams": "octavo.protocol.params",
     "CompletionOutput": "octavo.frontend.outputs",
     "LLM": "octavo.frontend.llm",
+    "LogitsProcessor": "octavo.protocol.logits_processor",
+    "MoveDirectionality": "octavo.protocol.logits_processor",
     "RepetitionDetectionParams": "octavo.protocol.repetition",
     "RequestOutput": "octavo.frontend.outputs",
     "SamplingParams": "octavo.protocol.params",
+    "ServerConfig": "octavo.protocol.config",
     "StructuredOutputsParams": "octavo.protocol.structured",
+    "create_app": "octavo.frontend.http.app",
+    "create_router": "octavo.frontend.http.router",
+    "get_client": "octavo.frontend.http.dependencies",
 }
 
 __all__ = [
+    "AdapterLogitsProcessor",
     "AsyncClient",
+    "BatchUpdate",
     "BeamSearchParams",
     "CompletionOutput",
     "LLM",
+    "LogitsProcessor",
+    "MoveDirectionality",
     "RepetitionDetectionParams",
     "RequestOutput",
     "SamplingParams",
+    "ServerConfig",
     "StructuredOutputsParams",
     "__version__",
+    "create_app",
+    "create_router",
+    "get_client",
 ]
 
 

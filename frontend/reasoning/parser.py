@@ -8,15 +8,15 @@ from typing import Protocol
 from octavo.protocol.errors import ConfigError
 
 
-class Opening(Enum):
-    """How an answer begins."""
+class ReasoningState(Enum):
+    """Where an answer begins."""
 
     INSIDE = "inside"
-    """In the reasoning: the prompt has opened it, or the model leaves its first tag out."""
+    """Inside the reasoning: the prompt has opened it, or the model omits the opening tag."""
     OUTSIDE = "outside"
-    """Behind the reasoning, which the prompt has closed: there is none."""
-    UNSURE = "unsure"
-    """With the tag or without: the model decides whether to reason."""
+    """After the reasoning: the prompt has closed it, so there is none."""
+    UNDECIDED = "unsure"
+    """The model decides whether to reason, by writing the opening tag or not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class Split:
 
     reasoning: str
     rest: str | None
-    """What follows the reasoning; None while that goes on."""
+    """Text after the reasoning; None while the reasoning continues."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,15 +34,15 @@ class ReasoningParser:
 
     begin: str
     end: str
-    default: Opening
-    """How an answer begins when the prompt does not tell."""
+    default: ReasoningState
+    """Where an answer begins if the prompt does not determine it."""
 
     @property
     def tags(self) -> tuple[str, str]:
         """Marks that may be special tokens, which the text must then show."""
         return self.begin, self.end
 
-    def opening(self, prompt: str, continued: str = "") -> Opening:
+    def initial_state(self, prompt: str, continued: str = "") -> ReasoningState:
         """Return how the answer to a prompt begins.
 
         Args:
@@ -50,17 +50,17 @@ class ReasoningParser:
             continued: text of the message that the answer goes on with.
         """
         if self.end in continued:
-            return Opening.OUTSIDE
+            return ReasoningState.OUTSIDE
         if self.begin in continued:
-            return Opening.INSIDE
+            return ReasoningState.INSIDE
         if continued:
-            return Opening.OUTSIDE
+            return ReasoningState.OUTSIDE
         prompt = prompt.rstrip()
         if prompt.endswith(self.begin):
-            return Opening.INSIDE
-        return Opening.OUTSIDE if prompt.endswith(self.end) else self.default
+            return ReasoningState.INSIDE
+        return ReasoningState.OUTSIDE if prompt.endswith(self.end) else self.default
 
-    def split(self, text: str, opening: Opening, is_final: bool) -> Split:
+    def split(self, text: str, state: ReasoningState, is_final: bool) -> Split:
         """Divide a text that goes on, or a whole one.
 
         For texts `a` and `a + b` the reasoning of the first is a beginning of the second's, and so is the rest.
@@ -68,17 +68,17 @@ class ReasoningParser:
 
         Args:
             text: the answer so far.
-            opening: how it begins.
+            state: at its beginning.
             is_final: nothing will follow the text.
         """
-        if opening is Opening.OUTSIDE:
+        if state is ReasoningState.OUTSIDE:
             return Split("", text)
         body = text.lstrip()
         if not is_final and len(body) < len(self.begin) and self.begin.startswith(body):
             return Split("", None)
         if body.startswith(self.begin):
             body = body[len(self.begin) :].lstrip()
-        elif opening is Opening.UNSURE:
+        elif state is ReasoningState.UNDECIDED:
             return Split("", text)
         reasoning, tag, rest = body.partition(self.end)
         if tag:
@@ -90,7 +90,7 @@ class ReasoningParser:
         return Split(body.rstrip(), "" if is_final else None)
 
 
-class Vocabulary(Protocol):
+class TagTokenizer(Protocol):
     """The part of a tokenizer that is needed here."""
 
     def token_id(self, token: str) -> int | None:
@@ -101,23 +101,23 @@ class Vocabulary(Protocol):
 
 
 def num_reasoning_tokens(
-    parser: ReasoningParser, opening: Opening, token_ids: Sequence[int], vocabulary: Vocabulary
+    parser: ReasoningParser, state: ReasoningState, token_ids: Sequence[int], tokenizer: TagTokenizer
 ) -> int:
     """Return how many of the generated tokens are reasoning, its closing tag included."""
-    text = vocabulary.decode(token_ids, skip_special_tokens=False)
-    split = parser.split(text, opening, is_final=True)
-    has_begun = opening is Opening.INSIDE or text.lstrip().startswith(parser.begin)
-    if opening is Opening.OUTSIDE or not has_begun:
+    text = tokenizer.decode(token_ids, skip_special_tokens=False)
+    split = parser.split(text, state, is_final=True)
+    has_begun = state is ReasoningState.INSIDE or text.lstrip().startswith(parser.begin)
+    if state is ReasoningState.OUTSIDE or not has_begun:
         return 0
     if parser.end not in text:
-        return len(token_ids) if split.reasoning or opening is Opening.INSIDE else 0
-    tag = vocabulary.token_id(parser.end)
+        return len(token_ids) if split.reasoning or state is ReasoningState.INSIDE else 0
+    tag = tokenizer.token_id(parser.end)
     if tag is not None and tag in token_ids:
         return token_ids.index(tag) + 1
     low, high = 1, len(token_ids)  # the tag is whole after `high` tokens
     while low < high:
         middle = (low + high) // 2
-        if parser.end in vocabulary.decode(token_ids[:middle], skip_special_tokens=False):
+        if parser.end in tokenizer.decode(token_ids[:middle], skip_special_tokens=False):
             high = middle
         else:
             low = middle + 1
@@ -125,8 +125,8 @@ def num_reasoning_tokens(
 
 
 _parsers = {
-    "deepseek_r1": ReasoningParser("<think>", "</think>", Opening.INSIDE),
-    "qwen3": ReasoningParser("<think>", "</think>", Opening.UNSURE),
+    "deepseek_r1": ReasoningParser("<think>", "</think>", ReasoningState.INSIDE),
+    "qwen3": ReasoningParser("<think>", "</think>", ReasoningState.UNDECIDED),
 }
 
 

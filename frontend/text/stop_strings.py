@@ -13,15 +13,15 @@ class StopMatch:
     """What came of one piece of text."""
 
     text: str
-    """Safe to show: no stop string can reach into it any more."""
+    """Safe to show: no stop string can include it any more."""
     stop: str | None = None
     """The stop string that ended the output; `text` is then the last."""
 
 
 class StopMatcher:
-    """Looks for stop strings in one output.
+    """Finds stop strings in one output.
 
-    The match that ends earliest wins; of several that end together, the one first in the list. Text is
+    The match that ends earliest wins; if several end at the same character, the first in the list. Text is
     held back exactly as long as it could be the start of a stop string.
 
     Args:

@@ -110,3 +110,21 @@ class TokenBytes:
                 case "Join":
                     token = " " + token
         return token.encode()
+
+
+class WholeTexts(dict[int, str | None]):
+    """Texts of the tokens that are whole characters, decoded when first asked for and kept; None for other tokens."""
+
+    def __init__(self, token_bytes: TokenBytes) -> None:
+        super().__init__()
+        self._bytes = token_bytes
+
+    def __missing__(self, token_id: int) -> str | None:
+        data = self._bytes[token_id]
+        try:
+            text: str | None = data.decode()
+        except UnicodeDecodeError:
+            text = None
+        if data:  # not for ids outside the vocabulary, of which there are too many
+            self[token_id] = text
+        return text

@@ -10,7 +10,7 @@ from pathlib import Path
 from tokenizers import Tokenizer as FastTokenizer
 from tokenizers import models
 
-from octavo.frontend.text.token_bytes import TokenBytes
+from octavo.frontend.text.token_bytes import TokenBytes, WholeTexts
 from octavo.frontend.text.tokenizer_files import read_tokenizer
 from octavo.protocol.config.engine import TokenizerMode
 from octavo.protocol.errors import InvalidRequestError
@@ -36,6 +36,8 @@ class Tokenizer:
         fast.no_truncation()
         self._fast = fast
         self._bytes = TokenBytes(fast)
+        self.whole_texts = WholeTexts(self._bytes)
+        """Text of each token id inside a text; None if the token is no whole characters."""
         self.special_tokens = special_tokens or {}
         self.chat_templates = chat_templates or {}
         added = fast.get_added_tokens_decoder()

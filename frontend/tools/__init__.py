@@ -1,1 +1,1 @@
-"""Tool calls: which ones a request may get, and how they are found in what a model writes. Knows no HTTP."""
+"""Tool calls: which calls a request allows, and how they are parsed from the model's output. Independent of HTTP."""

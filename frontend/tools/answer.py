@@ -1,36 +1,36 @@
-"""From the text of an answer to its reasoning, content and calls: whole, or what is new of them in a stream.
+"""Splits an answer into reasoning, content and tool calls, as a whole or as deltas of a stream.
 
-A stream reads the text so far anew and emits the difference to what it has emitted, so it cannot come to another
-result than the whole text does. Knows no HTTP.
+A stream parses the whole text so far and emits what is new, so that its result always equals the parse of the whole
+text. Independent of HTTP.
 """
 
 from dataclasses import dataclass, field
 
-from octavo.frontend.reasoning.parser import Opening, ReasoningParser
+from octavo.frontend.reasoning.parser import ReasoningParser, ReasoningState
 from octavo.frontend.tools.parser import ToolParser
 
 EAGER_CHARS = 2048
-"""Up to this length a text that may be a call is read anew with each piece."""
+"""Up to this length, a text that may be a call is parsed again after every piece."""
 
 GROWTH = 32
-"""A longer one when it has grown by this fraction, so that reading a long call costs no square of its length."""
+"""A longer text is parsed again when it has grown by 1/32, so that a long call is not parsed in quadratic time."""
 
 
 @dataclass(slots=True)
 class CallDelta:
-    """What is new of one call."""
+    """The new part of one tool call."""
 
     index: int
-    """From 0, among the calls of the answer."""
+    """Index among the calls of the answer, from 0."""
     arguments: str
     id: str | None = None
-    """Together with the name, once, when the call begins."""
+    """Set once, with the name, when the call begins."""
     name: str | None = None
 
 
 @dataclass(slots=True)
 class AnswerDelta:
-    """What is new of an answer."""
+    """The new part of an answer."""
 
     reasoning: str = ""
     content: str = ""
@@ -39,45 +39,45 @@ class AnswerDelta:
 
 @dataclass(frozen=True, slots=True)
 class AnswerFormat:
-    """How the answers to one request are to be read."""
+    """How the answers to one request are parsed."""
 
     reasoning: ReasoningParser | None = None
-    opening: Opening = Opening.OUTSIDE
+    initial_state: ReasoningState = ReasoningState.OUTSIDE
     tools: ToolParser | None = None
     max_calls: int | None = None
     """Calls beyond this many are dropped."""
 
 
 class AnswerStream:
-    """Reads one answer, piece by piece.
+    """Parses one answer, piece by piece.
 
     Args:
-        style: of the answer.
+        style: how to parse the answer.
     """
 
     def __init__(self, style: AnswerFormat) -> None:
         self._style = style
         self._text = ""
-        """What is still to be read: the reasoning until it is over, then what is not settled as content."""
+        """Unparsed text: the reasoning until it ends, then everything that is not final content."""
         self._reasons = style.reasoning is not None
         self._is_plain = style.tools is None
         self._num_reasoning = 0
         self._num_content = 0
         self._num_arguments: list[int] = []
         self._next_length = 0
-        """Of the text, when it is read next."""
+        """Length of the text at which it is parsed next."""
 
     @property
     def num_calls(self) -> int:
-        """Calls that have begun."""
+        """Calls that have started."""
         return len(self._num_arguments)
 
     def push(self, text: str, is_final: bool = False) -> AnswerDelta:
-        """Take in more text and return what is new.
+        """Add text and return what is new.
 
         Args:
-            text: what follows the text so far.
-            is_final: nothing will follow.
+            text: continues the text so far.
+            is_final: no more text will follow.
         """
         delta = AnswerDelta()
         self._text += text
@@ -89,7 +89,7 @@ class AnswerStream:
 
     def _take_reasoning(self, delta: AnswerDelta, is_final: bool) -> None:
         assert self._style.reasoning is not None
-        split = self._style.reasoning.split(self._text, self._style.opening, is_final)
+        split = self._style.reasoning.split(self._text, self._style.initial_state, is_final)
         delta.reasoning = split.reasoning[self._num_reasoning :]
         self._num_reasoning = len(split.reasoning)
         if split.rest is not None:
@@ -107,7 +107,7 @@ class AnswerStream:
         if parsed.calls:
             self._num_content = len(parsed.content)
         else:
-            # Content is settled: what was shown need not be read again.
+            # Emitted content is final, so it need not be parsed again.
             self._text = self._text[len(parsed.content) :]
             self._is_plain = parsed.is_plain
         length = len(self._text)
@@ -123,5 +123,5 @@ class AnswerStream:
 
 
 def read_answer(text: str, style: AnswerFormat) -> AnswerDelta:
-    """Return all of a whole answer."""
+    """Return the result for a complete answer."""
     return AnswerStream(style).push(text, is_final=True)

@@ -1,4 +1,4 @@
-"""Values written as bare text, and the JSON that they mean by the schema of their parameter."""
+"""Converts values written as bare text to JSON, guided by the schema of their parameter."""
 
 import ast
 import json
@@ -10,13 +10,13 @@ _KINDS = {dict: "object", list: "array", str: "string", bool: "boolean", int: "i
 
 
 def is_text(schema: object) -> bool:
-    """True when a parameter of this schema can be nothing but a text: also one of which nothing is said."""
+    """Return whether a parameter can only be a string. A schema without a type counts as a string."""
     kinds = _kinds(schema)
     return not kinds or kinds == {"string"}
 
 
 def is_free_text(schema: object) -> bool:
-    """True when a parameter that is a text may be any text, or one of a list."""
+    """Return whether a string parameter may be any text, or one of a list."""
     return not isinstance(schema, Mapping) or not schema.keys() & {"pattern", "minLength", "maxLength", "format", "not"}
 
 
@@ -26,7 +26,7 @@ def json_string(text: str) -> str:
 
 
 def json_value(text: str, schema: object) -> str:
-    """Return the JSON of a whole value: of the kind that the schema says, and a string when it cannot be that."""
+    """Return the JSON of a complete value: of the schema's type, or a string if it does not parse as that."""
     if is_text(schema):
         return json_string(text)
     bare = text.strip()
@@ -43,7 +43,7 @@ def json_value(text: str, schema: object) -> str:
 
 
 def _whole_characters(text: str) -> str:
-    """Replace each half of a surrogate pair, which an escape can make but no answer can carry, by U+FFFD."""
+    """Replace each lone surrogate by U+FFFD: an escape can produce one, but UTF-8 cannot encode it."""
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
@@ -52,16 +52,16 @@ def _from_json(text: str) -> Any:
 
 
 def _from_python(text: str) -> Any:
-    """Read a Python literal: models write `{'a': True}` too."""
+    """Parse a Python literal: models also write `{'a': True}`."""
     return ast.literal_eval(text)
 
 
 def _refuse(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is no JSON")
+    raise ValueError(f"{constant} is not JSON")
 
 
 def _kinds(schema: object) -> set[str]:
-    """Return the JSON types that a schema allows, as far as it says so; none: it does not."""
+    """Return the JSON types that a schema allows; empty if it does not restrict them."""
     if not isinstance(schema, Mapping):
         return set()
     named = schema.get("type")

@@ -1,4 +1,4 @@
-"""Ids of tool calls: made up here, given back by the caller with the call's result."""
+"""Ids of tool calls: generated here, returned by the client with the call's result."""
 
 import secrets
 import string
@@ -13,5 +13,5 @@ def new_call_id() -> str:
 
 
 def new_mistral_call_id() -> str:
-    """Return an id of nine letters and digits: Mistral's chat templates refuse any other."""
+    """Return an id of nine letters and digits: Mistral's chat templates reject any other."""
     return "".join(secrets.choice(_MISTRAL_ALPHABET) for _ in range(_MISTRAL_LENGTH))

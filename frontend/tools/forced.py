@@ -1,4 +1,4 @@
-"""Answers that a grammar has forced into calls: the whole text is JSON, in no model's own format."""
+"""Answers that a grammar forced to be calls: the whole text is JSON, independent of the model's format."""
 
 from collections.abc import Sequence
 
@@ -11,7 +11,7 @@ class RequiredParser(ToolParser):
     """An array of `{"name": ..., "parameters": {...}}`."""
 
     def parse(self, text: str, is_final: bool) -> Parsed:
-        """Return the calls; content only where the text is no such array."""
+        """Return the calls; content only if the text is not such an array."""
         start = skip_space(text, 0)
         if text[start : start + 1] == "[":
             found = read_calls(text, start, is_final, ("parameters",))
@@ -24,7 +24,7 @@ class NamedParser(ToolParser):
     """The arguments of one function.
 
     Args:
-        tools: that function alone.
+        tools: a list with only that function.
     """
 
     def __init__(self, tools: Sequence[FunctionTool]) -> None:
@@ -32,6 +32,6 @@ class NamedParser(ToolParser):
         (self._tool,) = tools
 
     def parse(self, text: str, is_final: bool) -> Parsed:
-        """Return the call, from its first character on; an answer that never came to it has none."""
+        """Return the call, once its first character is there; an answer that ended before has no call."""
         arguments = text.strip()
         return Parsed("", [ToolCall(self._tool.name, json_text(arguments))] if arguments else [])

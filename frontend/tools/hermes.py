@@ -1,4 +1,4 @@
-"""Hermes' format, which Qwen2.5 and Qwen3 use too: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`."""
+"""Hermes' format, also used by Qwen2.5 and Qwen3: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`."""
 
 import json
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ BEGIN, END = "<tool_call>", "</tool_call>"
 
 
 class HermesParser(ToolParser):
-    """JSON objects between tags; what is between tags and no call stays content."""
+    """JSON objects between tags; tagged text that is not a call stays content."""
 
     tags = (BEGIN, END)
 

@@ -1,4 +1,4 @@
-"""Calls written as JSON objects, `{"name": ..., "arguments": {...}}`: what most formats put between their marks."""
+"""Parses calls written as JSON objects, `{"name": ..., "arguments": {...}}`, which most formats wrap in tags."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,37 +9,37 @@ from octavo.frontend.tools.parser import ToolCall
 
 
 class Verdict(Enum):
-    """What an object in a text is."""
+    """Whether an object in a text is a call."""
 
     CALL = "call"
     NO_CALL = "no call"
     OPEN = "open"
-    """Not enough of it is there to tell."""
+    """Too little of it is there to tell."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What was read at one place."""
+    """The result of reading at one position."""
 
     verdict: Verdict
     end: int | None
-    """Where reading goes on; None: the object has not ended."""
+    """Where reading continues; None: the object is incomplete."""
     call: ToolCall | None = None
 
 
 def read_call(
     text: str, position: int, is_final: bool, argument_keys: Sequence[str], *, needs_arguments: bool = False
 ) -> Reading:
-    """Read one object that may be a call, its members in any order.
+    """Parse one object that may be a call, with its members in any order.
 
-    It is one as soon as there is a name and a beginning of arguments: an object, a string that holds one, or null.
+    It counts as a call once it has a name and the start of its arguments: an object, a string with one, or null.
 
     Args:
         text: may end inside the object.
-        position: where an opening brace is expected.
-        is_final: nothing will follow the text.
-        argument_keys: names of the member that holds the arguments.
-        needs_arguments: an object that has none is no call; otherwise it calls with `{}`.
+        position: of the expected opening brace.
+        is_final: no more text will follow.
+        argument_keys: accepted names of the member with the arguments.
+        needs_arguments: an object without arguments is not a call; otherwise its arguments are `{}`.
     """
     if text[position : position + 1] != "{":
         is_open = position == len(text) and not is_final
@@ -55,7 +55,7 @@ def read_call(
         elif key in argument_keys and arguments is None:
             arguments = arguments_text(text, span, is_final)
             if arguments is None and span.limit < len(text):
-                name = ""  # of no kind that arguments are
+                name = ""  # not a valid type for arguments
     end = whole.limit if whole.is_whole or whole.is_broken else None
     if arguments is None and whole.is_whole and not needs_arguments:
         arguments = "{}"
@@ -67,12 +67,12 @@ def read_call(
 
 
 def read_calls(text: str, position: int, is_final: bool, argument_keys: Sequence[str]) -> Reading | list[ToolCall]:
-    """Read an array of calls; return the calls, or the reading that keeps it from being one.
+    """Parse an array of calls; return the calls, or the reading of the element that is not a call.
 
     Args:
         text: may end inside the array.
         position: of its opening bracket.
-        is_final: nothing will follow the text.
+        is_final: no more text will follow.
         argument_keys: as for `read_call`.
     """
     calls: list[ToolCall] = []
@@ -91,10 +91,10 @@ def read_calls(text: str, position: int, is_final: bool, argument_keys: Sequence
 
 
 def arguments_text(text: str, span: Span, is_final: bool) -> str | None:
-    """Return the JSON text of arguments as far as it is certain, or all of it when nothing follows.
+    """Return the JSON text of the arguments as far as it is certain, or all of it if the text is final.
 
     Returns:
-        None when the value is neither an object, nor a string that holds one, nor null.
+        None if the value is not an object, a string with an object, or null.
     """
     if span.start == len(text):
         return None
@@ -110,6 +110,6 @@ def arguments_text(text: str, span: Span, is_final: bool) -> str | None:
 
 
 def read_arguments(text: str, position: int, is_final: bool) -> tuple[str, int | None]:
-    """Read an object of arguments that stands alone; return its text, and where it ends, None while it goes on."""
+    """Parse a bare object of arguments; return its text and its end, None while it is incomplete."""
     span = read_value(text, position)
     return arguments_text(text, span, is_final) or "", span.limit if span.is_whole or span.is_broken else None

@@ -1,4 +1,4 @@
-"""JSON that is still being written: how far a value goes, and what of it is certain. Builds no objects."""
+"""Scans incomplete JSON: where a value ends, and which part of it is certain. Builds no objects."""
 
 import json
 import re
@@ -10,7 +10,7 @@ _SPACE = re.compile(r"[ \t\n\r]*")
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 _NUMBER_CHARACTERS = re.compile(r"[-+.0-9eE]+")
 _UNITS = re.compile(r"(?:[^\\]++|\\(?:u[0-9a-fA-F]{4}|[^u]))*+")
-"""The inside of a string, in whole characters and escapes."""
+"""The content of a string, as complete characters and escapes."""
 _ESCAPE = re.compile(r"\\(.)", re.DOTALL)
 _STRING = re.compile(r'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)', re.DOTALL)
 _CONTROL = re.compile(r"[\x00-\x1f]")
@@ -29,34 +29,34 @@ class _Expected(Enum):
 
 
 _MAY_END = (_Expected.FIRST_VALUE, _Expected.FIRST_KEY, _Expected.MORE)
-"""Where an object or a list may close."""
+"""States in which an object or a list may close."""
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Where a value stands in a text."""
+    """The position of a value in a text."""
 
     start: int
     limit: int
-    """Up to here the text is certainly part of the value, whatever follows."""
+    """The text up to here is part of the value, whatever follows."""
     is_whole: bool
-    """True when `limit` is the value's end."""
+    """True if `limit` is the value's end."""
     is_broken: bool = False
-    """True when the text behind `limit` can be no part of a value."""
+    """True if the text after `limit` cannot be part of a value."""
 
 
 def skip_space(text: str, position: int) -> int:
-    """Return the place of the next character that is no white space."""
+    """Return the position of the next character that is not white space."""
     found = _SPACE.match(text, position)
     assert found is not None
     return found.end()
 
 
 def read_value(text: str, position: int) -> Span:
-    """Read one JSON value, whatever follows it.
+    """Scan one JSON value, whatever follows it.
 
-    Strings hold anything: models write line breaks there, see `json_text`, and escapes that there are not. Who reads
-    the arguments must see what the model wrote, not a part of it.
+    Strings may contain line breaks and invalid escapes, because models write them (see `json_text`). The caller must
+    see everything that the model wrote.
 
     Args:
         text: may end inside the value.
@@ -93,9 +93,9 @@ def read_value(text: str, position: int) -> Span:
 
 
 def read_members(text: str, position: int) -> Iterator[tuple[str | None, Span]]:
-    """Yield the members of an object as far as they are there: each key with its value's place.
+    """Yield the available members of an object: each key with the span of its value.
 
-    The last span has no key and is the whole object's: whole, open or broken.
+    The last item has no key; its span is that of the object: whole, open or broken.
 
     Args:
         text: may end inside the object.
@@ -127,20 +127,20 @@ def read_members(text: str, position: int) -> Iterator[tuple[str | None, Span]]:
 
 
 def string_text(text: str, span: Span) -> str:
-    """Return the text that a JSON string stands for, as far as it is certain; half a surrogate pair is U+FFFD."""
+    """Return the decoded JSON string as far as it is certain; a lone surrogate becomes U+FFFD."""
     body = text[span.start + 1 : span.limit - 1] if span.is_whole else text[span.start + 1 : span.limit]
     units = _UNITS.match(body)
     assert units is not None
     valid = _ESCAPE.sub(lambda found: found[0] if found[1] in '"\\/bfnrtu' else rf"\\{found[1]}", units[0])
     decoded: str = json.loads(f'"{valid}"', strict=False)
     if not span.is_whole and "\ud800" <= decoded[-1:] <= "\udbff":
-        decoded = decoded[:-1]  # its other half may be on its way
+        decoded = decoded[:-1]  # its other half may follow
     return decoded.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
 def json_text(text: str) -> str:
-    """Return a piece of JSON, which may end anywhere, with the control characters in its strings escaped."""
-    # perf: the first question is answered many times faster, and mostly with yes
+    """Return a possibly incomplete piece of JSON with the control characters in its strings escaped."""
+    # perf: the first check is many times faster, and usually true
     if text.isprintable() or not _CONTROL.search(text):
         return text
     return _STRING.sub(lambda string: _CONTROL.sub(lambda found: json.dumps(found[0])[1:-1], string[0]), text)
@@ -166,7 +166,7 @@ def _read_scalar(text: str, position: int) -> Span:
 
 
 def _read_key(text: str, position: int) -> Span:
-    """Read a string and the colon behind it."""
+    """Scan a string and the colon after it."""
     key = _read_string(text, position)
     if not key.is_whole:
         return key
@@ -187,7 +187,7 @@ def _read_string(text: str, position: int) -> Span:
 
 
 def _num_backslashes(text: str, end: int) -> int:
-    """Return how many backslashes stand right before a place."""
+    """Return the number of backslashes directly before a position."""
     start = end
     while text[start - 1] == "\\":
         start -= 1

@@ -1,6 +1,6 @@
 """Llama 3's format: `{"name": ..., "parameters": {...}}`, several with `; ` between them.
 
-`<|python_tag|>` may stand before. An object that has no name or no parameters is content.
+`<|python_tag|>` may precede them. An object without a name or without parameters is content.
 """
 
 import json
@@ -15,7 +15,7 @@ from octavo.frontend.tools.subschema import moved_schema, object_schema
 TAG = "<|python_tag|>"
 
 _OBJECT = re.compile(r'\{(?=\s*(?:"|\Z))')
-"""An opening brace that may begin a call; most braces of other text do not."""
+"""An opening brace that may start a call; most braces in ordinary text do not match."""
 
 
 class Llama3JsonParser(ToolParser):
@@ -52,5 +52,5 @@ class Llama3JsonParser(ToolParser):
 
 
 def _before(text: str, end: int) -> str:
-    """Return the content that ends before a call, or where one may begin: without its mark and the space around it."""
+    """Return the content before a call or a possible call, without the tag and the white space around it."""
     return text[:end].rstrip().removesuffix(TAG).rstrip()

@@ -1,6 +1,6 @@
 """Mistral's two formats: `[TOOL_CALLS][{"name": ..., "arguments": {...}}]` and `[TOOL_CALLS]name{...}`.
 
-The second may have `[CALL_ID]id` and `[ARGS]` behind the name, and comes once for each call.
+The second may have `[CALL_ID]id` and `[ARGS]` after the name, and is repeated for each call.
 """
 
 import re
@@ -20,7 +20,7 @@ _MARKS = ("[CALL_ID]", "[ARGS]")
 
 
 class MistralParser(ToolParser):
-    """Calls behind a tag, as an array or one by one."""
+    """Calls after a tag, as an array or one by one."""
 
     tags = (TAG, *_MARKS)
     new_call_id = staticmethod(new_mistral_call_id)
@@ -38,12 +38,12 @@ class MistralParser(ToolParser):
         return Parsed(text if is_final else text[: shown_length(text, (TAG,), searched)])
 
     def call_form(self, name: str, schema: Mapping[str, Any]) -> CallForm:
-        """Return the tag and the name, which the newer format puts before the arguments."""
+        """Return the newer format: the tag and the name, then the arguments."""
         return CallForm(TAG, json_tag(f"{TAG}{name}", schema, ""), "")
 
 
 def _read(text: str, position: int, is_final: bool) -> list[ToolCall] | Verdict:
-    """Return the calls behind a tag, or why there are none."""
+    """Return the calls after a tag, or why there are none."""
     position = skip_space(text, position)
     if text[position : position + 1] == "[":
         found = read_calls(text, position, is_final, ("arguments", "parameters"))
@@ -61,7 +61,7 @@ def _read(text: str, position: int, is_final: bool) -> list[ToolCall] | Verdict:
 
 
 def _read_named(text: str, position: int, is_final: bool) -> tuple[ToolCall | None, int | None]:
-    """Return the call whose name stands here, and where it ends; no call and no end while it may still become one."""
+    """Return the call whose name starts here, and its end; neither while it may still become a call."""
     name = _NAME.match(text, position)
     if name is None:
         return None, None if position == len(text) else position

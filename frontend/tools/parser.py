@@ -1,4 +1,4 @@
-"""What a tool parser is: a pure function from the text so far to content and calls. Holds no stream and no format."""
+"""`ToolParser`: a pure function from the text so far to content and calls. Streaming and formats are elsewhere."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -10,22 +10,22 @@ from octavo.frontend.tools.call_id import new_call_id
 
 @dataclass(slots=True)
 class ToolCall:
-    """One call, as far as it has been written."""
+    """One call, as far as the model has written it."""
 
     name: str
     arguments: str
-    """JSON text; not yet a whole one while the call is being written, or when it was cut."""
+    """JSON text; incomplete while the call is being written or if it was truncated."""
 
 
 @dataclass(slots=True)
 class Parsed:
-    """What a text says."""
+    """The result of parsing a text."""
 
     content: str
-    """A beginning of the text: what stands before the first call. Text behind a call is no content."""
+    """The text before the first call. Text after a call is not content."""
     calls: list[ToolCall] = field(default_factory=list)
     is_plain: bool = False
-    """True when all that follows is content too."""
+    """True if all further text is content too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,39 +36,39 @@ class FunctionTool:
     parameters: Mapping[str, Any]
     """JSON schema of its arguments."""
     is_strict: bool = False
-    """A call that the model makes of its own accord must obey the schema too."""
+    """The schema also constrains calls with `tool_choice` auto."""
     param: str = "tools"
-    """The caller's name of it, for errors."""
+    """The name of the request's field, for errors."""
 
 
 @dataclass(frozen=True, slots=True)
 class CallForm:
-    """How a format writes a call of one function, for a grammar."""
+    """How a format writes a call of one function, for the grammar."""
 
     trigger: str
-    """What such a call begins with, and no other text; without meaning where calls are all of an answer."""
+    """The text that only such a call starts with; unused if an answer consists of calls alone."""
     tag: Mapping[str, Any]
-    """A "tag" as structural tags have them (docs/structured-output.md): begin, content and end."""
+    """A tag in the format of structural tags (docs/structured-output.md): begin, content and end."""
     separator: str
-    """What stands between two calls."""
+    """The text between two calls."""
     alone: Mapping[str, Any] | None = None
-    """The call as a structural tag's format, where an answer is either calls or JSON: none of its fixed texts may
-    begin as JSON does. None: the tag's do not."""
+    """The call as a structural tag's format for answers that are either calls or JSON: its fixed texts must not start
+    like JSON. None: use `tag`, whose texts do not."""
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerFrame:
-    """How a format writes an answer that is calls and nothing else, for a grammar.
+    """How a format writes an answer that consists of calls alone, for the grammar.
 
-    Begin and end are formats of a structural tag, and there is no answer that fits both `begin` and `other_text`.
+    `begin` and `end` are formats of a structural tag. No answer may match both `begin` and `other_text`.
     """
 
     begin: Mapping[str, Any]
-    """What stands before the first call."""
+    """The text before the first call."""
     end: Mapping[str, Any]
-    """What stands behind the last one."""
+    """The text after the last call."""
     other_text: str
-    """A regular expression of the answers that do not call."""
+    """A regular expression for answers without calls."""
 
 
 def json_tag(begin: str, schema: Mapping[str, Any], end: str) -> dict[str, Any]:
@@ -77,7 +77,7 @@ def json_tag(begin: str, schema: Mapping[str, Any], end: str) -> dict[str, Any]:
 
 
 class ToolParser(ABC):
-    """Finds the calls of one format in a text.
+    """Parses the calls of one format.
 
     A text that is shown only grows. So for texts `a` and `a + b`: what `parse(a, is_final=False)` gives as content and
     as arguments is a beginning of what `parse(a + b, ...)` gives, its calls are the first ones of the other's, and
@@ -89,36 +89,36 @@ class ToolParser(ABC):
     """
 
     tags: ClassVar[tuple[str, ...]] = ()
-    """Marks of the format that may be special tokens, which the text must then show."""
+    """Tags of the format that may be special tokens; detokenization must not skip these."""
     frame: ClassVar[AnswerFrame | None] = None
-    """Where calls are all of an answer, what stands around them; None: they may stand in text."""
+    """The text around calls, if an answer consists of calls alone; None: calls may appear within text."""
     new_call_id = staticmethod(new_call_id)
-    """Makes the id of a call; a model may have been trained on ids of one form."""
+    """Generates the id of a call; some models need ids of a certain form."""
 
     def __init__(self, tools: Sequence[FunctionTool]) -> None:
         self.tools = tools
 
     @abstractmethod
     def parse(self, text: str, is_final: bool) -> Parsed:
-        """Return content and calls of a text that goes on, or of a whole one."""
+        """Return the content and calls of an incomplete or final text."""
 
     def call_form(self, name: str, schema: Mapping[str, Any]) -> CallForm | None:
-        """Return how the format writes a call, None where no grammar can bind it.
+        """Return how the format writes a call, None if no grammar can constrain it.
 
         Args:
-            name: of the function.
-            schema: what its arguments must obey.
+            name: the function's name.
+            schema: the schema of its arguments.
         """
         return None
 
 
 def shown_length(text: str, tags: Sequence[str], start: int = 0) -> int:
-    """Return how much of a text without tags is settled: all but its end, where white space or a tag may begin.
+    """Return the length of the certain part of a text without tags: a tag or white space may start at its end.
 
     Args:
-        text: a text that goes on.
-        tags: what may come.
-        start: no tag begins before this.
+        text: the text so far.
+        tags: tags that may follow.
+        start: no tag starts before this position.
     """
     end = len(text) - partial_tag(text, tags, start)
     while end and text[end - 1].isspace():
@@ -127,7 +127,7 @@ def shown_length(text: str, tags: Sequence[str], start: int = 0) -> int:
 
 
 def partial_tag(text: str, tags: Sequence[str], start: int = 0) -> int:
-    """Return the length of the longest end of a text that one of these tags begins with."""
+    """Return the length of the longest suffix of a text that is a prefix of one of the tags."""
     longest = 0
     for tag in tags:
         for length in range(min(len(tag) - 1, len(text) - start), longest, -1):

@@ -1,4 +1,4 @@
-"""What `tools` and `tool_choice` mean for one request: what the prompt shows, what binds the answer, who reads it."""
+"""Translates `tools` and `tool_choice` of a request into a grammar for the answer and a parser for it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,17 +13,17 @@ from octavo.protocol.errors import InvalidRequestError
 from octavo.protocol.structured import StructuredOutputsParams, parse_json
 
 SPACE = " ?"
-"""Between the tokens of a forced call's JSON."""
+"""White space allowed between the tokens of a forced call's JSON."""
 
 Mode: TypeAlias = Literal["none", "auto", "required"]
 
 
 @dataclass(frozen=True, slots=True)
 class ToolChoice:
-    """What a request's `tool_choice` says."""
+    """A request's `tool_choice`."""
 
     mode: Mode = "auto"
-    """Without meaning where a function is named."""
+    """Ignored if a function is named."""
     named: str | None = None
     """The function that must be called."""
     allowed: frozenset[str] | None = None
@@ -31,23 +31,23 @@ class ToolChoice:
 
     @property
     def is_forced(self) -> bool:
-        """True when there is no answer but calls."""
+        """True if the answer must be a call."""
         return self.named is not None or self.mode == "required"
 
 
 @dataclass(frozen=True, slots=True)
 class ToolPlan:
-    """How one request gets its calls."""
+    """How tool calls are generated and parsed for one request."""
 
     parser: ToolParser | None = None
-    """Reads the answer; None: it is content, whatever it says."""
+    """Parses the answer; None: the whole answer is content."""
     form: StructuredOutputsParams | None = None
-    """What binds the answer."""
+    """The grammar of the answer; None: unconstrained."""
     begins_free: bool = False
-    """The form lets any text come first, also reasoning."""
+    """The form allows free text first, including reasoning."""
     max_calls: int | None = None
     is_named: bool = False
-    """The caller has chosen the function: making the call is no reason to finish of its own."""
+    """The client has named the function, so the finish reason is not `tool_calls`."""
 
 
 def plan_tools(
@@ -58,17 +58,17 @@ def plan_tools(
     auto_parser: type[ToolParser] | None,
     answer_form: StructuredOutputsParams | None = None,
 ) -> ToolPlan:
-    """Decide what a request's tools ask for.
+    """Return the plan for a request's tools.
 
     Args:
-        tools: of the request.
-        choice: which of them, and whether.
-        is_parallel: there may be several calls.
-        auto_parser: reads calls that the model makes of its own accord; None: it may make none.
-        answer_form: what an answer that does not call must look like; None: anything will do.
+        tools: the request's tools.
+        choice: the request's `tool_choice`.
+        is_parallel: an answer may contain several calls.
+        auto_parser: parses calls under `tool_choice` auto; None: auto is not enabled.
+        answer_form: the form of an answer without calls; None: unconstrained.
 
     Raises:
-        InvalidRequestError: `tools` and `tool_choice` do not fit together, or not this server.
+        InvalidRequestError: `tools` and `tool_choice` are inconsistent or not supported by this server.
     """
     if not tools:
         if choice.is_forced or choice.allowed is not None:
@@ -77,7 +77,7 @@ def plan_tools(
     if answer_form is not None and choice.is_forced:
         name = answer_form.name()
         raise InvalidRequestError(
-            f"tool_choice leaves no answer but calls, so {name.partition('.')[0]} has nothing to say: leave it out",
+            f"tool_choice requires a tool call, so {name.partition('.')[0]} has no effect: leave it out",
             name,
         )
     if choice.named is not None:
@@ -92,11 +92,14 @@ def plan_tools(
         return ToolPlan(form=answer_form)
     if auto_parser is None:
         raise InvalidRequestError(
-            "this server lets no model choose whether to call tools: start it with --enable-auto-tool-choice and "
+            "tool_choice auto is not enabled on this server: start it with --enable-auto-tool-choice and "
             '--tool-call-parser, or set tool_choice to "required", "none" or a function',
             "tool_choice",
         )
     parser = auto_parser(tools)
+    if answer_form is not None and _schema_of(answer_form) is None:
+        # Only a JSON schema can be combined with calls in a grammar; other forms constrain the whole answer.
+        return ToolPlan(parser, answer_form, max_calls=max_calls)
     auto_form = _auto_form(tools, parser, answer_form, max_calls, is_closed=len(tools) < num_tools)
     begins_free = answer_form is None and parser.frame is None
     return ToolPlan(parser, auto_form, begins_free=begins_free, max_calls=max_calls)
@@ -107,7 +110,7 @@ def _allowed(tools: Sequence[FunctionTool], names: frozenset[str] | None) -> Seq
     if names is None:
         return tools
     if unknown := names - {tool.name for tool in tools}:
-        raise InvalidRequestError(f"tool_choice allows {min(unknown)!r}, which is none of the tools", "tool_choice")
+        raise InvalidRequestError(f"tool_choice allows {min(unknown)!r}, which is not one of the tools", "tool_choice")
     return [tool for tool in tools if tool.name in names]
 
 
@@ -116,7 +119,7 @@ def _named(tools: Sequence[FunctionTool], name: str) -> ToolPlan:
         if tool.name == name:
             form = _forced(dict(tool.parameters), _schema_name(tool))
             return ToolPlan(NamedParser([tool]), form, max_calls=1, is_named=True)
-    raise InvalidRequestError(f"tool_choice names {name!r}, which is none of the tools", "tool_choice")
+    raise InvalidRequestError(f"tool_choice names {name!r}, which is not one of the tools", "tool_choice")
 
 
 def _schema_name(tool: FunctionTool) -> str:
@@ -124,16 +127,16 @@ def _schema_name(tool: FunctionTool) -> str:
 
 
 def _schemas(tools: Sequence[FunctionTool]) -> dict[str, dict[str, Any]]:
-    """Return the schemas of functions by the caller's names of them."""
+    """Return the schemas of functions by the names of the request's fields."""
     return {_schema_name(tool): dict(tool.parameters) for tool in tools}
 
 
 def _forced(
     schema: dict[str, Any], param: str, schemas: dict[str, dict[str, Any]] | None = None
 ) -> StructuredOutputsParams:
-    """Return the form of calls that are written because they must be.
+    """Return the form of forced calls.
 
-    They have none of the white space that weak models get lost in, and no arguments that the schema does not name.
+    It excludes white space, in which weak models get lost, and arguments that the schema does not name.
     """
     return StructuredOutputsParams(
         json=schema,
@@ -152,25 +155,26 @@ def _auto_form(
     *,
     is_closed: bool,
 ) -> StructuredOutputsParams | None:
-    """Return what binds an answer that may call, or say what the caller wants; None when nothing does.
+    """Return the form of an answer that may call; None: unconstrained.
 
     Args:
-        tools: that may be called.
-        parser: knows how calls are written.
-        answer_form: of an answer that does not call.
-        max_calls: of one answer.
-        is_closed: the prompt tells of further tools, which may not be called.
+        tools: the tools that may be called.
+        parser: defines the format of calls.
+        answer_form: the form of an answer without calls; it has a JSON schema.
+        max_calls: limit per answer.
+        is_closed: the prompt lists further tools, which must not be called.
     """
     strict = next((f"{tool.param}.strict" for tool in tools if tool.is_strict), None)
     if strict is None and answer_form is None and not is_closed:
         return None
     schema = None if answer_form is None else _schema_of(answer_form)
     tag = structural_tag(tools, parser, schema, max_calls)
+    if tag is None and strict is None and not is_closed:
+        return answer_form  # constrains the whole answer
     if tag is None:
-        name = strict or ("tool_choice" if is_closed else "tools")
-        cause = "strict" if strict else "allowed_tools" if is_closed else "the form of the answer"
+        name, cause = (strict, "strict") if strict else ("tool_choice", "allowed_tools")
         raise InvalidRequestError(
-            f"under tool_choice auto no grammar can bind calls as this server's model writes them: leave out {cause}, "
+            f"with tool_choice auto, no grammar can constrain calls in this model's format: leave out {cause}, "
             'or set tool_choice to "required" or a function',
             name,
         )
@@ -188,14 +192,11 @@ def _auto_form(
     )
 
 
-def _schema_of(form: StructuredOutputsParams) -> dict[str, Any]:
+def _schema_of(form: StructuredOutputsParams) -> dict[str, Any] | None:
+    """Return the JSON schema of a form, None if it has none."""
     if form.json_object:
         return {"type": "object"}
     if form.json is None:
-        raise InvalidRequestError(
-            "beside tools the answer may have no form but that of a JSON schema: leave the tools out, or set "
-            'tool_choice to "none"',
-            form.name(*form.kinds),
-        )
+        return None
     schema = parse_json(form.json) if isinstance(form.json, str) else form.json
     return dict(schema)

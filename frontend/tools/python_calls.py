@@ -1,4 +1,4 @@
-"""Reads a list of Python calls with literal keyword arguments, and writes the arguments as JSON. Runs nothing."""
+"""Parses a list of Python calls with literal keyword arguments and writes the arguments as JSON. Evaluates nothing."""
 
 import json
 import math
@@ -8,7 +8,7 @@ import sys
 from octavo.frontend.tools.parser import ToolCall
 
 MAX_DEPTH = 64
-"""Of lists and dicts in one another."""
+"""Maximum nesting of lists and dicts."""
 
 CALL_NAME = re.compile(r"[^\W\d][\w.]*")
 KEY = re.compile(r"[^\W\d]\w*")
@@ -25,7 +25,7 @@ _UNITS = {
         ('"""', r'[^\\"]++|"(?!"")'),
     )
 }
-"""The inside of a string by its quotes, in whole escapes and characters."""
+"""The content of a string by its quotes, as complete escapes and characters."""
 _WORDS = {"True": "true", "False": "false", "None": "null", "true": "true", "false": "false", "null": "null"}
 _ESCAPE = re.compile(
     r"\\([xuU](?P<hex>(?<=x)[0-9a-fA-F]{2}|(?<=u)[0-9a-fA-F]{4}|(?<=U)[0-9a-fA-F]{8})|(?P<octal>[0-7]{1,3})|.)",
@@ -36,19 +36,19 @@ _ESCAPED = {
     "n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "a": "\a", "v": "\v",
     "\n": "", "\\": "\\", "'": "'", '"': '"', "/": "/",
 }  # fmt: skip
-"""What follows a backslash, and what it stands for; any other keeps its backslash, as in Python. The slash is JSON's,
-in which some models write their values."""
+"""Escapes by the character after the backslash. Others keep their backslash, as in Python. The slash is from JSON,
+which some models write."""
 
 
 class NotCalls(Exception):
-    """The text is no list of calls."""
+    """The text is not a list of calls."""
 
 
 class Cut(Exception):
-    """The text ends before the list does.
+    """The text ends inside the list.
 
     Args:
-        calls: those that are there, the last one with its arguments as they stand.
+        calls: the calls so far, the last one with its arguments so far.
     """
 
     def __init__(self, calls: list[ToolCall]) -> None:
@@ -57,17 +57,17 @@ class Cut(Exception):
 
 
 def read_call_list(text: str) -> tuple[list[ToolCall], int]:
-    """Read a list of calls.
+    """Parse a list of calls.
 
     Args:
-        text: begins with the bracket that opens the list; anything may follow it.
+        text: starts with the opening bracket of the list; any text may follow the list.
 
     Returns:
-        The calls, and where the list ends.
+        The calls, and the end of the list.
 
     Raises:
         Cut: the text ends inside the list.
-        NotCalls: the list is none of calls.
+        NotCalls: the list does not consist of calls.
     """
     reader = _Reader(text)
     try:
@@ -77,18 +77,18 @@ def read_call_list(text: str) -> tuple[list[ToolCall], int]:
 
 
 class _AtEnd(Exception):
-    """There is no more text."""
+    """The text has ended."""
 
 
 class _Reader:
-    """One pass over a text; writes JSON as it goes, so that what stands is there when the text ends."""
+    """Parses a text in one pass and writes JSON on the way, so that a truncated text yields its partial arguments."""
 
     def __init__(self, text: str) -> None:
         self.position = 1
         self._text = text
         self._calls: list[ToolCall] = []
         self._name: str | None = None
-        """Of the call that is being read."""
+        """The JSON arguments of the current call."""
         self._json: list[str] = []
 
     def calls_so_far(self) -> list[ToolCall]:
@@ -221,7 +221,7 @@ class _Reader:
         return found[0]
 
     def _peek(self) -> str:
-        """Return the next character that is no space."""
+        """Return the next character that is not white space."""
         while self.position < len(self._text) and self._text[self.position].isspace():
             self.position += 1
         if self.position == len(self._text):
@@ -229,7 +229,7 @@ class _Reader:
         return self._text[self.position]
 
     def _take(self, characters: str) -> str:
-        """Go over one of these characters and return it."""
+        """Consume one of these characters and return it."""
         character = self._peek()
         if character not in characters:
             raise NotCalls
@@ -237,14 +237,14 @@ class _Reader:
         return character
 
     def _takes(self, character: str) -> bool:
-        """Go over this character if it is there."""
+        """Consume this character if it is next."""
         is_there = self._peek() == character
         self.position += is_there
         return is_there
 
 
 def _unescape(inside: str) -> str:
-    """Return the text of a string without its quotes; half a surrogate pair is U+FFFD."""
+    """Return the decoded string for its content; a lone surrogate becomes U+FFFD."""
     if "\\" not in inside:
         return inside
     text = _ESCAPE.sub(_unescaped, inside)

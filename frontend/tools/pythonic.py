@@ -1,4 +1,4 @@
-"""Calls written in Python: `[get_weather(city="Ulm", days=3), now()]`, the whole answer being one list.
+"""Calls written in Python: `[get_weather(city="Ulm", days=3), now()]`, where the whole answer is one list.
 
 Whether a list is one of calls is known at its end: one member that is none, or an argument that is no literal, and
 all of it is content. So nothing of it is shown before its end.
@@ -15,17 +15,17 @@ _OPENING_TAGS = ("<|python_start|>", "<|python_tag|>")
 _CLOSING_TAGS = ("<|python_end|>",)
 
 _NO_CALLS = r"[\s\x1c-\x1f]*([^\s\x1c-\x1f\[<](.|\n)*|<([^|](.|\n)*)?)?"
-"""Text that begins neither with a list nor with what may be a tag."""
+"""Text that starts with neither a list nor a possible tag."""
 
 _SEPARATOR = ", "
 _KEYWORDS = frozenset({"type", "properties", "required", "additionalProperties", "$defs", "definitions"})
-"""What may be said of arguments that are bound each by itself."""
+"""Keywords allowed in a schema whose arguments are constrained one by one."""
 _REMARKS = frozenset({"title", "description", "default", "examples", "deprecated", "$comment", "$schema", "$id"})
-"""What binds nothing."""
+"""Annotations, which constrain nothing."""
 
 
 def _any_of(texts: tuple[str, ...]) -> dict[str, Any]:
-    """Return the format of one of some texts, or of nothing."""
+    """Return the format of one of the texts, or of an empty text."""
     return {"type": "or", "elements": [{"type": "const_string", "value": text} for text in ("", *texts)]}
 
 
@@ -38,7 +38,7 @@ def _text(text: str) -> dict[str, Any]:
 
 
 class PythonicParser(ToolParser):
-    """A list of Python calls, with nothing but its tags around it."""
+    """A list of Python calls, with only its tags around it."""
 
     tags = (*_OPENING_TAGS, *_CLOSING_TAGS)
     frame = AnswerFrame(
@@ -72,9 +72,9 @@ class PythonicParser(ToolParser):
         return Parsed("", calls) if is_final else Parsed("")
 
     def call_form(self, name: str, schema: Mapping[str, Any]) -> CallForm | None:
-        """Return a call whose values are JSON, which the parser reads too: required arguments first.
+        """Return a call with required arguments first and values in JSON, which the parser accepts too.
 
-        None where a name is none in Python, or the arguments must obey more than each its own schema.
+        None if a name is not valid in Python, or the schema constrains more than each argument by itself.
         """
         arguments = _arguments(schema)
         if arguments is None or not CALL_NAME.fullmatch(name):
@@ -83,7 +83,7 @@ class PythonicParser(ToolParser):
 
 
 def _arguments(schema: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the format of what stands between the parentheses, None if there is none."""
+    """Return the format of the arguments, None if there is none."""
     properties, required = schema.get("properties") or {}, schema.get("required") or []
     if not isinstance(properties, Mapping) or not isinstance(required, list):
         return None
@@ -105,7 +105,7 @@ def _arguments(schema: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _further_arguments(schema: Any) -> dict[str, Any] | None:
-    """Return the format of arguments of any name."""
+    """Return the format of arguments with arbitrary names."""
     if schema is False:
         return _text("")
     if schema is not True and schema != {}:

@@ -1,6 +1,6 @@
 """Qwen3-Coder's format: `<tool_call><function=name><parameter=x>value</parameter></function></tool_call>`.
 
-Values are bare text: whether "5" is a number or a text is what the function's schema says.
+Values are bare text: the function's schema decides whether "5" is a number or a string.
 """
 
 import re
@@ -21,11 +21,11 @@ _NAME_SO_FAR = re.compile(r"[^<>\s]*")
 _IN_FUNCTION = re.compile(f"{PARAMETER}([^<>]*)>|{END_FUNCTION}|{END}")
 _VALUE_ENDS = (END_PARAMETER, PARAMETER, END_FUNCTION)
 _VALUE_END = re.compile("|".join(_VALUE_ENDS))
-_NOTHING = {"type": "const_string", "value": ""}
+_EMPTY = {"type": "const_string", "value": ""}
 
 
 class Qwen3XmlParser(ToolParser):
-    """XML-like calls; models leave the outer tag or a closing one out at times."""
+    """XML-like calls; models sometimes omit the outer tag or a closing tag."""
 
     tags = (BEGIN, END)
 
@@ -51,7 +51,7 @@ class Qwen3XmlParser(ToolParser):
         return Parsed(text if is_final else text[: shown_length(text, (BEGIN, FUNCTION), searched)])
 
     def call_form(self, name: str, schema: Mapping[str, Any]) -> CallForm | None:
-        """Return the tags around bare values; None when a text must obey more than a list of choices."""
+        """Return the tags around bare values; None if a string is constrained by more than a list of choices."""
         begin, end = f"{BEGIN}\n{FUNCTION}{name}>\n", f"{END_FUNCTION}\n{END}"
         properties, required = schema.get("properties"), schema.get("required", [])
         if not properties:
@@ -71,13 +71,13 @@ class Qwen3XmlParser(ToolParser):
                 "content": value,
                 "end": f"\n{END_PARAMETER}\n",
             }
-            elements.append(parameter if key in required else {"type": "or", "elements": [parameter, _NOTHING]})
+            elements.append(parameter if key in required else {"type": "or", "elements": [parameter, _EMPTY]})
         elements.append({"type": "const_string", "value": f"{END_FUNCTION}\n"})
         content = {"type": "sequence", "elements": elements}
         return CallForm(BEGIN, {"type": "tag", "begin": begin, "content": content, "end": END}, "\n")
 
     def _arguments(self, text: str, name: re.Match[str], is_final: bool) -> tuple[str, int | None]:
-        """Return the arguments as JSON text, and where the call ends, None while it goes on."""
+        """Return the arguments as JSON text, and the end of the call, None while it is incomplete."""
         properties = self._properties(name[1])
         written: dict[str, str] = {}
         position = name.end()
@@ -109,29 +109,29 @@ class Qwen3XmlParser(ToolParser):
 
 
 def _function_name(text: str, position: int) -> re.Match[str] | None:
-    """Return the match of the name whose tag begins here."""
+    """Return the match of the name whose tag starts here."""
     return _NAME.match(text, position + len(FUNCTION)) if text.startswith(FUNCTION, position) else None
 
 
 def _may_be_named(text: str, position: int) -> bool:
-    """True when the text ends in what may still become a tag with a name."""
+    """Return whether the text ends in a possible start of a tag with a name."""
     if not text.startswith(FUNCTION, position):
         return FUNCTION.startswith(text[position:])
     return _NAME_SO_FAR.fullmatch(text, position + len(FUNCTION)) is not None
 
 
 def _open_value(value: str, schema: object, is_final: bool) -> str | None:
-    """Return the JSON of a value that has not ended, as far as it is certain; None when nothing of it is."""
+    """Return the JSON of an incomplete value as far as it is certain; None if nothing is."""
     if is_final:
         return '"' + json_string(value)[1:-1] if is_text(schema) else value.strip()
     if not is_text(schema):
-        return None  # its kind is known when all of it is
+        return None  # its type is known only once it is complete
     settled = value[: len(value) - partial_tag(value, _VALUE_ENDS)].removesuffix("\n")
     return '"' + json_string(settled)[1:-1]
 
 
 def _value_content(key: str, inner: object, schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the content of a parameter's tag: bare text, one of the texts that it may be, or JSON."""
+    """Return the content of a parameter's tag: free text, one of its choices, or JSON."""
     if not is_text(inner):
         return {"type": "json_schema", "json_schema": property_schema(schema, key)}
     if not isinstance(inner, Mapping) or not inner.keys() & {"enum", "const"}:

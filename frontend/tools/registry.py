@@ -1,4 +1,4 @@
-"""Tool parsers by name: ours, and those that a plugin file adds."""
+"""Tool parsers by name: built-in ones, and those registered by a plugin file."""
 
 import importlib.util
 from collections.abc import Callable
@@ -31,7 +31,7 @@ _parsers: dict[str, type[ToolParser]] = {
 
 
 def register_tool_parser(name: str) -> Callable[[Parser], Parser]:
-    """Decorate a `ToolParser` so that `--tool-call-parser NAME` finds it; a known name is replaced."""
+    """Decorate a `ToolParser` so that `--tool-call-parser NAME` finds it; an existing name is replaced."""
 
     def register(parser: Parser) -> Parser:
         _parsers[name] = parser
@@ -41,14 +41,14 @@ def register_tool_parser(name: str) -> Callable[[Parser], Parser]:
 
 
 def tool_parser(name: str) -> type[ToolParser]:
-    """Return the parser of this name.
+    """Return the parser with this name.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: no parser has this name.
     """
     if name not in _parsers:
         raise ConfigError(
-            f"there is no tool parser {name!r}",
+            f"unknown tool parser {name!r}",
             phase=_PHASE,
             hint=f"--tool-call-parser is one of {', '.join(sorted(_parsers))}, or what --tool-parser-plugin registers",
         )
@@ -59,12 +59,12 @@ def load_plugin(file: str) -> None:
     """Run a Python file that registers parsers.
 
     Raises:
-        ConfigError: the file cannot be read, or its code fails.
+        ConfigError: the file cannot be read or its code fails.
     """
     path = Path(file)
     spec = importlib.util.spec_from_file_location(f"octavo_tool_plugin_{path.stem}", path)
     if spec is None or spec.loader is None or not path.is_file():
-        raise ConfigError(f"--tool-parser-plugin {file}: there is no such Python file", phase=_PHASE)
+        raise ConfigError(f"--tool-parser-plugin {file}: the Python file does not exist", phase=_PHASE)
     module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)

@@ -1,4 +1,4 @@
-"""JSON schemas and structural tags of calls: what a grammar is made of that lets a model write nothing else."""
+"""JSON schemas and structural tags of calls, from which grammars are built."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -7,7 +7,7 @@ from octavo.frontend.tools.parser import AnswerFrame, FunctionTool, ToolParser
 from octavo.frontend.tools.subschema import moved_schema, object_schema
 
 NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}}
-"""Schema of a function that takes nothing."""
+"""Schema of a function without parameters."""
 
 
 def calls_schema(tools: Sequence[FunctionTool], max_calls: int | None) -> dict[str, Any]:
@@ -26,16 +26,16 @@ def calls_schema(tools: Sequence[FunctionTool], max_calls: int | None) -> dict[s
 def structural_tag(
     tools: Sequence[FunctionTool], parser: ToolParser, answer_schema: Mapping[str, Any] | None, max_calls: int | None
 ) -> dict[str, Any] | None:
-    """Return the structural tag of an answer that may call: the tools there are, strict ones by their schemas.
+    """Return the structural tag of an answer that may call the tools; strict tools follow their schemas.
 
     Args:
-        tools: of the request.
-        parser: knows how calls are written.
-        answer_schema: of an answer that does not call; None: it is free text, in which calls may stand.
-        max_calls: of one answer.
+        tools: the request's tools.
+        parser: defines the format of calls.
+        answer_schema: the schema of an answer without calls; None: free text, which may contain calls.
+        max_calls: limit per answer.
 
     Returns:
-        None when no grammar can bind the parser's calls.
+        None if no grammar can constrain the parser's calls.
     """
     tags, alone, triggers, separator = [], [], [], ""
     for tool in tools:
@@ -57,10 +57,10 @@ def structural_tag(
 
 
 def _other_answer(schema: Mapping[str, Any] | None, frame: AnswerFrame | None) -> dict[str, Any]:
-    """Return the format of an answer that does not call: JSON by a schema, or else a text that is none of calls."""
+    """Return the format of an answer without calls: JSON by a schema, or text that does not start like calls."""
     if schema is not None:
         return {"type": "json_schema", "json_schema": schema}
-    assert frame is not None, "where calls may stand in text, a text that does not call needs no form"
+    assert frame is not None, "needed only if calls cannot appear within text"
     return {"type": "regex", "pattern": frame.other_text}
 
 

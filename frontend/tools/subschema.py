@@ -1,14 +1,14 @@
-"""JSON schemas that become part of another: what they refer to, and the objects around them."""
+"""Embeds JSON schemas in other schemas: moves references and resolves them."""
 
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import unquote
 
 MAX_REFERENCES = 8
-"""From one to the next, that are followed; they may go in circles."""
+"""Maximum length of a chain of references, which may be circular."""
 
 MAX_DEPTH = 100
-"""Of objects and lists in one another: what works on schemas calls itself for each."""
+"""Maximum nesting of objects and lists: schemas are processed recursively."""
 
 
 def is_too_deep(schema: object) -> bool:
@@ -28,7 +28,7 @@ def is_too_deep(schema: object) -> bool:
 
 
 def moved_schema(schema: Any, key: str) -> Any:
-    """Return a copy of a schema whose references to itself lead to where it now stands, `#/$defs/KEY`."""
+    """Return a copy of a schema for use at `#/$defs/KEY`, with its internal references adjusted."""
     if isinstance(schema, Mapping):
         return {
             name: f"#/$defs/{key}{value[1:]}"
@@ -42,7 +42,7 @@ def moved_schema(schema: Any, key: str) -> Any:
 
 
 def property_schema(schema: Mapping[str, Any], name: str) -> Any:
-    """Return the schema of one property of an object, which may stand alone: what it refers to comes along."""
+    """Return a self-contained schema of one property of an object, including the definitions it refers to."""
     inner = schema["properties"][name]
     if not _refers(inner):
         return inner
@@ -51,9 +51,9 @@ def property_schema(schema: Mapping[str, Any], name: str) -> Any:
 
 
 def dereferenced(schema: Any, root: Mapping[str, Any]) -> Any:
-    """Return a schema with what it and its alternatives refer to in their places.
+    """Return a schema with its references, and those of its alternatives, resolved.
 
-    Parts further inside stay as they are, and so does a reference that leads nowhere or out of `root`.
+    Nested parts are unchanged, and so are references that do not resolve within `root`.
     """
     schema = _followed(schema, root)
     if not isinstance(schema, Mapping):
@@ -77,7 +77,7 @@ def _followed(schema: Any, root: Mapping[str, Any]) -> Any:
 
 
 def _at(root: Mapping[str, Any], reference: str) -> Any:
-    """Return what a JSON pointer (RFC 6901) leads to, None if there is nothing."""
+    """Return the target of a JSON pointer (RFC 6901), None if it does not exist."""
     place: Any = root
     for name in reference.removeprefix("#").split("/")[1:]:
         key = unquote(name).replace("~1", "/").replace("~0", "~")
@@ -91,7 +91,7 @@ def _at(root: Mapping[str, Any], reference: str) -> Any:
 
 
 def _refers(schema: Any) -> bool:
-    """Return whether there is a reference anywhere in a schema."""
+    """Return whether a schema contains a reference."""
     if isinstance(schema, Mapping):
         return "$ref" in schema or any(map(_refers, schema.values()))
     return isinstance(schema, list) and any(map(_refers, schema))

@@ -3,12 +3,12 @@
 from torch import Tensor
 
 from octavo.kernels.add import cpu, native
-from octavo.kernels.dispatch import choose, require, when_called
+from octavo.kernels.dispatch import choose, lazy, require
 
 _IMPLEMENTATIONS = {
     "cpu": cpu.add,
     "recorded": native.record,
-    "cuda": when_called("octavo.kernels.add.gpu", cpu.add),
+    "cuda": lazy("octavo.kernels.add.gpu", cpu.add),
 }
 
 

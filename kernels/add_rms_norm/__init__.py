@@ -4,12 +4,12 @@ from torch import Tensor
 
 from octavo.kernels.add_rms_norm import cpu
 from octavo.kernels.add_rms_norm.record import record
-from octavo.kernels.dispatch import choose, require, when_called
+from octavo.kernels.dispatch import choose, lazy, require
 
 _IMPLEMENTATIONS = {
     "cpu": cpu.add_rms_norm,
     "recorded": record,
-    "cuda": when_called("octavo.kernels.add_rms_norm.gpu", cpu.add_rms_norm),
+    "cuda": lazy("octavo.kernels.add_rms_norm.gpu", cpu.add_rms_norm),
 }
 
 

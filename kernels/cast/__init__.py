@@ -4,11 +4,11 @@ import torch
 from torch import Tensor
 
 from octavo.kernels.cast import cpu
-from octavo.kernels.dispatch import choose, when_called
+from octavo.kernels.dispatch import choose, lazy
 
 _IMPLEMENTATIONS = {
     "cpu": cpu.cast,
-    "cuda": when_called("octavo.kernels.cast.gpu", cpu.cast),
+    "cuda": lazy("octavo.kernels.cast.gpu", cpu.cast),
 }
 
 

@@ -2,13 +2,13 @@
 
 from torch import Tensor
 
-from octavo.kernels.dispatch import choose, require, when_called
+from octavo.kernels.dispatch import choose, lazy, require
 from octavo.kernels.embedding import cpu, native
 
 _IMPLEMENTATIONS = {
     "cpu": cpu.embedding,
     "recorded": native.record,
-    "cuda": when_called("octavo.kernels.embedding.gpu", cpu.embedding),
+    "cuda": lazy("octavo.kernels.embedding.gpu", cpu.embedding),
 }
 
 

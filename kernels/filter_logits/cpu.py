@@ -26,10 +26,10 @@ def filter_logits(logits_V: Tensor, *, top_k: int, top_p: float, min_p: float) -
 def _nucleus(logits_C: Tensor, top_p: float) -> Tensor:
     """Return the rising indices of the shortest list of probability `top_p`.
 
-    Tokens above any threshold are a head of the whole order, so when their mass reaches `top_p` the nucleus
-    lies among them and only they are sorted: first those not 256 times less likely than the likeliest,
-    then 256 times more. No lower threshold is needed than (1 - top_p) / C, below which all tokens together
-    weigh less than 1 - top_p; half of it leaves room for the rounding of the sums.
+    Tokens above a threshold are a prefix of the sorted order. If their mass reaches `top_p`, the nucleus is among them,
+    and only they need sorting. The first threshold is 1/256 of the largest probability; each further one is 256 times
+    lower. The lowest useful threshold is (1 - top_p) / C: all tokens below it together weigh less than 1 - top_p. Half
+    of that leaves room for rounding.
     """
     probs_C = torch.softmax(logits_C, 0)
     lowest = 0.5 * (1 - top_p) / probs_C.numel()

@@ -20,7 +20,7 @@ from octavo.kernels.top_k.gpu import (
 
 
 def filter_logits(logits_V: Tensor, *, top_k: int, top_p: float, min_p: float) -> Tensor:
-    """See `octavo.kernels.filter_logits.filter_logits`; waits for the GPU, because it says how many are kept."""
+    """See `octavo.kernels.filter_logits.filter_logits`; synchronizes, to read the number of kept tokens."""
     device = logits_V.device
     keys_R, last_ids_R = thresholds(
         logits_V.unsqueeze(0),
@@ -33,14 +33,14 @@ def filter_logits(logits_V: Tensor, *, top_k: int, top_p: float, min_p: float) -
 
 
 def thresholds(logits_RV: Tensor, top_k_R: Tensor, top_p_R: Tensor, log_min_p_R: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the least key that each row keeps, as the bits of int32, and the last index kept of those that have it.
+    """Return the smallest key that each row keeps, as the bits of int32, and the last index kept among equal keys.
 
-    `octavo.kernels.top_k.gpu.is_kept` reads them. A row whose largest logit is not finite gets any.
+    For `octavo.kernels.top_k.gpu.is_kept`. The result for a row whose largest logit is not finite is undefined.
 
     Args:
-        logits_RV: float32, divided by the temperature; the logits of a row lie side by side.
+        logits_RV: float32, divided by the temperature; rows are contiguous.
         top_k_R: int32, 0 keeps all.
-        top_p_R: float64, as the sums that it is compared with; 1 keeps all.
+        top_p_R: float64, like the sums that it is compared with; 1 keeps all.
         log_min_p_R: float32, the logarithm; minus infinity keeps all.
     """
     num_rows, count = logits_RV.shape

@@ -28,14 +28,14 @@ inline double sum_of_exponentials(const float* values, int64_t count, float larg
     return sum;
 }
 
-// A bound below which no token of the nucleus is. All tokens of a weight under (1 - top_p) / V of the sum weigh less
-// than 1 - top_p together, so those above reach `top_p` without them; half of it leaves room for the rounding.
+// A lower bound of the logits in the nucleus. All tokens with a weight below (1 - top_p) / V of the sum weigh less than
+// 1 - top_p together, so the others reach `top_p` without them. Half of that leaves room for rounding.
 inline float bound_of_nucleus(float largest, double sum, double top_p, int64_t width) {
     return largest + static_cast<float>(std::log(0.5 * (1.0 - top_p) * sum / static_cast<double>(width)));
 }
 
-// A mass counts as `top_p` that falls short of it by no more than the rounding of float32 exponentials: 0.4 and 0.3
-// make 0.7.
+// A mass that falls short of `top_p` by no more than the rounding of float32 exponentials counts as `top_p`: 0.4 and
+// 0.3 make 0.7.
 constexpr double kReached = 1.0 - 0x1p-21;
 
 inline void keep_nucleus(Candidates& candidates, float largest, double target, RowScratch& scratch) {
@@ -47,7 +47,7 @@ inline void keep_nucleus(Candidates& candidates, float largest, double target, R
     keep(candidates, select(candidates.logits, candidates.count, weight, target, scratch.select()));
 }
 
-// Returns false, and no candidates, if the largest logit is no finite number or there is a NaN.
+// Returns false, and no candidates, if the largest logit is not finite or there is a NaN.
 inline bool filter_logits(const float* row, int64_t width, const Filter& filter, RowScratch& scratch) {
     Candidates& kept = scratch.candidates;
     kept.count = 0;

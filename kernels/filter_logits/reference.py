@@ -1,4 +1,4 @@
-"""The meaning of the filters: sort everything, in float64, and cut three times."""
+"""Defines the filters: sort everything in float64, and cut three times."""
 
 import math
 

@@ -2,13 +2,13 @@
 
 from torch import Tensor
 
-from octavo.kernels.dispatch import choose, when_called
+from octavo.kernels.dispatch import choose, lazy
 from octavo.kernels.gelu import cpu, native
 
 _IMPLEMENTATIONS = {
     "cpu": cpu.gelu,
     "recorded": native.record,
-    "cuda": when_called("octavo.kernels.gelu.gpu", cpu.gelu),
+    "cuda": lazy("octavo.kernels.gelu.gpu", cpu.gelu),
 }
 
 

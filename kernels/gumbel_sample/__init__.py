@@ -1,18 +1,18 @@
-"""Sampling from a softmax by the Gumbel-max trick, with noise that depends on nothing but its place.
+"""Sampling from a softmax by the Gumbel-max trick, with stateless noise.
 
 The largest of `logit + noise` is a draw from the softmax of the logits when the noise is
 -log(-log(u)) with independent uniform u (Gumbel 1954). Here u is a hash of (seed, position, token id),
-see `noise`: no state, so the draw is the same in any batch, any row and after any restart.
+see `noise`. So the draw is the same in any batch, in any row and after any restart.
 """
 
 from torch import Tensor
 
-from octavo.kernels.dispatch import choose, when_called
+from octavo.kernels.dispatch import choose, lazy
 from octavo.kernels.gumbel_sample import cpu
 
 _IMPLEMENTATIONS = {
     "cpu": cpu.gumbel_sample,
-    "cuda": when_called("octavo.kernels.gumbel_sample.gpu", cpu.gumbel_sample),
+    "cuda": lazy("octavo.kernels.gumbel_sample.gpu", cpu.gumbel_sample),
 }
 
 
@@ -21,7 +21,7 @@ def gumbel_sample(logits_C: Tensor, token_ids_C: Tensor, *, seed: int, position:
 
     Args:
         logits_C: float32 logits of the candidates; -inf is never drawn.
-        token_ids_C: int64, rising.
+        token_ids_C: int64, ascending.
         seed: unsigned 64-bit.
         position: number of tokens before the one that is drawn.
     """

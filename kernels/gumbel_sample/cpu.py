@@ -1,4 +1,4 @@
-"""Hashes all candidates with vector instructions, and computes exact noise only for those that can win."""
+"""Hashes all candidates with vector instructions, and computes exact noise only for candidates that can win."""
 
 import torch
 from torch import Tensor
@@ -17,9 +17,9 @@ def gumbel_sample(logits_C: Tensor, token_ids_C: Tensor, *, seed: int, position:
     """See the contract in the package.
 
     With v = 1 - u the noise -log(-log(1 - v)) is at most -log(v), because -log(1 - v) >= v. So
-    `logit - log(v)` bounds each candidate's score from above at the price of one vector logarithm.
-    The exact score of the candidate with the largest bound rules out all whose bound is lower, and
-    that leaves a handful for exact arithmetic in float64. `slack` covers the rounding of the bound:
+    `logit - log(v)` is an upper bound of each candidate's score and costs one vector logarithm.
+    The exact score of the candidate with the largest bound rules out all candidates with a lower bound;
+    the few that remain are scored exactly in float64. `slack` covers the rounding of the bound:
     float32 is off by less than 2^-22 of the largest magnitude involved, which is below |best| + 64.
     """
     keys = step_keys(seed, position)

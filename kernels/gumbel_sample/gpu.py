@@ -45,12 +45,12 @@ def draw(
     """Return the int64 token that each row draws; -1 where a logit is NaN or plus infinity, or none is finite.
 
     Args:
-        logits_RV: float32, divided by the temperature; the logits of a row lie side by side.
+        logits_RV: float32, divided by the temperature; rows are contiguous.
         temperature_R: float32; 0 takes the most likely token, without noise. Other values have no effect.
         seeds_R: int64, the bits of the unsigned seeds.
         positions_R: int64, the number of tokens before the one that is drawn.
-        thresholds: least keys and last indices of what may be drawn, see `filter_logits.gpu.thresholds`.
-        token_ids_C: int64, rising: the tokens of the columns; None: the columns are the vocabulary.
+        thresholds: which tokens may be drawn, see `filter_logits.gpu.thresholds`.
+        token_ids_C: int64, ascending: the tokens of the columns; None: the columns are the vocabulary.
     """
     num_rows, count = logits_RV.shape
     token_ids_R = torch.empty(num_rows, dtype=torch.int64, device=logits_RV.device)

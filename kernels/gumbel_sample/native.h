@@ -44,7 +44,7 @@ class Noise {
 
 constexpr int64_t kNoiseBlock = 256;
 
-// Writes numbers that no score of these candidates exceeds by more than rounding, and returns the largest.
+// Writes upper bounds of the candidates' scores, up to rounding, and returns the largest.
 //
 // With v = 1 - u the noise -log(-log(1 - v)) is at most -log(v), because -log(1 - v) >= v. The logarithm to base 2 in
 // turn is at least the chord between two powers of 2, and that is a float's bit pattern, read as an integer, times
@@ -71,9 +71,9 @@ inline float bound_scores(
 // Returns the index of the candidate with the largest score, the lowest among equals. Logits are finite or -infinity,
 // one of them finite. `peaks` holds one number per kNoiseBlock of them.
 //
-// Exact scores are computed only for those that can win: the score of the candidate with the largest bound rules out
-// all whose bound is lower. The slack covers the rounding of a bound: float32 is off by less than 2^-22 of the largest
-// magnitude involved, which is below |best| + 64, but for the pattern's product, 2^-24 of 110.
+// Exact scores are computed only for candidates that can win: the score of the candidate with the largest bound rules
+// out all candidates with a lower bound. The slack covers the rounding of a bound: float32 is off by less than 2^-22 of
+// the largest magnitude involved, which is below |best| + 64, but for the pattern's product, 2^-24 of 110.
 inline int64_t draw(const Noise& noise, const float* logits, const int32_t* ids, int64_t count, float* peaks) {
     float bounds[kNoiseBlock];
     const auto id_of = [ids](int64_t i) { return ids ? static_cast<uint32_t>(ids[i]) : static_cast<uint32_t>(i); };
@@ -88,7 +88,7 @@ inline int64_t draw(const Noise& noise, const float* logits, const int32_t* ids,
 
     int64_t winner = -1;
     double best = -std::numeric_limits<double>::infinity(), least = static_cast<double>(largest);
-    // Twice: the first time only the block of the largest bound, for its score; then all that may win.
+    // Two passes: first only the block with the largest bound, for its score; then all candidates that may win.
     for (const bool is_first : {true, false}) {
         for (int64_t begin = 0; begin < count; begin += kNoiseBlock) {
             if (peaks[begin / kNoiseBlock] < least) continue;

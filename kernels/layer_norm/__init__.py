@@ -2,13 +2,13 @@
 
 from torch import Tensor
 
-from octavo.kernels.dispatch import choose, require, when_called
+from octavo.kernels.dispatch import choose, lazy, require
 from octavo.kernels.layer_norm import cpu, native
 
 _IMPLEMENTATIONS = {
     "cpu": cpu.layer_norm,
     "recorded": native.record,
-    "cuda": when_called("octavo.kernels.layer_norm.gpu", cpu.layer_norm),
+    "cuda": lazy("octavo.kernels.layer_norm.gpu", cpu.layer_norm),
 }
 
 

@@ -1,7 +1,8 @@
-"""Matrix product with a weight, the same bits for a row in any batch. Does not shard.
+"""Matrix product with a weight; a row has the same bits in any batch. Does not shard.
 
-On a CPU there are two implementations: through torch (`cpu.py`), and in C++ (`native.py`), which also takes quantized
-weights. On a GPU (`gpu.py`) there are cuBLAS, which keeps the promise where a trial says so, and a kernel in Triton.
+There are two implementations for a CPU: through torch (`cpu.py`), and in C++ (`native.py`), which also takes quantized
+weights. There are two for a GPU (`gpu.py`): cuBLAS, where a test at load shows that it is batch-invariant, and a Triton
+kernel.
 """
 
 from collections.abc import Callable
@@ -11,7 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from octavo.kernels.dispatch import choose, require, when_called
+from octavo.kernels.dispatch import choose, lazy, require
 from octavo.kernels.linear import cpu
 from octavo.kernels.linear.native import NativeLinear, NativeProduct
 from octavo.kernels.linear.packing import pack, pack_quantized
@@ -33,30 +34,30 @@ def new_packer(*, is_batch_invariant: bool) -> DevicePacker:
     return cpu.Packer()
 
 
-_PACKERS = {"cpu": new_packer, "cuda": when_called("octavo.kernels.linear.gpu", new_packer)}
+_PACKERS = {"cpu": new_packer, "cuda": lazy("octavo.kernels.linear.gpu", new_packer)}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedLinear:
-    """A weight and a bias in the form that one kind of device likes best; made once, when a model is loaded."""
+    """A weight and a bias in the layout that is fastest on one kind of device; made once, when a model is loaded."""
 
     num_inputs: int
     num_outputs: int
     dtype: torch.dtype | None
-    """Of the rows; None: any float, because they are quantized themselves."""
+    """Of the rows; None: any float type, since the rows are quantized before the product."""
     device: torch.device
     product: Callable[[Tensor], Tensor]
 
 
 class Packer:
-    """Packs the weights of one model; what it finds out about one weight it uses for those of equal shape.
+    """Packs the weights of one model. Test results for one weight are reused for weights of the same shape.
 
     Args:
         device: where the weights are.
-        native: the library that multiplies; None: torch does.
-        quantization: what weights of floats become; needs a native library.
-        is_batch_invariant: False: the fastest product of a GPU, in which the bits of a row depend on the number of
-            rows. On a CPU all products are batch-invariant.
+        native: the library to multiply with; None: torch.
+        quantization: applied to float weights; needs a native library.
+        is_batch_invariant: False: use the fastest product of a GPU, whose bits depend on the number of rows. On a CPU
+            all products are batch-invariant.
     """
 
     def __init__(
@@ -77,7 +78,7 @@ class Packer:
         """Return the packed form, which no longer needs the arguments.
 
         Raises:
-            ShapeError: the shapes or dtypes do not go together.
+            ShapeError: the shapes or dtypes do not match.
         """
         require(weight_OI.ndim == 2, f"linear: a weight of shape {tuple(weight_OI.shape)}")
         require(
@@ -93,7 +94,7 @@ class Packer:
         return PackedLinear(num_inputs, num_outputs, weight_OI.dtype, weight_OI.device, product)
 
     def pack_quantized(self, weight: QuantizedWeight, bias_O: Tensor | None = None) -> PackedLinear:
-        """Return the packed form of a weight that is quantized and stays so; the packer has a native library.
+        """Return the packed form of a quantized weight. The packer must have a native library.
 
         Raises:
             ShapeError: the bias does not have one value per output.
@@ -103,7 +104,7 @@ class Packer:
         return self.adopt(pack_quantized(self._library, weight, bias_O))
 
     def adopt(self, packed: NativeLinear) -> PackedLinear:
-        """Return what `pack` gave when the weight was packed earlier, by a library of the same layout."""
+        """Return a weight that was packed earlier by a library with the same layout."""
         assert self._library is not None, "packed by a native library and to be used without one"
         product = NativeProduct(self._library, packed)
         return PackedLinear(packed.num_inputs, packed.num_outputs, packed.dtype, self._device, product)
@@ -112,11 +113,11 @@ class Packer:
 def linear(x_TI: Tensor, packed: PackedLinear) -> Tensor:
     """Return `x @ weight.T + bias`, shape TO, in the dtype of `x`.
 
-    Sums are accumulated in float32 at least. Rows that meet a quantized weight are quantized first, to 8 bits in
-    the weight's groups: see `octavo.kernels.quantize`.
+    Sums are accumulated in at least float32. With a quantized weight the rows are first quantized to 8 bits, in the
+    weight's groups: see `octavo.kernels.quantize`.
 
     Raises:
-        ShapeError: the rows do not fit the weight, or their dtype or device is another.
+        ShapeError: the rows do not fit the weight, or differ in dtype or device.
     """
     require(
         x_TI.ndim == 2

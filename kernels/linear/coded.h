@@ -1,10 +1,10 @@
-// bfloat16 in 12 bits, without loss: how a coded weight is read. encode.h writes it; the layout of a step is below.
+// Lossless bfloat16 in 12 bits: decoding. encode.h encodes; the layout of a step is below.
 //
-// The upper byte of a bfloat16, its sign and seven bits of its exponent, has few values in any weight: two exponents
-// share one, and nearly all weights of a layer lie within a factor of 2^14. So each panel has a table of its 15 most
-// frequent upper bytes, and a weight is its lower byte and the 4-bit number of its upper one. The number 15 means that
-// the upper byte is the next one of a stream beside (one for each half of a panel, step by step). What is unpacked are
-// the very bits that were packed, in the layout of Kind::bf16, so products come out the same.
+// The upper byte of a bfloat16 (sign and seven bits of the exponent) has few values in a weight: nearly all weights of
+// a layer lie within a factor of 2^14, and two exponents share a byte. So each panel has a table of its 15 most
+// frequent upper bytes, and a weight is stored as its lower byte and the 4-bit index of its upper byte. Index 15 is an
+// escape: the upper byte is the next one of a separate stream (one stream per half of a panel). Unpacking restores the
+// exact bits in the layout of Kind::bf16, so products are identical.
 //
 // A step, 128 weights in three cache lines; a pair is two blocks, a half of the panel:
 //
@@ -26,24 +26,24 @@ constexpr int64_t kCodedStepBytes = 192;
 constexpr int64_t kPairWeights = 64;
 constexpr uint8_t kEscape = 15;
 
-// Unpacking a step takes about as long as multiplying it by so many rows.
+// Unpacking a step takes about as long as multiplying it by this many rows.
 constexpr int kUnpackRows = 3;
 
-// Where the upper byte of a pair's weight `position` lies in the two blocks of the pair.
+// Offset of the upper byte of weight `position` of a pair within the two blocks of the pair.
 constexpr int64_t upper_byte(int64_t position) {
     const int64_t lane = position / 16, block = position % 16 / 8, index = position % 8;
     return block * 64 + (lane * 8 + index) * 2 + 1;
 }
 
-// Puts the escaped upper bytes where they belong and returns the rest of the stream.
+// Inserts the escaped upper bytes and returns the rest of the stream.
 inline const uint8_t* put_escapes(char* blocks, uint64_t positions, const uint8_t* escapes) {
     for (; positions != 0; positions &= positions - 1)
         blocks[upper_byte(__builtin_ctzll(positions))] = static_cast<char>(*escapes++);
     return escapes;
 }
 
-// Joins the lower bytes and numbers of one pair to two blocks, and returns where the numbers are kEscape.
-// The numbers are the low (kPair 0) or high four bits of `codes`.
+// Joins the lower bytes and codes of one pair to two blocks, and returns the positions whose code is kEscape.
+// The codes are the low (kPair 0) or high four bits of `codes`.
 #if defined(OCTAVO_AVX512)
 template <int kPair>
 inline uint64_t join_pair(const char* lower, const char* codes, const uint8_t* upper_bytes, char* blocks) {
@@ -96,18 +96,18 @@ class Unpacker {
         for (int pair = 0; pair < 2; ++pair) escapes_[pair] = weight.escapes + codebook_.first_escapes[pair];
     }
 
-    // Writes the blocks of `num_steps` steps as Kind::bf16 has them, the wanted half of each, to `unpacked`, which is
-    // aligned to 64 bytes, and fetches meanwhile.
-    void unpack(const char* coded, int64_t num_steps, char* unpacked, Ahead& ahead) {
+    // Writes the blocks of `num_steps` steps (or the wanted half of each) in the layout of Kind::bf16 to `unpacked`,
+    // which is aligned to 64 bytes, and prefetches meanwhile.
+    void unpack(const char* coded, int64_t num_steps, char* unpacked, Prefetcher& prefetcher) {
         if (first_pair_ != last_pair_)
-            unpack_pairs<true, true>(coded, num_steps, unpacked, ahead);
+            unpack_pairs<true, true>(coded, num_steps, unpacked, prefetcher);
         else if (first_pair_ == 0)
-            unpack_pairs<true, false>(coded, num_steps, unpacked, ahead);
+            unpack_pairs<true, false>(coded, num_steps, unpacked, prefetcher);
         else
-            unpack_pairs<false, true>(coded, num_steps, unpacked, ahead);
+            unpack_pairs<false, true>(coded, num_steps, unpacked, prefetcher);
     }
 
-    // Whether `unpack_and_multiply` may be called: for all blocks, where no input lacks its pair.
+    // Whether `unpack_and_multiply` may be called: for all blocks, and for an even number of inputs.
     bool can_multiply(const LinearArgs& args, const Slice& slice, bool is_half) const {
 #if defined(OCTAVO_AVX512_BF16)
         return !is_half && slice.end <= args.weight.num_inputs / 2;
@@ -120,27 +120,28 @@ class Unpacker {
     // Unpacks a slice and multiplies some rows by it at the same time: `unpack`, and then a `Tile`.
     void unpack_and_multiply(
         const LinearArgs& args, const Slice& slice, int64_t num_rows, int64_t first_row, float* sums, char* unpacked,
-        Ahead& ahead) {
+        Prefetcher& prefetcher) {
         switch (num_rows) {
-            case 1: return multiply<1>(args, slice, first_row, sums, unpacked, ahead);
-            case 2: return multiply<2>(args, slice, first_row, sums, unpacked, ahead);
-            case 3: return multiply<3>(args, slice, first_row, sums, unpacked, ahead);
-            case 4: return multiply<4>(args, slice, first_row, sums, unpacked, ahead);
-            case 5: return multiply<5>(args, slice, first_row, sums, unpacked, ahead);
-            default: return multiply<kMaxRows>(args, slice, first_row, sums, unpacked, ahead);
+            case 1: return multiply<1>(args, slice, first_row, sums, unpacked, prefetcher);
+            case 2: return multiply<2>(args, slice, first_row, sums, unpacked, prefetcher);
+            case 3: return multiply<3>(args, slice, first_row, sums, unpacked, prefetcher);
+            case 4: return multiply<4>(args, slice, first_row, sums, unpacked, prefetcher);
+            case 5: return multiply<5>(args, slice, first_row, sums, unpacked, prefetcher);
+            default: return multiply<kMaxRows>(args, slice, first_row, sums, unpacked, prefetcher);
         }
     }
 
    private:
     template <int kRows>
     void multiply(
-        const LinearArgs& args, const Slice& slice, int64_t first_row, float* sums, char* unpacked, Ahead& ahead);
+        const LinearArgs& args, const Slice& slice, int64_t first_row, float* sums, char* unpacked,
+        Prefetcher& prefetcher);
 
     template <bool kFirst, bool kSecond>
-    void unpack_pairs(const char* coded, int64_t num_steps, char* unpacked, Ahead& ahead) {
-        Ahead fetching = ahead;
+    void unpack_pairs(const char* coded, int64_t num_steps, char* unpacked, Prefetcher& prefetcher) {
+        Prefetcher prefetching = prefetcher;
         for (int64_t step = 0; step < num_steps; ++step, coded += kCodedStepBytes, unpacked += 256) {
-            fetching.fetch<kUnpackRows, 3, kCodedStepBytes>();
+            prefetching.fetch<kUnpackRows, 3, kCodedStepBytes>();
             if constexpr (kFirst) {
                 const uint64_t escaped = join_pair<0>(coded, coded + 128, codebook_.upper_bytes, unpacked);
                 if (escaped != 0) [[unlikely]] escapes_[0] = put_escapes(unpacked, escaped, escapes_[0]);
@@ -151,7 +152,7 @@ class Unpacker {
                 if (escaped != 0) [[unlikely]] escapes_[1] = put_escapes(blocks, escaped, escapes_[1]);
             }
         }
-        ahead = fetching;
+        prefetcher = prefetching;
     }
 
     const Codebook& codebook_;
@@ -160,11 +161,12 @@ class Unpacker {
 };
 
 #if defined(OCTAVO_AVX512_BF16)
-// The blocks go from the registers into the products and to memory, for the other row tiles. So the time to unpack is
-// hidden behind the products, which need other parts of the processor.
+// Blocks are multiplied from registers and also stored for the other row tiles. Unpacking and products use different
+// execution units, so unpacking is hidden.
 template <int kRows>
 void Unpacker::multiply(
-    const LinearArgs& args, const Slice& slice, int64_t first_row, float* sums, char* unpacked, Ahead& ahead) {
+    const LinearArgs& args, const Slice& slice, int64_t first_row, float* sums, char* unpacked,
+    Prefetcher& prefetcher) {
     const char* coded = slice.weights;
     const char* x = args.x.row<const char>(first_row) + slice.begin * 4;
     const int64_t row_bytes = args.x.row_bytes;
@@ -174,7 +176,7 @@ void Unpacker::multiply(
     const uint8_t* escapes[2] = {escapes_[0], escapes_[1]};
     F32x16 tile[kRows][kBlocks];
     begin_tile(tile, slice, sums);
-    Ahead fetching = ahead;
+    Prefetcher prefetching = prefetcher;
 
     for (int64_t step = slice.begin; step < slice.end; ++step, coded += kCodedStepBytes, unpacked += 256, x += 4) {
         Bf16Pairs blocks[kBlocks];
@@ -194,7 +196,7 @@ void Unpacker::multiply(
                 blocks[pair * 2 + 1] = load_pairs(stored + 64);
             }
         }
-        fetching.fetch<kRows + kUnpackRows, 3, kCodedStepBytes>();
+        prefetching.fetch<kRows + kUnpackRows, 3, kCodedStepBytes>();
         OCTAVO_UNROLL for (int row = 0; row < kRows; ++row) {
             const Bf16Pairs inputs = set1_pair(load_word(x + row * row_bytes));
             OCTAVO_UNROLL for (int block = 0; block < kBlocks; ++block)
@@ -203,12 +205,12 @@ void Unpacker::multiply(
     }
     escapes_[0] = escapes[0];
     escapes_[1] = escapes[1];
-    ahead = fetching;
+    prefetcher = prefetching;
     end_tile(tile, sums);
 }
 #else
 template <int kRows>
-void Unpacker::multiply(const LinearArgs&, const Slice&, int64_t, float*, char*, Ahead&) {}
+void Unpacker::multiply(const LinearArgs&, const Slice&, int64_t, float*, char*, Prefetcher&) {}
 #endif
 
 }  // namespace

@@ -1,11 +1,11 @@
-"""`linear` on the CPU through torch, in row tiles of a few sizes that are known to agree.
+"""`linear` on the CPU through torch, in row tiles whose sizes were tested to give the same bits.
 
-The libraries behind torch choose another blocking, and so another order of summation, when the number of
-rows changes. With always the same number of rows there is one order; within a tile a row's bits depend
-neither on its place nor on the other rows. ROW_TILE rows are the rule. Larger tiles cost less per row, so
-each is tried on the weight when it is packed, and used for it only if it gives random rows the very bits
-that tiles of ROW_TILE give them: another order of summation cannot agree on thousands of random sums, nor
-on a million once they are rounded to 16 bits, which hides all but one difference in ten thousand.
+The libraries behind torch choose their blocking, and with it the order of summation, by the number of rows. With a
+fixed number of rows there is one order, and the bits of a row depend neither on its position in the tile nor on the
+other rows. The default is ROW_TILE rows. Larger tiles cost less per row. Each larger size is tested when a weight is
+packed, and used only if random rows get the same bits as with ROW_TILE. A different order of summation would show in
+thousands of random sums. After rounding to 16 bits only one difference in ten thousand is visible, so a million sums
+are compared.
 """
 
 from collections.abc import Callable
@@ -17,18 +17,18 @@ from torch import Tensor
 ROW_TILE = 16
 LARGER_TILES = (32, 64, 128, 256)
 TRIED_16_BIT_SUMS = 1 << 20
-"""Results that a larger tile must reproduce, at least, when they are rounded to 16 bits."""
+"""Minimum number of 16-bit results that a larger tile must reproduce."""
 
 LINE_BYTES = 64
 """Of a cache line."""
 
 Product = Callable[[Tensor], Tensor]
-"""From TI to TO, for a number of rows that is one of the tiles."""
+"""From TI to TO; the number of rows is one of the tile sizes."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CpuLinear:
-    """A packed weight with its bias, and the tiles that agree on it, largest first."""
+    """A packed weight with its bias, and the tile sizes that give it the same bits, largest first."""
 
     product: Product
     tiles: tuple[int, ...]
@@ -64,7 +64,7 @@ class Packer:
 
 
 def has_onednn(dtype: torch.dtype) -> bool:
-    """Say whether oneDNN multiplies matrices of this type on this processor."""
+    """Return whether oneDNN multiplies matrices of this type on this processor."""
     if not torch.backends.mkldnn.is_available():
         return False
     if dtype == torch.bfloat16:
@@ -75,7 +75,7 @@ def has_onednn(dtype: torch.dtype) -> bool:
 
 
 def onednn_product(weight_OI: Tensor, bias_O: Tensor | None) -> Product:
-    """Keep the weight in oneDNN's own blocked layout; otherwise it is rearranged in every product."""
+    """Keep the weight in oneDNN's blocked layout, which otherwise every product would have to create."""
     packed = torch.ops.mkldnn._reorder_linear_weight(weight_OI.contiguous(), ROW_TILE)
     bias_O = None if bias_O is None else bias_O.clone()
 
@@ -89,7 +89,7 @@ def onednn_product(weight_OI: Tensor, bias_O: Tensor | None) -> Product:
 def plain_product(weight_OI: Tensor, bias_O: Tensor | None) -> Product:
     """For processors, or builds of torch, without oneDNN.
 
-    MKL's order of summation depends on where a row begins within a cache line, so all rows begin with one.
+    MKL's order of summation depends on a row's offset within a cache line, so all rows are aligned to cache lines.
     """
     padding = -weight_OI.shape[1] % (LINE_BYTES // weight_OI.element_size())
     padded_OI = torch.nn.functional.pad(weight_OI, (0, padding))
@@ -104,9 +104,9 @@ def plain_product(weight_OI: Tensor, bias_O: Tensor | None) -> Product:
 
 
 def _rows(x_TI: Tensor, start: int, tile: int) -> Tensor:
-    """Return a tile of contiguous rows, filled up with zero rows at the end of `x`.
+    """Return a tile of contiguous rows, padded with zero rows at the end of `x`.
 
-    A tile's rows must lie as those of every other tile do: the stride may choose the library's path.
+    All tiles must have the same stride, because the library may choose its code path by it.
     """
     rows_LI = x_TI[start : start + tile]
     if rows_LI.shape[0] == tile:

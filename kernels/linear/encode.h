@@ -1,5 +1,5 @@
-// bfloat16 in 12 bits: from panels of Kind::bf16 to what coded.h describes. Happens once, at load, in two passes: the
-// tables and how many escapes they leave, then, if those are few enough, the weight itself.
+// Lossless bfloat16 in 12 bits: encoding of panels of Kind::bf16, see coded.h. Runs once, at load, in two passes: first
+// the tables and the number of escapes; then, if there are few enough, the weight itself.
 #pragma once
 
 #include <algorithm>
@@ -20,12 +20,13 @@ struct EncodeArgs {
     uint8_t* escapes;       // written by encode
 };
 
-// Writes the tables, and in place of where each stream of escapes begins its length.
+// Writes the tables, with the length of each stream of escapes instead of its offset.
 void choose_codes(const EncodeArgs& args, const Thread& thread) {
     const Range panels = thread.share(args.num_panels);
     for (int64_t panel = panels.begin; panel < panels.end; ++panel) {
         const uint8_t* bytes = args.panels + panel * args.num_steps * 256;
-        // Of each half, and of even and odd weights apart: equal neighbours would wait for one another.
+        // Separate counts for each half, and for even and odd weights: equal neighbours would cause store-forwarding
+        // stalls.
         uint32_t counts[2][2][256] = {};
         for (int64_t i = 0; i < args.num_steps * 256; i += 256)
             for (int64_t half = 0; half < 2; ++half)
@@ -33,7 +34,7 @@ void choose_codes(const EncodeArgs& args, const Thread& thread) {
                     ++counts[half][0][bytes[i + j + 1]];
                     ++counts[half][1][bytes[i + j + 3]];
                 }
-        // Count and byte in one number, so that the most frequent come first, of equal ones the smaller byte.
+        // Count and byte in one number: sorts by frequency, then by the smaller byte.
         uint64_t by_count[256];
         for (int byte = 0; byte < 256; ++byte) {
             for (auto& half : counts) half[0][byte] += half[1][byte];
@@ -52,7 +53,7 @@ void choose_codes(const EncodeArgs& args, const Thread& thread) {
     }
 }
 
-// Writes the panels and the streams, which begin where the codebooks say.
+// Writes the panels, and the streams at the offsets in the codebooks.
 void encode(const EncodeArgs& args, const Thread& thread) {
     const Range panels = thread.share(args.num_panels);
     for (int64_t panel = panels.begin; panel < panels.end; ++panel) {

@@ -1,14 +1,13 @@
-"""`linear` on a GPU: through cuBLAS, or such that a row has the same bits in any batch.
+"""`linear` on a GPU: through cuBLAS, or through a kernel that gives a row the same bits in any batch.
 
-cuBLAS chooses by the number of rows how it cuts the sums of a product, and with it their order. The kernel here takes
-the inputs in blocks of one size, one after another, whatever the number of rows; that number decides only how many
-rows and outputs a program computes, in which no sum takes part. Tiles have 64 rows at least, so that on Hopper all of
-them multiply with the same instruction, wgmma: for a few rows that wastes arithmetic, of which there is plenty while
-the weight is read.
+cuBLAS splits the sums of a product by the number of rows, and so changes their order. The kernel here always adds up
+the inputs in blocks of one size, in order; the number of rows only decides how many rows and outputs a program
+computes. Tiles have at least 64 rows, so that on Hopper every tile uses the same instruction, wgmma. For a few rows
+that wastes arithmetic, which is free while the weight is being read.
 
-A cuBLAS that has no workspace (the process says so, see `octavo.worker_proc.device.cuda`) has nowhere to put the sums
-of parts, and may give the same bits after all. For each shape of a weight that is tried when the first one is packed,
-with certain numbers of rows; where all agree, cuBLAS multiplies, always with one of these numbers.
+Without a workspace (see `octavo.worker_proc.device.cuda`) cuBLAS cannot store partial sums, and may be batch-invariant.
+That is tested for each weight shape when the first weight of that shape is packed, with a fixed set of row counts. If
+all of them give the same bits, cuBLAS multiplies, and rows are padded to one of these counts.
 """
 
 import logging
@@ -24,14 +23,15 @@ from torch import Tensor
 logger = logging.getLogger(__name__)
 
 _MOST_TRIED = 1 << 28
-"""Numbers that a product may give when it is tried: half a gigabyte, twice."""
+"""Most results of a tested product: half a gigabyte, twice."""
 _LEAST_COMPARED = 1 << 20
-"""Numbers that are compared for each number of rows, as far as there are rows. Two orders of summation round one number
-in some thousands to different 16 bits: the outputs of a single row would often not show it."""
+"""Results to compare for each row count, if there are enough rows. Two orders of summation round about one result in
+some
+thousands to different 16 bits; the outputs of a single row would often not show it."""
 _INPUTS_BLOCK = {2: 64, 4: 32}
-"""Inputs that are summed at once, by the bytes of a number. Another size is another order of summation."""
+"""Inputs that are summed at once, by the element size in bytes. The size determines the order of summation."""
 _TILES_IN_GROUP = 8
-"""Tiles of rows that follow one another for one tile of outputs, so that they find the weight in the cache."""
+"""Row tiles that are computed one after another for the same tile of outputs, to reuse the weight in the cache."""
 
 
 def new_packer(*, is_batch_invariant: bool) -> "Packer":
@@ -40,7 +40,7 @@ def new_packer(*, is_batch_invariant: bool) -> "Packer":
 
 
 class Packer:
-    """Packs the weights of one model: they stay as they are.
+    """Packs the weights of one model, without changing their layout.
 
     Args:
         is_batch_invariant: whether rows must have the same bits in any batch.
@@ -51,12 +51,12 @@ class Packer:
         self._agreeing: dict[tuple[int, int, torch.dtype, bool], bool] = {}
 
     def pack(self, weight_OI: Tensor, bias_O: Tensor | None) -> Callable[[Tensor], Tensor]:
-        """Return the product with a weight, which it goes on using."""
+        """Return the product with a weight, which must not be modified afterwards."""
         weight_OI = weight_OI.contiguous()
         library = LibraryLinear(weight_OI, bias_O)
         if not self._is_batch_invariant:
             return library
-        # Whatever torch multiplies with where it has no cuBLAS is not meant.
+        # Without cuBLAS torch would multiply with something that is not tested.
         if weight_OI.device.type == "cuda" and self._is_agreeing(library):
             return PaddedLinear(library, row_counts(weight_OI.shape[0]))
         return InvariantLinear(weight_OI, bias_O)
@@ -87,11 +87,11 @@ class LibraryLinear:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PaddedLinear:
-    """A product that is only asked for certain numbers of rows, on which it agrees with itself."""
+    """A product that is only called with row counts that were tested to give the same bits."""
 
     product: Callable[[Tensor], Tensor]
     counts: tuple[int, ...]
-    """Rising."""
+    """Ascending."""
 
     def __call__(self, x_TI: Tensor) -> Tensor:
         """See `octavo.kernels.linear.linear`."""
@@ -100,14 +100,14 @@ class PaddedLinear:
             return torch.cat([self(part_TI) for part_TI in x_TI.split(most)])
         count = self.counts[bisect_left(self.counts, num_rows)]
         if count == num_rows:
-            return self.product(x_TI.contiguous())  # as it was when it was tried
+            return self.product(x_TI.contiguous())  # as when it was tested
         padded_TI = x_TI.new_zeros(count, x_TI.shape[1])
         padded_TI[:num_rows] = x_TI
         return self.product(padded_TI)[:num_rows]
 
 
 def row_counts(num_outputs: int) -> tuple[int, ...]:
-    """Return the numbers of rows for which a product is tried, and then asked.
+    """Return the row counts with which a product is tested and then called.
 
     All sizes of graphs are among them (1, 2, 4, 8, every 8 up to 256, every 16 up to 512).
     """
@@ -122,9 +122,9 @@ def agree(
     dtype: torch.dtype,
     device: torch.device,
 ) -> bool:
-    """Return whether random rows have the same bits for all numbers of rows.
+    """Return whether random rows have the same bits for all row counts.
 
-    The device is waited for once.
+    Synchronizes with the device once.
     """
     generator = torch.Generator(device).manual_seed(0)
     x_TI = torch.randn(max(counts), num_inputs, generator=generator, device=device).to(dtype)
@@ -133,7 +133,7 @@ def agree(
     equal = []
     for count in counts:
         num_trials = min(num_rows // count, -(-_LEAST_COMPARED // (count * num_outputs)))
-        # From the end, so that each row has its turn as one of the last, where tiles are filled up.
+        # From the end, so that every row is once among the last ones, where tiles are padded.
         for end in range(num_rows, num_rows - num_trials * count, -count):
             found_TO = product(x_TI[end - count : end].clone())
             equal.append((found_TO == expected_TO[end - count : end]).all())
@@ -173,7 +173,7 @@ class InvariantLinear:
 
 
 def _tile(num_rows: int, dtype: torch.dtype) -> dict[str, int]:
-    """Return the tile of a program and how it is run."""
+    """Return the tile of a program and its launch options."""
     if dtype.itemsize == 4:
         return {"ROWS_BLOCK": 64, "OUTPUTS_BLOCK": 64, "num_warps": 8, "num_stages": 3}
     if num_rows <= 64:
@@ -208,7 +208,7 @@ def _linear_kernel(
     rows = row_tile * ROWS_BLOCK + tl.arange(0, ROWS_BLOCK)
     outputs = output_tile * OUTPUTS_BLOCK + tl.arange(0, OUTPUTS_BLOCK)
     inputs = tl.arange(0, INPUTS_BLOCK)
-    # What lies past the end is computed from the last row and output, and not stored.
+    # Rows and outputs beyond the end repeat the last one and are not stored.
     x_rows = tl.minimum(rows, num_rows - 1).to(tl.int64) * row_stride
     weight_rows = tl.minimum(outputs, num_outputs - 1).to(tl.int64) * NUM_INPUTS
     sums = tl.zeros((ROWS_BLOCK, OUTPUTS_BLOCK), tl.float32)

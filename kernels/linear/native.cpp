@@ -1,4 +1,4 @@
-// `linear`: x times a packed weight, with what follows it. The layout is in packed.h, the innermost loops in tile.h.
+// `linear`: x times a packed weight, with epilogues. packed.h has the layout, tile.h the innermost loops.
 #include <optional>
 #include <utility>
 
@@ -12,26 +12,25 @@
 namespace octavo {
 namespace {
 
-// Up to so many rows a weight is read once and each thread has a fixed part of its columns.
+// Up to this many rows a weight is read once and each thread has a fixed part of its columns.
 constexpr int64_t kFewRows = 128;
-// Rows of a piece above that, at most and at least: more do not stay in a core's second-level cache with their sums
-// while all panels go over them, and fewer would read a panel for too little work.
+// Most and fewest rows of a piece above that. More do not stay in the second-level cache with their sums while all
+// panels are applied; fewer would read a panel for too little work.
 constexpr int64_t kMaxRowBlock = 256, kMinRowBlock = 30;
-// Above kFewRows the work is cut into at least so many pieces for each thread, so that all finish at about one time.
+// Above kFewRows there are at least this many pieces per thread, so that all threads finish at about the same time.
 constexpr int64_t kPiecesPerThread = 8;
-// Steps of a slice, at most: all row tiles go over it before the next one, which is fetched meanwhile. Short ones, of
-// 32 KB of bf16, stay in a first-level cache and let memory and arithmetic overlap early. From kLongFrom rows on
-// arithmetic is all that counts, and what a tile spends on its running sums between two slices: long ones stay in the
-// second-level cache.
+// Most steps of a slice. All row tiles use it before the next one, which is prefetched meanwhile. Short slices (32 KB
+// of bf16) stay in the first-level cache and let memory and arithmetic overlap early. From kLongFrom rows on arithmetic
+// and the running sums between slices dominate, so slices are long and stay in the second-level cache.
 constexpr int64_t kShortSlice = 128, kLongSlice = 288, kLongFrom = 48;
-// The same for bf16_12, of which 12 KB, once unpacked, lie in the first-level cache beside what comes next.
+// The same for bf16_12: 12 KB, unpacked, fit the first-level cache beside the next slice.
 constexpr int64_t kShortCodedSlice = 48, kLongCodedFrom = 24;
 
 inline F32x16 activate(Epilogue epilogue, F32x16 value) {
     switch (epilogue) {
         case Epilogue::gelu: return gelu(value);
         case Epilogue::gelu_tanh: return gelu_by_tanh(value);
-        case Epilogue::relu: return max(zero(), value);  // NaN comes second, so that it stays
+        case Epilogue::relu: return max(zero(), value);  // NaN as the second operand is kept
         default: return value;
     }
 }
@@ -52,7 +51,7 @@ struct Product {
     int64_t num_slices;   // of a panel
     bool is_coded;        // its slices have to be unpacked first
 
-    // What is written of the vector that begins at `column`, but for the residual.
+    // The vector to write at `column`, without the residual.
     F32x16 finished(int64_t column, const float* sums, const float* up_sums) const {
         const float* bias = args.weight.bias;
         F32x16 value = load(sums);
@@ -92,48 +91,48 @@ struct Product {
         return {weights + begin * weight.step_bytes(), piece.panel, piece.first_block, begin, end};
     }
 
-    // See `Ahead::per_row`.
+    // See `Prefetcher::per_row`.
     uint64_t bytes_per_row(const Piece& piece, int64_t num_rows) const {
         const int64_t step_bytes = args.weight.step_bytes() / (piece.is_half && !is_coded ? 2 : 1);
         const int64_t rows = num_rows + (is_coded ? kUnpackRows : 0);
         return (static_cast<uint64_t>(step_bytes) << 16) / static_cast<uint64_t>(rows);
     }
 
-    // Adds up all slices of a panel, each for all rows, while the one after it is fetched, in the end the first of
-    // `next`. `done` is called with the rows of each tile as soon as they have all their sums.
+    // Adds up all slices of a panel, each for all rows, and prefetches the next slice; at the end the first one of
+    // `next`. Calls `done` with the rows of each tile as soon as their sums are complete.
     template <typename Done>
     void add_up(Range rows, const Piece& piece, const Piece& next, float* sums, Done done) const {
         const Tile* by_rows = piece.is_half ? tiles.half : tiles.whole;
         const int64_t num_rows = rows.end - rows.begin;
         const int64_t num_tiles = (num_rows + kMaxRows - 1) / kMaxRows;
-        Ahead ahead{nullptr, bytes_per_row(piece, num_rows), 0};
+        Prefetcher prefetcher{nullptr, bytes_per_row(piece, num_rows), 0};
         alignas(64) char unpacked[kLongSlice * 256];
         std::optional<Unpacker> unpacker;
         if (is_coded) unpacker.emplace(args.weight, piece.panel, piece.first_block, piece.is_half);
         for (int64_t number = 0; number < num_slices; ++number) {
             const bool is_last = number + 1 == num_slices;
             Slice present = slice(piece, number);
-            ahead.position = 0;
-            ahead.next = (is_last ? slice(next, 0) : slice(piece, number + 1)).weights;
+            prefetcher.position = 0;
+            prefetcher.next = (is_last ? slice(next, 0) : slice(piece, number + 1)).weights;
             const Slice packed = present;
             const bool in_first_tile = unpacker && unpacker->can_multiply(args, present, piece.is_half);
             if (unpacker) present.weights = unpacked;
             if (unpacker && !in_first_tile)
-                unpacker->unpack(packed.weights, packed.end - packed.begin, unpacked, ahead);
+                unpacker->unpack(packed.weights, packed.end - packed.begin, unpacked, prefetcher);
             for (int64_t i = 0; i < num_tiles; ++i) {  // tiles of sizes that differ by one at most
                 const Range tile{num_rows * i / num_tiles, num_rows * (i + 1) / num_tiles};
                 const int64_t size = tile.end - tile.begin, first_row = rows.begin + tile.begin;
                 float* tile_sums = sums + tile.begin * kPanelOutputs;
                 if (in_first_tile && i == 0)
-                    unpacker->unpack_and_multiply(args, packed, size, first_row, tile_sums, unpacked, ahead);
+                    unpacker->unpack_and_multiply(args, packed, size, first_row, tile_sums, unpacked, prefetcher);
                 else
-                    by_rows[size - 1](args, present, first_row, tile_sums, ahead);
+                    by_rows[size - 1](args, present, first_row, tile_sums, prefetcher);
                 if (is_last) done(tile);
             }
         }
     }
 
-    // Computes some rows of a piece, kMaxRowBlock at most, and fetches the beginning of the next one.
+    // Computes up to kMaxRowBlock rows of a piece, and prefetches the beginning of the next one.
     void compute(Range rows, const Piece& piece, const Piece& next) const {
         alignas(64) float sums[kMaxRowBlock * kPanelOutputs], up_sums[kMaxRowBlock * kPanelOutputs];
         const int64_t column = piece.panel * kPanelOutputs + piece.first_block * kLanes;

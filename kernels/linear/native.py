@@ -20,9 +20,9 @@ from octavo.kernels.quantize.native import quantize_rows
 
 Kind = Literal["bf16", "f32", "f16", "u8", "u4", "bf16_12"]
 KINDS: tuple[Kind, ...] = ("bf16", "f32", "f16", "u8", "u4", "bf16_12")
-"""In the order of `octavo::Kind`. The last one holds bfloat16 in 12 bits and a few bytes beside, without loss."""
+"""In the order of `octavo::Kind`. The last one holds bfloat16 in 12 bits plus a few escaped bytes, without loss."""
 DTYPES: dict[Kind, torch.dtype] = {"bf16": torch.bfloat16, "f32": torch.float32, "f16": torch.float16}
-"""Of weights that are packed number by number."""
+"""Of weights that are packed element by element."""
 WORD_INPUTS: dict[Kind, int] = {"bf16": 2, "f32": 1, "f16": 1, "u8": 4, "u4": 8, "bf16_12": 2}
 """Inputs in one word of a panel."""
 WORD_BYTES: dict[Kind, int] = {"bf16": 4, "f32": 4, "f16": 2, "u8": 4, "u4": 4, "bf16_12": 3}
@@ -86,11 +86,11 @@ class NativeLinear:
     codebooks: Tensor | None = None
     """Of bf16_12: one for each panel."""
     escapes: Tensor | None = None
-    """Of bf16_12: the upper bytes that the codebooks do not have; at least one byte."""
+    """Of bf16_12: the upper bytes that are not in the codebooks; at least one byte."""
 
     @property
     def is_quantized(self) -> bool:
-        """Whether rows must be quantized too before they are multiplied."""
+        """Whether rows must be quantized before the product."""
         return self.group_size != 0
 
     @property
@@ -111,7 +111,7 @@ class NativeLinear:
         return sum(buffer.nbytes for buffer in self.to_buffers()[1].values())
 
     def to_buffers(self) -> tuple[dict[str, int | str], dict[str, Tensor]]:
-        """Return what `from_buffers` takes: a header of numbers and names, and the buffers that there are."""
+        """Return a header of numbers and names, and the existing buffers, for `from_buffers`."""
         header: dict[str, int | str] = {
             "kind": self.kind,
             "num_inputs": self.num_inputs,
@@ -125,10 +125,10 @@ class NativeLinear:
 
     @classmethod
     def from_buffers(cls, header: dict[str, int | str], buffers: dict[str, Tensor]) -> Self:
-        """Return the weight over buffers that begin at multiples of 64 bytes and are not copied.
+        """Return the weight over buffers that are aligned to 64 bytes; they are not copied.
 
         Raises:
-            ValueError: the header, the buffers' sizes or what codebooks point to are not what `to_buffers` gives.
+            ValueError: the header, the buffer sizes or the offsets in the codebooks are invalid.
         """
         kind = next((kind for kind in KINDS if kind == header.get("kind")), None)
         numbers = [header.get(name) for name in ("num_inputs", "num_outputs", "group_size", "offset")]
@@ -160,7 +160,7 @@ class NativeLinear:
         return packed
 
     def structure(self) -> PackedWeight:
-        """Return what C++ reads; it points into the buffers and keeps none of them alive."""
+        """Return the structure for C++. It points into the buffers and does not keep them alive."""
         return PackedWeight(
             self.weight.data_ptr(),
             _address(self.scales),
@@ -213,7 +213,7 @@ def arguments(
         packed: must outlive the arguments.
         out: float32 or bfloat16.
         epilogue: see `can_fuse`.
-        residual: float32, added to what the epilogue gives; may be `out`.
+        residual: float32, added to the result of the epilogue; may be `out`.
     """
     assert len(x) == (3 if packed.is_quantized else 1), "quantized weights take levels, scales and sums"
     assert can_fuse(epilogue, packed), f"{epilogue} after {packed.num_outputs} outputs"
@@ -224,7 +224,7 @@ def arguments(
 
 
 def can_fuse(epilogue: Epilogue, packed: NativeLinear) -> bool:
-    """Say whether the operation can apply `epilogue`: gates and ups must begin at a panel."""
+    """Return whether the operation can apply `epilogue`: gates and ups must begin at a panel."""
     return epilogue != "silu_and_mul" or packed.num_outputs % (2 * PANEL_OUTPUTS) == 0
 
 

@@ -1,5 +1,5 @@
-// Packing: from weights as checkpoints have them, output by output, to the panels of packed.h. Happens once, at load,
-// after quantize_weight.h if the weight is to be quantized, before encode.h if it is to be coded.
+// Packs weights in checkpoint order, output by output, into the panels of packed.h. Runs once, at load: after
+// quantize_weight.h if the weight is quantized, before encode.h if it is encoded.
 //
 // All panels have one form: for each step one word of each of the panel's 64 outputs. A word is a pair of bf16, one f32
 // or f16, four u8 levels, eight u4 levels, or the scale of one group. So packing takes 64 rows of words and transposes.
@@ -36,8 +36,8 @@ inline Word read_word(const char* row, int64_t offset, int64_t row_end) {
     return word;
 }
 
-// Transposes this thread's panels. `read(row, step)` makes a word of kStepBytes bytes of a row. Sixteen steps at a time;
-// the same part of the next panel is fetched meanwhile, for no prefetcher of the hardware follows 64 rows at once.
+// Transposes this thread's panels, sixteen steps at a time. `read(row, step)` makes a word from kStepBytes bytes of a
+// row. Prefetches the same part of the next panel: hardware prefetchers cannot follow 64 rows at once.
 template <typename Word, int64_t kStepBytes, typename Read>
 void transpose(const PackArgs& args, const Thread& thread, Read read) {
     constexpr int64_t kSteps = 16;

@@ -1,12 +1,12 @@
-// How a weight lies in memory when the products read it, and what a product is told.
+// The memory layout of packed weights, and the arguments of a product.
 //
-// The outputs are cut into panels of 64, the last one filled up with zeros, and a panel into four blocks of 16: the
-// outputs of one vector. A panel is read from its first to its last byte whatever the number of rows, in steps:
+// The outputs are divided into panels of 64, the last one padded with zeros, and a panel into four blocks of 16, one
+// vector each. A panel is read sequentially, whatever the number of rows, in steps:
 //
 //     step 0                              step 1
 //     block 0  block 1  block 2  block 3  block 0  ...
 //
-// A step multiplies one 32-bit word of each row of x by a block. What a block holds, by kind, output by output:
+// A step multiplies one 32-bit word of each row of x by a block. The contents of a block by kind, output by output:
 //
 //     bf16   2 inputs   64 bytes   o0: k k+1 | o1: k k+1 | ... | o15: k k+1
 //     f32    1 input    64 bytes   o0: k     | o1: k     | ... | o15: k
@@ -17,8 +17,8 @@
 //
 // bf16_12 holds the same numbers as bf16 in three quarters of the memory; coded.h says how.
 //
-// The inputs are filled up with zeros to whole steps, those of u8 and u4 to whole groups. Scales and minimums of u8 and
-// u4 are f16 and lie beside: 64 for each group of each panel, panel by panel. A level means
+// The inputs are padded with zeros to whole steps, those of u8 and u4 to whole groups. Scales and minimums of u8 and u4
+// are f16 in separate buffers: 64 per group of a panel, panel by panel. The value of a level is
 // `scale * (level - offset) + minimum`.
 #pragma once
 
@@ -34,7 +34,7 @@ enum class Kind : int32_t { bf16 = 0, f32 = 1, f16 = 2, u8 = 3, u4 = 4, bf16_12 
 
 inline bool is_quantized(Kind kind) { return kind == Kind::u8 || kind == Kind::u4; }
 
-// What a panel of bf16_12 is read with.
+// The decoding table of one panel of bf16_12.
 struct Codebook {
     uint8_t upper_bytes[16];   // by number; the last one is not used
     int64_t first_escapes[2];  // where the streams of its halves begin
@@ -83,7 +83,7 @@ struct PackedWeight {
     int64_t panel_bytes() const { return num_steps() * step_bytes(); }
 };
 
-// What is done to the sums (and bias) of an output before it is written.
+// Applied to the sums (and bias) of an output before it is written.
 enum class Epilogue : int32_t {
     none = 0,
     silu_and_mul = 1,  // outputs are [gates, ups]; writes silu(gate) * up, half as many

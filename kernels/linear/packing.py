@@ -1,6 +1,6 @@
 """Packs weights for `octavo.kernels.linear.native`, once, when a model is loaded. Quantizes nothing.
 
-Large weights of bfloat16 take 12 bits each where that loses nothing, see `coded.h` and docs/adr/0014.
+Large bfloat16 weights are stored in 12 bits where that is lossless, see `coded.h` and docs/adr/0014.
 """
 
 import ctypes
@@ -26,11 +26,11 @@ from octavo.kernels.native.library import NativeLibrary
 from octavo.kernels.native.memory import allocate
 
 MIN_CODED_WEIGHTS = 2**16
-"""Of a weight; a smaller one stays in some cache, where there is nothing to be gained."""
+"""Of a weight. A smaller one stays in a cache, where compression gains nothing."""
 MAX_ESCAPES = 1 / 100
-"""Of the weights: more of them and unpacking takes longer than reading less of the memory saves."""
+"""Largest fraction of escapes. With more, unpacking costs more time than the smaller size saves."""
 UNPACKING_LEVELS = frozenset({"avx512_bf16", "avx512", "avx2"})
-"""Whose shuffles unpack as fast as memory is read. Plain loops do not: a product of one row takes ten times as long."""
+"""Levels whose shuffles unpack at memory speed. With plain loops a product of one row takes ten times as long."""
 ESCAPE_PADDING = 64
 """Bytes after the last escape."""
 
@@ -88,9 +88,9 @@ def pack_coded(
 
     Args:
         library: that will multiply by it.
-        weight_OI: any values; each comes out as it is, to the bit.
+        weight_OI: any values; all are preserved bit for bit.
         bias_O: of any float.
-        max_escapes: the part of the weights that may need their upper byte beside; otherwise None is returned.
+        max_escapes: largest fraction of weights with an escaped upper byte; with more, None is returned.
     """
     num_outputs, num_inputs = weight_OI.shape
     steps = num_steps("bf16", num_inputs, 0)
@@ -131,14 +131,14 @@ def pack_quantized(library: NativeLibrary, weight: QuantizedWeight, bias_O: Tens
 
 
 def call_on_threads(library: NativeLibrary, name: str, arguments: Arguments) -> None:
-    """Call the function `octavo_<name>`, which is no operation of a program, on torch's number of threads."""
-    library.operation(name, type(arguments))  # the sizes agree
+    """Call the function `octavo_<name>`, which is not part of programs, on torch's number of threads."""
+    library.operation(name, type(arguments))  # checks the sizes
     function = library.function(name, [ctypes.c_void_p, ctypes.c_int64])
     function(ctypes.addressof(arguments), torch.get_num_threads())
 
 
 def _temporary(num_bytes: int) -> Tensor:
-    # Not `allocate`: there a small buffer shares its memory with others, and it all stays until the last of them goes.
+    # Not `allocate`: it puts small buffers into shared memory that is freed only with the last of them.
     return torch.empty(num_bytes, dtype=torch.uint8)
 
 

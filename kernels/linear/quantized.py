@@ -1,6 +1,6 @@
-"""Quantized weights as they are exchanged: one byte per level, whatever the packed form will be.
+"""The exchange format of quantized weights: one byte per level, whatever the packed layout will be.
 
-Readers of checkpoints make them, `octavo.kernels.linear.native` packs them. Holds no arithmetic of a product.
+Checkpoint readers create them, `octavo.kernels.linear.native` packs them. Does not multiply.
 """
 
 from collections.abc import Sequence
@@ -20,11 +20,11 @@ GROUP_SIZES = (16, 32, 64, 128)
 class QuantizedWeight:
     """A weight whose value is `scale * (level - offset) + minimum`, with scale and minimum of the level's group.
 
-    The last group of an output is smaller when the inputs are no multiple of the group size. Readers give symmetric
-    formats an offset and no minimum (Q8_0, Q4_0, Q6_K), affine ones a minimum and offset 0 (Q4_1, Q4_K).
+    The last group of an output is smaller if the number of inputs is not a multiple of the group size. Readers give
+    symmetric formats an offset and no minimum (Q8_0, Q4_0, Q6_K), affine ones a minimum and offset 0 (Q4_1, Q4_K).
 
     Raises:
-        ShapeError: dtypes or shapes do not go together.
+        ShapeError: dtypes or shapes do not match.
     """
 
     levels_OI: Tensor
@@ -65,7 +65,7 @@ class QuantizedWeight:
         return self.levels_OI.shape[0]
 
     def dequantize(self) -> Tensor:
-        """Return the values, float32, shape OI: what the levels mean."""
+        """Return the dequantized values, float32, shape OI."""
         values_OI = (self.levels_OI.to(torch.int16) - self.offset).float() * self._of_elements(self.scale_OG)
         return values_OI if self.minimum_OG is None else values_OI + self._of_elements(self.minimum_OG)
 
@@ -85,11 +85,11 @@ class QuantizedWeight:
 def concatenate(parts: Sequence[QuantizedWeight]) -> QuantizedWeight:
     """Return one weight with the outputs of all parts, one below the other, without changing a value.
 
-    Parts that differ take the form that holds them all: the larger number of bits, the smaller group, and one
-    offset. Different offsets become the largest one by moving the levels up, where all parts are symmetric and
-    the levels still fit; otherwise offset 0, and symmetric parts get the minimum `-offset * scale`, exact
-    because offsets of symmetric formats are powers of two. (An affine part that has an offset as well would
-    have its new minimum rounded to float16; no format that we read has both.)
+    Parts that differ are converted to a common form: the larger number of bits, the smaller group, and one offset. If
+    all parts are symmetric and the levels still fit, the largest offset is used and levels are shifted up. Otherwise
+    the offset is 0, and symmetric parts get the minimum `-offset * scale`, which is exact because their offsets are
+    powers of two. (The new minimum of an affine part with an offset would be rounded to float16; no format that we read
+    has both.)
 
     Raises:
         ShapeError: there are no parts, or their numbers of inputs differ.

@@ -1,4 +1,4 @@
-"""The place of `linear` in a program: what it reads, and what follows it that it can do itself."""
+"""Records `linear` in a program: its inputs, and the operations after it that it can fuse."""
 
 from torch import Tensor
 

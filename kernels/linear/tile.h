@@ -1,16 +1,16 @@
 // The innermost loops: the sums of a few rows and some blocks of one panel, over a slice of the inputs.
 //
-// Each sum has a lane of its own and takes its inputs in ascending order, whatever tile it is part of and however the
-// inputs are cut: between two slices it is stored and loaded again, which changes no bit. So a row's bits depend on
-// neither the other rows, nor how rows, columns and inputs are shared out.
-// Knows nothing of bias, epilogue and threads.
+// Each sum has its own lane and adds its inputs in ascending order, whatever the tile is and however the inputs are
+// sliced: between slices it is stored and reloaded, which changes no bit. So a row's bits depend neither on the other
+// rows nor on how rows, columns and inputs are distributed.
+// Does not handle bias, epilogue and threads.
 #pragma once
 
 #include "linear/packed.h"
 #include "native/dot.h"
 
 namespace octavo {
-namespace {  // tables of one instruction set must not be taken for those of another that is loaded beside it
+namespace {  // libraries of several instruction sets may be loaded: their tables must stay separate
 
 // Rows of the largest tile.
 #if defined(OCTAVO_AVX512_BF16)
@@ -22,7 +22,7 @@ constexpr int kMaxRows = 4;
 #endif
 
 // Blocks of a tile of `rows` rows: 4, 2 or 1, so that the running sums fit the registers beside one word of x and the
-// blocks of the weight. AVX-512 has 32 registers; a block fills one, or two where dot products take the operands apart.
+// blocks of the weight. AVX-512 has 32 registers; a block fills one, or two where dot products split the operands.
 // AVX2 has 16, and a vector of 16 lanes fills two.
 constexpr int max_float_blocks([[maybe_unused]] int rows) {
 #if defined(OCTAVO_AVX512)
@@ -32,9 +32,9 @@ constexpr int max_float_blocks([[maybe_unused]] int rows) {
 #endif
 }
 
-// The same for quantized weights, which need a sum of integers and one of floats. With AVX-512 the floats are left to
-// the stack where both do not fit: they are needed once in a group, while a second pass over a panel costs more than
-// the first wherever memory is the limit (8 bits, 6 rows: 58 us in two passes, 42 in one).
+// The same for quantized weights, which need a sum of integers and one of floats. With AVX-512 the float sums spill to
+// the stack if both do not fit: they are used once per group, while a second pass over a panel costs more wherever
+// memory is the bottleneck (8 bits, 6 rows: 58 us in two passes, 42 in one).
 constexpr int max_quantized_blocks([[maybe_unused]] int rows) {
 #if defined(OCTAVO_AVX512)
     return 4;
@@ -43,16 +43,15 @@ constexpr int max_quantized_blocks([[maybe_unused]] int rows) {
 #endif
 }
 
-// What is fetched into the second-level cache while a slice is computed: the slice that comes after it. It is spread
-// evenly over all row tiles that go over the present slice, in proportion to their rows, so that the memory is never
-// idle while there is something to compute. Each step of a tile fetches its part, which need not be whole lines: some
-// lines are asked for twice, which costs less than a branch that goes now this way, now that.
-struct Ahead {
+// Prefetches the next slice into the second-level cache while a slice is computed. The lines are spread evenly over all
+// row tiles of the current slice, in proportion to their rows, so that memory is busy all the time. The share of a step
+// need not be whole lines: prefetching some lines twice is cheaper than an unpredictable branch.
+struct Prefetcher {
     const char* next;
     uint64_t per_row;   // bytes for each row of a step of a tile, times 2^16
     uint64_t position;  // bytes fetched, times 2^16; the other half of a panel not counted
 
-    // To be called in each step of a tile of kRows rows; kLines of the kStepBytes of a step are wanted.
+    // Call in each step of a tile of kRows rows. Prefetches kLines of the kStepBytes of a step.
     template <int kRows, int kLines, int64_t kStepBytes>
     void fetch() {
         const uint64_t part = per_row * kRows;
@@ -65,7 +64,7 @@ struct Ahead {
         position += part;
     }
 
-    // The same once for all steps of a group of a quantized weight, where a group is short and each step counts.
+    // The same once per group of a quantized weight, whose steps are too short for a call each.
     template <int kRows, int kLines, int64_t kStepBytes>
     void fetch_group(int64_t num_steps) {
         const uint64_t part = per_row * kRows * static_cast<uint64_t>(num_steps);
@@ -74,9 +73,9 @@ struct Ahead {
     }
 
     template <int kLines, int64_t kStepBytes>
-    void fetch_line(uint64_t ahead) const {
+    void fetch_line(uint64_t distance) const {
         constexpr uint64_t kWanted = kLines * 64;
-        const uint64_t byte = (position >> 16) + ahead;
+        const uint64_t byte = (position >> 16) + distance;
         __builtin_prefetch(next + (kWanted == kStepBytes ? byte : byte / kWanted * kStepBytes + byte % kWanted), 0, 2);
     }
 };
@@ -90,9 +89,9 @@ struct Slice {
     int64_t end;
 };
 
-// Adds the products of rows [first_row, first_row + rows) of x with a slice to `sums`: 64 floats for each row. A slice
-// that begins with step 0 begins the sums.
-using Tile = void (*)(const LinearArgs& args, const Slice& slice, int64_t first_row, float* sums, Ahead& ahead);
+// Adds the products of rows [first_row, first_row + rows) of x with a slice to `sums`, 64 floats per row. A slice that
+// begins with step 0 initializes the sums.
+using Tile = void (*)(const LinearArgs& args, const Slice& slice, int64_t first_row, float* sums, Prefetcher& prefetcher);
 
 struct Bf16Format {
     static constexpr int64_t kInputs = 2;
@@ -105,7 +104,7 @@ struct Bf16Format {
     static F32x16 add_products(F32x16 sums, Vector weights, Vector inputs) { return dot(sums, weights, inputs); }
 };
 
-// Of bf16_12, once it is unpacked.
+// Unpacked bf16_12.
 struct UnpackedFormat : Bf16Format {
     static constexpr int64_t kStoredBytes = 192;
     static constexpr int lines(int) { return 3; }
@@ -127,7 +126,7 @@ struct FloatFormat {
     static F32x16 add_products(F32x16 sums, Vector weights, Vector inputs) { return fma(weights, inputs, sums); }
 };
 
-// The running sums of a tile: zeros, or as the slice before has left them.
+// The running sums of a tile: zeros, or the result of the previous slice.
 template <int kRows, int kTileBlocks>
 inline void begin_tile(F32x16 (&tile)[kRows][kTileBlocks], const Slice& slice, const float* sums) {
     OCTAVO_UNROLL for (int row = 0; row < kRows; ++row)
@@ -147,9 +146,10 @@ template <typename Format>
 struct FloatTiles {
     static constexpr int max_blocks(int rows) { return max_float_blocks(rows); }
 
-    // Computes kTileBlocks blocks, from the one after kSkipped others on, of the kCount that a slice is for.
+    // Computes kTileBlocks of the kCount blocks of a slice, after skipping kSkipped of them.
     template <int kRows, int kTileBlocks, int kCount, int kSkipped>
-    static void compute(const LinearArgs& args, const Slice& slice, int64_t first_row, float* sums, Ahead& ahead) {
+    static void compute(
+        const LinearArgs& args, const Slice& slice, int64_t first_row, float* sums, Prefetcher& prefetcher) {
         constexpr int64_t kStepBytes = kBlocks * Format::kBlockBytes;
         const char* weights = slice.weights + kSkipped * Format::kBlockBytes;
         const char* x = args.x.row<const char>(first_row) + slice.begin * 4;
@@ -158,13 +158,13 @@ struct FloatTiles {
 
         F32x16 tile[kRows][kTileBlocks];
         begin_tile(tile, slice, sums);
-        Ahead fetching = ahead;
+        Prefetcher prefetching = prefetcher;
 
         for (int64_t step = slice.begin; step < whole_steps; ++step, weights += kStepBytes, x += 4) {
             typename Format::Vector blocks[kTileBlocks];
             OCTAVO_UNROLL for (int block = 0; block < kTileBlocks; ++block)
                 blocks[block] = Format::weights(weights + block * Format::kBlockBytes);
-            if constexpr (kSkipped == 0) fetching.fetch<kRows, Format::lines(kCount), Format::kStoredBytes>();
+            if constexpr (kSkipped == 0) prefetching.fetch<kRows, Format::lines(kCount), Format::kStoredBytes>();
             OCTAVO_UNROLL for (int row = 0; row < kRows; ++row) {
                 const auto inputs = Format::inputs(load_word(x + row * row_bytes));
                 OCTAVO_UNROLL for (int block = 0; block < kTileBlocks; ++block)
@@ -172,7 +172,7 @@ struct FloatTiles {
             }
         }
         if constexpr (Format::kInputs == 2) {
-            if (whole_steps < slice.end) {  // the last input without its pair: nothing beyond a row is read
+            if (whole_steps < slice.end) {  // the last input has no pair: never read beyond a row
                 OCTAVO_UNROLL for (int row = 0; row < kRows; ++row) {
                     uint16_t last;
                     std::memcpy(&last, x + row * row_bytes, sizeof last);
@@ -183,7 +183,7 @@ struct FloatTiles {
                 }
             }
         }
-        ahead = fetching;
+        prefetcher = prefetching;
         end_tile(tile, sums);
     }
 };
@@ -205,13 +205,14 @@ struct NibbleFormat {
 
 // The tiles of a quantized weight. Within a group the products are summed as integers, exactly; then
 //     total += (scale of the weight * scale of x) * integer sum [+ minimum * (scale of x * sum of x)].
-// The offset is taken off by where the integer sum begins: at -offset * sum of x.
+// The offset is subtracted by starting the integer sum at -offset * sum of x.
 template <typename Format, bool kIsAffine>
 struct QuantizedTiles {
     static constexpr int max_blocks(int rows) { return max_quantized_blocks(rows); }
 
     template <int kRows, int kTileBlocks, int kCount, int kSkipped>
-    static void compute(const LinearArgs& args, const Slice& slice, int64_t first_row, float* sums, Ahead& ahead) {
+    static void compute(
+        const LinearArgs& args, const Slice& slice, int64_t first_row, float* sums, Prefetcher& prefetcher) {
         constexpr int64_t kStepBytes = kBlocks * kVectorBytes;
         const PackedWeight& weight = args.weight;
         const int64_t num_steps = weight.group_steps(), end = slice.end / num_steps;
@@ -223,12 +224,12 @@ struct QuantizedTiles {
         const int32_t* x_sums = args.x_sums.row<const int32_t>(first_row);
         const int64_t row_bytes = args.x.row_bytes;
         const int64_t scales_stride = args.x_scales.row_bytes / 4, sums_stride = args.x_sums.row_bytes / 4;
-        // Few rows use a group up so fast that all of its lines at once would have to wait for one another.
-        const bool in_each_step = ahead.per_row * kRows > 64 << 16;
+        // With few rows a group is finished so fast that prefetching all its lines at once would stall.
+        const bool in_each_step = prefetcher.per_row * kRows > 64 << 16;
 
         F32x16 totals[kRows][kTileBlocks];
         begin_tile(totals, slice, sums);
-        Ahead fetching = ahead;
+        Prefetcher prefetching = prefetcher;
 
         for (int64_t group = slice.begin / num_steps; group < end; ++group) {
             I32x16 tile[kRows][kTileBlocks];
@@ -236,9 +237,9 @@ struct QuantizedTiles {
                 const I32x16 start = set1_i32(-weight.offset * x_sums[row * sums_stride + group]);
                 OCTAVO_UNROLL for (int block = 0; block < kTileBlocks; ++block) tile[row][block] = start;
             }
-            if (kSkipped == 0 && !in_each_step) fetching.fetch_group<kRows, kCount, kStepBytes>(num_steps);
+            if (kSkipped == 0 && !in_each_step) prefetching.fetch_group<kRows, kCount, kStepBytes>(num_steps);
             for (int64_t step = 0; step < num_steps; ++step, weights += kStepBytes) {
-                if (kSkipped == 0 && in_each_step) fetching.fetch<kRows, kCount, kStepBytes>();
+                if (kSkipped == 0 && in_each_step) prefetching.fetch<kRows, kCount, kStepBytes>();
                 OCTAVO_UNROLL for (int word = 0; word < Format::kWords; ++word, x += 4) {
                     Quads blocks[kTileBlocks];
                     OCTAVO_UNROLL for (int block = 0; block < kTileBlocks; ++block)
@@ -264,7 +265,7 @@ struct QuantizedTiles {
                 }
             }
         }
-        ahead = fetching;
+        prefetcher = prefetching;
         end_tile(totals, sums);
     }
 };
@@ -274,11 +275,11 @@ struct QuantizedTiles {
 // Computes kCount blocks of a slice, several after the other where the registers hold fewer. The first ones fetch the
 // others' weights too: memory is read in one stream.
 template <typename Family, int kRows, int kCount>
-void in_blocks(const LinearArgs& args, const Slice& slice, int64_t first_row, float* sums, Ahead& ahead) {
+void in_blocks(const LinearArgs& args, const Slice& slice, int64_t first_row, float* sums, Prefetcher& prefetcher) {
     constexpr int kTileBlocks = Family::max_blocks(kRows) < kCount ? Family::max_blocks(kRows) : kCount;
     [&]<int... kTile>(std::integer_sequence<int, kTile...>) {
         (Family::template compute<kRows, kTileBlocks, kCount, kTile * kTileBlocks>(
-             args, slice, first_row, sums + kTile * kTileBlocks * kLanes, ahead),
+             args, slice, first_row, sums + kTile * kTileBlocks * kLanes, prefetcher),
          ...);
     }(std::make_integer_sequence<int, kCount / kTileBlocks>{});
 }

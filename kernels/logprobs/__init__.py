@@ -4,11 +4,11 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from octavo.kernels.dispatch import choose, when_called
+from octavo.kernels.dispatch import choose, lazy
 from octavo.kernels.logprobs import cpu
 from octavo.kernels.logprobs.row import RowLogprobs as RowLogprobs
 
-_IMPLEMENTATIONS = {"cpu": cpu.logprobs, "cuda": when_called("octavo.kernels.logprobs.gpu", cpu.logprobs)}
+_IMPLEMENTATIONS = {"cpu": cpu.logprobs, "cuda": lazy("octavo.kernels.logprobs.gpu", cpu.logprobs)}
 
 
 def logprobs_of_rows(
@@ -27,7 +27,7 @@ def logprobs_of_rows(
     Raises:
         UnsupportedDevice: no implementation for the device.
     """
-    implementations = {"cuda": when_called("octavo.kernels.logprobs.gpu", logprobs_of_rows)}
+    implementations = {"cuda": lazy("octavo.kernels.logprobs.gpu", logprobs_of_rows)}
     return choose("logprobs_of_rows", implementations, logits_RV.device)(logits_RV, token_ids_R, top)
 
 

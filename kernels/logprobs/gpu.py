@@ -1,4 +1,4 @@
-"""`logprobs` on a GPU: one program sums one row; no row of log-probabilities is ever stored."""
+"""`logprobs` on a GPU: one program per row; the log-probabilities of a row are never stored."""
 
 from collections.abc import Sequence
 
@@ -47,7 +47,7 @@ def logprobs_of_rows(
 
 @triton.jit
 def _normalize_kernel(logits_ptr, token_ids_ptr, normalizer_ptr, rank_ptr, row_stride, count, BLOCK: tl.constexpr):
-    """Write the logarithm of the summed exponentials of a row, and the place of its token."""
+    """Write the log-sum-exp of a row, and the rank of its token."""
     row = tl.program_id(0).to(tl.int64)
     row_ptr = logits_ptr + row * row_stride
     token_id = tl.load(token_ids_ptr + row)

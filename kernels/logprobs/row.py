@@ -11,5 +11,5 @@ class RowLogprobs:
     rank: int
     """Place of the token in the order of the vocabulary, from 1."""
     top_token_ids: list[int]
-    """The most likely ones, or those that were asked for."""
+    """The most likely ones, or the requested ones."""
     top_logprobs: list[float]

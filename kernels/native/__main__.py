@@ -1,7 +1,7 @@
 """`python -m octavo.kernels.native`: builds and loads the library, and prints one line of JSON about it.
 
-`octavo build-kernels` runs it. Needs no torch. Ends with code 1 when there is no library; the line then says why.
-With `--describe`, which `octavo collect-env` runs, it builds nothing and tells what the machine has.
+`octavo build-kernels` runs it. Does not need torch. Exits with code 1 if there is no library; the line then says why.
+With `--describe`, which `octavo collect-env` runs, it builds nothing and describes the machine.
 """
 
 import argparse
@@ -38,7 +38,7 @@ def main() -> int:
 
 
 def describe(compiler: str | None) -> dict[str, Any]:
-    """Return what decides which code is built here: the processor, the levels that it runs, the compilers."""
+    """Return the facts that decide what is built: the processor, its levels, the compilers."""
     processor = Processor.read()
     levels = processor.levels()
     known = X86_LEVELS if levels[0] in X86_LEVELS else OTHER_LEVELS

@@ -33,6 +33,16 @@ class Matrix(ctypes.Structure):
         return cls(tensor.data_ptr(), row_bytes, tensor.shape[1], TYPES[tensor.dtype], 0)
 
 
+class GroupArguments(ctypes.Structure):
+    """The blocks of one KV cache group: see `CacheGroup` in `step.h`."""
+
+    _fields_ = [
+        ("slots", ctypes.c_void_p),
+        ("block_table", ctypes.c_void_p),
+        ("block_table_width", ctypes.c_int64),
+    ]
+
+
 class StepArguments(ctypes.Structure):
     """One forward pass: see `Step` in `step.h`."""
 
@@ -40,12 +50,10 @@ class StepArguments(ctypes.Structure):
         ("num_rows", ctypes.c_int64),
         ("token_ids", ctypes.c_void_p),
         ("positions", ctypes.c_void_p),
-        ("slots", ctypes.c_void_p),
         ("num_requests", ctypes.c_int64),
         ("query_starts", ctypes.c_void_p),
         ("context_lens", ctypes.c_void_p),
-        ("block_table", ctypes.c_void_p),
-        ("block_table_width", ctypes.c_int64),
+        ("groups", ctypes.POINTER(GroupArguments)),
     ]
 
 

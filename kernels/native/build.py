@@ -1,14 +1,14 @@
 """Builds the native library: sources in, the path of a loadable file out. Loads nothing, not even torch.
 
-What it makes lies under `<cache>/native/`, each file under a name made of all that its content depends on:
+Files are kept under `<cache>/native/`. A file's name hashes everything that its content depends on:
 
     <level>-<request>-<compiler>.so    a library; its last 32 bytes are the SHA-256 of those before
     objects/<unit>-<compiler>.o        one compiled source, for the next library that needs the same
 
-`request` hashes the sources, the flags and, at the level "native", the processor; `unit` the same for one source and
-the headers it includes. Files are written under another name and then renamed, so a name stands for a whole
-file, and two processes that build the same at once do no harm. A lock on the folder makes the second one wait
-for the first instead of compiling as well.
+`request` hashes the sources, the flags and, at the level "native", the processor; `unit` hashes the same for one source
+and the headers that it includes. Files are written under a temporary name and then renamed, so they are never
+incomplete, and concurrent builds are harmless. A lock on the folder makes a second process wait instead of compiling
+the same sources.
 """
 
 import contextlib
@@ -39,58 +39,58 @@ FLAGS = (
     "-O3",
     "-fPIC",
     "-pthread",
-    # A product and a sum are one rounding where the source says `fma` and nowhere else: bits must not
-    # depend on what the compiler happened to inline.
+    # Products and sums are fused only where the source says `fma`: bits must not depend on what the compiler
+    # happens to inline.
     "-ffp-contract=off",
     "-fno-math-errno",
     "-Wall",
     "-Wextra",
-    # Vectors are declared first and filled by intrinsics; g++ 12 takes them for uninitialized.
+    # Vectors are declared first and filled by intrinsics; g++ 12 reports them as uninitialized.
     "-Wno-uninitialized",
     "-Wno-maybe-uninitialized",
     "-Wno-unknown-warning-option",  # clang does not know the one before
 )
 LINK_FLAGS = ("-shared", "-pthread", "-Wl,-Bsymbolic")
-"""Symbolic: libraries of several levels may be loaded side by side, and each calls its own functions."""
+"""Symbolic: each of several loaded libraries must call its own functions."""
 
 COMPILE_TIMEOUT_S = 600.0
 """For one source. ziglang needs a minute for its first, in which it builds its C++ library."""
 LOCK_TIMEOUT_S = 600.0
 LOCK_TOLD_AFTER_S = 2.0
-"""When the log says that another process is waited for."""
+"""After this long the log says that another process is building."""
 KEPT_LIBRARIES = 16
 KEPT_OBJECTS = 128
 ABANDONED_AFTER_S = 3600.0
-"""When a folder of a build that did not end is thrown away."""
+"""Age at which the folder of an unfinished build is removed."""
 
 _DIGEST_BYTES = 32
 _INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)
 
 Phase = Callable[[str], AbstractContextManager[None]]
-"""Told the name of what takes long, for as long as it takes."""
+"""A context manager for slow phases; receives the phase's name."""
 
 
 def silent(_: str) -> AbstractContextManager[None]:
-    """Be the `Phase` that tells nobody."""
+    """A `Phase` that reports nothing."""
     return contextlib.nullcontext()
 
 
 class NativeUnavailable(Exception):
-    """There is no native library for this machine; the message has the reason, `hint` what would help."""
+    """There is no native library for this machine. The message says why, `hint` what would help."""
 
     def __init__(self, reason: str, hint: str, details: str = "") -> None:
         super().__init__(reason)
         self.reason = reason
         self.hint = hint
         self.details = details
-        """All that the compiler printed."""
+        """The compiler's complete output."""
 
 
 @dataclass(frozen=True, slots=True)
 class Toolchain:
-    """What a library is built with and where it is kept."""
+    """The compiler and flags of a library, and where it is kept."""
 
-    # Unlike Path.home() it is content where there is no home; OCTAVO_CACHE names another place then.
+    # Unlike Path.home() this does not fail without a home directory; OCTAVO_CACHE then names another place.
     cache_dir: Path = Path(os.path.expanduser("~")) / ".cache" / "octavo"
     compiler: str | None = None
     """A command; None: the first of `compilers.SEARCHED` that works, then ziglang."""
@@ -100,7 +100,7 @@ class Toolchain:
 
     @property
     def folder(self) -> Path:
-        """Where libraries lie."""
+        """The folder of the libraries."""
         return self.cache_dir / "native"
 
 
@@ -110,27 +110,27 @@ class Built:
 
     path: Path
     compiler: str | None
-    """What has made it now; None: it was there."""
+    """The compiler that built it just now; None: it existed already."""
     seconds: float
-    """What making it took."""
+    """Seconds that the build took."""
 
 
-def build(toolchain: Toolchain, isa: str | None = None, *, phase: Phase = silent, afresh: bool = False) -> Built:
-    """Return the library for this machine; make it if it is not there.
+def build(toolchain: Toolchain, isa: str | None = None, *, phase: Phase = silent, is_forced: bool = False) -> Built:
+    """Return the library for this machine, and build it if necessary.
 
-    Blocks until: it is built, some seconds; also while another process builds.
+    Blocks until: it is built, some seconds; also while another process builds it.
 
     Args:
         toolchain: what to build with.
         isa: a level of `isa.Processor.levels`; None: all that this processor has.
-        phase: told "compiling kernels" when there is something to compile.
-        afresh: use nothing that an earlier build has left.
+        phase: entered with "compiling kernels" if there is something to compile.
+        is_forced: ignore the files of earlier builds.
 
     Raises:
-        NativeUnavailable: there is no compiler that can, or nowhere to write to.
+        NativeUnavailable: no compiler works, or the cache is not writable.
     """
     request = _Request.make(toolchain, isa)
-    if not afresh:
+    if not is_forced:
         if found := request.find_library(find_compilers(toolchain.compiler)):
             return Built(found, None, 0.0)
         if toolchain.compiler is None and not any(find_compilers(None)) and (found := request.find_prebuilt()):
@@ -138,21 +138,21 @@ def build(toolchain: Toolchain, isa: str | None = None, *, phase: Phase = silent
     try:
         toolchain.folder.mkdir(parents=True, exist_ok=True)
         with phase("compiling kernels"), _lock(toolchain.folder):
-            return _build_locked(request, afresh)
+            return _build_locked(request, is_forced)
     except OSError as error:
         hint = "set OCTAVO_CACHE to a folder that can be written"
         raise NativeUnavailable(f"cannot build kernels in {toolchain.folder}: {error}", hint) from error
 
 
-def _build_locked(request: "_Request", afresh: bool) -> Built:
+def _build_locked(request: "_Request", is_forced: bool) -> Built:
     failures: list[tuple[Compiler, CompileError]] = []
     start = time.monotonic()
     for compiler in find_compilers(request.toolchain.compiler):
         target = request.library(compiler)
-        if not afresh and is_intact(target):  # another process has made it meanwhile
+        if not is_forced and is_intact(target):  # another process has built it meanwhile
             return Built(target, None, 0.0)
         try:
-            _compile(request, compiler, target, afresh)
+            _compile(request, compiler, target, is_forced)
         except CompileError as error:
             logger.debug("%s failed:\n%s", compiler.name, error.output)
             failures.append((compiler, error))
@@ -183,7 +183,7 @@ def _unavailable(toolchain: Toolchain, failures: list[tuple[Compiler, CompileErr
 
 
 def is_intact(path: Path) -> bool:
-    """Tell whether a library is there and is what was once written."""
+    """Return whether a library exists and its checksum is right."""
     try:
         content = path.read_bytes()
     except OSError:
@@ -198,9 +198,9 @@ class _Request:
     toolchain: Toolchain
     level: str
     flags: tuple[str, ...]
-    """Of the level; for "native" those that stand in where a compiler does not know `-march=native`."""
+    """Of the level; for "native" the fallback for compilers without `-march=native`."""
     units: dict[Path, str]
-    """Each source, and the hash of all that its object depends on but the compiler."""
+    """Each source, with the hash of everything but the compiler that its object depends on."""
 
     @classmethod
     def make(cls, toolchain: Toolchain, isa: str | None) -> "_Request":
@@ -230,13 +230,14 @@ class _Request:
         return self.toolchain.folder / "objects" / f"{self.units[source]}-{_hash(compiler.identity)}.o"
 
     def find_library(self, compilers: Iterable[Compiler]) -> Path | None:
-        """Return a library that one of the compilers has made."""
+        """Return an existing library that one of the compilers has built."""
         return _first_intact(self.library(compiler) for compiler in compilers)
 
     def find_prebuilt(self) -> Path | None:
-        """Return a library that any compiler has made, for this level or, at "native", for any that runs here.
+        """Return an existing library built by any compiler, for this level or, at "native", for any level that runs
+        here.
 
-        This is how a library made by `octavo build-kernels` is found on a machine without a compiler.
+        This finds a library from `octavo build-kernels` on a machine without a compiler.
         """
         stems = [self.stem]
         if self.level == NATIVE:
@@ -250,17 +251,17 @@ class _Request:
 
 
 def _largest_first(source: Path) -> tuple[int, Path]:
-    """Sort sources so that cores which compile them side by side are done at about the same time."""
+    """Sort sources so that parallel compilation ends on all cores at about the same time."""
     return -source.stat().st_size, source
 
 
 def _included(source: Path, toolchain: Toolchain) -> list[Path]:
-    """Return a source and all headers of ours that it includes, directly or not."""
+    """Return a source and all our headers that it includes, directly or indirectly."""
     found, queue = [source], [source]
     while queue:
         file = queue.pop()
         for name in _INCLUDE.findall(file.read_text()):
-            # As the compiler looks for it: beside the file that includes it, then from the root of the sources.
+            # Like the compiler: first in the including file's folder, then from the root of the sources.
             places = [(folder / name).resolve() for folder in (file.parent, toolchain.sources)]
             header = next((place for place in places if place.exists()), None)
             if header and header not in found:
@@ -269,8 +270,8 @@ def _included(source: Path, toolchain: Toolchain) -> list[Path]:
     return found
 
 
-def _compile(request: _Request, compiler: Compiler, target: Path, afresh: bool) -> None:
-    """Compile what is not compiled yet, as many sources at once as there are cores, and link."""
+def _compile(request: _Request, compiler: Compiler, target: Path, is_forced: bool) -> None:
+    """Compile missing objects, one per core at a time, and link."""
     toolchain = request.toolchain
     (toolchain.folder / "objects").mkdir(exist_ok=True)
     flags = [*FLAGS, *request.target_flags(compiler), *toolchain.flags, f"-I{toolchain.sources}"]
@@ -278,7 +279,7 @@ def _compile(request: _Request, compiler: Compiler, target: Path, afresh: bool) 
 
     def compile_one(source: Path) -> Path:
         kept = request.object(source, compiler)
-        if afresh or not kept.exists():
+        if is_forced or not kept.exists():
             made = scratch / kept.name
             compiler.run([*flags, "-c", str(source), "-o", str(made)], COMPILE_TIMEOUT_S)
             made.replace(kept)
@@ -298,7 +299,7 @@ def _compile(request: _Request, compiler: Compiler, target: Path, afresh: bool) 
 
 
 def _seal(path: Path) -> None:
-    """Append the digest that `is_intact` looks for, and bring the file to the disk before it gets its name."""
+    """Append the checksum for `is_intact`, and sync the file to disk before it is renamed."""
     digest = hashlib.sha256(path.read_bytes()).digest()
     with path.open("ab") as file:
         file.write(digest)
@@ -308,10 +309,10 @@ def _seal(path: Path) -> None:
 
 @contextlib.contextmanager
 def _lock(folder: Path) -> Iterator[None]:
-    """Be the only one to build in a folder; after LOCK_TIMEOUT_S, or where it cannot be locked, go on all the same.
+    """Hold the build lock of a folder; after LOCK_TIMEOUT_S, or if the folder cannot be locked, continue without it.
 
-    The lock saves work, no more: whole files are renamed into place with it or without it. It is on the folder
-    itself, so it leaves nothing behind and ends with this process.
+    The lock only saves work: files are renamed into place atomically in any case. It is a lock on the folder itself, so
+    it leaves no file behind and ends with this process.
     """
     descriptor = os.open(folder, os.O_RDONLY)
     start = time.monotonic()
@@ -338,7 +339,7 @@ def _lock(folder: Path) -> Iterator[None]:
 
 
 def _prune(folder: Path) -> None:
-    """Remove all but what was used last."""
+    """Remove all but the most recently used."""
     for pattern, kept in (("*.so", KEPT_LIBRARIES), ("objects/*.o", KEPT_OBJECTS)):
         for path in sorted(folder.glob(pattern), key=_used_at, reverse=True)[kept:]:
             path.unlink(missing_ok=True)
@@ -348,7 +349,7 @@ def _prune(folder: Path) -> None:
 
 
 def _used_at(path: Path) -> float:
-    """Return when a file was made or last used; 0 if it has just been removed."""
+    """Return when a file was created or last used; 0 if it has just been removed."""
     try:
         return path.stat().st_mtime
     except FileNotFoundError:
@@ -358,14 +359,14 @@ def _used_at(path: Path) -> float:
 def _first_intact(paths: Iterable[Path]) -> Path | None:
     for path in paths:
         if is_intact(path):
-            with contextlib.suppress(OSError):  # a cache that only others may write to
+            with contextlib.suppress(OSError):  # a read-only cache
                 path.touch()
             return path
     return None
 
 
 def _hash(*texts: str) -> str:
-    """Return 16 hexadecimal digits that stand for a sequence of texts."""
+    """Return a hash of texts, as 16 hexadecimal digits."""
     digest = hashlib.sha256()
     for text in texts:
         digest.update(f"{len(text)}:{text}".encode())

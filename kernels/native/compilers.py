@@ -1,4 +1,4 @@
-"""C++ compilers: which there are on this machine, and one run of one of them. Knows nothing of what is compiled."""
+"""Finds the C++ compilers of this machine and runs them. Does not know what is compiled."""
 
 import contextlib
 import importlib.metadata
@@ -33,7 +33,7 @@ class Compiler:
 
     command: tuple[str, ...]
     identity: str
-    """Path and version: another identity may make other code of the same source."""
+    """Path and version. Another identity may compile the same source differently."""
 
     @property
     def name(self) -> str:
@@ -44,8 +44,8 @@ class Compiler:
         """Run it once.
 
         Raises:
-            CompileError: it could not be started, failed, or took longer than `timeout_s`; none of its
-                processes is left then.
+            CompileError: it could not be started, failed, or took longer than `timeout_s`. All its processes have
+                ended.
         """
         try:
             process = subprocess.Popen(
@@ -71,11 +71,11 @@ class Compiler:
             raise CompileError(_first_error(output) or f"{self.name} ended with code {process.returncode}", output)
 
     def spell(self, flag: str) -> str:
-        """Return a flag as this compiler wants it: zig reads `-march=x86-64-v3` as a processor called `x86`."""
+        """Return a flag in this compiler's spelling: zig reads `-march=x86-64-v3` as a processor called `x86`."""
         return flag.replace("x86-64-v", "x86_64_v").replace("x86-64", "x86_64") if "ziglang" in self.command else flag
 
     def accepts(self, flag: str) -> bool:
-        """Tell whether it knows a flag."""
+        """Return whether it knows a flag."""
         try:
             self.run([flag, "-E", "-x", "c++", os.devnull], VERSION_TIMEOUT_S)
         except CompileError:
@@ -87,12 +87,12 @@ def find_compilers(given: str | None) -> Iterator[Compiler]:
     """Yield the compilers of this machine, the preferred one first.
 
     Args:
-        given: a command that the user has named; then there is no other. It may hold arguments.
+        given: the only command to use, with optional arguments; None: search for compilers.
     """
     if given:
         try:
             name, *arguments = shlex.split(given)
-        except ValueError:  # blank, or with a quote that is not closed
+        except ValueError:  # blank, or with an unclosed quote
             return
         if compiler := _on_path(name, tuple(arguments)):
             yield compiler

@@ -1,4 +1,4 @@
-"""Runs one operation at once over real tensors: for tests, and for calls outside of a program."""
+"""Runs one operation over real tensors immediately: for tests, and for calls outside of a program."""
 
 import ctypes
 

@@ -1,9 +1,9 @@
 // Dot products of 16-bit floats in pairs and of 8-bit integers in quads: one running sum in each of 16 lanes.
 //
 // A vector of pairs holds two neighbouring inputs for each of 16 outputs, a vector of quads four; 64 bytes of memory
-// either way, which one AVX-512 instruction multiplies and sums (vdpbf16ps, vpdpbusd). Levels without it take the
-// operands apart when they load them: into the even and the odd floats of the pairs, or into 16-bit integers, whose
-// products and sums are exact. Who calls `dot` sees no difference, and integer results are the same everywhere.
+// either way, which one AVX-512 instruction multiplies and sums (vdpbf16ps, vpdpbusd). Levels without it split the
+// operands when loading them: into the even and the odd floats of the pairs, or into 16-bit integers, whose products
+// and sums are exact. Callers of `dot` see no difference, and integer results are the same everywhere.
 #pragma once
 
 #include "native/vec.h"

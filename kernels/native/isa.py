@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 NATIVE = "native"
-"""The level that means: whatever this very processor has."""
+"""The level that means: everything this processor has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +19,7 @@ class Level:
     flags: tuple[str, ...]
     """For the compiler. g++ since 11 and clang since 12 know them."""
     needs: frozenset[str]
-    """What `/proc/cpuinfo` of a processor that can run it lists."""
+    """Flags in `/proc/cpuinfo` of processors that can run it."""
 
 
 _AVX2 = frozenset({"avx2", "fma", "f16c", "bmi1", "bmi2", "movbe", "abm"})
@@ -38,12 +38,12 @@ X86_LEVELS = (
 """Best first; each processor runs all levels after its first."""
 
 OTHER_LEVELS = (Level("portable", (), frozenset()),)
-"""For other kinds of processor: what the compiler makes of plain loops, NEON for example."""
+"""For other processors: plain loops, which the compiler vectorizes, with NEON for example."""
 
 
 @dataclass(frozen=True, slots=True)
 class Processor:
-    """What of this machine decides which code it can run, and which code is best for it."""
+    """The properties of this machine that decide which code it can run, and which is best."""
 
     machine: str
     """`x86_64`, `aarch64`, ..."""

@@ -1,8 +1,8 @@
-"""Where the buffers of a program lie, and where its threads must wait for each other. Allocates nothing.
+"""Plans the memory of a program's buffers, and the barriers between its threads. Allocates nothing.
 
-Time is counted in phases: a run of row-wise operations, between which no thread waits, or one operation of
-another kind. Within a phase a thread may be ahead of another by several operations, so two buffers share
-memory only if the phases of their lives do not meet.
+Time is counted in phases. A phase is either a run of row-wise operations without barriers, or one operation of another
+kind. Within a phase threads may be several operations apart, so two buffers share memory only if they live in disjoint
+phases.
 """
 
 from collections.abc import Iterable
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from octavo.kernels.native.value import Buffer, Node, Value
 
 ALIGNMENT = 64
-"""Bytes of a cache line: rows begin at multiples, so that no two threads write to one line."""
+"""Bytes of a cache line. Rows are aligned to it, so that no two threads write to the same line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class Layout:
     offsets: dict[Buffer, int]
     num_bytes: int
     waits: list[bool]
-    """Whether all threads must be done with a node before the next one begins."""
+    """Whether there is a barrier after a node."""
 
 
 def row_bytes(buffer: Buffer) -> int:
@@ -30,7 +30,7 @@ def row_bytes(buffer: Buffer) -> int:
 
 
 def lay_out(nodes: list[Node], results: Iterable[Value], max_rows: int) -> Layout:
-    """Give every buffer its place, first fit in the order of their first use; results keep theirs to the end."""
+    """Place every buffer, first fit in the order of their first use; the memory of results is never reused."""
     phases = _phases(nodes)
     last_use = {output: phase for node, phase in zip(nodes, phases, strict=True) for output in node.outputs}
     for node, phase in zip(nodes, phases, strict=True):
@@ -64,7 +64,7 @@ def _phases(nodes: list[Node]) -> list[int]:
 
 
 def _shared(node: Node, later: list[Node]) -> Buffer | None:
-    """Return the buffer in whose place the first output can lie: whole, of equal rows, and read by nobody else."""
+    """Return the buffer that the first output can overwrite: whole, with rows of equal size, and not read later."""
     if node.in_place is None:
         return None
     value, output = node.inputs[node.in_place], node.outputs[0]

@@ -1,4 +1,4 @@
-"""The loaded native library, and the decision whether to use one. Building is `build.py`'s business."""
+"""The loaded native library, and the decision whether to use one. `build.py` builds it."""
 
 import ctypes
 import logging
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 DEFAULT = Toolchain()
-"""What `load` builds with unless it is told otherwise."""
+"""The default of `load`."""
 
 KernelChoice = Literal["auto", "native", "torch"]
 
@@ -23,7 +23,7 @@ _lock = threading.Lock()
 
 
 class NativeLibrary:
-    """The functions of one library, which stays loaded as long as the process lives.
+    """The functions of one library, which stays loaded until the process ends.
 
     Raises:
         OSError: the file cannot be loaded.
@@ -65,7 +65,7 @@ class NativeLibrary:
 
 
 def load(isa: str | None = None, *, toolchain: Toolchain | None = None, phase: Phase = silent) -> NativeLibrary:
-    """Return the library for this machine, built if it is not there; the same one at each call.
+    """Return the library for this machine, and build it if necessary; every call returns the same object.
 
     Args:
         isa: a level of `isa.Processor.levels`; None: all that this processor has.
@@ -85,7 +85,7 @@ def load(isa: str | None = None, *, toolchain: Toolchain | None = None, phase: P
 def build_and_load(
     toolchain: Toolchain, isa: str | None = None, *, phase: Phase = silent
 ) -> tuple[Built, NativeLibrary]:
-    """Return a library and what it took to have it; one that is there but cannot be loaded is built again.
+    """Return a library and how it was obtained; one that exists but cannot be loaded is built again.
 
     Raises:
         NativeUnavailable: it can be neither found nor built, or not be loaded.
@@ -95,7 +95,7 @@ def build_and_load(
         return built, NativeLibrary(built.path)
     except OSError as error:
         logger.warning("%s cannot be loaded and is built again: %s", built.path, error)
-    built = build(toolchain, isa, phase=phase, afresh=True)
+    built = build(toolchain, isa, phase=phase, is_forced=True)
     try:
         return built, NativeLibrary(built.path)
     except OSError as error:
@@ -109,8 +109,8 @@ def choose_kernels(
     """Return the native library, or None: compute with torch's operations.
 
     Args:
-        choice: native: nothing else will do; torch: never native; auto: native where it can be had, and
-            otherwise a warning that says why not.
+        choice: native: required; torch: never native; auto: native if possible, otherwise a warning that says why
+            not.
         toolchain: what to build with and where to keep it; None: DEFAULT.
         phase: told "compiling kernels" if that is needed.
 
@@ -130,7 +130,7 @@ def choose_kernels(
             error.hint,
         )
         if error.details:
-            logger.info("the compiler said:\n%s", error.details)
+            logger.info("output of the C++ compiler:\n%s", error.details)
         return None
     logger.info("native kernels for %s: %s", library.isa, library.path)
     return library

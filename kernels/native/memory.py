@@ -1,8 +1,8 @@
 """Memory for weights, caches and activations: aligned to huge pages, and files mapped into it.
 
-Everything here is a `uint8` tensor over a mapping that ends with the last tensor over it. Huge pages (2 MiB instead of
-4 KiB) spare the processor most of its page-table walks, which cost a reader of long streams a tenth of the memory
-bandwidth and more (docs/performance.md). Decides nothing about what lies where inside a buffer.
+Everything here is a `uint8` tensor over a mapping, which is freed with the last tensor over it. Huge pages (2 MiB
+instead of 4 KiB) avoid most page-table walks, which cost streaming reads a tenth or more of the memory bandwidth
+(docs/performance.md). Does not define the layout inside a buffer.
 """
 
 import contextlib
@@ -21,14 +21,14 @@ ALIGNMENT = 64
 
 
 def allocate(num_bytes: int) -> Tensor:
-    """Return `num_bytes` zeros that begin at a multiple of 64 bytes, and at a huge page if there are many.
+    """Return `num_bytes` zeros, aligned to 64 bytes; a large buffer is aligned to a huge page.
 
-    Memory is taken when it is first written, by whole huge pages where the system has them, so a large buffer of
-    which little is used costs little. Buffers of less than half a slab share one, which is given back after the last of
-    them: the many small weights of a model would otherwise have no huge pages.
+    Memory is allocated when it is first written, in whole huge pages where the system has them, so the unused part of a
+    large buffer is free. Buffers smaller than half a slab share one, which is freed with the last of them: otherwise
+    the many small weights of a model would have no huge pages.
 
     Raises:
-        MemoryError: the system does not promise that much.
+        MemoryError: the system refuses to reserve that much.
     """
     if num_bytes == 0:
         return _EMPTY
@@ -39,10 +39,10 @@ def allocate(num_bytes: int) -> Tensor:
 
 
 def map_file(path: Path, offset: int, num_bytes: int) -> Tensor:
-    """Return a part of a file as a tensor, read when it is looked at and shared with other readers of the file.
+    """Return a part of a file as a tensor. It is read on demand and shared with other processes that map the file.
 
-    Writing to the tensor changes this process's copy of a page, never the file. Newer kernels map files that they hold
-    in large pieces (6.18 with ext4 was seen to) by huge pages, and then it is as fast to read as `allocate`'s memory.
+    Writing to the tensor changes this process's copy of a page, never the file. Newer kernels (seen with 6.18 and ext4)
+    map files by huge pages if the page cache holds them in large folios; reading is then as fast as with `allocate`.
 
     Raises:
         OSError: the file cannot be read.
@@ -66,7 +66,7 @@ def map_file(path: Path, offset: int, num_bytes: int) -> Tensor:
 
 
 class _Slab:
-    """The mapping that small buffers are taken from, one behind the other, until it is used up."""
+    """The mapping from which small buffers are cut, until it is used up."""
 
     _lock = threading.Lock()
     _mapping: mmap.mmap | None = None
@@ -88,7 +88,7 @@ _EMPTY = torch.empty(0, dtype=torch.uint8)
 
 
 def _map_zeros(num_bytes: int) -> tuple[mmap.mmap, int]:
-    """Return a mapping, and where in it `num_bytes` begin at the boundary of a huge page."""
+    """Return a mapping, and the offset in it at which `num_bytes` are aligned to a huge page."""
     mapping = _map(num_bytes + HUGE_PAGE_BYTES)
     start = -torch.frombuffer(mapping, dtype=torch.uint8).data_ptr() % HUGE_PAGE_BYTES
     _advise(mapping, "MADV_HUGEPAGE", start, num_bytes)
@@ -103,7 +103,7 @@ def _map(num_bytes: int) -> mmap.mmap:
 
 
 def _advise(mapping: mmap.mmap, advice: str, start: int, num_bytes: int) -> None:
-    """Tell the kernel how a part will be used; where it does not know the advice, the memory is only slower."""
+    """Advise the kernel how a part will be used; if it does not know the advice, the memory is only slower."""
     value = getattr(mmap, advice, None)
     if value is not None:
         with contextlib.suppress(OSError):

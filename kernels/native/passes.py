@@ -1,7 +1,7 @@
-"""What is done to a recorded program before it gets its memory: fusing, and storing linear inputs as they are read.
+"""Optimizes a recorded program before its memory is planned: fusion, and the storage format of linear inputs.
 
-Both keep every result's bits independent of the batch: they change where a number is rounded or stored, once
-for all rows.
+Both keep results independent of the batch: they change where a number is rounded or stored in the same way for all
+rows.
 """
 
 from collections import Counter
@@ -17,7 +17,7 @@ _WIDE = Form(torch.float32)
 
 
 def fuse(nodes: list[Node], results: Iterable[Value]) -> list[Node]:
-    """Let linear layers take over the operation that alone reads their output: an activation, a residual sum."""
+    """Fuse linear layers with the only reader of their output: an activation or a residual sum."""
     num_readers = _count_readers(nodes, results)
     writer = {output: node for node in nodes for output in node.outputs}
     gone: set[int] = set()
@@ -40,10 +40,11 @@ def fuse(nodes: list[Node], results: Iterable[Value]) -> list[Node]:
 
 
 def narrow(nodes: list[Node], results: Iterable[Value]) -> list[Node]:
-    """Store what linear layers and attention read in the form that they want: 16 bits, or 8 with scales of groups.
+    """Store the inputs of linear layers and attention in the format that they need: 16 bits, or 8 bits with group
+    scales.
 
-    A buffer that is only read in 16 bits is written so at once. Otherwise an operation that converts stands before the
-    first reader, and later readers of the same columns use its result.
+    A buffer that is only read in 16 bits is written in 16 bits. Otherwise a conversion is inserted before the first
+    reader, and later readers of the same columns use its result.
     """
     readers: dict[Buffer, set[Form]] = {}
     for node in nodes:

@@ -1,4 +1,4 @@
-// The thread pool: see pool.h. Linux only. Chooses no number of threads; `threads.py` does.
+// The thread pool: see pool.h. Linux only. `threads.py` chooses the number of threads.
 #include "pool.h"
 
 #include <linux/futex.h>
@@ -19,10 +19,10 @@
 namespace octavo {
 namespace {
 
-// How long a thread spins before it sleeps: longer than the uneven parts of an operation, and than what lies between
-// two steps of a decode; never more than 100 us, so that an idle process uses no processor.
+// How long a thread spins before it sleeps: longer than the imbalance of an operation and the time between two decode
+// steps, but below 100 us, so that an idle process uses no processor time.
 constexpr int64_t kSpinNs = 60'000;
-// Looks at the value between two looks at the clock, which cost 20 to 30 ns each.
+// Reads of the value between two reads of the clock, which cost 20 to 30 ns each.
 constexpr int kLooks = 16;
 constexpr int64_t kMaxThreads = 512;
 
@@ -40,7 +40,7 @@ int64_t now_ns() {
     return now.tv_sec * int64_t{1'000'000'000} + now.tv_nsec;
 }
 
-// Both may return early; callers look again. A std::atomic of 32 bits is the plain word that the kernel looks at.
+// Both may return early; callers check again. A 32-bit std::atomic is a plain word for the kernel.
 void sleep_while(const std::atomic<uint32_t>& word, uint32_t value) {
     syscall(SYS_futex, &word, FUTEX_WAIT_PRIVATE, value, nullptr, nullptr, 0);
 }
@@ -55,14 +55,14 @@ struct Call {
     int64_t count;
 };
 
-// Where a run ends: the number of threads still at work, and the signal of the last one.
+// The end of a run: the number of threads still working, and the signal of the last one.
 struct alignas(64) Join {
     std::atomic<int64_t> num_working{0};
     Signal done;
 };
 
-// A thread of the pool, and what starts it: all in one cache line, which is all that moves when a run begins. Each
-// has a signal of its own, so that a run with few threads neither wakes the others nor meets them late in the next.
+// A thread of the pool and its start signal, in one cache line: nothing else moves when a run begins. Each thread has
+// its own signal, so a run with few threads does not wake the others, and the next run does not wait for them.
 struct alignas(64) Member {
     Signal start;
     Call call{};  // written by the caller before it changes `start`
@@ -85,7 +85,7 @@ struct Pool {
 
 Pool* pool = new Pool;  // never destroyed: its threads end with the process
 
-// A fork copies the pool and none of its threads.
+// A fork copies the pool but not its threads.
 void forget_pool() { pool = new Pool; }
 const int kForkHandler = pthread_atfork(nullptr, nullptr, forget_pool);
 
@@ -111,7 +111,7 @@ int bind(pthread_t thread, int cpu) {
 
 // Starts threads until the pool has `count` with the caller's, or the system gives no more.
 void grow(Pool& pool, int64_t count) {
-    // Signals are for the threads of Python; these would only be interrupted.
+    // Signals are handled by Python's threads; these would only be interrupted.
     sigset_t all, before;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
@@ -134,8 +134,8 @@ void grow(Pool& pool, int64_t count) {
 }  // namespace
 
 void Signal::change() {
-    // Sequentially consistent, as is its counterpart below: of a thread that changes the value and looks for
-    // sleepers, and one that says it sleeps and looks at the value, one must see the other.
+    // Sequentially consistent, like its counterpart below: either the thread that changes the value sees the sleeper,
+    // or the thread that goes to sleep sees the new value.
     value_.fetch_add(1, std::memory_order_seq_cst);
     if (num_sleepers_.load(std::memory_order_seq_cst) > 0) wake_all(value_);
 }
@@ -156,7 +156,7 @@ void Signal::wait_while(uint32_t old) {
 }
 
 void Barrier::wait() {
-    // Both are read before this thread is known to have arrived: after that, the last one may begin the next round.
+    // Both are read before this thread counts as arrived: after that, the last thread may begin the next round.
     const int64_t count = count_;
     const uint32_t round = all_arrived_.value();
     if (num_arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == count) {

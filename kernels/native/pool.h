@@ -5,13 +5,13 @@
 
 namespace octavo {
 
-// A number that threads wait for to change. They spin for as long as a step usually leaves them waiting, because
-// to fall asleep and be woken takes ten times as long as a barrier, and then sleep in the kernel (futex).
+// A number whose change threads wait for. They first spin for as long as a step usually makes them wait, because
+// sleeping and waking takes ten times as long as a barrier, and then sleep in the kernel (futex).
 class Signal {
    public:
     uint32_t value() const { return value_.load(std::memory_order_acquire); }
 
-    // Makes what the caller has written visible to those who wait, and wakes them.
+    // Publishes the caller's writes to the waiting threads, and wakes them.
     void change();
 
     // Returns when the value is no longer `old`.
@@ -22,7 +22,7 @@ class Signal {
     std::atomic<uint32_t> num_sleepers_{0};
 };
 
-// Where the threads of one run wait for each other. One cache line: with two threads it moves half as often as two would.
+// The barrier of a run's threads. One cache line: with two threads it moves half as often as two lines would.
 class alignas(64) Barrier {
    public:
     // Only while nobody waits.
@@ -35,9 +35,9 @@ class alignas(64) Barrier {
     Signal all_arrived_;
 };
 
-// Calls `function(context, thread)` on `count` threads at once, the caller's being number 0, and returns when all
-// have returned. The threads are fewer where the system gives no more, and the caller's is the only one while
-// another thread of the process is in here: what is computed must not depend on their number.
+// Calls `function(context, thread)` on `count` threads at once, the caller being thread 0, and returns when all have
+// returned. There are fewer threads if the system refuses more, and only the caller while another thread of the process
+// is in this function: results must not depend on the number of threads.
 void run_on_threads(int64_t count, void (*function)(void* context, Thread thread), void* context);
 
 }  // namespace octavo

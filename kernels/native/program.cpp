@@ -1,6 +1,6 @@
 // Runs programs: lists of operations that all threads of the pool walk through together.
 //
-// Knows no operation: Python made the list, each entry a function of the library and a pointer to its arguments
+// Python makes the list; each entry is a function of the library and a pointer to its arguments
 // (`kernels/native/program.py` mirrors the structures). Does not own threads, buffers or arguments.
 #include <chrono>
 

@@ -18,23 +18,23 @@ Observer = Callable[["Program", int, Sequence[int]], None]
 
 
 class Program:
-    """Everything that `octavo_run` needs, kept alive.
+    """The arguments of `octavo_run`, and everything that they point to.
 
     Args:
         library: where the operations are.
-        nodes: recorded, and fused where that can be.
-        results: values to be read after a run.
+        nodes: recorded, and fused where possible.
+        results: values to read after a run.
         max_rows: rows of the largest step.
     """
 
     def __init__(self, library: NativeLibrary, nodes: list[Node], results: Sequence[Value], max_rows: int) -> None:
         self.max_rows = max_rows
         self.observer: Observer | None = None
-        """Told the start and the operations' nanoseconds of each run, if there is one."""
+        """Called after each run with its start and the nanoseconds of each operation; None: nobody observes."""
         self._run = library.function("run", [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64])
         self._nodes = narrow(nodes, results)
         self.work = sum(node.work for node in self._nodes)
-        """Products of two numbers for each row, those of attention not counted."""
+        """Multiplications per row, without attention."""
         self._layout = lay_out(self._nodes, results, max_rows)
         self._arena = allocate(self._layout.num_bytes + ALIGNMENT)
         self._base = -(-self._arena.data_ptr() // ALIGNMENT) * ALIGNMENT
@@ -47,7 +47,7 @@ class Program:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all activations; only those of the rows that were ever used are in memory."""
+        """Bytes of all activations; only rows that were ever used are resident."""
         return self._layout.num_bytes
 
     @property
@@ -65,7 +65,7 @@ class Program:
             self.observer(self, start_ns, self.measure(step, num_threads))
 
     def measure(self, step: StepArguments, num_threads: int) -> list[int]:
-        """Run and return the nanoseconds that each operation took on the first thread, its waiting included."""
+        """Run and return the nanoseconds of each operation on the first thread, barriers included."""
         nanoseconds = (ctypes.c_int64 * len(self._nodes))()
         self._structure.nanoseconds = ctypes.addressof(nanoseconds)
         self._run(self._address, ctypes.addressof(step), num_threads)

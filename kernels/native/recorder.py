@@ -1,4 +1,4 @@
-"""Records what a model's `forward` asks of its operations. Builds nothing: `program.build` does."""
+"""Records the operations of a model's `forward`. `program.build` builds the program."""
 
 import torch
 
@@ -7,7 +7,7 @@ from octavo.kernels.native.value import Ids, Node, Value, as_tensor, value_of
 
 
 class ProgramRecorder:
-    """The operations of one program, in the order in which they were asked for."""
+    """The operations of one program, in the order of the calls."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         self.nodes: list[Node] = []

@@ -46,9 +46,8 @@ inline void for_each_vector(int64_t width, Body body) {
     if (column < width) body(column, width - column);
 }
 
-// The sum of `add(column, count, sum)` over a row; `add` returns `sum` plus what it finds there. Vector v goes to the
-// running sum v % 4: four sums, because one alone waits for each addition before the next. Lanes of `sum` beyond
-// `count` must be returned as they came.
+// The sum of `add(column, count, sum)` over a row; `add` returns `sum` plus its part. Vector v is added to running sum
+// v % 4: four sums hide the latency of additions. `add` must return lanes of `sum` beyond `count` unchanged.
 template <typename Add>
 inline float sum_of_vectors(int64_t width, Add add) {
     constexpr int64_t kFull = kLanes;

@@ -1,8 +1,7 @@
-"""Cuts a recorded model where its rows part: after the last operation in which a row needs others.
+"""Splits a recorded model after the last operation that mixes rows.
 
-What comes before is computed for all rows of a step. What comes after is needed only for the rows whose logits
-somebody wants: one row of a prompt's last chunk, none of the chunks before. Of a model of 30 layers that saves the
-larger part of one.
+The first part is computed for all rows of a step. The second part is needed only for rows whose logits are used: one
+row of a prompt's last chunk, and none of earlier chunks. With 30 layers that saves most of one layer.
 """
 
 from dataclasses import dataclass, replace
@@ -16,16 +15,16 @@ from octavo.kernels.native.value import Buffer, Node, Value
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Halves:
-    """The nodes of one recording, in two programs."""
+    """The nodes of one recording, split into two programs."""
 
     all_rows: list[Node]
     chosen_rows: list[Node]
     passed: list[Value]
-    """Whole buffers that the first writes and the second reads."""
+    """Whole buffers that the first program writes and the second reads."""
 
 
 def split(nodes: list[Node]) -> Halves:
-    """Cut after the last node that mixes rows; look-ups by the step's own ids stay before the cut."""
+    """Split after the last node that mixes rows; look-ups by the step's own ids stay in the first part."""
     last = max(index for index, node in enumerate(nodes) if node.mixes_rows)
     all_rows = [node for index, node in enumerate(nodes) if index <= last or not node.inputs]
     chosen_rows = [node for index, node in enumerate(nodes) if index > last and node.inputs]

@@ -29,17 +29,24 @@ struct Matrix {
     }
 };
 
+// Where the keys and values of one KV cache group lie: layers that share a block table.
+struct CacheGroup {
+    const int64_t* slots;        // T; block number * block size + offset
+    const int32_t* block_table;  // R lines of block numbers
+    int64_t block_table_width;   // elements from one line to the next
+
+    const int32_t* blocks(int64_t request) const { return block_table + request * block_table_width; }
+};
+
 // One forward pass over a ragged batch, as `worker_proc/batch/inputs.py` describes it: T token rows of R requests.
 struct Step {
     int64_t num_rows;            // T
     const int64_t* token_ids;    // T
     const int64_t* positions;    // T; rising by one within a request
-    const int64_t* slots;        // T; block number * block size + offset
     int64_t num_requests;        // R
     const int64_t* query_starts; // R + 1; offsets into the rows
     const int64_t* context_lens; // R; keys of a request, those of this step included
-    const int32_t* block_table;  // R lines of block numbers
-    int64_t block_table_width;   // elements from one line to the next
+    const CacheGroup* groups;
 };
 
 struct Range {

@@ -1,9 +1,8 @@
-"""How many threads a step runs on: as many as it may, one if it is small, fewer while other processes need the cores.
+"""Chooses the number of threads of a step: all that are allowed, one if the step is small, fewer on busy cores.
 
-The threads of a step meet at a barrier after nearly every operation. One that is not running because another process
-has its core stops all of them, and two threads on two cores beside one busy process are slower than one thread
-(measured by `scripts/bench_threads.py`). What the number never changes is the result. Starts no thread: `pool.cpp`
-does.
+The threads of a step meet at a barrier after nearly every operation. A thread whose core is taken by another process
+stops all of them: two threads on two cores beside one busy process are slower than one thread (measured by
+`scripts/bench_threads.py`). The number never changes a result. `pool.cpp` starts the threads.
 """
 
 import contextlib
@@ -18,26 +17,26 @@ from typing import NamedTuple
 from octavo.kernels.native.library import NativeLibrary
 
 SMALL_WORK = 500_000
-"""Products of two numbers in a step that one thread has done in some 50 us, which is what waking another can cost."""
+"""Multiplications that one thread does in about 50 us, which is what waking another thread can cost."""
 
 WINDOW_S = 0.1
-"""How often the number is reconsidered. `/proc/stat` counts in hundredths of a second."""
+"""Time between two decisions. `/proc/stat` counts in hundredths of a second."""
 LOST_SHARE = 0.7
-"""Of one thread's part of the work: when so much time is lost by waiting for cores, one thread fewer is faster."""
+"""Share of one thread's work. If more time is lost waiting for cores, one thread fewer is faster."""
 CROWDED_WINDOWS = 3
-"""Windows in a row that lose so much before a thread is taken away. A server that takes in a request has a core for
-some milliseconds, and that is over before one thread fewer could gain anything."""
+"""Consecutive windows with such a loss before a thread is removed. A server that accepts a request uses a core for some
+milliseconds only, which is too short for one thread fewer to pay off."""
 IDLE_CORES = 0.7
-"""A further thread is tried when so much of the cores has been idle."""
+"""Idle share of the cores at which one thread more is tried."""
 RETRY_S = 0.2
-"""After a thread was taken away; doubles with each trial that fails."""
+"""Before a removed thread is tried again; doubles with each failed attempt."""
 MAX_RETRY_S = 5.0
 TRIAL_S = 1.0
-"""A trial that lasts so long has succeeded."""
+"""An attempt that lasts this long has succeeded."""
 
 
 class Usage(NamedTuple):
-    """What the kernel has counted for one thread, in nanoseconds."""
+    """Scheduler statistics of one thread, in nanoseconds."""
 
     running: int
     waiting: int
@@ -50,8 +49,8 @@ class ThreadPolicy:
     Args:
         library: whose pool computes.
         max_threads: most threads, the caller's included.
-        clock: seconds; tests give their own.
-        root: where `/proc` lies; tests give another folder.
+        clock: seconds; replaced by tests.
+        root: parent of `proc`; replaced by tests.
     """
 
     def __init__(
@@ -68,7 +67,7 @@ class ThreadPolicy:
         self._clock = clock
         self._proc = root / "proc"
         self._num_crowded = 0
-        """Windows in a row in which too much was lost."""
+        """Consecutive windows with too much loss."""
         self._retry_s = RETRY_S
         self._retry_at = 0.0
         self._window_start = clock()
@@ -79,7 +78,7 @@ class ThreadPolicy:
         """Return the number of threads for the next run.
 
         Args:
-            work: about how many products of two numbers it computes.
+            work: its approximate number of multiplications.
         """
         if work < SMALL_WORK or self._max == 1:
             return 1
@@ -89,8 +88,8 @@ class ThreadPolicy:
         return self._count
 
     def _end_window(self, now: float) -> None:
-        """Reconsider the number by what was counted in this window, and begin the next one where it ends."""
-        # perf: each is read once, for the window that ends and for the one that begins.
+        """Decide by the counters of this window, and begin the next one."""
+        # perf: each file is read once, for the window that ends and the one that begins.
         usage, idle_ticks = self._read_usage(), self._read_idle_ticks()
         idle_s = (idle_ticks - self._idle_ticks) / os.sysconf("SC_CLK_TCK")
         self._reconsider(now, _lost_share(self._usage, usage), idle_s / (now - self._window_start))
@@ -112,7 +111,7 @@ class ThreadPolicy:
             self._retry_s = RETRY_S
 
     def _read_usage(self) -> dict[int, Usage]:
-        """Return what the kernel has counted, by thread; nothing for threads and kernels that do not tell."""
+        """Return the scheduler statistics by thread, without threads for which the kernel has none."""
         usage = {}
         for thread in self._threads():
             try:
@@ -123,15 +122,15 @@ class ThreadPolicy:
         return usage
 
     def _threads(self) -> list[int]:
-        """Return the ids of the caller and of the pool's threads, as far as they were started."""
+        """Return the ids of the caller and of the pool's threads that were started."""
         numbers = (ctypes.c_int64 * self._max)()
         return [threading.get_native_id(), *numbers[: self._ids(numbers, self._max)]]
 
     def _read_idle_ticks(self) -> int:
-        """Return for how long the cores of these threads have been idle or waiting for a disk, in all."""
+        """Return the total time for which the cores of these threads were idle or waiting for a disk."""
         cores: set[str] = set()
         for thread in self._threads():
-            # Bound, the caller may run on one core only, which it keeps busy itself.
+            # A bound caller may run on one core only, which it keeps busy itself.
             with contextlib.suppress(ProcessLookupError):
                 cores |= {f"cpu{number}" for number in os.sched_getaffinity(thread)}
         try:
@@ -143,7 +142,7 @@ class ThreadPolicy:
 
 
 def _lost_share(before: dict[int, Usage], now: dict[int, Usage]) -> float:
-    """Return the time for which threads waited for cores, in all, as a share of what the busiest was at work."""
+    """Return the total time that threads waited for cores, as a share of the busiest thread's work."""
     spent = [(now[i].running - before[i].running, now[i].waiting - before[i].waiting) for i in now.keys() & before]
     busiest = max((running + waiting for running, waiting in spent), default=0)
     return sum(waiting for _, waiting in spent) / busiest if busiest else 0.0

@@ -1,8 +1,8 @@
-"""What a model computes with while it is recorded: stand-ins for tensors whose rows are the tokens of a step.
+"""Tracing: proxies for tensors whose rows are the tokens of a step.
 
-As with the proxies of torch.fx, a model's `forward` gets a `Value` where it expects a tensor, and the
-operations note what is asked of them instead of computing it. Only what a decoder does to activations between
-two operations is here: taking columns apart and adding. Nothing is computed and no memory is owned.
+As with torch.fx, a model's `forward` gets a `Value` where it expects a tensor, and operations record themselves instead
+of computing. A `Value` supports only what decoders do between two operations: splitting columns and adding. Nothing is
+computed and no memory is owned.
 """
 
 import math
@@ -34,7 +34,7 @@ class Buffer:
 
     width: int
     type: torch.dtype = torch.float32
-    """How it is stored; what linear layers alone read is narrowed when the program is built."""
+    """The storage type. Buffers that only linear layers read become 16 bits when the program is built."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -49,7 +49,7 @@ class Value:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape a tensor would have, with `ROWS` rows."""
+        """The shape of the tensor, with `ROWS` rows."""
         return (ROWS, *self.dims)
 
     @property
@@ -73,13 +73,13 @@ class Value:
         return RECORDED
 
     def split(self, sizes: Sequence[int], dim: int) -> "list[Value]":
-        """Take the last dimension apart."""
+        """Split the last dimension."""
         assert dim == 1 and len(self.dims) == 1 and sum(sizes) == self.width, "only columns can be split"
         starts = [self.start + sum(sizes[:index]) for index in range(len(sizes))]
         return [Value(self.recorder, self.buffer, start, (size,)) for start, size in zip(starts, sizes, strict=True)]
 
     def unflatten(self, dim: int, sizes: tuple[int, ...]) -> "Value":
-        """See the columns as a matrix of each row."""
+        """View the columns of each row as a matrix."""
         assert dim == 1 and len(self.dims) == 1, "only columns can be unflattened"
         known = -math.prod(sizes)
         dims = tuple(self.width // known if size == -1 else size for size in sizes)
@@ -87,19 +87,19 @@ class Value:
         return Value(self.recorder, self.buffer, self.start, dims)
 
     def flatten(self, start_dim: int) -> "Value":
-        """See all that is in a row as columns."""
+        """View everything in a row as columns."""
         assert start_dim == 1, "rows cannot be flattened"
         return Value(self.recorder, self.buffer, self.start, (self.width,))
 
     def unbind(self, dim: int) -> "list[Value]":
-        """Take the first of the dimensions of a row apart."""
+        """Split along the first dimension of a row."""
         assert dim == 1 and len(self.dims) > 1, "only a dimension before the last can be unbound"
         count, dims = self.dims[0], self.dims[1:]
         step = self.width // count
         return [Value(self.recorder, self.buffer, self.start + index * step, dims) for index in range(count)]
 
     def float(self) -> "Value":
-        """Sums are float32 as they are."""
+        """A no-op: sums are float32."""
         return self
 
     def __add__(self, other: "Value") -> "Value":
@@ -109,7 +109,7 @@ class Value:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Ids:
-    """An integer of each row: its token id or its position, and something added to it."""
+    """One integer per row: its token id or its position, plus an offset."""
 
     recorder: "Recorder"
     source: str
@@ -132,7 +132,7 @@ class Ids:
 
 
 Bind = Callable[[list[Matrix], list[Matrix]], Arguments]
-"""Makes the arguments of an operation from where its inputs and its outputs lie."""
+"""Makes the arguments of an operation from the addresses of its inputs and outputs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,25 +154,25 @@ class Node:
     outputs: list[Buffer]
     bind: Bind
     is_row_wise: bool
-    """Every thread reads and writes the rows of its own share only."""
+    """Whether every thread only reads and writes the rows of its own share."""
     mixes_rows: bool = False
-    """A row's result depends on other rows of its request."""
+    """Whether a row's result depends on other rows of its request."""
     in_place: int | None = None
-    """The input in whose place the first output may lie, if nobody reads that input afterwards."""
+    """The input that the first output may overwrite, if nothing reads it afterwards."""
     keeps: list[Any] = field(default_factory=list)
-    """What must stay alive as long as the program."""
+    """Objects to keep alive as long as the program."""
     wants: Form | None = None
     """How the first input must be stored; None: as float32, like all others."""
     work: int = 0
-    """Products of two numbers for each row, if there are many."""
+    """Multiplications per row, if there are many."""
     activation: str | None = None
-    """Its name as the epilogue of a linear layer, if it is nothing but that."""
+    """Its name as an epilogue of a linear layer, if it can be one."""
     absorb: "Callable[[Node], Node | None] | None" = None
-    """Given the only reader of its output, returns one node that does the work of both, if it can."""
+    """Given the only reader of its output, returns a fused node, or None."""
 
 
 class Recorder(Protocol):
-    """What values and operations need of the program that is being recorded."""
+    """The program that is being recorded, as values and operations see it."""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -182,24 +182,24 @@ class Recorder(Protocol):
         """Add an operation and return its first output as a value of shape (ROWS, *dims)."""
 
     def do(self, node: Node) -> None:
-        """Add an operation that writes elsewhere than into buffers."""
+        """Add an operation that does not write to buffers."""
 
     def add(self, left: Value, right: Value) -> Value:
         """Record a sum."""
 
 
 def value_of(tensor: Tensor) -> Value:
-    """Return the value that stands in for a tensor, where recording functions get one."""
+    """Return the value behind a proxy, for recording functions."""
     assert isinstance(tensor, Value), f"{type(tensor).__name__} in a recording"
     return tensor
 
 
 def ids_of(tensor: Tensor) -> Ids:
-    """Return the integers that stand in for a tensor."""
+    """Return the integers behind a proxy."""
     assert isinstance(tensor, Ids), f"{type(tensor).__name__} in a recording"
     return tensor
 
 
 def as_tensor(value: Value | Ids) -> Tensor:
-    """Let a value pass for a tensor, as torch.fx does with its proxies."""
+    """Cast a proxy to a tensor for the type checker."""
     return cast(Tensor, value)

@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from octavo.kernels.dispatch import choose, require, when_called
+from octavo.kernels.dispatch import choose, lazy, require
 from octavo.kernels.paged_attention import cpu
 from octavo.kernels.paged_attention.shape import AttentionShape
 
@@ -30,23 +30,22 @@ class PagedAttention(Protocol):
     ) -> Tensor:
         """Attend over one layer's cache; returns out_TNH in the dtype of `q`.
 
-        The caches hold numbers of that dtype, or on a GPU float8_e4m3fn; those times `k_scale` and `v_scale` are the
-        keys and values.
+        The caches hold that dtype, or on a GPU float8_e4m3fn; stored numbers are multiplied by `k_scale` and `v_scale`.
 
         Raises:
-            ShapeError: the dtypes or scales are none that the device's implementation takes.
+            ShapeError: the device's implementation does not support the dtypes or scales.
         """
 
 
-_IMPLEMENTATIONS = {"cpu": cpu.plan, "cuda": when_called("octavo.kernels.paged_attention.gpu", cpu.plan)}
+_IMPLEMENTATIONS = {"cpu": cpu.plan, "cuda": lazy("octavo.kernels.paged_attention.gpu", cpu.plan)}
 _WORKSPACES = {
     "cpu": cpu.workspace_bytes,
-    "cuda": when_called("octavo.kernels.paged_attention.gpu", cpu.workspace_bytes),
+    "cuda": lazy("octavo.kernels.paged_attention.gpu", cpu.workspace_bytes),
 }
 
 
 def workspace_bytes(context_len: int, shape: AttentionShape, dtype: torch.dtype, device: torch.device) -> int:
-    """Return the memory that one request of `context_len` keys needs while a planned step runs, for any of its rows.
+    """Return the bytes that one request with `context_len` keys needs while a planned step runs, whatever its rows.
 
     Raises:
         UnsupportedDevice: no implementation for the device.
@@ -76,8 +75,8 @@ def plan(
         shape: heads, scale and window.
 
     Raises:
-        ShapeError: the lengths contradict each other, or the query heads are no multiple of the key heads.
-        UnsupportedDevice: no implementation for the device of the block table, or none of what the shape asks for.
+        ShapeError: the lengths are inconsistent, or the query heads are not a multiple of the key heads.
+        UnsupportedDevice: no implementation for the device of the block table, or it does not support the shape.
     """
     require(
         len(query_starts) == len(context_lens) + 1 == block_table_RP.shape[0] + 1,

@@ -1,13 +1,12 @@
 """`paged_attention` on the CPU through torch, in matrix products of one shape.
 
-Every product has ROW_TILE query rows and KV_TILE keys, whatever the step holds: the rows of a tile are
-the query heads of one key head, for one token (decodes) or for as many neighbouring tokens as fit
-(chunks). So a row's scores have the same bits in every step. The largest score is exact in any order,
-and the sums over tiles are taken one tile after another from position 0; a tile that a row cannot see
-adds zero. Only `torch.bmm` over many tiles of one shape, and operations on single numbers, are used.
+Every product has ROW_TILE query rows and KV_TILE keys, whatever the step is. The rows of a tile are the query heads of
+one key head, for one token (decodes) or for as many adjacent tokens as fit (chunks). So a row's scores have the same
+bits in every step. The maximum is exact in any order, and tiles are summed in order from position 0; a tile that a row
+cannot see adds zero. Only `torch.bmm` over tiles of one shape and elementwise operations are used.
 
-Beside the legend of `octavo.kernels`: X tiles of keys, Y tiles of query rows, M rows and W keys of a tile,
-G query heads of a key head.
+Besides the dimensions of `octavo.kernels`: X tiles of keys, Y tiles of query rows, M rows and W keys of a tile, G query
+heads of a key head.
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,9 +23,9 @@ ROW_TILE = 16
 KV_TILE = 128
 
 _MAX_KEY_NUMBERS = 1 << 21
-"""Decodes are taken together while their keys, in float32, stay below 8 MiB."""
+"""Most numbers of the keys of decodes that are batched: 8 MiB in float32."""
 _MAX_SCORES = 1 << 22
-"""Tiles of a chunk are taken together while their scores stay below 16 MiB."""
+"""Most scores of the tiles of a chunk that are batched: 16 MiB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +37,7 @@ class _Heads:
 
     @classmethod
     def of(cls, shape: AttentionShape) -> Self:
-        """Take the heads of a shape."""
+        """Use the heads of a shape."""
         return cls(shape.num_heads, shape.num_kv_heads, shape.head_dim, shape.scale)
 
     @property
@@ -107,9 +106,9 @@ def plan(
 def workspace_bytes(context_len: int, shape: AttentionShape, dtype: torch.dtype) -> int:
     """See `octavo.kernels.paged_attention.workspace_bytes`.
 
-    Keys and values in float32, the values once more as they come from the cache; scores, weights, and sums for
-    each tile of keys, of one tile of query rows or of as many as are taken together. The scores count twice
-    again: so much was seen to stay with the C library's allocator.
+    Keys and values in float32, the values once more in the cache's type; scores, weights and sums for each tile of
+    keys, for one batch of query tiles. Scores are counted twice more: the C library's allocator was seen to keep that
+    much.
     """
     heads = _Heads.of(shape)
     num_tiles = -(-context_len // KV_TILE)
@@ -121,9 +120,9 @@ def workspace_bytes(context_len: int, shape: AttentionShape, dtype: torch.dtype)
 
 
 def _slots(block_table_P: Tensor, block_size: int, first_tile: int, context_len: int) -> Tensor:
-    """Return the cache slots of whole tiles of keys; beyond the context, those of the last position.
+    """Return the cache slots of whole tiles of keys, padded with the slot of the last position.
 
-    The padding is masked, but it must be finite, and it must not be another request's.
+    The padding is masked, but it must be finite and belong to this request.
     """
     end = -(-context_len // KV_TILE) * KV_TILE
     positions_W = torch.arange(first_tile * KV_TILE, end).clamp_(max=context_len - 1)
@@ -147,7 +146,7 @@ def _attend(scores_XBMW: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _sum_in_order(x_X: Tensor) -> Tensor:
-    """Sum over the first dimension, one after another: zeros at either end change nothing."""
+    """Sum over the first dimension in order; zeros at either end change nothing."""
     total = x_X[0].clone()
     for index in range(1, x_X.shape[0]):
         total += x_X[index]
@@ -167,7 +166,7 @@ class _Decode:
 
 
 def _grouped(decodes: list[_Decode], heads: _Heads) -> Iterator[list[_Decode]]:
-    """Put decodes together that read nearly as many keys, as long as the group's keys stay small."""
+    """Batch decodes with similar numbers of keys, as long as the keys of the batch stay small."""
     group: list[_Decode] = []
     for decode in sorted(decodes, key=lambda decode: decode.num_tiles):
         numbers = (len(group) + 1) * decode.num_tiles * KV_TILE * heads.num_kv_heads * heads.head_dim
@@ -187,7 +186,7 @@ class _Decodes:
     rows_R: Tensor
     slots_XRW: Tensor
     hidden_X1R1W: Tensor
-    """True where a key is not to be seen."""
+    """True where a key is masked."""
 
     def run(self, q_TNH: Tensor, k_cache_PSKH: Tensor, v_cache_PSKH: Tensor, out_TNH: Tensor) -> None:
         heads, (num_tiles, num_requests, _) = self.heads, self.slots_XRW.shape
@@ -242,12 +241,12 @@ class _TileGroup:
     first_key: int
     end_key: int
     masks: dict[int, Tensor]
-    """By tile of keys, where not all of it is seen: True for what is hidden, as Y, tokens, 1, W."""
+    """Masks of the tiles of keys that are partly visible: True where a key is masked, as Y, tokens, 1, W."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Chunk:
-    """Several neighbouring tokens of one request."""
+    """Several adjacent tokens of one request."""
 
     heads: _Heads
     start: int
@@ -300,7 +299,7 @@ def _plan_chunk(
     tokens = heads.tokens_per_tile
     num_tiles = -(-(end - start) // tokens)
     last_position = first_position + end - start - 1
-    # Padding tokens count as the last one: they must see something, and their rows are dropped.
+    # Padding tokens repeat the last one, because they must see some key; their rows are dropped.
     positions_YL = (first_position + torch.arange(num_tiles * tokens)).clamp_(max=last_position).view(num_tiles, tokens)
     scores_per_tile = heads.num_kv_heads * heads.rows * slots_W.shape[0]
     step = max(1, _MAX_SCORES // scores_per_tile)

@@ -1,8 +1,7 @@
 """`paged_attention` on a GPU: launches the kernels of `gpu_kernels` over the lists of `gpu_plan`.
 
-A step on its own is planned with `plan`. Where steps are recorded as graphs, one `StepAttention` serves them all: its
-lists and sums lie in memory that stays, and a graph that recorded its launch does the work of whatever plan has since
-been copied there.
+A single step is planned with `plan`. Where steps are captured as graphs, one `StepAttention` serves all of them: its
+lists and sums have fixed addresses, and a captured launch executes whichever plan was last copied there.
 """
 
 from collections.abc import Sequence
@@ -27,28 +26,29 @@ MAX_HEAD_DIM = 256
 
 _LOG2_E = log2(e)
 _MIN_HEAD_BLOCK, _MIN_SPLIT_ROWS, _MAX_SPLIT_ROWS = 64, 16, 64
-"""wgmma, with which Hopper multiplies, needs 64 dimensions of a head, and 16 columns. Smaller tiles would be multiplied
-with another instruction in one of the two kernels, and two instructions might round in two ways."""
+"""Hopper's wgmma needs heads of 64 dimensions, and 16 columns. For smaller tiles one of the two kernels would use
+another
+instruction, which might round differently."""
 _FOLD_ROWS = 16
-"""Rows of which the sums of segments are added up at once."""
+"""Rows whose segments are added up at a time."""
 
 
 class StepAttention:
-    """The attention of one step after another, in memory that stays where it is.
+    """The attention of successive steps, at fixed addresses.
 
-    For each step: `write_plan` on the host, a copy of those words to `words_W`, and a call for each layer. What is
-    recorded as a graph is the call; it launches the same work for any plan without chunks, which a plan of decodes is
-    as long as it keeps to the limits.
+    For each step: `write_plan` on the host, a copy of those words to `words_W`, and a call for each layer. Graphs
+    capture the call, which launches the same kernels for every plan without chunks. A plan of decodes has none within
+    the limits.
 
     Args:
         shape: of the model.
         block_size: token slots of a block.
         limits: of the plans.
         block_table_RP: int32; a row for each of `limits.max_requests`, in the order of the plans.
-        num_programs: of the split kernel; any number gives the same bits. None: as many as the GPU runs at once.
+        num_programs: of the split kernel; does not change the bits. None: as many as the GPU runs at once.
 
     Raises:
-        ShapeError: heads that the kernels have no tiles for.
+        ShapeError: the kernels have no tiles for these heads.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class StepAttention:
         self._partial_sums = torch.empty(num_sums, shape.head_dim, dtype=torch.float32, device=device)
         self._partial_weights = torch.empty(num_sums, dtype=torch.float32, device=device)
         self._partial_largest = torch.empty(num_sums, dtype=torch.float32, device=device)
-        # The kernel leaves zeros behind.
+        # The kernel resets it to zeros.
         self._num_done = torch.zeros(limits.max_requests * shape.num_kv_heads, dtype=torch.int32, device=device)
         self._slopes_N = None if shape.slopes is None else _slopes(shape.slopes, device)
 
@@ -88,14 +88,15 @@ class StepAttention:
         query_starts: Sequence[int] | npt.NDArray[np.integer],
         context_lens: Sequence[int] | npt.NDArray[np.integer],
     ) -> Counts:
-        """Write a step's plan to host memory, `layout.num_words` long; see `gpu_plan.write`.
+        """Write a step's plan to host memory of `layout.num_words` words; see `gpu_plan.write`.
 
-        The calls that follow launch what this plan needs.
+        The following calls launch the kernels that this plan needs.
         """
         window = self._shape.window
         self._counts = gpu_plan.write(words, self.layout, self.tokens, window, query_starts, context_lens)
         return self._counts
 
+    # long: two launches and the arguments that they share
     def __call__(
         self,
         q_TNH: Tensor,
@@ -107,8 +108,8 @@ class StepAttention:
     ) -> Tensor:
         """See `octavo.kernels.paged_attention.PagedAttention`.
 
-        The caches may be views in which the slots of a head, not the heads of a slot, lie side by side. Rows of
-        requests without keys are left as they are.
+        The caches may be views in which the slots of a head are contiguous instead of the heads of a slot. Rows of
+        requests without keys are not written.
         """
         _check(q_TNH, k_cache_PSKH, v_cache_PSKH, self._shape, self._block_size)
         q_TNH = q_TNH if q_TNH.stride(2) == 1 else q_TNH.contiguous()
@@ -162,7 +163,7 @@ class StepAttention:
         return out_TNH
 
     def _numbers(self, k_scale: float, v_scale: float) -> tuple[float, float, float, int]:
-        """Return factor and cap of the scores, factor of the values, and window, as the kernels take them."""
+        """Return factor and cap of the scores, factor of the values, and window, for the kernels."""
         shape = self._shape
         factor = shape.scale * k_scale * _LOG2_E
         if shape.soft_cap is None:
@@ -203,31 +204,31 @@ def plan(
 
 
 def workspace_bytes(context_len: int, shape: AttentionShape, dtype: torch.dtype) -> int:
-    """See `octavo.kernels.paged_attention.workspace_bytes`. Sums are float32, whatever the numbers are."""
+    """See `octavo.kernels.paged_attention.workspace_bytes`. Sums are always float32."""
     num_sums = -(-context_len // SEGMENT) * _tokens(shape).of_split * shape.num_heads
     return num_sums * (shape.head_dim + 2) * torch.float32.itemsize
 
 
 @dataclass(frozen=True, slots=True)
 class _Tiling:
-    """Tiles of keys, and how the kernels are run, chosen by the registers and memory that the compiler says they take.
+    """Tiles of keys and launch options, chosen by the registers and shared memory that the compiler reports.
 
-    The tile decides the order of sums, so it is the same for both kernels. The pipeline loses stages to the reading of
-    the block table, and to wgmma, which reads a tile while others come: of 5, one or two tiles are on their way.
+    The tile determines the order of sums, so both kernels use the same one. Reading the block table, and wgmma, which
+    reads a tile while others are loaded, occupy pipeline stages: of 5 stages, one or two load tiles.
     """
 
     tile: int
     chunk: dict[str, int]
     split: dict[str, int]
     programs: int
-    """Of the split kernel, those that a multiprocessor has registers and memory for."""
+    """Programs of the split kernel that fit a multiprocessor."""
 
     @staticmethod
     @cache
     def of(shape: AttentionShape, dtype: torch.dtype, architecture: int) -> "_Tiling":
         """Choose for a compute capability, such as 90 for Hopper."""
         head_block = _head_block(shape.head_dim)
-        # GPUs that are not for data centers, from Ampere to Blackwell, have at most 99 KiB of memory for a program.
+        # Consumer GPUs from Ampere to Blackwell have at most 99 KiB of shared memory per program.
         tile = 64 if 90 <= architecture < 120 else 32
         if dtype == torch.float32:
             stages = {"num_warps": 8, "num_stages": 2}
@@ -235,14 +236,14 @@ class _Tiling:
         if head_block > 128:
             stages = {"num_warps": 8, "num_stages": 3}
             return _Tiling(tile, stages, stages, 1)
-        # With a soft cap there are no registers left for a further stage.
+        # With a soft cap there are not enough registers for another stage.
         chunk = {"num_warps": 8, "num_stages": 5 if shape.soft_cap is None else 3}
         split = {"num_warps": 4, "num_stages": 5}
         return _Tiling(tile, chunk, split, 2 if head_block == 128 else 4)
 
 
 def _architecture() -> int:
-    """Return the compute capability of this process's GPU; the interpreter stands for a Hopper."""
+    """Return the compute capability of this process's GPU; Hopper's in the interpreter."""
     if triton.knobs.runtime.interpret:
         return 90
     return int(triton.runtime.driver.active.get_current_target().arch)
@@ -261,12 +262,12 @@ def _split_rows(group: int) -> int:
 
 
 def _tokens(shape: AttentionShape) -> Tokens:
-    """Return how many tokens, with all query heads of a key head, go into a tile of each kernel."""
+    """Return how many tokens, with all query heads of a key head, fit a tile of each kernel."""
     return Tokens(_chunk_rows(shape.head_dim) // shape.group, _split_rows(shape.group) // shape.group)
 
 
 def _num_processors(device: torch.device) -> int:
-    """Return how many multiprocessors a GPU has; a few where there is none."""
+    """Return the number of multiprocessors of the GPU; a small number without one."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
 
 

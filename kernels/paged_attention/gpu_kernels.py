@@ -1,7 +1,7 @@
-"""The kernels of `paged_attention` in Triton. Plans nothing: what is computed where comes in lists.
+"""The Triton kernels of `paged_attention`. `gpu_plan` makes the lists of work.
 
-A tile of query rows holds neighbouring tokens of one request with all query heads of one key head: row r is token
-r // GROUP and head r % GROUP of them, so that keys are read once for all. In the split kernel they are columns.
+A tile of query rows holds adjacent tokens of one request with all query heads of one key head: row r is token r //
+GROUP and head r % GROUP, so keys are read once for all of them. In the split kernel they are columns.
 """
 
 import triton
@@ -19,17 +19,17 @@ from octavo.kernels.paged_attention.gpu_tile import (
 
 @triton.jit
 def _query_rows(first_row, end_row, last_position, kv_head, GROUP: tl.constexpr, ROWS: tl.constexpr):
-    """Return row of the step, query head and position for each row of a tile, and which of them there are."""
+    """Return row of the step, query head and position for each row of a tile, and which rows exist."""
     rows = tl.arange(0, ROWS)
     tokens = first_row + rows // GROUP
     heads = kv_head * GROUP + rows % GROUP
     is_row = (rows < ROWS // GROUP * GROUP) & (tokens < end_row)
-    # Others count as the last one: what they see is read anyway.
+    # Padding rows repeat the last one, whose keys are read anyway.
     positions = tl.minimum(last_position - (end_row - 1) + tokens, last_position)
     return tokens.to(tl.int64), heads, positions, is_row
 
 
-@triton.jit(do_not_specialize=["table_stride"])
+@triton.jit(do_not_specialize=["table_stride"])  # long: one kernel, whose values live in registers
 def chunk_kernel(
     q_ptr,
     k_ptr,
@@ -63,7 +63,7 @@ def chunk_kernel(
     HAS_CAP: tl.constexpr,
     HAS_SLOPES: tl.constexpr,
 ):
-    """Attend for one tile of query rows to all of its keys. Program i is for key head i % NUM_KV_HEADS."""
+    """Compute one tile of query rows over all of its keys. Program i is for key head i % NUM_KV_HEADS."""
     tile = tl.program_id(0) // NUM_KV_HEADS
     kv_head = tl.program_id(0) % NUM_KV_HEADS
     request = tl.load(tile_requests_ptr + tile)
@@ -174,7 +174,7 @@ def _fold_segments(
         total_largest = tl.full((ROWS,), float("-inf"), tl.float32)
         for segment in tl.range(0, num_segments, num_stages=4):
             at = places + segment * num_rows * NUM_HEADS
-            # Past the first cache, which may hold what was there before.
+            # Bypass the L1 cache, which may be stale.
             sums_places = partial_sums_ptr + (at * HEAD_DIM)[:, None] + dims[None, :]
             sums = tl.load(sums_places, mask=is_number, other=0.0, cache_modifier=".cg")
             weight = tl.load(partial_weights_ptr + at, mask=is_row, other=0.0, cache_modifier=".cg")
@@ -186,7 +186,7 @@ def _fold_segments(
         tl.store(out_places, out.to(out_ptr.dtype.element_ty), mask=is_number)
 
 
-@triton.jit(do_not_specialize=["table_stride"])
+@triton.jit(do_not_specialize=["table_stride"])  # long: one kernel, whose values live in registers
 def split_kernel(
     q_ptr,
     k_ptr,
@@ -227,11 +227,11 @@ def split_kernel(
     HAS_CAP: tl.constexpr,
     HAS_SLOPES: tl.constexpr,
 ):
-    """Attend for all rows of requests with few of them, segments of their keys side by side.
+    """Compute all rows of requests with few rows, with the segments of their keys in parallel.
 
-    An item of work is a request, a segment of its keys and a key head. As many programs as the GPU runs at once share
-    the items. Of a request with several segments each leaves its sums; whoever comes last, which a counter tells, adds
-    them up in order, and sets the counter back.
+    A work item is a request, a segment of its keys and a key head. As many programs as the GPU runs at once share the
+    items. If a request has several segments, each item stores its partial sums. A counter tells which item is the last;
+    that one adds up the sums in order and resets the counter.
     """
     NUM_HEADS: tl.constexpr = NUM_KV_HEADS * GROUP
     num_items = tl.load(num_items_ptr) * NUM_KV_HEADS
@@ -297,7 +297,7 @@ def split_kernel(
             tl.store(partial_sums_ptr + (partials * HEAD_DIM)[None, :] + dims[:, None], sums, mask=is_number)
             tl.store(partial_weights_ptr + partials, weight, mask=is_row)
             tl.store(partial_largest_ptr + partials, largest, mask=is_row)
-            # What all threads wrote is there before the counter says so.
+            # All writes must be visible before the counter changes.
             tl.debug_barrier()
             num_done = tl.atomic_add(num_done_ptr + request * NUM_KV_HEADS + kv_head, 1, sem="acq_rel")
             if num_done == num_segments - 1:

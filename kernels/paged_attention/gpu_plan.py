@@ -1,8 +1,8 @@
-"""Cuts the attention of a step into the pieces that programs on a GPU compute. Pure: numpy, no GPU, no torch.
+"""Divides the attention of a step into work for the programs of a GPU. Pure: numpy, no GPU, no torch.
 
-Requests with few rows are computed segment by segment of their keys, by as many programs as there are segments (a
-decode of one long request would otherwise keep one program busy for each key head); the others tile by tile of their
-rows. Which way a request takes does not show in its bits.
+Requests with few rows are split into segments of keys, one per program; otherwise the decode of one long request would
+be computed by one program per key head. Other requests are split into tiles of rows. The bits of a result are the same
+either way.
 """
 
 from collections.abc import Sequence
@@ -15,17 +15,17 @@ import numpy.typing as npt
 Ints = npt.NDArray[np.int32]
 
 SEGMENT = 256
-"""Keys whose sums are taken together. Another number is another order of summation."""
+"""Keys of a segment. The number determines the order of summation."""
 
 _ALIGNMENT = 4
-"""Words: lists begin at multiples of 16 bytes, whatever their lengths, so that kernels are compiled once."""
+"""Words. All lists are aligned to 16 bytes, so that kernels are compiled once."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How much memory a plan and what it works with have.
+    """Sizes of a plan and its buffers.
 
-    A request that goes beyond the items or partials is computed as a chunk, slower.
+    A request that exceeds the items or partials is computed as a chunk, which is slower.
     """
 
     max_requests: int
@@ -33,12 +33,12 @@ class Limits:
     max_items: int
     """Segments of the requests with few rows."""
     max_partials: int
-    """Sums of one row over one segment that wait to be added up; of requests with one segment there are none."""
+    """Partial sums of one row over one segment. A request with one segment has none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """How many neighbouring tokens of a request, with their query heads, one tile of a kernel holds."""
+    """How many adjacent tokens of a request, with their query heads, a tile of each kernel holds."""
 
     of_chunk: int
     of_split: int
@@ -47,14 +47,14 @@ class Tokens:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where the lists of a plan lie in one array of int32, by the first word of each."""
+    """Offsets of a plan's lists in one array of int32, in words."""
 
     limits: Limits
     num_items: int
     query_starts: int
     context_lens: int
     first_items: int
-    """Of each request that is split: its place in the list of items."""
+    """For each split request, the index of its first item."""
     first_partials: int
     item_requests: int
     tile_requests: int
@@ -66,7 +66,7 @@ class Layout:
     @classmethod
     def of(cls, limits: Limits, tokens: Tokens) -> Self:
         """Lay out the lists of all plans within limits."""
-        # Of each request the last tile may be cut short.
+        # The last tile of each request may be partial.
         max_tiles = limits.max_rows // tokens.of_chunk + limits.max_requests
         lengths = [
             1,
@@ -84,7 +84,7 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """What a plan holds: which kernels are launched for it, and how large."""
+    """The sizes of a plan, which decide the kernels to launch and their grids."""
 
     num_items: int
     num_tiles: int
@@ -113,10 +113,10 @@ def write(
 ) -> Counts:
     """Write the plan of a step to `words`.
 
-    A request without rows and keys is none: what pads a batch to the size of a graph.
+    Requests without rows and keys are padding, up to the size of a graph.
 
     Args:
-        words: `layout.num_words` of them.
+        words: `layout.num_words` long.
         layout: where the lists go.
         tokens: of the tiles.
         window: see `AttentionShape`.
@@ -159,7 +159,7 @@ def write(
 def _tiles(
     starts: npt.NDArray[np.int64], lens: npt.NDArray[np.int64], rows: npt.NDArray[np.int64], tokens: int
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Return request and first row of each tile, those with the most keys first: the last to end shall be short."""
+    """Return request and first row of each tile, those with the most keys first, so that the last ones are short."""
     tiles = -(-rows // tokens)
     requests = np.repeat(np.arange(len(lens)), tiles)
     indices = np.arange(len(requests)) - np.repeat(np.cumsum(tiles) - tiles, tiles)

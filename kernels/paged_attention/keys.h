@@ -1,9 +1,9 @@
 // Finds the tiles of keys and values that some rows of one request see through one KV head.
 //
-// Whole groups of 16 slots are read where they lie in the cache. Brought into buffers, in the same order, are: slots
-// of blocks whose size is no multiple of 16; f16, widened to f32; and values beside slots that the rows may not see:
-// unused ones hold anything, and a weight of zero does not make zero of NaN. Keys need no such care, their scores are
-// replaced, and neither do integers, but for their factors. Computes nothing.
+// Whole groups of 16 slots are read in place. Copied into buffers, in the same order, are: slots of blocks whose size
+// is not a multiple of 16; f16, which is widened to f32; and values next to invisible slots, because unused slots may
+// hold NaN, which a weight of zero does not remove. Keys need no copy since their scores are masked; integers need
+// none, except for their factors. Computes nothing.
 #pragma once
 
 #include "paged_attention/products.h"
@@ -71,7 +71,7 @@ struct Keys {
     }
 
    private:
-    // The groups where they are, without any care for what lies beside them.
+    // The groups in place, without masking neighbouring slots.
     template <typename Right>
     static Tile<Right> tile_in_cache(const Places& places) {
         Tile<Right> result = {};

@@ -28,7 +28,7 @@ struct CacheLayout {
     int64_t head_dim;
     int64_t block_size;
     Type type;
-    int32_t unused;
+    int32_t cache_group;  // which of the step's groups the layer belongs to
 
     int64_t padded_dim() const { return (head_dim + kLanes - 1) / kLanes * kLanes; }
 

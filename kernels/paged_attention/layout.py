@@ -25,13 +25,13 @@ class LayoutArguments(ctypes.Structure):
         ("head_dim", ctypes.c_int64),
         ("block_size", ctypes.c_int64),
         ("type", ctypes.c_int32),
-        ("unused", ctypes.c_int32),
+        ("cache_group", ctypes.c_int32),
     ]
 
     @classmethod
     def of(cls, layout: "CacheLayout") -> Self:
         """Mirror a layout."""
-        return cls(layout.num_kv_heads, layout.head_dim, layout.block_size, TYPES[layout.dtype], 0)
+        return cls(layout.num_kv_heads, layout.head_dim, layout.block_size, TYPES[layout.dtype], layout.cache_group)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +47,8 @@ class CacheLayout:
     block_size: int
     num_kv_heads: int
     head_dim: int
+    cache_group: int = 0
+    """Which of a step's groups the layer belongs to: whose slots and block table it uses."""
 
     def __post_init__(self) -> None:
         if self.head_dim > MAX_HEAD_DIM:

@@ -1,11 +1,11 @@
 // Causal attention of a ragged batch over the paged cache: operations `plan_attention` (once per step) and
 // `paged_attention` (once per layer). Does not write the cache: `store_kv` has, before it runs.
 //
-// For each item of the plan and each KV head, a thread walks the tiles of 256 keys, counted from position 0. All rows
-// that read a tile (the heads that share the KV head, for each token of a run, or of all the item's runs where they
-// share the tile) pass over it while it is near, kRowsAtOnce at a time. The softmax is the online one (Milakov and
-// Gimelshein 2018; Dao et al. 2022), and tiles are folded in order: the sums of a row do not depend on how the step is
-// cut up.
+// For each item of the plan and each KV head, a thread iterates over the tiles of 256 keys, anchored at position 0. All
+// rows that read a tile (the heads that share the KV head, for each token of a run, or of all the item's runs if they
+// share the tile) use it while it is in the cache, kRowsAtOnce at a time. The softmax is computed online (Milakov and
+// Gimelshein 2018; Dao et al. 2022), and tiles are merged in order: a row's sums do not depend on how the step is
+// split.
 #include "paged_attention/keys.h"
 #include "paged_attention/plan.h"
 #include "paged_attention/tile.h"
@@ -43,7 +43,7 @@ class Worker {
     // Where the item's first tile lies.
     Places first_places() const { return places(begin()); }
 
-    // Asks for the whole first tile at once: nothing is computed yet beside which it could be fetched.
+    // Prefetches the whole first tile at once: there is no computation yet to overlap with.
     void fetch_first() const {
         const Places first = first_places();
         for (int64_t group = 0; group < first.num_groups; ++group)
@@ -53,7 +53,7 @@ class Worker {
             }
     }
 
-    // Does the item. `following`: where the thread goes on afterwards.
+    // Computes the item. `following` is the thread's next one.
     void run(const Places& following) {
         for (int64_t index = 0; index < item_.num_runs; ++index) load_queries(runs_[index]);
         visit_ = begin();
@@ -74,13 +74,12 @@ class Worker {
         counter.store(item_.num_pieces, std::memory_order_relaxed);  // for the next layer
         clear(scratch_.total, item_.num_rows, padded_dim_);
         for (int64_t tile = item_.job_first_tile; tile < item_.job_end_tile; ++tile)
-            fold(scratch_.total, partial(tile), item_.num_rows, padded_dim_);
+            merge(scratch_.total, partial(tile), item_.num_rows, padded_dim_);
         write_rows();
     }
 
    private:
-    // A tile, and the run that reads it: the first one for all, if they share it. An item's visits are ordered by tile
-    // and run.
+    // A tile and the run that reads it; the first run reads a shared tile for all. Visits are ordered by tile and run.
     struct Visit {
         int64_t tile, run;
     };
@@ -95,7 +94,7 @@ class Worker {
         return {args_.shape.layout,
                 args_.k_cache,
                 args_.v_cache,
-                step_.block_table + run.request * step_.block_table_width,
+                step_.groups[args_.shape.layout.cache_group].blocks(run.request),
                 head_,
                 args_.shape.visible(run.first_position, run.first_position + run.num_tokens - 1),
                 scratch_.buffers};
@@ -103,7 +102,7 @@ class Worker {
 
     Places places(const Visit& visit) const { return keys(runs_[visit.run]).places(visit.tile); }
 
-    // Whether a run reads a tile itself, or for all.
+    // Whether a run reads a tile, for itself or for all.
     bool reads(const Visit& visit) const {
         const Run& run = runs_[visit.run];
         return visit.tile >= run.first_tile && visit.tile < run.end_tile &&
@@ -116,7 +115,7 @@ class Worker {
         return visit;
     }
 
-    // Goes on to the next run or tile where there is something to read.
+    // Advances to the next run or tile that has something to read.
     void skip_to_reader(Visit& visit) const {
         while (visit.tile < item_.end_tile && !reads(visit)) advance(visit);
     }
@@ -128,7 +127,7 @@ class Worker {
         }
     }
 
-    // Brings the queries of a run together, one row after another, padded with zeros.
+    // Gathers the queries of a run into consecutive rows, padded with zeros.
     void load_queries(const Run& run) {
         const int64_t dim = args_.shape.layout.head_dim;
         for_each_row(run, [&](int64_t row, int64_t token, int64_t head) {
@@ -179,7 +178,7 @@ class Worker {
             for (int64_t head = head_ * group_; head < (head_ + 1) * group_; ++head) body(row++, token, head);
     }
 
-    // Adds what the item's rows see of a tile.
+    // Adds the visible part of a tile to the item's rows.
     void attend(int64_t tile, const State& state) {
         while (visit_.tile == tile) {
             const Visit visit = visit_;
@@ -191,7 +190,7 @@ class Worker {
         }
     }
 
-    // All rows of a visit that see anything of its tile, in groups of nearly equal size.
+    // All rows of a visit that see part of its tile, in groups of nearly equal size.
     void attend(const Visit& visit, const Tile<Right>& tile, const Places& next, const State& state) {
         const bool is_shared = visit.tile < item_.shared_tiles;
         const Run& run = runs_[visit.run];
@@ -277,7 +276,7 @@ void run_items(const Args& args, const Step& step, const Thread& thread) {
     const auto worker = [&](int64_t index) {
         return Worker<Products>(args, step, plan, plan.items[index / heads], index % heads, scratch);
     };
-    // Takes one item ahead, to fetch its first tile during the last one of the item before.
+    // Takes one item in advance, to prefetch its first tile during the last tile of the item before.
     int64_t taken = thread.take();
     if (taken < count) worker(taken).fetch_first();
     while (taken < count) {

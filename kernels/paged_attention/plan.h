@@ -1,12 +1,11 @@
-// Who computes what of a step's attention: a list of pieces of work, made once per step and read by all layers.
+// The work list of a step's attention, made once per step and used by all layers.
 //
-// A run is some tokens of one request. A job is one run, or several runs of different requests whose first blocks are
-// the same, because they share a prefix: tiles that lie in those are read once for all rows of the job. An item is a
-// job, or a range of the tiles of 256 keys, counted from position 0, that it sees; it is done once for each KV head.
-// Most items see all their tiles and write their rows. Where that would leave threads idle (few requests, long
-// contexts) a job is split into items by tiles: each writes what it has summed up, and whoever finishes last folds
-// it together. As every item sums within tiles and folds them in order, a row has the same bits however it was
-// split and whoever shared its tiles.
+// A run is some tokens of one request. A job is one run, or several runs of requests that share a prefix and so their
+// first blocks: tiles in those blocks are read once for all rows of the job. An item is a job, or a range of its tiles
+// (256 keys each, anchored at position 0); it is computed once per KV head. Most items are whole jobs and write their
+// rows. If that would leave threads idle (few requests, long contexts), a job is split by tiles: each item stores its
+// partial sums, and the last one to finish merges them. Sums are taken within tiles and merged in order, so a row has
+// the same bits however its job was split or shared.
 #pragma once
 
 #include <algorithm>
@@ -17,16 +16,16 @@
 
 namespace octavo::paged_attention {
 
-// Query rows of an item, if a KV head has no more of its own: so many use each tile while it is near.
+// Query rows of an item, unless a KV head has more of its own: this many use a tile while it is cached.
 constexpr int64_t kItemRows = 96;
-// So many rows may share tiles even where the item becomes long.
+// Up to this many rows share tiles even if the item becomes long.
 constexpr int64_t kSharedRows = 24;
-// What reading keys costs, in rows that use them.
+// The cost of reading keys, in rows that use them.
 constexpr int64_t kReadCost = 4;
-// No item should be more than this part of what each thread has to do.
+// Largest item, as a fraction of a thread's work.
 constexpr int64_t kItemsPerThread = 8;
 
-// What is the same for all steps. `native.py` mirrors it.
+// The constants of all steps. `native.py` mirrors it.
 struct Shape {
     CacheLayout layout;
     int64_t num_heads;
@@ -172,7 +171,7 @@ class Planner {
         order_requests();
         for (int64_t i = 0; i < step_.num_requests; ++i) add_request(plan_.candidates[i]);
         finish_job();
-        // Long items first: what is taken last decides how long threads wait for each other.
+        // Long items first, so that threads finish at about the same time.
         std::sort(plan_.items, plan_.items + num_items_, [](const Item& a, const Item& b) {
             return a.cost != b.cost ? a.cost > b.cost
                                     : a.first_run != b.first_run ? a.first_run < b.first_run
@@ -192,9 +191,9 @@ class Planner {
 
     int64_t num_tokens(int64_t request) const { return step_.query_starts[request + 1] - step_.query_starts[request]; }
     int64_t first_position(int64_t request) const { return step_.context_lens[request] - num_tokens(request); }
-    const int32_t* blocks(int64_t request) const { return step_.block_table + request * step_.block_table_width; }
+    const int32_t* blocks(int64_t request) const { return step_.groups[shape_.layout.cache_group].blocks(request); }
 
-    // Requests with a long common prefix stand side by side, the others in any order.
+    // Sorts requests with a long common prefix next to each other; the order of the others does not matter.
     void order_requests() {
         for (int64_t i = 0; i < step_.num_requests; ++i) {
             const int64_t past = shape_.window > 0 ? 0 : first_position(i) / shape_.layout.block_size;
@@ -211,7 +210,7 @@ class Planner {
         std::sort(plan_.candidates, plan_.candidates + step_.num_requests, precedes);
     }
 
-    // How many tokens of a request make an item that is not too long.
+    // Most tokens of a request in one item.
     int64_t tokens_of(int64_t request) const {
         const int64_t least = shape_.tokens(kRowsAtOnce), last = step_.context_lens[request] - 1;
         int64_t tokens = shape_.tokens(kItemRows);
@@ -222,7 +221,7 @@ class Planner {
         return tokens;
     }
 
-    // Lets a request join the job under construction, or makes jobs of its own for it.
+    // Adds a request to the job under construction, or makes its own jobs.
     void add_request(const Candidate& candidate) {
         const int64_t request = candidate.request, tokens = num_tokens(request), size = tokens_of(request);
         const int64_t shared = tokens <= size ? shared_tiles(candidate) : 0;
@@ -238,7 +237,7 @@ class Planner {
         if (tokens <= size) host_ = candidate;
     }
 
-    // The tiles that the job would share if a request joined it; 0: it should not.
+    // The number of tiles to share if a request joins the job; 0: it should not join.
     int64_t shared_tiles(const Candidate& candidate) const {
         if (candidate.first_block < 0 || candidate.first_block != host_.first_block) return 0;
         const int64_t request = candidate.request;
@@ -247,7 +246,7 @@ class Planner {
         const int64_t common = std::mismatch(mine, mine + limit, others).first - mine;
         int64_t shared = common * shape_.layout.block_size / kTileKeys;
         if (job_.num_runs > 1) {
-            if (2 * shared < job_.shared_tiles) return 0;  // it would cost the others more than it gains
+            if (2 * shared < job_.shared_tiles) return 0;  // the others would lose more than it gains
             shared = std::min(shared, int64_t{job_.shared_tiles});
         }
         const int64_t more_rows = num_tokens(request) * shape_.group(), rows = job_.num_rows + more_rows;
@@ -313,7 +312,7 @@ class Planner {
         }
     }
 
-    // Takes what splitting the job needs; false: there is no room, so it stays whole.
+    // Reserves what splitting the job needs; false: no room, so the job is not split.
     bool reserve(int64_t num_pieces) {
         const int64_t heads = shape_.layout.num_kv_heads, tiles = job_.end_tile - job_.first_tile;
         const int64_t floats = heads * tiles * state_floats(job_.num_rows, shape_.layout.padded_dim());
@@ -346,7 +345,7 @@ class Planner {
 // Makes the plan of a step for `num_threads` threads in a workspace of `bytes`.
 inline void make_plan(const Shape& shape, const Step& step, int64_t num_threads, int64_t max_context, char* workspace,
                       int64_t bytes) {
-    // A workspace made for fewer rows or threads: a fault of the program, and everything after it would be wrong.
+    // A workspace for fewer rows or threads is a bug, and would corrupt memory.
     if (workspace_bytes(shape, step.num_rows, max_context, num_threads) > bytes) std::abort();
     const Limits limits(shape, num_threads, max_context);
     Plan& plan = *reinterpret_cast<Plan*>(workspace);

@@ -1,7 +1,7 @@
 // The two products of attention: queries with keys, and weights with values, for a few rows and one tile of keys.
 //
-// Each row has sums of its own, taken in one order, so its bits do not depend on the rows beside it. Knows no softmax
-// (`tile.h`), no cache and no step: `keys.h` says where the operands lie.
+// Each row has its own sums in a fixed order, so its bits do not depend on other rows. The softmax is in `tile.h`;
+// `keys.h` finds the operands.
 #pragma once
 
 #include <algorithm>
@@ -12,9 +12,9 @@
 
 namespace octavo::paged_attention {
 
-// Softmax weights are relative to the largest score among so many keys, and tiles are folded in order. A tile of
-// bf16 and 64 dimensions is 64 KB: it stays in a second-level cache, beside the next one, while all rows of an item
-// pass over it.
+// Softmax weights are relative to the largest score of this many keys, and tiles are merged in order. A tile of bf16
+// and 64 dimensions is 64 KB: it fits the second-level cache together with the next one while all rows of an item use
+// it.
 constexpr int64_t kTileKeys = 256;
 constexpr int64_t kTileGroups = kTileKeys / kGroupSlots;
 constexpr int64_t kMaxDim = 256;
@@ -103,12 +103,12 @@ struct Places {
     }
 };
 
-// Asks for a line. Into the second-level cache: what is on its way from memory to the first one occupies
-// the few buffers that loads need as well, and costs half of the bandwidth.
+// Prefetches a line into the second-level cache. Prefetching into the first level would occupy the few line fill
+// buffers that loads need, and halve the bandwidth.
 inline void fetch(const void* p) { __builtin_prefetch(p, 0, 2); }
 
-// Elements from one query row to the next: known to the compiler, which then needs one address for all rows; no power
-// of two, so that neighbouring rows do not compete for the same places in the first-level cache.
+// Elements from one query row to the next. Constant, so that one address serves all rows; not a power of two, so that
+// neighbouring rows do not conflict in the first-level cache.
 constexpr int64_t kQueryStride = kMaxDim + 32;
 
 // Integers that stand for numbers: `levels` times `factor`. As those of the other side have 128 added, sums begin with
@@ -120,7 +120,7 @@ struct Levels {
     const int32_t* starts;  // the same
 };
 
-// A few rows' weights, as `multiply_values` takes them, and what `weigh_rows` says of each row beside them.
+// A few rows' weights, as `multiply_values` takes them, and what `softmax_rows` says of each row beside them.
 template <typename Products>
 struct Weights {
     static constexpr int kParts = kIsExact<Products> ? 2 : 1;

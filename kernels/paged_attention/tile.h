@@ -1,8 +1,7 @@
-// One tile of keys against a few query rows: scores, softmax weights, weighted sum of the values, and how tiles are
-// folded together.
+// One tile of keys against a few query rows: scores, softmax weights, weighted sum of the values, and merging of tiles.
 //
-// What happens to a row here depends on that row and the tile alone, never on the rows beside it. The products are in
-// `products.h`. Knows no cache and no step.
+// The result of a row depends on that row and the tile alone, never on neighbouring rows. The products are in
+// `products.h`. Independent of cache and step.
 #pragma once
 
 #include <cfloat>
@@ -11,8 +10,8 @@
 
 namespace octavo::paged_attention {
 
-// The softmax of some rows over the tiles so far: sum of weighted values, lane-wise sum of the weights, and the
-// exponent (to base 2) that weights are relative to, which is the largest score.
+// The online softmax of some rows over the tiles so far: sum of weighted values, lane-wise sum of the weights, and the
+// exponent (base 2) that weights are relative to: the largest score.
 struct State {
     float* out;        // rows x padded head dimension
     float* sums;       // rows x 16
@@ -75,8 +74,8 @@ static_assert(kTileGroups % kQuad == 0);
 
 inline int64_t whole_quads(int64_t num_groups) { return (num_groups + kQuad - 1) / kQuad * kQuad; }
 
-// Replaces the scores of keys that a row does not see.
-inline void hide(int64_t num_groups, const Range& visible, float* scores) {
+// Masks the scores of keys that a row does not see.
+inline void mask_invisible(int64_t num_groups, const Range& visible, float* scores) {
     if (visible.begin <= 0 && visible.end >= whole_quads(num_groups) * kGroupSlots) return;
     const F32x16 hidden = set1(-INFINITY);
     for (int64_t group = 0; group < whole_quads(num_groups); ++group) {
@@ -89,7 +88,7 @@ inline void hide(int64_t num_groups, const Range& visible, float* scores) {
     }
 }
 
-// The largest score, of lanes and groups in any order.
+// The largest score; the order does not matter.
 inline float largest_score(int64_t num_groups, const float* scores) {
     F32x16 largest[kQuad];
     OCTAVO_UNROLL for (int i = 0; i < kQuad; ++i) largest[i] = load(scores + i * kLanes);
@@ -118,12 +117,12 @@ inline void quantize_weights(int64_t num_groups, const float* weights, int row, 
     target.starts[1][row] = 0;
 }
 
-// Makes weights of one row's scores, 2^(score * scale - exponent), whose exponent is the largest score * scale.
+// Computes one row's weights, 2^(score * scale - exponent), with the largest score * scale as exponent.
 template <typename Products>
-inline void weigh_row(const Rows<Products>& rows, int row, const float* v_scales, float* scores,
+inline void softmax_row(const Rows<Products>& rows, int row, const float* v_scales, float* scores,
                       Weights<Products>& weights) {
     const int64_t num_groups = whole_quads(rows.num_groups);
-    hide(rows.num_groups, rows.visible[row], scores);
+    mask_invisible(rows.num_groups, rows.visible[row], scores);
     const float exponent = std::max(largest_score(num_groups, scores) * rows.scale, kNoExponent);
     const F32x16 factor = set1(rows.scale), minus_exponent = set1(-exponent);
     F32x16 sums[kQuad] = {zero(), zero(), zero(), zero()};
@@ -151,16 +150,16 @@ inline void weigh_row(const Rows<Products>& rows, int row, const float* v_scales
     weights.exponents[row] = exponent;
 }
 
-// From scores to weights for the rows of `attend_tile`. Not inlined: the compiler would make it for each number of
+// Computes weights from scores for the rows of `attend_tile`. Not inlined: it would be compiled for each number of
 // rows.
 template <typename Products>
-[[gnu::noinline]] void weigh_rows(const Rows<Products>& rows, int num_rows, const float* v_scales, float* scores,
+[[gnu::noinline]] void softmax_rows(const Rows<Products>& rows, int num_rows, const float* v_scales, float* scores,
                                   Weights<Products>& weights) {
     std::fill_n(weights.exponents, kLanes, kNoExponent);
-    for (int row = 0; row < num_rows; ++row, scores += kTileKeys) weigh_row(rows, row, v_scales, scores, weights);
+    for (int row = 0; row < num_rows; ++row, scores += kTileKeys) softmax_row(rows, row, v_scales, scores, weights);
 }
 
-// Where sums of weights relative to one exponent and to another join: the new exponents, and the factors of both.
+// Joins sums with different exponents: the new exponents, and the factors of both.
 inline Factors join_exponents(int64_t num_rows, float* exponents, const float* others) {
     Factors factors;
     const F32x16 before = load_first(exponents, num_rows), tile = load_first(others, num_rows);
@@ -171,7 +170,7 @@ inline Factors join_exponents(int64_t num_rows, float* exponents, const float* o
     return factors;
 }
 
-// Adds what `num_rows` rows see of a tile to their state.
+// Adds the visible part of a tile to the state of `num_rows` rows.
 template <typename Products, int kRows>
 inline void attend_tile(const Rows<Products>& rows, const Tile<typename Products::Right>& tile, const Places& next) {
     constexpr int kColumns = Products::kColumns;
@@ -187,7 +186,7 @@ inline void attend_tile(const Rows<Products>& rows, const Tile<typename Products
     if constexpr (kHasSingles)
         for (; group < rows.num_groups; ++group)
             multiply_keys<Products, kRows, 1>(rows.q, padded_dim, tile, next, group, scores);
-    weigh_rows(rows, kRows, tile.v_scales, scores, weights);
+    softmax_rows(rows, kRows, tile.v_scales, scores, weights);
     const Factors factors = join_exponents(kRows, rows.state.exponents, weights.exponents);
     OCTAVO_UNROLL for (int row = 0; row < kRows; ++row) {
         float* const sums = rows.state.sums + row * kLanes;
@@ -206,9 +205,8 @@ inline void attend_tile(const Rows<Products>& rows, const Tile<typename Products
     if constexpr (kColumns > 1) multiply(std::integral_constant<int, 1>{});
 }
 
-// Adds what `part` has summed up to `total`, with the bits that `attend_tile` would give. A part that has seen no key
-// changes nothing.
-inline void fold(const State& total, const State& part, int64_t num_rows, int64_t padded_dim) {
+// Merges `part` into `total`, with the bits that `attend_tile` would give. A part without visible keys changes nothing.
+inline void merge(const State& total, const State& part, int64_t num_rows, int64_t padded_dim) {
     for (int64_t index = 0; index < num_rows; ++index) {
         const State a = total.row(index, padded_dim), b = part.row(index, padded_dim);
         const Factors factors = join_exponents(1, a.exponents, b.exponents);

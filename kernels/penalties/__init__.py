@@ -2,12 +2,12 @@
 
 from torch import Tensor
 
-from octavo.kernels.dispatch import choose, when_called
+from octavo.kernels.dispatch import choose, lazy
 from octavo.kernels.penalties import cpu
 
 _IMPLEMENTATIONS = {
     "cpu": cpu.apply_penalties,
-    "cuda": when_called("octavo.kernels.penalties.gpu", cpu.apply_penalties),
+    "cuda": lazy("octavo.kernels.penalties.gpu", cpu.apply_penalties),
 }
 
 

@@ -1,4 +1,4 @@
-"""Elementwise torch operations over the seen tokens only, each rounded once."""
+"""Elementwise torch operations over the seen tokens only, each rounded separately."""
 
 import torch
 from torch import Tensor

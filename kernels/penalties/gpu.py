@@ -1,4 +1,4 @@
-"""Penalties on a GPU: every seen token by itself, each operation rounded on its own."""
+"""Penalties on a GPU, element by element over the seen tokens; every operation is rounded separately."""
 
 import triton
 import triton.language as tl
@@ -28,14 +28,14 @@ def apply_penalties(
             frequency,
             presence,
             BLOCK=_BLOCK,
-            # A fused product and difference would be rounded once.
+            # A fused multiply-subtract would round only once.
             enable_fp_fusion=False,
         )
 
 
 @triton.jit
 def penalized(logits, counts, repetition, frequency, presence):
-    """Return logits of seen tokens, lowered; for kernels that are compiled without fused products."""
+    """Return the penalized logits of seen tokens. Kernels that call it must be compiled without fused multiply-add."""
     divided = tl.div_rn(logits, repetition + tl.zeros_like(logits))
     logits = tl.where(logits > 0, divided, logits * repetition)
     logits = logits - frequency * counts.to(tl.float32)

@@ -1,4 +1,4 @@
-"""The meaning of the penalties: one token after another."""
+"""Defines the penalties, token by token."""
 
 import torch
 from torch import Tensor

@@ -4,12 +4,12 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from octavo.kernels.dispatch import choose, require, when_called
+from octavo.kernels.dispatch import choose, lazy, require
 from octavo.kernels.quantize import cpu
 
 _IMPLEMENTATIONS = {
     "cpu": cpu.quantize,
-    "cuda": when_called("octavo.kernels.quantize.gpu", cpu.quantize),
+    "cuda": lazy("octavo.kernels.quantize.gpu", cpu.quantize),
 }
 
 

@@ -2,13 +2,13 @@
 
 from torch import Tensor
 
-from octavo.kernels.dispatch import choose, when_called
+from octavo.kernels.dispatch import choose, lazy
 from octavo.kernels.relu import cpu, native
 
 _IMPLEMENTATIONS = {
     "cpu": cpu.relu,
     "recorded": native.record,
-    "cuda": when_called("octavo.kernels.relu.gpu", cpu.relu),
+    "cuda": lazy("octavo.kernels.relu.gpu", cpu.relu),
 }
 
 

@@ -2,13 +2,13 @@
 
 from torch import Tensor
 
-from octavo.kernels.dispatch import choose, require, when_called
+from octavo.kernels.dispatch import choose, lazy, require
 from octavo.kernels.rms_norm import cpu, native
 
 _IMPLEMENTATIONS = {
     "cpu": cpu.rms_norm,
     "recorded": native.record,
-    "cuda": when_called("octavo.kernels.rms_norm.gpu", cpu.rms_norm),
+    "cuda": lazy("octavo.kernels.rms_norm.gpu", cpu.rms_norm),
 }
 
 

@@ -2,13 +2,13 @@
 
 from torch import Tensor
 
-from octavo.kernels.dispatch import choose, require, when_called
+from octavo.kernels.dispatch import choose, lazy, require
 from octavo.kernels.rope import cpu, native
 
 _IMPLEMENTATIONS = {
     "cpu": cpu.rope,
     "recorded": native.record,
-    "cuda": when_called("octavo.kernels.rope.gpu", cpu.rope),
+    "cuda": lazy("octavo.kernels.rope.gpu", cpu.rope),
 }
 
 

@@ -6,13 +6,13 @@ On a GPU one pass over the rows instead of five. Does not choose the slots, and 
 import torch
 from torch import Tensor
 
-from octavo.kernels.dispatch import choose, require, when_called
+from octavo.kernels.dispatch import choose, lazy, require
 from octavo.kernels.rope_store_kv import cpu
 from octavo.kernels.rope_store_kv.rotation import Rotation
 
 _IMPLEMENTATIONS = {
     "cpu": cpu.rope_store_kv,
-    "cuda": when_called("octavo.kernels.rope_store_kv.gpu", cpu.rope_store_kv),
+    "cuda": lazy("octavo.kernels.rope_store_kv.gpu", cpu.rope_store_kv),
 }
 
 

@@ -74,7 +74,7 @@ def rope_store_kv(
     return out_TNH
 
 
-@triton.jit
+@triton.jit  # long: one kernel, mostly parameters
 def _rope_store_kv_kernel(
     q_ptr,
     k_ptr,

@@ -1,7 +1,10 @@
-"""Requests for the test of `sample`, of all kinds."""
+"""Requests for the test of `sample`: every two values of two parameters meet in one of them."""
 
 import itertools
+import random
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 LARGEST = 1e30
 
@@ -25,27 +28,59 @@ class Request:
     """Tokens that would complete a bad word."""
     allowed: list[int] | None = None
     largest: float = LARGEST
+    spread: float = 1.0
+    """Standard deviation of its logits."""
+    num_outputs: int = 0
+    """Outputs before the token that is drawn."""
 
 
-CHANGES: list[Request] = [
-    Request(),
-    Request(bias={0: 5.0, 6: -3.5}),
-    Request(withheld=[1, 5], min_tokens=3),
-    Request(seen={0: 0, 3: 2, 5: 1}),
-    Request(bias={2: 1e38}, withheld=[2, 4], min_tokens=9, seen={2: 4, 6: 0}),
-    Request(bad=[0, 1, 4, 6]),
-    Request(allowed=[6]),
-    Request(allowed=[0, 3, 5], bad=[3], bias={4: 1e38}, withheld=[0], min_tokens=9, seen={5: 2}),
-    Request(allowed=[2], bad=[2], bias={3: 40.0}),
-]
-DRAWS: list[dict[str, float | int]] = [
-    {},
-    {"temperature": 1.0},
-    {"temperature": 0.6, "top_k": 5, "seed": 3},
-    {"temperature": 1.5, "min_p": 0.1, "seed": 2**64 - 1},
-    {"temperature": 0.9, "top_p": 0.83, "seed": 5},
-    {"temperature": 0.01, "top_k": 20, "top_p": 0.7, "min_p": 0.02, "seed": 8},
-]
+OPTIONS: dict[str, Sequence[Any]] = {
+    "temperature": [0.0, 0.01, 0.6, 1.0, 1.5],
+    "seed": [0, 3, 2**64 - 1],
+    "top_k": [0, 1, 5, 1000],
+    "top_p": [1.0, 0.7, 0.05],
+    "min_p": [0.0, 0.1, 1.0],
+    "bias": [{}, {0: 5.0, 6: -3.5}, {2: 1e38}],
+    "withheld": [[], [1, 5]],
+    "min_tokens": [0, 3],
+    "seen": [{}, {0: 0, 3: 2, 5: 1}],
+    "penalties": [
+        {"repetition": 1.3, "frequency": 0.4, "presence": -0.7},
+        {"repetition": 1e-30, "frequency": 0.0, "presence": 0.0},
+    ],
+    "bad": [[], [0, 1, 4, 6]],
+    "allowed": [None, [6], [0, 3, 5]],
+    "spread": [0.3, 4.0],
+    "num_outputs": [0, 2, 3],
+}
+"""A new parameter gets a line here; token ids are below 7."""
 
-REQUESTS = [Request(**{**vars(change), **draw}) for change, draw in itertools.product(CHANGES, DRAWS)]
-VOCAB_SIZES = [7, 64, 151, 2049]
+VOCAB_SIZES = [7, 151, 2049]
+
+
+def pairwise_requests(options: Mapping[str, Sequence[Any]]) -> list[Request]:
+    """Return few requests in which every value of every option meets every value of every other one."""
+    generator = random.Random(0)
+    names = list(options)
+    counts = [len(values) for values in options.values()]
+    uncovered = {
+        ((a, i), (b, j))
+        for a, b in itertools.combinations(range(len(names)), 2)
+        for i, j in itertools.product(range(counts[a]), range(counts[b]))
+    }
+    requests = []
+    while uncovered:
+        (a, i), (b, j) = min(uncovered)
+        candidates = []
+        for _ in range(30):
+            chosen = [generator.randrange(count) for count in counts]
+            chosen[a], chosen[b] = i, j
+            candidates.append(chosen)
+        pairs = [set(itertools.combinations(enumerate(chosen), 2)) for chosen in candidates]
+        best = max(range(len(candidates)), key=lambda index: len(pairs[index] & uncovered))
+        uncovered -= pairs[best]
+        requests.append(Request(**{name: options[name][k] for name, k in zip(names, candidates[best], strict=True)}))
+    return requests
+
+
+REQUESTS = pairwise_requests(OPTIONS)

@@ -1,7 +1,7 @@
-"""`sample` on a GPU: the tokens of all rows in three launches, and nothing waits for the host.
+"""`sample` on a GPU: the tokens of all rows in three launches, without synchronizing with the host.
 
-The first changes the logits of each row as its request says, in the order that the package names; the second finds what
-the filters keep; the third draws. One program works on one row in each.
+The first launch changes the logits of each row, in the order that the package documents; the second finds the
+thresholds of the filters; the third draws. In each, one program processes one row.
 """
 
 import torch
@@ -18,7 +18,7 @@ from octavo.kernels.token_mask.gpu import is_allowed
 from octavo.kernels.top_k.gpu import BLOCK, NUM_WARPS
 
 _IDS_BLOCK = 256
-"""Entries of a list in flight."""
+"""Entries of a list that are processed at a time."""
 
 
 def sample_rows(
@@ -39,16 +39,16 @@ def sample_rows(
 def processed_logits(
     logits_RV: Tensor, table: RequestTable, slots_R: Tensor, num_outputs_R: Tensor, *, largest: float
 ) -> Tensor:
-    """See `octavo.kernels.sample.processed_logits`. Not for every step: it reads and writes the rows several times."""
+    """See `octavo.kernels.sample.processed_logits`. Slow: it reads and writes the rows several times."""
     changed_RV = change_logits(logits_RV, table, slots_R, num_outputs_R, largest)
     temperature_R1 = table.temperature_S[slots_R].unsqueeze(1)
     is_greedy_R1 = temperature_R1 == 0.0
-    # Divided as the logits were, so that it is equal where they were.
+    # Divided as the logits were, so that clamped logits compare equal.
     bound_R1 = -torch.full_like(temperature_R1, largest) / temperature_R1.masked_fill(is_greedy_R1, 1.0)
     is_out_RV = changed_RV <= bound_R1
     is_out_RV &= ~is_out_RV.all(dim=1, keepdim=True)
     least_R, last_R = thresholds(changed_RV, table.top_k_S[slots_R], table.top_p_S[slots_R], table.log_min_p_S[slots_R])
-    # The keys of `top_k.order_key` with their first bit turned over, and so in the order of signed integers.
+    # The keys of `top_k.order_key` with the first bit flipped, which makes them comparable as signed integers.
     bits_RV = (changed_RV + 0.0).view(torch.int32)
     keys_RV, least_R1 = bits_RV ^ ((bits_RV >> 31) & 0x7FFFFFFF), (least_R ^ -(2**31)).unsqueeze(1)
     ids_V = torch.arange(changed_RV.shape[1], device=changed_RV.device)
@@ -59,7 +59,7 @@ def processed_logits(
 def change_logits(
     logits_RV: Tensor, table: RequestTable, slots_R: Tensor, num_outputs_R: Tensor, largest: float
 ) -> Tensor:
-    """Return the float32 logits that rows draw from, before their filters: changed, and divided by the temperature."""
+    """Return float32 logits before the filters: changed, and divided by the temperature."""
     num_rows, count = logits_RV.shape
     changed_RV = torch.empty(num_rows, count, dtype=torch.float32, device=logits_RV.device)
     if num_rows:
@@ -87,16 +87,16 @@ def change_logits(
             logits_RV.stride(0),
             count,
             largest,
+            table.seen_ids_SL.shape[1],
             MAX_BIASES=table.bias_ids_SB.shape[1],
             MAX_WITHHELD=table.withheld_ids_SE.shape[1],
             MAX_BAD=table.bad_ids_SX.shape[1],
-            MAX_SEEN=table.seen_ids_SL.shape[1],
             MASK_WORDS=table.allowed_SW.shape[1],
             FORBIDDEN=FORBIDDEN,
             IDS_BLOCK=_IDS_BLOCK,
             BLOCK=BLOCK,
             num_warps=NUM_WARPS,
-            # Penalties are defined by operations that are rounded one by one.
+            # Penalties are defined as separately rounded operations.
             enable_fp_fusion=False,
         )
     return changed_RV
@@ -112,7 +112,7 @@ def count_tokens(table: RequestTable, slots_R: Tensor, token_ids_R: Tensor) -> N
             table.seen_ids_SL,
             table.output_counts_SL,
             table.num_seen_S,
-            MAX_SEEN=table.seen_ids_SL.shape[1],
+            table.seen_ids_SL.shape[1],
             IDS_BLOCK=_IDS_BLOCK,
         )
 
@@ -139,7 +139,7 @@ def _penalize(logits_ptr, seen_ptr, counts_ptr, num_seen, penalties_ptr, IDS_BLO
         tl.store(logits_ptr + ids, penalized(logits, counts, repetition, frequency, presence), mask=is_in)
 
 
-@triton.jit
+@triton.jit  # long: one kernel, the stages of the sampling table in order
 def _change_logits_kernel(
     logits_ptr,
     changed_ptr,
@@ -164,10 +164,10 @@ def _change_logits_kernel(
     row_stride,
     count,
     largest,
+    max_seen,
     MAX_BIASES: tl.constexpr,
     MAX_WITHHELD: tl.constexpr,
     MAX_BAD: tl.constexpr,
-    MAX_SEEN: tl.constexpr,
     MASK_WORDS: tl.constexpr,
     FORBIDDEN: tl.constexpr,
     IDS_BLOCK: tl.constexpr,
@@ -187,7 +187,7 @@ def _change_logits_kernel(
         logits = tl.load(source_ptr + ids, mask=ids < count, other=0.0).to(tl.float32)
         tl.store(row_ptr + ids, logits, mask=ids < count)
     if has_lists:
-        # Lists name the same logits, which other threads of this program have written.
+        # The lists refer to logits that other threads of this program have written.
         tl.debug_barrier()
         for start in range(0, num_biases, IDS_BLOCK):
             entries = start + tl.arange(0, IDS_BLOCK)
@@ -200,19 +200,19 @@ def _change_logits_kernel(
         _forbid(row_ptr, bad_ids_ptr + slot * MAX_BAD, num_bad, IDS_BLOCK)
         tl.debug_barrier()
         num_seen = tl.where(has_penalties > 0, tl.load(num_seen_ptr + slot), 0)
-        seen_ptr, counts_ptr = seen_ids_ptr + slot * MAX_SEEN, output_counts_ptr + slot * MAX_SEEN
+        seen_ptr, counts_ptr = seen_ids_ptr + slot * max_seen, output_counts_ptr + slot * max_seen
         _penalize(row_ptr, seen_ptr, counts_ptr, num_seen, penalties_ptr + slot * 3, IDS_BLOCK)
         tl.debug_barrier()
     temperature = tl.load(temperature_ptr + slot)
     is_changed = has_lists | (has_mask > 0)
     divisor = tl.where(temperature == 0.0, 1.0, temperature)
     if is_changed | (divisor != 1.0):
-        # Nothing says that the thread that wrote a logit reads it.
+        # A logit may be read by another thread than the one that wrote it.
         tl.debug_barrier()
         for start in range(0, count, BLOCK):
             ids = start + tl.arange(0, BLOCK)
             logits = tl.load(row_ptr + ids, mask=ids < count, other=0.0)
-            # By comparisons, which leave a NaN what it is.
+            # Comparisons keep NaN.
             logits = tl.where(is_changed & (logits > largest), largest, logits)
             logits = tl.where(is_changed & (logits < -largest), -largest, logits)
             is_masked = (ids < count) & (has_mask > 0)
@@ -229,7 +229,7 @@ def _count_tokens_kernel(
     seen_ids_ptr,
     output_counts_ptr,
     num_seen_ptr,
-    MAX_SEEN: tl.constexpr,
+    max_seen,
     IDS_BLOCK: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
@@ -240,11 +240,11 @@ def _count_tokens_kernel(
         place = num_seen
         for start in range(0, num_seen, IDS_BLOCK):
             entries = start + tl.arange(0, IDS_BLOCK)
-            seen = tl.load(seen_ids_ptr + slot * MAX_SEEN + entries, mask=entries < num_seen, other=-1)
+            seen = tl.load(seen_ids_ptr + slot * max_seen + entries, mask=entries < num_seen, other=-1)
             place = tl.minimum(place, tl.min(tl.where(seen == token_id, entries, num_seen), axis=0))
-        if place < MAX_SEEN:
+        if place < max_seen:
             is_new = place == num_seen
-            before = tl.load(output_counts_ptr + slot * MAX_SEEN + place)
-            tl.store(seen_ids_ptr + slot * MAX_SEEN + place, token_id)
-            tl.store(output_counts_ptr + slot * MAX_SEEN + place, tl.where(is_new, 0, before) + 1)
+            before = tl.load(output_counts_ptr + slot * max_seen + place)
+            tl.store(seen_ids_ptr + slot * max_seen + place, token_id)
+            tl.store(output_counts_ptr + slot * max_seen + place, tl.where(is_new, 0, before) + 1)
             tl.store(num_seen_ptr + slot, num_seen + is_new.to(tl.int32))

@@ -1,6 +1,6 @@
 // Draws the next token of every row of logits, by its request's own parameters: see `kernels/sample/__init__.py`.
 //
-// The parts are in the folders of their operations; here is their order. A row is one thread's from beginning to end.
+// The operations are in their own folders; this file fixes their order. One thread processes a whole row.
 #include "filter_logits/native.h"
 #include "gumbel_sample/native.h"
 #include "logprobs/native.h"
@@ -10,7 +10,7 @@
 
 namespace octavo {
 
-// What does not change between the draws of a request, but for the counts of its penalties and its bad words.
+// The sampling state of a request. Only the counts of penalties and bad words change between draws.
 struct SampledRequest {
     float temperature;  // 0: the largest logit
     float largest;      // bound of changed logits
@@ -38,7 +38,7 @@ struct SampleArgs {
     char* scratch;                          // for each thread RowScratch::bytes(V)
 };
 
-// Copies a row with bias, withheld tokens, bad words, penalties and mask applied, if any are; else returns it as it is.
+// Returns a copy with bias, withheld tokens, bad words, penalties and mask applied, or the row itself if none applies.
 inline const float* change_logits(
     const float* row, int64_t width, const SampledRequest& request, int64_t num_outputs, float* changed) {
     const bool withholds = request.num_withheld > 0 && num_outputs < request.min_tokens;
@@ -52,7 +52,7 @@ inline const float* change_logits(
     if (request.has_penalties) apply_penalties(request.penalties, changed);
     const F32x16 highest = set1(request.largest), lowest = set1(-request.largest);
     for_each_vector(width, [&](int64_t column, int64_t count) {
-        // NaN comes second and stays.
+        // NaN as the second operand is kept.
         const F32x16 values = load_first(changed + column, count);
         store_first(changed + column, min(highest, max(lowest, values)), count);
     });

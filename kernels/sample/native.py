@@ -16,7 +16,7 @@ from octavo.kernels.top_k.native import scratch
 
 
 class SampledRequest(ctypes.Structure):
-    """What does not change between the draws of a request; whatever it points to must outlive it."""
+    """The constant part of a request's sampling state. Memory that it points to must outlive it."""
 
     _fields_ = (
         ("temperature", ctypes.c_float),
@@ -51,7 +51,7 @@ class SampleArguments(Arguments):
 
 
 class NativeSampler:
-    """Samples rows of `vocab_size` logits on up to `max_threads` threads, and tells their logprobs."""
+    """Samples rows of `vocab_size` logits on up to `max_threads` threads, and computes their logprobs."""
 
     def __init__(self, library: NativeLibrary, vocab_size: int, max_threads: int) -> None:
         self._library = library

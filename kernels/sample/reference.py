@@ -1,4 +1,4 @@
-"""What `sample` means: the references of its parts, one after another."""
+"""Defines `sample`: the references of its operations, one after another."""
 
 import torch
 from torch import Tensor

@@ -1,5 +1,6 @@
 """What draws of many requests need to know of them, as columns on a GPU. Draws nothing."""
 
+import math
 from dataclasses import dataclass
 from typing import Self
 
@@ -7,87 +8,107 @@ import torch
 from torch import Tensor
 
 
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column of a `RequestTable`."""
+
+    dtype: torch.dtype
+    width: str | int | None = None
+    """Numbers of a slot: a name from `Widths`, a number, or None for one number and a column of one dimension."""
+    initial: float = 0.0
+    """The numbers of a slot that never had a request: the most likely token, of unchanged logits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Widths:
+    """How long the lists of a request may be."""
+
+    biases: int = 64
+    withheld: int = 32
+    bad: int = 64
+    seen: int = 0
+    mask_words: int = 0
+
+
+COLUMNS: dict[str, Column] = {
+    "temperature_S": Column(torch.float32),
+    "seed_S": Column(torch.int64),
+    "top_k_S": Column(torch.int32),
+    "top_p_S": Column(torch.float64, initial=1.0),
+    "log_min_p_S": Column(torch.float32, initial=-math.inf),
+    "bias_ids_SB": Column(torch.int32, "biases"),
+    "bias_values_SB": Column(torch.float32, "biases"),
+    "num_biases_S": Column(torch.int32),
+    "withheld_ids_SE": Column(torch.int32, "withheld"),
+    "num_withheld_S": Column(torch.int32),
+    "min_tokens_S": Column(torch.int32),
+    "bad_ids_SX": Column(torch.int32, "bad"),
+    "num_bad_S": Column(torch.int32),
+    "has_penalties_S": Column(torch.int32),
+    "seen_ids_SL": Column(torch.int32, "seen"),
+    "output_counts_SL": Column(torch.int32, "seen"),
+    "num_seen_S": Column(torch.int32),
+    "penalties_S3": Column(torch.float32, 3),
+    "has_mask_S": Column(torch.int32),
+    "allowed_SW": Column(torch.int32, "mask_words"),
+}
+"""The fields of `RequestTable`."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class RequestTable:
     """One row for each slot of a batch; its owner fills the rows, and the tensors stay where they are.
 
-    So a captured graph may read them. Of a list of ids only the first so many count; no id stands in one list twice.
+    So a captured graph may read them. Only the first `num_...` entries of a list of ids count; no id stands in a list
+    twice.
     """
 
     temperature_S: Tensor
-    """float32; 0: the most likely token."""
+    """0: the most likely token."""
     seed_S: Tensor
-    """int64, the bits of the unsigned seed."""
+    """The bits of the unsigned seed."""
     top_k_S: Tensor
-    """int32; 0 keeps all."""
+    """0 keeps all."""
     top_p_S: Tensor
-    """float64; 1 keeps all."""
+    """1 keeps all."""
     log_min_p_S: Tensor
-    """float32, a logarithm; minus infinity keeps all."""
+    """A logarithm; minus infinity keeps all."""
     bias_ids_SB: Tensor
-    """int32."""
     bias_values_SB: Tensor
-    """float32."""
     num_biases_S: Tensor
-    """int32, as all numbers of entries."""
     withheld_ids_SE: Tensor
-    """int32: what may not be drawn before `min_tokens` outputs."""
+    """Tokens that may not be drawn before `min_tokens` outputs."""
     num_withheld_S: Tensor
     min_tokens_S: Tensor
-    """int32."""
     bad_ids_SX: Tensor
-    """int32: what would complete a bad word."""
+    """Tokens that would complete a bad word."""
     num_bad_S: Tensor
     has_penalties_S: Tensor
-    """int32, 0 or 1."""
+    """0 or 1."""
     seen_ids_SL: Tensor
-    """int32: the tokens of prompt and output."""
+    """The tokens of prompt and output."""
     output_counts_SL: Tensor
-    """int32: how often each was output."""
+    """How often each was output."""
     num_seen_S: Tensor
     penalties_S3: Tensor
-    """float32: repetition, frequency, presence."""
+    """Repetition, frequency, presence."""
     has_mask_S: Tensor
-    """int32, 0 or 1."""
+    """0 or 1."""
     allowed_SW: Tensor
-    """int32: a token mask, see `octavo.kernels.token_mask`."""
+    """A token mask, see `octavo.kernels.token_mask`."""
 
     @classmethod
-    def allocate(
-        cls,
-        num_slots: int,
-        vocab_size: int,
-        *,
-        max_biases: int,
-        max_withheld: int,
-        max_bad: int,
-        max_seen: int,
-        device: torch.device,
-    ) -> Self:
+    def allocate(cls, num_slots: int, widths: Widths, device: torch.device) -> Self:
         """Return a table of requests that take the most likely token and change no logits."""
+        return cls(**{name: _allocate(column, num_slots, widths, device) for name, column in COLUMNS.items()})
 
-        def zeros(*width: int, dtype: torch.dtype = torch.int32) -> Tensor:
-            return torch.zeros(num_slots, *width, dtype=dtype, device=device)
 
-        return cls(
-            temperature_S=zeros(dtype=torch.float32),
-            seed_S=zeros(dtype=torch.int64),
-            top_k_S=zeros(),
-            top_p_S=zeros(dtype=torch.float64) + 1.0,
-            log_min_p_S=zeros(dtype=torch.float32) - torch.inf,
-            bias_ids_SB=zeros(max_biases),
-            bias_values_SB=zeros(max_biases, dtype=torch.float32),
-            num_biases_S=zeros(),
-            withheld_ids_SE=zeros(max_withheld),
-            num_withheld_S=zeros(),
-            min_tokens_S=zeros(),
-            bad_ids_SX=zeros(max_bad),
-            num_bad_S=zeros(),
-            has_penalties_S=zeros(),
-            seen_ids_SL=zeros(max_seen),
-            output_counts_SL=zeros(max_seen),
-            num_seen_S=zeros(),
-            penalties_S3=zeros(3, dtype=torch.float32),
-            has_mask_S=zeros(),
-            allowed_SW=zeros(-(-vocab_size // 32)),
-        )
+def width_of(column: Column, widths: Widths) -> int | None:
+    """Return how many numbers a slot has in a column, None for one number and no second dimension."""
+    return getattr(widths, column.width) if isinstance(column.width, str) else column.width
+
+
+def _allocate(column: Column, num_slots: int, widths: Widths, device: torch.device) -> Tensor:
+    width = width_of(column, widths)
+    shape = (num_slots,) if width is None else (num_slots, width)
+    return torch.full(shape, column.initial, dtype=column.dtype, device=device)

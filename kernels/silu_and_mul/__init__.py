@@ -2,13 +2,13 @@
 
 from torch import Tensor
 
-from octavo.kernels.dispatch import choose, require, when_called
+from octavo.kernels.dispatch import choose, lazy, require
 from octavo.kernels.silu_and_mul import cpu, native
 
 _IMPLEMENTATIONS = {
     "cpu": cpu.silu_and_mul,
     "recorded": native.record,
-    "cuda": when_called("octavo.kernels.silu_and_mul.gpu", cpu.silu_and_mul),
+    "cuda": lazy("octavo.kernels.silu_and_mul.gpu", cpu.silu_and_mul),
 }
 
 

@@ -3,12 +3,12 @@
 import torch
 from torch import Tensor
 
-from octavo.kernels.dispatch import choose, require, when_called
+from octavo.kernels.dispatch import choose, lazy, require
 from octavo.kernels.store_kv import cpu
 
 _IMPLEMENTATIONS = {
     "cpu": cpu.store_kv,
-    "cuda": when_called("octavo.kernels.store_kv.gpu", cpu.store_kv),
+    "cuda": lazy("octavo.kernels.store_kv.gpu", cpu.store_kv),
 }
 
 

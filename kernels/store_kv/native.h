@@ -1,7 +1,6 @@
 // Row operation `store_kv`: the keys and values of a step into the cache. Does not choose the slots.
 //
-// Rows have different slots, but may share a group with another thread's rows, so only the bytes of a row's own slot
-// are ever written.
+// A group may hold slots of several threads' rows, so only the bytes of a row's own slot are written.
 #pragma once
 
 #include "native/rows.h"
@@ -57,7 +56,7 @@ inline void store_quantized(const float* k, const float* v, char* k_tile, char* 
     const int64_t dim = layout.head_dim, padded_dim = layout.padded_dim();
     uint8_t row[kMaxDim];
     float scales[2] = {scale_of(k, dim), scale_of(v, dim)};
-    // Integers know no NaN, and attention rounds weighted values to them: what is not finite must show in the scores.
+    // Integers have no NaN: a value that is not finite must show in the scores instead.
     if (std::isnan(scales[1])) scales[0] = scales[1];
     quantize(k, dim, padded_dim, scales[0], row);
     for (int64_t i = 0; i < padded_dim; i += kStep<uint8_t>)
@@ -72,8 +71,9 @@ inline void store_quantized(const float* k, const float* v, char* k_tile, char* 
 
 inline void run(const Args& args, const Step& step, Thread& thread) {
     const CacheLayout& layout = args.layout;
+    const int64_t* const slots = step.groups[layout.cache_group].slots;
     for_each_row(step, thread, [&](int64_t row) {
-        const int64_t slot = step.slots[row], lane = slot % kGroupSlots;
+        const int64_t slot = slots[row], lane = slot % kGroupSlots;
         for (int64_t head = 0; head < layout.num_kv_heads; ++head) {
             const float* const k = args.k.row<const float>(row) + head * layout.head_dim;
             const float* const v = args.v.row<const float>(row) + head * layout.head_dim;

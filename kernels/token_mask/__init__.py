@@ -1,13 +1,13 @@
-"""Tokens that may not be drawn, as a bit for each token of the vocabulary."""
+"""Rules out tokens by a bit mask over the vocabulary."""
 
 from torch import Tensor
 
-from octavo.kernels.dispatch import choose, when_called
+from octavo.kernels.dispatch import choose, lazy
 from octavo.kernels.token_mask import cpu
 from octavo.kernels.token_mask.bits import FORBIDDEN as FORBIDDEN
 from octavo.kernels.token_mask.bits import pack_mask as pack_mask
 
-_IMPLEMENTATIONS = {"cpu": cpu.mask_tokens, "cuda": when_called("octavo.kernels.token_mask.gpu", cpu.mask_tokens)}
+_IMPLEMENTATIONS = {"cpu": cpu.mask_tokens, "cuda": lazy("octavo.kernels.token_mask.gpu", cpu.mask_tokens)}
 
 
 def mask_tokens(logits_V: Tensor, allowed_W: Tensor) -> None:
@@ -15,7 +15,7 @@ def mask_tokens(logits_V: Tensor, allowed_W: Tensor) -> None:
 
     Args:
         logits_V: float32, one row.
-        allowed_W: int32, ceil(V / 32) words: bit i % 32 of word i // 32 is set if token i is allowed. Bits past V
-            mean nothing.
+        allowed_W: int32, ceil(V / 32) words: bit i % 32 of word i // 32 is set if token i is allowed. Bits
+            beyond V are ignored.
     """
     choose("mask_tokens", _IMPLEMENTATIONS, logits_V.device)(logits_V, allowed_W)

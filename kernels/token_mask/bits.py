@@ -1,4 +1,4 @@
-"""The form of a token mask, and the logit of what it rules out."""
+"""The format of a token mask, and the logit of tokens that it rules out."""
 
 from collections.abc import Iterable
 
@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 FORBIDDEN = -1e32
-"""Below any other logit that is drawn from, and finite at the lowest temperature, 0.01: infinite ones have differences
-that are no numbers."""
+"""Below every other logit, and still finite at the lowest temperature, 0.01: differences of infinities are NaN."""
 
 
 WORD_BITS = 32

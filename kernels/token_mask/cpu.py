@@ -1,4 +1,4 @@
-"""The bits taken apart, and one operation over the row."""
+"""Unpacks the bits, then one operation over the row."""
 
 from torch import Tensor
 

@@ -1,4 +1,4 @@
-"""A token mask on a GPU: every token by itself."""
+"""A token mask on a GPU, element by element."""
 
 import triton
 import triton.language as tl

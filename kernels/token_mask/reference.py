@@ -1,4 +1,4 @@
-"""The meaning of a token mask: one token after another."""
+"""Defines a token mask, token by token."""
 
 from torch import Tensor
 

@@ -2,14 +2,14 @@
 
 from torch import Tensor
 
-from octavo.kernels.dispatch import choose, when_called
+from octavo.kernels.dispatch import choose, lazy
 from octavo.kernels.top_k import cpu
 
-_IMPLEMENTATIONS = {"cpu": cpu.top_k, "cuda": when_called("octavo.kernels.top_k.gpu", cpu.top_k)}
+_IMPLEMENTATIONS = {"cpu": cpu.top_k, "cuda": lazy("octavo.kernels.top_k.gpu", cpu.top_k)}
 
 
 def top_k(values_V: Tensor, k: int) -> Tensor:
-    """Return the int64 indices of the `k` largest values: by falling value, equal ones by rising index.
+    """Return the int64 indices of the `k` largest values: by descending value, equal ones by ascending index.
 
     All of them when `k` is larger than the row. NaN is not allowed.
     """

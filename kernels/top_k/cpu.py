@@ -1,4 +1,4 @@
-"""Selects with torch and sorts only what was selected."""
+"""Selects with torch, and sorts only the selected values."""
 
 import torch
 from torch import Tensor
@@ -7,7 +7,7 @@ from torch import Tensor
 def top_k(values_V: Tensor, k: int) -> Tensor:
     """See the contract in the package.
 
-    `torch.topk` leaves open which of several equal values it takes, so it only finds the threshold.
+    `torch.topk` does not define which of several equal values it returns, so it is only used to find the threshold.
     """
     if k >= values_V.numel():
         return values_V.argsort(descending=True, stable=True)

@@ -1,9 +1,9 @@
 """`top_k` on a GPU: the smallest value that is kept is found digit by digit, with no sort of the row.
 
-Floats are taken for integers that rise with them. Of such a key 4 bits at a time are found, highest first: one pass
-over the row adds up what lies under each of the 16 values of the next digit. One program works on one row, in one
-order. What is shared with `filter_logits`, which weighs tokens by their probability where this counts them, has public
-names.
+Floats are mapped to integer keys with the same order. A radix search finds the key 4 bits at a time, highest bits
+first: one pass over the row sums up the values under each of the 16 possible next digits. One program processes one
+row, in a fixed order. `filter_logits` uses the same search with probabilities as weights where `top_k` counts; the
+functions that it shares are public.
 """
 
 import torch
@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 BLOCK = 1024
-"""Values in flight."""
+"""Values that are processed at a time."""
 NUM_WARPS = 8
 
 
@@ -22,7 +22,7 @@ def top_k(values_V: Tensor, k: int) -> Tensor:
 
 
 def top_k_of_rows(values_RV: Tensor, k: int) -> Tensor:
-    """Return the int64 indices of the `k` largest values of every row, ordered as `top_k` does; waits for nothing."""
+    """Return the int64 indices of the `k` largest values of every row, as `top_k` does; does not synchronize."""
     num_rows, count = values_RV.shape
     k = min(k, count)
     keys_R = torch.empty(num_rows, dtype=torch.int32, device=values_RV.device)
@@ -38,12 +38,12 @@ def top_k_of_rows(values_RV: Tensor, k: int) -> Tensor:
 
 
 def select(values_RV: Tensor, keys_R: Tensor, last_ids_R: Tensor, max_kept: int) -> tuple[Tensor, Tensor]:
-    """Return ids_RK, rising, of the values that `is_kept`, and how many there are of each row, int32.
+    """Return ids_RK, ascending, of the values that `is_kept`, and their number in each row, int32.
 
     Args:
-        values_RV: float32; the values of a row lie side by side.
-        keys_R, last_ids_R: the least key that is kept, and of values with that key the last index.
-        max_kept: K, no fewer than are kept of any row; behind the last one of a row stands anything.
+        values_RV: float32; rows are contiguous.
+        keys_R, last_ids_R: the smallest key that is kept, and the last index among equal keys.
+        max_kept: K, at least the number kept of any row; entries after a row's last one are undefined.
     """
     num_rows, count = values_RV.shape
     ids_RK = torch.zeros(num_rows, max_kept, dtype=torch.int64, device=values_RV.device)
@@ -65,30 +65,30 @@ def select(values_RV: Tensor, keys_R: Tensor, last_ids_R: Tensor, max_kept: int)
 
 @triton.jit
 def order_key(values):
-    """Return uint32 numbers in the order of the float32 `values`; zeros of both signs are equal."""
+    """Return uint32 keys in the order of the float32 `values`; both zeros have the same key."""
     bits = (values + 0.0).to(tl.int32, bitcast=True)
     return (bits ^ ((bits >> 31) | -2147483648)).to(tl.uint32, bitcast=True)
 
 
 @triton.jit
 def value_of_key(key):
-    """Return the float32 number of an order key."""
+    """Return the float32 value of an order key."""
     bits = key.to(tl.int32, bitcast=True)
     return (bits ^ (((bits ^ -1) >> 31) | -2147483648)).to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def is_kept(keys, ids, least_key, last_id):
-    """Say which values lie above the least key, or at it and not behind the last index."""
+    """Return which values are above the smallest key, or equal to it and not after the last index."""
     return (keys > least_key) | ((keys == least_key) & (ids <= last_id))
 
 
 @triton.jit
 def search(row_ptr, count, target, above_key, largest, BY_MASS: tl.constexpr, BLOCK: tl.constexpr):
-    """Find the largest key for which the values from it upwards weigh at least `target`.
+    """Find the largest key such that the values with this key or a larger one weigh at least `target`.
 
-    A value weighs 1, or with BY_MASS the exponential of its distance from `largest`. Values whose key is not larger
-    than `above_key` are left out. If all together weigh less than `target`, the least key is found.
+    A value weighs 1, or with BY_MASS exp(value - largest). Values whose key is not larger than `above_key` are ignored.
+    If all values together weigh less than `target`, the result is the smallest key.
 
     Returns:
         the key, uint32, and the weight of all values above it, float64.
@@ -103,7 +103,7 @@ def search(row_ptr, count, target, above_key, largest, BY_MASS: tl.constexpr, BL
             ids = start + tl.arange(0, BLOCK)
             values = tl.load(row_ptr + ids, mask=ids < count, other=float("-inf"))
             keys = order_key(values)
-            # In two shifts, because one by 32 is undefined.
+            # Two shifts, because a shift by 32 is undefined.
             is_under = (ids < count) & (keys > above_key) & ((((keys ^ found) >> shift) >> 4) == 0)
             if tl.max(is_under.to(tl.int32), axis=0) > 0:
                 digit = ((keys >> shift) & 15).to(tl.int32)
@@ -132,7 +132,7 @@ def count_of_key(row_ptr, count, key, BLOCK: tl.constexpr):
 
 @triton.jit
 def last_of_key(row_ptr, count, key, num_kept, BLOCK: tl.constexpr):
-    """Return the index of the value that is number `num_kept`, from 1, among those of this key; else the last index."""
+    """Return the index of the `num_kept`-th value with this key, counted from 1; the last index if there are fewer."""
     last = count - 1
     before = tl.full((), 0, tl.int32)
     for start in range(0, count, BLOCK):

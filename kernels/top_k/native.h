@@ -1,4 +1,4 @@
-// Selection of the largest numbers of a row without sorting it: by how many they are, or by what they weigh.
+// Selects the largest numbers of a row without sorting it, by count or by weight.
 #pragma once
 
 #include <cstring>
@@ -10,13 +10,13 @@ namespace octavo {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-// What is kept of a row: all numbers above `value`, and of those equal to it the first `num_equal`.
+// The kept part of a row: all numbers above `value`, and the first `num_equal` that are equal to it.
 struct Cut {
     float value;
     int64_t num_equal;
 };
 
-// An integer that rises with the number, which is not NaN; equal for both zeros.
+// An integer key with the order of the numbers; equal for both zeros. Not for NaN.
 inline uint32_t order_key(float value) {
     value += 0.0f;
     uint32_t bits;
@@ -31,13 +31,12 @@ struct SelectScratch {
     int32_t* members;  // as many as there are numbers
 };
 
-// The shortest head of the order (by falling value, equal ones by rising index) that weighs at least `target`; never
-// empty, and everything if nothing less is enough. `weight(i)` is of number i and not negative.
+// The shortest prefix of the order (by descending value, equal ones by ascending index) that weighs at least `target`;
+// never empty, and everything if that is less. `weight(i)` is the weight of number i, not negative.
 //
-// A radix select: the keys' upper 11 bits put the numbers into buckets, which are taken whole from the top until one
-// of them reaches the target, and that one alone is divided again by the next 11 and by the last 10 bits. What is left
-// is equal. Each sum runs by rising index, so the result depends on the row alone, and the time is linear whatever
-// the numbers are.
+// A radix select: the upper 11 bits of the keys sort the numbers into buckets. Buckets are taken from the top until one
+// reaches the target; only that one is divided again, by the next 11 and then the last 10 bits. The rest is equal. Sums
+// run by ascending index, so the result depends on the row alone, and the time is linear.
 template <typename Weight>
 inline Cut select(const float* values, int64_t count, Weight weight, double target, const SelectScratch& scratch) {
     double taken = 0.0;
@@ -50,7 +49,7 @@ inline Cut select(const float* values, int64_t count, Weight weight, double targ
         std::fill_n(scratch.sums, kBuckets, 0.0);
         for (int64_t i = 0; i < num_members; ++i) scratch.sums[bucket(member(i))] += weight(member(i));
 
-        // The boundary; where rounding leaves the last sum below the target, the last bucket that weighs anything.
+        // The boundary; if rounding leaves the last sum below the target, the last bucket with a weight.
         uint32_t boundary = 0;
         double before = taken;
         for (int64_t i = kBuckets - 1; i >= 0; --i) {
@@ -62,7 +61,7 @@ inline Cut select(const float* values, int64_t count, Weight weight, double targ
         }
         taken = before;
 
-        // Written always and counted if it counts: a branch would be guessed wrong too often.
+        // Written always, counted conditionally: a branch would be mispredicted too often.
         int64_t num_kept = 0;
         for (int64_t i = 0; i < num_members; ++i) {
             const int64_t index = member(i);
@@ -101,7 +100,7 @@ inline Peaks find_peaks(const float* row, int64_t width, float* peaks) {
         for_each_vector(std::min(kPeakColumns, width - begin), [&](int64_t column, int64_t count) {
             const F32x16 values = first(count, load_first(row + begin + column, count), lowest);
             nans |= mask_nan(values);
-            block = max(values, block);  // in this order NaN is passed over
+            block = max(values, block);  // in this order NaN is skipped
         });
         peaks[begin / kPeakColumns] = reduce_max(block);
         largest = max(block, largest);
@@ -109,7 +108,7 @@ inline Peaks find_peaks(const float* row, int64_t width, float* peaks) {
     return {reduce_max(largest), nans != 0};
 }
 
-// A number that at least `k` of the row are not less than: the k-th largest peak, if there are so many.
+// A lower bound of the k-th largest number: the k-th largest peak, if there are that many.
 inline float bound_of_top(const float* peaks, int64_t width, int64_t k, const SelectScratch& scratch) {
     const int64_t count = num_peaks(width);
     return k <= count ? select_top(peaks, count, k, scratch).value : -kInfinity;
@@ -161,7 +160,7 @@ inline void collect(const float* row, int64_t width, float least, Candidates& ca
     });
 }
 
-// Leaves what the cut keeps.
+// Removes what the cut does not keep.
 inline void keep(Candidates& candidates, Cut cut) {
     Candidates kept{candidates.logits, candidates.ids, 0};
     const F32x16 value = set1(cut.value);
@@ -177,7 +176,7 @@ inline void keep(Candidates& candidates, Cut cut) {
     candidates.count = kept.count;
 }
 
-// What selecting needs for one row of `width` numbers, cut out of one piece of memory.
+// Scratch memory for selecting from one row of `width` numbers, in one allocation.
 struct RowScratch {
     double* sums;
     float* peaks;

@@ -1,4 +1,4 @@
-"""The meaning of `top_k`: a stable sort of the whole row."""
+"""Defines `top_k`: a stable sort of the whole row."""
 
 from torch import Tensor
 

@@ -1,9 +1,10 @@
-"""`EngineConfig`: what the user said about model, memory, scheduling and device."""
+"""`EngineConfig`: the user's settings for model, memory, scheduling and device."""
 
 from typing import Annotated, Any, Literal, TypeAlias
 
 from msgspec import Meta, Struct, field
 
+from octavo.protocol.code import ProcessorSource
 from octavo.protocol.params import LogprobsMode
 
 LoadFormat: TypeAlias = Literal["auto", "hf", "safetensors", "gguf", "dummy"]
@@ -33,26 +34,26 @@ class ModelConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     tokenizer_mode: Annotated[
         TokenizerMode,
         Meta(
-            description="Which of its files is read. auto, hf, fast: tokenizer.json, else older ones (under auto "
-            "tekken.json first); slow: those that tokenizer.json was made from; mistral: tekken.json."
+            description="Which tokenizer files are read. auto, hf, fast: tokenizer.json, else older formats (auto: "
+            "tekken.json first); slow: the files that tokenizer.json was made from; mistral: tekken.json."
         ),
     ] = "auto"
     skip_tokenizer_init: Annotated[
         bool,
         Meta(
-            description="Load no tokenizer: prompts are token ids, and so are answers (return_token_ids). What needs "
-            "text is refused: texts as prompts, chat, stop strings, bad_words, structured output, echo."
+            description="Load no tokenizer: prompts and answers are token ids (return_token_ids). Everything that "
+            "needs text is rejected: text prompts, chat, stop strings, bad_words, structured output, echo."
         ),
     ] = False
     hf_token: Annotated[
-        str | None, Meta(description="Access token of the hub. Default: that of `hf auth login`, or HF_TOKEN.")
+        str | None, Meta(description="Access token of the hub. Default: from `hf auth login`, or HF_TOKEN.")
     ] = None
     download_dir: Annotated[
-        str | None, Meta(description="Directory for what is downloaded from the hub. Default: the hub's own cache.")
+        str | None, Meta(description="Directory for downloads from the hub. Default: the hub's own cache.")
     ] = None
     hf_overrides: Annotated[
         dict[str, Any] | str | None,
-        Meta(description='Members of config.json as JSON that take the place of the model\'s, {"rope_theta": 1e6}.'),
+        Meta(description='JSON that overrides members of the model\'s config.json, such as {"rope_theta": 1e6}.'),
     ] = None
     served_model_name: Annotated[
         list[str] | None,
@@ -60,18 +61,18 @@ class ModelConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     ] = None
     load_format: Annotated[
         LoadFormat,
-        Meta(description="How weights are stored (hf means auto); dummy makes random ones without reading any."),
+        Meta(description="Format of the weights (hf means auto); dummy: random weights, no files are read."),
     ] = "auto"
     dtype: Annotated[
         DtypeChoice,
-        Meta(description="Type of weights and activations. auto: the checkpoint's, float32 as bfloat16."),
+        Meta(description="Type of weights and activations. auto: that of the checkpoint, but bfloat16 for float32."),
     ] = "auto"
     quantization: Annotated[
         QuantizationName | None,
         Meta(
-            description="How linear layers hold their weights. int8, int4: quantized while loading, in groups of 32; "
-            "gguf: as a GGUF file has them; none: in --dtype. Default: gguf for a quantized GGUF file, unless --dtype "
-            "is float32; else none.",
+            description="Format of the weights of linear layers. int8, int4: quantized while loading, in groups of "
+            "32; gguf: as in the GGUF file; none: --dtype. Default: gguf for a quantized GGUF file unless --dtype is "
+            "float32, else none.",
             extra={"short": ("-q",)},
         ),
     ] = None
@@ -79,8 +80,8 @@ class ModelConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         int,
         Meta(
             ge=0,
-            description="Most bytes on disk, in the cache directory, for weights in the form that is computed with, "
-            "which a later start maps instead of loading the model again (16G, 512M); 0: keep none.",
+            description="Size limit of the packed weights in the cache directory (16G, 512M), which later starts map "
+            "instead of loading the model again; 0: keep none.",
         ),
     ] = 16 * 2**30
     max_model_len: Annotated[
@@ -92,25 +93,32 @@ class ModelConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     ] = None
     seed: Annotated[int, Meta(description="Seed for dummy weights and for requests without a seed.")] = 0
     max_logprobs: Annotated[
-        int, Meta(ge=-1, description="Most logprobs a request may ask for; -1 lifts the limit.")
+        int, Meta(ge=-1, description="Most logprobs per token that a request may ask for; -1: no limit.")
     ] = 20
     logprobs_mode: Annotated[
         LogprobsMode,
         Meta(
-            description="What is reported as a token's logprob: its log-probability or its logit, raw as the model "
-            "gives it or processed by biases, penalties, temperature and filters. Prompt tokens' are never processed."
+            description="What is reported as a token's logprob: its log-probability or its logit, raw (from the model) "
+            "or processed (after biases, penalties, temperature and filters). Prompt tokens are always raw."
         ),
     ] = "raw_logprobs"
+    logits_processors: Annotated[
+        list[str] | None,
+        Meta(
+            description="Code that changes logits before tokens are drawn: module:Class, file.py:Class, or the name of "
+            "an entry point of the group octavo.logits_processors."
+        ),
+    ] = None
     generation_config: Annotated[
         str,
         Meta(
-            description="Where default sampling parameters come from: auto (the model's generation_config.json), "
-            "vllm (none) or a directory."
+            description="Source of default sampling parameters: auto (the model's generation_config.json), vllm (none) "
+            "or a directory."
         ),
     ] = "auto"
     override_generation_config: Annotated[
         dict[str, Any] | str | None,
-        Meta(description='Members of it as JSON that take the place of what is there, such as {"temperature": 0.5}.'),
+        Meta(description='JSON that overrides members of the generation configuration, such as {"temperature": 0.5}.'),
     ] = None
     chat_template: Annotated[
         str | None,
@@ -125,8 +133,8 @@ class CacheConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     kv_cache_dtype: Annotated[
         KVCacheDtypeChoice,
         Meta(
-            description="Type of keys and values in the cache: the model's --dtype, which auto means, int8 on a CPU, "
-            "or fp8 (fp8_e4m3) on a GPU since Ada."
+            description="Type of keys and values in the cache: auto (--dtype), int8 on a CPU, or fp8 (fp8_e4m3) on a "
+            "GPU from Ada on."
         ),
     ] = "auto"
     gpu_memory_utilization: Annotated[
@@ -140,63 +148,69 @@ class CacheConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     ] = 0.92
     kv_cache_memory_bytes: Annotated[
         Positive | None,
-        Meta(
-            description="Bytes for the KV cache (4G, 512M); replaces the memory arithmetic, which on a CPU takes "
-            "4 GiB at most."
-        ),
+        Meta(description="Size of the KV cache (4G, 512M). Default: computed from the memory, on a CPU at most 4 GiB."),
     ] = None
     num_gpu_blocks_override: Annotated[
-        Positive | None, Meta(description="Number of KV blocks; replaces the memory arithmetic.")
+        Positive | None, Meta(description="Number of KV blocks. Default: computed from the memory.")
     ] = None
     enable_prefix_caching: Annotated[bool, Meta(description="Reuse the KV blocks of equal prompt prefixes.")] = True
 
 
 class SchedulerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What one step may hold, and in which order requests enter it."""
+    """Size of a step, and the order in which requests are scheduled."""
 
-    max_num_seqs: Annotated[
-        Positive | None, Meta(description="Most requests in one step. Default: 64 on a CPU, 256 on a GPU.")
-    ] = None
+    max_num_seqs: Annotated[Positive | None, Meta(description="Most requests in one step. Default: 256.")] = None
     max_num_batched_tokens: Annotated[
         Positive | None, Meta(description="Token budget of one step. Default: 512 on a CPU, 8192 on a GPU.")
     ] = None
     full_step_tokens: Annotated[
         Annotated[int, Meta(ge=0)] | None,
         Meta(
-            description="Tokens at which a step is large enough to be efficient: short prompts wait for the next one "
-            "rather than make it larger, and none is planned ahead of it. 0: no limit. Default: 64 for each thread on "
-            "a CPU, 0 on a GPU.",
+            description="Number of tokens at which a step is large enough to be efficient: further short prompts wait "
+            "for the next step, which is not planned ahead. 0: no limit. Default: 64 per thread on a CPU, 0 on a GPU.",
         ),
     ] = None
     decode_interval_tokens: Annotated[
         Annotated[int, Meta(ge=0)] | None,
         Meta(
-            description="Decodes give way to prompts that a step can finish, until so many tokens of prompts are "
-            "computed. 0: they are in every step. Default: 512 for each thread on a CPU, 0 on a GPU.",
+            description="Decodes may be delayed by prompts that a step can finish, for at most this many prompt "
+            "tokens. 0: every step decodes. Default: 512 per thread on a CPU, 0 on a GPU.",
+        ),
+    ] = None
+    step_time_target: Annotated[
+        Annotated[float, Meta(ge=0)] | None,
+        Meta(
+            description="Seconds that a step should take at most: its share for prompts follows the measured time per "
+            "token, so that a long prompt delays running streams and short prompts no longer than this. 0: no target, "
+            "for the highest throughput. Default: 0.15 on a CPU, 0 on a GPU and in offline batches (LLM).",
         ),
     ] = None
     long_prefill_token_threshold: Annotated[
-        int, Meta(ge=0, description="Most tokens of one prompt in one step; 0: no limit but the fair share.")
+        int, Meta(ge=0, description="Most tokens of one prompt per step; 0: no limit but the fair share.")
     ] = 0
     scheduling_policy: Annotated[
-        SchedulingPolicy, Meta(description="fcfs: in order of arrival; priority: lower `priority` first.")
+        SchedulingPolicy,
+        Meta(
+            description="fcfs: in order of arrival; priority: lower `priority` first. A request is passed by at most "
+            "10,000 later ones for each level of priority that they are above it, so that none starves."
+        ),
     ] = "fcfs"
     async_scheduling: Annotated[
-        bool, Meta(description="Plan a step while the one before is computed. The tokens are the same.")
+        bool, Meta(description="Plan the next step while the current one is computed. Does not change the tokens.")
     ] = True
     stream_interval: Annotated[
         int,
         Meta(
             ge=1,
-            description="Tokens that a stream sends together, after the first, which it sends at once. More cost less; "
-            "requests with stop strings ignore it.",
+            description="Tokens per message of a stream, after the first token, which is sent at once. A larger "
+            "number costs less; requests with stop strings ignore it.",
         ),
     ] = 1
     max_num_queued_reqs: Annotated[
         int,
         Meta(
             ge=0,
-            description="Most requests that may wait; above it a request is refused with 503. 0: no limit.",
+            description="Most waiting requests; further ones are rejected with 503. 0: no limit.",
             extra={"aliases": ("max_num_queued_requests",)},
         ),
     ] = 4096
@@ -204,17 +218,17 @@ class SchedulerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         int,
         Meta(
             ge=0,
-            description="Most prompt tokens that may wait; a request that would add more to others that wait is "
-            "refused with 503. 0: no limit.",
+            description="Most prompt tokens of waiting requests; a request that would exceed it is rejected with 503, "
+            "unless no other waits. 0: no limit.",
         ),
-    ] = 0
+    ] = 16_777_216
 
 
 class ParallelConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How many workers, and what each holds."""
+    """Number of workers, and how the model is split between them."""
 
     tensor_parallel_size: Annotated[
-        int, Meta(ge=1, description="Workers that share every layer.", extra={"short": ("-tp",)})
+        int, Meta(ge=1, description="Number of workers that share every layer.", extra={"short": ("-tp",)})
     ] = 1
 
 
@@ -223,95 +237,92 @@ class DeviceConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     device: Annotated[
         Literal["auto", "cpu", "cuda"],
-        Meta(description="auto: cuda where there is an NVIDIA GPU and torch is built for it, else cpu."),
+        Meta(description="auto: cuda if there is an NVIDIA GPU and torch supports it, else cpu."),
     ] = "auto"
-    enforce_eager: Annotated[
-        bool, Meta(description="On a GPU, launch the kernels of every decode one by one instead of as a CUDA graph.")
-    ] = False
+    enforce_eager: Annotated[bool, Meta(description="Run decodes on a GPU without CUDA graphs.")] = False
     max_cudagraph_capture_size: Annotated[
         Annotated[int, Meta(ge=0)] | None,
         Meta(
-            description="Most requests of a decode that is run as a CUDA graph; larger ones are launched kernel by "
-            "kernel. Default: --max-num-seqs, 512 at most."
+            description="Largest decode, in requests, that runs as a CUDA graph; larger ones launch kernel by kernel. "
+            "Default: --max-num-seqs, at most 512."
         ),
     ] = None
     enable_deterministic_inference: Annotated[
         bool,
         Meta(
-            description="On a GPU, compute products so that a request's tokens do not depend on the others of its "
-            "batch, as they never do on a CPU; without it products are faster."
+            description="Use batch-invariant matrix products on a GPU: a request's tokens do not depend on the rest of "
+            "its batch. Without it products are faster. On a CPU they are always batch-invariant."
         ),
     ] = True
     num_threads: Annotated[
         Positive | None,
         Meta(
-            description="Most compute threads of a CPU worker; a step takes fewer while other processes need the "
-            "cores. Default: the cores it may use."
+            description="Most compute threads of a CPU worker; a step uses fewer while other processes need the cores. "
+            "Default: one per usable core."
         ),
     ] = None
     cpu_kernels: Annotated[
         KernelChoice,
         Meta(
-            description="native: C++ kernels, compiled at the first start; torch: torch's operations; auto: native "
-            "where there is a compiler."
+            description="native: C++ kernels, compiled at the first start; torch: torch's operations; auto: native if "
+            "there is a compiler."
         ),
     ] = "auto"
     cpu_binding: Annotated[
         str,
         Meta(
-            description="Bind each compute thread to a core: compact (those of one NUMA node first), a list such as "
-            "0-3,8, or none."
+            description="Bind compute threads to cores: compact (cores of one NUMA node first), a list such as 0-3,8, "
+            "or none."
         ),
     ] = "none"
 
 
 class StructuredConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Structured output: what grammars and schemas of requests may cost, and how JSON is written."""
+    """Structured output: limits on grammars and schemas, and the format of JSON."""
 
     max_grammar_bytes: Annotated[
-        int, Meta(ge=1, description="Longest grammar or schema of a request (512K); a longer one is refused.")
+        int, Meta(ge=1, description="Longest grammar or schema of a request (512K); longer ones are rejected.")
     ] = 512 * 2**10
     grammar_timeout: Annotated[
         int,
-        Meta(ge=1, le=3600, description="Seconds of processor time that compiling one may take, before it is refused."),
+        Meta(ge=1, le=3600, description="Seconds of processor time for compiling a grammar; slower ones are rejected."),
     ] = 5
     structured_outputs_config: Annotated[
         str | None,
         Meta(
-            description='vLLM\'s settings as JSON, of which {"disable_any_whitespace": true, '
-            '"disable_additional_properties": true} change what requests get that say nothing of it.'
+            description='vLLM\'s settings as JSON; {"disable_any_whitespace": true, "disable_additional_properties": '
+            "true} are the defaults of requests that do not set them."
         ),
     ] = None
 
 
 class RecoveryConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What happens when a process of the engine dies or hangs."""
+    """What happens when a process of the engine crashes or hangs."""
 
     restart_core: Annotated[
         bool,
         Meta(
-            description="Start the core again when it dies, and go on with its requests; otherwise its death is the "
-            "engine's."
+            description="Restart the core when it crashes and continue its requests; otherwise the engine ends with it."
         ),
     ] = True
     core_timeout: Annotated[
         int,
         Meta(
             ge=0,
-            description="Seconds after which a core that has work, or owes an answer, and says nothing is killed and "
-            "started again; 0: never.",
+            description="Seconds of silence after which a core that has work, or owes a reply, is killed and "
+            "restarted; 0: never.",
         ),
     ] = 30
     execute_model_timeout: Annotated[
         float,
-        Meta(gt=0, description="Seconds that a step may take. Workers that need longer are killed and started again."),
+        Meta(gt=0, description="Seconds that a step may take; slower workers are killed and restarted."),
     ] = 300.0
     max_worker_restarts: Annotated[
         int,
         Meta(
             ge=0,
-            description="Restarts of the workers in a row, without a step in between, after which the core ends. 0: it "
-            "ends with its workers.",
+            description="Restarts of the workers in a row, without a step in between, after which the core exits. 0: "
+            "it exits with its workers.",
         ),
     ] = 8
 
@@ -323,8 +334,8 @@ class ObserveConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     record_steps: Annotated[
         str | None,
         Meta(
-            description="File to record the core's inputs and plans in, for scripts/replay; a core that is started "
-            "again has one of its own: FILE.2 and so on."
+            description="Record the core's inputs and plans in this file, for scripts/replay; a restarted core writes "
+            "a file of its own: FILE.2 and so on."
         ),
     ] = None
 
@@ -334,16 +345,16 @@ class RemoteConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     engine_secret_key_file: Annotated[
         str | None,
-        Meta(description="Secret key of an engine with a tcp:// address, made by octavo keygen."),
+        Meta(description="Secret key of an engine with a tcp:// address, created by octavo keygen."),
     ] = None
     engine_authorized_clients: Annotated[
         str | None,
-        Meta(description="Directory with the public keys (*.key) of those who may join by tcp, or the file of one."),
+        Meta(description="Directory with the public keys (*.key) of clients that may join by tcp, or one such file."),
     ] = None
 
 
 class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Everything the user said about the engine; None means: choose for me."""
+    """The user's settings for the engine; None means: choose for me."""
 
     model: ModelConfig
     cache: CacheConfig = field(default_factory=CacheConfig)
@@ -354,3 +365,5 @@ class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     recovery: RecoveryConfig = field(default_factory=RecoveryConfig)
     observe: ObserveConfig = field(default_factory=ObserveConfig)
     remote: RemoteConfig = field(default_factory=RemoteConfig)
+    processor_code: list[ProcessorSource] = []
+    """Logits processors that the application has passed as code. Not a setting: no flag, no key of a file."""

@@ -1,6 +1,6 @@
-"""What is measured or read rather than said: the model's facts, the devices' facts, the cache plan."""
+"""Facts, which are read or measured rather than set: of the model, of the devices, and the cache plan."""
 
-from typing import Any
+from typing import Any, Literal
 
 from msgspec import Struct
 
@@ -8,15 +8,15 @@ from octavo.protocol.config.engine import TokenizerMode
 
 
 class ModelFacts(Struct, frozen=True, kw_only=True):
-    """What the model's files say, read by the frontend before any process starts."""
+    """Facts from the model's files, read by the frontend before any process starts."""
 
     model_path: str
     """Local directory or .gguf file."""
     tokenizer_path: str | None
-    """Local directory that holds `tokenizer.json` (for a GGUF: made from its metadata and cached); None: token ids are
-    all that this engine knows."""
+    """Local directory that holds `tokenizer.json` (for a GGUF: made from its metadata and cached); None: this engine
+    has no tokenizer."""
     tokenizer_mode: TokenizerMode = "auto"
-    """Which of its files is the tokenizer's."""
+    """Which tokenizer files are read."""
     load_format: str
     """"safetensors", "gguf" or "dummy"."""
     architecture: str
@@ -37,30 +37,51 @@ class ModelFacts(Struct, frozen=True, kw_only=True):
     """Default sampling parameters from `generation_config.json`: temperature, top_p, top_k, ..."""
 
 
+class CacheGroupSpec(Struct, frozen=True, kw_only=True):
+    """Layers whose keys and values lie in blocks with the same ids: one block table serves all of them."""
+
+    kind: Literal["full"] = "full"
+    """"full": every position is read until the request ends."""
+    num_layers: int
+    block_bytes: int
+    """Of one block over all layers of the group, on this worker."""
+
+
 class DeviceFacts(Struct, frozen=True, kw_only=True):
-    """What one worker measured after loading its weights and running a profiling step."""
+    """Measurements of one worker, after loading its weights and running a profiling step."""
 
     rank: int
     device_name: str
     total_bytes: int
     free_bytes: int
-    """Free before the weights were loaded: on a CPU, what the kernel calls available (within the cgroup)."""
+    """Free before the weights were loaded; on a CPU, the available memory within the cgroup."""
     weights_bytes: int
     activation_bytes: int
     """Peak of a step of `max_num_batched_tokens` tokens and `max_num_seqs` samples, above the weights."""
     graph_bytes: int = 0
     """Of the CUDA graphs of all sizes."""
-    kv_block_bytes: int
-    """Bytes of one KV block over all layers, on this worker."""
+    cache_groups: list[CacheGroupSpec]
+    """The KV cache groups of the model, in the order in which all messages list them."""
+
+    @property
+    def kv_block_bytes(self) -> int:
+        """Bytes of one block in every group."""
+        return sum([group.block_bytes for group in self.cache_groups])
 
 
 class CachePlan(Struct, frozen=True, kw_only=True):
-    """How much cache there is, decided by the core from all workers' facts."""
+    """Size of the KV cache, decided by the core from the facts of all workers."""
 
-    num_blocks: int
+    blocks_per_group: list[int]
+    """Number of blocks in each of `DeviceFacts.cache_groups`."""
     block_size: int
     max_model_len: int
     kv_cache_bytes: int
+
+    @property
+    def num_blocks(self) -> int:
+        """Number of blocks in the first group, which keeps every position and so decides how many tokens fit."""
+        return self.blocks_per_group[0]
 
     @property
     def num_tokens(self) -> int:

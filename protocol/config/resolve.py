@@ -1,9 +1,10 @@
-"""`resolve()`: from what the user said and what the model's files say to a config with nothing open."""
+"""`resolve()`: from the user's settings and the model's facts to a configuration with nothing left open."""
 
 from typing import Literal, TypeAlias
 
 import msgspec
 
+from octavo.protocol.code import ProcessorSource
 from octavo.protocol.config.engine import (
     DeviceName,
     DtypeName,
@@ -26,7 +27,7 @@ _DTYPE_ALIASES: dict[str, DtypeName] = {
     "float": "float32",
 }
 
-_DEFAULT_SEQS = {"cpu": 64, "cuda": 256}
+_DEFAULT_SEQS = {"cpu": 256, "cuda": 256}
 _DEFAULT_BUDGET = {"cpu": 512, "cuda": 8192}
 _DEFAULT_FULL_STEP = {"cpu": 64, "cuda": 0}
 """For each thread. So many rows keep a core's products as busy as more would (docs/performance.md)."""
@@ -34,8 +35,11 @@ _DEFAULT_DECODE_INTERVAL = {"cpu": 512, "cuda": 0}
 """For each thread: about 0.6 s of a small model on any number of them."""
 
 
+_DEFAULT_STEP_TIME_TARGET = {"cpu": 0.15, "cuda": 0.0}
+"""Seconds. A GPU's steps are shorter than that anyway."""
+
 _LARGEST_GRAPH = 512
-"""Larger decodes keep a GPU busy for longer than it takes to launch their kernels."""
+"""Larger decodes take longer to compute than to launch, so a graph would not help."""
 
 CoreBinding: TypeAlias = list[int] | Literal["none", "compact"]
 """The cores that compute threads are bound to, the first for the first thread."""
@@ -68,6 +72,7 @@ class ResolvedConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_logprobs: int
     """-1: no limit."""
     logprobs_mode: LogprobsMode
+    logits_processors: list[ProcessorSource]
     block_size: int
     kv_cache_dtype: KVCacheDtypeName
     gpu_memory_utilization: float
@@ -81,6 +86,8 @@ class ResolvedConfig(msgspec.Struct, frozen=True, kw_only=True):
     """0: no step is full."""
     decode_interval_tokens: int
     """0: decodes are in every step."""
+    step_time_target_s: float
+    """0: a step takes as long as it takes."""
     long_prefill_token_threshold: int
     """0: no limit."""
     scheduling_policy: SchedulingPolicy
@@ -113,13 +120,14 @@ class ResolvedConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Given on the command line; None: the model's own."""
 
 
+# long: one decision after another, each of which may need those before it
 def resolve(config: EngineConfig, facts: ModelFacts, *, device: DeviceName, num_cores: int) -> ResolvedConfig:
-    """Decide everything the user left open. Pure: the same arguments give the same result.
+    """Decide everything that the user left open. Pure: the same arguments give the same result.
 
     Args:
-        config: what the user said.
-        facts: what the model's files say.
-        device: what "auto" means on this machine.
+        config: the user's settings.
+        facts: from the model's files.
+        device: the meaning of "auto" on this machine.
         num_cores: cores this process may run on.
 
     Raises:
@@ -146,7 +154,7 @@ def resolve(config: EngineConfig, facts: ModelFacts, *, device: DeviceName, num_
         )
     if (config.remote.engine_secret_key_file is None) != (config.remote.engine_authorized_clients is None):
         raise ConfigError(
-            "an engine's own key and those of its clients belong together",
+            "an engine needs both its own key and those of its clients",
             phase="configuration",
             hint="give both --engine-secret-key-file and --engine-authorized-clients, or neither",
         )
@@ -168,6 +176,10 @@ def resolve(config: EngineConfig, facts: ModelFacts, *, device: DeviceName, num_
         fits_model_len=fits,
         max_logprobs=config.model.max_logprobs,
         logprobs_mode=config.model.logprobs_mode,
+        logits_processors=[
+            *(ProcessorSource(name) for name in config.model.logits_processors or ()),
+            *config.processor_code,
+        ],
         block_size=config.cache.block_size,
         kv_cache_dtype=_kv_cache_dtype(config, dtype, chosen_device),
         gpu_memory_utilization=config.cache.gpu_memory_utilization,
@@ -180,6 +192,7 @@ def resolve(config: EngineConfig, facts: ModelFacts, *, device: DeviceName, num_
         decode_interval_tokens=_by_thread(
             config.scheduler.decode_interval_tokens, _DEFAULT_DECODE_INTERVAL[chosen_device], num_threads
         ),
+        step_time_target_s=_or_default(config.scheduler.step_time_target, _DEFAULT_STEP_TIME_TARGET[chosen_device]),
         long_prefill_token_threshold=config.scheduler.long_prefill_token_threshold,
         scheduling_policy=config.scheduler.scheduling_policy,
         async_scheduling=config.scheduler.async_scheduling,
@@ -206,12 +219,16 @@ def resolve(config: EngineConfig, facts: ModelFacts, *, device: DeviceName, num_
 def _max_graph_size(config: EngineConfig, max_num_seqs: int) -> int:
     if config.device.enforce_eager:
         return 0
-    asked = config.device.max_cudagraph_capture_size
-    return min(max_num_seqs, _LARGEST_GRAPH if asked is None else asked)
+    requested = config.device.max_cudagraph_capture_size
+    return min(max_num_seqs, _LARGEST_GRAPH if requested is None else requested)
 
 
-def _by_thread(asked: int | None, default: int, num_threads: int) -> int:
-    return default * num_threads if asked is None else asked
+def _by_thread(requested: int | None, default: int, num_threads: int) -> int:
+    return default * num_threads if requested is None else requested
+
+
+def _or_default(override: float | None, default: float) -> float:
+    return default if override is None else override
 
 
 class _StructuredOutputsConfig(msgspec.Struct, forbid_unknown_fields=True):
@@ -225,34 +242,34 @@ class _StructuredOutputsConfig(msgspec.Struct, forbid_unknown_fields=True):
 
 def _structured(text: str | None) -> tuple[bool, bool]:
     try:
-        said = msgspec.json.decode(text or "{}", type=_StructuredOutputsConfig)
+        overrides = msgspec.json.decode(text or "{}", type=_StructuredOutputsConfig)
     except msgspec.DecodeError as error:
         raise ConfigError(
             f"structured_outputs_config: {error}",
             phase="configuration",
             hint=f"it is a JSON object with some of {', '.join(_StructuredOutputsConfig.__struct_fields__)}",
         ) from None
-    return said.disable_any_whitespace, said.disable_additional_properties
+    return overrides.disable_any_whitespace, overrides.disable_additional_properties
 
 
 def _threads(config: EngineConfig, num_cores: int) -> tuple[CoreBinding, int]:
-    asked, text = config.device.num_threads, config.device.cpu_binding
+    requested, text = config.device.num_threads, config.device.cpu_binding
     if text == "none":
-        return "none", asked or num_cores
+        return "none", requested or num_cores
     if text == "compact":
-        return "compact", asked or num_cores
+        return "compact", requested or num_cores
     try:
         cores = parse_core_list(text)
     except ValueError as error:
         hint = "use --cpu-binding none, compact, or a list such as 0-3,8"
         raise ConfigError(f"cpu_binding: {error}", phase="configuration", hint=hint) from None
-    if asked is not None and asked > len(cores):
+    if requested is not None and requested > len(cores):
         raise ConfigError(
-            f"cpu_binding {text!r} has {len(cores)} cores for num_threads {asked}",
+            f"cpu_binding {text!r} has {len(cores)} cores for num_threads {requested}",
             phase="configuration",
             hint=f"use --num-threads {len(cores)} or a longer list",
         )
-    return cores, asked or len(cores)
+    return cores, requested or len(cores)
 
 
 def _dtype(config: EngineConfig, facts: ModelFacts) -> DtypeName:
@@ -263,31 +280,31 @@ def _dtype(config: EngineConfig, facts: ModelFacts) -> DtypeName:
 
 
 def _quantization(config: EngineConfig, facts: ModelFacts, dtype: DtypeName, device: DeviceName) -> QuantizationName:
-    asked, is_gguf = config.model.quantization, facts.load_format == "gguf"
-    if asked == "gguf" and not is_gguf:
+    requested, is_gguf = config.model.quantization, facts.load_format == "gguf"
+    if requested == "gguf" and not is_gguf:
         raise ConfigError(
             f"--quantization gguf, but the weights are {facts.load_format}",
             phase="configuration",
             hint="use int8 or int4, or name a .gguf file",
         )
-    if asked in ("int8", "int4"):
-        _require_native(config, f"--quantization {asked}", device)
-    # Who asks for float32 wants the numbers of the file as exactly as they can be had.
-    return asked or ("gguf" if is_gguf and dtype != "float32" else "none")
+    if requested in ("int8", "int4"):
+        _require_native(config, f"--quantization {requested}", device)
+    # Users of float32 want the weights of the file as exact as possible.
+    return requested or ("gguf" if is_gguf and dtype != "float32" else "none")
 
 
 def _kv_cache_dtype(config: EngineConfig, dtype: DtypeName, device: DeviceName) -> KVCacheDtypeName:
-    asked = config.cache.kv_cache_dtype
-    if asked == "auto" or asked == dtype:
+    requested = config.cache.kv_cache_dtype
+    if requested == "auto" or requested == dtype:
         return dtype
-    if asked == "int8":
+    if requested == "int8":
         _require_native(config, "--kv-cache-dtype int8", device)
-        return asked
-    if asked in ("fp8", "fp8_e4m3") and device == "cuda":
+        return requested
+    if requested in ("fp8", "fp8_e4m3") and device == "cuda":
         return "fp8"
     smaller = "int8" if device == "cpu" else "fp8"
     raise ConfigError(
-        f"kv_cache_dtype {asked} with a model of {dtype} on {device}",
+        f"kv_cache_dtype {requested} with a model of {dtype} on {device}",
         phase="configuration",
         hint=f"use --kv-cache-dtype auto, which is {dtype} here, or {smaller}",
     )
@@ -296,26 +313,26 @@ def _kv_cache_dtype(config: EngineConfig, dtype: DtypeName, device: DeviceName) 
 def _require_native(config: EngineConfig, flag: str, device: DeviceName) -> None:
     if device != "cpu":
         raise ConfigError(
-            f"{flag} needs the native kernels, which are for the CPU",
+            f"{flag} needs the native kernels, which run on the CPU only",
             phase="configuration",
             hint=f"use --device cpu, or leave out {flag}",
         )
     if config.device.cpu_kernels == "torch":
         raise ConfigError(
-            f"{flag} needs the native kernels, which --cpu-kernels torch leaves out",
+            f"{flag} needs the native kernels, which --cpu-kernels torch disables",
             phase="configuration",
             hint=f"leave out --cpu-kernels torch or {flag}",
         )
 
 
 def _model_len(config: EngineConfig, facts: ModelFacts) -> tuple[int, bool]:
-    asked, own = config.model.max_model_len, facts.max_position_embeddings
-    if asked is None or asked == "auto" or asked == -1:
-        return own, asked is not None
-    if asked < 1 or asked > own:
+    requested, own = config.model.max_model_len, facts.max_position_embeddings
+    if requested is None or requested == "auto" or requested == -1:
+        return own, requested is not None
+    if requested < 1 or requested > own:
         raise ConfigError(
-            f"max_model_len {asked} is outside 1 to {own}, the number of positions this model has",
+            f"max_model_len {requested} is outside 1 to {own}, the number of positions this model has",
             phase="configuration",
             hint=f"use --max-model-len {own} or less",
         )
-    return asked, False
+    return requested, False

@@ -1,4 +1,4 @@
-"""`ServerConfig`: what the user said about the HTTP server. Only the frontend reads it."""
+"""`ServerConfig`: the user's settings for the HTTP server. Only the frontend reads it."""
 
 from typing import Annotated, Literal
 
@@ -16,14 +16,14 @@ class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         Meta(
             ge=1,
             le=256,
-            description="Processes that serve HTTP before the one engine. More than one pays off where texts, not "
-            "the model, keep a core busy.",
+            description="Number of HTTP processes for the one engine. More than one pays off if text processing, not "
+            "the model, saturates a core.",
             extra={"short": ("-asc",)},
         ),
     ] = 1
     root_path: Annotated[
         str | None,
-        Meta(description="Path under which a proxy offers this server; requests may come with or without it."),
+        Meta(description="Path prefix of this server behind a proxy; requests may come with or without it."),
     ] = None
     api_key: Annotated[
         list[Annotated[str, Meta(min_length=1)]] | None,
@@ -32,21 +32,19 @@ class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     ssl_keyfile: Annotated[str | None, Meta(description="Private key of the server (PEM); turns on TLS.")] = None
     ssl_certfile: Annotated[str | None, Meta(description="Certificate chain of the server (PEM).")] = None
     ssl_ca_certs: Annotated[
-        str | None, Meta(description="Certificates (PEM) that those of callers are checked against.")
+        str | None, Meta(description="CA certificates (PEM) for verifying client certificates.")
     ] = None
     ssl_cert_reqs: Annotated[
         int,
-        Meta(ge=0, le=2, description="Whether callers need a certificate: 0 no, 1 checked if there is one, 2 yes."),
+        Meta(ge=0, le=2, description="Client certificates: 0 not requested, 1 verified if present, 2 required."),
     ] = 0
     ssl_ciphers: Annotated[
         str | None, Meta(description="Ciphers of TLS 1.2 in OpenSSL's notation. Default: OpenSSL's own.")
     ] = None
-    enable_ssl_refresh: Annotated[bool, Meta(description="Read certificate and key again when their files change.")] = (
-        False
-    )
+    enable_ssl_refresh: Annotated[bool, Meta(description="Reload certificate and key when their files change.")] = False
     allowed_origins: Annotated[
         list[str] | None,
-        Meta(description="Origins of web pages that may read the answers (CORS), [] for none. Default: *, all."),
+        Meta(description="Origins of web pages that may read responses (CORS), [] for none. Default: *, all."),
     ] = None
     allowed_methods: Annotated[
         list[str] | None, Meta(description="Methods that such pages may use. Default: *, all.")
@@ -54,37 +52,44 @@ class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     allowed_headers: Annotated[
         list[str] | None, Meta(description="Request headers that such pages may send. Default: *, all.")
     ] = None
+    middleware: Annotated[
+        list[str] | None,
+        Meta(
+            description="ASGI middleware around the application, by name: module.Class, or module.function of a "
+            "coroutine function with request and call_next. The last one is outermost; its code is run."
+        ),
+    ] = None
     allow_credentials: Annotated[
         bool, Meta(description="Such pages may send cookies and HTTP authentication along.")
     ] = False
     max_request_body_bytes: Annotated[
-        int, Meta(ge=1, description="Longest body of a request (16M); a longer one is refused with 413.")
+        int, Meta(ge=1, description="Longest request body (16M); longer ones are rejected with 413.")
     ] = 16 * 2**20
     max_request_head_bytes: Annotated[
         int,
         Meta(
             ge=256,
-            description="Longest request line with headers; a longer one is refused with 431.",
+            description="Longest request line with headers; longer ones are rejected with 431.",
             extra={"aliases": ("h11_max_incomplete_event_size",)},
         ),
     ] = 64 * 2**10
     max_n_sequences: Annotated[
-        int, Meta(ge=1, description="Most sequences one request may ask for: n, for each of its prompts.")
+        int, Meta(ge=1, description="Most sequences per request: n times the number of prompts.")
     ] = 16384
-    max_stop_strings: Annotated[int, Meta(ge=0, le=64, description="Most stop strings of a request.")] = 64
+    max_stop_strings: Annotated[int, Meta(ge=0, le=64, description="Most stop strings per request.")] = 64
     sse_keep_alive_interval: Annotated[
         float,
         Meta(
             ge=0,
-            description="Seconds of silence after which a stream sends a comment, so that proxies do not take it for "
-            "dead; 0: never.",
+            description="Seconds of silence after which a stream sends a comment, so that proxies do not close it; 0: "
+            "never.",
         ),
     ] = 30.0
     enable_force_include_usage: Annotated[
-        bool, Meta(description="Streams end with their usage whether stream_options asks for it or not.")
+        bool, Meta(description="Streams end with usage even if stream_options does not ask for it.")
     ] = False
     enable_per_request_metrics: Annotated[
-        bool, Meta(description="Answers of one choice tell how long they took in the engine, under metrics.")
+        bool, Meta(description="Responses with one choice report their times in the engine, under metrics.")
     ] = False
     return_tokens_as_token_ids: Annotated[
         bool, Meta(description="Logprobs write tokens as token_id:ID, unless a request says otherwise.")
@@ -92,40 +97,40 @@ class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     fingerprint_mode: Annotated[
         Literal["full", "hash", "custom", "none"],
         Meta(
-            description="The system_fingerprint of answers. full: octavo-VERSION-HASH, with the number of workers if "
-            "there are several; hash: without it; custom: --fingerprint-value; none: null. HASH covers what tokens "
-            "depend on beside the request."
+            description="The system_fingerprint of responses. full: octavo-VERSION-HASH, with the number of workers if "
+            "there are several; hash: without it; custom: --fingerprint-value; none: null. HASH covers everything "
+            "besides the request that tokens depend on."
         ),
     ] = "full"
     fingerprint_value: Annotated[str | None, Meta(description="The fingerprint, under --fingerprint-mode custom.")] = (
         None
     )
     enable_tokenizer_info_endpoint: Annotated[
-        bool, Meta(description="Offer /tokenizer_info: the tokenizer's settings, with the chat template.")
+        bool, Meta(description="Serve /tokenizer_info: the tokenizer's settings and the chat template.")
     ] = False
     enable_request_id_headers: Annotated[
-        bool, Meta(description="Every answer carries X-Request-Id: the caller's own, else a new one.")
+        bool, Meta(description="Every response has an X-Request-Id header: the client's own, else a new one.")
     ] = True
     torch_profiler_dir: Annotated[
         str | None,
-        Meta(description="Directory for the traces of /start_profile and /stop_profile, which need it."),
+        Meta(description="Directory for the traces of /start_profile and /stop_profile; enables these routes."),
     ] = None
     engine_address: Annotated[
         str | None,
         Meta(
-            description="ipc:// or tcp:// address on which further applications may join this engine; one that other "
-            "machines can reach needs --engine-secret-key-file and --engine-authorized-clients."
+            description="ipc:// or tcp:// address on which other applications may join this engine; an address "
+            "reachable from other machines needs --engine-secret-key-file and --engine-authorized-clients."
         ),
     ] = None
     join: Annotated[
         str | None,
         Meta(
-            description="Address of an engine that runs already, whose --engine-address it is: serve HTTP before that "
-            "one and start none. MODEL and the engine's flags are said there. Another machine's needs the next two."
+            description="Serve HTTP for a running engine instead of starting one: the address is its --engine-address. "
+            "MODEL and engine flags are given there. An engine on another machine needs the next two flags."
         ),
     ] = None
     client_secret_key_file: Annotated[
-        str | None, Meta(description="Secret key that this server joins with, made by octavo keygen.")
+        str | None, Meta(description="Secret key with which this server joins an engine, created by octavo keygen.")
     ] = None
     engine_public_key_file: Annotated[
         str | None, Meta(description="Public key of the engine that this server joins.")
@@ -133,36 +138,36 @@ class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     headless: Annotated[
         bool,
         Meta(
-            description="Serve no HTTP: start the engine for applications that join it at --engine-address, keep it "
-            "alive, and let it finish their requests after the first Ctrl-C or SIGTERM."
+            description="Serve no HTTP: run the engine for applications that join it at --engine-address, and finish "
+            "their requests after the first Ctrl-C or SIGTERM."
         ),
     ] = False
     trust_request_chat_template: Annotated[
         bool,
         Meta(
-            description="Render chat templates that come with requests, each in a sandboxed process of its own with "
-            "limits of time and memory."
+            description="Accept chat templates in requests; each is rendered in a sandboxed process with limits on "
+            "time and memory."
         ),
     ] = False
     chat_template_content_format: Annotated[
         Literal["auto", "string", "openai"],
         Meta(
-            description="What the chat template gets as a message's content: string, openai (a list of parts), or "
-            "auto, which is found in the template."
+            description="Form in which the chat template receives message content: string, openai (a list of parts), "
+            "or auto, detected from the template."
         ),
     ] = "auto"
     response_role: Annotated[
-        str, Meta(min_length=1, description="Role of answers, where a request has a generation prompt added.")
+        str, Meta(min_length=1, description="Role of generated messages, if the request adds a generation prompt.")
     ] = "assistant"
     default_chat_template_kwargs: Annotated[
         str | None,
         Meta(
-            description='Variables of the chat template as a JSON object, such as {"enable_thinking": false}; the '
-            "chat_template_kwargs of a request win over them."
+            description='Variables of the chat template as a JSON object, such as {"enable_thinking": false}; '
+            "chat_template_kwargs of a request take precedence."
         ),
     ] = None
     enable_auto_tool_choice: Annotated[
-        bool, Meta(description="The model may call tools when it likes; needs --tool-call-parser.")
+        bool, Meta(description="Let the model decide when to call tools; needs --tool-call-parser.")
     ] = False
     tool_call_parser: Annotated[
         str | None,
@@ -181,19 +186,19 @@ class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         str | None,
         Meta(description="How the model marks its reasoning: deepseek_r1 or qwen3. Default: all of it is content."),
     ] = None
-    enable_vllm_metrics: Annotated[bool, Meta(description="Offer the metrics under vllm: names as well.")] = False
-    disable_fastapi_docs: Annotated[bool, Meta(description="Offer neither /openapi.json nor /docs.")] = False
+    enable_vllm_metrics: Annotated[bool, Meta(description="Also export the metrics under vllm: names.")] = False
+    disable_fastapi_docs: Annotated[bool, Meta(description="Serve neither /openapi.json nor /docs.")] = False
     watchdog_timeout: Annotated[
         float,
         Meta(
             gt=0,
-            description="Seconds that the engine may have work and not finish a step. Then /health answers 503, and "
-            "the stacks of all processes go to the log, once.",
+            description="Seconds without a finished step after which an engine with work counts as hung: /health "
+            "answers 503, and the stacks of all processes are logged once.",
         ),
     ] = 25.0
     shutdown_timeout: Annotated[
         float,
-        Meta(ge=0, description="Seconds that running requests get to finish after the first Ctrl-C or SIGTERM."),
+        Meta(ge=0, description="Seconds for running requests to finish after the first Ctrl-C or SIGTERM."),
     ] = 30.0
     log_level: Annotated[
         str | None,
@@ -205,8 +210,8 @@ class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     log_config_file: Annotated[
         str | None,
         Meta(
-            description="JSON file for Python's logging.config.dictConfig, which all processes log by. "
-            "Default: lines on standard error."
+            description="JSON file for Python's logging.config.dictConfig, used by all processes. Default: lines on "
+            "standard error."
         ),
     ] = None
     disable_access_log: Annotated[
@@ -215,19 +220,17 @@ class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     ] = True
     disable_access_log_for_endpoints: Annotated[
         list[str] | None,
-        Meta(description="Paths without such a line, as words or as one list with commas: /health,/metrics."),
+        Meta(description="Paths without access log lines, as words or as one list with commas: /health,/metrics."),
     ] = None
     enable_log_requests: Annotated[bool, Meta(description="Log the prompt and the parameters of every request.")] = (
         False
     )
     enable_log_outputs: Annotated[bool, Meta(description="Log the text of every answer when it is complete.")] = False
     enable_log_deltas: Annotated[
-        bool, Meta(description="With --enable-log-outputs: log each piece of a stream as well.")
+        bool, Meta(description="With --enable-log-outputs: also log each delta of a stream.")
     ] = False
-    log_error_stack: Annotated[
-        bool, Meta(description="Log the stack of every error that a request is answered with.")
-    ] = False
+    log_error_stack: Annotated[bool, Meta(description="Log the stack trace of every error response.")] = False
     max_log_len: Annotated[
         Annotated[int, Meta(ge=0)] | None,
-        Meta(description="Most characters of a text, and most token ids, in such a line. Default: all."),
+        Meta(description="Most characters of a text, and most token ids, in a request log line. Default: all."),
     ] = None

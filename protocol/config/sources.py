@@ -12,8 +12,8 @@ from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 import msgspec
 
 from octavo.protocol.config.engine import EngineConfig
-from octavo.protocol.config.foreign import settled
 from octavo.protocol.config.server import ServerConfig
+from octavo.protocol.config.vllm_compat import translate_vllm_settings
 from octavo.protocol.errors import ConfigError
 
 Config = TypeVar("Config", EngineConfig, ServerConfig)
@@ -67,7 +67,7 @@ def parse_size(text: str) -> int:
 
 def engine_branches() -> dict[str, type[msgspec.Struct]]:
     """Return the branches of `EngineConfig` by name."""
-    return get_type_hints(EngineConfig)
+    return {name: kind for name, kind in get_type_hints(EngineConfig).items() if isinstance(kind, type)}
 
 
 def engine_fields() -> Iterator[FieldInfo]:
@@ -117,7 +117,7 @@ def engine_config(settings: Mapping[str, Any]) -> EngineConfig:
             bounds; the message names it.
     """
     homes = {info.name: info.branch for info in engine_fields()}
-    settings = settled(settings)
+    settings = translate_vllm_settings(settings)
     tree: dict[str, dict[str, Any]] = {branch: {} for branch in engine_branches()}
     for name, value in own_names(settings, engine_fields()).items():
         if name not in homes:

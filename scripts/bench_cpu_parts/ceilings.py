@@ -1,6 +1,6 @@
-"""The machine's ceilings: memory bandwidth and dot-product rates, measured by a small C++ file built on the spot.
+"""The machine's ceilings: memory bandwidth and dot-product rates, measured by a small C++ library that is built here.
 
-Only asks what the machine can do; what a model needs of it is roofline.py's affair.
+The needs of a model are computed in roofline.py.
 """
 
 import ctypes
@@ -15,7 +15,7 @@ from types import TracebackType
 SOURCE = Path(__file__).with_name("ceilings.cpp")
 FLAGS = ["-O3", "-march=native", "-std=c++20", "-shared", "-fPIC", "-pthread"]
 
-# Many times larger than any cache, so that the memory is what is measured.
+# Many times larger than any cache, so that this measures memory.
 BUFFER_BYTES = 512 << 20
 
 # A pass of about 20 ms.
@@ -25,7 +25,7 @@ DOT_ROUNDS_OF_PROBE = 1_000_000
 
 @dataclass(frozen=True)
 class Ceilings:
-    """Per second, by so many threads; a dot rate is 0 where the processor has no such instruction."""
+    """Rates per second with this number of threads; a dot rate is 0 if the processor lacks the instruction."""
 
     read_bytes: float
     bf16_flops: float
@@ -33,7 +33,7 @@ class Ceilings:
     num_threads: int
 
     def or_better(self, other: "Ceilings") -> "Ceilings":
-        """Return the higher of each, of two measurements with as many threads."""
+        """Return the maximum of each rate, of two measurements with the same number of threads."""
         return Ceilings(
             max(self.read_bytes, other.read_bytes),
             max(self.bf16_flops, other.bf16_flops),
@@ -43,7 +43,7 @@ class Ceilings:
 
 
 class CeilingMeter:
-    """Measures the ceilings as often as it is asked; holds half a gigabyte until it is closed."""
+    """Measures the ceilings repeatedly; allocates half a gigabyte until it is closed."""
 
     def __init__(self, num_threads: int) -> None:
         """Build and load the library.
@@ -87,7 +87,7 @@ class CeilingMeter:
         )
 
     def probe(self) -> Ceilings:
-        """Return the same in a tenth of a second: where a virtual machine moves, its ceilings move within minutes."""
+        """Return the same in a tenth of a second, because ceilings of a virtual machine change within minutes."""
         threads = self._num_threads
         return Ceilings(
             read_bytes=self._library.read_rate(self._buffer, BUFFER_BYTES, threads, 4),

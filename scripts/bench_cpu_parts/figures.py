@@ -1,4 +1,4 @@
-"""What was measured, by metric and engine: values over the rounds, shares of a ceiling, ratios between engines.
+"""Measurements by metric and engine: values over the rounds, shares of a ceiling, ratios between engines.
 
 Rounds are kept in order, with a gap where one failed, so that two engines are compared within the same minute.
 """
@@ -13,8 +13,8 @@ Against = Literal["llama", "vllm", "openvino", "best", "absolute", "ceiling"]
 
 @dataclass(frozen=True)
 class Target:
-    """What octavo shall reach: a factor of an engine's value, of the best engine's or of what the ceilings allow, or a
-    value as it stands."""
+    """octavo's target: a factor of an engine's value, of the best engine's or of the ceilings' bound, or an
+    absolute value."""
 
     against: Against
     must: float
@@ -39,14 +39,14 @@ class Figure:
 
     value: float
     ceiling_share: float | None = None
-    """Of the value that the machine's ceilings, measured right before and after, allow."""
+    """Share of the bound given by the machine's ceilings, measured right before and after."""
     other_load: float | None = None
-    """Cores that were busy with something else meanwhile."""
+    """Cores used by other processes during the measurement."""
 
 
 @dataclass
 class Results:
-    """All figures, and what went wrong."""
+    """All figures and failures."""
 
     figures: dict[str, dict[str, list[Figure | None]]] = field(default_factory=lambda: defaultdict(dict))
     """Metric, engine, round."""
@@ -59,7 +59,7 @@ class Results:
         self.figures[metric.key].setdefault(engine, []).append(figure)
 
     def fail(self, where: str, error: Exception) -> None:
-        """Note a failure and say so at once."""
+        """Record a failure and print it immediately."""
         self.failures.append(f"{where}: {error}")
         print(f"  FAILED {where}: {error}", flush=True)
 
@@ -69,7 +69,7 @@ class Results:
         return statistics.median(values) if values else None
 
     def ceiling_share(self, metric: Metric, engine: str) -> float | None:
-        """Return the median share of what the ceilings allow; None where it is not known."""
+        """Return the median share of the ceilings' bound; None if unknown."""
         figures = self.figures[metric.key].get(engine, [])
         shares = [figure.ceiling_share for figure in figures if figure and figure.ceiling_share]
         return statistics.median(shares) if shares else None
@@ -82,7 +82,7 @@ class Results:
         return statistics.median(ratios) if ratios else None
 
     def best_peer(self, metric: Metric) -> str | None:
-        """Return the engine, none of octavo's columns, with the best median."""
+        """Return the engine with the best median, except octavo's columns."""
         medians = {
             engine: value
             for engine in self.figures[metric.key]

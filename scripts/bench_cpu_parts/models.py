@@ -1,4 +1,4 @@
-"""The models of the benchmark in the format that each engine reads; made when first asked for and kept in the cache."""
+"""The models of the benchmark in the format of each engine; created on first use and cached."""
 
 import json
 import shutil
@@ -14,11 +14,11 @@ from gguf import GGUFReader
 from octavo.protocol.env import Env
 
 ModelName = Literal["smollm2", "smollm2-q4_1", "qwen2.5-0.5b"]
-"""SmolLM2-135M in bfloat16; the same in 4 bits, as it was published; random weights in bfloat16."""
+"""SmolLM2-135M in bfloat16; the published 4-bit version; random weights in bfloat16."""
 
 
 def directory(name: ModelName) -> Path:
-    """Return the model in Hugging Face layout; of the 4-bit one, which has none, the bfloat16 one's."""
+    """Return the model in Hugging Face layout; for the 4-bit one, which has none, the bfloat16 one."""
     return _bf16(name).directory
 
 
@@ -34,7 +34,7 @@ def config(name: ModelName) -> dict[str, Any]:
 
 
 def bits_per_weight(name: ModelName) -> float:
-    """Return the average over all weights, scales included."""
+    """Return the average bits over all weights, including scales."""
     if name != "smollm2-q4_1":
         return 16.0
     tensors = GGUFReader(gguf(name)).tensors

@@ -1,4 +1,4 @@
-"""Runs the rows that go through the engines' own APIs: sessions side by side, one awake at a time, round by round.
+"""Runs the rows that go through the engines' own APIs: one session per engine, only one running at a time, in rounds.
 
 A session is started when a row first needs it, and rests while others are measured; one that fails is started anew for
 the next row. Right before and after each measurement the machine's ceilings are probed.
@@ -25,13 +25,13 @@ IDLE_S = 5.0
 
 @dataclass(frozen=True)
 class Limits:
-    """How often, and how long at most."""
+    """Number of rounds, and time limits."""
 
     rounds: int
     start_s: float
-    """For an engine to be ready."""
+    """Limit in seconds for an engine to become ready."""
     row_s: float
-    """For one engine's measurement in one round."""
+    """Limit in seconds for one engine's measurement in one round."""
 
 
 @dataclass
@@ -55,7 +55,7 @@ class OfflineBench:
         close_all(self._sessions.values())
 
     def run(self, row: OfflineRow) -> None:
-        """Measure every engine in each round; a first run of each does not count. Who fails once sits out the rest."""
+        """Measure every engine in each round, after a warm-up run. A failed engine skips the rest of the row."""
         print(row.metric.title, flush=True)
         costs = self._costs()
         able = [engine for engine in self.engines if engine.runs(self.model)]
@@ -73,7 +73,7 @@ class OfflineBench:
                     print(f"  {number} {engine.title:>14} {figure.value:9.1f} {row.metric.unit}{share}", flush=True)
 
     def resident(self) -> None:
-        """After 64 requests at once: the memory that the engine holds, and the time it takes doing nothing."""
+        """Measure memory and idle processor time after 64 concurrent requests."""
         print(f"{MEMORY.title}; {IDLE.title}", flush=True)
         for engine in self.engines:
             try:
@@ -86,7 +86,7 @@ class OfflineBench:
                 continue
             pids = processes.tree(session.engine_pid)
             memory_gb = processes.pss_bytes(pids) / 1e9
-            time.sleep(1.0)  # threads that spin before they sleep are asleep by now
+            time.sleep(1.0)  # spinning threads have gone to sleep by now
             before_s = processes.cpu_seconds(pids)
             time.sleep(IDLE_S)
             idle_percent = 100 * (processes.cpu_seconds(pids) - before_s) / IDLE_S
@@ -127,7 +127,7 @@ class OfflineBench:
         return self._sessions[name]
 
     def _drop(self, engine: Engine, metric: Metric, error: EngineFailure) -> None:
-        """Note the failure and end the engine's sessions, so that the next row starts a new one."""
+        """Record the failure and end the engine's sessions, so that the next row starts a new one."""
         self.results.add(metric, engine.key, None)
         self.results.fail(f"{engine.title}, {metric.title}", error)
         for name in [name for name in self._sessions if name.startswith(f"{engine.key}-{self.model}")]:

@@ -1,4 +1,4 @@
-"""Runs the row for what a request costs beside the model: a model of 2 layers, 64 wide, served by each engine that can.
+"""Runs the row for the cost of a request outside the model: each engine serves a model of 2 layers of width 64.
 
 scripts/bench_overhead makes the model and the load. It has a configuration and no weights, so the engines that can make
 random ones take part: octavo and vLLM, which know the same flags.
@@ -20,12 +20,12 @@ from bench_cpu_parts.session import EngineFailure, free_port
 
 NUM_STREAMS = 200
 NUM_REQUESTS = 2000
-# They come after the engine's own, and the last value of a flag counts.
+# They follow the engine's own flags, and the last value of a flag wins.
 DUMMY_FLAGS = ("--load-format", "dummy", "--max-num-seqs", str(NUM_STREAMS), "--max-model-len", "2048")
 
 
 def run(engines: Sequence[Engine], limits: Limits, results: Results, logs: Path) -> None:
-    """Measure every engine in each round; a first run of each does not count."""
+    """Measure every engine in each round; the first run of each is a warm-up."""
     print("HTTP and coding overhead", flush=True)
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         bench_overhead.write_model(Path(folder))

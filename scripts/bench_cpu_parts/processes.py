@@ -1,4 +1,4 @@
-"""The processes of an engine as the system sees them: who belongs to it, their memory, their processor time, their end.
+"""The processes of an engine: finding them, their memory and processor time, ending them.
 
 Reads /proc. Knows no engine.
 """
@@ -19,13 +19,13 @@ _STATE, _PARENT, _SESSION, _USER, _SYSTEM, _ENDED_USER, _ENDED_SYSTEM = 0, 1, 3,
 
 
 def tree(root: int) -> list[int]:
-    """Return the process and all its descendants that live."""
+    """Return the process and all its live descendants."""
     children = defaultdict(list)
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and (fields := _stat(int(entry.name))):
             children[int(fields[_PARENT])].append(int(entry.name))
     found = [root]
-    for pid in found:  # grows while it is walked
+    for pid in found:  # grows during the iteration
         found += children[pid]
     return found
 
@@ -42,7 +42,7 @@ def pss_bytes(pids: Iterable[int]) -> int:
 
 
 def cpu_seconds(pids: Iterable[int]) -> float:
-    """Return the processor time that the processes, and children of theirs that have ended, have had so far."""
+    """Return the processor time of the processes and their ended children so far."""
     ticks = 0
     for pid in pids:
         if fields := _stat(pid):
@@ -51,7 +51,7 @@ def cpu_seconds(pids: Iterable[int]) -> float:
 
 
 class LoadOfOthers:
-    """How many cores were busy with something else than the given processes, since this was made."""
+    """The number of cores used by other processes than the given ones, since this was created."""
 
     def __init__(self, roots: Iterable[int]) -> None:
         self._roots = list(roots)
@@ -59,13 +59,13 @@ class LoadOfOthers:
         self._busy_s, self._own_s = self._now()
 
     def cores(self) -> float:
-        """Return it, 0 for a machine that did nothing else."""
+        """Return the number; 0 if nothing else ran."""
         busy_s, own_s = self._now()
         other_s = (busy_s - self._busy_s) - (own_s - self._own_s)
         return max(0.0, other_s / (time.monotonic() - self._started))
 
     def _now(self) -> tuple[float, float]:
-        # user nice system idle iowait irq softirq steal: all but the two in the middle is somebody's work.
+        # user nice system idle iowait irq softirq steal: everything except idle and iowait is work.
         counts = [int(word) for word in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
         busy_s = (sum(counts) - counts[3] - counts[4]) / _TICKS_PER_S
         return busy_s, cpu_seconds([os.getpid(), *(pid for root in self._roots for pid in tree(root))])

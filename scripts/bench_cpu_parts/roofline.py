@@ -1,4 +1,4 @@
-"""The least time that a workload can take on this machine: what has to be computed, or read, divided by a ceiling.
+"""The minimum time of a workload on this machine: its operations or bytes, divided by a ceiling.
 
 A step reads every weight once and each request's keys and values; every token is multiplied with every weight.
 Whichever of the two takes longer is the bound. Norms, activations and sampling are left out, so it stays a lower bound.
@@ -16,24 +16,24 @@ _KV_BYTES = 2  # of a number in the cache: bfloat16 or float16
 
 @dataclass(frozen=True)
 class ModelCost:
-    """What a decoder-only model costs, from its sizes alone."""
+    """The cost of a decoder-only model, computed from its sizes."""
 
     weight_bytes: float
-    """Read in every step: all matrices, the head included, and of the embedding nothing to speak of."""
+    """Bytes read in every step: all matrices including the head; the embedding is negligible."""
     layer_flops: float
-    """Of one token in the products with weights, without the head."""
+    """Operations per token in products with weights, without the head."""
     head_flops: float
-    """Of one token that is sampled."""
+    """Operations of the head per sampled token."""
     attention_flops: float
-    """Of one token for each token that it looks at."""
+    """Operations of attention per token and attended token."""
     kv_bytes: float
-    """Of one token in the cache."""
+    """Bytes of one token in the cache."""
     is_quantized: bool
     """Weights are multiplied as 8-bit integers, not as bfloat16."""
 
 
 def model_cost(config: dict[str, Any], bits_per_weight: float) -> ModelCost:
-    """Return the costs of a Llama or Qwen2 shape, by its `config.json`."""
+    """Return the costs of a Llama or Qwen2 shape from its `config.json`."""
     hidden, layers, heads = config["hidden_size"], config["num_hidden_layers"], config["num_attention_heads"]
     head_dim = config.get("head_dim") or hidden // heads
     q_size, kv_size = heads * head_dim, config["num_key_value_heads"] * head_dim
@@ -50,7 +50,7 @@ def model_cost(config: dict[str, Any], bits_per_weight: float) -> ModelCost:
 
 
 def least_seconds(cost: ModelCost, ceilings: Ceilings, workloads: Iterable[Workload]) -> float | None:
-    """Return the bound of workloads done one after another; None where the machine's dot rate is not known."""
+    """Return the bound of workloads run in sequence; None if the machine's dot rate is unknown."""
     dot_rate = ceilings.int8_ops if cost.is_quantized else ceilings.bf16_flops
     if not dot_rate:
         return None
@@ -61,7 +61,7 @@ def _least_seconds(cost: ModelCost, read_rate: float, dot_rate: float, workload:
     flops, kv_bytes = 0.0, 0.0
     for number, (prompt, max_tokens) in enumerate(zip(workload.prompts, workload.max_tokens, strict=True)):
         first = workload.shared_prefix_len if number else 0
-        last = len(prompt) + max_tokens - 1  # the last token generated is never computed with
+        last = len(prompt) + max_tokens - 1  # the last generated token is never an input
         flops += (last - first) * cost.layer_flops + max_tokens * cost.head_flops
         flops += _positions_seen(first, last) * cost.attention_flops
         kv_bytes += _positions_seen(len(prompt), last) * cost.kv_bytes
@@ -70,5 +70,5 @@ def _least_seconds(cost: ModelCost, read_rate: float, dot_rate: float, workload:
 
 
 def _positions_seen(first: int, last: int) -> float:
-    """Return how many tokens those at `first` to `last` (exclusive) look at, themselves included."""
+    """Return how many tokens the positions `first` to `last` (exclusive) attend to, including themselves."""
     return (last * (last + 1) - first * (first + 1)) / 2

@@ -1,4 +1,4 @@
-"""The rows of the table as data: what is asked for, what is counted, and what octavo shall reach (issue 3)."""
+"""The rows of the table as data: workloads, metrics and octavo's targets (issue 3)."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,14 +12,14 @@ from bench_cpu_parts.workloads import MakeWorkloads, Workload
 
 @dataclass(frozen=True)
 class OfflineRow:
-    """A workload given to each engine's own API."""
+    """A workload for each engine's own API."""
 
     metric: Metric
     make: MakeWorkloads
     model: ModelName = "smollm2"
     streams: Streams = "many"
     tokens: Callable[[Workload], int] = lambda workload: workload.output_tokens
-    """Which tokens are divided by the seconds."""
+    """Which tokens count for the rate."""
 
     @property
     def key(self) -> str:
@@ -121,9 +121,9 @@ class HttpRow:
     key: str
     flags: tuple[str, ...]
     metrics: tuple[tuple[Metric, str, str | None], ...]
-    """A metric, and where bench_serve's report has it: the name, and the statistic if there are several."""
+    """A metric, and its key in bench_serve's report: the name, and the statistic if there are several."""
     workload: Workload | None
-    """The same as token counts, for the ceiling of requests per second; None where the arrivals decide that."""
+    """The same in token counts, for the ceiling of requests per second; None if the arrival rate sets it."""
 
 
 _NUM_REQUESTS, _INPUT_LEN, _OUTPUT_LEN = 100, 128, 64

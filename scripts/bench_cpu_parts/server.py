@@ -1,4 +1,4 @@
-"""An engine's HTTP server as a program to be started and ended, and the load generators that are run against it."""
+"""Starts and stops an engine's HTTP server, and runs load generators against it."""
 
 import http.client
 import json
@@ -21,17 +21,17 @@ class Server(Program):
     """A server on a port of this machine."""
 
     def __init__(self, command: Command, log: Path, port: int) -> None:
-        """Start it; it is not ready yet."""
+        """Start it; does not wait until it is ready."""
         super().__init__(command, log)
         self._port = port
 
     @property
     def url(self) -> str:
-        """Where it listens."""
+        """Its base URL."""
         return f"http://127.0.0.1:{self._port}"
 
     def wait_until_ready(self, limit_s: float) -> None:
-        """Wait until it calls itself healthy.
+        """Wait until its health check succeeds.
 
         Raises:
             EngineFailure: it does not, after so many seconds, or has ended.

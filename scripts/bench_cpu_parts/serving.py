@@ -23,7 +23,7 @@ from bench_cpu_parts.workloads import Workload
 
 @dataclass
 class ServingBench:
-    """One server of each engine that has one."""
+    """One server per engine that has one."""
 
     engines: Sequence[Engine]
     meter: CeilingMeter
@@ -56,7 +56,7 @@ class ServingBench:
                     self.results.add(LAUNCH, engine.key, figure)
 
     def http(self, row: HttpRow) -> None:
-        """Send the row's requests to each server in each round; a first run of each does not count."""
+        """Send the row's requests to each server in each round; the first run of each is a warm-up."""
         print(row.metrics[0][0].title, flush=True)
         for engine in self.engines:
             if engine.key not in self._servers and engine.server(models.directory("smollm2"), 0):

@@ -1,4 +1,4 @@
-"""The parent's side of a session: starts an engine, has it generate within a time limit, rests it, ends it for certain.
+"""The parent's side of a session: starts an engine, generates within a time limit, pauses and kills the engine.
 
 The child's side is drive_loop.py. A server is started and ended here too; asking it anything is serving.py's affair.
 """
@@ -23,11 +23,11 @@ from octavo.protocol.env import child_environment
 
 
 class EngineFailure(Exception):
-    """The engine ended, took too long, or did not do what it was asked; the message has the end of its log."""
+    """The engine ended, timed out, or returned a wrong result; the message has the end of its log."""
 
 
 def free_port() -> int:
-    """Return a port that nobody listens on now."""
+    """Return a port that is free now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -35,7 +35,7 @@ def free_port() -> int:
 
 
 class Program:
-    """A program with a log and a session of its own; while it rests, none of its processes runs."""
+    """A program with its own log and session; while it is paused, none of its processes runs."""
 
     speaks = False
     """Whether its standard output is read, not logged."""
@@ -68,11 +68,11 @@ class Program:
         return self.process.pid
 
     def rest(self) -> None:
-        """Stop all its processes, so that they take nothing from the one that is measured."""
+        """Stop all its processes, so that they do not disturb the measured engine."""
         processes.send_signal(self.pid, signal.SIGSTOP)
 
     def wake(self) -> None:
-        """Let them go on."""
+        """Resume them."""
         processes.send_signal(self.pid, signal.SIGCONT)
 
     def failure(self, what: str) -> EngineFailure:
@@ -138,7 +138,7 @@ class Conversation(Program):
 
 
 class Session(Conversation):
-    """An engine that generates what it is asked to."""
+    """An engine that generates."""
 
     @property
     def engine_pid(self) -> int:
@@ -158,6 +158,6 @@ class Session(Conversation):
 
 
 def close_all(programs: Iterable[Program]) -> None:
-    """End them all, whatever becomes of one of them."""
+    """End all of them, even if ending one fails."""
     for program in programs:
         program.close()

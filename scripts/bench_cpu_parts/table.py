@@ -1,4 +1,4 @@
-"""The results as a Markdown table: a line for each metric, a column for each engine, and what octavo shall reach."""
+"""The results as a Markdown table: a line per metric, a column per engine, and octavo's targets."""
 
 from collections.abc import Mapping, Sequence
 
@@ -23,7 +23,7 @@ def table(results: Results, titles: Mapping[str, str]) -> str:
 
 
 def noise(results: Results) -> str:
-    """Return a sentence on what else the machine did during the measurements."""
+    """Return a sentence about other load during the measurements."""
     loads = sorted(
         figure.other_load
         for engines in results.figures.values()
@@ -50,7 +50,7 @@ def _cell(results: Results, metric: Metric, engine: str) -> str:
 
 
 def _reached(results: Results, metric: Metric, titles: Mapping[str, str]) -> Sequence[str]:
-    """Return two cells: ratios beside targets, and whether all are met."""
+    """Return two cells: ratios, and targets with whether all are met."""
     texts, verdicts = [], []
     for target in metric.targets:
         found = results.reached(metric, target)

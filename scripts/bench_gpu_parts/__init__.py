@@ -1,1 +1,1 @@
-"""The parts of scripts/bench_gpu: what is measured, how, and what becomes of the numbers."""
+"""The parts of scripts/bench_gpu: sections, measurements and reports."""

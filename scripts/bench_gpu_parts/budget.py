@@ -1,4 +1,4 @@
-"""The time of one run and its division: each section has a limit, and later sections keep their least share.
+"""The time of one run and its division: each section has a limit, and a minimum is reserved for later sections.
 
 Measures no device. What had to be left out is noted, so that no table looks complete that is not.
 """
@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Share:
-    """What a section may take, in seconds."""
+    """The time limit of a section, in seconds."""
 
     most_s: float
     least_s: float
-    """Kept for it by the sections before."""
+    """Reserved for it by earlier sections."""
 
 
 @dataclass
@@ -30,7 +30,7 @@ class Slot:
         return max(0.0, self.ends_at - self.clock())
 
     def allows(self, what: str, needed_s: float) -> bool:
-        """Return whether there is time for a measurement; note it as left out where there is not."""
+        """Return whether there is time for a measurement; record it as skipped if there is not."""
         left_s = self.left_s()
         if left_s < needed_s:
             self.left_out.append(f"{what}: needs {needed_s:.0f} s, and {left_s:.0f} s were left of its section")

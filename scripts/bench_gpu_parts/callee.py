@@ -16,14 +16,14 @@ ERROR_LINES = 4
 
 
 def serve(functions: Mapping[str, Callable[..., Any]]) -> None:
-    """Answer calls until the input ends; what fails is told, and does not end this process."""
+    """Answer calls until the input ends; a failure is reported and does not end this process."""
     replies = claim_output()
     print("{}", file=replies)
     for line in sys.stdin:
         job = json.loads(line)
         try:
             reply = {"result": functions[job["call"]](**job["arguments"])}
-        except Exception:  # process boundary: whoever called hears why, and may call something else
+        except Exception:  # process boundary: the caller gets the error and can call again
             traceback.print_exc()
             reply = {"error": "\n    ".join(traceback.format_exc().splitlines()[-ERROR_LINES:])}
         print(json.dumps(reply), file=replies)

@@ -1,4 +1,4 @@
-"""The caller's side of a process that may crash; the other side, and what they say, is callee.py."""
+"""The caller's side of a process that may crash; callee.py is the other side and defines the messages."""
 
 from typing import Any
 

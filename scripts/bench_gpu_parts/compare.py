@@ -1,4 +1,4 @@
-"""The run beside the last recorded one: which figures have changed, and by how much. Judges none of them."""
+"""Compares a run with the last recorded one: which figures changed, and by how much."""
 
 import json
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Any
 from bench_cpu_parts.figures import Results
 
 NOTABLE = 0.02
-"""Changes of less are noise."""
+"""Smaller changes are noise."""
 
 
 def load(path: Path) -> dict[str, Any] | None:
@@ -19,7 +19,7 @@ def load(path: Path) -> dict[str, Any] | None:
 
 
 def changes(recorded: dict[str, Any], results: Results) -> list[str]:
-    """Return a line for each figure that got notably better or worse, and one for all that did not."""
+    """Return a line for each figure that changed notably, and one for all others."""
     lines, num_same = [], 0
     rows: dict[str, Any] = recorded["results"]["rows"]
     for key, metric in results.metrics.items():

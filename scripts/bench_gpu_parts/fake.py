@@ -1,4 +1,4 @@
-"""A GPU that is not there: it takes for everything a fixed multiple of the least time. For tests and `--dry-run`."""
+"""A fake GPU: every measurement is a fixed multiple of the minimum time. For tests and `--dry-run`."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,7 +14,7 @@ from bench_gpu_parts.sections import cost_of
 from bench_gpu_parts.shapes import ShapeName
 
 H200 = GpuCeilings(copy_bytes=4.3e12, matrix_flops=790e12)
-"""As they were measured on one."""
+"""As measured on an H200."""
 SLOWNESS = {"octavo": 1.35, "octavo-fast": 1.25, "transformers": 6.0, "sdpa": 1.6, "flex": 1.8}
 HOST_S = 0.0004
 IDLE_SHARE = 0.03
@@ -31,7 +31,7 @@ class FakeGpu:
         self._failing = failing
 
     def name(self) -> str:
-        """Say that it is none."""
+        """Return a name that marks it as fake."""
         return "no GPU, figures invented"
 
     def total_bytes(self) -> int:

@@ -1,4 +1,4 @@
-"""What the sections need of a GPU: an interface, met by a real one in `cuda` and by an invented one in `fake`."""
+"""The interface of a GPU for the sections; `cuda` implements it for real ones, `fake` for tests."""
 
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -58,7 +58,7 @@ class Engine(Protocol):
     """An engine that generates."""
 
     def settle(self) -> None:
-        """Wait until it has done what it puts off to when it is idle, such as the capture of graphs."""
+        """Wait until it has finished deferred work, such as the capture of graphs."""
 
     def generate(self, workload: Workload, limit_s: float) -> float:
         """Return the seconds that it took to generate all of it."""

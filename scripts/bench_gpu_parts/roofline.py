@@ -1,4 +1,4 @@
-"""The least time that a GPU's ceilings allow a step or a workload. Measures nothing.
+"""The minimum time of a step or workload, computed from a GPU's ceilings.
 
 In a step all weights are read once and every token is multiplied with all of them, whichever takes longer; then each
 request's keys and values are read, or multiplied with its queries. Norms, activations and sampling are left out.

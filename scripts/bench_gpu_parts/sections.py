@@ -1,4 +1,4 @@
-"""What is measured, section by section, and what shall be reached (issue 6). How, is `machine`'s affair."""
+"""What is measured, section by section, and the targets (issue 6). `machine` defines the measurements."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -44,7 +44,7 @@ class Run:
     gpu: Gpu
     results: Results
     quick: bool = False
-    """Leaves out all but the largest and the smallest cases."""
+    """Only the largest and the smallest cases."""
     limits: GpuCeilings | None = None
     """What the first section measured."""
 
@@ -59,13 +59,13 @@ class Run:
         return self.limits
 
     def add(self, metric: Metric, column: str, value: float, share: float | None = None) -> None:
-        """Keep a figure and show it."""
+        """Record a figure and print it."""
         self.results.add(metric, column, Figure(value, share))
         told = "" if share is None else f", {share:.0%} of the ceiling"
         print(f"  {metric.title:52} {column:22} {value:12,.{metric.digits}f} {metric.unit}{told}", flush=True)
 
     def attempt(self, metric: Metric, column: str, measure: Callable[[], None]) -> None:
-        """Measure, and note a failure as that of this cell."""
+        """Measure, and record a failure for this cell."""
         try:
             measure()
         except EngineFailure as error:
@@ -93,7 +93,7 @@ def measure_steps(run: Run, slot: Slot) -> None:
 
 
 def measure_host(run: Run, slot: Slot) -> None:
-    """What the host takes for a step."""
+    """The host time of a step."""
 
     def host() -> None:
         num_requests, context = 256, 512
@@ -116,7 +116,7 @@ def measure_attention(run: Run, slot: Slot) -> None:
     cases.insert(0, AttentionCase(1, PREFILL_TOKENS, PREFILL_TOKENS))
     for case in cases[:2] if run.quick else cases:
         for kernel in kernels:
-            # What has to be compiled takes longer.
+            # Includes compilation.
             if slot.allows(f"attention by {kernel}, {case}", ATTENTION_CASE_S * (4 if kernel == "flex" else 1)):
                 _attention_of(run, slot, kernel, case)
 
@@ -170,7 +170,7 @@ SECTIONS = (
     Section("8b", measure_eight_b, Share(170, 90)),
 )
 TOTAL_S = 570.0
-"""One call on a machine that is lent ends after ten minutes."""
+"""The limit of one call on a shared machine is ten minutes."""
 
 
 def _steps_of(run: Run, slot: Slot, shape: ShapeName) -> None:

@@ -1,4 +1,4 @@
-"""The shapes of the models that are measured, as their `config.json` says them. Their weights are random."""
+"""The shapes of the models that are measured, as in their `config.json`. Their weights are random."""
 
 import json
 from pathlib import Path
@@ -96,7 +96,7 @@ TINY: dict[str, Any] = SHAPES["Qwen3-0.6B"] | {
     "head_dim": 64,
     "vocab_size": 512,
 }
-"""Computes next to nothing: a step of it takes what the host takes for one."""
+"""A tiny model: its step time is the host time."""
 
 
 def write_model(config: dict[str, Any], directory: Path) -> Path:

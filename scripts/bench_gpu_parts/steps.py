@@ -19,10 +19,11 @@ from octavo.protocol.config import resolve
 from octavo.protocol.config.engine import DeviceName
 from octavo.protocol.config.sources import engine_config
 from octavo.protocol.env import Env
+from octavo.protocol.ids import pack_ids
 from octavo.protocol.params import SamplingSpec
 from octavo.protocol.steps import Admitted, Scheduled, StepPlan
 from octavo.worker_proc.device import open_device
-from octavo.worker_proc.step.open import open_steps
+from octavo.worker_proc.executor.open import open_executor
 from octavo.worker_proc.weights.load import load_model
 
 WARM_UP_STEPS = 4
@@ -47,7 +48,7 @@ class StepRunner:
         library: NativeLibrary | None = None,
         settings: dict[str, Any] | None = None,
     ) -> None:
-        said = engine_config(
+        user_config = engine_config(
             {
                 "model": model,
                 "device": device,
@@ -57,20 +58,20 @@ class StepRunner:
                 **(settings or {}),
             }
         )
-        facts = read_model_facts(said.model, Env.read())
-        self._config = resolve(said, facts, device=device, num_cores=torch.get_num_threads())
+        facts = read_model_facts(user_config.model, Env.read())
+        self._config = resolve(user_config, facts, device=device, num_cores=torch.get_num_threads())
         self._device = open_device(self._config)
         loaded = load_model(
             self._config, lambda share: None, device=self._device.torch_device, library=library, cache_dir=None
         )
         self._num_blocks = -(-max_tokens // self._config.block_size) + max_batch * self._blocks(MOST_FURTHER_TOKENS)
         with _FilledMemory(), torch.inference_mode():
-            self._steps = open_steps(
+            self._executor = open_executor(
                 loaded,
                 self._config,
-                self._device,
+                self._device.stream(),
                 lambda result: None,
-                num_blocks=self._num_blocks,
+                num_blocks=[self._num_blocks],
                 max_model_len=self._config.max_model_len,
             )
         self._sequence = 0
@@ -102,7 +103,7 @@ class StepRunner:
     def _prefill_seconds(self, batch: int, context: int) -> float:
         times = []
         for _ in range(1 + PREFILLS):
-            scheduled = [Scheduled(slot, 0, context, True) for slot in range(batch)]
+            scheduled = [Scheduled(slot, 0, context, 1) for slot in range(batch)]
             self._admit(batch, context)
             times.append(self._elapsed(lambda scheduled=scheduled: self._run(scheduled=scheduled)))  # type: ignore[misc]
             self._run(released=list(range(batch)))
@@ -120,10 +121,10 @@ class StepRunner:
                 Admitted(
                     slot=slot,
                     request_id=f"{slot}",
-                    token_ids=tokens[slot].tolist(),
+                    token_ids=pack_ids(tokens[slot].tolist()),
                     num_prompt_tokens=context,
-                    block_ids=blocks[slot].tolist(),
-                    sampling=sampling,
+                    block_ids=[blocks[slot].tolist()],
+                    params=sampling,
                 )
                 for slot in range(batch)
             ]
@@ -132,7 +133,7 @@ class StepRunner:
     def _decode(self, batch: int, position: int, num_steps: int = 1) -> int:
         """Compute one token more of each request in every step; return the position after the last."""
         for start in range(position, position + num_steps):
-            self._run(scheduled=[Scheduled(slot, start, 1, True) for slot in range(batch)])
+            self._run(scheduled=[Scheduled(slot, start, 1, 1) for slot in range(batch)])
         return position + num_steps
 
     def _run(
@@ -143,7 +144,7 @@ class StepRunner:
         scheduled: list[Scheduled] | None = None,
     ) -> None:
         plan = StepPlan(self._sequence, released or [], admitted or [], [], scheduled or [])
-        self._steps.begin(plan, tuple)
+        self._executor.begin(plan, tuple)
         self._sequence += 1
 
     def _blocks(self, num_tokens: int) -> int:
@@ -169,7 +170,7 @@ class StepRunner:
         return float(microseconds) / 1e6
 
     def _synchronize(self) -> None:
-        self._steps.drain()
+        self._executor.drain()
         if self._device.torch_device.type == "cuda":
             torch.cuda.synchronize()
 

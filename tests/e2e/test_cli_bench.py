@@ -7,14 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_models import make_tiny
 
 FLAGS = ["--cpu-kernels", "torch", "--max-model-len", "256", "--kv-cache-memory-bytes", "8M"]
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny("LlamaForCausalLM", tmp_path_factory.mktemp("model"))
 
 
 def bench(kind: str, model: Path, out: Path, *words: str) -> tuple[str, dict[str, Any]]:

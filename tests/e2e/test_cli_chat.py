@@ -120,7 +120,7 @@ def test_no_server_is_one_line_with_the_remedy(capsys) -> None:
 
 @pytest.mark.parametrize("url", ["localhost:8000", "ftp://a", "http://", "unix:", "http://a:99999"])
 def test_addresses_that_are_none(url: str) -> None:
-    with pytest.raises(CommandError, match="is no address of a server"):
+    with pytest.raises(CommandError, match="is not the address of a server"):
         Api(url)
 
 
@@ -222,7 +222,7 @@ def test_conversation_at_a_terminal(client: FakeClient) -> None:
         wait_until(lambda: client.ended_early)
         screen.read_until("> ")
         screen.type("\x03")
-        screen.read_until("(Ctrl-D ends)")
+        screen.read_until("(Ctrl-D exits)")
         screen.read_until("> ")
         client.pause_after = None
         screen.type("again\n")

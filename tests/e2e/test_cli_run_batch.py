@@ -9,16 +9,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-import pytest
 from servers import descendants
-from tiny_models import make_tiny
 
 FLAGS = ["--cpu-kernels", "torch", "--max-model-len", "256", "--kv-cache-memory-bytes", "8M"]
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny("LlamaForCausalLM", tmp_path_factory.mktemp("model"))
 
 
 def command(model: Path, *words: Any) -> list[str]:
@@ -109,7 +102,7 @@ def test_dead_engine_is_told_and_loses_nothing(model: Path, tmp_path: Path) -> N
     _, errors = running.communicate(timeout=60)
     assert running.returncode == 1
     last = errors.splitlines()[-1]
-    assert "SIGKILL" in last and last.endswith("(the same command again goes on from here)")
+    assert "SIGKILL" in last and last.endswith("(run the same command again to resume)")
     results = read(out.read_text())
     assert 3 <= len(results) < 40 and len(contents(results)) >= len(results) - 1
 

@@ -18,17 +18,6 @@ PROMPT = list(range(40, 60))
 NAN_TOKEN = 300
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny("LlamaForCausalLM", tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(scope="module")
-def llm(model: Path) -> Iterator[LLM]:
-    with LLM(str(model), dtype="float32", max_model_len=256, max_logprobs=-1) as llm:
-        yield llm
-
-
 def generate(llm: LLM, prompt: list[int] = PROMPT, **fields: object):
     params = SamplingParams(**{"max_tokens": 12, "ignore_eos": True, "seed": 7, **fields})
     (output,) = llm.generate([prompt], params, use_tqdm=False)
@@ -120,7 +109,7 @@ def test_the_whole_vocabulary_can_be_asked_for(llm: LLM, model: Path) -> None:
     assert some.logprobs[0][first_token].rank == 1
 
 
-@pytest.mark.parametrize("mode", ["raw_logits", "processed_logits", "processed_logprobs"])
+@pytest.mark.parametrize("mode", ["raw_logits", "processed_logprobs"])
 def test_the_mode_of_the_engine_decides_what_is_reported(model: Path, mode: str) -> None:
     reference = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     with torch.no_grad():
@@ -128,11 +117,7 @@ def test_the_mode_of_the_engine_decides_what_is_reported(model: Path, mode: str)
     processed = logits.clone()
     processed[70] += 30.0
     processed /= 0.5
-    expected = {
-        "raw_logits": logits,
-        "processed_logits": processed,
-        "processed_logprobs": torch.log_softmax(processed, -1),
-    }[mode]
+    expected = {"raw_logits": logits, "processed_logprobs": torch.log_softmax(processed, -1)}[mode]
     with LLM(str(model), dtype="float32", max_model_len=256, max_logprobs=-1, logprobs_mode=mode) as llm:
         output = generate(llm, temperature=0.5, logit_bias={70: 30.0}, logprobs=-1, prompt_logprobs=0, max_tokens=2)
         first = output.outputs[0].logprobs[0]
@@ -145,38 +130,37 @@ def test_the_mode_of_the_engine_decides_what_is_reported(model: Path, mode: str)
 # --- logits that are no numbers -------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kv_cache_dtype", ["auto", "int8"])
-def test_a_request_whose_logits_are_no_numbers_fails_alone(tmp_path: Path, kv_cache_dtype: str) -> None:
-    path = make_tiny("LlamaForCausalLM", tmp_path)
+@pytest.fixture(scope="module", params=[{}, {"kv_cache_dtype": "int8"}, {"cpu_kernels": "torch"}], ids=str)
+def nan_llm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
+    """Return an engine whose model has a token with an embedding of NaN."""
+    path = make_tiny("LlamaForCausalLM", tmp_path_factory.mktemp("model"))
     weights = load_file(path / "model.safetensors")
     weights["model.embed_tokens.weight"][NAN_TOKEN] = torch.nan
     save_file(weights, path / "model.safetensors", {"format": "pt"})
-    with LLM(str(path), dtype="float32", max_model_len=256, kv_cache_dtype=kv_cache_dtype) as llm:
-        for fields in ({"temperature": 0.0}, {"temperature": 0.5, "top_p": 0.5, "logprobs": 3}):
-            fields |= {"logit_bias": {NAN_TOKEN: -100.0}}
-            expected = generate(llm, **fields).outputs[0].token_ids
-            with pytest.raises(RequestFailedError, match="not numbers"):
-                generate(llm, [*PROMPT, NAN_TOKEN], **fields)
-            assert generate(llm, **fields).outputs[0].token_ids == expected
+    with LLM(str(path), dtype="float32", max_model_len=512, block_size=8, **request.param) as llm:
+        yield llm
+
+
+def test_a_request_whose_logits_are_nan_fails_alone(nan_llm: LLM) -> None:
+    for fields in ({"temperature": 0.0}, {"temperature": 0.5, "top_p": 0.5, "logprobs": 3}):
+        fields |= {"logit_bias": {NAN_TOKEN: -100.0}}
+        expected = generate(nan_llm, **fields).outputs[0].token_ids
         with pytest.raises(RequestFailedError, match="not numbers"):
-            generate(llm, allowed_token_ids=[NAN_TOKEN], max_tokens=5)
-        assert len(generate(llm, allowed_token_ids=[NAN_TOKEN], max_tokens=1).outputs[0].token_ids) == 1
-        stats = llm.stats()
-        assert stats.num_free_blocks == stats.num_blocks
+            generate(nan_llm, [*PROMPT, NAN_TOKEN], **fields)
+        assert generate(nan_llm, **fields).outputs[0].token_ids == expected
+    with pytest.raises(RequestFailedError, match="not numbers"):
+        generate(nan_llm, allowed_token_ids=[NAN_TOKEN], max_tokens=5)
+    assert len(generate(nan_llm, allowed_token_ids=[NAN_TOKEN], max_tokens=1).outputs[0].token_ids) == 1
+    stats = nan_llm.stats()
+    assert stats.num_free_blocks == stats.num_blocks
 
 
-@pytest.mark.parametrize("cpu_kernels", ["auto", "torch"])
-def test_what_is_no_number_does_not_stay_in_the_prefix_cache(tmp_path: Path, cpu_kernels: str) -> None:
+def test_nan_does_not_stay_in_the_prefix_cache(nan_llm: LLM) -> None:
     """One NaN in the embeddings reaches earlier positions of its step: the blocks that another prompt shares."""
-    path = make_tiny("LlamaForCausalLM", tmp_path)
-    weights = load_file(path / "model.safetensors")
-    weights["model.embed_tokens.weight"][NAN_TOKEN] = torch.nan
-    save_file(weights, path / "model.safetensors", {"format": "pt"})
     shared = [(number * 7 + 50) % 250 for number in range(300)]
     fields = {"temperature": 0.0, "logit_bias": {NAN_TOKEN: -100.0}}
-    with LLM(str(path), dtype="float32", max_model_len=512, block_size=8, cpu_kernels=cpu_kernels) as llm:
-        with pytest.raises(RequestFailedError, match="not numbers"):
-            generate(llm, [*shared, NAN_TOKEN], **fields)
-        first, again = [generate(llm, [*shared, 7], **fields) for _ in range(2)]
-        assert (first.num_cached_tokens, again.num_cached_tokens) == (0, 296)
-        assert first.outputs[0].token_ids == again.outputs[0].token_ids
+    with pytest.raises(RequestFailedError, match="not numbers"):
+        generate(nan_llm, [*shared, NAN_TOKEN], **fields)
+    first, again = [generate(nan_llm, [*shared, 7], **fields) for _ in range(2)]
+    assert (first.num_cached_tokens, again.num_cached_tokens) == (0, 296)
+    assert first.outputs[0].token_ids == again.outputs[0].token_ids

@@ -6,11 +6,11 @@ pipelining, and a cache so small that requests are preempted all the time.
 """
 
 import asyncio
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_models import make_tiny
 from workloads import Ask, ask_all, ask_one_by_one, random_requests
 
 from octavo.frontend.client import AsyncClient
@@ -43,19 +43,30 @@ async def run(model: Path, dtype: str, settings: dict[str, Any], requests: list[
         return results, await client.engine_stats()
 
 
-@pytest.fixture(scope="module", params=["float32", "bfloat16"])
-def reference(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, ...]:
-    model = make_tiny("LlamaForCausalLM", tmp_path_factory.mktemp("model"))
-    requests = random_requests(seed=7, count=40, vocab_size=100)
-    results, stats = asyncio.run(run(model, request.param, ALONE, requests))
+REQUESTS = random_requests(seed=7, count=40, vocab_size=100)
+
+
+@cache
+def alone(model: Path, dtype: str) -> list[Any]:
+    """Return the results of all requests, computed one after another."""
+    results, stats = asyncio.run(run(model, dtype, ALONE, REQUESTS))
     assert stats.num_preemptions == 0
     assert stats.prefix_cache_hits == 0
-    return model, request.param, requests, results
+    return results
 
 
-@pytest.mark.parametrize("storm", STORMS)
-def test_a_request_in_a_storm_is_the_request_alone(reference: tuple[Any, ...], storm: str) -> None:
-    model, dtype, requests, expected = reference
+@pytest.mark.parametrize(
+    ("dtype", "storm"),
+    [
+        ("float32", "defaults"),
+        ("float32", "tiny chunks"),
+        ("float32", "constant preemption"),
+        ("bfloat16", "constant preemption"),
+        ("bfloat16", "synchronous, one block size up"),
+    ],
+)
+def test_a_request_in_a_storm_is_the_request_alone(model: Path, dtype: str, storm: str) -> None:
+    requests, expected = REQUESTS, alone(model, dtype)
     results, stats = asyncio.run(run(model, dtype, STORMS[storm], requests))
     for number, (got, want) in enumerate(zip(results, expected, strict=True)):
         assert got == want, f"request {number} changed: {requests[number]}"

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_engine import Asked, Result, SmallEngine
 from tiny_models import make_tiny
@@ -76,13 +76,13 @@ class Loaded(NamedTuple):
         return worker_config(self.path, max_model_len=MAX_LEN, num_threads=MAX_THREADS, **self.settings, **more)
 
 
-@pytest.fixture(scope="module", params=CASES, ids=[case.name for case in CASES])
+@pytest.fixture(scope="module")
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loaded]:
     case: Case = request.param
     path = make_tiny(case.arch, tmp_path_factory.mktemp("model"), **case.changes)
     config = worker_config(path, max_model_len=MAX_LEN, **case.settings)
     compiler = GrammarCompiler(timeout_s=5)
-    compiler.learn(vocabulary_of(Tokenizer.load(path), VOCAB, config.model.eos_token_ids))
+    compiler.set_vocabulary(vocabulary_of(Tokenizer.load(path), VOCAB, config.model.eos_token_ids))
     yield Loaded(path, case.settings, loaded(config, is_native=case.is_native), compiler)
     compiler.close()
 
@@ -166,6 +166,14 @@ ENGINES = st.fixed_dictionaries(
 )
 
 
+STORMS: dict[str, st.SearchStrategy[Any]] = {
+    "requests": st.lists(asked(), min_size=1, max_size=10),
+    "engine": ENGINES,
+    "spare_tokens": st.sampled_from([0, 40, 2000]),
+    "num_threads": st.lists(st.sampled_from([1, 1, 1, 2, MAX_THREADS]), min_size=1, max_size=4),
+}
+
+
 def alone(model: Loaded, request: Asked) -> Result:
     """The request by itself, its prompt in one piece, one step at a time, on one thread."""
     config = model.config(
@@ -177,14 +185,27 @@ def alone(model: Loaded, request: Asked) -> Result:
     return result
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    requests=st.lists(asked(), min_size=1, max_size=10),
-    engine=ENGINES,
-    spare_tokens=st.sampled_from([0, 40, 2000]),
-    num_threads=st.lists(st.sampled_from([1, 1, 1, 2, MAX_THREADS]), min_size=1, max_size=4),
-)
+@pytest.mark.parametrize("model", [case for case in CASES if case.is_native], indirect=True, ids=lambda case: case.name)
+@settings(max_examples=25, deadline=None)
+@given(**STORMS)
 def test_any_storm_gives_what_each_request_gives_alone(
+    model: Loaded, requests: list[Asked], engine: dict[str, Any], spare_tokens: int, num_threads: list[int]
+) -> None:
+    check(model, requests, engine, spare_tokens, num_threads)
+
+
+@pytest.mark.parametrize(
+    "model", [case for case in CASES if not case.is_native], indirect=True, ids=lambda case: case.name
+)
+@settings(max_examples=8, deadline=None)  # the torch path is slow, and only a reference and a fallback
+@given(**STORMS)
+def test_any_storm_through_torch(
+    model: Loaded, requests: list[Asked], engine: dict[str, Any], spare_tokens: int, num_threads: list[int]
+) -> None:
+    check(model, requests, engine, spare_tokens, num_threads)
+
+
+def check(
     model: Loaded, requests: list[Asked], engine: dict[str, Any], spare_tokens: int, num_threads: list[int]
 ) -> None:
     config = model.config(**engine)

@@ -9,18 +9,12 @@ from pathlib import Path
 
 import pytest
 from servers import Server, descendants, left_after, serve
-from tiny_models import make_tiny
 
 from octavo import AsyncClient, SamplingParams
 from octavo.frontend.cli.main import main
 from octavo.protocol.errors import EngineDeadError, OverloadedError
 
 LONG = SamplingParams(temperature=0.0, max_tokens=400, ignore_eos=True)
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny("LlamaForCausalLM", tmp_path_factory.mktemp("model"))
 
 
 def wait_for(server: Server, pattern: str) -> None:
@@ -72,7 +66,7 @@ def test_its_owner_restarts_it_and_everybody_finishes(model: Path, tmp_path: Pat
             assert await running == expected, "what was accepted is finished"
 
     with serve(model, *flags) as server:
-        wait_for(server, f"at {re.escape(address)} for applications")
+        wait_for(server, f"headless: serving .* at {re.escape(address)}")
         below = descendants(server.process.pid)
         with serve(f"--join={address}") as http:
             http.wait_until_ready()
@@ -94,7 +88,7 @@ def test_it_has_no_http_processes(model: Path, capsys: pytest.CaptureFixture[str
         (["MODEL", "--join", "ipc:///nowhere"], "leave out MODEL, or --join"),
         (["--join", "ipc:///nowhere", "--max-num-seqs", "4"], "leave out --max-num-seqs, or --join"),
         (["--join", "ipc:///nowhere", "--headless"], "leave out --headless, or --join"),
-        (["--join", "ipc:///nowhere", "--client-secret-key-file", "x"], "name both, or neither"),
+        (["--join", "ipc:///nowhere", "--client-secret-key-file", "x"], "give both, or neither"),
         (["MODEL", "--client-secret-key-file", "x"], "leave out --client-secret-key-file, or name"),
         (["MODEL", "--headless", "--engine-public-key-file", "x"], "leave out --engine-public-key-file, or name"),
     ],

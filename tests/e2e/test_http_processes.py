@@ -13,16 +13,10 @@ from pathlib import Path
 import httpx
 import pytest
 from servers import Server, descendants, left_after, serve
-from tiny_models import make_tiny
 
 SMALL = ["--dtype", "float32", "--max-model-len", "256", "--max-num-seqs", "4", "--served-model-name", "tiny"]
 ASK = {"model": "tiny", "prompt": [5, 6, 7], "max_tokens": 4, "temperature": 0, "ignore_eos": True}
 COUNT = 3
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny("LlamaForCausalLM", tmp_path_factory.mktemp("model"))
 
 
 @contextlib.contextmanager
@@ -31,9 +25,9 @@ def several(model: Path, *flags: str) -> Iterator[Server]:
         yield server.wait_until_ready()
 
 
-def siblings(server: Server) -> list[int]:
+def api_workers(server: Server) -> list[int]:
     """Process ids of the further HTTP processes."""
-    return [pid for pid in descendants(server.process.pid) if "http.sibling" in command(pid)]
+    return [pid for pid in descendants(server.process.pid) if "http.api_worker" in command(pid)]
 
 
 def command(pid: int) -> str:
@@ -59,9 +53,10 @@ def sample(text: str, name: str) -> float:
     return sum(float(value) for value in re.findall(rf"^{name}(?:{{.*}})? (\S+)$", text, re.M))
 
 
-def test_they_share_the_work_and_every_one_tells_the_metrics_of_all(model: Path) -> None:
+def test_they_share_the_work_and_a_killed_one_is_replaced_and_keeps_its_counts(model: Path) -> None:
+    """Every process exports the metrics of all."""
     with several(model) as server:
-        assert len(siblings(server)) == COUNT - 1
+        assert len(api_workers(server)) == COUNT - 1
         with ThreadPoolExecutor(8) as pool:
             statuses = Counter(pool.map(lambda _: server.post("/v1/completions", ASK).status_code, range(48)))
         assert statuses == {200: 48}
@@ -73,19 +68,13 @@ def test_they_share_the_work_and_every_one_tells_the_metrics_of_all(model: Path)
         assert sample(text, "octavo:e2e_request_latency_seconds_count") == 48
         assert sample(text, "octavo:prompt_tokens_total") == 48 * 3
         assert server.get("/load").json() == {"server_load": 0}
-
-
-def test_one_that_is_killed_is_replaced_and_keeps_its_share_of_the_metrics(model: Path) -> None:
-    with several(model) as server:
-        for _ in range(12):
-            server.post("/v1/completions", ASK)
-        before = siblings(server)
+        before = api_workers(server)
         os.kill(before[0], signal.SIGKILL)
-        until(lambda: len(siblings(server)) == COUNT - 1 and before[0] not in siblings(server))
+        until(lambda: len(api_workers(server)) == COUNT - 1 and before[0] not in api_workers(server))
         # Those whose queue waited for the new process are answered as well.
         assert {server.post("/v1/completions", ASK).status_code for _ in range(12)} == {200}
-        assert sample(server.get("/metrics").text, "octavo:request_success_total") == 24
-        assert "was ended by SIGKILL" in server.output
+        assert sample(server.get("/metrics").text, "octavo:request_success_total") == 60
+        assert "was killed by SIGKILL" in server.output
         pids = descendants(server.process.pid)
         server.signal(signal.SIGTERM)
         assert server.wait(20) == 0
@@ -95,9 +84,9 @@ def test_one_that_is_killed_is_replaced_and_keeps_its_share_of_the_metrics(model
 def test_those_that_keep_dying_end_the_server_with_the_cause(model: Path) -> None:
     with several(model) as server:
         pids = descendants(server.process.pid)
-        survivor = siblings(server)[0]
+        survivor = api_workers(server)[0]
         while server.process.poll() is None:
-            for pid in set(siblings(server)) - {survivor}:
+            for pid in set(api_workers(server)) - {survivor}:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             time.sleep(0.05)
@@ -118,7 +107,7 @@ def test_a_signal_drains_all_of_them(model: Path) -> None:
         assert reasons == ["length"] * 12
         assert server.wait(20) == 0
         assert left_after(pids, 2.0) == []
-        assert server.output.count("requests are left to finish") == 1
+        assert server.output.count("requests to finish") == 1
         with pytest.raises(httpx.ConnectError):
             server.get("/health")
 

@@ -11,19 +11,14 @@ from pathlib import Path
 
 import pytest
 from servers import serve
-from tiny_models import make_tiny
-
-from octavo.frontend.http.app import ROUTES
 
 SMALL = ["--max-model-len", "128", "--max-num-seqs", "8", "--served-model-name", "tiny", "--max-n-sequences", "16"]
 
 SHORT_S = 8
 LONG_S = 240
 
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny("LlamaForCausalLM", tmp_path_factory.mktemp("model"))
+NUM_OPERATIONS = 16
+"""In the description; one is counted for each method of a path."""
 
 
 @pytest.mark.parametrize("seconds", [SHORT_S, pytest.param(LONG_S, marks=pytest.mark.long)])
@@ -42,7 +37,7 @@ def test_no_request_breaks_the_server_or_the_description(model: Path, tmp_path: 
             check=False,
         )
         assert done.returncode == 0, done.stdout + done.stderr
-        assert f"Tested: {len(ROUTES)}\n" in done.stdout
+        assert f"Tested: {NUM_OPERATIONS}\n" in done.stdout
         assert re.search(r" ([1-9]\d+) generated, \1 passed\n", done.stdout), done.stdout
         # It is none the worse for it, and has had nothing to complain of itself.
         assert server.post("/v1/completions", {"prompt": "a", "max_tokens": 2}).status_code == 200

@@ -12,15 +12,9 @@ from pathlib import Path
 import httpx
 import pytest
 from servers import Server, cpu_seconds, descendants, left_after, serve
-from tiny_models import make_tiny
 
 SMALL = ["--dtype", "float32", "--max-model-len", "256", "--max-num-seqs", "4"]
 LONG_REQUEST = {"model": "tiny", "prompt": [5, 6, 7], "max_tokens": 240, "temperature": 0, "ignore_eos": True}
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny("LlamaForCausalLM", tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture
@@ -145,21 +139,17 @@ def stream_long(server: Server) -> Iterator[str]:
         yield from response.iter_lines()
 
 
-@pytest.mark.parametrize("during", ["start", "idle"])
-def test_killing_the_server_leaves_no_process(model: Path, during: str) -> None:
-    with serve(model, *SMALL) as server:
-        if during == "idle":
-            server.wait_until_ready()
-        else:
-            while not (descendants(server.process.pid)):
+def test_killing_the_server_leaves_no_process(model: Path) -> None:
+    """While it starts, and then, of a server that starts after that, while it is idle."""
+    for during in ("start", "idle"):
+        with serve(model, *SMALL) as server:
+            if during == "idle":
+                server.wait_until_ready()
+            while len(descendants(server.process.pid)) < 2:
                 time.sleep(0.01)
-            time.sleep(0.5)
-        pids = descendants(server.process.pid)
-        assert pids
-        server.signal(signal.SIGKILL)
-        assert left_after(pids, 2.0) == []
-    with serve(model, *SMALL) as again:
-        again.wait_until_ready()
+            pids = descendants(server.process.pid)
+            server.signal(signal.SIGKILL)
+            assert left_after(pids, 2.0) == []
 
 
 @pytest.fixture
@@ -208,7 +198,7 @@ def test_killing_the_worker_is_a_pause(server: Server) -> None:
     texts += [chunk["choices"][0]["text"] for chunk in chunks if chunk["choices"]]
     assert "".join(texts) == "".join(undisturbed)
     assert httpx.get(server.url + "/health", timeout=5).status_code == 200
-    assert "worker 0 was ended by SIGKILL" in server.output
+    assert "worker 0 was killed by SIGKILL" in server.output
     assert left_after([worker], 2.0) == []
 
 
@@ -216,8 +206,11 @@ def test_idle_costs_nothing(server: Server) -> None:
     pids = [server.process.pid, *core_and_worker(server)]
     body = {**LONG_REQUEST, "max_tokens": 5}
     assert server.post("/v1/completions", body).status_code == 200
-    time.sleep(1.5)  # the last reports and the worker's thread pool come to rest
-    before = {pid: cpu_seconds(pid) for pid in pids}
-    time.sleep(3.0)
-    used = {pid: cpu_seconds(pid) - before[pid] for pid in pids}
-    assert sum(used.values()) <= 0.05, f"CPU seconds used while idle: {used}"
+    for _ in range(6):  # the last reports and the worker's thread pool take a moment to come to rest
+        before = {pid: cpu_seconds(pid) for pid in pids}
+        time.sleep(1.0)
+        used = {pid: cpu_seconds(pid) - before[pid] for pid in pids}
+        if sum(used.values()) <= 0.015:
+            break
+    else:
+        raise AssertionError(f"CPU seconds used in a second while idle: {used}")

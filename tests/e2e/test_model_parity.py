@@ -23,11 +23,14 @@ from octavo.protocol.env import Env
 from octavo.protocol.errors import ConfigError
 from octavo.worker_proc.attention.paged import PagedCacheAttention
 from octavo.worker_proc.attention.recorded import StepBounds
-from octavo.worker_proc.batch.inputs import StepInputs
+from octavo.worker_proc.batch.inputs import GroupInputs, StepInputs
+from octavo.worker_proc.cache.groups import CacheGroup
 from octavo.worker_proc.cache.storage import KVStorage
 from octavo.worker_proc.models.base import Model
 from octavo.worker_proc.models.registry import build_model
-from octavo.worker_proc.step.forward import Forward, NativeForward, TorchForward
+from octavo.worker_proc.runners.host import Forward
+from octavo.worker_proc.runners.native.programs import NativePrograms
+from octavo.worker_proc.runners.torch.forward import TorchForward
 
 BLOCK_SIZE = 16
 NUM_BLOCKS = 64
@@ -92,45 +95,56 @@ class Runner:
 
     def __post_init__(self) -> None:
         self.forward = self._forward()
-        order = torch.randperm(NUM_BLOCKS, generator=torch.Generator().manual_seed(0))
-        self.tables = order.int().view(4, -1)
+        generator = torch.Generator().manual_seed(0)
+        self.tables = [
+            torch.randperm(NUM_BLOCKS, generator=generator).int().view(4, -1) for _ in self.model.cache_groups
+        ]
+        """Of each cache group."""
 
     def _forward(self) -> Forward:
         model = self.model
         if model.library is not None:
-            layout = CacheLayout(self.dtype, BLOCK_SIZE, model.num_kv_heads, model.head_dim)
+            layouts = [
+                CacheLayout(self.dtype, BLOCK_SIZE, group.shape.num_kv_heads, group.shape.head_dim, index)
+                for index, group in enumerate(model.cache_groups)
+            ]
             bounds = StepBounds(max_rows=300, max_context=MAX_LEN, max_logits=300, num_threads=2)
-            return NativeForward(model.library, model, layout, NUM_BLOCKS, bounds)
-        storage = KVStorage(
-            num_layers=model.num_layers,
-            num_blocks=NUM_BLOCKS,
-            block_size=BLOCK_SIZE,
-            num_kv_heads=model.num_kv_heads,
-            head_dim=model.head_dim,
-            dtype=self.dtype,
-        )
-        return TorchForward(model, PagedCacheAttention(storage, model.attention_shape))
+            return NativePrograms(model.library, model, layouts, [NUM_BLOCKS] * len(layouts), bounds)
+        storages = [
+            KVStorage(
+                num_layers=len(group.layers),
+                num_blocks=NUM_BLOCKS,
+                block_size=BLOCK_SIZE,
+                num_kv_heads=group.shape.num_kv_heads,
+                head_dim=group.shape.head_dim,
+                dtype=self.dtype,
+            )
+            for group in model.cache_groups
+        ]
+        return TorchForward(model, PagedCacheAttention(storages, model.cache_groups))
 
     def step(self, tokens: list[Tensor], parts: list[tuple[int, int, int]]) -> list[Tensor]:
         """Compute positions [start, end) of requests: (request, start, end) triples; the logits of each."""
-        slots = [
-            self.tables[request].long()[torch.arange(start, end) // BLOCK_SIZE] * BLOCK_SIZE
-            + torch.arange(start, end) % BLOCK_SIZE
-            for request, start, end in parts
-        ]
         counts = [end - start for _, start, end in parts]
         inputs = StepInputs(
             torch.cat([tokens[request][start:end] for request, start, end in parts]).numpy(),
             np.concatenate([np.arange(start, end) for _, start, end in parts]),
             np.array([0, *counts]).cumsum(),
             np.array([end for _, _, end in parts]),
-            self.tables[[request for request, _, _ in parts]].numpy(),
             np.repeat([request for request, _, _ in parts], counts),
-            torch.cat(slots).numpy(),
+            tuple(self._group(table, parts) for table in self.tables),
         )
         with torch.inference_mode():
             self.forward.run(inputs)
             return list(self.forward.logits(np.arange(sum(counts))).clone().split(counts))
+
+    def _group(self, table: Tensor, parts: list[tuple[int, int, int]]) -> GroupInputs:
+        slots = [
+            table[request].long()[torch.arange(start, end) // BLOCK_SIZE] * BLOCK_SIZE
+            + torch.arange(start, end) % BLOCK_SIZE
+            for request, start, end in parts
+        ]
+        return GroupInputs(torch.cat(slots).numpy(), table[[request for request, _, _ in parts]].numpy())
 
     def in_chunks(self, tokens: list[Tensor], request: int, ends: list[int]) -> Tensor:
         """Compute one request alone, in chunks."""
@@ -256,6 +270,24 @@ def test_an_unknown_architecture_names_the_known_ones(directories: dict[str, Pat
     with pytest.raises(ConfigError, match="MambaForCausalLM is not supported") as caught:
         build_model(_with_config(facts, facts.hf_config, architecture="MambaForCausalLM"), torch.float32)
     assert "LlamaForCausalLM" in caught.value.hint
+
+
+def test_layers_with_block_tables_of_their_own_give_the_same_bits(
+    directories: dict[str, Path], kernels: NativeLibrary | None
+) -> None:
+    path = directories["LlamaForCausalLM"]
+    tokens = prompts(facts_of(path).vocab_size)
+    parts = [(0, 0, len(tokens[0])), (1, 0, 9)]
+    model = load(path, torch.float32, kernels)
+    expected = Runner(model, torch.float32).step(tokens, parts)
+    (group,) = model.cache_groups
+    assert len(group.layers) == 2
+    model.cache_groups = tuple(CacheGroup(group.shape, (layer,)) for layer in reversed(group.layers))
+    runner = Runner(model, torch.float32)
+    assert all(map(torch.equal, runner.step(tokens, parts), expected))
+    more = runner.step(tokens, [(1, 9, len(tokens[1]))])[0]
+    model.cache_groups = (group,)
+    assert torch.equal(more, Runner(model, torch.float32).in_chunks(tokens, 1, [9, len(tokens[1])])[9:])
 
 
 @pytest.mark.parametrize("variant", ["LlamaForCausalLM", "GPT2LMHeadModel", "OPTForCausalLM"])

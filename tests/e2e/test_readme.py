@@ -6,16 +6,9 @@ import sys
 import textwrap
 from pathlib import Path
 
-import pytest
 from source_tree import ROOT
-from tiny_models import make_tiny
 
 EXAMPLES = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny("LlamaForCausalLM", tmp_path_factory.mktemp("model"))
 
 
 def run(code: str, model: Path, folder: Path) -> str:

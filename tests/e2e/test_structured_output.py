@@ -17,7 +17,6 @@ import pytest
 from json_schemas import PERSON, SCHEMAS, UNENFORCEABLE
 from pydantic import BaseModel
 from servers import Server, descendants, left_after, serve
-from tiny_models import make_tiny
 from workloads import fingerprint
 
 from octavo import LLM, AsyncClient, SamplingParams, StructuredOutputsParams
@@ -27,23 +26,6 @@ from octavo.protocol.params import OutputKind
 
 BOMB = {"type": "integer", "multipleOf": 9999999}
 FLAGS = ("--dtype", "float32", "--max-model-len", "512", "--cpu-kernels", "torch", "--served-model-name", "tiny")
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny("LlamaForCausalLM", tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(scope="module")
-def llm(model: Path) -> Iterator[LLM]:
-    with LLM(str(model), dtype="float32", max_model_len=512, max_num_seqs=16) as llm:
-        yield llm
-
-
-@pytest.fixture(scope="module")
-def server(model: Path) -> Iterator[Server]:
-    with serve(model, *FLAGS) as server:
-        yield server.wait_until_ready()
 
 
 @pytest.fixture(scope="module")
@@ -213,7 +195,7 @@ def test_others_are_served_while_a_grammar_compiles_for_too_long(llm: LLM) -> No
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=str)
-def test_a_trial_does_not_outlive_its_engine(model: Path, number: signal.Signals) -> None:
+def test_a_sandbox_does_not_outlive_its_engine(model: Path, number: signal.Signals) -> None:
     with serve(model, *FLAGS) as server:
         server.wait_until_ready()
         before = descendants(server.process.pid)
@@ -222,7 +204,7 @@ def test_a_trial_does_not_outlive_its_engine(model: Path, number: signal.Signals
         caller.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
         deadline = time.monotonic() + 20
         while len(pids := [server.process.pid, *descendants(server.process.pid)]) <= 1 + len(before):
-            assert time.monotonic() < deadline, "a trial should be running"
+            assert time.monotonic() < deadline, "a sandbox should be running"
             time.sleep(0.02)
         caller.close()
         server.signal(number)

@@ -40,18 +40,6 @@ def client(server: Server) -> openai.OpenAI:
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny("LlamaForCausalLM", tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(scope="module")
-def server(model: Path) -> Iterator[Server]:
-    flags = ("--served-model-name", "tiny", "--enable-auto-tool-choice", "--tool-call-parser", "hermes")
-    with serve(model, *FLAGS, *flags, "--trust-request-chat-template") as server:
-        yield server.wait_until_ready()
-
-
-@pytest.fixture(scope="module")
 def thinking_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A model with a token that ends its reasoning, in place of the one that ends a turn."""
     path = make_tiny("LlamaForCausalLM", tmp_path_factory.mktemp("thinking"))

@@ -257,7 +257,7 @@ def test_a_full_disk_is_a_warning_and_leaves_nothing(
     nearly = SimpleNamespace(free=1000)
     monkeypatch.setattr(packed_cache.shutil, "disk_usage", lambda path: nearly)
     load(config, library, tmp_path)
-    assert "little room" in caplog.text
+    assert "over half of the free space" in caplog.text
     assert not list((tmp_path / packed_cache.FOLDER).iterdir())
 
 

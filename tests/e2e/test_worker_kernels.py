@@ -47,4 +47,4 @@ def test_torch_is_named_in_the_log_and_binds_no_thread(tmp_path: Path, caplog: p
     config = worker_config(model, cpu_kernels="torch", cpu_binding="compact")
     assert open_kernels(config, Env.read(), silent) is None
     assert "computing with torch's operations" in caplog.text
-    assert "--cpu-binding does nothing" in caplog.text
+    assert "--cpu-binding has no effect" in caplog.text

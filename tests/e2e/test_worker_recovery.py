@@ -10,18 +10,12 @@ from typing import Any
 
 import pytest
 from servers import descendants
-from tiny_models import make_tiny
 from workloads import Ask, ask, ask_all, random_requests
 
-from octavo import AsyncClient, SamplingParams, StructuredOutputsParams
+from octavo import LLM, AsyncClient, SamplingParams, StructuredOutputsParams
 
 SETTINGS: dict[str, Any] = {"dtype": "float32", "max_model_len": 256, "max_num_seqs": 6}
 LONG = SamplingParams(max_tokens=200, seed=1, ignore_eos=True, logprobs=1)
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny("LlamaForCausalLM", tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture(autouse=True)
@@ -43,9 +37,11 @@ def storm_requests() -> list[Ask]:
 
 
 @pytest.fixture(scope="module")
-def expected(model: Path) -> list[list[Any]]:
+def expected(llm: LLM) -> list[list[Any]]:
+    """Return what the requests of the storm give on an engine whose worker lives."""
+
     async def main() -> list[list[Any]]:
-        async with AsyncClient.launch(str(model), **SETTINGS) as client:
+        async with AsyncClient.connect(llm.client.address) as client:
             return await ask_all(client, storm_requests())
 
     return asyncio.run(main())
@@ -93,8 +89,11 @@ async def strike_at_random(client: AsyncClient, number: signal.Signals, rng: ran
 
 @pytest.mark.parametrize(
     ("number", "cause", "seed"),
-    [(signal.SIGKILL, "exited", 1), (signal.SIGKILL, "exited", 2), (signal.SIGSTOP, "hung", 3)],
-    ids=["killed", "killed again", "stopped"],
+    [
+        pytest.param(signal.SIGKILL, "exited", 1, id="killed"),
+        pytest.param(signal.SIGKILL, "exited", 2, id="killed again", marks=pytest.mark.long),
+        pytest.param(signal.SIGSTOP, "hung", 3, id="stopped"),
+    ],
 )
 def test_a_storm_over_dying_workers(
     model: Path, expected: list[list[Any]], number: signal.Signals, cause: str, seed: int

@@ -11,6 +11,7 @@ from worker_plans import Driver, alone, loaded, spec, worker_config
 
 from octavo.protocol.config import ResolvedConfig
 from octavo.protocol.errors import ProtocolError
+from octavo.protocol.ids import pack_ids
 from octavo.protocol.params import SamplingSpec
 from octavo.protocol.steps import Admitted, Scheduled, StepPlan
 from octavo.worker_proc.models.base import Model
@@ -156,9 +157,9 @@ def test_released_slots_and_empty_steps(model: Model, config: ResolvedConfig) ->
     driver.step()
     driver.release(0)
     result = driver.step({})
-    assert (result.sequence, result.sampled, result.logprobs, result.prompt_logprobs) == (1, [], [], [])
+    assert (result.sequence, list(result.token_ids), result.logprobs, result.prompt_logprobs) == (1, [], [], [])
     with pytest.raises(ProtocolError, match="empty"):
-        driver.executor.execute(StepPlan(2, [], [], [], [Scheduled(0, 5, 1, True)]))
+        driver.executor.execute(StepPlan(2, [], [], [], [Scheduled(0, 5, 1, 1)]))
 
 
 def test_masks_bind_the_step_that_awaits_them(model: Model, config: ResolvedConfig) -> None:
@@ -166,17 +167,17 @@ def test_masks_bind_the_step_that_awaits_them(model: Model, config: ResolvedConf
     driver = Driver(model, config)
     words = bytearray(4 * -(-config.model.vocab_size // 32))
     words[9 // 8] |= 1 << 9 % 8
-    admitted = [Admitted(slot, f"r{slot}", prompt(5), 5, [slot], spec(logprobs=0)) for slot in (0, 1)]
-    step = StepPlan(0, [], admitted, [], [Scheduled(slot, 0, 5, True) for slot in (0, 1)], awaits_masks=True)
-    result = driver.executor.execute(step, lambda: [(1, bytes(words))])
-    assert result.sampled == [free.outputs[0], 9]
+    admitted = [Admitted(slot, f"r{slot}", pack_ids(prompt(5)), 5, [[slot]], spec(logprobs=0)) for slot in (0, 1)]
+    step = StepPlan(0, [], admitted, [], [Scheduled(slot, 0, 5, 1) for slot in (0, 1)], awaits_masks=True)
+    result = driver.executor.execute(step, lambda: [(1, 0, bytes(words))])
+    assert list(result.token_ids) == [free.outputs[0], 9]
     assert result.logprobs[0] == free.logprobs[0]
-    again = StepPlan(1, [], [], [], [Scheduled(0, 5, 1, True), Scheduled(1, 5, 1, True)])
-    assert driver.executor.execute(again).sampled[1] != 9, "nothing awaits a mask, so there is none"
+    again = StepPlan(1, [], [], [], [Scheduled(0, 5, 1, 1), Scheduled(1, 5, 1, 1)])
+    assert driver.executor.execute(again).token_ids[1] != 9, "nothing awaits a mask, so there is none"
     for wrong, message in ((2, "slot 2, which is empty"), (0, "a mask of 4 bytes")):
-        step = StepPlan(2, [], [], [], [Scheduled(0, 6, 1, True)], awaits_masks=True)
+        step = StepPlan(2, [], [], [], [Scheduled(0, 6, 1, 1)], awaits_masks=True)
         with pytest.raises(ProtocolError, match=message):
-            driver.executor.execute(step, lambda slot=wrong: [(slot, b"\0" * 4)])
+            driver.executor.execute(step, lambda slot=wrong: [(slot, 0, b"\0" * 4)])
 
 
 def test_logprobs_are_of_the_unmodified_logits(model: Model, config: ResolvedConfig) -> None:

@@ -6,7 +6,7 @@ from kernel_checks import assert_close, random
 from triton_interpreter import IS_INTERPRETING
 
 from octavo.kernels.linear import cases, gpu, reference
-from octavo.worker_proc.pipeline.sizes import GraphSizes
+from octavo.worker_proc.runners.cuda_graphs.sizes import GraphSizes
 
 
 def weight_of(shape: tuple[int, int], dtype: torch.dtype, seed: int) -> tuple[torch.Tensor, torch.Tensor]:

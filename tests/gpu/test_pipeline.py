@@ -4,6 +4,8 @@ On a GPU with its own stream. In the interpreter with a stream that records grap
 wrong without a word (tests/support/fake_stream.py), and with products that are torch's, row by row.
 """
 
+# long: the fixtures compile kernels and are shared by every test
+
 import gc
 import importlib
 import pkgutil
@@ -15,28 +17,39 @@ import msgspec
 import pytest
 import torch
 from fake_device import MeasuredDevice, RowByRow, converse, one_by_one
-from fake_stream import FakeMark, FakeStream
+from fake_stream import FakeEvent, FakeStream
 from pipeline_driver import PipelineDriver
 from tiny_models import VOCAB_SIZE, make_tiny
 from triton_interpreter import IS_INTERPRETING
 from worker_plans import Running, alone, loaded, spec, worker_config
 
-from octavo import kernels
+from octavo import BatchUpdate, LogitsProcessor, kernels
 from octavo.kernels import dispatch, rope_store_kv
 from octavo.kernels.linear import gpu as linear_gpu
 from octavo.kernels.paged_attention import gpu, gpu_plan
 from octavo.kernels.token_mask import pack_mask
 from octavo.protocol.channel import Publisher, ResultPull
 from octavo.protocol.config import ResolvedConfig
+from octavo.protocol.ids import pack_ids
 from octavo.protocol.params import SamplingSpec
-from octavo.protocol.steps import NO_TOKEN, Admitted, AllocateCache, CacheReady, Scheduled, StepPlan, TokenMasks
+from octavo.protocol.steps import (
+    NO_TOKEN,
+    Admitted,
+    AllocateCache,
+    CacheReady,
+    Scheduled,
+    StepFault,
+    StepPlan,
+    TokenMask,
+    TokenMasks,
+)
 from octavo.worker_proc.device.cuda import CudaDevice
 from octavo.worker_proc.device.cuda_stream import CudaStream
 from octavo.worker_proc.device.stream import Stream
+from octavo.worker_proc.executor.open import open_executor
 from octavo.worker_proc.models.base import Model
-from octavo.worker_proc.pipeline import build
-from octavo.worker_proc.pipeline.build import build_pipeline
-from octavo.worker_proc.pipeline.measure import measure_pipeline
+from octavo.worker_proc.runners.cuda_graphs import open as opening
+from octavo.worker_proc.sampling.processors import ProcessorFactory, Processors
 from octavo.worker_proc.weights.load import load_model
 
 # What a step is filled up with reads cache that nobody has written, which holds NaN here.
@@ -87,7 +100,7 @@ def expected(directory: Path) -> dict[str, Running]:
 
 
 @pytest.fixture(scope="module")
-def _kernels_of_gpus(expected: dict[str, Running]) -> Iterator[None]:
+def _kernels_of_gpus(followed_on_cpu: object, expected: dict[str, Running]) -> Iterator[None]:
     """In the interpreter the tensors of the CPU go to the kernels of GPUs, from here on."""
     patch = pytest.MonkeyPatch()
     if IS_INTERPRETING:
@@ -122,13 +135,19 @@ def new_stream(device: torch.device) -> Stream:
     return CudaStream(device)
 
 
-def driver(model: Model, config: ResolvedConfig, stream: Stream) -> PipelineDriver:
+def driver(
+    model: Model, config: ResolvedConfig, stream: Stream | None, processors: Processors | None = None
+) -> PipelineDriver:
     with torch.inference_mode():
         return PipelineDriver(
-            lambda deliver: (
-                build_pipeline(
-                    model, config, stream, deliver, num_blocks=NUM_BLOCKS, max_model_len=config.max_model_len
-                ).executor
+            lambda deliver: open_executor(
+                model,
+                config,
+                stream,
+                deliver,
+                num_blocks=[NUM_BLOCKS],
+                max_model_len=config.max_model_len,
+                processors=processors,
             ),
             num_blocks=NUM_BLOCKS,
             block_size=config.block_size,
@@ -159,6 +178,63 @@ def test_the_tokens_of_the_cpu(
         for name, request in requests.items():
             assert_equal(request, expected[name])
         core.executor.close()
+
+
+class Follow(LogitsProcessor):
+    """Favours the token after the last one, twice as much after every output; fails where it is told to."""
+
+    def __init__(self, config: object, device: object, is_pin_memory: bool) -> None:
+        self.outputs: dict[int, tuple[dict[str, int], list[int]]] = {}
+
+    def is_argmax_invariant(self) -> bool:
+        return False
+
+    def update_state(self, batch_update: BatchUpdate | None) -> None:
+        if batch_update is not None:
+            assert not batch_update.removed and not batch_update.moved
+            self.outputs.update({index: (p.extra_args or {}, out) for index, p, _, out in batch_update.added})
+
+    def apply(self, logits: torch.Tensor) -> torch.Tensor:
+        for index, (arguments, output) in self.outputs.items():
+            if len(output) == arguments.get("fails_at"):
+                raise ValueError("as it was told")
+            if output and arguments:
+                logits[index, output[-1] + 1] += 2.0 ** len(output)
+        return logits
+
+
+FOLLOWED = [
+    spec(extra_args={"follow": 1}, logprobs=2, logprobs_mode="processed_logprobs"),
+    spec(temperature=0.8, seed=3, extra_args={"fails_at": 2}),
+    spec(temperature=0.8, seed=4, frequency_penalty=0.5, extra_args={"follow": 1}, logprobs=1),
+]
+
+
+def followed(model: Model, config: ResolvedConfig, stream: Stream | None) -> tuple[list[Running], list[StepFault]]:
+    """Run requests with a logits processor; returns them, and which of them failed."""
+    factory = ProcessorFactory("follow", lambda: Follow(None, None, False), Follow.validate_params)
+    core = driver(model, config, stream, Processors([factory]))
+    requests = [core.admit(slot, prompt(4 + slot), sampling) for slot, sampling in enumerate(FOLLOWED)]
+    core.run(5)
+    core.executor.close()
+    assert [result.token_ids[1] for result in core.results[2:]] == [NO_TOKEN] * 3
+    return requests, [fault for result in core.results for fault in result.faults]
+
+
+@pytest.fixture(scope="module")
+def followed_on_cpu(directory: Path) -> tuple[list[Running], list[StepFault]]:
+    on_cpu = worker_config(directory, **SETTINGS)
+    return followed(loaded(on_cpu), on_cpu, None)
+
+
+def test_logits_processors_see_the_tokens_before_and_the_tokens_are_those_of_the_cpu(
+    model: Model, config: ResolvedConfig, stream: Stream, followed_on_cpu: tuple[list[Running], list[StepFault]]
+) -> None:
+    found, faults = followed(model, config, stream)
+    for request, wanted in zip(found[::2], followed_on_cpu[0][::2], strict=True):
+        assert_equal(request, wanted)
+    assert found[0].outputs[4] == found[0].outputs[3] + 1, "the processor knew every token"
+    assert faults == followed_on_cpu[1] == [StepFault(1, "a logits processor raised ValueError: as it was told")]
 
 
 def test_the_same_bits_in_chunks_in_company_and_through_graphs(
@@ -209,11 +285,11 @@ def test_masks_bind_one_draw_and_are_waited_for_after_the_results_before(
     core.begin()
     words = pack_mask([9], config.model.vocab_size).numpy().tobytes()
 
-    def take_masks() -> list[tuple[int, bytes]]:
+    def receive_masks() -> list[TokenMask]:
         assert len(bound.outputs) == 1, "masks are made of the tokens before"
-        return [(1, words)]
+        return [(1, 0, words)]
 
-    core.begin(masks=take_masks)
+    core.begin(masks=receive_masks)
     core.run(1)
     core.executor.close()
     assert bound.outputs[0] == free.outputs[0]
@@ -252,7 +328,7 @@ def test_a_request_whose_logits_are_no_numbers_fails_alone(
             embedding_VD[5] = row_D
     core.run(1)  # of the failed one too: its next step was planned already
     core.executor.close()
-    assert core.results[0].sampled == [expected["penalized"].outputs[0], NO_TOKEN]
+    assert core.results[0].token_ids.tolist() == [expected["penalized"].outputs[0], NO_TOKEN]
     assert core.results[0].logprobs[1] is None
     assert fine.outputs == expected["penalized"].outputs[:2]
     assert poisoned.outputs[0] == 0
@@ -276,7 +352,7 @@ def test_two_steps_are_in_flight_and_graphs_read_what_stays(
     assert stream.num_uploads == num_uploads + 3
     assert stream.num_replays == num_replays + 2 * 3
     core.executor.drain()
-    core.executor.rest(lambda wait_ms: False)
+    core.executor.on_idle(lambda wait_ms: False)
     assert len(stream.graphs) == 2 * 3  # of 1, 4 and 2 requests
     gc.collect()
     there = {tensor.untyped_storage().data_ptr() for tensor in gc.get_objects() if isinstance(tensor, torch.Tensor)}
@@ -290,11 +366,11 @@ def test_two_steps_are_in_flight_and_graphs_read_what_stays(
 def test_decodes_with_more_keys_than_attention_has_memory_for_have_no_graph_and_the_same_bits(
     model: Model, config: ResolvedConfig, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (gpu_plan, gpu, build):
+    for module in (gpu_plan, gpu, opening):
         monkeypatch.setattr(module, "SEGMENT", 16)
     found = []
     for num_bytes in (2**28, 0):
-        monkeypatch.setattr(build, "MAX_PARTIAL_BYTES", num_bytes)
+        monkeypatch.setattr(opening, "MAX_PARTIAL_BYTES", num_bytes)
         stream = new_stream(device)
         core = driver(model, config, stream)
         request = core.admit(0, prompt(15), spec(temperature=1.0, seed=3, logprobs=1))
@@ -310,7 +386,7 @@ def test_memory_is_measured_by_the_largest_steps_and_two_graphs(
     model: Model, config: ResolvedConfig, stream: Stream
 ) -> None:
     small = msgspec.structs.replace(config, max_num_batched_tokens=10, max_model_len=8)
-    measured = measure_pipeline(model, MeasuredDevice(), stream, small)
+    measured = opening.measure(model, MeasuredDevice(stream), small)
     cache_bytes = 4 * 2 * 4 * 2 * 16 * 4  # blocks; keys and values; tokens, heads, dimensions, float32
     assert measured.activation_bytes == 10**6 - cache_bytes
     assert measured.graph_bytes == 100 + 2 * 10  # of 4, of 2 and of 1 request
@@ -322,20 +398,20 @@ def test_a_worker_goes_on_while_its_device_computes(model: Model, config: Resolv
     heard = []
 
     def talk(commands: Publisher, replies: ResultPull) -> None:
-        commands.send(AllocateCache(0, NUM_BLOCKS, 64))
+        commands.send(AllocateCache(0, [NUM_BLOCKS], 64))
         heard.append(replies.receive(10.0))
-        admitted = [Admitted(0, "", prompt(5), 5, [3, 1], spec())]
-        commands.send(StepPlan(1, [], admitted, [], [Scheduled(0, 0, 5, True)]))
-        commands.send(StepPlan(2, [], [], [], [Scheduled(0, 5, 1, True)]))
+        admitted = [Admitted(0, "", pack_ids(prompt(5)), 5, [[3, 1]], spec())]
+        commands.send(StepPlan(1, [], admitted, [], [Scheduled(0, 0, 5, 1)]))
+        commands.send(StepPlan(2, [], [], [], [Scheduled(0, 5, 1, 1)]))
         heard.extend(replies.receive(30.0) for _ in range(2))
-        commands.send(StepPlan(3, [], [], [], [Scheduled(0, 6, 1, True)], awaits_masks=True))
-        commands.send(TokenMasks(4, [(0, pack_mask([9], config.model.vocab_size).numpy().tobytes())]))
+        commands.send(StepPlan(3, [], [], [], [Scheduled(0, 6, 1, 1)], awaits_masks=True))
+        commands.send(TokenMasks.pack(4, [(0, 0, pack_mask([9], config.model.vocab_size).numpy().tobytes())]))
         heard.append(replies.receive(30.0))
 
     converse(model, config, tmp_path, talk)
     assert heard[0] == CacheReady(0, 0)
     assert [result.sequence for result in heard[1:]] == [1, 2, 3]
-    assert heard[3].sampled == [9]
+    assert heard[3].token_ids.tolist() == [9]
     assert all(result.elapsed_s > 0 for result in heard[1:])
 
 
@@ -346,17 +422,17 @@ def test_a_device_that_fails_while_a_step_is_on_it_ends_its_worker_with_the_caus
     """Nobody asks the device anything but the thread that waits for it."""
     heard = []
 
-    def fail(mark: FakeMark) -> bool:
+    def fail(event: FakeEvent) -> bool:
         raise RuntimeError("an illegal memory access")
 
     def talk(commands: Publisher, replies: ResultPull) -> None:
-        commands.send(AllocateCache(0, NUM_BLOCKS, 64))
+        commands.send(AllocateCache(0, [NUM_BLOCKS], 64))
         heard.append(replies.receive(10.0))
         commands.send(StepPlan(1, [], [], [], []))
         heard.append(replies.receive(10.0))
 
-    monkeypatch.setattr(FakeMark, "wait", fail)
-    monkeypatch.setattr(FakeMark, "is_done", fail)
+    monkeypatch.setattr(FakeEvent, "wait", fail)
+    monkeypatch.setattr(FakeEvent, "is_done", fail)
     eager = msgspec.structs.replace(config, max_graph_size=0)
     with pytest.raises(RuntimeError, match="an illegal memory access"):
         converse(model, eager, tmp_path, talk)
@@ -374,9 +450,9 @@ def test_the_stream_of_a_gpu(device: torch.device) -> None:
     stream.upload(numbers.view(torch.uint8), buffer)
     for _ in range(3):
         graph.replay()
-    found, mark = stream.download(numbers), stream.mark()
-    mark.wait()
-    assert mark.is_done()
+    found, event = stream.download(numbers), stream.record_event()
+    event.wait()
+    assert event.is_done()
     assert found.tolist() == [3, 4, 5, 6]
 
 

@@ -1,93 +1,56 @@
-"""`sample_rows` on a GPU: the reference's tokens, rows that do not know of each other, and counts kept up to date."""
+"""`sample_rows` on a GPU: the reference's tokens, rows that do not know of each other, and counts kept up to date.
 
-import math
+The cases are those of `tests/kernels/test_sample.py`.
+"""
 
 import pytest
 import torch
+from sampled_cases import POSITION, expected_of, logits_of, table_of
 from triton_interpreter import IS_INTERPRETING
 
-from octavo.kernels.sample import RequestTable, cases, gpu, reference
-from octavo.kernels.token_mask import pack_mask
+from octavo.kernels.sample import cases, gpu
 
-REQUESTS = cases.REQUESTS[::5] if IS_INTERPRETING else cases.REQUESTS
-"""In the interpreter, which is slow, every change of logits and every way to draw, but not every pair of them."""
-
-
-def table_of(requests: list[cases.Request], vocab_size: int, device: torch.device) -> RequestTable:
-    """Return a table with one request in each row."""
-    table = RequestTable.allocate(
-        len(requests), vocab_size, max_biases=4, max_withheld=3, max_bad=5, max_seen=8, device=torch.device("cpu")
-    )
-
-    def fill(slot: int, ids: torch.Tensor, num_ids: torch.Tensor, values: list[int]) -> None:
-        ids[slot, : len(values)] = torch.tensor(values, dtype=torch.int32)
-        num_ids[slot] = len(values)
-
-    for slot, request in enumerate(requests):
-        table.temperature_S[slot] = request.temperature
-        table.seed_S[slot] = request.seed - 2**64 if request.seed >= 2**63 else request.seed
-        table.top_k_S[slot], table.top_p_S[slot] = request.top_k, request.top_p
-        table.log_min_p_S[slot] = math.log(request.min_p) if request.min_p else -math.inf
-        fill(slot, table.bias_ids_SB, table.num_biases_S, list(request.bias))
-        table.bias_values_SB[slot, : len(request.bias)] = torch.tensor(list(request.bias.values()))
-        fill(slot, table.withheld_ids_SE, table.num_withheld_S, request.withheld)
-        table.min_tokens_S[slot] = request.min_tokens
-        fill(slot, table.bad_ids_SX, table.num_bad_S, request.bad)
-        fill(slot, table.seen_ids_SL, table.num_seen_S, list(request.seen))
-        table.output_counts_SL[slot, : len(request.seen)] = torch.tensor(list(request.seen.values()), dtype=torch.int32)
-        table.has_penalties_S[slot] = bool(request.seen)
-        names = ("repetition", "frequency", "presence")
-        table.penalties_S3[slot] = torch.tensor([request.penalties[name] for name in names])
-        if request.allowed is not None:
-            table.has_mask_S[slot] = 1
-            table.allowed_SW[slot] = pack_mask(request.allowed, vocab_size)
-    return RequestTable(**{name: getattr(table, name).to(device) for name in RequestTable.__slots__})
+VOCAB_SIZES = [151] if IS_INTERPRETING else cases.VOCAB_SIZES
+NUM_ROWS = len(cases.REQUESTS)
 
 
-def rows_of(vocab_size: int, spread: float, seed: int) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(vocab_size + seed)
-    return spread * torch.randn(len(REQUESTS), vocab_size, generator=generator)
-
-
-@pytest.mark.parametrize("spread", [0.3, 4.0])
-@pytest.mark.parametrize("vocab_size", cases.VOCAB_SIZES[:3:2] if IS_INTERPRETING else cases.VOCAB_SIZES)
-def test_equals_reference(device: torch.device, seed: int, vocab_size: int, spread: float) -> None:
-    rows = rows_of(vocab_size, spread, seed)
-    positions = torch.arange(100, 100 + len(REQUESTS))
-    num_outputs = torch.arange(len(REQUESTS)) % 5
+@pytest.mark.parametrize("vocab_size", VOCAB_SIZES)
+def test_equals_reference(device: torch.device, seed: int, vocab_size: int) -> None:
+    rows = logits_of(cases.REQUESTS, vocab_size, seed)
     logits = rows.to(device)
     drawn = gpu.sample_rows(
         logits,
-        table_of(REQUESTS, vocab_size, device),
-        torch.arange(len(REQUESTS), device=device),
-        positions.to(device),
-        num_outputs.to(device),
+        table_of(cases.REQUESTS, vocab_size, device),
+        torch.arange(NUM_ROWS, device=device),
+        torch.arange(POSITION, POSITION + NUM_ROWS, device=device),
+        torch.tensor([request.num_outputs for request in cases.REQUESTS], device=device),
         largest=cases.LARGEST,
-    )
-    assert torch.equal(logits.cpu(), rows)
-    assert drawn.tolist() == [
-        reference.sample(row, request, position=position, num_outputs=count)
-        for row, request, position, count in zip(rows, REQUESTS, positions.tolist(), num_outputs.tolist(), strict=True)
-    ]
+    ).tolist()
+    expected = expected_of(rows, cases.REQUESTS)
+    wrong = [index for index, tokens in enumerate(zip(drawn, expected, strict=True)) if tokens[0] != tokens[1]]
+    assert not wrong, [cases.REQUESTS[index] for index in wrong]
+    assert torch.equal(logits.cpu(), rows), "logits are left as they are"
 
 
 def test_a_token_does_not_depend_on_the_other_rows(device: torch.device, seed: int) -> None:
-    rows, table = rows_of(151, 2.0, seed).to(device), table_of(REQUESTS, 151, device)
-    slots = torch.arange(len(REQUESTS), device=device)
+    requests = cases.REQUESTS[::4]
+    rows, table = logits_of(requests, 151, seed).to(device), table_of(requests, 151, device)
+    slots = torch.arange(len(requests), device=device)
     sevens = torch.full_like(slots, 7)
     together = gpu.sample_rows(rows, table, slots, sevens, sevens, largest=cases.LARGEST)
     backwards = gpu.sample_rows(rows.flip(0), table, slots.flip(0), sevens, sevens, largest=cases.LARGEST)
     assert torch.equal(backwards.flip(0), together)
-    for row in range(0, len(REQUESTS), 7):
+    for row in range(0, len(requests), 7):
         alone = gpu.sample_rows(rows[row : row + 1], table, slots[row : row + 1], sevens[:1], sevens[:1], largest=1e30)
         assert alone[0] == together[row]
 
 
-def test_rows_that_are_no_numbers_have_no_token(device: torch.device) -> None:
+@pytest.mark.parametrize("num_bad", [1, 64])
+def test_rows_that_are_no_numbers_have_no_token(device: torch.device, num_bad: int) -> None:
     request = cases.Request(temperature=0.7, top_p=0.9, seen={3: 1})
     table = table_of([request] * 3, 64, device)
     rows = torch.zeros(3, 64, device=device)
-    rows[1, 63], rows[2, 3] = torch.nan, torch.nan
+    rows[1, 64 - num_bad :], rows[2, :num_bad] = torch.nan, torch.nan
     slots = torch.arange(3, device=device)
     drawn = gpu.sample_rows(rows, table, slots, slots, slots, largest=cases.LARGEST).tolist()
     assert 0 <= drawn[0] < 64

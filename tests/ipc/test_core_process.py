@@ -26,8 +26,9 @@ from octavo.protocol.events import (
     StatsReport,
     Tokens,
 )
+from octavo.protocol.ids import pack_ids
 from octavo.protocol.lifecycle import EXIT_STARTUP_FAILED
-from octavo.protocol.params import SamplingSpec
+from octavo.protocol.params import PoolingSpec, SamplingSpec
 from octavo.protocol.pulse import PulseReader
 from octavo.protocol.requests import Abort, Call, Connect, GetStats, ResetPrefixCache, StartProfile, StopProfile, Submit
 from octavo.protocol.stats import EngineStats
@@ -101,7 +102,7 @@ def test_a_trace_that_a_rank_cannot_write_is_told_and_nothing_else_ends(tmp_path
 def test_an_adapter_that_is_not_there_is_refused(core: CoreUnderTest):
     with SocketClient(core.address) as client:
         client.connect()
-        client.send(Submit("r", PROMPT, SamplingSpec(max_tokens=1, seed=0), adapter="sql"))
+        client.send(Submit("r", pack_ids(PROMPT), SamplingSpec(max_tokens=1, seed=0), adapter="sql"))
         client.finish("r")
         end = client.request_events("r")[-1]
         assert (end.kind, end.param) == (FailureKind.INVALID, "adapter")
@@ -114,6 +115,17 @@ def test_another_protocol_version_is_refused(core: CoreUnderTest):
         assert "99" in refused.message
 
 
+def test_a_request_for_a_vector_is_refused_and_others_go_on(core: CoreUnderTest):
+    with SocketClient(core.address) as client:
+        client.connect()
+        client.send(Submit("vector", pack_ids(PROMPT), PoolingSpec("embed")))
+        client.submit("r", PROMPT)
+        client.finish("vector", "r")
+        (failed,) = client.request_events("vector")
+        assert (failed.kind, failed.param) == (FailureKind.INVALID, "task")
+        assert isinstance(client.request_events("r")[-1], Finished)
+
+
 def test_a_request_before_connect_is_refused(core: CoreUnderTest):
     with SocketClient(core.address) as client:
         client.submit("r", PROMPT)
@@ -123,7 +135,7 @@ def test_a_request_before_connect_is_refused(core: CoreUnderTest):
 def test_a_malformed_request_that_has_a_name_is_answered(core: CoreUnderTest):
     with SocketClient(core.address) as client:
         client.connect()
-        frame = request_codec().encode(Submit("bad", PROMPT, SamplingSpec(max_tokens=4, seed=0)))
+        (frame,) = request_codec().encode(Submit("bad", pack_ids(PROMPT), SamplingSpec(max_tokens=4, seed=0)))
         client.send_frames(frame[:-5])
         client.send_frames(frame.replace(b"bad", b"odd") + b"\x00")
         client.send_frames(b"\x01" + msgspec.msgpack.encode(["submit", "ugly", "no list", None]))

@@ -71,7 +71,7 @@ def connect(context: zmq.Context, address: str, keys: ClientKeys | None) -> zmq.
     _opened.append(dealer)
     prepare_connection(dealer, address, keys)
     dealer.connect(address)
-    dealer.send(request_codec().encode(Abort(["a"])))
+    dealer.send_multipart(request_codec().encode(Abort(["a"])))
     return dealer
 
 
@@ -160,7 +160,7 @@ def test_files_that_are_no_keys(folder: Path) -> None:
 
 def test_new_keys_replace_no_old_ones(folder: Path) -> None:
     before = (folder / "engine.key_secret").read_bytes()
-    with pytest.raises(ConfigError, match="is there already"):
+    with pytest.raises(ConfigError, match="already exists"):
         write_pair(folder, "engine")
     assert (folder / "engine.key_secret").read_bytes() == before
     assert (folder / "engine.key_secret").stat().st_mode & 0o777 == 0o600
@@ -176,5 +176,5 @@ def test_an_address_that_is_taken_is_a_clear_error(context: zmq.Context, folder:
 def test_a_client_names_both_keys_or_none() -> None:
     assert read_client_keys(None, None) is None
     for files in (("x", None), (None, "x")):
-        with pytest.raises(ConfigError, match="belong together"):
+        with pytest.raises(ConfigError, match="given together"):
             read_client_keys(*files)

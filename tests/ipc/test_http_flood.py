@@ -10,7 +10,8 @@ from http_client import application, listening
 from octavo.frontend.http import acceptor, server
 from octavo.frontend.http.acceptor import is_probe
 
-POST = b'POST /tokenize HTTP/1.1\r\nhost: a\r\nconnection: close\r\ncontent-length: 17\r\n\r\n{"prompt": "abc"}'
+POST = b"POST /tokenize HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\nconnection: close\r\n"
+POST += b'content-length: 17\r\n\r\n{"prompt": "abc"}'
 PROBE = b"GET /health HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n"
 NUM_CALLERS = 400
 

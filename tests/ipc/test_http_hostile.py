@@ -12,7 +12,7 @@ from http_client import application, listening, until
 from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
-from octavo.frontend.http import connection, server
+from octavo.frontend.http import http_protocol, server
 from octavo.protocol.config import ServerConfig
 
 HEALTH = b"GET /health HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n"
@@ -154,7 +154,7 @@ def test_a_request_cut_anywhere_is_no_request() -> None:
 
 
 def test_a_caller_that_never_reads_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "UNREAD_S", 0.3)
+    monkeypatch.setattr(http_protocol, "UNREAD_S", 0.3)
     client = FakeClient("x" * 200)
     body = {"model": MODEL, "prompt": "a", "stream": True, "max_tokens": 200, "logprobs": 5, "n": 500}
     body["temperature"] = 1.0
@@ -173,17 +173,17 @@ def test_a_caller_that_never_reads_is_let_go(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_the_rest_of_an_answer_that_is_never_read_does_not_keep_its_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     """Less waits than makes the server pause, and closing a connection waits for what waits."""
-    monkeypatch.setattr(connection, "UNREAD_S", 0.3)
+    monkeypatch.setattr(http_protocol, "UNREAD_S", 0.3)
     monkeypatch.setattr(server, "KEEP_ALIVE_S", 0.1)
 
     transports: list[asyncio.Transport] = []
 
-    class Known(connection.Connection):
+    class Known(http_protocol.HttpProtocol):
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             transports.append(transport)
             super().connection_made(transport)
 
-    monkeypatch.setattr(server, "Connection", Known)
+    monkeypatch.setattr(server, "HttpProtocol", Known)
 
     async def main() -> None:
         async with listening(application(FakeClient("Hi"))) as path:
@@ -204,7 +204,7 @@ def test_the_rest_of_an_answer_that_is_never_read_does_not_keep_its_connection(m
 
 
 def test_a_caller_that_reads_slowly_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "UNREAD_S", 1.0)
+    monkeypatch.setattr(http_protocol, "UNREAD_S", 1.0)
     client = FakeClient("x" * 40)
     body = {"model": MODEL, "prompt": "a", "stream": True, "max_tokens": 40, "logprobs": 5, "n": 100}
     body["temperature"] = 1.0

@@ -70,7 +70,9 @@ def test_several_processes_share_a_port_that_nobody_else_can_have(anywhere: Serv
     listen(ServerConfig(port=port, api_server_count=2)).close()
 
 
-@pytest.mark.parametrize(("host", "reason"), [("192.0.2.1", "no address of this machine"), ("no host", "cannot be")])
+@pytest.mark.parametrize(
+    ("host", "reason"), [("192.0.2.1", "not an address of this machine"), ("no host", "cannot be")]
+)
 def test_hosts_that_cannot_be_bound(host: str, reason: str) -> None:
     with pytest.raises(StartupError, match=reason):
         listen(ServerConfig(host=host, port=0))
@@ -161,7 +163,7 @@ def test_second_signal_or_the_end_of_patience_aborts(num_signals: int) -> None:
     async def abort() -> httpx.Response:
         client = FakeClient()
         client.pause_after = 2
-        # Patience is what ends the wait after one signal, and long enough to hang after two.
+        # ReconnectPolicy is what ends the wait after one signal, and long enough to hang after two.
         config = ServerConfig(port=0, shutdown_timeout=0.1 if num_signals == 1 else 3600)
         async with running(client, config) as (server, http):
             asking = asyncio.create_task(http.post(PATH, json=ASK))
@@ -210,7 +212,7 @@ def test_idle_connections_are_closed_and_busy_ones_are_not(
 
 
 def test_what_does_not_end_after_an_abort_is_cut_off(anywhere: ServerConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_module, "LAST_WORDS_S", 0.1)
+    monkeypatch.setattr(server_module, "FINAL_RESPONSE_S", 0.1)
     client = FakeClient()
     client.pause_after = 2
     monkeypatch.setattr(client, "abort_all", lambda: None)

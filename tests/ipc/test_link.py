@@ -1,34 +1,24 @@
 """The frontend's socket to the core, against a core made of a bare ROUTER."""
 
 import asyncio
-import socket
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import msgspec
 import pytest
-import zmq
-import zmq.asyncio
+from core_links import EPOCH, SUBMIT, FakeCore, run, take
 
-from octavo.frontend.connection import connect_to_core
 from octavo.frontend.link import CoreLink
-from octavo.frontend.request_stream import RequestStream
 from octavo.protocol.channel import MAX_FRAME_BYTES
-from octavo.protocol.codec import event_codec, request_codec
 from octavo.protocol.errors import (
     EngineDeadError,
     InvalidRequestError,
     OverloadedError,
     RequestFailedError,
-    StartupError,
 )
 from octavo.protocol.events import (
     BoolResult,
     CallFailed,
     EngineDying,
-    EngineFacts,
-    Event,
-    Events,
     Failed,
     FailureKind,
     Finished,
@@ -37,63 +27,9 @@ from octavo.protocol.events import (
     Reply,
     StatsReport,
     Tokens,
-    Welcome,
 )
-from octavo.protocol.params import SamplingSpec
-from octavo.protocol.requests import Abort, Call, Connect, Request, ResetPrefixCache, Submit
+from octavo.protocol.requests import Abort, Call, ResetPrefixCache
 from octavo.protocol.stats import EngineStats
-
-EPOCH = 5
-FACTS = EngineFacts(EPOCH, "path", ["name"], 100, 50, 16, 10, 8, 20, "float32", "cpu", b"")
-SUBMIT = Submit("r", [1, 2], SamplingSpec(max_tokens=4, seed=0))
-
-
-class FakeCore:
-    """Answers nothing by itself but `Connect`."""
-
-    def __init__(self, context: zmq.asyncio.Context, address: str) -> None:
-        self.socket = context.socket(zmq.ROUTER)
-        self.socket.bind(address)
-        self.peer = b""
-
-    async def receive(self) -> Request:
-        self.peer, frame = await asyncio.wait_for(self.socket.recv_multipart(), 10)
-        return request_codec().decode(frame)
-
-    async def send(self, event: Event) -> None:
-        await self.socket.send_multipart([self.peer, event_codec().encode(event)])
-
-    async def events(self, *events: object, epoch: int = EPOCH) -> None:
-        await self.send(Events(epoch, list(events)))
-
-
-def run(tmp_path: Path, scenario: Callable[[FakeCore, CoreLink], Awaitable[None]], answer: Event | None = None) -> None:
-    """Connect a link to a fake core and play a scenario."""
-
-    async def main() -> None:
-        context, own = zmq.asyncio.Context(), zmq.Context()
-        core = FakeCore(context, f"ipc://{tmp_path}/core")
-        connecting = asyncio.create_task(CoreLink.connect(own, f"ipc://{tmp_path}/core", 10))
-        try:
-            assert isinstance(await core.receive(), Connect)
-            await core.send(answer or Welcome(FACTS))
-            link = await connecting
-            try:
-                await asyncio.wait_for(scenario(core, link), 20)
-            finally:
-                await link.close()
-        finally:
-            core.socket.close(linger=0)
-            context.term()
-            own.term()
-
-    asyncio.run(main())
-
-
-async def take(stream: RequestStream, arrived: asyncio.Event) -> list:
-    await asyncio.wait_for(arrived.wait(), 10)
-    arrived.clear()
-    return stream.take()
 
 
 def test_a_request_and_its_events(tmp_path: Path) -> None:
@@ -291,130 +227,8 @@ def test_a_dying_core_names_the_cause(tmp_path: Path) -> None:
         arrived = asyncio.Event()
         stream = link.submit(SUBMIT, arrived)
         await core.receive()
-        await core.send(EngineDying("worker 0 was ended by SIGKILL"))
+        await core.send(EngineDying("worker 0 was killed by SIGKILL"))
         with pytest.raises(EngineDeadError, match="SIGKILL"):
             await take(stream, arrived)
 
     run(tmp_path, scenario)
-
-
-def test_another_protocol_version_is_refused(tmp_path: Path) -> None:
-    async def scenario(core: FakeCore, link: CoreLink) -> None:
-        raise AssertionError("connected")
-
-    with pytest.raises(StartupError, match="version 9"):
-        run(tmp_path, scenario, answer=Refused("this engine speaks version 9"))
-
-
-def test_an_engine_that_still_loads_is_told_from_none(tmp_path: Path) -> None:
-    async def main() -> None:
-        context = zmq.Context()
-        # A core binds its sockets at once, and reads them when it is ready.
-        loading = context.socket(zmq.ROUTER)
-        loading.bind(f"ipc://{tmp_path}/core")
-        try:
-            with pytest.raises(StartupError, match="is not ready: it still loads"):
-                await CoreLink.connect(context, f"ipc://{tmp_path}/core", timeout_s=0.5)
-        finally:
-            loading.close(linger=0)
-            context.term()
-
-    asyncio.run(main())
-
-
-def test_nobody_answers(tmp_path: Path) -> None:
-    async def main() -> None:
-        context = zmq.Context()
-        try:
-            with pytest.raises(StartupError, match="no engine answers"):
-                await CoreLink.connect(context, f"ipc://{tmp_path}/nobody", timeout_s=0.2)
-        finally:
-            context.term()
-
-    asyncio.run(main())
-
-
-def test_a_core_that_dies_before_it_answers_is_one_between_two_lives(tmp_path: Path) -> None:
-    """Found by `octavo bench chaos`: an HTTP process that was replaced while the core was, too, died of it."""
-
-    async def main() -> None:
-        context, own = zmq.asyncio.Context(), zmq.Context()
-        address = f"ipc://{tmp_path}/core"
-        first = FakeCore(context, address)
-        connecting = asyncio.create_task(connect_to_core(own, address, 10, None))
-        assert isinstance(await first.receive(), Connect)
-        first.socket.close(linger=0)
-        second = FakeCore(context, address)
-        try:
-            assert isinstance(await second.receive(), Connect)
-            await second.send(Welcome(FACTS))
-            link = await connecting
-            assert link.facts == FACTS
-            await link.close()
-        finally:
-            second.socket.close(linger=0)
-            context.term()
-            own.term()
-
-    asyncio.run(main())
-
-
-def test_a_core_that_dies_in_the_handshake_is_one_between_two_lives(tmp_path: Path) -> None:
-    """Found by `octavo bench chaos`: a core that was stopped, and then killed, was taken for one that wants keys."""
-
-    async def main() -> None:
-        context, own = zmq.asyncio.Context(), zmq.Context()
-        stopped = socket.socket(socket.AF_UNIX)
-        stopped.bind(f"{tmp_path}/core")
-        stopped.listen()
-        stopped.setblocking(False)
-        connecting = asyncio.create_task(connect_to_core(own, f"ipc://{tmp_path}/core", 10, None))
-        caller, _ = await asyncio.get_running_loop().sock_accept(stopped)
-        stopped.close()
-        caller.close()
-        await asyncio.sleep(0.3)
-        core = FakeCore(context, f"ipc://{tmp_path}/core")
-        try:
-            assert isinstance(await core.receive(), Connect)
-            await core.send(Welcome(FACTS))
-            await (await connecting).close()
-        finally:
-            core.socket.close(linger=0)
-            context.term()
-            own.term()
-
-    asyncio.run(main())
-
-
-def test_garbage_from_the_core_is_dropped(tmp_path: Path) -> None:
-    async def scenario(core: FakeCore, link: CoreLink) -> None:
-        arrived = asyncio.Event()
-        stream = link.submit(SUBMIT, arrived)
-        await core.receive()
-        await core.socket.send_multipart([core.peer, b"\x02", b"\xc1"])
-        await core.events(Tokens("r", [7]))
-        assert await take(stream, arrived) == [Tokens("r", [7])]
-
-    run(tmp_path, scenario)
-
-
-def test_a_connect_that_is_given_up_leaves_no_socket(tmp_path: Path) -> None:
-    async def main() -> None:
-        context = zmq.Context()
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.1):
-                await CoreLink.connect(context, f"ipc://{tmp_path}/nobody", timeout_s=20)
-        context.term()  # would wait for an open socket for ever
-
-    asyncio.run(main())
-
-
-@pytest.mark.parametrize("address", ["nonsense", f"ipc:///{'long' * 50}"])
-def test_an_address_that_is_none(address: str) -> None:
-    async def main() -> None:
-        context = zmq.Context()
-        with pytest.raises(StartupError, match="cannot connect"):
-            await CoreLink.connect(context, address, timeout_s=20)
-        context.term()
-
-    asyncio.run(main())

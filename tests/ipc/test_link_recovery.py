@@ -10,7 +10,7 @@ import zmq
 import zmq.asyncio
 
 from octavo.frontend.link import CoreLink
-from octavo.frontend.recovery.outage import Patience, Resumption
+from octavo.frontend.recovery.downtime import ReconnectPolicy, Resumption
 from octavo.frontend.request_stream import RequestStream
 from octavo.protocol.codec import event_codec, request_codec
 from octavo.protocol.errors import EngineDeadError, OverloadedError, RequestFailedError
@@ -27,20 +27,21 @@ from octavo.protocol.events import (
     Tokens,
     Welcome,
 )
+from octavo.protocol.ids import pack_ids
 from octavo.protocol.params import SamplingSpec
 from octavo.protocol.requests import (
     Abort,
     Call,
     Connect,
     GetStats,
+    ModelVocabulary,
     Request,
     StartProfile,
     Submit,
-    Vocabulary,
 )
 
 FACTS = EngineFacts(5, "path", ["name"], 100, 50, 16, 10, 8, 20, "float32", "cpu", b"")
-SUBMIT = Submit("r", [1, 2], SamplingSpec(max_tokens=4, seed=0))
+SUBMIT = Submit("r", pack_ids([1, 2]), SamplingSpec(max_tokens=4, seed=0))
 
 
 class Cores:
@@ -69,11 +70,11 @@ class Cores:
         await self.send(Welcome(msgspec.structs.replace(FACTS, epoch=self.epoch, replaced_epoch=replaced_epoch)))
 
     async def receive(self) -> Request:
-        self._peer, frame = await asyncio.wait_for(self._socket.recv_multipart(), 10)
-        return request_codec().decode(frame)
+        self._peer, *frames = await asyncio.wait_for(self._socket.recv_multipart(), 10)
+        return request_codec().decode(*frames)
 
     async def send(self, event: Event) -> None:
-        await self._socket.send_multipart([self._peer, event_codec().encode(event)])
+        await self._socket.send_multipart([self._peer, *event_codec().encode(event)])
 
     async def events(self, *events: object, epoch: int | None = None) -> None:
         await self.send(Events(epoch or self.epoch, list(events)))
@@ -83,7 +84,9 @@ class Cores:
 
 
 def run(
-    tmp_path: Path, scenario: Callable[[Cores, CoreLink], Awaitable[None]], patience: Patience = Patience(None)
+    tmp_path: Path,
+    scenario: Callable[[Cores, CoreLink], Awaitable[None]],
+    reconnect_policy: ReconnectPolicy = ReconnectPolicy(None),
 ) -> None:
     async def main() -> None:
         own = zmq.Context()
@@ -92,7 +95,7 @@ def run(
             connecting = asyncio.create_task(CoreLink.connect(own, f"ipc://{tmp_path}/core", 10))
             await cores.welcome()
             link = await connecting
-            link.patience = patience
+            link.reconnect_policy = reconnect_policy
             try:
                 await asyncio.wait_for(scenario(cores, link), 20)
             finally:
@@ -113,7 +116,7 @@ async def take(stream: RequestStream, arrived: asyncio.Event) -> list:
 async def replace(cores: Cores, link: CoreLink, *, is_planned: bool = False) -> None:
     """Kill the core, see that it is noticed, and start another."""
     cores.die()
-    while not link.outage:
+    while not link.downtime:
         await asyncio.sleep(0.01)
     cores.start()
     await cores.welcome(cores.epoch - 1 if is_planned else 0)
@@ -129,7 +132,7 @@ def test_a_request_goes_on_with_what_it_has(tmp_path: Path) -> None:
         await cores.events(Tokens("r", [7, 8], num_cached_tokens=1))
         assert await take(stream, arrived) == [Tokens("r", [7, 8], num_cached_tokens=1)]
         await replace(cores, link)
-        again = msgspec.structs.replace(SUBMIT, resume_output_token_ids=[7, 8], is_continued=True)
+        again = msgspec.structs.replace(SUBMIT, resume_output_token_ids=pack_ids([7, 8]), is_continued=True)
         assert await cores.receive() == again
         await cores.events(Tokens("r", [6]), epoch=cores.epoch - 1)
         await cores.events(Tokens("r", [9]), Finished("r", FinishReason.STOP))
@@ -149,11 +152,11 @@ def test_what_comes_during_the_outage_waits(tmp_path: Path) -> None:
     async def scenario(cores: Cores, link: CoreLink) -> None:
         link.submit(SUBMIT, asyncio.Event())
         link.submit(msgspec.structs.replace(SUBMIT, request_id="gone"), asyncio.Event())
-        link.teach(Vocabulary([b"a"], []))
+        link.send_vocabulary(ModelVocabulary([b"a"], []))
         for _ in range(3):
             await cores.receive()
         cores.die()
-        while not link.outage:
+        while not link.downtime:
             await asyncio.sleep(0.01)
         late = msgspec.structs.replace(SUBMIT, request_id="late")
         link.submit(late, asyncio.Event())
@@ -161,7 +164,7 @@ def test_what_comes_during_the_outage_waits(tmp_path: Path) -> None:
         calling = asyncio.create_task(link.call(GetStats()))
         cores.start()
         await cores.welcome()
-        assert await cores.receive() == Vocabulary([b"a"], [])
+        assert await cores.receive() == ModelVocabulary([b"a"], [])
         assert await cores.receive() == msgspec.structs.replace(SUBMIT, is_continued=True)
         assert await cores.receive() == late
         assert isinstance(await cores.receive(), Call)
@@ -194,9 +197,9 @@ def test_last_words_name_the_cause(tmp_path: Path) -> None:
         link.submit(SUBMIT, asyncio.Event())
         await cores.receive()
         await cores.send(EngineDying("a bug in the scheduler"))
-        while not link.outage:
+        while not link.downtime:
             await asyncio.sleep(0.01)
-        assert link.outage.cause == "a bug in the scheduler"
+        assert link.downtime.cause == "a bug in the scheduler"
         await replace(cores, link)
         assert isinstance(await cores.receive(), Submit)
 
@@ -227,7 +230,7 @@ def test_patience_ends_with_the_root_cause(tmp_path: Path) -> None:
         with pytest.raises(EngineDeadError):
             link.submit(SUBMIT, arrived)
 
-    run(tmp_path, scenario, Patience(0.5))
+    run(tmp_path, scenario, ReconnectPolicy(0.5))
 
 
 def test_only_so_many_new_requests_are_held(tmp_path: Path) -> None:
@@ -235,7 +238,7 @@ def test_only_so_many_new_requests_are_held(tmp_path: Path) -> None:
         link.submit(SUBMIT, asyncio.Event())
         await cores.receive()
         cores.die()
-        while not link.outage:
+        while not link.downtime:
             await asyncio.sleep(0.01)
         for name in ("a", "b"):
             link.submit(msgspec.structs.replace(SUBMIT, request_id=name), asyncio.Event())
@@ -244,7 +247,7 @@ def test_only_so_many_new_requests_are_held(tmp_path: Path) -> None:
         link.abort(["a"])
         link.submit(msgspec.structs.replace(SUBMIT, request_id="d"), asyncio.Event())
 
-    run(tmp_path, scenario, Patience(None, max_num_held=2))
+    run(tmp_path, scenario, ReconnectPolicy(None, max_num_waiting=2))
 
 
 def test_a_new_core_that_dies_at_once_is_no_obstacle(tmp_path: Path) -> None:
@@ -268,7 +271,7 @@ def test_a_core_of_another_release_is_the_end(tmp_path: Path) -> None:
         stream = link.submit(SUBMIT, arrived)
         await cores.receive()
         cores.die()
-        while not link.outage:
+        while not link.downtime:
             await asyncio.sleep(0.01)
         cores.start()
         await cores.receive()
@@ -293,7 +296,7 @@ def test_a_frontend_that_was_given_up_comes_back(tmp_path: Path) -> None:
         await cores.send(Refused("the first message of a connection must be Connect"))
         await cores.welcome()
         again = await cores.receive()
-        assert isinstance(again, Submit) and again.resume_output_token_ids == [7]
+        assert isinstance(again, Submit) and again.resume_output_token_ids == pack_ids([7])
         assert not resumptions, "the engine was not restarted"
 
     run(tmp_path, scenario)

@@ -144,21 +144,23 @@ class FullSocket:
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
-        self._arrived: list[list[bytes]] = []
+        self._arrived: list[bytes] = []
         self._has_been_asked = False
 
     def getsockopt(self, option: int) -> int:
         if option == zmq.FD:
             return self._fd  # never readable: to ask has swallowed the sign
+        if option == zmq.RCVMORE:
+            return 0
         if not self._has_been_asked:
             self._has_been_asked = True
-            self._arrived.append([b"news"])
+            self._arrived.append(b"news")
         return zmq.POLLIN if self._arrived else 0
 
-    def send_multipart(self, frames: list[bytes], flags: int) -> None:
+    def send(self, frame: bytes, flags: int) -> None:
         raise zmq.Again
 
-    def recv_multipart(self, flags: int) -> list[bytes]:
+    def recv(self, flags: int) -> bytes:
         if not self._arrived:
             raise zmq.Again
         return self._arrived.pop()

@@ -25,6 +25,7 @@ from worker_plans import spec, worker_config
 from octavo.protocol.channel import Publisher, ResultPull
 from octavo.protocol.config import DeviceFacts, ResolvedConfig
 from octavo.protocol.control import PhaseDone, WorkerReady, WorkerSpec
+from octavo.protocol.ids import pack_ids
 from octavo.protocol.lifecycle import EXIT_FAILED, EXIT_OK, EXIT_STARTUP_FAILED
 from octavo.protocol.steps import (
     Acknowledged,
@@ -36,7 +37,8 @@ from octavo.protocol.steps import (
     Scheduled,
     StepPlan,
     StepResult,
-    Stop,
+    StopWorker,
+    TokenMask,
     TokenMasks,
 )
 from octavo.protocol.supervise import Child, ChildExited
@@ -105,8 +107,8 @@ def worker_spec(config: ResolvedConfig, plan_address: str, result_address: str, 
 
 
 def plan(sequence: int, token_ids: list[int]) -> StepPlan:
-    admitted = Admitted(0, "r", token_ids, len(token_ids), [3], spec(logprobs=1))
-    return StepPlan(sequence, [], [admitted], [], [Scheduled(0, 0, len(token_ids), True)])
+    admitted = Admitted(0, "r", pack_ids(token_ids), len(token_ids), [[3]], spec(logprobs=1))
+    return StepPlan(sequence, [], [admitted], [], [Scheduled(0, 0, len(token_ids), 1)])
 
 
 def test_from_ready_to_stop(config: ResolvedConfig, tmp_path: Path) -> None:
@@ -120,22 +122,22 @@ def test_from_ready_to_stop(config: ResolvedConfig, tmp_path: Path) -> None:
         assert 0 < facts.free_bytes <= facts.total_bytes
         assert facts.activation_bytes > 0
         assert facts.kv_block_bytes == 2 * 2 * 16 * 2 * 16 * 4  # k and v, layers, tokens, heads, dim, float32
-        assert w.ask(AllocateCache(0, num_blocks=8, max_model_len=64)) == CacheReady(0, rank=0)
+        assert w.ask(AllocateCache(0, num_blocks=[8], max_model_len=64)) == CacheReady(0, rank=0)
         result = w.ask(plan(1, [5, 6, 7]))
         assert isinstance(result, StepResult)
         assert result.sequence == 1
-        assert len(result.sampled) == 1
-        assert result.logprobs[0].token_ids[0] == result.sampled[0]
+        assert len(result.token_ids) == 1
+        assert result.logprobs[0].token_ids[0] == result.token_ids[0]
         traces = tmp_path / "traces"
         assert w.ask(Profile(2, str(traces))) == Acknowledged(2, rank=0)
-        w.ask(StepPlan(3, [], [], [], [Scheduled(0, 3, 1, True)]))
+        w.ask(StepPlan(3, [], [], [], [Scheduled(0, 3, 1, 1)]))
         assert w.ask(Profile(4, None)) == Acknowledged(4, rank=0)
         (trace,) = traces.iterdir()
         assert trace.name.split("-")[:2] == ["worker", "0"]
         events = json.loads(trace.read_text())["traceEvents"]
         assert {"linear", "paged_attention", "rms_norm"} <= {event["name"] for event in events}
         assert all(event["dur"] >= 0 for event in events)
-        w.commands.send(Stop(5))
+        w.commands.send(StopWorker(5))
         assert w.wait_for_exit().code == EXIT_OK
 
 
@@ -156,7 +158,7 @@ def test_a_trace_that_cannot_be_written_does_not_end_the_worker(config: Resolved
 def test_other_ranks_compute_but_do_not_answer_steps(config: ResolvedConfig, tmp_path: Path) -> None:
     with worker(config, tmp_path, rank=1) as w:
         w.wait_until_ready()
-        assert w.ask(AllocateCache(0, num_blocks=8, max_model_len=64)) == CacheReady(0, rank=1)
+        assert w.ask(AllocateCache(0, num_blocks=[8], max_model_len=64)) == CacheReady(0, rank=1)
         w.commands.send(plan(1, [5, 6, 7]))
         assert w.ask(Profile(2, None)) == Acknowledged(2, rank=1)
 
@@ -164,12 +166,12 @@ def test_other_ranks_compute_but_do_not_answer_steps(config: ResolvedConfig, tmp
 def test_a_command_that_fails_is_answered_and_ends_the_worker(config: ResolvedConfig, tmp_path: Path) -> None:
     with worker(config, tmp_path) as w:
         w.wait_until_ready()
-        w.ask(AllocateCache(0, num_blocks=8, max_model_len=64))
-        failed = w.ask(StepPlan(1, [], [], [], [Scheduled(2, 0, 1, True)]))
+        w.ask(AllocateCache(0, num_blocks=[8], max_model_len=64))
+        failed = w.ask(StepPlan(1, [], [], [], [Scheduled(2, 0, 1, 1)]))
         assert isinstance(failed, CommandFailed)
         assert (failed.sequence, failed.rank, failed.error_type) == (1, 0, "ProtocolError")
         assert "slot 2" in failed.message
-        assert "execute.py" in failed.traceback
+        assert "executor.py" in failed.traceback
         assert w.wait_for_exit().code == EXIT_FAILED
 
 
@@ -177,7 +179,7 @@ def test_a_command_that_fails_is_answered_and_ends_the_worker(config: ResolvedCo
 def test_a_cache_without_memory_names_the_flags(config: ResolvedConfig, tmp_path: Path, cpu_kernels: Any) -> None:
     with worker(msgspec.structs.replace(config, cpu_kernels=cpu_kernels), tmp_path) as w:
         w.wait_until_ready()
-        failed = w.ask(AllocateCache(0, num_blocks=10**11, max_model_len=64))
+        failed = w.ask(AllocateCache(0, num_blocks=[10**11], max_model_len=64))
         assert isinstance(failed, CommandFailed)
         assert failed.error_type == "NotEnoughMemoryError"
         assert "--num-gpu-blocks-override" in failed.message
@@ -211,7 +213,7 @@ def test_one_sigterm_is_left_to_the_core_and_two_end_the_worker(config: Resolved
     with worker(config, tmp_path) as w:
         w.wait_until_ready()
         w.child.terminate()
-        assert w.ask(AllocateCache(0, num_blocks=8, max_model_len=64)) == CacheReady(0, rank=0)
+        assert w.ask(AllocateCache(0, num_blocks=[8], max_model_len=64)) == CacheReady(0, rank=0)
         w.child.terminate()
         assert w.wait_for_exit().code == EXIT_OK
 
@@ -219,7 +221,7 @@ def test_one_sigterm_is_left_to_the_core_and_two_end_the_worker(config: Resolved
 def test_an_idle_worker_uses_no_processor_time(config: ResolvedConfig, tmp_path: Path) -> None:
     with worker(config, tmp_path) as w:
         w.wait_until_ready()
-        w.ask(AllocateCache(0, num_blocks=8, max_model_len=64))
+        w.ask(AllocateCache(0, num_blocks=[8], max_model_len=64))
         w.ask(plan(1, [5, 6, 7]))
         time.sleep(0.2)
         before = _processor_ticks(w.child.pid)
@@ -278,36 +280,36 @@ def _is_running(pid: int) -> bool:
 
 def masked_plan(sequence: int, start: int, num_tokens: int) -> StepPlan:
     """A step of the request of `plan` that awaits masks."""
-    return StepPlan(sequence, [], [], [], [Scheduled(0, start, num_tokens, True)], awaits_masks=True)
+    return StepPlan(sequence, [], [], [], [Scheduled(0, start, num_tokens, 1)], awaits_masks=True)
 
 
-def mask(config: ResolvedConfig, token_id: int) -> tuple[int, bytes]:
+def mask(config: ResolvedConfig, token_id: int) -> TokenMask:
     words = bytearray(4 * -(-config.model.vocab_size // 32))
     words[token_id // 8] |= 1 << token_id % 8
-    return 0, bytes(words)
+    return 0, 0, bytes(words)
 
 
 def test_steps_wait_for_their_masks_and_plans_for_the_steps(config: ResolvedConfig, tmp_path: Path) -> None:
     with worker(config, tmp_path) as w:
         w.wait_until_ready()
-        w.ask(AllocateCache(0, 8, 64))
+        w.ask(AllocateCache(0, [8], 64))
         w.ask(plan(1, [5, 6, 7]))
         w.commands.send(masked_plan(2, 3, 1))
         w.commands.send(masked_plan(3, 4, 1))
         assert w.replies.receive(0.3) is None, "no token is drawn before its mask is there"
-        first = w.ask(TokenMasks(4, [mask(config, 9)]))
-        assert (first.sequence, first.sampled) == (2, [9])
+        first = w.ask(TokenMasks.pack(4, [mask(config, 9)]))
+        assert (first.sequence, first.token_ids.tolist()) == (2, [9])
         assert w.replies.receive(0.3) is None
-        second = w.ask(TokenMasks(5, [mask(config, 11)]))
-        assert (second.sequence, second.sampled) == (3, [11])
-        failed = w.ask(TokenMasks(6, []))
+        second = w.ask(TokenMasks.pack(5, [mask(config, 11)]))
+        assert (second.sequence, second.token_ids.tolist()) == (3, [11])
+        failed = w.ask(TokenMasks.pack(6, []))
         assert isinstance(failed, CommandFailed) and "no step that awaits them" in failed.message
 
 
 def test_a_worker_that_waits_for_masks_can_be_ended(config: ResolvedConfig, tmp_path: Path) -> None:
     with worker(config, tmp_path) as w:
         w.wait_until_ready()
-        w.ask(AllocateCache(0, 8, 64))
+        w.ask(AllocateCache(0, [8], 64))
         w.ask(plan(1, [5, 6, 7]))
         w.commands.send(masked_plan(2, 3, 1))
         assert w.replies.receive(0.3) is None
@@ -320,10 +322,10 @@ def test_a_worker_that_waits_for_masks_can_be_ended(config: ResolvedConfig, tmp_
 def test_a_worker_that_waits_for_masks_obeys_stop(config: ResolvedConfig, tmp_path: Path) -> None:
     with worker(config, tmp_path) as w:
         w.wait_until_ready()
-        w.ask(AllocateCache(0, 8, 64))
+        w.ask(AllocateCache(0, [8], 64))
         w.ask(plan(1, [5, 6, 7]))
         w.commands.send(masked_plan(2, 3, 1))
         w.commands.send(masked_plan(3, 4, 1))
         assert w.replies.receive(0.3) is None
-        w.commands.send(Stop(4))
+        w.commands.send(StopWorker(4))
         assert w.wait_for_exit().code == EXIT_OK

@@ -179,7 +179,7 @@ def test_the_core_serves_while_its_workers_start(tmp_path: Path):
         assert (stats.num_running, stats.num_waiting) == (0, 1)
         client.send(Call(1, StartProfile(str(tmp_path))))
         reply = client.receive_until(lambda event: isinstance(event, Reply) and event.call_id == 1)
-        assert reply.result == CallFailed("the workers are being started again")
+        assert reply.result == CallFailed("the workers are restarting; try again later")
         assert PulseReader(tmp_path / "pulse").read().has_work, "nobody may believe that it is well"
         (sleeper,) = children_of(core.child.pid)
         os.kill(sleeper, signal.SIGKILL)
@@ -224,7 +224,7 @@ def test_requests_that_kill_fail_alone(tmp_path: Path):
             end = client.request_events(name)[-1]
             assert isinstance(end, Failed)
             assert end.kind is FailureKind.INTERNAL
-            assert end.message == "this request kills the workers that compute it: worker 0 exited with code 9"
+            assert end.message == "this request crashes the workers that compute it: worker 0 exited with code 9"
         client.submit("next", PROMPT, 10)
         client.finish("next")
         assert tokens_of(client, "next") == alone(PROMPT, 10).token_ids
@@ -234,7 +234,7 @@ def test_requests_that_kill_fail_alone(tmp_path: Path):
     ("fault", "cause"),
     [
         ("fatal", "worker 0 exited with code 9 (and 2 restarts after it failed)"),
-        ("only once", "worker 0 was ended by SIGKILL (and 2 restarts after it failed)"),
+        ("only once", "worker 0 was killed by SIGKILL (and 2 restarts after it failed)"),
     ],
 )
 def test_without_hope_the_core_ends_with_the_first_cause(tmp_path: Path, fault: str, cause: str):

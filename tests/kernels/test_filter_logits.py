@@ -1,26 +1,25 @@
 """Filters: cpu and native against reference, and the rules one by one."""
 
-import itertools
-
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pairwise import pairwise
 
 from octavo.kernels.filter_logits import cases, filter_logits, native, reference
 from octavo.kernels.native.library import NativeLibrary
 
+COMBINATIONS = pairwise(cases.VOCAB_SIZES, cases.SETTINGS, [0.0, 0.01, 3.0])
 
-@pytest.mark.parametrize("spread", [0.0, 0.01, 3.0])
-@pytest.mark.parametrize(("vocab_size", "setting"), list(itertools.product(cases.VOCAB_SIZES, cases.SETTINGS)))
+
+@pytest.mark.parametrize(("vocab_size", "setting", "spread"), COMBINATIONS)
 def test_cpu_equals_reference(vocab_size: int, setting: tuple[int, float, float], spread: float) -> None:
     logits = cases.row(vocab_size, spread)
     top_k, top_p, min_p = setting
     check_kept(logits, filter_logits(logits, top_k=top_k, top_p=top_p, min_p=min_p), setting)
 
 
-@pytest.mark.parametrize("spread", [0.0, 0.01, 3.0])
-@pytest.mark.parametrize(("vocab_size", "setting"), list(itertools.product(cases.VOCAB_SIZES, cases.SETTINGS)))
+@pytest.mark.parametrize(("vocab_size", "setting", "spread"), COMBINATIONS)
 def test_native_equals_reference(
     native_library: NativeLibrary, vocab_size: int, setting: tuple[int, float, float], spread: float
 ) -> None:

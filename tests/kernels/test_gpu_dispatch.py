@@ -9,7 +9,7 @@ import pytest
 
 from octavo import kernels
 from octavo.kernels import dispatch
-from octavo.kernels.dispatch import UnsupportedDevice, when_called
+from octavo.kernels.dispatch import UnsupportedDevice, lazy
 
 PACKAGES = [
     package
@@ -49,7 +49,7 @@ def test_triton_is_imported_by_the_first_call_and_its_absence_has_a_remedy(monke
     def relu() -> None:
         """Stand in for an implementation."""
 
-    call = when_called("octavo.kernels.rope.gpu", relu)
+    call = lazy("octavo.kernels.rope.gpu", relu)
     monkeypatch.setitem(sys.modules, "triton", None)
     monkeypatch.delitem(sys.modules, "octavo.kernels.rope.gpu", raising=False)
     dispatch._function.cache_clear()
@@ -62,4 +62,4 @@ def test_other_missing_modules_are_what_they_are() -> None:
         """Stand in for an implementation."""
 
     with pytest.raises(ModuleNotFoundError, match="no_such_module"):
-        when_called("octavo.kernels.no_such_module", relu)()
+        lazy("octavo.kernels.no_such_module", relu)()

@@ -4,6 +4,7 @@ import pytest
 import torch
 from kernel_checks import assert_close
 from paged_requests import Paged, paged
+from pairwise import pairwise
 from torch import Tensor
 
 from octavo.kernels import paged_attention
@@ -23,10 +24,11 @@ def attend(data: Paged, parts: list[tuple[int, int, int]], block_size: int, shap
     return list(step(queries, data.k_cache, data.v_cache).split(rows))
 
 
-@pytest.mark.parametrize("dtype", cases.TOLERANCES, ids=str)
-@pytest.mark.parametrize("window", cases.WINDOWS)
-@pytest.mark.parametrize("heads", cases.HEADS, ids=str)
-@pytest.mark.parametrize("batch", cases.BATCHES, ids=["one", "decodes", "mixed"])
+@pytest.mark.parametrize(
+    ("heads", "batch", "window", "dtype"),
+    pairwise(cases.HEADS, cases.BATCHES, cases.WINDOWS, list(cases.TOLERANCES)),
+    ids=str,
+)
 def test_paged_attention(
     heads: tuple[int, int, int], batch: list[tuple[int, int]], window: int | None, dtype: torch.dtype
 ) -> None:
@@ -49,9 +51,9 @@ def test_paged_attention(
         assert_close(actual, expected, cases.TOLERANCES[dtype])
 
 
-@pytest.mark.parametrize("dtype", cases.TOLERANCES, ids=str)
-@pytest.mark.parametrize("window", [None, 150])
-@pytest.mark.parametrize("heads", cases.HEADS, ids=str)
+@pytest.mark.parametrize(
+    ("heads", "window", "dtype"), pairwise(cases.HEADS, [None, 150], list(cases.TOLERANCES)), ids=str
+)
 def test_a_position_has_the_same_bits_in_every_step(
     heads: tuple[int, int, int], window: int | None, dtype: torch.dtype
 ) -> None:

@@ -15,7 +15,8 @@ from octavo.core_proc.outbox import Outbox
 from octavo.core_proc.request import Request
 from octavo.core_proc.scheduler.delivery import ClientEvent
 from octavo.core_proc.scheduler.scheduler import Scheduler
-from octavo.frontend.recovery.ledger import Ledger
+from octavo.frontend.recovery.in_flight import InFlightRequests
+from octavo.protocol.ids import pack_ids
 from octavo.protocol.requests import Submit
 
 NUM_REQUESTS = 60
@@ -89,15 +90,15 @@ def forget_a_block(pool: BlockPool, block_ids: list[int]) -> None:
 def name_too_much(cache: PrefixCache, request: Request) -> None:
     """Blocks named as soon as their request has them, before they are computed."""
     request.num_computed_tokens, before = len(request.token_ids), request.num_computed_tokens
-    name_blocks(cache, request)
+    cache_full_blocks(cache, request)
     request.num_computed_tokens = before
 
 
 def keep_the_contents(scheduler: Scheduler) -> None:
     """Lost workers whose blocks are still to be found in the prefix cache."""
-    forget, scheduler.cache.pool.forget_contents = scheduler.cache.pool.forget_contents, lambda: True
+    forget, scheduler.cache.pool.reset_contents = scheduler.cache.pool.reset_contents, lambda: True
     lose_workers(scheduler)
-    scheduler.cache.pool.forget_contents = forget
+    scheduler.cache.pool.reset_contents = forget
 
 
 def send_the_last_alone(outbox: Outbox, events: Iterable[ClientEvent]) -> None:
@@ -106,13 +107,13 @@ def send_the_last_alone(outbox: Outbox, events: Iterable[ClientEvent]) -> None:
     put(outbox, events[1:] or events)
 
 
-def resume_without_outputs(ledger: Ledger) -> list[Submit]:
+def resume_without_outputs(in_flight: InFlightRequests) -> list[Submit]:
     """Requests that start again instead of going on."""
-    return [msgspec.structs.replace(submit, resume_output_token_ids=[]) for submit in take_unsent(ledger)]
+    return [msgspec.structs.replace(submit, resume_output_token_ids=pack_ids([])) for submit in take_unsent(in_flight)]
 
 
-release, name_blocks, lose_workers = BlockPool.release, PrefixCache.name_blocks, Scheduler.lose_workers
-put, take_unsent = Outbox.put, Ledger.take_unsent
+release, cache_full_blocks, lose_workers = BlockPool.release, PrefixCache.cache_full_blocks, Scheduler.lose_workers
+put, take_unsent = Outbox.put, InFlightRequests.take_unsent
 
 
 @pytest.fixture
@@ -136,11 +137,11 @@ def first_failure(is_right_kind: Callable[[Failure], bool]) -> Failure:
     "planted",
     [
         pytest.param((BlockPool, "release", forget_a_block), id="blocks leak"),
-        pytest.param((PrefixCache, "name_blocks", name_too_much), id="blocks are shared too early"),
+        pytest.param((PrefixCache, "cache_full_blocks", name_too_much), id="blocks are shared too early"),
         pytest.param((Scheduler, "lose_workers", keep_the_contents), id="lost blocks are shared"),
         pytest.param((Outbox, "put", send_the_last_alone), id="events are lost"),
-        pytest.param((Ledger, "take_unsent", resume_without_outputs), id="tokens come twice"),
-        pytest.param((Ledger, "lose_core", lambda ledger: None), id="nothing is asked again"),
+        pytest.param((InFlightRequests, "take_unsent", resume_without_outputs), id="tokens come twice"),
+        pytest.param((InFlightRequests, "lose_core", lambda in_flight: None), id="nothing is asked again"),
     ],
     indirect=True,
 )
@@ -148,7 +149,7 @@ def test_a_planted_bug_is_found_without_the_invariants(planted: None) -> None:
     assert first_failure(lambda failure: True)
 
 
-@pytest.mark.parametrize("planted", [(Ledger, "take_unsent", resume_without_outputs)], indirect=True)
+@pytest.mark.parametrize("planted", [(InFlightRequests, "take_unsent", resume_without_outputs)], indirect=True)
 def test_a_failing_run_is_made_smaller(planted: None) -> None:
     failure = first_failure(lambda failure: failure.kind == "WrongAnswer")
     smallest = shrink(failure, timeout_s=20.0)

@@ -1,4 +1,4 @@
-"""Headless Chromium, driven through the pipe of its DevTools protocol. Skips the test where there is none."""
+"""Headless Chromium, driven through the pipe of its DevTools protocol."""
 
 import base64
 import contextlib
@@ -26,8 +26,8 @@ class Browser:
     def __init__(self, program: str, profile: str) -> None:
         read_commands, self._commands = os.pipe()
         self._replies, write_replies = os.pipe()
-        # The protocol's pipes are file descriptors 3 and 4 of the browser, whatever they are here. Many shells but bash
-        # take no number of two digits.
+        # The browser expects the pipes as file descriptors 3 and 4. bash, unlike many shells, redirects descriptors of
+        # two digits.
         shell = f'exec "$0" "$@" 3<&{read_commands} 4>&{write_replies}'
         flags = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run"]
         flags += ["--remote-debugging-pipe", "--disable-background-networking", f"--user-data-dir={profile}"]
@@ -43,17 +43,17 @@ class Browser:
         self._buffer = b""
         self._session: str | None = None
         self.problems: list[str] = []
-        """What the page wrote to its console as errors, exceptions included."""
+        """Errors in the page's console, including exceptions."""
 
     def attach(self) -> None:
-        """Make an empty page and listen to it."""
+        """Create an empty page and subscribe to its events."""
         target = self._call("Target.createTarget", url="about:blank")["targetId"]
         self._session = self._call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         for domain in ("Page", "Runtime", "Log"):
             self._call(f"{domain}.enable")
 
     def open(self, url: str, *, width: int = 1280, height: int = 860, dark: bool = False) -> None:
-        """Go to a page, on a screen of this size."""
+        """Navigate to a page with a viewport of this size."""
         self._call(
             "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600
         )
@@ -71,15 +71,15 @@ class Browser:
         return result["result"].get("value")
 
     def wait_for(self, condition: str) -> Any:
-        """Return the expression's value as soon as it is truthy."""
+        """Wait until an expression is truthy and return its value."""
         deadline = time.monotonic() + TIMEOUT_S
         while not (value := self.run(condition)):
-            assert time.monotonic() < deadline, f"never came true: {condition}\nproblems: {self.problems}"
+            assert time.monotonic() < deadline, f"timed out waiting for: {condition}\nproblems: {self.problems}"
             time.sleep(0.05)
         return value
 
     def type_into(self, selector: str, text: str) -> None:
-        """Type like a person, so that the page's own listeners are asked."""
+        """Type into an element so that the page's event listeners run."""
         self.run(f"document.querySelector({selector!r}).focus()")
         self._call("Input.insertText", text=text)
 
@@ -91,11 +91,11 @@ class Browser:
             )
 
     def screenshot(self, path: Path) -> None:
-        """Write what is seen as PNG."""
+        """Write a screenshot as PNG."""
         path.write_bytes(base64.b64decode(self._call("Page.captureScreenshot", format="png")["data"]))
 
     def close(self) -> None:
-        """End the browser."""
+        """Kill the browser."""
         self._process.kill()
         self._process.wait()
         os.close(self._commands)
@@ -127,7 +127,7 @@ class Browser:
         while b"\0" not in self._buffer:
             ready, _, _ = select.select([self._replies], [], [], max(0.0, deadline - time.monotonic()))
             part = os.read(self._replies, 1 << 16) if ready else b""
-            assert part, "the browser does not answer"
+            assert part, "the browser does not respond"
             self._buffer += part
         message, _, self._buffer = self._buffer.partition(b"\0")
         decoded: dict[str, Any] = json.loads(message)
@@ -136,10 +136,11 @@ class Browser:
 
 @contextlib.contextmanager
 def browser() -> Iterator[Browser]:
-    """Yield a browser with an empty profile; skips the test when the machine has none."""
+    """Yield a browser with an empty profile. If there is none, the test is skipped; under CI it fails."""
     program = next(filter(None, map(shutil.which, NAMES)), None)
     if program is None:
-        pytest.skip("there is no Chromium here")
+        message = f"no browser found: install one of {', '.join(NAMES)}"
+        pytest.fail(message, pytrace=False) if os.environ.get("CI") else pytest.skip(message)
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
         opened = Browser(program, profile)
         try:

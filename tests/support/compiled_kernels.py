@@ -1,10 +1,10 @@
-"""Compiles kernels for GPUs that are not there, and reads back what they take of a multiprocessor. Runs none.
+"""Compiles kernels without a GPU and reads their resource usage from the machine code. Runs none.
 
-`compiled` runs an operation on tensors without data (device "meta") while Triton believes in a GPU of some kind and
-launches nothing: so the operation's own code chooses block sizes, warps and specializations, and what is compiled is
-what would run. Registers and the stack, where spilled registers go, are read back from the machine code.
+`compiled` runs an operation on tensors without data (device "meta") with a fake Triton driver that launches nothing.
+The operation's own code chooses block sizes, warps and specializations, so the compiled kernels are those that would
+run. Registers and stack, where spilled registers go, are read from the machine code.
 
-Not for a process whose kernels are interpreted.
+Cannot be used in a process whose kernels are interpreted.
 """
 
 import re
@@ -32,7 +32,7 @@ _TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 
 @dataclass(frozen=True)
 class Budget:
-    """What one compiled kernel takes."""
+    """Resources of a compiled kernel."""
 
     registers: int
     """Per thread."""
@@ -45,7 +45,7 @@ class Budget:
 
 @dataclass(frozen=True)
 class Compiled:
-    """A kernel as it would run."""
+    """A compiled kernel."""
 
     kernel: str
     budget: Budget
@@ -58,7 +58,7 @@ class Compiled:
 
 
 class _Driver:
-    """What Triton asks of a GPU while it compiles."""
+    """Triton's driver interface, as far as the compiler needs it."""
 
     def __init__(self, architecture: int) -> None:
         self._architecture = architecture
@@ -67,7 +67,7 @@ class _Driver:
         return GPUTarget("cuda", self._architecture, 32)
 
     def get_current_device(self) -> int:
-        """Return a number of its own for each kind: kernels are kept by it."""
+        """Return a different number for each architecture: Triton caches kernels by device."""
         return self._architecture
 
     def get_current_stream(self, device: int) -> int:
@@ -76,7 +76,7 @@ class _Driver:
 
 @contextmanager
 def _no_launch(architecture: int) -> Iterator[list[Any]]:
-    """Compile what is launched, into the list, for a GPU of this architecture."""
+    """Compile launched kernels for a GPU of this architecture and append them to the list."""
     kernels: list[Any] = []
     run = JITFunction.run
 

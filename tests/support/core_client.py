@@ -1,4 +1,4 @@
-"""A core process under test, and a frontend reduced to its socket."""
+"""A core process under test, and a frontend that is only a socket."""
 
 import contextlib
 import time
@@ -13,12 +13,13 @@ from specs import PYTHONPATH
 from octavo.protocol.codec import event_codec, request_codec
 from octavo.protocol.control import ControlMessage, CoreReady, CoreSpec
 from octavo.protocol.events import EngineFacts, Event, Events, RequestEvent, Welcome
+from octavo.protocol.ids import pack_ids
 from octavo.protocol.params import SamplingSpec
 from octavo.protocol.requests import Connect, Request, Submit
 from octavo.protocol.supervise import Child
 
 TIMEOUT_S = 20.0
-"""For whatever a core is waited for; far more than it needs, so that a slow machine fails no test."""
+"""Timeout for everything; generous, so that a slow machine fails no test."""
 
 
 class CoreUnderTest:
@@ -35,7 +36,7 @@ class CoreUnderTest:
         self.child = Child.spawn("core_fake_main", spec, "core", environment={"PYTHONPATH": PYTHONPATH})
 
     def wait_until_ready(self) -> CoreReady:
-        """Return the message that ends the start-up; raises ChildExited when it fails."""
+        """Return the last message of the start-up; raises ChildExited if it fails."""
         while True:
             message = self.child.receive(TIMEOUT_S)
             assert message is not None, "the core does not become ready"
@@ -52,7 +53,7 @@ class CoreUnderTest:
 
 @contextlib.contextmanager
 def running_core(run_dir: Path, fault: str = "", **changes) -> Iterator[CoreUnderTest]:
-    """Start a core, wait until it is ready, and end it whatever happens."""
+    """Start a core, wait until it is ready, and stop it on exit."""
     core = CoreUnderTest(run_dir, fault, **changes)
     try:
         core.wait_until_ready()
@@ -79,24 +80,24 @@ class SocketClient:
         self._context.destroy(linger=0)
 
     def connect(self) -> EngineFacts:
-        """Introduce ourselves and return what the core says of itself."""
+        """Connect and return the core's facts."""
         self.send(Connect())
         return self.receive_until(lambda event: isinstance(event, Welcome)).facts
 
     def send(self, request: Request) -> None:
         """Send a message."""
-        self._socket.send(self._requests.encode(request))
+        self._socket.send_multipart(self._requests.encode(request))
 
     def send_frames(self, *frames: bytes) -> None:
-        """Send anything at all."""
+        """Send raw frames."""
         self._socket.send_multipart(frames)
 
     def submit(self, request_id: str, prompt: list[int], max_tokens: int = 4, **sampling) -> None:
         """Submit a request."""
-        self.send(Submit(request_id, prompt, SamplingSpec(max_tokens=max_tokens, seed=0, **sampling)))
+        self.send(Submit(request_id, pack_ids(prompt), SamplingSpec(max_tokens=max_tokens, seed=0, **sampling)))
 
     def receive_until(self, is_wanted: Callable[[Event], bool]) -> Event:
-        """Return the first wanted event; all that come are kept in `received`."""
+        """Return the first matching event; all events are appended to `received`."""
         deadline = time.monotonic() + TIMEOUT_S
         while self._socket.poll(max(0, int(1000 * (deadline - time.monotonic())))):
             event = self._events.decode(self._socket.recv())
@@ -106,7 +107,7 @@ class SocketClient:
         raise AssertionError(f"the event did not come; there were {self.received[-5:]}")
 
     def request_events(self, request_id: str) -> list[RequestEvent]:
-        """Return what has come of one request."""
+        """Return the events of one request."""
         events = [part for event in self.received if isinstance(event, Events) for part in event.events]
         return [event for event in events if event.request_id == request_id]
 
@@ -117,6 +118,6 @@ class SocketClient:
                 self.receive_until(lambda event, request_id=request_id: self.has_ended(request_id))
 
     def has_ended(self, request_id: str) -> bool:
-        """Return whether the end of a request has come."""
+        """Whether a request has ended."""
         events = self.request_events(request_id)
         return bool(events) and type(events[-1]).__name__ in ("Finished", "Failed")

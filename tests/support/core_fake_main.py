@@ -2,10 +2,10 @@
 
 from octavo.core_proc.core import EngineCore
 from octavo.protocol.control import CoreSpec
-from octavo.protocol.lifecycle import Reporter, StopSignal, run_child
+from octavo.protocol.lifecycle import StartupReporter, StopSignal, run_child
 
 
-def main(spec: CoreSpec, reporter: Reporter, stop: StopSignal) -> int:
+def main(spec: CoreSpec, reporter: StartupReporter, stop: StopSignal) -> int:
     return EngineCore(spec, reporter, stop, worker_module="core_fake_worker").run()
 
 

@@ -1,6 +1,6 @@
-"""A worker process without a model: obeys the protocol, computes nothing. Started by name.
+"""A worker process without a model: follows the protocol, computes nothing. Started by name.
 
-What it should do wrong is in its model's `load_format`; see `FAULTS`.
+Its model's `load_format` names the fault to show; see `FAULTS`.
 """
 
 import os
@@ -11,11 +11,11 @@ import zmq
 from simulation.worker import SimulatedWorker
 
 from octavo.protocol.channel import ResultPush, Subscriber
-from octavo.protocol.config import DeviceFacts
+from octavo.protocol.config import CacheGroupSpec, DeviceFacts
 from octavo.protocol.control import WorkerReady, WorkerSpec
 from octavo.protocol.errors import ConfigError
-from octavo.protocol.lifecycle import Reporter, StopSignal, run_child
-from octavo.protocol.steps import Acknowledged, AllocateCache, CacheReady, CommandFailed, Profile, StepPlan, Stop
+from octavo.protocol.lifecycle import StartupReporter, StopSignal, run_child
+from octavo.protocol.steps import Acknowledged, AllocateCache, CacheReady, CommandFailed, Profile, StepPlan, StopWorker
 
 FAILING_STEP = 5
 
@@ -59,7 +59,7 @@ def strike(fault: str, spec: WorkerSpec, plan: StepPlan, generation: int, poison
         time.sleep(0.05)
 
 
-def main(spec: WorkerSpec, reporter: Reporter, stop: StopSignal) -> int:
+def main(spec: WorkerSpec, reporter: StartupReporter, stop: StopSignal) -> int:
     fault = spec.config.model.load_format
     context = zmq.Context()
     commands = Subscriber(context, spec.plan_address)
@@ -81,7 +81,7 @@ def main(spec: WorkerSpec, reporter: Reporter, stop: StopSignal) -> int:
         free_bytes=2**20,
         weights_bytes=2**18,
         activation_bytes=2**10,
-        kv_block_bytes=2**12,
+        cache_groups=[CacheGroupSpec(num_layers=1, block_bytes=2**12)],
     )
     reporter.mark_ready(WorkerReady(facts))
     worker = None
@@ -89,7 +89,7 @@ def main(spec: WorkerSpec, reporter: Reporter, stop: StopSignal) -> int:
         command = commands.receive()
         match command:
             case AllocateCache():
-                worker = SimulatedWorker(spec.config, command.num_blocks)
+                worker = SimulatedWorker(spec.config, *command.num_blocks)
                 worker.next_sequence = command.sequence + 1
                 replies.send(CacheReady(command.sequence, spec.rank))
             case StepPlan():
@@ -110,7 +110,7 @@ def main(spec: WorkerSpec, reporter: Reporter, stop: StopSignal) -> int:
                 worker.next_sequence += 1
                 is_full = fault == "full" and spec.rank == spec.world_size - 1
                 replies.send(Acknowledged(command.sequence, spec.rank, "the disk is full" if is_full else ""))
-            case Stop():
+            case StopWorker():
                 return 0
 
 

@@ -45,6 +45,7 @@ def core_config(**changes) -> ResolvedConfig:
         "max_num_batched_tokens": 32,
         "full_step_tokens": 0,
         "decode_interval_tokens": 0,
+        "step_time_target_s": 0.0,
         "max_num_queued_reqs": 0,
         "max_num_queued_tokens": 0,
     }
@@ -54,7 +55,7 @@ def core_config(**changes) -> ResolvedConfig:
 def cache_plan(config: ResolvedConfig, num_blocks: int = 64) -> CachePlan:
     """Return a plan with this many blocks."""
     return CachePlan(
-        num_blocks=num_blocks,
+        blocks_per_group=[num_blocks],
         block_size=config.block_size,
         max_model_len=config.max_model_len,
         kv_cache_bytes=num_blocks * 1000,
@@ -63,7 +64,7 @@ def cache_plan(config: ResolvedConfig, num_blocks: int = 64) -> CachePlan:
 
 @dataclass
 class Output:
-    """What a client has been told of one request."""
+    """What a client has received for one request."""
 
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
@@ -110,7 +111,7 @@ class FakeEngine:
         self._take(self.scheduler.commit(self._results.popleft()))
 
     def turn(self) -> None:
-        """Do what the core's loop does in one turn."""
+        """Run one turn of the core's loop."""
         if not self.scheduler.may_plan(self.depth) or self.plan() is None:
             self.commit()
 
@@ -149,7 +150,7 @@ class FakeEngine:
 
 
 def alone(prompt: list[int], max_tokens: int = 4, **fields) -> Output:
-    """Return what a request gives on an engine of its own."""
+    """Return the result of a request that runs alone."""
     engine = FakeEngine(enable_prefix_caching=False, async_scheduling=False, max_model_len=1000, num_blocks=256)
     output = engine.submit("alone", prompt, max_tokens, **fields)
     engine.run()

@@ -17,7 +17,7 @@ def default_model() -> Path:
     """Return the path of the GGUF file, fetching it if it is not in the cache.
 
     Raises:
-        DefaultModelMissing: with what the script said, and how to run the tests that need no model.
+        DefaultModelMissing: with the script's output, and how to run the tests that need no model.
     """
     done = subprocess.run([sys.executable, "-P", SCRIPT], capture_output=True, text=True, check=False)
     if done.returncode != 0:

@@ -9,12 +9,12 @@ import time
 from octavo.protocol.config import CachePlan
 from octavo.protocol.control import CoreReady, CoreSpec
 from octavo.protocol.errors import ConfigError
-from octavo.protocol.lifecycle import Reporter, StopSignal, run_child
+from octavo.protocol.lifecycle import StartupReporter, StopSignal, run_child
 
-READY = CoreReady(CachePlan(num_blocks=1, block_size=1, max_model_len=1, kv_cache_bytes=1))
+READY = CoreReady(CachePlan(blocks_per_group=[1], block_size=1, max_model_len=1, kv_cache_bytes=1))
 
 
-def main(spec: CoreSpec, reporter: Reporter, stop: StopSignal) -> int:
+def main(spec: CoreSpec, reporter: StartupReporter, stop: StopSignal) -> int:
     behaviour = spec.address
     with reporter.phase("first phase"):
         pass

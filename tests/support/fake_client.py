@@ -1,7 +1,7 @@
-"""A client without an engine: answers from a script, with a real tokenizer and chat template.
+"""A client without an engine: scripted replies, with a real tokenizer and chat template.
 
-It has the part of `AsyncClient` that the HTTP server uses. Tokens are bytes, so that text, tokens
-and logprobs of an answer can be written down by hand.
+It implements the part of `AsyncClient` that the HTTP server uses. Tokens are bytes, so that text, tokens and logprobs
+of an answer can be written by hand.
 """
 
 import asyncio
@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as FastTokenizer
 
+from octavo.frontend.generation.prompt import TokenizedPrompt
 from octavo.frontend.health import Health
 from octavo.frontend.outputs import CompletionOutput, Logprob, PositionLogprobs, RequestOutput
 from octavo.frontend.text.chat_template import ChatTemplate, FormatChoice
@@ -71,7 +72,7 @@ def resolved_config(**changes: Any) -> ResolvedConfig:
 
 
 class FakeClient:
-    """Answers every request with `reply`, one token per output, unless told otherwise."""
+    """Answers every request with `reply`, one token per output, unless configured otherwise."""
 
     def __init__(self, reply: str = "Hello!", **config: Any) -> None:
         self.reply = reply
@@ -92,14 +93,14 @@ class FakeClient:
             config=b"",
         )
         self.requests: list[dict[str, Any]] = []
-        """What `generate` was asked, in order."""
+        """Calls of `generate`, in order."""
         self.ended_early: list[str] = []
         """Requests whose caller left before they finished."""
         self.error: OctavoError | None = None
         """Raised by `generate` after `error_after` tokens."""
         self.error_after = 0
         self.pause_after: int | None = None
-        """Generate this many tokens, then wait for ever."""
+        """Generate this many tokens, then hang."""
         self.gate: asyncio.Event | None = None
         """Must be set before the first token is generated."""
         self.num_cached_tokens = 0
@@ -149,13 +150,14 @@ class FakeClient:
 
     async def generate(
         self,
-        prompt: dict[str, Any],
+        tokenized: TokenizedPrompt,
         sampling_params: SamplingParams,
         *,
         request_id: str,
         priority: int = 0,
         cache_salt: str | None = None,
     ) -> AsyncIterator[RequestOutput]:
+        prompt = _noted(tokenized)
         self.requests.append(
             {"prompt": prompt, "params": sampling_params, "id": request_id, "priority": priority, "salt": cache_salt}
         )
@@ -170,7 +172,7 @@ class FakeClient:
 
     async def beam_search(
         self,
-        prompt: dict[str, Any],
+        tokenized: TokenizedPrompt,
         params: BeamSearchParams,
         *,
         request_id: str,
@@ -179,6 +181,7 @@ class FakeClient:
         logprobs: int | None = None,
     ) -> RequestOutput:
         """Find the reply, and its beginnings from one letter less on."""
+        prompt = _noted(tokenized)
         self.requests.append(
             {"prompt": prompt, "params": params, "id": request_id, "priority": priority, "salt": cache_salt}
         )
@@ -257,6 +260,10 @@ class FakeClient:
             num_cached_tokens=self.num_cached_tokens,
             timings=[RequestTimings(time.monotonic())] if finished else [],
         )
+
+
+def _noted(prompt: TokenizedPrompt) -> dict[str, Any]:
+    return {"prompt": prompt.text, "prompt_token_ids": list(prompt.token_ids)}
 
 
 def _named(token_ids: list[int]) -> PositionLogprobs:

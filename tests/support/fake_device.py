@@ -1,4 +1,4 @@
-"""What stands for a GPU in the interpreter beside its stream: devices, slow operations, a worker with such a one."""
+"""Fakes of a GPU for the interpreter, besides its stream: devices, slow operations, a worker."""
 
 import os
 import threading
@@ -15,7 +15,7 @@ from octavo.kernels.store_kv import gpu as store_kv
 from octavo.protocol.channel import Publisher, ResultPull
 from octavo.protocol.config import ResolvedConfig
 from octavo.protocol.control import WorkerSpec
-from octavo.protocol.steps import Stop
+from octavo.protocol.steps import StopWorker
 from octavo.worker_proc.device.cpu import CpuDevice
 from octavo.worker_proc.device.stream import Stream
 from octavo.worker_proc.models.base import Model
@@ -41,9 +41,13 @@ def one_by_one(q_TNH, k_TKH, v_TKH, rotation, *cache) -> torch.Tensor:
 class MeasuredDevice(CpuDevice):
     """A device whose memory rises by a million bytes and falls again, and then rises by 100 and by 10 that stay."""
 
-    def __init__(self) -> None:
+    def __init__(self, stream: Stream) -> None:
         super().__init__(1)
+        self._fake_stream = stream
         self._free = iter((1000, 900, 900, 890))
+
+    def stream(self) -> Stream:
+        return self._fake_stream
 
     def reset_peak(self) -> None:
         pass
@@ -67,7 +71,7 @@ class FakeDevice(CpuDevice):
 
 
 class NoSignals:
-    """A process that nobody tells to end."""
+    """A process that is never told to stop."""
 
     count = 0
 
@@ -97,8 +101,8 @@ def converse(
         wait_for_subscribers(commands, 1, 10.0)
         try:
             talk(commands, replies)
-        finally:  # the worker must not wait for ever when something is missing
-            commands.send(Stop(commands.next_sequence))
+        finally:  # the worker must not hang if a message is missing
+            commands.send(StopWorker(commands.next_sequence))
 
     thread = threading.Thread(target=core)
     thread.start()

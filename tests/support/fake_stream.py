@@ -1,9 +1,9 @@
-"""A device without a device: torch on the CPU behaves as one that computes on its own and replays graphs.
+"""A fake device: torch on the CPU behaves like a device that computes asynchronously and replays graphs.
 
-What a real one would do silently is an error here: a host buffer that changes before the device has read it, a result
-that is read before it is there, a graph that waits for the host or reads memory that may be gone.
+Silent errors of a real device are exceptions here: a host buffer changed before the device has read it, a result read
+before it is ready, a graph that waits for the host or reads freed memory.
 
-It runs in order and at once, and shows no race between kernels. Triton's kernels are recorded where they are
+Kernels run in order, so races between them are not detected. Triton's kernels are recorded where they are
 interpreted.
 """
 
@@ -24,7 +24,7 @@ _WAITS = frozenset({"aten::_local_scalar_dense", "aten::nonzero", "aten::is_nonz
 Launch = Callable[[], object]
 
 
-class FakeMark:
+class FakeEvent:
     """Done when the main thread has waited for it, or for a later one; other threads wait for that."""
 
     def __init__(self, stream: "FakeStream", number: int) -> None:
@@ -74,16 +74,18 @@ class FakeStream:
         self.graphs: list[FakeGraph] = []
         self.num_replays = 0
         self.num_uploads = 0
+        self.uploaded_bytes = 0
         self.num_waits = 0
         self._pending: list[Callable[[], None]] = []
         """What becomes true, or must still be, when the device gets there."""
-        self._marks: list[tuple[int, FakeMark]] = []
+        self._events: list[tuple[int, FakeEvent]] = []
 
     def host_buffer(self, num_bytes: int) -> Tensor:
         return torch.zeros(num_bytes, dtype=torch.uint8)
 
     def upload(self, target: Tensor, source: Tensor) -> None:
         self.num_uploads += 1
+        self.uploaded_bytes += source.nbytes
         target.copy_(source)
         before = source.clone()
 
@@ -98,15 +100,15 @@ class FakeStream:
         self._pending.append(lambda: _copy(target, value))
         return target
 
-    def mark(self) -> FakeMark:
-        mark = FakeMark(self, len(self._pending))
-        self._marks.append((len(self._pending), mark))
-        self._pending.append(mark.set_done)
-        return mark
+    def record_event(self) -> FakeEvent:
+        event = FakeEvent(self, len(self._pending))
+        self._events.append((len(self._pending), event))
+        self._pending.append(event.set_done)
+        return event
 
     @torch.inference_mode()
     def catch_up(self, number: int | None = None) -> None:
-        """Let the device do everything, or all up to the mark of a number."""
+        """Let the device do everything, or all up to the event of a number."""
         end = len(self._pending) if number is None else number + 1
         with self._lock:
             for index in range(end):

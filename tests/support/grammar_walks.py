@@ -1,4 +1,4 @@
-"""Random outputs of a grammar, drawn by its masks alone: what a model without any sense could generate."""
+"""Random outputs of a grammar, drawn uniformly from its masks."""
 
 import random
 from collections.abc import Iterator
@@ -29,10 +29,10 @@ def walk(tokens: GrammarTokens, spec: GrammarSpec, rng: random.Random, max_token
         if not candidates or (may_end and rng.random() < 0.3):
             assert may_end, "nothing may follow, and yet it is not the end"
             return output
-        # Otherwise most strings would never end.
+        # Otherwise most strings would not end.
         ends = [token_id for token_id in candidates if any(byte in b'"}]' for byte in tokens.tokens[token_id])]
         token_id = rng.choice(ends if ends and rng.random() < 0.5 else candidates)
-        assert matcher.take(token_id), "the mask allowed what the grammar does not"
+        assert matcher.accept(token_id), "the mask allowed what the grammar does not"
         output += tokens.tokens[token_id]
         if matcher.is_complete:
             return output

@@ -12,14 +12,14 @@ from typing import Any
 import httpx
 import openai
 from fake_client import FakeClient
+from fastapi import FastAPI
 
-from octavo.frontend.http.app import App
-from octavo.frontend.http.conversation import ChatSettings
+from octavo.frontend.conversation.settings import ChatSettings
+from octavo.frontend.http.app import make_app
+from octavo.frontend.http.app_state import AppState
 from octavo.frontend.http.render.answer import AnswerSettings
 from octavo.frontend.http.request_log import RequestLog
-from octavo.frontend.http.run import make_app
 from octavo.frontend.http.server import Server
-from octavo.frontend.http.serving import Serving
 from octavo.frontend.metrics.exporter import Metrics
 from octavo.protocol.config import ServerConfig
 
@@ -35,9 +35,9 @@ def application(
     *,
     trusts_request_templates: bool = True,
     config: ServerConfig = PLAIN,
-) -> App:
+) -> FastAPI:
     metrics = Metrics(client.config, num_blocks=client.facts.num_blocks, max_model_len=client.facts.max_model_len)
-    serving = Serving(
+    state = AppState(
         client,
         metrics,
         trusts_request_templates,
@@ -49,17 +49,18 @@ def application(
         RequestLog.of(config),
         AnswerSettings.of(config),
         created=1_700_000_000,
+        keep_alive_s=config.sse_keep_alive_interval,
     )
-    return make_app(serving, config, api_keys)
+    return make_app(state, config, api_keys)
 
 
 @contextlib.asynccontextmanager
-async def listening(app: App, config: ServerConfig = PLAIN) -> AsyncIterator[str]:
+async def listening(app: FastAPI, config: ServerConfig = PLAIN) -> AsyncIterator[str]:
     """Serve the application on a socket; yield its path."""
     with tempfile.TemporaryDirectory() as directory, socket.socket(socket.AF_UNIX) as bound:
         path = str(Path(directory) / "s")
         bound.bind(path)
-        server = Server(app, config, app.serving.client)
+        server = Server(app, config, app.state.octavo.client)
         serving = asyncio.create_task(server.serve(sockets=[bound]))
         await until(lambda: server.started)
         try:
@@ -69,7 +70,7 @@ async def listening(app: App, config: ServerConfig = PLAIN) -> AsyncIterator[str
 
 
 async def _end(server: Server, serving: "asyncio.Task[None]") -> None:
-    """End a server without its patience, which would cost every test a tenth of a second."""
+    """Stop a server without its grace period, which would cost every test a tenth of a second."""
     serving.cancel()
     for acceptor in server.servers:
         acceptor.close()
@@ -102,13 +103,17 @@ def _http(path: str, **options: Any) -> httpx.AsyncClient:
 
 
 def request(client: FakeClient, method: str, path: str, body: Any = None, **options: Any) -> httpx.Response:
-    """Make one request; `body` is JSON, or bytes as they are."""
+    """Send one request; `body` is JSON, or raw bytes."""
 
     async def send() -> httpx.Response:
         settings = {"config": options.pop("config")} if "config" in options else {}
         async with http_client(client, options.pop("api_keys", ()), **settings) as http:
             content = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
-            return await http.request(method, path, content=content, **options)
+            headers = {
+                **({} if content is None else {"content-type": "application/json"}),
+                **options.pop("headers", {}),
+            }
+            return await http.request(method, path, content=content, headers=headers, **options)
 
     return asyncio.run(send())
 
@@ -129,7 +134,7 @@ def events(response: httpx.Response) -> list[Any]:
 
 
 class Caller:
-    """A connection that speaks in bytes, and can leave at any moment."""
+    """A raw connection that can be closed at any moment."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader = reader
@@ -137,7 +142,7 @@ class Caller:
 
     @classmethod
     @contextlib.asynccontextmanager
-    async def calling(cls, app: App, config: ServerConfig = PLAIN) -> AsyncIterator["Caller"]:
+    async def calling(cls, app: FastAPI, config: ServerConfig = PLAIN) -> AsyncIterator["Caller"]:
         """Connect to the application."""
         async with listening(app, config) as path:
             reader, writer = await asyncio.open_unix_connection(path)
@@ -152,7 +157,8 @@ class Caller:
     def ask(self, path: str, body: Any, *lines: str) -> None:
         """Send a request with a JSON body, and more header lines if need be."""
         content = json.dumps(body).encode()
-        head = [f"POST {path} HTTP/1.1", "host: octavo.test", f"content-length: {len(content)}", *lines]
+        head = [f"POST {path} HTTP/1.1", "host: octavo.test", "content-type: application/json"]
+        head += [f"content-length: {len(content)}", *lines]
         self.send("\r\n".join(head).encode() + b"\r\n\r\n" + content)
 
     async def read_until(self, mark: bytes) -> bytes:
@@ -183,7 +189,7 @@ class Caller:
 
 
 async def until(condition: Any) -> None:
-    """Wait until something is so."""
+    """Wait until a condition is true."""
     async with asyncio.timeout(30):
         while not condition():
             await asyncio.sleep(0.005)

@@ -1,6 +1,6 @@
 """The launches whose kernels are compiled ahead of time: every operation in the shapes of models in use.
 
-Tensors have no data; the shapes are those of Llama-3.1-8B and Qwen3 unless said.
+Tensors have no data; the shapes are those of Llama-3.1-8B and Qwen3 unless noted.
 """
 
 from collections.abc import Callable
@@ -24,7 +24,7 @@ from octavo.kernels.rms_norm import gpu as rms_norm
 from octavo.kernels.rope import gpu as rope
 from octavo.kernels.rope_store_kv import gpu as rope_store_kv
 from octavo.kernels.rope_store_kv.rotation import QKNorm, Rotation
-from octavo.kernels.sample import RequestTable
+from octavo.kernels.sample import RequestTable, Widths
 from octavo.kernels.sample import gpu as sample
 from octavo.kernels.silu_and_mul import gpu as silu_and_mul
 from octavo.kernels.store_kv import gpu as store_kv
@@ -92,9 +92,8 @@ def penalize() -> None:
 
 def sample_rows() -> None:
     """Sample 8 rows of logits and count the tokens."""
-    table = RequestTable.allocate(
-        8, VOCAB_SIZE, max_biases=300, max_withheld=16, max_bad=64, max_seen=8192, device=torch.device("meta")
-    )
+    widths = Widths(biases=300, withheld=16, bad=64, seen=8192, mask_words=-(-VOCAB_SIZE // 32))
+    table = RequestTable.allocate(8, widths, torch.device("meta"))
     per_row = empty(8, dtype=I64)
     sample.sample_rows(empty(8, VOCAB_SIZE), table, per_row, per_row, per_row, largest=1e30)
     sample.count_tokens(table, per_row, per_row)

@@ -1,17 +1,17 @@
-"""Finds octavo processes that a test run has left behind, whoever their parent is by now."""
+"""Finds octavo processes that a test run has left behind, even if they were reparented."""
 
 import os
 import signal
 import time
 from pathlib import Path
 
-CHILD_MODULES = ("octavo.core_proc", "octavo.worker_proc", "-m octavo", "core_fake_", "fake_child", "fake_sibling")
+CHILD_MODULES = ("octavo.core_proc", "octavo.worker_proc", "-m octavo", "core_fake_", "fake_child", "fake_api_worker")
 
 
 def leaked_processes(mark: str, *, timeout_s: float) -> dict[int, str]:
     """Return {pid: command line} of the children, real or fake, that carry `mark` in their environment.
 
-    An orphan's parent is the init process, so descent says nothing; the environment is inherited for good.
+    Orphans are reparented to init, so ancestry cannot identify them; the environment can.
 
     Blocks until: there are none, or `timeout_s` has passed.
     """
@@ -24,7 +24,7 @@ def leaked_processes(mark: str, *, timeout_s: float) -> dict[int, str]:
 
 
 def kill(pids: list[int]) -> None:
-    """End the processes; those that have ended meanwhile are passed over."""
+    """Kill the processes; those that have already exited are skipped."""
     for pid in pids:
         try:
             os.kill(pid, signal.SIGKILL)
@@ -42,5 +42,5 @@ def _marked_children(mark: bytes) -> list[tuple[int, str]]:
             if mark in (folder / "environ").read_bytes():
                 found.append((int(folder.name), command))
         except (FileNotFoundError, ProcessLookupError, PermissionError):
-            continue  # It ended while we looked, or belongs to somebody else.
+            continue  # It has exited, or belongs to another user.
     return found

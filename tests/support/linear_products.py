@@ -1,4 +1,4 @@
-"""Calls the native `linear` in all the ways that must not make a difference."""
+"""Calls the native `linear` in all ways that must give the same bits."""
 
 import torch
 from native_checks import beside_others

@@ -1,30 +1,34 @@
-"""A scheduler and a `WorkerSupervisor` over simulated workers that fail as a test wants. One thread, no sockets."""
+"""A scheduler and a `WorkerSupervisor` over simulated workers that fail on request. One thread, no sockets."""
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from core_fakes import CLIENT, Output, cache_plan, core_config
-from simulation.box import SimulatedBox
+from simulation.crash_journal import SimulatedCrashJournal
 from simulation.worker import SimulatedWorker
 
 from octavo.core_proc import invariants
 from octavo.core_proc.log_entries import LogEntry, Planned, WorkersLost
-from octavo.core_proc.recovery.blame import Blame
+from octavo.core_proc.recovery.crash_attribution import CrashAttribution
 from octavo.core_proc.recovery.supervisor import WorkerSupervisor
 from octavo.core_proc.scheduler.delivery import ClientEvent
 from octavo.core_proc.scheduler.observed import ObservedScheduler
 from octavo.core_proc.scheduler.scheduler import Scheduler
 from octavo.core_proc.workers.group import WorkerFailed
-from octavo.protocol.config import CachePlan, ResolvedConfig
+from octavo.protocol.config import CachePlan, DeviceFacts, ResolvedConfig
 from octavo.protocol.events import Tokens
+from octavo.protocol.lifecycle import StartupReporter, StopSignal
 from octavo.protocol.params import SamplingSpec
 from octavo.protocol.requests import Submit
-from octavo.protocol.steps import SlotMask, StepPlan, StepResult
+from octavo.protocol.steps import Acknowledged, Profile, StepPlan, WorkerCommand, WorkerReply
 
 STEP_TIMEOUT_S = 10.0
 START_TIMEOUT_S = 60.0
+FACTS = DeviceFacts(
+    rank=0, device_name="none", total_bytes=0, free_bytes=0, weights_bytes=0, activation_bytes=0, cache_groups=[]
+)
 
 
 @dataclass
@@ -48,22 +52,37 @@ class Faults:
 class MortalGroup:
     """Simulated workers of one generation; ready at the second look, gone at the second look after their end."""
 
-    def __init__(self, number: int, config: ResolvedConfig, plan: CachePlan, faults: Faults) -> None:
+    def __init__(
+        self,
+        number: int,
+        config: ResolvedConfig,
+        plan: CachePlan,
+        faults: Faults,
+        make_next: Callable[[int], "MortalGroup"],
+    ) -> None:
         self.number = number
         self.worker = SimulatedWorker(config, plan.num_blocks)
         self.waitables: list[Any] = []
+        self.facts = [FACTS]
+        self.next_sequence = 0
         self.is_abandoned = False
         self._faults = faults
+        self._make_next = make_next
         self.looks_left = 1
-        self._results: deque[StepResult] = deque()
+        self._replies: deque[WorkerReply] = deque()
         self._failure: WorkerFailed | None = None
         self._num_steps = 0
-        self._on_done: Callable[[str], None] = lambda why: None
 
     @property
-    def is_gone(self) -> bool:
+    def has_exited(self) -> bool:
         self.looks_left -= 1
         return self.looks_left < 0
+
+    def start(self, reporter: StartupReporter, stop: StopSignal) -> None:
+        raise AssertionError("the first group is ready")
+
+    def allocate(self, plan: CachePlan, stop: StopSignal) -> None:
+        raise AssertionError("the first group is ready")
 
     def advance(self, plan: CachePlan) -> bool:
         if self.number in self._faults.failed_starts:
@@ -71,42 +90,37 @@ class MortalGroup:
         self.looks_left -= self.number not in self._faults.silent_starts
         return self.looks_left < 0
 
-    def execute(self, plan: StepPlan) -> None:
+    def broadcast(self, command: WorkerCommand) -> None:
         assert not self.is_abandoned
-        self._num_steps += 1
-        if self._failure or (self.number, self._num_steps) in self._faults.hangs_at:
-            self._faults.hangs_at.add((self.number, self._num_steps + 1))
-            return
-        plan = StepPlan(self._num_steps - 1, *[getattr(plan, name) for name in StepPlan.__struct_fields__[1:]])
-        if self._faults.is_fatal(plan, self.worker):
-            self._failure = WorkerFailed(f"group {self.number} died")
-            return
-        self._results.append(self.worker.execute(plan))
+        assert command.sequence == self.next_sequence
+        self.next_sequence += 1
+        self.worker.next_sequence = command.sequence
+        match command:
+            case StepPlan():
+                self._execute(command)
+            case Profile():
+                if not self._faults.is_mute:
+                    self._replies.append(Acknowledged(command.sequence, 0))
+            case _:
+                raise AssertionError("no request has a grammar")
 
-    def supply(self, masks: Sequence[SlotMask]) -> None:
-        raise AssertionError("no request has a grammar")
-
-    def take_result(self) -> StepResult | None:
-        if self._results:
-            return self._results.popleft()
+    def gather(self) -> WorkerReply | None:
+        if self._replies:
+            return self._replies.popleft()
         if self._failure:
             raise self._failure
         return None
 
-    def profile(self, directory: str | None, on_done: Callable[[str], None]) -> None:
-        if self._faults.is_mute:
-            self._on_done = on_done
-        else:
-            on_done("")
+    def restart(self) -> "MortalGroup":
+        return self._make_next(self.number + 1)
 
     def die(self) -> None:
-        """End, whatever it is doing."""
+        """Stop, even in the middle of a step."""
         self._failure = WorkerFailed(f"group {self.number} died")
 
-    def abandon(self, why: str) -> None:
+    def abandon(self) -> None:
         self.is_abandoned = True
         self.looks_left = 1
-        self._on_done(why)
 
     def stop(self) -> None:
         self.is_abandoned = True
@@ -114,9 +128,18 @@ class MortalGroup:
     def kill(self) -> None:
         self.is_abandoned = True
 
+    def _execute(self, plan: StepPlan) -> None:
+        self._num_steps += 1
+        if self._failure or (self.number, self._num_steps) in self._faults.hangs_at:
+            self._faults.hangs_at.add((self.number, self._num_steps + 1))
+        elif self._faults.is_fatal(plan, self.worker):
+            self._failure = WorkerFailed(f"group {self.number} died")
+        else:
+            self._replies.append(self.worker.execute(plan))
+
 
 class MortalEngine:
-    """An engine whose workers fail; `now` moves only by `turn`."""
+    """An engine whose workers fail; only `turn` advances `now`."""
 
     def __init__(self, faults: Faults, *, num_blocks: int = 64, max_restarts: int = 8, **changes: Any) -> None:
         self.config = core_config(**changes)
@@ -127,19 +150,17 @@ class MortalEngine:
         self.outputs: dict[str, Output] = {}
         self.num_losses = 0
         self.scheduler = ObservedScheduler(self.config, self.plan, lambda: self.now, [self._check])
-        self.blame = Blame(self.scheduler, SimulatedBox())
-        self._sequences: deque[int] = deque()
+        self.attribution = CrashAttribution(self.scheduler, SimulatedCrashJournal())
         self.supervisor = WorkerSupervisor(
-            self._first_group(),
-            self._make_group,
+            self._make_group(0),
             self.plan,
             self.scheduler,
-            self.blame,
+            self.attribution,
             lambda: self.now,
             step_timeout_s=STEP_TIMEOUT_S,
             start_timeout_s=START_TIMEOUT_S,
             max_restarts=max_restarts,
-            on_loss=self._sequences.clear,
+            on_loss=lambda: None,
         )
 
     def submit(self, request_id: str, prompt: list[int], max_tokens: int, **fields: Any) -> None:
@@ -147,20 +168,18 @@ class MortalEngine:
         self.outputs[request_id] = Output()
         sampling = SamplingSpec(max_tokens=max_tokens, seed=0, **fields)
         submit = Submit(request_id, prompt, sampling)
-        self.blame.arrive(request_id.encode())
-        self.blame.take_in(request_id.encode(), (CLIENT, request_id), submit)
+        self.attribution.add(request_id.encode())
+        self.attribution.track(request_id.encode(), (CLIENT, request_id), submit)
         self.take(self.scheduler.submit(CLIENT, submit))
 
     def turn(self) -> None:
-        """Do what the core's loop does in one turn; when nothing has come, time passes until something is due."""
+        """Run one turn of the core's loop. If there is no message, advance time to the next deadline."""
         if (result := self.supervisor.take_result()) is not None:
-            renumbered = [getattr(result, name) for name in StepResult.__struct_fields__[1:]]
-            self.take(self.scheduler.commit(StepResult(self._sequences.popleft(), *renumbered)))
+            self.take(self.scheduler.commit(result))
         elif (timeout_s := self.supervisor.timeout_s) is not None:
             self.now += min(timeout_s, 1.0)
-        self.take(self.supervisor.tend())
+        self.take(self.supervisor.poll())
         while self.supervisor.is_ready and self.scheduler.may_plan(2) and (plan := self.scheduler.plan()) is not None:
-            self._sequences.append(plan.sequence)
             self.supervisor.execute(plan)
 
     def run(self) -> None:
@@ -171,18 +190,13 @@ class MortalEngine:
             self.turn()
         raise AssertionError("the engine does not come to an end")
 
-    def _first_group(self) -> MortalGroup:
-        group = MortalGroup(0, self.config, self.plan, self.faults)
-        self.groups.append(group)
-        return group
-
     def _make_group(self, number: int) -> MortalGroup:
         assert all(group.is_abandoned for group in self.groups), "two groups at the same time"
         if number in self.faults.unmade:
             self.faults.unmade.remove(number)
             raise OSError("no process can be started")
         assert number == len(self.groups)
-        group = MortalGroup(number, self.config, self.plan, self.faults)
+        group = MortalGroup(number, self.config, self.plan, self.faults, self._make_group)
         self.groups.append(group)
         return group
 
@@ -207,4 +221,4 @@ class MortalEngine:
                     output.prompt_logprobs = event.prompt_logprobs
             else:
                 output.end = event
-                self.blame.release((client, event.request_id))
+                self.attribution.finish((client, event.request_id))

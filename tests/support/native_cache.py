@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from octavo.kernels.native import direct
-from octavo.kernels.native.arguments import Matrix, StepArguments
+from octavo.kernels.native.arguments import GroupArguments, Matrix, StepArguments
 from octavo.kernels.native.library import NativeLibrary
 from octavo.kernels.paged_attention import AttentionShape
 from octavo.kernels.paged_attention.layout import GROUP_SLOTS, CacheLayout, LayoutArguments
@@ -70,7 +70,7 @@ class NativeCache:
         arguments = StoreKvArguments(
             Matrix.of(k), Matrix.of(v), self.k.data_ptr(), self.v.data_ptr(), LayoutArguments.of(self.layout)
         )
-        step = StepArguments(num_rows=len(slots), slots=slots.data_ptr())
+        step = StepArguments(num_rows=len(slots), groups=ctypes.pointer(GroupArguments(slots=slots.data_ptr())))
         direct.run(self.library, "store_kv", arguments, step=step, num_threads=self.num_threads)
 
     def attend(
@@ -95,8 +95,9 @@ class NativeCache:
             num_requests=len(lens),
             query_starts=starts.data_ptr(),
             context_lens=lens.data_ptr(),
-            block_table=block_table.data_ptr(),
-            block_table_width=block_table.stride(0),
+            groups=ctypes.pointer(
+                GroupArguments(block_table=block_table.data_ptr(), block_table_width=block_table.stride(0))
+            ),
         )
         out = torch.full((len(q), q.shape[1]), float("nan"), dtype=out_dtype)
         plan = PlanAttentionArguments(mirrored, ctypes.c_void_p(address), num_bytes, max(context_lens))

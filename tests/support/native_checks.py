@@ -1,4 +1,4 @@
-"""Runs one native operation over rows, and checks what every operation promises."""
+"""Runs a native operation over rows and checks the contract of all operations."""
 
 import math
 from collections.abc import Callable, Sequence

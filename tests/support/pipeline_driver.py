@@ -1,19 +1,20 @@
-"""Drives a `PipelinedExecutor` as a core would: plans ahead of results, with tokens that nobody knows yet."""
+"""Drives a `PipelinedExecutor` as a core would: plans ahead of results, with tokens that are not known yet."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
 from worker_plans import Running
 
+from octavo.protocol.ids import pack_ids
 from octavo.protocol.params import SamplingSpec
-from octavo.protocol.steps import NO_TOKEN, Admitted, Appended, Scheduled, SlotMask, StepPlan, StepResult
-from octavo.worker_proc.pipeline.executor import PipelinedExecutor
+from octavo.protocol.steps import NO_TOKEN, Admitted, Appended, Scheduled, StepPlan, StepResult, TokenMask
+from octavo.worker_proc.executor.executor import PipelinedExecutor
 
 
 class PipelineDriver:
     """Hands out blocks, plans steps, and takes the results whenever they come.
 
-    Blocks are handed out from the end and never in a row, so that a wrong block table cannot go unseen.
+    Blocks are handed out from the end and never contiguously, so that a wrong block table is detected.
     """
 
     def __init__(
@@ -33,7 +34,7 @@ class PipelineDriver:
         self._admitted: list[Running] = []
 
     def admit(self, slot: int, prompt: list[int], sampling: SamplingSpec, outputs: Iterable[int] = ()) -> Running:
-        """Let a request enter the batch with the next step."""
+        """Add a request to the batch with the next step."""
         request = Running(slot, sampling, len(prompt), [*prompt, *outputs])
         self.running[slot] = request
         self._num_pending[slot] = 0
@@ -41,7 +42,7 @@ class PipelineDriver:
         return request
 
     def release(self, slot: int) -> Running:
-        """Let a request leave the batch with the next step, whatever of it is in flight."""
+        """Remove a request from the batch with the next step, even if it is in flight."""
         request = self.running.pop(slot)
         self._free_blocks += request.block_ids
         self._released.append(slot)
@@ -53,7 +54,7 @@ class PipelineDriver:
         return len(request.token_ids) + self._num_pending[slot] - request.num_computed
 
     def begin(
-        self, chunks: dict[int, int] | None = None, masks: Callable[[], Sequence[SlotMask]] | None = None
+        self, chunks: dict[int, int] | None = None, masks: Callable[[], Sequence[TokenMask]] | None = None
     ) -> None:
         """Begin a step: `chunks` tokens of each slot, by default all there are."""
         if chunks is None:
@@ -65,13 +66,13 @@ class PipelineDriver:
             draws = num_tokens == self.num_uncomputed(slot)
             blocks = self._blocks_for(request, request.num_computed + num_tokens)
             if slot not in new and blocks:
-                appended.append(Appended(slot, blocks))
-            scheduled.append(Scheduled(slot, request.num_computed, num_tokens, draws))
+                appended.append(Appended(slot, [blocks]))
+            scheduled.append(Scheduled(slot, request.num_computed, num_tokens, int(draws)))
             entries.append((request, draws))
             request.num_computed += num_tokens
             self._num_pending[slot] += draws
         admitted = [
-            Admitted(r.slot, "", list(r.token_ids), r.num_prompt_tokens, list(r.block_ids), r.sampling)
+            Admitted(r.slot, "", pack_ids(r.token_ids), r.num_prompt_tokens, [list(r.block_ids)], r.sampling)
             for r in self._admitted
         ]
         plan = StepPlan(self._sequence, self._released, admitted, appended, scheduled, masks is not None)
@@ -98,7 +99,7 @@ class PipelineDriver:
         entries = self._plans.popleft()
         drawing = [request for request, draws in entries if draws]
         logprobs = result.logprobs or [None] * len(drawing)
-        for request, token_id, entry in zip(drawing, result.sampled, logprobs, strict=True):
+        for request, token_id, entry in zip(drawing, result.token_ids, logprobs, strict=True):
             request.token_ids.append(max(token_id, 0))
             request.logprobs.append(entry)
             if self.running.get(request.slot) is request:

@@ -1,4 +1,4 @@
-"""`octavo serve` as a child of a test, and a look at the processes below it."""
+"""Runs `octavo serve` as a child process and inspects its descendants."""
 
 import contextlib
 import os
@@ -42,7 +42,7 @@ class Server:
         return "\n".join(self.lines)
 
     def wait_until_ready(self) -> "Server":
-        """Wait for the line that tells the address."""
+        """Wait for the log line with the address, and until the server is healthy."""
         deadline = time.monotonic() + START_TIMEOUT_S
         while time.monotonic() < deadline and self.process.poll() is None:
             if match := re.search(r"[Ll]istening on (http://127\.0\.0\.1:\d+)", self.output):
@@ -81,7 +81,7 @@ class Server:
 
 @contextlib.contextmanager
 def serve(model: Path | str, *flags: str, environment: dict[str, str] | None = None) -> Iterator[Server]:
-    """Start a server and make sure it ends."""
+    """Start a server and stop it on exit."""
     server = Server(model, *flags, environment=environment)
     try:
         yield server
@@ -107,7 +107,7 @@ def descendants(pid: int) -> list[int]:
 
 
 def is_running(pid: int) -> bool:
-    """False for a process that is gone or only waits to be reaped."""
+    """False for a process that has exited, even if it is not reaped."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except FileNotFoundError:

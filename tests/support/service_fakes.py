@@ -1,10 +1,10 @@
-"""What stands around the core's front desk in a test without sockets and processes."""
+"""Fakes around the core's service for tests without sockets and processes."""
 
-from simulation.box import SimulatedBox
+from simulation.crash_journal import SimulatedCrashJournal
 
 from octavo.core_proc.grammar.compiler import GrammarCompiler
 from octavo.core_proc.grammar.grammars import Grammars
-from octavo.core_proc.recovery.blame import Blame
+from octavo.core_proc.recovery.crash_attribution import CrashAttribution
 from octavo.core_proc.scheduler.scheduler import Scheduler
 from octavo.protocol.channel import PeerLost
 from octavo.protocol.events import Event
@@ -12,7 +12,7 @@ from octavo.protocol.requests import Request
 
 
 class FakeRouter:
-    """Delivers what a test puts into `inbox`; its one frontend may be gone, or not read."""
+    """Delivers the messages in `inbox`. Its one frontend may be gone or not read."""
 
     def __init__(self) -> None:
         self.malformed_frames = 0
@@ -34,7 +34,7 @@ class FakeRouter:
 
 
 class FakeStop:
-    """Counts what a test says it has received."""
+    """Counts received signals, as set by the test."""
 
     count = 0
 
@@ -43,5 +43,5 @@ def grammars_of(scheduler: Scheduler) -> Grammars:
     return Grammars(scheduler, None, GrammarCompiler(timeout_s=5))
 
 
-def blame_of(scheduler: Scheduler) -> Blame:
-    return Blame(scheduler, SimulatedBox())
+def attribution_of(scheduler: Scheduler) -> CrashAttribution:
+    return CrashAttribution(scheduler, SimulatedCrashJournal())

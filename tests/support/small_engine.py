@@ -1,4 +1,4 @@
-"""A scheduler and a step executor in one process: the engine without its sockets, quick enough for hypothesis."""
+"""A scheduler and a step executor in one process: the engine without sockets, fast enough for hypothesis."""
 
 import select
 import struct
@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
+from worker_plans import HostExecutor
 
 from octavo.core_proc.grammar.compiler import GrammarCompiler
 from octavo.core_proc.grammar.grammars import Grammars
@@ -18,15 +19,14 @@ from octavo.protocol.config import CachePlan, ResolvedConfig
 from octavo.protocol.events import Failed, Finished, TokenLogprobs, Tokens
 from octavo.protocol.params import SamplingSpec
 from octavo.protocol.requests import Submit
-from octavo.protocol.steps import SlotMask, StepPlan
+from octavo.protocol.steps import StepPlan, TokenMask
 from octavo.protocol.structured import GrammarSpec
 from octavo.worker_proc.models.base import Model
-from octavo.worker_proc.step.execute import StepExecutor
 
 
 @dataclass
 class Result:
-    """What one request gave, with the exact bits of its logprobs."""
+    """The result of one request, with the exact bits of its logprobs."""
 
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[Any] = field(default_factory=list)
@@ -36,7 +36,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Asked:
-    """A request: when it comes (in steps), and when its client loses interest, if ever."""
+    """A request with the steps at which it arrives and, optionally, is aborted."""
 
     prompt: list[int]
     sampling: SamplingSpec
@@ -48,12 +48,12 @@ class Asked:
 
 
 class SuppliedMasks:
-    """The workers, as far as grammars need them: takes the masks of each step that awaits some, in order."""
+    """The workers as grammars see them: collects the masks of each step, in order."""
 
     def __init__(self) -> None:
-        self.steps: deque[Sequence[SlotMask]] = deque()
+        self.steps: deque[Sequence[TokenMask]] = deque()
 
-    def supply(self, masks: Sequence[SlotMask]) -> None:
+    def send_masks(self, masks: Sequence[TokenMask]) -> None:
         """Take the masks of one step."""
         self.steps.append(masks)
 
@@ -65,16 +65,19 @@ class SmallEngine:
         self, model: Model, config: ResolvedConfig, num_blocks: int, compiler: GrammarCompiler | None = None
     ) -> None:
         plan = CachePlan(
-            num_blocks=num_blocks, block_size=config.block_size, max_model_len=config.max_model_len, kv_cache_bytes=0
+            blocks_per_group=[num_blocks],
+            block_size=config.block_size,
+            max_model_len=config.max_model_len,
+            kv_cache_bytes=0,
         )
         self.depth = 2 if config.async_scheduling else 1
         self.scheduler = Scheduler(config, plan, clock=lambda: 0.0)
         self.masks = SuppliedMasks()
         self.grammars = Grammars(self.scheduler, self.masks, compiler)  # type: ignore[arg-type]
-        self.executor = StepExecutor.build(model, config, num_blocks=num_blocks, max_model_len=config.max_model_len)
+        self.executor = HostExecutor(model, config, num_blocks)
 
     def run(self, requests: Sequence[Asked]) -> list[Result]:
-        """Play the requests and return their results in order."""
+        """Run the requests and return their results in order."""
         results = [Result() for _ in requests]
         in_flight: deque[StepPlan] = deque()
         step = 0
@@ -91,11 +94,11 @@ class SmallEngine:
             check(self.scheduler)
             if plan is not None:
                 in_flight.append(plan)
-                self._note(results, self.grammars.settle())
+                self._note(results, self.grammars.on_step())
             if in_flight and (plan is None or len(in_flight) == self.depth):
                 result = self.executor.execute(in_flight.popleft(), self.masks.steps.popleft)
                 self._note(results, self.scheduler.commit(result))
-                self._note(results, self.grammars.settle())
+                self._note(results, self.grammars.on_step())
             check(self.scheduler)
             step += 1
             assert step < 20_000, "the engine makes no progress"
@@ -105,12 +108,12 @@ class SmallEngine:
         return results
 
     def _submit(self, submit: Submit) -> list[ClientEvent]:
-        """Submit a request, and wait for its grammar: when it comes must not be left to chance."""
+        """Submit a request and wait for its grammar, so that the order of events is deterministic."""
         if submit.grammar is None:
             return self.scheduler.submit(b"client", submit)
         events = self.grammars.submit(b"client", submit)
-        while self.grammars.has_requests:
-            select.select([self.grammars.wake_fd], [], [])
+        while self.grammars.num_waiting:
+            select.select(self.grammars.wake_fds, [], [])
             events += self.grammars.take_ready()
         return events
 

@@ -1,4 +1,4 @@
-"""Waits for the workers of a broadcast, as a core does."""
+"""Waits for subscribers of a broadcast, as a core does."""
 
 import time
 

@@ -5,7 +5,7 @@ in Triton 3.6 three things go wrong with them, none of which raises: products of
 take the bits for integers, and conversions from float32 cut bits off where a GPU rounds to the nearest. With
 numpy 2.4 a loop over a bound that was loaded from memory raises a TypeError, and a comparison of two single floats that
 is then spread over a block becomes a float. Of float8_e4m3fn it rounds otherwise than a GPU, and loses NaN. `repair`
-puts all of that right.
+fixes all of these.
 
 What it cannot show: shared memory, races between programs (they run one after another), reads out of bounds.
 """
@@ -31,7 +31,7 @@ UNREPAIRED: dict[str, Callable[..., Any]] = {
 
 
 def repair() -> None:
-    """Put the interpreter of this process right, for good."""
+    """Repair the interpreter in this process."""
     InterpreterBuilder.binary_op = _binary_op
     InterpreterBuilder.unary_op = _unary_op
     InterpreterBuilder.create_dot = _create_dot

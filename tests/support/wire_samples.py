@@ -1,49 +1,126 @@
-"""One message of every kind that crosses a socket, with the codec that carries it."""
+"""At least one message of every kind that crosses a socket, with the codec that carries it."""
 
-from octavo.protocol import codec, events, requests, steps
-from octavo.protocol.params import SamplingSpec
+from octavo.protocol import codec, events, requests, snapshot, steps
+from octavo.protocol.buffers import Buffer
+from octavo.protocol.ids import pack_ids
+from octavo.protocol.params import PoolingSpec, SamplingSpec
+from octavo.protocol.repetition import RepetitionSpec
 from octavo.protocol.stats import EngineStats, RequestTimings
+from octavo.protocol.structured import GrammarKind, GrammarPart, GrammarSpec
 
 SPEC = SamplingSpec(max_tokens=5, seed=2**64 - 1, stop_token_ids=(3,), logit_bias=((1, -2.5),))
+FULL_SPEC = SamplingSpec(
+    max_tokens=5,
+    seed=7,
+    temperature=0.5,
+    top_k=40,
+    top_p=0.9,
+    min_p=0.1,
+    presence_penalty=0.25,
+    frequency_penalty=-0.25,
+    repetition_penalty=1.5,
+    min_tokens=2,
+    eos_token_ids=(1, 2),
+    stop_token_ids=(3,),
+    logprobs=4,
+    prompt_logprobs=5,
+    logit_bias=((1, -2.5),),
+    skip_reading_prefix_cache=True,
+    allowed_token_ids=(1, 2, 3),
+    bad_words=((4,), (5, 6)),
+    logprobs_mode="processed_logits",
+    repetition=RepetitionSpec(1, 8, 3),
+    logprob_token_ids=(9,),
+    extra_args={"target": [1, 2.5, "x", None]},
+)
+GRAMMAR = GrammarSpec(
+    GrammarKind.JSON_SCHEMA, "{}", "tools", b"<t>", (GrammarPart("response_format", "{}"),), 100, (7, 8)
+)
 LOGPROBS = events.TokenLogprobs([4, 4, 9], [-0.1, -0.1, -2.0], 1)
-FACTS = events.EngineFacts(1, "path", ["name"], 100, 50, 16, 10, 8, 20, "float32", "cpu", b"config", "pulse")
+FACTS = events.EngineFacts(1, "path", ["name"], 100, 50, 16, 10, 8, 20, "float32", "cpu", b"config", "pulse", 4)
+TIMINGS = RequestTimings(1.0, 2.0, 3.0, 4.0)
+STATS = EngineStats(num_running=2, num_blocks=4, num_free_blocks=3, worker_failures={"died": 1})
+LARGE = bytes(range(256)) * (codec.MIN_BUFFER_BYTES // 256)
+"""What leaves the body of its message."""
+POOLED = events.PooledOutput(Buffer(b"1234"), (1,), "float32")
+LARGE_POOLED = events.PooledOutput(Buffer(LARGE), (4, 4096), "float32")
+MANY_IDS = pack_ids(range(codec.MIN_BUFFER_BYTES))
+
+_REQUESTS = [
+    requests.Connect(client="test", frontend_id=b"id"),
+    requests.Submit("r", pack_ids([1, 2]), SPEC, 3, "salt", None, pack_ids([7])),
+    requests.Submit("r", pack_ids([300, 2**31 - 1]), FULL_SPEC, -1, None, "sql", pack_ids(), 32, GRAMMAR, True),
+    requests.Submit("long", MANY_IDS, SPEC, resume_output_token_ids=MANY_IDS),
+    requests.Submit("pooled", pack_ids([1]), PoolingSpec("embed")),
+    requests.ModelVocabulary([b"a", b"\xff", b""], [2]),
+    requests.Abort(["a", "b"]),
+    requests.Call(1, requests.StartProfile("dir")),
+    requests.Call(2, requests.ResetPrefixCache()),
+    requests.Call(3, requests.StopProfile()),
+    requests.Call(4, requests.GetStats()),
+    requests.Call(5, requests.GetSnapshot()),
+]
+_EVENTS = [
+    events.Welcome(FACTS),
+    events.Refused("no"),
+    events.Events(
+        1,
+        [
+            events.Tokens("r", [4], [LOGPROBS], [None, LOGPROBS], 16, [0.5]),
+            events.Finished("r", events.FinishReason.STOP, 3, 16, 1, TIMINGS),
+            events.Failed("s", events.FailureKind.INVALID, "too long", "prompt"),
+        ],
+        2.5,
+    ),
+    events.Events(
+        1,
+        [
+            events.Finished("p", events.FinishReason.STOP, result=POOLED),
+            events.Finished("q", events.FinishReason.STOP, result=LARGE_POOLED),
+        ],
+    ),
+    events.Reply(1, STATS),
+    events.Reply(1, events.CallFailed("no")),
+    events.Reply(1, events.BoolResult(True)),
+    events.Reply(
+        1,
+        snapshot.EngineSnapshot(
+            STATS,
+            [snapshot.RequestProgress("r", True, 1, 2, 3, 4, 5, 6, 7, 8.0)],
+            b"\x00\x01",
+            [snapshot.StepSample(1, 2, 3, 4, 0.5)],
+        ),
+    ),
+    events.StatsReport(EngineStats(num_blocks=4, num_free_blocks=3)),
+    events.EngineDying("cause"),
+]
+_COMMANDS = [
+    steps.StepPlan(
+        0,
+        [1],
+        [steps.Admitted(0, "r", pack_ids([1, 2]), 2, [[5]], SPEC)],
+        [steps.Appended(2, [[6]])],
+        [steps.Scheduled(0, 0, 2, 1), steps.Scheduled(2, 16, 8, 0)],
+    ),
+    steps.StepPlan(1, [], [], [], [steps.Scheduled(0, 2, 4, 4)], awaits_masks=True),
+    steps.TokenMasks.pack(2, [(0, 0, b"\x01\x00\x00\x80"), (0, 1, b"\xff\xff\xff\xff")]),
+    steps.TokenMasks.pack(3, [(slot, 0, LARGE[: 2**15]) for slot in range(4)]),
+    steps.AllocateCache(0, [10], 100),
+    steps.Profile(0, None),
+    steps.StopWorker(0),
+]
+_REPLIES = [
+    steps.StepResult(0, pack_ids([4]), [LOGPROBS], [(0, [LOGPROBS])], 0.5),
+    steps.StepResult(1, pack_ids([4, 5, steps.NO_TOKEN]), [], [], 0.5, [2, 1]),
+    steps.StepResult(2, pack_ids([steps.NO_TOKEN]), [], [], 0.5, faults=[steps.StepFault(3, "raised", "extra_args")]),
+    steps.CacheReady(0, 1),
+    steps.Acknowledged(0, 1, "the disk is full"),
+    steps.CommandFailed(0, 0, "ValueError", "bad", "trace"),
+]
 
 MESSAGES = [
-    (codec.request_codec(), requests.Connect(client="test")),
-    (codec.request_codec(), requests.Submit("r", [1, 2], SPEC, 3, "salt", None, [7])),
-    (codec.request_codec(), requests.Abort(["a", "b"])),
-    (codec.request_codec(), requests.Call(1, requests.StartProfile("dir"))),
-    (codec.request_codec(), requests.Call(2, requests.ResetPrefixCache())),
-    (codec.event_codec(), events.Welcome(FACTS)),
-    (codec.event_codec(), events.Refused("no")),
-    (
-        codec.event_codec(),
-        events.Events(
-            1,
-            [
-                events.Tokens("r", [4], [LOGPROBS], [None, LOGPROBS], 16),
-                events.Finished("r", events.FinishReason.STOP, 3, 16, 1, RequestTimings(1.0, 2.0, 3.0, 4.0)),
-                events.Failed("s", events.FailureKind.INVALID, "too long", "prompt"),
-            ],
-        ),
-    ),
-    (codec.event_codec(), events.Reply(1, EngineStats(num_running=2))),
-    (codec.event_codec(), events.Reply(1, events.CallFailed("no"))),
-    (codec.event_codec(), events.StatsReport(EngineStats(num_blocks=4, num_free_blocks=3))),
-    (codec.event_codec(), events.EngineDying("cause")),
-    (
-        codec.worker_command_codec(),
-        steps.StepPlan(
-            0,
-            [1],
-            [steps.Admitted(0, "r", [1, 2], 2, [5], SPEC)],
-            [steps.Appended(2, [6])],
-            [steps.Scheduled(0, 0, 2, True)],
-        ),
-    ),
-    (codec.worker_command_codec(), steps.AllocateCache(0, 10, 100)),
-    (codec.worker_command_codec(), steps.Profile(0, None)),
-    (codec.worker_command_codec(), steps.Stop(0)),
-    (codec.worker_reply_codec(), steps.StepResult(0, [4], [LOGPROBS], [(0, [LOGPROBS])], 0.5)),
-    (codec.worker_reply_codec(), steps.CommandFailed(0, 0, "ValueError", "bad", "trace")),
+    *((codec.request_codec(), message) for message in _REQUESTS),
+    *((codec.event_codec(), message) for message in _EVENTS),
+    *((codec.worker_command_codec(), message) for message in _COMMANDS),
+    *((codec.worker_reply_codec(), message) for message in _REPLIES),
 ]

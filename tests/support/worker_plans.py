@@ -1,4 +1,4 @@
-"""Drives a `StepExecutor` with hand-made plans, as a core would, for tests of the worker alone."""
+"""Drives an executor on the host with hand-made plans, as a core would, for tests of the worker alone."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -13,17 +13,19 @@ from octavo.protocol.config import ResolvedConfig, resolve
 from octavo.protocol.config.sources import engine_config
 from octavo.protocol.env import Env
 from octavo.protocol.events import TokenLogprobs
+from octavo.protocol.ids import pack_ids
 from octavo.protocol.params import SamplingSpec
 from octavo.protocol.steps import Admitted, Appended, Scheduled, StepPlan, StepResult
+from octavo.worker_proc.executor.open import open_executor
+from octavo.worker_proc.executor.runner import ReceiveMasks
 from octavo.worker_proc.models.base import Model
-from octavo.worker_proc.step.execute import StepExecutor
 from octavo.worker_proc.weights.load import load_model
 
 NUM_BLOCKS = 400
 
 
 def worker_config(model: Path | str, **settings: Any) -> ResolvedConfig:
-    """The configuration of a worker for a model on disk, in float32 unless told otherwise."""
+    """The configuration of a worker for a model on disk, in float32 by default."""
     said = engine_config({"model": str(model), "dtype": "float32", **settings})
     return resolve(said, read_model_facts(said.model, Env.read()), device="cpu", num_cores=2)
 
@@ -31,7 +33,7 @@ def worker_config(model: Path | str, **settings: Any) -> ResolvedConfig:
 def loaded(config: ResolvedConfig, *, is_native: bool = True) -> Model:
     """The configured model with its weights.
 
-    One thread: two that wait for each other on a busy machine take fifty times as long for a tiny model.
+    One thread: on a busy machine, the barrier between two threads takes fifty times as long as a tiny model.
     """
     torch.set_num_threads(1)
     return load_model(config, lambda fraction: None, library=library.load() if is_native else None)
@@ -61,14 +63,31 @@ class Running:
         return self.token_ids[self.num_prompt_tokens :]
 
 
-class Driver:
-    """A core in miniature: hands out blocks, plans steps, keeps what comes back.
+class HostExecutor:
+    """An executor whose device is the host: each plan gives its result at once."""
 
-    Blocks are handed out from the end and never in a row, so that a wrong block table cannot go unseen.
+    def __init__(self, model: Model, config: ResolvedConfig, num_blocks: int) -> None:
+        self._results: list[StepResult] = []
+        self._executor = open_executor(
+            model, config, None, self._results.append, num_blocks=[num_blocks], max_model_len=config.max_model_len
+        )
+
+    def execute(self, plan: StepPlan, receive_masks: ReceiveMasks = tuple) -> StepResult:
+        """Return the result of a plan."""
+        self._executor.begin(plan, receive_masks)
+        (result,) = self._results
+        self._results.clear()
+        return result
+
+
+class Driver:
+    """A minimal core: hands out blocks, plans steps, keeps the results.
+
+    Blocks are handed out from the end and never contiguously, so that a wrong block table is detected.
     """
 
     def __init__(self, model: Model, config: ResolvedConfig) -> None:
-        self.executor = StepExecutor.build(model, config, num_blocks=NUM_BLOCKS, max_model_len=config.max_model_len)
+        self.executor = HostExecutor(model, config, NUM_BLOCKS)
         self.block_size = config.block_size
         self.free_blocks = [*range(0, NUM_BLOCKS, 2), *range(1, NUM_BLOCKS, 2)]
         self.running: dict[int, Running] = {}
@@ -77,14 +96,14 @@ class Driver:
         self._admitted: list[Running] = []
 
     def admit(self, slot: int, prompt: list[int], sampling: SamplingSpec, outputs: Iterable[int] = ()) -> Running:
-        """Let a request enter the batch with the next step."""
+        """Add a request to the batch with the next step."""
         request = Running(slot, sampling, len(prompt), [*prompt, *outputs])
         self.running[slot] = request
         self._admitted.append(request)
         return request
 
     def release(self, slot: int) -> Running:
-        """Let a request leave the batch with the next step."""
+        """Remove a request from the batch with the next step."""
         request = self.running.pop(slot)
         self.free_blocks += request.block_ids
         self._released.append(slot)
@@ -103,10 +122,10 @@ class Driver:
             blocks = [self.free_blocks.pop() for _ in range(needed)]
             request.block_ids += blocks
             if slot not in new and blocks:
-                appended.append(Appended(slot, blocks))
-            scheduled.append(Scheduled(slot, request.num_computed, num_tokens, end == len(request.token_ids)))
+                appended.append(Appended(slot, [blocks]))
+            scheduled.append(Scheduled(slot, request.num_computed, num_tokens, int(end == len(request.token_ids))))
         admitted = [
-            Admitted(r.slot, f"r{r.slot}", list(r.token_ids), r.num_prompt_tokens, list(r.block_ids), r.sampling)
+            Admitted(r.slot, f"r{r.slot}", pack_ids(r.token_ids), r.num_prompt_tokens, [list(r.block_ids)], r.sampling)
             for r in self._admitted
         ]
         plan = StepPlan(self.sequence, self._released, admitted, appended, scheduled)
@@ -124,9 +143,9 @@ class Driver:
     def _keep(self, plan: StepPlan, result: StepResult) -> None:
         for entry in plan.scheduled:
             self.running[entry.slot].num_computed += entry.num_tokens
-        sampling = [self.running[entry.slot] for entry in plan.scheduled if entry.samples]
+        sampling = [self.running[entry.slot] for entry in plan.scheduled if entry.num_samples]
         logprobs = result.logprobs or [None] * len(sampling)
-        for request, token_id, entry in zip(sampling, result.sampled, logprobs, strict=True):
+        for request, token_id, entry in zip(sampling, result.token_ids, logprobs, strict=True):
             request.token_ids.append(token_id)
             request.logprobs.append(entry)
         for slot, entries in result.prompt_logprobs:
@@ -134,7 +153,7 @@ class Driver:
 
 
 def alone(model: Model, config: ResolvedConfig, prompt: list[int], sampling: SamplingSpec, num_steps: int) -> Running:
-    """What a request gives when nothing else runs and its prompt is computed in one piece."""
+    """The result of a request that runs alone, its prompt computed in one chunk."""
     driver = Driver(model, config)
     request = driver.admit(0, prompt, sampling)
     driver.run(num_steps)

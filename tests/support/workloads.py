@@ -1,4 +1,4 @@
-"""Random requests, and what came of them bit for bit: the oracle of every determinism test."""
+"""Random requests and their results bit for bit: the oracle of the determinism tests."""
 
 import asyncio
 import random
@@ -43,7 +43,7 @@ def logprob_bits(positions: "Sequence[PositionLogprobs | None] | None") -> list[
 
 
 def fingerprint(output: RequestOutput) -> list[Any]:
-    """Everything that must be the same, whatever else the engine was doing."""
+    """Everything that must not depend on other requests."""
 
     def one(sequence: CompletionOutput) -> tuple[Any, ...]:
         return (
@@ -70,12 +70,12 @@ async def ask(client: AsyncClient, request: Ask) -> list[Any]:
 
 
 async def ask_all(client: AsyncClient, requests: Sequence[Ask]) -> list[list[Any]]:
-    """Send all requests at once (but for their delays)."""
+    """Send all requests concurrently, after their delays."""
     return list(await asyncio.gather(*(ask(client, request) for request in requests)))
 
 
 async def ask_one_by_one(client: AsyncClient, requests: Sequence[Ask]) -> list[list[Any]]:
-    """Send each request when the one before has ended: each runs alone."""
+    """Send one request after another, so that each runs alone."""
     return [await ask(client, request) for request in requests]
 
 

@@ -18,7 +18,7 @@ MAY_IMPORT = {
 """The arrows: which of our folders each folder may import, besides itself."""
 
 THIRD_PARTY = {
-    "protocol": {"msgspec", "zmq"},
+    "protocol": {"cloudpickle", "msgspec", "zmq"},
     "kernels": {"numpy", "torch", "triton"},
     "core_proc": {"msgspec", "zmq", "llguidance"},
 }
@@ -32,13 +32,16 @@ ENVIRONMENT_NAMES = {"environ", "environb", "getenv", "putenv"}
 CATCHES_EVERYTHING = {
     "core_proc/grammar/compiler.py": "the boundary of a thread; whoever waits for the grammar is told; it is logged",
     "frontend/generation/gbnf.py": "the grammar library raises bare Exception; it goes on as a ValueError",
-    "frontend/cli/batch/runner.py": "a fault of ours in one line of a batch must not lose the others; it is logged",
+    "frontend/cli/batch/asgi_call.py": "a fault of ours in one line of a batch must not lose the others; it is logged",
+    "frontend/http/route.py": "raised again, for the server's log, as soon as its client has been answered",
     "frontend/text/tokenizer_files.py": "the tokenizers library raises bare Exception; it goes on as a ConfigError",
+    "worker_proc/sampling/processor_loading.py": "code of users is imported; it goes on as a ConfigError",
+    "worker_proc/sampling/processors.py": "code of users runs; what it raises ends the request that it was run for",
     "protocol/lifecycle.py": "the main function of a child: the last chance to name the root cause",
 }
 """Files that may stop any exception, at the boundary of a process or of a library, and why."""
 
-MAY_IMPORT_CLOUDPICKLE: set[str] = set()
+MAY_IMPORT_CLOUDPICKLE = {"protocol/code.py"}
 """At most one file."""
 
 
@@ -54,6 +57,16 @@ def test_imports_follow_the_arrows() -> None:
             if top in MAY_IMPORT or (top == "octavo" and is_forbidden):
                 wrong.append(f"{module} imports {name}")
     assert not wrong
+
+
+def test_the_core_knows_workers_by_their_protocol() -> None:
+    """How a group of workers is run is chosen in `workers/launch.py`, and known nowhere else."""
+    inner = "octavo.core_proc.workers."
+    seams = {inner + name for name in ("group", "commands", "launch")}
+    for module in modules():
+        if not module.where.startswith("core_proc/workers/"):
+            used = {name for name in module.imports if name.startswith(inner)}
+            assert {".".join(name.split(".")[:4]) for name in used} <= seams, module.where
 
 
 def test_third_party_imports() -> None:

@@ -1,4 +1,4 @@
-"""The parts of `octavo bench chaos` without processes: what it draws, how it puts answers together, what it finds."""
+"""The parts of `octavo bench chaos` without processes: the requests drawn, answers assembled, checks made."""
 
 import copy
 import itertools
@@ -9,11 +9,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from octavo.frontend.cli.bench.chaos.answers import Garbled, StreamedAnswer, whole_answer
+from octavo.frontend.cli.bench.chaos.answer_checker import AnswerChecker
+from octavo.frontend.cli.bench.chaos.answers import MalformedAnswer, StreamedAnswer, whole_answer
 from octavo.frontend.cli.bench.chaos.callers import _params
-from octavo.frontend.cli.bench.chaos.jobs import Fate, Job, Kind, Request, Result
-from octavo.frontend.cli.bench.chaos.judge import Judge
-from octavo.frontend.cli.bench.chaos.monkey import Action, Target, plan_strikes
+from octavo.frontend.cli.bench.chaos.fault_injector import Action, Target, plan_injections
+from octavo.frontend.cli.bench.chaos.jobs import Job, Kind, Outcome, Request, Result
 from octavo.frontend.cli.bench.chaos.workload import (
     MAX_OUTPUT_TOKENS,
     MAX_PROMPT_CHARS,
@@ -73,40 +73,40 @@ def test_requests_cover_what_a_death_could_harm() -> None:
     }
 
 
-def test_every_manner_comes_and_only_where_it_can() -> None:
+def test_every_client_behavior_occurs_and_only_where_it_can() -> None:
     jobs = draw_jobs(1, draw_requests(1, 200), 1000)
-    manners = [job.manner for job in jobs]
-    assert any(manner.pause_s for manner in manners)
-    assert any(manner.leaves_after for manner in manners)
-    assert 0.3 < sum(manner.is_streamed for manner in manners) / len(manners) < 0.7
-    aborted = [job for job in jobs if job.manner.aborts_after]
+    behaviors = [job.behavior for job in jobs]
+    assert any(behavior.pause_s for behavior in behaviors)
+    assert any(behavior.leaves_after for behavior in behaviors)
+    assert 0.3 < sum(behavior.is_streamed for behavior in behaviors) / len(behaviors) < 0.7
+    aborted = [job for job in jobs if job.behavior.aborts_after]
     assert aborted
-    assert all("request_id" not in job.request.body and not job.request.is_of_http for job in aborted)
-    assert not [job for job in jobs if job.manner.is_streamed and not job.request.can_stream]
+    assert all("request_id" not in job.request.body and not job.request.is_http for job in aborted)
+    assert not [job for job in jobs if job.behavior.is_streamed and not job.request.can_stream]
 
 
 @pytest.mark.parametrize("num_kills", [4, 30, 31])
-def test_strikes_reach_every_kind_of_process_among_the_requests(num_kills: int) -> None:
-    strikes = plan_strikes(7, 1000, num_kills, list(Target), hang_s=9.0)
-    assert strikes == plan_strikes(7, 1000, num_kills, list(Target), hang_s=9.0)
-    lasting = Counter(strike.target for strike in strikes if strike.action is not Action.STOP)
+def test_injections_reach_every_kind_of_process_among_the_requests(num_kills: int) -> None:
+    injections = plan_injections(7, 1000, num_kills, list(Target), hang_s=9.0)
+    assert injections == plan_injections(7, 1000, num_kills, list(Target), hang_s=9.0)
+    lasting = Counter(injection.target for injection in injections if injection.action is not Action.STOP)
     assert sum(lasting.values()) == num_kills
     assert min(lasting[target] for target in Target) >= num_kills // 4
-    moments = [strike.num_ended for strike in strikes]
+    moments = [injection.num_ended for injection in injections]
     assert moments == sorted(moments)
     assert moments[0] > 0 and moments[-1] <= 900
-    assert all(strike.duration_s == 9.0 for strike in strikes if strike.action is Action.HANG)
-    assert all(strike.duration_s == 0.0 for strike in strikes if strike.action is Action.KILL)
+    assert all(injection.duration_s == 9.0 for injection in injections if injection.action is Action.HANG)
+    assert all(injection.duration_s == 0.0 for injection in injections if injection.action is Action.KILL)
 
 
-def judge() -> Judge:
-    return Judge({0: ANSWER}, lambda time_s, within_s: 100.0 <= time_s <= 100.0 + within_s)
+def make_checker() -> AnswerChecker:
+    return AnswerChecker({0: ANSWER}, lambda time_s, within_s: 100.0 <= time_s <= 100.0 + within_s)
 
 
 def test_an_equal_answer_is_counted() -> None:
-    court = judge()
-    assert not court.take(JOB, Result(0, Fate.ANSWERED, copy.deepcopy(ANSWER)))
-    assert (court.counts["equal, bit for bit"], court.num_findings) == (1, 0)
+    checker = make_checker()
+    assert not checker.take(JOB, Result(0, Outcome.ANSWERED, copy.deepcopy(ANSWER)))
+    assert (checker.counts["equal, bit for bit"], checker.num_findings) == (1, 0)
 
 
 def changed(path: list[Any], value: Any) -> dict[str, Any]:
@@ -130,34 +130,36 @@ def changed(path: list[Any], value: Any) -> dict[str, Any]:
         changed(["choices"], []),
     ],
 )
-def test_the_smallest_difference_is_found_and_told(answer: dict[str, Any]) -> None:
-    court = judge()
-    assert not court.take(JOB, Result(0, Fate.ANSWERED, answer))
-    assert court.num_findings == 1
-    assert court.findings[0]["got"] == answer
-    assert court.findings[0]["expected"] == ANSWER
+def test_the_smallest_difference_is_found_and_reported(answer: dict[str, Any]) -> None:
+    checker = make_checker()
+    assert not checker.take(JOB, Result(0, Outcome.ANSWERED, answer))
+    assert checker.num_findings == 1
+    assert checker.findings[0]["got"] == answer
+    assert checker.findings[0]["expected"] == ANSWER
 
 
 def test_who_leaves_midway_must_have_had_the_beginning() -> None:
-    court = judge()
-    court.take(JOB, Result(0, Fate.LEFT, changed(["choices", 0, "token_ids"], [5])))
-    assert court.counts["left midway, equal so far"] == 1
-    court.take(msgspec.structs.replace(JOB, number=1), Result(1, Fate.LEFT, changed(["choices", 0, "token_ids"], [6])))
-    assert court.num_findings == 1
+    checker = make_checker()
+    checker.take(JOB, Result(0, Outcome.LEFT, changed(["choices", 0, "token_ids"], [5])))
+    assert checker.counts["left midway, equal so far"] == 1
+    checker.take(
+        msgspec.structs.replace(JOB, number=1), Result(1, Outcome.LEFT, changed(["choices", 0, "token_ids"], [6]))
+    )
+    assert checker.num_findings == 1
 
 
 def test_a_broken_connection_needs_a_kill() -> None:
-    court = judge()
-    assert court.take(JOB, Result(0, Fate.BROKEN, time_s=101.0)), "it is asked again"
-    assert not court.take(JOB, Result(0, Fate.BROKEN, time_s=99.0))
-    assert court.findings[0]["what"] == "the connection broke, and no kill explains it"
+    checker = make_checker()
+    assert checker.take(JOB, Result(0, Outcome.BROKEN, time_s=101.0)), "it is retried"
+    assert not checker.take(JOB, Result(0, Outcome.BROKEN, time_s=99.0))
+    assert checker.findings[0]["what"] == "the connection broke, and no process was killed shortly before"
 
 
 def test_failures_and_second_answers_are_found() -> None:
-    court = judge()
-    court.take(JOB, Result(0, Fate.FAILED, detail="HTTP 500"))
-    court.take(JOB, Result(0, Fate.ANSWERED, ANSWER))
-    assert [one["what"] for one in court.findings] == ["no good answer", "answered twice"]
+    checker = make_checker()
+    checker.take(JOB, Result(0, Outcome.FAILED, detail="HTTP 500"))
+    checker.take(JOB, Result(0, Outcome.ANSWERED, ANSWER))
+    assert [one["what"] for one in checker.findings] == ["no good answer", "answered twice"]
 
 
 def chunks() -> list[dict[str, Any]]:
@@ -172,11 +174,11 @@ def chunks() -> list[dict[str, Any]]:
 
 
 def put_together(pieces: list[dict[str, Any]]) -> dict[str, Any]:
-    answer = StreamedAnswer()
+    assembled = StreamedAnswer()
     for piece in pieces:
-        answer.take(piece)
-    answer.end()
-    return answer.told
+        assembled.take(piece)
+    assembled.end()
+    return assembled.answer
 
 
 def test_a_stream_is_the_same_answer_as_the_whole() -> None:
@@ -210,17 +212,17 @@ def test_tool_calls_are_the_same_streamed_and_whole() -> None:
     assert put_together([*pieces, {"choices": [{"index": 0, "delta": {}, "finish_reason": "tool_calls"}]}]) == whole
 
 
-def test_a_stream_that_does_not_end_once_is_garbled() -> None:
+def test_a_stream_that_does_not_end_once_is_malformed() -> None:
     first, last, usage = chunks()
     for pieces in ([first], [first, last, last, usage], [first, last, usage, usage], [first, last, first], []):
-        with pytest.raises(Garbled):
+        with pytest.raises(MalformedAnswer):
             put_together(pieces)
     answer = StreamedAnswer()
     for piece in (first, last):
         answer.take(piece)
     answer.end()
     for again in (answer.end, lambda: answer.take(usage)):
-        with pytest.raises(Garbled):
+        with pytest.raises(MalformedAnswer):
             again()
 
 

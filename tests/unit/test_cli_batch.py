@@ -222,15 +222,15 @@ def test_journal_refuses_other_files_and_other_writers(tmp_path: Path) -> None:
     with pytest.raises(CommandError, match=r"line 1 of .*notes.txt is no result"):
         Journal(path)
     assert path.read_text() == "my notes\nmore\n"
-    with Journal(tmp_path / "out"), pytest.raises(CommandError, match="another process writes"):
+    with Journal(tmp_path / "out"), pytest.raises(CommandError, match="another process is writing"):
         Journal(tmp_path / "out")
     with pytest.raises(CommandError, match="cannot write"):
         Journal(tmp_path / "no" / "out")
-    with pytest.raises(CommandError, match="no plain file"):
+    with pytest.raises(CommandError, match="not a regular file"):
         Journal(Path("/dev/full"))
 
 
 @pytest.mark.parametrize("model", [[], ["MODEL"]])
 def test_a_batch_joins_no_engine(model: list[str]) -> None:
-    with pytest.raises(CommandError, match="leave out --join"):
+    with pytest.raises(CommandError, match="remove --join"):
         run_batch.run([*model, "--join", "ipc:///nowhere", "-i", "in.jsonl", "-o", "out.jsonl"])

@@ -86,7 +86,7 @@ def test_sharegpt_takes_two_turns_of_a_fair_length(tmp_path: Path) -> None:
     with pytest.raises(CommandError, match="has 1 usable"):
         jobs(*words, "--num-prompts", "2")
     file.write_text('{"a": 1}')
-    with pytest.raises(CommandError, match="no ShareGPT file"):
+    with pytest.raises(CommandError, match="not a ShareGPT file"):
         jobs(*words)
 
 
@@ -114,7 +114,7 @@ def test_a_rate_that_grows(strategy: str, middle: float) -> None:
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        (["--ramp-up-start-rps", "1"], "needs its form"),
+        (["--ramp-up-start-rps", "1"], "needs a strategy"),
         (["--ramp-up-strategy", "linear", "--ramp-up-start-rps", "1"], "above 0"),
         (["--ramp-up-strategy", "linear", "--request-rate", "3"], "exclude one another"),
         (["--burstiness", "0"], "above 0"),
@@ -169,8 +169,24 @@ def test_figures_by_hand() -> None:
     assert figures["mean_e2el_ms"] == 2500
 
 
-def test_goodput_is_told_only_when_asked_for() -> None:
-    assert summarize([Outcome(0, 1, [1.0])], 1.0, [], [], {})["request_goodput"] is None
+@pytest.mark.parametrize(
+    ("targets_ms", "goodput"),
+    [
+        ({}, None),
+        ({"ttft": 1000}, 1.0),
+        ({"ttft": 999}, 0.0),
+        ({"ttft": 1000, "e2el": 2000}, 0.5),
+        ({"tpot": 500}, 0.5),
+        ({"tpot": 1000, "itl": 1000}, 0.5),  # the other request has this mean, and a gap of 1.5 s
+    ],
+)
+def test_goodput_counts_requests_that_meet_every_target(targets_ms: dict[str, float], goodput: float | None) -> None:
+    outcomes = [
+        Outcome(0.0, 2.0, [1.0, 1.5, 2.0], num_output_tokens=3),
+        Outcome(0.0, 3.0, [1.0, 1.5, 3.0], num_output_tokens=3),
+        Outcome(0.0, 0.1, error="HTTP 500"),
+    ]
+    assert summarize(outcomes, 2.0, [], [], targets_ms)["request_goodput"] == goodput
 
 
 def test_load_keeps_connections_and_limits_what_is_in_flight() -> None:
@@ -287,8 +303,9 @@ def test_numbers_that_mean_nothing_are_refused(flag: str, value: str, capsys: py
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        (["--goodput", "tft:3"], "is not NAME:MILLISECONDS"),
-        (["--goodput", "ttft:fast"], "no number of milliseconds"),
+        (["--goodput", "tft:3"], "is not NAME:MS"),
+        (["--goodput", "ttft:-1"], "must not be negative"),
+        (["--goodput", "ttft:fast"], "is not a number of milliseconds"),
         (["--percentile-metrics", "ttft,speed"], "'speed' is not one of"),
         (["--metric-percentiles", "101"], "between 0 and 100"),
         (["--num-promts", "3"], "did you mean --num-prompts?"),

@@ -87,5 +87,5 @@ def test_address_is_right_with_and_without_v1(url: str) -> None:
 
 
 def test_address_may_not_be_a_place_without_host() -> None:
-    with pytest.raises(CommandError, match="no address of a server"):
+    with pytest.raises(CommandError, match="not the address of a server"):
         Api("/v1")

@@ -1,9 +1,11 @@
 """Blocks, their names, and the prefix cache built of both."""
 
+from array import array
+
 import pytest
 from core_fakes import FakeEngine, alone
 
-from octavo.core_proc.cache.hashing import chain_hash, root_hash
+from octavo.core_proc.cache.hashing import ROOT_HASH, ExtraKey, hash_block
 from octavo.core_proc.cache.pool import BlockPool, OutOfBlocks
 
 
@@ -13,9 +15,9 @@ def name(number: int) -> bytes:
 
 def test_blocks_without_content_are_reused_first_then_the_least_recently_freed():
     pool = BlockPool(6)
-    first, second, plain = [pool.take(), pool.take()], [pool.take(), pool.take()], [pool.take()]
+    first, second, plain = [pool.allocate(), pool.allocate()], [pool.allocate(), pool.allocate()], [pool.allocate()]
     for index, block_id in enumerate([*first, *second]):
-        pool.name(block_id, name(index))
+        pool.set_hash(block_id, name(index))
     pool.release(first)
     pool.release(second)
     pool.release(plain)
@@ -25,22 +27,22 @@ def test_blocks_without_content_are_reused_first_then_the_least_recently_freed()
 
 def test_a_block_taken_for_something_else_is_forgotten():
     pool = BlockPool(1)
-    pool.name(pool.take(), name(1))
+    pool.set_hash(pool.allocate(), name(1))
     assert pool.find(name(1)) == 0
     pool.release([0])
     assert pool.find(name(1)) == 0
-    pool.take()
+    pool.allocate()
     assert pool.find(name(1)) is None
     with pytest.raises(OutOfBlocks):
-        pool.take()
+        pool.allocate()
 
 
 def test_a_found_block_leaves_the_free_list():
     pool = BlockPool(3)
-    pool.name(pool.take(), name(1))
+    pool.set_hash(pool.allocate(), name(1))
     pool.release([0])
-    pool.hold(0)
-    pool.hold(0)
+    pool.incref(0)
+    pool.incref(0)
     assert (pool.num_references(0), pool.num_free, list(pool.free_blocks())) == (2, 2, [1, 2])
     pool.release([0])
     assert pool.num_free == 2
@@ -50,34 +52,51 @@ def test_a_found_block_leaves_the_free_list():
 
 def test_the_second_block_of_equal_content_stays_unnamed():
     pool = BlockPool(2)
-    pool.name(pool.take(), name(1))
-    pool.name(pool.take(), name(1))
+    pool.set_hash(pool.allocate(), name(1))
+    pool.set_hash(pool.allocate(), name(1))
     assert (pool.find(name(1)), pool.block_hash(1)) == (0, None)
 
 
 def test_forgetting_is_refused_while_a_block_is_in_use():
     pool = BlockPool(2)
-    pool.name(pool.take(), name(1))
-    assert not pool.forget_contents()
+    pool.set_hash(pool.allocate(), name(1))
+    assert not pool.reset_contents()
     assert pool.find(name(1)) == 0
     pool.release([0])
-    assert pool.forget_contents()
-    assert pool.named_blocks() == {}
+    assert pool.reset_contents()
+    assert pool.cached_blocks() == {}
     assert pool.block_hash(0) is None
 
 
+def hashes(token_ids: list[int], *keys: ExtraKey) -> list[bytes]:
+    """Return the hashes of the blocks of two tokens each."""
+    chain = [ROOT_HASH]
+    for start in range(0, len(token_ids), 2):
+        chain.append(hash_block(chain[-1], array("i", token_ids[start : start + 2]), start, keys))
+    return chain[1:]
+
+
 def test_hashes_depend_on_everything_before_and_on_nothing_else():
-    root = root_hash(None, None)
-    assert chain_hash(root, [1, 2]) == chain_hash(root_hash(None, None), (1, 2))
-    different = {
-        chain_hash(root, [1, 2]),
-        chain_hash(root, [2, 1]),
-        chain_hash(chain_hash(root, [1, 2]), [1, 2]),
-        chain_hash(root_hash("salt", None), [1, 2]),
-        chain_hash(root_hash(None, "salt"), [1, 2]),
-        chain_hash(root_hash("", None), [1, 2]),
-    }
-    assert len(different) == 6
+    assert hashes([1, 2, 3, 4]) == hashes([1, 2, 3, 4])
+    assert hashes([1, 2, 3, 4])[0] == hashes([1, 2])[0]
+    first_blocks = [
+        hashes([1, 2])[0],
+        hashes([2, 1])[0],
+        hashes([1, 2, 1, 2])[1],
+        *[hashes([1, 2], ExtraKey(0, kind, "x"))[0] for kind in ("salt", "adapter")],
+        hashes([1, 2], ExtraKey(0, "salt", ""))[0],
+        hashes([1, 2], ExtraKey(1, "salt", "x"))[0],
+        hashes([1, 2], ExtraKey(0, "salt", "x"), ExtraKey(0, "adapter", "x"))[0],
+    ]
+    assert len(set(first_blocks)) == len(first_blocks)
+
+
+def test_an_extra_key_separates_the_blocks_from_its_position_on():
+    """As the digest of an image does: what stands before it is shared."""
+    images = [ExtraKey(3, "image", b"c")], [ExtraKey(3, "image", b"d")]
+    plain, cat, dog = (hashes([7] * 8, *keys) for keys in ([], *images))
+    assert plain[0] == cat[0] == dog[0]
+    assert all(len({one, two, three}) == 3 for one, two, three in zip(plain[1:], cat[1:], dog[1:], strict=True))
 
 
 PROMPT = list(range(1, 15))

@@ -9,6 +9,7 @@ from octavo.core_proc import invariants
 from octavo.core_proc.invariants import InvariantBroken
 from octavo.core_proc.request import RequestState
 from octavo.core_proc.scheduler.scheduler import Scheduler
+from octavo.protocol.steps import Scheduled
 
 
 @pytest.fixture
@@ -31,7 +32,7 @@ def first(scheduler: Scheduler):
 def share_a_partial_block(scheduler: Scheduler) -> None:
     mine, others = first(scheduler).block_ids, scheduler.running.last.block_ids
     scheduler.cache.pool.release(mine[-1:])
-    scheduler.cache.pool.hold(others[-1])
+    scheduler.cache.pool.incref(others[-1])
     mine[-1] = others[-1]
 
 
@@ -48,12 +49,12 @@ DAMAGE: dict[str, Callable[[Scheduler], object]] = {
     "slots are lost": lambda s: setattr(first(s), "slot", 1),
     "miscounts its steps": lambda s: setattr(first(s), "num_in_flight", 0),
     "miscounts its placeholders": lambda s: setattr(s.waiting.first, "num_pending_tokens", 1),
-    "share a slot": lambda s: setattr(s.in_flight[0].parts[0], "slot", s.in_flight[0].parts[1].slot),
-    "step of": lambda s: setattr(s.in_flight[0].parts[0], "num_tokens", 33),
-    "wrong reference count": lambda s: s.cache.pool.hold(first(s).block_ids[0]),
-    "reference count": lambda s: s.cache.pool.take(),
+    "share a slot": lambda s: s.in_flight[0].scheduled.__setitem__(0, s.in_flight[0].scheduled[1]),
+    "step of": lambda s: s.in_flight[0].scheduled.__setitem__(0, Scheduled(0, 0, 33, 1)),
+    "wrong reference count": lambda s: s.cache.pool.incref(first(s).block_ids[0]),
+    "reference count": lambda s: s.cache.pool.allocate(),
     "free list is damaged": lambda s: setattr(s.cache.pool, "num_free", 1),
-    "is named for what it does not hold": lambda s: first(s).token_ids.__setitem__(0, 9),
+    "is hashed for what it does not hold": lambda s: first(s).token_ids.__setitem__(0, 9),
     "without being full and known": share_a_partial_block,
     "runs though it may not": lambda s: setattr(s, "allowed", frozenset()),
     "though prefix caching is off": lambda s: setattr(s.cache, "is_enabled", False),
@@ -81,8 +82,8 @@ def test_what_outlives_lost_workers_is_seen(scheduler: Scheduler):
     scheduler.lose_workers()
     invariants.check_loss(scheduler)
     pool = scheduler.cache.pool
-    block_id = pool.take()
-    pool.name(block_id, b"stale")
+    block_id = pool.allocate()
+    pool.set_hash(block_id, b"stale")
     pool.release([block_id])
     with pytest.raises(InvariantBroken, match="contents of lost blocks"):
         invariants.check_loss(scheduler)
@@ -92,9 +93,11 @@ def test_lost_workers_leave_requests_with_what_is_known(scheduler: Scheduler):
     known = {key: list(request.token_ids) for key, request in scheduler.requests.items()}
     assert any(request.num_pending_tokens for request in scheduler.requests.values())
     scheduler.lose_workers()
-    assert {key: request.token_ids for key, request in scheduler.requests.items()} == known
+    assert {key: list(request.token_ids) for key, request in scheduler.requests.items()} == known
     assert all(request.num_in_flight == request.num_pending_tokens == 0 for request in scheduler.requests.values())
     plan = scheduler.plan()
     assert plan is not None
     assert plan.released == [], "the new workers know of no slot"
-    assert [admitted.token_ids for admitted in plan.admitted] == [known[request.key] for request in scheduler.running]
+    assert [list(admitted.token_ids) for admitted in plan.admitted] == [
+        known[request.key] for request in scheduler.running
+    ]

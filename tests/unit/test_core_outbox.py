@@ -2,7 +2,7 @@
 
 import pytest
 
-from octavo.core_proc.outbox import Outbox
+from octavo.core_proc.outbox import Backlog, Outbox
 from octavo.protocol.channel import PeerLost
 from octavo.protocol.events import (
     BoolResult,
@@ -112,11 +112,11 @@ def test_a_frontend_that_never_reads_is_given_up_and_told_so_when_it_does(router
         outbox.put([(b"a", Finished(str(index), FinishReason.STOP))])
     assert outbox.take_lost() == [b"a"]
     assert not outbox.has_backlog
-    assert outbox.has_given_up, "else it would wait for ever for what never comes"
+    assert outbox.has_dropped, "else it would wait for ever for what never comes"
     router.slow = set()
     outbox.flush()
     assert isinstance(router.sent[-1][1], Refused)
-    assert not outbox.has_given_up
+    assert not outbox.has_dropped
 
 
 def test_a_frontend_that_was_given_up_may_be_gone(router: FakeRouter):
@@ -127,7 +127,7 @@ def test_a_frontend_that_was_given_up_may_be_gone(router: FakeRouter):
         outbox.put([(b"a", Finished(str(index), FinishReason.STOP))])
     router.gone = {b"a"}
     outbox.flush()
-    assert not outbox.has_given_up
+    assert not outbox.has_dropped
     assert outbox.take_lost() == [b"a"], "it is lost once"
 
 
@@ -139,4 +139,15 @@ def test_a_reply_waits_for_a_slow_frontend(outbox: Outbox, router: FakeRouter):
     router.slow = set()
     outbox.flush()
     assert router.sent == [(b"a", Reply(1, BoolResult(True)))]
+    assert not outbox.has_backlog
+
+
+def test_events_of_a_frontend_that_reads_are_sent_as_they_are(
+    outbox: Outbox, router: FakeRouter, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(Backlog, "extend", lambda self, events: pytest.fail("merged, though it was sent"))
+    tokens = [Tokens(str(index), [index]) for index in range(3)]
+    outbox.put([(b"a", event) for event in tokens])
+    ((_, sent),) = router.sent
+    assert all(event is other for event, other in zip(sent.events, tokens, strict=True))
     assert not outbox.has_backlog

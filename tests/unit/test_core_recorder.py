@@ -15,6 +15,7 @@ from octavo.core_proc.recorder import Recorder, read_recording, replay
 from octavo.core_proc.replay import main
 from octavo.core_proc.scheduler.observed import ObservedScheduler
 from octavo.protocol.errors import ConfigError, ProtocolError
+from octavo.protocol.ids import pack_ids
 from octavo.protocol.params import SamplingSpec
 from octavo.protocol.requests import Submit
 
@@ -29,7 +30,7 @@ def recording(tmp_path: Path) -> Path:
     scheduler = ObservedScheduler(config, plan, itertools.count().__next__, [recorder])
     worker = SimulatedWorker(config, 9)
     for index in range(4):
-        scheduler.submit(CLIENT, Submit(str(index), [index + 1] * 8, SamplingSpec(max_tokens=12, seed=index)))
+        scheduler.submit(CLIENT, Submit(str(index), pack_ids([index + 1] * 8), SamplingSpec(max_tokens=12, seed=index)))
     scheduler.reset_prefix_cache()
     while (step := scheduler.plan()) is not None:
         if step.sequence == 6:
@@ -48,7 +49,7 @@ def test_a_recording_tells_who_was_ended_from_outside(tmp_path: Path):
     scheduler = ObservedScheduler(config, cache_plan(config), itertools.count().__next__, [recorder])
     worker = SimulatedWorker(config, 64)
     for name in "abc":
-        scheduler.submit(CLIENT, Submit(name, [ord(name) % 50] * 8, SamplingSpec(max_tokens=9, seed=1)))
+        scheduler.submit(CLIENT, Submit(name, pack_ids([ord(name) % 50] * 8), SamplingSpec(max_tokens=9, seed=1)))
     while (step := scheduler.plan()) is not None:
         scheduler.commit(worker.execute(step))
         if step.sequence == 2:
@@ -117,7 +118,7 @@ def test_a_disk_that_fills_ends_the_recording_and_nothing_else(tmp_path: Path, c
     with open("/dev/full", "wb") as full:
         os.dup2(full.fileno(), recorder._file.fileno())
     for index in range(1 + num_written):
-        scheduler.submit(CLIENT, Submit(str(index), [1] * 8, SamplingSpec(max_tokens=2, seed=0)))
+        scheduler.submit(CLIENT, Submit(str(index), pack_ids([1] * 8), SamplingSpec(max_tokens=2, seed=0)))
     assert scheduler.plan() is not None
     recorder.close()
     (line,) = [record.message for record in caplog.records if "recording" in record.message]

@@ -1,5 +1,6 @@
 """Workers that are lost, as their supervisor and the scheduler see it: simulated groups, and a clock of our own."""
 
+import inspect
 import math
 import random
 
@@ -7,10 +8,11 @@ import pytest
 from core_fakes import CLIENT, alone
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mortal_workers import START_TIMEOUT_S, STEP_TIMEOUT_S, Faults, MortalEngine
+from mortal_workers import START_TIMEOUT_S, STEP_TIMEOUT_S, Faults, MortalEngine, MortalGroup
 from simulation.worker import SimulatedWorker
 
-from octavo.core_proc.workers.group import WorkerFailed
+from octavo.core_proc.workers.group import WorkerFailed, WorkerGroup
+from octavo.core_proc.workers.local import LocalWorkerGroup
 from octavo.protocol.events import Failed, FailureKind, Finished
 from octavo.protocol.restarts import LONG_LIFE_S
 from octavo.protocol.steps import StepPlan
@@ -29,7 +31,7 @@ def check_outputs(engine: MortalEngine, prompts: dict[str, tuple[list[int], int]
         output = engine.outputs[name]
         if name in guilty:
             assert isinstance(output.end, Failed) and output.end.kind is FailureKind.INTERNAL
-            assert "kills the workers" in output.end.message
+            assert "crashes the workers" in output.end.message
         else:
             expected = alone(prompt, max_tokens, logprobs=0)
             assert isinstance(output.end, Finished)
@@ -48,7 +50,7 @@ prompts = st.lists(st.integers(1, 12), min_size=1, max_size=20)
     st.integers(0, 2**16),
 )
 def test_poisoned_requests_fail_alone(asked: list[tuple[list[int], int, bool]], num_blocks: int, seed: int):
-    """In a cache that is often too small, with requests that come while others are tried."""
+    """In a cache that is often too small, with requests that come while suspects run isolated."""
     engine = MortalEngine(Faults(is_fatal=contains_poison), num_blocks=num_blocks, max_restarts=100, max_num_seqs=4)
     requests = {
         str(index): ([*prompt, *[POISON] * is_poisoned], max_tokens)
@@ -105,7 +107,7 @@ def test_who_overslept_blames_nobody():
         engine.turn()
     engine.turn()
     engine.now += STEP_TIMEOUT_S + 100
-    engine.supervisor.tend()
+    engine.supervisor.poll()
     assert engine.num_losses == 0
     engine.run()
     assert engine.num_losses == 1, "it did hang, as is seen when nobody sleeps"
@@ -179,7 +181,7 @@ def test_deaths_of_idle_workers_are_a_series_when_they_are_close(is_idle_for_lon
                 die()
 
 
-def test_an_abort_during_a_trial_lets_the_others_go_on():
+def test_an_abort_during_isolation_lets_the_others_go_on():
     engine = MortalEngine(Faults(is_fatal=contains_poison), max_restarts=100)
     for name in ("bad", "good"):
         engine.submit(name, [1, 2, *[POISON] * (name == "bad")], 30)
@@ -200,7 +202,7 @@ def test_a_pause_ends_with_the_last_request_that_waited():
     while not engine.supervisor.is_ready:
         engine.turn()
     engine.take(engine.scheduler.abort(CLIENT, ["r"]))
-    engine.supervisor.tend()
+    engine.supervisor.poll()
     assert engine.scheduler.counters.last_worker_pause_s > 0
 
 
@@ -212,7 +214,7 @@ def test_calls_for_workers_that_are_away_are_answered():
     while engine.supervisor.is_ready:
         engine.turn()
     engine.supervisor.profile("/tmp", answers.append)
-    assert answers == ["", "the workers are being started again"]
+    assert answers == ["", "the workers are restarting; try again later"]
 
 
 def test_workers_that_owe_no_step_but_an_answer_hang_too():
@@ -229,4 +231,18 @@ def test_workers_that_owe_no_step_but_an_answer_hang_too():
 def test_an_answer_ends_the_wait_for_it():
     engine = MortalEngine(Faults())
     engine.supervisor.profile("/tmp", lambda fault: None)
+    assert engine.supervisor.timeout_s == STEP_TIMEOUT_S
+    assert engine.supervisor.take_result() is None
     assert engine.supervisor.timeout_s is None
+
+
+@pytest.mark.parametrize("kind", [LocalWorkerGroup, MortalGroup])
+def test_every_group_implements_the_whole_protocol(kind: type):
+    members = {name: member for name, member in vars(WorkerGroup).items() if not name.startswith("_")}
+    assert {"start", "allocate", "facts", "broadcast", "gather", "restart"} <= set(members)
+    group = kind.__new__(kind) if kind is LocalWorkerGroup else MortalEngine(Faults()).groups[0]
+    for name, member in members.items():
+        assert name in dir(group), name
+        if not isinstance(member, property):
+            expected, actual = (list(inspect.signature(method).parameters) for method in (member, getattr(kind, name)))
+            assert actual == expected, name

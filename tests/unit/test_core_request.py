@@ -44,7 +44,7 @@ def test_ordered_requests():
     requests = [request(order_of("priority", priority, arrival)) for arrival, priority in enumerate([1, 0, 1, -1])]
     for member in requests:
         queue.add(member)
-    assert [member.order for member in queue] == [(-1, 3), (0, 1), (1, 0), (1, 2)]
+    assert [member.order[1] for member in queue] == [3, 1, 0, 2]
     assert (queue.first, queue.last) == (requests[3], requests[2])
     queue.remove(requests[1])
     with pytest.raises(KeyError):

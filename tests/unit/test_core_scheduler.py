@@ -3,10 +3,10 @@
 import pytest
 from core_fakes import FakeEngine, alone
 
-from octavo.core_proc.scheduler.waiting import explain_waiting
+from octavo.core_proc.scheduler.queue_report import explain_waiting
 from octavo.protocol.errors import ProtocolError
-from octavo.protocol.events import Failed, FailureKind, Finished, FinishReason
-from octavo.protocol.steps import NO_TOKEN, StepResult
+from octavo.protocol.events import Finished, FinishReason
+from octavo.protocol.steps import StepResult
 
 
 def prompt(length: int, salt: int = 1) -> list[int]:
@@ -270,92 +270,6 @@ def test_tokens_in_flight_at_a_preemption_are_delivered_before_it_runs_again():
     assert outputs[1].token_ids == alone(prompt(8, 1), 12).token_ids
 
 
-def test_a_request_that_can_never_fit_fails_at_once():
-    engine = FakeEngine(num_blocks=4, max_model_len=64)
-    long = engine.submit("long", prompt(64), max_tokens=1)
-    wide = engine.submit("wide", prompt(10), max_tokens=20)
-    empty = engine.submit("empty", [], max_tokens=1)
-    alien = engine.submit("alien", [1, 50], max_tokens=1)
-    fits = engine.submit("fits", prompt(10), max_tokens=7)
-    assert [(o.end.kind, o.end.param) for o in (long, wide, empty, alien)] == [
-        (FailureKind.INVALID, "prompt"),
-        (FailureKind.INVALID, "max_tokens"),
-        (FailureKind.INVALID, "prompt"),
-        (FailureKind.INVALID, "prompt"),
-    ]
-    engine.run()
-    assert len(fits.token_ids) == 7
-
-
-@pytest.mark.parametrize(
-    ("param", "fields"),
-    [
-        ("max_tokens", {"max_tokens": 0}),
-        ("seed", {"seed": -1}),
-        ("temperature", {"temperature": float("nan")}),
-        ("top_k", {"top_k": -1}),
-        ("min_p", {"min_p": 1.5}),
-        ("repetition_penalty", {"repetition_penalty": 0.0}),
-        ("presence_penalty", {"presence_penalty": float("inf")}),
-        ("logprobs", {"logprobs": 51}),
-        ("prompt_logprobs", {"prompt_logprobs": -1, "skip_reading_prefix_cache": True}),
-        ("skip_reading_prefix_cache", {"prompt_logprobs": 1}),
-        ("logit_bias", {"logit_bias": ((50, 1.0),)}),
-        ("stop_token_ids", {"stop_token_ids": (1, 50)}),
-        ("allowed_token_ids", {"allowed_token_ids": (50,)}),
-        ("logprob_token_ids", {"logprob_token_ids": (50,)}),
-        ("bad_words", {"bad_words": ((1, 50),)}),
-        ("bad_words", {"bad_words": ((),)}),
-        ("resume_output_token_ids", {"resume_output_token_ids": [-1]}),
-    ],
-)
-def test_what_would_break_a_worker_is_refused(param, fields):
-    output = FakeEngine().submit("r", prompt(4), **fields)
-    assert (output.end.kind, output.end.param) == (FailureKind.INVALID, param)
-
-
-def test_a_full_queue_refuses_with_overloaded():
-    engine = FakeEngine(max_num_queued_reqs=1)
-    engine.submit("first", prompt(4))
-    second = engine.submit("second", prompt(4))
-    assert isinstance(second.end, Failed)
-    assert (second.end.kind, second.end.param) == (FailureKind.OVERLOADED, "max_num_queued_reqs")
-    further = engine.submit("further", prompt(4), is_continued=True)
-    assert further.end is None, "what is accepted is not refused midway"
-    engine.plan()
-    third = engine.submit("third", prompt(4))
-    engine.run()
-    assert reason(further) is FinishReason.LENGTH
-    assert reason(third) is FinishReason.LENGTH
-
-
-def test_too_many_queued_tokens_refuse_with_overloaded_but_never_one_that_would_wait_alone():
-    engine = FakeEngine(max_num_queued_tokens=10, max_num_seqs=1)
-    running = engine.submit("long", prompt(12))
-    second = engine.submit("second", prompt(1, 1))
-    expected = (FailureKind.OVERLOADED, "max_num_queued_tokens")
-    assert (second.end.kind, second.end.param) == expected, "the long one still waits"
-    engine.plan()
-    engine.submit("third", prompt(6, 2))
-    fourth = engine.submit("fourth", prompt(5, 3))
-    assert "--max-num-queued-tokens" in fourth.end.message
-    fifth = engine.submit("fifth", prompt(4, 4))
-    engine.run()
-    assert reason(running) is reason(fifth) is FinishReason.LENGTH
-    assert engine.scheduler.waiting.num_prompt_tokens == engine.scheduler.running.num_prompt_tokens == 0
-
-
-def test_a_request_id_in_use_is_refused_and_the_first_goes_on():
-    engine = FakeEngine()
-    engine.submit("same", prompt(4))
-    first = engine.outputs["same"]
-    second = engine.submit("same", prompt(4))
-    assert second.end.param == "request_id"
-    engine.outputs["same"] = first
-    engine.run()
-    assert reason(first) is FinishReason.LENGTH
-
-
 def test_async_ends_by_max_tokens_without_a_wasted_step_and_by_eos_with_one():
     free = alone(prompt(4), max_tokens=6).token_ids
     engine = FakeEngine()
@@ -406,55 +320,8 @@ def test_a_result_out_of_turn_is_refused():
     engine.plan()
     with pytest.raises(ProtocolError, match="result of step 5"):
         engine.scheduler.commit(StepResult(5, [1], [], []))
-    with pytest.raises(ProtocolError, match="samples 1 tokens"):
+    with pytest.raises(ProtocolError, match="samples 1 positions"):
         engine.scheduler.commit(StepResult(0, [], [], []))
-
-
-def test_a_request_without_a_token_fails_alone():
-    engine = FakeEngine()
-    bad, good = engine.submit("bad", prompt(5), 9), engine.submit("good", prompt(7, 2), 9)
-    engine.plan()
-    engine.plan()
-    result = engine._results.popleft()
-    engine._results.appendleft(StepResult(result.sequence, [NO_TOKEN, result.sampled[1]], [], []))
-    engine.commit()
-    assert isinstance(bad.end, Failed)
-    assert bad.end.kind is FailureKind.INTERNAL
-    assert "not numbers" in bad.end.message
-    engine.run()
-    assert engine.scheduler.stats().corrupted_requests == 1
-    assert not bad.token_ids
-    assert good.token_ids == alone(prompt(7, 2), 9).token_ids
-
-
-@pytest.mark.parametrize("is_preempted", [False, True])
-def test_nobody_finds_the_blocks_of_a_request_without_a_token(is_preempted: bool):
-    engine = FakeEngine()
-    bad = engine.submit("bad", prompt(13), 9)
-    engine.plan()
-    if is_preempted:
-        engine.scheduler.restrict(frozenset())
-    assert engine.scheduler.cache.pool.named_blocks()
-    result = engine._results.popleft()
-    engine._results.appendleft(StepResult(result.sequence, [NO_TOKEN], [], []))
-    engine.commit()
-    assert isinstance(bad.end, Failed)
-    assert not engine.scheduler.cache.pool.named_blocks()
-
-
-def test_whoever_shares_the_blocks_of_a_request_without_a_token_keeps_them():
-    engine = FakeEngine()
-    engine.submit("bad", prompt(13), 9)
-    engine.plan()
-    sharing = engine.submit("sharing", [*prompt(13), 5], 9)
-    engine.plan()
-    result = engine._results.popleft()
-    engine._results.appendleft(StepResult(result.sequence, [NO_TOKEN], [], []))
-    engine.commit()
-    later = engine.submit("later", [*prompt(13), 5], 9)
-    engine.run()
-    assert (sharing.num_cached_tokens, later.num_cached_tokens) == (12, 0)
-    assert sharing.token_ids == later.token_ids == alone([*prompt(13), 5], 9).token_ids
 
 
 def test_waiting_reasons():

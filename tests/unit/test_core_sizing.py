@@ -7,7 +7,7 @@ import pytest
 from core_fakes import core_config
 
 from octavo.core_proc.cache.sizing import CPU_CACHE_CEILING_BYTES, memory_table, plan_cache
-from octavo.protocol.config import DeviceFacts
+from octavo.protocol.config import CacheGroupSpec, DeviceFacts
 from octavo.protocol.errors import NotEnoughMemoryError
 
 MIB = 2**20
@@ -21,7 +21,7 @@ def device(**changes) -> DeviceFacts:
         "free_bytes": 1000 * MIB,
         "weights_bytes": 300 * MIB,
         "activation_bytes": 100 * MIB,
-        "kv_block_bytes": MIB,
+        "cache_groups": [CacheGroupSpec(num_layers=1, block_bytes=MIB)],
     }
     return DeviceFacts(**{**facts, **changes})
 
@@ -48,6 +48,16 @@ def test_the_graphs_of_a_gpu_are_counted_and_shown():
 def test_a_share_of_a_gpu_is_one_of_all_its_memory_and_never_more_than_is_free():
     assert plan_cache(on_gpu(), [device(free_bytes=950 * MIB)]).num_blocks == 500
     assert plan_cache(on_gpu(), [device(free_bytes=600 * MIB)]).num_blocks == 200
+
+
+def test_groups_of_layers_share_the_memory_and_have_as_many_blocks():
+    groups = [
+        CacheGroupSpec(num_layers=3, block_bytes=3 * MIB // 4),
+        CacheGroupSpec(num_layers=1, block_bytes=MIB // 4),
+    ]
+    plan = plan_cache(on_gpu(), [device(cache_groups=groups)])
+    assert plan.blocks_per_group == [500, 500]
+    assert plan.kv_cache_bytes == 500 * MIB
 
 
 def test_the_tightest_worker_decides():

@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 import small_tokenizers
+from generations import outputs_of
 from hypothesis import given
 from hypothesis import strategies as st
 from specs import some_config
@@ -22,6 +23,7 @@ from octavo.frontend.outputs import CompletionOutput
 from octavo.frontend.request_stream import RequestStream
 from octavo.frontend.text.detokenizer import Detokenizer
 from octavo.frontend.text.tokenizer import Tokenizer
+from octavo.protocol.code import ProcessorSource
 from octavo.protocol.config import ResolvedConfig
 from octavo.protocol.errors import InvalidRequestError, PromptTooLongError
 from octavo.protocol.events import Finished, FinishReason, TokenLogprobs, Tokens
@@ -56,6 +58,16 @@ def test_greedy_drops_the_filters_and_tiny_temperatures_are_raised() -> None:
     greedy = spec_of(SamplingParams(temperature=0.0, top_k=5, top_p=0.5, min_p=0.1))
     assert (greedy.temperature, greedy.top_k, greedy.top_p, greedy.min_p) == (0.0, 0, 1.0, 0.0)
     assert spec_of(SamplingParams(temperature=0.001)).temperature == 0.01
+
+
+def test_arguments_need_a_logits_processor() -> None:
+    params = SamplingParams(extra_args={"target_token": 5})
+    with pytest.raises(InvalidRequestError, match="--logits-processors") as caught:
+        spec_of(params)
+    assert caught.value.param == "extra_args"
+    config = msgspec.structs.replace(CONFIG, logits_processors=[ProcessorSource("mine:Processor")])
+    assert spec_of(params, config=config).extra_args == {"target_token": 5}
+    assert spec_of(SamplingParams(extra_args={})).extra_args is None
 
 
 def test_every_number_has_a_place_in_a_message() -> None:
@@ -242,7 +254,7 @@ def test_a_stop_string_ends_the_sequence_wherever_it_is_cut(tokenizer: Tokenizer
     assert stopped
     assert shown == sequence.snapshot().text == expected
     assert sequence.snapshot().token_ids == tokens_of(expected + "END")
-    assert (sequence.total.finish_reason, sequence.total.stop_reason) == ("stop", "END")
+    assert (sequence.finish_reason, sequence.stop_reason) == ("stop", "END")
 
 
 TOKENIZERS = [small_tokenizers.byte_level(), small_tokenizers.sentencepiece()]
@@ -283,7 +295,7 @@ def test_a_stream_shows_what_the_whole_shows_and_nothing_of_a_stop_string(own: T
         end, stop = min(ends, key=lambda one: (one[0], stops.index(one[1])))
         expected = text[:end] if params.include_stop_str_in_output else text[: end - len(stop)]
     assert shown == sequence.snapshot().text == expected
-    assert sequence.total.stop_reason == (stop if ends else None)
+    assert sequence.stop_reason == (stop if ends else None)
 
 
 def test_min_tokens_delays_stop_strings(tokenizer: Tokenizer) -> None:
@@ -371,7 +383,7 @@ def test_an_abort_says_nothing_more_of_what_had_ended(tokenizer: Tokenizer) -> N
 
     async def main() -> list[list[tuple[int, str | None]]]:
         outputs = []
-        async for output in generation.outputs():
+        async for output in outputs_of(generation):
             outputs.append([(part.index, part.finish_reason) for part in output.outputs])
             generation.abort()
         return outputs

@@ -28,9 +28,9 @@ def accepts(spec: GrammarSpec, text: str) -> bool:
     """True when a text, given byte by byte but for special tokens, is complete."""
     matcher = Matcher.compile(TOKENS, source_of(spec))
     for token_id in TOKENIZER.encode(text, add_special_tokens=False):
-        if not matcher.copy().take(token_id):
+        if not matcher.copy().accept(token_id):
             return False
-        matcher.take(token_id)
+        matcher.accept(token_id)
     _, may_end = matcher.mask()
     return may_end
 
@@ -264,14 +264,14 @@ def test_random_outputs_keep_their_tags_whole() -> None:
 @pytest.mark.parametrize(
     ("fields", "where"),
     [
-        ({}, "structures must be a list"),
-        ({"structures": [], "triggers": ["a"]}, "structures must be a list"),
+        ({}, "structures must be a non-empty list"),
+        ({"structures": [], "triggers": ["a"]}, "structures must be a non-empty list"),
         ({"structures": [7], "triggers": ["a"]}, r"structures\[0\] must be an object"),
-        ({"structures": [{"begin": "b", "schema": {}, "end": ""}], "triggers": ["a"]}, "begins with none"),
+        ({"structures": [{"begin": "b", "schema": {}, "end": ""}], "triggers": ["a"]}, "starts with none"),
         ({"structures": [{"begin": "a", "schema": {}}], "triggers": ["a"]}, r"structures\[0\].end must be"),
-        ({**CALLS, "triggers": ["<f=", "<g="]}, "with which no tag begins"),
+        ({**CALLS, "triggers": ["<f=", "<g="]}, "but no tag starts with it"),
         ({**CALLS, "triggers": [""]}, r"triggers\[0\]"),
-        ({**CALLS, "format": {"type": "any_text"}}, "not beside"),
+        ({**CALLS, "format": {"type": "any_text"}}, "cannot be combined"),
         ({"format": {"type": "qwen_xml_parameter"}}, "format has the type 'qwen_xml_parameter'"),
         (
             {"format": {"type": "sequence", "elements": [{"type": "any_text"}, {"type": "any_text"}]}},
@@ -280,7 +280,7 @@ def test_random_outputs_keep_their_tags_whole() -> None:
         ({"format": {"type": "tag", "begin": "a", "end": "b"}}, "format.content has the type None"),
         ({"format": {"type": "json_schema", "json_schema": 7}}, "must be a JSON Schema"),
         ({"format": 7}, "format has the type None"),
-        ({"format": {"type": "elements_with_separator", "separator": ""}}, "elements must be a list"),
+        ({"format": {"type": "elements_with_separator", "separator": ""}}, "elements must be a non-empty list"),
         (
             {
                 "format": {

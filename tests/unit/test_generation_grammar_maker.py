@@ -10,7 +10,7 @@ from small_tokenizers import byte_level
 
 from octavo.frontend.generation.grammar_maker import GrammarMaker
 from octavo.protocol.errors import InvalidRequestError
-from octavo.protocol.requests import Vocabulary
+from octavo.protocol.requests import ModelVocabulary
 from octavo.protocol.structured import StructuredOutputsParams
 
 CHOICE = StructuredOutputsParams(choice=["a"])
@@ -20,9 +20,9 @@ class FakeLink:
     """Keeps what the core would be told."""
 
     def __init__(self) -> None:
-        self.taught: list[Vocabulary] = []
+        self.taught: list[ModelVocabulary] = []
 
-    def teach(self, vocabulary: Vocabulary) -> None:
+    def send_vocabulary(self, vocabulary: ModelVocabulary) -> None:
         self.taught.append(vocabulary)
 
 

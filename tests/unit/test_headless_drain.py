@@ -22,9 +22,9 @@ class Engine:
         return self._exited
 
 
-def drained(engine: Engine, *, timeout_s: float = 60.0, is_told_again: bool = False) -> None:
+def drained(engine: Engine, *, timeout_s: float = 60.0, is_signalled_again: bool = False) -> None:
     async def scenario() -> None:
-        told = asyncio.Semaphore(int(is_told_again))
+        told = asyncio.Semaphore(int(is_signalled_again))
         await asyncio.wait_for(_drain(engine, timeout_s, told), 30)  # type: ignore[arg-type]
 
     asyncio.run(scenario())
@@ -38,7 +38,7 @@ def test_an_engine_that_finishes_ends_in_order(caplog: pytest.LogCaptureFixture)
 
 @pytest.mark.parametrize(
     ("exited", "words"),
-    [(ChildExited("core", -9, None), "while it drained"), (None, "had died and was not there again")],
+    [(ChildExited("core", -9, None), "while draining"), (None, "had not restarted yet")],
     ids=["meanwhile", "before"],
 )
 def test_requests_that_are_lost_are_no_orderly_end(exited: ChildExited | None, words: str) -> None:
@@ -46,9 +46,9 @@ def test_requests_that_are_lost_are_no_orderly_end(exited: ChildExited | None, w
         drained(Engine(exited))
 
 
-@pytest.mark.parametrize(("timeout_s", "is_told_again"), [(0.01, False), (60.0, True)])
-def test_nobody_waits_longer_than_he_said(
-    timeout_s: float, is_told_again: bool, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(("timeout_s", "is_signalled_again"), [(0.01, False), (60.0, True)])
+def test_a_drain_ends_at_the_timeout_or_the_second_signal(
+    timeout_s: float, is_signalled_again: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    drained(Engine(None, hangs=True), timeout_s=timeout_s, is_told_again=is_told_again)
-    assert "aborting what still runs" in caplog.text
+    drained(Engine(None, hangs=True), timeout_s=timeout_s, is_signalled_again=is_signalled_again)
+    assert "aborting the remaining requests" in caplog.text

@@ -61,13 +61,33 @@ def test_minus_infinity_becomes_a_number() -> None:
     assert prompt_logprobs([None, entry])[1][str(A)].logprob == -9999.0
 
 
+class TwoWaysToWrite:
+    """A vocabulary in which tokens 1 and 2 have one text, and 3 is the character U+FFFD itself."""
+
+    special_token_ids = frozenset[int]()
+
+    def token_string(self, token_id: int) -> str:
+        return "\ufffd" if token_id == 3 else "a"
+
+    def token_bytes(self, token_id: int, is_first: bool = False) -> bytes:
+        return self.token_string(token_id).encode()
+
+
+def test_parts_of_characters_are_kept_apart_by_their_bytes() -> None:
+    entry = {0xC3: Logprob(-1.0, 1), 0xC4: Logprob(-2.0, 2), A: Logprob(-3.0, 3)}
+    rendered = completion_logprobs([0xC3], [entry], NAMES, TextPlace(0))
+    assert rendered.top_logprobs == [{"bytes:\\xc3": -1.0, "bytes:\\xc4": -2.0, "A": -3.0}]
+    assert rendered.tokens == ["bytes:\\xc3"], "the key under which its alternatives are found"
+    whole = completion_logprobs([3], [{3: Logprob(-1.0, 1)}], TokenNames(TwoWaysToWrite()), TextPlace(0))
+    assert whole.tokens == ["\ufffd"]
+
+
 def test_of_tokens_of_one_text_the_most_likely_stays() -> None:
     entry = {0xC3: Logprob(-1.0, 1), 0xC4: Logprob(-2.0, 2)}
-    assert completion_logprobs([0xC3], [entry], NAMES, TextPlace(0)).top_logprobs == [{"\ufffd": -1.0}]
     # The chosen one, which stands first, is the less likely: who compares it with the largest must see that.
-    unlikely = {0xC4: Logprob(-2.0, 2), 0xC3: Logprob(-1.0, 1)}
-    rendered = completion_logprobs([0xC4], [unlikely], NAMES, TextPlace(0))
-    assert (rendered.token_logprobs, rendered.top_logprobs) == ([-2.0], [{"\ufffd": -1.0}])
+    unlikely = {2: Logprob(-2.0, 2), 1: Logprob(-1.0, 1)}
+    rendered = completion_logprobs([2], [unlikely], TokenNames(TwoWaysToWrite()), TextPlace(0))
+    assert (rendered.token_logprobs, rendered.top_logprobs) == ([-2.0], [{"a": -1.0}])
     as_ids = TokenNames(byte_tokenizer(), as_ids=True)
     assert completion_logprobs([0xC3], [entry], as_ids, TextPlace(0)).top_logprobs == [
         {"token_id:195": -1.0, "token_id:196": -2.0}

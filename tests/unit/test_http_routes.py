@@ -9,9 +9,11 @@ from fake_client import BOS, MAX_MODEL_LEN, MODEL, FakeClient
 from http_client import openai_client, post, request
 
 from octavo.frontend.health import Health
-from octavo.frontend.http.app import ROUTES
+from octavo.frontend.http.router import create_router
 from octavo.protocol.config import ServerConfig
 from octavo.protocol.stats import EngineStats
+
+ROUTES = [(*route.methods, route.path) for route in create_router(FakeClient()).routes]
 
 
 def test_models() -> None:
@@ -85,7 +87,7 @@ def test_documentation_describes_every_route() -> None:
     document = request(FakeClient(), "GET", "/openapi.json").json()
     assert request(FakeClient(), "GET", "/docs").status_code == 200
     described = {(method.upper(), path) for path, methods in document["paths"].items() for method in methods}
-    assert described == {(route.method, route.path.replace(":path", "")) for route in ROUTES}
+    assert described == {(method, path.replace(":path", "")) for method, path in ROUTES}
     text = json.dumps(document)
     names = {part.partition('"')[0] for part in text.split("#/components/schemas/")[1:]}
     assert names <= document["components"]["schemas"].keys()
@@ -113,7 +115,7 @@ def test_body_larger_than_the_limit() -> None:
 
 
 KEYS = ["first", "second"]
-EVERY_PATH = [(route.method, route.path.replace("{model_id:path}", MODEL)) for route in ROUTES]
+EVERY_PATH = [(method, path.replace("{model_id:path}", MODEL)) for method, path in ROUTES]
 
 
 @pytest.mark.parametrize(("method", "path"), [*EVERY_PATH, ("GET", "/docs"), ("GET", "/openapi.json"), ("GET", "/no")])
@@ -146,6 +148,6 @@ def test_observed_stats_show_in_the_metrics() -> None:
     from http_client import application
 
     client = FakeClient()
-    metrics = application(client).serving.metrics
+    metrics = application(client).state.octavo.metrics
     metrics.on_engine_stats(EngineStats(num_running=3, num_blocks=10, num_free_blocks=5, prompt_tokens=7))
     assert b'octavo:kv_cache_usage_perc{engine="0",model_name="org/fake"} 0.5' in metrics.render()

@@ -4,6 +4,8 @@ import json
 from typing import Any
 
 import pytest
+from fake_client import FakeClient
+from http_client import post
 
 from octavo.frontend.http.body import decode
 from octavo.frontend.http.schemas.completions import CompletionRequest
@@ -21,7 +23,15 @@ def form_of(**fields: Any) -> StructuredOutputsParams | None:
 @pytest.mark.parametrize("fields", [{}, {"response_format": None}, {"response_format": {"type": "text"}}])
 def test_text_needs_no_form(fields: dict[str, Any]) -> None:
     assert form_of(**fields) is None
-    assert form_of(**fields, structured_outputs={}) is None
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+@pytest.mark.parametrize("empty", [{}, {"json": None}, {"whitespace_pattern": " "}], ids=str)
+def test_a_form_without_a_kind_is_refused(path: str, empty: dict[str, Any]) -> None:
+    asks = {"prompt": "a"} if path == "/v1/completions" else {"messages": [{"role": "user", "content": "x"}]}
+    response = post(FakeClient(), path, {**asks, "structured_outputs": empty})
+    error = response.json()["error"]
+    assert (response.status_code, error["param"]) == (400, "structured_outputs") and "exactly one" in error["message"]
 
 
 def test_json_object() -> None:

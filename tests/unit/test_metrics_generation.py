@@ -6,14 +6,16 @@ from contextlib import aclosing
 
 import pytest
 from fake_client import byte_tokenizer, resolved_config
+from generations import outputs_of
 
 from octavo.frontend.generation.fanout import Generation
 from octavo.frontend.generation.sequence import Sequence
 from octavo.frontend.generation.spec import make_spec
 from octavo.frontend.metrics.record import RequestRecord
 from octavo.frontend.request_stream import RequestStream
+from octavo.protocol.buffers import Buffer
 from octavo.protocol.errors import OverloadedError, RequestFailedError
-from octavo.protocol.events import Failed, FailureKind, Finished, FinishReason, Tokens
+from octavo.protocol.events import Failed, FailureKind, Finished, FinishReason, PooledOutput, Tokens
 from octavo.protocol.params import OutputKind, SamplingParams
 from octavo.protocol.requests import Submit
 
@@ -78,7 +80,7 @@ def fail(stream: RequestStream) -> None:
 
 
 async def consume(work: Generation, *, leave: bool = False) -> None:
-    async with aclosing(work.outputs()) as outputs:  # type: ignore[type-var]
+    async with aclosing(outputs_of(work)) as outputs:
         async for _ in outputs:
             if leave:
                 return
@@ -91,6 +93,15 @@ def test_finished_request() -> None:
     assert (record.finish_reason, record.num_prompt_tokens, record.num_generation_tokens) == ("length", 3, 2)
     assert (record.num_cached_tokens, record.num_preemptions, record.params_max_tokens) == (2, 1, 8)
     assert record.e2e_s >= 0
+
+
+def test_request_that_has_finished_without_a_token() -> None:
+    pooled = PooledOutput(Buffer(b"1234"), (1,), "float32")
+    work, notes = generation(lambda stream: stream.put(Finished("a", FinishReason.STOP, result=pooled)))
+    asyncio.run(consume(work))
+    (record,) = notes.records
+    assert (record.finish_reason, record.num_generation_tokens) == ("stop", 0)
+    assert notes.num_tokens == []
 
 
 def test_request_whose_caller_left() -> None:

@@ -204,7 +204,7 @@ class TestByteLevel:
         assert [text[start:end] for _, (start, end) in cut] == words
 
     def test_an_unknown_pre_tokenizer_is_named(self) -> None:
-        with pytest.raises(ConfigError, match="'chameleon' is not known"):
+        with pytest.raises(ConfigError, match="'chameleon' is not supported"):
             tokenizer_files(byte_level_metadata(pre="chameleon"))
 
     def test_merges_are_required(self) -> None:

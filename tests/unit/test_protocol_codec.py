@@ -12,8 +12,8 @@ from octavo.protocol.errors import ProtocolError
 
 @pytest.mark.parametrize(("codec_", "message"), MESSAGES, ids=lambda value: type(value).__name__)
 def test_every_message_survives(codec_: codec.Codec, message: msgspec.Struct) -> None:
-    frame = codec_.encode(message)
-    decoded = codec_.decode(frame)
+    frames = codec_.encode(message)
+    decoded = codec_.decode(*frames)
     assert decoded == message
     assert type(decoded) is type(message)
 
@@ -22,7 +22,7 @@ def test_float32_logprobs_keep_their_bits() -> None:
     import struct
 
     value = struct.unpack("<f", struct.pack("<f", -1.2345678))[0]
-    frame = codec.event_codec().encode(
+    (frame,) = codec.event_codec().encode(
         events.Events(0, [events.Tokens("r", [1], [events.TokenLogprobs([1], [value], 1)])])
     )
     back = codec.event_codec().decode(frame).events[0].logprobs[0].logprobs[0]
@@ -30,7 +30,7 @@ def test_float32_logprobs_keep_their_bits() -> None:
 
 
 def test_a_frame_of_another_kind_is_refused() -> None:
-    frame = codec.event_codec().encode(events.EngineDying(""))
+    (frame,) = codec.event_codec().encode(events.EngineDying(""))
     with pytest.raises(ProtocolError, match="kind"):
         codec.request_codec().decode(frame)
 

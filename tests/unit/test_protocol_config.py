@@ -95,7 +95,7 @@ def test_an_unknown_setting_gets_a_suggestion() -> None:
 def test_defaults_on_a_cpu() -> None:
     config = resolved()
     assert (config.max_model_len, config.fits_model_len) == (2048, False)
-    assert (config.dtype, config.num_threads, config.max_num_seqs) == ("bfloat16", 2, 64)
+    assert (config.dtype, config.num_threads, config.max_num_seqs) == ("bfloat16", 2, 256)
     assert config.max_num_batched_tokens >= config.max_num_seqs
     assert config.served_model_names == ["m"]
 
@@ -211,7 +211,7 @@ def test_a_binding_needs_a_core_for_each_thread() -> None:
     with pytest.raises(ConfigError, match="2 cores for num_threads 3") as caught:
         resolved(cpu_binding="0,1", num_threads=3)
     assert "--num-threads 2" in caught.value.hint
-    with pytest.raises(ConfigError, match="'spread' is no list of cores") as caught:
+    with pytest.raises(ConfigError, match="'spread' is not a list of cores") as caught:
         resolved(cpu_binding="spread")
     assert "compact" in caught.value.hint
 

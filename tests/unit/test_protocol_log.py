@@ -22,7 +22,7 @@ def test_few_lines_of_a_kind_in_an_interval_and_a_count_of_the_others(caplog: py
     now[0] = 10.0
     log.warning("line %d", 5)
     assert [record.getMessage() for record in caplog.records[2:]] == [
-        "3 lines like the next one were left out",
+        "3 lines like the next one were omitted",
         "line 5",
     ]
     now[0] = 20.0
@@ -86,7 +86,7 @@ def test_a_configuration_takes_the_place_of_our_lines(tmp_path: Path, restored_l
     ("config", "message"),
     [
         ("{", "Expecting property name"),
-        ("[1]", "no JSON object"),
+        ("[1]", "not a JSON object"),
         ('{"handlers": {"x": {"class": "nowhere.Handler"}}}', "Unable to configure handler 'x'.*nowhere"),
         ('{"version": 2}', "Unsupported version"),
         ('{"root": {"handlers": ["missing"]}}', "Unable to configure root logger.*missing"),

@@ -23,12 +23,16 @@ def test_a_beat_is_seen_by_a_reader(tmp_path: Path) -> None:
 def test_what_is_noted_is_seen_beside_the_beats(tmp_path: Path) -> None:
     writer, reader = PulseWriter(tmp_path / "pulse"), PulseReader(tmp_path / "pulse")
     seen = [reader.read()]
-    for note in (writer.note_progress, lambda: writer.note_trial(is_trying=True), lambda: writer.beat(has_work=True)):
+    for note in (
+        writer.note_progress,
+        lambda: writer.note_isolation(is_isolating=True),
+        lambda: writer.beat(has_work=True),
+    ):
         note()
         seen.append(reader.read())
-    writer.note_trial(is_trying=False)
+    writer.note_isolation(is_isolating=False)
     seen.append(reader.read())
-    assert [(pulse.has_progressed, pulse.is_trying, pulse.has_work) for pulse in seen] == [
+    assert [(pulse.has_progressed, pulse.is_isolating, pulse.has_work) for pulse in seen] == [
         (False, False, False), (True, False, False), (True, True, False), (True, True, True), (True, False, True),
     ]  # fmt: skip
     writer.close(), reader.close()

@@ -3,20 +3,20 @@
 import pytest
 from fake_client import byte_tokenizer
 
-from octavo.frontend.reasoning.parser import Opening, Split, num_reasoning_tokens, reasoning_parser
+from octavo.frontend.reasoning.parser import ReasoningState, Split, num_reasoning_tokens, reasoning_parser
 from octavo.protocol.errors import ConfigError
 
-INSIDE, OUTSIDE, UNSURE = Opening.INSIDE, Opening.OUTSIDE, Opening.UNSURE
+INSIDE, OUTSIDE, UNDECIDED = ReasoningState.INSIDE, ReasoningState.OUTSIDE, ReasoningState.UNDECIDED
 R1, QWEN = reasoning_parser("deepseek_r1"), reasoning_parser("qwen3")
 
 
 @pytest.mark.parametrize(
-    ("parser", "prompt", "continued", "opening"),
+    ("parser", "prompt", "continued", "state"),
     [
-        (QWEN, "<|assistant|>", "", UNSURE),
+        (QWEN, "<|assistant|>", "", UNDECIDED),
         (QWEN, "<|assistant|><think>\n", "", INSIDE),
         (QWEN, "<|assistant|><think>\n\n</think>\n\n", "", OUTSIDE),
-        (QWEN, "the user says <think>; <|assistant|>", "", UNSURE),
+        (QWEN, "the user says <think>; <|assistant|>", "", UNDECIDED),
         (R1, "<|assistant|>", "", INSIDE),
         (R1, "<|assistant|><think></think>", "", OUTSIDE),
         (QWEN, "<|assistant|>so", "so", OUTSIDE),
@@ -24,53 +24,53 @@ R1, QWEN = reasoning_parser("deepseek_r1"), reasoning_parser("qwen3")
         (R1, "<|assistant|><think>so</think>now", "<think>so</think>now", OUTSIDE),
     ],
 )
-def test_the_prompt_tells_how_the_answer_begins(parser, prompt, continued, opening) -> None:
-    assert parser.opening(prompt, continued) is opening
+def test_the_prompt_tells_how_the_answer_begins(parser, prompt, continued, state) -> None:
+    assert parser.initial_state(prompt, continued) is state
 
 
 @pytest.mark.parametrize(
-    ("opening", "text", "reasoning", "rest"),
+    ("state", "text", "reasoning", "rest"),
     [
         (INSIDE, "\nhm\n\nso\n</think>\n\nHi there\n", "hm\n\nso", "Hi there\n"),
         (INSIDE, "<think>hm</think>Hi", "hm", "Hi"),
         (INSIDE, "hm, cut", "hm, cut", ""),
         (INSIDE, "", "", ""),
-        (UNSURE, "<think>\nhm\n</think>\n\n  Hi", "hm", "  Hi"),
-        (UNSURE, "<think>\n\n</think>\n\nHi", "", "Hi"),
-        (UNSURE, "Hi, no <think>thought</think>", "", "Hi, no <think>thought</think>"),
-        (UNSURE, "<thin", "", "<thin"),
+        (UNDECIDED, "<think>\nhm\n</think>\n\n  Hi", "hm", "  Hi"),
+        (UNDECIDED, "<think>\n\n</think>\n\nHi", "", "Hi"),
+        (UNDECIDED, "Hi, no <think>thought</think>", "", "Hi, no <think>thought</think>"),
+        (UNDECIDED, "<thin", "", "<thin"),
         (OUTSIDE, "<think>hm</think>Hi", "", "<think>hm</think>Hi"),
         (INSIDE, "a</think>b</think>c", "a", "b</think>c"),
     ],
 )
-def test_whole_texts(opening, text, reasoning, rest) -> None:
-    assert R1.split(text, opening, is_final=True) == Split(reasoning, rest)
+def test_whole_texts(state, text, reasoning, rest) -> None:
+    assert R1.split(text, state, is_final=True) == Split(reasoning, rest)
 
 
 def test_what_may_be_a_tag_is_held_back() -> None:
-    assert QWEN.split("  <thi", UNSURE, is_final=False) == Split("", None)
-    assert QWEN.split("<this", UNSURE, is_final=False) == Split("", "<this")
-    assert QWEN.split("<think>a </thin", UNSURE, is_final=False) == Split("a", None)
-    assert QWEN.split("<think>a </think>\n", UNSURE, is_final=False) == Split("a", None)
-    assert QWEN.split("<think>a </thing", UNSURE, is_final=False) == Split("a </thing", None)
+    assert QWEN.split("  <thi", UNDECIDED, is_final=False) == Split("", None)
+    assert QWEN.split("<this", UNDECIDED, is_final=False) == Split("", "<this")
+    assert QWEN.split("<think>a </thin", UNDECIDED, is_final=False) == Split("a", None)
+    assert QWEN.split("<think>a </think>\n", UNDECIDED, is_final=False) == Split("a", None)
+    assert QWEN.split("<think>a </thing", UNDECIDED, is_final=False) == Split("a </thing", None)
 
 
 @pytest.mark.parametrize(
-    ("opening", "text", "count"),
+    ("state", "text", "count"),
     [
         (INSIDE, "hm</think>Hi", 10),
         (INSIDE, "hm", 2),
         (INSIDE, "", 0),
-        (UNSURE, "<think>hm</think>Hi", 17),
-        (UNSURE, "Hi</think>", 0),
-        (UNSURE, "<thi", 0),
+        (UNDECIDED, "<think>hm</think>Hi", 17),
+        (UNDECIDED, "Hi</think>", 0),
+        (UNDECIDED, "<thi", 0),
         (OUTSIDE, "hm</think>Hi", 0),
     ],
 )
-def test_tokens_of_reasoning_are_counted(opening, text, count) -> None:
+def test_tokens_of_reasoning_are_counted(state, text, count) -> None:
     # One token for each byte.
     tokenizer = byte_tokenizer()
-    assert num_reasoning_tokens(QWEN, opening, tokenizer.encode(text, False), tokenizer) == count
+    assert num_reasoning_tokens(QWEN, state, tokenizer.encode(text, False), tokenizer) == count
 
 
 def test_an_unknown_parser_is_refused() -> None:

@@ -11,7 +11,8 @@ from octavo.frontend.generation.spec import MAX_VOLUME, check_volume
 from octavo.frontend.http.body import MAX_VALUES, BodyError, decode
 from octavo.frontend.http.schemas.completions import CompletionRequest
 from octavo.protocol.errors import InvalidRequestError
-from octavo.protocol.params import MAX_BAD_WORDS_CHARS, MAX_STOP_CHARS, MAX_TOKEN_IDS, SamplingParams
+from octavo.protocol.params import MAX_BAD_WORDS_CHARS, MAX_STOP_CHARS, SamplingParams
+from octavo.protocol.sampling_table import MAX_TOKEN_IDS
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import shutil
 import subprocess
 import zipfile
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 from source_tree import ROOT
@@ -175,11 +175,28 @@ def test_link_tree_shows_packages_under_their_real_names(tmp_path: Path, monkeyp
         assert not stale.is_symlink()
 
 
-def test_lines_finds_long_functions_only() -> None:
+def test_lines_finds_what_is_too_long_and_its_reason() -> None:
     body = "    pass\n" * 60
-    source = f"def long():\n{body}\nasync def also_long():\n{body}\ndef short():\n    pass\n"
-    found = [(name, length) for name, _, length in load("lines").long_functions(source)]
-    assert found == [("long", 61), ("also_long", 61)]
+    source = f"def long():\n{body}\n# long: a table\n@cache\nasync def explained():\n{body}\ndef short():\n    pass\n"
+    too_long = load("lines").too_long
+    assert list(too_long(source)) == [(61, ":1 long", ""), (61, ":65 explained", "a table")]
+    assert list(too_long(f"@cache  # long: one kernel\ndef kernel():\n{body}")) == [(61, ":2 kernel", "one kernel")]
+    long_file = "x = 1\n" * 401
+    assert list(too_long(long_file)) == [(401, "", "")]
+    assert list(too_long(f"# long: many numbers\n{long_file}")) == [(402, "", "many numbers")]
+    assert list(too_long("x = 1\n" * 400)) == []
+
+
+def test_the_longest_test_files_are_files_and_run_first(pytestconfig: pytest.Config) -> None:
+    conftest = pytestconfig.pluginmanager.get_plugin(str(ROOT / "tests" / "conftest.py"))
+    assert conftest is not None
+    assert [name for name in conftest.LONGEST_FILES if not (ROOT / "tests" / name).is_file()] == []
+    items = [
+        SimpleNamespace(path=ROOT / "tests" / name, get_closest_marker=lambda name: None)
+        for name in ("a.py", *conftest.LONGEST_FILES)
+    ]
+    conftest.pytest_collection_modifyitems(pytestconfig, items)
+    assert [item.path for item in items] == [ROOT / "tests" / name for name in (*conftest.LONGEST_FILES, "a.py")]
 
 
 def test_bench_summary() -> None:

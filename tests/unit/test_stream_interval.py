@@ -6,6 +6,7 @@ from contextlib import aclosing
 import pytest
 from core_fakes import CLIENT, FakeEngine
 from fake_client import byte_tokenizer, resolved_config
+from generations import outputs_of
 
 from octavo.frontend.generation.fanout import Generation
 from octavo.frontend.generation.interval import FINAL_INTERVAL, stream_interval
@@ -148,7 +149,7 @@ def test_the_observer_hears_the_times_that_the_engine_took() -> None:
 
     async def consume() -> None:
         work = Generation(Link(events), "r", None, params, [child], OutputKind.FINAL_ONLY, observer)  # type: ignore[arg-type]
-        async with aclosing(work.outputs()) as outputs:  # type: ignore[type-var]
+        async with aclosing(outputs_of(work)) as outputs:
             assert [output.outputs[0].text async for output in outputs] == ["abcde"]
 
     asyncio.run(consume())

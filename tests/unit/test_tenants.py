@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from octavo.core_proc.snapshot import take_snapshot
-from octavo.frontend.dashboard.routes import DASHBOARD_ROUTES
-from octavo.frontend.http.app import ROUTES
+from octavo.frontend.http.router import create_router
 
 OPEN = {"/health", "/ping"}
-TABLE = [(route.method, route.path) for route in (*ROUTES, *DASHBOARD_ROUTES)]
+TABLE = [(*route.methods, route.path) for route in create_router(FakeClient()).routes]
+TABLE += [("GET", path) for path in ("/", "/dashboard/state", "/dashboard/{name}")]
 TABLE += [("GET", "/docs"), ("GET", "/openapi.json"), ("GET", "/no/such/route")]
 
 

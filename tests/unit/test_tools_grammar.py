@@ -47,7 +47,7 @@ def compiled(form: StructuredOutputsParams) -> Matcher:
 def fits(matcher: Matcher, text: str) -> bool:
     """Return whether the text is a whole output of the grammar."""
     matcher = matcher.copy()
-    if not all(matcher.take(byte) for byte in text.encode()):
+    if not all(matcher.accept(byte) for byte in text.encode()):
         return False
     _, may_end = matcher.mask()
     return may_end or matcher.is_complete

@@ -230,7 +230,7 @@ def test_long_answers_are_read_in_linear_time() -> None:
 
 
 def test_unknown_parsers_and_plugins(tmp_path) -> None:
-    with pytest.raises(ConfigError, match="no tool parser 'shout'") as caught:
+    with pytest.raises(ConfigError, match="unknown tool parser 'shout'") as caught:
         tool_parser("shout")
     assert "hermes" in caught.value.hint
     plugin = tmp_path / "plugin.py"
@@ -248,7 +248,7 @@ def test_unknown_parsers_and_plugins(tmp_path) -> None:
         plugin.write_text(broken)
         with pytest.raises(ConfigError, match=reason):
             load_plugin(str(plugin))
-    with pytest.raises(ConfigError, match="no such Python file"):
+    with pytest.raises(ConfigError, match="the Python file does not exist"):
         load_plugin(str(tmp_path / "missing.py"))
 
 

@@ -105,18 +105,30 @@ def test_an_answer_of_a_form_may_still_call(parser) -> None:
 
 
 @pytest.mark.parametrize(
+    ("form", "parser"),
+    [
+        (StructuredOutputsParams(regex="a"), "hermes"),
+        (StructuredOutputsParams(choice=["a", "b"]), "pythonic"),
+        (StructuredOutputsParams(start_after="x", max_free_tokens=1), "hermes"),
+        (StructuredOutputsParams(json_object=True), Shout),
+    ],
+    ids=["regex", "choice", "limit", "JSON where no grammar holds calls"],
+)
+def test_a_form_that_cannot_stand_beside_calls_binds_all_that_is_written(form, parser) -> None:
+    made = plan(answer=form, parser=parser)
+    assert made.form is form and made.parser is not None, "the parser reads what comes"
+
+
+@pytest.mark.parametrize(
     ("wish", "param", "words"),
     [
         ({"tools": (), "choice": "required"}, "tool_choice", "needs tools"),
         ({"tools": (), "named": "f"}, "tool_choice", "needs tools"),
-        ({"named": "other"}, "tool_choice", "none of the tools"),
+        ({"named": "other"}, "tool_choice", "not one of the tools"),
         ({"parser": None}, "tool_choice", "--enable-auto-tool-choice"),
         ({"tools": (LOOSE, STRICT), "parser": Shout}, "tools[1].function.strict", "strict"),
         ({"choice": "required", "answer": StructuredOutputsParams(regex="a")}, "structured_outputs", "leave it out"),
         ({"named": "number", "answer": StructuredOutputsParams(regex="a", param="x.y")}, "x.y", "so x has"),
-        ({"answer": StructuredOutputsParams(regex="a")}, "structured_outputs.regex", "JSON schema"),
-        ({"answer": StructuredOutputsParams(json_object=True), "parser": Shout}, "tools", "no grammar"),
-        ({"answer": StructuredOutputsParams(start_after="x", max_free_tokens=1)}, "structured_outputs", "JSON schema"),
         ({"tools": (), "allowed": frozenset({"f"})}, "tool_choice", "needs tools"),
         ({"allowed": frozenset({"number", "other"})}, "tool_choice", "'other'"),
     ],

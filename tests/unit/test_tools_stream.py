@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from octavo.frontend.reasoning.parser import Opening, reasoning_parser
+from octavo.frontend.reasoning.parser import ReasoningState, reasoning_parser
 from octavo.frontend.tools.answer import AnswerDelta, AnswerFormat, AnswerStream, read_answer
 from octavo.frontend.tools.forced import NamedParser, RequiredParser
 from octavo.frontend.tools.parser import FunctionTool
@@ -22,8 +22,8 @@ PARSERS = {
     "required": RequiredParser(TOOLS),
     "named": NamedParser(TOOLS[:1]),
 }
-REASONING = [(None, Opening.OUTSIDE)] + [
-    (reasoning_parser(name), opening) for name in ("deepseek_r1", "qwen3") for opening in Opening
+REASONING = [(None, ReasoningState.OUTSIDE)] + [
+    (reasoning_parser(name), state) for name in ("deepseek_r1", "qwen3") for state in ReasoningState
 ]
 PIECES = [
     *("<tool_call>", "</tool_call>", "<tool_call>\n", "<tool_", "<function=f>", "<function=", "</function>", ">", "<"),
@@ -82,8 +82,8 @@ texts = st.lists(st.sampled_from(PIECES), max_size=14).map("".join)
 @settings(max_examples=200)
 @given(text=texts, place=st.integers(0, len(REASONING) - 1), dice=st.randoms(use_true_random=False))
 def test_any_text_in_any_pieces(name: str, text: str, place: int, dice: random.Random) -> None:
-    reasoning, opening = REASONING[place]
-    style = AnswerFormat(reasoning, opening, PARSERS[name])
+    reasoning, state = REASONING[place]
+    style = AnswerFormat(reasoning, state, PARSERS[name])
     whole = add_up([read_answer(text, style)])
     assert stream(list(text), style) == whole
     cuts = sorted(dice.choices(range(len(text) + 1), k=3))
@@ -206,7 +206,7 @@ EXAMPLES = {
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_every_cut_of_an_example(name: str, thinks: bool) -> None:
     text = "<think>\nWhy <tool_call>?\n</think>\n\n" * thinks + EXAMPLES[name]
-    style = AnswerFormat(reasoning_parser("qwen3") if thinks else None, Opening.UNSURE, PARSERS[name])
+    style = AnswerFormat(reasoning_parser("qwen3") if thinks else None, ReasoningState.UNDECIDED, PARSERS[name])
     answer = read_answer(text, style)
     assert answer.reasoning == "Why <tool_call>?" * thinks
     assert len(answer.calls) == (1 if name == "named" else 2)

@@ -3,6 +3,7 @@
 import pytest
 
 from octavo.protocol.errors import ProtocolError
+from octavo.protocol.ids import pack_ids
 from octavo.protocol.params import SamplingSpec
 from octavo.protocol.steps import Admitted, Appended, Scheduled, StepPlan
 from octavo.worker_proc.batch.state import BatchState
@@ -15,7 +16,7 @@ def state() -> BatchState:
 
 
 def admitted(slot: int, token_ids: list[int], block_ids: list[int], sampling: SamplingSpec = SPEC) -> Admitted:
-    return Admitted(slot, f"r{slot}", token_ids, len(token_ids), block_ids, sampling)
+    return Admitted(slot, f"r{slot}", pack_ids(token_ids), len(token_ids), [block_ids], sampling)
 
 
 def changes(
@@ -27,23 +28,23 @@ def changes(
 def test_a_ragged_step_becomes_flat_tensors() -> None:
     batch = state()
     batch.apply(changes(new=(admitted(0, [10, 11, 12, 13, 14, 15], [7, 3]), admitted(1, [20, 21, 22], [5]))))
-    inputs = batch.inputs_of([Scheduled(1, 2, 1, True), Scheduled(0, 1, 4, False)])
+    inputs = batch.inputs_of([Scheduled(1, 2, 1, 1), Scheduled(0, 1, 4, 0)])
     assert inputs.token_ids_T.tolist() == [22, 11, 12, 13, 14]
     assert inputs.positions_T.tolist() == [2, 1, 2, 3, 4]
     assert inputs.query_starts.tolist() == [0, 1, 5]
     assert inputs.context_lens.tolist() == [3, 5]
-    assert inputs.block_table_RP.tolist() == [[5, 0], [7, 3]]
-    assert inputs.slot_mapping_T.tolist() == [5 * 4 + 2, 7 * 4 + 1, 7 * 4 + 2, 7 * 4 + 3, 3 * 4 + 0]
+    assert inputs.groups[0].block_table_RP.tolist() == [[5, 0], [7, 3]]
+    assert inputs.groups[0].slot_mapping_T.tolist() == [5 * 4 + 2, 7 * 4 + 1, 7 * 4 + 2, 7 * 4 + 3, 3 * 4 + 0]
 
 
 def test_a_sampled_token_is_where_the_next_step_looks() -> None:
     batch = state()
     batch.apply(changes(new=(admitted(0, [10, 11, 12, 13], [7]),)))
     batch.record(batch.rows[0], 4, 99)
-    batch.apply(changes(appended=(Appended(0, [2]),)))
-    inputs = batch.inputs_of([Scheduled(0, 4, 1, True)])
+    batch.apply(changes(appended=(Appended(0, [[2]]),)))
+    inputs = batch.inputs_of([Scheduled(0, 4, 1, 1)])
     assert inputs.token_ids_T.tolist() == [99]
-    assert inputs.slot_mapping_T.tolist() == [8]
+    assert inputs.groups[0].slot_mapping_T.tolist() == [8]
     assert batch.token_ids(batch.rows[0], 3, 5) == [13, 99]
 
 
@@ -51,16 +52,38 @@ def test_a_slot_is_released_before_it_is_given_away_again() -> None:
     batch = state()
     batch.apply(changes(new=(admitted(0, [1, 2, 3, 4, 5], [7, 8]),)))
     batch.apply(changes(released=(0,), new=(admitted(0, [6], [9]),)))
-    inputs = batch.inputs_of([Scheduled(0, 0, 1, True)])
-    assert (inputs.token_ids_T.tolist(), inputs.block_table_RP.tolist()) == ([6], [[9]])
+    inputs = batch.inputs_of([Scheduled(0, 0, 1, 1)])
+    assert (inputs.token_ids_T.tolist(), inputs.groups[0].block_table_RP.tolist()) == ([6], [[9]])
+
+
+def test_each_cache_group_has_blocks_of_its_own() -> None:
+    batch = BatchState(num_slots=2, max_model_len=32, block_size=4, vocab_size=100, num_groups=2)
+    request = Admitted(0, "r", pack_ids(range(10)), 10, [[7, 3], [2, 5]], SPEC)
+    batch.apply(changes(new=(request,)))
+    groups = batch.inputs_of([Scheduled(0, 3, 2, 0)]).groups
+    assert [group.block_table_RP.tolist() for group in groups] == [[[7, 3]], [[2, 5]]]
+    assert [group.slot_mapping_T.tolist() for group in groups] == [[31, 12], [11, 20]]
+    batch.apply(changes(appended=(Appended(0, [[], [9]]),)))
+    with pytest.raises(ProtocolError, match="position 8 has no block"):
+        batch.inputs_of([Scheduled(0, 3, 6, 0)])
+    with pytest.raises(ProtocolError, match="blocks of 1 cache groups came for a model that has 2"):
+        batch.apply(changes(appended=(Appended(0, [[1]]),)))
+
+
+def test_block_tables_are_not_gathered_for_a_device_that_has_its_own() -> None:
+    batch = BatchState(num_slots=2, max_model_len=32, block_size=4, vocab_size=100, has_block_tables=False)
+    batch.apply(changes(new=(admitted(0, [1, 2, 3, 4, 5, 6], [7, 3]),)))
+    (group,) = batch.inputs_of([Scheduled(0, 3, 2, 0)]).groups
+    assert group.block_table_RP is None
+    assert group.slot_mapping_T.tolist() == [31, 12]
 
 
 def test_more_slots_than_expected_make_the_tables_grow() -> None:
     batch = state()
     batch.apply(changes(new=(admitted(0, [1], [7]), admitted(9, [2], [8]))))
-    inputs = batch.inputs_of([Scheduled(0, 0, 1, True), Scheduled(9, 0, 1, True)])
+    inputs = batch.inputs_of([Scheduled(0, 0, 1, 1), Scheduled(9, 0, 1, 1)])
     assert inputs.token_ids_T.tolist() == [1, 2]
-    assert inputs.slot_mapping_T.tolist() == [28, 32]
+    assert inputs.groups[0].slot_mapping_T.tolist() == [28, 32]
 
 
 def test_penalty_counts_follow_the_outputs_and_survive_a_preemption() -> None:
@@ -70,7 +93,7 @@ def test_penalty_counts_follow_the_outputs_and_survive_a_preemption() -> None:
     for position, token_id in enumerate([5, 6, 5], start=2):
         batch.record(batch.rows[0], position, token_id)
     before = batch.rows[0].sampling.penalties
-    batch.apply(changes(released=(0,), new=(Admitted(0, "r0", [1, 2, 5, 6, 5], 2, [7, 8], sampling),)))
+    batch.apply(changes(released=(0,), new=(Admitted(0, "r0", pack_ids([1, 2, 5, 6, 5]), 2, [[7, 8]], sampling),)))
     after = batch.rows[0].sampling.penalties
     assert before is not None and after is not None
     for counts in (before, after):
@@ -83,7 +106,7 @@ def test_penalty_counts_follow_the_outputs_and_survive_a_preemption() -> None:
     [
         (changes(released=(1,)), "slot 1 was released but is empty"),
         (changes(new=(admitted(0, [1], [2]),)), "slot 0 was given to r0 but is taken"),
-        (changes(appended=(Appended(1, [2]),)), "slot 1, which is empty"),
+        (changes(appended=(Appended(1, [[2]]),)), "slot 1, which is empty"),
     ],
 )
 def test_differences_that_cannot_be(plan: StepPlan, message: str) -> None:
@@ -96,11 +119,11 @@ def test_differences_that_cannot_be(plan: StepPlan, message: str) -> None:
 @pytest.mark.parametrize(
     ("entry", "message"),
     [
-        (Scheduled(1, 0, 1, True), "slot 1 was scheduled but is empty"),
-        (Scheduled(0, 0, 7, False), "but 6 tokens are known"),
-        (Scheduled(0, 3, 0, False), "positions 3 to 3"),
-        (Scheduled(0, 0, 2, True), "which is not its last token"),
-        (Scheduled(0, 4, 2, True), "position 5 has no block"),
+        (Scheduled(1, 0, 1, 1), "slot 1 was scheduled but is empty"),
+        (Scheduled(0, 0, 7, 0), "but 6 tokens are known"),
+        (Scheduled(0, 3, 0, 0), "positions 3 to 3"),
+        (Scheduled(0, 0, 2, 1), "which is not its last token"),
+        (Scheduled(0, 4, 2, 1), "position 5 has no block"),
     ],
 )
 def test_steps_that_cannot_be(entry: Scheduled, message: str) -> None:

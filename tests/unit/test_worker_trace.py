@@ -4,18 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from octavo.worker_proc.step import trace as trace_module
-from octavo.worker_proc.step.forward import NativeForward
-from octavo.worker_proc.step.trace import StepTrace
-
-
-class NoPrograms(NativeForward):
-    """Computes nothing."""
-
-    programs = ()
-
-    def __init__(self) -> None:
-        pass
+from octavo.worker_proc.executor import trace as trace_module
+from octavo.worker_proc.executor.trace import StepTrace
 
 
 def test_a_full_disk_costs_the_trace_and_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -23,11 +13,11 @@ def test_a_full_disk_costs_the_trace_and_no_more(tmp_path: Path, monkeypatch: py
     full = tmp_path / "worker-0-7.trace.json"
     full.symlink_to("/dev/full")
     trace = StepTrace(0)
-    trace.start(tmp_path, NoPrograms())
+    trace.start(tmp_path, programs=())
     with pytest.raises(OSError, match="No space left"):
         trace.stop()
     assert not full.is_symlink(), "what is cut short is removed"
-    trace.start(tmp_path, NoPrograms())
+    trace.start(tmp_path, programs=())
     trace.stop()
     assert full.is_file()
 

@@ -1,49 +1,59 @@
 """Attention over the paged cache. Does not own the blocks or choose the slots."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from octavo.kernels import paged_attention
-from octavo.kernels.paged_attention import AttentionShape, PagedAttention
+from octavo.kernels.paged_attention import PagedAttention
 from octavo.kernels.rope_store_kv import rope_store_kv
 from octavo.kernels.rope_store_kv.rotation import Rotation
 from octavo.kernels.store_kv import store_kv
 from octavo.worker_proc.batch.inputs import StepInputs
+from octavo.worker_proc.cache.groups import CacheGroup, places_of_layers
 from octavo.worker_proc.cache.storage import KVStorage
 
 
 class PagedCacheAttention:
-    """The `Attention` of the torch path: keys and values live in the blocks of a `KVStorage`."""
+    """The `Attention` of the torch path: the keys and values of each cache group live in a `KVStorage`."""
 
-    def __init__(self, storage: KVStorage, shape: AttentionShape) -> None:
-        self._storage = storage
-        self._shape = shape
-        self._planned: PagedAttention | None = None
-        self._slot_mapping_T: Tensor | None = None
+    def __init__(self, storages: Sequence[KVStorage], groups: Sequence[CacheGroup]) -> None:
+        self._storages = storages
+        self._groups = groups
+        self._places = places_of_layers(groups)
+        self._planned: Sequence[PagedAttention] = ()
+        self._slot_mappings: Sequence[Tensor] = ()
 
     def plan(self, inputs: StepInputs) -> None:
         """Prepare the next step. Call once, before the layers."""
-        self._slot_mapping_T = torch.from_numpy(inputs.slot_mapping_T)
-        self._planned = paged_attention.plan(
-            inputs.query_starts.tolist(),
-            inputs.context_lens.tolist(),
-            torch.from_numpy(inputs.block_table_RP),
-            self._storage.block_size,
-            self._shape,
-        )
+        query_starts, context_lens = inputs.query_starts.tolist(), inputs.context_lens.tolist()
+        self._slot_mappings = [torch.from_numpy(group.slot_mapping_T) for group in inputs.groups]
+        self._planned = [
+            paged_attention.plan(
+                query_starts,
+                context_lens,
+                torch.from_numpy(group_inputs.block_table_RP),
+                storage.block_size,
+                group.shape,
+            )
+            for storage, group, group_inputs in zip(self._storages, self._groups, inputs.groups, strict=True)
+        ]
 
-    def follow(self, planned: PagedAttention, slot_mapping_T: Tensor) -> None:
-        """Go on with a step that is planned already; the counterpart of `plan` on a device of its own."""
-        self._planned, self._slot_mapping_T = planned, slot_mapping_T
+    def follow(self, planned: Sequence[PagedAttention], slot_mappings: Sequence[Tensor]) -> None:
+        """Go on with a step whose attention is planned already, for each group; takes the place of `plan`."""
+        self._planned, self._slot_mappings = planned, slot_mappings
 
     def run(
         self, q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, layer_index: int, rotation: Rotation | None = None
     ) -> Tensor:
         """See `octavo.worker_proc.attention.base.Attention`."""
-        assert self._planned is not None and self._slot_mapping_T is not None, "plan() comes before run()"
-        k_cache_PSKH, v_cache_PSKH = self._storage.layer(layer_index)
+        assert self._planned, "plan() comes before run()"
+        group, place = self._places[layer_index]
+        k_cache_PSKH, v_cache_PSKH = self._storages[group].layer(place)
+        slot_mapping_T = self._slot_mappings[group]
         if rotation is None:
-            store_kv(k_TKH, v_TKH, k_cache_PSKH, v_cache_PSKH, self._slot_mapping_T)
+            store_kv(k_TKH, v_TKH, k_cache_PSKH, v_cache_PSKH, slot_mapping_T)
         else:
-            q_TNH = rope_store_kv(q_TNH, k_TKH, v_TKH, rotation, k_cache_PSKH, v_cache_PSKH, self._slot_mapping_T)
-        return self._planned(q_TNH, k_cache_PSKH, v_cache_PSKH)
+            q_TNH = rope_store_kv(q_TNH, k_TKH, v_TKH, rotation, k_cache_PSKH, v_cache_PSKH, slot_mapping_T)
+        return self._planned[group](q_TNH, k_cache_PSKH, v_cache_PSKH)

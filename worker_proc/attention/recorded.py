@@ -1,5 +1,6 @@
-"""Attention of a model that is being recorded. Does not own the blocks, and computes nothing itself."""
+"""Attention of a model that is being recorded into a program. Computes nothing itself."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -7,17 +8,18 @@ from torch import Tensor
 from octavo.kernels.native.library import NativeLibrary
 from octavo.kernels.native.memory import allocate
 from octavo.kernels.native.recorder import ProgramRecorder
-from octavo.kernels.paged_attention import AttentionShape, record
+from octavo.kernels.paged_attention import record
 from octavo.kernels.paged_attention.layout import CacheLayout
 from octavo.kernels.paged_attention.native import ShapeArguments, workspace_bytes
 from octavo.kernels.rope_store_kv import record as rope_store_kv
 from octavo.kernels.rope_store_kv.rotation import Rotation
 from octavo.kernels.store_kv import record as store_kv
+from octavo.worker_proc.cache.groups import CacheGroup, places_of_layers
 
 
 @dataclass(frozen=True, slots=True)
 class StepBounds:
-    """What no step exceeds: memory is planned for it."""
+    """Upper bounds of all steps: memory is planned for them."""
 
     max_rows: int
     max_context: int
@@ -28,50 +30,58 @@ class StepBounds:
 
 
 class RecordedAttention:
-    """The `Attention` of a program, over a native cache of `num_blocks` blocks for each layer.
+    """The `Attention` of a program, over a native cache for each layer.
 
     Args:
         library: where the operations are.
         recorder: of the program whose layers attend.
-        shape: heads, scale and window.
-        layout: of the cache.
-        num_layers: of the model.
-        num_blocks: of the cache.
-        bounds: of the steps, for the workspace.
+        groups: of the model's layers.
+        layouts: of the caches of a layer, for each group.
+        num_blocks: of each group.
+        bounds: of the steps, for the workspaces.
     """
 
     def __init__(
         self,
         library: NativeLibrary,
         recorder: ProgramRecorder,
-        shape: AttentionShape,
-        layout: CacheLayout,
-        *,
-        num_layers: int,
-        num_blocks: int,
+        groups: Sequence[CacheGroup],
+        layouts: Sequence[CacheLayout],
+        num_blocks: Sequence[int],
         bounds: StepBounds,
     ) -> None:
-        self._layout = layout
-        self._caches = [layout.allocate(num_blocks) for _ in range(num_layers)]
-        arguments = ShapeArguments.of(shape, layout)
-        self.workspace_bytes = workspace_bytes(
-            library, arguments, bounds.max_rows, bounds.max_context, bounds.num_threads
-        )
-        self._workspace = record.Workspace(arguments, allocate(self.workspace_bytes), bounds.max_context)
-        record.record_plan(recorder, self._workspace)
+        self._places = places_of_layers(groups)
+        self._layouts = layouts
+        self._caches = {
+            layer: layouts[group].allocate(num_blocks[group]) for layer, (group, _) in sorted(self._places.items())
+        }
+        self.workspace_bytes = 0
+        self._workspaces = []
+        for group, layout in zip(groups, layouts, strict=True):
+            arguments = ShapeArguments.of(group.shape, layout)
+            num_bytes = workspace_bytes(library, arguments, bounds.max_rows, bounds.max_context, bounds.num_threads)
+            workspace = record.Workspace(arguments, allocate(num_bytes), bounds.max_context)
+            record.record_plan(recorder, workspace)
+            self.workspace_bytes += num_bytes
+            self._workspaces.append(workspace)
 
     @property
-    def caches(self) -> list[tuple[Tensor, Tensor]]:
-        """The buffers of keys and values, layer by layer."""
-        return self._caches
+    def caches(self) -> list[list[Tensor]]:
+        """The buffers of keys and values of each group, layer by layer."""
+        caches: list[list[Tensor]] = [[] for _ in self._layouts]
+        for layer, pair in self._caches.items():
+            caches[self._places[layer][0]] += pair
+        return caches
 
     def run(
         self, q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, layer_index: int, rotation: Rotation | None = None
     ) -> Tensor:
         """Record the rotation and storing of a layer's keys and values, and its attention."""
         k_cache, v_cache = self._caches[layer_index]
+        group, _ = self._places[layer_index]
+        layout = self._layouts[group]
         if rotation is None:
-            store_kv.record(k_TKH, v_TKH, k_cache, v_cache, self._layout)
+            store_kv.record(k_TKH, v_TKH, k_cache, v_cache, layout)
         else:
-            q_TNH = rope_store_kv.record(q_TNH, k_TKH, v_TKH, rotation, k_cache, v_cache, self._layout)
-        return record.record(q_TNH, k_cache, v_cache, self._workspace)
+            q_TNH = rope_store_kv.record(q_TNH, k_TKH, v_TKH, rotation, k_cache, v_cache, layout)
+        return record.record(q_TNH, k_cache, v_cache, self._workspaces[group])

@@ -1,36 +1,45 @@
 """One row of the persistent batch: what the worker remembers of a running request between steps.
 
-Decides nothing: which tokens are computed and when the request ends is the core's business.
+Decides nothing: the core decides which tokens are computed and when a request ends.
 """
 
 from dataclasses import dataclass
 
+from octavo.protocol.errors import ProtocolError
+from octavo.protocol.params import SamplingSpec
 from octavo.protocol.steps import Admitted
 from octavo.worker_proc.sampling.state import SamplingState
 
 
 @dataclass(slots=True)
 class Row:
-    """A running request, without its token ids and block table, which lie in the batch's tables."""
+    """A running request, without its token ids and block tables, which are in the tables of the batch."""
 
     slot: int
     request_id: str
     num_prompt_tokens: int
     num_known_tokens: int
-    """Prompt and outputs; the token being sampled in a step counts once the step is over."""
-    num_blocks: int
+    """Prompt and outputs, including tokens that steps in flight sample."""
+    num_blocks: list[int]
+    """In each cache group."""
     sampling: SamplingState
 
     @classmethod
     def admit(cls, admitted: Admitted, vocab_size: int) -> "Row":
-        """Make the row of a request that enters the batch, new or preempted before."""
-        prompt = admitted.token_ids[: admitted.num_prompt_tokens]
-        output = admitted.token_ids[admitted.num_prompt_tokens :]
+        """Make the row of a request that enters the batch, new or preempted before.
+
+        Raises:
+            ProtocolError: this worker cannot compute what the request asks for.
+        """
+        if not isinstance(admitted.params, SamplingSpec):
+            raise ProtocolError(f"{admitted.request_id} asks for {admitted.params.task!r}: this worker samples tokens")
+        prompt = admitted.token_ids[: admitted.num_prompt_tokens].tolist()
+        output = admitted.token_ids[admitted.num_prompt_tokens :].tolist()
         return cls(
             slot=admitted.slot,
             request_id=admitted.request_id,
             num_prompt_tokens=admitted.num_prompt_tokens,
             num_known_tokens=len(admitted.token_ids),
-            num_blocks=len(admitted.block_ids),
-            sampling=SamplingState.prepare(admitted.sampling, prompt, output, vocab_size),
+            num_blocks=[len(block_ids) for block_ids in admitted.block_ids],
+            sampling=SamplingState.prepare(admitted.params, prompt, output, vocab_size),
         )

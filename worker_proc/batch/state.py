@@ -10,32 +10,52 @@ import numpy as np
 import numpy.typing as npt
 
 from octavo.protocol.errors import ProtocolError
-from octavo.protocol.steps import Admitted, Appended, Scheduled, SlotMask, StepPlan
-from octavo.worker_proc.batch.inputs import PENDING, StepInputs
+from octavo.protocol.steps import Admitted, Appended, Scheduled, StepPlan, TokenMask
+from octavo.worker_proc.batch.inputs import PENDING, GroupInputs, StepInputs
 from octavo.worker_proc.batch.rows import Row
 
 Int = TypeVar("Int", np.int32, np.int64)
 
 
 class BatchState:
-    """Rows by slot, and two tables with one line per slot.
+    """Rows by slot, and tables with one line per slot: token ids, and the blocks of each cache group.
 
-    The tables are allocated for `max_model_len` tokens per slot, but the system gives memory only to
-    what is written. More slots than expected make them grow.
+    The tables have room for `max_model_len` tokens per slot, but the kernel allocates only the pages that are written.
+    A slot beyond `num_slots` makes them grow.
+
+    Args:
+        num_slots: of the batch.
+        max_model_len: longest request, in tokens.
+        block_size: tokens of a block.
+        vocab_size: of the model.
+        num_groups: KV cache groups of the model.
+        has_block_tables: whether steps need block tables; False: the device has its own copy.
 
     Raises:
-        ProtocolError: from every method, when the core says something that cannot be; the state is
-            then no longer to be trusted.
+        ProtocolError: from every method, if a message contradicts the state, which is then invalid.
     """
 
-    def __init__(self, *, num_slots: int, max_model_len: int, block_size: int, vocab_size: int) -> None:
+    def __init__(
+        self,
+        *,
+        num_slots: int,
+        max_model_len: int,
+        block_size: int,
+        vocab_size: int,
+        num_groups: int = 1,
+        has_block_tables: bool = True,
+    ) -> None:
         self.rows: dict[int, Row] = {}
         self._block_size = block_size
         self._vocab_size = vocab_size
-        # The last token of a request may be sampled one position past the last one that is computed.
+        self._has_block_tables = has_block_tables
+        # The last token of a request is sampled one position past the last computed one.
         self._token_ids: npt.NDArray[np.int64] = np.zeros((num_slots, max_model_len + 1), dtype=np.int64)
         num_blocks = -(-max_model_len // block_size)
-        self._block_ids: npt.NDArray[np.int32] = np.zeros((num_slots, num_blocks), dtype=np.int32)
+        self._block_ids: list[npt.NDArray[np.int32]] = [
+            np.zeros((num_slots, num_blocks), dtype=np.int32) for _ in range(num_groups)
+        ]
+        """A table for each cache group."""
 
     def apply(self, plan: StepPlan) -> None:
         """Bring the rows up to date, in the order that `protocol.steps` fixes."""
@@ -47,23 +67,25 @@ class BatchState:
         for appended in plan.appended:
             self._append(appended)
 
-    def mask(self, masks: Sequence[SlotMask]) -> None:
-        """Bind the next token of some slots to what their masks allow."""
-        for slot, words in masks:
+    def mask(self, masks: Sequence[TokenMask]) -> None:
+        """Restrict the next token of some slots to their masks."""
+        for slot, index, words in masks:
             row = self.rows.get(slot)
             if row is None:
                 raise ProtocolError(f"a mask came for slot {slot}, which is empty")
+            if index != 0:
+                raise ProtocolError(f"a mask came for draw {index} of slot {slot}, which has one")
             if len(words) != 4 * -(-self._vocab_size // 32):
                 raise ProtocolError(f"a mask of {len(words)} bytes came for {self._vocab_size} tokens")
             row.sampling.mask(words)
 
     def record(self, row: Row, position: int, token_id: int) -> None:
-        """Put a sampled token where the next step will look for it."""
-        self.expect(row, position)
-        self.settle(row, position, token_id)
+        """Append a sampled token to its row, where the next step reads it."""
+        self.append_pending(row, position)
+        self.set_token(row, position, token_id)
 
-    def expect(self, row: Row, position: int) -> None:
-        """Let the next step go on after a token that is being sampled; `settle` says later which it is."""
+    def append_pending(self, row: Row, position: int) -> None:
+        """Append a token that is being sampled, so that the next step may be planned; `set_token` fills it in."""
         if position != row.num_known_tokens:
             raise ProtocolError(
                 f"slot {row.slot}: a token was sampled at {position}, but {row.num_known_tokens} are known"
@@ -71,8 +93,8 @@ class BatchState:
         self._token_ids[row.slot, position] = PENDING
         row.num_known_tokens = position + 1
 
-    def settle(self, row: Row, position: int, token_id: int) -> None:
-        """Say which token an expected one is. Its request may have left the batch meanwhile."""
+    def set_token(self, row: Row, position: int, token_id: int) -> None:
+        """Fill in a pending token. Its request may have left the batch meanwhile."""
         if self.rows.get(row.slot) is row:
             self._token_ids[row.slot, position] = token_id
             row.sampling.add(token_id)
@@ -86,30 +108,36 @@ class BatchState:
         """Return the arrays of a forward pass over `scheduled`, which is not empty."""
         for entry in scheduled:
             self._check(entry)
+        starts = [entry.start for entry in scheduled]
+        counts = [entry.num_tokens for entry in scheduled]
         slots_R = np.array([entry.slot for entry in scheduled], dtype=np.int64)
-        starts_R = np.array([entry.start for entry in scheduled], dtype=np.int64)
-        if all(entry.num_tokens == 1 for entry in scheduled):
-            # perf: of a step that only decodes, these arrays say the same as those.
+        starts_R = np.array(starts, dtype=np.int64)
+        if max(counts) == 1:
+            # perf: in a step that only decodes, the arrays per request and per token are the same.
             slots_T, positions_T = slots_R, starts_R
             context_lens_R = starts_R + 1
+            max_context_len = max(starts) + 1
             query_starts = np.arange(len(scheduled) + 1)
         else:
-            counts_R = np.array([entry.num_tokens for entry in scheduled], dtype=np.int64)
+            counts_R = np.array(counts, dtype=np.int64)
             context_lens_R = starts_R + counts_R
+            max_context_len = int(context_lens_R.max())
             query_starts = np.concatenate(([0], counts_R.cumsum()))
             positions_T = np.arange(query_starts[-1]) + np.repeat(starts_R - query_starts[:-1], counts_R)
             slots_T = np.repeat(slots_R, counts_R)
         blocks_T, offsets_T = np.divmod(positions_T, self._block_size)
-        slot_mapping_T = self._block_ids[slots_T, blocks_T].astype(np.int64) * self._block_size + offsets_T
-        num_blocks = -(-max(entry.start + entry.num_tokens for entry in scheduled) // self._block_size)
+        num_blocks = -(-max_context_len // self._block_size) if self._has_block_tables else 0
+        groups = []
+        for block_ids in self._block_ids:
+            slot_mapping_T = block_ids[slots_T, blocks_T].astype(np.int64) * self._block_size + offsets_T
+            groups.append(GroupInputs(slot_mapping_T, block_ids[slots_R, :num_blocks] if num_blocks else None))
         return StepInputs(
             token_ids_T=self._token_ids[slots_T, positions_T],
             positions_T=positions_T,
             query_starts=query_starts,
             context_lens=context_lens_R,
-            block_table_RP=self._block_ids[slots_R, :num_blocks],
             slots_T=slots_T,
-            slot_mapping_T=slot_mapping_T,
+            groups=tuple(groups),
         )
 
     def _admit(self, admitted: Admitted) -> None:
@@ -117,20 +145,30 @@ class BatchState:
             raise ProtocolError(f"slot {admitted.slot} was given to {admitted.request_id} but is taken")
         while admitted.slot >= len(self._token_ids):
             self._token_ids = _with_twice_the_lines(self._token_ids)
-            self._block_ids = _with_twice_the_lines(self._block_ids)
+            self._block_ids = [_with_twice_the_lines(block_ids) for block_ids in self._block_ids]
         row = Row.admit(admitted, self._vocab_size)
         self._token_ids[row.slot, : row.num_known_tokens] = admitted.token_ids
-        self._block_ids[row.slot] = 0
-        self._block_ids[row.slot, : row.num_blocks] = admitted.block_ids
+        self._check_groups(admitted.block_ids)
+        for table, block_ids in zip(self._block_ids, admitted.block_ids, strict=True):
+            table[row.slot] = 0
+            table[row.slot, : len(block_ids)] = block_ids
         self.rows[row.slot] = row
 
     def _append(self, appended: Appended) -> None:
         row = self.rows.get(appended.slot)
         if row is None:
             raise ProtocolError(f"blocks were appended to slot {appended.slot}, which is empty")
-        end = row.num_blocks + len(appended.block_ids)
-        self._block_ids[row.slot, row.num_blocks : end] = appended.block_ids
-        row.num_blocks = end
+        self._check_groups(appended.block_ids)
+        for group, block_ids in enumerate(appended.block_ids):
+            end = row.num_blocks[group] + len(block_ids)
+            self._block_ids[group][row.slot, row.num_blocks[group] : end] = block_ids
+            row.num_blocks[group] = end
+
+    def _check_groups(self, block_ids: list[list[int]]) -> None:
+        if len(block_ids) != len(self._block_ids):
+            raise ProtocolError(
+                f"blocks of {len(block_ids)} cache groups came for a model that has {len(self._block_ids)}"
+            )
 
     def _check(self, entry: Scheduled) -> None:
         row = self.rows.get(entry.slot)
@@ -142,9 +180,13 @@ class BatchState:
                 f"slot {entry.slot}: positions {entry.start} to {end} were scheduled, "
                 f"but {row.num_known_tokens} tokens are known"
             )
-        if entry.samples and end != row.num_known_tokens:
+        if entry.num_samples > 1:
+            raise ProtocolError(
+                f"slot {entry.slot} samples after {entry.num_samples} positions, at most 1 is supported"
+            )
+        if entry.num_samples and end != row.num_known_tokens:
             raise ProtocolError(f"slot {entry.slot} samples after position {end - 1}, which is not its last token")
-        if end > row.num_blocks * self._block_size:
+        if end > min(row.num_blocks) * self._block_size:
             raise ProtocolError(f"slot {entry.slot}: position {end - 1} has no block")
 
 

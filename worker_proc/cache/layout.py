@@ -1,10 +1,11 @@
-"""What a configuration says about the cache: its types and the bytes of a block. Allocates only when asked."""
+"""The layout of the cache for a configuration: its dtype and the bytes of a block."""
 
 import torch
 
 from octavo.kernels.paged_attention.layout import CacheLayout
 from octavo.protocol.config import ResolvedConfig
 from octavo.protocol.errors import ConfigError
+from octavo.worker_proc.cache.groups import CacheGroup
 from octavo.worker_proc.cache.storage import KVStorage, block_bytes
 
 _DTYPES = {
@@ -19,42 +20,42 @@ _DTYPES = {
 _CPU = torch.device("cpu")
 
 
-def cache_layout(config: ResolvedConfig) -> CacheLayout:
-    """Return the native cache of one layer."""
-    facts = config.model
-    return CacheLayout(_DTYPES[config.kv_cache_dtype], config.block_size, facts.num_kv_heads, facts.head_dim)
+def cache_layout(config: ResolvedConfig, group: CacheGroup, index: int = 0) -> CacheLayout:
+    """Return the native cache of one layer of a group, the `index`-th of the model."""
+    dtype = _DTYPES[config.kv_cache_dtype]
+    return CacheLayout(dtype, config.block_size, group.shape.num_kv_heads, group.shape.head_dim, index)
 
 
-def torch_storage(config: ResolvedConfig, num_blocks: int, device: torch.device = _CPU) -> KVStorage:
-    """Allocate the cache of steps that are computed through torch, or on a GPU.
+def torch_storage(config: ResolvedConfig, group: CacheGroup, num_blocks: int, device: torch.device = _CPU) -> KVStorage:
+    """Allocate the cache of one group for steps through torch or on a GPU.
 
     Raises:
-        ConfigError: a type that only the native path stores.
+        ConfigError: only the native kernels have this dtype.
         RuntimeError: there is no memory for it.
     """
     return KVStorage(
-        num_layers=config.model.num_layers,
+        num_layers=len(group.layers),
         num_blocks=num_blocks,
         block_size=config.block_size,
-        num_kv_heads=config.model.num_kv_heads,
-        head_dim=config.model.head_dim,
+        num_kv_heads=group.shape.num_kv_heads,
+        head_dim=group.shape.head_dim,
         dtype=_torch_dtype(config),
         device=device,
     )
 
 
-def kv_block_bytes(config: ResolvedConfig, *, is_native: bool) -> int:
-    """Return the bytes of a block over all layers, keys and values."""
-    facts = config.model
+def kv_block_bytes(config: ResolvedConfig, group: CacheGroup, *, is_native: bool) -> int:
+    """Return the bytes of a block over all layers of a group, keys and values."""
     if is_native:
-        return facts.num_layers * cache_layout(config).block_bytes
-    return block_bytes(facts.num_layers, config.block_size, facts.num_kv_heads, facts.head_dim, _torch_dtype(config))
+        return len(group.layers) * cache_layout(config, group).block_bytes
+    shape = group.shape
+    return block_bytes(len(group.layers), config.block_size, shape.num_kv_heads, shape.head_dim, _torch_dtype(config))
 
 
 def _torch_dtype(config: ResolvedConfig) -> torch.dtype:
     if config.kv_cache_dtype == "int8":
         raise ConfigError(
-            "--kv-cache-dtype int8 needs the native kernels, and this run is without them",
-            hint="see the warning above, or leave --kv-cache-dtype out",
+            "--kv-cache-dtype int8 needs the native kernels, which are off",
+            hint="see the warning above, or leave out --kv-cache-dtype",
         )
     return _DTYPES[config.kv_cache_dtype]

@@ -1,4 +1,4 @@
-"""The key and value tensors of all layers. Does not decide who owns a block."""
+"""The key and value tensors of layers. Does not decide who owns a block."""
 
 import torch
 from torch import Tensor
@@ -12,10 +12,10 @@ def block_bytes(num_layers: int, block_size: int, num_kv_heads: int, head_dim: i
 class KVStorage:
     """One pair of tensors per layer, each of shape PSKH (blocks, slots, key heads, head dimension).
 
-    On a GPU the slots of a head lie side by side, which its kernels read in one go; on the CPU the heads of a slot.
+    On a GPU the slots of a head are contiguous, as its kernels read them; on the CPU the heads of a slot are.
 
-    Not filled: a slot is written before it is read. So the kernel gives each page when its block is
-    first used, for microseconds, instead of all of them at start-up, for a second per 2 GiB.
+    Not initialized: a slot is written before it is read. So the kernel allocates a page when its block is first used,
+    in microseconds, instead of all pages at start-up, which takes a second per 2 GiB.
     """
 
     def __init__(

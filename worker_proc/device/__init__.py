@@ -1,4 +1,4 @@
-"""What a worker must know of the device it computes on, behind one small interface."""
+"""The device of a worker: its memory and its stream, behind one small interface."""
 
 from octavo.protocol.config import ResolvedConfig
 from octavo.worker_proc.device.base import Device
@@ -10,7 +10,7 @@ def open_device(config: ResolvedConfig, *, rank: int = 0) -> Device:
     """Return the device that the configuration names, ready for use.
 
     Raises:
-        StartupError: it is not there, or this torch cannot compute on it.
+        StartupError: it does not exist, or this torch cannot compute on it.
     """
     if config.device == "cuda":
         has_fp8_cache = config.kv_cache_dtype == "fp8"

@@ -1,4 +1,4 @@
-"""The interface of a device: its memory, its name. It says nothing about how anything is computed."""
+"""The interface of a device: its memory, name and stream. How steps are computed is the runner's business."""
 
 from abc import ABC, abstractmethod
 
@@ -11,10 +11,10 @@ class Device(ABC):
     """One worker's device."""
 
     name: str
-    """For people: the model of the processor."""
+    """Readable: the model of the processor."""
     torch_device: torch.device
     total_bytes: int
-    """Memory that this process could use at most."""
+    """Memory that this process may use at most."""
 
     @abstractmethod
     def free_bytes(self) -> int:
@@ -22,12 +22,12 @@ class Device(ABC):
 
     @abstractmethod
     def stream(self) -> Stream | None:
-        """Return what a device that computes on its own is told to do, always the same; None: the host computes."""
+        """Return the stream of a device that computes asynchronously, always the same; None: the host computes."""
 
     @abstractmethod
     def reset_peak(self) -> None:
-        """Begin to look for a new peak of this process's memory, after freed memory has been given back."""
+        """Return freed memory to the system, and start to measure a new peak of this process's memory."""
 
     @abstractmethod
     def peak_growth_bytes(self) -> int:
-        """Return how far this process's memory rose at most since `reset_peak`, above its size then."""
+        """Return the peak of this process's memory since `reset_peak`, above its size then."""

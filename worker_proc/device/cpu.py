@@ -1,4 +1,4 @@
-"""The CPU as a device: free memory as the kernel and the container count it, and compute threads."""
+"""The CPU as a device: the memory that kernel and container leave free, and the number of compute threads."""
 
 import contextlib
 import ctypes
@@ -10,7 +10,7 @@ import torch
 from octavo.worker_proc.device.base import Device
 
 _RESET_PEAK = "5"
-"""What makes the kernel forget VmHWM when written to `clear_refs`; see proc_pid_clear_refs(5)."""
+"""Written to `clear_refs`, it resets VmHWM; see proc_pid_clear_refs(5)."""
 
 
 class CpuDevice(Device):
@@ -18,7 +18,7 @@ class CpuDevice(Device):
 
     Args:
         num_threads: compute threads of torch in this process.
-        root: where `/proc` and `/sys` lie; tests give another folder.
+        root: of `/proc` and `/sys`; tests pass another folder.
     """
 
     def __init__(self, num_threads: int, root: Path = Path("/")) -> None:
@@ -31,15 +31,15 @@ class CpuDevice(Device):
         self._base_bytes = 0
 
     def free_bytes(self) -> int:
-        """Return what the kernel calls available, or what the container leaves if that is less."""
+        """Return the memory that the kernel reports as available, limited by the container."""
         _, available = self._system_memory()
         return max(0, min([available, *(limit - used for limit, used in self._cgroups())]))
 
     def stream(self) -> None:
-        """Return none."""
+        """Return None: the host computes."""
 
     def reset_peak(self) -> None:
-        """Begin to look for a new peak; where the kernel does not allow it, the old peak counts as the base."""
+        """Start to measure a new peak; if the kernel does not allow it, the old peak is the base."""
         give_back_freed_memory()
         with contextlib.suppress(OSError):
             (self._root / "proc/self/clear_refs").write_text(_RESET_PEAK)
@@ -54,7 +54,7 @@ class CpuDevice(Device):
         for line in self._lines("proc/self/status"):
             if line.startswith("VmHWM:"):
                 return int(line.split()[1]) * 1024
-        # Only some sandboxes leave it out. This one is never reset, and begins with the parent's.
+        # Some sandboxes lack VmHWM. `ru_maxrss` cannot be reset, and starts with the parent's value.
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
     def _processor(self) -> str:
@@ -64,7 +64,7 @@ class CpuDevice(Device):
         return "CPU"
 
     def _system_memory(self) -> tuple[int, int]:
-        """Return the bytes of main memory, and of those how many a new process could have."""
+        """Return the bytes of main memory, and how many of them are available."""
         kib = {}
         for line in (self._root / "proc/meminfo").read_text().splitlines():
             key, _, value = line.partition(":")
@@ -85,7 +85,7 @@ class CpuDevice(Device):
             else:
                 continue
             own = folder / path.lstrip("/")
-            # In a container the path may be the host's; the folder itself is then the process's group.
+            # In a container the path may be that of the host. Then the root folder is the group of the process.
             groups = {group for group in (folder, own, *own.parents) if group.is_relative_to(folder)}
             found += [memory for group in groups if (memory := _group_memory(group, *names))]
         return found
@@ -96,19 +96,19 @@ class CpuDevice(Device):
 
 
 def give_back_freed_memory() -> None:
-    """Return the C library's free lists to the system, so that memory taken from them counts as growth."""
+    """Return the C library's free lists to the system, so that memory allocated from them counts as growth."""
     library = ctypes.CDLL(None)
     if hasattr(library, "malloc_trim"):  # glibc only
         library.malloc_trim(0)
 
 
 def _group_memory(group: Path, limit_name: str, use_name: str, file_pages: str) -> tuple[int, int] | None:
-    """Return the group's limit and use in bytes; None when it has no limit."""
+    """Return the group's limit and usage in bytes; None if it has no limit."""
     try:
         limit = (group / limit_name).read_text().strip()
         used = int((group / use_name).read_text())
         stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-    except OSError:  # no such controller here, or not for us to see
+    except OSError:  # the controller does not exist or is not readable
         return None
     # Version 1 writes "no limit" as the largest multiple of the page size.
     if limit == "max" or int(limit) >= 2**62:

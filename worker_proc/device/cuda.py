@@ -1,4 +1,4 @@
-"""An NVIDIA GPU as a device: whether it can be used, and its memory. Launches nothing; `cuda_stream` does."""
+"""An NVIDIA GPU as a device: checks that it is usable, and measures its memory. `cuda_stream` launches work."""
 
 import torch
 
@@ -8,9 +8,9 @@ from octavo.worker_proc.device.base import Device
 from octavo.worker_proc.device.cuda_stream import CudaStream
 
 MIN_CAPABILITY = (8, 0)
-"""Ampere, the first that multiplies bfloat16."""
+"""Ampere, the first with bfloat16 products."""
 FP8_CAPABILITY = (8, 9)
-"""Ada, the first that converts to and from float8_e4m3fn."""
+"""Ada, the first with conversions to and from float8_e4m3fn."""
 
 _PHASE = "opening the device"
 _USE_CPU = "use --device cpu"
@@ -20,13 +20,13 @@ class CudaDevice(Device):
     """The GPU of this rank.
 
     Args:
-        index: which of those that this process sees.
-        is_deterministic: keep cuBLAS from cutting sums by the number of rows. It must be said before anything is
-            computed, and holds for the process.
+        index: among the GPUs that this process sees.
+        is_deterministic: keep cuBLAS from splitting sums by the number of rows. Takes effect for the whole process, and
+            only before anything is computed.
         has_fp8_cache: whether keys and values are stored in 8 bits.
 
     Raises:
-        StartupError: this torch is not built for CUDA, there is no such GPU, or it is too old.
+        StartupError: this torch is not built for CUDA, or the GPU does not exist or is too old.
     """
 
     def __init__(self, index: int, *, is_deterministic: bool, has_fp8_cache: bool = False) -> None:
@@ -47,7 +47,7 @@ class CudaDevice(Device):
             capability = torch.cuda.get_device_capability(index)
             torch.cuda.set_device(index)
             torch.cuda.init()
-        except RuntimeError as error:  # the driver is too old, or the GPU is another process's alone
+        except RuntimeError as error:  # the driver is too old, or another process uses the GPU exclusively
             raise StartupError(f"GPU {index} cannot be used: {error}", phase=_PHASE, hint=_USE_CPU) from error
         self.name = torch.cuda.get_device_name(index)
         if capability < MIN_CAPABILITY:
@@ -69,7 +69,7 @@ class CudaDevice(Device):
         self._free_at_reset = self._reserved_at_reset = 0
 
     def free_bytes(self) -> int:
-        """Return what the driver calls free, with what torch's allocator holds without need."""
+        """Return the memory that the driver reports as free, after torch's allocator has released its cache."""
         torch.cuda.empty_cache()
         free, _ = torch.cuda.mem_get_info(self.torch_device)
         return free
@@ -79,7 +79,7 @@ class CudaDevice(Device):
         return self._stream
 
     def reset_peak(self) -> None:
-        """Begin to look for a new peak."""
+        """Start to measure a new peak."""
         torch.cuda.synchronize(self.torch_device)
         self._free_at_reset = self.free_bytes()
         torch.cuda.reset_peak_memory_stats(self.torch_device)
@@ -88,8 +88,8 @@ class CudaDevice(Device):
     def peak_growth_bytes(self) -> int:
         """Return how far this process's memory rose above its size at `reset_peak`.
 
-        torch keeps what it once had, so the driver's count still shows the peak of its allocations, and beside it what
-        others have taken: libraries, and the code of kernels.
+        torch's allocator keeps freed memory, so the driver's count still contains the peak of its allocations, and also
+        the memory of libraries and of kernel code.
         """
         torch.cuda.synchronize(self.torch_device)
         free, _ = torch.cuda.mem_get_info(self.torch_device)
@@ -98,16 +98,16 @@ class CudaDevice(Device):
 
 
 def prepare_products(*, is_deterministic: bool) -> None:
-    """Set how cuBLAS computes in this process; before the first call of CUDA, because it reads its variables once.
+    """Configure cuBLAS for this process. Call it before the first CUDA call: cuBLAS reads its variables once.
 
-    A product whose inputs are cut into parts that are summed apart (split-K) needs a workspace for the parts' sums.
-    Without one cuBLAS takes the inputs of each output in one go.
+    A split-K product needs a workspace for its partial sums. Without a workspace cuBLAS computes each output in one
+    pass over its inputs.
     """
     if is_deterministic:
         set_default("CUBLAS_WORKSPACE_CONFIG", ":16:8")
         set_default("CUBLASLT_WORKSPACE_SIZE", "1")
         torch.backends.cuda.preferred_blas_library("cublaslt")
-    # Sums in float32, and float32 products as such: the types of the numbers are the user's choice.
+    # Accumulate in float32, and no TF32 for float32 products: the user has chosen the type.
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
     torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
     torch.backends.cuda.matmul.allow_tf32 = False

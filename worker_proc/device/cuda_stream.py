@@ -5,27 +5,27 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from octavo.worker_proc.device.stream import Graph, Mark
+from octavo.worker_proc.device.stream import DeviceEvent, Graph
 
 
-class CudaMark:
-    """An event after which a thread sleeps instead of spinning."""
+class CudaEvent:
+    """An event for which a thread waits without spinning."""
 
     def __init__(self, stream: torch.cuda.Stream) -> None:
         self._event = torch.cuda.Event(blocking=True)
         self._event.record(stream)
 
     def is_done(self) -> bool:
-        """See `octavo.worker_proc.device.stream.Mark`."""
+        """See `octavo.worker_proc.device.stream.DeviceEvent`."""
         return bool(self._event.query())
 
     def wait(self) -> None:
-        """See `octavo.worker_proc.device.stream.Mark`."""
+        """See `octavo.worker_proc.device.stream.DeviceEvent`."""
         self._event.synchronize()
 
 
 class CudaStream:
-    """A stream of its own, which becomes the current one of this thread; what was asked of the GPU before is done.
+    """A stream of its own, which becomes the current one of this thread. Work queued before is finished first.
 
     Args:
         torch_device: the GPU.
@@ -52,14 +52,14 @@ class CudaStream:
         target.copy_(source, non_blocking=True)
         return target
 
-    def mark(self) -> Mark:
+    def record_event(self) -> DeviceEvent:
         """See `octavo.worker_proc.device.stream.Stream`."""
-        return CudaMark(self._stream)
+        return CudaEvent(self._stream)
 
     def capture(self, body: Callable[[], object]) -> Graph:
         """See `octavo.worker_proc.device.stream.Stream`."""
         graph = torch.cuda.CUDAGraph()
-        # The thread that waits for marks may go on meanwhile.
+        # The thread that waits for events may go on meanwhile.
         with torch.cuda.graph(graph, pool=self._graph_memory, stream=self._stream, capture_error_mode="thread_local"):
             body()
         return graph

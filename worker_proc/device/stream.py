@@ -1,6 +1,6 @@
-"""What the host tells a device that computes on its own: copies, graphs, and marks to see how far it has come.
+"""The stream of a device that computes asynchronously: copies, graphs and events.
 
-`cuda_stream` is the implementation. Kernels are launched by torch and Triton, on the stream that is current.
+`cuda_stream` is the implementation. torch and Triton launch kernels on the current stream.
 """
 
 from collections.abc import Callable
@@ -10,43 +10,43 @@ import torch
 from torch import Tensor
 
 
-class Mark(Protocol):
-    """A point in the work of a device."""
+class DeviceEvent(Protocol):
+    """A point in the work of a device, like a CUDA event."""
 
     def is_done(self) -> bool:
-        """Return whether everything before it is computed. Never blocks."""
+        """Return whether all work before it is finished. Never blocks."""
 
     def wait(self) -> None:
-        """Blocks until: it is, without use of the processor. Any thread may call it."""
+        """Blocks until: all work before it is finished, without using the processor. Any thread may call it."""
 
 
 class Graph(Protocol):
-    """Kernels that are launched together, with the arguments of their capture."""
+    """Kernels that are launched together, with the arguments they were captured with."""
 
     def replay(self) -> None:
         """Launch them."""
 
 
 class Stream(Protocol):
-    """The work of a device: what is asked of it is done in order, while the host goes on."""
+    """Work for a device, done in order while the host goes on."""
 
     torch_device: torch.device
 
     def host_buffer(self, num_bytes: int) -> Tensor:
-        """Return bytes of main memory that the device can read and write by itself."""
+        """Return pinned main memory, which the device can read and write."""
 
     def upload(self, target: Tensor, source: Tensor) -> None:
-        """Copy from a host buffer, which must not change until a later mark is done."""
+        """Copy from a host buffer. The buffer must not change until a later event is done."""
 
     def download(self, source: Tensor) -> Tensor:
-        """Return a copy in a host buffer, to be read when a later mark is done."""
+        """Return a copy in a host buffer. It may be read when a later event is done."""
 
-    def mark(self) -> Mark:
-        """Return the point after everything that has been asked so far."""
+    def record_event(self) -> DeviceEvent:
+        """Return an event after all work so far."""
 
     def capture(self, body: Callable[[], object]) -> Graph:
-        """Return the kernels that a function launches, which are not run.
+        """Return a graph of the kernels that a function launches, without running them.
 
-        All graphs share their memory: what a replay leaves in tensors that were made within `body` is there until the
-        next replay of any graph. Blocks until: the device has done what was asked before.
+        All graphs share their memory: tensors allocated within `body` keep the values of a replay until the next replay
+        of any graph. Blocks until: all work before is finished.
         """

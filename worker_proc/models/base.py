@@ -9,6 +9,7 @@ from octavo.kernels.linear import Packer
 from octavo.kernels.native.library import NativeLibrary
 from octavo.kernels.paged_attention import AttentionShape
 from octavo.worker_proc.attention.base import Attention
+from octavo.worker_proc.cache.groups import CacheGroup
 from octavo.worker_proc.models.linear_weight import QuantizedMatrix
 from octavo.worker_proc.models.parameters import Parameters
 
@@ -24,9 +25,9 @@ class Model(ABC):
         self.dtype = parameters.dtype
         self.device = parameters.device
         self.library: NativeLibrary | None = None
-        """What its weights were packed for and steps are computed with; None: torch."""
-        self.num_layers = num_layers
-        self.attention_shape = attention_shape
+        """The library that computes its steps, and for which its weights are packed; None: torch."""
+        self.cache_groups = (CacheGroup(attention_shape, tuple(range(num_layers))),)
+        """All layers, by the block tables that they share."""
 
     @abstractmethod
     def forward(self, token_ids_T: Tensor, positions_T: Tensor, attention: Attention) -> Tensor:
@@ -44,17 +45,7 @@ class Model(ABC):
 
     @abstractmethod
     def prepare(self, max_model_len: int) -> None:
-        """Make the tables that requests of up to `max_model_len` tokens need."""
-
-    @property
-    def num_kv_heads(self) -> int:
-        """Key/value heads of a layer."""
-        return self.attention_shape.num_kv_heads
-
-    @property
-    def head_dim(self) -> int:
-        """Numbers of one head."""
-        return self.attention_shape.head_dim
+        """Compute the tables that requests of up to `max_model_len` tokens need."""
 
     @property
     def weights_bytes(self) -> int:
@@ -79,7 +70,7 @@ class Model(ABC):
         self._parameters.load(weights)
 
     def pack(self, packer: Packer, *, keeps_quantized: bool = False) -> None:
-        """Bring the weights into the form the kernels compute with. Filling comes before, computing after.
+        """Pack the weights for the kernels: after loading, before the first step.
 
         Args:
             packer: of the model's device.

@@ -62,7 +62,7 @@ class GPT2Model(Model):
         self._output = Linear.tied(parameters, self._embedding_VD)
 
     def prepare(self, max_model_len: int) -> None:
-        """Nothing: positions are weights."""
+        """Do nothing: positions are weights."""
 
     def forward(self, token_ids_T: Tensor, positions_T: Tensor, attention: Attention) -> Tensor:
         """See `octavo.worker_proc.models.base.Model`."""

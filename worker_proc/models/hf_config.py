@@ -12,7 +12,7 @@ def required(config: Mapping[str, Any], key: str, kind: type[Value]) -> Value:
     """Return `config[key]`.
 
     Raises:
-        ConfigError: it is not there, or not of this kind.
+        ConfigError: it is missing, or not of this type.
     """
     value = config.get(key)
     if kind is float and isinstance(value, int):
@@ -26,13 +26,13 @@ def optional(config: Mapping[str, Any], key: str, default: Value) -> Value:
     """Return `config[key]`, or `default` where the key is missing or null.
 
     Raises:
-        ConfigError: the value is not of the kind of `default`.
+        ConfigError: the value does not have the type of `default`.
     """
     return default if config.get(key) is None else required(config, key, type(default))
 
 
 def refuse_unless(config: Mapping[str, Any], key: str, supported: Sequence[Any]) -> None:
-    """Raise `ConfigError` when `config[key]` is there and none of `supported`."""
+    """Raise `ConfigError` if `config[key]` exists and is not one of `supported`."""
     if key in config and config[key] not in supported:
         choices = ", ".join(repr(value) for value in supported)
         raise ConfigError(f"config.json: {key!r} is {config[key]!r}; only {choices} is supported")

@@ -1,4 +1,4 @@
-"""The weight of one linear layer on its way from a checkpoint's tensors to the packed form. Computes no product."""
+"""The weight of one linear layer, from the tensors of a checkpoint to its packed form. Multiplies nothing."""
 
 from collections.abc import Mapping
 from typing import Protocol
@@ -12,7 +12,7 @@ from octavo.kernels.linear.quantized import QuantizedWeight, concatenate
 
 
 class QuantizedMatrix(Protocol):
-    """A quantized matrix of a checkpoint, outputs by inputs, of which nothing is computed until it is asked for."""
+    """A quantized matrix of a checkpoint, outputs by inputs, converted lazily."""
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -26,19 +26,19 @@ class QuantizedMatrix(Protocol):
 
 
 class LinearWeight:
-    """A weight made of one or several of the checkpoint's, one below the other, and its bias.
+    """A weight that stacks one or several weights of the checkpoint, and its bias.
 
-    What the checkpoint holds is kept as it comes, a view of a mapped file in most cases, until `pack`: so a
-    model's weights are in memory once, and besides only those of the layer that is being packed.
+    Until `pack` it keeps the tensors of the checkpoint, in most cases views of a mapped file. So the weights of a model
+    are in memory once; only those of the layer that is being packed are there twice.
 
     Args:
         name: of the layer.
         parts: the checkpoint's names of the weights, and the outputs of each.
         num_inputs: of all parts.
-        dtype: of the layer, whatever the checkpoint's is.
+        dtype: of the layer; the checkpoint may have another one.
         device: of the layer.
-        bias_O: filled by others.
-        shared_OI: a weight that is used, and filled, elsewhere too (a tied embedding); None: an own one.
+        bias_O: filled by the owner of the parameters.
+        shared_OI: a weight that another layer owns and fills (a tied embedding); None: the layer has its own.
     """
 
     def __init__(
@@ -65,20 +65,20 @@ class LinearWeight:
 
     @property
     def packed(self) -> PackedLinear:
-        """The form that is computed with, once it is there."""
+        """The packed form; only after `pack`."""
         assert self._packed is not None, f"the weight of {self.name} is not packed yet"
         return self._packed
 
     @packed.setter
     def packed(self, packed: PackedLinear) -> None:
-        """Give the weight its packed form, in place of everything it was made of."""
+        """Replace the tensors of the checkpoint by a packed form."""
         self._packed = packed
         self._dense_OI = self._bias_O = None
         self._values.clear()
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the packed form, or of the dense one where there is none yet and it is not somebody else's.
+        """Bytes of the packed form; before `pack`, of the dense one unless another layer owns it.
 
         A GPU multiplies with the dense one as it is.
         """
@@ -89,11 +89,11 @@ class LinearWeight:
         return self.num_outputs * self.num_inputs * self._dtype.itemsize
 
     def take(self, part: str, values_OI: Tensor | QuantizedMatrix) -> None:
-        """Keep what the checkpoint holds for a part; it must not change until `pack`."""
+        """Keep the tensor of the checkpoint for a part; it must not change until `pack`."""
         self._values[part] = values_OI
 
     def dense(self) -> Tensor:
-        """Return the weight in the layer's dtype, shape OI: the tensor to write into when nothing was taken."""
+        """Return the weight in the layer's dtype, shape OI; if no part was loaded, a tensor to write into."""
         assert self._packed is None, f"the weight of {self.name} is packed"
         if self._dense_OI is None:
             self._dense_OI = self._whole() if len(self.parts) == 1 else None
@@ -109,11 +109,11 @@ class LinearWeight:
 
         Args:
             packer: of the model.
-            keeps_quantized: pack quantized parts as they are, if all parts are quantized. Otherwise they are
-                dequantized.
+            keeps_quantized: pack quantized parts without converting them, if all parts are quantized. Otherwise they
+                are dequantized.
 
         Raises:
-            ConfigError: a quantized part has scales that cannot be kept.
+            ConfigError: a quantized part has scales that the packed form cannot represent.
         """
         matrices = self._quantized_parts() if keeps_quantized else None
         if matrices is None:
@@ -123,7 +123,7 @@ class LinearWeight:
             self.packed = packer.pack_quantized(weight, self._bias_O)
 
     def _whole(self) -> Tensor | None:
-        """Return the only part where it needs no conversion: then not even a copy is made."""
+        """Return the only part if it needs no conversion: then no copy is made."""
         (part,) = self.parts
         values = self._values.get(part)
         if (

@@ -1,4 +1,4 @@
-"""The Llama family: Llama, Mistral, Qwen2 and Qwen3, one decoder told apart by its configuration."""
+"""The Llama family: Llama, Mistral, Qwen2 and Qwen3, one decoder with a configuration for each."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -23,7 +23,7 @@ from octavo.worker_proc.models.parameters import Parameters
 
 @dataclass(frozen=True, slots=True)
 class LlamaConfig:
-    """What tells the members of the family apart."""
+    """The differences between the members of the family."""
 
     hidden_size: int
     intermediate_size: int
@@ -34,7 +34,7 @@ class LlamaConfig:
     has_output_bias: bool
     has_mlp_bias: bool
     has_qk_norm: bool
-    """Queries and keys are normalized, each head alone, before the rotation."""
+    """Queries and keys are normalized per head, before the rotation."""
     window: int | None
 
     @classmethod
@@ -58,7 +58,7 @@ class LlamaConfig:
             has_output_bias=architecture != "Qwen2ForCausalLM" and has_bias,
             has_mlp_bias=optional(config, "mlp_bias", False),
             has_qk_norm=architecture == "Qwen3ForCausalLM",
-            # Mistral's configuration says 4096 by leaving the key out, and no window by null.
+            # In Mistral's configuration a missing key means 4096, and null means no window.
             window=config.get("sliding_window", 4096) if architecture == "MistralForCausalLM" else None,
         )
 
@@ -98,13 +98,13 @@ class DecoderLayer:
     ) -> tuple[Tensor, Tensor]:
         """Return the residual stream before the mlp, and what the mlp adds.
 
-        `update` is what the layer before adds; None: this is the first. A norm adds it, in one pass.
+        `update` is the output of the previous layer, which the fused norm adds; None: this is the first layer.
         """
         if update_TD is None:
             x_TD = self.input_norm(hidden_TD)
         else:
-            hidden_TD, x_TD = self.input_norm.of_sum(hidden_TD, update_TD)
-        hidden_TD, x_TD = self.mlp_norm.of_sum(hidden_TD, self._attend(x_TD, cos_TC, sin_TC, attention))
+            hidden_TD, x_TD = self.input_norm.fused_add_norm(hidden_TD, update_TD)
+        hidden_TD, x_TD = self.mlp_norm.fused_add_norm(hidden_TD, self._attend(x_TD, cos_TC, sin_TC, attention))
         return hidden_TD, self.down(silu_and_mul(self.gate_up(x_TD)))
 
     def _attend(self, x_TD: Tensor, cos_TC: Tensor, sin_TC: Tensor, attention: Attention) -> Tensor:
@@ -144,7 +144,7 @@ class LlamaModel(Model):
         update_TD: Tensor | None = None
         for layer in self._layers:
             hidden_TD, update_TD = layer(hidden_TD, update_TD, cos_TC, sin_TC, attention)
-        return self._norm(hidden_TD) if update_TD is None else self._norm.of_sum(hidden_TD, update_TD)[1]
+        return self._norm(hidden_TD) if update_TD is None else self._norm.fused_add_norm(hidden_TD, update_TD)[1]
 
     def logits(self, hidden_RD: Tensor) -> Tensor:
         """See `octavo.worker_proc.models.base.Model`."""

@@ -24,14 +24,14 @@ _EPS = 1e-5
 
 @dataclass(frozen=True, slots=True)
 class OPTConfig:
-    """What tells the sizes of OPT apart."""
+    """The differences between the sizes of OPT."""
 
     hidden_size: int
     mlp_size: int
     embedding_size: int
-    """Projected to and from `hidden_size` where it differs (the 350M model)."""
+    """Projected to and from `hidden_size` if it differs (the 350M model)."""
     norms_before: bool
-    """Norms stand before attention and mlp; else after (the 350M model)."""
+    """Norms come before attention and mlp; otherwise after (the 350M model)."""
     has_final_norm: bool
     has_bias: bool
 
@@ -108,7 +108,7 @@ class OPTModel(Model):
         self._output = Linear.tied(parameters, self._embedding_VE)
 
     def prepare(self, max_model_len: int) -> None:
-        """Nothing: positions are weights."""
+        """Do nothing: positions are weights."""
 
     def forward(self, token_ids_T: Tensor, positions_T: Tensor, attention: Attention) -> Tensor:
         """See `octavo.worker_proc.models.base.Model`."""

@@ -22,20 +22,20 @@ class _Place:
     shape: tuple[int, ...]
     """Here."""
     is_transposed: bool
-    """The checkpoint holds the transposed matrix; what is quantized is never transposed."""
+    """The checkpoint holds the transposed matrix. Quantized matrices are never transposed."""
     take: Callable[[Tensor | QuantizedMatrix], None]
 
 
 class Parameters:
     """The tensors of one model, uninitialized until a checkpoint, or dummy values, fill them.
 
-    Plain tensors (embeddings, norms) are made at once and filled in place. The weight of a linear layer is kept
-    as the checkpoint has it and then packed.
+    Plain tensors (embeddings, norms) are allocated at once and filled in place. The weight of a linear layer is kept
+    as it is in the checkpoint, and then packed.
 
     Args:
         dtype: of all tensors; a checkpoint's are converted.
-        prefixes: what a checkpoint may put before the names used here ("model.", "transformer.").
-        ignored: patterns of names that hold nothing to load (masks and tables that are computed here).
+        prefixes: that names in a checkpoint may have ("model.", "transformer.").
+        ignored: patterns of names that are not loaded (masks and tables that are computed here).
         device: where all tensors are, and a checkpoint's are copied to one by one.
     """
 
@@ -68,7 +68,7 @@ class Parameters:
         return self._device
 
     def new(self, name: str, *shape: int) -> Tensor:
-        """Make a tensor that the checkpoint's tensor `name`, without its prefix, fills."""
+        """Allocate a tensor that is filled from the tensor `name` of the checkpoint, without its prefix."""
         tensor = torch.empty(shape, dtype=self._dtype, device=self._device)
         self._tensors[name] = tensor
         self._places[name] = _Place(shape, False, partial(_fill, tensor))
@@ -81,7 +81,7 @@ class Parameters:
 
         Args:
             name: of the layer, here.
-            parts: the names of the layers in the checkpoint that become this one, and the outputs of each.
+            parts: the layers of the checkpoint that are stacked into this one, and the outputs of each.
             num_inputs: of all of them.
             bias: whether they have biases.
             is_transposed: the checkpoint holds matrices of inputs by outputs.
@@ -95,7 +95,7 @@ class Parameters:
         return weight
 
     def tied(self, tensor_VD: Tensor) -> LinearWeight:
-        """Make the weight of a linear layer of a tensor that was made by `new`, and stays one."""
+        """Make the weight of a linear layer that shares a tensor made by `new`."""
         (name,) = (name for name, tensor in self._tensors.items() if tensor is tensor_VD)
         num_outputs, num_inputs = tensor_VD.shape
         weight = LinearWeight(
@@ -120,7 +120,7 @@ class Parameters:
         yield from self._biases.items()
 
     def pack(self, packer: Packer, *, keeps_quantized: bool = False) -> None:
-        """Bring the filled weights into the form that is computed with; nothing can be loaded afterwards.
+        """Pack the loaded weights; nothing can be loaded afterwards.
 
         Args:
             packer: of the model's device.
@@ -144,10 +144,10 @@ class Parameters:
         return {name: weight.packed for name, weight in self._linears.items()}
 
     def adopt(self, tensors: Mapping[str, Tensor], packed: Mapping[str, PackedLinear]) -> None:
-        """Take everything from where an earlier run put `tensors` and `packed`, instead of loading and packing.
+        """Use the `tensors` and `packed` of an earlier run instead of loading and packing.
 
         Raises:
-            ValueError: they are not this model's; nothing was taken.
+            ValueError: they belong to another model; nothing was changed.
         """
         mine: dict[str, object] = {name: (tensor.shape, tensor.dtype) for name, tensor in self._tensors.items()}
         mine |= {name: (weight.num_outputs, weight.num_inputs) for name, weight in self._linears.items()}
@@ -156,7 +156,7 @@ class Parameters:
         if mine != given:
             raise ValueError("it holds the weights of another model")
         for name, tensor in self._tensors.items():
-            # The layers hold this very tensor: it gets other memory.
+            # The layers hold this tensor object, so its memory is replaced.
             tensor.set_(tensors[name])  # type: ignore[call-overload]
         for name, weight in self._linears.items():
             weight.packed = packed[name]
@@ -174,7 +174,7 @@ class Parameters:
         return plain + sum(weight.num_bytes for weight in self._linears.values())
 
     def load(self, weights: Iterable[tuple[str, Tensor | QuantizedMatrix]]) -> None:
-        """Fill every tensor from a checkpoint, whose tensors must keep their values until they are packed.
+        """Fill every tensor from a checkpoint. The checkpoint's tensors must not change until `pack`.
 
         Raises:
             ConfigError: a tensor is missing, unexpected, or of another shape.
@@ -209,10 +209,10 @@ class Parameters:
 
 
 def _oriented(place: _Place, values: Tensor | QuantizedMatrix, name: str) -> Tensor | QuantizedMatrix:
-    """Return the values as they are needed here.
+    """Return the values in the layout of the parameter.
 
     Raises:
-        ConfigError: their shape is another.
+        ConfigError: they have another shape.
     """
     is_transposed = place.is_transposed and isinstance(values, Tensor)
     expected = place.shape[::-1] if is_transposed else place.shape

@@ -1,4 +1,4 @@
-"""Which tokens would complete a bad word of a request, as its output grows. Changes no logits."""
+"""Tracks which tokens would complete a bad word of a request. Changes no logits."""
 
 import ctypes
 
@@ -11,7 +11,7 @@ from torch import Tensor
 class BadWords:
     """The bad words of one request, as sequences of tokens, and the end of its output.
 
-    The tokens' places in memory never change, so that native code can hold on to them.
+    The addresses of the tokens never change, so that native code can keep pointers to them.
 
     Args:
         words: sequences of tokens, none empty.
@@ -20,7 +20,7 @@ class BadWords:
 
     def __init__(self, words: tuple[tuple[int, ...], ...], output: list[int]) -> None:
         self._longer: dict[int, list[tuple[int, ...]]] = {}
-        """Words of several tokens by their last but one."""
+        """Words of several tokens, by their last token but one."""
         for word in words:
             if len(word) > 1:
                 self._longer.setdefault(word[-2], []).append(word)
@@ -36,7 +36,7 @@ class BadWords:
             self.add(token_id)
 
     def add(self, token_id: int) -> None:
-        """Take in a token that was just sampled."""
+        """Append a sampled token."""
         if not self._tail_length:
             return
         self._tail = (*self._tail, token_id)[-self._tail_length :]
@@ -49,7 +49,7 @@ class BadWords:
 
     @property
     def depends_on_output(self) -> bool:
-        """Whether the tokens that must not come next change with the output: some words are longer than one token."""
+        """Whether the forbidden tokens change with the output: a word has several tokens."""
         return bool(self._longer)
 
     @property
@@ -59,9 +59,9 @@ class BadWords:
 
     @property
     def num_ids_address(self) -> int:
-        """Where native code reads that number."""
+        """The address of that number, for native code."""
         return ctypes.addressof(self._num_ids)
 
     def tensor(self) -> Tensor:
-        """Return those tokens as a view."""
+        """Return a view of those tokens."""
         return torch.from_numpy(self.ids[: self.num_ids])

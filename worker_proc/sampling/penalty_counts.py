@@ -1,4 +1,4 @@
-"""How often a request has seen each token, for its penalties. Applies none."""
+"""Counts a request's tokens for its penalties. Applies none."""
 
 import ctypes
 from typing import Self
@@ -12,13 +12,13 @@ from torch import Tensor
 class PenaltyCounts:
     """The tokens of a request's prompt and output, each once, with the number of times it was output.
 
-    Kept only for requests with penalties. There is one entry for each token that was seen and not one for each
-    of the vocabulary, and their places in memory never change, so that native code can hold on to them.
+    Only requests with penalties have one. There is one entry per distinct token seen, not per token of the vocabulary.
+    The addresses of the entries never change, so that native code can keep pointers to them.
 
     Args:
         prompt: tokens of the prompt.
         output: tokens output so far.
-        max_seen: how many different tokens the request can come to see; memory is taken for those it has seen.
+        max_seen: most distinct tokens that the request can see; only the entries in use occupy memory.
     """
 
     def __init__(self, prompt: list[int], output: list[int], max_seen: int) -> None:
@@ -41,7 +41,7 @@ class PenaltyCounts:
         """Count a token that was just sampled.
 
         Raises:
-            IndexError: the request has seen more tokens than it said it could.
+            IndexError: there are more than `max_seen` distinct tokens.
         """
         index = self._index_of.get(token_id)
         if index is None:
@@ -53,12 +53,12 @@ class PenaltyCounts:
 
     @property
     def num_seen(self) -> int:
-        """Different tokens seen so far."""
+        """Distinct tokens seen so far."""
         return self._num_seen.value
 
     @property
     def num_seen_address(self) -> int:
-        """Where native code reads that number."""
+        """The address of that number, for native code."""
         return ctypes.addressof(self._num_seen)
 
     def tensors(self) -> tuple[Tensor, Tensor]:

@@ -1,6 +1,6 @@
-"""Draws the next token of every request that is due for one.
+"""Samples the next token of requests.
 
-Reads the requests' sampling states but never changes them; what was drawn is recorded by the batch.
+Reads their sampling states and never changes them; the batch records the tokens.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,7 +20,7 @@ from octavo.kernels.token_mask import mask_tokens
 from octavo.worker_proc.sampling.state import LARGEST, SamplingState
 
 PASSES_OF_A_DRAW = 5
-"""What a draw with noise costs, in passes over the vocabulary like that of a greedy one; a wide nucleus costs more."""
+"""Cost of a draw with noise, in greedy draws; a wide nucleus costs more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,17 +37,17 @@ class Draw:
 class Sampler:
     """Samples rows of logits one by one, so that a request's token cannot depend on its neighbours.
 
-    The order of the processors: logit bias, min_tokens and bad words, penalties, allowed tokens; then greedy
-    requests take the most likely token, and the others temperature, min_p, top_k, top_p and noise. In one native
-    call for all rows if there is a library, through torch if not: the same tokens, but for a nucleus whose
-    edge the rounding of probabilities decides.
+    The order: logit bias, min_tokens and bad words, penalties, allowed tokens. Greedy requests then take the most
+    likely token; for the others follow temperature, min_p, top_k, top_p and noise. With a native library this is one
+    call for all rows, otherwise it runs through torch. The tokens are the same, unless the edge of a nucleus depends on
+    the rounding of probabilities.
 
     Args:
         vocab_size: logits in a row.
-        library: the native one, if there is one.
-        max_threads: that may share the rows of a native call.
-        choose_threads: how many of them shall, given about how many products of two numbers would take as
-            long (`ThreadPolicy.choose`); all of them by default.
+        library: the native one; None: torch.
+        max_threads: most threads of a native call.
+        choose_threads: returns the number of threads for an amount of work (`ThreadPolicy.choose`); all of them by
+            default.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Sampler:
     def sample(self, logits_RV: Tensor, draws: Sequence[Draw]) -> list[int]:
         """Return one token id per draw, -1 where the largest logit is NaN or infinite.
 
-        `logits_RV` (float32, a row per draw) is left as it is.
+        `logits_RV` (float32, a row per draw) is not modified.
         """
         if self._native is not None:
             addresses = [draw.state.native_address for draw in draws]
@@ -83,25 +83,31 @@ class Sampler:
     def logprobs(
         self, logits_RV: Tensor, token_ids: Sequence[int], tops: Sequence[int | Sequence[int]]
     ) -> list[RowLogprobs]:
-        """Return the logprobs of one token per row, and of so many of the most likely or of given ones beside it."""
+        """Return the logprobs of one token per row, and of its most likely tokens (a number) or of given ones (a
+        list)."""
         if self._native is not None:
             num_threads = self._choose_threads(PASSES_OF_A_DRAW * self._vocab_size * len(token_ids))
             return self._native.logprobs(logits_RV, token_ids, tops, num_threads)
         return [logprobs(*row) for row in zip(logits_RV, token_ids, tops, strict=True)]
 
-    def report(self, logits_RV: Tensor, draws: Sequence[Draw], token_ids: Sequence[int]) -> list[RowLogprobs]:
-        """Return what the requests of some draws see of their logprobs, after `sample` has drawn `token_ids`.
+    def report(
+        self, logits_RV: Tensor, draws: Sequence[Draw], token_ids: Sequence[int], changed_RV: Tensor | None = None
+    ) -> list[RowLogprobs]:
+        """Return the logprobs of some draws in the mode of each request, after `sample` has drawn `token_ids`.
 
         Args:
             logits_RV: the model's, a row per draw.
-            draws: of requests that ask for logprobs.
+            draws: of requests with logprobs.
             token_ids: what was drawn.
+            changed_RV: what was given to `sample`; None: `logits_RV`.
         """
         specs = [draw.state.spec for draw in draws]
         if any(spec.logprobs_mode.startswith("processed") for spec in specs):
             rows = [
-                self._processed(logits_V, draw) if draw.state.spec.logprobs_mode.startswith("processed") else logits_V
-                for logits_V, draw in zip(logits_RV, draws, strict=True)
+                self._processed(changed_V, draw) if draw.state.spec.logprobs_mode.startswith("processed") else logits_V
+                for logits_V, changed_V, draw in zip(
+                    logits_RV, logits_RV if changed_RV is None else changed_RV, draws, strict=True
+                )
             ]
             logits_RV = torch.stack(rows)
         tops = [spec.logprob_token_ids or spec.logprobs or 0 for spec in specs]
@@ -112,7 +118,7 @@ class Sampler:
         return found
 
     def _processed(self, logits_V: Tensor, draw: Draw) -> Tensor:
-        """Return the logits that a draw chooses from; minus infinity where it cannot."""
+        """Return the logits that a draw chooses from; minus infinity for tokens that it cannot choose."""
         state, spec = draw.state, draw.state.spec
         if state.changes_logits(draw.num_outputs):
             logits_V = changed_logits(logits_V, state, draw.num_outputs)

@@ -1,4 +1,4 @@
-"""What sampling must know of one request, prepared when it enters the batch and told of each token that it gets.
+"""The sampling state of one request: prepared when it enters the batch, updated with each of its tokens.
 
 Holds no logits; the arithmetic is in `sampler` and in the kernels.
 """
@@ -14,12 +14,13 @@ from octavo.kernels.penalties.native import Penalties
 from octavo.kernels.sample import SampledRequest
 from octavo.kernels.token_mask import pack_mask
 from octavo.protocol.params import SamplingSpec
+from octavo.protocol.sampling_table import FILTERS, PENALTIES, Parameter
 from octavo.worker_proc.sampling.bad_words import BadWords
 from octavo.worker_proc.sampling.penalty_counts import PenaltyCounts
 
 LARGEST = 1e30
-"""Bound of changed logits, and of a repetition penalty and its inverse. Infinite ones have differences that are
-no numbers, and one such request would end the engine; at temperature 0.01 this is still within float32."""
+"""Bound of changed logits, and of a repetition penalty and its inverse. Differences of infinities are NaN, and one such
+request would end the engine. At temperature 0.01 the bound still fits float32."""
 
 
 @dataclass(slots=True)
@@ -32,13 +33,13 @@ class SamplingState:
     bias_values: Tensor
     """float32."""
     withheld_ids: Tensor
-    """int64: end and stop tokens, which may not be drawn before `min_tokens`; empty without `min_tokens`."""
+    """int64: end and stop tokens, not drawn before `min_tokens`; empty without `min_tokens`."""
     penalties: PenaltyCounts | None
     bad_words: BadWords | None
     always_allowed_W: Tensor | None
-    """The mask of the tokens that are allowed at all; None: all are."""
+    """The mask of `allowed_token_ids`; None: all tokens are allowed."""
     allowed_W: Tensor | None = field(init=False)
-    """The mask of those that are allowed in the next draw."""
+    """The mask of the next draw; None: all tokens are allowed."""
     _native: SampledRequest | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
@@ -48,7 +49,7 @@ class SamplingState:
     def prepare(cls, spec: SamplingSpec, prompt: list[int], output: list[int], vocab_size: int) -> "SamplingState":
         """Prepare a request that enters the batch with some outputs, none unless it ran before.
 
-        Token ids outside the vocabulary are left out of biases and stops: they can never be drawn.
+        Token ids outside the vocabulary are dropped from biases and stops: they can never be drawn.
         """
         bias = [(token_id, value) for token_id, value in spec.logit_bias if token_id < vocab_size]
         withheld = {*spec.eos_token_ids, *spec.stop_token_ids} if spec.min_tokens else set()
@@ -58,19 +59,21 @@ class SamplingState:
             bias_values=torch.tensor([value for _, value in bias], dtype=torch.float32),
             withheld_ids=torch.tensor(sorted(i for i in withheld if i < vocab_size), dtype=torch.int64),
             penalties=(
-                PenaltyCounts.count(prompt, output, spec.max_tokens, vocab_size) if _has_penalties(spec) else None
+                PenaltyCounts.count(prompt, output, spec.max_tokens, vocab_size)
+                if _is_any_used(spec, PENALTIES)
+                else None
             ),
             bad_words=BadWords(spec.bad_words, output) if spec.bad_words else None,
             always_allowed_W=pack_mask(spec.allowed_token_ids, vocab_size) if spec.allowed_token_ids else None,
         )
 
-    def mask(self, words: bytes) -> None:
+    def mask(self, words: bytes | memoryview) -> None:
         """Allow in the next draw only the tokens of a mask, as `pack_mask` makes it, that are allowed at all."""
         allowed_W = torch.frombuffer(bytearray(words), dtype=torch.int32)
         self._allow(allowed_W if self.always_allowed_W is None else allowed_W & self.always_allowed_W)
 
     def add(self, token_id: int) -> None:
-        """Take in a token that was just sampled, by which the mask of its draw has had its time."""
+        """Append a sampled token. The mask of its draw is no longer valid."""
         if self.allowed_W is not self.always_allowed_W:
             self._allow(self.always_allowed_W)
         if self.penalties:
@@ -80,7 +83,7 @@ class SamplingState:
 
     @property
     def repetition_penalty(self) -> float:
-        """The request's, within what float32 can divide by."""
+        """The request's, clamped to what float32 can divide by."""
         return min(max(self.spec.repetition_penalty, 1 / LARGEST), LARGEST)
 
     @property
@@ -90,12 +93,12 @@ class SamplingState:
 
     @property
     def has_filters(self) -> bool:
-        """True when some tokens may be ruled out by their probability."""
-        return self.spec.top_k > 0 or self.spec.top_p < 1.0 or self.spec.min_p > 0.0
+        """True when tokens may be ruled out by their probability."""
+        return _is_any_used(self.spec, FILTERS)
 
     @property
     def native_address(self) -> int:
-        """Where native code finds all of this; valid as long as the state is there."""
+        """The address of this state for native code; valid as long as the object lives."""
         if self._native is None:
             self._native = self._to_native()
         return ctypes.addressof(self._native)
@@ -146,5 +149,5 @@ class SamplingState:
         )
 
 
-def _has_penalties(spec: SamplingSpec) -> bool:
-    return spec.presence_penalty != 0.0 or spec.frequency_penalty != 0.0 or spec.repetition_penalty != 1.0
+def _is_any_used(spec: SamplingSpec, parameters: tuple[Parameter, ...]) -> bool:
+    return any(getattr(spec, row.name) != row.default for row in parameters)

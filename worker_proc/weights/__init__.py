@@ -1,1 +1,1 @@
-"""From files, or from nothing, to named tensors in the checkpoint's own names and shapes."""
+"""Reads checkpoints, or makes dummy weights: tensors under the names and shapes of the checkpoint."""

@@ -1,6 +1,6 @@
 """Reads GGUF files: gives each tensor the name, shape and order of rows of the original checkpoint.
 
-Quantized matrices stay as they lie in the file (`GgufMatrix`); who uses them decides what becomes of them.
+Quantized matrices are returned as they are in the file (`GgufMatrix`); the caller decides whether to convert them.
 """
 
 import mmap
@@ -56,7 +56,7 @@ def _check_types(header: GgufHeader, path: Path) -> None:
 
 
 def _tensor(data: mmap.mmap, info: TensorInfo, place: HfPlace, num_heads: int) -> Tensor | GgufMatrix:
-    """Return a tensor in its original order; `num_heads` counts for those that rotary embedding turns."""
+    """Return a tensor in its original order; `num_heads` matters only for projections that rotary embedding rotates."""
     data_type = _PLAIN_TYPES.get(info.type)
     blocks = torch.frombuffer(data, dtype=torch.uint8, count=info.num_bytes, offset=info.offset)
     if data_type is None and len(info.shape) == 2:
@@ -72,7 +72,7 @@ def _tensor(data: mmap.mmap, info: TensorInfo, place: HfPlace, num_heads: int) -
 
 
 def undo_rope_order(tensor: Tensor, num_heads: int) -> Tensor:
-    """Put the rows of a query or key projection, whatever they hold, back into Hugging Face's order.
+    """Restore the Hugging Face order of the rows of a query or key projection, whatever their element type.
 
     Rotary embedding pairs dimension i with i + half in Hugging Face's models and 2i with 2i + 1 in
     ggml's, so the converter of the llama architecture interleaves the two halves of every head's rows.

@@ -1,8 +1,8 @@
 """Parses the header of a GGUF file: its metadata and where each tensor lies.
 
 The `gguf` package's reader makes an array of every token of the vocabulary (1.8 s for 49 152 tokens);
-loading needs none of them, so arrays are stepped over here. The format: docs/gguf.md of the ggml
-project.
+loading needs none of them, so this parser skips arrays. The format is described in docs/gguf.md of
+the ggml project.
 """
 
 import mmap
@@ -30,7 +30,7 @@ class TensorInfo:
 
     name: str
     shape: tuple[int, ...]
-    """Slowest dimension first, as torch counts them."""
+    """Slowest dimension first, as in torch."""
     type: GGMLQuantizationType
     offset: int
     """From the start of the file."""
@@ -107,7 +107,7 @@ class _Cursor:
         return text.decode(errors="replace")
 
     def _value(self, type_number: int) -> Scalar | None:
-        """Return a value, or None for an array, which is stepped over."""
+        """Return a value; None for an array, which is skipped."""
         if type_number == _STRING:
             return self._string()
         if type_number != _ARRAY:

@@ -54,17 +54,17 @@ _LAYERS = {"llama": "model.layers", "qwen2": "model.layers", "qwen3": "model.lay
 
 _ROPE_HEADS: dict[str, Literal["query", "key"]] = {"attn_q": "query", "attn_k": "key"}
 
-# GPT-2 keeps (inputs, outputs) matrices, which the converter turns over.
+# GPT-2 checkpoints hold (inputs, outputs) matrices, which the converter transposes.
 _GPT2_TURNED = frozenset({"attn_qkv", "attn_output", "ffn_up", "ffn_down"})
 
-# The factors of scaled rotary embedding: read with the metadata, when the model's config is made.
+# The factors of scaled rotary embedding are read with the metadata, when the model's config is built.
 _ROPE_FACTORS = "rope_freqs.weight"
 
 _IN_LAYER = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
 
 
 def hf_place(architecture: str, name: str) -> HfPlace | None:
-    """Return where a tensor belongs; None when it is no weight of the original checkpoint.
+    """Return the place of a tensor; None if it is not a weight of the original checkpoint.
 
     Raises:
         ConfigError: the architecture, or the tensor within it, is unknown.

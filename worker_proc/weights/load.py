@@ -1,4 +1,4 @@
-"""Makes a model and fills it, whatever its weights come from."""
+"""Builds a model and loads its weights, whatever their format."""
 
 import logging
 from collections.abc import Callable
@@ -26,10 +26,10 @@ _SMALLER = {
     "cpu": "use --quantization int8, --dtype bfloat16 or a smaller model",
     "cuda": "use --dtype bfloat16 or a smaller model",
 }
-"""What to do when the weights do not fit, by the type of the device."""
+"""Hints for weights that do not fit in memory, by device type."""
 
 _TORCH_ALLOCATOR = "DefaultCPUAllocator"
-"""Stands in the text of the RuntimeError that torch raises when there is no memory left."""
+"""Part of the message of the RuntimeError that torch raises when it is out of memory."""
 
 
 def torch_dtype(config: ResolvedConfig) -> torch.dtype:
@@ -50,10 +50,10 @@ def load_model(
 
     Args:
         config: model facts, dtype, quantization and the seed of dummy weights.
-        report: called with the share of the weights read so far.
-        device: where they are to be.
-        library: which computes with the weights; None: torch does.
-        cache_dir: of octavo, where packed weights are kept for the next start; None: nowhere.
+        report: called with the fraction of the weights read so far.
+        device: for the weights.
+        library: computes with the weights; None: torch does.
+        cache_dir: of octavo, for packed weights; None: they are not kept.
 
     Raises:
         ConfigError: the root cause: an architecture, file or tensor that is missing or not supported, or a
@@ -97,10 +97,10 @@ def _load(
 
 
 def _packer(config: ResolvedConfig, device: torch.device, library: NativeLibrary | None) -> Packer:
-    """Return what packs the weights as the configuration wants it.
+    """Return the packer of the configured quantization.
 
     Raises:
-        ConfigError: it wants what only the native library can do.
+        ConfigError: the quantization needs the native library.
     """
     if config.quantization in ("int8", "int4"):
         if library is None:
@@ -110,5 +110,5 @@ def _packer(config: ResolvedConfig, device: torch.device, library: NativeLibrary
             )
         return Packer(device, native=library, quantization=config.quantization)
     if config.quantization == "gguf" and library is None:
-        logger.warning("quantized weights are computed with as %s: there are no native kernels", config.dtype)
+        logger.warning("no native kernels: the quantized weights are converted to %s", config.dtype)
     return Packer(device, native=library, is_batch_invariant=config.is_batch_invariant)

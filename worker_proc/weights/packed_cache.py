@@ -1,7 +1,7 @@
 """Keeps a model's packed weights on disk, so that a later start maps them instead of loading and packing again.
 
-The files lie in `<cache>/packed`, each named after all that its content depends on. Mapped weights share the page
-cache with every other process that computes with them. Knows neither checkpoints nor how weights are packed.
+The files are in `<cache>/packed`; the name of each contains a digest of everything that its content depends on.
+Mapped weights share the page cache with every other process that maps them. Knows neither checkpoints nor packing.
 """
 
 import contextlib
@@ -29,15 +29,15 @@ logger = logging.getLogger(__name__)
 FOLDER = "packed"
 SUFFIX = ".weights"
 MIN_KEPT_BYTES = 32 * 2**20
-"""Of a model; one that is smaller is loaded and packed as fast as a file is written."""
+"""Smaller models are not kept: loading and packing one takes no longer than writing a file."""
 ABANDONED_AFTER_S = 3600.0
-"""When a file that was not written to its end is thrown away."""
+"""Age at which an incomplete file is removed."""
 UNUSED_AFTER_S = 30 * 86400.0
-"""When a file that no start has mapped is thrown away: most are of an older model, library or release."""
+"""Time since the last use after which a file is removed: most belong to an older model, library or release."""
 
 _PACKAGE = Path(__file__).resolve().parents[2]
 _DECIDING_CODE = ("worker_proc/weights", "worker_proc/models", "kernels/linear")
-"""Folders of the code that makes packed weights of checkpoints; the C++ is in the library's name."""
+"""Folders of the code that packs checkpoints: part of the key. The C++ is covered by the library's name."""
 
 
 class PackedCache:
@@ -45,8 +45,8 @@ class PackedCache:
 
     Args:
         folder: of all models' files.
-        key: everything that they depend on.
-        name: for people, a part of the file's name.
+        key: everything that the content depends on.
+        name: readable part of the file name.
         max_bytes: of all files in the folder together.
     """
 
@@ -58,7 +58,7 @@ class PackedCache:
 
     @classmethod
     def of(cls, config: ResolvedConfig, library: NativeLibrary | None, cache_dir: Path) -> "PackedCache | None":
-        """Return the place, or None where nothing is kept: torch's packed form is its own, dummy weights are nobody's.
+        """Return the place; None if packed weights are not kept, as for dummy weights and for torch's own packed form.
 
         Args:
             config: whose model, dtype and quantization decide what the weights are.
@@ -82,14 +82,14 @@ class PackedCache:
         return cls(cache_dir / FOLDER, key, name, config.packed_weights_cache_bytes)
 
     def restore(self, parameters: Parameters, packer: Packer) -> bool:
-        """Fill a model from its file and return True, or False when there is none that can be used."""
+        """Fill a model from its file; returns False if there is no usable file."""
         try:
             items = read(self.path, self.key)
             _adopt(parameters, packer, items)
         except FileNotFoundError:
             return False
         except (DamagedFile, OSError, ValueError) as error:
-            logger.warning("%s is not used and will be made again: %s", self.path, error)
+            logger.warning("ignoring packed weights in %s, they will be rebuilt: %s", self.path, error)
             return False
         with contextlib.suppress(OSError):  # of a folder that others may read only
             os.utime(self.path)
@@ -99,7 +99,7 @@ class PackedCache:
     def keep(self, parameters: Parameters, packer: Packer) -> None:
         """Write a packed model's file, and let the model use the file's memory instead of its own.
 
-        A small model is left alone. Where the file cannot be written, a warning says why and the model stays as it is.
+        Does nothing for a small model. If the file cannot be written, logs a warning and leaves the model as it is.
         """
         items = _items(parameters)
         num_bytes = sum(buffer.nbytes for item in items.values() for buffer in item.buffers.values())
@@ -107,13 +107,17 @@ class PackedCache:
             return
         if num_bytes > self._max_bytes:
             limit = f"--packed-weights-cache-bytes {self._max_bytes}"
-            logger.warning("packed weights are not kept for the next start: %s does not hold %d", limit, num_bytes)
+            logger.warning("packed weights are not kept for the next start: %d bytes exceed %s", num_bytes, limit)
             return
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             self._prune(self._max_bytes - num_bytes)
             if num_bytes > shutil.disk_usage(self._folder).free // 2:
-                logger.warning("packed weights are not kept for the next start: the disk has little room for them")
+                logger.warning(
+                    "packed weights are not kept for the next start: %d bytes are over half of the free space of %s",
+                    num_bytes,
+                    self._folder,
+                )
                 return
             start_s = time.perf_counter()
             write(self.path, self.key, items)
@@ -124,9 +128,9 @@ class PackedCache:
         self.restore(parameters, packer)
 
     def _prune(self, max_bytes: int) -> None:
-        """Remove the files that were not used for the longest time, until the rest has `max_bytes` at most.
+        """Remove the least recently used files until the rest is at most `max_bytes` large.
 
-        Who has mapped a file keeps what it mapped.
+        A process that has mapped a removed file keeps its mapping.
         """
         now_s = time.time()
         for path, stat in _stats(self._folder.glob(f"*{TEMPORARY_SUFFIX}")):
@@ -164,14 +168,14 @@ def _adopt(parameters: Parameters, packer: Packer, items: dict[str, Item]) -> No
 
 
 def _files(path: Path) -> list[list[str | int]]:
-    """Return what tells that a checkpoint's files are the same as before; nothing of them is read."""
+    """Return the identity of a checkpoint's files, from their paths, sizes and times. Reads none of them."""
     files = [path] if path.is_file() else sorted(path.glob("*.safetensors*"))
-    # On the hub's side of its cache a file's real path holds the digest of its content.
+    # In the Hugging Face cache the real path of a file contains the digest of its content.
     return [[str(file.resolve()), stat.st_size, stat.st_mtime_ns, stat.st_ino] for file, stat in _stats(files)]
 
 
 def _stats(paths: Iterable[Path]) -> list[tuple[Path, os.stat_result]]:
-    """Return what the system says of each file, without those that have gone meanwhile."""
+    """Return the stat result of each file, without files that were removed meanwhile."""
     found = []
     for path in paths:
         with contextlib.suppress(FileNotFoundError):

@@ -1,4 +1,4 @@
-"""One file with all weights of a model in the form that is computed with, made to be mapped.
+"""One file with all packed weights of a model, laid out to be memory-mapped.
 
     8 bytes   MAGIC
     4 bytes   length of the header, little-endian
@@ -6,7 +6,7 @@
     ...       the header: a `_Header` in msgpack
     ...       the buffers, from the next multiple of 2 MiB on, each at a multiple of ALIGNMENT
 
-Knows bytes and names, and nothing of what they mean.
+Knows bytes and names, not their meaning.
 """
 
 import os
@@ -25,9 +25,9 @@ from octavo.kernels.native.memory import HUGE_PAGE_BYTES, map_file
 
 MAGIC = b"octavoPW"
 FORMAT_VERSION = 2
-"""Counts the changes to this module's layout and to what `packed_weights` writes."""
+"""Incremented when the layout of this module or the content that `packed_weights` writes changes."""
 ALIGNMENT = 64
-"""A cache line, and the widest vector."""
+"""The size of a cache line and of the widest vector."""
 TEMPORARY_SUFFIX = ".tmp"
 
 _PIECE_BYTES = 4 * HUGE_PAGE_BYTES
@@ -39,12 +39,12 @@ Fields = dict[str, int | str | list[int]]
 
 
 class DamagedFile(Exception):
-    """The file is not one that `write` made for this key, or not all of it; the message says why."""
+    """The file is incomplete, or `write` did not make it for this key; the message says which."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Item:
-    """Something with a name: numbers and words that describe it, and its buffers, uint8 in one dimension."""
+    """A named item: its attributes, and its buffers as one-dimensional uint8 tensors."""
 
     fields: Fields
     buffers: Mapping[str, Tensor]
@@ -66,7 +66,7 @@ class _Header(msgspec.Struct, array_like=True):
 
 
 def write(path: Path, key: str, items: Mapping[str, Item]) -> int:
-    """Make the file appear complete or not at all, and return its size.
+    """Write the file atomically and return its size.
 
     Blocks until: the file is on the disk.
 
@@ -88,7 +88,7 @@ def write(path: Path, key: str, items: Mapping[str, Item]) -> int:
                     pieces.write(buffer.numpy().data)
                     pieces.write(bytes(-buffer.nbytes % ALIGNMENT))
             pieces.flush()
-            # Otherwise a loss of power could leave a file of the right size with nothing in it.
+            # Without fsync a power failure could leave a file of the right size without content.
             os.fsync(file.fileno())
             os.rename(file.name, path)
         except BaseException:
@@ -98,10 +98,10 @@ def write(path: Path, key: str, items: Mapping[str, Item]) -> int:
 
 
 class _Pieces:
-    """Writes a file by whole pieces, of a multiple of huge pages.
+    """Writes a file in pieces that are multiples of a huge page.
 
-    ext4 keeps what is written at once in folios of up to that size, and only of whole huge pages can a mapping
-    have huge pages: of 155 MB written tensor by tensor, half would be mapped by small ones.
+    ext4 stores each write in folios of up to that size, and a mapping can use huge pages only for whole ones. Written
+    tensor by tensor, half of a file of 155 MB would be mapped with small pages.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -125,7 +125,7 @@ class _Pieces:
                 self.flush()
 
     def flush(self) -> None:
-        """Write what is left over."""
+        """Write the incomplete last piece."""
         rest = memoryview(self._piece)[: self._used]
         while rest:
             rest = rest[os.write(self._descriptor, rest) :]
@@ -133,11 +133,11 @@ class _Pieces:
 
 
 def read(path: Path, key: str) -> dict[str, Item]:
-    """Return the items of a file, their buffers views of the mapped file, read when they are looked at.
+    """Return the items of a file. Their buffers are views of the mapped file, read on first access.
 
     Raises:
-        FileNotFoundError: there is none.
-        DamagedFile: it is not a whole file of this version, or it is of another key.
+        FileNotFoundError: there is no such file.
+        DamagedFile: it is incomplete, of another version or of another key.
         OSError: it cannot be read.
     """
     with path.open("rb") as file:
@@ -168,7 +168,7 @@ def _describe(key: str, items: Mapping[str, Item]) -> _Header:
 
 
 def _read_header(file: BinaryIO) -> tuple[int, _Header]:
-    """Return where the first buffer lies, and the header."""
+    """Return the offset of the first buffer, and the header."""
     start = file.read(_PREFIX.size)
     if len(start) < _PREFIX.size or not start.startswith(MAGIC):
         raise DamagedFile("it does not begin like such a file")
@@ -186,7 +186,7 @@ def _read_header(file: BinaryIO) -> tuple[int, _Header]:
 
 
 def _first_buffer(header_bytes: int) -> int:
-    """Return where buffers begin: at a huge page, so that the kernel can map them by such pages."""
+    """Return the offset of the first buffer: a multiple of a huge page, so that the kernel can map huge pages."""
     return -(-(_PREFIX.size + header_bytes) // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES
 
 

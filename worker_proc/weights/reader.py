@@ -1,4 +1,4 @@
-"""Chooses the reader of a checkpoint by its load format, and tells how far the reading has come."""
+"""Chooses the reader of a checkpoint by its load format, and reports progress."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,11 +13,11 @@ _MIN_PROGRESS_STEP = 0.02
 
 
 def read_weights(facts: ModelFacts, report: Callable[[float], None]) -> Iterator[tuple[str, Tensor | QuantizedMatrix]]:
-    """Yield the weights of a checkpoint under their Hugging Face names, views of mapped files in most cases.
+    """Yield the weights of a checkpoint under their Hugging Face names, in most cases as views of mapped files.
 
     Args:
         facts: whose `load_format` is "safetensors" or "gguf".
-        report: called with the share of bytes read so far, 0 to 1, not more often than is useful.
+        report: called with the fraction of bytes read so far, 0 to 1; rate-limited.
 
     Raises:
         ConfigError: the root cause in one line: a file is missing, damaged or not supported.
@@ -35,7 +35,7 @@ def read_weights(facts: ModelFacts, report: Callable[[float], None]) -> Iterator
 def _open(path: Path, load_format: str) -> tuple[Iterator[tuple[str, Tensor | QuantizedMatrix, int]], int]:
     """Return the tensors, each with its bytes, and the bytes of all files.
 
-    Each reader is imported only when its format is asked for: the gguf package alone takes 0.1 s.
+    Each reader is imported only when its format is needed: importing the gguf package takes 0.1 s.
     """
     if load_format == "gguf":
         from octavo.worker_proc.weights.gguf import read_gguf

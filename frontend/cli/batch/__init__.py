@@ -1,1 +1,1 @@
-"""Batches of requests in a file, as OpenAI writes them: their lines, the file of results, and the run between."""
+"""Batches of requests in a file, in OpenAI's format: lines, results file, and the run."""

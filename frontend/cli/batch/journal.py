@@ -1,7 +1,7 @@
-"""`Journal`: the file of results, to which nothing but whole lines is added; it knows which lines are done.
+"""`Journal`: the results file. Only whole lines are appended; it knows which requests are done.
 
-A process that is killed leaves at most one half-written line, which the next one takes away. Two processes never
-write to one file.
+A killed process leaves at most one incomplete line, which the next run removes. A lock prevents two processes from
+writing to one file.
 """
 
 import fcntl
@@ -20,11 +20,11 @@ class Journal:
     """Results on disk.
 
     Args:
-        path: of the file; made if it is not there.
-        starts_over: forget the results that it holds.
+        path: of the file; created if missing.
+        starts_over: discard existing results.
 
     Raises:
-        CommandError: it cannot be opened, another process writes to it, or it holds something else.
+        CommandError: the file cannot be opened, is locked by another process, or has other content.
     """
 
     def __init__(self, path: Path, *, starts_over: bool = False) -> None:
@@ -32,14 +32,14 @@ class Journal:
         self.done: dict[int, str | None] = {}
         """Custom ids of the lines that have a result, by line number."""
         self.num_failed = 0
-        """How many of them have an error."""
+        """Results with an error."""
         try:
             self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
         except OSError as error:
             raise CommandError(f"cannot write {path}: {error.strerror}", "choose another -o") from None
         try:
             if not stat.S_ISREG(os.fstat(self._file).st_mode):
-                raise CommandError(f"{path} is no plain file", "use -o - for standard output")
+                raise CommandError(f"{path} is not a regular file", "use -o - for standard output")
             self._lock()
             if starts_over:
                 os.ftruncate(self._file, 0)
@@ -49,10 +49,10 @@ class Journal:
             raise
 
     def append(self, result: BatchResult) -> None:
-        """Add a result; it outlives this process when this returns.
+        """Append a result. After the call it survives a crash of this process.
 
         Raises:
-            CommandError: the disk does not take it.
+            CommandError: the file cannot be written.
         """
         data = msgspec.json.encode(result) + b"\n"
         try:
@@ -64,7 +64,7 @@ class Journal:
             ) from None
 
     def close(self) -> None:
-        """Bring everything to disk and let go of the file."""
+        """Flush to disk and close the file."""
         os.fsync(self._file)
         os.close(self._file)
 
@@ -80,10 +80,10 @@ class Journal:
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise CommandError(f"another process writes to {self.path}", "choose another -o") from None
+            raise CommandError(f"another process is writing to {self.path}", "choose another -o") from None
 
     def _read(self) -> None:
-        """Learn what is done, and repair the end of the file."""
+        """Read the existing results and remove an incomplete last line."""
         decoder = msgspec.json.Decoder(BatchResult)
         num_good_bytes = 0
         with open(self._file, "rb", closefd=False) as file:
@@ -106,7 +106,7 @@ class Journal:
 
 
 class StandardOutput:
-    """Results on standard output: nothing is remembered."""
+    """Results on standard output. Cannot be resumed."""
 
     def __init__(self) -> None:
         self.done: dict[int, str | None] = {}
@@ -116,7 +116,7 @@ class StandardOutput:
         """Print a result.
 
         Raises:
-            BrokenPipeError: nobody reads on.
+            BrokenPipeError: the reader has exited.
         """
         data = msgspec.json.encode(result) + b"\n"
         while data:

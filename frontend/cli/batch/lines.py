@@ -1,4 +1,4 @@
-"""Lines of a batch: requests to read, results to write. Opens no file and answers nothing.
+"""Lines of a batch: parses requests and formats results. Opens no files.
 
 The format is OpenAI's (https://platform.openai.com/docs/guides/batch). Lines are numbered from 1, as editors do.
 """
@@ -9,11 +9,11 @@ from collections.abc import Iterable, Iterator
 import msgspec
 
 ID_PREFIX = "batch_req_"
-"""A result's id is this and the number of its line in the input."""
+"""Prefix of a result's id, before the line number."""
 
 
 class BatchRequest(msgspec.Struct, frozen=True):
-    """One request to be answered."""
+    """One request."""
 
     number: int
     custom_id: str
@@ -22,12 +22,12 @@ class BatchRequest(msgspec.Struct, frozen=True):
 
     @property
     def request_id(self) -> str:
-        """What the engine goes by: of the custom id alone, for it decides the seed of a request without one."""
+        """The engine's request id, derived from the custom id alone: default seeds depend on it."""
         return "batch-" + hashlib.sha256(self.custom_id.encode()).hexdigest()[:16]
 
 
 class BadLine(msgspec.Struct, frozen=True):
-    """A line that holds no request that could be tried."""
+    """A line without a valid request."""
 
     number: int
     custom_id: str | None
@@ -35,7 +35,7 @@ class BadLine(msgspec.Struct, frozen=True):
 
 
 class Answered(msgspec.Struct):
-    """The HTTP side of a result."""
+    """The HTTP response in a result."""
 
     status_code: int
     request_id: str
@@ -43,11 +43,11 @@ class Answered(msgspec.Struct):
 
 
 class Failure(msgspec.Struct):
-    """Why a line has no good answer."""
+    """Why a line failed."""
 
     code: str
     message: str
-    """Opens with the number of the line."""
+    """Starts with the line number."""
 
 
 class BatchResult(msgspec.Struct):
@@ -63,7 +63,7 @@ class BatchResult(msgspec.Struct):
         """The number of its line in the input.
 
         Raises:
-            ValueError: the id is not one of ours.
+            ValueError: the id has another form.
         """
         prefix, digits = self.id[: len(ID_PREFIX)], self.id[len(ID_PREFIX) :]
         if prefix != ID_PREFIX or not digits.isdecimal():
@@ -87,7 +87,7 @@ class _Body(msgspec.Struct):
 
 
 def read_lines(texts: Iterable[bytes]) -> Iterator[BatchRequest | BadLine]:
-    """Yield what the lines of a file hold, without the blank ones."""
+    """Yield the parsed lines of a file, except blank ones."""
     seen: dict[str, int] = {}
     for number, text in enumerate(texts, 1):
         if not text.strip():
@@ -112,7 +112,7 @@ def _read(number: int, text: bytes) -> BatchRequest | BadLine:
 
 
 def _custom_id(text: bytes) -> str | None:
-    """Return the custom id of a line that is otherwise wrong, if it has one."""
+    """Return the custom id of an otherwise invalid line, if it has one."""
     try:
         return msgspec.json.decode(text, type=_Named).custom_id
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

@@ -1,7 +1,4 @@
-"""Files of a batch that lie behind a URL: requests are fetched whole, results are put there when they are complete.
-
-Knows nothing of what is in them.
-"""
+"""Batch files at a URL: requests are downloaded whole, results are uploaded when they are complete."""
 
 import hashlib
 import http.client
@@ -11,33 +8,33 @@ import urllib.request
 from pathlib import Path
 from typing import BinaryIO
 
-from octavo import __version__
 from octavo.frontend.cli.errors import CommandError
+from octavo.protocol.version import __version__
 
 MAX_INPUT_BYTES = 200 * 2**20
-"""What OpenAI takes as a batch."""
+"""OpenAI's limit for a batch."""
 
 SILENCE_TIMEOUT_S = 60.0
-"""How long the other side may say nothing."""
+"""Timeout of the connection."""
 
 _AGENT = {"User-Agent": f"octavo/{__version__}"}
 
 
 def is_url(path: str) -> bool:
-    """Tell a URL from the name of a file."""
+    """Whether a name is a URL."""
     return path.startswith(("http://", "https://"))
 
 
 def local_name(url: str) -> str:
-    """Return the name of the file, in the working directory, in which what goes to a URL is gathered."""
+    """Return the file in the working directory that collects the results for a URL."""
     return f"batch-{hashlib.sha256(url.encode()).hexdigest()[:12]}.jsonl"
 
 
 def fetch(url: str) -> BinaryIO:
-    """Return what lies behind a URL, all of it read.
+    """Download a URL.
 
     Raises:
-        CommandError: it cannot be had, or is longer than `MAX_INPUT_BYTES`.
+        CommandError: it cannot be downloaded, or is larger than `MAX_INPUT_BYTES`.
     """
     request = urllib.request.Request(url, headers=_AGENT)
     try:
@@ -46,15 +43,15 @@ def fetch(url: str) -> BinaryIO:
     except (OSError, http.client.HTTPException, ValueError) as error:
         raise CommandError(f"cannot fetch {url}: {_reason(error)}", "check -i") from None
     if len(data) > MAX_INPUT_BYTES:
-        raise CommandError(f"{url} has more than {MAX_INPUT_BYTES >> 20} MiB", "cut the batch into several")
+        raise CommandError(f"{url} has more than {MAX_INPUT_BYTES >> 20} MiB", "split the batch")
     return io.BytesIO(data)
 
 
 def put(path: Path, url: str) -> None:
-    """Send a file to a URL by PUT, as the signed addresses of object stores take it.
+    """Upload a file with PUT, as signed URLs of object stores expect.
 
     Raises:
-        CommandError: it is not taken; the file stays where it is.
+        CommandError: the upload failed; the file is kept.
     """
     headers = {**_AGENT, "Content-Type": "application/jsonl", "Content-Length": str(path.stat().st_size)}
     try:
@@ -63,7 +60,7 @@ def put(path: Path, url: str) -> None:
             with urllib.request.urlopen(request, timeout=SILENCE_TIMEOUT_S):
                 pass
     except (OSError, http.client.HTTPException, ValueError) as error:
-        raise CommandError(f"cannot put the results to {url}: {_reason(error)}", f"they are in {path}") from None
+        raise CommandError(f"cannot upload the results to {url}: {_reason(error)}", f"they are in {path}") from None
 
 
 def _reason(error: Exception) -> str:

@@ -1,32 +1,25 @@
-"""Answers the lines of a batch through the server's own routes, many at a time. Opens no file and starts no engine."""
+"""Runs the lines of a batch concurrently through the server's routes. Opens no files and starts no engine."""
 
 import asyncio
 import logging
 from collections.abc import Callable, Iterable
 from http import HTTPStatus
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
+from octavo.frontend.cli.batch.asgi_call import Response, call
 from octavo.frontend.cli.batch.lines import ID_PREFIX, Answered, BadLine, BatchRequest, BatchResult, Failure
 from octavo.frontend.cli.errors import CommandError
-from octavo.frontend.http.message import Request, Response
 from octavo.protocol.errors import EngineDeadError
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp
 
 logger = logging.getLogger(__name__)
 
 RETRY_S = 0.2
-"""How long a request waits that the engine has no room for."""
-
-
-class Application(Protocol):
-    """What answers the requests: `App`."""
-
-    async def answer(self, request: Request) -> Response:
-        """Return the answer to a request."""
-
-    def failure(self, request: Request, error: Exception) -> Response:
-        """Return the answer to a request that failed unexpectedly."""
+"""Delay before retrying a request that the engine rejected as overloaded."""
 
 
 class Engine(Protocol):
@@ -34,7 +27,7 @@ class Engine(Protocol):
 
     @property
     def failure(self) -> EngineDeadError | None:
-        """Why no request can be served any more; None while the engine lives."""
+        """Why the engine is dead; None while it is alive."""
 
 
 class _ErrorDetail(msgspec.Struct):
@@ -47,27 +40,27 @@ class _ErrorBody(msgspec.Struct):
 
 
 async def answer_lines(
-    app: Application,
+    app: "ASGIApp",
     engine: Engine,
     lines: Iterable[BatchRequest | BadLine],
     write: Callable[[BatchResult], None],
     max_in_flight: int,
 ) -> None:
-    """Answer every line; results are written in the order in which they are ready.
+    """Run every line and write results as they become ready.
 
-    A line that cannot be answered gets a result that says why, and ends nothing.
+    A failed line gets a result with an error; the others are not affected.
 
     Args:
         app: what answers.
         engine: under it.
-        lines: taken one by one as there is room.
+        lines: consumed as earlier ones finish.
         write: called with each result.
-        max_in_flight: most requests at a time.
+        max_in_flight: limit on concurrent requests.
 
     Raises:
-        EngineDeadError: the engine is gone; lines without a result can be tried again.
+        EngineDeadError: the engine died; lines without a result can be retried.
         CommandError: a result cannot be written; likewise.
-        BrokenPipeError: nobody reads the results.
+        BrokenPipeError: the reader of the results has exited.
     """
     gate = asyncio.Semaphore(max_in_flight)
 
@@ -89,27 +82,24 @@ async def answer_lines(
         raise several.exceptions[0] from None
 
 
-async def _answer(app: Application, engine: Engine, line: BatchRequest) -> BatchResult:
+async def _answer(app: "ASGIApp", engine: Engine, line: BatchRequest) -> BatchResult:
     response = await _ask(app, line)
     while response.status == HTTPStatus.SERVICE_UNAVAILABLE and not engine.failure:
         await asyncio.sleep(RETRY_S)
         response = await _ask(app, line)
     if engine.failure:
         raise engine.failure
-    body = response.body or b"null"  # `/ping` answers with nothing, which is no JSON
+    body = response.body or b"null"  # `/ping` has an empty body, which is not JSON
     answered = Answered(response.status, line.request_id, msgspec.Raw(body))
     error = None if response.status < HTTPStatus.BAD_REQUEST else _failure(line, response)
     return BatchResult(f"{ID_PREFIX}{line.number}", line.custom_id, answered, error)
 
 
-async def _ask(app: Application, line: BatchRequest) -> Response:
-    request = Request("POST", line.url, {b"x-request-id": line.request_id.encode()})
-    request.body = line.body
-    try:
-        return await app.answer(request)
-    except Exception as error:  # a fault of ours in one line must not lose the others
-        logger.exception("line %d failed", line.number)
-        return app.failure(request, error)
+async def _ask(app: "ASGIApp", line: BatchRequest) -> Response:
+    response = await call(app, line.url, line.body, line.request_id)
+    if response.error is not None:  # a bug that affects one line must not lose the others
+        logger.error("line %d failed", line.number, exc_info=response.error)
+    return response
 
 
 def _failure(line: BatchRequest, response: Response) -> Failure:

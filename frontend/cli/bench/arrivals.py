@@ -1,4 +1,4 @@
-"""When the requests of a benchmark come: at one rate, or at one that grows. Sends nothing.
+"""Arrival times of a benchmark's requests: at a constant or a changing rate.
 
 The flags are those of `vllm bench serve`.
 """
@@ -15,8 +15,8 @@ RAMPS = ("linear", "exponential")
 
 
 def add_arrival_flags(parser: CommandParser) -> None:
-    """Add when requests are sent."""
-    group = parser.add_named_group("traffic", "When it is sent")
+    """Add the flags of the traffic."""
+    group = parser.add_named_group("traffic", "The traffic")
     group.add_argument(
         "--request-rate", type=float, default=math.inf, metavar="X", help="requests per second; default: all at once"
     )
@@ -25,22 +25,18 @@ def add_arrival_flags(parser: CommandParser) -> None:
         type=float,
         default=1.0,
         metavar="X",
-        help="shape of the gamma distribution between requests: 1 is Poisson, less comes in bursts; default: 1",
+        help="shape of the gamma distribution of the gaps: 1 is Poisson, less is burstier; default: 1",
     )
-    group.add_argument(
-        "--ramp-up-strategy", choices=RAMPS, help="instead of one rate: one that changes from request to request"
-    )
-    group.add_argument("--ramp-up-start-rps", type=float, metavar="X", help="the rate of the first request")
-    group.add_argument("--ramp-up-end-rps", type=float, metavar="X", help="the rate of the last request")
-    group.add_argument("--max-concurrency", type=int, metavar="N", help="most requests in flight; default: no limit")
-    group.add_argument(
-        "--num-warmups", type=int, default=0, metavar="N", help="requests before the clock starts; one is always"
-    )
-    group.add_argument("--seed", type=int, default=0, metavar="N", help="of prompts and arrivals; default: 0")
+    group.add_argument("--ramp-up-strategy", choices=RAMPS, help="change the rate from request to request")
+    group.add_argument("--ramp-up-start-rps", type=float, metavar="X", help="rate at the first request")
+    group.add_argument("--ramp-up-end-rps", type=float, metavar="X", help="rate at the last request")
+    group.add_argument("--max-concurrency", type=int, metavar="N", help="limit on requests in flight; default: none")
+    group.add_argument("--num-warmups", type=int, default=0, metavar="N", help="warm-up requests; at least one is sent")
+    group.add_argument("--seed", type=int, default=0, metavar="N", help="seed of prompts and arrivals; default: 0")
 
 
 def arrivals_of(options: argparse.Namespace, count: int) -> list[float]:
-    """Return when each request comes by the flags, in seconds after the first; the same seed gives the same times.
+    """Return arrival times by the flags, in seconds after the first. The seed determines them.
 
     Raises:
         CommandError: the flags contradict one another, or a number is not positive.
@@ -49,13 +45,13 @@ def arrivals_of(options: argparse.Namespace, count: int) -> list[float]:
 
 
 def arrivals(count: int, rate: Callable[[float], float], burstiness: float, rng: random.Random) -> list[float]:
-    """Return when each request comes, in seconds after the first.
+    """Return arrival times in seconds after the first.
 
     The gaps have a gamma distribution with shape `burstiness` and mean 1 / rate.
 
     Args:
         count: of requests.
-        rate: requests per second, by the share of the requests (0 to 1) that have come.
+        rate: requests per second as a function of the fraction of requests (0 to 1) that have arrived.
         burstiness: above 0.
         rng: draws the gaps.
 
@@ -75,12 +71,12 @@ def _rate_of(options: argparse.Namespace) -> Callable[[float], float]:
     strategy, start, end = options.ramp_up_strategy, options.ramp_up_start_rps, options.ramp_up_end_rps
     if strategy is None:
         if start is not None or end is not None:
-            raise CommandError("a ramp needs its form", f"add --ramp-up-strategy {' or '.join(RAMPS)}")
+            raise CommandError("a ramp needs a strategy", f"add --ramp-up-strategy {' or '.join(RAMPS)}")
         if not options.request_rate > 0:
             raise CommandError("--request-rate must be above 0")
         return lambda share: options.request_rate
     if not math.isinf(options.request_rate):
-        raise CommandError("--request-rate and --ramp-up-strategy exclude one another", "leave one of them out")
+        raise CommandError("--request-rate and --ramp-up-strategy exclude one another", "remove one of them")
     if start is None or end is None or not (0 < start < math.inf and 0 < end < math.inf):
         raise CommandError("a ramp needs --ramp-up-start-rps and --ramp-up-end-rps, both above 0")
     if strategy == "linear":

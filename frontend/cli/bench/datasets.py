@@ -1,6 +1,6 @@
-"""Workloads: which prompts a benchmark sends, and how long the answers shall be. Sends nothing.
+"""Workloads: the prompts of a benchmark and the lengths of the answers.
 
-The names and meanings of the flags are those of `vllm bench`.
+The flags are those of `vllm bench`.
 """
 
 import argparse
@@ -16,7 +16,7 @@ from octavo.frontend.cli.errors import CommandError
 from octavo.frontend.cli.parser import CommandParser
 
 LETTERS_PER_TOKEN = 3
-"""About as many as a tokenizer makes one token of, where they are random."""
+"""Characters per token of random text, roughly."""
 
 _LETTERS = "abcdefghijklmnopqrstuvwxyz     "
 
@@ -26,10 +26,10 @@ SHAREGPT_MAX_TOKENS = 2048
 
 
 class Tokenizer(Protocol):
-    """What counts and cuts texts: the model's tokenizer, here or on a server."""
+    """Counts and cuts text: the model's tokenizer, local or on a server."""
 
     def encode(self, text: str) -> list[int]:
-        """Return the token ids of a text, without special tokens around it."""
+        """Return the token ids of a text, without special tokens."""
 
     def decode(self, token_ids: list[int]) -> str:
         """Return the text of token ids."""
@@ -44,10 +44,10 @@ class Job:
 
 
 def add_dataset_flags(parser: CommandParser) -> None:
-    """Add what the prompts are."""
-    group = parser.add_named_group("dataset", "What is sent")
+    """Add the flags of the workload."""
+    group = parser.add_named_group("dataset", "The workload")
     group.add_argument(
-        "--dataset-name", choices=list(_DATASETS), default="random", help="where prompts come from; default: random"
+        "--dataset-name", choices=list(_DATASETS), default="random", help="source of the prompts; default: random"
     )
     group.add_argument(
         "--dataset-path",
@@ -56,9 +56,9 @@ def add_dataset_flags(parser: CommandParser) -> None:
         '{"prompt": "...", "output_tokens": 100}, output_tokens optional; hf: a data set of the hub on this machine, '
         f"a file or a directory of {' '.join(SUFFIXES)}",
     )
-    group.add_argument("--num-prompts", type=int, default=100, metavar="N", help="how many requests; default: 100")
-    group.add_argument("--input-len", type=int, metavar="N", help="prompt tokens, whatever the dataset")
-    group.add_argument("--output-len", type=int, metavar="N", help="longest output in tokens, whatever the dataset")
+    group.add_argument("--num-prompts", type=int, default=100, metavar="N", help="number of requests; default: 100")
+    group.add_argument("--input-len", type=int, metavar="N", help="prompt tokens, for any dataset")
+    group.add_argument("--output-len", type=int, metavar="N", help="output limit in tokens, for any dataset")
     numbers = {
         "--random-input-len": (1024, "random: prompt tokens"),
         "--random-output-len": (128, "random: output tokens"),
@@ -73,19 +73,19 @@ def add_dataset_flags(parser: CommandParser) -> None:
     for flag, (default, text) in numbers.items():
         group.add_argument(flag, type=int, default=default, metavar="N", help=f"{text}; default: {default}")
     group.add_argument(
-        "--hf-prompt-column", metavar="NAME", help="hf: column of the prompts; default: found by its name"
+        "--hf-prompt-column", metavar="NAME", help="hf: column of the prompts; default: detected by name"
     )
     group.add_argument(
         "--random-range-ratio",
         type=float,
         default=0.0,
         metavar="X",
-        help="random: lengths spread evenly, from 1 - X to 1 + X times the length; default: 0",
+        help="random: lengths are uniform between 1 - X and 1 + X times the length; default: 0",
     )
 
 
 def make_jobs(options: argparse.Namespace, tokenizer: Tokenizer, seed: int) -> list[Job]:
-    """Return the workload that the flags describe; the same seed gives the same one.
+    """Return the workload given by the flags. The seed determines it.
 
     Raises:
         CommandError: the flags contradict one another, or a file is wrong.
@@ -101,7 +101,7 @@ def make_jobs(options: argparse.Namespace, tokenizer: Tokenizer, seed: int) -> l
 
 
 def random_texts(rng: random.Random, tokenizer: Tokenizer, lengths: list[int]) -> list[str]:
-    """Return texts of random letters with about these lengths in tokens; no two open alike."""
+    """Return texts of random letters with about these lengths in tokens. No two share a prefix."""
     num_tokens = sum(lengths)
     token_ids: list[int] = []
     while len(token_ids) < num_tokens:
@@ -142,7 +142,7 @@ def _prefix_repetition(options: argparse.Namespace, tokenizer: Tokenizer, rng: r
 
 
 def _sharegpt(options: argparse.Namespace, tokenizer: Tokenizer, rng: random.Random) -> list[Job]:
-    """Take the first two turns of conversations; the answer's length is that of the second."""
+    """Use the first turn of each conversation as prompt and the length of the second as output length."""
     try:
         conversations = json.loads(_text(options))
         turns = [
@@ -151,7 +151,7 @@ def _sharegpt(options: argparse.Namespace, tokenizer: Tokenizer, rng: random.Ran
             if len(entry.get("conversations") or []) >= 2
         ]
     except (ValueError, TypeError, KeyError, AttributeError):
-        raise CommandError(f"{options.dataset_path} is no ShareGPT file: a JSON list of conversations") from None
+        raise CommandError(f"{options.dataset_path} is not a ShareGPT file (a JSON list of conversations)") from None
     rng.shuffle(turns)
     jobs: list[Job] = []
     for prompt, answer in turns:

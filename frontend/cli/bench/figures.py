@@ -1,8 +1,8 @@
-"""From what became of requests to figures: throughput, latencies, percentiles. Measures and prints nothing.
+"""Figures of a run: throughput, latencies, percentiles and goodput, computed from the outcomes of its requests.
 
-TTFT is the time from sending a request to its first text, ITL the time between two pieces of text, TPOT a request's
-time after its first text divided by its further tokens, E2EL the time to the end of the answer. Names in the result
-are those of `vllm bench serve --save-result`.
+TTFT is the time from sending a request to its first text, ITL the time between two pieces of text, TPOT the mean time
+per token after the first, and E2EL the time to the end of the answer. The names in the result are those of
+`vllm bench serve --save-result`.
 """
 
 import math
@@ -16,7 +16,7 @@ METRICS = ("ttft", "tpot", "itl", "e2el")
 
 @dataclass
 class Outcome:
-    """What became of one request; times on the monotonic clock, in seconds."""
+    """How one request went; times in seconds on the monotonic clock."""
 
     sent: float
     finished: float = 0.0
@@ -27,10 +27,10 @@ class Outcome:
     num_cached_tokens: int = 0
     num_output_tokens: int = 0
     error: str = ""
-    """Why it failed; "": it did not."""
+    """Why the request failed; "" if it did not."""
 
     def latencies(self) -> dict[str, list[float]]:
-        """Return the values that a good request adds to each metric, in milliseconds."""
+        """Return a successful request's values of each metric, in milliseconds."""
         if self.error or not self.text_times:
             return {}
         first, last = self.text_times[0], self.text_times[-1]
@@ -44,14 +44,14 @@ class Outcome:
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """Return a percentile, interpolated between the nearest values; 0 when there are none."""
+    """Return a percentile with linear interpolation; 0 if there are no values."""
     if not values:
         return 0.0
     ordered = sorted(values)
-    place = (len(ordered) - 1) * percent / 100
-    below = math.floor(place)
+    rank = (len(ordered) - 1) * percent / 100
+    below = math.floor(rank)
     above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
+    return ordered[below] + (ordered[above] - ordered[below]) * (rank - below)
 
 
 def summarize(
@@ -59,16 +59,16 @@ def summarize(
     duration_s: float,
     metrics: Sequence[str],
     percents: Sequence[float],
-    goodput_ms: Mapping[str, float],
+    targets_ms: Mapping[str, float],
 ) -> dict[str, Any]:
     """Return the figures of a run.
 
     Args:
-        outcomes: of all its requests.
-        duration_s: from the first request sent to the last answer's end.
-        metrics: which latencies to tell, of `METRICS`.
-        percents: which percentiles of them.
-        goodput_ms: bounds; a request that keeps all of them counts for the goodput. Empty: no goodput.
+        outcomes: of all requests.
+        duration_s: from sending the first request to the end of the last answer.
+        metrics: latencies to report, from `METRICS`.
+        percents: percentiles to report.
+        targets_ms: goodput counts requests that meet all of them. Empty: goodput is not reported.
     """
     good = [outcome for outcome in outcomes if not outcome.error]
     num_input = sum(outcome.num_prompt_tokens for outcome in good)
@@ -84,10 +84,10 @@ def summarize(
         "request_goodput": None,
         "output_throughput": num_output / duration_s,
         "total_token_throughput": (num_input + num_output) / duration_s,
-        "max_concurrent_requests": _most_at_once(outcomes),
+        "max_concurrent_requests": _peak_concurrency(outcomes),
     }
-    if goodput_ms:
-        figures["request_goodput"] = sum(_keeps(outcome, goodput_ms) for outcome in good) / duration_s
+    if targets_ms:
+        figures["request_goodput"] = sum(_meets(outcome, targets_ms) for outcome in good) / duration_s
     for metric in metrics:
         values = [value for outcome in good for value in outcome.latencies().get(metric, [])]
         figures |= _distribution(metric, values, percents)
@@ -103,17 +103,18 @@ def _distribution(metric: str, values: Sequence[float], percents: Sequence[float
     }
 
 
-def _keeps(outcome: Outcome, bounds_ms: Mapping[str, float]) -> bool:
+def _meets(outcome: Outcome, targets_ms: Mapping[str, float]) -> bool:
+    """Whether a request meets all targets. The target for ITL applies to its largest gap, not to the mean."""
     latencies = outcome.latencies()
     return bool(latencies) and all(
-        statistics.fmean(latencies[metric] or [0.0]) <= bound for metric, bound in bounds_ms.items()
+        max(latencies[metric], default=0.0) <= target for metric, target in targets_ms.items()
     )
 
 
-def _most_at_once(outcomes: Sequence[Outcome]) -> int:
-    """Return how many requests were in flight at most."""
+def _peak_concurrency(outcomes: Sequence[Outcome]) -> int:
+    """Return the peak number of requests in flight."""
     edges = [(outcome.sent, 1) for outcome in outcomes] + [(outcome.finished, -1) for outcome in outcomes]
-    # At equal times, the one that ended goes first.
+    # At equal times, ends sort before starts.
     running = most = 0
     for _, step in sorted(edges):
         running += step

@@ -1,14 +1,14 @@
-"""`HttpConnection`: one HTTP/1.1 connection on asyncio streams, from the caller's side. Opens none itself."""
+"""`HttpConnection`: the client side of an HTTP/1.1 connection on asyncio streams."""
 
 import asyncio
 from collections.abc import AsyncIterator
 
 READ_LIMIT_BYTES = 2**22
-"""Longest line that is read: an event of a stream is one."""
+"""Longest line: an event of a stream is one line."""
 
 
 class HttpConnection:
-    """One connection, on which one answer at a time is read."""
+    """One connection. Answers are read one at a time."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
@@ -17,12 +17,12 @@ class HttpConnection:
 
     @property
     def is_reusable(self) -> bool:
-        """Whether the answer that was read leaves the connection open."""
+        """Whether the connection can be reused after the last answer."""
         has_end = b"content-length" in self._headers or b"transfer-encoding" in self._headers
         return has_end and self._headers.get(b"connection", b"").lower() != b"close"
 
     async def ask(self, request: bytes) -> int:
-        """Send a request; return the status once the head of the answer is there.
+        """Send a request and return the status when the response head has arrived.
 
         Raises:
             ValueError: the answer is not HTTP.
@@ -36,7 +36,7 @@ class HttpConnection:
         return int(first.split()[1])
 
     async def body(self) -> AsyncIterator[bytes]:
-        """Yield the answer's body as it comes, to its end."""
+        """Yield the response body as it arrives."""
         reader = self._reader
         if self._headers.get(b"transfer-encoding", b"").lower() == b"chunked":
             while size := int((await reader.readuntil(b"\r\n")).partition(b";")[0], 16):
@@ -50,5 +50,5 @@ class HttpConnection:
                 yield piece
 
     def close(self) -> None:
-        """Close it, whatever is still to be read."""
+        """Close the connection, even with unread data."""
         self._writer.close()

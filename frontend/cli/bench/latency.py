@@ -6,19 +6,19 @@ import time
 from typing import Any
 
 from octavo.frontend.cli.bench.figures import percentile
-from octavo.frontend.cli.bench.offline import add_bench_flags, bench_options, bench_parser, tell
+from octavo.frontend.cli.bench.offline import add_bench_flags, bench_options, bench_parser, show_result
 from octavo.frontend.cli.errors import CommandError
 from octavo.frontend.cli.flags import FlagParser
 
 PERCENTS = (10, 25, 50, 75, 90, 99)
 
 FIRST_PLAIN_TOKEN = 300
-"""Below it lie the special and byte tokens of most vocabularies."""
+"""Special and byte tokens of most vocabularies have smaller ids."""
 
 
 def parser() -> FlagParser:
     """Return the flags of `octavo bench latency`."""
-    parser = bench_parser("latency", "Give an engine one batch after another and tell how long each takes.")
+    parser = bench_parser("latency", "Run one batch after another and report the latency of each.")
     numbers = {
         "--batch-size": (8, "prompts in each batch"),
         "--input-len": (32, "prompt tokens"),
@@ -31,14 +31,14 @@ def parser() -> FlagParser:
     return parser
 
 
-def run(words: list[str]) -> int:
-    """Measure and tell; return the exit code.
+def run(argv: list[str]) -> int:
+    """Run the benchmark and print the report; return the exit code.
 
     Raises:
         StartupError: the engine cannot start.
         CommandError: a number is too small.
     """
-    settings, options = bench_options(parser(), words)
+    settings, options = bench_options(parser(), argv)
     if min(options.batch_size, options.input_len, options.output_len, options.n, options.num_iters) < 1:
         raise CommandError("batch, lengths, n and iterations must be 1 or more")
     from octavo import LLM, SamplingParams
@@ -52,7 +52,7 @@ def run(words: list[str]) -> int:
     with LLM(**settings) as llm:
         token_ids = range(min(FIRST_PLAIN_TOKEN, llm.client.facts.vocab_size // 2), llm.client.facts.vocab_size)
         for number in range(options.num_iters_warmup + options.num_iters):
-            # New prompts each time: equal ones would be found in the prefix cache.
+            # New prompts for each batch: repeated ones would hit the prefix cache.
             prompts = [rng.choices(token_ids, k=options.input_len) for _ in range(options.batch_size)]
             started = time.monotonic()
             llm.generate(prompts, params, use_tqdm=False)
@@ -69,5 +69,5 @@ def run(words: list[str]) -> int:
         *((f"P{percent} latency (ms)", 1e3 * figures["percentiles"][str(percent)]) for percent in PERCENTS),
         ("Mean time per output token (ms)", 1e3 * figures["avg_latency"] / options.output_len),
     ]
-    tell("Latency of a batch", rows, figures, settings, options)
+    show_result("Latency of a batch", rows, figures, settings, options)
     return 0

@@ -1,7 +1,7 @@
-"""Load on a server: requests at their times, and when each piece of each answer came. Makes no prompts, no figures.
+"""Load generator: sends requests at their arrival times and records when each piece of an answer arrives.
 
-An HTTP/1.1 client of its own on asyncio streams, so that it costs little beside what it measures: connections are
-kept, heads are made once, and an event is parsed once.
+It has its own HTTP/1.1 client on asyncio streams to keep its overhead small: connections are reused, request heads are
+built once, and each event is parsed once.
 """
 
 import asyncio
@@ -26,10 +26,10 @@ _OK = 200
 
 @dataclass(frozen=True)
 class Target:
-    """Where requests go, and what they have in common."""
+    """The server, and what all requests have in common."""
 
     url: str
-    """Of the server: `http://HOST:PORT`, `https://...` or `unix:PATH`, with a path before the endpoint's if need be."""
+    """Of the server: `http://HOST:PORT`, `https://...` or `unix:PATH`, optionally with a path before the endpoint's."""
     endpoint: str
     headers: dict[str, str]
 
@@ -43,13 +43,13 @@ def measure(
     *,
     has_bar: bool,
 ) -> tuple[float, list[Outcome]]:
-    """Send the warm-ups, then every body at its time; return the seconds of the latter and what became of each.
+    """Send the warm-ups, then every body at its arrival time; return the duration of the latter and all outcomes.
 
     Args:
-        target: where to.
+        target: the server.
         bodies: JSON, with `stream` on.
-        warmups: likewise, one at least; the first shows whether requests work.
-        arrivals_s: a time for each body, after the start; in order.
+        warmups: likewise, at least one; if the first fails, the benchmark stops.
+        arrivals_s: arrival time of each body after the start, ascending.
         max_in_flight: None: no limit.
         has_bar: show a progress bar, if standard error is a terminal.
 
@@ -71,7 +71,7 @@ async def _measure(
     try:
         first = await load.send(warmups[0])
         if first.error:
-            raise CommandError(f"a first request, made to see whether they work, failed: {first.error}")
+            raise CommandError(f"the first warm-up request failed: {first.error}")
         await load.run(warmups[1:], [0.0] * len(warmups[1:]), max_in_flight, lambda: None)
         with tqdm(total=len(bodies), unit="request", disable=None if has_bar else True) as bar:
             started = time.monotonic()
@@ -85,7 +85,7 @@ class Load:
     """Sends bodies to one endpoint and times the streamed answers.
 
     Args:
-        target: where to.
+        target: the server.
     """
 
     def __init__(self, target: Target) -> None:
@@ -111,11 +111,11 @@ class Load:
         max_in_flight: int | None,
         on_done: Callable[[], object],
     ) -> list[Outcome]:
-        """Send every body at its time after now, or later when too many are in flight.
+        """Send every body at its arrival time, or later if too many are in flight.
 
         Args:
             bodies: JSON, with `stream` on.
-            arrivals_s: as many; in order.
+            arrivals_s: arrival time of each body from now, ascending.
             max_in_flight: None: no limit.
             on_done: called at the end of each answer.
         """
@@ -133,7 +133,7 @@ class Load:
         return await asyncio.gather(*map(one, bodies, arrivals_s))
 
     async def send(self, body: bytes) -> Outcome:
-        """Send one request and read its answer to the end; a failure is in the outcome."""
+        """Send one request and read the whole answer. Failures are recorded in the outcome."""
         outcome = Outcome(sent=time.monotonic())
         try:
             head = b"%b\r\ncontent-length: %d\r\n\r\n" % (self._head, len(body))
@@ -159,13 +159,13 @@ class Load:
         )
 
     async def _ask(self, request: bytes) -> tuple[HttpConnection, int]:
-        """Send a request on a connection that rests or on a new one; return it, and the status of the answer."""
+        """Send a request on an idle or a new connection; return the connection and the status."""
         while self._idle:
             connection = self._idle.pop()
             try:
                 return connection, await connection.ask(request)
             except (EOFError, ConnectionError):
-                connection.close()  # a server may close what has rested for a while, also at this very moment
+                connection.close()  # the server may close an idle connection at any time
         connection = await self._connect()
         try:
             return connection, await connection.ask(request)
@@ -196,7 +196,7 @@ class Load:
 
 
 def _take(outcome: Outcome, data: bytes, now: float) -> None:
-    """Note what one event says."""
+    """Record one event."""
     if data == _DONE:
         return
     event: dict[str, Any] = json.loads(data)
@@ -214,7 +214,7 @@ def _take(outcome: Outcome, data: bytes, now: float) -> None:
 
 
 def _text(choice: dict[str, Any]) -> str:
-    """Return the text of a completion's or a chat's choice; reasoning is text too."""
+    """Return the text of a completion's or chat's choice, including reasoning."""
     if "delta" not in choice:
         return choice.get("text") or ""
     delta = choice["delta"] or {}

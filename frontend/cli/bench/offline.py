@@ -1,4 +1,4 @@
-"""What the benchmarks of an engine share: flags of the engine and of the measurement, told apart, and the result."""
+"""What the offline benchmarks share: flags of engine and measurement, and the report."""
 
 import argparse
 from collections.abc import Iterable
@@ -10,7 +10,7 @@ from octavo.protocol.config.sources import engine_fields
 
 
 def bench_parser(name: str, description: str) -> FlagParser:
-    """Return a parser for the flags of an engine; those of the measurement are added by `add_bench_flags`.
+    """Return a parser with the engine's flags; `add_bench_flags` adds those of the measurement.
 
     Args:
         name: of the benchmark.
@@ -20,41 +20,41 @@ def bench_parser(name: str, description: str) -> FlagParser:
 
 
 def add_bench_flags(parser: FlagParser, numbers: dict[str, tuple[int, str]]) -> None:
-    """Add whole numbers, by flag with default and meaning, and where the figures go."""
+    """Add integer flags, given as flag -> (default, help), and the flag of the result file."""
     group = parser.add_named_group("bench", "The measurement")
     for flag, (default, text) in numbers.items():
         group.add_argument(flag, type=int, default=default, metavar="N", help=f"{text}; default: {default}")
-    group.add_argument("--output-json", metavar="FILE", help="write the figures here")
+    group.add_argument("--output-json", metavar="FILE", help="write the result to this file")
 
 
-def bench_options(parser: FlagParser, words: list[str]) -> tuple[dict[str, Any], argparse.Namespace]:
-    """Return the engine's settings, the model among them, and the rest of what the command line says.
+def bench_options(parser: FlagParser, argv: list[str]) -> tuple[dict[str, Any], argparse.Namespace]:
+    """Return the engine's settings, including the model, and the options of the measurement.
 
     Raises:
-        ConfigError: the file of settings is wrong.
+        ConfigError: the settings file is invalid.
     """
-    said = parser.parse_settings(words)
+    given = parser.parse_settings(argv)
     names = {info.name for info in engine_fields()}
-    settings = {name: value for name, value in said.items() if name in names}
-    rest = {name: value for name, value in said.items() if name not in names}
-    # Flags with no default of their own are absent where the command line is silent.
+    settings = {name: value for name, value in given.items() if name in names}
+    rest = {name: value for name, value in given.items() if name not in names}
+    # Flags without a default are absent if they are not given.
     optional = {action.dest: None for action in parser._actions if action.default is argparse.SUPPRESS}
     return settings, argparse.Namespace(**{**optional, **rest})
 
 
-def tell(
+def show_result(
     title: str,
     rows: Iterable[tuple[str, int | float | str]],
     figures: dict[str, Any],
     settings: dict[str, Any],
     options: argparse.Namespace,
 ) -> None:
-    """Print a table, and write the figures where the flags say.
+    """Print a table and write the result file, if one is given.
 
     Args:
         title: of the table.
         rows: names and values.
-        figures: for the file, by vLLM's names.
+        figures: content of the file, with vLLM's names.
         settings: of the engine.
         options: of the measurement.
 

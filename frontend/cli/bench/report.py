@@ -1,4 +1,4 @@
-"""What benchmarks print and write. Measures nothing."""
+"""Output of benchmarks: tables and JSON files."""
 
 import datetime
 import json
@@ -8,19 +8,19 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from octavo import __version__
 from octavo.frontend.cli.errors import CommandError
+from octavo.protocol.version import __version__
 
 WIDTH = 52
 
 
 def say(text: str = "") -> None:
-    """Print a line of the result."""
+    """Print a line of the report."""
     print(text, flush=True)  # noqa: T201  (a command's output)
 
 
 def say_table(title: str, rows: Iterable[tuple[str, int | float | str]]) -> None:
-    """Print a title and, below it, names with their values."""
+    """Print a title, and names with values below it."""
     say(f"{f' {title} ':=^{WIDTH}}")
     for name, value in rows:
         text = f"{value:,.2f}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else value
@@ -28,7 +28,7 @@ def say_table(title: str, rows: Iterable[tuple[str, int | float | str]]) -> None
 
 
 def context() -> dict[str, Any]:
-    """Return when and where something was measured."""
+    """Return date, version and machine."""
     return {
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y%m%d-%H%M%S"),
         "octavo_version": __version__,
@@ -39,10 +39,10 @@ def context() -> dict[str, Any]:
 
 
 def write_json(path: str | Path, document: dict[str, Any]) -> None:
-    """Write a result to a file, and say where.
+    """Write a result to a file and print its name.
 
     Raises:
-        CommandError: it cannot be written.
+        CommandError: the file cannot be written.
     """
     try:
         Path(path).parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Rows of a data set of the hub in files of this machine: JSON, JSON lines, CSV or Parquet. Downloads nothing."""
+"""Reads rows of a local data set: JSON, JSON lines, CSV or Parquet."""
 
 import csv
 import importlib
@@ -10,17 +10,17 @@ from typing import Any
 from octavo.frontend.cli.errors import CommandError
 
 TEXT_COLUMNS = ("prompt", "question", "instruction", "problem", "text", "turns", "conversations", "messages")
-"""Columns that hold a prompt, the likeliest first."""
+"""Names of prompt columns, in order of preference."""
 
 SUFFIXES = (".json", ".jsonl", ".csv", ".parquet")
 
 
 def prompts_in(path: Path, column: str | None) -> Iterator[str]:
-    """Yield the prompts of all files below a path, in the order of their names; rows without one are passed over.
+    """Yield the prompts of all files below a path, ordered by file name. Rows without a prompt are skipped.
 
     Args:
-        path: a file, or a directory with some.
-        column: with the prompts; None: the first of `TEXT_COLUMNS` that a row has.
+        path: a file or a directory.
+        column: of the prompts; None: the first of `TEXT_COLUMNS` in a row.
 
     Raises:
         CommandError: there is no such file, or it cannot be read.
@@ -53,13 +53,13 @@ def _parquet_rows(file: Path) -> Iterator[dict[str, Any]]:
     try:
         parquet = importlib.import_module("pyarrow.parquet")
     except ImportError:
-        raise CommandError(f"{file} needs pyarrow to be read", "pip install pyarrow, or turn it into .jsonl") from None
+        raise CommandError(f"{file} requires pyarrow", "pip install pyarrow, or convert it to .jsonl") from None
     for batch in parquet.ParquetFile(file).iter_batches():
         yield from batch.to_pylist()
 
 
 def _prompt(row: dict[str, Any], column: str | None) -> str:
-    """Return a row's prompt: a text, or the first of several turns; "" when it has none."""
+    """Return a row's prompt: a text, or the first of several turns; "" if there is none."""
     columns = TEXT_COLUMNS if column is None else (column,)
     value = next((row[name] for name in columns if row.get(name)), "")
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""`octavo bench serve`: load on a running OpenAI-compatible server, with the flags of `vllm bench serve`."""
+"""`octavo bench serve`: benchmarks a running OpenAI-compatible server, with the flags of `vllm bench serve`."""
 
 import argparse
 import json
@@ -23,8 +23,8 @@ ENDPOINTS = {"openai": "/v1/completions", "vllm": "/v1/completions", "openai-cha
 CHECK_INTERVAL_S = 0.5
 
 _DESCRIPTION = """\
-Send requests to a running server, octavo or another one that speaks OpenAI's API, and tell throughput and latencies.
-Prompts are texts; unless --tokenizer names one, the server's own /tokenize and /detokenize give them their lengths."""
+Send requests to a running server, octavo or any other with OpenAI's API, and report throughput and latencies. Prompts
+are sent as text. Their lengths come from --tokenizer, or from the server's /tokenize and /detokenize by default."""
 
 
 def parser() -> CommandParser:
@@ -39,68 +39,89 @@ def parser() -> CommandParser:
 
 
 def _add_server_flags(parser: CommandParser) -> None:
-    group = parser.add_named_group("server", "Which server")
+    group = parser.add_named_group("server", "The server")
     group.add_argument(
-        "--backend", choices=list(ENDPOINTS), default="openai", help="openai: completions; openai-chat: chat"
+        "--backend",
+        choices=list(ENDPOINTS),
+        default="openai",
+        help="API to use: completions (openai) or chat (openai-chat)",
     )
     group.add_argument("--base-url", metavar="URL", help="http://HOST:PORT or unix:PATH, instead of host and port")
     group.add_argument("--host", default="127.0.0.1", help="default: 127.0.0.1")
     group.add_argument("--port", type=int, default=8000, metavar="N", help="default: 8000")
-    group.add_argument("--endpoint", metavar="PATH", help="default: what the backend says")
-    group.add_argument("--header", action="append", default=[], metavar="NAME=VALUE", help="sent along (repeatable)")
+    group.add_argument("--endpoint", metavar="PATH", help="default: the backend's")
+    group.add_argument(
+        "--header", action="append", default=[], metavar="NAME=VALUE", help="extra request header (repeatable)"
+    )
     group.add_argument("--api-key", metavar="KEY", help="sent as the bearer token; default: OCTAVO_API_KEY")
-    group.add_argument("--model", metavar="NAME", help="which of its models; default: the first")
+    group.add_argument("--model", metavar="NAME", help="model name; default: the server's first model")
     group.add_argument("--tokenizer", metavar="DIR", help="tokenizer of the model; default: the server's")
     group.add_argument(
-        "--ready-check-timeout-sec", type=float, default=0.0, metavar="X", help="wait this long for the server"
+        "--ready-check-timeout-sec",
+        type=float,
+        default=0.0,
+        metavar="X",
+        help="wait up to X seconds until the server responds",
     )
 
 
 def _add_request_flags(parser: CommandParser) -> None:
-    group = parser.add_named_group("request", "What each request asks for")
-    group.add_argument("--ignore-eos", action="store_true", help="go on after the end token, to the asked length")
+    group = parser.add_named_group("request", "The requests")
+    group.add_argument(
+        "--ignore-eos", action="store_true", help="generate past the end-of-sequence token, up to the requested length"
+    )
     group.add_argument("--temperature", type=float, default=0.0, metavar="X", help="default: 0")
     group.add_argument("--top-p", type=float, metavar="X", help="default: the server's")
     group.add_argument("--top-k", type=int, metavar="N", help="default: the server's")
-    group.add_argument("--logprobs", type=int, metavar="N", help="ask for this many logprobs per token")
-    group.add_argument("--extra-body", type=json_object, default={}, metavar="JSON", help="further fields")
+    group.add_argument("--logprobs", type=int, metavar="N", help="request N logprobs per token")
+    group.add_argument(
+        "--extra-body", type=json_object, default={}, metavar="JSON", help="additional fields of each request"
+    )
 
 
 def _add_result_flags(parser: CommandParser) -> None:
-    group = parser.add_named_group("results", "What is told")
+    group = parser.add_named_group("results", "The report")
     group.add_argument(
         "--percentile-metrics",
         type=_metrics,
         default=list(METRICS),
         metavar="NAMES",
-        help=f"latencies to tell, of {','.join(METRICS)}; default: all",
+        help=f"latencies to report, from {','.join(METRICS)}; default: all",
     )
     group.add_argument(
-        "--metric-percentiles", type=_percents, default=[99.0], metavar="LIST", help="50,90,99; default: 99"
+        "--metric-percentiles",
+        type=_percents,
+        default=[99.0],
+        metavar="LIST",
+        help="percentiles to report, such as 50,90,99; default: 99",
     )
     group.add_argument(
         "--goodput",
         nargs="+",
-        type=_bound,
+        type=_target,
         default=[],
         metavar="NAME:MS",
-        help="requests per second that keep these bounds, such as ttft:200 tpot:50",
+        help="report the requests per second that meet all targets in milliseconds, such as ttft:200 tpot:50",
     )
-    group.add_argument("--save-result", action="store_true", help="write a JSON file")
-    group.add_argument("--save-detailed", action="store_true", help="with the times and text of each request")
-    group.add_argument("--result-dir", default=".", metavar="DIR", help="where to; default: here")
-    group.add_argument("--result-filename", metavar="FILE", help="default: of backend, rate, model and date")
-    group.add_argument("--metadata", nargs="*", default=[], metavar="NAME=VALUE", help="further fields of that file")
+    group.add_argument("--save-result", action="store_true", help="write the result to a JSON file")
+    group.add_argument("--save-detailed", action="store_true", help="include the times and the text of each request")
+    group.add_argument(
+        "--result-dir", default=".", metavar="DIR", help="directory of the result file; default: the current one"
+    )
+    group.add_argument("--result-filename", metavar="FILE", help="default: made from backend, rate, model and date")
+    group.add_argument(
+        "--metadata", nargs="*", default=[], metavar="NAME=VALUE", help="additional fields of the result file"
+    )
     group.add_argument("--disable-tqdm", action="store_true", help="no progress bar")
 
 
-def run(words: list[str]) -> int:
-    """Measure and tell; return the exit code: 1 when a request failed.
+def run(argv: list[str]) -> int:
+    """Run the benchmark and print the report; return the exit code, 1 if a request failed.
 
     Raises:
-        CommandError: no server answers, or the workload cannot be made.
+        CommandError: the server does not respond, or the workload cannot be made.
     """
-    options = parser().parse(words)
+    options = parser().parse(argv)
     if options.max_concurrency is not None and options.max_concurrency < 1:
         raise CommandError("--max-concurrency must be 1 or more")
     url = options.base_url or f"http://{options.host}:{options.port}"
@@ -112,7 +133,7 @@ def run(words: list[str]) -> int:
     headers = dict(_pair(text, "--header") for text in options.header)
     if key:
         headers["authorization"] = f"Bearer {key}"
-    # Warm-ups are of the same kind, but no part of them must be in the prefix cache when the clock starts.
+    # Warm-ups resemble the workload but share no prefix with it: the prefix cache must be cold when the clock starts.
     warmups = [Job(job.prompt[::-1], job.max_tokens) for job in jobs[: max(1, options.num_warmups)]]
     bodies, warmup_bodies = (
         [json.dumps(request_body(options, model, job)).encode() for job in several] for several in (jobs, warmups)
@@ -120,7 +141,7 @@ def run(words: list[str]) -> int:
     arrivals_s = arrivals_of(options, len(jobs))
     endpoint = options.endpoint or ENDPOINTS[options.backend]
     say(f"{len(jobs)} requests to {model} at {url}{endpoint}")
-    # Only now: `--help` and completion need no asyncio.
+    # Imported late: `--help` and completion need no asyncio.
     from octavo.frontend.cli.bench.load import Target, measure
 
     duration_s, outcomes = measure(
@@ -138,12 +159,12 @@ def run(words: list[str]) -> int:
     if options.save_result or options.result_filename:
         _save(options, model, figures, outcomes)
     if error := next((outcome.error for outcome in outcomes if outcome.error), None):
-        raise CommandError(f"{figures['failed']} of {len(outcomes)} requests failed, one of them: {error}")
+        raise CommandError(f"{figures['failed']} of {len(outcomes)} requests failed, the first with: {error}")
     return 0
 
 
 def request_body(options: argparse.Namespace, model: str, job: Job) -> dict[str, Any]:
-    """Return the request for a job."""
+    """Return the request body of a job."""
     is_chat = options.backend == "openai-chat"
     body: dict[str, Any] = {
         "model": model,
@@ -158,17 +179,17 @@ def request_body(options: argparse.Namespace, model: str, job: Job) -> dict[str,
         body["prompt"] = job.prompt
     if options.logprobs is not None:
         body |= {"logprobs": True, "top_logprobs": options.logprobs} if is_chat else {"logprobs": options.logprobs}
-    said = {name: getattr(options, name) for name in ("top_p", "top_k") if getattr(options, name) is not None}
+    sampling = {name: getattr(options, name) for name in ("top_p", "top_k") if getattr(options, name) is not None}
     if options.ignore_eos:
-        said["ignore_eos"] = True
-    return {**body, **said, **options.extra_body}
+        sampling["ignore_eos"] = True
+    return {**body, **sampling, **options.extra_body}
 
 
 def _wait_for(api: Api, timeout_s: float) -> None:
-    """Wait until the server answers.
+    """Wait until the server responds.
 
     Raises:
-        CommandError: it does not in time.
+        CommandError: it did not respond in time.
     """
     deadline = time.monotonic() + timeout_s
     while True:
@@ -217,6 +238,7 @@ def _save(options: argparse.Namespace, model: str, figures: dict[str, Any], outc
         "ramp_up_start_rps": options.ramp_up_start_rps,
         "ramp_up_end_rps": options.ramp_up_end_rps,
         "max_concurrency": options.max_concurrency,
+        "goodput": dict(options.goodput) or None,
         "seed": options.seed,
         **dict(_pair(text, "--metadata") for text in options.metadata),
         **figures,
@@ -239,7 +261,7 @@ def _save(options: argparse.Namespace, model: str, figures: dict[str, Any], outc
 def _pair(text: str, flag: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not equals or not name:
-        raise CommandError(f"{flag} takes NAME=VALUE, not {text!r}")
+        raise CommandError(f"{flag} expects NAME=VALUE, not {text!r}")
     return name, value
 
 
@@ -254,17 +276,20 @@ def _percents(text: str) -> list[float]:
     try:
         percents = [float(part) for part in text.split(",")]
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no list of numbers") from None
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of numbers") from None
     if not all(0 <= percent <= 100 for percent in percents):
-        raise argparse.ArgumentTypeError("percentiles lie between 0 and 100")
+        raise argparse.ArgumentTypeError("percentiles must be between 0 and 100")
     return percents
 
 
-def _bound(text: str) -> tuple[str, float]:
+def _target(text: str) -> tuple[str, float]:
     name, _, value = text.partition(":")
     if name not in METRICS:
-        raise argparse.ArgumentTypeError(f"{text!r} is not NAME:MILLISECONDS with one of {', '.join(METRICS)}")
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME:MS with a NAME from {', '.join(METRICS)}")
     try:
-        return name, float(value)
+        target_ms = float(value)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{value!r} is no number of milliseconds") from None
+        raise argparse.ArgumentTypeError(f"{value!r} is not a number of milliseconds") from None
+    if not target_ms >= 0:
+        raise argparse.ArgumentTypeError(f"{text!r}: a target must not be negative")
+    return name, target_ms

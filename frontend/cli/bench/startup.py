@@ -1,4 +1,4 @@
-"""`octavo bench startup`: how long `octavo serve` takes until it answers, with an empty cache and with a warm one."""
+"""`octavo bench startup`: time of `octavo serve` until the first token, with an empty and a warm cache."""
 
 import json
 import shutil
@@ -24,18 +24,18 @@ POLL_S = 0.005
 STOP_TIMEOUT_S = 30.0
 
 _DESCRIPTION = """\
-Start `octavo serve` again and again, each time until it answers a request. Cold: with an empty OCTAVO_CACHE, so that
-kernels are compiled, files converted and weights packed anew. Warm: with the cache that is there."""
+Start `octavo serve` repeatedly, each time until it has answered a request. Cold: with an empty OCTAVO_CACHE, so that
+kernels are compiled, files converted and weights packed. Warm: with the existing cache."""
 
 
 @dataclass(frozen=True)
 class Start:
-    """One start; seconds after the command."""
+    """Times of one start, in seconds after the command."""
 
     ready_s: float
-    """When `/health` answered."""
+    """`/health` returned 200."""
     first_token_s: float
-    """When a completion of one token was there."""
+    """A completion of one token was received."""
 
 
 def parser() -> FlagParser:
@@ -47,17 +47,17 @@ def parser() -> FlagParser:
         "--num-iters-warmup", type=int, default=1, metavar="N", help="unmeasured starts before warm ones"
     )
     group.add_argument("--num-iters-warm", type=int, default=3, metavar="N", help="warm starts; default: 3")
-    group.add_argument("--output-json", metavar="FILE", help="write the figures here")
+    group.add_argument("--output-json", metavar="FILE", help="write the result to this file")
     return parser
 
 
-def run(words: list[str]) -> int:
-    """Measure and tell; return the exit code.
+def run(argv: list[str]) -> int:
+    """Run the benchmark and print the report; return the exit code.
 
     Raises:
-        CommandError: a server did not start; its last line says why.
+        CommandError: a server did not start; the message has the last line of its log.
     """
-    settings, options = bench_options(parser(), words)
+    settings, options = bench_options(parser(), argv)
     figures: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(prefix="octavo-startup-") as name:
         directory = Path(name)
@@ -72,7 +72,7 @@ def run(words: list[str]) -> int:
             figures[kind] = _figures(starts)
             say_table(f"{kind.capitalize()} start", _rows(figures[kind]))
     if not figures:
-        say("no start was asked for")
+        say("no iterations requested")
     if options.output_json:
         write_json(options.output_json, {**context(), "model_id": settings["model"], **figures})
     return 0
@@ -87,37 +87,37 @@ def _cold_start(directory: Path) -> Start:
 
 
 def _start(directory: Path, environment: dict[str, str]) -> Start:
-    """Start a server, ask it for a token, and end it."""
+    """Start a server, request one token, and stop the server."""
     socket = directory / "socket"
     socket.unlink(missing_ok=True)
-    words = ["serve", "--config", str(directory / "settings.yaml"), "--uds", str(socket)]
+    command = ["serve", "--config", str(directory / "settings.yaml"), "--uds", str(socket)]
     with (directory / "log").open("w+") as log:
         started = time.monotonic()
         process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "octavo", *words], stderr=log, env=child_environment(environment)
+            [sys.executable, "-P", "-m", "octavo", *command], stderr=log, env=child_environment(environment)
         )
         try:
             return _measure(process, socket, started)
         except CommandError:
             _end(process)
             lines = (directory / "log").read_text().splitlines()
-            raise CommandError(f"the server did not start: {lines[-1] if lines else 'it said nothing'}") from None
+            raise CommandError(f"the server did not start: {lines[-1] if lines else 'its log is empty'}") from None
         finally:
             _end(process)
 
 
 def _measure(process: "subprocess.Popen[bytes]", socket: Path, started: float) -> Start:
-    """Wait for the server's answers.
+    """Wait until the server is ready and has generated a token.
 
     Raises:
-        CommandError: it ended, or refused.
+        CommandError: the server exited, or responded with an error.
     """
     while not socket.exists():
         if process.poll() is not None:
-            raise CommandError(f"the server ended with code {process.returncode}")
+            raise CommandError(f"the server exited with code {process.returncode}")
         time.sleep(POLL_S)
     api = Api(f"unix:{socket}")
-    # The socket is there long before the server answers on it: callers wait in its queue.
+    # The socket exists long before the server accepts: connections wait in its backlog.
     model = api.model(None)
     ready_s = time.monotonic() - started
     api.post("/v1/completions", {"model": model, "prompt": "a", "max_tokens": 1})

@@ -4,33 +4,33 @@ import time
 from typing import Any
 
 from octavo.frontend.cli.bench.datasets import add_dataset_flags, make_jobs
-from octavo.frontend.cli.bench.offline import add_bench_flags, bench_options, bench_parser, tell
+from octavo.frontend.cli.bench.offline import add_bench_flags, bench_options, bench_parser, show_result
 from octavo.frontend.cli.bench.tokenizers import LocalTokenizer
 from octavo.frontend.cli.flags import FlagParser
 
 
 def parser() -> FlagParser:
     """Return the flags of `octavo bench throughput`."""
-    parser = bench_parser("throughput", "Give an engine many prompts at once and tell its throughput.")
+    parser = bench_parser("throughput", "Run many prompts at once and report the throughput.")
     add_dataset_flags(parser)
     add_bench_flags(parser, {"--n": (1, "outputs for each prompt")})
     return parser
 
 
-def run(words: list[str]) -> int:
-    """Measure and tell; return the exit code.
+def run(argv: list[str]) -> int:
+    """Run the benchmark and print the report; return the exit code.
 
     Raises:
         StartupError: the engine cannot start.
         CommandError: the workload cannot be made.
     """
-    settings, options = bench_options(parser(), words)
+    settings, options = bench_options(parser(), argv)
     from octavo import LLM, SamplingParams
 
     with LLM(**settings) as llm:
         jobs = make_jobs(options, LocalTokenizer(llm.client.tokenizer), settings.get("seed", 0))
         params = SamplingParams(n=options.n, temperature=1.0, ignore_eos=True, seed=settings.get("seed", 0))
-        # The first requests touch memory and code for the first time.
+        # Warm-up: the first requests fault in memory and code.
         llm.generate([job.prompt[::-1] for job in jobs[:4]], params.clone(max_tokens=8, n=1), use_tqdm=False)
         started = time.monotonic()
         outputs = llm.generate([job.prompt for job in jobs], [params.clone(max_tokens=job.max_tokens) for job in jobs])
@@ -45,7 +45,7 @@ def run(words: list[str]) -> int:
         "tokens_per_second": (num_prompt_tokens + num_output_tokens) / elapsed_s,
         "output_tokens_per_second": num_output_tokens / elapsed_s,
     }
-    tell(
+    show_result(
         "Offline throughput",
         [
             ("Requests", len(outputs)),

@@ -1,4 +1,4 @@
-"""Tokenizers that give random prompts their lengths: the server's own, or one from a directory."""
+"""Tokenizers for the lengths of random prompts: the server's, or one from a directory."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from octavo.frontend.cli.errors import CommandError
 
 
 class ServerTokenizer:
-    """The tokenizer behind a server's `/tokenize` and `/detokenize`, as octavo and vLLM have them."""
+    """The tokenizer behind a server's `/tokenize` and `/detokenize`, as in octavo and vLLM."""
 
     def __init__(self, api: Api, model: str) -> None:
         self._api = api
@@ -56,10 +56,10 @@ class LocalTokenizer:
 
 
 def tokenizer_for(directory: str | None, api: Api, model: str) -> Tokenizer:
-    """Return the tokenizer in a directory, or the server's when none is named.
+    """Return the tokenizer in a directory, or the server's if none is given.
 
     Raises:
-        ConfigError: there is no tokenizer in the directory.
+        ConfigError: the directory has no tokenizer.
     """
     if directory is None:
         return ServerTokenizer(api, model)

@@ -1,12 +1,12 @@
-// One answer of a model as it grows: text, reasoning, tool calls, logprobs. Knows nothing of the page.
+// One streamed answer: text, reasoning, tool calls, logprobs. Independent of the page.
 
-/** Gathers the chunks of a streamed chat completion into the message that a whole answer would have had. */
+/** Assembles the chunks of a streamed chat completion into the complete message. */
 export class Answer {
   constructor() {
     this.content = "";
     this.reasoning = "";
     this.toolCalls = [];
-    this.tokens = []; // {token, logprob, top_logprobs} of each generated token, if they were asked for
+    this.tokens = []; // {token, logprob, top_logprobs} of each generated token, if requested
     this.finishReason = null;
     this.usage = null;
   }
@@ -30,7 +30,7 @@ export class Answer {
     call.function.arguments += part.function?.arguments ?? "";
   }
 
-  /** The message as the next request of the conversation carries it. */
+  /** The message for the next request of the conversation. */
   get message() {
     const message = { role: "assistant", content: this.content || (this.toolCalls.length ? null : "") };
     if (this.toolCalls.length) message.tool_calls = this.toolCalls;

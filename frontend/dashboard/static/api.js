@@ -1,6 +1,6 @@
-// The server's API: JSON, and answers that arrive as server-sent events. Knows nothing of the page.
+// The server's API: JSON, and responses streamed as server-sent events. Independent of the page.
 
-/** An answer that is not a success: the server's own words, and the field at fault if there is one. */
+/** An error response: the server's message, and the invalid field if there is one. */
 export class ApiError extends Error {
   constructor(status, message, param) {
     super(param ? `${param}: ${message}` : message);
@@ -47,7 +47,7 @@ export async function* streamJson(path, body, signal) {
   throw new ApiError(0, "the connection ended before the answer did");
 }
 
-/** Yield the data of each event. Lines that begin with a colon keep the connection alive and mean nothing. */
+/** Yield the data of each event. Lines that start with a colon are keep-alive comments. */
 export async function* events(stream) {
   const reader = stream.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";

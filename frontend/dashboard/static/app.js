@@ -1,4 +1,4 @@
-// Puts the page together: the two views, the theme, the models, the health.
+// Sets up the page: the two views, the theme, the models, the health.
 import { getJson } from "./api.js";
 import { Chat } from "./chat.js";
 import { byId, element, shortName } from "./element.js";

@@ -1,6 +1,6 @@
-// Draws on canvases: stacked bars over time, and a map of cells. Knows nothing of what they mean.
+// Draws on canvases: stacked bars over time, and a map of cells.
 
-/** Return the context of a canvas whose pixels fit the screen's, cleared. */
+/** Return the cleared context of a canvas scaled to the screen's pixels. */
 function prepare(canvas) {
   const scale = devicePixelRatio || 1;
   const width = canvas.clientWidth;
@@ -70,12 +70,12 @@ export function drawBars(canvas, entries, colours, { slots, limit = null, unit =
   }
 }
 
-/** Draw cells in rows, from runs of [state, length]; as large as fits. */
+/** Draw cells in rows, from runs of [state, length]; as large as possible. */
 export function drawCells(canvas, runs, colours) {
   const { context, width, height } = prepare(canvas);
   const count = runs.reduce((sum, [, length]) => sum + length, 0);
   if (!count) return;
-  // The largest cell with which all of them fit, in whole pixels where there are some to spare.
+  // The largest size at which all cells fit, in whole pixels if possible.
   let size = Math.sqrt((width * height) / count);
   while (Math.floor(width / size) * Math.floor(height / size) < count) size *= 0.99;
   if (size >= 2) size = Math.floor(size);

@@ -1,4 +1,4 @@
-// The conversation: sends what was typed, shows what comes back, and keeps both for the next turn.
+// The conversation: sends the input, shows the answer, and keeps both for the next turn.
 import { Answer } from "./answer.js";
 import { streamJson } from "./api.js";
 import { byId, element } from "./element.js";
@@ -79,7 +79,7 @@ export class Chat {
       if (!abort.signal.aborted) view.fail(error.message);
       else answer.finishReason = "you";
     }
-    // A chat that was cleared meanwhile has nothing to add to.
+    // The chat was cleared meanwhile: drop the answer.
     if (this.#running === abort) {
       this.#running = null;
       this.#showRunning(false);
@@ -92,7 +92,7 @@ export class Chat {
     byId("stats").textContent = summary(answer, start, firstToken, performance.now());
   }
 
-  /** Change the list, and stay at its end if that is where the reader is. */
+  /** Change the list, and keep it scrolled to the end if it was. */
   #follow(change) {
     const list = byId("messages");
     const isAtEnd = list.scrollHeight - list.scrollTop - list.clientHeight < 40;

@@ -1,4 +1,4 @@
-// Makes elements. Text goes in as text, never as markup: a model's output cannot become part of the page.
+// Creates elements. Text is inserted as text, never as markup, so a model's output cannot inject HTML.
 
 /** Return an element with properties and children; strings become text. */
 export function element(tag, properties = {}, ...children) {

@@ -1,4 +1,4 @@
-// The live view: asks for the engine's state once a second while it is looked at, and draws it.
+// The live view: polls the engine's state once a second while it is visible, and draws it.
 import { getJson } from "./api.js";
 import { drawBars, drawCells } from "./chart.js";
 import { byId, element, shortName } from "./element.js";
@@ -11,7 +11,7 @@ const WINDOW_S = 60;
 const LATENCIES = { ttft: "First token", itl: "Between tokens", e2e: "Whole request", queue: "In the queue" };
 
 export class EngineView {
-  #history = []; // states of the last minutes, without what is large
+  #history = []; // states of the last minutes, without the large fields
   #rates = [];
   #timer = null;
   #last = null;
@@ -52,7 +52,7 @@ export class EngineView {
   #remember(state) {
     const last = this.#history.at(-1);
     if (last && (state.engine.epoch !== last.epoch || state.stats.num_steps < last.stats.num_steps)) {
-      this.#history = []; // another engine: its totals began anew
+      this.#history = []; // another engine: its totals restarted at zero
     } else if (last) {
       const seconds = Math.max(state.time - last.time, 0.001);
       const rate = (name) => (state.stats[name] - last.stats[name]) / seconds;

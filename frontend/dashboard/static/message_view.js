@@ -1,4 +1,4 @@
-// How one message looks: a bubble that can be filled again and again while an answer grows.
+// The view of one message: a bubble that is updated while an answer streams.
 import { element } from "./element.js";
 import { tokenSpans } from "./tokens.js";
 
@@ -16,11 +16,11 @@ export class MessageView {
     this.#text.textContent = text;
   }
 
-  /** Show an answer as far as it has come. */
+  /** Show an answer so far. */
   show(answer) {
     this.#reasoning.hidden = !answer.reasoning;
     this.#reasoning.lastChild.textContent = answer.reasoning;
-    // Probabilities are of what was generated: beside reasoning or calls, that is not the text that is shown.
+    // Probabilities are per generated token; with reasoning or calls, these differ from the shown text.
     const isPlain = answer.tokens.length > 0 && !answer.reasoning && answer.toolCalls.length === 0;
     if (isPlain) this.#text.replaceChildren(...tokenSpans(answer.tokens));
     else this.#text.textContent = answer.content;
@@ -55,6 +55,6 @@ function pretty(text) {
   try {
     return JSON.stringify(JSON.parse(text), null, 2);
   } catch {
-    return text; // still on its way, or cut
+    return text; // incomplete or truncated
   }
 }

@@ -1,10 +1,10 @@
-// The parameters beside the chat: from the fields of the form to the fields of a request.
+// The parameters beside the chat: converts form fields to request fields.
 import { byId } from "./element.js";
 
 const REMEMBERED = ["system", "temperature", "top_p", "max_tokens", "seed", "stop_strings", "tools", "tool_choice", "schema", "extra"];
 const STORE = "octavo.settings";
 
-/** Fill the form with what it held the last time, and keep it from now on. */
+/** Restore the form's saved values, and save further changes. */
 export function rememberSettings() {
   const saved = JSON.parse(localStorage.getItem(STORE) ?? "{}");
   for (const id of REMEMBERED) {
@@ -56,7 +56,7 @@ export function readSettings() {
   };
 }
 
-/** Return the messages that open every conversation. */
+/** Return the messages at the start of every conversation. */
 export function openingMessages() {
   const system = byId("system").value.trim();
   return system ? [{ role: "system", content: system }] : [];

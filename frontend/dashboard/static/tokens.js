@@ -1,7 +1,7 @@
-// Tokens coloured by how sure the model was of them, with the alternatives in a popover.
+// Tokens coloured by their probability, with the alternatives in a popover.
 import { byId, element } from "./element.js";
 
-/** Return one span for each token: the less likely, the stronger its colour. */
+/** Return one span per token: the less likely the token, the stronger its colour. */
 export function tokenSpans(tokens) {
   return tokens.map((token) => {
     const chance = Math.exp(token.logprob);

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass, field
 
+from octavo.frontend.conversation.prepare import AnswerRendering
 from octavo.frontend.http.fingerprint import Fingerprint
 from octavo.frontend.http.render.logprobs import TokenNames
-from octavo.frontend.http.render.reading import Reading
 from octavo.protocol.config import ServerConfig
 
 
@@ -13,8 +13,6 @@ class AnswerSettings:
     """What this server tells in all answers."""
 
     fingerprint: Fingerprint = field(default_factory=Fingerprint)
-    role: str = "assistant"
-    """Of chat answers that are not the continuation of a message."""
     names_are_ids: bool = False
     """Logprobs write tokens as "token_id:ID" where the request does not say."""
     has_metrics: bool = False
@@ -25,13 +23,12 @@ class AnswerSettings:
         """Return what the flags say."""
         return cls(
             fingerprint=Fingerprint(config.fingerprint_mode, config.fingerprint_value),
-            role=config.response_role,
             names_are_ids=config.return_tokens_as_token_ids,
             has_metrics=config.enable_per_request_metrics,
         )
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class AnswerStyle:
     """Identity of an answer, and what the caller wants to see in it."""
 
@@ -42,16 +39,12 @@ class AnswerStyle:
     model: str
     names: TokenNames
     fingerprint: str | None = None
-    role: str = "assistant"
-    """Chat: of the answer."""
     num_logprobs: int | None = None
     """None: the caller wants none."""
     names_logprobs: bool = False
     """The caller has said of which tokens: all are shown."""
-    echo: str | None = None
-    """Chat: text to lead the answer with."""
-    reading: Reading | None = None
-    """Chat: how the text is read; None: all of it is content."""
+    chat: AnswerRendering = field(default_factory=AnswerRendering)
+    """Chat: how the output becomes a message."""
     has_token_ids: bool = False
     has_usage: bool = False
     """In streams: a last chunk with the usage."""

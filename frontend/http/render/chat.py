@@ -3,17 +3,17 @@
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from octavo.frontend.conversation.output_parser import OutputStream
 from octavo.frontend.http.render.answer import AnswerStyle
+from octavo.frontend.http.render.chat_message import TOOL_CALLS, chat_deltas, chat_message
 from octavo.frontend.http.render.frame import MARK, TextFrame
 from octavo.frontend.http.render.logprobs import chat_logprobs, prompt_logprobs
-from octavo.frontend.http.render.reading import ChoiceReader
 from octavo.frontend.http.render.usage import UsageCount
 from octavo.frontend.http.schemas.chat import (
     ChatChoice,
     ChatChunk,
     ChatCompletion,
     ChatLogprobs,
-    ChatMessage,
     ChunkChoice,
     Delta,
 )
@@ -32,9 +32,9 @@ def render_chat(output: RequestOutput, style: AnswerStyle) -> bytes:
     """
     usage = UsageCount()
     usage.add(output)
-    if style.reading is not None:
+    if style.chat.parser is not None:
         for choice in output.outputs:
-            usage.add_reasoning(style.reading.num_reasoning_tokens(choice.token_ids))
+            usage.add_reasoning(style.chat.parser.num_reasoning_tokens(choice.token_ids))
     completion = ChatCompletion(
         id=style.id,
         created=style.created,
@@ -68,8 +68,9 @@ class ChatChunks:
         self._is_plain = style.num_logprobs is None and not (style.has_token_ids or style.has_running_usage)
         self._frames: dict[int, TextFrame] = {}
         """Of each choice, where its chunks hold nothing but text."""
-        reading = style.reading
-        self._readers = [] if reading is None else [ChoiceReader(reading) for _ in range(n)]
+        parser = style.chat.parser
+        self._outputs = [] if parser is None else [parser.stream() for _ in range(n)]
+        """Parser of each choice; empty where all of the text is content."""
 
     def take(self, output: RequestOutput) -> list[bytes]:
         """Return the chunks that a delta makes, as JSON."""
@@ -77,8 +78,8 @@ class ChatChunks:
         chunks = [] if self._has_begun else self._opening(output)
         self._has_begun = True
         for choice in output.outputs:
-            if self._readers:
-                chunks += self._read_chunks(choice, self._readers[choice.index])
+            if self._outputs:
+                chunks += self._parsed_chunks(choice, self._outputs[choice.index])
                 continue
             if choice.text and self._is_plain:
                 chunks.append(self._text_chunk(choice))
@@ -101,10 +102,10 @@ class ChatChunks:
         chunks = []
         prompt_token_ids = output.prompt_token_ids if self._style.has_token_ids else UNSET
         for index in range(self._n):
-            choice = ChunkChoice(index=index, delta=Delta(role=self._style.role, content=""))
+            choice = ChunkChoice(index=index, delta=Delta(role=self._style.chat.role, content=""))
             chunks.append(self._chunk(choice, prompt_token_ids))
-        if self._style.echo:
-            echo = Delta(content=self._style.echo)
+        if self._style.chat.echo:
+            echo = Delta(content=self._style.chat.echo)
             chunks += [self._chunk(ChunkChoice(index=index, delta=echo)) for index in range(self._n)]
         return chunks
 
@@ -116,15 +117,16 @@ class ChatChunks:
             frame = self._frames[choice.index] = TextFrame(self._chunk(marked))
         return frame.around(choice.text)
 
-    def _read_chunks(self, choice: CompletionOutput, reader: ChoiceReader) -> list[bytes]:
+    def _parsed_chunks(self, choice: CompletionOutput, parser: OutputStream) -> list[bytes]:
         """Return the chunks of a choice whose text is not all content; the first one has the tokens."""
-        deltas = reader.take(choice)
+        deltas = list(chat_deltas(parser.push(choice)))
         first = deltas[:1] or ([Delta()] if self._shows_tokens(choice) else [])
         chunks = [self._chunk(self._fresh(choice, delta)) for delta in first]
         chunks += [self._chunk(ChunkChoice(index=choice.index, delta=delta)) for delta in deltas[1:]]
         if choice.finish_reason is not None:
-            self._usage.add_reasoning(reader.num_reasoning_tokens())
-            chunks.append(self._chunk(_closing(choice, reader.finish_reason(choice))))
+            self._usage.add_reasoning(parser.num_reasoning_tokens())
+            reason = TOOL_CALLS if parser.ends_in_calls(choice.finish_reason) else choice.finish_reason
+            chunks.append(self._chunk(_closing(choice, reason)))
         return chunks
 
     def _shows_tokens(self, choice: CompletionOutput) -> bool:
@@ -160,16 +162,13 @@ class ChatChunks:
 
 
 def _whole_choice(choice: CompletionOutput, style: AnswerStyle) -> ChatChoice:
-    reading, echo, reason = style.reading, style.echo or "", choice.finish_reason
-    message = ChatMessage(echo + choice.text) if reading is None else reading.message(choice.text, echo)
-    message.role = style.role
-    if reading is not None:
-        reason = reading.finish_reason(reason, len(message.tool_calls or ()))
+    message, parser = chat_message(choice.text, style.chat), style.chat.parser
+    is_calling = parser is not None and parser.ends_in_calls(choice.finish_reason, len(message.tool_calls or ()))
     return ChatChoice(
         index=choice.index,
         message=message,
         logprobs=_logprobs(choice, style),
-        finish_reason=reason,
+        finish_reason=TOOL_CALLS if is_calling else choice.finish_reason,
         stop_reason=choice.stop_reason,
         token_ids=choice.token_ids if style.has_token_ids else UNSET,
     )

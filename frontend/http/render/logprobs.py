@@ -13,7 +13,7 @@ LOWEST = -9999.0
 """Stands for minus infinity, which JSON does not have."""
 
 
-class Vocabulary(Protocol):
+class TokenTexts(Protocol):
     """The part of a tokenizer that is needed here."""
 
     special_token_ids: frozenset[int]
@@ -29,32 +29,45 @@ class Vocabulary(Protocol):
 class TokenNames:
     """How tokens are written: as text, or as "token_id:ID", which no two tokens share."""
 
-    def __init__(self, vocabulary: Vocabulary, *, as_ids: bool = False) -> None:
-        self._vocabulary = vocabulary
+    def __init__(self, tokenizer: TokenTexts, *, as_ids: bool = False) -> None:
+        self._tokenizer = tokenizer
         self._as_ids = as_ids
 
     def name(self, token_id: int) -> str:
         """Return how a token is written."""
-        return f"token_id:{token_id}" if self._as_ids else self._vocabulary.token_string(token_id)
+        return f"token_id:{token_id}" if self._as_ids else self._tokenizer.token_string(token_id)
+
+    def unique_name(self, token_id: int) -> str:
+        """Return how a token is written where names are keys: one that is part of a character as `bytes:\\x..`.
+
+        The texts of such tokens are all U+FFFD. OpenAI's plain completions wrote them so.
+        """
+        name = self.name(token_id)
+        if "\ufffd" not in name:
+            return name
+        data = self._tokenizer.token_bytes(token_id)
+        if "\ufffd".encode() in data:  # the character itself
+            return name
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
 
     def data(self, token_id: int) -> list[int]:
         """Return the bytes of a token, which tell what U+FFFD in its text stands for."""
-        return list(self._vocabulary.token_bytes(token_id))
+        return list(self._tokenizer.token_bytes(token_id))
 
     def text_bytes(self, token_id: int) -> bytes:
         """Return what a token adds to a text."""
-        return self._vocabulary.token_bytes(token_id)
+        return self._tokenizer.token_bytes(token_id)
 
     def prompt_bytes(self, token_ids: Sequence[int], text: str) -> list[bytes]:
         """Return what each token of a prompt adds to its text: a leading special token may not stand there."""
         pieces: list[bytes] = []
-        for token_id in itertools.takewhile(self._vocabulary.special_token_ids.__contains__, token_ids):
-            name = self._vocabulary.token_string(token_id)
+        for token_id in itertools.takewhile(self._tokenizer.special_token_ids.__contains__, token_ids):
+            name = self._tokenizer.token_string(token_id)
             is_shown = text.startswith(name)
             text = text.removeprefix(name)
             pieces.append(name.encode() if is_shown else b"")
         if shown := token_ids[len(pieces) :]:
-            pieces.append(self._vocabulary.token_bytes(shown[0], is_first=True))
+            pieces.append(self._tokenizer.token_bytes(shown[0], is_first=True))
         return [*pieces, *map(self.text_bytes, shown[1:])]
 
 
@@ -115,7 +128,7 @@ def completion_logprobs(
     pieces = map(names.text_bytes, token_ids) if prompt is None else names.prompt_bytes(token_ids, prompt)
     for token_id, position, piece in zip(token_ids, logprobs, pieces, strict=True):
         result.text_offset.append(place.offset)
-        result.tokens.append(names.name(token_id))
+        result.tokens.append(names.unique_name(token_id))
         result.token_logprobs.append(None if position is None else _finite(position[token_id].logprob))
         result.top_logprobs.append(None if position is None else _by_name(position, names))
         place.advance(piece)
@@ -163,7 +176,7 @@ def _by_name(position: PositionLogprobs, names: TokenNames) -> dict[str, float]:
     """Different tokens can have one text: the most likely stays, so that the largest value is that of the first."""
     result: dict[str, float] = {}
     for token_id, entry in position.items():
-        name, logprob = names.name(token_id), _finite(entry.logprob)
+        name, logprob = names.unique_name(token_id), _finite(entry.logprob)
         result[name] = max(logprob, result.get(name, logprob))
     return result
 

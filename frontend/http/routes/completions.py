@@ -4,53 +4,49 @@ import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
+from starlette.responses import Response
+
+from octavo.frontend.generation.prepared import PreparedGeneration
+from octavo.frontend.generation.request import GenerationRequest
 from octavo.frontend.generation.spec import check_volume
-from octavo.frontend.http.beams import check_beam_search, generate
+from octavo.frontend.http.app_state import AppState, answer_style
 from octavo.frontend.http.body import decode
+from octavo.frontend.http.dependencies import CurrentState
+from octavo.frontend.http.generation_request import check_fields, generation_request
 from octavo.frontend.http.merge import PromptOutputs, merge
-from octavo.frontend.http.message import JSON, Request, Response
 from octavo.frontend.http.render.completions import CompletionAnswer, EchoStyle
+from octavo.frontend.http.request import JSON, ApiRequest
 from octavo.frontend.http.schemas.completions import CompletionRequest
-from octavo.frontend.http.serving import Serving, answer_style, check_streaming, new_request_id
 from octavo.frontend.http.sse import EventStream, events
+from octavo.frontend.http.structured import structured_outputs_of
 from octavo.frontend.outputs import RequestOutput
 from octavo.protocol.errors import InvalidRequestError
-from octavo.protocol.params import SamplingParams
 
 DEFAULT_MAX_TOKENS = 16
 MAX_PROMPTS = 1024
 
 
-async def create_completion(serving: Serving, request: Request) -> Response:
+async def create_completion(state: CurrentState, http_request: ApiRequest) -> Response:
     """Continue one prompt or several."""
-    asked = decode(request.take_body(), CompletionRequest)
-    model = serving.model_name(asked.model)
-    check_streaming(asked)
-    check_beam_search(asked)
-    prompts = await _prompts(serving, asked)
-    answer_id = f"cmpl-{new_request_id(request, asked)}"
-    params = await _all_params(serving, asked, prompts)
+    body = decode(http_request.take_body(), CompletionRequest)
+    model = state.model_name(body.model)
+    check_fields(body)
+    answer_id = f"cmpl-{http_request.choose_id(body.request_id)}"
+    generations = await _prepare(state, body)
     answer = CompletionAnswer(
-        answer_style(serving, asked, answer_id, model, 0 if asked.logprob_token_ids else asked.logprobs),
-        n=params[0].n,
-        echo=_echo_style(serving, asked, prompts),
-        shows_prompt_logprobs=asked.prompt_logprobs is not None,
+        answer_style(state, body, answer_id, model, 0 if body.logprob_token_ids else body.logprobs),
+        n=generations[0].params.n,
+        echo=_echo_style(state, body, generations),
+        shows_prompt_logprobs=body.prompt_logprobs is not None,
     )
-    outputs = merge(
-        [
-            generate(
-                serving,
-                asked,
-                {"prompt": text, "prompt_token_ids": token_ids},
-                one,
-                request_id=answer_id if len(prompts) == 1 else f"{answer_id}-{index}",
-            )
-            for index, ((text, token_ids), one) in enumerate(zip(prompts, params, strict=True))
-        ]
-    )
-    if asked.stream:
-        return EventStream(_stream(outputs, answer))
-    return await _whole(outputs, answer, len(prompts))
+    ids = [answer_id] if len(generations) == 1 else [f"{answer_id}-{index}" for index in range(len(generations))]
+    outputs = [state.generate(one, name) for one, name in zip(generations, ids, strict=True)]
+    is_streamed, num_prompts = body.stream, len(generations)
+    del body, generations  # a request may wait for long: nothing of it stays but its packed tokens
+    if is_streamed:
+        pieces = _stream_only(outputs[0], answer) if num_prompts == 1 else _stream(merge(outputs), answer)
+        return EventStream(pieces, state.keep_alive_s)
+    return await _whole(merge(outputs), answer, num_prompts)
 
 
 async def _whole(outputs: PromptOutputs, answer: CompletionAnswer, num_prompts: int) -> Response:
@@ -68,20 +64,38 @@ async def _stream(outputs: PromptOutputs, answer: CompletionAnswer) -> AsyncGene
         yield events(bodies)
 
 
-async def _prompts(serving: Serving, asked: CompletionRequest) -> list[tuple[str | None, list[int]]]:
-    """Return the text, where there is one, and the token ids of every prompt."""
+async def _stream_only(outputs: AsyncGenerator[RequestOutput], answer: CompletionAnswer) -> AsyncGenerator[bytes]:
+    """Do the same for a single prompt, which most requests have, with one generator fewer for each token."""
+    async with aclosing(outputs):
+        async for output in outputs:
+            if bodies := answer.take(output, 0):
+                yield events(bodies)
+    if bodies := answer.last():
+        yield events(bodies)
 
-    async def tokens(prompt: str | list[int]) -> tuple[str | None, list[int]]:
-        if not isinstance(prompt, str):
-            return None, serving.cut_prompt(prompt, asked, asked.max_tokens)
-        token_ids = await serving.client.encode(prompt, add_special_tokens=asked.add_special_tokens)
-        return prompt, serving.cut_prompt(token_ids, asked, asked.max_tokens)
 
-    found = []
-    for prompt in _split(asked.prompt):
-        found.append(await tokens(prompt))
-        await asyncio.sleep(0)  # others get a turn of the event loop between two prompts
-    return found
+async def _prepare(state: AppState, body: CompletionRequest) -> list[PreparedGeneration]:
+    """Return what is generated for each prompt; the event loop gets a turn after each."""
+    request = _generation_request(body)
+    prompts: list[tuple[str | None, list[int]]] = []
+    for prompt in _split(body.prompt):
+        if isinstance(prompt, str):
+            token_ids = await state.client.encode(prompt, add_special_tokens=body.add_special_tokens)
+            prompts.append((prompt, state.resolver.truncate(token_ids, request)))
+        else:
+            prompts.append((None, state.resolver.truncate(prompt, request)))
+        await asyncio.sleep(0)
+    generations: list[PreparedGeneration] = []
+    for text, token_ids in prompts:
+        generations.append(state.resolver.prepare(request, text, token_ids))
+        if len(generations) == 1:
+            params = generations[0].params
+            if body.stream and params.num_sequences > params.n:
+                raise InvalidRequestError("best_of cannot be streamed: the best are known at the end", "best_of")
+            state.resolver.check_num_sequences(params.num_sequences, len(prompts))
+            check_volume(params, sum([len(ids) for _, ids in prompts]), len(prompts), state.client.config)
+        await asyncio.sleep(0)
+    return generations
 
 
 def _split(prompt: str | list[str | int | list[int]]) -> list[str | list[int]]:
@@ -104,49 +118,26 @@ def _split(prompt: str | list[str | int | list[int]]) -> list[str | list[int]]:
     return several or [ids]
 
 
-async def _all_params(
-    serving: Serving, asked: CompletionRequest, prompts: list[tuple[str | None, list[int]]]
-) -> list[SamplingParams]:
-    """Return the parameters for each prompt, which differ in what is left of the context."""
-    params: list[SamplingParams] = []
-    for _, token_ids in prompts:
-        params.append(_params(serving, asked, token_ids))
-        if len(params) == 1:
-            serving.check_num_sequences(params[0].num_sequences, len(prompts))
-            check_volume(params[0], sum([len(ids) for _, ids in prompts]), len(prompts), serving.client.config)
-        await asyncio.sleep(0)
-    return params
-
-
-def _params(serving: Serving, asked: CompletionRequest, token_ids: list[int]) -> SamplingParams:
-    is_scoring = asked.echo and asked.max_tokens == 0
-    params = serving.sampling_params(
-        asked,
-        num_prompt_tokens=len(token_ids),
-        # The engine always generates: one token, which is then not shown.
-        max_tokens=1 if is_scoring else asked.max_tokens,
+def _generation_request(body: CompletionRequest) -> GenerationRequest:
+    is_scoring = body.echo and body.max_tokens == 0
+    request = generation_request(
+        body,
+        # The engine always generates at least one token; it is then not shown.
+        max_tokens=1 if is_scoring else body.max_tokens,
+        logprobs=body.logprobs,
         default_max_tokens=DEFAULT_MAX_TOKENS,
-        logprobs=asked.logprobs,
-        prompt_logprobs=asked.logprobs if asked.echo and asked.prompt_logprobs is None else asked.prompt_logprobs,
-    )
-    if asked.best_of is None:
-        return params
-    params = params.clone(best_of=asked.best_of)
-    if asked.stream and params.num_sequences > params.n:
-        raise InvalidRequestError("best_of cannot be streamed: the best are known at the end", "best_of")
-    return params
+    ).with_overrides(structured_outputs=structured_outputs_of(body), best_of=body.best_of)
+    echoes_logprobs = body.echo and body.prompt_logprobs is None
+    return request.with_overrides(prompt_logprobs=body.logprobs) if echoes_logprobs else request
 
 
-def _echo_style(
-    serving: Serving, asked: CompletionRequest, prompts: list[tuple[str | None, list[int]]]
-) -> EchoStyle | None:
-    if not asked.echo:
+def _echo_style(state: AppState, body: CompletionRequest, generations: list[PreparedGeneration]) -> EchoStyle | None:
+    if not body.echo:
         return None
-    serving.client.tokenizer.require("echo")
+    tokenizer = state.client.tokenizer
+    tokenizer.require("echo")
     texts = [
-        text
-        if text is not None and asked.truncate_prompt_tokens is None
-        else serving.client.tokenizer.decode(token_ids)
-        for text, token_ids in prompts
+        one.text if one.text is not None and body.truncate_prompt_tokens is None else tokenizer.decode(one.token_ids)
+        for one in generations
     ]
-    return EchoStyle(texts, shows_completion=asked.max_tokens != 0)
+    return EchoStyle(texts, shows_completion=body.max_tokens != 0)

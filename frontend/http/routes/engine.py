@@ -4,66 +4,68 @@ from pathlib import Path
 from tempfile import TemporaryFile
 
 import msgspec
+from starlette.responses import Response
 
-from octavo import __version__
+from octavo.frontend.http.app_state import AppState
+from octavo.frontend.http.dependencies import CurrentState
 from octavo.frontend.http.errors import refusal
-from octavo.frontend.http.message import JSON, Request, Response
+from octavo.frontend.http.request import JSON
 from octavo.frontend.http.schemas.engine import Done, Load, ServerInfo
-from octavo.frontend.http.serving import Serving
 from octavo.protocol.errors import InvalidRequestError
+from octavo.protocol.version import __version__
 
 
-async def load(serving: Serving, request: Request) -> Response:
+async def load(state: CurrentState) -> Response:
     """Say how many requests run or wait, over all HTTP processes."""
-    return _answer(Load(serving.metrics.num_live_requests))
+    return _answer(Load(state.metrics.num_live_requests))
 
 
-async def server_info(serving: Serving, request: Request) -> Response:
+async def server_info(state: CurrentState) -> Response:
     """Say what is served and how it is configured."""
-    facts = serving.client.facts
+    facts = state.client.facts
     info = ServerInfo(
         version=__version__,
         models=facts.served_model_names,
         max_model_len=facts.max_model_len,
         num_blocks=facts.num_blocks,
-        config=msgspec.to_builtins(serving.client.config),
+        config=msgspec.to_builtins(state.client.config),
     )
     return _answer(info)
 
 
-async def reset_prefix_cache(serving: Serving, request: Request) -> Response:
+async def reset_prefix_cache(state: CurrentState) -> Response:
     """Forget all cached prefixes, unless requests use the cache at the moment."""
-    if await serving.client.reset_prefix_cache():
+    if await state.client.reset_prefix_cache():
         return _answer(Done())
     return refusal(409, "the prefix cache is in use by running requests: try again when there are none")
 
 
-async def start_profile(serving: Serving, request: Request) -> Response:
+async def start_profile(state: CurrentState) -> Response:
     """Start to record a trace in every worker; one that is being recorded goes on."""
-    directory = _profiler_dir(serving)
-    await serving.client.start_profile(str(directory))
+    directory = _profiler_dir(state)
+    await state.client.start_profile(str(directory))
     return _answer(Done(directory=str(directory)))
 
 
-async def stop_profile(serving: Serving, request: Request) -> Response:
+async def stop_profile(state: CurrentState) -> Response:
     """End the recording, if there is one; each worker writes its trace."""
-    directory = _profiler_dir(serving)
-    await serving.client.stop_profile()
+    directory = _profiler_dir(state)
+    await state.client.stop_profile()
     return _answer(Done(directory=str(directory)))
 
 
-def _profiler_dir(serving: Serving) -> Path:
+def _profiler_dir(state: AppState) -> Path:
     """Return where traces go.
 
     Raises:
         InvalidRequestError: nowhere, or the directory cannot be written to any more, which would end a worker.
     """
-    if serving.profiler_dir is None:
+    if state.profiler_dir is None:
         raise InvalidRequestError("this server writes no traces: start it with --torch-profiler-dir DIRECTORY")
     try:
-        return usable_directory(serving.profiler_dir)
+        return usable_directory(state.profiler_dir)
     except OSError as error:
-        raise InvalidRequestError(f"{serving.profiler_dir} cannot be written to: {error.strerror}") from None
+        raise InvalidRequestError(f"{state.profiler_dir} cannot be written to: {error.strerror}") from None
 
 
 def usable_directory(path: Path) -> Path:

@@ -2,25 +2,26 @@
 
 import msgspec
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
+from starlette.responses import Response
 
-from octavo import __version__
-from octavo.frontend.http.message import JSON, Request, Response
-from octavo.frontend.http.serving import Serving
+from octavo.frontend.http.dependencies import CurrentState
+from octavo.frontend.http.request import JSON
+from octavo.protocol.version import __version__
 
 
-async def health(serving: Serving, request: Request) -> Response:
+async def health(state: CurrentState) -> Response:
     """Answer 200 while the engine lives and its step loop moves, else 503 with the reason."""
-    state = serving.client.health(serving.stall_deadline_s)
-    if state.ok:
+    health_state = state.client.health(state.stall_deadline_s)
+    if health_state.ok:
         return Response()
-    return Response(msgspec.json.encode({"status": "unhealthy", "reason": state.reason}), 503, None, JSON)
+    return Response(msgspec.json.encode({"status": "unhealthy", "reason": health_state.reason}), 503, None, JSON)
 
 
-async def version(serving: Serving, request: Request) -> Response:
+async def version(state: CurrentState) -> Response:
     """Say which octavo this is."""
     return Response(msgspec.json.encode({"version": __version__}), media_type=JSON)
 
 
-async def metrics(serving: Serving, request: Request) -> Response:
+async def metrics(state: CurrentState) -> Response:
     """Render all metrics for Prometheus."""
-    return Response(serving.metrics.render(), media_type=CONTENT_TYPE_PLAIN_0_0_4)
+    return Response(state.metrics.render(), media_type=CONTENT_TYPE_PLAIN_0_0_4)

@@ -1,30 +1,32 @@
 """`GET /v1/models` and `GET /v1/models/{id}`."""
 
 import msgspec
+from starlette.responses import Response
 
-from octavo.frontend.http.message import JSON, Request, Response
+from octavo.frontend.http.app_state import AppState
+from octavo.frontend.http.dependencies import CurrentState
+from octavo.frontend.http.request import JSON, ApiRequest
 from octavo.frontend.http.schemas.models import ModelCard, ModelList, ModelPermission
-from octavo.frontend.http.serving import Serving
 
 
-async def list_models(serving: Serving, request: Request) -> Response:
+async def list_models(state: CurrentState) -> Response:
     """Say which names are served."""
-    cards = [_card(serving, name) for name in serving.client.facts.served_model_names]
+    cards = [_card(state, name) for name in state.client.facts.served_model_names]
     return Response(msgspec.json.encode(ModelList(data=cards)), media_type=JSON)
 
 
-async def retrieve_model(serving: Serving, request: Request) -> Response:
+async def retrieve_model(state: CurrentState, request: ApiRequest) -> Response:
     """Describe one served name; names may hold slashes."""
-    name = serving.model_name(request.variables["model_id"])
-    return Response(msgspec.json.encode(_card(serving, name)), media_type=JSON)
+    name = state.model_name(request.path_params["model_id"])
+    return Response(msgspec.json.encode(_card(state, name)), media_type=JSON)
 
 
-def _card(serving: Serving, name: str) -> ModelCard:
-    facts = serving.client.facts
+def _card(state: AppState, name: str) -> ModelCard:
+    facts = state.client.facts
     return ModelCard(
         id=name,
-        created=serving.created,
+        created=state.created,
         root=facts.model,
         max_model_len=facts.max_model_len,
-        permission=[ModelPermission(id=f"modelperm-{name}", created=serving.created)],
+        permission=[ModelPermission(id=f"modelperm-{name}", created=state.created)],
     )

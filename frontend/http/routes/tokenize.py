@@ -3,68 +3,82 @@
 from pathlib import Path
 
 import msgspec
+from starlette.responses import Response
 
+from octavo.frontend.conversation.rendering import render_prompt
+from octavo.frontend.conversation.request import ChatInput
 from octavo.frontend.http.body import decode
-from octavo.frontend.http.conversation import shown_tool
-from octavo.frontend.http.message import JSON, Request, Response
+from octavo.frontend.http.chat_request import chat_tools
+from octavo.frontend.http.dependencies import CurrentState
+from octavo.frontend.http.request import JSON, ApiRequest
 from octavo.frontend.http.schemas.tokenize import (
     DetokenizeRequest,
     DetokenizeResponse,
     TokenizeRequest,
     TokenizeResponse,
 )
-from octavo.frontend.http.serving import Serving
 from octavo.frontend.model_files.json_file import read_json
 from octavo.protocol.errors import InvalidRequestError
 
 
-async def tokenize(serving: Serving, request: Request) -> Response:
+async def tokenize(state: CurrentState, http_request: ApiRequest) -> Response:
     """Turn a prompt, or messages by way of the chat template, into token ids."""
-    asked = decode(request.take_body(), TokenizeRequest)
-    serving.model_name(asked.model)
-    if (asked.prompt is None) == (asked.messages is None):
+    request = decode(http_request.take_body(), TokenizeRequest)
+    state.model_name(request.model)
+    if (request.prompt is None) == (request.messages is None):
         raise InvalidRequestError("give either prompt or messages", "prompt")
-    is_plain = asked.prompt is not None
-    text = await _rendered(serving, asked) if asked.prompt is None else asked.prompt
-    has_special_tokens = is_plain if asked.add_special_tokens is None else asked.add_special_tokens
-    tokens = await serving.client.encode(text, add_special_tokens=has_special_tokens)
-    tokenizer = serving.client.tokenizer
+    if request.prompt is not None:
+        text = request.prompt
+    else:
+        text = await render_prompt(_chat_input(request), state.chat_context)
+    has_special_tokens = (
+        request.prompt is not None if request.add_special_tokens is None else request.add_special_tokens
+    )
+    tokens = await state.client.encode(text, add_special_tokens=has_special_tokens)
+    tokenizer = state.client.tokenizer
     answer = TokenizeResponse(
         count=len(tokens),
-        max_model_len=serving.client.facts.max_model_len,
+        max_model_len=state.client.facts.max_model_len,
         tokens=tokens,
-        token_strs=[tokenizer.token_string(token) for token in tokens] if asked.return_token_strs else None,
+        token_strs=[tokenizer.token_string(token) for token in tokens] if request.return_token_strs else None,
     )
     return Response(msgspec.json.encode(answer), media_type=JSON)
 
 
-async def _rendered(serving: Serving, asked: TokenizeRequest) -> str:
-    """Return the prompt that a chat request with these messages and tools would have."""
-    tools = [shown_tool(tool) for tool in asked.tools or ()] or None
-    return await serving.render_chat(asked, asked.messages or [], tools)
-
-
-async def detokenize(serving: Serving, request: Request) -> Response:
+async def detokenize(state: CurrentState, http_request: ApiRequest) -> Response:
     """Turn token ids into text, special tokens written out."""
-    asked = decode(request.take_body(), DetokenizeRequest)
-    serving.model_name(asked.model)
-    tokenizer, vocab_size = serving.client.tokenizer, serving.client.facts.vocab_size
+    request = decode(http_request.take_body(), DetokenizeRequest)
+    state.model_name(request.model)
+    tokenizer, vocab_size = state.client.tokenizer, state.client.facts.vocab_size
     tokenizer.require("tokens")
-    for token in asked.tokens:
+    for token in request.tokens:
         if not 0 <= token < vocab_size:
             raise InvalidRequestError(f"token id {token} is outside the vocabulary of {vocab_size} tokens", "tokens")
-    text = await serving.client.run_in_thread(lambda: tokenizer.decode(asked.tokens, skip_special_tokens=False))
+    text = await state.client.run_in_thread(lambda: tokenizer.decode(request.tokens, skip_special_tokens=False))
     return Response(msgspec.json.encode(DetokenizeResponse(text)), media_type=JSON)
 
 
-async def tokenizer_info(serving: Serving, request: Request) -> Response:
+async def tokenizer_info(state: CurrentState, http_request: ApiRequest) -> Response:
     """Tell the tokenizer's settings, and the chat template that this server uses."""
-    path, tokenizer = serving.client.config.model.tokenizer_path, serving.client.tokenizer
+    path, tokenizer = state.client.config.model.tokenizer_path, state.client.tokenizer
     tokenizer.require("tokenizer_info")
     settings = {} if path is None else read_json(Path(path) / "tokenizer_config.json")
     try:
-        template = serving.chat_template.source
+        template = state.chat_context.chat_template.source
     except InvalidRequestError:  # there is none
         template = None
     info = {"tokenizer_class": type(tokenizer).__name__, **settings, "chat_template": template}
     return Response(msgspec.json.encode(info), media_type=JSON)
+
+
+def _chat_input(request: TokenizeRequest) -> ChatInput:
+    """Return what makes the prompt that a chat request with these messages and tools would have."""
+    return ChatInput(
+        messages=request.messages or [],
+        tools=chat_tools(request.tools),
+        add_generation_prompt=request.add_generation_prompt,
+        continue_final_message=request.continue_final_message,
+        documents=request.documents,
+        template=request.chat_template,
+        variables=request.chat_template_kwargs or {},
+    )

@@ -1,16 +1,17 @@
 """Request fields that chat and plain completions share. None means: the caller is silent."""
 
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 from msgspec import Meta, Struct
 
 from octavo.frontend.http.schemas.structured import StructuredFields
 from octavo.protocol.repetition import RepetitionDetectionParams
+from octavo.protocol.sampling_table import PARAMETERS
 
 
-def _range(**keywords: float) -> Meta:
-    """Return what the description of the API says of a number; it is `SamplingParams` that refuses others."""
-    return Meta(extra_json_schema=keywords)
+def _bounds(parameter: str) -> Meta:
+    """Return what the description of the API says of a number; `SamplingParams` refuses others."""
+    return Meta(extra_json_schema=PARAMETERS[parameter].json_bounds)
 
 
 Seed: TypeAlias = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
@@ -33,20 +34,20 @@ class SamplingFields(StructuredFields, kw_only=True):
     model: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    n: Annotated[int | None, _range(minimum=1)] = None
-    temperature: Annotated[float | None, _range(minimum=0)] = None
-    top_p: Annotated[float | None, _range(exclusiveMinimum=0, maximum=1)] = None
-    top_k: Annotated[int | None, _range(minimum=-1)] = None
-    min_p: Annotated[float | None, _range(minimum=0, maximum=1)] = None
-    frequency_penalty: Annotated[float | None, _range(minimum=-2, maximum=2)] = None
-    presence_penalty: Annotated[float | None, _range(minimum=-2, maximum=2)] = None
-    repetition_penalty: Annotated[float | None, _range(exclusiveMinimum=0)] = None
+    n: Annotated[int | None, _bounds("n")] = None
+    temperature: Annotated[float | None, _bounds("temperature")] = None
+    top_p: Annotated[float | None, _bounds("top_p")] = None
+    top_k: Annotated[int | None, _bounds("top_k")] = None
+    min_p: Annotated[float | None, _bounds("min_p")] = None
+    frequency_penalty: Annotated[float | None, _bounds("frequency_penalty")] = None
+    presence_penalty: Annotated[float | None, _bounds("presence_penalty")] = None
+    repetition_penalty: Annotated[float | None, _bounds("repetition_penalty")] = None
     seed: Seed | None = None
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
-    min_tokens: Annotated[int, _range(minimum=0)] = 0
+    min_tokens: Annotated[int, _bounds("min_tokens")] = 0
     logit_bias: dict[int, float] | None = None
     allowed_token_ids: list[int] | None = None
     bad_words: list[str] | None = None
@@ -56,15 +57,17 @@ class SamplingFields(StructuredFields, kw_only=True):
     """Return the `n` most likely sequences of those that a search of this width (or `best_of`) has found."""
     length_penalty: float | None = None
     early_stopping: bool | Literal["never"] | None = None
-    stream_interval: Annotated[int | None, _range(minimum=1)] = None
+    stream_interval: Annotated[int | None, _bounds("stream_interval")] = None
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
     logprob_token_ids: list[int] | None = None
     """Tokens whose logprobs are told at each position, after the chosen one's and in place of the most likely ones."""
-    prompt_logprobs: Annotated[int | None, _range(minimum=-1)] = None
+    prompt_logprobs: Annotated[int | None, _bounds("prompt_logprobs")] = None
     truncate_prompt_tokens: Annotated[int, Meta(ge=-1)] | None = None
     """Keep only this many of the prompt's last tokens; -1: as many as the engine holds."""
     truncation_side: Literal["left", "right"] | None = None
+    vllm_xargs: dict[str, Any] | None = None
+    """Arguments of the engine's logits processors: `SamplingParams.extra_args`."""
     priority: Priority = 0
     request_id: str | None = None
     cache_salt: Annotated[str, Meta(min_length=1)] | None = None

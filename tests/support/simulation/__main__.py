@@ -1,4 +1,4 @@
-"""The program behind `scripts/stress`. Exit code 0: all requests of all runs ended once and right; 1: some did not."""
+"""The program behind `scripts/stress`. Exit code 0: every request ended once and correctly; 1: some did not."""
 
 import argparse
 import logging
@@ -13,7 +13,7 @@ REPORT_INTERVAL_S = 10.0
 def main(arguments: list[str]) -> int:
     """Run what the command line asks for and return the exit code."""
     options = _parser().parse_args(arguments)
-    logging.getLogger("octavo").setLevel(logging.CRITICAL)  # a hundred thousand frontends that die are no news here
+    logging.getLogger("octavo").setLevel(logging.CRITICAL)  # dying frontends are expected here
     wanted = list(orders(options.seed, options.requests, options.kills))
     if options.only_requests is not None or options.only_kills is not None:
         if len(wanted) > 1:
@@ -25,7 +25,7 @@ def main(arguments: list[str]) -> int:
         num_known = len(totals.failures)
         totals.add(outcome)
         for failure in totals.failures[num_known:]:
-            # At once: a long run may never come to its end.
+            # Flushed now, because a long run may be interrupted.
             print(f"failed: {failure.message}: {failure.order.command}", flush=True)
         elapsed = time.monotonic() - start
         if elapsed > next_report:

@@ -1,4 +1,4 @@
-"""Those who ask, and judge what they get: each answer is checked when it ends, against the oracle's."""
+"""Simulated callers: each checks its answer against the oracle when the request ends."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -22,7 +22,7 @@ MIN_DEATHS = 2
 
 
 class WrongAnswer(AssertionError):
-    """A request did not get what it should, or not once."""
+    """A request got a wrong answer, or did not end exactly once."""
 
 
 def require(condition: bool, name: RequestId, message: str) -> None:
@@ -33,13 +33,13 @@ def require(condition: bool, name: RequestId, message: str) -> None:
 
 @dataclass
 class Caller:
-    """Somebody who waits for an answer, and what he has been told."""
+    """A caller that waits for an answer, and what it has received."""
 
     ask: Ask
     plan: CachePlan
-    """Of the engine's cache, which decides what must be refused."""
+    """Of the engine's cache; decides which requests must be rejected."""
     on_change: Callable[["Caller"], None]
-    """Called after anything has come."""
+    """Called after every received event."""
     stream: RequestStream | None = None
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
@@ -62,7 +62,7 @@ class Caller:
 
     @property
     def is_poisoned(self) -> bool:
-        """True when it kills the core or its workers."""
+        """True if it crashes the core or its workers."""
         return any(mark in self.name for mark in POISON_MARKS)
 
     @property
@@ -71,7 +71,7 @@ class Caller:
         return isinstance(self.end, RequestFailedError)
 
     def set(self) -> None:
-        """Something has come: take it."""
+        """Handle a received event."""
         assert self.stream is not None
         try:
             while events := self.stream.take():
@@ -98,7 +98,7 @@ class Caller:
             self.prompt_logprobs = event.prompt_logprobs
 
     def _fail(self, error: OctavoError) -> None:
-        """Take in a failure, if there is a reason for one of its kind."""
+        """Accept a failure if the simulation gave a reason for it."""
         require(self.is_waiting, self.name, f"{error} after the end")
         is_right = True
         match error:
@@ -110,12 +110,12 @@ class Caller:
             case RequestFailedError():
                 is_right = self.is_poisoned or self.num_deaths >= MIN_DEATHS
             case EngineDeadError():
-                pass  # only an engine that is shut down says so, and the run knows whether it is
+                pass  # only an engine that is shutting down sends this, and the run knows whether it is
         require(is_right, self.name, f"failed without a reason: {error}")
         self.end = error
 
     def _check_answer(self, end: Finished, expected: Answer) -> None:
-        """Require that the answer is the only right one."""
+        """Require that the answer equals the oracle's."""
         name = self.name
         require(self.token_ids == expected.token_ids, name, f"{self.token_ids} where {expected.token_ids} is right")
         require(self.logprobs == expected.logprobs, name, f"{self.logprobs} where {expected.logprobs} is right")

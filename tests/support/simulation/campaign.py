@@ -1,4 +1,4 @@
-"""Many runs, one seed after another: what `scripts/stress` does. A run that fails is made smaller and named.
+"""Many runs, one seed after another: what `scripts/stress` does. A failing run is shrunk and reported.
 
 A run has at most `RUN_SIZE` requests, so that a failing one is replayed in a second whatever the length of the whole.
 """
@@ -16,12 +16,12 @@ from simulation.scenario import Scenario, draw_scenario
 
 RUN_SIZE = 500
 OBSERVED_EVERY = 10
-"""Of so many runs one checks all invariants after each call of the scheduler, which takes most of its time."""
+"""One in this many runs checks all invariants after each call of the scheduler, which takes most of its time."""
 
 
 @dataclass(frozen=True)
 class Order:
-    """One run: a seed, and how much of everything."""
+    """One run: a seed and its sizes."""
 
     seed: int
     num_requests: int
@@ -34,7 +34,7 @@ class Order:
 
     @property
     def command(self) -> str:
-        """What a person types to run it again."""
+        """The command that repeats it."""
         words = [f"scripts/stress --seed {self.seed} --requests {self.num_requests} --kills {self.num_kills}"]
         for name, kept in (("only-requests", self.asks), ("only-kills", self.faults)):
             if kept is not None:
@@ -42,25 +42,25 @@ class Order:
         return " ".join(words)
 
     def scenario(self) -> Scenario:
-        """Draw it."""
+        """Draw the scenario from the seed."""
         whole = draw_scenario(self.seed, self.num_requests, self.num_kills)
         return replace(whole, asks=_kept(whole.asks, self.asks), faults=_kept(whole.faults, self.faults))
 
 
 @dataclass(frozen=True)
 class Failure:
-    """A run that went wrong."""
+    """A failed run."""
 
     order: Order
     kind: str
-    """The error's type: what a smaller run must show too."""
+    """The error's type; a smaller run must fail with the same."""
     message: str
     details: str
 
 
 @dataclass
 class Totals:
-    """What many runs came to."""
+    """The totals of many runs."""
 
     num_runs: int = 0
     counts: Counter[str] = field(default_factory=Counter)
@@ -80,7 +80,7 @@ class Totals:
 
     @property
     def lines(self) -> list[str]:
-        """The totals in words."""
+        """The totals as text."""
         counts = [f"{name.removeprefix('num_').replace('_', ' ')} {count}" for name, count in self.counts.items()]
         faults = [f"{kind} {count}" for kind, count in sorted(self.faults.items())]
         runs = f"runs {self.num_runs}, failed {len(self.failures)}"
@@ -100,7 +100,7 @@ def orders(seed: int, num_requests: int, num_kills: int) -> Iterator[Order]:
 
 
 def attempt(order: Order) -> Report | Failure:
-    """Run a scenario; whatever it raises is what went wrong."""
+    """Run a scenario; any exception is a failure of the run."""
     gc.disable()  # perf: nothing is garbage until the end, and then all of it is
     gc.freeze()  # perf: what was there before is not looked at, which takes longer than a run in a process with torch
     try:
@@ -113,7 +113,7 @@ def attempt(order: Order) -> Report | Failure:
 
 
 def attempt_all(wanted: Sequence[Order], num_processes: int) -> Iterator[Report | Failure]:
-    """Run scenarios, in order, on several processes if so wished."""
+    """Run scenarios in order, optionally on several processes."""
     if num_processes == 1:
         yield from map(attempt, wanted)
         return

@@ -12,7 +12,7 @@ from octavo.core_proc.log_entries import LogEntry, Opened, Planned, WorkersLost
 from octavo.core_proc.loop import StepLoop
 from octavo.core_proc.outbox import Outbox
 from octavo.core_proc.recorder import replay
-from octavo.core_proc.recovery.blame import Blame
+from octavo.core_proc.recovery.crash_attribution import CrashAttribution
 from octavo.core_proc.recovery.supervisor import WorkerSupervisor
 from octavo.core_proc.scheduler.delivery import ClientEvent
 from octavo.core_proc.scheduler.delta import StepRecord
@@ -25,7 +25,7 @@ from octavo.protocol.codec import event_codec, request_codec
 from octavo.protocol.events import EngineFacts, Event
 from octavo.protocol.ids import RequestId
 from octavo.protocol.requests import Request, Submit
-from simulation.box import SimulatedBox
+from simulation.crash_journal import SimulatedCrashJournal
 from simulation.grammar import SimulatedCompiler
 from simulation.group import SimulatedGroup
 from simulation.scenario import CORE_POISON_MARK, INTAKE_POISON_MARK
@@ -37,11 +37,11 @@ RESTART_TIMEOUT_STEPS = 300
 """Workers that take as long as so many steps to start have failed."""
 
 POLL_GRAIN_S = 0.001
-"""Nobody sleeps less: `poll` counts in milliseconds."""
+"""The shortest sleep: `poll` counts in milliseconds."""
 
 
 class CoreKilled(BaseException):
-    """The core dies at this very operation; nothing that it was about to do is done."""
+    """The core dies at this operation, before its effect."""
 
 
 class SimulatedRouter:
@@ -52,7 +52,7 @@ class SimulatedRouter:
         self._process = process
         self._max_received_at_once = max_received_at_once
         self._arrivals: deque[tuple[bytes, Pipe]] = deque()
-        """Who has written, once for each message, in order of arrival."""
+        """The sender of each message, in order of arrival."""
         self._peers: dict[bytes, Pipe] = {}
         self.num_read: Counter[tuple[bytes, RequestId]] = Counter()
         """How often each request was submitted, as far as the core has read it."""
@@ -63,11 +63,11 @@ class SimulatedRouter:
         return bool(self._arrivals)
 
     def attach(self, peer: bytes, to_peer: Pipe) -> None:
-        """From now on the peer can be written to."""
+        """Connect the peer."""
         self._peers[peer] = to_peer
 
     def detach(self, peer: bytes) -> None:
-        """From now on the peer is gone."""
+        """Disconnect the peer."""
         self._peers.pop(peer, None)
 
     def note_arrival(self, peer: bytes, from_peer: Pipe) -> None:
@@ -80,9 +80,9 @@ class SimulatedRouter:
         received = []
         while self._arrivals and len(received) < self._max_received_at_once:
             peer, pipe = self._arrivals.popleft()
-            frame = pipe.take()
-            assert frame is not None
-            request = REQUESTS.decode(frame)
+            frames = pipe.take()
+            assert frames is not None
+            request = REQUESTS.decode(*frames)
             if isinstance(request, Submit):
                 self.num_read[peer, request.request_id] += 1
             received.append((peer, request))
@@ -111,18 +111,18 @@ class SimulatedPulse:
     """Counts beats: what `PulseWriter` is in an engine."""
 
     def beat(self, *, has_work: bool) -> None:
-        """Nobody looks."""
+        """Do nothing: the simulation has no observer."""
 
 
 class SimulatedService(FrontendService):
-    """The real one, which some requests kill as soon as it touches them."""
+    """The real one; some requests crash it when it handles them."""
 
     on_poison: Action
 
-    def _take_in(self, client: bytes, submit: Submit) -> list[ClientEvent]:
+    def _accept(self, client: bytes, submit: Submit) -> list[ClientEvent]:
         if INTAKE_POISON_MARK in submit.request_id:
             self.on_poison()
-        return super()._take_in(client, submit)
+        return super()._accept(client, submit)
 
 
 class SimulatedCore(Process):
@@ -175,46 +175,51 @@ class SimulatedCore(Process):
         self._turn_scale = step_scale / 20
         self.num_groups = 0
         self.scheduler = self._scheduler(is_observed)
-        self.group = self._make_group(0)
-        self.box = SimulatedBox()
-        blame = Blame(self.scheduler, self.box)
+        self.group = self._make_group()
+        self.journal = SimulatedCrashJournal()
+        attribution = CrashAttribution(self.scheduler, self.journal)
         if predecessor is not None:
-            blame.take_core_death(*predecessor.box.read(), "the core died")
-        self.supervisor = WorkerSupervisor(
-            self.group,
-            self._make_group,
-            self.plan,
-            self.scheduler,
-            blame,
-            lambda: world.now,
-            step_timeout_s=self.config.execute_model_timeout_s,
-            start_timeout_s=RESTART_TIMEOUT_STEPS * step_scale,
-            max_restarts=self.config.max_worker_restarts,
-            on_loss=lambda: self.on_loss(),
-        )
+            attribution.record_core_crash(*predecessor.journal.read(), "the core died")
+        self.supervisor = self._supervisor(attribution)
         self.outbox = Outbox(self.router, epoch, lambda: world.now, max_backlog_events)
         compiler = SimulatedCompiler(
             lambda action: self.after(step_scale * rng.expovariate(0.5), action), lambda: self.wake(has_news=True)
         )
         self.grammars = Grammars(self.scheduler, self.supervisor, compiler)
-        facts = _facts(epoch, self.config.model.vocab_size, self.plan.max_model_len, num_blocks)
-        self.service = SimulatedService(
+        self.service = self._service(attribution, epoch)
+        self.service.on_poison = self._die_of_poison
+        depth = 2 if self.config.async_scheduling else 1
+        self.loop = StepLoop(self.service, self.scheduler, self.supervisor, SimulatedPulse(), depth)
+
+    def _supervisor(self, attribution: CrashAttribution) -> WorkerSupervisor:
+        return WorkerSupervisor(
+            self.group,
+            self.plan,
+            self.scheduler,
+            attribution,
+            lambda: self.world.now,
+            step_timeout_s=self.config.execute_model_timeout_s,
+            start_timeout_s=RESTART_TIMEOUT_STEPS * self._step_scale,
+            max_restarts=self.config.max_worker_restarts,
+            on_loss=lambda: self.on_loss(),
+        )
+
+    def _service(self, attribution: CrashAttribution, epoch: int) -> SimulatedService:
+        facts = _facts(epoch, self.config.model.vocab_size, self.plan.max_model_len, self.plan.num_blocks)
+        return SimulatedService(
             self.router,
             self.outbox,
             self.scheduler,
             self.grammars,
             self.supervisor,
-            blame,
+            attribution,
             facts,
             self.stop_signal,
-            lambda: world.now,
+            lambda: self.world.now,
         )
-        self.service.on_poison = self._die_of_poison
-        depth = 2 if self.config.async_scheduling else 1
-        self.loop = StepLoop(self.service, self.scheduler, self.grammars, self.supervisor, SimulatedPulse(), depth)
 
     def wake(self, *, has_mail: bool = False, has_news: bool = False) -> None:
-        """Something has happened that ends the loop's sleep."""
+        """Wake the loop."""
         self._has_mail |= has_mail
         self._has_news |= has_news
         if not self._is_awake:
@@ -258,7 +263,7 @@ class SimulatedCore(Process):
         raise CoreKilled
 
     def _is_fatal(self, record: StepRecord) -> bool:
-        return any(part.samples and CORE_POISON_MARK in part.request.request_id for part in record.parts)
+        return any(CORE_POISON_MARK in request.request_id for request in record.sampling)
 
     def check_replay(self) -> None:
         """Require that the recorded calls give the same plans again."""
@@ -272,13 +277,13 @@ class SimulatedCore(Process):
         try:
             self.loop.turn(has_mail=has_mail, has_news=has_news)
             if not self.service.is_open:
-                self.service.say_goodbye()
+                self.service.announce_shutdown()
                 self.has_said_goodbye = not self.service.has_waited_enough
         except CoreKilled:
             self.kill()
             return
-        except WorkerFailed as failure:  # there is no hope, as the supervisor sees it
-            self.service.say_last_words(str(failure))
+        except WorkerFailed as failure:  # the supervisor has given up
+            self.service.announce_failure(str(failure))
             self.kill()
             return
         if not self.service.is_open:
@@ -290,7 +295,7 @@ class SimulatedCore(Process):
         if timeouts:
             self._set_alarm(self.world.now + min(timeouts) + POLL_GRAIN_S)
 
-    def _make_group(self, number: int) -> SimulatedGroup:
+    def _make_group(self) -> SimulatedGroup:
         self.num_groups += 1
         self.group = SimulatedGroup(
             self.world,
@@ -300,7 +305,8 @@ class SimulatedCore(Process):
             self._step_scale,
             on_news=lambda: self.wake(has_news=True),
             on_operation=self.operate,
-            start_s=self._step_scale * self._rng.choice([1, 10, 100]) if number else 0.0,
+            start_s=self._step_scale * self._rng.choice([1, 10, 100]) if self.num_groups > 1 else 0.0,
+            make_next=self._make_group,
         )
         return self.group
 

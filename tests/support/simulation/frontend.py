@@ -1,15 +1,16 @@
-"""A frontend of the simulation: the real link and ledger over a simulated wire, and a monitor on that wire."""
+"""A frontend of the simulation: the real link and in_flight over a simulated wire, and a monitor on that wire."""
 
 from collections import Counter
 from collections.abc import Callable
 
 from octavo.frontend.link import CoreLink
-from octavo.frontend.recovery.outage import Patience
+from octavo.frontend.recovery.downtime import ReconnectPolicy
+from octavo.protocol.codec import Frame
 from octavo.protocol.config import CachePlan
 from octavo.protocol.errors import EngineDeadError, OverloadedError
 from octavo.protocol.events import BoolResult, Event, Events, Reply, RequestEvent, Tokens, Welcome
 from octavo.protocol.ids import RequestId
-from octavo.protocol.requests import Call, Connect, GetSnapshot, GetStats, ResetPrefixCache, Submit
+from octavo.protocol.requests import Abort, Call, Connect, GetSnapshot, GetStats, ResetPrefixCache, Submit
 from octavo.protocol.snapshot import EngineSnapshot
 from octavo.protocol.stats import EngineStats
 from simulation.callers import Caller, WrongAnswer, require
@@ -19,16 +20,16 @@ from simulation.scenario import VOCAB_SIZE, Ask
 from simulation.world import Action, Pipe, Process, World
 
 PATIENCE = 100
-"""A caller that was refused for want of room waits so many times as long as a connection that was."""
+"""A caller rejected by a full queue waits this many times as long as a rejected connection."""
 
 BACK_OFF = 3
-"""And after each further refusal so many times longer."""
+"""The backoff factor after each further rejection."""
 
 MAX_TRIES = 5
-"""After so many refusals a caller gives up."""
+"""After this many rejections a caller gives up."""
 
 CALLS_EVERY = 5
-"""Of so many requests one is followed by a utility call."""
+"""One in this many requests is followed by a utility call."""
 
 _CALLS = [(GetStats(), EngineStats), (GetSnapshot(), EngineSnapshot), (ResetPrefixCache(), BoolResult)]
 
@@ -75,7 +76,7 @@ class SimulatedWire:
         self._retry_s = retry_s
         self._on_event = on_event
         self._on_lost = on_lost
-        self._unsent: list[bytes] = []
+        self._unsent: list[list[Frame]] = []
         process.after(0.0, self._connect)
 
     @property
@@ -86,17 +87,21 @@ class SimulatedWire:
         peer, num_read = self.connection.peer, self.connection.core.router.num_read
         return sorted(name for name in self.live if num_read[peer, name] == self._num_sent[name])
 
-    def send(self, frame: bytes) -> None:
+    def send(self, frames: list[Frame]) -> None:
         """Send a message, as soon as there is somebody."""
-        request = REQUESTS.decode(frame)
+        request = REQUESTS.decode(*frames)
         if isinstance(request, Submit):
             require(request.request_id not in self.live, request.request_id, "submitted while it is live")
             self.live.add(request.request_id)
             self._num_sent[request.request_id] += 1
         if self.connection is None:
-            self._unsent.append(frame)
+            self._unsent.append(frames)
         else:
-            self.connection.to_core.send(frame)
+            self.connection.to_core.send(frames)
+
+    def abort(self, request_ids: list[RequestId]) -> None:
+        """Abort requests at once: there are no iterations of a loop to collect them in."""
+        self.send(REQUESTS.encode(Abort(request_ids)))
 
     def call(self, call: Call, expected: type) -> None:
         """Make a utility call that the link knows nothing of."""
@@ -125,16 +130,16 @@ class SimulatedWire:
         if self.connection is None:
             self._process.after(self._retry_s, self._connect)
             return
-        for frame in self._unsent:
-            self.connection.to_core.send(frame)
+        for frames in self._unsent:
+            self.connection.to_core.send(frames)
         self._unsent.clear()
 
     def _read(self) -> None:
         assert self.connection is not None
-        frame = self.connection.from_core.take()
-        if frame is None or self.is_closed:
+        frames = self.connection.from_core.take()
+        if frames is None or self.is_closed:
             return
-        event = EVENTS.decode(frame)
+        event = EVENTS.decode(*frames)
         match event:
             case Events():
                 for one in event.events:
@@ -160,7 +165,7 @@ class SimulatedLink(CoreLink):
     def __init__(self, open_wire: Callable[["SimulatedLink"], SimulatedWire]) -> None:
         self._open_simulated = open_wire
         super().__init__(None, "simulated")
-        self.patience = Patience(limit_s=None)
+        self.reconnect_policy = ReconnectPolicy(limit_s=None)
 
     @property
     def is_connected(self) -> bool:
@@ -213,7 +218,7 @@ class SimulatedFrontend(Process):
         self._hang_up = hang_up
         self._retry_s = retry_s
         self._num_asked = 0
-        self._has_taught = False
+        self._has_sent_vocabulary = False
         self.link = SimulatedLink(self._open_wire)
         for ask in asks:
             self.at(ask.time, lambda ask=ask: self._ask(self.callers[ask.submit.request_id]))
@@ -223,7 +228,7 @@ class SimulatedFrontend(Process):
         self.after(time - self.world.now, action)
 
     def hear_of_shutdown(self) -> None:
-        """Whoever has shut the engine down says so."""
+        """Mark the engine as shut down."""
         self._is_engine_gone = True
         self.link.fail("the engine was shut down")
         self.wire.is_closed = True
@@ -239,7 +244,7 @@ class SimulatedFrontend(Process):
             self.link.note_loss(wire)
         elif not self._is_engine_gone:
             self.link.fail("nobody answers")
-            self.link = SimulatedLink(self._open_wire)  # as a user tries again
+            self.link = SimulatedLink(self._open_wire)  # as a user would retry
 
     def _ask(self, caller: Caller) -> None:
         if not caller.is_waiting:
@@ -249,9 +254,9 @@ class SimulatedFrontend(Process):
             return
         submit = caller.ask.submit
         try:
-            if submit.grammar is not None and not self._has_taught:
-                self.link.teach(vocabulary(VOCAB_SIZE))
-                self._has_taught = True
+            if submit.grammar is not None and not self._has_sent_vocabulary:
+                self.link.send_vocabulary(vocabulary(VOCAB_SIZE))
+                self._has_sent_vocabulary = True
             caller.stream = self.link.submit(submit, caller)
         except EngineDeadError as error:
             caller.end = error
@@ -274,7 +279,7 @@ class SimulatedFrontend(Process):
             self.after(0.0, lambda: self._leave(caller))
 
     def _leave(self, caller: Caller) -> None:
-        """The caller is gone."""
+        """The caller has disconnected."""
         if caller.is_waiting:
             caller.has_left = True
             self.link.abort([caller.name])

@@ -6,9 +6,9 @@ They stand where `core_proc/grammar/{compiler,matcher}.py` stand in an engine; e
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from octavo.core_proc.grammar.compiler import GrammarKey, NoGrammar, grammar_key
+from octavo.core_proc.grammar.compiler import CompileFailure, GrammarKey, grammar_key
 from octavo.protocol.events import FailureKind
-from octavo.protocol.requests import Vocabulary
+from octavo.protocol.requests import ModelVocabulary
 from octavo.protocol.structured import GrammarKind, GrammarSpec
 
 WRONG = "wrong"
@@ -52,7 +52,7 @@ class SimulatedMatcher:
         """Return another output that stands at the same point."""
         return replace(self)
 
-    def take(self, token_id: int) -> bool:
+    def accept(self, token_id: int) -> bool:
         """Go on by one token; False where the language has no place for it."""
         if not self.language.allows(self.position, token_id):
             return False
@@ -84,14 +84,14 @@ class SimulatedCompiler:
     wake_fd = -1
 
     def __init__(self, later: Callable[[Callable[[], None]], None], on_done: Callable[[], None]) -> None:
-        self.vocabulary: Vocabulary | None = None
+        self.vocabulary: ModelVocabulary | None = None
         self._later = later
         self._on_done = on_done
         self._pending: set[GrammarKey] = set()
         self._kept: dict[GrammarKey, SimulatedMatcher] = {}
-        self._done: list[tuple[GrammarKey, SimulatedMatcher | NoGrammar]] = []
+        self._done: list[tuple[GrammarKey, SimulatedMatcher | CompileFailure]] = []
 
-    def learn(self, vocabulary: Vocabulary) -> None:
+    def set_vocabulary(self, vocabulary: ModelVocabulary) -> None:
         """Take the vocabulary; the first one stays."""
         self.vocabulary = self.vocabulary or vocabulary
 
@@ -112,7 +112,7 @@ class SimulatedCompiler:
         """Note that nobody waits for a grammar any more."""
         self._pending.discard(key)
 
-    def take_done(self) -> list[tuple[GrammarKey, SimulatedMatcher | NoGrammar]]:
+    def take_done(self) -> list[tuple[GrammarKey, SimulatedMatcher | CompileFailure]]:
         """Return what has been compiled since the last call, or could not be."""
         done, self._done = self._done, []
         for key, result in done:
@@ -127,7 +127,7 @@ class SimulatedCompiler:
         assert self.vocabulary is not None
         _, text, _ = key
         if text == WRONG:
-            result: SimulatedMatcher | NoGrammar = NoGrammar(FailureKind.INVALID, "the grammar is wrong")
+            result: SimulatedMatcher | CompileFailure = CompileFailure(FailureKind.INVALID, "the grammar is wrong")
         else:
             result = SimulatedMatcher(Language.parse(text), len(self.vocabulary.tokens))
         self._done.append((key, result))
@@ -140,6 +140,6 @@ def spec_of(language: Language | None, start_after: int | None) -> GrammarSpec:
     return GrammarSpec(GrammarKind.LARK, text, start_after=b"" if start_after is None else bytes([start_after]))
 
 
-def vocabulary(vocab_size: int) -> Vocabulary:
+def vocabulary(vocab_size: int) -> ModelVocabulary:
     """Return the vocabulary: each token is one byte."""
-    return Vocabulary([bytes([token_id]) for token_id in range(vocab_size)], [])
+    return ModelVocabulary([bytes([token_id]) for token_id in range(vocab_size)], [])

@@ -1,18 +1,16 @@
 """One group of workers of the simulation: a virtual process that starts, executes steps, raises, hangs and dies.
 
-It stands where `LocalWorkerGroup` stands in an engine; what it computes is `worker.py`'s.
+It is a `WorkerGroup`, but for its first start; what it computes is `worker.py`'s.
 """
 
 import random
 from collections import deque
 from collections.abc import Callable, Sequence
 
-import msgspec
-
 from octavo.core_proc.workers.group import WorkerFailed
-from octavo.protocol.codec import worker_command_codec, worker_reply_codec
-from octavo.protocol.config import CachePlan, ResolvedConfig
-from octavo.protocol.steps import CommandFailed, SlotMask, StepPlan, StepResult, TokenMasks
+from octavo.protocol.codec import Frame, worker_command_codec, worker_reply_codec
+from octavo.protocol.config import CachePlan, DeviceFacts, ResolvedConfig
+from octavo.protocol.steps import CommandFailed, StepPlan, TokenMasks, WorkerCommand, WorkerReply
 from simulation.scenario import POISON_MARK
 from simulation.worker import SimulatedWorker
 from simulation.world import Action, Process, World
@@ -32,9 +30,11 @@ class SimulatedGroup:
         on_news: called when the core must look here.
         on_operation: called before each message to the worker.
         start_s: how long it takes to start; 0.0: it is ready.
+        make_next: starts another.
     """
 
     waitables = ()
+    facts: Sequence[DeviceFacts] = ()
 
     def __init__(
         self,
@@ -46,12 +46,13 @@ class SimulatedGroup:
         on_news: Action,
         on_operation: Action,
         start_s: float,
+        make_next: "Callable[[], SimulatedGroup]",
     ) -> None:
         self.process = Process(world)
         self.worker = SimulatedWorker(config, num_blocks)
         self.raises_next = False
         """The next step raises an error in the worker, which then ends."""
-        self.is_gone = False
+        self.has_exited = False
         self.has_met_poison = False
         """Whether a request is what killed it."""
         self._rng = rng
@@ -59,19 +60,18 @@ class SimulatedGroup:
         self._on_news = on_news
         self._on_operation = on_operation
         self._is_started = start_s == 0.0
-        self._num_steps = 0
-        self._steps: deque[int] = deque()
-        """Steps in flight, as the scheduler counts them."""
+        self.restart = make_next
+        self.next_sequence = 0
         self._plans: deque[StepPlan] = deque()
         self._masks: deque[TokenMasks] = deque()
-        self._replies: deque[bytes] = deque()
+        self._replies: deque[list[Frame]] = deque()
         self._is_busy = False
         if not self._is_started:
             self.process.after(start_s, self._finish_start)
 
     @property
     def has_news(self) -> bool:
-        """True when `take_result` has something to do."""
+        """True when `gather` has something to return."""
         return bool(self._replies)
 
     def advance(self, plan: CachePlan) -> bool:
@@ -84,52 +84,41 @@ class SimulatedGroup:
             raise WorkerFailed("the worker died while it started")
         return self._is_started
 
-    def execute(self, plan: StepPlan) -> None:
-        """Send a step."""
+    def broadcast(self, command: WorkerCommand) -> None:
+        """Send a step, or the masks of one."""
         self._on_operation()
-        # A group counts its own steps.
-        self._steps.append(plan.sequence)
-        command = COMMANDS.decode(COMMANDS.encode(msgspec.structs.replace(plan, sequence=self._num_steps)))
-        self._num_steps += 1
-        assert isinstance(command, StepPlan)
-        self._plans.append(command)
+        assert command.sequence == self.next_sequence
+        self.next_sequence += 1
+        received = COMMANDS.decode(*COMMANDS.encode(command))
+        if isinstance(received, TokenMasks):
+            self._masks.append(received)
+        else:
+            assert isinstance(received, StepPlan), "a command that no simulated frontend asks for"
+            self._plans.append(received)
         self._go_on()
 
-    def supply(self, masks: Sequence[SlotMask]) -> None:
-        """Send the masks of the oldest step that awaits them and has none."""
-        self._on_operation()
-        command = COMMANDS.decode(COMMANDS.encode(TokenMasks(0, list(masks))))
-        assert isinstance(command, TokenMasks)
-        self._masks.append(command)
-        self._go_on()
-
-    def take_result(self) -> StepResult | None:
-        """Return the result of the oldest step that has one.
+    def gather(self) -> WorkerReply | None:
+        """Return the next reply.
 
         Raises:
             WorkerFailed: the worker raised or died.
         """
         if self._replies:
-            reply = REPLIES.decode(self._replies.popleft())
+            reply = REPLIES.decode(*self._replies.popleft())
             if isinstance(reply, CommandFailed):
                 raise WorkerFailed(reply.message, "raised")
-            assert isinstance(reply, StepResult)
-            return msgspec.structs.replace(reply, sequence=self._steps.popleft())
+            return reply
         if not self.process.is_alive:
             raise WorkerFailed("the worker died")
         return None
 
-    def profile(self, directory: str | None, on_done: Callable[[str], None]) -> None:
-        """Fail the run: no simulated frontend asks for it."""
-        raise AssertionError("a profile that nobody has asked for")
-
-    def abandon(self, why: str) -> None:
+    def abandon(self) -> None:
         """Kill the worker; it is gone a little later."""
         self.process.kill()
         self.process.world.after(self._step_scale * self._rng.random(), self._finish_end)
 
     def die(self) -> None:
-        """End without a word, which the core notices a little later."""
+        """Die without a message; the core notices a little later."""
         self.process.kill()
         self.process.world.after(self._step_scale * self._rng.random(), self._on_news)
 
@@ -138,11 +127,11 @@ class SimulatedGroup:
         self._on_news()
 
     def _finish_end(self) -> None:
-        self.is_gone = True
+        self.has_exited = True
         self._on_news()
 
     def _go_on(self) -> None:
-        """Compute the next step, unless one is being computed or its masks are not there."""
+        """Compute the next step, unless one is running or its masks have not arrived."""
         if self._is_busy or not self._plans or (self._plans[0].awaits_masks and not self._masks):
             return
         self._is_busy = True
@@ -151,7 +140,8 @@ class SimulatedGroup:
 
     def _finish_step(self) -> None:
         plan = self._plans.popleft()
-        masks = self._masks.popleft().masks if plan.awaits_masks else ()
+        masks = self._masks.popleft().unpack() if plan.awaits_masks else ()
+        self.worker.next_sequence = plan.sequence  # commands arrive in order, and other kinds have numbers, too
         result = self.worker.execute(plan, masks)
         if self._is_poisoned(plan):
             self.has_met_poison = True
@@ -168,4 +158,4 @@ class SimulatedGroup:
 
     def _is_poisoned(self, plan: StepPlan) -> bool:
         rows = self.worker.rows
-        return any(part.samples and POISON_MARK in rows[part.slot].admitted.request_id for part in plan.scheduled)
+        return any(part.num_samples and POISON_MARK in rows[part.slot].admitted.request_id for part in plan.scheduled)

@@ -28,7 +28,7 @@ def refusal(submit: Submit, plan: CachePlan) -> FailureKind | None:
     num_prompt = len(submit.prompt_token_ids)
     if num_prompt >= plan.max_model_len:
         return FailureKind.INVALID
-    if min(num_prompt + submit.sampling.max_tokens, plan.max_model_len) - 1 > plan.num_blocks * plan.block_size:
+    if min(num_prompt + submit.params.max_tokens, plan.max_model_len) - 1 > plan.num_blocks * plan.block_size:
         return FailureKind.INVALID
     if submit.grammar is not None and submit.grammar.text == WRONG:
         return FailureKind.INVALID
@@ -37,7 +37,7 @@ def refusal(submit: Submit, plan: CachePlan) -> FailureKind | None:
 
 def answer(submit: Submit, vocab_size: int, max_model_len: int) -> Answer:
     """Return the one right answer of a request that can be served."""
-    sampling, root = submit.sampling, root_state(submit.request_id)
+    sampling, root = submit.params, root_state(submit.request_id)
     num_prompt = len(submit.prompt_token_ids)
     token_ids, states = list(submit.prompt_token_ids), list[int]()
     extend_states(states, token_ids, root)

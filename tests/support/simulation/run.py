@@ -270,7 +270,7 @@ class Simulation:
             assert not scheduler.waiting.first and not scheduler.running.first, "a queue is not empty"
             assert scheduler.cache.pool.num_free == scheduler.cache.pool.num_blocks, "blocks are not free"
             assert len(scheduler.free_slots) == core.config.max_num_seqs, "slots are not free"
-            assert not core.grammars.has_requests, "requests wait for their grammars"
+            assert not core.grammars.num_waiting, "requests wait for their grammars"
             assert not core.outbox.has_backlog, "events are not sent"
         if self._is_observed:
             for one in self._cores:

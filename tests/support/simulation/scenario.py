@@ -8,6 +8,7 @@ import random
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
+from octavo.protocol.ids import pack_ids
 from octavo.protocol.params import SamplingSpec
 from octavo.protocol.requests import Submit
 from simulation.grammar import Language, spec_of
@@ -186,8 +187,8 @@ class _Style:
         poison = self._poisons.choice(self._marks) if rng.random() < self._poisoned else ""
         submit = Submit(
             request_id=f"{index}{poison}{SALT_MARK}{salt or ''}",
-            prompt_token_ids=self._prompt(),
-            sampling=self._sampling(),
+            prompt_token_ids=pack_ids(self._prompt()),
+            params=self._sampling(),
             priority=rng.randint(0, 2),
             cache_salt=salt,
             stream_interval=rng.choice(self._intervals),

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 
 from octavo.protocol.config import ResolvedConfig
 from octavo.protocol.events import TokenLogprobs
-from octavo.protocol.steps import Admitted, Scheduled, SlotMask, StepPlan, StepResult
+from octavo.protocol.ids import pack_ids
+from octavo.protocol.steps import Admitted, Scheduled, StepPlan, StepResult, TokenMask
 from simulation.model import draw, extend_states, logprob, root_state
 
 
@@ -52,7 +53,7 @@ class SimulatedWorker:
         self._cache: list[int | None] = [None] * (num_blocks * config.block_size)
         """The state at each position of each block, block after block."""
 
-    def execute(self, plan: StepPlan, masks: Sequence[SlotMask] = ()) -> StepResult:
+    def execute(self, plan: StepPlan, masks: Sequence[TokenMask] = ()) -> StepResult:
         """Apply a plan and return its result.
 
         Raises:
@@ -67,7 +68,8 @@ class SimulatedWorker:
             self._write(part)
         for part in plan.scheduled:
             self._read(part)
-        return self._sample(plan, dict(masks))
+        require(all(index == 0 for _, index, _ in masks), "a mask for a second draw")
+        return self._sample(plan, {slot: bytes(words) for slot, _, words in masks})
 
     def _change_rows(self, plan: StepPlan) -> None:
         for slot in plan.released:
@@ -78,12 +80,14 @@ class SimulatedWorker:
             require(slot not in self.rows, f"{name} enters slot {slot}, which is in use")
             require(0 <= slot < self._max_num_seqs, f"{name} enters slot {slot}")
             require(0 < admitted.num_prompt_tokens <= len(admitted.token_ids), f"{name} has no prompt")
-            self._check_blocks(name, admitted.block_ids)
-            self.rows[slot] = Row(admitted, list(admitted.token_ids), list(admitted.block_ids), root_state(name))
+            (block_ids,) = admitted.block_ids
+            self._check_blocks(name, block_ids)
+            self.rows[slot] = Row(admitted, list(admitted.token_ids), list(block_ids), root_state(name))
         for appended in plan.appended:
             row = self.rows[appended.slot]
-            self._check_blocks(row.admitted.request_id, appended.block_ids)
-            row.block_ids += appended.block_ids
+            (block_ids,) = appended.block_ids
+            self._check_blocks(row.admitted.request_id, block_ids)
+            row.block_ids += block_ids
 
     def _check_blocks(self, name: str, block_ids: list[int]) -> None:
         for block_id in block_ids:
@@ -103,7 +107,7 @@ class SimulatedWorker:
         require(start >= row.num_computed, f"{name}: position {start} comes again, after {row.num_computed}")
         require(end <= len(row.token_ids), f"{name}: position {end} has no token yet")
         require(end <= len(row.block_ids) * size, f"{name}: position {end} has no block")
-        require(part.samples == (end == len(row.token_ids)), f"{name}: samples {part.samples} at {end}")
+        require(part.num_samples == (end == len(row.token_ids)), f"{name}: samples {part.num_samples} at {end}")
         extend_states(row.states, row.token_ids, row.root)
         row.num_computed = end
         while start < end:
@@ -133,10 +137,10 @@ class SimulatedWorker:
         prompt_logprobs: list[tuple[int, list[TokenLogprobs]]] = []
         for part in plan.scheduled:
             row = self.rows[part.slot]
-            sampling = row.admitted.sampling
+            sampling = row.admitted.params
             if sampling.prompt_logprobs is not None:
                 prompt_logprobs.append((part.slot, self._prompt_logprobs(row, part)))
-            if not part.samples:
+            if not part.num_samples:
                 continue
             position = len(row.token_ids)
             state = row.states[position - 1]
@@ -146,7 +150,7 @@ class SimulatedWorker:
             logprobs.append(None if sampling.logprobs is None else logprob(state, token_id))
             row.token_ids.append(token_id)
         require(not masks, "a mask for a slot that samples nothing")
-        return StepResult(plan.sequence, sampled, logprobs if any(logprobs) else [], prompt_logprobs)
+        return StepResult(plan.sequence, pack_ids(sampled), logprobs if any(logprobs) else [], prompt_logprobs)
 
     def _prompt_logprobs(self, row: Row, part: Scheduled) -> list[TokenLogprobs]:
         end = min(part.start + part.num_tokens + 1, row.admitted.num_prompt_tokens)

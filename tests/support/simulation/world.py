@@ -8,6 +8,8 @@ import random
 from collections import deque
 from collections.abc import Callable
 
+from octavo.protocol.codec import Frame
+
 Action = Callable[[], None]
 
 
@@ -97,8 +99,8 @@ class Pipe:
         self._scale = scale
         self._limit = limit
         self._on_arrival = on_arrival
-        self._under_way: deque[bytes] = deque()
-        self._arrived: deque[bytes] = deque()
+        self._under_way: deque[list[Frame]] = deque()
+        self._arrived: deque[list[Frame]] = deque()
         self.latest = 0.0
         """When everything that was sent will have arrived."""
 
@@ -107,18 +109,18 @@ class Pipe:
         """True when `take` returns something."""
         return bool(self._arrived)
 
-    def send(self, frame: bytes) -> bool:
+    def send(self, message: list[Frame]) -> bool:
         """Send a message; False when the pipe is full. After the cut it goes nowhere."""
         if len(self._under_way) + len(self._arrived) >= self._limit:
             return False
         if self.is_cut:
             return True
         self.latest = max(self.latest, self._world.now + self._delay())
-        self._under_way.append(frame)
+        self._under_way.append(message)
         self._world.at(self.latest, self._arrive)
         return True
 
-    def take(self) -> bytes | None:
+    def take(self) -> list[Frame] | None:
         """Return the next message that has arrived."""
         return self._arrived.popleft() if self._arrived else None
 

@@ -1,4 +1,4 @@
-"""A linear layer, its parameters made and named."""
+"""A linear layer, and the creation of its parameters."""
 
 from torch import Tensor
 
@@ -8,14 +8,14 @@ from octavo.worker_proc.models.parameters import Parameters
 
 
 class Linear:
-    """`x @ weight.T + bias`; ready for use once its weight is packed, after the checkpoint has filled it."""
+    """`x @ weight.T + bias`; usable when its weight is packed."""
 
     def __init__(self, weight: LinearWeight) -> None:
         self._weight = weight
 
     @classmethod
     def tied(cls, parameters: Parameters, embedding_VD: Tensor) -> "Linear":
-        """Make the output layer of a model whose output weight is its embedding, which it goes on using."""
+        """Make the output layer of a model whose output weight is its embedding."""
         return cls(parameters.tied(embedding_VD))
 
     @classmethod
@@ -24,13 +24,13 @@ class Linear:
     ) -> "Linear":
         """Make the layer that the checkpoint calls `name`.
 
-        `is_transposed` says that the checkpoint's weight is IO, not OI.
+        `is_transposed`: the weight in the checkpoint has shape IO, not OI.
         """
         return cls(parameters.linear(name, {name: outputs}, inputs, bias=bias, is_transposed=is_transposed))
 
     @classmethod
     def stacked(cls, parameters: Parameters, name: str, parts: dict[str, int], inputs: int, *, bias: bool) -> "Linear":
-        """Make one layer of several of the checkpoint's: `parts` gives their names and numbers of outputs."""
+        """Make one layer from several of the checkpoint; `parts` has their names and numbers of outputs."""
         return cls(parameters.linear(name, parts, inputs, bias=bias))
 
     def __call__(self, x_TI: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Normalization layers, their parameters made and named."""
+"""Normalization layers, and the creation of their parameters."""
 
 from dataclasses import dataclass
 
@@ -26,8 +26,8 @@ class RMSNorm:
         """Return the normalized rows, in the shape of `x`."""
         return rms_norm(x, self.weight_D, self.eps)
 
-    def of_sum(self, x_TD: Tensor, update_TD: Tensor) -> tuple[Tensor, Tensor]:
-        """Return `x + update`, and its normalized rows."""
+    def fused_add_norm(self, x_TD: Tensor, update_TD: Tensor) -> tuple[Tensor, Tensor]:
+        """Return `x + update`, and its normalized rows, in one pass."""
         return add_rms_norm(x_TD, update_TD, self.weight_D, self.eps)
 
 

@@ -1,4 +1,4 @@
-"""Rotary angles from a model's configuration: every spelling of it, every scaling that is supported.
+"""Rotary angles from a model's configuration, in every spelling and with every supported scaling.
 
 Rotates nothing; `octavo.kernels.rope` does.
 """
@@ -15,8 +15,8 @@ from octavo.protocol.errors import ConfigError
 from octavo.worker_proc.models.hf_config import optional, required
 
 _CHUNK_POSITIONS = 1024
-"""Angles are computed for this many positions at once, always for the same ones together, so that a
-position's angle has the same bits however far the table has grown."""
+"""Angles are computed in fixed chunks of this many positions, so that the angle of a position has the same bits
+however long the table is."""
 
 
 class Rotary:
@@ -29,9 +29,9 @@ class Rotary:
         self._sin_LC = torch.empty(0, len(inverse_frequencies_C))
 
     def prepare(self, num_positions: int, device: torch.device) -> None:
-        """Compute the angles of positions below `num_positions`, unless they are there.
+        """Compute the angles of positions below `num_positions`, unless they exist.
 
-        The processor does, whatever the device, so that all devices have the same ones.
+        They are computed on the CPU for every device, so that all devices have the same bits.
         """
         if num_positions <= len(self._cos_LC):
             return
@@ -52,8 +52,8 @@ class Rotary:
 def rotary_from_config(config: Mapping[str, Any], head_dim: int, *, default_theta: float = 10000.0) -> Rotary:
     """Make the angles that `config.json` describes.
 
-    The scaling stands under `rope_parameters` (transformers 5) or `rope_scaling`, the base there or
-    beside it as `rope_theta`.
+    The scaling is under `rope_parameters` (transformers 5) or `rope_scaling`; the base is there too, or beside it as
+    `rope_theta`.
 
     Raises:
         ConfigError: a scaling that is not supported, or one whose values are missing.
@@ -87,7 +87,7 @@ def _linear(inverse_frequencies_C: Tensor, rope: Mapping[str, Any], config: Mapp
 
 
 def _llama3(inverse_frequencies_C: Tensor, rope: Mapping[str, Any], config: Mapping[str, Any]) -> Rotary:
-    """Llama 3.1: long waves are divided by a factor, short ones kept, those between blended."""
+    """Llama 3.1: long wavelengths are divided by a factor, short ones kept, the ones between interpolated."""
     factor = required(rope, "factor", float)
     low, high = required(rope, "low_freq_factor", float), required(rope, "high_freq_factor", float)
     original = required(rope, "original_max_position_embeddings", int)
@@ -97,7 +97,7 @@ def _llama3(inverse_frequencies_C: Tensor, rope: Mapping[str, Any], config: Mapp
 
 
 def _yarn(inverse_frequencies_C: Tensor, rope: Mapping[str, Any], config: Mapping[str, Any]) -> Rotary:
-    """YaRN (arXiv 2309.00071): blended by the number of turns within the original length; scores scaled."""
+    """YaRN (arXiv 2309.00071): interpolated by the number of rotations within the original length; scores scaled."""
     num_pairs = len(inverse_frequencies_C)
     theta = required(rope, "rope_theta", float)
     original = optional(rope, "original_max_position_embeddings", required(config, "max_position_embeddings", int))
@@ -132,4 +132,4 @@ _SCALINGS: dict[str, Callable[[Tensor, Mapping[str, Any], Mapping[str, Any]], Ro
     "llama3": _llama3,
     "yarn": _yarn,
 }
-"""Not here: "dynamic", whose angles depend on the length of the sequence and not only on the position."""
+"""Not supported: "dynamic", whose angles depend on the length of the sequence, not only on the position."""

@@ -1,1 +1,1 @@
-"""`octavo bench chaos`: many clients of one engine whose processes are killed and stopped, and what came of it."""
+"""`octavo bench chaos`: load on an engine whose processes are killed and stopped, with every answer checked."""

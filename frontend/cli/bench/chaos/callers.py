@@ -1,6 +1,6 @@
-"""Callers of one kind each: one asks over HTTP, one as an application that has joined the engine.
+"""The two kinds of clients: one sends HTTP requests, the other is an application that has joined the engine.
 
-Each asks in the manner it is told, and tells what became of it. Neither asks anything twice.
+Each sends a job once, behaves as the job says, and returns the outcome. Retries are decided elsewhere.
 """
 
 import asyncio
@@ -11,8 +11,8 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
-from octavo.frontend.cli.bench.chaos.answers import Answer, Garbled, StreamedAnswer, whole_answer
-from octavo.frontend.cli.bench.chaos.jobs import Fate, Job, Kind, Place, Result
+from octavo.frontend.cli.bench.chaos.answers import Answer, MalformedAnswer, StreamedAnswer, whole_answer
+from octavo.frontend.cli.bench.chaos.jobs import EngineLocation, Job, Kind, Outcome, Result
 from octavo.frontend.cli.bench.http_connection import READ_LIMIT_BYTES, HttpConnection
 from octavo.frontend.client import AsyncClient
 from octavo.frontend.outputs import CompletionOutput, PositionLogprobs, RequestOutput
@@ -26,76 +26,76 @@ _DATA = b"data: "
 
 
 class Refused(Exception):
-    """The engine, or its server, answered with an error."""
+    """The engine or its server answered with an error."""
 
 
 class Caller(Protocol):
-    """Asks one kind of request."""
+    """Sends one kind of request."""
 
-    async def ask(self, job: Job) -> tuple[Fate, Answer]:
-        """Ask, and read the answer as the job says; returns how it ended, and what was read.
+    async def ask(self, job: Job) -> tuple[Outcome, Answer]:
+        """Send the request and read the answer as the job says; return the outcome and what was read.
 
         Raises:
             OSError, EOFError: the connection broke.
             Refused: the answer is an error.
-            Garbled: the answer cannot be understood.
+            MalformedAnswer: the answer cannot be parsed.
         """
 
     async def close(self) -> None:
-        """Leave the engine."""
+        """Disconnect from the engine."""
 
 
-async def result_of(caller: Caller, job: Job, timeout_s: float) -> Result:
-    """Have a job done, and return what became of it, whatever that is.
+async def run_job(caller: Caller, job: Job, timeout_s: float) -> Result:
+    """Run a job and return its result; never raises for a failed request.
 
     Args:
-        caller: of its kind.
-        job: to be done.
-        timeout_s: that it may take.
+        caller: of the job's kind.
+        job: the request and the client's behavior.
+        timeout_s: the job fails after this time.
     """
     answer: Answer | None = None
     detail = ""
     try:
         async with asyncio.timeout(timeout_s):
-            fate, answer = await caller.ask(job)
+            outcome, answer = await caller.ask(job)
     except TimeoutError:
-        fate, detail = Fate.FAILED, f"no answer within {timeout_s:g} s"
+        outcome, detail = Outcome.FAILED, f"no answer within {timeout_s:g} s"
     except (OSError, EOFError) as error:
-        fate, detail = Fate.BROKEN, f"{type(error).__name__}: {error}"
-    except (Refused, Garbled, ValueError, KeyError, asyncio.LimitOverrunError) as error:
-        fate, detail = Fate.FAILED, f"{type(error).__name__}: {error}"
-    return Result(job.number, fate, answer, detail, time.monotonic())
+        outcome, detail = Outcome.BROKEN, f"{type(error).__name__}: {error}"
+    except (Refused, MalformedAnswer, ValueError, KeyError, asyncio.LimitOverrunError) as error:
+        outcome, detail = Outcome.FAILED, f"{type(error).__name__}: {error}"
+    return Result(job.number, outcome, answer, detail, time.monotonic())
 
 
 class HttpCaller:
-    """Asks an HTTP server, on a connection of its own for each request.
+    """Sends HTTP requests, each on a connection of its own.
 
     Args:
-        place: where it listens.
+        location: of the server.
     """
 
-    def __init__(self, place: Place) -> None:
-        parts = urlsplit(place.url)
+    def __init__(self, location: EngineLocation) -> None:
+        parts = urlsplit(location.url)
         self._host, self._port = parts.hostname or "", parts.port or 80
 
-    async def ask(self, job: Job) -> tuple[Fate, Answer]:
+    async def ask(self, job: Job) -> tuple[Outcome, Answer]:
         """See `Caller`."""
         body = dict(job.request.body)
-        if job.manner.is_streamed:
+        if job.behavior.is_streamed:
             body |= {"stream": True, "stream_options": {"include_usage": True}}
         connection = HttpConnection(*await asyncio.open_connection(self._host, self._port, limit=READ_LIMIT_BYTES))
         try:
             status = await connection.ask(self._frame(_PATHS[job.request.kind], json.dumps(body).encode()))
             if status != _OK:
                 raise Refused(f"HTTP {status}: {(await _whole(connection))[:500].decode(errors='replace')}")
-            if job.manner.is_streamed:
+            if job.behavior.is_streamed:
                 return await _read_stream(connection, job)
-            return Fate.ANSWERED, whole_answer(json.loads(await _whole(connection)))
+            return Outcome.ANSWERED, whole_answer(json.loads(await _whole(connection)))
         finally:
             connection.close()
 
     async def close(self) -> None:
-        """Nothing is held between requests."""
+        """Nothing to close: no connection outlives its request."""
 
     def _frame(self, path: str, body: bytes) -> bytes:
         head = f"POST {path} HTTP/1.1\r\nhost: {self._host}\r\ncontent-type: application/json\r\n"
@@ -106,29 +106,29 @@ async def _whole(connection: HttpConnection) -> bytes:
     return b"".join([piece async for piece in connection.body()])
 
 
-async def _read_stream(connection: HttpConnection, job: Job) -> tuple[Fate, Answer]:
-    """Read a stream to its end, or as far as the job says."""
-    answer = StreamedAnswer()
+async def _read_stream(connection: HttpConnection, job: Job) -> tuple[Outcome, Answer]:
+    """Read a stream to its end, or until the job's client leaves."""
+    assembled = StreamedAnswer()
     num_pieces = 0
     has_end = False
     async with contextlib.aclosing(_events(connection)) as events:
         async for event in events:
             if event == b"[DONE]":
-                answer.end()
+                assembled.end()
                 has_end = True
                 continue
             chunk = json.loads(event)
             if "error" in chunk:
-                raise Refused(f"an event of the stream says: {chunk['error']}")
-            answer.take(chunk)
+                raise Refused(f"the stream contains an error event: {chunk['error']}")
+            assembled.take(chunk)
             num_pieces += 1
-            if num_pieces == job.manner.leaves_after:
-                return Fate.LEFT, answer.told
-            if job.manner.pause_s:
-                await asyncio.sleep(job.manner.pause_s)
+            if num_pieces == job.behavior.leaves_after:
+                return Outcome.LEFT, assembled.answer
+            if job.behavior.pause_s:
+                await asyncio.sleep(job.behavior.pause_s)
     if not has_end:
-        raise EOFError("the stream has no end")
-    return Fate.ANSWERED, answer.told
+        raise EOFError("the connection closed before the stream ended")
+    return Outcome.ANSWERED, assembled.answer
 
 
 async def _events(connection: HttpConnection) -> AsyncGenerator[bytes]:
@@ -141,7 +141,7 @@ async def _events(connection: HttpConnection) -> AsyncGenerator[bytes]:
 
 
 class JoinedCaller:
-    """Asks through an `AsyncClient` that has joined the engine.
+    """Sends requests through an `AsyncClient` that has joined the engine.
 
     Args:
         client: of the engine.
@@ -150,11 +150,11 @@ class JoinedCaller:
     def __init__(self, client: AsyncClient) -> None:
         self._client = client
 
-    async def ask(self, job: Job) -> tuple[Fate, Answer]:
+    async def ask(self, job: Job) -> tuple[Outcome, Answer]:
         """See `Caller`."""
-        body, manner = job.request.body, job.manner
-        kind = OutputKind.DELTA if manner.is_streamed else OutputKind.FINAL_ONLY
-        answer = _JoinedAnswer()
+        body, behavior = job.request.body, job.behavior
+        kind = OutputKind.DELTA if behavior.is_streamed else OutputKind.FINAL_ONLY
+        assembled = _JoinedAnswer()
         name = body.get("request_id") or f"job-{job.number}"
         outputs = self._client.generate(
             body["prompt"],
@@ -167,38 +167,38 @@ class JoinedCaller:
         try:
             async with contextlib.aclosing(outputs):
                 async for output in outputs:
-                    answer.take(output)
+                    assembled.take(output)
                     num_pieces += 1
-                    if num_pieces == manner.leaves_after:
-                        return Fate.LEFT, answer.told
-                    if num_pieces == manner.aborts_after:
+                    if num_pieces == behavior.leaves_after:
+                        return Outcome.LEFT, assembled.answer
+                    if num_pieces == behavior.aborts_after:
                         outputs_left = not output.finished
                         await self._client.abort(name)
                         if outputs_left:
-                            return Fate.ABORTED, await answer.rest(outputs)
-                    if manner.pause_s:
-                        await asyncio.sleep(manner.pause_s)
+                            return Outcome.ABORTED, await assembled.rest(outputs)
+                    if behavior.pause_s:
+                        await asyncio.sleep(behavior.pause_s)
         except OctavoError as error:
             raise Refused(f"{type(error).__name__}: {error}") from None
-        answer.end()
-        return Fate.ANSWERED, answer.told
+        assembled.end()
+        return Outcome.ANSWERED, assembled.answer
 
     async def close(self) -> None:
         """See `Caller`."""
         await self._client.close()
 
 
-def _params(said: dict[str, Any], kind: OutputKind) -> SamplingParams:
-    said = dict(said)
-    if form := said.pop("structured_outputs", None):
-        said["structured_outputs"] = StructuredOutputsParams(**form)
-    if biases := said.pop("logit_bias", None):
-        said["logit_bias"] = {int(token_id): bias for token_id, bias in biases.items()}
-    return SamplingParams(**said, output_kind=kind)
+def _params(values: dict[str, Any], kind: OutputKind) -> SamplingParams:
+    values = dict(values)
+    if form := values.pop("structured_outputs", None):
+        values["structured_outputs"] = StructuredOutputsParams(**form)
+    if biases := values.pop("logit_bias", None):
+        values["logit_bias"] = {int(token_id): bias for token_id, bias in biases.items()}
+    return SamplingParams(**values, output_kind=kind)
 
 
 class _JoinedAnswer:
-    """Puts outputs together."""
+    """Assembles `RequestOutput`s."""
 
     def __init__(self) -> None:
         self._choices: dict[int, dict[str, Any]] = {}
@@ -207,8 +207,8 @@ class _JoinedAnswer:
         self._is_over = False
 
     @property
-    def told(self) -> Answer:
-        """What the outputs so far say."""
+    def answer(self) -> Answer:
+        """The answer assembled so far."""
         num_tokens = sum(len(choice["token_ids"]) for choice in self._choices.values())
         return {
             "choices": [self._choices[index] for index in sorted(self._choices)],
@@ -220,15 +220,15 @@ class _JoinedAnswer:
         """Add an output.
 
         Raises:
-            Garbled: it, or one of its sequences, is over.
+            MalformedAnswer: the request, or one of its sequences, has already ended.
         """
         if self._is_over:
-            raise Garbled("the request goes on after its end")
+            raise MalformedAnswer("the request continues after its end")
         self._is_over = output.finished
         self._num_prompt_tokens = len(output.prompt_token_ids)
         if output.prompt_logprobs is not None:
             if self._prompt_logprobs is not None:
-                raise Garbled("the prompt's logprobs are told twice")
+                raise MalformedAnswer("prompt logprobs appear twice")
             self._prompt_logprobs = [_logprobs(position) for position in output.prompt_logprobs]
         for sequence in output.outputs:
             self._take_sequence(sequence)
@@ -239,7 +239,7 @@ class _JoinedAnswer:
             index, {"index": index, "text": "", "token_ids": [], "logprobs": [], "finish_reason": None}
         )
         if choice["finish_reason"] is not None:
-            raise Garbled(f"sequence {index} goes on after its end")
+            raise MalformedAnswer(f"sequence {index} continues after its end")
         choice["text"] += sequence.text
         choice["token_ids"] += sequence.token_ids
         choice["logprobs"] += [_logprobs(position) for position in sequence.logprobs or ()]
@@ -248,24 +248,24 @@ class _JoinedAnswer:
         choice["stop_reason"] = sequence.stop_reason
 
     async def rest(self, outputs: AsyncIterator[RequestOutput]) -> Answer:
-        """Read what an aborted request still has to say.
+        """Read the remaining outputs of an aborted request.
 
         Raises:
-            Garbled: it does not end.
+            MalformedAnswer: it does not end.
         """
         async for output in outputs:
             self.take(output)
         self.end()
-        return self.told
+        return self.answer
 
     def end(self) -> None:
-        """There are no more outputs.
+        """Take the end of the outputs.
 
         Raises:
-            Garbled: there should be.
+            MalformedAnswer: the request has not finished.
         """
         if not self._is_over or any(choice["finish_reason"] is None for choice in self._choices.values()):
-            raise Garbled("the request is over before its end")
+            raise MalformedAnswer("the outputs ended before the request finished")
 
 
 def _logprobs(position: PositionLogprobs | None) -> list[Any] | None:

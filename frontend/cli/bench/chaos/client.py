@@ -1,7 +1,7 @@
-"""A client process of a run: `python -P -m octavo.frontend.cli.bench.chaos.client`.
+"""A client process of a chaos run: `python -P -m octavo.frontend.cli.bench.chaos.client`.
 
-Reads a `Place` and then `Job`s from standard input, and writes a `Result` for each to standard output as soon as there
-is one; ends when nobody writes to it any more. It may be killed at any moment.
+Reads an `EngineLocation` and then `Job`s from standard input, runs all of them concurrently, and writes a `Result` to
+standard output as each job ends. Exits when standard input is closed. It may be killed at any moment.
 """
 
 import asyncio
@@ -9,33 +9,33 @@ import sys
 
 import msgspec
 
-from octavo.frontend.cli.bench.chaos.callers import Caller, HttpCaller, JoinedCaller, result_of
-from octavo.frontend.cli.bench.chaos.jobs import Job, Place
+from octavo.frontend.cli.bench.chaos.callers import Caller, HttpCaller, JoinedCaller, run_job
+from octavo.frontend.cli.bench.chaos.jobs import EngineLocation, Job
 from octavo.frontend.client import AsyncClient
 
 MAX_LINE_BYTES = 2**22
 
 JOIN_TIMEOUT_S = 120.0
-"""How long to try to join an engine that is being started again."""
+"""How long to try to join an engine that may be restarting."""
 
 
 async def main() -> None:
-    """Do every job that comes, all at once."""
+    """Run jobs from standard input until it is closed."""
     loop = asyncio.get_running_loop()
     reader = asyncio.StreamReader(limit=MAX_LINE_BYTES)
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
-    place = msgspec.json.decode(await reader.readline(), type=Place)
+    location = msgspec.json.decode(await reader.readline(), type=EngineLocation)
     caller: Caller
-    if place.url:
-        caller = HttpCaller(place)
+    if location.url:
+        caller = HttpCaller(location)
     else:
-        caller = JoinedCaller(await AsyncClient.connect(place.address, connect_timeout_s=JOIN_TIMEOUT_S))
-    _say(b"{}")
+        caller = JoinedCaller(await AsyncClient.connect(location.address, connect_timeout_s=JOIN_TIMEOUT_S))
+    _write_line(b"{}")
     tasks: set[asyncio.Task[None]] = set()
     try:
         while line := await reader.readline():
             job = msgspec.json.decode(line, type=Job)
-            task = asyncio.create_task(_do(caller, job, place.timeout_s))
+            task = asyncio.create_task(_run(caller, job, location.timeout_s))
             tasks.add(task)
             task.add_done_callback(tasks.discard)
     finally:
@@ -45,12 +45,12 @@ async def main() -> None:
         await caller.close()
 
 
-async def _do(caller: Caller, job: Job, timeout_s: float) -> None:
-    _say(msgspec.json.encode(await result_of(caller, job, timeout_s)))
+async def _run(caller: Caller, job: Job, timeout_s: float) -> None:
+    _write_line(msgspec.json.encode(await run_job(caller, job, timeout_s)))
 
 
-def _say(line: bytes) -> None:
-    # A pipe takes lines whole only when they are short, but this process has one thread.
+def _write_line(line: bytes) -> None:
+    # Writes longer than PIPE_BUF are not atomic, but this process has one thread.
     sys.stdout.buffer.write(line + b"\n")
     sys.stdout.buffer.flush()
 

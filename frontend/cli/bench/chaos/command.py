@@ -1,4 +1,4 @@
-"""`octavo bench chaos`: kills and stops processes of an engine under load, and compares every answer bit for bit."""
+"""`octavo bench chaos`: kills and stops processes of an engine under load and compares every answer bit for bit."""
 
 import argparse
 import shlex
@@ -14,11 +14,11 @@ from octavo.frontend.cli.errors import CommandError
 from octavo.frontend.cli.flags import FlagParser, config_parser
 
 _DESCRIPTION = """\
-Try whether an engine loses, doubles or changes an answer. Random requests are first answered one at a time by an
-undisturbed engine. Then many clients ask them all at once, of HTTP processes and from applications that have joined
-the engine, with a cache so small that requests are preempted, while workers, cores, HTTP processes and applications
-are killed and stopped. Every answer must have the bits of the first, and nothing may be left when the engine ends.
-Requests, manners and strikes follow from --seed."""
+Test whether an engine loses, duplicates or changes answers when its processes die. An undisturbed engine first answers
+random requests one at a time. Then many clients send the same requests concurrently, over HTTP and from applications
+that have joined the engine, while workers, cores, HTTP processes and applications are killed and stopped. The KV cache
+is small enough to force preemption. Every answer must match the undisturbed one bit for bit, and no process or file
+may be left when the engine stops. --seed determines the requests, the clients' behavior and the injected faults."""
 
 SETTINGS: dict[str, Any] = {
     "max_model_len": 1024,
@@ -30,15 +30,18 @@ SETTINGS: dict[str, Any] = {
     "core_timeout": 4,
     "disable_log_stats": True,
 }
-"""Of the engine, where the command line is silent: small, and soon out of patience."""
+"""Engine settings unless the command line overrides them: a small engine with short timeouts."""
 
 _NUMBERS = {
-    "--requests": (1000, "requests of the run"),
-    "--kills": (30, "processes killed, or stopped for longer than the engine waits, spread over all kinds"),
-    "--clients": (200, "requests under way at once"),
-    "--client-processes": (3, "processes that ask over HTTP, and as many that have joined the engine"),
-    "--server-processes": (3, "HTTP processes of the server"),
-    "--timeout": (600, "seconds after which a request counts as lost"),
+    "--requests": (1000, "number of requests"),
+    "--kills": (
+        30,
+        "processes of all kinds to kill, or to stop for longer than the engine's timeouts",
+    ),
+    "--clients": (200, "concurrent requests"),
+    "--client-processes": (3, "number of HTTP client processes, and of applications that join the engine"),
+    "--server-processes": (3, "API server processes"),
+    "--timeout": (600, "a request without an answer after so many seconds is lost"),
 }
 
 
@@ -49,56 +52,56 @@ def parser() -> FlagParser:
     for flag, (default, text) in _NUMBERS.items():
         group.add_argument(flag, type=_count, default=default, metavar="N", help=f"{text}; default: {default}")
     group.add_argument(
-        "--distinct", type=_count, metavar="N", help="different requests among them; default: a quarter of --requests"
+        "--distinct", type=_count, metavar="N", help="number of different requests; default: a quarter of --requests"
     )
-    group.add_argument("--output-json", metavar="FILE", help="write the report here")
+    group.add_argument("--output-json", metavar="FILE", help="write the report to this file")
     group.add_argument(
-        "--log-dir", metavar="DIR", help="where the logs of servers and clients go; default: kept only on failure"
+        "--log-dir",
+        metavar="DIR",
+        help="directory for the logs of servers and clients; default: kept only on failure",
     )
     group.add_argument("--disable-tqdm", action="store_true", default=False, help="no progress bar")
     return parser
 
 
-def run(words: list[str]) -> int:
-    """Try, and tell; return the exit code.
+def run(argv: list[str]) -> int:
+    """Run the test and print the report; return the exit code.
 
     Raises:
-        CommandError: an answer was lost, doubled or changed, or something was left behind; or a server did not start.
+        CommandError: an answer was lost, duplicated or changed, something was left behind, or a server did not start.
     """
-    settings, options = bench_options(parser(), words)
+    settings, options = bench_options(parser(), argv)
     _check(options)
-    replay = shlex.join(["octavo", "bench", "chaos", *words])
+    replay = shlex.join(["octavo", "bench", "chaos", *argv])
     if "seed" not in settings:
         replay += " --seed 0"
-    from octavo.frontend.cli.bench.chaos.trial import try_engine
+    from octavo.frontend.cli.bench.chaos.run import run_chaos
 
-    # Like Ctrl-C: what was started is ended.
+    # Like Ctrl-C: the finally blocks stop every process we started.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     logs = Path(options.log_dir or tempfile.mkdtemp(prefix="octavo-chaos-log-"))
     logs.mkdir(parents=True, exist_ok=True)
     is_good = False
     try:
         with tempfile.TemporaryDirectory(prefix="octavo-chaos-") as name:
-            trial = try_engine({**SETTINGS, **settings}, options, Path(name), logs, settings.get("seed", 0))
-        trial.tell(replay)
+            report = run_chaos({**SETTINGS, **settings}, options, Path(name), logs, settings.get("seed", 0))
+        report.show(replay)
         if options.output_json:
-            trial.write(options.output_json, replay)
-        is_good = not trial.faults
+            report.write(options.output_json, replay)
+        is_good = not report.faults
     finally:
         if not is_good:
             say(f"logs: {logs}")
         elif not options.log_dir:
             shutil.rmtree(logs)
-    if trial.faults:
-        raise CommandError(
-            f"{len(trial.faults)} things must not be, one of them: {trial.faults[0]}", f"again: {replay}"
-        )
+    if report.faults:
+        raise CommandError(f"{len(report.faults)} checks failed, the first: {report.faults[0]}", f"to repeat: {replay}")
     return 0
 
 
 def _check(options: argparse.Namespace) -> None:
     if min(options.requests, options.clients, options.client_processes, options.server_processes) < 1:
-        raise CommandError("a run needs a request, a client and a process of each kind at least")
+        raise CommandError("--requests, --clients, --client-processes and --server-processes must be at least 1")
 
 
 def _count(text: str) -> int:

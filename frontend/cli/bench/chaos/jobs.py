@@ -1,6 +1,6 @@
-"""What goes between the command and its client processes: a request with how it is asked, and what became of it.
+"""Messages between the command and its client processes: a request, how the client behaves, and the result.
 
-Lines of JSON, one for each. Draws no request and judges no answer.
+One line of JSON each.
 """
 
 from enum import StrEnum
@@ -10,7 +10,7 @@ import msgspec
 
 
 class Kind(StrEnum):
-    """By which door a request enters the engine."""
+    """The API that a request is sent to."""
 
     COMPLETIONS = "completions"
     CHAT = "chat"
@@ -19,7 +19,7 @@ class Kind(StrEnum):
 
 
 class Request(msgspec.Struct, frozen=True):
-    """One request; what it must be answered with follows from it alone."""
+    """One request. Its answer must depend on nothing else."""
 
     number: int
     kind: Kind
@@ -28,71 +28,71 @@ class Request(msgspec.Struct, frozen=True):
 
     @property
     def can_stream(self) -> bool:
-        """Whether the API has a streamed answer to it: which of several are best is known at the end."""
+        """Whether the request may be streamed: the best of several sequences is known only at the end."""
         params = self.body.get("params", self.body)
         return not (params.get("best_of") or params.get("use_beam_search"))
 
     @property
-    def is_of_http(self) -> bool:
-        """False: it is for a process that has joined the engine."""
+    def is_http(self) -> bool:
+        """False: it is sent by a process that has joined the engine."""
         return self.kind is not Kind.GENERATE
 
 
-class Manner(msgspec.Struct, frozen=True):
-    """How a request is asked; its answer must not depend on it."""
+class ClientBehavior(msgspec.Struct, frozen=True):
+    """How the client reads the answer. The answer must not depend on it."""
 
     is_streamed: bool = False
     pause_s: float = 0.0
-    """How long the reader dawdles after each piece of a stream."""
+    """Pause of the reader after each chunk of a stream."""
     leaves_after: int | None = None
-    """Pieces of a stream after which the caller is gone; None: it stays."""
+    """Disconnect after so many chunks; None: read to the end."""
     aborts_after: int | None = None
-    """Pieces after which the caller aborts the request and stays."""
+    """Abort the request after so many chunks and read the rest; None: do not abort."""
 
 
 class Job(msgspec.Struct, frozen=True):
-    """A request asked in one manner."""
+    """A request and the behavior of its client."""
 
     number: int
     request: Request
-    manner: Manner = Manner()
+    behavior: ClientBehavior = ClientBehavior()
     num_retries: int = 0
-    """Times it was asked before, by processes or of processes that were killed."""
+    """Earlier attempts, lost because a client or server process was killed."""
 
 
-class Fate(StrEnum):
-    """What became of a job."""
+class Outcome(StrEnum):
+    """How a job ended."""
 
     ANSWERED = "answered"
     LEFT = "left"
-    """The caller left, as it was told to."""
+    """The client disconnected, as planned."""
     ABORTED = "aborted"
     BROKEN = "broken"
     """The connection broke."""
     FAILED = "failed"
-    """It was answered with an error, with one that no client could read, or not at all."""
+    """An error, a malformed answer, or no answer at all."""
 
 
 class Result(msgspec.Struct, frozen=True):
-    """What became of one job."""
+    """The result of a job."""
 
     number: int
     """Of the job."""
-    fate: Fate
+    outcome: Outcome
     answer: dict[str, Any] | None = None
-    """Of `answers.py`; of one that left or aborted: what it had by then."""
+    """In the form of `answers.py`; partial if the client left or aborted."""
     detail: str = ""
-    """Why it broke or failed."""
+    """Why the job broke or failed."""
     time_s: float = 0.0
-    """When, on the machine's monotonic clock."""
+    """Time of the end, on the machine's monotonic clock."""
 
 
-class Place(msgspec.Struct, frozen=True):
-    """Where a client process finds the engine; the first line that it reads."""
+class EngineLocation(msgspec.Struct, frozen=True):
+    """The first line that a client process reads."""
 
     url: str
     """Of the HTTP server: `http://HOST:PORT`; "": joins the engine instead."""
     address: str
     """Of the engine."""
     timeout_s: float
-    """A request that takes longer has failed."""
+    """Limit for one request."""

@@ -1,4 +1,4 @@
-"""Processes as /proc shows them: who is below whom, what they run, what they hold; and signals to them."""
+"""Processes as /proc shows them: descendants, modules, memory and files; and how to signal them."""
 
 import contextlib
 import os
@@ -11,16 +11,16 @@ _PROC = Path("/proc")
 
 @dataclass(frozen=True)
 class Process:
-    """One process; its start tells it from a later one of the same id."""
+    """One process. Its start time distinguishes it from a later one with the same pid."""
 
     pid: int
     start_ticks: int
     module: str
-    """What `python -m` runs there; "": it is none of those."""
+    """The module after `python -m`; "" if there is none."""
 
     @property
     def is_running(self) -> bool:
-        """False when it is gone, or only waits to be reaped."""
+        """False if it has exited, even if it is not reaped yet."""
         try:
             fields = _stat(self.pid)
         except OSError:
@@ -30,16 +30,16 @@ class Process:
 
 @dataclass(frozen=True)
 class Footprint:
-    """What a process holds."""
+    """Memory and files of a process."""
 
     memory_bytes: int
-    """Its own: without what it maps from files."""
+    """Anonymous and shared memory; file mappings are not counted."""
     num_files: int
-    """Open descriptors, sockets among them."""
+    """Open file descriptors, including sockets."""
 
 
-def below(pid: int) -> list[Process]:
-    """Return the processes below `pid`, children before grandchildren."""
+def descendants(pid: int) -> list[Process]:
+    """Return the descendants of `pid`, children before grandchildren."""
     children: dict[int, list[int]] = {}
     for entry in _PROC.iterdir():
         if entry.name.isdigit():
@@ -54,7 +54,7 @@ def below(pid: int) -> list[Process]:
 
 
 def process_of(pid: int) -> Process | None:
-    """Return the process of this id, None when there is none."""
+    """Return the process with this pid, None if there is none."""
     try:
         return Process(pid, int(_stat(pid)[19]), _module(pid))
     except OSError:
@@ -62,7 +62,7 @@ def process_of(pid: int) -> Process | None:
 
 
 def footprint(process: Process) -> Footprint | None:
-    """Return what a process holds, None when it is gone."""
+    """Return the footprint of a process, None if it has exited."""
     try:
         status = (_PROC / str(process.pid) / "status").read_text()
         num_files = len(list((_PROC / str(process.pid) / "fd").iterdir()))
@@ -74,7 +74,7 @@ def footprint(process: Process) -> Footprint | None:
 
 
 def send_signal(process: Process, number: signal.Signals) -> bool:
-    """Send a signal; False when the process is gone, whoever has its id by now."""
+    """Send a signal; False if the process has exited, even if its pid was reused."""
     if not process.is_running:
         return False
     with contextlib.suppress(ProcessLookupError):

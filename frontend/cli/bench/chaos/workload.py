@@ -1,19 +1,16 @@
-"""The requests of a run, drawn from its seed: every parameter that a death could harm, over texts that begin alike.
-
-Draws and sends nothing else; `manners` says how each is asked.
-"""
+"""The random requests of a run: every parameter whose state a crash could lose, on prompts with shared prefixes."""
 
 import random
 from collections.abc import Sequence
 from typing import Any
 
-from octavo.frontend.cli.bench.chaos.jobs import Job, Kind, Manner, Request
+from octavo.frontend.cli.bench.chaos.jobs import ClientBehavior, Job, Kind, Request
 
 MAX_PROMPT_CHARS = 760
-"""Of the longest prompt, without what a chat template adds: a tokenizer may make a token of each."""
+"""Longest prompt, without the chat template. In the worst case each character is a token."""
 MAX_OUTPUT_TOKENS = 64
 REQUIRED_MODEL_LEN = 1024
-"""Tokens that hold all of that."""
+"""Enough tokens for prompt and output."""
 
 SHARE_OF_HTTP = 0.65
 
@@ -40,18 +37,18 @@ _REGEX = "[a-f]{2,12}(-[0-9]{1,4})?"
 
 
 def draw_requests(seed: int, count: int) -> list[Request]:
-    """Return requests that are all different; the same arguments give the same ones."""
+    """Return distinct requests, determined by the arguments."""
     rng = random.Random(f"requests {seed}")
     prefixes = [_text(rng, 60), _text(rng, 30), _text(rng, 85)]
     return [_draw_request(rng, number, prefixes, seed) for number in range(count)]
 
 
 def draw_jobs(seed: int, requests: Sequence[Request], count: int) -> list[Job]:
-    """Return jobs in which every request comes about equally often, in random order and manner."""
+    """Return jobs in random order with random client behavior; every request occurs about equally often."""
     rng = random.Random(f"jobs {seed}")
-    asked = [requests[number % len(requests)] for number in range(count)]
-    rng.shuffle(asked)
-    return [Job(number, request, _draw_manner(rng, request)) for number, request in enumerate(asked)]
+    drawn = [requests[number % len(requests)] for number in range(count)]
+    rng.shuffle(drawn)
+    return [Job(number, request, _draw_behavior(rng, request)) for number, request in enumerate(drawn)]
 
 
 def _text(rng: random.Random, num_words: int) -> str:
@@ -68,7 +65,7 @@ def _draw_request(rng: random.Random, number: int, prefixes: Sequence[str], seed
         addressed["cache_salt"] = rng.choice(["alice", "bob"])
     if rng.random() < 0.7:
         params["seed"] = rng.randrange(2**62)
-    else:  # its noise follows from its name
+    else:  # the seed is then derived from the request id
         addressed["request_id"] = f"chaos-{seed}-{number}"
     if kind is Kind.GENERATE:
         return Request(number, kind, {"prompt": prompt, **addressed, "params": _of_generate(rng, params)})
@@ -80,7 +77,7 @@ def _draw_request(rng: random.Random, number: int, prefixes: Sequence[str], seed
 
 
 def _draw_params(rng: random.Random) -> dict[str, Any]:
-    """Draw what all doors understand alike."""
+    """Draw the parameters that every API has."""
     is_greedy = rng.random() < 0.3
     params: dict[str, Any] = {
         "temperature": 0.0 if is_greedy else rng.choice([0.6, 1.0, 1.4]),
@@ -150,16 +147,16 @@ def _of_chat(rng: random.Random, body: dict[str, Any]) -> dict[str, Any]:
     return body
 
 
-def _draw_manner(rng: random.Random, request: Request) -> Manner:
+def _draw_behavior(rng: random.Random, request: Request) -> ClientBehavior:
     is_streamed = request.can_stream and rng.random() < 0.6
     if not is_streamed:
-        return Manner()
+        return ClientBehavior()
     pause_s = rng.choice([0.02, 0.1]) if rng.random() < 0.15 else 0.0
     chance = rng.random()
     pieces = rng.randrange(1, 12)
     if chance < 0.1:
-        return Manner(True, pause_s, leaves_after=pieces)
-    # An abort goes by the name, which may be that of another caller's request as well.
-    if chance < 0.15 and not request.is_of_http and "request_id" not in request.body:
-        return Manner(True, pause_s, aborts_after=pieces)
-    return Manner(True, pause_s)
+        return ClientBehavior(True, pause_s, leaves_after=pieces)
+    # Aborts go by request id, and another client may use the same id.
+    if chance < 0.15 and not request.is_http and "request_id" not in request.body:
+        return ClientBehavior(True, pause_s, aborts_after=pieces)
+    return ClientBehavior(True, pause_s)

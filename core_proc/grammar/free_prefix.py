@@ -1,0 +1,60 @@
+"""`FreePrefix`: what an output may hold before its grammar begins, such as a model's reasoning.
+
+Knows no grammar. The prefix ends with a marker, which the model writes in its own time or is forced to write.
+"""
+
+from octavo.protocol.ids import TokenId
+from octavo.protocol.requests import ModelVocabulary
+from octavo.protocol.structured import GrammarSpec
+
+
+def can_force_marker(spec: GrammarSpec, vocabulary: ModelVocabulary) -> bool:
+    """Return whether the tokens that are to force the end of the prefix spell its marker."""
+    token_ids = spec.start_after_token_ids
+    if not token_ids or not 0 <= min(token_ids) <= max(token_ids) < len(vocabulary.tokens):
+        return False
+    return bool(spec.start_after) and spec.start_after in b"".join(map(vocabulary.tokens.__getitem__, token_ids))
+
+
+class FreePrefix:
+    """The tokens of one output up to and including the marker; over from the start if there is no marker.
+
+    Args:
+        spec: the marker, and after how many tokens it is forced.
+        vocabulary: of the model.
+    """
+
+    def __init__(self, spec: GrammarSpec, vocabulary: ModelVocabulary) -> None:
+        self.is_over = not spec.start_after
+        """True once the marker has come."""
+        self._vocabulary = vocabulary
+        self._marker = spec.start_after
+        self._marker_token_ids = spec.start_after_token_ids
+        self._max_tokens = spec.max_free_tokens
+        self._num_tokens = 0
+        self._tail = b""
+        """The latest bytes, as many as may be the beginning of the marker."""
+
+    @property
+    def forced_token_id(self) -> TokenId | None:
+        """The only token that may come next: part of the marker, once the prefix is as long as it may be."""
+        if self._max_tokens is None or self.is_over or self._num_tokens < self._max_tokens:
+            return None
+        return self._marker_token_ids[(self._num_tokens - self._max_tokens) % len(self._marker_token_ids)]
+
+    def is_unforced_after(self, num_outputs: int) -> bool:
+        """Return whether the limit leaves the next token free after so many outputs, whatever they are."""
+        return self._max_tokens is None or num_outputs < self._max_tokens
+
+    def accept(self, token_id: TokenId) -> bool:
+        """Add a token; False if another one was forced. Text after the marker in the same token still belongs here."""
+        if self.forced_token_id not in (None, token_id):
+            return False
+        self._num_tokens += 1
+        self._tail += self._vocabulary.tokens[token_id]
+        if self._marker in self._tail:
+            self.is_over = True
+            self._tail = b""
+        else:
+            self._tail = self._tail[-(len(self._marker) - 1) :] if len(self._marker) > 1 else b""
+        return True

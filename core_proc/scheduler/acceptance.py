@@ -1,0 +1,141 @@
+"""What becomes of a step's result: tokens are appended, sent, and end their requests where they must.
+
+perf: most results are one token for each request that needs no more than to be appended and sent. `accept()` does that
+without a call; a request's `next_commit_check` and `stop_tokens` say when there is more to do.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from octavo.core_proc.cache.prefix import PrefixCache
+from octavo.core_proc.request import Request, RequestState
+from octavo.core_proc.scheduler.batch import RunningBatch
+from octavo.core_proc.scheduler.delivery import ClientEvent, is_plain_stream, output_events
+from octavo.core_proc.scheduler.delta import StepRecord
+from octavo.core_proc.scheduler.hooks import SchedulerHooks
+from octavo.core_proc.scheduler.stop import FinishCause, find_stop
+from octavo.protocol.events import FailureKind, TokenLogprobs, Tokens
+from octavo.protocol.ids import TokenId
+from octavo.protocol.stats import EngineStats
+from octavo.protocol.steps import NO_TOKEN, StepResult
+
+
+class Fail(Protocol):
+    """Ends a request that cannot go on."""
+
+    def __call__(
+        self, request: Request, message: str, kind: FailureKind = FailureKind.INTERNAL, param: str | None = None
+    ) -> ClientEvent:
+        """End it and return the event for its frontend."""
+
+
+class Acceptance:
+    """Takes the results of one scheduler's steps.
+
+    Args:
+        cache: told of blocks that must not be found.
+        batch: the running requests.
+        hooks: asked why a request finishes.
+        counters: of tokens and failures; written.
+        clock: in seconds.
+        finish: ends a request whose output is complete.
+        fail: ends a request that cannot go on.
+    """
+
+    def __init__(
+        self,
+        cache: PrefixCache,
+        batch: RunningBatch,
+        hooks: SchedulerHooks,
+        counters: EngineStats,
+        clock: Callable[[], float],
+        *,
+        finish: Callable[[Request, FinishCause], list[ClientEvent]],
+        fail: Fail,
+    ) -> None:
+        self._cache = cache
+        self._batch = batch
+        self._hooks = hooks
+        self._counters = counters
+        self._clock = clock
+        self._finish = finish
+        self._fail = fail
+
+    def accept(self, record: StepRecord, result: StepResult) -> list[ClientEvent]:
+        """Take the result of a step and return the events for the frontends."""
+        for request in record.unsampled:
+            request.num_in_flight -= 1
+        if result.counts or result.logprobs or result.faults:
+            return self._accept_all(record, result)
+        events: list[ClientEvent] = []
+        num_accepted = 0
+        for request, token_id in zip(record.sampling, result.token_ids, strict=True):
+            request.num_in_flight -= 1
+            request.num_pending_tokens -= 1
+            known = request.token_ids
+            if len(known) + 1 >= request.next_commit_check or token_id in request.stop_tokens:
+                events += self._accept(request, [token_id], [])
+            else:
+                known.append(token_id)
+                num_accepted += 1
+                tokens = Tokens(request.request_id, [token_id], None, None, request.num_cached_tokens)
+                events.append((request.client, tokens))
+        self._counters.generation_tokens += num_accepted
+        return events
+
+    def _accept_all(self, record: StepRecord, result: StepResult) -> list[ClientEvent]:
+        """Take the result of a step with several tokens of one request, logprobs or faults."""
+        sampling = [chunk for chunk in record.chunks if chunk[1].num_samples]
+        counts = result.counts or [1] * len(sampling)
+        events = self._fail_refused(record, result)
+        end = 0
+        for (request, scheduled), count in zip(sampling, counts, strict=True):
+            start, end = end, end + count
+            request.num_in_flight -= 1
+            request.num_pending_tokens -= scheduled.num_samples
+            is_short = request.state is RequestState.RUNNING and count < scheduled.num_samples
+            if is_short:
+                # Positions after a rejected guess hold the KV of tokens that the request does not have.
+                self._batch.withdraw(request)
+                request.num_computed_tokens -= scheduled.num_samples - count
+            events += self._accept(request, list(result.token_ids[start:end]), result.logprobs[start:end])
+            if is_short and request.state is RequestState.RUNNING:
+                self._batch.update(request)
+        return events
+
+    def _accept(
+        self, request: Request, token_ids: list[TokenId], logprobs: Sequence[TokenLogprobs | None]
+    ) -> list[ClientEvent]:
+        """Append sampled tokens, up to the first that ends the request, and send them."""
+        if request.state is RequestState.FINISHED:
+            return []
+        if NO_TOKEN in token_ids:
+            self._cache.invalidate_blocks(request)
+            self._counters.corrupted_requests += 1
+            return [self._fail(request, "the model's logits are not numbers: its values overflow")]
+        num_accepted, cause = 0, None
+        while num_accepted < len(token_ids) and cause is None:
+            request.token_ids.append(token_ids[num_accepted])
+            num_accepted += 1
+            cause = find_stop(request)
+        self._counters.generation_tokens += num_accepted
+        entries = [entry for entry in logprobs[:num_accepted] if entry and request.sampling.logprobs is not None]
+        events = output_events(request, token_ids[:num_accepted], entries, self._clock)
+        if cause:
+            return events + self._finish(request, self._hooks.finish_cause(request, cause))
+        if self._cache.has_unhashed_block(request):
+            request.next_plan_check = 0
+        if is_plain_stream(request):
+            request.next_commit_check = min(request.max_num_tokens, self._cache.next_hash_length(request))
+        return events
+
+    def _fail_refused(self, record: StepRecord, result: StepResult) -> list[ClientEvent]:
+        """End the requests that the workers have found at fault."""
+        faults = {fault.slot: fault for fault in result.faults}
+        events = []
+        for request, scheduled in record.chunks if faults else ():
+            fault = faults.get(scheduled.slot)
+            if fault is not None and request.state is not RequestState.FINISHED:
+                kind = FailureKind.INTERNAL if fault.param is None else FailureKind.INVALID
+                events.append(self._fail(request, fault.message, kind, fault.param))
+        return events

@@ -1,0 +1,100 @@
+"""Which requests are refused at once: those that can never be served, and those for which the queue is full.
+
+When an accepted request starts is decided in `rules.py`.
+"""
+
+from octavo.core_proc.scheduler.policy import OrderedRequests
+from octavo.protocol.config import CachePlan, ResolvedConfig
+from octavo.protocol.events import Failed, FailureKind
+from octavo.protocol.ids import are_below
+from octavo.protocol.params import SamplingSpec
+from octavo.protocol.requests import Submit
+from octavo.protocol.sampling_table import ROWS
+
+_ROWS = [row for row in ROWS if row.engine_range is not None or row.token_ids is not None]
+"""Of parameters whose value may be one that no worker can compute with."""
+
+
+class RefusalRules:
+    """The limits of this engine that no waiting can change, and those of its queue."""
+
+    def __init__(self, config: ResolvedConfig, cache_plan: CachePlan) -> None:
+        self._vocab_size = config.model.vocab_size
+        self._max_num_queued_reqs = config.max_num_queued_reqs
+        self._max_num_queued_tokens = config.max_num_queued_tokens
+        self._max_model_len = cache_plan.max_model_len
+        self._num_cache_tokens = cache_plan.num_tokens
+
+    def refusal(self, submit: Submit, waiting: OrderedRequests) -> Failed | None:
+        """Return why the request is refused, None when it is accepted."""
+        if not isinstance(submit.params, SamplingSpec):
+            message = f"this engine generates tokens and has no task {submit.params.task!r}"
+            return Failed(submit.request_id, FailureKind.INVALID, message, "task")
+        if overload := self._overload(submit, waiting):
+            message, limit = overload
+            return Failed(submit.request_id, FailureKind.OVERLOADED, message + "; try again later", limit)
+        fault = self._prompt_fault(submit, submit.params) or self._sampling_fault(submit.params)
+        return fault and Failed(submit.request_id, FailureKind.INVALID, fault[0], fault[1])
+
+    def _overload(self, submit: Submit, waiting: OrderedRequests) -> tuple[str, str] | None:
+        """Return the error message and the name of the limit of the queue that is reached."""
+        if submit.is_continued:
+            return None
+        if self._max_num_queued_reqs and len(waiting) >= self._max_num_queued_reqs:
+            message = f"{len(waiting)} requests are waiting, which is the limit (--max-num-queued-reqs)"
+            return message, "max_num_queued_reqs"
+        # An empty queue takes a request of any length: otherwise it could never be accepted.
+        num_tokens = waiting.num_prompt_tokens + len(submit.prompt_token_ids)
+        if waiting.first and 0 < self._max_num_queued_tokens < num_tokens:
+            message = (
+                f"{waiting.num_prompt_tokens} prompt tokens wait, and with the {len(submit.prompt_token_ids)} of "
+                f"this request there would be more than {self._max_num_queued_tokens} (--max-num-queued-tokens)"
+            )
+            return message, "max_num_queued_tokens"
+        return None
+
+    def _prompt_fault(self, submit: Submit, sampling: SamplingSpec) -> tuple[str, str] | None:
+        tokens = submit.prompt_token_ids
+        if not tokens:
+            return "the prompt is empty: at least one token is needed", "prompt"
+        if len(tokens) >= self._max_model_len:
+            return (
+                f"the prompt has {len(tokens)} tokens, and at least one output token must follow, but the model's "
+                f"length limit is {self._max_model_len} (--max-model-len)",
+                "prompt",
+            )
+        if not are_below(tokens, self._vocab_size):
+            return f"prompt token ids must be from 0 to {self._vocab_size - 1}", "prompt"
+        if not are_below(submit.resume_output_token_ids, self._vocab_size):
+            return f"output token ids must be from 0 to {self._vocab_size - 1}", "resume_output_token_ids"
+        # The last token of a sequence is never computed, so it needs no place in the cache.
+        num_held = min(len(tokens) + sampling.max_tokens, self._max_model_len) - 1
+        if num_held > self._num_cache_tokens:
+            return (
+                f"prompt and max_tokens together need {num_held} tokens of KV cache, "
+                f"which holds {self._num_cache_tokens} in all",
+                "max_tokens",
+            )
+        return None
+
+    def _sampling_fault(self, sampling: SamplingSpec) -> tuple[str, str] | None:
+        """Check what frontends check too: a value that slips through would fail every request of its step."""
+        if sampling.max_tokens < 1:
+            return f"max_tokens must be at least 1, got {sampling.max_tokens}", "max_tokens"
+        for row in _ROWS:
+            if fault := row.engine_fault(getattr(sampling, row.name), self._vocab_size):
+                return fault, row.name
+        if min(sampling.eos_token_ids, default=0) < 0:  # those beyond the vocabulary are never drawn, and do no harm
+            return "the token ids of eos_token_ids must not be negative", "eos_token_ids"
+        for name, value in (("logprobs", sampling.logprobs), ("prompt_logprobs", sampling.prompt_logprobs)):
+            # --max-logprobs limits callers. A frontend's beam search may need more: as many as it has beams.
+            if value is not None and not 0 <= value <= self._vocab_size:
+                return f"{name} must be from 0 to {self._vocab_size}, got {value}", name
+        if sampling.prompt_logprobs is not None and not sampling.skip_reading_prefix_cache:
+            return (
+                "prompt_logprobs needs skip_reading_prefix_cache: cached positions have no logits",
+                "skip_reading_prefix_cache",
+            )
+        if sampling.repetition is not None and (fault := sampling.repetition.fault):
+            return f"repetition_detection: {fault}", "repetition_detection"
+        return None

@@ -1,0 +1,147 @@
+"""The running requests: which of them decode, which catch up, and how many blocks they need next.
+
+perf: in most steps every request decodes one token and nothing else changes. So the totals are updated incrementally,
+and `decode()` is the only loop over all requests. It does more than count only for a request whose `next_plan_check`
+is reached.
+"""
+
+from bisect import bisect_left
+
+from octavo.core_proc.cache.prefix import PrefixCache
+from octavo.core_proc.request import Request
+from octavo.core_proc.scheduler.policy import OrderedRequests
+from octavo.protocol.steps import Scheduled
+
+
+class RunningBatch:
+    """All running requests, in order.
+
+    A request decodes if it lacks one token, and catches up if it lacks more. A request that the tokens in flight are
+    certain to finish needs no further step and is in neither list.
+
+    Args:
+        cache: gives the blocks.
+    """
+
+    def __init__(self, cache: PrefixCache) -> None:
+        self.requests = OrderedRequests()
+        self.decoding: list[Request] = []
+        """In order."""
+        self.prefilling = OrderedRequests()
+        """Those that catch up."""
+        self.grown: dict[Request, None] = {}
+        """Those that may have blocks of which the workers do not know."""
+        self.num_constrained = 0
+        """Of the decoding ones."""
+        self._decoding_orders: list[tuple[int, int]] = []
+        self._num_missing_blocks = 0
+        """Decoding requests whose next token needs a new block."""
+        self._cache = cache
+
+    def add(self, request: Request) -> None:
+        """A request starts. In its first step it catches up, however few tokens it lacks."""
+        self.requests.add(request)
+        self.prefilling.add(request)
+
+    def remove(self, request: Request) -> None:
+        """A request ends or is preempted. It still has its blocks."""
+        self.requests.remove(request)
+        self.grown.pop(request, None)
+        self._leave(request)
+
+    def withdraw(self, request: Request) -> None:
+        """Take a running request out while its number of computed tokens changes; `update` puts it back."""
+        self._leave(request)
+
+    def update(self, request: Request) -> None:
+        """Classify a running request again: the number of tokens that it lacks, or of its blocks, has changed."""
+        self._leave(request)
+        self._enter(request)
+
+    @property
+    def num_reserved_blocks(self) -> int:
+        """The free blocks that running requests need for the tokens they have, computed or not.
+
+        What a prompt still needs is counted whole, so that two prompts that do not fit together never
+        start together and then push each other out.
+        """
+        num_missing = self._cache.num_missing_blocks
+        return self._num_missing_blocks + sum([num_missing(request, request.num_tokens) for request in self.prefilling])
+
+    def victim(self) -> Request | None:
+        """Return the request to preempt before the next step, None when the free blocks suffice.
+
+        A preempted request loses no token: prompt and outputs are recomputed when it runs again. The first in order is
+        never chosen unless it is alone, and alone it fits: so it always proceeds.
+        """
+        return None if self.num_reserved_blocks <= self._cache.pool.num_free else self.requests.last
+
+    def decode(self, num_requests: int) -> tuple[list[Request], list[Scheduled], list[Request]]:
+        """Extend the first decoding requests by one token each.
+
+        Returns:
+            The requests, what the step computes of each, and those whose `next_plan_check` was reached.
+        """
+        requests = self.decoding[:num_requests]
+        checked: list[Request] = []
+        scheduled: list[Scheduled] = []
+        schedule = scheduled.append
+        for request in requests:
+            start = request.num_computed_tokens
+            end = start + 1
+            if end >= request.next_plan_check:
+                self._check(request, end)
+                checked.append(request)
+                self.grown[request] = None
+            request.num_computed_tokens = end
+            request.num_pending_tokens += 1
+            request.num_in_flight += 1
+            schedule(Scheduled(request.slot, start, 1, 1))  # type: ignore[arg-type]  # a running request has a slot
+        for request in checked:
+            if request.num_tokens >= request.max_num_tokens:
+                self._leave(request)
+        return requests, scheduled, checked
+
+    def _check(self, request: Request, end: int) -> None:
+        """Do what is due when a decoding request is extended to `end` tokens: a block to allocate, one to hash."""
+        self._num_missing_blocks -= self.lacks_block(request)
+        self._cache.extend(request, end)
+        request.num_computed_tokens = end
+        self._cache.cache_full_blocks(request)
+        self._num_missing_blocks += self.lacks_block(request)
+        self._set_next_check(request)
+
+    def lacks_block(self, request: Request) -> bool:
+        """Return whether the next token of a request needs a new block, if it decodes."""
+        return request.is_decoding and request.num_computed_tokens == len(request.block_ids) * self._cache.block_size
+
+    def _set_next_check(self, request: Request) -> None:
+        if request.num_computed_tokens < request.num_prompt_tokens or self._cache.has_unhashed_block(request):
+            request.next_plan_check = 0
+        else:
+            request.next_plan_check = min(len(request.block_ids) * self._cache.block_size, request.max_num_tokens - 1)
+
+    def _enter(self, request: Request) -> None:
+        """Put a request where its number of missing tokens belongs."""
+        if request.num_tokens >= request.max_num_tokens:
+            return
+        if request.num_uncomputed_tokens != 1:
+            self.prefilling.add(request)
+            return
+        request.is_decoding = True
+        index = bisect_left(self._decoding_orders, request.order)
+        self.decoding.insert(index, request)
+        self._decoding_orders.insert(index, request.order)
+        self.num_constrained += request.is_constrained
+        self._num_missing_blocks += self.lacks_block(request)
+        self._set_next_check(request)
+
+    def _leave(self, request: Request) -> None:
+        if request.is_decoding:
+            self._num_missing_blocks -= self.lacks_block(request)
+            self.num_constrained -= request.is_constrained
+            request.is_decoding = False
+            index = bisect_left(self._decoding_orders, request.order)
+            del self.decoding[index], self._decoding_orders[index]
+        elif request in self.prefilling:
+            self.prefilling.remove(request)

@@ -1,0 +1,76 @@
+"""What one step computes of the requests that catch up: their shares of the budget, their blocks, what is counted."""
+
+from octavo.core_proc.cache.prefix import PrefixCache
+from octavo.core_proc.request import Request
+from octavo.core_proc.scheduler.batch import RunningBatch
+from octavo.core_proc.scheduler.budget import PromptBudget, first_chunk
+from octavo.core_proc.scheduler.delta import StepDraft
+from octavo.protocol.stats import EngineStats
+
+
+class Prefill:
+    """Computes prompts, and whatever a preemption has thrown away.
+
+    Args:
+        cache: gives the blocks.
+        batch: the running requests.
+        counters: of tokens; written.
+        max_chunk: most tokens of one request in one step; 0: no limit.
+    """
+
+    def __init__(self, cache: PrefixCache, batch: RunningBatch, counters: EngineStats, max_chunk: int) -> None:
+        self._cache = cache
+        self._batch = batch
+        self._counters = counters
+        self._max_chunk = max_chunk
+
+    def run(self, draft: StepDraft, prompts: PromptBudget) -> None:
+        """Give every request its share of the budget, then hand out what is left in order."""
+        requests = list(self._batch.prefilling)
+        are_short = [prompts.is_short(request.num_uncomputed_tokens) for request in requests]
+        for request, is_short in zip(requests, are_short, strict=True):
+            self.attach_hits(request)
+            num_uncomputed = request.num_uncomputed_tokens
+            chunk = first_chunk(
+                request.num_computed_tokens,
+                num_uncomputed,
+                prompts.share(num_uncomputed, draft.num_tokens_left, is_short=is_short),
+                self._limit(draft, request),
+                self._cache.block_size,
+            )
+            self._compute(draft, request, chunk)
+        if prompts.has_leftover(draft.num_tokens_left):
+            for request in requests:
+                self._compute(draft, request, min(request.num_uncomputed_tokens, self._limit(draft, request)))
+
+    def attach_hits(self, request: Request) -> None:
+        """Attach cached blocks, including those that others have computed since the request started."""
+        start = request.num_computed_tokens
+        num_tokens = self._cache.attach_hits(request)
+        if not num_tokens:
+            return
+        self._batch.grown[request] = None
+        if request.is_first_run:
+            num_prompt_tokens = max(0, min(start + num_tokens, request.num_prompt_tokens) - start)
+            request.num_cached_tokens += num_prompt_tokens
+            self._counters.prefix_cache_hits += num_prompt_tokens
+            self._counters.prompt_tokens += num_prompt_tokens
+
+    def _limit(self, draft: StepDraft, request: Request) -> int:
+        """Return how many further tokens of the request this step may compute."""
+        if not self._max_chunk:
+            return draft.num_tokens_left
+        return min(draft.num_tokens_left, self._max_chunk - draft.num_tokens_of(request))
+
+    def _compute(self, draft: StepDraft, request: Request, num_tokens: int) -> None:
+        """Put tokens of a request into the step, with blocks to hold them."""
+        if num_tokens == 0:
+            return
+        start, end = request.num_computed_tokens, request.num_computed_tokens + num_tokens
+        self._cache.extend(request, end)
+        self._batch.grown[request] = None
+        if request.is_first_run:
+            self._counters.prompt_tokens += max(0, min(end, request.num_prompt_tokens) - start)
+        self._counters.num_recomputed_tokens += max(0, min(end, request.num_lost_tokens) - start)
+        draft.compute(request, num_tokens)
+        self._cache.cache_full_blocks(request)

@@ -1,0 +1,119 @@
+"""`WorkerCommands`: steps, masks and profiles as commands to a group of workers, and its replies as results.
+
+Works over any `WorkerGroup`. Every command reaches every rank; rank 0 answers steps.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import msgspec
+
+from octavo.core_proc.workers.group import WorkerFailed, WorkerGroup
+from octavo.protocol.errors import ProtocolError
+from octavo.protocol.steps import Acknowledged, Profile, StepPlan, StepResult, TokenMask, TokenMasks
+
+
+class StepExecutor(Protocol):
+    """What the step loop and its hooks ask of the workers, whether they are running at the moment or not."""
+
+    def execute(self, plan: StepPlan) -> None:
+        """Send a step to every rank. Never blocks."""
+
+    def send_masks(self, masks: Sequence[TokenMask]) -> None:
+        """Send every rank the masks of the oldest step that awaits them and has none. Never blocks."""
+
+    def take_result(self) -> StepResult | None:
+        """Return the result of the oldest step that has one, None when there is none. Never blocks.
+
+        Raises:
+            WorkerFailed: a worker is gone, or its state cannot be trusted any more.
+        """
+
+    def profile(self, directory: str | None, on_done: Callable[[str], None]) -> None:
+        """Start (None: stop) the profiler on every rank.
+
+        Args:
+            directory: for the profile.
+            on_done: called now or later with an error message, "" for success.
+        """
+
+
+class WorkerCommands:
+    """The commands that one group has been sent, and has not answered yet."""
+
+    def __init__(self, group: WorkerGroup) -> None:
+        self._group = group
+        self._steps: deque[tuple[int, int]] = deque()
+        """Steps in flight: number of the command, number of the step."""
+        self._profiles: deque[tuple[int, str, Callable[[str], None]]] = deque()
+        """Profile commands, oldest first: ranks that have not acknowledged, first error, callback."""
+
+    def execute(self, plan: StepPlan) -> None:
+        """Send a step to every rank. Never blocks."""
+        sequence = self._group.next_sequence
+        self._steps.append((sequence, plan.sequence))
+        if sequence != plan.sequence:  # other commands have numbers too
+            plan = msgspec.structs.replace(plan, sequence=sequence)
+        self._group.broadcast(plan)
+
+    def send_masks(self, masks: Sequence[TokenMask]) -> None:
+        """Send every rank the masks of the oldest step that awaits them and has none. Never blocks."""
+        self._group.broadcast(TokenMasks.pack(self._group.next_sequence, masks))
+
+    def take_result(self) -> StepResult | None:
+        """Return the result of the oldest step that has one, None when there is none. Never blocks.
+
+        Raises:
+            WorkerFailed: a worker is gone, or its state cannot be trusted any more.
+        """
+        while (reply := self._group.gather()) is not None:
+            try:
+                match reply:
+                    case StepResult():
+                        return self._renumbered(reply)
+                    case Acknowledged():
+                        self._acknowledge(reply)
+                    case _:
+                        raise ProtocolError(f"worker {reply.rank} sent an unexpected {type(reply).__name__}")
+            except ProtocolError as error:  # no healthy worker sends this
+                raise WorkerFailed(str(error), "raised") from error
+        return None
+
+    def profile(self, directory: str | None, on_done: Callable[[str], None]) -> None:
+        """Start (None: stop) the profiler on every rank.
+
+        Args:
+            directory: for the profile.
+            on_done: called from a later `take_result` or `cancel` with an error message, "" for success.
+        """
+        self._group.broadcast(Profile(self._group.next_sequence, directory))
+        self._profiles.append((len(self._group.facts), "", on_done))
+
+    def cancel(self, why: str) -> None:
+        """The group is gone: no reply will come.
+
+        Args:
+            why: passed to those that wait for one.
+        """
+        self._steps.clear()
+        while self._profiles:
+            *_, on_done = self._profiles.popleft()
+            on_done(why)
+
+    def _renumbered(self, result: StepResult) -> StepResult:
+        """Return the result under the number of its step; on the wire it has the number of its command."""
+        if not self._steps or self._steps[0][0] != result.sequence:
+            raise ProtocolError(f"result of command {result.sequence}, which is not the oldest step in flight")
+        sequence, step = self._steps.popleft()
+        return result if sequence == step else msgspec.structs.replace(result, sequence=step)
+
+    def _acknowledge(self, reply: Acknowledged) -> None:
+        if not self._profiles:
+            raise ProtocolError(f"worker {reply.rank} acknowledged a command that was not sent")
+        num_missing, fault, on_done = self._profiles.popleft()
+        fault = fault or (reply.fault and f"worker {reply.rank}: {reply.fault}")
+        if num_missing > 1:
+            self._profiles.appendleft((num_missing - 1, fault, on_done))
+        else:
+            on_done(fault)

@@ -1,0 +1,60 @@
+"""`call`: one request to an ASGI application in this process, without a server between."""
+
+import asyncio
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Message
+
+
+@dataclass(slots=True)
+class Response:
+    """A whole response."""
+
+    status: int = HTTPStatus.INTERNAL_SERVER_ERROR
+    body: bytes = b""
+    error: Exception | None = None
+    """What the application raised for its server's log."""
+
+
+async def call(app: "ASGIApp", path: str, body: bytes, request_id: str) -> Response:
+    """Post a JSON body and return the response."""
+    scope = {
+        "type": "http",
+        "asgi": {"version": "3.0", "spec_version": "2.4"},
+        "http_version": "1.1",
+        "method": "POST",
+        "scheme": "http",
+        "path": path,
+        "raw_path": path.encode(),
+        "query_string": b"",
+        "root_path": "",
+        "headers": [(b"content-type", b"application/json"), (b"x-request-id", request_id.encode())],
+        "client": None,
+        "server": None,
+    }
+    requests: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+    del body  # the route may free it
+    response = Response()
+    parts: list[bytes] = []
+
+    async def receive() -> "Message":
+        if requests:
+            return requests.pop()
+        await asyncio.Event().wait()  # this client never leaves
+        raise AssertionError
+
+    async def send(message: "Message") -> None:
+        if message["type"] == "http.response.start":
+            response.status = message["status"]
+        else:
+            parts.append(message.get("body", b""))
+
+    try:
+        await app(scope, receive, send)
+    except Exception as error:
+        response.error = error
+    response.body = b"".join(parts)
+    return response

@@ -1,0 +1,100 @@
+"""`AnswerChecker`: compares the answers under faults with those of the undisturbed engine, and counts.
+
+Sends no requests and knows no processes.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+
+from octavo.frontend.cli.bench.chaos.answers import Answer, is_beginning
+from octavo.frontend.cli.bench.chaos.jobs import Job, Outcome, Result
+
+BREAK_WITHIN_S = 10.0
+"""How long clients may take to notice that their HTTP process was killed."""
+
+MAX_RETRIES = 20
+
+MAX_FINDINGS = 50
+"""Findings kept in full; further ones are only counted."""
+
+
+class AnswerChecker:
+    """Checks every result of a run.
+
+    Args:
+        expected: the undisturbed answer to each request, by number.
+        explains_break: (time_s, within_s) -> whether an HTTP process was killed shortly before.
+    """
+
+    def __init__(self, expected: Mapping[int, Answer], explains_break: Callable[[float, float], bool]) -> None:
+        self.counts: Counter[str] = Counter()
+        self.findings: list[dict[str, Any]] = []
+        """At most `MAX_FINDINGS` failed checks: the job, its answer and the expected one."""
+        self.num_findings = 0
+        self._expected = expected
+        self._explains_break = explains_break
+        self._ended: set[int] = set()
+
+    def take(self, job: Job, result: Result) -> bool:
+        """Check a result; return True if the job must be retried because its HTTP process was killed."""
+        if result.outcome is Outcome.BROKEN:
+            if self._explains_break(result.time_s, BREAK_WITHIN_S) and job.num_retries < MAX_RETRIES:
+                self.counts["retried: its HTTP process was killed"] += 1
+                return True
+            self._find("the connection broke, and no process was killed shortly before", job, result)
+        elif result.outcome is Outcome.FAILED:
+            self._find("no good answer", job, result)
+        elif job.number in self._ended:
+            self._find("answered twice", job, result)
+        else:
+            self._compare(job, result)
+        self._ended.add(job.number)
+        return False
+
+    def take_death(self, job: Job) -> None:
+        """Count a job whose client process was killed; it will be retried."""
+        self.counts["retried: the application was killed"] += 1
+
+    def _compare(self, job: Job, result: Result) -> None:
+        assert result.answer is not None
+        expected = self._expected[job.request.number]
+        if result.outcome is Outcome.ANSWERED:
+            is_right = _canonical(result.answer) == _canonical(expected)
+        else:
+            is_right = is_beginning(result.answer, expected)
+        if is_right:
+            self.counts[_RIGHT[result.outcome]] += 1
+            self.counts["tokens compared"] += sum(len(choice["token_ids"]) for choice in result.answer["choices"])
+        else:
+            self._find("the answer differs", job, result)
+
+    def _find(self, what: str, job: Job, result: Result) -> None:
+        self.counts[what] += 1
+        self.num_findings += 1
+        if len(self.findings) < MAX_FINDINGS:
+            self.findings.append(
+                {
+                    "what": what,
+                    "job": msgspec.to_builtins(job),
+                    "detail": result.detail,
+                    "got": result.answer,
+                    "expected": self._expected.get(job.request.number),
+                    "time_s": result.time_s,
+                }
+            )
+
+
+_RIGHT = {
+    Outcome.ANSWERED: "equal, bit for bit",
+    Outcome.LEFT: "left midway, equal so far",
+    Outcome.ABORTED: "aborted midway, equal so far",
+}
+
+
+def _canonical(answer: Answer) -> str:
+    """Return JSON that is equal only for equal bits: Python prints floats so that they round-trip."""
+    return json.dumps(answer, sort_keys=True)

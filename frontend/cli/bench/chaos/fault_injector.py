@@ -1,0 +1,217 @@
+"""`FaultInjector`: kills and stops processes at points determined by a seed.
+
+A point is a number of finished requests plus a delay, so that the injections are spread over the run on any machine,
+fast or slow.
+"""
+
+import asyncio
+import random
+import signal
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from octavo.frontend.cli.bench.chaos.processes import Process, send_signal
+
+MAX_HTTP_KILLS = 3
+HTTP_KILLS_WINDOW_S = 65.0
+"""A server whose HTTP processes die more often than this gives up by design."""
+
+VICTIM_TIMEOUT_S = 60.0
+"""How long to wait for a process of this kind: it may be restarting."""
+
+SHARE_OF_STOPS = 0.3
+SHORT_STOP_S = (0.2, 1.0)
+MAX_DELAY_S = 1.0
+FIRST, LAST = 0.03, 0.9
+"""The injections fall between these fractions of the requests."""
+
+
+class Target(StrEnum):
+    """A kind of process."""
+
+    WORKER = "worker"
+    CORE = "core"
+    HTTP = "http process"
+    APPLICATION = "application"
+
+
+class Action(StrEnum):
+    """What is done to a process."""
+
+    KILL = "killed"
+    STOP = "stopped, went on"
+    """Too short for any timeout."""
+    HANG = "stopped for long"
+    """Longer than the engine's timeouts."""
+
+
+@dataclass(frozen=True)
+class Injection:
+    """A planned fault."""
+
+    target: Target
+    action: Action
+    num_ended: int
+    """Due when so many requests have finished,"""
+    delay_s: float
+    """and this time has passed since then."""
+    duration_s: float = 0.0
+    """Of a stop."""
+
+
+@dataclass(frozen=True)
+class InjectedFault:
+    """A fault that was injected."""
+
+    injection: Injection
+    time_s: float
+    """On the machine's monotonic clock."""
+    num_live: int
+    """Requests in flight at that time."""
+
+
+def plan_injections(
+    seed: int, num_requests: int, num_kills: int, targets: Sequence[Target], hang_s: float
+) -> list[Injection]:
+    """Return `num_kills` kills and long stops, spread over all targets, and some short stops, in order.
+
+    Args:
+        seed: determines the plan.
+        num_requests: of the run.
+        num_kills: injections from which the process, or its engine, has to recover.
+        targets: at least one.
+        hang_s: duration of a long stop; longer than the engine's timeouts.
+    """
+    rng = random.Random(f"strikes {seed}")
+    chosen = [targets[number % len(targets)] for number in range(num_kills)]
+    rng.shuffle(chosen)
+    injections = []
+    for target in chosen:
+        is_hang = target in (Target.CORE, Target.WORKER) and rng.random() < SHARE_OF_STOPS
+        injections.append((target, Action.HANG if is_hang else Action.KILL, hang_s))
+    num_stops = round(num_kills * SHARE_OF_STOPS)
+    injections += [(rng.choice(targets), Action.STOP, rng.uniform(*SHORT_STOP_S)) for _ in range(num_stops)]
+    rng.shuffle(injections)
+    moments = sorted(round(num_requests * rng.uniform(FIRST, LAST)) for _ in injections)
+    return [
+        Injection(target, action, moment, rng.uniform(0.0, MAX_DELAY_S), 0.0 if action is Action.KILL else duration_s)
+        for (target, action, duration_s), moment in zip(injections, moments, strict=True)
+    ]
+
+
+class FaultInjector:
+    """Injects planned faults and records them.
+
+    Args:
+        injections: in the order in which they are due.
+        seed: determines the victim if there are several processes of a kind.
+        find: returns the processes that an injection may hit.
+        count_live: returns the number of requests in flight.
+    """
+
+    def __init__(
+        self,
+        injections: Sequence[Injection],
+        seed: int,
+        find: Callable[[Injection], list[Process]],
+        count_live: Callable[[], int],
+    ) -> None:
+        self.injected: list[InjectedFault] = []
+        self.missed: list[Injection] = []
+        """Injections for which no process was found."""
+        self.on_done: Callable[[], object] = lambda: None
+        """Called after each injection."""
+        self._pending = list(injections)
+        self._rng = random.Random(f"victims {seed}")
+        self._find = find
+        self._count_live = count_live
+        self._num_ended = 0
+        self._progress = asyncio.Event()
+        self._http_kills: deque[float] = deque(maxlen=MAX_HTTP_KILLS)
+        self._resumptions: set[asyncio.Task[None]] = set()
+
+    @property
+    def next_moment(self) -> int | None:
+        """Finished requests at which the next injection is due; None: there is none."""
+        return self._pending[0].num_ended if self._pending else None
+
+    def note_ended(self, num_ended: int) -> None:
+        """Tell the number of finished requests."""
+        self._num_ended = num_ended
+        self._progress.set()
+
+    def explains_break(self, time_s: float, within_s: float) -> bool:
+        """Whether an HTTP process was killed in the `within_s` seconds before `time_s`."""
+        kills = [fault for fault in self.injected if fault.injection.action is Action.KILL]
+        return any(fault.injection.target is Target.HTTP and 0 <= time_s - fault.time_s <= within_s for fault in kills)
+
+    async def run(self) -> None:
+        """Inject all faults; processes that are still stopped at the end are resumed."""
+        try:
+            while self._pending:
+                await self._wait_for(self._pending[0].num_ended)
+                injection = self._choose()
+                await asyncio.sleep(injection.delay_s)
+                await self._do(injection)
+                self._pending.remove(injection)
+                self.on_done()
+            if self._resumptions:
+                await asyncio.wait(self._resumptions)
+        finally:
+            for task in self._resumptions:
+                task.cancel()
+
+    async def _wait_for(self, num_ended: int) -> None:
+        while self._num_ended < num_ended:
+            self._progress.clear()
+            await self._progress.wait()
+
+    def _choose(self) -> Injection:
+        """Return the next injection; put off kills of HTTP processes that would make the server give up."""
+        if self._http_pause_s <= 0:
+            return self._pending[0]
+        return next((injection for injection in self._pending if not _kills_http(injection)), self._pending[0])
+
+    @property
+    def _http_pause_s(self) -> float:
+        if len(self._http_kills) < MAX_HTTP_KILLS:
+            return 0.0
+        return self._http_kills[0] + HTTP_KILLS_WINDOW_S - time.monotonic()
+
+    async def _do(self, injection: Injection) -> None:
+        if _kills_http(injection):
+            await asyncio.sleep(max(0.0, self._http_pause_s))
+        victim = await self._victim(injection)
+        number = signal.SIGKILL if injection.action is Action.KILL else signal.SIGSTOP
+        if victim is None or not send_signal(victim, number):
+            self.missed.append(injection)
+            return
+        self.injected.append(InjectedFault(injection, time.monotonic(), self._count_live()))
+        if _kills_http(injection):
+            self._http_kills.append(time.monotonic())
+        if injection.duration_s:
+            task = asyncio.create_task(_resume(victim, injection.duration_s))
+            self._resumptions.add(task)
+            task.add_done_callback(self._resumptions.discard)
+
+    async def _victim(self, injection: Injection) -> Process | None:
+        deadline = time.monotonic() + VICTIM_TIMEOUT_S
+        while time.monotonic() < deadline:
+            if found := self._find(injection):
+                return self._rng.choice(sorted(found, key=lambda process: process.pid))
+            await asyncio.sleep(0.05)
+        return None
+
+
+def _kills_http(injection: Injection) -> bool:
+    return injection.target is Target.HTTP and injection.action is Action.KILL
+
+
+async def _resume(process: Process, after_s: float) -> None:
+    try:
+        await asyncio.sleep(after_s)
+    finally:
+        send_signal(process, signal.SIGCONT)

@@ -1,0 +1,77 @@
+"""`ChatSettings`: how a server handles conversations, as its flags say."""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from octavo.frontend.reasoning.parser import ReasoningParser, reasoning_parser
+from octavo.frontend.text.chat_template import FormatChoice
+from octavo.frontend.tools.parser import ToolParser
+from octavo.frontend.tools.registry import load_plugin, tool_parser
+from octavo.protocol.config import ServerConfig
+from octavo.protocol.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+RESERVED_VARIABLES = frozenset({"messages", "self"})
+"""Template variables that cannot be set by name."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChatSettings:
+    """Settings of one server."""
+
+    content_format: FormatChoice = "auto"
+    template_defaults: Mapping[str, Any] = field(default_factory=dict)
+    """Template variables for requests that do not set them."""
+    auto_parser: type[ToolParser] | None = None
+    """Parses calls that the model makes of its own accord; None: it may make none."""
+    hides_unused_tools: bool = False
+    """Leave the tools out of the prompt if tool_choice is none."""
+    reasoning: ReasoningParser | None = None
+    role: str = "assistant"
+    """Of answers that do not continue a message."""
+
+    @classmethod
+    def of(cls, config: ServerConfig) -> "ChatSettings":
+        """Return the settings that the flags describe.
+
+        Raises:
+            ConfigError: a parser is unknown or missing, the plugin does not load, or the template's defaults are wrong.
+        """
+        if config.tool_parser_plugin is not None:
+            load_plugin(config.tool_parser_plugin)
+        parser = None if config.tool_call_parser is None else tool_parser(config.tool_call_parser)
+        if parser is not None and not config.enable_auto_tool_choice:
+            logger.warning("--tool-call-parser has no effect without --enable-auto-tool-choice")
+        if config.enable_auto_tool_choice and parser is None:
+            raise ConfigError(
+                "--enable-auto-tool-choice needs to know how the model writes its calls",
+                phase="choosing the tool parser",
+                hint="add --tool-call-parser hermes, llama3_json, mistral, pythonic or qwen3_xml",
+            )
+        return cls(
+            content_format=config.chat_template_content_format,
+            template_defaults=_template_defaults(config.default_chat_template_kwargs),
+            auto_parser=parser if config.enable_auto_tool_choice else None,
+            hides_unused_tools=config.exclude_tools_when_tool_choice_none,
+            reasoning=None if config.reasoning_parser is None else reasoning_parser(config.reasoning_parser),
+            role=config.response_role,
+        )
+
+
+def _template_defaults(text: str | None) -> dict[str, Any]:
+    try:
+        defaults = msgspec.json.decode(text or "{}", type=dict[str, Any])
+    except msgspec.DecodeError as error:
+        raise ConfigError(
+            f"default_chat_template_kwargs is no JSON object: {error}",
+            phase="configuration",
+            hint="""write --default-chat-template-kwargs '{"enable_thinking": false}'""",
+        ) from None
+    if reserved := defaults.keys() & RESERVED_VARIABLES:
+        raise ConfigError(f"default_chat_template_kwargs must not hold {min(reserved)!r}", phase="configuration")
+    return defaults

@@ -1,0 +1,165 @@
+"""`EngineConnection`: the way to an engine, one of this process's own or one that runs already. Sends no requests."""
+
+import asyncio
+import contextlib
+import time
+from dataclasses import dataclass
+
+import msgspec
+import zmq
+
+from octavo.frontend.launch import LaunchedEngine, ProgressCallback, follow_start
+from octavo.frontend.link import CoreLink
+from octavo.frontend.recovery.downtime import ReconnectPolicy
+from octavo.frontend.spawn import SpawnedEngine, Timeline, read_config, spawn_engine
+from octavo.frontend.text.chat_template import ChatTemplate
+from octavo.frontend.text.tokenizer import Tokenizer
+from octavo.protocol.config import EngineConfig, ModelFacts, ResolvedConfig
+from octavo.protocol.curve import ClientKeys
+from octavo.protocol.errors import EngineDeadError, InvalidRequestError
+
+CONNECT_TIMEOUT_S = 10.0
+CONNECT_AGAIN_S = 0.1
+"""How soon to try again when a core has died before it answered."""
+
+RECONNECT_TIMEOUT_S = 120.0
+"""How long an engine that somebody else runs may take to come back after its death."""
+
+
+@dataclass(frozen=True)
+class EngineConnection:
+    """A core that answers, and what it takes to speak with it."""
+
+    link: CoreLink
+    tokenizer: Tokenizer
+    context: "zmq.Context[zmq.Socket[bytes]]"
+    engine: LaunchedEngine | None
+    """The process behind an engine of our own; None when somebody else runs it."""
+
+    async def close(self) -> None:
+        """Disconnect, and end the engine if it is ours; harmless the second time."""
+        try:
+            await self.link.close()
+        finally:
+            if self.engine:
+                await self.engine.stop()
+        self.context.term()
+
+
+async def launch_engine(
+    config: EngineConfig, address: str | None, on_progress: ProgressCallback | None
+) -> EngineConnection:
+    """Start an engine and join it.
+
+    Args:
+        config: the engine's.
+        address: on which other applications may join; None: one of its own.
+        on_progress: told what the engine is doing while it starts.
+
+    Raises:
+        StartupError: the root cause.
+    """
+    timeline = Timeline()
+    resolved = await asyncio.to_thread(read_config, config, timeline)
+    # On this thread, not on that one: the core dies with the thread that spawned it.
+    return await follow_engine(spawn_engine(resolved, timeline, address), on_progress)
+
+
+async def follow_engine(spawned: SpawnedEngine, on_progress: ProgressCallback | None) -> EngineConnection:
+    """Wait for an engine that was spawned on this thread, and join it.
+
+    Raises:
+        StartupError: the root cause; the engine has been ended.
+    """
+    start = time.monotonic()
+    try:
+        tokenizer = await asyncio.to_thread(_load_tokenizer, spawned.config)
+    except BaseException:
+        spawned.end()
+        raise
+    spawned.timeline.add("Frontend", "loading the tokenizer", time.monotonic() - start)
+    engine = await follow_start(spawned, on_progress)
+    try:
+        return await join_engine(engine.address, engine, tokenizer)
+    except BaseException:
+        await engine.stop()
+        raise
+
+
+async def join_engine(
+    address: str,
+    engine: LaunchedEngine | None = None,
+    tokenizer: Tokenizer | None = None,
+    reconnect_timeout_s: float = RECONNECT_TIMEOUT_S,
+    keys: ClientKeys | None = None,
+    connect_timeout_s: float = CONNECT_TIMEOUT_S,
+) -> EngineConnection:
+    """Join an engine that runs.
+
+    Args:
+        address: of its core.
+        engine: its process, if it is ours.
+        tokenizer: of its model; None: loaded here.
+        reconnect_timeout_s: how long to wait for it to come back after its death; of no meaning if it is ours.
+        keys: for a `tcp://` address on another machine.
+        connect_timeout_s: how long to wait for it to answer; it may be between two lives.
+
+    Raises:
+        StartupError: no engine answers on `address`.
+    """
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    try:
+        link = await connect_to_core(context, address, connect_timeout_s, keys)
+        try:
+            config = msgspec.msgpack.decode(link.facts.config, type=ResolvedConfig)
+            if config.restart_core:
+                link.reconnect_policy = ReconnectPolicy(
+                    None if engine else reconnect_timeout_s, config.max_num_queued_reqs
+                )
+            if tokenizer is None:
+                tokenizer = await asyncio.to_thread(model_tokenizer, config.model)
+            return EngineConnection(link, tokenizer, context, engine)
+        except BaseException:
+            await link.close()
+            raise
+    except BaseException:
+        context.destroy(linger=0)  # unlike term(), it cannot wait for a socket that was left open
+        raise
+
+
+async def connect_to_core(
+    context: "zmq.Context[zmq.Socket[bytes]]", address: str, timeout_s: float, keys: ClientKeys | None
+) -> CoreLink:
+    """Connect to a core, or to the next one if it dies before it has answered.
+
+    Raises:
+        StartupError: none answers in time.
+        EngineDeadError: the last one died when there was no time left.
+    """
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            return await CoreLink.connect(context, address, max(0.0, deadline - time.monotonic()), keys)
+        except EngineDeadError:
+            if time.monotonic() + CONNECT_AGAIN_S > deadline:
+                raise
+        await asyncio.sleep(CONNECT_AGAIN_S)
+
+
+def model_tokenizer(model: ModelFacts) -> Tokenizer:
+    """Return what turns text into a model's tokens and back, as far as its engine does.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
+    if model.tokenizer_path is None:
+        return Tokenizer.absent()
+    return Tokenizer.load(model.tokenizer_path, model.tokenizer_mode)
+
+
+def _load_tokenizer(config: ResolvedConfig) -> Tokenizer:
+    """Load the tokenizer; its chat template is compiled now, while the engine loads."""
+    tokenizer = model_tokenizer(config.model)
+    with contextlib.suppress(InvalidRequestError):  # a model need not have one
+        ChatTemplate.for_model(config.chat_template, tokenizer)
+    return tokenizer

@@ -1,0 +1,52 @@
+"""`PreparedGeneration`: a prompt and its parameters, checked and complete. It can be started at any time."""
+
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from octavo.frontend.generation.prompt import TokenizedPrompt
+from octavo.frontend.outputs import RequestOutput
+from octavo.protocol.ids import IdArray
+from octavo.protocol.params import BeamSearchParams, SamplingParams
+
+if TYPE_CHECKING:
+    from octavo.frontend.client import AsyncClient
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedGeneration:
+    """What is generated for one prompt."""
+
+    text: str | None
+    """None: the caller sent token ids."""
+    token_ids: IdArray
+    params: SamplingParams
+    beam_params: BeamSearchParams | None = None
+    """Search with these instead; of `params` only `n` and `logprobs` then count."""
+    priority: int = 0
+    cache_salt: str | None = None
+
+    def start(self, client: "AsyncClient", request_id: str) -> AsyncGenerator[RequestOutput]:
+        """Return the outputs; nothing is sent to the engine before the first is asked for."""
+        if self.beam_params is not None:
+            return self._search(client, self.beam_params, request_id)
+        return client.generate(
+            self._prompt, self.params, request_id=request_id, priority=self.priority, cache_salt=self.cache_salt
+        )
+
+    @property
+    def _prompt(self) -> TokenizedPrompt:
+        return TokenizedPrompt(self.text, self.token_ids)
+
+    async def _search(
+        self, client: "AsyncClient", beam_params: BeamSearchParams, request_id: str
+    ) -> AsyncGenerator[RequestOutput]:
+        output = await client.beam_search(
+            self._prompt,
+            beam_params,
+            request_id=request_id,
+            priority=self.priority,
+            cache_salt=self.cache_salt,
+            logprobs=self.params.logprobs,
+        )
+        yield replace(output, outputs=output.outputs[: self.params.n])

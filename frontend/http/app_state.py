@@ -1,0 +1,134 @@
+"""`AppState`: what every route needs."""
+
+import time
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from octavo.frontend.conversation.context import ChatContext
+from octavo.frontend.conversation.prepare import AnswerRendering
+from octavo.frontend.conversation.settings import ChatSettings
+from octavo.frontend.generation.params_resolver import ParamsResolver
+from octavo.frontend.generation.prepared import PreparedGeneration
+from octavo.frontend.http.render.answer import AnswerSettings, AnswerStyle
+from octavo.frontend.http.render.logprobs import TokenNames
+from octavo.frontend.http.request_log import RequestLog
+from octavo.frontend.http.schemas.sampling import SamplingFields, StreamOptions
+from octavo.frontend.outputs import RequestOutput
+from octavo.protocol.errors import ModelNotFoundError
+from octavo.protocol.params import MAX_STOP_STRINGS
+from octavo.protocol.sampling_table import MAX_N
+
+if TYPE_CHECKING:
+    from octavo.frontend.client import AsyncClient
+    from octavo.frontend.metrics.exporter import Metrics
+
+
+MAX_OTHER_CLIENTS = 16
+"""What is derived from a client, such as its chat template, is kept for so many others."""
+
+
+@dataclass(frozen=True)
+class AppState:
+    """One engine behind one HTTP application."""
+
+    client: "AsyncClient"
+    metrics: "Metrics"
+    trusts_request_templates: bool = False
+    """Whether a request may bring its own chat template."""
+    max_n_sequences: int = MAX_N
+    """Most sequences of one request, over all its prompts."""
+    max_stop_strings: int = MAX_STOP_STRINGS
+    chat: ChatSettings = field(default_factory=ChatSettings)
+    profiler_dir: Path | None = None
+    """Where traces go; None: none are made."""
+    forces_usage: bool = False
+    """Streams tell of usage unasked."""
+    request_log: RequestLog | None = None
+    """Tells of requests and answers; None: nothing does."""
+    answers: AnswerSettings = field(default_factory=AnswerSettings)
+    stall_deadline_s: float = 25.0
+    """How long the engine may have work and not finish a step before it counts as stalled."""
+    keep_alive_s: float = 30.0
+    """Seconds of silence after which a stream sends a comment; 0: never."""
+    created: int = field(default_factory=lambda: int(time.time()))
+    """When serving began, in seconds since the epoch: the models' creation time."""
+    _of_clients: "dict[AsyncClient, AppState]" = field(default_factory=dict)
+    """For applications that override the dependency `get_client`."""
+
+    @cached_property
+    def resolver(self) -> ParamsResolver:
+        """Resolves the sampling parameters of requests."""
+        return ParamsResolver(self.client, self.max_n_sequences, self.max_stop_strings)
+
+    @cached_property
+    def chat_context(self) -> ChatContext:
+        """What conversations are prepared with."""
+        return ChatContext(self.client, self.resolver, self.chat, self.trusts_request_templates)
+
+    def with_client(self, client: "AsyncClient") -> "AppState":
+        """Return what answers from another engine's client; the metrics stay this one's."""
+        if client is self.client:
+            return self
+        found = self._of_clients.get(client)
+        if found is None:
+            if len(self._of_clients) >= MAX_OTHER_CLIENTS:
+                del self._of_clients[next(iter(self._of_clients))]
+            found = self._of_clients[client] = replace(self, client=client, _of_clients={})
+        return found
+
+    def now(self) -> int:
+        """Return the time of an answer, in seconds since the epoch."""
+        return int(time.time())
+
+    def model_name(self, requested: str | None) -> str:
+        """Return the name to answer with.
+
+        Raises:
+            ModelNotFoundError: this server does not serve `requested`.
+        """
+        names = self.client.facts.served_model_names
+        if requested is None:
+            return names[0]
+        if requested not in names:
+            raise ModelNotFoundError(f"the model {requested!r} is not served here: use {' or '.join(map(repr, names))}")
+        return requested
+
+    def generate(self, generation: PreparedGeneration, request_id: str) -> AsyncGenerator[RequestOutput]:
+        """Return the outputs for one prompt; the request log follows them."""
+        outputs = generation.start(self.client, request_id)
+        return outputs if self.request_log is None else self.request_log.followed(outputs, generation, request_id)
+
+
+def answer_style(
+    state: AppState,
+    request: SamplingFields,
+    answer_id: str,
+    model: str,
+    num_logprobs: int | None,
+    chat: AnswerRendering = AnswerRendering(),
+) -> AnswerStyle:
+    """Return how a request is answered; `chat`: how its outputs become messages."""
+    settings = state.answers
+    options = request.stream_options or StreamOptions()
+    has_usage = bool(options.include_usage) or state.forces_usage
+    as_ids = request.return_tokens_as_token_ids
+    if as_ids is None:
+        as_ids = settings.names_are_ids
+    tokenizer = state.client.tokenizer
+    return AnswerStyle(
+        id=answer_id,
+        created=state.now(),
+        model=model,
+        names=TokenNames(tokenizer, as_ids=as_ids or tokenizer.is_absent),
+        fingerprint=settings.fingerprint.of(state.client.config),
+        num_logprobs=num_logprobs,
+        chat=chat,
+        names_logprobs=bool(request.logprob_token_ids),
+        has_token_ids=tokenizer.is_absent if request.return_token_ids is None else request.return_token_ids,
+        has_usage=has_usage,
+        has_running_usage=has_usage and bool(options.continuous_usage_stats),
+        has_metrics=settings.has_metrics,
+    )

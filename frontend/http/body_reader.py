@@ -1,0 +1,119 @@
+"""`BodyReader`: receives request bodies, with limits on the size of each, on all of them together and on slowness.
+
+Knows no route and decodes nothing.
+"""
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Literal
+
+from starlette.responses import Response
+from starlette.types import Receive
+
+from octavo.frontend.http.errors import RETRY_AFTER_S, refusal
+
+LARGE_BODY_BYTES = 2**18
+"""A larger body takes a millisecond or more to decode, so only one of them is decoded per iteration of the loop."""
+
+AT_ONCE = 16
+"""All unfinished bodies together may hold as much as so many of the largest size."""
+
+GRACE_S = 60.0
+SLOWEST_BYTES_PER_S = 1024
+"""A body may lag behind this rate by `GRACE_S` at most. Neither a client that sends a byte a minute nor one that sends
+much at once and then stops can hold its place for ever."""
+
+
+class BodyRefused(Exception):
+    """A body is not read to its end.
+
+    Args:
+        response: tells the client why.
+    """
+
+    def __init__(self, response: Response) -> None:
+        super().__init__(response)
+        self.response = response
+
+
+class BodyReader:
+    """Reads the bodies of one application's requests.
+
+    Args:
+        max_bytes: of one body; all unfinished bodies together may have `AT_ONCE` times as many.
+        grace_s: how far a body may lag behind `SLOWEST_BYTES_PER_S`.
+    """
+
+    def __init__(self, max_bytes: int, grace_s: float = GRACE_S) -> None:
+        self._max_bytes = max_bytes
+        self._grace_s = grace_s
+        self._num_held_bytes = 0
+        self._large = asyncio.Lock()
+
+    def refused_length(self, length: str) -> Response | None:
+        """Return the response to a request whose `content-length` is too large, else None."""
+        return self._too_large() if length.isdecimal() and length.isascii() and int(length) > self._max_bytes else None
+
+    async def read(self, receive: Receive) -> bytes | None:
+        """Return the whole body, to be decoded without another wait; None if the client has disconnected.
+
+        Raises:
+            BodyRefused: it is too large or too slow, or too many bytes of other bodies are unfinished.
+        """
+        body = _Incoming()
+        try:
+            await self._receive_part(receive, body)
+            if body.state == "begun":
+                await self._receive_rest(receive, body)
+            if body.state == "left":
+                return None
+            if body.num_bytes > LARGE_BODY_BYTES:
+                async with self._large:
+                    await asyncio.sleep(0)
+            return b"".join(body.parts)
+        finally:
+            self._num_held_bytes -= body.num_bytes
+
+    async def _receive_rest(self, receive: Receive, body: "_Incoming") -> None:
+        loop = asyncio.get_running_loop()
+        latest_s = loop.time() + self._grace_s
+        try:
+            async with asyncio.timeout_at(latest_s) as limit:
+                while body.state == "begun":
+                    num_before = body.num_bytes
+                    await self._receive_part(receive, body)
+                    won_s = (body.num_bytes - num_before) / SLOWEST_BYTES_PER_S
+                    latest_s = min(latest_s + won_s, loop.time() + self._grace_s)
+                    limit.reschedule(latest_s)
+        except TimeoutError:
+            raise BodyRefused(refusal(408, "the body comes too slowly; send it again")) from None
+
+    async def _receive_part(self, receive: Receive, body: "_Incoming") -> None:
+        event = await receive()
+        if event["type"] == "http.disconnect":
+            body.state = "left"
+            return
+        part: bytes = event.get("body", b"")
+        body.parts.append(part)
+        body.num_bytes += len(part)
+        self._num_held_bytes += len(part)
+        if body.num_bytes > self._max_bytes:
+            raise BodyRefused(self._too_large())
+        if self._num_held_bytes > AT_ONCE * self._max_bytes:
+            message = f"more than {AT_ONCE * self._max_bytes} bytes of bodies are being received; try again later"
+            raise BodyRefused(refusal(503, message, {"retry-after": str(RETRY_AFTER_S)}))
+        if not event.get("more_body", False):
+            body.state = "whole"
+
+    def _too_large(self) -> Response:
+        limit = f"{self._max_bytes} bytes, which is the limit (--max-request-body-bytes)"
+        return refusal(413, f"the body is larger than {limit}")
+
+
+@dataclass(slots=True)
+class _Incoming:
+    """A body so far."""
+
+    parts: list[bytes] = field(default_factory=list)
+    num_bytes: int = 0
+    state: Literal["begun", "whole", "left"] = "begun"

@@ -1,0 +1,124 @@
+"""From the body of `/v1/chat/completions` to a `ChatRequest`, and back to the body's names in errors."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+from octavo.frontend.conversation.request import ChatInput, ChatRequest, ChatTool
+from octavo.frontend.http.generation_request import check_fields, generation_request
+from octavo.frontend.http.schemas.chat import (
+    AllowedToolsChoice,
+    ChatCompletionRequest,
+    NamedToolChoice,
+    ToolDefinition,
+)
+from octavo.frontend.http.structured import structured_outputs_of
+from octavo.frontend.tools.plan import ToolChoice
+from octavo.protocol.errors import InvalidRequestError
+from octavo.protocol.structured import StructuredOutputsParams
+
+
+def chat_request(body: ChatCompletionRequest) -> ChatRequest:
+    """Return what a body requests.
+
+    Raises:
+        InvalidRequestError: fields exclude each other; `param` names one.
+    """
+    check_fields(body)
+    choice = _tool_choice(body)
+    max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+    return ChatRequest(
+        input=ChatInput(
+            messages=body.messages,
+            tools=chat_tools(body.tools),
+            add_generation_prompt=body.add_generation_prompt,
+            continue_final_message=body.continue_final_message,
+            documents=body.documents,
+            template=body.chat_template,
+            variables=body.chat_template_kwargs or {},
+            reasoning_effort=body.reasoning_effort,
+        ),
+        generation=generation_request(body, max_tokens=max_tokens, logprobs=num_logprobs(body)),
+        tool_choice=choice,
+        allows_parallel_calls=body.parallel_tool_calls is not False,
+        answer_form=_answer_form(body, choice),
+        max_reasoning_tokens=None if body.thinking_token_budget == -1 else body.thinking_token_budget,
+        shows_reasoning=body.include_reasoning,
+        echoes_last_message=body.echo,
+        add_special_tokens=body.add_special_tokens,
+    )
+
+
+def chat_tools(tools: Sequence[ToolDefinition] | None) -> list[ChatTool]:
+    """Return the tools of a body."""
+    return [
+        ChatTool(
+            name=tool.function.name,
+            description=tool.function.description,
+            parameters=tool.function.parameters,
+            is_strict=bool(tool.function.strict),
+        )
+        for tool in tools or ()
+    ]
+
+
+def num_logprobs(body: ChatCompletionRequest) -> int | None:
+    """Return how many alternatives to show per token; None: no logprobs.
+
+    Raises:
+        InvalidRequestError: a field needs `logprobs` to be true.
+    """
+    if body.logprobs:
+        return body.top_logprobs or 0
+    if body.logprob_token_ids:
+        raise InvalidRequestError("logprob_token_ids needs logprobs to be true", "logprob_token_ids")
+    if body.top_logprobs:
+        raise InvalidRequestError("top_logprobs needs logprobs to be true", "top_logprobs")
+    return None
+
+
+def error_names(body: ChatCompletionRequest) -> dict[str, str]:
+    """Return the body's names of the parameters that its fields become."""
+    names = {"prompt": "messages"}
+    if body.max_completion_tokens is not None:
+        names["max_tokens"] = "max_completion_tokens"
+    if body.top_logprobs is not None:
+        names["logprobs"] = "top_logprobs"
+    return names
+
+
+@contextmanager
+def errors_renamed(names: Mapping[str, str]) -> Iterator[None]:
+    """Let errors name the fields of the body, not the parameters that they become.
+
+    Raises:
+        InvalidRequestError: the same error, with the body's name of the field.
+    """
+    try:
+        yield
+    except InvalidRequestError as error:
+        if error.param is None or error.param not in names:
+            raise
+        name = names[error.param]
+        message = error.message if error.param == "prompt" else error.message.replace(error.param, name, 1)
+        raise type(error)(message, name) from error
+
+
+def _tool_choice(body: ChatCompletionRequest) -> ToolChoice:
+    match body.tool_choice:
+        case NamedToolChoice(function=function):
+            return ToolChoice(named=function.name)
+        case AllowedToolsChoice(allowed_tools=allowed):
+            return ToolChoice(allowed.mode, allowed=frozenset(tool.function.name for tool in allowed.tools))
+        case mode:
+            return ToolChoice(mode or "auto")
+
+
+def _answer_form(body: ChatCompletionRequest, choice: ToolChoice) -> StructuredOutputsParams | None:
+    """Return the form of an answer that is no call; None: any, or there is no such answer.
+
+    OpenAI's API accepts a response_format beside calls that must be made, and agents send it with every request.
+    """
+    form = structured_outputs_of(body)
+    if form is not None:
+        form.verify()
+    return None if choice.is_forced and body.tools and body.response_format is not None else form

@@ -1,0 +1,80 @@
+"""From the configuration to what the routes answer from; whatever cannot be used shows before anything is served."""
+
+from pathlib import Path
+
+from octavo.frontend.client import AsyncClient
+from octavo.frontend.conversation.settings import ChatSettings
+from octavo.frontend.http.app_state import AppState
+from octavo.frontend.http.render.answer import AnswerSettings
+from octavo.frontend.http.request_log import RequestLog
+from octavo.frontend.http.routes.engine import usable_directory
+from octavo.frontend.metrics.exporter import Metrics
+from octavo.frontend.metrics.shared_counters import SharedCounters
+from octavo.protocol.config import ServerConfig
+from octavo.protocol.env import Env
+from octavo.protocol.errors import ConfigError, InvalidRequestError
+
+
+def make_app_state(client: AsyncClient, config: ServerConfig, counters: SharedCounters | None = None) -> AppState:
+    """Return what the routes answer from; the metrics observe the client, unless it has another observer.
+
+    Args:
+        client: of the engine.
+        config: of the server.
+        counters: shared storage of the metrics; None: private to this process.
+
+    Raises:
+        ConfigError: the chat template that the user chose cannot be read, the profiler's directory not be used, or a
+            parser not be found.
+    """
+    metrics = client.observer
+    if not isinstance(metrics, Metrics):
+        metrics = Metrics(
+            client.config,
+            num_blocks=client.facts.num_blocks,
+            max_model_len=client.facts.max_model_len,
+            has_vllm_names=config.enable_vllm_metrics,
+            counters=counters,
+        )
+        client.observer = client.observer or metrics
+    state = AppState(
+        client,
+        metrics,
+        trusts_request_templates=config.trust_request_chat_template,
+        max_n_sequences=config.max_n_sequences,
+        max_stop_strings=config.max_stop_strings,
+        chat=ChatSettings.of(config),
+        profiler_dir=_profiler_dir(config),
+        forces_usage=config.enable_force_include_usage,
+        request_log=RequestLog.of(config),
+        answers=AnswerSettings.of(config),
+        stall_deadline_s=config.watchdog_timeout,
+        keep_alive_s=config.sse_keep_alive_interval,
+    )
+    _check_chat_template(state)
+    return state
+
+
+def _profiler_dir(config: ServerConfig) -> Path | None:
+    if config.torch_profiler_dir is None:
+        return None
+    try:
+        return usable_directory(Path(config.torch_profiler_dir).resolve())
+    except OSError as error:
+        message = f"{config.torch_profiler_dir} cannot be written to: {error.strerror}"
+        raise ConfigError(message, phase="configuration", hint="choose another --torch-profiler-dir") from None
+
+
+def _check_chat_template(state: AppState) -> None:
+    """Complain now, not at the first request, of a template that the user chose; a model need not have one."""
+    if state.client.config.chat_template is not None:
+        try:
+            _ = state.chat_context.chat_template
+        except InvalidRequestError as error:
+            raise ConfigError(error.message, phase="reading the chat template") from None
+
+
+def api_keys(config: ServerConfig) -> list[str]:
+    """Return the accepted keys: the command line's, else the environment's."""
+    from_environment = Env.read().api_key
+    return config.api_key or ([from_environment] if from_environment else [])

@@ -1,0 +1,51 @@
+"""Garbage collection without long pauses: full collections run while few requests are live.
+
+A full collection visits every object. With 20,000 waiting requests that takes about a second, in which the event loop
+would answer no probe. Most objects of a request are freed by reference counts, so a full collection finds little.
+"""
+
+import gc
+from collections.abc import Callable
+
+NEW_OBJECTS = 10_000
+"""New objects between two collections of the youngest ones; a request makes hundreds, and hardly ever a cycle."""
+
+YOUNG_COLLECTIONS = 10
+"""Between two collections of the middle generation, which visit at most so many times `NEW_OBJECTS`."""
+
+NEVER = 2**31 - 1
+
+FEW_REQUESTS = 256
+"""With these a full collection takes some milliseconds."""
+
+INTERVAL_S = 30.0
+LONGEST_INTERVAL_S = 900.0
+"""Between two full collections of a server that always has more live requests: cycles must be freed at some time."""
+
+
+def bound_pauses() -> None:
+    """Exempt all objects that exist now from collection, and leave full collections to `FullCollections`."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(NEW_OBJECTS, YOUNG_COLLECTIONS, NEVER)
+
+
+class FullCollections:
+    """Runs full collections at good times.
+
+    Args:
+        num_live_requests: returns how many requests run or wait.
+        now_s: on the monotonic clock.
+    """
+
+    def __init__(self, num_live_requests: Callable[[], int], now_s: float) -> None:
+        self._num_live_requests = num_live_requests
+        self._last_s = now_s
+
+    def tick(self, now_s: float) -> None:
+        """Collect if it is time; an idle server has nothing to collect, and does not."""
+        age_s = now_s - self._last_s
+        is_good_time = age_s >= INTERVAL_S and self._num_live_requests() <= FEW_REQUESTS
+        if gc.get_count()[2] and (is_good_time or age_s >= LONGEST_INTERVAL_S):
+            gc.collect()
+            self._last_s = now_s

@@ -1,0 +1,97 @@
+"""ASGI middleware around the whole application: request ids, the root path, HEAD, and what `--middleware` names."""
+
+import inspect
+from collections.abc import Iterable
+from importlib import import_module
+from typing import Any, cast
+
+from starlette.middleware import Middleware
+from starlette.middleware.base import BaseHTTPMiddleware
+from starlette.responses import RedirectResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from octavo.frontend.http.request import RequestId
+from octavo.protocol.errors import ConfigError
+
+
+class RequestIdMiddleware:
+    """Adds `X-Request-Id` to every response."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request_id = RequestId.of(scope)
+
+        def send_with_id(message: Message) -> Any:
+            if message["type"] == "http.response.start":
+                # A copy: a response may be sent again, and owns its list.
+                message["headers"] = [*message["headers"], (b"x-request-id", request_id.text.encode("latin-1"))]
+            return send(message)
+
+        await self._app(scope, receive, send_with_id)
+
+
+class PathMiddleware:
+    """Answers HEAD as GET, and leads from the root path without its slash to the page there.
+
+    The page names its files relative to itself, which needs the slash.
+
+    Args:
+        app: answers.
+        root_path: under which a proxy offers the application; requests come with it or without. An application that is
+            mounted has that of its mount instead.
+    """
+
+    def __init__(self, app: ASGIApp, root_path: str = "") -> None:
+        self._app = app
+        self._root_path = root_path.rstrip("/")
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        if scope["type"] == "http":
+            root_path = scope["root_path"] = scope.get("root_path") or self._root_path
+            if root_path and scope["path"] == root_path:
+                await RedirectResponse(root_path + "/")(scope, receive, send)
+                return
+            if scope["method"] == "HEAD":  # in a copy: the server goes by its own scope and leaves the body out
+                scope = {**scope, "method": "GET"}
+        await self._app(scope, receive, send)
+
+
+def load_middleware(names: Iterable[str]) -> list[Middleware]:
+    """Return the middleware that the user names, outermost first: the last name wraps all before it.
+
+    Args:
+        names: `module.Class` of an ASGI middleware, or `module.function` of a coroutine function that gets the request
+            and `call_next`.
+
+    Raises:
+        ConfigError: there is no such thing.
+    """
+    return [_load(name) for name in names][::-1]
+
+
+def _load(name: str) -> Middleware:
+    module, _, attribute = name.rpartition(".")
+    try:
+        found = getattr(import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(
+            f"--middleware {name} cannot be loaded: {error}",
+            phase="loading middleware",
+            hint="write module.Class, of a module on Python's path (PYTHONPATH)",
+        ) from None
+    if inspect.isclass(found):
+        return Middleware(cast(Any, found))
+    if inspect.iscoroutinefunction(found):
+        return Middleware(BaseHTTPMiddleware, dispatch=found)
+    raise ConfigError(
+        f"--middleware {name} is neither a class nor a coroutine function",
+        phase="loading middleware",
+        hint="name an ASGI middleware class, or async def f(request, call_next)",
+    )

@@ -1,0 +1,55 @@
+"""From parsed chat outputs to messages and deltas of the public API."""
+
+from collections.abc import Iterator
+
+from msgspec import UNSET
+
+from octavo.frontend.conversation.prepare import AnswerRendering
+from octavo.frontend.http.schemas.chat import (
+    ChatMessage,
+    Delta,
+    FunctionCall,
+    FunctionCallDelta,
+    MessageToolCall,
+    ToolCallDelta,
+)
+from octavo.frontend.tools.answer import AnswerDelta, CallDelta
+
+TOOL_CALLS = "tool_calls"
+"""Finish reason of an answer that ended of its own accord, and calls."""
+
+
+def chat_message(text: str, rendering: AnswerRendering) -> ChatMessage:
+    """Return the message of a whole output."""
+    if rendering.parser is None:
+        return ChatMessage(rendering.echo + text, role=rendering.role)
+    answer = rendering.parser.parse(text)
+    reasoning = (answer.reasoning or None) if rendering.parser.has_reasoning else UNSET
+    content = rendering.echo + answer.content
+    return ChatMessage(
+        content if content or not (reasoning or answer.calls) else None,
+        role=rendering.role,
+        reasoning=reasoning,
+        tool_calls=[_message_call(call) for call in answer.calls] or UNSET,
+    )
+
+
+def chat_deltas(answer: AnswerDelta) -> Iterator[Delta]:
+    """Yield what is new of an answer: reasoning, content and each call for itself."""
+    if answer.reasoning:
+        yield Delta(reasoning=answer.reasoning)
+    if answer.content:
+        yield Delta(content=answer.content)
+    for call in answer.calls:
+        yield Delta(tool_calls=[_call_delta(call)])
+
+
+def _message_call(call: CallDelta) -> MessageToolCall:
+    return MessageToolCall(call.id or "", FunctionCall(call.name or "", call.arguments))
+
+
+def _call_delta(call: CallDelta) -> ToolCallDelta:
+    if call.name is None or call.id is None:
+        return ToolCallDelta(index=call.index, function=FunctionCallDelta(arguments=call.arguments))
+    function = FunctionCallDelta(name=call.name, arguments=call.arguments)
+    return ToolCallDelta(index=call.index, id=call.id, type="function", function=function)

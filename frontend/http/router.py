@@ -1,0 +1,128 @@
+"""`create_router`: the routes of the API, for FastAPI applications."""
+
+from collections.abc import Callable
+from typing import Any
+
+from fastapi import APIRouter
+from starlette.responses import Response
+
+from octavo.frontend.client import AsyncClient
+from octavo.frontend.http import openapi
+from octavo.frontend.http.configure import make_app_state
+from octavo.frontend.http.route import ApiRoute, answer_failures
+from octavo.frontend.http.routes.chat import create_chat_completion
+from octavo.frontend.http.routes.completions import create_completion
+from octavo.frontend.http.routes.engine import load, reset_prefix_cache, server_info, start_profile, stop_profile
+from octavo.frontend.http.routes.health import health, metrics, version
+from octavo.frontend.http.routes.models import list_models, retrieve_model
+from octavo.frontend.http.routes.tokenize import detokenize, tokenize, tokenizer_info
+from octavo.frontend.http.schemas.chat import ChatCompletion, ChatCompletionRequest
+from octavo.frontend.http.schemas.completions import CompletionRequest, CompletionResponse
+from octavo.frontend.http.schemas.engine import Done, Load, ServerInfo, Version
+from octavo.frontend.http.schemas.models import ModelCard, ModelList
+from octavo.frontend.http.schemas.tokenize import (
+    DetokenizeRequest,
+    DetokenizeResponse,
+    TokenizeRequest,
+    TokenizeResponse,
+    TokenizerInfo,
+)
+from octavo.protocol.config import ServerConfig
+
+
+def create_router(client: AsyncClient, config: ServerConfig | None = None) -> APIRouter:
+    """Return the routes that one engine answers, to be included in a FastAPI application.
+
+    They bring their limits on bodies and their error bodies. API keys, CORS and pages are `create_app`'s: an
+    application that includes the router decides itself who may ask.
+
+    Args:
+        client: of the engine; its owner closes it. Gets an observer that counts for `/metrics`, unless it has one.
+        config: what of it concerns requests; None: the defaults.
+
+    Raises:
+        ConfigError: a parser, a template or a directory that the configuration names cannot be used.
+    """
+    config = config or ServerConfig()
+    state = make_app_state(client, config)
+    router = APIRouter(route_class=ApiRoute.bound_to(state, config.max_request_body_bytes))
+    add_routes(router, config)
+    return router
+
+
+def add_routes(router: APIRouter, config: ServerConfig) -> None:
+    """Add the routes of the API to a router whose class of routes is an `ApiRoute`."""
+    add = _Adder(router)
+    add.post("/v1/chat/completions", create_chat_completion, ChatCompletionRequest, ChatCompletion, streams=True)
+    add.post("/v1/completions", create_completion, CompletionRequest, CompletionResponse, streams=True)
+    add.get("/v1/models", list_models, ModelList)
+    add.get("/v1/models/{model_id:path}", retrieve_model, ModelCard, failures=(404,), parameter="model_id")
+    add.post("/tokenize", tokenize, TokenizeRequest, TokenizeResponse)
+    add.post("/detokenize", detokenize, DetokenizeRequest, DetokenizeResponse)
+    add.get("/health", health, failures=(503,))
+    add.get("/ping", health, failures=(503,))
+    add.post("/ping", health, failures=(503,))
+    add.get("/version", version, Version)
+    add.get("/metrics", metrics, media_type="text/plain")
+    add.get("/load", load, Load)
+    add.get("/server_info", server_info, ServerInfo)
+    add.post("/reset_prefix_cache", reset_prefix_cache, response=Done, failures=(409,))
+    add.post("/start_profile", start_profile, response=Done, failures=(400,))
+    add.post("/stop_profile", stop_profile, response=Done, failures=(400,))
+    if config.enable_tokenizer_info_endpoint:
+        add.get("/tokenizer_info", tokenizer_info, TokenizerInfo)
+
+
+class _Adder:
+    """Adds routes with their descriptions."""
+
+    def __init__(self, router: APIRouter) -> None:
+        self._router = router
+
+    def get(
+        self,
+        path: str,
+        endpoint: Callable[..., Any],
+        response: openapi.Schema | None = None,
+        *,
+        failures: tuple[int, ...] = (),
+        media_type: str | None = None,
+        parameter: str | None = None,
+    ) -> None:
+        extra = {} if parameter is None else openapi.path_parameter(parameter)
+        self._add("GET", path, endpoint, openapi.responses(response, media_type=media_type, failures=failures), extra)
+
+    def post(
+        self,
+        path: str,
+        endpoint: Callable[..., Any],
+        request: openapi.Schema | None = None,
+        response: openapi.Schema | None = None,
+        *,
+        streams: bool = False,
+        failures: tuple[int, ...] = (),
+    ) -> None:
+        extra = {} if request is None else openapi.request_body(request)
+        described = openapi.responses(response, streams=streams, failures=failures, has_request_body=bool(request))
+        self._add("POST", path, endpoint, described, extra)
+
+    def _add(
+        self,
+        method: str,
+        path: str,
+        endpoint: Callable[..., Any],
+        responses: dict[int | str, openapi.Document],
+        extra: openapi.Document,
+    ) -> None:
+        self._router.add_api_route(
+            path,
+            answer_failures(endpoint),
+            methods=[method],
+            operation_id=f"{method} {path}",
+            summary=(endpoint.__doc__ or "").partition("\n")[0],
+            description=" ",
+            response_class=Response,
+            response_model=None,
+            responses=responses,
+            openapi_extra=extra,
+        )

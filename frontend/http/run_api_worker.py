@@ -1,0 +1,56 @@
+"""`run_api_worker`: an additional HTTP process for an engine that the parent process runs.
+
+`api_worker.py` calls it after installing the signal handlers; `api_workers.py` is the parent's side.
+"""
+
+import asyncio
+import signal
+import socket
+from pathlib import Path
+
+import uvloop
+
+from octavo.frontend.hosting import join_named
+from octavo.frontend.http.run import make_server
+from octavo.frontend.metrics.shared_counters import SharedCounters
+from octavo.protocol.control import ServerReady, ServerSpec
+from octavo.protocol.env import set_default
+from octavo.protocol.lifecycle import StartupReporter, StopSignal
+
+
+def run_api_worker(spec: ServerSpec, reporter: StartupReporter, stop: StopSignal) -> bool:
+    """Serve an engine that the parent process started, until told to stop; return False if the engine died.
+
+    Blocks until: the server has shut down.
+
+    Args:
+        spec: the configuration from the parent.
+        reporter: reports readiness to the parent.
+        stop: the stop signals received so far.
+
+    Raises:
+        StartupError: the engine does not respond.
+    """
+    set_default("TOKENIZERS_PARALLELISM", "false")
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(_serve_as_api_worker(spec, reporter, stop))
+
+
+async def _serve_as_api_worker(spec: ServerSpec, reporter: StartupReporter, stop: StopSignal) -> bool:
+    loop = asyncio.get_running_loop()
+    # A replacement process may start while the engine restarts too, so connecting may take long and is cancellable.
+    joining = asyncio.ensure_future(join_named(spec.address, spec.config))
+    loop.add_signal_handler(signal.SIGTERM, joining.cancel)
+    if stop.count:
+        joining.cancel()
+    try:
+        client = await joining
+    except asyncio.CancelledError:
+        return True  # stopped before it was connected
+    async with client:
+        counters = SharedCounters.attach(Path(spec.counters_path), spec.row)
+        server = make_server(client, spec.config, spec.config.api_key or [], counters)
+        loop.add_signal_handler(signal.SIGTERM, server.on_signal, signal.SIGTERM)
+        reporter.mark_ready(ServerReady())
+        await server.serve(sockets=[socket.socket(fileno=spec.listener_fd)])
+    return server.failure is None

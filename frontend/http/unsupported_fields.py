@@ -1,0 +1,70 @@
+"""Request fields of the API that this release, or a route, cannot honour: refused by name, never ignored in silence."""
+
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, TypeAlias
+
+from octavo.protocol.errors import InvalidRequestError
+
+IsInert: TypeAlias = Callable[[Any, Mapping[str, Any]], bool]
+"""True when this value, in this request, asks for nothing."""
+
+HARMLESS_FIELDS = frozenset(
+    {"metadata", "parallel_tool_calls", "prompt_cache_key", "safety_identifier", "service_tier", "store"}
+)
+"""Known fields that only concern OpenAI's own accounting, or only matter beside a refused one."""
+
+
+def _is_empty(value: Any, request: Mapping[str, Any]) -> bool:
+    return not value
+
+
+def _is_one_of(*values: Any) -> IsInert:
+    return lambda value, request: not value or value in values
+
+
+def _is_at_most_n(value: Any, request: Mapping[str, Any]) -> bool:
+    return not value or value == (request.get("n") or 1)
+
+
+UNSUPPORTED_FIELDS: dict[str, IsInert] = {
+    "tools": _is_empty,
+    "tool_choice": _is_one_of("none"),
+    "functions": _is_empty,
+    "function_call": _is_one_of("none"),
+    "reasoning_effort": _is_one_of("none"),
+    "thinking_token_budget": lambda value, request: value in (None, -1),
+    "best_of": _is_at_most_n,
+    "suffix": _is_empty,
+    "prompt_embeds": _is_empty,
+    "logits_processors": _is_empty,
+    "modalities": lambda value, request: not value or value == ["text"],
+    "audio": _is_empty,
+    "prediction": _is_empty,
+    "web_search_options": _is_empty,
+    "mm_processor_kwargs": _is_empty,
+    "media_io_kwargs": _is_empty,
+    "kv_transfer_params": _is_empty,
+    "return_prompt_text": _is_empty,
+    "return_token_offsets": _is_empty,
+}
+"""Field names and the values that may stand there all the same."""
+
+
+_REMEDIES = {"functions": "use tools", "function_call": "use tool_choice"}
+"""What has come in a field's place."""
+
+
+def reject_unsupported_fields(request: Mapping[str, Any], known: Collection[str] = ()) -> None:
+    """Refuse a request that asks for what this release, or this route, does not have.
+
+    Args:
+        request: the body.
+        known: fields that the route has.
+
+    Raises:
+        InvalidRequestError: naming the first such field.
+    """
+    for name, value in request.items():
+        if name not in known and (is_inert := UNSUPPORTED_FIELDS.get(name)) and not is_inert(value, request):
+            remedy = _REMEDIES.get(name, "leave it out")
+            raise InvalidRequestError(f"{name} is not supported here: {remedy}", name)

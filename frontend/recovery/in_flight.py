@@ -1,0 +1,106 @@
+"""`InFlightRequests`: what was submitted to the engine, what was delivered, and what to submit again after a crash.
+
+It has no socket, no clock and no text: the link reports every message to it, and sends what it returns.
+"""
+
+from dataclasses import dataclass, field
+
+import msgspec
+
+from octavo.protocol.events import Finished, RequestEvent, Tokens
+from octavo.protocol.ids import RequestId, TokenId, pack_ids
+from octavo.protocol.requests import Submit
+
+
+@dataclass(slots=True)
+class InFlightRequest:
+    """A live request: what was submitted, and what has been delivered."""
+
+    submit: Submit
+    is_sent: bool
+    """To the current core."""
+    output_token_ids: list[TokenId] = field(default_factory=list)
+    """Delivered: the consumer has them or will get them, whatever happens to the core."""
+    num_cached_tokens: int | None = None
+    """As reported with the request's first tokens."""
+    num_resumes: int = 0
+    """Times the request was lost with its core and submitted again."""
+
+    @property
+    def is_new(self) -> bool:
+        """True if it was never sent to any core."""
+        return not self.is_sent and not self.num_resumes
+
+
+class InFlightRequests:
+    """Every live request of one frontend, in order of arrival."""
+
+    def __init__(self) -> None:
+        self._entries: dict[RequestId, InFlightRequest] = {}
+        self.num_new = 0
+        """Requests that were never sent to any core."""
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __contains__(self, request_id: object) -> bool:
+        return request_id in self._entries
+
+    def add(self, submit: Submit, *, is_sent: bool) -> None:
+        """Add a new request: one that is sent now, or one that `take_unsent` will return."""
+        self._entries[submit.request_id] = InFlightRequest(submit, is_sent)
+        self.num_new += not is_sent
+
+    def remove(self, request_id: RequestId) -> bool:
+        """Forget a request; True if the current core must be told to abort it."""
+        if (entry := self._entries.pop(request_id, None)) is None:
+            return False
+        self.num_new -= entry.is_new
+        return entry.is_sent
+
+    def deliver(self, event: RequestEvent) -> RequestEvent | None:
+        """Record an event and return it as its consumer shall see it; None if nobody waits for it any more.
+
+        A resumed request keeps the number of cached tokens of its first run, and counts each resume as a preemption.
+        """
+        entry = self._entries.get(event.request_id)
+        if entry is None:
+            return None  # aborted here while the event was on its way
+        if isinstance(event, Tokens):
+            entry.output_token_ids += event.token_ids
+            if entry.num_cached_tokens is None:
+                entry.num_cached_tokens = event.num_cached_tokens
+            elif entry.num_resumes:
+                return msgspec.structs.replace(event, num_cached_tokens=entry.num_cached_tokens)
+            return event
+        del self._entries[event.request_id]
+        if isinstance(event, Finished) and entry.num_resumes:
+            num_cached_tokens = entry.num_cached_tokens
+            return msgspec.structs.replace(
+                event,
+                num_cached_tokens=event.num_cached_tokens if num_cached_tokens is None else num_cached_tokens,
+                num_preemptions=event.num_preemptions + entry.num_resumes,
+            )
+        return event
+
+    def lose_core(self) -> None:
+        """Mark everything as unsent: the core cannot be reached any more, whether it is dead or not."""
+        for entry in self._entries.values():
+            entry.num_resumes += entry.is_sent
+            entry.is_sent = False
+
+    def take_unsent(self) -> list[Submit]:
+        """Return what must be submitted to the current core, oldest first, and mark it as sent."""
+        submits = []
+        for entry in self._entries.values():
+            if not entry.is_sent:
+                self.num_new -= entry.is_new
+                entry.is_sent = True
+                submits.append(_resubmission(entry) if entry.num_resumes else entry.submit)
+        return submits
+
+
+def _resubmission(entry: InFlightRequest) -> Submit:
+    return msgspec.structs.replace(
+        entry.submit, resume_output_token_ids=pack_ids(entry.output_token_ids), is_continued=True
+    )

@@ -1,0 +1,25 @@
+"""`Buffer`: binary data in a message that may be too large to be copied, such as masks, embeddings or media."""
+
+
+class Buffer:
+    """Bytes that travel beside the body of their message if they are many (`codec.MIN_BUFFER_BYTES`).
+
+    After decoding, `data` is the memory that the socket has filled: it lives as long as this object, and must not be
+    written to. Two are equal if their bytes are.
+    """
+
+    __slots__ = ("data",)
+
+    def __init__(self, data: bytes | bytearray | memoryview) -> None:
+        self.data = data
+
+    def __len__(self) -> int:
+        return memoryview(self.data).nbytes
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Buffer) and bytes(self.data) == bytes(other.data)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"Buffer({len(self)} bytes)"

@@ -1,0 +1,481 @@
+"""One row for each sampling parameter: its bounds, default and stage, and what the engine needs to apply it.
+
+`SamplingParams` checks its fields against these rows, the core its `SamplingSpec`, and the HTTP schemas and
+docs/sampling-parameters.md show them. docs/sampling.md says how a parameter is added. Holds no values of requests.
+"""
+
+# long: one table
+
+import sys
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, TypeAlias
+
+from octavo.protocol.errors import InvalidRequestError
+
+MAX_N = 16384
+MAX_TOKEN_IDS = 2**18
+"""In a list of token ids other than a prompt; vocabularies are smaller."""
+MAX_LOGPROB_TOKEN_IDS = 128
+MAX_STREAM_INTERVAL = 2**31 - 1
+
+_LARGEST = sys.float_info.max
+
+
+class Stage(Enum):
+    """Where a parameter acts, in the order of a request's life."""
+
+    REQUEST = "request"
+    """In the frontend: how many sequences there are, and how they are shown."""
+    LOGITS = "logits"
+    """Changes logits before the temperature divides them."""
+    FILTER = "filter"
+    """Rules tokens out by their probability."""
+    DRAW = "draw"
+    """Decides which of the remaining tokens is drawn."""
+    STOP = "stop"
+    """Decides when the sequence ends."""
+    REPORT = "report"
+    """Decides what is reported beside a token."""
+
+
+class Kind(Enum):
+    """The type of a parameter's value, as documented."""
+
+    INTEGER = "integer"
+    NUMBER = "number"
+    SWITCH = "switch"
+    TEXTS = "texts"
+    TOKEN_IDS = "token ids"
+    OBJECT = "object"
+
+
+Ids: TypeAlias = Callable[[Any], Collection[int]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parameter:
+    """A field of `SamplingParams`, and of `SamplingSpec` if the engine needs it."""
+
+    name: str
+    kind: Kind
+    stage: Stage
+    default: Any = None
+    is_optional: bool = False
+    """Whether None is a value although it is not the default."""
+    minimum: float | None = None
+    """None: no bound."""
+    maximum: float | None = None
+    is_minimum_excluded: bool = False
+    max_entries: int | None = None
+    """Of a list."""
+    engine_range: tuple[float, float] | None = None
+    """What a worker can compute with, both ends included. The core refuses everything else; NaN is in no range."""
+    token_ids: Ids | None = None
+    """Returns the token ids in the value of the `SamplingSpec`, which must lie in the vocabulary."""
+    is_copied: bool = False
+    """Whether the engine gets the caller's number as it is. `make_spec` computes the others."""
+    is_request_field: bool = False
+    """Whether a field of the HTTP API with this name and meaning sets it."""
+    columns: tuple[str, ...] = ()
+    """Columns of `kernels.sample.RequestTable` that exist for it: what a device must know."""
+    meaning: str = ""
+    """For the documentation."""
+
+    def check(self, value: object) -> None:
+        """Refuse a caller's value that is out of bounds.
+
+        Raises:
+            InvalidRequestError: naming the parameter.
+        """
+        if value is None and (self.default is None or self.is_optional):
+            return
+        if self.kind is Kind.INTEGER:
+            check_integer(self.name, value, self.minimum, self.maximum)
+        elif self.kind is Kind.NUMBER:
+            check_number(self.name, value, self.minimum, self.maximum, is_minimum_excluded=self.is_minimum_excluded)
+        elif self.max_entries is not None and isinstance(value, list | dict):
+            if len(value) > self.max_entries:
+                message = f"{self.name} may hold at most {self.max_entries} tokens, got {len(value)}"
+                raise InvalidRequestError(message, self.name)
+            check_token_ids(self.name, value)
+
+    def engine_fault(self, value: Any, vocab_size: int) -> str | None:
+        """Return why a worker cannot compute with the value of a `SamplingSpec`, None if it can."""
+        if self.engine_range is not None:
+            low, high = self.engine_range
+            if not low <= value <= high:
+                return f"{self.name} must be from {low:g} to {high:g}, got {value}"
+        if self.token_ids is not None and value:
+            token_ids = self.token_ids(value)
+            if not 0 <= min(token_ids) <= max(token_ids) < vocab_size:
+                return f"the token ids of {self.name} must be from 0 to {vocab_size - 1}"
+        return None
+
+    @property
+    def json_bounds(self) -> dict[str, float]:
+        """The bounds in the words of JSON schema."""
+        lowest = "exclusiveMinimum" if self.is_minimum_excluded else "minimum"
+        bounds = {lowest: self.minimum, "maximum": self.maximum}
+        return {name: bound for name, bound in bounds.items() if bound is not None}
+
+
+def _themselves(token_ids: Collection[int]) -> Collection[int]:
+    return token_ids
+
+
+def _biased(bias: Collection[tuple[int, float]]) -> Collection[int]:
+    return [token_id for token_id, _ in bias]
+
+
+def _flattened(words: Collection[Collection[int]]) -> Collection[int]:
+    # An empty word is as wrong as a token that does not exist.
+    return [token_id for word in words for token_id in word or (-1,)]
+
+
+_COUNT_COLUMNS = ("has_penalties_S", "penalties_S3", "seen_ids_SL", "output_counts_SL", "num_seen_S")
+"""Penalties need each token that a request has seen, and how often it was output."""
+
+ROWS: tuple[Parameter, ...] = (
+    Parameter(
+        name="n",
+        kind=Kind.INTEGER,
+        stage=Stage.REQUEST,
+        default=1,
+        minimum=1,
+        maximum=MAX_N,
+        is_request_field=True,
+        meaning="sequences to return; sequence i draws with a seed made of (`seed`, i), the first with `seed` itself",
+    ),
+    Parameter(
+        name="best_of",
+        kind=Kind.INTEGER,
+        stage=Stage.REQUEST,
+        minimum=1,
+        maximum=MAX_N,
+        meaning="generate this many sequences and return the `n` with the highest cumulative logprob, best first",
+    ),
+    Parameter(
+        name="temperature",
+        kind=Kind.NUMBER,
+        stage=Stage.DRAW,
+        default=1.0,
+        minimum=0.0,
+        engine_range=(0.0, _LARGEST),
+        is_request_field=True,
+        columns=("temperature_S",),
+        meaning="0 takes the most likely token",
+    ),
+    Parameter(
+        name="top_p",
+        kind=Kind.NUMBER,
+        stage=Stage.FILTER,
+        default=1.0,
+        minimum=0.0,
+        maximum=1.0,
+        is_minimum_excluded=True,
+        engine_range=(0.0, 1.0),
+        is_copied=True,
+        is_request_field=True,
+        columns=("top_p_S",),
+        meaning="keep the shortest list of most likely tokens with this probability; 1 keeps all",
+    ),
+    Parameter(
+        name="top_k",
+        kind=Kind.INTEGER,
+        stage=Stage.FILTER,
+        default=0,
+        minimum=-1,
+        engine_range=(0, 2**63 - 1),
+        is_copied=True,
+        is_request_field=True,
+        columns=("top_k_S",),
+        meaning="keep this many most likely tokens; 0 and -1 keep all",
+    ),
+    Parameter(
+        name="min_p",
+        kind=Kind.NUMBER,
+        stage=Stage.FILTER,
+        default=0.0,
+        minimum=0.0,
+        maximum=1.0,
+        engine_range=(0.0, 1.0),
+        is_copied=True,
+        is_request_field=True,
+        columns=("log_min_p_S",),
+        meaning="keep tokens with at least this share of the largest probability; 0 keeps all",
+    ),
+    Parameter(
+        name="presence_penalty",
+        kind=Kind.NUMBER,
+        stage=Stage.LOGITS,
+        default=0.0,
+        minimum=-2.0,
+        maximum=2.0,
+        engine_range=(-_LARGEST, _LARGEST),
+        is_copied=True,
+        is_request_field=True,
+        columns=_COUNT_COLUMNS,
+        meaning="subtracted from the logits of tokens that were output",
+    ),
+    Parameter(
+        name="frequency_penalty",
+        kind=Kind.NUMBER,
+        stage=Stage.LOGITS,
+        default=0.0,
+        minimum=-2.0,
+        maximum=2.0,
+        engine_range=(-_LARGEST, _LARGEST),
+        is_copied=True,
+        is_request_field=True,
+        columns=_COUNT_COLUMNS,
+        meaning="subtracted from a token's logit once for each time it was output",
+    ),
+    Parameter(
+        name="repetition_penalty",
+        kind=Kind.NUMBER,
+        stage=Stage.LOGITS,
+        default=1.0,
+        minimum=0.0,
+        is_minimum_excluded=True,
+        engine_range=(sys.float_info.min, _LARGEST),
+        is_copied=True,
+        is_request_field=True,
+        columns=_COUNT_COLUMNS,
+        meaning="divides positive logits and multiplies negative ones of tokens in the prompt or the output",
+    ),
+    Parameter(
+        name="seed",
+        kind=Kind.INTEGER,
+        stage=Stage.DRAW,
+        minimum=-(2**63),
+        maximum=2**64 - 1,
+        engine_range=(0, 2**64 - 1),
+        is_request_field=True,
+        columns=("seed_S",),
+        meaning="of the noise; by default a new one for each request",
+    ),
+    Parameter(
+        name="stop",
+        kind=Kind.TEXTS,
+        stage=Stage.STOP,
+        is_request_field=True,
+        meaning="texts that end the sequence. One is found across tokens, and no part of one is ever shown",
+    ),
+    Parameter(
+        name="stop_token_ids",
+        kind=Kind.TOKEN_IDS,
+        stage=Stage.STOP,
+        max_entries=MAX_TOKEN_IDS,
+        token_ids=_themselves,
+        is_request_field=True,
+        columns=("withheld_ids_SE", "num_withheld_S"),
+        meaning="tokens that end the sequence",
+    ),
+    Parameter(
+        name="include_stop_str_in_output",
+        kind=Kind.SWITCH,
+        stage=Stage.REQUEST,
+        default=False,
+        is_request_field=True,
+        meaning="show what ended the sequence",
+    ),
+    Parameter(
+        name="ignore_eos",
+        kind=Kind.SWITCH,
+        stage=Stage.STOP,
+        default=False,
+        is_request_field=True,
+        meaning="go on after an end-of-sequence token",
+    ),
+    Parameter(
+        name="max_tokens",
+        kind=Kind.INTEGER,
+        stage=Stage.STOP,
+        default=16,
+        is_optional=True,
+        minimum=1,
+        meaning="longest output; null: as long as the context has room",
+    ),
+    Parameter(
+        name="min_tokens",
+        kind=Kind.INTEGER,
+        stage=Stage.LOGITS,
+        default=0,
+        minimum=0,
+        engine_range=(0, 2**63 - 1),
+        is_request_field=True,
+        columns=("min_tokens_S",),
+        meaning="no end-of-sequence token, stop token or stop string before this many tokens",
+    ),
+    Parameter(
+        name="logprobs",
+        kind=Kind.INTEGER,
+        stage=Stage.REPORT,
+        minimum=-1,
+        meaning="alternatives reported beside each token; 0: the token alone, -1: the whole vocabulary",
+    ),
+    Parameter(
+        name="prompt_logprobs",
+        kind=Kind.INTEGER,
+        stage=Stage.REPORT,
+        minimum=-1,
+        meaning="the same for each token of the prompt",
+    ),
+    Parameter(
+        name="logprob_token_ids",
+        kind=Kind.TOKEN_IDS,
+        stage=Stage.REPORT,
+        max_entries=MAX_TOKEN_IDS,
+        token_ids=_themselves,
+        is_request_field=True,
+        meaning=f"at most {MAX_LOGPROB_TOKEN_IDS} tokens that are reported in place of the most likely ones",
+    ),
+    Parameter(
+        name="logit_bias",
+        kind=Kind.OBJECT,
+        stage=Stage.LOGITS,
+        max_entries=MAX_TOKEN_IDS,
+        token_ids=_biased,
+        is_request_field=True,
+        columns=("bias_ids_SB", "bias_values_SB", "num_biases_S"),
+        meaning="numbers by token id that are added to the logits, clamped to ±100",
+    ),
+    Parameter(
+        name="allowed_token_ids",
+        kind=Kind.TOKEN_IDS,
+        stage=Stage.LOGITS,
+        max_entries=MAX_TOKEN_IDS,
+        token_ids=_themselves,
+        is_request_field=True,
+        columns=("has_mask_S", "allowed_SW"),
+        meaning="no other token is generated",
+    ),
+    Parameter(
+        name="bad_words",
+        kind=Kind.TEXTS,
+        stage=Stage.LOGITS,
+        token_ids=_flattened,
+        is_request_field=True,
+        columns=("bad_ids_SX", "num_bad_S"),
+        meaning="the tokens that the tokenizer makes of a word, at the start of a text and after a space, are not "
+        "generated in a row. Other tokens that spell the same text are still possible, as in other engines",
+    ),
+    Parameter(
+        name="extra_args",
+        kind=Kind.OBJECT,
+        stage=Stage.LOGITS,
+        meaning="arguments of the engine's [logits processors](logits-processors.md); `vllm_xargs` over HTTP",
+    ),
+    Parameter(
+        name="structured_outputs",
+        kind=Kind.OBJECT,
+        stage=Stage.LOGITS,
+        columns=("has_mask_S", "allowed_SW"),
+        meaning="the form that the output must have, see [structured output](structured-output.md)",
+    ),
+    Parameter(
+        name="repetition_detection",
+        kind=Kind.OBJECT,
+        stage=Stage.STOP,
+        is_request_field=True,
+        meaning="ends an output that repeats itself",
+    ),
+    Parameter(
+        name="detokenize",
+        kind=Kind.SWITCH,
+        stage=Stage.REQUEST,
+        default=True,
+        meaning="turn tokens into text",
+    ),
+    Parameter(
+        name="skip_special_tokens",
+        kind=Kind.SWITCH,
+        stage=Stage.REQUEST,
+        default=True,
+        is_request_field=True,
+        meaning="leave special tokens out of the text",
+    ),
+    Parameter(
+        name="spaces_between_special_tokens",
+        kind=Kind.SWITCH,
+        stage=Stage.REQUEST,
+        default=True,
+        is_request_field=True,
+        meaning="put spaces between special tokens",
+    ),
+    Parameter(
+        name="output_kind",
+        kind=Kind.OBJECT,
+        stage=Stage.REQUEST,
+        meaning="what each yielded output holds: all so far, what is new, or the whole at the end",
+    ),
+    Parameter(
+        name="stream_interval",
+        kind=Kind.INTEGER,
+        stage=Stage.REQUEST,
+        minimum=1,
+        maximum=MAX_STREAM_INTERVAL,
+        is_request_field=True,
+        meaning="tokens that a stream sends together, after the first; by default `--stream-interval`",
+    ),
+    Parameter(
+        name="skip_reading_prefix_cache",
+        kind=Kind.SWITCH,
+        stage=Stage.REQUEST,
+        meaning="compute the whole prompt; by default on with `prompt_logprobs`, since cached positions have no logits",
+    ),
+)
+
+PARAMETERS: dict[str, Parameter] = {row.name: row for row in ROWS}
+
+FILTERS = tuple(row for row in ROWS if row.stage is Stage.FILTER)
+PENALTIES = tuple(row for row in ROWS if "output_counts_SL" in row.columns)
+"""Parameters for which the tokens of a request are counted."""
+
+
+def check_integer(name: str, value: object, low: float | None, high: float | None) -> None:
+    """Refuse what is not an integer in a range.
+
+    Raises:
+        InvalidRequestError: naming the parameter.
+    """
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InvalidRequestError(f"{name} must be an integer, got {value!r}", name)
+    _check_range(name, value, low, high, is_minimum_excluded=False)
+
+
+def check_number(
+    name: str, value: object, low: float | None, high: float | None, *, is_minimum_excluded: bool = False
+) -> None:
+    """Refuse what is not a finite number in a range.
+
+    Raises:
+        InvalidRequestError: naming the parameter.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
+        raise InvalidRequestError(f"{name} must be a number, got {value!r}", name)
+    if abs(value) > _LARGEST:
+        raise InvalidRequestError(f"{name} must be finite, got {value!r}", name)
+    _check_range(name, value, low, high, is_minimum_excluded=is_minimum_excluded)
+
+
+def check_token_ids(name: str, token_ids: Collection[int]) -> None:
+    """Refuse what are not token ids.
+
+    Raises:
+        InvalidRequestError: naming the parameter and the first wrong one.
+    """
+    # perf: with a call for each of a hundred thousand, one request would hold up all others.
+    if token_ids and not (set(map(type, token_ids)) == {int} and min(token_ids) >= 0):
+        for token_id in token_ids:
+            check_integer(name, token_id, 0, None)
+
+
+def _check_range(name: str, value: float, low: float | None, high: float | None, *, is_minimum_excluded: bool) -> None:
+    if low is not None and (value < low or (is_minimum_excluded and value == low)):
+        least = "above" if is_minimum_excluded else "at least"
+        raise InvalidRequestError(f"{name} must be {least} {low}, got {value}", name)
+    if high is not None and value > high:
+        raise InvalidRequestError(f"{name} must be at most {high}, got {value}", name)

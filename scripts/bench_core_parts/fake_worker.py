@@ -1,0 +1,29 @@
+"""A worker process without a model that answers each step at once. Started by name."""
+
+import zmq
+
+from bench_core_parts.messages import FACTS, result_of
+from octavo.protocol.channel import ResultPush, Subscriber
+from octavo.protocol.control import WorkerReady, WorkerSpec
+from octavo.protocol.lifecycle import run_child
+from octavo.protocol.steps import AllocateCache, CacheReady, StepPlan
+
+
+def main(spec, reporter, stop) -> int:
+    """Answer commands until told to stop."""
+    context = zmq.Context()
+    commands = Subscriber(context, spec.plan_address)
+    replies = ResultPush(context, spec.result_address)
+    reporter.mark_ready(WorkerReady(FACTS))
+    while True:
+        match commands.receive():
+            case StepPlan() as plan:
+                replies.send(result_of(plan))
+            case AllocateCache() as command:
+                replies.send(CacheReady(command.sequence, spec.rank))
+            case _:
+                return 0
+
+
+if __name__ == "__main__":
+    run_child("Worker", WorkerSpec, main)

@@ -1,0 +1,94 @@
+"""A real client and link whose core never answers: measures what the frontend alone keeps and does."""
+
+from collections.abc import Sequence
+
+import msgspec
+from fake_client import byte_tokenizer, resolved_config
+
+from octavo.frontend.client import AsyncClient
+from octavo.frontend.engine_connection import EngineConnection
+from octavo.frontend.link import CoreLink
+from octavo.protocol.codec import Frame, request_codec
+from octavo.protocol.config import ResolvedConfig
+from octavo.protocol.events import EngineFacts, Events, RequestEvent
+from octavo.protocol.requests import Request, Submit
+
+VOCAB_SIZE = 50_000
+"""So large that most token ids are integers of their own."""
+
+MAX_MODEL_LEN = 10**6
+
+
+class IdleWire:
+    """Counts what is sent, but for aborts, and keeps it only if asked to."""
+
+    fault = ""
+
+    def __init__(self) -> None:
+        self.keeps = False
+        self.sent: list[Request] = []
+        self.num_sent = 0
+        self._codec = request_codec()
+
+    def send(self, frames: list[Frame]) -> None:
+        self.num_sent += 1
+        if self.keeps:
+            self.sent.append(self._codec.decode(*frames))
+
+    def abort(self, request_ids: Sequence[str]) -> None:
+        pass
+
+    async def drain(self) -> None:
+        pass
+
+    def close(self, linger_ms: int | None = None) -> None:
+        pass
+
+
+class IdleLink(CoreLink):
+    """Made and used while an event loop runs."""
+
+    def __init__(self, config: ResolvedConfig) -> None:
+        super().__init__(None, "nowhere")  # type: ignore[arg-type]
+        self.facts = EngineFacts(
+            epoch=1,
+            model="/models/fake",
+            served_model_names=config.served_model_names,
+            max_model_len=MAX_MODEL_LEN,
+            vocab_size=VOCAB_SIZE,
+            block_size=16,
+            num_blocks=64,
+            max_num_seqs=8,
+            max_logprobs=20,
+            dtype="float32",
+            device="cpu",
+            config=msgspec.msgpack.encode(config),
+        )
+
+    @property
+    def wire(self) -> IdleWire:
+        assert isinstance(self._wire, IdleWire)
+        return self._wire
+
+    @property
+    def submitted(self) -> list[Submit]:
+        return [request for request in self.wire.sent if isinstance(request, Submit)]
+
+    def receive(self, events: list[RequestEvent]) -> None:
+        self._receive(Events(1, events))
+
+    def _open_wire(self) -> IdleWire:  # type: ignore[override]
+        return IdleWire()
+
+
+def idle_client() -> tuple[AsyncClient, IdleLink]:
+    """Return a client and its link; close the client with `shut`."""
+    config = resolved_config(max_num_queued_reqs=0)
+    config = msgspec.structs.replace(config, model=msgspec.structs.replace(config.model, vocab_size=VOCAB_SIZE))
+    link = IdleLink(config)
+    return AsyncClient(EngineConnection(link, byte_tokenizer(), None, None)), link  # type: ignore[arg-type]
+
+
+def shut(client: AsyncClient) -> None:
+    """End the threads of a client without closing sockets that it does not have."""
+    client._threads.shutdown()

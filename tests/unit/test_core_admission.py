@@ -1,0 +1,173 @@
+"""Which waiting requests start: rules that delay one request, bounds on what passes it, and the cost of a queue."""
+
+import random
+from collections import Counter
+
+import pytest
+from core_fakes import FakeEngine
+
+from octavo.core_proc.cache.pool import BlockPool
+from octavo.core_proc.request import Request
+from octavo.core_proc.scheduler.admission.rules import MAX_DELAYED
+from octavo.core_proc.scheduler.policy import OrderedRequests
+from octavo.protocol.params import SamplingSpec
+from octavo.protocol.requests import Submit
+
+
+class Delay:
+    """A feature that delays some requests, as one does whose adapters are not loaded."""
+
+    def __init__(self, names: set[str], max_bypass: int) -> None:
+        self.names = names
+        self.max_bypass = max_bypass
+        self.num_calls = 0
+
+    def reason_to_wait(self, request: Request) -> str:
+        self.num_calls += 1
+        return "adapter" if request.request_id in self.names else ""
+
+
+def delayed_engine(num_requests: int, delay: Delay, **settings) -> FakeEngine:
+    engine = FakeEngine(async_scheduling=False, **settings)
+    engine.scheduler.admission.add(delay)
+    for index in range(num_requests):
+        engine.submit(str(index), [index + 1] * 4, max_tokens=1)
+    return engine
+
+
+def started(engine: FakeEngine) -> list[str]:
+    return [admitted.request_id for plan in engine.plans for admitted in plan.admitted]
+
+
+def test_a_delayed_request_lets_others_pass_and_starts_when_it_may():
+    delay = Delay({"0", "2"}, max_bypass=100)
+    engine = delayed_engine(5, delay)
+    engine.turn()
+    assert started(engine) == ["1", "3", "4"]
+    assert engine.scheduler.stats().waiting_reason == "adapter"
+    engine.turn()
+    delay.names.clear()
+    engine.run()
+    assert started(engine) == ["1", "3", "4", "0", "2"]
+
+
+def test_no_more_than_a_bound_pass_a_delayed_request():
+    delay = Delay({"0"}, max_bypass=3)
+    engine = delayed_engine(10, delay, max_num_seqs=1)
+    for _ in range(40):
+        if engine.scheduler.may_plan(1):
+            if engine.plan() is None:
+                break
+        else:
+            engine.commit()
+    assert started(engine) == ["1", "2", "3"], "the fourth must wait for the delayed one"
+    delay.names.clear()
+    engine.run()
+    assert started(engine) == ["1", "2", "3", "0", "4", "5", "6", "7", "8", "9"]
+
+
+def test_a_step_asks_about_a_bounded_number_of_delayed_requests():
+    num_requests = 4 * MAX_DELAYED
+    delay = Delay({str(index) for index in range(num_requests)}, max_bypass=100)
+    engine = delayed_engine(num_requests, delay)
+    assert engine.scheduler.plan() is None
+    assert delay.num_calls <= 2 * MAX_DELAYED
+    delay.names.clear()
+    engine.run()
+
+
+def make_request(number: int, order: tuple[int, int]) -> Request:
+    return Request(b"", Submit(str(number), [1] * (number % 7 + 1), SamplingSpec(max_tokens=1, seed=0)), order, 0.0)
+
+
+@pytest.mark.parametrize("num_priorities", [1, 3, 1000])
+def test_the_queue_is_sorted_whatever_is_added_and_removed(num_priorities):
+    random_source = random.Random(num_priorities)
+    queue, expected = OrderedRequests(), dict[tuple[int, int], Request]()
+    for number in range(6000):
+        if expected and random_source.random() < 0.4:
+            request = expected.pop(random_source.choice(list(expected)[:40] + list(expected)[-40:]))
+            queue.remove(request)
+            with pytest.raises(KeyError):
+                queue.remove(request)
+        else:
+            request = make_request(number, (random_source.randrange(num_priorities), number))
+            expected[request.order] = request
+            queue.add(request)
+    in_order = [request for _, request in sorted(expected.items())]
+    assert list(queue) == in_order and len(queue) == len(in_order)
+    assert (queue.first, queue.last) == (in_order[0], in_order[-1])
+    assert [queue.after(request) for request in in_order] == [*in_order[1:], None]
+    assert queue.num_prompt_tokens == sum(request.num_prompt_tokens for request in in_order)
+    for request in random_source.sample(in_order, len(in_order)):
+        queue.remove(request)
+    assert not len(queue) and queue.first is None and queue.last is None and queue.num_prompt_tokens == 0
+
+
+class CountedList(list):
+    """Counts the elements that insertions and deletions move."""
+
+    num_moved = 0
+
+    def insert(self, index, value):
+        CountedList.num_moved += len(self) - index
+        super().insert(index, value)
+
+    def __delitem__(self, index):
+        if not isinstance(index, slice):
+            CountedList.num_moved += len(self) - index
+        super().__delitem__(index)
+
+
+@pytest.mark.parametrize("is_reversed", [False, True])
+def test_what_an_abort_moves_does_not_grow_with_the_queue(is_reversed, monkeypatch):
+    moved = []
+    for num_requests in (2_000, 20_000):
+        queue = OrderedRequests()
+        requests = [make_request(index, (0, index)) for index in range(num_requests)]
+        for request in requests:
+            queue.add(request)
+        queue._chunks = [CountedList(chunk) for chunk in queue._chunks]
+        CountedList.num_moved = 0
+        for request in reversed(requests) if is_reversed else requests:
+            queue.remove(request)
+        moved.append(CountedList.num_moved / num_requests)
+    assert moved[1] < 1.5 * moved[0] + 1
+
+
+def test_a_blocked_head_looks_its_prefix_up_once(monkeypatch):
+    engine = FakeEngine(num_blocks=20, max_model_len=80, async_scheduling=False)
+    engine.submit("first", [1] * 30, max_tokens=45)
+    engine.turn()
+    engine.turn()
+    engine.submit("head", [2] * 60, max_tokens=1)
+    lookups: Counter[bytes] = Counter()
+    find = BlockPool.find
+
+    def counted_find(pool: BlockPool, block_hash: bytes) -> int | None:
+        lookups[block_hash] += 1
+        return find(pool, block_hash)
+
+    monkeypatch.setattr(BlockPool, "find", counted_find)
+    for _ in range(40):
+        engine.turn()
+    assert engine.scheduler.stats().waiting_reason == "blocks"
+    assert sum(lookups.values()) == 1, "its first block is not there, and nothing has changed that"
+
+
+def test_a_blocked_head_sees_blocks_that_appear_and_disappear():
+    engine = FakeEngine(num_blocks=20, max_model_len=80, async_scheduling=False)
+    engine.submit("first", [1] * 30, max_tokens=30)
+    engine.turn()
+    engine.submit("head", [1] * 50 + [2], max_tokens=1)
+    scheduler = engine.scheduler
+    head = next(iter(scheduler.waiting))
+    for _ in range(20):
+        engine.turn()
+        if head.block_ids:
+            break
+        counted = scheduler.cache.count_hits(head)
+        found = scheduler.cache._hits(head)
+        assert counted == (len(found), sum(map(scheduler.cache.pool.is_free, found)))
+    engine.run()
+    assert engine.outputs["head"].num_cached_tokens > 0

@@ -1,0 +1,131 @@
+"""Steps that return several tokens of a request, or none: what the core makes of them.
+
+No scheduler plans such steps yet, so these tests change the record of a step as one that guesses tokens would.
+"""
+
+import pytest
+from core_fakes import CLIENT, FakeEngine
+
+from octavo.core_proc import invariants
+from octavo.core_proc.request import Request
+from octavo.protocol.errors import ProtocolError
+from octavo.protocol.events import Failed, FailureKind, FinishReason, TokenLogprobs, Tokens
+from octavo.protocol.ids import pack_ids
+from octavo.protocol.params import PoolingSpec
+from octavo.protocol.requests import Submit
+from octavo.protocol.steps import NO_TOKEN, Scheduled, StepResult
+
+PROMPT = [10, 11, 12, 13, 14]
+NUM_GUESSED = 3
+
+
+class Guessing(FakeEngine):
+    """Each step computes `NUM_GUESSED` positions after a request's last known token, and samples after all of them."""
+
+    def __init__(self) -> None:
+        # In large blocks: what becomes of a block that only rejected guesses needed is not decided yet.
+        super().__init__(async_scheduling=False, block_size=16)
+
+    def guess(self, *request_ids: str) -> list[Request]:
+        """Plan a step, and extend what it computes of these requests by guesses."""
+        assert self.scheduler.plan() is not None
+        (record,) = self.scheduler.in_flight
+        requests = [self.scheduler.requests[CLIENT, request_id] for request_id in request_ids]
+        for request in requests:
+            index = record.requests.index(request)
+            entry = record.scheduled[index]
+            assert entry.num_samples == 1
+            record.scheduled[index] = Scheduled(
+                entry.slot, entry.start, entry.num_tokens + NUM_GUESSED, entry.num_samples + NUM_GUESSED
+            )
+            self.scheduler.batch.withdraw(request)
+            self.scheduler.cache.extend(request, request.num_computed_tokens + NUM_GUESSED)
+            request.num_announced_blocks = len(request.block_ids)
+            request.num_computed_tokens += NUM_GUESSED
+            request.num_pending_tokens += NUM_GUESSED
+            self.scheduler.batch.update(request)
+        return requests
+
+    def take(self, token_ids: list[int], counts: list[int], logprobs: list[TokenLogprobs | None] | None = None) -> None:
+        """Commit this result of the step in flight."""
+        sequence = self.scheduler.in_flight[0].sequence
+        events = self.scheduler.commit(StepResult(sequence, pack_ids(token_ids), logprobs or [], [], counts=counts))
+        self.events = [event for _, event in events]
+        invariants.check(self.scheduler)
+
+
+def test_several_tokens_come_in_one_event_and_the_next_step_goes_on_behind_them() -> None:
+    engine = Guessing()
+    engine.submit("a", PROMPT, 20)
+    engine.submit("b", PROMPT[1:], 20)
+    a, b = engine.guess("a", "b")
+    engine.take([1, 2, 3, 4, 5], [4, 1])
+    assert [(event.request_id, event.token_ids) for event in engine.events] == [("a", [1, 2, 3, 4]), ("b", [5])]
+    assert (a.token_ids.tolist(), a.num_uncomputed_tokens) == ([*PROMPT, 1, 2, 3, 4], 1)
+    assert (b.token_ids.tolist(), b.num_uncomputed_tokens) == ([*PROMPT[1:], 5], 1), "three guesses were wrong"
+    assert engine.scheduler.counters.generation_tokens == 5
+    plan = engine.scheduler.plan()
+    assert [(entry.start, entry.num_tokens) for entry in plan.scheduled] == [(8, 1), (4, 1)]
+
+
+def test_tokens_after_the_one_that_ends_a_request_are_dropped() -> None:
+    engine = Guessing()
+    engine.submit("stop", PROMPT, 20, stop_token_ids=(7,), logprobs=0)
+    engine.submit("length", PROMPT[1:], 2)
+    engine.guess("stop", "length")
+    logprobs = [TokenLogprobs([token], [-1.0], 1) for token in range(8)]
+    engine.take([1, 7, 3, 4, 5, 6, 7, 8], [4, 4], logprobs)
+    stop, stopped, length, ended = engine.events
+    assert (stop.token_ids, stop.logprobs) == ([1, 7], logprobs[:2])
+    assert (stopped.reason, stopped.stop_token_id) == (FinishReason.STOP, 7)
+    assert (length.token_ids, length.logprobs, ended.reason) == ([5, 6], None, FinishReason.LENGTH)
+    assert not engine.scheduler.has_requests
+    assert engine.scheduler.cache.pool.num_free == engine.scheduler.cache.pool.num_blocks
+
+
+def test_kept_back_tokens_go_out_when_there_are_enough() -> None:
+    engine = Guessing()
+    engine.submit("r", PROMPT, 20, stream_interval=3)
+    engine.guess("r")
+    engine.take([1, 2], [2])
+    assert [event.token_ids for event in engine.events] == [[1, 2]], "the first come at once"
+    engine.guess("r")
+    engine.take([3], [1])
+    assert engine.events == []
+    engine.guess("r")
+    engine.take([4, 5, 6], [3])
+    (tokens,) = engine.events
+    assert isinstance(tokens, Tokens) and tokens.token_ids == [3, 4, 5, 6] and len(tokens.times) == 4
+
+
+def test_a_request_fails_if_one_of_its_tokens_is_none() -> None:
+    engine = Guessing()
+    engine.submit("bad", PROMPT, 20)
+    engine.submit("good", PROMPT[1:], 20)
+    engine.guess("bad", "good")
+    engine.take([1, NO_TOKEN, 3, 4], [2, 2])
+    failed, tokens = engine.events
+    assert isinstance(failed, Failed) and failed.kind is FailureKind.INTERNAL
+    assert (tokens.request_id, tokens.token_ids) == ("good", [3, 4])
+
+
+@pytest.mark.parametrize(
+    ("token_ids", "counts"),
+    [([1, 2, 3], [3]), ([1, 2, 3], [1, 1]), ([1], [0, 1]), ([1] * 6, [5, 1]), ([1, 2, 3], []), ([1, 2, 3], [1, 1, 1])],
+)
+def test_a_result_that_does_not_fit_its_step_is_refused(token_ids: list[int], counts: list[int]) -> None:
+    engine = Guessing()
+    engine.submit("a", PROMPT, 20)
+    engine.submit("b", PROMPT[1:], 20)
+    engine.guess("a", "b")
+    with pytest.raises(ProtocolError, match="samples 8 positions of 2 requests"):
+        engine.take(token_ids, counts)
+
+
+def test_a_request_for_anything_but_tokens_is_refused_with_the_field_at_fault() -> None:
+    engine = FakeEngine()
+    ((client, failed),) = engine.scheduler.submit(CLIENT, Submit("p", pack_ids(PROMPT), PoolingSpec("embed")))
+    assert client == CLIENT
+    assert (failed.kind, failed.param) == (FailureKind.INVALID, "task")
+    assert "'embed'" in failed.message
+    assert not engine.scheduler.has_requests

@@ -1,0 +1,88 @@
+"""Metrics of several processes: each counts in its own row and exports the sum of all rows."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+from fake_client import resolved_config
+
+from octavo.frontend.metrics.exporter import Metrics
+from octavo.frontend.metrics.record import RequestRecord
+from octavo.frontend.metrics.shared_counters import NUM_COLUMNS, SharedCounters
+from octavo.protocol.stats import EngineStats, RequestTimings
+
+RECORD = RequestRecord(
+    num_prompt_tokens=20,
+    num_generation_tokens=11,
+    max_generation_tokens=11,
+    num_cached_tokens=16,
+    num_preemptions=1,
+    finish_reason="stop",
+    params_n=1,
+    params_max_tokens=64,
+    e2e_s=3.5,
+    timings=RequestTimings(queued=10.0, scheduled=10.5, first_token=11.5, finished=13.5),
+)
+
+
+def exporter(counters: SharedCounters) -> Metrics:
+    return Metrics(resolved_config(), num_blocks=64, max_model_len=256, counters=counters)
+
+
+def values(metrics: Metrics) -> dict[str, float]:
+    lines = [line for line in metrics.render().decode().splitlines() if not line.startswith("#")]
+    return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines)}
+
+
+def test_every_process_tells_the_sum_of_all(tmp_path: Path) -> None:
+    first = exporter(SharedCounters.create(tmp_path / "counters", 3))
+    others = [exporter(SharedCounters.attach(tmp_path / "counters", row)) for row in (1, 2)]
+    for count, metrics in enumerate([first, *others], start=1):
+        for _ in range(count):
+            metrics.on_finished(RECORD)
+        metrics.on_first_token(count / 10)
+        metrics.on_live_requests(count)
+    assert values(first) == values(others[0]) == values(others[1])
+    told = values(first)
+    labels = '{engine="0",model_name="org/fake"}'
+    assert told['octavo:request_success_total{engine="0",finished_reason="stop",model_name="org/fake"}'] == 6
+    assert told["octavo:e2e_request_latency_seconds_count" + labels] == 6
+    assert told["octavo:e2e_request_latency_seconds_sum" + labels] == pytest.approx(6 * RECORD.e2e_s)
+    assert told["octavo:time_to_first_token_seconds_sum" + labels] == pytest.approx(0.6)
+    assert {metrics.num_live_requests for metrics in (first, *others)} == {6}
+
+
+def test_what_is_the_engines_is_counted_once(tmp_path: Path) -> None:
+    first = exporter(SharedCounters.create(tmp_path / "counters", 2))
+    second = exporter(SharedCounters.attach(tmp_path / "counters", 1))
+    stats = EngineStats(num_running=2, prompt_tokens=10, generation_tokens=5, num_steps=3, step_tokens=15)
+    for metrics in (second, first):  # the core tells every process
+        metrics.on_engine_stats(stats)
+    told = values(second)
+    labels = '{engine="0",model_name="org/fake"}'
+    assert told["octavo:num_requests_running" + labels] == 2
+    assert told["octavo:prompt_tokens_total" + labels] == 10
+    assert told["octavo:iteration_tokens_total_count" + labels] == 3
+    assert [value for name, value in told.items() if name.startswith("octavo:cache_config_info")] == [1]
+
+
+def test_a_process_goes_on_where_the_one_before_it_on_its_row_died(tmp_path: Path) -> None:
+    first = exporter(SharedCounters.create(tmp_path / "counters", 2))
+    dead = exporter(SharedCounters.attach(tmp_path / "counters", 1))
+    dead.on_finished(RECORD)
+    dead.on_live_requests(7)
+    del dead
+    successor = exporter(SharedCounters.attach(tmp_path / "counters", 1))
+    assert first.num_live_requests == 0, "what it was answering is over"
+    successor.on_finished(dataclasses.replace(RECORD, finish_reason="length"))
+    told = values(first)
+    assert sum(value for name, value in told.items() if name.startswith("octavo:request_success_total")) == 2
+
+
+def test_columns_are_the_same_for_all_and_end(tmp_path: Path) -> None:
+    first, second = SharedCounters.create(tmp_path / "counters", 2), SharedCounters.attach(tmp_path / "counters", 1)
+    one, other = first.allocate(3), second.allocate(3)
+    one.own[1], other.own[1], other.own[2] = 0.5, 2.0, 1.0
+    assert one.sums() == other.sums() == [0.0, 2.5, 1.0]
+    with pytest.raises(AssertionError):
+        first.allocate(NUM_COLUMNS)

@@ -1,0 +1,257 @@
+"""Steps on a device, as far as it takes none: sizes, packing, the memory of slots, and how steps are filled up."""
+
+import math
+import select
+import threading
+
+import numpy as np
+import pytest
+import torch
+from fake_stream import FakeStream
+from hypothesis import given
+from hypothesis import strategies as st
+from worker_plans import spec
+
+from octavo.kernels.sample import Widths as SamplingWidths
+from octavo.kernels.token_mask import pack_mask
+from octavo.worker_proc.batch.inputs import PENDING, GroupInputs, StepInputs
+from octavo.worker_proc.executor.in_flight import EventWatcher
+from octavo.worker_proc.runners.cuda_graphs.metadata import NO_SLOT, SampleRows, StepSize, fields_of, fill, token_ids_of
+from octavo.worker_proc.runners.cuda_graphs.packed import Field, PackedLayout
+from octavo.worker_proc.runners.cuda_graphs.sizes import GraphSizes
+from octavo.worker_proc.runners.cuda_graphs.slot_memory import Column, SlotMemory
+from octavo.worker_proc.runners.cuda_graphs.slot_table import SlotTable, Widths
+from octavo.worker_proc.runners.cuda_graphs.step_buffer import MAX_PACKED_CHANGES, StepBuffer
+from octavo.worker_proc.sampling.state import SamplingState
+
+CPU = torch.device("cpu")
+
+
+def test_sizes_are_close_for_few_requests_and_the_largest_is_one() -> None:
+    assert GraphSizes(20).largest_first == (20, 16, 8, 4, 2, 1)
+    assert GraphSizes(3).largest_first == (3, 2, 1)
+    assert GraphSizes(512).largest_first[::-1] == (1, 2, 4, *range(8, 257, 8), *range(272, 513, 16))
+    assert GraphSizes(0).largest_first == ()
+    assert GraphSizes(0).fit(1) is None
+
+
+@given(st.integers(1, 700), st.integers(1, 700))
+def test_a_step_takes_the_smallest_graph_that_holds_it(largest: int, num_requests: int) -> None:
+    sizes = GraphSizes(largest)
+    fit = sizes.fit(num_requests)
+    assert sorted(set(sizes.largest_first), reverse=True) == list(sizes.largest_first)
+    assert fit == min((size for size in sizes.largest_first if size >= num_requests), default=None)
+
+
+@given(st.lists(st.tuples(st.sampled_from([torch.int32, torch.int64, torch.float64]), st.integers(0, 9)), max_size=6))
+def test_packed_arrays_do_not_touch_one_another(fields: list[tuple[torch.dtype, int]]) -> None:
+    layout = PackedLayout([Field(str(index), dtype, count) for index, (dtype, count) in enumerate(fields)])
+    buffer = torch.zeros(layout.num_bytes, dtype=torch.uint8)
+    for index, array in enumerate(layout.host_views(buffer).values()):
+        array[:] = index + 1
+    for index, (view, (dtype, count)) in enumerate(zip(layout.views(buffer).values(), fields, strict=True)):
+        assert (view.dtype, view.tolist()) == (dtype, [index + 1] * count)
+        assert (view.data_ptr() - buffer.data_ptr()) % 16 == 0 or not count
+
+
+def test_changes_of_slots_arrive_and_nothing_else_does() -> None:
+    columns = [Column("number", torch.float64), Column("list", torch.int32, 3), Column("last", torch.int64)]
+    memory = SlotMemory(columns, 4, CPU)
+    assert [len(part) for part in memory.take_changes()] == [0, 0]
+    memory.write("number", 2, [0.1])
+    memory.write("list", 1, [5, 6], start=1)
+    memory.write("list", 3, [1, 1, 1])
+    memory.write("list", 3, [7, 8])
+    memory.write("last", 0, [-(2**63)])
+    places, words = memory.take_changes()
+    memory.apply(torch.from_numpy(places), torch.from_numpy(words))
+    assert memory.tensor("number").tolist() == [0, 0, 0.1, 0]
+    assert memory.tensor("list").tolist() == [[0, 0, 0], [0, 5, 6], [0, 0, 0], [7, 8, 0]]
+    assert memory.tensor("last").tolist() == [-(2**63), 0, 0, 0]
+
+
+def sent(table: SlotTable) -> SlotTable:
+    """Send what waits to be."""
+    StepBuffer(FakeStream(), StepSize.decode(1), 1).send_changes(table.memory)
+    return table
+
+
+def table_of(num_slots: int = 3) -> SlotTable:
+    return SlotTable(num_slots, Widths(SamplingWidths(seen=20, mask_words=3), max_seen=20, blocks=4), CPU)
+
+
+def test_a_slot_says_what_its_request_asks_for_and_the_next_one_nothing_of_it() -> None:
+    table = table_of()
+    asking = spec(
+        temperature=0.5, seed=2**64 - 1, top_k=3, top_p=0.5, min_p=0.25, logit_bias=((4, 1.5),), min_tokens=2,
+        eos_token_ids=(9,), bad_words=((1,), (2, 3)), frequency_penalty=0.5, allowed_token_ids=(0, 33),
+    )  # fmt: skip
+    table.admit(1, SamplingState.prepare(asking, [5, 6, 5], [6], 70), [[8, 9]])
+    requests = sent(table).requests
+    assert (requests.temperature_S[1], requests.seed_S[1], requests.top_k_S[1], requests.top_p_S[1]) == (
+        0.5,
+        -1,
+        3,
+        0.5,
+    )
+    assert requests.log_min_p_S[1] == np.float32(math.log(0.25))
+    assert (requests.num_biases_S[1], requests.bias_ids_SB[1, 0], requests.bias_values_SB[1, 0]) == (1, 4, 1.5)
+    assert (requests.num_withheld_S[1], requests.withheld_ids_SE[1, 0], requests.min_tokens_S[1]) == (1, 9, 2)
+    assert (requests.num_bad_S[1], requests.bad_ids_SX[1, 0]) == (1, 1)
+    assert requests.seen_ids_SL[1, :2].tolist() == [5, 6]
+    assert requests.output_counts_SL[1, :2].tolist() == [0, 1]
+    assert (requests.has_penalties_S[1], requests.penalties_S3[1].tolist()) == (1, [1.0, 0.5, 0.0])
+    assert (requests.has_mask_S[1], requests.allowed_SW[1].tolist()) == (1, [1, 2, 0])
+    assert table.block_ids[0][1].tolist() == [8, 9, 0, 0]
+    table.admit(1, SamplingState.prepare(spec(), [5], [], 70), [[7]])
+    sent(table)
+    for name in ("num_biases_S", "num_withheld_S", "num_bad_S", "has_penalties_S", "has_mask_S", "top_k_S"):
+        assert getattr(requests, name)[1] == 0
+    assert (requests.temperature_S[1], requests.top_p_S[1], requests.log_min_p_S[1]) == (0.0, 1.0, -math.inf)
+
+
+def test_what_a_slot_has_already_is_not_sent_again() -> None:
+    table = table_of()
+    state = SamplingState.prepare(spec(temperature=0.5, seed=3), [5], [], 70)
+    table.admit(0, state, [[]])
+    assert len(sent(table).memory.take_changes()[0]) == 0
+    table.admit(0, state, [[]])
+    assert len(table.memory.take_changes()[0]) == 0
+
+
+def test_a_table_grows_for_long_lists_and_forgets_nothing() -> None:
+    table = table_of()
+    table.admit(0, SamplingState.prepare(spec(temperature=0.5, logit_bias=((3, 2.0),)), [5], [], 70), [[6]])
+    sent(table)
+    long = SamplingState.prepare(spec(logit_bias=tuple((token_id, 1.0) for token_id in range(70))), [5], [], 70)
+    widths = table.widths.holding(long)
+    assert widths.sampling.biases >= 70
+    wider = table.widened(widths)
+    wider.admit(1, long, [[]])
+    requests = sent(wider).requests
+    assert (requests.temperature_S[0], requests.bias_ids_SB[0, 0], wider.block_ids[0][0, 0]) == (0.5, 3, 6)
+    assert requests.bias_ids_SB[1, :70].tolist() == list(range(70))
+
+
+def test_the_lists_of_penalties_take_no_memory_until_a_request_has_penalties() -> None:
+    vocab_size, max_model_len, num_slots = 128_000, 8192, 64
+    widths = Widths(SamplingWidths(mask_words=vocab_size // 32), max_seen=max_model_len + 1, blocks=512)
+    table = SlotTable(num_slots, widths, CPU)
+    full_bytes = 2 * 4 * widths.max_seen * (num_slots + 1)
+    plain = SamplingState.prepare(spec(temperature=0.5), [5], [], vocab_size)
+    assert table.widths.holding(plain) == widths
+    penalized = SamplingState.prepare(spec(max_tokens=1500, frequency_penalty=1.0), [5, 6], [5], vocab_size)
+    wider = table.widened(table.widths.holding(penalized))
+    assert wider.num_bytes - table.num_bytes == 2 * 4 * 2048 * (num_slots + 1) < full_bytes / 4
+    wider.admit(3, penalized, [[]])
+    assert sent(wider).requests.seen_ids_SL[3, :2].tolist() == [5, 6]
+    endless = SamplingState.prepare(spec(max_tokens=10**6, frequency_penalty=1.0), [5, 6], [5], vocab_size)
+    assert wider.widths.holding(endless).sampling.seen == widths.max_seen
+
+
+def test_masks_go_to_the_device_as_whole_rows_in_one_copy() -> None:
+    vocab_size, stream = 128_000, FakeStream()
+    num_words = vocab_size // 32
+    table = SlotTable(4, Widths(SamplingWidths(mask_words=num_words), max_seen=0), CPU)
+    buffer = StepBuffer(stream, StepSize.decode(1), 1)
+    masks = {slot: pack_mask((slot, vocab_size - 1), vocab_size) for slot in (3, 1)}
+    for slot, allowed_W in masks.items():
+        table.set_mask(slot, allowed_W)
+    buffer.send_changes(table.memory)
+    rows_bytes, flags_bytes = 2 * (8 + 4 * num_words), 2 * (8 + 4)
+    assert stream.num_uploads == 2
+    assert stream.uploaded_bytes <= rows_bytes + flags_bytes + 32, "a word is not sent with a place of its own"
+    for slot, allowed_W in masks.items():
+        assert torch.equal(table.requests.allowed_SW[slot], allowed_W)
+    assert table.requests.has_mask_S.tolist() == [0, 1, 0, 1, 0]
+
+
+def decode_of_two() -> tuple[StepInputs, SampleRows]:
+    inputs = StepInputs(
+        token_ids_T=np.array([11, PENDING]),
+        positions_T=np.array([4, 7]),
+        query_starts=np.array([0, 1, 2]),
+        context_lens=np.array([5, 8]),
+        slots_T=np.array([2, 0]),
+        groups=(GroupInputs(np.array([20, 30]), None),),
+    )
+    return inputs, SampleRows(np.array([0, 1]), np.array([2, 0]), np.array([5, 8]), np.array([1, 2]))
+
+
+def test_a_step_is_filled_up_with_rows_that_do_no_harm() -> None:
+    layout = PackedLayout(fields_of(StepSize.decode(4), 1))
+    buffer = torch.full((layout.num_bytes,), 0x5A, dtype=torch.uint8)
+    query_starts, context_lens = fill(layout.host_views(buffer), *decode_of_two(), idle_slot=3)
+    views = {name: view.tolist() for name, view in layout.views(buffer).items()}
+    assert views == {
+        "token_ids": [11, PENDING, 0, 0],
+        "token_slots": [2, 0, 3, 3],
+        "positions": [4, 7, 0, 0],
+        "slot_mapping_0": [20, 30, NO_SLOT, NO_SLOT],
+        "sample_rows": [0, 1, 0, 0],
+        "sample_slots": [2, 0, 3, 3],
+        "sample_positions": [5, 8, 0, 0],
+        "num_outputs": [1, 2, 0, 0],
+        "request_slots": [2, 0, 3, 3],
+    }
+    assert query_starts.tolist() == [0, 1, 2, 2, 2]
+    assert context_lens.tolist() == [5, 8, 0, 0]
+
+
+def test_a_token_that_the_host_does_not_know_is_the_last_of_its_slot() -> None:
+    views = {"token_ids": torch.tensor([11, PENDING, 0]), "token_slots": torch.tensor([2, 0, 1])}
+    assert token_ids_of(views, torch.tensor([70, 71, 72])).tolist() == [11, 70, 0]
+
+
+def test_one_copy_takes_a_step_its_plan_and_its_changes() -> None:
+    stream, size = FakeStream(), StepSize.decode(2)
+    memory = SlotMemory([Column("number", torch.int32, 2)], 3, CPU)
+    buffer = StepBuffer(stream, StepSize(8, 4, 4), num_attention_words=6)
+    buffer.advance()
+    fill(buffer.arrays(size), *decode_of_two(), idle_slot=2)
+    buffer.attention_plan()[:] = range(6)
+    memory.write("number", 1, [4, 5])
+    buffer.send(size, 4, memory)
+    assert stream.num_uploads == 1
+    assert buffer.views(size)["positions"].tolist() == [4, 7]
+    assert buffer.attention_plan_W.tolist() == [0, 1, 2, 3, 0, 0]
+    assert memory.tensor("number").tolist() == [[0, 0], [4, 5], [0, 0]]
+
+
+def test_more_changes_than_a_step_has_room_for_go_alone() -> None:
+    stream, size, width = FakeStream(), StepSize.decode(1), MAX_PACKED_CHANGES + 1
+    memory = SlotMemory([Column("list", torch.int32, width)], 1, CPU)
+    buffer = StepBuffer(stream, size, num_attention_words=1)
+    buffer.advance()
+    memory.write("list", 0, range(width))
+    buffer.send(size, 1, memory)
+    assert stream.num_uploads == 2
+    assert memory.tensor("list")[0].tolist() == list(range(width))
+
+
+def test_a_host_buffer_that_is_written_too_early_is_found() -> None:
+    """Two steps may be in flight: the third needs the first one's buffer."""
+    stream, size = FakeStream(), StepSize.decode(1)
+    memory = SlotMemory([Column("number", torch.int32)], 1, CPU)
+    buffer = StepBuffer(stream, size, num_attention_words=1)
+    for value in range(3):
+        buffer.advance()
+        buffer.arrays(size)["token_ids"][:] = value + 1
+        buffer.send(size, 1, memory)
+    with pytest.raises(AssertionError, match="before the device had read it"):
+        stream.catch_up()
+
+
+def test_a_mark_wakes_who_polls() -> None:
+    stream, watch = FakeStream(), EventWatcher()
+    event = stream.record_event()
+    watch.add(event)
+    poll = select.poll()
+    poll.register(watch.fileno())
+    assert not poll.poll(20)
+    event.wait()
+    assert poll.poll(5000)
+    watch.acknowledge()
+    assert not poll.poll(0)
+    watch.close()
+    assert "device events" not in {thread.name for thread in threading.enumerate()}

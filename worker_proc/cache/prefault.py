@@ -1,0 +1,95 @@
+"""`Prefaulter`: touches the memory that the cache will need next while the worker is idle.
+
+Allocates no tensor, and knows only how many blocks have been in use.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from torch import Tensor
+
+from octavo.kernels.native.memory import HUGE_PAGE_BYTES
+from octavo.protocol.steps import StepPlan
+
+IDLE_MS = 5
+"""Without a command for this long the worker is idle: between two steps of a busy engine it waits 1 ms at most."""
+PREFAULT_BYTES = 128 << 20
+"""Memory to prefault beyond the blocks in use: more of it serves larger bursts at full speed, and stays resident."""
+
+
+class Prefaulter:
+    """Touches the pages behind the blocks in use, in each buffer of the cache.
+
+    The kernel allocates and clears a page on its first write. All layers reach the end of their last page in the same
+    step, which then waits for some sixty page faults: 0.3 s on a virtual machine whose host must find the memory first
+    (docs/performance.md). The pool hands out new blocks in order, so the next pages are known.
+
+    Args:
+        buffers: of each cache group, as bytes; each is divided evenly among the blocks of its group. Nobody else
+            writes to them during `touch_page`.
+        num_blocks: of each cache group.
+        reserve_bytes: memory of all buffers together to prefault beyond the blocks in use; at least a page of each.
+    """
+
+    def __init__(
+        self, buffers: Sequence[Sequence[Tensor]], num_blocks: Sequence[int], reserve_bytes: int = PREFAULT_BYTES
+    ) -> None:
+        # As arrays: tensors made in inference mode cannot be written outside of it.
+        self._buffers = [buffer.numpy() for group in buffers for buffer in group]
+        self._groups = [index for index, group in enumerate(buffers) for _ in group]
+        """The group of each buffer."""
+        self._num_blocks = num_blocks
+        self._num_used = [0] * len(num_blocks)
+        self._reserve_bytes = HUGE_PAGE_BYTES * max(1, reserve_bytes // (HUGE_PAGE_BYTES * max(1, len(self._buffers))))
+        """Of each buffer."""
+        self._num_touched = [0] * len(self._buffers)
+        """Bytes of each buffer that were touched or are in the queue."""
+        self._queue: deque[tuple[int, int]] = deque()
+        """Pages to touch: index of the buffer, and offset in it."""
+
+    @property
+    def has_pages(self) -> bool:
+        """True while there is a page to touch."""
+        return bool(self._queue)
+
+    def on_plan(self, plan: StepPlan) -> None:
+        """Learn from a plan which blocks are in use."""
+        has_grown = False
+        lists = [admitted.block_ids for admitted in plan.admitted] + [appended.block_ids for appended in plan.appended]
+        for block_ids_of_groups in lists:
+            for group, block_ids in enumerate(block_ids_of_groups):
+                if block_ids and (num_used := max(block_ids) + 1) > self._num_used[group]:
+                    self._num_used[group] = num_used
+                    has_grown = True
+        if has_grown:
+            self._enqueue()
+
+    def touch_page(self) -> None:
+        """Touch one page. Blocks for a fraction of a millisecond, or for several if the host must find the memory."""
+        index, offset = self._queue.popleft()
+        # Writing the same value back makes the kernel allocate the page.
+        self._buffers[index][offset] = self._buffers[index][offset]
+
+    def touch_pages(self, wait_for_command: Callable[[int], object]) -> None:
+        """Touch all pages in the queue once no command has come for a moment.
+
+        Args:
+            wait_for_command: waits this many milliseconds for a command; true if there is one, which ends the loop.
+                Called before each page.
+        """
+        wait_ms = IDLE_MS
+        while self._queue and not wait_for_command(wait_ms):
+            self.touch_page()
+            wait_ms = 0
+
+    def _enqueue(self) -> None:
+        wanted: list[tuple[int, int]] = []
+        for index, buffer in enumerate(self._buffers):
+            num_used, num_blocks = self._num_used[self._groups[index]], self._num_blocks[self._groups[index]]
+            if not num_used:
+                continue
+            end = min(len(buffer), num_used * len(buffer) // num_blocks + self._reserve_bytes)
+            wanted.extend((offset, index) for offset in range(self._num_touched[index], end, HUGE_PAGE_BYTES))
+            self._num_touched[index] = max(self._num_touched[index], -(-end // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES)
+        # The next page of every buffer is needed before the second one of any.
+        self._queue.extend((index, offset) for offset, index in sorted(wanted))

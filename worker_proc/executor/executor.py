@@ -1,0 +1,171 @@
+"""Turns plans into results, in order: applies each plan to the batch and has a runner compute it.
+
+Decides nothing and sends nothing; the command loop in `worker` does that.
+"""
+
+import time
+from collections import deque
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from octavo.protocol.steps import Scheduled, StepPlan
+from octavo.worker_proc.batch.rows import Row
+from octavo.worker_proc.batch.state import BatchState
+from octavo.worker_proc.executor.in_flight import EventWatcher, InFlightStep, PromptChunk
+from octavo.worker_proc.executor.results import step_result
+from octavo.worker_proc.executor.runner import Deliver, ReceiveMasks, Runner, SampledRow, WaitForCommand
+from octavo.worker_proc.sampling.processors import Processors
+
+
+class PipelinedExecutor:
+    """Runs plans on any device, up to the runner's `max_in_flight` of them at once.
+
+    With `max_in_flight` 1 a step is over when `begin` returns. Otherwise the device computes while the host goes on:
+    a file descriptor tells when a step is over.
+
+    Args:
+        batch: on the host.
+        runner: computes.
+        deliver: takes the result of each plan, in order; called from within the methods of the executor.
+        processors: change logits before tokens are sampled; None: the engine has none.
+    """
+
+    def __init__(
+        self, batch: BatchState, runner: Runner, deliver: Deliver, processors: Processors | None = None
+    ) -> None:
+        self.runner = runner
+        self._processors = processors
+        self._batch = batch
+        self._deliver = deliver
+        self._in_flight: deque[InFlightStep] = deque()
+        self._last_end_s = 0.0
+        self._watcher = EventWatcher() if runner.max_in_flight > 1 else None
+
+    def fileno(self) -> int | None:
+        """Return what becomes readable when `deliver_results` has something to do; None: it never has."""
+        return None if self._watcher is None else self._watcher.fileno()
+
+    @torch.inference_mode()
+    def begin(self, plan: StepPlan, receive_masks: ReceiveMasks = tuple) -> None:
+        """Compute a plan, or have the device compute it after those before it.
+
+        Args:
+            plan: the step.
+            receive_masks: waits for the step's masks and returns them. Called when the results of all steps before are
+                delivered: the core builds the masks from these.
+
+        Blocks until: one of the steps before is over, if too many are in flight; all of them, if a request of this step
+            has a mask or a bad word of several tokens, or if the engine has logits processors.
+
+        Raises:
+            ProtocolError: the plan or the masks do not fit the batch.
+        """
+        started_s = time.perf_counter()
+        while len(self._in_flight) >= self.runner.max_in_flight:
+            self._finish_oldest()
+        self._batch.apply(plan)
+        self.runner.on_plan(plan, self._batch)
+        if self._processors is not None:
+            for admitted in plan.admitted:
+                self._processors.admit(self._batch.rows[admitted.slot])
+        if plan.scheduled:
+            step = self._compute(plan, receive_masks, started_s)
+        else:
+            step = InFlightStep(plan.sequence, started_s, 0, (), None, (), self.runner.record_event())
+        self._in_flight.append(step)
+        if self._watcher is None:
+            self._finish_oldest()
+        else:
+            self._watcher.add(step.event)
+
+    def deliver_results(self) -> None:
+        """Deliver the results of the steps that are over. Never blocks."""
+        if self._watcher is not None:
+            self._watcher.acknowledge()
+        while self._in_flight and self._in_flight[0].event.is_done():
+            self._finish_oldest()
+
+    def drain(self) -> None:
+        """Deliver all results. Blocks until: all steps are over."""
+        while self._in_flight:
+            self._finish_oldest()
+
+    def close(self) -> None:
+        """End the thread that waits for the device. Blocks until: the device has done what was asked."""
+        if self._watcher is not None:
+            self._watcher.close()
+
+    @torch.inference_mode()
+    def on_idle(self, wait_for_command: WaitForCommand) -> None:
+        """Prepare for later steps when nothing has come for a moment, and stop as soon as a command comes."""
+        if not self._in_flight:
+            self.runner.on_idle(wait_for_command)
+
+    def _compute(self, plan: StepPlan, receive_masks: ReceiveMasks, started_s: float) -> InFlightStep:
+        scheduled, rows = plan.scheduled, self._batch.rows
+        inputs = self._batch.inputs_of(scheduled)
+        starts = inputs.query_starts.tolist()
+        samples = [
+            SampledRow(rows[entry.slot], end - offset, entry.start + entry.num_tokens - offset + 1)
+            for entry, end in zip(scheduled, starts[1:], strict=True)
+            for offset in range(entry.num_samples, 0, -1)
+        ]
+        self.runner.run(inputs, samples)
+        prompts = [
+            chunk
+            for entry, first in zip(scheduled, starts, strict=False)
+            if (row := rows[entry.slot]).sampling.spec.prompt_logprobs is not None
+            and (chunk := self._prompt_chunk(entry, row, first))
+        ]
+        output = None
+        if samples:
+            if plan.awaits_masks or (self._in_flight and self._needs_earlier_tokens(samples)):
+                self.drain()
+            if plan.awaits_masks:
+                self._batch.mask(receive_masks())
+            change_logits = None
+            if self._processors is not None:
+                change_logits = partial(self._change_logits, self._processors, samples)
+            output = self.runner.sample(samples, has_masks=plan.awaits_masks, change_logits=change_logits)
+            for sample in samples:
+                self._batch.append_pending(sample.row, sample.position)
+        event = self.runner.record_event()
+        faults = () if self._processors is None else self._processors.take_faults()
+        return InFlightStep(plan.sequence, started_s, starts[-1], samples, output, prompts, event, faults)
+
+    def _needs_earlier_tokens(self, samples: Sequence[SampledRow]) -> bool:
+        """Return whether the host must know what the steps before have sampled before this one samples."""
+        if self._processors is not None:
+            return True
+        return any(
+            (bad_words := sample.row.sampling.bad_words) is not None and bad_words.depends_on_output
+            for sample in samples
+        )
+
+    def _change_logits(self, processors: Processors, samples: Sequence[SampledRow], logits_RV: Tensor) -> Tensor:
+        return processors.apply(logits_RV, [sample.row for sample in samples], self._batch)
+
+    def _prompt_chunk(self, entry: Scheduled, row: Row, first_row: int) -> PromptChunk | None:
+        """Return the logprobs of the prompt tokens that follow an entry's positions; None: none do."""
+        end = min(entry.start + entry.num_tokens + 1, row.num_prompt_tokens)
+        token_ids = self._batch.token_ids(row, entry.start + 1, end)
+        if not token_ids:
+            return None
+        return PromptChunk(row.slot, token_ids, self.runner.prompt_logprobs(row.sampling.spec, token_ids, first_row))
+
+    def _finish_oldest(self) -> None:
+        """Wait for the oldest step, put its tokens into the batch and deliver its result."""
+        step = self._in_flight.popleft()
+        step.event.wait()
+        token_ids: Sequence[int] = [] if step.output is None else step.output.token_ids()
+        for sample, token_id in zip(step.samples, token_ids, strict=True):
+            # A request without a token has failed, but its next step may have been planned already.
+            self._batch.set_token(sample.row, sample.position, max(token_id, 0))
+        end_s = time.perf_counter()
+        elapsed_s = end_s - max(step.started_s, self._last_end_s)
+        self._last_end_s = end_s
+        self._deliver(step_result(step, list(token_ids), elapsed_s))
+        self.runner.after_step(step.num_tokens)

@@ -1,0 +1,48 @@
+"""Makes the executor of a loaded model, whatever its device: the seam for the worker and for benchmarks."""
+
+from collections.abc import Sequence
+
+from octavo.protocol.config import ResolvedConfig
+from octavo.worker_proc.batch.state import BatchState
+from octavo.worker_proc.device.stream import Stream
+from octavo.worker_proc.executor.executor import PipelinedExecutor
+from octavo.worker_proc.executor.runner import Deliver
+from octavo.worker_proc.models.base import Model
+from octavo.worker_proc.runners.registry import open_runner
+from octavo.worker_proc.sampling.processors import Processors
+
+
+def open_executor(
+    model: Model,
+    config: ResolvedConfig,
+    stream: Stream | None,
+    deliver: Deliver,
+    *,
+    num_blocks: Sequence[int],
+    max_model_len: int,
+    processors: Processors | None = None,
+) -> PipelinedExecutor:
+    """Make the cache and an empty batch.
+
+    Args:
+        model: with its weights on the device; shared, not copied.
+        config: sizes of a step and of a block, types.
+        stream: of the device; None: the host computes.
+        deliver: takes the result of each plan, in order; called from within the methods of the executor.
+        num_blocks: of each cache group.
+        max_model_len: longest request, in tokens.
+        processors: of logits.
+
+    Raises:
+        MemoryError, RuntimeError: there is no memory for it.
+    """
+    runner = open_runner(model, config, stream, num_blocks=num_blocks, max_model_len=max_model_len)
+    batch = BatchState(
+        num_slots=config.max_num_seqs,
+        max_model_len=max_model_len,
+        block_size=config.block_size,
+        vocab_size=config.model.vocab_size,
+        num_groups=len(model.cache_groups),
+        has_block_tables=runner.reads_block_tables,
+    )
+    return PipelinedExecutor(batch, runner, deliver, processors)

@@ -1,0 +1,44 @@
+"""Builds the `StepResult` of a step that is over."""
+
+from collections.abc import Sequence
+
+from octavo.kernels.logprobs import RowLogprobs
+from octavo.protocol.events import TokenLogprobs
+from octavo.protocol.ids import pack_ids
+from octavo.protocol.steps import NO_TOKEN, StepResult
+from octavo.worker_proc.executor.in_flight import InFlightStep
+
+
+def step_result(step: InFlightStep, token_ids: list[int], elapsed_s: float) -> StepResult:
+    """Return the answer to a plan, given what the step has sampled."""
+    return StepResult(
+        sequence=step.sequence,
+        token_ids=pack_ids(token_ids),
+        logprobs=_sampled_logprobs(step, token_ids),
+        prompt_logprobs=[
+            (chunk.slot, list(map(_token_logprobs, chunk.token_ids, chunk.logprobs.rows()))) for chunk in step.prompts
+        ],
+        elapsed_s=elapsed_s,
+        faults=list(step.faults),
+    )
+
+
+def _sampled_logprobs(step: InFlightStep, token_ids: Sequence[int]) -> list[TokenLogprobs | None]:
+    """Return an entry per sampled token, [] if there is none; None where no token was sampled."""
+    rows = None if step.output is None else step.output.logprobs()
+    if rows is None:
+        return []
+    entries = [
+        None if row is None or token_id == NO_TOKEN else _token_logprobs(token_id, row)
+        for token_id, row in zip(token_ids, rows, strict=True)
+    ]
+    return entries if any(entry is not None for entry in entries) else []
+
+
+def _token_logprobs(token_id: int, row: RowLogprobs) -> TokenLogprobs:
+    """Return the message form of one position's logprobs: the token first, then the most likely ones."""
+    return TokenLogprobs(
+        token_ids=[token_id, *row.top_token_ids],
+        logprobs=[row.token_logprob, *row.top_logprobs],
+        rank=row.rank,
+    )

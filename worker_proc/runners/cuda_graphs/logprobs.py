@@ -1,0 +1,170 @@
+"""Logprobs of what a step samples, and of the prompt tokens it computes; they are read when the step is over."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from octavo.kernels.logprobs import RowLogprobs, logprobs_of_rows
+from octavo.kernels.sample import processed_logits
+from octavo.protocol.params import SamplingSpec
+from octavo.worker_proc.device.stream import Stream
+from octavo.worker_proc.executor.runner import PROMPT_LOGPROBS_ROWS, SampledRow
+from octavo.worker_proc.runners.cuda_graphs.graphs import StepGraphs
+from octavo.worker_proc.runners.cuda_graphs.slot_table import SlotTable
+from octavo.worker_proc.sampling.state import LARGEST
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RowsLogprobs:
+    """Logprobs of some rows in host buffers, readable when their step is over."""
+
+    chosen_R: Tensor
+    rank_R: Tensor
+    top_ids_RK: Tensor
+    top_RK: Tensor
+
+    def row(self, index: int, num_top: int) -> RowLogprobs:
+        """Return those of one row, with this many of its most likely tokens."""
+        top_ids_K, top_K = self.top_ids_RK[index, :num_top], self.top_RK[index, :num_top]
+        return RowLogprobs(float(self.chosen_R[index]), int(self.rank_R[index]), top_ids_K.tolist(), top_K.tolist())
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SampleLogprobs:
+    """Logprobs of the samples of a step whose requests report them, in order."""
+
+    top: RowsLogprobs
+    named: RowsLogprobs | None
+    """Of tokens that requests name in place of the most likely ones; None: no request names any."""
+
+    def row(self, place: int, spec: SamplingSpec) -> RowLogprobs:
+        """Return those of one sample, the `place`-th of those that report any."""
+        num_named = len(spec.logprob_token_ids)
+        if self.named is not None and num_named:
+            return self.named.row(place, num_named)
+        return self.top.row(place, spec.logprobs or 0)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DevicePromptLogprobs:
+    """The `PendingLogprobs` of a GPU."""
+
+    pieces: list[RowsLogprobs]
+    num_top: int
+
+    def rows(self) -> list[RowLogprobs]:
+        """See `octavo.worker_proc.executor.runner.PendingLogprobs`."""
+        return [piece.row(index, self.num_top) for piece in self.pieces for index in range(len(piece.chosen_R))]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Reported:
+    """The samples of a step that report logprobs, and the values these are computed from."""
+
+    places_A: Tensor
+    """int64, their places among all samples of the step."""
+    values_AV: Tensor
+    """The model's logits, or the processed ones that the token is sampled from."""
+    is_logit_A: Tensor | None
+    """Rows that report the value itself; None: none does."""
+    num_top: int
+    """The largest number of most likely tokens."""
+    named_AL: Tensor | None
+    """int64, the tokens that requests name in place of those, padded with token 0; None: no request names any."""
+
+
+class LogprobReporter:
+    """Computes logprobs of the latest step; nothing waits for the device.
+
+    Args:
+        graphs: which have computed the step.
+        stream: of the device.
+    """
+
+    def __init__(self, graphs: StepGraphs, stream: Stream) -> None:
+        self._graphs = graphs
+        self._stream = stream
+
+    def before_sampling(
+        self, samples: Sequence[SampledRow], table: SlotTable, changed_NV: Tensor | None
+    ) -> Reported | None:
+        """Take the values to report before sampling changes the counts of the requests; None: no request reports any.
+
+        Args:
+            samples: of the step.
+            table: of the slots.
+            changed_NV: the logits that tokens are drawn from; None: the model's.
+        """
+        places = [place for place, sample in enumerate(samples) if sample.row.sampling.spec.logprobs is not None]
+        if not places:
+            return None
+        reported = [samples[place] for place in places]
+        specs = [sample.row.sampling.spec for sample in reported]
+        values_AV = self._graphs.logits_of(self._upload(np.array([sample.index for sample in reported])))
+        is_processed = [spec.logprobs_mode.startswith("processed") for spec in specs]
+        if any(is_processed):
+            slots = np.array([sample.row.slot for sample in reported])
+            num_outputs = np.array([sample.num_outputs for sample in reported])
+            drawn_from_AV = values_AV if changed_NV is None else changed_NV[places]
+            processed_AV = processed_logits(
+                drawn_from_AV, table.requests, self._upload(slots), self._upload(num_outputs), largest=LARGEST
+            )
+            values_AV = torch.where(self._upload(np.array(is_processed)).unsqueeze(1), processed_AV, values_AV)
+        is_logit = np.array([spec.logprobs_mode.endswith("logits") for spec in specs])
+        num_top = max(spec.logprobs or 0 for spec in specs)
+        is_logit_A = self._upload(is_logit) if is_logit.any() else None
+        return Reported(self._upload(np.array(places)), values_AV, is_logit_A, num_top, self._named(specs))
+
+    def after_sampling(self, reported: Reported, tokens_N: Tensor) -> SampleLogprobs:
+        """Return the logprobs, given the tokens of all samples of the step; any values where there is no token."""
+        tokens_A = tokens_N.index_select(0, reported.places_A).clamp(min=0)
+        top = self._logprobs(reported.values_AV, tokens_A, reported.num_top, reported.is_logit_A)
+        if reported.named_AL is None:
+            return SampleLogprobs(top, None)
+        named = self._logprobs(reported.values_AV, tokens_A, reported.named_AL, reported.is_logit_A)
+        return SampleLogprobs(top, named)
+
+    def of_prompt(self, spec: SamplingSpec, token_ids: Sequence[int], first_row: int) -> DevicePromptLogprobs:
+        """Return the logprobs of consecutive prompt tokens, the first of which follows row `first_row` of the step."""
+        pieces = []
+        for offset in range(0, len(token_ids), PROMPT_LOGPROBS_ROWS):
+            targets = np.array(token_ids[offset : offset + PROMPT_LOGPROBS_ROWS])
+            rows = np.arange(first_row + offset, first_row + offset + len(targets))
+            logits_RV = self._graphs.logits_of(self._upload(rows))
+            is_logit = np.ones(len(targets), dtype=bool) if spec.logprobs_mode.endswith("logits") else None
+            is_logit_R = None if is_logit is None else self._upload(is_logit)
+            pieces.append(self._logprobs(logits_RV, self._upload(targets), spec.prompt_logprobs or 0, is_logit_R))
+        return DevicePromptLogprobs(pieces, spec.prompt_logprobs or 0)
+
+    def _named(self, specs: Sequence[SamplingSpec]) -> Tensor | None:
+        lists = [spec.logprob_token_ids for spec in specs]
+        if not any(lists):
+            return None
+        named_AL = np.zeros((len(lists), max(map(len, lists))), dtype=np.int64)
+        for row, token_ids in zip(named_AL, lists, strict=True):
+            row[: len(token_ids)] = token_ids
+        return self._upload(named_AL)
+
+    def _logprobs(
+        self, values_RV: Tensor, token_ids_R: Tensor, top: int | Tensor, is_logit_R: Tensor | None
+    ) -> RowsLogprobs:
+        chosen_R, rank_R, top_ids_RK, top_RK = logprobs_of_rows(values_RV, token_ids_R, top)
+        if is_logit_R is not None:
+            own_R = values_RV.gather(1, token_ids_R.unsqueeze(1)).squeeze(1)
+            chosen_R = torch.where(is_logit_R, own_R, chosen_R)
+            top_RK = torch.where(is_logit_R.unsqueeze(1), values_RV.gather(1, top_ids_RK), top_RK)
+        return RowsLogprobs(*map(self._stream.download, (chosen_R, rank_R, top_ids_RK, top_RK)))
+
+    def _upload(self, array: npt.NDArray[np.generic]) -> Tensor:
+        """Return an array on the device."""
+        values = torch.from_numpy(array)
+        buffer_B = self._stream.host_buffer(values.nbytes)
+        staged = buffer_B.view(values.dtype).view(values.shape)
+        staged.copy_(values)
+        target = torch.empty_like(values, device=self._stream.torch_device)
+        self._stream.upload(target, staged)
+        return target

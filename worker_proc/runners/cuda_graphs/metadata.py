@@ -1,0 +1,152 @@
+"""The metadata of a step as fields of one packed buffer: the arrays of the batch, padded to a size.
+
+The attention writes its own plan.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from octavo.worker_proc.batch.inputs import PENDING, Ints, StepInputs
+from octavo.worker_proc.runners.cuda_graphs.packed import Field
+
+Arrays = dict[str, npt.NDArray[Any]]
+Views = dict[str, Tensor]
+
+NO_SLOT = -1
+"""In a slot mapping: the key and value are not stored."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepSize:
+    """The size of the tensors of a step, padding included."""
+
+    num_tokens: int
+    num_requests: int
+    num_samples: int
+
+    @property
+    def is_decode(self) -> bool:
+        """Whether a graph may compute the step: every request computes one token and samples one."""
+        return self.num_tokens == self.num_requests == self.num_samples
+
+    @classmethod
+    def decode(cls, num_requests: int) -> "StepSize":
+        """Return the size of a step in which every request computes one token and samples one."""
+        return cls(num_requests, num_requests, num_requests)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SampleRows:
+    """The rows of a step after which a token is sampled."""
+
+    rows_N: Ints
+    """Indices into the tokens of the step."""
+    slots_N: Ints
+    positions_N: Ints
+    """Tokens before the one that is sampled."""
+    num_outputs_N: Ints
+    """Outputs among them."""
+
+
+class AttentionPlanCounts(Protocol):
+    """The work items of an attention plan."""
+
+    @property
+    def num_items(self) -> int:
+        """Items of requests with few rows. Their number may vary in a graph."""
+
+    @property
+    def num_tiles(self) -> int:
+        """Items of other requests. A graph cannot have any."""
+
+
+class AttentionPlanLayout(Protocol):
+    """The layout of an attention plan."""
+
+    @property
+    def num_words(self) -> int:
+        """Words of all lists."""
+
+    @property
+    def item_requests(self) -> int:
+        """Offset of the list of items. Only the lists of tiles come after it."""
+
+
+class StepAttention(Protocol):
+    """Attention with static buffers: `octavo.kernels.paged_attention.gpu.StepAttention`."""
+
+    @property
+    def layout(self) -> AttentionPlanLayout:
+        """Layout of its plan."""
+
+    def write_plan(self, words: npt.NDArray[np.int32], query_starts: Ints, context_lens: Ints) -> AttentionPlanCounts:
+        """Write the plan of a step on the host; padding requests have no rows."""
+
+    def __call__(
+        self,
+        q_TNH: Tensor,
+        k_cache_PSKH: Tensor,
+        v_cache_PSKH: Tensor,
+        *,
+        k_scale: float = 1.0,
+        v_scale: float = 1.0,
+    ) -> Tensor:
+        """Attend according to the plan on the device."""
+
+
+def slot_mapping_name(group: int) -> str:
+    """Return the name of the field that holds the slot mapping of a cache group."""
+    return f"slot_mapping_{group}"
+
+
+def fields_of(size: StepSize, num_groups: int) -> list[Field]:
+    """Return the fields of a step, without the attention plans."""
+    per_token = ("token_ids", "token_slots", "positions", *map(slot_mapping_name, range(num_groups)))
+    per_sample = ("sample_rows", "sample_slots", "sample_positions", "num_outputs")
+    return [
+        *(Field(name, torch.int64, size.num_tokens) for name in per_token),
+        *(Field(name, torch.int64, size.num_samples) for name in per_sample),
+        Field("request_slots", torch.int64, size.num_requests),
+    ]
+
+
+def fill(arrays: Arrays, inputs: StepInputs, samples: SampleRows, idle_slot: int) -> tuple[Ints, Ints]:
+    """Write a step into its fields, and pad the rest.
+
+    A padding request has no rows. A padding row is token 0 at position 0 of the idle slot: its key and value are not
+    stored, it attends to nothing, and its sample is never read.
+
+    Returns:
+        query_starts and context_lens, padding requests included.
+    """
+    num_tokens, num_requests = len(inputs.token_ids_T), len(inputs.context_lens)
+    _put(arrays["token_ids"], inputs.token_ids_T, 0)
+    _put(arrays["token_slots"], inputs.slots_T, idle_slot)
+    _put(arrays["positions"], inputs.positions_T, 0)
+    for group, group_inputs in enumerate(inputs.groups):
+        _put(arrays[slot_mapping_name(group)], group_inputs.slot_mapping_T, NO_SLOT)
+    _put(arrays["sample_rows"], samples.rows_N, 0)
+    _put(arrays["sample_slots"], samples.slots_N, idle_slot)
+    _put(arrays["sample_positions"], samples.positions_N, 0)
+    _put(arrays["num_outputs"], samples.num_outputs_N, 0)
+    num_idle = len(arrays["request_slots"]) - num_requests
+    query_starts = np.concatenate([inputs.query_starts, np.full(num_idle, num_tokens)])
+    context_lens = np.concatenate([inputs.context_lens, np.zeros(num_idle, dtype=np.int64)])
+    _put(arrays["request_slots"], inputs.slots_T[inputs.query_starts[:-1]], idle_slot)
+    return query_starts, context_lens
+
+
+def token_ids_of(views: Views, last_token_S: Tensor) -> Tensor:
+    """Return the token ids of a step on the device, with the last sampled token of a slot in place of `PENDING`."""
+    given_T = views["token_ids"]
+    return torch.where(given_T == PENDING, last_token_S.index_select(0, views["token_slots"]), given_T)
+
+
+def _put(array: npt.NDArray[np.int64], values: Ints, rest: int) -> None:
+    array[: len(values)] = values
+    array[len(values) :] = rest

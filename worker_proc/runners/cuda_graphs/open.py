@@ -1,0 +1,142 @@
+"""Makes the runner of a GPU, and measures what its steps take. Imports Triton."""
+
+import contextlib
+from collections.abc import Sequence
+
+import msgspec
+import torch
+
+from octavo.kernels.paged_attention.gpu import StepAttention
+from octavo.kernels.paged_attention.gpu_plan import SEGMENT, Limits
+from octavo.kernels.paged_attention.shape import AttentionShape
+from octavo.kernels.sample.table import Widths as SamplingWidths
+from octavo.protocol.config import ResolvedConfig
+from octavo.protocol.errors import NotEnoughMemoryError
+from octavo.protocol.params import SamplingSpec
+from octavo.worker_proc.attention.paged import PagedCacheAttention
+from octavo.worker_proc.batch.state import BatchState
+from octavo.worker_proc.cache.layout import torch_storage
+from octavo.worker_proc.device.base import Device
+from octavo.worker_proc.device.stream import Stream
+from octavo.worker_proc.executor.executor import PipelinedExecutor
+from octavo.worker_proc.models.base import Model
+from octavo.worker_proc.runners.cuda_graphs.graphs import StepGraphs
+from octavo.worker_proc.runners.cuda_graphs.metadata import StepSize
+from octavo.worker_proc.runners.cuda_graphs.runner import CudaGraphRunner
+from octavo.worker_proc.runners.cuda_graphs.sizes import GraphSizes
+from octavo.worker_proc.runners.cuda_graphs.slot_table import SlotTable, Widths
+from octavo.worker_proc.runners.cuda_graphs.step_buffer import StepBuffer
+from octavo.worker_proc.runners.memory import StepMemory, prompts_plan
+
+MAX_PARTIAL_BYTES = 2**28
+"""Memory for the sums of rows over segments of keys that a step holds at once: 16,131 of them for 32 heads of 128
+dimensions. A step that has more computes the rest in another way, with the same bits but slower."""
+
+_MEASURED = SamplingSpec(max_tokens=1, seed=0, temperature=1.0, top_k=50, logprobs=1)
+
+
+def open_runner(
+    model: Model, config: ResolvedConfig, stream: Stream | None, *, num_blocks: Sequence[int], max_model_len: int
+) -> CudaGraphRunner:
+    """See `octavo.worker_proc.runners.registry.RunnerModule`."""
+    assert stream is not None, "a device that computes on its own"
+    device, num_seqs, vocab_size = stream.torch_device, config.max_num_seqs, config.model.vocab_size
+    model.prepare(max_model_len)
+    groups = model.cache_groups
+    storages = [torch_storage(config, *pair, device) for pair in zip(groups, num_blocks, strict=True)]
+    max_seen = -(-min(vocab_size, max_model_len + 1) // 16) * 16  # one form of the kernels for all lengths
+    blocks_each = -(-max_model_len // config.block_size)
+    widths = Widths(SamplingWidths(mask_words=-(-vocab_size // 32)), max_seen, blocks_each, len(groups))
+    table = SlotTable(num_seqs, widths, device)
+    block_tables = [torch.zeros(num_seqs, blocks_each, dtype=torch.int32, device=device) for _ in groups]
+    attention = [
+        StepAttention(group.shape, config.block_size, _limits(config, group.shape, max_model_len), block_table_RP)
+        for group, block_table_RP in zip(groups, block_tables, strict=True)
+    ]
+    max_size = StepSize(config.max_num_batched_tokens, num_seqs, num_seqs)
+    buffer = StepBuffer(stream, max_size, sum(each.layout.num_words for each in attention), len(groups))
+    start = 0
+    for each in attention:
+        each.words_W = buffer.attention_plan_W[start : start + each.layout.num_words]
+        start += each.layout.num_words
+    graphs = StepGraphs(
+        model,
+        PagedCacheAttention(storages, groups),
+        attention,
+        block_tables,
+        stream,
+        table,
+        buffer,
+        GraphSizes(config.max_graph_size),
+    )
+    return CudaGraphRunner(table, graphs, stream, sum(storage.num_bytes for storage in storages))
+
+
+@torch.inference_mode()
+def measure(model: Model, device: Device, config: ResolvedConfig) -> StepMemory:
+    """Run the largest prefill and the largest decode, and capture two graphs.
+
+    Everything that steps need and that does not depend on the number of blocks counts as activations. All graphs share
+    their memory, of which the largest takes most; what another one adds is measured on the second and counted for each.
+    """
+    stream = device.stream()
+    try:
+        return StepMemory(_activation_bytes(model, device, stream, config), _graph_bytes(model, device, stream, config))
+    except torch.OutOfMemoryError as error:
+        raise NotEnoughMemoryError(
+            f"a step does not fit in memory beside the weights: {error}",
+            hint="use a smaller --max-num-batched-tokens, --max-num-seqs or --max-model-len",
+        ) from error
+
+
+def _activation_bytes(model: Model, device: Device, stream: Stream | None, config: ResolvedConfig) -> int:
+    """Run a step of prompts, and one in which every request decodes."""
+    prompts = _prompt_lengths(config)
+    blocks_each = -(-max(prompts) // config.block_size)
+    num_groups = len(model.cache_groups)
+    num_blocks = [max(blocks_each * len(prompts), config.max_num_seqs)] * num_groups
+    device.reset_peak()
+    eager = msgspec.structs.replace(config, max_graph_size=0)
+    runner = open_runner(model, eager, stream, num_blocks=num_blocks, max_model_len=config.max_model_len)
+    batch = BatchState(
+        num_slots=config.max_num_seqs,
+        max_model_len=config.max_model_len,
+        block_size=config.block_size,
+        vocab_size=config.model.vocab_size,
+        num_groups=num_groups,
+        has_block_tables=False,
+    )
+    with contextlib.closing(PipelinedExecutor(batch, runner, lambda result: None)) as executor:
+        executor.begin(prompts_plan(prompts, _MEASURED, blocks_each, num_groups=num_groups))
+        decode = [1] * config.max_num_seqs
+        released = range(len(prompts))
+        executor.begin(prompts_plan(decode, _MEASURED, 1, sequence=1, released=released, num_groups=num_groups))
+        executor.drain()
+        return device.peak_growth_bytes() - runner.cache_bytes
+
+
+def _graph_bytes(model: Model, device: Device, stream: Stream | None, config: ResolvedConfig) -> int:
+    """Capture the two largest graphs, and count the second for all that follow."""
+    num_blocks = [1] * len(model.cache_groups)
+    graphs = open_runner(model, config, stream, num_blocks=num_blocks, max_model_len=config.max_model_len).graphs
+    sizes = graphs.uncaptured
+    num_bytes = 0
+    for size, times in zip(sizes[:2], (1, len(sizes) - 1), strict=False):
+        # What the kernels took when they were run once before the capture is free again.
+        free_bytes = device.free_bytes()
+        graphs.capture(size)
+        num_bytes += times * max(0, free_bytes - device.free_bytes())
+    return num_bytes
+
+
+def _prompt_lengths(config: ResolvedConfig) -> list[int]:
+    """Return the lengths of prompts that fill a step."""
+    budget, longest = config.max_num_batched_tokens, config.max_model_len
+    lengths = [longest] * (budget // longest) + ([budget % longest] if budget % longest else [])
+    return lengths[: config.max_num_seqs]
+
+
+def _limits(config: ResolvedConfig, shape: AttentionShape, max_model_len: int) -> Limits:
+    partial_bytes = shape.num_heads * (shape.head_dim + 2) * torch.float32.itemsize
+    max_partials = min(MAX_PARTIAL_BYTES // partial_bytes, config.max_num_seqs * -(-max_model_len // SEGMENT))
+    return Limits(config.max_num_seqs, config.max_num_batched_tokens, max_partials + config.max_num_seqs, max_partials)

@@ -1,0 +1,155 @@
+"""The device's copy of the batch: sampling parameters, block ids and last token of every slot.
+
+Updated by differences: from the states that `sampling` keeps on the host, and from plans. Samples nothing.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from octavo.kernels.sample import RequestTable
+from octavo.kernels.sample.table import COLUMNS, width_of
+from octavo.kernels.sample.table import Widths as SamplingWidths
+from octavo.worker_proc.runners.cuda_graphs.slot_memory import Column, SlotMemory
+from octavo.worker_proc.sampling.columns import list_columns, scalar_columns
+from octavo.worker_proc.sampling.state import SamplingState
+
+BLOCK_IDS, LAST_TOKEN = "block_ids", "last_token"
+"""Columns beside those of sampling; each cache group has a column of block ids."""
+
+MIN_SEEN = 1024
+"""Smallest length of the lists of seen tokens. Growing a list invalidates all graphs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Widths:
+    """The capacity of the lists of a request."""
+
+    sampling: SamplingWidths
+    """`seen` is 0 until a request has penalties: its lists are by far the longest, and few requests need them."""
+    max_seen: int
+    """Upper bound of `seen`: different tokens in the prompt and output of any request."""
+    blocks: int = 0
+    """Of each cache group."""
+    num_groups: int = 1
+
+    def holding(self, state: SamplingState) -> "Widths":
+        """Return these, enlarged where the lists of a request are longer."""
+        num_seen = len(state.penalties.seen_ids) if state.penalties else 0
+        sampling = replace(
+            self.sampling,
+            seen=min(self.max_seen, _doubled(self.sampling.seen or MIN_SEEN, num_seen))
+            if num_seen
+            else self.sampling.seen,
+            biases=_doubled(self.sampling.biases, state.bias_ids.numel()),
+            withheld=_doubled(self.sampling.withheld, state.withheld_ids.numel()),
+            bad=_doubled(self.sampling.bad, len(state.bad_words.ids) if state.bad_words else 0),
+        )
+        return replace(self, sampling=sampling)
+
+
+class SlotTable:
+    """The slots of a batch, and one more for padding rows, which no request uses.
+
+    Args:
+        num_slots: of the batch.
+        widths: capacity of the lists.
+        device: of the table.
+    """
+
+    def __init__(self, num_slots: int, widths: Widths, device: torch.device) -> None:
+        self.idle_slot = num_slots
+        self.widths = widths
+        self._memory = SlotMemory(_columns(widths), num_slots + 1, device)
+        self.requests = RequestTable(**{name: self._memory.tensor(name) for name in COLUMNS})
+        self.block_ids = [self._memory.tensor(name) for name in _block_columns(widths)]
+        """block_ids_SP of each cache group."""
+        self.last_token_S = self._memory.tensor(LAST_TOKEN)
+        for name, column in COLUMNS.items():
+            if column.initial:
+                self._memory.tensor(name).fill_(column.initial)
+        self._sent_values: list[dict[str, tuple[float, ...]]] = [dict(_INITIAL) for _ in range(num_slots)]
+        """The values that each slot has on the device, so that only changes are sent."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all columns."""
+        return self._memory.num_bytes
+
+    @property
+    def memory(self) -> SlotMemory:
+        """The columns, and the changes that are not sent yet."""
+        return self._memory
+
+    def widened(self, widths: Widths) -> "SlotTable":
+        """Return a copy with room for longer lists. All changes must have been sent."""
+        other = SlotTable(self.idle_slot, widths, self.last_token_S.device)
+        other._sent_values = self._sent_values
+        for column in _columns(self.widths):
+            target, source = other._memory.tensor(column.name), self._memory.tensor(column.name)
+            (target if column.width is None else target[:, : source.shape[1]]).copy_(source)
+        return other
+
+    def admit(self, slot: int, state: SamplingState, block_ids: Sequence[Sequence[int]]) -> None:
+        """Give a slot to a request whose lists fit into the table."""
+        for name, numbers in scalar_columns(state).items():
+            self._set(slot, name, *numbers)
+        for name, values in list_columns(state).items():
+            self._write(slot, name, values)
+        self.set_mask(slot, state.allowed_W)
+        self.append_blocks(slot, [0] * len(block_ids), block_ids)
+
+    def append_blocks(self, slot: int, starts: Sequence[int], block_ids: Sequence[Sequence[int]]) -> None:
+        """Append blocks of each cache group to a slot that has `starts` of them."""
+        for name, start, ids in zip(_block_columns(self.widths), starts, block_ids, strict=True):
+            self._write(slot, name, ids, start)
+
+    def set_mask(self, slot: int, allowed_W: Tensor | None) -> None:
+        """Set or remove the token mask of a slot."""
+        self._set(slot, "has_mask_S", allowed_W is not None)
+        if allowed_W is not None:
+            self._memory.write_row("allowed_SW", slot, allowed_W.numpy())
+
+    def set_bad_ids(self, slot: int, state: SamplingState) -> None:
+        """Set the tokens that would complete a bad word of the request."""
+        if state.bad_words:
+            self._set(slot, "num_bad_S", state.bad_words.num_ids)
+            self._write(slot, "bad_ids_SX", state.bad_words.ids[: state.bad_words.num_ids])
+
+    def _set(self, slot: int, name: str, *values: float) -> None:
+        sent = self._sent_values[slot]
+        if sent[name] != values:
+            sent[name] = values
+            self._memory.write(name, slot, values)
+
+    def _write(self, slot: int, name: str, values: Sequence[float] | npt.NDArray[np.generic], start: int = 0) -> None:
+        if len(values):
+            self._memory.write(name, slot, values, start)
+
+
+_INITIAL: dict[str, tuple[float, ...]] = {
+    name: (column.initial,) * (column.width or 1)
+    for name, column in COLUMNS.items()
+    if not isinstance(column.width, str)
+}
+"""The values of a slot before its first request; lists are empty."""
+
+
+def _columns(widths: Widths) -> list[Column]:
+    sampling = [Column(name, column.dtype, width_of(column, widths.sampling)) for name, column in COLUMNS.items()]
+    blocks = [Column(name, torch.int32, widths.blocks) for name in _block_columns(widths)]
+    return [*sampling, Column(LAST_TOKEN, torch.int64), *blocks]
+
+
+def _block_columns(widths: Widths) -> list[str]:
+    return [f"{BLOCK_IDS}_{group}" for group in range(widths.num_groups)]
+
+
+def _doubled(width: int, needed: int) -> int:
+    while width < needed:
+        width *= 2
+    return width

@@ -1,0 +1,185 @@
+"""Steps that the host computes and samples: the part that the native and the torch runner share."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+from torch import Tensor
+
+from octavo.kernels.logprobs import RowLogprobs
+from octavo.kernels.native.library import NativeLibrary
+from octavo.kernels.native.program import Program
+from octavo.protocol.config import ResolvedConfig
+from octavo.protocol.params import SamplingSpec
+from octavo.protocol.steps import NO_TOKEN, StepPlan
+from octavo.worker_proc.batch.inputs import Ints, StepInputs
+from octavo.worker_proc.batch.state import BatchState
+from octavo.worker_proc.cache.prefault import Prefaulter
+from octavo.worker_proc.executor.runner import PROMPT_LOGPROBS_ROWS, ChangeLogits, SampledRow, WaitForCommand
+from octavo.worker_proc.sampling.sampler import Draw, Sampler, as_logits
+
+SMALL_STEP_TOKENS = 16
+"""After a step of at most this many tokens a page is prefaulted. After a larger one the engine is busy, and all threads
+prefault pages faster together, when they need them."""
+
+
+class Forward(Protocol):
+    """A model with its cache, ready for steps. Knows no request and samples nothing."""
+
+    @property
+    def cache_buffers(self) -> Sequence[Sequence[Tensor]]:
+        """Cache memory to prefault, as bytes: see `Prefaulter`."""
+
+    @property
+    def programs(self) -> Sequence[Program] | None:
+        """See `octavo.worker_proc.executor.runner.Runner`."""
+
+    def run(self, inputs: StepInputs) -> None:
+        """Compute the hidden states of all rows and put their keys and values into the cache."""
+
+    def logits(self, rows: Ints) -> Tensor:
+        """Return logits_RV in float32 for rows of the last step; overwritten by the next call."""
+
+    def choose_threads(self, work: int) -> int:
+        """Return the number of threads for native work between two runs: see `ThreadPolicy.choose`."""
+
+
+class HostSamples:
+    """What a step has sampled; there from the start."""
+
+    __slots__ = ("_rows", "_token_ids")
+
+    def __init__(self, token_ids: list[int], rows: list[RowLogprobs | None] | None) -> None:
+        self._token_ids = token_ids
+        self._rows = rows
+
+    def token_ids(self) -> list[int]:
+        """See `octavo.worker_proc.executor.runner.PendingSamples`."""
+        return self._token_ids
+
+    def logprobs(self) -> list[RowLogprobs | None] | None:
+        """See `octavo.worker_proc.executor.runner.PendingSamples`."""
+        return self._rows
+
+
+class HostLogprobs:
+    """Logprobs of prompt tokens; there from the start."""
+
+    def __init__(self, rows: list[RowLogprobs]) -> None:
+        self._rows = rows
+
+    def rows(self) -> list[RowLogprobs]:
+        """See `octavo.worker_proc.executor.runner.PendingLogprobs`."""
+        return self._rows
+
+
+class CompletedEvent:
+    """The event of work that is over when the host goes on."""
+
+    def is_done(self) -> bool:
+        """Return True."""
+        return True
+
+    def wait(self) -> None:
+        """Return at once."""
+
+
+_COMPLETED = CompletedEvent()
+
+
+class HostRunner:
+    """A `Runner` whose steps are over when `sample` returns.
+
+    With nothing to compute, memory is prefaulted that later steps will need.
+
+    Args:
+        forward: computes.
+        sampler: of its logits.
+        num_blocks: of each cache group.
+    """
+
+    max_in_flight = 1
+    reads_block_tables = True
+
+    def __init__(self, forward: Forward, sampler: Sampler, num_blocks: Sequence[int]) -> None:
+        self.forward = forward
+        self._sampler = sampler
+        self._prefaulter = Prefaulter(forward.cache_buffers, num_blocks)
+
+    @classmethod
+    def build(
+        cls, forward: Forward, config: ResolvedConfig, library: NativeLibrary | None, num_blocks: Sequence[int]
+    ) -> "HostRunner":
+        """Make the runner of a model, which samples through a native library if there is one."""
+        sampler = Sampler(config.model.vocab_size, library, config.num_threads, forward.choose_threads)
+        return cls(forward, sampler, num_blocks)
+
+    @property
+    def programs(self) -> Sequence[Program] | None:
+        """See `octavo.worker_proc.executor.runner.Runner`."""
+        return self.forward.programs
+
+    def on_plan(self, plan: StepPlan, batch: BatchState) -> None:
+        """See `octavo.worker_proc.executor.runner.Runner`."""
+        self._prefaulter.on_plan(plan)
+
+    def run(self, inputs: StepInputs, samples: Sequence[SampledRow]) -> None:
+        """See `octavo.worker_proc.executor.runner.Runner`."""
+        self.forward.run(inputs)
+
+    def prompt_logprobs(self, spec: SamplingSpec, token_ids: Sequence[int], first_row: int) -> HostLogprobs:
+        """See `octavo.worker_proc.executor.runner.Runner`."""
+        has_logits = spec.logprobs_mode.endswith("logits")
+        rows: list[RowLogprobs] = []
+        for offset in range(0, len(token_ids), PROMPT_LOGPROBS_ROWS):
+            targets = token_ids[offset : offset + PROMPT_LOGPROBS_ROWS]
+            first = first_row + offset
+            logits_RV = self.forward.logits(np.arange(first, first + len(targets)))
+            found = self._sampler.logprobs(logits_RV, targets, [spec.prompt_logprobs or 0] * len(targets))
+            if has_logits:
+                found = [as_logits(*row) for row in zip(found, logits_RV, targets, strict=True)]
+            rows += found
+        return HostLogprobs(rows)
+
+    def sample(
+        self, samples: Sequence[SampledRow], *, has_masks: bool, change_logits: ChangeLogits | None = None
+    ) -> HostSamples:
+        """See `octavo.worker_proc.executor.runner.Runner`."""
+        logits_RV = self.forward.logits(np.array([sample.index for sample in samples]))
+        draws = [Draw(sample.row.sampling, sample.position, sample.num_outputs) for sample in samples]
+        changed_RV = logits_RV if change_logits is None else change_logits(logits_RV)
+        token_ids = self._sampler.sample(changed_RV, draws)
+        return HostSamples(token_ids, self._logprobs(logits_RV, changed_RV, draws, token_ids))
+
+    def record_event(self) -> CompletedEvent:
+        """See `octavo.worker_proc.executor.runner.Runner`."""
+        return _COMPLETED
+
+    def after_step(self, num_tokens: int) -> None:
+        """See `octavo.worker_proc.executor.runner.Runner`."""
+        if self._prefaulter.has_pages and num_tokens <= SMALL_STEP_TOKENS:
+            self._prefaulter.touch_page()
+
+    def on_idle(self, wait_for_command: WaitForCommand) -> None:
+        """See `octavo.worker_proc.executor.runner.Runner`."""
+        self._prefaulter.touch_pages(wait_for_command)
+
+    def _logprobs(
+        self, logits_RV: Tensor, changed_RV: Tensor, draws: Sequence[Draw], token_ids: Sequence[int]
+    ) -> list[RowLogprobs | None] | None:
+        """Return an entry per draw, None for one without logprobs or without a token; None if there is no entry."""
+        indices = [
+            index
+            for index, draw in enumerate(draws)
+            if draw.state.spec.logprobs is not None and token_ids[index] != NO_TOKEN
+        ]
+        if not indices:
+            return None
+        rows: list[RowLogprobs | None] = [None] * len(draws)
+        if len(indices) < len(draws):
+            logits_RV, changed_RV = logits_RV[indices], changed_RV[indices]
+        chosen = [draws[index] for index in indices]
+        found = self._sampler.report(logits_RV, chosen, [token_ids[index] for index in indices], changed_RV)
+        for index, row in zip(indices, found, strict=True):
+            rows[index] = row
+        return rows

@@ -1,0 +1,52 @@
+"""What runners need to measure the memory of steps: plans of equal requests, and what was found."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from octavo.protocol.ids import pack_ids
+from octavo.protocol.params import SamplingSpec
+from octavo.protocol.steps import Admitted, Scheduled, StepPlan
+
+
+@dataclass(frozen=True, slots=True)
+class StepMemory:
+    """Memory of steps beside weights and cache."""
+
+    activation_bytes: int
+    graph_bytes: int = 0
+
+
+def prompts_plan(
+    lengths: Sequence[int],
+    sampling: SamplingSpec,
+    blocks_each: int,
+    *,
+    sequence: int = 0,
+    released: Iterable[int] = (),
+    num_groups: int = 1,
+    samples: bool = True,
+) -> StepPlan:
+    """Return the plan of a step that computes whole prompts, one per slot from 0.
+
+    Args:
+        lengths: of the prompts, in tokens.
+        sampling: of each request.
+        blocks_each: blocks of a request, which nobody shares.
+        sequence: of the plan.
+        released: slots that a plan before has filled.
+        num_groups: KV cache groups; a request has the same blocks in each.
+        samples: whether a token is sampled after each prompt.
+    """
+    admitted = [
+        Admitted(
+            slot=slot,
+            request_id="",
+            token_ids=pack_ids([0] * length),
+            num_prompt_tokens=length,
+            block_ids=[list(range(slot * blocks_each, (slot + 1) * blocks_each))] * num_groups,
+            params=sampling,
+        )
+        for slot, length in enumerate(lengths)
+    ]
+    scheduled = [Scheduled(slot, 0, length, int(samples)) for slot, length in enumerate(lengths)]
+    return StepPlan(sequence, list(released), admitted, [], scheduled)

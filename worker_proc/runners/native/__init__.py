@@ -1,0 +1,1 @@
+"""Steps as recorded programs of native operations: what a CPU computes with."""

@@ -1,0 +1,71 @@
+"""Makes the native runner, and computes what its steps take."""
+
+from collections.abc import Sequence
+
+import torch
+
+from octavo.protocol.config import ResolvedConfig
+from octavo.protocol.errors import NotEnoughMemoryError
+from octavo.worker_proc.attention.recorded import StepBounds
+from octavo.worker_proc.cache.layout import cache_layout
+from octavo.worker_proc.device.base import Device
+from octavo.worker_proc.device.stream import Stream
+from octavo.worker_proc.executor.runner import PROMPT_LOGPROBS_ROWS
+from octavo.worker_proc.models.base import Model
+from octavo.worker_proc.runners.host import HostRunner
+from octavo.worker_proc.runners.memory import StepMemory
+from octavo.worker_proc.runners.native.programs import NativePrograms
+
+
+def open_runner(
+    model: Model, config: ResolvedConfig, stream: Stream | None, *, num_blocks: Sequence[int], max_model_len: int
+) -> HostRunner:
+    """See `octavo.worker_proc.runners.registry.RunnerModule`."""
+    programs = build_programs(model, config, num_blocks=num_blocks, max_model_len=max_model_len)
+    return HostRunner.build(programs, config, model.library, num_blocks)
+
+
+def measure(model: Model, device: Device, config: ResolvedConfig) -> StepMemory:
+    """Return the memory that the programs plan when they are made, and the sampler's copy of the logits."""
+    try:
+        programs = build_programs(
+            model, config, num_blocks=[1] * len(model.cache_groups), max_model_len=config.max_model_len
+        )
+    except MemoryError as error:
+        raise NotEnoughMemoryError(
+            f"the activations of a step do not fit in memory: {error}",
+            hint="use a smaller --max-num-batched-tokens or --max-model-len",
+        ) from error
+    return StepMemory(programs.num_bytes + config.max_num_seqs * config.model.vocab_size * torch.float32.itemsize)
+
+
+def build_programs(
+    model: Model,
+    config: ResolvedConfig,
+    *,
+    num_blocks: Sequence[int],
+    max_model_len: int,
+    min_logits: int = PROMPT_LOGPROBS_ROWS,
+) -> NativePrograms:
+    """Make the cache of a model that is packed for native programs, and record the programs.
+
+    Args:
+        model: shared, not copied.
+        config: sizes of a step and of a block, types, threads.
+        num_blocks: of each cache group.
+        max_model_len: longest request, in tokens.
+        min_logits: rows that one call of `logits` must hold, if these are more than `max_num_seqs`.
+
+    Raises:
+        MemoryError: there is no memory for the cache or for the activations.
+    """
+    model.prepare(max_model_len)
+    assert model.library is not None, "the model is packed for native programs"
+    bounds = StepBounds(
+        max_rows=config.max_num_batched_tokens,
+        max_context=max_model_len,
+        max_logits=max(config.max_num_seqs, min_logits),
+        num_threads=config.num_threads,
+    )
+    layouts = [cache_layout(config, group, index) for index, group in enumerate(model.cache_groups)]
+    return NativePrograms(model.library, model, layouts, num_blocks, bounds)

@@ -1,0 +1,108 @@
+"""Runs a model as recorded native programs: arrays go in, the logits of chosen rows come out."""
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any
+
+import numpy.typing as npt
+from torch import Tensor
+
+from octavo.kernels.native.arguments import GroupArguments, StepArguments
+from octavo.kernels.native.library import NativeLibrary
+from octavo.kernels.native.passes import fuse
+from octavo.kernels.native.program import Program
+from octavo.kernels.native.recorder import ProgramRecorder
+from octavo.kernels.native.split import split, with_gathered_rows
+from octavo.kernels.native.threads import ThreadPolicy
+from octavo.kernels.native.value import as_tensor, value_of
+from octavo.kernels.paged_attention.layout import CacheLayout
+from octavo.worker_proc.attention.recorded import RecordedAttention, StepBounds
+from octavo.worker_proc.batch.inputs import Ints, StepInputs
+from octavo.worker_proc.models.base import Model
+
+
+class NativePrograms:
+    """Two programs: up to the last attention over all rows of a step, and the rest over rows whose logits are wanted.
+
+    Args:
+        library: where the operations are.
+        model: recorded here.
+        layouts: of the cache, for each of its groups.
+        num_blocks: of each group.
+        bounds: of the steps.
+    """
+
+    def __init__(
+        self,
+        library: NativeLibrary,
+        model: Model,
+        layouts: Sequence[CacheLayout],
+        num_blocks: Sequence[int],
+        bounds: StepBounds,
+    ) -> None:
+        self._threads = ThreadPolicy(library, bounds.num_threads)
+        recorder = ProgramRecorder(model.dtype)
+        self.attention = RecordedAttention(library, recorder, model.cache_groups, layouts, num_blocks, bounds)
+        hidden = model.forward(as_tensor(recorder.token_ids), as_tensor(recorder.positions), self.attention)
+        logits = value_of(model.logits(hidden))
+        halves = split(fuse(recorder.nodes, [logits]))
+        self.layers = Program(library, halves.all_rows, halves.passed, bounds.max_rows)
+        chosen = with_gathered_rows(halves, self.layers.results, recorder)
+        self.head = Program(library, chosen, [logits], bounds.max_logits)
+        (self._logits_RV,) = self.head.results
+
+    @property
+    def programs(self) -> tuple[Program, ...]:
+        """Both, in the order in which a step runs them."""
+        return self.layers, self.head
+
+    @property
+    def cache_buffers(self) -> Sequence[Sequence[Tensor]]:
+        """See `octavo.worker_proc.runners.host.Forward`."""
+        return self.attention.caches
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all activations, if every row is used."""
+        return self.layers.num_bytes + self.head.num_bytes + self.attention.workspace_bytes
+
+    def run(self, inputs: StepInputs) -> None:
+        """See `octavo.worker_proc.runners.host.Forward`."""
+        self.layers.run(step_arguments(inputs), self._threads.choose(self.layers.work * len(inputs.token_ids_T)))
+
+    def logits(self, rows: Ints) -> Tensor:
+        """See `octavo.worker_proc.runners.host.Forward`."""
+        step = StepArguments(num_rows=len(rows), token_ids=_address(rows))
+        self.head.run(step, self._threads.choose(self.head.work * len(rows)))
+        return self._logits_RV[: len(rows)]
+
+    def choose_threads(self, work: int) -> int:
+        """See `octavo.worker_proc.runners.host.Forward`."""
+        return self._threads.choose(work)
+
+
+def step_arguments(inputs: StepInputs) -> StepArguments:
+    """Return the step as C++ reads it; the arrays must outlive it."""
+    groups = [
+        GroupArguments(_address(group.slot_mapping_T), _address(table_RP), table_RP.shape[1])
+        for group in inputs.groups
+        if (table_RP := group.block_table_RP) is not None
+    ]
+    return StepArguments(
+        num_rows=len(inputs.token_ids_T),
+        token_ids=_address(inputs.token_ids_T),
+        positions=_address(inputs.positions_T),
+        num_requests=len(inputs.context_lens),
+        query_starts=_address(inputs.query_starts),
+        context_lens=_address(inputs.context_lens),
+        groups=(GroupArguments * len(groups))(*groups),
+    )
+
+
+def _address(array: npt.NDArray[Any]) -> int:
+    """Return where a contiguous array lies.
+
+    perf: `array.ctypes.data` runs through half a page of Python, seven times a step.
+    """
+    assert array.flags.c_contiguous
+    return ctypes.addressof(ctypes.c_char.from_buffer(array.data))

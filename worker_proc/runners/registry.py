@@ -1,0 +1,72 @@
+"""Which runner computes a model's steps. Importing it imports no runner."""
+
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Protocol
+
+from octavo.protocol.config import ResolvedConfig
+from octavo.worker_proc.device.base import Device
+from octavo.worker_proc.device.stream import Stream
+from octavo.worker_proc.executor.runner import Runner
+from octavo.worker_proc.models.base import Model
+from octavo.worker_proc.runners.memory import StepMemory
+
+
+class RunnerModule(Protocol):
+    """What the package of a runner offers."""
+
+    def open_runner(
+        self,
+        model: Model,
+        config: ResolvedConfig,
+        stream: Stream | None,
+        *,
+        num_blocks: Sequence[int],
+        max_model_len: int,
+    ) -> Runner:
+        """Make the cache, and a runner over it.
+
+        Raises:
+            MemoryError, RuntimeError: there is no memory for the cache.
+        """
+
+    def measure(self, model: Model, device: Device, config: ResolvedConfig) -> StepMemory:
+        """Return the memory of the largest steps. Leaves nothing behind.
+
+        Raises:
+            NotEnoughMemoryError: a step of these sizes does not fit.
+        """
+
+
+def open_runner(
+    model: Model, config: ResolvedConfig, stream: Stream | None, *, num_blocks: Sequence[int], max_model_len: int
+) -> Runner:
+    """Make the cache of a loaded model, and the runner that computes with both.
+
+    Args:
+        model: shared, not copied.
+        config: sizes of a step and of a block, types, threads.
+        stream: of the device; None: the host computes.
+        num_blocks: of each cache group.
+        max_model_len: longest request, in tokens.
+
+    Raises:
+        MemoryError, RuntimeError: there is no memory for the cache.
+    """
+    module = _module(model, stream)
+    return module.open_runner(model, config, stream, num_blocks=num_blocks, max_model_len=max_model_len)
+
+
+def measure_steps(model: Model, device: Device, config: ResolvedConfig) -> StepMemory:
+    """Return the memory of the largest steps.
+
+    Raises:
+        NotEnoughMemoryError: a step of these sizes does not fit.
+    """
+    return _module(model, device.stream()).measure(model, device, config)
+
+
+def _module(model: Model, stream: Stream | None) -> RunnerModule:
+    name = "cuda_graphs" if stream is not None else "torch" if model.library is None else "native"
+    module: RunnerModule = import_module(f"octavo.worker_proc.runners.{name}.open")
+    return module

@@ -1,0 +1,41 @@
+"""Runs a model through torch, operation by operation."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from octavo.worker_proc.attention.paged import PagedCacheAttention
+from octavo.worker_proc.batch.inputs import Ints, StepInputs
+from octavo.worker_proc.models.base import Model
+
+
+class TorchForward:
+    """The `Forward` of a model whose weights are torch's tensors."""
+
+    programs = None
+
+    def __init__(self, model: Model, attention: PagedCacheAttention) -> None:
+        self._model = model
+        self._attention = attention
+        self._hidden_TD: Tensor | None = None
+
+    @property
+    def cache_buffers(self) -> Sequence[Sequence[Tensor]]:
+        """Return none: torch's memory has no huge pages, so no step waits for many of them."""
+        return ()
+
+    def run(self, inputs: StepInputs) -> None:
+        """See `octavo.worker_proc.runners.host.Forward`."""
+        self._attention.plan(inputs)
+        token_ids_T, positions_T = torch.from_numpy(inputs.token_ids_T), torch.from_numpy(inputs.positions_T)
+        self._hidden_TD = self._model.forward(token_ids_T, positions_T, self._attention)
+
+    def logits(self, rows: Ints) -> Tensor:
+        """See `octavo.worker_proc.runners.host.Forward`."""
+        assert self._hidden_TD is not None, "run() comes before logits()"
+        return self._model.logits(self._hidden_TD[torch.from_numpy(rows)])
+
+    def choose_threads(self, work: int) -> int:
+        """Return one: there is no native work here."""
+        return 1

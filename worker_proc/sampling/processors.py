@@ -1,0 +1,241 @@
+"""The stage between the model's logits and the sampler: logits processors, the code of users.
+
+Keeps their batch up to date, runs them, and finds out whose request a processor cannot serve. Loads none of them.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from octavo.protocol.logits_processor import (
+    AddedRequest,
+    BatchUpdate,
+    LogitsProcessor,
+    MoveDirectionality,
+    MovedRequest,
+)
+from octavo.protocol.params import SamplingParams, SamplingSpec
+from octavo.protocol.sampling_table import ROWS
+from octavo.protocol.steps import StepFault
+from octavo.worker_proc.batch.rows import Row
+from octavo.worker_proc.batch.state import BatchState
+
+logger = logging.getLogger(__name__)
+
+MAX_FAULT_CHARS = 500
+"""Of an exception's text, as far as the caller reads it."""
+
+_COPIED = [row.name for row in ROWS if row.is_copied]
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessorFactory:
+    """A processor that can be made."""
+
+    name: str
+    make: Callable[[], LogitsProcessor]
+    validate: Callable[[SamplingParams], object]
+    """Raises ValueError for a request that the processor refuses."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Entry:
+    """A request in the processors' batch; its index is that of its row of logits."""
+
+    row: Row
+    params: SamplingParams
+    prompt: list[int]
+    output: list[int]
+
+    @classmethod
+    def new(cls, row: Row, batch: BatchState) -> "_Entry":
+        tokens = batch.token_ids(row, 0, row.num_known_tokens)
+        num_prompt = row.num_prompt_tokens
+        return cls(row, caller_params(row.sampling.spec), tokens[:num_prompt], tokens[num_prompt:])
+
+    def added_at(self, index: int) -> AddedRequest:
+        return index, self.params, self.prompt, self.output
+
+    def take_output(self, batch: BatchState) -> None:
+        """Append the tokens that have been drawn since the last step; processors hold on to the list."""
+        num_known = len(self.prompt) + len(self.output)
+        if num_known < self.row.num_known_tokens:
+            self.output.extend(batch.token_ids(self.row, num_known, self.row.num_known_tokens))
+
+
+class Processors:
+    """All processors of an engine, in the order in which they are configured.
+
+    A request joins their batch with its first draw, and again after a preemption, with its outputs so far. When a
+    processor raises, the step is repeated with new processors for each request alone: requests for which one raises
+    again fail, and the others go on with the tokens that they would have had anyway.
+    """
+
+    def __init__(self, factories: Sequence[ProcessorFactory]) -> None:
+        self._factories = factories
+        self._entries: list[_Entry] = []
+        self._failed: dict[int, Row] = {}
+        """Requests without further tokens, by the id of their row."""
+        self._faults: list[StepFault] = []
+        self._processors: list[LogitsProcessor] | None = None
+        """None: to be made, and to be given the whole batch."""
+
+    def admit(self, row: Row) -> None:
+        """Have all processors check the parameters of a new request."""
+        try:
+            params = caller_params(row.sampling.spec)
+            for factory in self._factories:
+                factory.validate(params)
+        except ValueError as error:
+            self._fail(row, StepFault(row.slot, f"extra_args: {_text(error)}", "extra_args"))
+        except Exception as error:  # the author's code, which may raise anything
+            self._fail(row, StepFault(row.slot, f"a logits processor raised {type(error).__name__}: {_text(error)}"))
+
+    def take_faults(self) -> list[StepFault]:
+        """Return which requests have failed since the last call, and why."""
+        faults, self._faults = self._faults, []
+        return faults
+
+    def apply(self, logits_RV: Tensor, rows: Sequence[Row], batch: BatchState) -> Tensor:
+        """Return the float32 logits that draws choose from; NaN, which draws nothing, for requests that have failed.
+
+        Args:
+            logits_RV: the model's, a row for each draw; left as they are.
+            rows: the request of each draw.
+            batch: knows all tokens of these requests.
+        """
+        self._failed = {key: row for key, row in self._failed.items() if _is_in(row, batch)}
+        places = [place for place, row in enumerate(rows) if id(row) not in self._failed]
+        if len(places) == len(rows):
+            return self._apply(logits_RV, rows, batch)
+        changed_RV = torch.full_like(logits_RV, torch.nan, dtype=torch.float32)
+        if places:
+            changed_RV[places] = self._apply(logits_RV[places], [rows[place] for place in places], batch)
+        return changed_RV
+
+    def _apply(self, logits_RV: Tensor, rows: Sequence[Row], batch: BatchState) -> Tensor:
+        update = self._update_batch(rows, batch)
+        index_of = {id(entry.row): index for index, entry in enumerate(self._entries)}
+        indices = [index_of[id(row)] for row in rows]
+        try:
+            return self._apply_together(logits_RV, indices, update)
+        except Exception as error:  # the author's code; whose request it is shows when each is alone
+            logger.warning(
+                "a logits processor raised %s in a batch of %d requests; each request is tried alone",
+                type(error).__name__,
+                len(rows),
+                exc_info=error,
+            )
+            return self._apply_alone(logits_RV, indices)
+
+    def _apply_together(self, logits_RV: Tensor, indices: list[int], update: BatchUpdate | None) -> Tensor:
+        if self._processors is None:
+            self._processors = [factory.make() for factory in self._factories]
+            added = [entry.added_at(index) for index, entry in enumerate(self._entries)]
+            update = BatchUpdate(len(self._entries), [], added, [])
+        is_whole = indices == list(range(len(self._entries)))
+        if is_whole:
+            logits_BV = logits_RV.to(torch.float32, copy=True)
+        else:
+            logits_BV = logits_RV.new_zeros((len(self._entries), logits_RV.shape[1]), dtype=torch.float32)
+            logits_BV[indices] = logits_RV.float()
+        logits_BV = _run(self._processors, update, logits_BV, [entry.params for entry in self._entries])
+        return logits_BV if is_whole else logits_BV[indices]
+
+    def _apply_alone(self, logits_RV: Tensor, indices: list[int]) -> Tensor:
+        """Apply new processors to each request by itself; requests for which one raises fail."""
+        changed = []
+        for index, logits_V in zip(indices, logits_RV, strict=True):
+            entry = self._entries[index]
+            logits_1V = logits_V.unsqueeze(0).to(torch.float32, copy=True)
+            try:
+                processors = [factory.make() for factory in self._factories]
+                changed.append(_run(processors, BatchUpdate(1, [], [entry.added_at(0)], []), logits_1V, [entry.params]))
+            except Exception as error:  # the author's code
+                message = f"a logits processor raised {type(error).__name__}: {_text(error)}"
+                self._fail(entry.row, StepFault(entry.row.slot, message))
+                changed.append(torch.full_like(logits_1V, torch.nan))
+        self._entries = [entry for entry in self._entries if id(entry.row) not in self._failed]
+        self._processors = None
+        return torch.cat(changed)
+
+    def _update_batch(self, rows: Sequence[Row], batch: BatchState) -> BatchUpdate | None:
+        """Let requests leave and join the batch, and return what processors must know of it."""
+        gaps = [index for index, entry in enumerate(self._entries) if not _is_in(entry.row, batch)]
+        for entry in self._entries:
+            entry.take_output(batch)
+        present = {id(entry.row) for entry in self._entries}
+        added = []
+        for row in rows:
+            if id(row) not in present:
+                entry = _Entry.new(row, batch)
+                index = gaps.pop(0) if gaps else len(self._entries)
+                self._entries[index : index + 1] = [entry]
+                added.append(entry.added_at(index))
+        removed = list(gaps)
+        moved: list[MovedRequest] = []
+        while gaps:
+            last = len(self._entries) - 1
+            if gaps[-1] == last:
+                self._entries.pop()
+                gaps.pop()
+            else:
+                moved.append((last, gaps[0], MoveDirectionality.UNIDIRECTIONAL))
+                self._entries[gaps.pop(0)] = self._entries.pop()
+        if not (removed or added):
+            return None
+        return BatchUpdate(len(self._entries), removed, added, moved)
+
+    def _fail(self, row: Row, fault: StepFault) -> None:
+        self._failed[id(row)] = row
+        self._faults.append(fault)
+
+
+def caller_params(spec: SamplingSpec) -> SamplingParams:
+    """Return a request's parameters as processors see them: resolved, with everything that decides its tokens."""
+    return SamplingParams(
+        **{name: getattr(spec, name) for name in _COPIED},
+        temperature=spec.temperature,
+        seed=spec.seed,
+        max_tokens=spec.max_tokens,
+        min_tokens=spec.min_tokens,
+        stop_token_ids=list(spec.stop_token_ids),
+        ignore_eos=not spec.eos_token_ids,
+        extra_args=spec.extra_args,
+    )
+
+
+def _run(
+    processors: Sequence[LogitsProcessor], update: BatchUpdate | None, logits_BV: Tensor, params: list[SamplingParams]
+) -> Tensor:
+    """Apply processors, those that leave the most likely token alone after the others and not to greedy requests."""
+    for processor in processors:
+        processor.update_state(update)
+    invariant = [processor for processor in processors if processor.is_argmax_invariant()]
+    for processor in processors:
+        if processor not in invariant:
+            logits_BV = _checked(processor.apply(logits_BV), logits_BV.shape)
+    greedy = [index for index, one in enumerate(params) if one.is_greedy]
+    if invariant and len(greedy) < len(params):
+        kept = logits_BV[greedy]
+        for processor in invariant:
+            logits_BV = _checked(processor.apply(logits_BV), logits_BV.shape)
+        logits_BV[greedy] = kept
+    return logits_BV
+
+
+def _checked(logits_BV: object, shape: torch.Size) -> Tensor:
+    if not isinstance(logits_BV, Tensor) or logits_BV.shape != shape or logits_BV.dtype != torch.float32:
+        raise TypeError(f"apply must return float32 logits of shape {tuple(shape)}")
+    return logits_BV
+
+
+def _is_in(row: Row, batch: BatchState) -> bool:
+    return batch.rows.get(row.slot) is row
+
+
+def _text(error: Exception) -> str:
+    return str(error)[:MAX_FAULT_CHARS]

@@ -1,1 +1,0 @@
-"""One step of the worker: from a plan to its result."""
