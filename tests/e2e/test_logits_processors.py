@@ -193,7 +193,7 @@ def test_an_application_may_bring_code_to_its_own_engine(model: Path, loop: asyn
     assert loop.run(main(allow_code=True)) == [7] * 8
     with pytest.raises(ConfigError, match="is code"):
         loop.run(main())
-    with pytest.raises(ConfigError, match="open to others"):
+    with pytest.raises(ConfigError, match="reachable from others"):
         loop.run(main(allow_code=True, address="tcp://127.0.0.1:0"))
 
 
