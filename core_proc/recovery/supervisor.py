@@ -207,8 +207,7 @@ class WorkerSupervisor:
         """
         if self.is_ready and failure.cause != "hung" and self._clock() - self._entered_s >= LONG_LIFE_S:
             self._policy.progress()
-        is_isolated = self._attribution.is_isolating and self._scheduler.num_in_flight > 0
-        verdict = self._policy.fail(str(failure), is_isolated=is_isolated)
+        verdict = self._policy.fail(str(failure))
         if verdict.is_hopeless:
             raise WorkerFailed(self._policy.root_cause, failure.cause) from failure
         scheduler = self._scheduler

@@ -20,6 +20,7 @@ from octavo.protocol.ids import pack_ids
 from octavo.protocol.params import SamplingSpec
 from octavo.protocol.pulse import PulseReader, PulseWriter
 from octavo.protocol.requests import Submit
+from octavo.protocol.restarts import MAX_RESTARTS
 
 
 def submission(name: str, *, is_continued: bool = True) -> Submit:
@@ -236,7 +237,9 @@ def test_the_guilty_alone_fail_and_all_others_finish(
     assert report.num_answers == len(asks) - len(marks)
     num_lethal = sum(mark in (CORE_POISON_MARK, INTAKE_POISON_MARK) for mark in marks)
     # Most scenarios take 3 lives for each of them, one in a thousand as many as 17: frontends come back in any order.
-    assert report.num_core_lives <= 1 + 32 * num_lethal
+    # A core whose workers crash too often without progress gives up; the next one continues the search.
+    num_given_up = report.num_worker_lives // (MAX_RESTARTS + 1)
+    assert report.num_core_lives <= 1 + 32 * num_lethal + num_given_up
 
 
 @pytest.mark.parametrize("num_frontends", [1, 7])

@@ -68,17 +68,6 @@ def test_poisoned_requests_fail_alone(asked: list[tuple[list[int], int, bool]], 
     assert engine.num_losses <= len(guilty) * (5 + math.ceil(math.log2(4)))
 
 
-def test_crashes_in_isolation_do_not_exhaust_the_restarts():
-    """Three guilty requests and nothing else: no step succeeds, yet each crash narrows the search."""
-    engine = MortalEngine(Faults(is_fatal=contains_poison), max_restarts=3)
-    requests = {name: ([1, POISON], 4) for name in "abc"}
-    for name, (prompt, max_tokens) in requests.items():
-        engine.submit(name, prompt, max_tokens, logprobs=0)
-    engine.run()
-    check_outputs(engine, requests, set(requests))
-    assert engine.num_losses > 3
-
-
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 2**16), st.floats(0.02, 0.3))
 def test_requests_outlive_any_accidents(seed: int, share: float):
