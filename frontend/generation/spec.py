@@ -119,8 +119,8 @@ def _check_engine(params: SamplingParams, config: ResolvedConfig) -> None:
     """Refuse token ids that the vocabulary does not have, and arguments without a logits processor."""
     if params.extra_args and not config.logits_processors:
         raise InvalidRequestError(
-            "extra_args (over HTTP: vllm_xargs) are for logits processors, and this engine has none: start it with "
-            "--logits-processors, or leave them out",
+            "extra_args are for logits processors, and this engine has none: start it with --logits-processors, "
+            "or leave them out",
             "extra_args",
         )
     vocab_size = config.model.vocab_size

@@ -48,6 +48,9 @@ _TYPES = {
     HTTPStatus.SERVICE_UNAVAILABLE: "ServiceUnavailableError",
 }
 
+_REQUEST_FIELDS = {"extra_args": "vllm_xargs"}
+"""Sampling parameters with another name in request bodies, on every route."""
+
 _SAYS_ITS_CAUSE = (InvalidRequestError, ModelNotFoundError, OverloadedError, RequestFailedError, EngineDeadError)
 
 
@@ -81,7 +84,11 @@ def error_body(error: Exception) -> bytes:
     """Return the JSON body of an error."""
     logger.debug("a request is answered with %s", type(error).__name__, exc_info=error)
     message = str(error) if isinstance(error, _SAYS_ITS_CAUSE) else NEUTRAL_MESSAGE
-    return _encode(status_of(error), message, getattr(error, "param", None), getattr(error, "kind", ""))
+    param = getattr(error, "param", None)
+    if param in _REQUEST_FIELDS:
+        message = message.replace(param, _REQUEST_FIELDS[param], 1)
+        param = _REQUEST_FIELDS[param]
+    return _encode(status_of(error), message, param, getattr(error, "kind", ""))
 
 
 def error_response(error: Exception) -> Response:

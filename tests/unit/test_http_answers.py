@@ -14,6 +14,7 @@ from octavo.frontend.http.fingerprint import Fingerprint
 from octavo.frontend.http.render.timings import request_metrics
 from octavo.frontend.http.schemas.timings import RequestMetrics
 from octavo.protocol.config import ServerConfig
+from octavo.protocol.errors import InvalidRequestError
 from octavo.protocol.stats import RequestTimings
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -185,3 +186,14 @@ def test_errors_name_the_callers_own_field(fields: dict, param: str, message: st
     error = response.json()["error"]
     assert (response.status_code, error["param"]) == (400, param)
     assert error["message"].startswith(message)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+def test_errors_of_logits_processors_name_the_field_of_the_body(path: str, stream: bool) -> None:
+    client = FakeClient()
+    client.error = InvalidRequestError("extra_args: target must be an integer", "extra_args")
+    response = post(client, path, ASK[path] | {"stream": stream, "vllm_xargs": {"target": "seven"}})
+    error = (events(response)[-1] if stream and response.status_code == 200 else response.json())["error"]
+    assert (error["message"], error["param"]) == ("vllm_xargs: target must be an integer", "vllm_xargs")
+    assert error["code"] == 400

@@ -172,6 +172,25 @@ def test_one_that_raises_ends_the_request_that_it_raised_for(caplog: pytest.LogC
     assert processors.apply(logits(1), batch.rows(1), batch.state)[0, 0] == 1.0, "the slot's next request"
 
 
+def test_outputs_of_a_request_that_left_never_hold_tokens_of_the_next_one() -> None:
+    kept = []
+
+    class Keeper(Recorder):
+        def update_state(self, batch_update: BatchUpdate | None) -> None:
+            super().update_state(batch_update)
+            kept.extend(output for _, _, _, output in (batch_update.added if batch_update else ()))
+
+    batch, processors = Batch(), processors_of(Keeper)
+    batch.change({0: {}})
+    processors.apply(logits(1), batch.rows(0), batch.state)
+    # Its last token is drawn, then the slot gets another request with more tokens.
+    batch.state.record(batch.rows(0)[0], 3, 7)
+    batch.change({0: {}}, release=(0,))
+    batch.state.record(batch.rows(0)[0], 3, 30)
+    processors.apply(logits(1), batch.rows(0), batch.state)
+    assert kept == [[], [30]]
+
+
 class Picky(Recorder):
     @classmethod
     def validate_params(cls, sampling_params: SamplingParams) -> None:

@@ -60,7 +60,7 @@ class _Entry:
         return index, self.params, self.prompt, self.output
 
     def take_output(self, batch: BatchState) -> None:
-        """Append the tokens that have been drawn since the last step; processors hold on to the list."""
+        """Append the tokens drawn since the last step. Only for a row in the batch: its slot may have a new owner."""
         num_known = len(self.prompt) + len(self.output)
         if num_known < self.row.num_known_tokens:
             self.output.extend(batch.token_ids(self.row, num_known, self.row.num_known_tokens))
@@ -164,9 +164,12 @@ class Processors:
 
     def _update_batch(self, rows: Sequence[Row], batch: BatchState) -> BatchUpdate | None:
         """Let requests leave and join the batch, and return what processors must know of it."""
-        gaps = [index for index, entry in enumerate(self._entries) if not _is_in(entry.row, batch)]
-        for entry in self._entries:
-            entry.take_output(batch)
+        gaps = []
+        for index, entry in enumerate(self._entries):
+            if _is_in(entry.row, batch):
+                entry.take_output(batch)
+            else:
+                gaps.append(index)
         present = {id(entry.row) for entry in self._entries}
         added = []
         for row in rows:
