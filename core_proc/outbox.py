@@ -8,7 +8,18 @@ import math
 from collections.abc import Callable, Iterable
 
 from octavo.protocol.channel import FrontendRouter, PeerLost
-from octavo.protocol.events import EngineDying, Event, Events, Refused, Reply, RequestEvent, StatsReport, Tokens
+from octavo.protocol.events import (
+    EngineDying,
+    Event,
+    Events,
+    Refused,
+    Reply,
+    RequestEvent,
+    StatsReport,
+    StepEvent,
+    Tokens,
+    split_events,
+)
 from octavo.protocol.ids import RequestId
 
 logger = logging.getLogger(__name__)
@@ -22,7 +33,8 @@ class Backlog:
     """Events of one frontend in order, the tokens of each request merged into one event."""
 
     def __init__(self) -> None:
-        self.events: list[RequestEvent] = []
+        self.events: list[StepEvent] = []
+        """One request at a time: the tokens of a slow frontend are merged by request."""
         self.replies: list[Reply] = []
         """Answers to utility calls. They have no order relative to events."""
         self._last_tokens: dict[RequestId, int] = {}
@@ -32,9 +44,9 @@ class Backlog:
         """True when nothing is left to send."""
         return not self.events and not self.replies
 
-    def extend(self, events: Iterable[RequestEvent]) -> None:
+    def extend(self, events: Iterable[StepEvent]) -> None:
         """Append events, or merge them into those that they continue."""
-        for event in events:
+        for event in split_events(events):
             self._add(event)
 
     def _add(self, event: RequestEvent) -> None:
@@ -99,9 +111,9 @@ class Outbox:
         """True between `connect` and the loss of the frontend."""
         return client in self._backlogs
 
-    def put(self, events: Iterable[tuple[bytes, RequestEvent]]) -> None:
+    def put(self, events: Iterable[tuple[bytes, StepEvent]]) -> None:
         """Send events, one message for each frontend; those for unknown frontends are dropped."""
-        by_client: dict[bytes, list[RequestEvent]] = {}
+        by_client: dict[bytes, list[StepEvent]] = {}
         for client, event in events:
             if client in by_client:
                 by_client[client].append(event)

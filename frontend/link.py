@@ -44,6 +44,7 @@ from octavo.protocol.events import (
     StatsReport,
     UtilityResult,
     Welcome,
+    split_events,
 )
 from octavo.protocol.ids import RequestId
 from octavo.protocol.requests import Call, Connect, ModelVocabulary, Request, StartProfile, StopProfile, Submit, Utility
@@ -384,7 +385,7 @@ class CoreLink:
     def _deliver(self, events: Events) -> None:
         if self.downtime or events.epoch != self.facts.epoch:
             return
-        for event in events.events:
+        for event in split_events(events.events):
             shown = self._in_flight.deliver(event)
             if shown is None:
                 continue  # aborted here while the event was on its way

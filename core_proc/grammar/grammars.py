@@ -21,7 +21,7 @@ from octavo.core_proc.scheduler.delta import StepRecord
 from octavo.core_proc.scheduler.scheduler import Scheduler
 from octavo.core_proc.scheduler.stop import FinishCause
 from octavo.core_proc.workers.commands import StepExecutor
-from octavo.protocol.events import Failed, FailureKind, Finished, FinishReason, RequestEvent
+from octavo.protocol.events import Failed, FailureKind, Finished, FinishReason, StepEvent
 from octavo.protocol.ids import RequestId
 from octavo.protocol.requests import ModelVocabulary, Submit
 from octavo.protocol.steps import TokenMask
@@ -248,8 +248,8 @@ class Grammars:
 
 
 def _as_completed(
-    event: RequestEvent, submit: Submit, matcher: "Matcher | None", vocabulary: ModelVocabulary
-) -> RequestEvent:
+    event: StepEvent, submit: Submit, matcher: "Matcher | None", vocabulary: ModelVocabulary
+) -> StepEvent:
     """Return the last event of a resumed request: an output that is complete at its limit has stopped, not been cut."""
     if not isinstance(event, Finished) or event.reason is not FinishReason.LENGTH or submit.grammar is None:
         return event

@@ -13,7 +13,7 @@ from octavo.core_proc.recovery.crash_attribution import CrashAttribution
 from octavo.core_proc.recovery.crash_journal import NAME_BYTES
 from octavo.core_proc.request import RequestKey
 from octavo.core_proc.scheduler.delivery import ClientEvent
-from octavo.protocol.events import Failed, FailureKind, Finished, FinishReason, Tokens
+from octavo.protocol.events import Failed, FailureKind, Finished, FinishReason, StreamedTokens, Tokens
 from octavo.protocol.ids import RequestId
 from octavo.protocol.requests import Submit
 
@@ -142,7 +142,7 @@ class Quarantine:
     def observe(self, events: Sequence[ClientEvent]) -> None:
         """Take from the events for frontends which requests have ended, and whether there is progress."""
         for client, event in events:
-            if type(event) is Tokens:
+            if isinstance(event, Tokens | StreamedTokens):
                 self._attribution.note_progress()
             elif (key := (client, event.request_id)) not in self._quarantined and not self._is_live(key):
                 self._attribution.finish(key)

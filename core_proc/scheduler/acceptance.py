@@ -10,11 +10,11 @@ from typing import Protocol
 from octavo.core_proc.cache.prefix import PrefixCache
 from octavo.core_proc.request import Request, RequestState
 from octavo.core_proc.scheduler.batch import RunningBatch
-from octavo.core_proc.scheduler.delivery import ClientEvent, is_plain_stream, output_events
+from octavo.core_proc.scheduler.delivery import ClientEvent, is_plain_stream, output_events, streamed_events
 from octavo.core_proc.scheduler.delta import StepRecord
 from octavo.core_proc.scheduler.hooks import SchedulerHooks
 from octavo.core_proc.scheduler.stop import FinishCause, find_stop
-from octavo.protocol.events import FailureKind, TokenLogprobs, Tokens
+from octavo.protocol.events import FailureKind, TokenLogprobs
 from octavo.protocol.ids import TokenId
 from octavo.protocol.stats import EngineStats
 from octavo.protocol.steps import NO_TOKEN, StepResult
@@ -68,7 +68,7 @@ class Acceptance:
         if result.counts or result.logprobs or result.faults:
             return self._accept_all(record, result)
         events: list[ClientEvent] = []
-        num_accepted = 0
+        streamed: list[Request] = []
         for request, token_id in zip(record.sampling, result.token_ids, strict=True):
             request.num_in_flight -= 1
             request.num_pending_tokens -= 1
@@ -77,11 +77,9 @@ class Acceptance:
                 events += self._accept(request, [token_id], [])
             else:
                 known.append(token_id)
-                num_accepted += 1
-                tokens = Tokens(request.request_id, [token_id], None, None, request.num_cached_tokens)
-                events.append((request.client, tokens))
-        self._counters.generation_tokens += num_accepted
-        return events
+                streamed.append(request)
+        self._counters.generation_tokens += len(streamed)
+        return streamed_events(streamed) + events
 
     def _accept_all(self, record: StepRecord, result: StepResult) -> list[ClientEvent]:
         """Take the result of a step with several tokens of one request, logprobs or faults."""

@@ -1,18 +1,19 @@
 """Builds the events about requests: their tokens, and how they finished. Decides nothing and sends nothing."""
 
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Iterable
 
 from octavo.core_proc.pending_output import PendingOutput
 from octavo.core_proc.request import Request
 from octavo.core_proc.scheduler.delta import StepRecord
 from octavo.core_proc.scheduler.stop import FinishCause
 from octavo.protocol.errors import ProtocolError
-from octavo.protocol.events import Finished, RequestEvent, TokenLogprobs, Tokens
+from octavo.protocol.events import Finished, StepEvent, StreamedTokens, TokenLogprobs, Tokens
 from octavo.protocol.ids import TokenId
 from octavo.protocol.stats import RequestTimings
 from octavo.protocol.steps import StepResult
 
-ClientEvent = tuple[bytes, RequestEvent]
+ClientEvent = tuple[bytes, StepEvent]
 """A frontend's identity and an event for it."""
 
 
@@ -37,6 +38,24 @@ def is_plain_stream(request: Request) -> bool:
         and sampling.repetition is None
         and (sampling.prompt_logprobs is None or request.has_delivered_prompt_logprobs)
     )
+
+
+def streamed_events(requests: Iterable[Request]) -> list[ClientEvent]:
+    """Return one event for each frontend with the last tokens of its plain streams."""
+    by_client: defaultdict[bytes, list[Request]] = defaultdict(list)
+    for request in requests:
+        by_client[request.client].append(request)
+    return [
+        (
+            client,
+            StreamedTokens(
+                [request.request_id for request in streams],
+                [request.token_ids[-1] for request in streams],
+                [request.num_cached_tokens for request in streams],
+            ),
+        )
+        for client, streams in by_client.items()
+    ]
 
 
 def output_events(

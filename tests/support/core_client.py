@@ -12,7 +12,7 @@ from specs import PYTHONPATH
 
 from octavo.protocol.codec import event_codec, request_codec
 from octavo.protocol.control import ControlMessage, CoreReady, CoreSpec
-from octavo.protocol.events import EngineFacts, Event, Events, RequestEvent, Welcome
+from octavo.protocol.events import EngineFacts, Event, Events, RequestEvent, Welcome, split_events
 from octavo.protocol.ids import pack_ids
 from octavo.protocol.params import SamplingSpec
 from octavo.protocol.requests import Connect, Request, Submit
@@ -108,7 +108,7 @@ class SocketClient:
 
     def request_events(self, request_id: str) -> list[RequestEvent]:
         """Return the events of one request."""
-        events = [part for event in self.received if isinstance(event, Events) for part in event.events]
+        events = [part for event in self.received if isinstance(event, Events) for part in split_events(event.events)]
         return [event for event in events if event.request_id == request_id]
 
     def finish(self, *request_ids: str) -> None:

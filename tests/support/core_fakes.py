@@ -5,6 +5,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 import msgspec
+from client_events import by_request
 from simulation.worker import SimulatedWorker
 
 from octavo.core_proc import invariants
@@ -133,7 +134,7 @@ class FakeEngine:
 
     def _take(self, events: list[ClientEvent]) -> None:
         invariants.check(self.scheduler)
-        for client, event in events:
+        for client, event in by_request(events):
             assert client == CLIENT
             output = self.outputs[event.request_id]
             assert output.end is None, "an event after the last one"

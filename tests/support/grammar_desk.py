@@ -3,6 +3,7 @@
 import select
 from typing import Any
 
+from client_events import by_request
 from core_fakes import CLIENT, VOCAB_SIZE, cache_plan, core_config
 
 from octavo.core_proc.grammar.compiler import GrammarCompiler
@@ -97,6 +98,6 @@ def ends(events: list[ClientEvent]) -> list[Any]:
     """What ended, and how."""
     return [
         (event.request_id, event.reason if isinstance(event, Finished) else (event.kind, event.param))
-        for _, event in events
+        for _, event in by_request(events)
         if not isinstance(event, Tokens)
     ]

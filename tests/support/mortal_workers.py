@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from client_events import by_request
 from core_fakes import CLIENT, Output, cache_plan, core_config
 from simulation.crash_journal import SimulatedCrashJournal
 from simulation.worker import SimulatedWorker
@@ -210,7 +211,7 @@ class MortalEngine:
             invariants.check(scheduler)
 
     def take(self, events: list[ClientEvent]) -> None:
-        for client, event in events:
+        for client, event in by_request(events):
             output = self.outputs[event.request_id]
             assert output.end is None, "an event after the last one"
             if isinstance(event, Tokens):

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
+from client_events import by_request
 from worker_plans import HostExecutor
 
 from octavo.core_proc.grammar.compiler import GrammarCompiler
@@ -118,7 +119,7 @@ class SmallEngine:
         return events
 
     def _note(self, results: list[Result], events: list[ClientEvent]) -> None:
-        for _, event in events:
+        for _, event in by_request(events):
             result = results[int(event.request_id)]
             assert not result.end, "something came after the end"
             match event:

@@ -66,6 +66,7 @@ _EVENTS = [
     events.Events(
         1,
         [
+            events.StreamedTokens(["a", "b"], [300, 7], [0, 16]),
             events.Tokens("r", [4], [LOGPROBS], [None, LOGPROBS], 16, [0.5]),
             events.Finished("r", events.FinishReason.STOP, 3, 16, 1, TIMINGS),
             events.Failed("s", events.FailureKind.INVALID, "too long", "prompt"),

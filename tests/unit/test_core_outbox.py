@@ -13,6 +13,7 @@ from octavo.protocol.events import (
     Refused,
     Reply,
     StatsReport,
+    StreamedTokens,
     TokenLogprobs,
     Tokens,
 )
@@ -77,6 +78,18 @@ def test_events_for_a_slow_frontend_are_kept_and_merged(outbox: Outbox, router: 
         Tokens("2", [7]),
         Finished("1", FinishReason.STOP),
     ]
+
+
+def test_streamed_tokens_are_sent_as_they_are_and_kept_by_request(outbox: Outbox, router: FakeRouter):
+    first, second = StreamedTokens(["1", "2"], [7, 8], [0, 16]), StreamedTokens(["2", "1"], [9, 10], [16, 0])
+    outbox.put([(b"a", first)])
+    assert router.sent.pop() == (b"a", Events(3, [first], 9.0))
+    router.slow = {b"a"}
+    outbox.put([(b"a", first)])
+    outbox.put([(b"a", second)])
+    router.slow = set()
+    outbox.flush()
+    assert router.sent[-1][1].events == [Tokens("1", [7, 10]), Tokens("2", [8, 9], num_cached_tokens=16)]
 
 
 def test_tokens_of_a_later_request_of_the_same_name_are_not_merged(outbox: Outbox, router: FakeRouter):

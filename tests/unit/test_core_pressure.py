@@ -4,6 +4,7 @@ import random
 from collections import Counter
 
 import pytest
+from client_events import by_request
 from core_fakes import FakeEngine, alone
 
 from octavo.core_proc.cache.pool import BlockPool
@@ -12,10 +13,11 @@ from octavo.core_proc.request import Request
 from octavo.core_proc.scheduler.acceptance import Acceptance
 from octavo.core_proc.scheduler.policy import AGING_REQUESTS, OrderedRequests, order_of
 from octavo.core_proc.scheduler.stop import FinishCause, find_stop
-from octavo.protocol.events import FinishReason
+from octavo.protocol.events import FinishReason, StreamedTokens, Tokens
 from octavo.protocol.ids import pack_ids
 from octavo.protocol.params import SamplingSpec
 from octavo.protocol.requests import Submit
+from octavo.protocol.steps import StepResult
 
 
 @pytest.mark.parametrize("enable_prefix_caching", [True, False])
@@ -102,16 +104,37 @@ def test_a_step_of_decodes_looks_closely_only_at_those_that_cross_a_block(monkey
     scheduler = engine.scheduler
     cache = count_calls(monkeypatch, PrefixCache, "extend", "cache_full_blocks", "num_missing_blocks", "count_hits")
     accepted = count_calls(monkeypatch, Acceptance, "_accept")
+    num_events = num_tokens = 0
     for _ in range(num_steps):
         plan = scheduler.plan()
         assert plan is not None and len(plan.scheduled) == num_running
-        scheduler.commit(engine._results.popleft())
+        events = scheduler.commit(engine._results.popleft())
+        num_events += len(events)
+        num_tokens += len(by_request(events))
         engine._results.append(engine.worker.execute(plan))
+    assert num_tokens == num_running * num_steps
+    assert num_events < 0.1 * num_tokens, "the others share one event per step"
     per_request_and_step = {name: count / (num_running * num_steps) for name, count in (cache + accepted).items()}
     assert per_request_and_step["extend"] < 0.2, "a request crosses a block's edge in one of sixteen steps"
     assert per_request_and_step["cache_full_blocks"] < 0.2
     assert per_request_and_step["_accept"] < 0.1
     assert "count_hits" not in per_request_and_step
+
+
+def test_the_streams_of_a_frontend_share_an_event():
+    engine = FakeEngine(block_size=16, async_scheduling=False)
+    for client, name in ((b"one", "a"), (b"two", "b"), (b"one", "c")):
+        engine.scheduler.submit(client, Submit(name, pack_ids([5, 6]), SamplingSpec(max_tokens=9, seed=0)))
+    steps = []
+    for _ in range(2):
+        engine.scheduler.plan()
+        result = StepResult(engine.scheduler.in_flight[0].sequence, pack_ids([7, 8, 9]), [], [])
+        steps.append(engine.scheduler.commit(result))
+    assert [type(event) for _, event in steps[0]] == [Tokens] * 3, "the first tokens come one by one"
+    assert steps[1] == [
+        (b"one", StreamedTokens(["a", "c"], [7, 9], [0, 0])),
+        (b"two", StreamedTokens(["b"], [8], [0])),
+    ]
 
 
 @pytest.mark.parametrize("num_waiting", [3000])

@@ -8,7 +8,7 @@ from octavo.frontend.recovery.downtime import ReconnectPolicy
 from octavo.protocol.codec import Frame
 from octavo.protocol.config import CachePlan
 from octavo.protocol.errors import EngineDeadError, OverloadedError
-from octavo.protocol.events import BoolResult, Event, Events, Reply, RequestEvent, Tokens, Welcome
+from octavo.protocol.events import BoolResult, Event, Events, Reply, RequestEvent, Tokens, Welcome, split_events
 from octavo.protocol.ids import RequestId
 from octavo.protocol.requests import Abort, Call, Connect, GetSnapshot, GetStats, ResetPrefixCache, Submit
 from octavo.protocol.snapshot import EngineSnapshot
@@ -142,7 +142,7 @@ class SimulatedWire:
         event = EVENTS.decode(*frames)
         match event:
             case Events():
-                for one in event.events:
+                for one in split_events(event.events):
                     self._check_order(one)
             case Reply():
                 expected = self.calls.pop(event.call_id, None)
