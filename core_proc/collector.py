@@ -1,4 +1,4 @@
-"""When Python's cyclic garbage collector runs in the core: its full collections, only while the engine is idle.
+"""Schedules Python's cyclic garbage collector in the core: full collections run only while the engine is idle.
 
 A full collection visits every container, several for each request that waits: with 100,000 of them the step loop would
 stand still for half a second. The core frees what it uses by reference counts; the cycles that are left for the
@@ -9,7 +9,7 @@ import gc
 
 NEVER = 2**31 - 1
 YOUNG_THRESHOLD = 10_000
-"""Allocations between two collections of the youngest objects, which are short."""
+"""Allocations between two collections of the youngest generation, which are short."""
 MIDDLE_THRESHOLD = 10
 MIN_INTERVAL_S = 10.0
 """Time between two full collections, for an engine that falls idle after each of many short requests."""

@@ -1,4 +1,4 @@
-"""What is true of the scheduler between any two calls. Changes nothing; too slow for every step in production."""
+"""Checks that hold between any two calls of the scheduler. Changes nothing; too slow for every step in production."""
 
 from collections import Counter
 from itertools import pairwise
@@ -78,10 +78,10 @@ def _check_batch(scheduler: Scheduler) -> None:
     batch, size = scheduler.batch, scheduler.cache.block_size
     goes_on = [request for request in scheduler.running if request.num_tokens < request.max_num_tokens]
     decoding = [request for request in goes_on if request.num_uncomputed_tokens == 1]
-    _require(batch.decoding == decoding, "the decoding requests are others")
+    _require(batch.decoding == decoding, "the decoding requests are miscounted")
     _require([request for request in scheduler.running if request.is_decoding] == decoding, "who decodes is unknown")
     prefilling = [request for request in goes_on if request.num_uncomputed_tokens != 1]
-    _require(list(batch.prefilling) == prefilling, "the requests that catch up are others")
+    _require(list(batch.prefilling) == prefilling, "the prefilling requests are miscounted")
     _require(batch.num_constrained == sum(request.is_constrained for request in decoding), "constraints are miscounted")
     num_reserved = sum(max(0, -(-request.num_tokens // size) - len(request.block_ids)) for request in goes_on)
     _require(batch.num_reserved_blocks == num_reserved, "the blocks that running requests need are miscounted")

@@ -51,18 +51,18 @@ class StepLoop:
         while self._service.is_open:
             if self._workers.is_ready and not self._scheduler.num_in_flight:
                 self._pulse.beat(has_work=False)
-            has_mail, has_news = waiter.wait(self._timeout_s)
-            self.turn(has_mail=has_mail, has_news=has_news)
+            has_messages, has_events = waiter.wait(self._timeout_s)
+            self.turn(has_messages=has_messages, has_events=has_events)
 
-    def turn(self, *, has_mail: bool, has_news: bool) -> None:
+    def turn(self, *, has_messages: bool, has_events: bool) -> None:
         """Handle what has arrived and keep up to `depth` steps in flight. Never blocks.
 
         Args:
-            has_mail: whether a frontend has sent a message.
-            has_news: whether anything else has happened.
+            has_messages: whether a frontend has sent a message.
+            has_events: whether anything else has happened.
         """
-        self._service.serve(has_mail=has_mail)
-        if has_news and (result := self._workers.take_result()) is not None:
+        self._service.serve(has_messages=has_messages)
+        if has_events and (result := self._workers.take_result()) is not None:
             self._service.deliver(self._scheduler.commit(result))
             self._service.deliver(self._scheduler.hooks.on_step())
             self._pulse.beat(has_work=True)

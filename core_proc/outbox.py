@@ -25,8 +25,8 @@ from octavo.protocol.ids import RequestId
 logger = logging.getLogger(__name__)
 
 MAX_BACKLOG_EVENTS = 16384
-"""A frontend with a larger backlog is dropped, and told so once it reads again. After merging, this is several events
-for each request that it can have."""
+"""A frontend with a larger backlog is dropped, and told so once it reads again. As tokens are merged, this is several
+events for each request that it can have."""
 
 
 class Backlog:
@@ -84,7 +84,7 @@ class Outbox:
         self._clock = clock
         self._max_backlog_events = max_backlog_events
         self._backlogs: dict[bytes, Backlog] = {}
-        """Of every connected frontend, in order of connection."""
+        """Backlogs of all connected frontends, in order of connection."""
         self._lost: list[bytes] = []
         self._dropped: set[bytes] = set()
         """Dropped frontends that have not been told yet that no more events will come."""

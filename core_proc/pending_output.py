@@ -16,7 +16,7 @@ class PendingOutput:
     def __init__(self) -> None:
         self.token_ids: list[TokenId] = []
         self.logprobs: list[TokenLogprobs] = []
-        """Beside the tokens, of a request that asked for logprobs."""
+        """One for each token; empty if the request did not ask for logprobs."""
         self.times: list[float] = []
         """When each token was known, on the core's clock."""
 

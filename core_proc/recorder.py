@@ -89,11 +89,11 @@ class Recorder:
     def _give_up(self, error: OSError) -> None:
         """End the recording where it is."""
         self._is_whole = False
-        logger.error("the recording of steps in %s ends here, and the engine goes on: %s", self._path, error.strerror)
+        logger.error("stopped recording steps in %s: %s; the engine continues", self._path, error.strerror)
         self._discard()
 
     def _discard(self) -> None:
-        with contextlib.suppress(OSError):  # what is left to write goes the way of what could not be
+        with contextlib.suppress(OSError):  # closing flushes, which fails again
             self._file.close()
 
 
@@ -142,7 +142,7 @@ def replay(entries: Iterator[LogEntry]) -> Replay:
     """
     opened = next(entries, None)
     if not isinstance(opened, Opened):
-        raise ProtocolError("a recording starts with what the scheduler was made with")
+        raise ProtocolError("the first entry of a recording must be Opened")
     if opened.version != PROTOCOL_VERSION:
         raise ProtocolError(f"the recording has protocol version {opened.version}, this scheduler {PROTOCOL_VERSION}")
     scheduler = Scheduler(opened.config, opened.cache_plan, clock=lambda: 0.0)

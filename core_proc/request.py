@@ -104,14 +104,14 @@ class Request:
         assert isinstance(submit.params, SamplingSpec), "admission refuses all others"
         self.sampling = submit.params
         self.extra_keys = extra_keys_of(submit)
-        """What its KV depends on beside token ids."""
+        """What its KV depends on besides token ids."""
         self.is_constrained = submit.grammar is not None
         """Its tokens are drawn with masks, which the workers get after the plan."""
         self.stream_interval = submit.stream_interval
         self.pending_output: PendingOutput | None = None
         """Tokens that its frontend does not know yet, under a `stream_interval` above 1."""
         self.order = order
-        """Its unique place among all requests: the least is served first and preempted last."""
+        """Its unique position among all requests: the lowest is served first and preempted last."""
         self.state = RequestState.WAITING
         self.token_ids: IdArray = pack_ids(submit.prompt_token_ids)
         """Prompt and all outputs that are known."""
@@ -120,7 +120,7 @@ class Request:
         self.max_num_tokens = self.num_prompt_tokens + self.sampling.max_tokens
         """The length at which it ends at the latest. The scheduler lowers it to the model's limit."""
         self.stop_tokens = stop_tokens_of(self.sampling)
-        """Tokens after which `find_stop` must be asked."""
+        """Tokens after which `find_stop` must be called."""
         self.num_computed_tokens = 0
         """Positions whose KV is computed or scheduled. Workers execute plans in order, so there is no difference."""
         self.num_pending_tokens = 0

@@ -59,11 +59,11 @@ logger = logging.getLogger(__name__)
 STATS_INTERVAL_S = 1.0
 WAITING_LOG_INTERVAL_S = 10.0
 BACKLOG_RETRY_S = 0.02
-"""How often to retry a slow frontend: its socket does not signal that it has room again."""
+"""Interval of attempts to send to a slow frontend: its socket does not signal that it has room again."""
 MAX_ABORTS_AT_ONCE = 256
-"""Requests aborted per turn of the loop, so that the end of a frontend with many requests does not delay steps."""
+"""Requests aborted per turn of the loop, so that losing a frontend with many requests does not delay steps."""
 DROPPED_RETRY_S = 1.0
-"""The same for a frontend that was dropped and has not been told yet, while there is nothing else to do."""
+"""Interval of attempts, in an idle engine, to tell a dropped frontend that it was dropped."""
 FLUSH_TIMEOUT_S = 2.0
 """How long a draining core with no requests left waits for slow frontends to read their last events."""
 
@@ -123,7 +123,7 @@ class FrontendService:
         is_done = self._state is ProcessState.DRAINING and not self._has_requests
         if self._outbox.has_backlog or (is_done and self._awaits_frontends):
             return BACKLOG_RETRY_S
-        if self._is_owed_a_turn and not self._has_requests:
+        if self._needs_another_turn and not self._has_requests:
             return 0.0
         if self._is_busy:
             return max(0.0, self._next_stats - self._clock())
@@ -137,20 +137,20 @@ class FrontendService:
         return (owes and not self.has_waited_enough) or now < self._outbox.last_notice_s + FLUSH_TIMEOUT_S
 
     @property
-    def _is_owed_a_turn(self) -> bool:
+    def _needs_another_turn(self) -> bool:
         """True when a further turn must follow the end of the last request, though no event would wake the core."""
         return self._is_busy or self._state is not ProcessState.READY
 
-    def serve(self, *, has_mail: bool = True) -> None:
+    def serve(self, *, has_messages: bool = True) -> None:
         """Run one turn: signals, messages, lost frontends, and whatever is due.
 
         Args:
-            has_mail: whether frontends may have sent messages; otherwise the socket is not read.
+            has_messages: whether frontends may have sent messages; otherwise the socket is not read.
         """
         self._num_aborts_left = MAX_ABORTS_AT_ONCE
         if self._stop.count:
             self._handle_signals()
-        if has_mail:
+        if has_messages:
             for client, request in self._router.receive():
                 self._handle(client, request)
         if self._outbox.has_backlog or self._outbox.has_dropped:

@@ -22,7 +22,7 @@ def take_snapshot(scheduler: Scheduler, stats: EngineStats, now: float) -> Engin
 
     Args:
         scheduler: only read.
-        stats: of the whole engine, requests that the scheduler does not know yet included.
+        stats: of the whole engine, including requests that the scheduler does not know yet.
         now: on the scheduler's clock, in seconds.
     """
     requests = islice(chain(scheduler.running, scheduler.waiting), MAX_REQUESTS)

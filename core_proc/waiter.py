@@ -8,12 +8,12 @@ import zmq
 from octavo.protocol.lifecycle import StopSignal
 
 
-class ChangingNews(Protocol):
-    """A source of events whose sockets and file descriptors change from time to time."""
+class ChangingWaitables(Protocol):
+    """Sockets and file descriptors that change from time to time."""
 
     @property
     def waitables(self) -> Sequence[Any]:
-        """Its sockets and file descriptors now."""
+        """The current ones."""
 
     @property
     def version(self) -> int:
@@ -24,18 +24,18 @@ class Waiter:
     """Waits for frontends, signals and other events.
 
     Args:
-        inbox: the socket of the frontends.
+        frontends: the socket of the frontends.
         stop: the signals of this process.
-        news: sockets and file descriptors that stay the same.
-        changing: a source whose sockets change.
+        fixed: sockets and file descriptors that stay the same.
+        changing: those that change.
     """
 
     def __init__(
-        self, inbox: "zmq.Socket[bytes]", stop: StopSignal, news: Iterable[Any], changing: ChangingNews
+        self, frontends: "zmq.Socket[bytes]", stop: StopSignal, fixed: Iterable[Any], changing: ChangingWaitables
     ) -> None:
-        self._inbox = inbox
+        self._frontends = frontends
         self._stop = stop
-        self._fixed = [inbox, stop.fileno(), *news]
+        self._fixed = [frontends, stop.fileno(), *fixed]
         self._changing = changing
         self._version = changing.version
         self._poller = self._make_poller()
@@ -43,7 +43,7 @@ class Waiter:
     def wait(self, timeout_s: float | None) -> tuple[bool, bool]:
         """Wait for an event. Return whether a frontend has sent a message, and whether anything else has happened.
 
-        Blocks until: that, or `timeout_s` is over (None: for ever).
+        Blocks until: an event, or `timeout_s` has passed (None: no limit).
         """
         if self._version != self._changing.version:
             self._version = self._changing.version
@@ -51,13 +51,13 @@ class Waiter:
         ready = self._poller.poll(None if timeout_s is None else int(1000 * timeout_s) + 1)
         if self._stop.count:
             self._stop.acknowledge()
-        has_mail = has_news = False
+        has_messages = has_events = False
         for waitable, _ in ready:
-            if waitable is self._inbox:
-                has_mail = True
+            if waitable is self._frontends:
+                has_messages = True
             else:
-                has_news = True
-        return has_mail, has_news
+                has_events = True
+        return has_messages, has_events
 
     def _make_poller(self) -> zmq.Poller:
         poller = zmq.Poller()

@@ -20,7 +20,7 @@ ROOT_HASH = bytes(_DIGEST_BYTES)
 
 @dataclass(frozen=True, slots=True)
 class ExtraKey:
-    """Something beside token ids that the KV of a sequence depends on, from a position on."""
+    """Something other than token ids that determines a sequence's KV, from some position on."""
 
     position: int
     kind: str
@@ -47,7 +47,7 @@ def hash_block(parent: bytes, token_ids: "array[int]", start: int, extra_keys: t
         parent: the hash of the block before, `ROOT_HASH` for the first.
         token_ids: of the block.
         start: the block's first position in the sequence.
-        extra_keys: of the whole sequence. Those inside the block are hashed with it; the chain hands them on.
+        extra_keys: of the whole sequence. Those inside the block enter its hash, and through the chain all later ones.
     """
     data = parent + token_ids.tobytes()
     if extra_keys:

@@ -94,7 +94,7 @@ class BlockPool:
             self.has_watched_changed |= block_hash in self._watched
 
     def drop_hash(self, block_hash: bytes) -> None:
-        """Let no block be found by this hash any more. Its owners keep the block."""
+        """Remove this hash from the cache. Requests that hold its block keep the block."""
         if (block_id := self._by_hash.pop(block_hash, None)) is not None:
             self._hashes[block_id] = None
             self.has_watched_changed |= block_hash in self._watched

@@ -1,4 +1,4 @@
-"""The prefix cache, and with it all block keeping of requests: allocate, share, hash, free.
+"""The prefix cache. It does all block bookkeeping for requests: allocate, share, hash, free.
 
 The scheduler decides who gets blocks, and counts them before it asks.
 """
@@ -101,7 +101,7 @@ class PrefixCache:
         """
         for block_hash in request.block_hashes:
             self.pool.drop_hash(block_hash)
-        request.num_hashed_blocks = len(request.block_ids)  # blocks without a hash stay without
+        request.num_hashed_blocks = len(request.block_ids)  # a block without a hash never gets one
 
     def release(self, request: Request) -> None:
         """Free all blocks. Their contents stay in the cache until the blocks are allocated again."""

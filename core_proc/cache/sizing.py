@@ -9,7 +9,7 @@ from octavo.protocol.config import CachePlan, DeviceFacts, ResolvedConfig
 from octavo.protocol.errors import NotEnoughMemoryError
 
 CPU_CACHE_CEILING_BYTES = 4 * 2**30
-"""Most that the automatic arithmetic takes on a CPU, unless one request of `max_model_len` needs more.
+"""Upper limit of the automatic cache size on a CPU, unless one request of `max_model_len` needs more.
 
 Main memory is shared with everything else on the machine; `--kv-cache-memory-bytes` asks for more.
 """
@@ -85,14 +85,14 @@ def _useful(config: ResolvedConfig) -> int:
 
 
 def _ceiling(config: ResolvedConfig, fact: DeviceFacts) -> int:
-    """Return the blocks that a machine shared with others is asked for."""
+    """Return the most blocks that the automatic size takes on a CPU, whose memory other programs use too."""
     if config.device != "cpu":
         return _UNLIMITED
     return max(_num_blocks_needed(config), CPU_CACHE_CEILING_BYTES // fact.kv_block_bytes)
 
 
 def _limit(config: ResolvedConfig, fact: DeviceFacts) -> str:
-    """Return what decided the number of blocks, in the user's words."""
+    """Return what limited the number of blocks, in terms of the user's settings."""
     if config.num_blocks_override is not None:
         return "--num-gpu-blocks-override"
     if config.kv_cache_memory_bytes is not None:
@@ -102,7 +102,7 @@ def _limit(config: ResolvedConfig, fact: DeviceFacts) -> str:
         return "--max-num-seqs requests of --max-model-len tokens need no more"
     if num_blocks == _ceiling(config, fact):
         return f"at most {_shown(CPU_CACHE_CEILING_BYTES)} on a CPU unless --kv-cache-memory-bytes asks for more"
-    return f"--gpu-memory-utilization {config.gpu_memory_utilization:g} of the memory{_that_counts(config)}"
+    return f"--gpu-memory-utilization {config.gpu_memory_utilization:g} of the memory{_memory_qualifier(config)}"
 
 
 def _num_blocks_needed(config: ResolvedConfig) -> int:
@@ -131,9 +131,9 @@ def _not_enough(config: ResolvedConfig, fact: DeviceFacts, num_blocks: int) -> N
             hint=f"use {more} or {shorter}" if longest else f"use {more}",
         )
     message = (
-        f"{one_request} ({_shown(need_bytes)}), but of {_shown(fact.free_bytes)} free on {fact.device_name} "
+        f"{one_request} ({_shown(need_bytes)}), but {fact.device_name} has {_shown(fact.free_bytes)} free, of which "
         f"--gpu-memory-utilization {config.gpu_memory_utilization:g} leaves {_shown(max(0, _room(config, fact)))} "
-        f"beside {_shown(fact.weights_bytes)} of weights and {_shown(fact.activation_bytes)} of activations"
+        f"after {_shown(fact.weights_bytes)} of weights and {_shown(fact.activation_bytes)} of activations"
         + (f", and {_shown(fact.graph_bytes)} of CUDA graphs" if fact.graph_bytes else "")
     )
     return NotEnoughMemoryError(message, phase=_PHASE, hint=_cheapest_change(config, fact, longest, need_bytes))
@@ -169,11 +169,11 @@ def _usable(config: ResolvedConfig, fact: DeviceFacts) -> int:
 
 
 def _shared_bytes(config: ResolvedConfig, fact: DeviceFacts) -> int:
-    """Return what `--gpu-memory-utilization` is a share of: main memory is also others', a GPU's is the engine's."""
+    """Return the memory that `--gpu-memory-utilization` refers to: what is free on a CPU, all of it on a GPU."""
     return fact.free_bytes if config.device == "cpu" else fact.total_bytes
 
 
-def _that_counts(config: ResolvedConfig) -> str:
+def _memory_qualifier(config: ResolvedConfig) -> str:
     return " that is free" if config.device == "cpu" else ", or what is free of it"
 
 

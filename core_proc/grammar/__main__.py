@@ -16,7 +16,7 @@ from octavo.protocol.lifecycle import LENGTH, die_with_parent, read_message
 def main(cpu_limit_s: int) -> None:
     """Compile grammars until standard input ends, each within `cpu_limit_s` of processor time."""
     die_with_parent(os.getppid())
-    for number in (signal.SIGINT, signal.SIGTERM):  # sent to the process group, they are meant for others
+    for number in (signal.SIGINT, signal.SIGTERM):  # Ctrl-C reaches the whole process group; the core decides
         signal.signal(number, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT_BYTES, MEMORY_LIMIT_BYTES))
     # Steps of running requests have priority.

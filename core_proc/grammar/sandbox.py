@@ -17,7 +17,7 @@ from pathlib import Path
 from octavo.protocol.lifecycle import LENGTH, read_message
 
 WALL_PER_CPU = 6
-"""How many times its processor time limit a compilation may take by the clock: other processes want the cores, too."""
+"""Limit on the wall time of a compilation, as a multiple of its processor time: other processes use the cores too."""
 
 LOOK_S = 0.05
 """How often the child's processor time is read while a budget applies."""
@@ -31,7 +31,7 @@ class GrammarRejected(Exception):
 
 
 class SandboxKilled(Exception):
-    """Something outside kills the child process again and again; the grammar is not at fault."""
+    """Something outside keeps killing the child process; the grammar is not at fault."""
 
 
 class CpuBudgetExceeded(Exception):
@@ -88,7 +88,7 @@ class CompilerSandbox:
         for _ in range(MAX_TRIES):
             with contextlib.suppress(_Ended):
                 return self._check_once(source, cpu_budget_s)
-        raise SandboxKilled("the process that compiles grammars is killed again and again")
+        raise SandboxKilled("the process that compiles grammars keeps being killed from outside")
 
     def _check_once(self, source: str, cpu_budget_s: float | None) -> float:
         self.warm_up()
@@ -111,7 +111,7 @@ class CompilerSandbox:
             self._child.kill()
             self._child.wait()
             for stream in (self._child.stdin, self._child.stdout):
-                with contextlib.suppress(OSError):  # what was never read has nobody to be flushed to
+                with contextlib.suppress(OSError):  # flushing to a dead process fails
                     assert stream is not None
                     stream.close()
             self._child = None

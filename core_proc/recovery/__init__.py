@@ -1,1 +1,1 @@
-"""What becomes of requests when their workers die: the workers are started again, and the requests go on."""
+"""Recovery from crashes of workers: the workers restart, and the requests continue."""

@@ -80,7 +80,7 @@ class CrashAttribution:
         return self._allowed is not None
 
     def record_core_crash(self, record: CrashRecord, in_flight: Sequence[bytes], cause: str) -> None:
-        """Take over from the core before; called before any other method.
+        """Take over from the previous core. Must be called before any other method.
 
         Args:
             record: what that core knew.

@@ -1,4 +1,4 @@
-"""`Quarantine`: requests enter here. They are forwarded at once, unless crash suspects run in isolation.
+"""`Quarantine`: every request enters here. It is forwarded at once, unless crash suspects run in isolation.
 
 A suspect is not touched before it is its turn to run, and while suspects run nobody else is forwarded.
 `crash_attribution.py` decides who may run. As every request passes here, it also knows those of each client.
@@ -140,7 +140,7 @@ class Quarantine:
         return events
 
     def observe(self, events: Sequence[ClientEvent]) -> None:
-        """Take from the events for frontends which requests have ended, and whether there is progress."""
+        """Note which requests have ended and whether there is progress, from the events for frontends."""
         for client, event in events:
             if isinstance(event, Tokens | StreamedTokens):
                 self._attribution.note_progress()
@@ -153,7 +153,7 @@ class Quarantine:
         return self._forward_to(key[0], submit)
 
     def _forget(self, key: RequestKey) -> None:
-        """Take a request that has ended out of those of its client."""
+        """Remove a request that has ended from those of its client."""
         client, request_id = key
         if (live := self._live.get(client)) is not None:
             live.pop(request_id, None)

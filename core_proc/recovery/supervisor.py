@@ -66,7 +66,7 @@ class WorkerSupervisor:
         self._group: WorkerGroup | None = group
         """None between a failure and the next start."""
         self._latest = group
-        """The group that the next one is started from."""
+        """The group whose `restart` makes the next one."""
         self._commands = WorkerCommands(group)
         self._plan = plan
         self._scheduler = scheduler

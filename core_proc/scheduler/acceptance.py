@@ -1,7 +1,7 @@
-"""What becomes of a step's result: tokens are appended, sent, and end their requests where they must.
+"""Applies the result of a step: appends tokens, sends them, and ends requests.
 
-perf: most results are one token for each request that needs no more than to be appended and sent. `accept()` does that
-without a call; a request's `next_commit_check` and `stop_tokens` say when there is more to do.
+perf: most results hold one token per request, which only has to be appended and sent. `accept()` does that without a
+call; a request's `next_commit_check` and `stop_tokens` say when there is more to do.
 """
 
 from collections.abc import Callable, Sequence
@@ -33,10 +33,10 @@ class Acceptance:
     """Takes the results of one scheduler's steps.
 
     Args:
-        cache: told of blocks that must not be found.
+        cache: where blocks with bad contents are invalidated.
         batch: the running requests.
-        hooks: asked why a request finishes.
-        counters: of tokens and failures; written.
+        hooks: may change why a request finishes.
+        counters: of tokens and failures; updated.
         clock: in seconds.
         finish: ends a request whose output is complete.
         fail: ends a request that cannot go on.

@@ -1,4 +1,4 @@
-"""The running requests: which of them decode, which catch up, and how many blocks they need next.
+"""The running requests: which of them decode, which prefill, and how many blocks they need next.
 
 perf: in most steps every request decodes one token and nothing else changes. So the totals are updated incrementally,
 and `decode()` is the only loop over all requests. It does more than count only for a request whose `next_plan_check`
@@ -16,8 +16,8 @@ from octavo.protocol.steps import Scheduled
 class RunningBatch:
     """All running requests, in order.
 
-    A request decodes if it lacks one token, and catches up if it lacks more. A request that the tokens in flight are
-    certain to finish needs no further step and is in neither list.
+    A request decodes if one token is left to compute, and prefills if there are more: of its prompt, or recomputed
+    after a preemption. A request that the tokens in flight are certain to finish is in neither list.
 
     Args:
         cache: gives the blocks.
@@ -26,25 +26,25 @@ class RunningBatch:
     def __init__(self, cache: PrefixCache) -> None:
         self.requests = OrderedRequests()
         self.decoding: list[Request] = []
-        """In order."""
+        """Requests that decode, in order."""
         self.prefilling = OrderedRequests()
-        """Those that catch up."""
+        """Requests that prefill."""
         self.grown: dict[Request, None] = {}
-        """Those that may have blocks of which the workers do not know."""
+        """Requests that may have blocks that the workers do not know yet."""
         self.num_constrained = 0
-        """Of the decoding ones."""
+        """Decoding requests that are constrained."""
         self._decoding_orders: list[tuple[int, int]] = []
         self._num_missing_blocks = 0
         """Decoding requests whose next token needs a new block."""
         self._cache = cache
 
     def add(self, request: Request) -> None:
-        """A request starts. In its first step it catches up, however few tokens it lacks."""
+        """Add a request that starts. In its first step it prefills, however few tokens are left to compute."""
         self.requests.add(request)
         self.prefilling.add(request)
 
     def remove(self, request: Request) -> None:
-        """A request ends or is preempted. It still has its blocks."""
+        """Remove a request that ends or is preempted. It still has its blocks."""
         self.requests.remove(request)
         self.grown.pop(request, None)
         self._leave(request)
@@ -54,7 +54,7 @@ class RunningBatch:
         self._leave(request)
 
     def update(self, request: Request) -> None:
-        """Classify a running request again: the number of tokens that it lacks, or of its blocks, has changed."""
+        """Classify a running request again, because its number of uncomputed tokens or of blocks has changed."""
         self._leave(request)
         self._enter(request)
 

@@ -18,19 +18,19 @@ class StepRecord:
     scheduled: list[Scheduled]
     """What the step computes of each request."""
     sampling: list[Request]
-    """Those of the requests whose next tokens it samples, in the same order."""
+    """The requests whose next tokens it samples, in the same order."""
     unsampled: list[Request]
     """The others: the step ends in the middle of their prompts."""
     awaits_masks: bool
     """True until the workers have the masks for it."""
     num_tokens: int
-    """Of all requests."""
+    """Tokens computed, of all requests."""
     num_decode_tokens: int
-    """Of them, outputs that are computed one by one."""
+    """Those among them that are outputs, computed one per request."""
 
     @property
     def chunks(self) -> Iterator[tuple[Request, Scheduled]]:
-        """Each request with what the step computes of it."""
+        """Pairs of a request and what the step computes of it."""
         return zip(self.requests, self.scheduled, strict=True)
 
     def check(self, result: StepResult) -> None:
@@ -63,9 +63,9 @@ class StepDraft:
         self.decodes: list[Request] = []
         """Requests that are extended by one token."""
         self.scheduled: list[Scheduled] = []
-        """Beside the decodes."""
+        """What the step computes of all other requests."""
         self.num_decode_tokens = 0
-        """Of the decodes, those that compute an output: the others compute the last token of a prompt."""
+        """Decodes that compute an output; the others compute the last token of a prompt."""
         self.num_next_blocks = 0
         """New blocks that the decodes need for the step after this one."""
         self.admitted: list[Request] = []
@@ -73,9 +73,9 @@ class StepDraft:
         self.num_spare_blocks = 0
         """Free blocks that no running request will need for the tokens it has; counted by admission."""
         self.may_await_masks = True
-        """False if no request that decodes or catches up is constrained."""
+        """False if no request that decodes or prefills is constrained."""
         self._starts: dict[Request, int] = {}
-        """Of the requests that catch up, the first position that the step computes."""
+        """The first position that the step computes of each prefilling request."""
 
     @property
     def is_empty(self) -> bool:
@@ -83,12 +83,12 @@ class StepDraft:
         return not self.decodes and not self._starts
 
     def num_tokens_of(self, request: Request) -> int:
-        """Return how many tokens of a request that catches up this step computes so far."""
+        """Return how many tokens of a prefilling request this step computes so far."""
         start = self._starts.get(request)
         return 0 if start is None else request.num_computed_tokens - start
 
     def compute(self, request: Request, num_tokens: int) -> None:
-        """Compute the next `num_tokens` tokens of a request that catches up, after those it computes already."""
+        """Compute `num_tokens` more tokens of a prefilling request."""
         self._starts.setdefault(request, request.num_computed_tokens)
         request.num_computed_tokens += num_tokens
         self.num_tokens_left -= num_tokens

@@ -22,7 +22,7 @@ class StepHook(Protocol):
         """
 
     def finish_cause(self, request: Request, cause: FinishCause) -> FinishCause:
-        """Return why a request finishes that a token or a limit ends: `cause`, unless the feature knows better."""
+        """Return why a request finishes that a token or a limit ends: `cause`, or the feature's own cause."""
 
 
 class SchedulerHooks:
@@ -37,7 +37,7 @@ class SchedulerHooks:
 
     @property
     def wake_fds(self) -> list[int]:
-        """Of all hooks."""
+        """The file descriptors of all hooks."""
         return [fd for hook in self._hooks for fd in hook.wake_fds]
 
     def on_step(self) -> list[ClientEvent]:

@@ -1,4 +1,4 @@
-"""What one step computes of the requests that catch up: their shares of the budget, their blocks, what is counted."""
+"""What one step computes of prefilling requests: their shares of the budget, their blocks, and the counters."""
 
 from octavo.core_proc.cache.prefix import PrefixCache
 from octavo.core_proc.request import Request
@@ -9,7 +9,7 @@ from octavo.protocol.stats import EngineStats
 
 
 class Prefill:
-    """Computes prompts, and whatever a preemption has thrown away.
+    """Computes prompts, and tokens whose KV a preemption has freed.
 
     Args:
         cache: gives the blocks.

@@ -38,5 +38,5 @@ def explain_waiting(scheduler: Scheduler, now: float) -> str:
 _OTHER_REASONS = {
     "in_flight": "its last step before a preemption is still in flight",
     "trial": "requests that may have crashed the workers run in isolation first",
-    "workers": "the workers are being started again",
+    "workers": "the workers are restarting",
 }

@@ -9,7 +9,7 @@ from octavo.protocol.repetition import RepetitionSpec
 def ends_in_repetition(token_ids: Sequence[TokenId], num_outputs: int, spec: RepetitionSpec) -> bool:
     """Return whether the outputs end in a pattern that occurs `min_count` times in a row.
 
-    A pattern of `size` tokens does if the last `size * (min_count - 1)` tokens equal those `size` places before them.
+    A pattern of `size` tokens does if the last `size * (min_count - 1)` tokens equal the tokens `size` places earlier.
     The length of that match is found for each size by the Z algorithm (D. Gusfield, Algorithms on Strings, Trees and
     Sequences, 1997, 1.3), run from the end: each token is compared once, whatever the output is.
 
@@ -23,10 +23,10 @@ def ends_in_repetition(token_ids: Sequence[TokenId], num_outputs: int, spec: Rep
         return False
     num_looked_at = longest * spec.min_count
     last = token_ids[-1]
-    # perf: a pattern of n tokens needs the last token n places before its end, and to find those places is one call.
+    # perf: a pattern of n tokens has its last token also n places earlier; `index` finds such places in one call.
     before = token_ids[-2 : -2 - longest : -1]
     num_equal: dict[int, int] = {}
-    """By size, of the places so far."""
+    """Length of the match, by size of the pattern."""
     begin = end = size = 0
     """The size whose equal tokens reach furthest back, and how far: what lies between is known from smaller sizes."""
     while True:

@@ -4,14 +4,14 @@ Knows no clock: the time of each step comes with its result, so a recording hold
 """
 
 MIN_PROMPT_TOKENS = 32
-"""For prompts in every step, however slow the machine and however many requests decode: no prompt starves."""
+"""Tokens left for prompts in every step, however slow the machine and however many requests decode."""
 
 MIN_MEASURED_TOKENS = MIN_PROMPT_TOKENS
 """Smaller steps say little about the cost of a token: most of their time goes into reading the weights. Not above the
 smallest step with a prompt, or a rate that led to such steps would never be measured again."""
 
 WEIGHT_OF_LATEST = 0.3
-"""Of the latest step in the moving average. A long prompt's tokens get slower by a few percent from step to step, since
+"""Weight of the latest step in the moving average. A long prompt's tokens get slower by a few percent per step, since
 each attends to more keys; a step that was slow by accident must not shrink the next ones much."""
 
 
@@ -19,8 +19,8 @@ class StepTarget:
     """Limits the tokens of a step by the measured time per token.
 
     Args:
-        target_s: how long a step should take, in seconds; 0: as long as it takes.
-        max_tokens: most tokens of a step whatever the rate, and of all steps until the rate is known.
+        target_s: how long a step should take, in seconds; 0: no target.
+        max_tokens: most tokens of a step at any rate; also the budget until the rate is known.
     """
 
     def __init__(self, target_s: float, max_tokens: int) -> None:

@@ -1,1 +1,1 @@
-"""The core's side of the workers: a group that executes plans, however its processes are run."""
+"""The core's side of the workers: a group of processes that executes plans."""

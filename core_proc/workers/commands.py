@@ -15,7 +15,7 @@ from octavo.protocol.steps import Acknowledged, Profile, StepPlan, StepResult, T
 
 
 class StepExecutor(Protocol):
-    """What the step loop and its hooks ask of the workers, whether they are running at the moment or not."""
+    """What the step loop and its hooks can do with the workers, whether they are running at the moment or not."""
 
     def execute(self, plan: StepPlan) -> None:
         """Send a step to every rank. Never blocks."""

@@ -92,7 +92,7 @@ def test_something_else_is_refused(tmp_path: Path):
     with pytest.raises(ProtocolError, match="not a recording"):
         replay(read_recording(path))
     path.write_bytes(b"")
-    with pytest.raises(ProtocolError, match="starts with"):
+    with pytest.raises(ProtocolError, match="first entry"):
         replay(read_recording(path))
 
 

@@ -62,13 +62,13 @@ def test_a_drain_waits_a_while_for_the_return_of_a_frontend_that_it_gave_up(is_t
     assert outbox.has_dropped and service.is_open
     now[0] = 1.0
     router.is_peer_slow = not is_told
-    service.serve(has_mail=False)
+    service.serve(has_messages=False)
     now[0] = 2.5
-    service.serve(has_mail=False)
+    service.serve(has_messages=False)
     assert service.is_open == is_told, "who was told may come back for two seconds, who reads nothing is not waited for"
     assert not is_told or 0 < service.timeout_s < 1
     now[0] = 3.5
-    service.serve(has_mail=False)
+    service.serve(has_messages=False)
     assert not service.is_open
 
 
@@ -88,11 +88,11 @@ def test_a_drain_waits_a_while_for_a_frontend_that_has_not_read_how_its_requests
     stop.count = 1
     service.serve()
     now[0] = 1.0
-    service.serve(has_mail=False)
+    service.serve(has_messages=False)
     assert service.is_open and 0 < service.timeout_s < 1, "it tries again, and does not spin meanwhile"
     router.is_peer_slow = not reads_again
     now[0] = 1.5 if reads_again else 2.5
-    service.serve(has_mail=False)
+    service.serve(has_messages=False)
     assert not service.is_open
     ended = [event for message in router.sent if isinstance(message, Events) for event in message.events]
     assert len(ended) == reads_again

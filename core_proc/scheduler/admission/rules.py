@@ -49,7 +49,7 @@ class Candidate:
     """The requests before it in the queue."""
 
     def count_bypass(self) -> None:
-        """The candidate starts: it passes those before it."""
+        """Count that the candidate starts before the requests ahead of it in the queue."""
         for request in self.delayed:
             request.num_bypassed += 1
 
@@ -58,7 +58,7 @@ class AdmissionRules:
     """The rules of one scheduler.
 
     Args:
-        limits: asked in order; the first that objects decides.
+        limits: checked in order; the first one reached decides.
     """
 
     def __init__(self, limits: Sequence[Limit]) -> None:
@@ -102,7 +102,7 @@ class AdmissionRules:
 
 
 class EngineLimits:
-    """What every engine has only so much of: slots, tokens of a step, blocks.
+    """The resources that every engine has a limited number of: slots, tokens of a step, blocks.
 
     Args:
         free_slots: of the batch; only read.

@@ -58,7 +58,7 @@ class SimulatedRouter:
         """How often each request was submitted, as far as the core has read it."""
 
     @property
-    def has_mail(self) -> bool:
+    def has_messages(self) -> bool:
         """True when `receive` returns something."""
         return bool(self._arrivals)
 
@@ -73,7 +73,7 @@ class SimulatedRouter:
     def note_arrival(self, peer: bytes, from_peer: Pipe) -> None:
         """A message of the peer has arrived."""
         self._arrivals.append((peer, from_peer))
-        self._process.wake(has_mail=True)
+        self._process.wake(has_messages=True)
 
     def receive(self) -> list[tuple[bytes, Request]]:
         """Return what has arrived, with each sender's identity."""
@@ -169,7 +169,7 @@ class SimulatedCore(Process):
         self.ended_at = 0.0
         self._rng = rng
         self._operations_left: int | None = None
-        self._has_mail = self._has_news = self._is_awake = False
+        self._has_messages = self._has_events = self._is_awake = False
         self._alarm = 0.0
         self._step_scale = step_scale
         self._turn_scale = step_scale / 20
@@ -183,7 +183,7 @@ class SimulatedCore(Process):
         self.supervisor = self._supervisor(attribution)
         self.outbox = Outbox(self.router, epoch, lambda: world.now, max_backlog_events)
         compiler = SimulatedCompiler(
-            lambda action: self.after(step_scale * rng.expovariate(0.5), action), lambda: self.wake(has_news=True)
+            lambda action: self.after(step_scale * rng.expovariate(0.5), action), lambda: self.wake(has_events=True)
         )
         self.grammars = Grammars(self.scheduler, self.supervisor, compiler)
         self.service = self._service(attribution, epoch)
@@ -218,10 +218,10 @@ class SimulatedCore(Process):
             lambda: self.world.now,
         )
 
-    def wake(self, *, has_mail: bool = False, has_news: bool = False) -> None:
+    def wake(self, *, has_messages: bool = False, has_events: bool = False) -> None:
         """Wake the loop."""
-        self._has_mail |= has_mail
-        self._has_news |= has_news
+        self._has_messages |= has_messages
+        self._has_events |= has_events
         if not self._is_awake:
             self._is_awake = True
             self.after(self._turn_scale * self._rng.random(), self._turn)
@@ -272,10 +272,10 @@ class SimulatedCore(Process):
 
     def _turn(self) -> None:
         self._is_awake = False
-        has_mail, self._has_mail = self._has_mail, False
-        has_news, self._has_news = self._has_news, False
+        has_messages, self._has_messages = self._has_messages, False
+        has_events, self._has_events = self._has_events, False
         try:
-            self.loop.turn(has_mail=has_mail, has_news=has_news)
+            self.loop.turn(has_messages=has_messages, has_events=has_events)
             if not self.service.is_open:
                 self.service.announce_shutdown()
                 self.has_said_goodbye = not self.service.has_waited_enough
@@ -289,8 +289,8 @@ class SimulatedCore(Process):
         if not self.service.is_open:
             self.kill()
             return
-        if self.router.has_mail or (self.group.has_news and self.supervisor.is_ready):
-            self.wake(has_mail=self.router.has_mail, has_news=self.group.has_news)
+        if self.router.has_messages or (self.group.has_events and self.supervisor.is_ready):
+            self.wake(has_messages=self.router.has_messages, has_events=self.group.has_events)
         timeouts = [timeout for timeout in (self.service.timeout_s, self.supervisor.timeout_s) if timeout is not None]
         if timeouts:
             self._set_alarm(self.world.now + min(timeouts) + POLL_GRAIN_S)
@@ -303,7 +303,7 @@ class SimulatedCore(Process):
             self.config,
             self.plan.num_blocks,
             self._step_scale,
-            on_news=lambda: self.wake(has_news=True),
+            on_news=lambda: self.wake(has_events=True),
             on_operation=self.operate,
             start_s=self._step_scale * self._rng.choice([1, 10, 100]) if self.num_groups > 1 else 0.0,
             make_next=self._make_group,

@@ -70,7 +70,7 @@ class SimulatedGroup:
             self.process.after(start_s, self._finish_start)
 
     @property
-    def has_news(self) -> bool:
+    def has_events(self) -> bool:
         """True when `gather` has something to return."""
         return bool(self._replies)
 
