@@ -8,7 +8,7 @@ from bench_cpu_parts.session import Conversation
 class Calls(Conversation):
     """A process whose functions are called."""
 
-    def call(self, name: str, limit_s: float, **arguments: Any) -> Any:
+    def call(self, name: str, limit_s: float, /, **arguments: Any) -> Any:
         """Return what the function of that name returns there.
 
         Raises:

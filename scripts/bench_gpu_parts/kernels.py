@@ -1,8 +1,4 @@
-"""What the GPU can do at best, and attention alone: octavo's kernel, torch's SDPA and FlexAttention, on equal numbers.
-
-Times are of CUDA graphs, so that no launch from Python is among them. Keys and values are larger than the GPU's cache:
-a call has as many layers as that takes.
-"""
+"""The GPU's ceilings, and attention alone: octavo's kernel, torch's SDPA and FlexAttention, on equal numbers."""
 
 from collections.abc import Callable
 
@@ -13,39 +9,34 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from bench_gpu_parts.machine import AttentionCase, KernelName
-from octavo.kernels import paged_attention
+from bench_gpu_parts.timing import DEVICE, captured, normal, num_copies, release_memory, seconds_of
+from octavo.kernels.paged_attention import AttentionShape, gpu
 from octavo.worker_proc.cache.storage import KVStorage
 
 COPY_BYTES = 4 << 30
 MATRIX_SIZE = 8192
 BLOCK_SIZE = 16
-CACHE_BYTES = 256 << 20
-"""Several times the second-level cache of any GPU."""
-MAX_LAYERS = 64
-WARM_UPS = 3
-LEAST_S = 0.2
-"""Of a measurement."""
 
 _BF16 = torch.bfloat16
 
 
-def ceilings() -> dict[str, float]:
+def ceilings(copy_bytes: int = COPY_BYTES, matrix_size: int = MATRIX_SIZE) -> dict[str, float]:
     """Return the rates of a large copy and of a large product of random matrices."""
-    rates = {"copy_bytes": _copy_rate(), "matrix_flops": _matrix_rate()}
-    torch.cuda.empty_cache()
+    rates = {"copy_bytes": _copy_rate(copy_bytes), "matrix_flops": _matrix_rate(matrix_size)}
+    release_memory()
     return rates
 
 
-def _copy_rate() -> float:
-    source = torch.empty(COPY_BYTES, dtype=torch.uint8, device="cuda").random_()
+def _copy_rate(num_bytes: int) -> float:
+    source = torch.empty(num_bytes, dtype=torch.uint8, device=DEVICE).random_()
     target = torch.empty_like(source)
-    return 2 * COPY_BYTES / seconds_of(lambda: target.copy_(source))
+    return 2 * num_bytes / seconds_of(lambda: target.copy_(source))
 
 
-def _matrix_rate() -> float:
-    left, right = (_normal(MATRIX_SIZE, MATRIX_SIZE) for _ in range(2))
+def _matrix_rate(size: int) -> float:
+    left, right = (normal(size, size) for _ in range(2))
     product = torch.empty_like(left)
-    return 2 * MATRIX_SIZE**3 / seconds_of(lambda: torch.mm(left, right, out=product))
+    return 2 * size**3 / seconds_of(lambda: torch.mm(left, right, out=product))
 
 
 @torch.inference_mode()
@@ -56,49 +47,14 @@ def attention(kernel: KernelName, case: AttentionCase) -> float:
         RuntimeError: the kernel does not compute this case.
     """
     layer_bytes = 2 * case.batch * case.context * case.num_kv_heads * case.head_dim * _BF16.itemsize
-    num_layers = min(-(-CACHE_BYTES // layer_bytes), MAX_LAYERS)
+    num_layers = num_copies(layer_bytes)
     make = {"octavo": _octavo, "sdpa": _sdpa, "flex": _flex}[kernel]
     attend = make(case, num_layers)
     try:
-        return seconds_of(_captured(attend, num_layers)) / num_layers
+        return seconds_of(captured(attend, num_layers)) / num_layers
     finally:
         del attend
-        torch.cuda.empty_cache()
-
-
-def seconds_of(work: Callable[[], object]) -> float:
-    """Return the GPU's seconds for one call, as the mean of as many as `LEAST_S` takes."""
-    for _ in range(WARM_UPS):
-        work()
-    once_s = _elapsed(work, 1)
-    num_calls = max(3, min(1000, round(LEAST_S / once_s)))
-    return _elapsed(work, num_calls) / num_calls
-
-
-def _elapsed(work: Callable[[], object], num_calls: int) -> float:
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    torch.cuda.synchronize()
-    start.record()
-    for _ in range(num_calls):
-        work()
-    end.record()
-    torch.cuda.synchronize()
-    return float(start.elapsed_time(end)) / 1e3
-
-
-def _captured(attend: Callable[[int], Tensor], num_layers: int) -> Callable[[], None]:
-    """Return a graph's replay of the attention of all layers."""
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        attend(0)  # compiles, and takes what memory it needs once
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for layer in range(num_layers):
-            attend(layer)
-    replay: Callable[[], None] = graph.replay
-    return replay
+        release_memory()
 
 
 def _octavo(case: AttentionCase, num_layers: int) -> Callable[[int], Tensor]:
@@ -110,20 +66,20 @@ def _octavo(case: AttentionCase, num_layers: int) -> Callable[[int], Tensor]:
         num_kv_heads=case.num_kv_heads,
         head_dim=case.head_dim,
         dtype=_BF16,
-        device="cuda",
+        device=DEVICE,
     )
     for layer in range(num_layers):
         for cache in storage.layer(layer):
             cache.normal_()
-    order = torch.randperm(case.batch * blocks_each, device="cuda")
-    planned = paged_attention.plan(
+    order = torch.randperm(case.batch * blocks_each, device=DEVICE)
+    planned = gpu.plan(
         [row * case.num_tokens for row in range(case.batch + 1)],
         [case.context] * case.batch,
         order.view(case.batch, blocks_each).int(),
         BLOCK_SIZE,
-        paged_attention.AttentionShape(case.num_heads, case.num_kv_heads, case.head_dim, case.head_dim**-0.5),
+        AttentionShape(case.num_heads, case.num_kv_heads, case.head_dim, case.head_dim**-0.5),
     )
-    queries = _normal(case.batch * case.num_tokens, case.num_heads, case.head_dim)
+    queries = normal(case.batch * case.num_tokens, case.num_heads, case.head_dim)
     return lambda layer: planned(queries, *storage.layer(layer))
 
 
@@ -158,7 +114,7 @@ def _flex(case: AttentionCase, num_layers: int) -> Callable[[int], Tensor]:
     mask = None
     if case.num_tokens > 1:
         mask = create_block_mask(
-            lambda batch, head, query, key: query >= key, None, None, case.num_tokens, case.context, device="cuda"
+            lambda batch, head, query, key: query >= key, None, None, case.num_tokens, case.context, device=DEVICE
         )
     compiled = torch.compile(flex_attention)
 
@@ -172,9 +128,5 @@ def _flex(case: AttentionCase, num_layers: int) -> Callable[[int], Tensor]:
 
 def _dense(case: AttentionCase, num_layers: int) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
     shape = (case.batch, case.num_kv_heads, case.context, case.head_dim)
-    queries = _normal(case.batch, case.num_heads, case.num_tokens, case.head_dim)
-    return queries, [(_normal(*shape), _normal(*shape)) for _ in range(num_layers)]
-
-
-def _normal(*shape: int) -> Tensor:
-    return torch.randn(shape, dtype=_BF16, device="cuda")
+    queries = normal(case.batch, case.num_heads, case.num_tokens, case.head_dim)
+    return queries, [(normal(*shape), normal(*shape)) for _ in range(num_layers)]

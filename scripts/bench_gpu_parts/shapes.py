@@ -99,6 +99,18 @@ TINY: dict[str, Any] = SHAPES["Qwen3-0.6B"] | {
 """A tiny model: its step time is the host time."""
 
 
+def weight_shapes(config: dict[str, Any]) -> dict[str, tuple[int, int]]:
+    """Return the outputs and inputs of each product of a model, in the form in which octavo multiplies them."""
+    width, heads, head_dim = config["hidden_size"], config["num_attention_heads"], config["head_dim"]
+    return {
+        "qkv": ((heads + 2 * config["num_key_value_heads"]) * head_dim, width),
+        "out": (width, heads * head_dim),
+        "gate_up": (2 * config["intermediate_size"], width),
+        "down": (width, config["intermediate_size"]),
+        "head": (config["vocab_size"], width),
+    }
+
+
 def write_model(config: dict[str, Any], directory: Path) -> Path:
     """Write a model without weights and tokenizer, for `load_format="dummy"`; return its directory."""
     directory.mkdir(parents=True, exist_ok=True)

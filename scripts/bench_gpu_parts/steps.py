@@ -4,7 +4,8 @@ The cache is as full as the requests are long, with random numbers: it need not 
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -15,13 +16,13 @@ from torch.overrides import TorchFunctionMode
 
 from octavo.frontend.model_files.facts import read_model_facts
 from octavo.kernels.native.library import NativeLibrary
-from octavo.protocol.config import resolve
+from octavo.protocol.config import ResolvedConfig, resolve
 from octavo.protocol.config.engine import DeviceName
 from octavo.protocol.config.sources import engine_config
 from octavo.protocol.env import Env
 from octavo.protocol.ids import pack_ids
 from octavo.protocol.params import SamplingSpec
-from octavo.protocol.steps import Admitted, Scheduled, StepPlan
+from octavo.protocol.steps import Admitted, Scheduled, StepPlan, StepResult
 from octavo.worker_proc.device import open_device
 from octavo.worker_proc.executor.open import open_executor
 from octavo.worker_proc.weights.load import load_model
@@ -33,6 +34,9 @@ ENOUGH_S = 1.0
 PREFILLS = 3
 MOST_FURTHER_TOKENS = WARM_UP_STEPS + 2 * MOST_STEPS
 LEAST_FILLED_BYTES = 1 << 16
+
+Sampling = dict[str, Any]
+"""Fields of `SamplingSpec`."""
 
 
 class StepRunner:
@@ -60,6 +64,8 @@ class StepRunner:
         )
         facts = read_model_facts(user_config.model, Env.read())
         self._config = resolve(user_config, facts, device=device, num_cores=torch.get_num_threads())
+        self.results: list[StepResult] = []
+        """Of the steps since somebody last cleared it."""
         self._device = open_device(self._config)
         loaded = load_model(
             self._config, lambda share: None, device=self._device.torch_device, library=library, cache_dir=None
@@ -70,109 +76,169 @@ class StepRunner:
                 loaded,
                 self._config,
                 self._device.stream(),
-                lambda result: None,
+                self.results.append,
                 num_blocks=[self._num_blocks],
                 max_model_len=self._config.max_model_len,
             )
         self._sequence = 0
 
-    def step(self, batch: int, context: int, num_tokens: int, *, asks_busy: bool = False) -> tuple[float, float | None]:
+    @property
+    def config(self) -> ResolvedConfig:
+        """The worker's configuration."""
+        return self._config
+
+    def step(
+        self, batch: int, context: int, num_tokens: int, *, asks_busy: bool = False, sampling: Sampling | None = None
+    ) -> tuple[float, float | None]:
         """Return the seconds of one of several steps, and how long the GPU computed in it if that is asked.
 
         Each of `batch` requests computes `num_tokens`, up to position `context`: 1, in each step another one, or all.
+        `sampling` has fields of `SamplingSpec` that differ from a temperature of 0.6.
         """
         if num_tokens > 1:
             return self._prefill_seconds(batch, context), None
-        self._admit(batch, context)
-        try:
-            position = context - 1
-            for _ in range(WARM_UP_STEPS):
-                position = self._decode(batch, position)
-            once_s = self._elapsed(lambda: self._decode(batch, position))
+        with self._decoding(batch, context, sampling or {}) as (first, once_s):
             num_steps = max(LEAST_STEPS, min(MOST_STEPS, round(ENOUGH_S / once_s)))
-            first = position + 1
             step_s = self._elapsed(lambda: self._decode(batch, first, num_steps)) / num_steps
             busy_s = None
             if asks_busy:
-                first += num_steps
-                busy_s = self._busy_seconds(lambda: self._decode(batch, first, LEAST_STEPS)) / LEAST_STEPS
+                kernels = self._kernels_of(lambda: self._decode(batch, first + num_steps, LEAST_STEPS))
+                busy_s = sum(spent_s for _, spent_s, _ in kernels) / LEAST_STEPS
             return step_s, busy_s
-        finally:
-            self._run(released=list(range(batch)))
 
-    def _prefill_seconds(self, batch: int, context: int) -> float:
-        times = []
-        for _ in range(1 + PREFILLS):
-            scheduled = [Scheduled(slot, 0, context, 1) for slot in range(batch)]
-            self._admit(batch, context)
-            times.append(self._elapsed(lambda scheduled=scheduled: self._run(scheduled=scheduled)))  # type: ignore[misc]
-            self._run(released=list(range(batch)))
-        return min(times[1:])
+    def profile(
+        self, batch: int, context: int, sampling: Sampling | None = None
+    ) -> tuple[float, list[tuple[str, float, float]]]:
+        """Return the seconds of a decode step, and its kernels: name, seconds and launches per step, longest first."""
+        with self._decoding(batch, context, sampling or {}) as (first, _):
+            step_s = self._elapsed(lambda: self._decode(batch, first, 2 * LEAST_STEPS)) / (2 * LEAST_STEPS)
+            kernels = self._kernels_of(lambda: self._decode(batch, first + 2 * LEAST_STEPS, LEAST_STEPS))
+            per_step = [(name, spent_s / LEAST_STEPS, count / LEAST_STEPS) for name, spent_s, count in kernels]
+            return step_s, sorted(per_step, key=lambda kernel: -kernel[1])
 
-    def _admit(self, batch: int, context: int) -> None:
-        """Put requests into the batch whose tokens up to `context` are known, in blocks without an order."""
-        rng = np.random.default_rng(0)
-        blocks_each = self._blocks(min(context + MOST_FURTHER_TOKENS, self._config.max_model_len))
-        blocks = rng.permutation(self._num_blocks)[: batch * blocks_each].reshape(batch, blocks_each)
-        sampling = SamplingSpec(max_tokens=MOST_FURTHER_TOKENS, seed=0, temperature=0.6)
-        tokens = rng.integers(0, self._config.model.vocab_size, (batch, context))
-        self._run(
-            admitted=[
-                Admitted(
-                    slot=slot,
-                    request_id=f"{slot}",
-                    token_ids=pack_ids(tokens[slot].tolist()),
-                    num_prompt_tokens=context,
-                    block_ids=[blocks[slot].tolist()],
-                    params=sampling,
-                )
-                for slot in range(batch)
-            ]
-        )
+    def mixed_step(
+        self, batch: int, context: int, chunk: int, *, asks_busy: bool = False
+    ) -> tuple[float, float | None]:
+        """Return the seconds of a step in which `batch` requests decode and another computes `chunk` prompt tokens.
 
-    def _decode(self, batch: int, position: int, num_steps: int = 1) -> int:
-        """Compute one token more of each request in every step; return the position after the last."""
-        for start in range(position, position + num_steps):
-            self._run(scheduled=[Scheduled(slot, start, 1, 1) for slot in range(batch)])
-        return position + num_steps
+        The runner has to be open for `batch` + 1 requests.
+        """
+        with self._decoding(batch, context, {}) as (first, _):
+            prompt_len = chunk * (1 + 2 * LEAST_STEPS)
+            self._admit([batch], prompt_len, {}, first_block=batch * self._blocks_each(context))
+            done = 0
 
-    def _run(
+            def steps(num_steps: int) -> None:
+                nonlocal done
+                for _ in range(num_steps):
+                    decodes = [Scheduled(slot, first + done, 1, 1) for slot in range(batch)]
+                    self.run(scheduled=[*decodes, Scheduled(batch, done * chunk, chunk, 0)])
+                    done += 1
+
+            steps(1)
+            step_s = self._elapsed(lambda: steps(LEAST_STEPS - 1)) / (LEAST_STEPS - 1)
+            busy_s = None
+            if asks_busy:
+                busy_s = sum(spent_s for _, spent_s, _ in self._kernels_of(lambda: steps(LEAST_STEPS))) / LEAST_STEPS
+            self.run(released=[batch])
+            return step_s, busy_s
+
+    def run(
         self,
         *,
         released: list[int] | None = None,
         admitted: list[Admitted] | None = None,
         scheduled: list[Scheduled] | None = None,
     ) -> None:
+        """Begin one step; its result comes later."""
         plan = StepPlan(self._sequence, released or [], admitted or [], [], scheduled or [])
         self._executor.begin(plan, tuple)
         self._sequence += 1
+
+    def synchronize(self) -> None:
+        """Wait for all steps, and for their results."""
+        self._executor.drain()
+        if self._device.torch_device.type == "cuda":
+            torch.cuda.synchronize()
+
+    @contextmanager
+    def _decoding(self, batch: int, context: int, sampling: Sampling) -> Iterator[tuple[int, float]]:
+        """Yield the next position of requests that decode, and the seconds of one step; they leave in the end."""
+        self._admit(range(batch), context, sampling)
+        try:
+            position = context - 1
+            for _ in range(WARM_UP_STEPS):
+                position = self._decode(batch, position)
+            once_s = self._elapsed(lambda: self._decode(batch, position))
+            yield position + 1, once_s
+        finally:
+            self.run(released=list(range(batch)))
+            self.synchronize()
+            self.results.clear()
+
+    def _prefill_seconds(self, batch: int, context: int) -> float:
+        times = []
+        for _ in range(1 + PREFILLS):
+            scheduled = [Scheduled(slot, 0, context, 1) for slot in range(batch)]
+            self._admit(range(batch), context, {})
+            times.append(self._elapsed(lambda scheduled=scheduled: self.run(scheduled=scheduled)))  # type: ignore[misc]
+            self.run(released=list(range(batch)))
+        return min(times[1:])
+
+    def _admit(self, slots: Sequence[int], context: int, sampling: Sampling, first_block: int = 0) -> None:
+        """Put requests into the batch whose tokens up to `context` are known, in blocks without an order."""
+        rng = np.random.default_rng(0)
+        blocks_each = self._blocks_each(context)
+        blocks = first_block + rng.permutation(len(slots) * blocks_each)
+        spec = SamplingSpec(**{"max_tokens": MOST_FURTHER_TOKENS, "seed": 0, "temperature": 0.6, **sampling})
+        tokens = rng.integers(0, self._config.model.vocab_size, (len(slots), context))
+        self.run(
+            admitted=[
+                Admitted(
+                    slot=slot,
+                    request_id=f"{slot}",
+                    token_ids=pack_ids(token_ids.tolist()),
+                    num_prompt_tokens=context,
+                    block_ids=[block_ids.tolist()],
+                    params=spec,
+                )
+                for slot, token_ids, block_ids in zip(
+                    slots, tokens, blocks.reshape(len(slots), blocks_each), strict=True
+                )
+            ]
+        )
+
+    def _decode(self, batch: int, position: int, num_steps: int = 1) -> int:
+        """Compute one token more of each request in every step; return the position after the last."""
+        for start in range(position, position + num_steps):
+            self.run(scheduled=[Scheduled(slot, start, 1, 1) for slot in range(batch)])
+        return position + num_steps
+
+    def _blocks_each(self, context: int) -> int:
+        return self._blocks(min(context + MOST_FURTHER_TOKENS, self._config.max_model_len))
 
     def _blocks(self, num_tokens: int) -> int:
         return -(-num_tokens // self._config.block_size)
 
     def _elapsed(self, work: Callable[[], object]) -> float:
-        self._synchronize()
+        self.synchronize()
         started = time.perf_counter()
         work()
-        self._synchronize()
+        self.synchronize()
         return time.perf_counter() - started
 
-    def _busy_seconds(self, work: Callable[[], object]) -> float:
-        """Return how long kernels ran; on a CPU, which has none, 0."""
+    def _kernels_of(self, work: Callable[[], object]) -> list[tuple[str, float, int]]:
+        """Return the kernels that ran: name, seconds and launches. On a CPU: torch's operations."""
         with torch.profiler.profile() as profile:
             work()
-            self._synchronize()
-        microseconds = sum(
-            event.self_device_time_total
+            self.synchronize()
+        if self._device.torch_device.type != "cuda":
+            return [(event.key, event.self_cpu_time_total / 1e6, event.count) for event in profile.key_averages()]
+        return [
+            (event.key, event.self_device_time_total / 1e6, event.count)
             for event in profile.key_averages()
             if event.device_type != DeviceType.CPU and not event.is_user_annotation
-        )
-        return float(microseconds) / 1e6
-
-    def _synchronize(self) -> None:
-        self._executor.drain()
-        if self._device.torch_device.type == "cuda":
-            torch.cuda.synchronize()
+        ]
 
 
 class _FilledMemory(TorchFunctionMode):

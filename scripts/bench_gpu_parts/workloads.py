@@ -25,3 +25,11 @@ def equal(num_requests: int, input_len: int, output_len: int) -> Workload:
     """Return requests of one length with prompts of their own."""
     rng = random.Random(0)
     return Workload([random_prompt(rng, input_len) for _ in range(num_requests)], [output_len] * num_requests)
+
+
+def arrivals(num_requests: int, rate: float, rng: random.Random) -> list[float]:
+    """Return when requests are sent, in seconds: the first at 0, then at random, `rate` of them per second."""
+    times = [0.0]
+    for _ in range(num_requests - 1):
+        times.append(times[-1] + rng.expovariate(rate))
+    return times

@@ -1,0 +1,86 @@
+"""Times work on the GPU of this process. Without a GPU, for dry runs, it times the host instead.
+
+Times are of CUDA graphs, so that they contain no launches from Python. A measurement goes over several copies of its
+data, which together are larger than the GPU's cache.
+"""
+
+import time
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+IS_ON_GPU = torch.cuda.is_available()
+DEVICE = torch.device("cuda" if IS_ON_GPU else "cpu")
+CACHE_BYTES = 256 << 20
+"""Several times the second-level cache of any GPU."""
+MAX_COPIES = 64
+WARM_UPS = 3
+LEAST_S = 0.2
+"""Of a measurement."""
+
+
+def num_copies(num_bytes: int) -> int:
+    """Return how many copies of so much data are larger than the GPU's cache; without a GPU, one is enough."""
+    return min(-(-CACHE_BYTES // num_bytes), MAX_COPIES) if IS_ON_GPU else 1
+
+
+def seconds_of(work: Callable[[], object], least_s: float = LEAST_S) -> float:
+    """Return the seconds of one call: the mean of as many calls as take `least_s` on a GPU, of one call without."""
+    if not IS_ON_GPU:
+        return _elapsed_on_host(work)
+    for _ in range(WARM_UPS):
+        work()
+    once_s = _elapsed(work, 1)
+    num_calls = max(3, min(1000, round(least_s / once_s)))
+    return _elapsed(work, num_calls) / num_calls
+
+
+def captured(compute: Callable[[int], Tensor], copies: int) -> Callable[[], None]:
+    """Return a graph's replay of `compute` for every copy."""
+    if not IS_ON_GPU:
+
+        def run() -> None:
+            for copy in range(copies):
+                compute(copy)
+
+        return run
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        compute(0)  # compiles, and takes what memory it needs once
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for copy in range(copies):
+            compute(copy)
+    replay: Callable[[], None] = graph.replay
+    return replay
+
+
+def release_memory() -> None:
+    """Give back what torch's allocator keeps."""
+    if IS_ON_GPU:
+        torch.cuda.empty_cache()
+
+
+def normal(*shape: int) -> Tensor:
+    """Return random bfloat16 numbers: the power that a product takes, and so its rate, depends on its data."""
+    return torch.randn(shape, dtype=torch.bfloat16, device=DEVICE)
+
+
+def _elapsed(work: Callable[[], object], num_calls: int) -> float:
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda.synchronize()
+    start.record()
+    for _ in range(num_calls):
+        work()
+    end.record()
+    torch.cuda.synchronize()
+    return float(start.elapsed_time(end)) / 1e3
+
+
+def _elapsed_on_host(work: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    work()
+    return time.perf_counter() - started

@@ -1,0 +1,94 @@
+"""What the first minutes on a GPU measure: a list of cells, most important first. Measures nothing itself.
+
+A cell is one call of a function of `drive`, in a process that may be ended without losing any other cell.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from bench_gpu_parts.shapes import SHAPES, ShapeName, weight_shapes
+
+TOTAL_S = 300.0
+ROWS = (1, 16, 64, 256, 2048, 8192)
+MAX_HEAD_ROWS = 256
+"""Only rows that are sampled are multiplied with the output weight."""
+MODELS: tuple[ShapeName, ...] = ("Qwen3-0.6B", "Llama-3.1-8B")
+TEMPERATURE: dict[str, Any] = {"temperature": 0.6}
+FILTERED: dict[str, Any] = {"temperature": 0.6, "top_k": 20, "top_p": 0.95}
+"""The defaults of Qwen3's generation config."""
+
+Group = Literal["kernels", "small", "large", "engine"]
+"""Cells of a group share a process while none of them fails."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One measurement, or a few that belong together."""
+
+    key: str
+    title: str
+    group: Group
+    function: str
+    """Of `drive`."""
+    arguments: dict[str, Any]
+    expected_s: float
+    """On an H200."""
+    limit_s: float
+    """After that its process is ended."""
+
+
+def all_cells() -> list[Cell]:
+    """Return the cells in their order."""
+    return [
+        Cell("environment", "the machine", "kernels", "environment", {}, 1, 30),
+        Cell("ceilings", "the GPU's ceilings", "kernels", "ceilings", {}, 3, 30),
+        *(_agree(model, name) for model in MODELS for name in weight_shapes(SHAPES[model])),
+        Cell("bits-attention", "the bits of a position, attention alone", "kernels", "attention_bits", {}, 8, 40),
+        *(_products(model, name) for model in MODELS for name in weight_shapes(SHAPES[model])),
+        *(_attention(*case) for case in [(1, 8192, 8192), (64, 1024, 1), (64, 8192, 1), (1, 8192, 1)]),
+        Cell("bits-model", "the bits of a position, a model", "small", "model_bits", _model("Qwen3-0.6B"), 25, 60),
+        *_decode("Qwen3-0.6B", "small"),
+        *_decode("Llama-3.1-8B", "large"),
+        Cell("engine", "three processes, end to end", "engine", "serve", _model("Qwen3-0.6B"), 55, 110),
+    ]
+
+
+def _model(shape: ShapeName) -> dict[str, Any]:
+    return {"shape": shape}
+
+
+def _agree(model: ShapeName, name: str) -> Cell:
+    outputs, inputs = weight_shapes(SHAPES[model])[name]
+    title = f"row counts of cuBLAS that agree, {model} {name}"
+    arguments = {"name": f"{model} {name}", "num_outputs": outputs, "num_inputs": inputs}
+    return Cell(f"agree-{model}-{name}", title, "kernels", "agreeing_rows", arguments, 1.5, 20)
+
+
+def _products(model: ShapeName, name: str) -> Cell:
+    outputs, inputs = weight_shapes(SHAPES[model])[name]
+    rows = [count for count in ROWS if name != "head" or count <= MAX_HEAD_ROWS]
+    arguments = {"name": f"{model} {name}", "num_outputs": outputs, "num_inputs": inputs, "rows": rows}
+    return Cell(f"products-{model}-{name}", f"products, {model} {name}", "kernels", "products", arguments, 4, 30)
+
+
+def _attention(batch: int, context: int, num_tokens: int) -> Cell:
+    title = f"attention, {batch} x {context}" if num_tokens == 1 else f"attention, prefill of {num_tokens}"
+    arguments = {"batch": batch, "context": context, "num_tokens": num_tokens}
+    return Cell(f"attention-{batch}-{context}-{num_tokens}", title, "kernels", "attention", arguments, 3, 25)
+
+
+def _decode(shape: ShapeName, group: Group) -> list[Cell]:
+    """Return decode steps with both ways of sampling; the first one loads the model unless it is loaded already."""
+    samplings = {"temperature": TEMPERATURE, "top-k and top-p": FILTERED}
+    return [
+        Cell(
+            f"decode-{shape}-{name}",
+            f"decode of 64 x 1k, {shape}, {name}",
+            group,
+            "decode",
+            {"shape": shape, "name": name, "sampling": sampling, "batch": 64, "context": 1024},
+            22 if group == "large" and name == "temperature" else 5,
+            60,
+        )
+        for name, sampling in samplings.items()
+    ]

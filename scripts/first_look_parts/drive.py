@@ -1,0 +1,211 @@
+"""The process that measures cells for scripts/gpu_first_look: a function for each kind of cell.
+
+On a machine without a GPU, for dry runs, the same functions compute tiny cases: kernels in Triton's interpreter, models
+and engines on the CPU.
+"""
+
+import asyncio
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+from bench_gpu_parts import kernels
+from bench_gpu_parts.callee import serve as serve_calls
+from bench_gpu_parts.machine import AttentionCase
+from bench_gpu_parts.shapes import SHAPES, TINY, ShapeName, weight_shapes, write_model
+from bench_gpu_parts.steps import Sampling, StepRunner
+from bench_gpu_parts.timing import DEVICE, IS_ON_GPU
+
+from first_look_parts import bits, products, serving
+from first_look_parts.figures import cell_result, figure
+from octavo.worker_proc.device.cuda import prepare_products
+
+MAX_SHOWN_KERNELS = 14
+BITS_PROMPT, BITS_OUTPUTS, BITS_COMPANY = 400, 40, 40
+MAX_SEQS, MAX_MODEL_LEN = 64, 2048
+
+_runners: dict[str, StepRunner] = {}
+
+
+def environment() -> dict[str, Any]:
+    """Return what the numbers depend on: GPU, driver, versions, clocks."""
+    detail: dict[str, Any] = {"torch": torch.__version__, "triton": triton.__version__, "python": sys.version}
+    if IS_ON_GPU:
+        properties = torch.cuda.get_device_properties(DEVICE)
+        query = "driver_version,clocks.sm,clocks.max.sm,clocks.max.mem,power.limit,temperature.gpu"
+        asked = ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader"]
+        detail |= {
+            "gpu": properties.name,
+            "capability": [properties.major, properties.minor],
+            "multiprocessors": properties.multi_processor_count,
+            "memory_bytes": properties.total_memory,
+            "cache_bytes": properties.L2_cache_size,
+            "cuda": torch.version.cuda,
+            "cudnn": torch.backends.cudnn.version(),
+            "nvidia-smi": subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip(),
+        }
+    lines = [f"{key}: {value}" for key, value in detail.items()]
+    return cell_result([], detail, lines)
+
+
+def ceilings() -> dict[str, Any]:
+    """Return the rates that percentages are of."""
+    found = kernels.ceilings() if IS_ON_GPU else kernels.ceilings(copy_bytes=1 << 20, matrix_size=64)
+    copy, matrix = found["copy_bytes"], found["matrix_flops"]
+    figures = [
+        figure("copy", "ceiling: copy within the GPU", "GB/s", copy / 1e9, digits=0, is_higher_better=True),
+        figure("matrix", "ceiling: bfloat16 products", "TFLOP/s", matrix / 1e12, digits=0, is_higher_better=True),
+    ]
+    return cell_result(figures, found)
+
+
+def agreeing_rows(**weight: Any) -> dict[str, Any]:
+    """Return which row counts of cuBLAS agree for a weight."""
+    return products.agreeing_rows(**_tiny(weight, num_outputs=32, num_inputs=64))
+
+
+def measure_products(**weight: Any) -> dict[str, Any]:
+    """Return the times of a product."""
+    return products.products(**_tiny(weight, num_outputs=32, num_inputs=64, rows=[1, 16]))
+
+
+def attention_bits() -> dict[str, Any]:
+    """Return whether attention gives a position the same bits in every step."""
+    heads = (32, 8, 128) if IS_ON_GPU else (2, 1, 16)
+    length, num_decodes = (5000, 97) if IS_ON_GPU else (70, 3)
+    return bits.attention_bits(length, num_decodes, *heads)
+
+
+def attention(batch: int, context: int, num_tokens: int) -> dict[str, Any]:
+    """Return the time of one layer's attention by our kernel, and by torch where it computes the same."""
+    case = AttentionCase(batch, context, num_tokens)
+    if not IS_ON_GPU:
+        case = AttentionCase(2, 20, 20 if num_tokens > 1 else 1, num_heads=2, num_kv_heads=1, head_dim=16)
+    kv_bytes = 2 * 2 * case.batch * case.context * case.num_kv_heads * case.head_dim
+    pairs = case.batch * case.context * ((case.context + 1) / 2 if num_tokens > 1 else 1)
+    bound = [(kv_bytes, 4.0 * case.num_heads * case.head_dim * pairs)]
+    key = "attention-prefill" if num_tokens > 1 else f"attention-{batch}-{context}"
+    title = f"attention, prefill of {context}" if num_tokens > 1 else f"attention, decode, {batch} x {context}"
+    figures = []
+    for column in ("octavo", "sdpa") if IS_ON_GPU else ("octavo",):
+        spent_s = kernels.attention(column, case)  # type: ignore[arg-type]
+        figures.append(figure(key, title, "us", 1e6 * spent_s, column=column, seconds=spent_s, bound=bound))
+    return cell_result(figures, asdict(case))
+
+
+def model_bits(shape: ShapeName) -> dict[str, Any]:
+    """Return whether a model gives a position the same bits in every step."""
+    sizes = (BITS_PROMPT, BITS_OUTPUTS, BITS_COMPANY) if IS_ON_GPU else (20, 4, 3)
+    return bits.model_bits(_runner(shape), *sizes)
+
+
+def decode(shape: ShapeName, name: str, sampling: Sampling, batch: int, context: int) -> dict[str, Any]:
+    """Return the time of a decode step, and the kernels that take it."""
+    if not IS_ON_GPU:
+        batch, context = 2, 16
+    step_s, by_kernel = _runner(shape).profile(batch, context, sampling)
+    busy_s = sum(spent_s for _, spent_s, _ in by_kernel)
+    config = SHAPES[shape] if IS_ON_GPU else TINY
+    title = f"decode, {shape}, {batch} x {context}"
+    key = f"decode-{shape}-{batch}-{context}"
+    if name != "temperature":
+        title, key = f"{title}, {name}", f"{key}-{name}"
+    figures = [
+        figure(key, title, "ms", 1e3 * step_s, seconds=step_s, bound=_step_bound(config, batch, context), digits=2)
+    ]
+    if IS_ON_GPU:
+        idle = 100 * max(0.0, 1 - busy_s / step_s)
+        figures.append(figure(f"idle-{key}", f"GPU idle, {title}", "%", idle))
+    lines = [f"{title}: {1e3 * step_s:.2f} ms, of which kernels {1e3 * busy_s:.2f} ms"]
+    lines += [
+        f"  {1e6 * spent_s:9.1f} us {100 * spent_s / busy_s:5.1f} % {count:6.1f} x  {kernel[:80]}"
+        for kernel, spent_s, count in by_kernel[:MAX_SHOWN_KERNELS]
+    ]
+    return cell_result(figures, [list(kernel) for kernel in by_kernel], lines)
+
+
+def serve(shape: ShapeName) -> dict[str, Any]:
+    """Return latencies and throughput through the three processes."""
+    directory = Path(tempfile.mkdtemp(prefix="first-look-"))
+    model = write_model(SHAPES[shape] if IS_ON_GPU else TINY, directory / "model")
+    settings: dict[str, Any] = {"load_format": "dummy", "skip_tokenizer_init": True}
+    if IS_ON_GPU:
+        settings |= {"device": "cuda", "max_num_seqs": 128, "max_model_len": MAX_MODEL_LEN}
+        load = serving.Load(192, 1024, 128, 32.0, 30_000, {"temperature": 0.6, "top_k": 20, "top_p": 0.95})
+    else:
+        settings |= {"device": "cpu", "cpu_kernels": "torch", "max_num_seqs": 4, "max_model_len": 64}
+        settings |= {"kv_cache_memory_bytes": 16 << 20}
+        load = serving.Load(4, 16, 4, 100.0, 500, {"temperature": 0.6})
+    traces = directory / "traces" if IS_ON_GPU else None
+    found = asyncio.run(serving.measure(model, settings, load, traces))
+    title = f"{shape}, {load.num_requests} requests of {load.input_len}, {load.rate:.0f} per second"
+    figures = [
+        figure("engine-rate", title, "output tok/s", found["output_tokens_per_s"], digits=0, is_higher_better=True)
+    ]
+    for name, spoken in (("ttft_s", "first token"), ("itl_s", "gap between tokens")):
+        for rank in ("median", "p90", "p99"):
+            value = 1e3 * found[name][rank]
+            figures.append(figure(f"engine-{name}-{rank}", f"{spoken}, {rank}", "ms", value, digits=2))
+    if traces is not None:
+        idle = 100 * serving.idle_share(traces)
+        figures.append(figure("engine-idle", "GPU idle under this load", "%", idle))
+    return cell_result(figures, found)
+
+
+def _tiny(arguments: dict[str, Any], **smaller: Any) -> dict[str, Any]:
+    return arguments if IS_ON_GPU else {**arguments, **{key: smaller[key] for key in smaller.keys() & arguments.keys()}}
+
+
+def _runner(shape: ShapeName) -> StepRunner:
+    """Return the runner of a model; it stays until this process ends."""
+    if shape not in _runners:
+        directory = Path(tempfile.mkdtemp(prefix="first-look-"))
+        model = write_model(SHAPES[shape] if IS_ON_GPU else TINY, directory)
+        if IS_ON_GPU:
+            settings = {"max_model_len": MAX_MODEL_LEN, "enable_deterministic_inference": True}
+            _runners[shape] = StepRunner(
+                str(model), "cuda", max_tokens=MAX_SEQS * 1024, max_batch=MAX_SEQS, settings=settings
+            )
+        else:
+            settings = {"max_model_len": 256, "dtype": "float32", "cpu_kernels": "torch"}
+            _runners[shape] = StepRunner(str(model), "cpu", max_tokens=4 * 32, max_batch=4, settings=settings)
+    return _runners[shape]
+
+
+def _step_bound(config: dict[str, Any], batch: int, context: int) -> list[tuple[float, float]]:
+    """Return the least work of a decode step: all weights once, then all keys and values once."""
+    shapes = weight_shapes(config)
+    head = shapes.pop("head")
+    weights = config["num_hidden_layers"] * sum(rows * width for rows, width in shapes.values()) + head[0] * head[1]
+    kv_bytes = 4 * config["num_hidden_layers"] * config["num_key_value_heads"] * config["head_dim"] * batch * context
+    return [(2.0 * weights, 2.0 * batch * weights), (kv_bytes, 0.0)]
+
+
+FUNCTIONS: dict[str, Callable[..., dict[str, Any]]] = {
+    "environment": environment,
+    "ceilings": ceilings,
+    "agreeing_rows": agreeing_rows,
+    "products": measure_products,
+    "attention_bits": attention_bits,
+    "attention": attention,
+    "model_bits": model_bits,
+    "decode": decode,
+    "serve": serve,
+}
+
+
+if __name__ == "__main__":
+    if IS_ON_GPU:
+        prepare_products(is_deterministic=True)
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        import triton_interpreter
+
+        triton_interpreter.repair()
+    serve_calls(FUNCTIONS)

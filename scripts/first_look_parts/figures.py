@@ -1,0 +1,56 @@
+"""The form in which a measuring process returns a cell: plain values, which survive JSON."""
+
+from collections.abc import Sequence
+from typing import Any
+
+Bound = Sequence[tuple[float, float]]
+"""Bytes and floating-point operations of parts that follow one another; a part takes the longer of both."""
+
+
+def figure(
+    key: str,
+    title: str,
+    unit: str,
+    value: float,
+    *,
+    column: str = "octavo",
+    seconds: float | None = None,
+    bound: Bound = (),
+    digits: int = 1,
+    is_higher_better: bool = False,
+) -> dict[str, Any]:
+    """Return one number of the table.
+
+    Args:
+        key: of its line; figures of several columns share it.
+        title: of its line.
+        unit: of the value.
+        value: the number.
+        column: who was measured.
+        seconds: what `bound` is compared with.
+        bound: the least work; () if there is none to compare with.
+        digits: after the decimal point.
+        is_higher_better: for comparisons with other runs.
+    """
+    return {
+        "key": key,
+        "title": title,
+        "unit": unit,
+        "value": value,
+        "column": column,
+        "seconds": seconds,
+        "bound": [list(part) for part in bound],
+        "digits": digits,
+        "is_higher_better": is_higher_better,
+    }
+
+
+def cell_result(figures: Sequence[dict[str, Any]], detail: Any = None, lines: Sequence[str] = ()) -> dict[str, Any]:
+    """Return what a cell found.
+
+    Args:
+        figures: for the table.
+        detail: anything else, for the report.
+        lines: what to print below the table.
+    """
+    return {"figures": list(figures), "detail": detail, "lines": list(lines)}

@@ -1,0 +1,123 @@
+"""scripts/gpu_first_look without a GPU: cells that crash and hang, the report after each of them, a dry run."""
+
+import inspect
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from bench_cpu_parts.engines import Command
+from bench_gpu_parts.calls import Calls
+from bench_gpu_parts.compare import changes
+from first_look_parts import drive, measuring, serving
+from first_look_parts.cells import TOTAL_S, Cell, all_cells
+from first_look_parts.figures import cell_result, figure
+from first_look_parts.report import Report
+from source_tree import ROOT
+
+DRIVER = """
+import os, time
+from bench_gpu_parts.callee import serve
+def good(number): return {"figures": [], "detail": [number, os.getpid()], "lines": []}
+def raises(): raise RuntimeError("no such kernel")
+def crashes(): os.abort()
+def hangs(): time.sleep(100)
+serve({function.__name__: function for function in (good, raises, crashes, hangs)})
+"""
+
+
+def cell(key: str, function: str, limit_s: float = 20.0, **arguments: int) -> Cell:
+    return Cell(key, key, "kernels", function, arguments, 1.0, limit_s)
+
+
+def test_every_cell_is_a_call_that_its_process_understands() -> None:
+    cells = all_cells()
+    assert len({each.key for each in cells}) == len(cells)
+    for each in cells:
+        inspect.signature(drive.FUNCTIONS[each.function]).bind(**each.arguments)
+        assert each.expected_s < each.limit_s
+
+
+def test_all_cells_fit_into_five_minutes() -> None:
+    start_s = 12.0  # of a process: torch, CUDA, Triton
+    cells = all_cells()
+    assert sum(each.expected_s for each in cells) + start_s * len({each.group for each in cells}) <= TOTAL_S
+
+
+def test_a_cell_that_raises_crashes_or_hangs_costs_no_other(tmp_path: Path) -> None:
+    script = tmp_path / "driver.py"
+    script.write_text(DRIVER)
+    command = Command((sys.executable, "-P", str(script)), (("PYTHONPATH", ":".join(filter(None, sys.path))),))
+    path = tmp_path / "report.json"
+    report = Report(path, {}, {})
+    written = []
+
+    def record(each: Cell, found: dict) -> None:
+        report.add(each, found)
+        written.append(list(json.loads(path.read_text())["results"]["cells"]))
+
+    cells = [
+        cell("first", "good", number=1),
+        cell("raises", "raises"),
+        cell("crashes", "crashes"),
+        cell("hangs", "hangs", limit_s=1.0),
+        cell("last", "good", number=2),
+    ]
+    measuring.measure(cells, lambda: Calls(command, tmp_path / "log", 20), record, 100)
+    assert written == [[each.key for each in cells[: count + 1]] for count in range(5)], "written after every cell"
+    assert "no such kernel" in report.cells["raises"]["error"]
+    assert "it has ended" in report.cells["crashes"]["error"]
+    assert "no answer within 1 s" in report.cells["hangs"]["error"]
+    assert report.cells["last"]["detail"][0] == 2
+    assert report.cells["last"]["detail"][1] != report.cells["first"]["detail"][1]
+    assert len(report.results.failures) == 3
+    assert "failed: hangs" in report.text()
+
+
+def test_what_there_is_no_time_for_is_left_out_and_nothing_is_started() -> None:
+    found = {}
+    measuring.measure([cell("late", "good")], lambda: pytest.fail("started"), lambda each, what: found.update(what), 2)
+    assert found == {"left_out": "2 s were left, and it takes 1"}
+
+
+def test_the_report_has_shares_of_the_ceilings_and_is_one_that_bench_gpu_compares(tmp_path: Path) -> None:
+    path = tmp_path / "report.json"
+    report = Report(path, {}, {"attention-64-1024": 70.0})
+    limits = {"copy_bytes": 4e12, "matrix_flops": 8e14}
+    report.add(Cell("ceilings", "", "kernels", "ceilings", {}, 1, 2), cell_result([], limits))
+    # The first part is bound by its bytes (100 us), the second by its operations (200 us).
+    parts = [(4e8, 8e9), (4e8, 1.6e11)]
+    for column, value in (("octavo", 600.0), ("sdpa", 400.0)):
+        found = figure("attention-64-1024", "attention", "us", value, column=column, seconds=value / 1e6, bound=parts)
+        report.add(cell(column, "good"), cell_result([found]))
+    assert "| attention | us | 70.0 | 600.0, 50% | 400.0, 75% |" in report.text()
+    recorded = json.loads(path.read_text())
+    recorded["results"]["rows"]["attention-64-1024"]["engines"]["octavo"]["median"] = 300.0
+    assert changes(recorded, report.results)[0] == "attention, octavo: 300.0 -> 600.0 us, +100.0%: worse"
+
+
+def test_the_idle_share_is_what_no_kernel_covers(tmp_path: Path) -> None:
+    spans = [(0, 10), (5, 10), (20, 5), (22, 1), (40, 10)]
+    events = [{"cat": "kernel", "ts": start, "dur": length} for start, length in spans]
+    events.append({"cat": "cpu_op", "ts": 0, "dur": 1000})
+    (tmp_path / "worker.trace.json").write_text(json.dumps({"traceEvents": events}))
+    assert serving.idle_share(tmp_path) == pytest.approx(1 - (15 + 5 + 10) / 50)
+    (tmp_path / "worker.trace.json").write_text(json.dumps({"traceEvents": events[-1:]}))
+    with pytest.raises(ValueError, match="no kernels"):
+        serving.idle_share(tmp_path)
+
+
+def test_a_dry_run_computes_cells_with_tiny_sizes(tmp_path: Path) -> None:
+    """In a process of its own: kernels are interpreted there."""
+    only = ["environment", "ceilings", "agree-Qwen3-0.6B-qkv", "products-Llama-3.1-8B-head", "attention-1-8192-1"]
+    command = [sys.executable, "-P", str(ROOT / "scripts" / "gpu_first_look.py"), "--dry-run", "--only", *only]
+    command += ["--json", str(tmp_path / "report.json"), "--logs", str(tmp_path / "logs")]
+    environment = {**os.environ, "PYTHONPATH": ":".join(filter(None, sys.path))}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = json.loads((tmp_path / "report.json").read_text())["results"]["rows"]
+    assert rows.keys() >= {"copy", "agree-Qwen3-0.6B qkv", "product-Llama-3.1-8B head-16", "attention-1-8192"}
+    assert rows["product-Llama-3.1-8B head-16"]["engines"].keys() == {"octavo", "cublas"}
+    assert "failed" not in done.stdout
