@@ -103,7 +103,8 @@ def check_compilers(for_pytest: list[str]) -> bool:
 
 def _test(environment: dict[str, str], for_pytest: list[str]) -> bool:
     """Run the kernels' tests in an environment that tests/kernels/conftest.py builds the library by."""
-    command = [sys.executable, "-P", "-m", "pytest", "-q", "tests/kernels", *for_pytest]
+    limit = "test_time_limit_s=1800"  # code under a sanitizer is slow, and so is its compilation
+    command = [sys.executable, "-P", "-m", "pytest", "-q", "-o", limit, "tests/kernels", *for_pytest]
     return subprocess.run(command, cwd=ROOT, env={**os.environ, **environment}, check=False).returncode == 0
 
 

@@ -13,6 +13,8 @@ from default_model import DefaultModelMissing, default_model
 from hypothesis import settings
 from leaks import kill, leaked_processes
 
+pytest_plugins = ["time_limit"]
+
 MARK = "OCTAVO_TEST_SESSION"
 TESTS = Path(__file__).parent
 

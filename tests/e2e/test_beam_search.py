@@ -11,6 +11,7 @@ import pytest
 import torch
 import transformers
 from tiny_models import VOCAB_SIZE, make_tiny
+from waiting import until
 
 from octavo import LLM, AsyncClient, BeamSearchParams
 from octavo.frontend.outputs import BeamSearchSequence, RequestOutput
@@ -150,10 +151,12 @@ def test_the_engine_is_left_empty_however_a_search_ends(model: Path) -> None:
         async with AsyncClient.launch(str(model), dtype="float32", max_model_len=512) as client:
             params = BeamSearchParams(beam_width=4, max_tokens=400, ignore_eos=True)
 
+            async def has_begun() -> bool:
+                return bool((await client.engine_stats()).generation_tokens)
+
             async def start() -> "asyncio.Task[RequestOutput]":
                 task = asyncio.create_task(client.beam_search(prompt(9), params, request_id="search"))
-                while not (await client.engine_stats()).generation_tokens:
-                    await asyncio.sleep(0.01)
+                await until(has_begun)
                 return task
 
             task = await start()

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 import pytest
 from fake_client import FakeClient
 from fake_server import fake_server
+from waiting import wait_until
 
 from octavo.frontend.cli import main
 from octavo.frontend.cli.api import Api
@@ -201,13 +202,6 @@ def terminal(*words: str) -> Iterator[Terminal]:
         screen.process.kill()
         screen.process.wait()
         os.close(screen.master)
-
-
-def wait_until(condition) -> None:
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def test_conversation_at_a_terminal(client: FakeClient) -> None:

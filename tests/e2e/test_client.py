@@ -8,9 +8,11 @@ import sys
 import textwrap
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tiny_models import make_tiny
+from waiting import TIMEOUT_S, until
 
 from octavo.frontend.client import AsyncClient
 from octavo.frontend.outputs import RequestOutput
@@ -48,12 +50,13 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
 
 async def until_idle(client: AsyncClient) -> None:
     """Wait until the engine has nothing to do, and check that it gave everything back."""
-    while True:
+
+    async def idle_stats() -> Any:
         stats = await client.engine_stats()
-        if stats.num_running == stats.num_waiting == 0:
-            assert stats.num_free_blocks == stats.num_blocks
-            return
-        await asyncio.sleep(0.02)
+        return None if stats.num_running or stats.num_waiting else stats
+
+    stats = await until(idle_stats)
+    assert stats.num_free_blocks == stats.num_blocks
 
 
 def test_deltas_add_up_to_the_whole(engine: Engine) -> None:
@@ -96,7 +99,7 @@ def test_cancelling_the_task_aborts_the_request(engine: Engine) -> None:
                 started.set()
 
         task = asyncio.create_task(consume())
-        await started.wait()
+        await asyncio.wait_for(started.wait(), TIMEOUT_S)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
@@ -253,7 +256,7 @@ def test_a_killed_application_leaves_nothing_behind(engine: Engine) -> None:
             sys.executable, "-P", "-c", program, client.address, stdout=subprocess.PIPE, env=dict(os.environ)
         )
         assert process.stdout is not None
-        assert await process.stdout.readline() == b"token\n"
+        assert await asyncio.wait_for(process.stdout.readline(), TIMEOUT_S) == b"token\n"
         process.kill()
         await process.wait()
         # The pipe's transport is closed by the wait above only once its end of file was read.
@@ -283,7 +286,7 @@ def test_closing_ends_what_runs_and_may_happen_twice(engine: Engine) -> None:
 
         # Ten times as many as run at once, so that most of them are not done, however slow this process is.
         running = [asyncio.create_task(one()) for _ in range(40)]
-        await started.wait()
+        await asyncio.wait_for(started.wait(), TIMEOUT_S)
         await asyncio.gather(second.close(), second.close())
         ends = await asyncio.gather(*running, return_exceptions=True)
         assert {type(end) for end in ends} <= {EngineDeadError, type(None)}
@@ -304,8 +307,7 @@ def test_a_request_that_is_sent_twice_is_served_twice(engine: Engine) -> None:
         first, second = await asyncio.gather(one(client), one(client))
         assert first.outputs[0].token_ids == second.outputs[0].token_ids, "the seed follows from the id"
         running = [asyncio.create_task(one(client)) for _ in range(2)]
-        while client.num_live_requests < 2:
-            await asyncio.sleep(0)
+        await until(lambda: client.num_live_requests >= 2, interval_s=0)
         assert await client.abort("x")
         assert [(await task).outputs[0].finish_reason for task in running] == ["abort", "abort"]
         await until_idle(client)
@@ -343,7 +345,7 @@ def test_a_dead_engine_is_reported_to_every_request(tmp_path: Path) -> None:
 
             started = asyncio.Event()
             tasks = [asyncio.create_task(one()) for _ in range(5)]
-            await started.wait()
+            await asyncio.wait_for(started.wait(), TIMEOUT_S)
             assert client.engine is not None
             os.kill(client.engine.core_pid, 9)
             for result in await asyncio.gather(*tasks, return_exceptions=True):

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from tiny_models import make_tiny
+from waiting import TIMEOUT_S, until
 from workloads import Ask, ask, ask_all, bits, fingerprint, logprob_bits, random_requests
 
 from octavo.frontend.client import AsyncClient
@@ -102,13 +103,11 @@ async def kill_at_random(client: AsyncClient, rng: random.Random, num_kills: int
     """Kill the core as often as asked, each time when it has work; return how often it still had."""
     num_hits = 0
     for _ in range(num_kills):
-        while not client.health().ok or not client.num_live_requests:
-            await asyncio.sleep(0.01)
+        await until(lambda: client.health().ok and client.num_live_requests)
         await asyncio.sleep(rng.choice([0.02, 0.1, 0.3]))
         num_hits += client.num_live_requests > 0
         kill_core(client)
-        while client.health().ok:
-            await asyncio.sleep(0.01)
+        await until(lambda: not client.health().ok)
     return num_hits
 
 
@@ -173,8 +172,7 @@ def test_aborts_and_newcomers_while_there_is_no_core(client: AsyncClient, runner
         first = client.generate([5, 6, 7], LONG, request_id="leaves")
         await anext(first)
         kill_core(client)
-        while client.health().ok:
-            await asyncio.sleep(0.01)
+        await until(lambda: not client.health().ok)
         assert "being started again" in client.health().reason
         newcomer = asyncio.create_task(ask(client, Ask((5, 6, 7), LONG)))
         await first.aclose()
@@ -235,6 +233,10 @@ asyncio.run(main())
 
 
 def test_a_frontend_that_dies_is_noticed_by_the_core_alone(client: AsyncClient, runner: asyncio.Runner) -> None:
+    async def has_all_blocks() -> bool:
+        stats = await client.engine_stats()
+        return stats.num_free_blocks == stats.num_blocks
+
     async def main() -> None:
         alone = await ask(client, Ask((5, 6, 7), LONG))
         process = await asyncio.create_subprocess_exec(
@@ -242,13 +244,12 @@ def test_a_frontend_that_dies_is_noticed_by_the_core_alone(client: AsyncClient, 
         )
         try:
             assert process.stdout is not None
-            await process.stdout.readline()
+            await asyncio.wait_for(process.stdout.readline(), TIMEOUT_S)
             asking = asyncio.create_task(ask(client, Ask((5, 6, 7), LONG)))
         finally:
             process.kill()
         assert await asking == alone
-        while (stats := await client.engine_stats()).num_free_blocks < stats.num_blocks:
-            await asyncio.sleep(0.05)
+        await until(has_all_blocks)
         await process.wait()
 
     runner.run(main())
@@ -298,8 +299,7 @@ async def kill_for_poison(client: AsyncClient, everybody: list[AsyncClient]) -> 
         if any(request.num_prompt_tokens == POISON_LENGTH and request.num_computed_tokens for request in requests):
             num_kills += 1
             kill_core(client)
-            while client.health().ok:
-                await asyncio.sleep(0.01)
+            await until(lambda: not client.health().ok)
         await asyncio.sleep(0.005)
     return num_kills
 

@@ -6,6 +6,7 @@ import pytest
 from browser import Browser, browser
 from default_model import default_model
 from servers import Server
+from waiting import join
 
 pytestmark = pytest.mark.model
 
@@ -116,7 +117,7 @@ def test_the_engine_is_seen_at_work(server, page):
         for canvas in ("throughput", "steps", "blocks"):
             assert page.run(f"({drawn})('{canvas}')") > 2, canvas
     finally:
-        load.join()
+        join(load)
     page.wait_for("document.querySelector('#requests').textContent.includes('none')")
     assert page.run("document.querySelector('#latency').textContent").count("ms") > 2
     assert page.problems == []

@@ -4,24 +4,17 @@ import asyncio
 import os
 import re
 import signal
-import time
 from pathlib import Path
 
 import pytest
 from servers import Server, descendants, left_after, serve
+from waiting import TIMEOUT_S
 
 from octavo import AsyncClient, SamplingParams
 from octavo.frontend.cli.main import main
 from octavo.protocol.errors import EngineDeadError, OverloadedError
 
 LONG = SamplingParams(temperature=0.0, max_tokens=400, ignore_eos=True)
-
-
-def wait_for(server: Server, pattern: str) -> None:
-    deadline = time.monotonic() + 90
-    while not re.search(pattern, server.output):
-        assert server.process.poll() is None and time.monotonic() < deadline, server.output
-        time.sleep(0.05)
 
 
 async def generate(client: AsyncClient, params: SamplingParams, began: asyncio.Event | None = None) -> list[int]:
@@ -50,7 +43,7 @@ def test_its_owner_restarts_it_and_everybody_finishes(model: Path, tmp_path: Pat
             began = asyncio.Event()
             running = asyncio.create_task(generate(client, LONG, began))
             over_http = asyncio.create_task(asyncio.to_thread(served, http))
-            await began.wait()
+            await asyncio.wait_for(began.wait(), TIMEOUT_S)
             (core,) = [pid for pid in descendants(server.process.pid) if server.process.pid == _parent(pid)]
             os.kill(core, signal.SIGKILL)
             assert [await running, await over_http] == [expected, expected], "another core went on"
@@ -58,15 +51,15 @@ def test_its_owner_restarts_it_and_everybody_finishes(model: Path, tmp_path: Pat
             assert await asyncio.to_thread(http.wait, 20) == 0, http.output
             began.clear()
             running = asyncio.create_task(generate(client, LONG, began))
-            await began.wait()
+            await asyncio.wait_for(began.wait(), TIMEOUT_S)
             server.signal(signal.SIGTERM)
-            await asyncio.to_thread(wait_for, server, "no new requests")
+            await asyncio.to_thread(server.wait_for, "no new requests")
             with pytest.raises((OverloadedError, EngineDeadError)):
                 await generate(client, LONG)
             assert await running == expected, "what was accepted is finished"
 
     with serve(model, *flags) as server:
-        wait_for(server, f"headless: serving .* at {re.escape(address)}")
+        server.wait_for(f"headless: serving .* at {re.escape(address)}")
         below = descendants(server.process.pid)
         with serve(f"--join={address}") as http:
             http.wait_until_ready()

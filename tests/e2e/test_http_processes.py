@@ -13,6 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 from servers import Server, descendants, left_after, serve
+from waiting import TIMEOUT_S, wait_until
 
 SMALL = ["--dtype", "float32", "--max-model-len", "256", "--max-num-seqs", "4", "--served-model-name", "tiny"]
 ASK = {"model": "tiny", "prompt": [5, 6, 7], "max_tokens": 4, "temperature": 0, "ignore_eos": True}
@@ -36,13 +37,6 @@ def command(pid: int) -> str:
     return ""
 
 
-def until(condition, timeout_s: float = 30) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come true"
-        time.sleep(0.05)
-
-
 def num_seen(server: Server) -> float:
     """How many requests run, wait or have ended."""
     ended = sample(server.get("/metrics").text, "octavo:request_success_total")
@@ -60,7 +54,7 @@ def test_they_share_the_work_and_a_killed_one_is_replaced_and_keeps_its_counts(m
         with ThreadPoolExecutor(8) as pool:
             statuses = Counter(pool.map(lambda _: server.post("/v1/completions", ASK).status_code, range(48)))
         assert statuses == {200: 48}
-        until(lambda: sample(server.get("/metrics").text, "octavo:generation_tokens_total") == 48 * 4)
+        wait_until(lambda: sample(server.get("/metrics").text, "octavo:generation_tokens_total") == 48 * 4)
         texts = {server.get("/metrics").text for _ in range(12)}  # each on a connection, and so a process, of its own
         assert len(texts) == 1
         text = texts.pop()
@@ -70,7 +64,7 @@ def test_they_share_the_work_and_a_killed_one_is_replaced_and_keeps_its_counts(m
         assert server.get("/load").json() == {"server_load": 0}
         before = api_workers(server)
         os.kill(before[0], signal.SIGKILL)
-        until(lambda: len(api_workers(server)) == COUNT - 1 and before[0] not in api_workers(server))
+        wait_until(lambda: len(api_workers(server)) == COUNT - 1 and before[0] not in api_workers(server))
         # Those whose queue waited for the new process are answered as well.
         assert {server.post("/v1/completions", ASK).status_code for _ in range(12)} == {200}
         assert sample(server.get("/metrics").text, "octavo:request_success_total") == 60
@@ -100,10 +94,10 @@ def test_a_signal_drains_all_of_them(model: Path) -> None:
     # One at a time, so that most of them still wait when the signal comes.
     with several(model, "--max-num-seqs", "1") as server, ThreadPoolExecutor(12) as pool:
         asked = [pool.submit(server.post, "/v1/completions", long) for _ in range(12)]
-        until(lambda: num_seen(server) == len(asked))
+        wait_until(lambda: num_seen(server) == len(asked))
         pids = descendants(server.process.pid)
         server.signal(signal.SIGTERM)
-        reasons = [future.result().json()["choices"][0]["finish_reason"] for future in asked]
+        reasons = [future.result(TIMEOUT_S).json()["choices"][0]["finish_reason"] for future in asked]
         assert reasons == ["length"] * 12
         assert server.wait(20) == 0
         assert left_after(pids, 2.0) == []
@@ -128,7 +122,7 @@ def test_a_death_that_cannot_be_survived_leaves_no_process(model: Path, who: str
 def test_they_share_a_unix_socket(model: Path, tmp_path: Path) -> None:
     path = tmp_path / "s"
     with serve(model, *SMALL, "--api-server-count", "2", "--uds", str(path)) as server:
-        until(lambda: "istening on" in server.output, 90)
+        wait_until(lambda: "istening on" in server.output, 90)
         with httpx.Client(transport=httpx.HTTPTransport(uds=str(path)), base_url="http://octavo.test") as http:
             assert http.post("/v1/completions", json=ASK).status_code == 200
         server.signal(signal.SIGTERM)

@@ -12,6 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 from servers import Server, cpu_seconds, descendants, left_after, serve
+from waiting import wait_until
 
 SMALL = ["--dtype", "float32", "--max-model-len", "256", "--max-num-seqs", "4"]
 LONG_REQUEST = {"model": "tiny", "prompt": [5, 6, 7], "max_tokens": 240, "temperature": 0, "ignore_eos": True}
@@ -145,8 +146,7 @@ def test_killing_the_server_leaves_no_process(model: Path) -> None:
         with serve(model, *SMALL) as server:
             if during == "idle":
                 server.wait_until_ready()
-            while len(descendants(server.process.pid)) < 2:
-                time.sleep(0.01)
+            wait_until(lambda: len(descendants(server.process.pid)) >= 2)
             pids = descendants(server.process.pid)
             server.signal(signal.SIGKILL)
             assert left_after(pids, 2.0) == []
@@ -179,9 +179,7 @@ def test_a_drain_that_loses_its_requests_is_a_failure(mortal: Server) -> None:
     next(chunks)
     os.kill(worker, signal.SIGSTOP)  # the request cannot end by itself
     server.signal(signal.SIGTERM)
-    deadline = time.monotonic() + 20
-    while "no new requests" not in server.output and time.monotonic() < deadline:
-        time.sleep(0.01)
+    server.wait_for("no new requests")
     os.kill(core, signal.SIGKILL)
     assert "error" in list(chunks)[-1]
     assert server.wait(20) != 0

@@ -4,11 +4,11 @@ import os
 import subprocess
 import sys
 import textwrap
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from waiting import wait_until
 
 from octavo import LLM, SamplingParams
 from octavo.protocol.errors import EngineDeadError, InvalidRequestError, StartupError
@@ -125,8 +125,7 @@ def test_closing_answers_callers_in_other_threads(model: Path) -> None:
     with ThreadPoolExecutor() as threads:
         params = GREEDY.clone(max_tokens=1000, ignore_eos=True)  # some seconds, so that all are alive at once
         calls = [threads.submit(llm.generate, [[1, 2]] * 50, params, use_tqdm=False) for _ in range(3)]
-        while llm.client.num_live_requests < 150:
-            time.sleep(0.005)
+        wait_until(lambda: llm.client.num_live_requests >= 150)
         llm.close()
         for call in calls:
             with pytest.raises(EngineDeadError, match="closed"):

@@ -7,14 +7,7 @@ import time
 from pathlib import Path
 
 from servers import Server, descendants, serve
-
-
-def until(server: Server, text: str, count: int = 1) -> None:
-    """Wait until the log holds a text so many times."""
-    deadline = time.monotonic() + 30
-    while server.output.count(text) < count:
-        assert time.monotonic() < deadline, server.output
-        time.sleep(0.05)
+from waiting import join
 
 
 def test_every_stall_is_reported_once_and_the_engine_recovers(model: Path) -> None:
@@ -36,15 +29,15 @@ def check_stall(server: Server, which: str, num_stalls: int) -> None:
     asking = threading.Thread(target=lambda: answers.append(server.post("/v1/completions", body).status_code))
     asking.start()
     try:
-        until(server, "the stacks of all processes follow", num_stalls)
+        server.wait_for("the stacks of all processes follow", num_stalls)
         health = server.get("/health")
         assert health.status_code == 503
         assert "the engine has not" in health.json()["reason"]
-        until(server, f"pid {stopped} ({which}) is stopped")
-        until(server, "most recent call first", 2 * num_stalls)
+        server.wait_for(rf"pid {stopped} \({which}\) is stopped")
+        server.wait_for("most recent call first", 2 * num_stalls)
     finally:
         os.kill(stopped, signal.SIGCONT)
-        asking.join()
+        join(asking)
     assert answers == [200]
-    until(server, "the stall is over", num_stalls)
+    server.wait_for("the stall is over", num_stalls)
     assert server.get("/health").status_code == 200

@@ -1,18 +1,21 @@
 """The worker is killed and stopped while requests run: what they give is what they give undisturbed, bit for bit."""
 
 import asyncio
+import contextlib
 import os
 import random
 import signal
-import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from servers import descendants
+from waiting import until, wait_until
 from workloads import Ask, ask, ask_all, random_requests
 
 from octavo import LLM, AsyncClient, SamplingParams, StructuredOutputsParams
+from octavo.protocol.stats import EngineStats
 
 SETTINGS: dict[str, Any] = {"dtype": "float32", "max_model_len": 256, "max_num_seqs": 6}
 LONG = SamplingParams(max_tokens=200, seed=1, ignore_eos=True, logprobs=1)
@@ -49,15 +52,17 @@ def expected(llm: LLM) -> list[list[Any]]:
 
 def worker_of(client: AsyncClient) -> int:
     """Return the process that computes, once there is one."""
-    assert client.engine is not None
-    while True:
-        for pid in descendants(client.engine.core_pid):
-            try:
+    engine = client.engine
+    assert engine is not None
+
+    def find() -> int:
+        for pid in descendants(engine.core_pid):
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
                 if b"worker_proc" in Path(f"/proc/{pid}/cmdline").read_bytes():
                     return pid
-            except (FileNotFoundError, ProcessLookupError):
-                continue
-        time.sleep(0.01)
+        return 0
+
+    return wait_until(find)
 
 
 async def wait_for_progress(client: AsyncClient) -> None:
@@ -68,22 +73,29 @@ async def wait_for_progress(client: AsyncClient) -> None:
     lost = (await client.snapshot()).requests
     ran = [one for place, one in enumerate(lost) if place < SETTINGS["max_num_seqs"] or one.num_output_tokens]
     places = {one.request_id: one.num_output_tokens + 2 for one in ran}
-    while any(
-        one.num_output_tokens < places.get(one.request_id, 0) for one in (await client.snapshot()).requests
-    ):  # those that are not there any more have ended
-        await asyncio.sleep(0.005)
+
+    async def have_progressed() -> bool:
+        requests = (await client.snapshot()).requests  # without those that have ended
+        return all(one.num_output_tokens >= places.get(one.request_id, 0) for one in requests)
+
+    await until(have_progressed)
+
+
+async def until_stats(client: AsyncClient, condition: Callable[[EngineStats], object]) -> None:
+    async def is_so() -> bool:
+        return bool(condition(await client.engine_stats()))
+
+    await until(is_so, lambda: client.health())
 
 
 async def strike_at_random(client: AsyncClient, number: signal.Signals, rng: random.Random, num_strikes: int) -> None:
     """Send a signal to the worker of the moment, each time when it computes and has got further than the one before."""
     for num_losses in range(num_strikes):
         before = (await client.engine_stats()).num_steps
-        while (await client.engine_stats()).num_steps == before:
-            await asyncio.sleep(0.005)
+        await until_stats(client, lambda stats, before=before: stats.num_steps != before)
         await asyncio.sleep(rng.choice([0.0, 0.02, 0.1]))
         os.kill(worker_of(client), number)
-        while sum((await client.engine_stats()).worker_failures.values()) == num_losses:
-            await asyncio.sleep(0.005)
+        await until_stats(client, lambda stats, seen=num_losses: sum(stats.worker_failures.values()) != seen)
         await wait_for_progress(client)
 
 
@@ -127,8 +139,7 @@ def test_a_worker_that_dies_during_the_first_prompt(model: Path) -> None:
             alone = await ask(client, request)
             os.kill(worker_of(client), signal.SIGSTOP)
             asking = asyncio.create_task(ask(client, request))
-            while not (await client.engine_stats()).num_running:
-                await asyncio.sleep(0.01)
+            await until_stats(client, lambda stats: stats.num_running)
             os.kill(worker_of(client), signal.SIGKILL)
             assert await asking == alone
 

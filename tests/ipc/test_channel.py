@@ -8,6 +8,7 @@ import msgspec
 import pytest
 import zmq
 from subscribers import wait_for_subscribers
+from waiting import wait_until
 
 from octavo.protocol import PROTOCOL_VERSION
 from octavo.protocol.buffers import Buffer
@@ -109,8 +110,7 @@ def test_a_gap_in_the_broadcast_is_an_error(opened: Opened, tmp_path: Path) -> N
     publisher.bind(f"ipc://{tmp_path}/plan")
     worker = opened(Subscriber, f"ipc://{tmp_path}/plan")
     frame = worker_command_codec().encode(StopWorker(3))
-    while not worker.socket.poll(20):
-        publisher.send_multipart(frame)
+    wait_until(lambda: publisher.send_multipart(frame) or worker.socket.poll(20), interval_s=0)
     with pytest.raises(ProtocolError, match="command 0 was lost"):
         worker.receive(TIMEOUT_S)
 
@@ -253,8 +253,7 @@ def test_workers_drop_what_is_no_command(opened: Opened, tmp_path: Path) -> None
     publisher = opened.socket(zmq.PUB)
     publisher.bind(f"ipc://{tmp_path}/plan")
     worker = opened(Subscriber, f"ipc://{tmp_path}/plan")
-    while not worker.socket.poll(20):
-        publisher.send(b"nonsense")
+    wait_until(lambda: publisher.send(b"nonsense") or worker.socket.poll(20), interval_s=0)
     publisher.send_multipart([b"\x03", b"\x90"])
     publisher.send_multipart(worker_command_codec().encode(StopWorker(0)))
     assert worker.receive(TIMEOUT_S) == StopWorker(0)

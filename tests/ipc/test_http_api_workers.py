@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import pytest
-from http_client import until
 from servers import left_after
 from specs import PYTHONPATH
+from waiting import until
 
 from octavo.frontend.http import api_workers
 from octavo.frontend.http.api_workers import MAX_DEATHS, ApiWorkers

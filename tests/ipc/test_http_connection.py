@@ -5,8 +5,9 @@ import json
 
 import pytest
 from fake_client import MODEL, FakeClient
-from http_client import Caller, until
+from http_client import Caller
 from http_exchange import ASK, PATH, error_of, play, text_of
+from waiting import until
 
 from octavo.protocol.config import ServerConfig
 from octavo.protocol.errors import OverloadedError

@@ -6,8 +6,9 @@ import json
 
 import pytest
 from fake_client import FakeClient
-from http_client import Caller, until
+from http_client import Caller
 from http_exchange import ASK, PATH, error_of, play, text_of
+from waiting import until
 
 from octavo.frontend.http import http_protocol, server
 from octavo.protocol.config import ServerConfig

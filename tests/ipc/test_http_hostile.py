@@ -8,9 +8,10 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 from fake_client import MODEL, FakeClient
-from http_client import application, listening, until
+from http_client import application, listening
 from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
+from waiting import until
 
 from octavo.frontend.http import http_protocol, server
 from octavo.protocol.config import ServerConfig

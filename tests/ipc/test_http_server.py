@@ -13,7 +13,8 @@ from pathlib import Path
 import httpx
 import pytest
 from fake_client import MODEL, FakeClient
-from http_client import application, events, until
+from http_client import application, events
+from waiting import until
 
 from octavo.frontend.http import server as server_module
 from octavo.frontend.http.listener import Listener, listen

@@ -13,7 +13,8 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 from fake_client import FakeClient
-from http_client import application, until
+from http_client import application
+from waiting import TIMEOUT_S, until
 
 from octavo.frontend.http import server as server_module
 from octavo.frontend.http.listener import listen
@@ -92,7 +93,7 @@ def test_callers_who_trust_the_certificate_are_served_over_https(folder: Path) -
 def test_a_caller_who_breaks_off_its_greeting_does_not_hold_up_the_end(folder: Path) -> None:
     async def scenario(url: str, server: Server) -> None:
         parts = urlsplit(url)
-        silent.append(socket.create_connection((parts.hostname, parts.port)))
+        silent.append(socket.create_connection((parts.hostname, parts.port), timeout=TIMEOUT_S))
         await asyncio.sleep(0.2)
 
     silent: list[socket.socket] = []

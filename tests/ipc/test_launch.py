@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from core_fakes import core_config
 from specs import PYTHONPATH
+from waiting import TIMEOUT_S, until
 
 from octavo.frontend import launch, spawn
 from octavo.frontend.launch import LaunchedEngine, follow_start
@@ -52,7 +53,7 @@ async def die(engine: LaunchedEngine) -> None:
     gone = asyncio.Event()
     engine.watch(lambda exited: gone.set())
     engine.kill()
-    await gone.wait()
+    await asyncio.wait_for(gone.wait(), TIMEOUT_S)
 
 
 def lives_in(spawned: SpawnedEngine) -> list[str]:
@@ -68,8 +69,7 @@ def test_lives_have_epochs_of_their_own_and_leave_nothing(tmp_path: Path, specs:
         await engine.restart("killed")
         await engine.replace(core_config())
         replacing = asyncio.create_task(engine.replace(core_config()))
-        while len(specs) < 4:
-            await asyncio.sleep(0.01)
+        await until(lambda: len(specs) >= 4)
         replacing.cancel()
         with pytest.raises(asyncio.CancelledError):
             await replacing
@@ -135,8 +135,7 @@ def test_a_core_that_is_stopped_while_it_starts_is_given_up(tmp_path: Path, monk
         await die(engine)
         before = engine.core_pid
         restarting = asyncio.create_task(engine.restart("killed"))
-        while engine.core_pid == before:
-            await asyncio.sleep(0)
+        await until(lambda: engine.core_pid != before, interval_s=0)
         os.kill(engine.core_pid, signal.SIGSTOP)
         with pytest.raises(StartupError, match="not ready after"):
             await restarting
@@ -149,8 +148,7 @@ def test_a_core_that_is_stopped_while_it_starts_is_given_up(tmp_path: Path, monk
 def test_an_engine_that_ends_takes_its_successor_along(tmp_path: Path, specs: list[CoreSpec]) -> None:
     async def scenario(engine: LaunchedEngine, spawned: SpawnedEngine) -> None:
         replacing = asyncio.create_task(engine.replace(core_config()))
-        while len(specs) < 2:
-            await asyncio.sleep(0)
+        await until(lambda: len(specs) >= 2, interval_s=0)
         await engine.stop()
         with pytest.raises(StartupError):
             await asyncio.wait_for(replacing, 5)

@@ -6,6 +6,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from core_links import EPOCH, SUBMIT, FakeCore, run, take
+from waiting import until
 
 from octavo.frontend.link import CoreLink
 from octavo.protocol.channel import MAX_FRAME_BYTES
@@ -41,8 +42,7 @@ def test_a_request_and_its_events(tmp_path: Path) -> None:
         assert await take(stream, arrived) == [Tokens("r", [7])]
         await core.events(Tokens("r", [8]))
         await core.events(Tokens("r", [9]), Finished("r", FinishReason.STOP))
-        while not stream.is_over:
-            await asyncio.sleep(0.01)
+        await until(lambda: stream.is_over)
         assert await take(stream, arrived) == [
             Tokens("r", [8]),
             Tokens("r", [9]),
@@ -96,8 +96,7 @@ def test_abort_reaches_the_core_once_and_silences_the_stream(tmp_path: Path) -> 
         assert await core.receive() == Abort(["r"])
         await core.events(Tokens("r", [7]))
         await core.send(StatsReport(EngineStats(num_running=3)))
-        while link.latest_stats.num_running != 3:
-            await asyncio.sleep(0.01)
+        await until(lambda: link.latest_stats.num_running == 3)
         assert not arrived.is_set()
 
     run(tmp_path, scenario)

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 import zmq
 import zmq.asyncio
+from waiting import until
 
 from octavo.frontend.link import CoreLink
 from octavo.frontend.recovery.downtime import ReconnectPolicy, Resumption
@@ -116,8 +117,7 @@ async def take(stream: RequestStream, arrived: asyncio.Event) -> list:
 async def replace(cores: Cores, link: CoreLink, *, is_planned: bool = False) -> None:
     """Kill the core, see that it is noticed, and start another."""
     cores.die()
-    while not link.downtime:
-        await asyncio.sleep(0.01)
+    await until(lambda: link.downtime)
     cores.start()
     await cores.welcome(cores.epoch - 1 if is_planned else 0)
 
@@ -156,8 +156,7 @@ def test_what_comes_during_the_outage_waits(tmp_path: Path) -> None:
         for _ in range(3):
             await cores.receive()
         cores.die()
-        while not link.downtime:
-            await asyncio.sleep(0.01)
+        await until(lambda: link.downtime)
         late = msgspec.structs.replace(SUBMIT, request_id="late")
         link.submit(late, asyncio.Event())
         link.abort(["gone"])
@@ -197,8 +196,7 @@ def test_last_words_name_the_cause(tmp_path: Path) -> None:
         link.submit(SUBMIT, asyncio.Event())
         await cores.receive()
         await cores.send(EngineDying("a bug in the scheduler"))
-        while not link.downtime:
-            await asyncio.sleep(0.01)
+        await until(lambda: link.downtime)
         assert link.downtime.cause == "a bug in the scheduler"
         await replace(cores, link)
         assert isinstance(await cores.receive(), Submit)
@@ -238,8 +236,7 @@ def test_only_so_many_new_requests_are_held(tmp_path: Path) -> None:
         link.submit(SUBMIT, asyncio.Event())
         await cores.receive()
         cores.die()
-        while not link.downtime:
-            await asyncio.sleep(0.01)
+        await until(lambda: link.downtime)
         for name in ("a", "b"):
             link.submit(msgspec.structs.replace(SUBMIT, request_id=name), asyncio.Event())
         with pytest.raises(OverloadedError, match="restarted"):
@@ -271,8 +268,7 @@ def test_a_core_of_another_release_is_the_end(tmp_path: Path) -> None:
         stream = link.submit(SUBMIT, arrived)
         await cores.receive()
         cores.die()
-        while not link.downtime:
-            await asyncio.sleep(0.01)
+        await until(lambda: link.downtime)
         cores.start()
         await cores.receive()
         await cores.send(Refused("this engine speaks version 9"))

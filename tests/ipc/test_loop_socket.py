@@ -9,6 +9,7 @@ from socket import socketpair
 import pytest
 import uvloop
 import zmq
+from waiting import TIMEOUT_S, join, until
 
 from octavo.frontend.loop_socket import MAX_RECEIVED_AT_ONCE, LoopSocket
 
@@ -69,8 +70,8 @@ def test_a_flood_is_received_in_order(pair: Pair, make_loop: Callable[[], asynci
         socket = LoopSocket(pair.own, on_message, no_error)
         sender = threading.Thread(target=flood)
         sender.start()
-        await complete.wait()
-        sender.join()
+        await asyncio.wait_for(complete.wait(), TIMEOUT_S)
+        join(sender)
         socket.close()
 
     play(make_loop, scenario)
@@ -92,8 +93,8 @@ def test_a_peer_that_reads_late_gets_everything(pair: Pair, make_loop: Callable[
             await asyncio.wait_for(socket.drain(), 0.1)
         reader = threading.Thread(target=read)
         reader.start()
-        await socket.drain()
-        await asyncio.to_thread(reader.join)
+        await asyncio.wait_for(socket.drain(), TIMEOUT_S)
+        await asyncio.to_thread(join, reader)
         socket.close()
 
     play(make_loop, scenario)
@@ -130,7 +131,7 @@ def test_floods_in_both_directions_do_not_stop_one_another(
         nonlocal socket
         socket = LoopSocket(pair.own, on_message, no_error)
         await asyncio.to_thread(talk)
-        await complete.wait()
+        await asyncio.wait_for(complete.wait(), TIMEOUT_S)
         socket.close()
 
     socket: LoopSocket
@@ -195,8 +196,7 @@ def test_an_error_of_the_receiver_is_told_and_reaches_the_loop(pair: Pair) -> No
         asyncio.get_running_loop().set_exception_handler(lambda loop, context: handled.append(context))
         socket = LoopSocket(pair.own, on_message, told.append)
         pair.plain.send(b"x")
-        while not handled:
-            await asyncio.sleep(0.005)
+        await until(lambda: handled)
         socket.close()
 
     play(asyncio.new_event_loop, scenario)

@@ -1,13 +1,13 @@
 """A process that does not move still tells where it stands, and one that cannot is left alone."""
 
 import os
-import select
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 
 import pytest
+from waiting import read_line, wait_until
 
 from octavo.protocol.stacks import look_at_tree
 
@@ -32,7 +32,7 @@ def processes() -> Iterator[list[subprocess.Popen[str]]]:
         for source in (SLEEPER, STRANGER)
     ]
     for process in started:
-        assert process.stdout is not None and process.stdout.readline() == "ready\n"
+        assert read_line(process.stdout) == "ready\n"
     yield started
     for process in started:
         process.kill()
@@ -47,11 +47,7 @@ def test_a_stuck_process_tells_its_stack_and_a_stranger_lives_on(processes: list
         if process.pid != os.getpid():
             process.ask()
     assert stuck.stderr is not None
-    assert select.select([stuck.stderr], [], [], 20)[0]
-    lines = []
-    while "stuck_in_a_kernel" not in "".join(lines):
-        lines.append(stuck.stderr.readline())
-        assert lines[-1]
+    wait_until(lambda: "stuck_in_a_kernel" in read_line(stuck.stderr), interval_s=0)
     assert stuck.poll() is None and stranger.poll() is None
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from specs import PYTHONPATH, core_spec
+from waiting import read_line
 
 from octavo.protocol.control import CoreReady, Hello, PhaseDone, Progress
 from octavo.protocol.errors import ConfigError
@@ -85,8 +86,8 @@ def test_a_child_logs_by_its_configuration(tmp_path: Path) -> None:
     spec = msgspec.structs.replace(core_spec("crash later"), log_config=json.dumps(config))
     child = Child.spawn("fake_child", spec, "fake", {"PYTHONPATH": PYTHONPATH})
     with pytest.raises(ChildExited):
-        while True:
-            child.receive(TIMEOUT_S)
+        while child.receive(TIMEOUT_S):
+            pass
     child.close()
     (line,) = (tmp_path / "log").read_text().splitlines()
     fields = json.loads(line)
@@ -174,8 +175,7 @@ def test_a_child_does_not_outlive_a_killed_parent() -> None:
     """)
     environment = {**os.environ, "PYTHONPATH": PYTHONPATH}
     with subprocess.Popen([sys.executable, "-P", "-c", program], stdout=subprocess.PIPE, env=environment) as parent:
-        assert parent.stdout is not None
-        pid = int(parent.stdout.readline())
+        pid = int(read_line(parent.stdout))
         parent.kill()
         assert wait_until_gone(pid, 2.0)
 

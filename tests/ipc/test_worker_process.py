@@ -20,6 +20,7 @@ import zmq
 from specs import PYTHONPATH
 from subscribers import wait_for_subscribers
 from tiny_models import make_tiny
+from waiting import read_line, wait_until
 from worker_plans import spec, worker_config
 
 from octavo.protocol.channel import Publisher, ResultPull
@@ -247,14 +248,10 @@ def test_a_worker_dies_with_its_parent(config: ResolvedConfig, tmp_path: Path) -
     command = [sys.executable, "-P", "-c", textwrap.dedent(code)]
     environment = {**os.environ, "PYTHONPATH": PYTHONPATH}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as parent:
-        assert parent.stdout is not None
-        pid = int(parent.stdout.readline())
+        pid = int(read_line(parent.stdout, START_TIMEOUT_S))
         parent.send_signal(signal.SIGKILL)
-        parent.wait()
-    deadline = time.monotonic() + 2.0
-    while _is_running(pid) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert not _is_running(pid)
+        parent.wait(TIMEOUT_S)
+    wait_until(lambda: not _is_running(pid), timeout_s=2.0)
 
 
 def _safetensors_bytes(folder: Path) -> int:

@@ -12,6 +12,7 @@ import pytest
 from core_client import CoreUnderTest, SocketClient, running_core
 from core_fake_worker import POISON
 from core_fakes import alone
+from waiting import wait_until
 
 from octavo.core_proc.log_entries import WorkersLost
 from octavo.core_proc.recorder import read_recording, replay
@@ -100,8 +101,7 @@ def test_all_ranks_start_again_when_a_silent_one_dies(tmp_path: Path):
     with running_core(tmp_path, "die", world_size=2) as core, SocketClient(core.address) as client:
         client.connect()
         check_undisturbed(client, submit_some(client, 4))
-        while len(children_of(core.child.pid)) < 2:  # the last step of the silent rank may come late
-            time.sleep(0.01)
+        wait_until(lambda: len(children_of(core.child.pid)) == 2)  # the last step of the silent rank may come late
         assert stats_of(client).worker_failures["exited"] >= 1
 
 
@@ -149,8 +149,7 @@ def test_killed_again_and_again(tmp_path: Path):
             assert len(outputs_of(client, asked)) >= num_seqs, "it was over before the last kill"
             for worker in children_of(core.child.pid):
                 os.kill(worker, signal.SIGKILL)
-            while sum(stats_of(client).worker_failures.values()) == number:
-                time.sleep(0.01)
+            wait_until(lambda seen=number: sum(stats_of(client).worker_failures.values()) != seen)
         check_undisturbed(client, asked)
         stats = stats_of(client)
         assert stats.worker_failures == {"exited": num_kills}
@@ -167,8 +166,7 @@ def test_the_core_serves_while_its_workers_start(tmp_path: Path):
     ):
         client.connect()
         os.kill(children_of(core.child.pid)[0], signal.SIGKILL)
-        while not stats_of(client).worker_failures:
-            time.sleep(0.01)
+        wait_until(lambda: stats_of(client).worker_failures)
         assert other.connect().epoch == 7
         for name in ("kept", "given up"):
             client.submit(name, PROMPT, 50)
@@ -204,8 +202,7 @@ def test_a_core_whose_workers_die_while_it_is_idle_goes_on(tmp_path: Path):
         client.connect()
         (worker,) = children_of(core.child.pid)
         os.kill(worker, signal.SIGKILL)
-        while children_of(core.child.pid) in ([], [worker]):
-            time.sleep(0.01)
+        wait_until(lambda: children_of(core.child.pid) not in ([], [worker]))
         client.submit("r", PROMPT, 10)
         client.finish("r")
         assert tokens_of(client, "r") == alone(PROMPT, 10).token_ids
@@ -276,8 +273,7 @@ def test_a_drain_without_hope_is_a_failure(tmp_path: Path):
         (worker,) = children_of(core.child.pid)
         os.kill(worker, signal.SIGSTOP)
         client.submit("r", PROMPT, 50)
-        while not stats_of(client).num_running:
-            time.sleep(0.01)
+        wait_until(lambda: stats_of(client).num_running)
         os.kill(core.child.pid, signal.SIGTERM)
         os.kill(worker, signal.SIGKILL)
         dying = client.receive_until(lambda event: isinstance(event, EngineDying))

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from waiting import wait_until
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 TIMEOUT_S = 40.0
@@ -72,11 +73,7 @@ class Browser:
 
     def wait_for(self, condition: str) -> Any:
         """Wait until an expression is truthy and return its value."""
-        deadline = time.monotonic() + TIMEOUT_S
-        while not (value := self.run(condition)):
-            assert time.monotonic() < deadline, f"timed out waiting for: {condition}\nproblems: {self.problems}"
-            time.sleep(0.05)
-        return value
+        return wait_until(lambda: self.run(condition), lambda: f"{condition}\nproblems: {self.problems}")
 
     def type_into(self, selector: str, text: str) -> None:
         """Type into an element so that the page's event listeners run."""

@@ -9,6 +9,7 @@ import torch
 import zmq
 from fake_stream import FakeStream
 from subscribers import wait_for_subscribers
+from waiting import join
 
 from octavo.kernels.rope.cpu import rope
 from octavo.kernels.store_kv import gpu as store_kv
@@ -109,7 +110,7 @@ def converse(
     try:
         assert worker.run(NoSignals()) == 0  # type: ignore[arg-type]
     finally:
-        thread.join()
+        join(thread)
         commands.close()
         replies.close()
         context.term()

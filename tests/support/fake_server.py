@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from fake_client import FakeClient
 from http_client import application, listening
+from waiting import TIMEOUT_S, join
 
 
 @contextlib.contextmanager
@@ -32,9 +33,9 @@ def fake_server(client: FakeClient, api_keys: Sequence[str] = ()) -> Iterator[st
     thread = threading.Thread(target=run, name="fake server")
     thread.start()
     try:
-        started.wait()
+        assert started.wait(TIMEOUT_S)
         yield urls[0]
     finally:
         loop.call_soon_threadsafe(stop.set)
-        thread.join()
+        join(thread)
         loop.close()

@@ -13,6 +13,7 @@ import httpx
 import openai
 from fake_client import FakeClient
 from fastapi import FastAPI
+from waiting import until
 
 from octavo.frontend.conversation.settings import ChatSettings
 from octavo.frontend.http.app import make_app
@@ -186,10 +187,3 @@ class Caller:
     async def leave(self) -> None:
         self.writer.close()
         await self.writer.wait_closed()
-
-
-async def until(condition: Any) -> None:
-    """Wait until a condition is true."""
-    async with asyncio.timeout(30):
-        while not condition():
-            await asyncio.sleep(0.005)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from waiting import wait_until
 
 START_TIMEOUT_S = 90.0
 
@@ -52,6 +53,18 @@ class Server:
             time.sleep(0.05)
         raise AssertionError(f"the server did not start:\n{self.output}")
 
+    def wait_for(self, pattern: str, count: int = 1, timeout_s: float = START_TIMEOUT_S) -> None:
+        """Wait until a pattern has matched so many times in the output of the running server."""
+
+        def has_come() -> bool:
+            # Look at the process first: what it wrote before its end counts.
+            has_ended = self.process.poll() is not None and not self._reader.is_alive()
+            num_matches = len(re.findall(pattern, self.output))
+            assert num_matches >= count or not has_ended, f"ended without {pattern!r}:\n{self.output}"
+            return num_matches >= count
+
+        wait_until(has_come, lambda: f"waiting for {pattern!r}:\n{self.output}", timeout_s=timeout_s)
+
     def get(self, path: str) -> httpx.Response:
         return httpx.get(self.url + path, timeout=30)
 
@@ -77,6 +90,7 @@ class Server:
         self._reader.join(5)
         assert self.process.stdout is not None
         self.process.stdout.close()
+        print(self.output)  # pytest shows it if the test fails
 
 
 @contextlib.contextmanager

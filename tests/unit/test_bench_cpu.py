@@ -6,8 +6,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -22,6 +20,7 @@ from bench_cpu_parts.session import EngineFailure, Session
 from bench_cpu_parts.table import noise, table
 from bench_cpu_parts.workloads import Workload
 from source_tree import ROOT
+from waiting import read_line, wait_until
 
 SMOLLM2 = {
     "hidden_size": 576,
@@ -71,13 +70,6 @@ def state(pid: int) -> str:
     fields = processes._stat(pid)
     assert fields
     return fields[0]
-
-
-def wait_until(is_so: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not is_so():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def test_decode_is_bound_by_reading_the_weights() -> None:
@@ -240,8 +232,7 @@ def test_a_session_dies_with_a_parent_that_is_killed(tmp_path: Path) -> None:
     )
     words = [str(ROOT / "scripts"), str(ROOT / "tests" / "support"), driver(tmp_path).words[1], str(tmp_path / "log")]
     with subprocess.Popen([sys.executable, "-c", code, *words], stdout=subprocess.PIPE, text=True) as parent:
-        assert parent.stdout
-        pid = int(parent.stdout.readline())
+        pid = int(read_line(parent.stdout))
         sleeper = processes.tree(pid)[1]
         parent.kill()
     wait_until(lambda: not is_running(pid))

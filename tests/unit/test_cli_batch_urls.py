@@ -6,6 +6,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from waiting import join
 
 from octavo.frontend.cli import run_batch
 from octavo.frontend.cli.batch import remote
@@ -43,7 +44,7 @@ def store() -> Iterator[tuple[str, dict[str, bytes]]]:
     thread.start()
     yield f"http://127.0.0.1:{server.server_address[1]}", files
     server.shutdown()
-    thread.join()
+    join(thread)
     server.server_close()
 
 

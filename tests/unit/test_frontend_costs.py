@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 from fake_client import FakeClient
-from http_client import application, listening, until
+from http_client import application, listening
 from idle_engine import VOCAB_SIZE, IdleLink, idle_client, shut
+from waiting import until
 
 from octavo.frontend.client import AsyncClient
 from octavo.frontend.generation.fanout import Generation

@@ -6,7 +6,8 @@ import json
 import openai
 import pytest
 from fake_client import MODEL, FakeClient
-from http_client import Caller, application, events, openai_client, post, until
+from http_client import Caller, application, events, openai_client, post
+from waiting import until
 
 from octavo.protocol.errors import EngineDeadError, InvalidRequestError, OverloadedError, RequestFailedError
 

@@ -5,7 +5,8 @@ import itertools
 
 import pytest
 from fake_client import BOS, MODEL, FakeClient
-from http_client import Caller, application, events, openai_client, post, until
+from http_client import Caller, application, events, openai_client, post
+from waiting import until
 
 from octavo.protocol.errors import RequestFailedError
 

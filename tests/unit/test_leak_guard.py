@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 from leaks import kill, leaked_processes
+from waiting import TIMEOUT_S, read_line
 
 from octavo.protocol.env import child_environment
 
@@ -14,7 +15,7 @@ def test_sees_and_ends_an_orphan_of_the_marked_run() -> None:
     sleeper = [sys.executable, "-c", "import time; print(flush=True); time.sleep(60)", "octavo.core_proc"]
     environment = child_environment({"OCTAVO_TEST_SESSION": "one-of-its-kind"})
     with subprocess.Popen(sleeper, env=environment, stdout=subprocess.PIPE) as child:
-        assert child.stdout and child.stdout.readline()
+        assert read_line(child.stdout)
         found = leaked_processes("OCTAVO_TEST_SESSION=one-of-its-kind", timeout_s=0.0)
         assert list(found) == [child.pid]
         assert leaked_processes("OCTAVO_TEST_SESSION=another", timeout_s=0.0) == {}
@@ -24,6 +25,6 @@ def test_sees_and_ends_an_orphan_of_the_marked_run() -> None:
 
 def test_killing_what_has_ended_is_no_error(tmp_path: Path) -> None:
     child = subprocess.Popen([sys.executable, "-c", ""], cwd=tmp_path)
-    child.wait()
+    child.wait(TIMEOUT_S)
     kill([child.pid])
     assert child.returncode == 0, "it ended by itself"

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from waiting import join
 
 from octavo.kernels.native import build as build_module
 from octavo.kernels.native.build import NativeUnavailable, Toolchain, build, is_intact
@@ -141,7 +142,7 @@ def test_a_lock_that_is_held_too_long_is_ignored(toolchain: Toolchain, monkeypat
         thread = threading.Thread(target=lambda: (build(toolchain), done.set()))
         thread.start()
         assert done.wait(60)
-        thread.join()
+        join(thread)
 
 
 def test_who_waits_for_another_build_says_so_once(

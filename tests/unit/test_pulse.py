@@ -5,6 +5,8 @@ import sys
 import time
 from pathlib import Path
 
+from waiting import read_line
+
 from octavo.protocol.pulse import Pulse, PulseReader, PulseWriter
 
 
@@ -51,7 +53,7 @@ def test_a_beat_is_never_half_written(tmp_path: Path) -> None:
     """
     with subprocess.Popen([sys.executable, "-P", "-c", beating], stdout=subprocess.PIPE) as other:
         try:
-            assert other.stdout is not None and other.stdout.readline() == b"ready\n"
+            assert read_line(other.stdout) == b"ready\n"
             reader = PulseReader(tmp_path / "pulse")
             deadline = time.monotonic() + 1.0
             while time.monotonic() < deadline:

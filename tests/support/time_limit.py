@@ -1,0 +1,73 @@
+"""A limit for the time of each test, so that a test that hangs fails and tells where, instead of holding up the run.
+
+Each phase of a test (its fixtures, its call, their teardown) may take `test_time_limit_s`. Then the stacks of all
+threads and child processes go to its captured output and the test fails. A test that does not react, because it hangs
+outside Python, ends its process after twice the time: the other process of the run goes on, and reports it.
+"""
+
+import faulthandler
+import os
+import signal
+from collections.abc import Iterator
+from types import FrameType
+
+import pytest
+
+from octavo.protocol.stacks import STANDARD_ERROR, look_at_tree
+
+REPEAT_S = 10.0
+"""A failure that something swallows (a callback, a task nobody awaits) is raised again after this long."""
+
+_REAL_STANDARD_ERROR = pytest.StashKey[int]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addini("test_time_limit_s", "limit for each phase of a test in seconds; 0: none", default="180")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_configure(config: pytest.Config) -> None:
+    capture = config.pluginmanager.getplugin("capturemanager")
+    with capture.global_and_fixture_disabled():
+        config.stash[_REAL_STANDARD_ERROR] = os.dup(STANDARD_ERROR)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    os.close(config.stash[_REAL_STANDARD_ERROR])
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> Iterator[None]:
+    return (yield from _limited(item))
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    return (yield from _limited(item))
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
+    return (yield from _limited(item))
+
+
+def _limited(item: pytest.Item) -> Iterator[None]:
+    limit_s = float(item.config.getini("test_time_limit_s"))
+    if not limit_s or item.get_closest_marker("long"):
+        return (yield)
+
+    def expire(number: int, frame: FrameType | None) -> None:
+        faulthandler.dump_traceback(STANDARD_ERROR)
+        for process in look_at_tree(os.getpid())[1:]:
+            process.ask()
+        pytest.fail(f"the test took longer than {limit_s:g} s; the stacks are in its captured stderr")
+
+    before = signal.signal(signal.SIGALRM, expire)
+    signal.setitimer(signal.ITIMER_REAL, limit_s, REPEAT_S)
+    faulthandler.dump_traceback_later(2 * limit_s, exit=True, file=item.config.stash[_REAL_STANDARD_ERROR])
+    try:
+        return (yield)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        faulthandler.cancel_dump_traceback_later()
+        signal.signal(signal.SIGALRM, before)
