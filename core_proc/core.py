@@ -139,12 +139,12 @@ class EngineCore:
             facts,
             self._stop,
             time.monotonic,
-            on_idle=collector.on_idle,
+            collector=collector,
         )
         depth = PIPELINE_DEPTH if config.async_scheduling else 1
         loop = StepLoop(service, scheduler, supervisor, self._pulse, depth)
         self._waiter = Waiter(self._router.socket, self._stop, scheduler.hooks.wake_fds, supervisor)
-        collector.start()
+        collector.start(time.monotonic())
         self._reporter.mark_ready(CoreReady(plan, workers.facts))
         logger.info("engine ready at %s", self._spec.address)
         return service, loop, supervisor

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from itertools import islice
 from typing import assert_never
 
+from octavo.core_proc.collector import IdleCollector
 from octavo.core_proc.grammar.grammars import Grammars
 from octavo.core_proc.outbox import Outbox
 from octavo.core_proc.recovery.crash_attribution import CrashAttribution
@@ -82,9 +83,9 @@ class FrontendService:
         facts: EngineFacts,
         stop: StopSignal,
         clock: Callable[[], float],
-        on_idle: Callable[[float], None] = lambda now: None,
+        collector: IdleCollector | None = None,
     ) -> None:
-        self._on_idle = on_idle
+        self._collector = collector
         self._router = router
         self._outbox = outbox
         self._scheduler = scheduler
@@ -342,8 +343,8 @@ class FrontendService:
         if (self._is_busy and now >= self._next_stats) or (was_busy and not self._is_busy):
             self._next_stats = now + STATS_INTERVAL_S
             self._outbox.broadcast(StatsReport(self._stats()))
-            if not self._is_busy:
-                self._on_idle(now)
+            if self._collector:
+                self._collector.poll(now, is_idle=not self._is_busy)
             self._log_waiting(now)
 
     def _stats(self) -> EngineStats:

@@ -68,7 +68,7 @@ def plan_and_commit(num_running: int, window_s: float) -> Figures:
         assert not failures, failures
     while scheduler.counters.prompt_tokens < 100 * num_running:
         _step(scheduler)
-    IdleCollector().start()  # as in the core
+    IdleCollector().start(time.monotonic())  # as in the core
     values = []
     for _ in range(NUM_WINDOWS):
         num_steps = 0
