@@ -11,6 +11,7 @@ from typing import Any
 
 import zmq
 
+from bench_core_parts.fake_worker import STEP_VARIABLE
 from bench_core_parts.messages import engine_config, prompt_of, submission
 from octavo.protocol.codec import event_codec, request_codec
 from octavo.protocol.control import CoreReady, CoreSpec
@@ -121,15 +122,17 @@ class Client:
 
 
 class Engine:
-    """A core process, its fake worker, and one frontend."""
+    """A core process, its fake worker whose steps take `step_s`, and one frontend."""
 
-    def __init__(self, run_dir: str, **changes: Any) -> None:
+    def __init__(self, run_dir: str, step_s: float, **changes: Any) -> None:
         self.address = f"ipc://{run_dir}/core"
         spec = CoreSpec(
             config=engine_config(**changes), address=self.address, run_dir=run_dir, epoch=1, log_level="ERROR"
         )
         path = os.pathsep.join(filter(None, [str(Path(__file__).parent.parent), os.environ.get("PYTHONPATH", "")]))
-        self._child = Child.spawn("bench_core_parts.core_process", spec, "core", environment={"PYTHONPATH": path})
+        self._child = Child.spawn(
+            "bench_core_parts.core_process", spec, "core", environment={"PYTHONPATH": path, STEP_VARIABLE: str(step_s)}
+        )
         while not isinstance(self._child.receive(TIMEOUT_S), CoreReady):
             pass
         pid = self._child.pid
@@ -156,10 +159,10 @@ class Engine:
 
 
 @contextmanager
-def running_engine(**changes: Any) -> Iterator[Engine]:
+def running_engine(step_s: float = 0.0, **changes: Any) -> Iterator[Engine]:
     """Start an engine, and end it whatever happens."""
     with tempfile.TemporaryDirectory(prefix="bench_core-") as run_dir:
-        engine = Engine(run_dir, **changes)
+        engine = Engine(run_dir, step_s, **changes)
         try:
             yield engine
         finally:

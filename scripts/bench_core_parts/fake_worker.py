@@ -1,4 +1,7 @@
-"""A worker process without a model that answers each step at once. Started by name."""
+"""A worker process without a model that answers each step at once, or after a fixed time. Started by name."""
+
+import os
+import time
 
 import zmq
 
@@ -8,9 +11,13 @@ from octavo.protocol.control import WorkerReady, WorkerSpec
 from octavo.protocol.lifecycle import run_child
 from octavo.protocol.steps import AllocateCache, CacheReady, StepPlan
 
+STEP_VARIABLE = "BENCH_CORE_STEP_S"
+"""Environment variable: how long each step takes, in seconds."""
+
 
 def main(spec, reporter, stop) -> int:
     """Answer commands until told to stop."""
+    step_s = float(os.environ.get(STEP_VARIABLE, "0"))
     context = zmq.Context()
     commands = Subscriber(context, spec.plan_address)
     replies = ResultPush(context, spec.result_address)
@@ -18,6 +25,7 @@ def main(spec, reporter, stop) -> int:
     while True:
         match commands.receive():
             case StepPlan() as plan:
+                time.sleep(step_s)
                 replies.send(result_of(plan))
             case AllocateCache() as command:
                 replies.send(CacheReady(command.sequence, spec.rank))

@@ -43,7 +43,7 @@ def engine_config(*, num_blocks: int, **changes: Any) -> ResolvedConfig:
     """Return the configuration of an engine without a model that refuses nothing."""
     model = ModelFacts(
         model_path="/nowhere",
-        tokenizer_path="/nowhere",
+        tokenizer_path=None,
         load_format="dummy",
         architecture="LlamaForCausalLM",
         hf_config={},

@@ -1,22 +1,29 @@
-"""How long the core's loop takes to answer: a process of its own that asks again and again, and prints what it took.
+"""How long a core or an HTTP server takes to answer: a process that asks again and again, and prints what it took.
 
-An answer is delayed by whatever keeps the loop from turning, as `/health` is by a loop that does not beat.
+A core is asked for its counters, and answers in the loop's next turn. A server is asked for `/health`, over a new
+connection each time, as orchestrators do.
 """
 
 import json
+import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 INTERVAL_S = 0.002
+HTTP_INTERVAL_S = 0.01
+"""Longer, so that probes are a small part of the server's work."""
 
 
 @contextmanager
 def probing(address: str) -> Iterator[list[float]]:
-    """Probe a core meanwhile; afterwards the list holds the seconds that each answer took."""
+    """Probe the core or the `http://` server at an address meanwhile.
+
+    Afterwards the list holds the seconds that each answer took.
+    """
     latencies: list[float] = []
     scripts = Path(__file__).parent.parent
     code = f"import sys; sys.path.insert(0, {str(scripts)!r}); import bench_core_parts.probe as p; p.main({address!r})"
@@ -36,14 +43,33 @@ def main(address: str) -> None:
     """Probe until a line comes on standard input."""
     import select
 
-    from bench_core_parts.engine import Client
-
-    client = Client(address)
-    client.stats()
+    is_http = address.startswith("http")
+    ask = _server_probe(address) if is_http else _core_probe(address)
+    interval_s = HTTP_INTERVAL_S if is_http else INTERVAL_S
+    ask()
     print("ready", flush=True)
     latencies: list[float] = []
-    while not latencies or not select.select([sys.stdin], [], [], INTERVAL_S)[0]:
+    while not latencies or not select.select([sys.stdin], [], [], interval_s)[0]:
         start = time.perf_counter()
-        client.stats()
+        ask()
         latencies.append(time.perf_counter() - start)
     print(json.dumps(latencies), flush=True)
+
+
+def _core_probe(address: str) -> Callable[[], object]:
+    from bench_core_parts.engine import Client
+
+    return Client(address).stats
+
+
+def _server_probe(url: str) -> Callable[[], object]:
+    host, _, port = url.removeprefix("http://").partition(":")
+
+    def ask() -> None:
+        with socket.create_connection((host, int(port))) as connection:
+            connection.sendall(b"GET /health HTTP/1.1\r\nhost: probe\r\nconnection: close\r\n\r\n")
+            answer = connection.recv(4096)
+        if not answer.startswith(b"HTTP/1.1 200"):
+            raise RuntimeError(f"the server is not healthy: {answer!r}")
+
+    return ask

@@ -35,7 +35,7 @@ FLOOD_MESSAGES = 256
 def steps(num_running: int, waiting: Iterable[int], prompt_len: int, window_s: float) -> Figures:
     """Processor time of the core for each step of running decodes, while others wait."""
     figures: Figures = {}
-    with running_engine(**_sizes(num_running, prompt_len)) as engine:
+    with running_engine(**engine_sizes(num_running, prompt_len)) as engine:
         _start_running(engine, num_running, prompt_len)
         num_waiting = 0
         for target in waiting:
@@ -52,7 +52,7 @@ def steps(num_running: int, waiting: Iterable[int], prompt_len: int, window_s: f
 
 def plan_and_commit(num_running: int, window_s: float) -> Figures:
     """Processor time of the scheduler alone for each step of running decodes."""
-    sizes = _sizes(num_running, 100)
+    sizes = engine_sizes(num_running, 100)
     config = engine_config(**sizes)
     plan = CachePlan(
         blocks_per_group=[sizes["num_blocks"]],
@@ -92,7 +92,7 @@ def queue(count: int, prompt_len: int, num_aborts: int) -> Figures:
     """Intake, memory and abort of requests that wait, with no step in between; and how long the loop stands still."""
     name = f"{count} waiting, prompts of {prompt_len}"
     figures: Figures = {}
-    with running_engine(**_sizes(1, max(prompt_len, LARGE_PROMPT))) as engine:
+    with running_engine(**engine_sizes(1, max(prompt_len, LARGE_PROMPT))) as engine:
         _start_running(engine, 1, 100)
         with engine.worker_paused():
             _measure_intake(engine, name, count, prompt_len, figures)
@@ -103,7 +103,7 @@ def queue(count: int, prompt_len: int, num_aborts: int) -> Figures:
 
 def frontend_memory(count: int, prompt_len: int) -> Figures:
     """Memory of a frontend's connection for requests that wait."""
-    with running_engine(**_sizes(1, max(prompt_len, LARGE_PROMPT))) as engine:
+    with running_engine(**engine_sizes(1, max(prompt_len, LARGE_PROMPT))) as engine:
         _start_running(engine, 1, 100)
         with engine.worker_paused():
             scripts = str(Path(__file__).parent.parent)
@@ -117,7 +117,7 @@ def frontend_memory(count: int, prompt_len: int) -> Figures:
 
 def flood(num_running: int) -> Figures:
     """How long the loop stands still while large messages flood it between steps."""
-    with running_engine(**_sizes(num_running, LARGE_PROMPT)) as engine:
+    with running_engine(**engine_sizes(num_running, LARGE_PROMPT)) as engine:
         _start_running(engine, num_running, 100)
         attacker = Client(engine.address)
         attacker.stats()
@@ -127,14 +127,15 @@ def flood(num_running: int) -> Figures:
     name = f"probe, {num_running} running"
     large = f"{FLOOD_MESSAGES} x {LARGE_PROMPT} tokens arrive"
     return {
-        f"{name}: p99 ms": 1e3 * _p99(calm),
+        f"{name}: p99 ms": 1e3 * p99(calm),
         f"{name}: max ms": 1e3 * max(calm),
-        f"{name}, {large}: p99 ms": 1e3 * _p99(flooded),
+        f"{name}, {large}: p99 ms": 1e3 * p99(flooded),
         f"{name}, {large}: max ms": 1e3 * max(flooded),
     }
 
 
-def _sizes(num_running: int, prompt_len: int) -> dict[str, int]:
+def engine_sizes(num_running: int, prompt_len: int) -> dict[str, int]:
+    """Return the settings of an engine that holds this many running requests without preemption."""
     max_tokens = _max_tokens(num_running)
     return {
         "num_blocks": num_running * (-(-(prompt_len + max_tokens) // BLOCK_SIZE) + 1) + 4096,
@@ -181,7 +182,7 @@ def _measure_intake(engine: Engine, name: str, count: int, prompt_len: int, figu
         elapsed_s = time.monotonic() - start_s
     figures[f"{name}: intake us/request"] = 1e6 * (engine.process.cpu_s - cpu_s) / count
     figures[f"{name}: intake requests/s"] = count / elapsed_s
-    figures[f"{name}: intake, probe p99 ms"] = 1e3 * _p99(latencies)
+    figures[f"{name}: intake, probe p99 ms"] = 1e3 * p99(latencies)
     figures[f"{name}: intake, probe max ms"] = 1e3 * max(latencies)
     figures[f"{name}: core bytes/token"] = (engine.process.rss_bytes - rss_bytes) / (count * prompt_len)
 
@@ -228,5 +229,6 @@ def _flood(attacker: Client) -> None:
     attacker.wait(lambda stats: stats.num_waiting == FLOOD_MESSAGES)
 
 
-def _p99(values: list[float]) -> float:
+def p99(values: list[float]) -> float:
+    """Return the 99th percentile."""
     return sorted(values)[math.ceil(0.99 * len(values)) - 1]
