@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_checks import assert_close
 from paged_requests import Paged, paged
+from pairwise import pairwise
 from torch import Tensor
 from triton_interpreter import IS_INTERPRETING
 
@@ -20,12 +21,17 @@ BF16, FP8 = torch.bfloat16, torch.float8_e4m3fn
 Part = tuple[int, int, int]
 """Request, rows of the step, keys in all."""
 
-ALL = [(batch, heads, window) for batch in cases.BATCHES for heads in cases.HEADS for window in cases.WINDOWS]
+BLOCK_SIZES = [*cases.BLOCK_SIZES, 64, 256]
+ALL = pairwise(list(cases.TOLERANCES), cases.BATCHES, cases.HEADS, cases.WINDOWS, BLOCK_SIZES)
 FEW = [
-    (cases.BATCHES[0], (4, 4, 16), None),
-    (cases.BATCHES[1], (9, 3, 64), 150),
-    (cases.BATCHES[2], (9, 3, 64), None),
-    (cases.BATCHES[2], (20, 1, 32), 1),
+    (dtype, *case, 5)
+    for dtype in (torch.float32, BF16)
+    for case in (
+        (cases.BATCHES[0], (4, 4, 16), None),
+        (cases.BATCHES[1], (9, 3, 64), 150),
+        (cases.BATCHES[2], (9, 3, 64), None),
+        (cases.BATCHES[2], (20, 1, 32), 1),
+    )
 ]
 """The interpreter is slow."""
 
@@ -78,21 +84,26 @@ def check(
     assert_close(actual, expected, tolerance)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, BF16] if IS_INTERPRETING else cases.TOLERANCES, ids=str)
-@pytest.mark.parametrize(("batch", "heads", "window"), FEW if IS_INTERPRETING else ALL, ids=str)
+@pytest.mark.parametrize(("dtype", "batch", "heads", "window", "block_size"), FEW if IS_INTERPRETING else ALL, ids=str)
 def test_paged_attention(
     device: torch.device,
     seed: int,
+    dtype: torch.dtype,
     batch: list[tuple[int, int]],
     heads: tuple[int, int, int],
     window: int | None,
-    dtype: torch.dtype,
+    block_size: int,
 ) -> None:
     shape = AttentionShape(*heads, scale=heads[2] ** -0.5, window=window)
-    for block_size in [5] if IS_INTERPRETING else [*cases.BLOCK_SIZES, 64, 256]:
-        data = paged([keys for _, keys in batch], block_size, shape, dtype, seed)
-        parts = [(request, rows, keys) for request, (rows, keys) in enumerate(batch)]
-        check(device, data, parts, block_size, shape, cases.TOLERANCES[dtype])
+    data = paged([keys for _, keys in batch], block_size, shape, dtype, seed)
+    parts = [(request, rows, keys) for request, (rows, keys) in enumerate(batch)]
+    check(device, data, parts, block_size, shape, cases.TOLERANCES[dtype])
+
+
+def test_few_forms_of_the_kernels_are_compiled() -> None:
+    """Each takes a second or two, and there are two kernels."""
+    forms = {(dtype, heads, min(window or 0, 2), block_size) for dtype, _, heads, window, block_size in ALL}
+    assert len(forms) <= 20
 
 
 @pytest.mark.parametrize("name", SHAPES)
@@ -113,12 +124,13 @@ def test_a_cache_of_8_bits(device: torch.device, seed: int, dtype: torch.dtype) 
     check(device, data, parts, 16, shape, cases.TOLERANCES[dtype], k_scale=0.25, v_scale=0.125)
 
 
-@settings(max_examples=6 if IS_INTERPRETING else 100)
+# On a GPU a new block size or shape of heads is another compilation, and so is a window instead of none.
+@settings(max_examples=6 if IS_INTERPRETING else 60)
 @given(
     lens=st.lists(st.tuples(st.integers(1, 40), st.integers(0, 280)), min_size=1, max_size=4),
-    block_size=st.integers(1, 70),
-    heads=st.sampled_from(cases.HEADS),
-    window=st.none() | st.integers(1, 300),
+    block_size=st.integers(1, 70) if IS_INTERPRETING else st.sampled_from([1, 16, 70]),
+    heads=st.sampled_from(cases.HEADS if IS_INTERPRETING else cases.HEADS[::3]),
+    window=st.none() | (st.integers(1, 300) if IS_INTERPRETING else st.sampled_from([2, 63, 64, 65, 299])),
 )
 def test_any_batch(
     device: torch.device,
@@ -133,8 +145,10 @@ def test_any_batch(
     check(device, data, parts, block_size, shape, cases.TOLERANCES[BF16])
 
 
-@pytest.mark.parametrize("window", [None, 150])
-@pytest.mark.parametrize("dtype", [BF16] if IS_INTERPRETING else cases.TOLERANCES, ids=str)
+SAME_BITS = [(BF16, None), (BF16, 150), (torch.float16, 150), (torch.float32, None)]
+
+
+@pytest.mark.parametrize(("dtype", "window"), SAME_BITS[:2] if IS_INTERPRETING else SAME_BITS, ids=str)
 def test_a_position_has_the_same_bits_in_every_step(
     device: torch.device, seed: int, dtype: torch.dtype, window: int | None
 ) -> None:

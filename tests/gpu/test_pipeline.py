@@ -52,8 +52,12 @@ from octavo.worker_proc.runners.cuda_graphs import open as opening
 from octavo.worker_proc.sampling.processors import ProcessorFactory, Processors
 from octavo.worker_proc.weights.load import load_model
 
-# What a step is filled up with reads cache that nobody has written, which holds NaN here.
-pytestmark = pytest.mark.filterwarnings("ignore:All-NaN")
+pytestmark = [
+    # What a step is filled up with reads cache that nobody has written, which holds NaN here.
+    pytest.mark.filterwarnings("ignore:All-NaN"),
+    # In one process: all of them use the same kernels, and would compile them at the same time.
+    pytest.mark.xdist_group("pipeline"),
+]
 
 NUM_BLOCKS = 64
 NUM_STEPS = 3
@@ -456,6 +460,7 @@ def test_the_stream_of_a_gpu(device: torch.device) -> None:
     assert found.tolist() == [3, 4, 5, 6]
 
 
+@pytest.mark.alone
 @pytest.mark.skipif(IS_INTERPRETING, reason="needs a GPU")
 def test_a_gpu_counts_its_memory() -> None:
     gpu = CudaDevice(0, is_deterministic=True)

@@ -3,10 +3,13 @@
 import pytest
 import torch
 from kernel_checks import assert_close
+from pairwise import pairwise
 from rotated_rows import StepRows, make_rows
 
 from octavo.kernels.rope_store_kv import cases, gpu, reference
 from octavo.kernels.store_kv import gpu as store_gpu
+
+DTYPES = list(cases.TOLERANCES)
 
 
 def on_device(rows: StepRows, device: torch.device, *, heads_are_outside: bool) -> StepRows:
@@ -17,17 +20,11 @@ def on_device(rows: StepRows, device: torch.device, *, heads_are_outside: bool) 
     return moved
 
 
-@pytest.mark.parametrize(("has_norm", "heads_are_outside"), [(False, True), (True, False)])
-@pytest.mark.parametrize("dtype", cases.TOLERANCES, ids=str)
-@pytest.mark.parametrize("heads", cases.HEADS, ids=str)
+@pytest.mark.parametrize(("heads", "dtype", "has_norm"), pairwise(cases.HEADS, DTYPES, [False, True]), ids=str)
 def test_rope_store_kv(
-    device: torch.device,
-    seed: int,
-    heads: tuple[int, int, int, int],
-    dtype: torch.dtype,
-    has_norm: bool,
-    heads_are_outside: bool,
+    device: torch.device, seed: int, heads: tuple[int, int, int, int], dtype: torch.dtype, has_norm: bool
 ) -> None:
+    heads_are_outside = not has_norm
     for num_rows, block_size in zip(cases.ROWS, cases.BLOCK_SIZES, strict=False):
         rows = make_rows(num_rows, heads, dtype, block_size=block_size, has_norm=has_norm, seed=seed)
         moved = on_device(rows, device, heads_are_outside=heads_are_outside)
