@@ -35,6 +35,8 @@ def _require(condition: bool, message: str) -> None:
 def _check_requests(scheduler: Scheduler) -> None:
     """No request is lost, doubled or in the wrong place, and each one's numbers fit together."""
     waiting, running = list(scheduler.waiting), list(scheduler.running)
+    num_needing_input = sum(request.needs_step_input for request in scheduler.requests.values())
+    _require(scheduler.num_needing_input == num_needing_input, "requests that need step input are miscounted")
     for name, queue, state in (
         ("waiting", waiting, RequestState.WAITING),
         ("running", running, RequestState.RUNNING),
@@ -82,7 +84,6 @@ def _check_batch(scheduler: Scheduler) -> None:
     _require([request for request in scheduler.running if request.is_decoding] == decoding, "who decodes is unknown")
     prefilling = [request for request in goes_on if request.num_uncomputed_tokens != 1]
     _require(list(batch.prefilling) == prefilling, "the prefilling requests are miscounted")
-    _require(batch.num_constrained == sum(request.is_constrained for request in decoding), "constraints are miscounted")
     num_reserved = sum(max(0, -(-request.num_tokens // size) - len(request.block_ids)) for request in goes_on)
     _require(batch.num_reserved_blocks == num_reserved, "the blocks that running requests need are miscounted")
 
@@ -96,8 +97,8 @@ def _check_steps(scheduler: Scheduler) -> None:
         _require(0 < num_tokens <= scheduler.config.max_num_batched_tokens, f"step of {num_tokens} tokens")
         slots = {scheduled.slot for scheduled in record.scheduled}
         _require(len(slots) == len(record.requests), "two chunks of a step share a slot")
-        is_constrained = any(request.is_constrained for request in record.sampling)
-        _require(is_constrained or not record.awaits_masks, "a step awaits masks that no request needs")
+        needs_input = any(request.needs_step_input for request in record.sampling)
+        _require(needs_input or not record.awaits_input, "a step awaits input that no request needs")
         for request, scheduled in record.chunks:
             _require(scheduled.num_tokens > 0, "an empty chunk")
             num_in_flight[id(request)] += 1

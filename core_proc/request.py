@@ -67,10 +67,10 @@ class Request:
         "client",
         "extra_keys",
         "has_delivered_prompt_logprobs",
-        "is_constrained",
         "is_decoding",
         "is_resumed",
         "max_num_tokens",
+        "needs_step_input",
         "next_commit_check",
         "next_plan_check",
         "num_announced_blocks",
@@ -105,8 +105,8 @@ class Request:
         self.sampling = submit.params
         self.extra_keys = extra_keys_of(submit)
         """What its KV depends on besides token ids."""
-        self.is_constrained = submit.grammar is not None
-        """Its tokens are drawn with masks, which the workers get after the plan."""
+        self.needs_step_input = submit.grammar is not None
+        """A step hook sends the workers something for each of its samples, after the plan."""
         self.stream_interval = submit.stream_interval
         self.pending_output: PendingOutput | None = None
         """Tokens that its frontend does not know yet, under a `stream_interval` above 1."""
@@ -176,6 +176,11 @@ class Request:
     def num_uncomputed_tokens(self) -> int:
         """Tokens left to compute: 1 while decoding."""
         return self.num_tokens - self.num_computed_tokens
+
+    @property
+    def reads_prefix_cache(self) -> bool:
+        """False if all of its tokens must be computed."""
+        return not self.sampling.skip_reading_prefix_cache
 
     @property
     def is_first_run(self) -> bool:

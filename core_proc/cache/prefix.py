@@ -114,7 +114,7 @@ class PrefixCache:
     def _hits(self, request: Request) -> list[int]:
         """Return the cached blocks that follow the request's own; [] unless its own are all full."""
         found: list[int] = []
-        if not self.is_enabled or request.sampling.skip_reading_prefix_cache:
+        if not self.is_enabled or not request.reads_prefix_cache:
             return found
         first, partial = divmod(request.num_computed_tokens, self.block_size)
         if partial or first != len(request.block_ids):

@@ -141,7 +141,7 @@ class Grammars:
 
     def on_step(self) -> list[ClientEvent]:
         """Accept the tokens that are known by now, end what must end, and send the masks that can be computed."""
-        awaiting = [record for record in self._scheduler.in_flight if record.awaits_masks]
+        awaiting = [record for record in self._scheduler.in_flight if record.awaits_input]
         if not self._constraints and not awaiting:
             return []
         for record in awaiting:
@@ -153,7 +153,7 @@ class Grammars:
             if (masked := self._masked_chunks(record)) is None:
                 break
             events += self._send_masks(masked)
-            record.awaits_masks = False
+            record.awaits_input = False
         return events
 
     def finish_cause(self, request: Request, cause: FinishCause) -> FinishCause:

@@ -31,8 +31,6 @@ class RunningBatch:
         """Requests that prefill."""
         self.grown: dict[Request, None] = {}
         """Requests that may have blocks that the workers do not know yet."""
-        self.num_constrained = 0
-        """Decoding requests that are constrained."""
         self._decoding_orders: list[tuple[int, int]] = []
         self._num_missing_blocks = 0
         """Decoding requests whose next token needs a new block."""
@@ -132,14 +130,12 @@ class RunningBatch:
         index = bisect_left(self._decoding_orders, request.order)
         self.decoding.insert(index, request)
         self._decoding_orders.insert(index, request.order)
-        self.num_constrained += request.is_constrained
         self._num_missing_blocks += self.lacks_block(request)
         self._set_next_check(request)
 
     def _leave(self, request: Request) -> None:
         if request.is_decoding:
             self._num_missing_blocks -= self.lacks_block(request)
-            self.num_constrained -= request.is_constrained
             request.is_decoding = False
             index = bisect_left(self._decoding_orders, request.order)
             del self.decoding[index], self._decoding_orders[index]

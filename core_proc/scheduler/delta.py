@@ -21,8 +21,8 @@ class StepRecord:
     """The requests whose next tokens it samples, in the same order."""
     unsampled: list[Request]
     """The others: the step ends in the middle of their prompts."""
-    awaits_masks: bool
-    """True until the workers have the masks for it."""
+    awaits_input: bool
+    """True until a step hook has sent the workers what they need to sample."""
     num_tokens: int
     """Tokens computed, of all requests."""
     num_decode_tokens: int
@@ -72,8 +72,8 @@ class StepDraft:
         self.has_preempted = False
         self.num_spare_blocks = 0
         """Free blocks that no running request will need for the tokens it has; counted by admission."""
-        self.may_await_masks = True
-        """False if no request that decodes or prefills is constrained."""
+        self.may_await_input = True
+        """False if no live request needs step input."""
         self._starts: dict[Request, int] = {}
         """The first position that the step computes of each prefilling request."""
 
@@ -121,14 +121,14 @@ class StepDraft:
             num_decode_tokens += num_computed == 1 and start >= request.num_prompt_tokens
             assert request.slot is not None
             scheduled.append(Scheduled(request.slot, start, num_computed, num_samples))
-        awaits_masks = self.may_await_masks and any(request.is_constrained for request in sampling)
+        awaits_input = self.may_await_input and any(request.needs_step_input for request in sampling)
         plan = StepPlan(
             sequence=sequence,
             released=released,
             admitted=[_admitted(request, num_groups) for request in self.admitted],
             appended=_appended(grown, num_groups),
             scheduled=scheduled,
-            awaits_masks=awaits_masks,
+            awaits_masks=awaits_input,
         )
         record = StepRecord(
             sequence=sequence,
@@ -136,7 +136,7 @@ class StepDraft:
             scheduled=scheduled,
             sampling=sampling,
             unsampled=unsampled,
-            awaits_masks=awaits_masks,
+            awaits_input=awaits_input,
             num_tokens=num_tokens,
             num_decode_tokens=num_decode_tokens,
         )

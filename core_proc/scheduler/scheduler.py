@@ -80,6 +80,8 @@ class Scheduler:
         self._released: list[SlotId] = []
         self._num_submitted = 0
         self._num_planned = 0
+        self.num_needing_input = 0
+        """Live requests that need step input."""
         self._clock = clock
 
     @property
@@ -109,6 +111,7 @@ class Scheduler:
         request = Request(client, submit, order, self._clock())
         request.max_num_tokens = min(request.max_num_tokens, self.max_model_len)
         self.requests[request.key] = request
+        self.num_needing_input += request.needs_step_input
         self.waiting.add(request)
         cause = find_stop(request)
         return self._finish(request, cause) if cause else []
@@ -177,7 +180,7 @@ class Scheduler:
         """Plan the next step; None if nothing can be computed now."""
         draft = StepDraft()
         self._free_blocks(draft)
-        draft.may_await_masks = self.batch.num_constrained > 0
+        draft.may_await_input = self.num_needing_input > 0
         num_decoding = len(self.batch.decoding)
         draft.num_tokens_left = self._step_target.max_step_tokens(num_decoding)
         is_deferred = self._should_defer_decodes(draft)
@@ -279,7 +282,7 @@ class Scheduler:
             request.prompt_logprobs = [None]
         if not request.time_scheduled:
             request.time_scheduled = self._clock()
-            if self.cache.is_enabled and not request.sampling.skip_reading_prefix_cache:
+            if self.cache.is_enabled and request.reads_prefix_cache:
                 self.counters.prefix_cache_queries += request.num_prompt_tokens
         draft.admitted.append(request)
         self._prefill.attach_hits(request)
@@ -289,7 +292,6 @@ class Scheduler:
         prefilling = list(self.batch.prefilling)
         plan = None
         if not draft.is_empty:
-            draft.may_await_masks |= any(request.is_constrained for request in prefilling)
             plan, record = draft.finish(self._num_planned, self._released, list(self.batch.grown), self._num_groups)
             self._throttle.count(record.num_tokens - len(draft.decodes), leaves_decodes=leaves_decodes)
             self._released = []
@@ -320,6 +322,7 @@ class Scheduler:
         request.move(RequestState.FINISHED)
         request.next_commit_check = 0
         del self.requests[request.key]
+        self.num_needing_input -= request.needs_step_input
 
     def _fail(
         self,
