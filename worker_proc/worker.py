@@ -227,6 +227,7 @@ class Worker:
                 max_model_len=command.max_model_len,
                 processors=self._processors,
             )
+            self._executor.prepare()
         except (RuntimeError, MemoryError) as error:  # raised by torch's allocator and by the native one
             raise NotEnoughMemoryError(
                 f"no memory for {command.num_blocks} KV blocks: {error}",

@@ -80,6 +80,7 @@ class StepRunner:
                 num_blocks=[self._num_blocks],
                 max_model_len=self._config.max_model_len,
             )
+            self._executor.prepare()
         self._sequence = 0
 
     @property

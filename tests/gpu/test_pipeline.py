@@ -48,7 +48,9 @@ from octavo.worker_proc.device.cuda_stream import CudaStream
 from octavo.worker_proc.device.stream import Stream
 from octavo.worker_proc.executor.open import open_executor
 from octavo.worker_proc.models.base import Model
+from octavo.worker_proc.runners.cuda_graphs import graphs as graphs_module
 from octavo.worker_proc.runners.cuda_graphs import open as opening
+from octavo.worker_proc.runners.cuda_graphs.runner import CudaGraphRunner
 from octavo.worker_proc.sampling.processors import ProcessorFactory, Processors
 from octavo.worker_proc.weights.load import load_model
 
@@ -387,13 +389,58 @@ def test_decodes_with_more_keys_than_attention_has_memory_for_have_no_graph_and_
 
 
 def test_memory_is_measured_by_the_largest_steps_and_two_graphs(
-    model: Model, config: ResolvedConfig, stream: Stream
+    model: Model, config: ResolvedConfig, stream: Stream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    run = []
+    original = CudaGraphRunner.sample
+
+    def sample(self, samples, *, has_masks, change_logits=None):
+        run.append((len(samples), has_masks, {sample.row.sampling.spec.logprobs_mode for sample in samples}))
+        return original(self, samples, has_masks=has_masks, change_logits=change_logits)
+
+    monkeypatch.setattr(CudaGraphRunner, "sample", sample)
     small = msgspec.structs.replace(config, max_num_batched_tokens=10, max_model_len=8)
     measured = opening.measure(model, MeasuredDevice(stream), small)
     cache_bytes = 4 * 2 * 4 * 2 * 16 * 4  # blocks; keys and values; tokens, heads, dimensions, float32
     assert measured.activation_bytes == 10**6 - cache_bytes
     assert measured.graph_bytes == 100 + 2 * 10  # of 4, of 2 and of 1 request
+    assert run[1] == (4, True, {"processed_logprobs"}), "a decode of all requests, each with a mask"
+
+
+def test_all_graphs_are_captured_before_the_first_step_and_dropped_ones_now_and_then(
+    model: Model, config: ResolvedConfig, stream: Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With dropped graphs a step takes a larger graph that is there, or none, with the same bits."""
+    sampling = spec(temperature=1.0, seed=3)
+    core = driver(model, config, stream)
+    core.executor.prepare()
+    graphs = core.executor.runner.graphs
+    assert graphs.uncaptured == []
+    captured = []
+    original = graphs.capture
+    monkeypatch.setattr(graphs, "capture", lambda size: (captured.append(size), original(size)))
+    core.admit(0, prompt(5), sampling)
+    request = core.admit(1, prompt(7), sampling)
+    core.run(2)
+    assert captured == [], "no step waits for a capture"
+    first_pool = graphs._pool
+    graphs.send_changes()
+    graphs.replace_table(core.executor.runner._table)
+    assert graphs._pool is not first_pool, "memory that went with its last graph is not used again"
+    core.run(2)
+    assert captured == [2], "the first step after"
+    core.release(0)
+    core.run(2)
+    assert captured == [2], "one request takes the graph of two"
+    graphs._num_steps += graphs_module.CAPTURE_DISTANCE
+    core.run(1)
+    assert captured == [2, 1]
+    core.executor.close()
+    eager = driver(model, msgspec.structs.replace(config, max_graph_size=0), stream)
+    alone_request = eager.admit(1, prompt(7), sampling)
+    eager.run(7)
+    eager.executor.close()
+    assert request.outputs == alone_request.outputs
 
 
 @pytest.mark.skipif(not IS_INTERPRETING, reason="needs no GPU")
@@ -403,7 +450,7 @@ def test_a_worker_goes_on_while_its_device_computes(model: Model, config: Resolv
 
     def talk(commands: Publisher, replies: ResultPull) -> None:
         commands.send(AllocateCache(0, [NUM_BLOCKS], 64))
-        heard.append(replies.receive(10.0))
+        heard.append(replies.receive(60.0))  # captures the graphs first
         admitted = [Admitted(0, "", pack_ids(prompt(5)), 5, [[3, 1]], spec())]
         commands.send(StepPlan(1, [], admitted, [], [Scheduled(0, 0, 5, 1)]))
         commands.send(StepPlan(2, [], [], [], [Scheduled(0, 5, 1, 1)]))
@@ -449,7 +496,7 @@ def test_the_stream_of_a_gpu(device: torch.device) -> None:
     numbers = torch.zeros(4, dtype=torch.int64, device=device)
     buffer = stream.host_buffer(numbers.nbytes)
     assert buffer.is_pinned()
-    graph = stream.capture(lambda: numbers.add_(1))
+    graph = stream.capture(lambda: numbers.add_(1), stream.new_graph_pool())
     buffer.view(torch.int64)[:] = torch.arange(4)
     stream.upload(numbers.view(torch.uint8), buffer)
     for _ in range(3):

@@ -48,11 +48,12 @@ class FakeEvent:
 class FakeGraph:
     """What was recorded, to be done again on the very same memory."""
 
-    def __init__(self, stream: "FakeStream", launches: list[Launch], read: set[int]) -> None:
+    def __init__(self, stream: "FakeStream", launches: list[Launch], read: set[int], pool: object) -> None:
         self._stream = stream
         self._launches = launches
         self.read = read
         """Addresses of the storages that were there before the capture."""
+        self.pool = pool
 
     def replay(self) -> None:
         self._stream.num_replays += 1
@@ -115,12 +116,15 @@ class FakeStream:
                 action, self._pending[index] = self._pending[index], _done
                 action()
 
-    def capture(self, body: Callable[[], object]) -> FakeGraph:
+    def new_graph_pool(self) -> object:
+        return object()
+
+    def capture(self, body: Callable[[], object], pool: object) -> FakeGraph:
         self.catch_up()
         recorder = _Recorder()
         with recorder, _recorded_kernels(recorder):
             body()
-        graph = FakeGraph(self, recorder.launches, recorder.read)
+        graph = FakeGraph(self, recorder.launches, recorder.read, pool)
         self.graphs.append(graph)
         return graph
 

@@ -1,6 +1,7 @@
 """The stream of an NVIDIA GPU, through torch."""
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -36,7 +37,6 @@ class CudaStream:
         torch.cuda.synchronize(torch_device)
         self._stream = torch.cuda.Stream(torch_device)
         torch.cuda.set_stream(self._stream)
-        self._graph_memory = torch.cuda.graph_pool_handle()
 
     def host_buffer(self, num_bytes: int) -> Tensor:
         """See `octavo.worker_proc.device.stream.Stream`."""
@@ -56,10 +56,14 @@ class CudaStream:
         """See `octavo.worker_proc.device.stream.Stream`."""
         return CudaEvent(self._stream)
 
-    def capture(self, body: Callable[[], object]) -> Graph:
+    def new_graph_pool(self) -> Any:
+        """See `octavo.worker_proc.device.stream.Stream`."""
+        return torch.cuda.graph_pool_handle()
+
+    def capture(self, body: Callable[[], object], pool: Any) -> Graph:
         """See `octavo.worker_proc.device.stream.Stream`."""
         graph = torch.cuda.CUDAGraph()
         # The thread that waits for events may go on meanwhile.
-        with torch.cuda.graph(graph, pool=self._graph_memory, stream=self._stream, capture_error_mode="thread_local"):
+        with torch.cuda.graph(graph, pool=pool, stream=self._stream, capture_error_mode="thread_local"):
             body()
         return graph

@@ -27,6 +27,10 @@ class Graph(Protocol):
         """Launch them."""
 
 
+class GraphPool(Protocol):
+    """Memory that graphs share; opaque."""
+
+
 class Stream(Protocol):
     """Work for a device, done in order while the host goes on."""
 
@@ -44,9 +48,12 @@ class Stream(Protocol):
     def record_event(self) -> DeviceEvent:
         """Return an event after all work so far."""
 
-    def capture(self, body: Callable[[], object]) -> Graph:
+    def new_graph_pool(self) -> GraphPool:
+        """Return memory for graphs. It is freed with the last of them and must not be used again then."""
+
+    def capture(self, body: Callable[[], object], pool: GraphPool) -> Graph:
         """Return a graph of the kernels that a function launches, without running them.
 
-        All graphs share their memory: tensors allocated within `body` keep the values of a replay until the next replay
-        of any graph. Blocks until: all work before is finished.
+        The graphs of a pool share its memory: tensors allocated within `body` keep the values of a replay until the
+        next replay of any of these graphs. Blocks until: all work before is finished.
         """

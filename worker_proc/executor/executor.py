@@ -49,6 +49,15 @@ class PipelinedExecutor:
         return None if self._watcher is None else self._watcher.fileno()
 
     @torch.inference_mode()
+    def prepare(self) -> None:
+        """Do before the first step what steps would otherwise wait for.
+
+        Raises:
+            RuntimeError: there is no memory for it.
+        """
+        self.runner.prepare()
+
+    @torch.inference_mode()
     def begin(self, plan: StepPlan, receive_masks: ReceiveMasks = tuple) -> None:
         """Compute a plan, or have the device compute it after those before it.
 

@@ -77,6 +77,9 @@ class Runner(Protocol):
     def programs(self) -> Sequence[Program] | None:
         """Native programs whose operations a trace records; None: torch's profiler sees everything."""
 
+    def prepare(self) -> None:
+        """Do before the first step what steps would otherwise wait for."""
+
     def on_plan(self, plan: StepPlan, batch: BatchState) -> None:
         """Note the changes of a plan, which `batch` has applied."""
 

@@ -31,6 +31,9 @@ from octavo.worker_proc.runners.cuda_graphs.slot_table import SlotTable
 from octavo.worker_proc.runners.cuda_graphs.step_buffer import StepBuffer
 from octavo.worker_proc.sampling.state import LARGEST
 
+CAPTURE_DISTANCE = 32
+"""Steps between two captures in the path of steps, for graphs that were dropped: each takes as long as a few steps."""
+
 NO_SAMPLES = SampleRows(*(np.empty(0, np.int64) for _ in range(4)))
 
 
@@ -92,6 +95,8 @@ class StepGraphs:
         self._hidden_ND: Tensor | None = None
         """The output of graphs; allocated with the first capture."""
         self._graphs: dict[int, _Graphs] = {}
+        self._pool = stream.new_graph_pool()
+        self._num_steps = self._next_capture = 0
         self._staged: _Staged | None = None
         self._step_hidden_TD: Tensor | None = None
 
@@ -103,13 +108,12 @@ class StepGraphs:
     def stage(self, inputs: StepInputs, samples: SampleRows) -> None:
         """Send a step to the device, with the changes of the slots.
 
-        The step that was staged `NUM_HOST_BUFFERS` calls ago must be over. Captures the graph of the step's size if it
-        is missing.
+        The step that was staged `NUM_HOST_BUFFERS` calls ago must be over. Graphs that were dropped are captured again,
+        one in some steps.
         """
+        self._num_steps += 1
         size = StepSize(len(inputs.token_ids_T), len(inputs.context_lens), len(samples.rows_N))
-        captured = self._sizes.fit(size.num_requests) if size.is_decode else None
-        if captured is not None and captured not in self._graphs:
-            self.capture(captured)
+        captured = self._captured_size(size.num_requests) if size.is_decode else None
         graphs = None if captured is None else self._graphs[captured]
         has_tiles = self._send(size if captured is None else StepSize.decode(captured), inputs, samples)
         if has_tiles:  # more keys than partial sums fit into: computed without the graph, with the same bits
@@ -156,6 +160,8 @@ class StepGraphs:
         """Use another table; drops all graphs, which read the old one."""
         self._table = table
         self._graphs.clear()
+        self._pool = self._stream.new_graph_pool()
+        self._next_capture = self._num_steps
 
     def capture(self, num_requests: int) -> None:
         """Capture the graphs of one size. The kernels run once before, so that none is compiled during the capture.
@@ -174,9 +180,22 @@ class StepGraphs:
             self._hidden_ND = torch.zeros(rows, hidden_ND.shape[1], dtype=hidden_ND.dtype, device=hidden_ND.device)
         self._sampled(views, self._model.logits(hidden_ND))
         stored_ND, tokens_N = self._hidden_ND[:num_requests], self._tokens_N[:num_requests]
-        compute = self._stream.capture(lambda: stored_ND.copy_(self._hidden_of(views)))
-        sample = self._stream.capture(lambda: tokens_N.copy_(self._sampled(views, self._model.logits(stored_ND))))
+        compute = self._stream.capture(lambda: stored_ND.copy_(self._hidden_of(views)), self._pool)
+        sample = self._stream.capture(
+            lambda: tokens_N.copy_(self._sampled(views, self._model.logits(stored_ND))), self._pool
+        )
         self._graphs[num_requests] = _Graphs(compute, sample)
+
+    def _captured_size(self, num_requests: int) -> int | None:
+        """Return the size of the graphs that compute a decode; None: there are none."""
+        size = self._sizes.fit(num_requests)
+        if size is None or size in self._graphs:
+            return size
+        if self._num_steps >= self._next_capture:
+            self.capture(size)
+            self._next_capture = self._num_steps + CAPTURE_DISTANCE
+            return size
+        return min((larger for larger in self._graphs if larger > size), default=None)
 
     @property
     def _current(self) -> _Staged:

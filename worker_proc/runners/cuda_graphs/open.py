@@ -32,7 +32,10 @@ MAX_PARTIAL_BYTES = 2**28
 """Memory for the sums of rows over segments of keys that a step holds at once: 16,131 of them for 32 heads of 128
 dimensions. A step that has more computes the rest in another way, with the same bits but slower."""
 
-_MEASURED = SamplingSpec(max_tokens=1, seed=0, temperature=1.0, top_k=50, logprobs=1)
+_MEASURED = SamplingSpec(
+    max_tokens=1, seed=0, temperature=1.0, top_k=50, logprobs=1, logprobs_mode="processed_logprobs"
+)
+"""The requests of a step that takes the most memory. In the decode each has a token mask too."""
 
 
 def open_runner(
@@ -110,7 +113,10 @@ def _activation_bytes(model: Model, device: Device, stream: Stream | None, confi
         executor.begin(prompts_plan(prompts, _MEASURED, blocks_each, num_groups=num_groups))
         decode = [1] * config.max_num_seqs
         released = range(len(prompts))
-        executor.begin(prompts_plan(decode, _MEASURED, 1, sequence=1, released=released, num_groups=num_groups))
+        plan = prompts_plan(decode, _MEASURED, 1, sequence=1, released=released, num_groups=num_groups)
+        all_allowed = b"\xff" * (4 * -(-config.model.vocab_size // 32))
+        masks = [(slot, 0, all_allowed) for slot in range(config.max_num_seqs)]
+        executor.begin(msgspec.structs.replace(plan, awaits_masks=True), lambda: masks)
         executor.drain()
         return device.peak_growth_bytes() - runner.cache_bytes
 

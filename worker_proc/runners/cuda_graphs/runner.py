@@ -70,6 +70,11 @@ class CudaGraphRunner:
         self._stream = stream
         self._reporter = LogprobReporter(graphs, stream)
 
+    def prepare(self) -> None:
+        """See `octavo.worker_proc.executor.runner.Runner`: captures the graphs of all sizes."""
+        for size in self.graphs.uncaptured:
+            self.graphs.capture(size)
+
     def on_plan(self, plan: StepPlan, batch: BatchState) -> None:
         """See `octavo.worker_proc.executor.runner.Runner`; a longer list than the table has room for makes it grow."""
         states = [batch.rows[admitted.slot].sampling for admitted in plan.admitted]
@@ -121,7 +126,7 @@ class CudaGraphRunner:
         """See `octavo.worker_proc.executor.runner.Runner`; does nothing."""
 
     def on_idle(self, wait_for_command: WaitForCommand) -> None:
-        """See `octavo.worker_proc.executor.runner.Runner`: captures graphs that a step would otherwise wait for."""
+        """See `octavo.worker_proc.executor.runner.Runner`: captures again the graphs that were dropped."""
         while (sizes := self.graphs.uncaptured) and not wait_for_command(IDLE_MS):
             self.graphs.capture(sizes[0])
 
