@@ -1,4 +1,4 @@
-"""`StallWatch`: says once of each stall of the engine what every process was doing. Mends nothing."""
+"""`StallWatch`: logs the stacks of all processes once for each stall of the engine. Repairs nothing."""
 
 import asyncio
 import logging
@@ -6,15 +6,15 @@ import os
 from collections.abc import Callable
 
 from octavo.frontend.health import Health
-from octavo.protocol.stacks import ProcessLook, look_at_tree
+from octavo.protocol.stacks import ProcessInfo, process_tree
 
 logger = logging.getLogger(__name__)
 
-LOOK_S = 1.0
-"""How often the engine's health is looked at, which asks nobody."""
+CHECK_INTERVAL_S = 1.0
+"""Interval of health checks, which send no message."""
 
-ANSWER_S = 0.2
-"""What a process gets to write its stacks before the next one is asked, so that they do not mix."""
+DUMP_TIME_S = 0.2
+"""Time for a process to write its stacks before the next one does, so that they do not mix."""
 
 
 class StallWatch:
@@ -26,34 +26,34 @@ class StallWatch:
 
     def __init__(self, health: Callable[[], Health]) -> None:
         self._health = health
-        self._is_told = False
-        """The present stall is in the log."""
+        self._is_reported = False
+        """True once the current stall is in the log."""
 
     async def run(self) -> None:
-        """Watch for ever."""
+        """Watch until cancelled."""
         while True:
-            await asyncio.sleep(LOOK_S)
-            await self.look()
+            await asyncio.sleep(CHECK_INTERVAL_S)
+            await self.check()
 
-    async def look(self) -> None:
-        """Look once, and write to the log what is new."""
+    async def check(self) -> None:
+        """Check once, and log the beginning or the end of a stall."""
         health = self._health()
         if not health.is_stalled:
-            if self._is_told:
-                logger.warning("the stall is over: %s", health.reason or "the engine moves again")
-            self._is_told = False
-        elif not self._is_told:
-            self._is_told = True
+            if self._is_reported:
+                logger.warning("the stall is over: %s", health.reason or "the engine makes progress again")
+            self._is_reported = False
+        elif not self._is_reported:
+            self._is_reported = True
             logger.error("%s; the stacks of all processes follow", health.reason)
-            for process in look_at_tree(os.getpid()):
+            for process in process_tree(os.getpid()):
                 logger.error("pid %d (%s) %s", process.pid, process.name, _what_follows(process))
-                process.ask()
-                await asyncio.sleep(ANSWER_S)
+                process.request_dump()
+                await asyncio.sleep(DUMP_TIME_S)
 
 
-def _what_follows(process: ProcessLook) -> str:
-    if not process.answers:
-        return f"is in state {process.state} and tells no stacks"
+def _what_follows(process: ProcessInfo) -> str:
+    if not process.handles_dump:
+        return f"is in state {process.state}; it cannot dump its stacks"
     if process.is_stopped:
-        return f"is stopped (state {process.state}): it tells its stacks when it goes on"
+        return f"is stopped (state {process.state}); it dumps its stacks when it is continued"
     return f"is in state {process.state}; its threads:"

@@ -214,7 +214,7 @@ class FrontendRouter:
         _bind(self.socket, address)
 
     def receive(self) -> list[tuple[bytes, Request | Malformed]]:
-        """Return what has arrived, at most so much, with each sender's identity; [] when nothing has. Never blocks.
+        """Return the messages that have arrived, a bounded number, with their senders' identities. Never blocks.
 
         A message that does not decode is counted and logged, and comes as a `Malformed`.
         """
@@ -283,14 +283,14 @@ def send_message(socket: "zmq.Socket[bytes]", frames: Sequence[Frame], flags: in
     if len(frames) == 1:
         socket.send(frames[0], flags)
     else:
-        # zmq copies the short ones all the same, which is cheaper.
+        # zmq still copies short ones, which is cheaper.
         socket.send_multipart(frames, flags, copy=False)
 
 
 def receive_message(socket: "zmq.Socket[bytes]", flags: int = 0) -> list[Frame]:
-    """Return the frames of the next message, those after the first in the memory that zmq has read them into.
+    """Return the frames of the next message. Frames after the first stay in the memory that zmq has read them into.
 
-    Of a message with too many frames only as many are kept as `Codec.decode` needs to reject it.
+    If a message has too many frames, only as many are kept as `Codec.decode` needs to reject it.
 
     Raises:
         zmq.Again: with `zmq.NOBLOCK`, no message is there.

@@ -20,7 +20,7 @@ class ProcessorSource(msgspec.Struct, array_like=True, frozen=True):
 
 
 def take_code(settings: dict[str, Any], *, is_allowed: bool) -> list[ProcessorSource]:
-    """Take classes and functions out of the setting `logits_processors`, and return what an engine gets of them.
+    """Remove classes and functions from the setting `logits_processors`, and return them in the engine's form.
 
     Raises:
         ConfigError: code is not allowed, or cannot be pickled.
@@ -36,7 +36,7 @@ def take_code(settings: dict[str, Any], *, is_allowed: bool) -> list[ProcessorSo
 
 
 def _pack(objects: list[Any], *, is_allowed: bool) -> list[ProcessorSource]:
-    import cloudpickle  # only those who use it pay for it
+    import cloudpickle  # slow to import, and rarely needed
 
     sources = []
     for item in objects:

@@ -106,7 +106,7 @@ class Codec(Generic[T]):
 
 
 def wire_bytes(value: object) -> memoryview:
-    """Return the bytes of a value that msgpack has no type for: the `enc_hook` of files, where nothing is a frame.
+    """Return the bytes of a value that msgpack has no type for. Files use it as `enc_hook`: they have no frames.
 
     Raises:
         NotImplementedError: messages have no such values.
@@ -119,10 +119,10 @@ def wire_bytes(value: object) -> memoryview:
 
 
 def wire_value(kind: type, data: object) -> object:
-    """Return the value of a type that `wire_bytes` knows: the `dec_hook` of files.
+    """Return the value of a type that `wire_bytes` knows. Files use it as `dec_hook`.
 
     Raises:
-        ValueError: these are not its bytes.
+        ValueError: the data does not encode such a value.
     """
     if not isinstance(data, bytes | memoryview):
         raise ValueError(f"expected bytes, got {type(data).__name__}")

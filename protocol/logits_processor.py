@@ -1,4 +1,4 @@
-"""What a logits processor is: code of users that changes logits in the workers, between the model and the filters.
+"""Logits processors: user code that changes logits in the workers, between the model and the filters.
 
 The interface is that of vLLM v1: names, signatures and the order of calls are the same. Tensors are torch's, which this
 package does not import. Workers load and run processors, see `octavo.worker_proc.sampling.processors`.
@@ -52,10 +52,10 @@ class LogitsProcessor(ABC):
 
     @classmethod
     def validate_params(cls, sampling_params: SamplingParams) -> None:
-        """Refuse a request whose `extra_args` are wrong.
+        """Check the `extra_args` of a request.
 
         Raises:
-            ValueError: the caller reads its text.
+            ValueError: they are invalid. The message is returned to the caller.
         """
         return
 
@@ -75,7 +75,7 @@ class LogitsProcessor(ABC):
 
     @abstractmethod
     def update_state(self, batch_update: BatchUpdate | None) -> None:
-        """Take in what has changed, before each `apply`; None: only output tokens have been added."""
+        """Apply the changes of the batch. Called before each `apply`; None: only output tokens were added."""
 
     @abstractmethod
     def apply(self, logits: Tensor) -> Tensor:
@@ -97,7 +97,7 @@ class AdapterLogitsProcessor(LogitsProcessor):
 
     @abstractmethod
     def new_req_logits_processor(self, params: SamplingParams) -> RowProcessor | None:
-        """Return what changes the logits of a new request; None: nothing does."""
+        """Return the function that changes the logits of a new request; None: they stay as they are."""
 
     def update_state(self, batch_update: BatchUpdate | None) -> None:
         """See `LogitsProcessor`."""

@@ -177,7 +177,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
             raise InvalidRequestError(f"{name} may hold at most {MAX_LOGPROB_TOKEN_IDS} tokens, got {count}", name)
         if count and self.logprobs not in (None, count):
             raise InvalidRequestError(
-                f"{name} says which {count} tokens are told, and logprobs {self.logprobs} how many: leave logprobs out",
+                f"{name} selects {count} tokens, so logprobs {self.logprobs} contradicts it: leave logprobs out",
                 name,
             )
 
@@ -186,7 +186,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
         if len(words) > MAX_BAD_WORDS:
             raise InvalidRequestError(f"at most {MAX_BAD_WORDS} bad_words, got {len(words)}", "bad_words")
         if not all(isinstance(word, str) and word.strip() for word in words):
-            raise InvalidRequestError("bad_words must be strings with more than spaces in them", "bad_words")
+            raise InvalidRequestError("bad_words must be strings that are not blank", "bad_words")
         if (num_chars := sum(map(len, words))) > MAX_BAD_WORDS_CHARS:
             raise InvalidRequestError(
                 f"bad_words may have {MAX_BAD_WORDS_CHARS} characters in all, got {num_chars}", "bad_words"
@@ -196,14 +196,14 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
         if self.extra_args is None:
             return
         if not isinstance(self.extra_args, dict) or not all(isinstance(name, str) for name in self.extra_args):
-            raise InvalidRequestError("extra_args must be an object with names", "extra_args")
+            raise InvalidRequestError("extra_args must be an object with string keys", "extra_args")
         try:
             size = len(msgspec.msgpack.encode(self.extra_args))
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
-            raise InvalidRequestError(f"extra_args must hold what JSON can: {error}", "extra_args") from None
+            raise InvalidRequestError(f"extra_args must hold JSON values only: {error}", "extra_args") from None
         if size > MAX_EXTRA_ARGS_BYTES:
             raise InvalidRequestError(
-                f"extra_args may take {MAX_EXTRA_ARGS_BYTES} bytes, and these take {size}", "extra_args"
+                f"extra_args may have {MAX_EXTRA_ARGS_BYTES} bytes in all, got {size}", "extra_args"
             )
 
     def _verify_stops(self) -> None:

@@ -1,7 +1,7 @@
 """The pulse: a heartbeat of the core's step loop in shared memory.
 
 The core writes a few numbers into a small memory-mapped file in its private directory. Frontends read them without
-asking the core, so `/health` is right even while the core hangs.
+asking the core, so `/health` is correct even while the core hangs.
 
 There is no lock, so every value is written by a single store. `struct.pack_into` would clear the value first, and a
 reader at that moment would see a core that has not beaten since the machine was started.
@@ -53,11 +53,11 @@ class PulseWriter:
         self._seconds[0] = now if has_work else -now
 
     def note_progress(self) -> None:
-        """A request has got a token."""
+        """Record that a request has got a token."""
         self._memory[_HAS_PROGRESSED] = True
 
     def note_isolation(self, *, is_isolating: bool) -> None:
-        """Requests run in isolation from now on, or all may run again."""
+        """Record whether requests run in isolation from now on."""
         self._memory[_IS_ISOLATING] = is_isolating
 
     def close(self) -> None:

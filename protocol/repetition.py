@@ -8,7 +8,7 @@ import msgspec
 from octavo.protocol.errors import InvalidRequestError
 
 MAX_PATTERN_SIZE = 2048
-"""It is looked for after each token: of this size that takes some twenty microseconds, a few milliseconds at worst."""
+"""The search runs after each token. With this limit it takes about twenty microseconds, a few milliseconds at worst."""
 
 _FIELD = "repetition_detection"
 
@@ -26,7 +26,7 @@ class RepetitionSpec(msgspec.Struct, array_like=True, gc=False, frozen=True):
     def fault(self) -> str:
         """What is wrong with it, "" if nothing is."""
         if not 1 <= self.min_pattern_size <= self.max_pattern_size <= MAX_PATTERN_SIZE:
-            return f"pattern sizes must be from 1 to {MAX_PATTERN_SIZE}, and min_pattern_size not above the other"
+            return f"pattern sizes must be from 1 to {MAX_PATTERN_SIZE}, and min_pattern_size at most max_pattern_size"
         return "" if self.min_count >= 2 else f"min_count must be at least 2, got {self.min_count}"
 
 
@@ -38,10 +38,10 @@ class RepetitionDetectionParams(msgspec.Struct, kw_only=True, omit_defaults=True
     min_pattern_size: int = 0
     """Shortest one; 0 means 1."""
     min_count: int = 0
-    """How many times in a row it must stand at the end of the output."""
+    """How many times in a row the pattern must occur at the end of the output."""
 
     def spec(self) -> RepetitionSpec | None:
-        """Return what the core is told; None: nothing is looked for.
+        """Return the form for the core; None: repetition is not detected.
 
         Raises:
             InvalidRequestError: a size or the count is out of range.

@@ -17,7 +17,7 @@ MAX_DELAY_S = 10.0
 
 
 @dataclass(frozen=True)
-class Verdict:
+class RestartDecision:
     """What to do about a failure."""
 
     delay_s: float
@@ -48,8 +48,8 @@ class RestartPolicy:
             return self._first_cause
         return f"{self._first_cause} (and {num_failures - 1} restarts after it failed)"
 
-    def fail(self, cause: str, *, is_isolated: bool = False) -> Verdict:
-        """The process has crashed, or failed to start.
+    def fail(self, cause: str, *, is_isolated: bool = False) -> RestartDecision:
+        """Count a crash, or a failed start.
 
         Args:
             cause: for the log and the error message.
@@ -59,11 +59,11 @@ class RestartPolicy:
             self._first_cause = cause
         if is_isolated:
             self._num_isolated_crashes += 1
-            return Verdict(0.0, is_hopeless=self._num_isolated_crashes > MAX_ISOLATED_CRASHES)
+            return RestartDecision(0.0, is_hopeless=self._num_isolated_crashes > MAX_ISOLATED_CRASHES)
         self.num_failures += 1
         delay_s = min(MAX_DELAY_S, FIRST_DELAY_S * 2 ** (self.num_failures - 2)) if self.num_failures > 1 else 0.0
-        return Verdict(delay_s, is_hopeless=self.num_failures > self._max_restarts)
+        return RestartDecision(delay_s, is_hopeless=self.num_failures > self._max_restarts)
 
     def progress(self) -> None:
-        """The process has made progress: the next failure is a new one."""
+        """Note that the process has made progress: the next failure is a new one."""
         self.num_failures = self._num_isolated_crashes = 0

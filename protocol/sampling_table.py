@@ -16,7 +16,7 @@ from octavo.protocol.errors import InvalidRequestError
 
 MAX_N = 16384
 MAX_TOKEN_IDS = 2**18
-"""In a list of token ids other than a prompt; vocabularies are smaller."""
+"""Longest list of token ids other than a prompt; no vocabulary is larger."""
 MAX_LOGPROB_TOKEN_IDS = 128
 MAX_STREAM_INTERVAL = 2**31 - 1
 
@@ -84,7 +84,7 @@ class Parameter:
     """For the documentation."""
 
     def check(self, value: object) -> None:
-        """Refuse a caller's value that is out of bounds.
+        """Check a caller's value against the bounds.
 
         Raises:
             InvalidRequestError: naming the parameter.
@@ -115,7 +115,7 @@ class Parameter:
 
     @property
     def json_bounds(self) -> dict[str, float]:
-        """The bounds in the words of JSON schema."""
+        """The bounds as JSON Schema keywords."""
         lowest = "exclusiveMinimum" if self.is_minimum_excluded else "minimum"
         bounds = {lowest: self.minimum, "maximum": self.maximum}
         return {name: bound for name, bound in bounds.items() if bound is not None}
@@ -436,7 +436,7 @@ PENALTIES = tuple(row for row in ROWS if "output_counts_SL" in row.columns)
 
 
 def check_integer(name: str, value: object, low: float | None, high: float | None) -> None:
-    """Refuse what is not an integer in a range.
+    """Check that a value is an integer in a range.
 
     Raises:
         InvalidRequestError: naming the parameter.
@@ -449,7 +449,7 @@ def check_integer(name: str, value: object, low: float | None, high: float | Non
 def check_number(
     name: str, value: object, low: float | None, high: float | None, *, is_minimum_excluded: bool = False
 ) -> None:
-    """Refuse what is not a finite number in a range.
+    """Check that a value is a finite number in a range.
 
     Raises:
         InvalidRequestError: naming the parameter.
@@ -462,7 +462,7 @@ def check_number(
 
 
 def check_token_ids(name: str, token_ids: Collection[int]) -> None:
-    """Refuse what are not token ids.
+    """Check that values are token ids.
 
     Raises:
         InvalidRequestError: naming the parameter and the first wrong one.

@@ -26,52 +26,52 @@ def enable_dumps() -> None:
 
 
 @dataclass(frozen=True)
-class ProcessLook:
-    """A process as /proc shows it."""
+class ProcessInfo:
+    """A process as /proc describes it."""
 
     pid: int
     name: str
     """The Python module that it runs, else the program."""
     state: str
     """The letter in /proc/PID/stat: R running, S sleeping, D waiting for a device, T stopped."""
-    answers: bool
+    handles_dump: bool
     """Whether it handles `DUMP_SIGNAL`; any other process would be killed by it."""
 
     @property
     def is_stopped(self) -> bool:
-        """True when it cannot answer until it is continued."""
+        """True when it cannot run until it is continued."""
         return self.state in _STOPPED_STATES
 
-    def ask(self) -> None:
-        """Make it write its stacks, if it handles the signal."""
-        if self.answers:
+    def request_dump(self) -> None:
+        """Have it write its stacks, if it handles the signal."""
+        if self.handles_dump:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, DUMP_SIGNAL)
 
 
-def look_at_tree(root: int) -> list[ProcessLook]:
+def process_tree(root: int) -> list[ProcessInfo]:
     """Return a process and all its descendants, parents first, without those that exit meanwhile."""
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             with contextlib.suppress(OSError):
                 children.setdefault(int(_stat(int(entry.name))[1]), []).append(int(entry.name))
-    found: list[ProcessLook] = []
+    found: list[ProcessInfo] = []
     todo = [root]
     while todo:
         pid = todo.pop(0)
         todo += sorted(children.get(pid, []))
         with contextlib.suppress(OSError):
-            found.append(_look_at(pid))
+            found.append(_read_process(pid))
     return found
 
 
-def _look_at(pid: int) -> ProcessLook:
+def _read_process(pid: int) -> ProcessInfo:
     words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
     name = words[words.index("-m") + 1] if "-m" in words[:-1] else os.path.basename(words[0])
     status = Path(f"/proc/{pid}/status").read_text()
     caught = int(status.partition("\nSigCgt:")[2].split()[0], 16)
-    return ProcessLook(pid, name, _stat(pid)[0], bool(caught >> (DUMP_SIGNAL - 1) & 1))
+    return ProcessInfo(pid, name, _stat(pid)[0], bool(caught >> (DUMP_SIGNAL - 1) & 1))
 
 
 def _stat(pid: int) -> list[str]:

@@ -140,7 +140,7 @@ NO_TOKEN = -1
 
 
 class StepFault(msgspec.Struct, array_like=True, gc=False, frozen=True):
-    """Why a request cannot go on: a logits processor refuses it, or has raised for it."""
+    """Why a request cannot continue: a logits processor rejects it, or has raised for it."""
 
     slot: SlotId
     message: str
@@ -155,7 +155,7 @@ class StepResult(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="re
     token_ids: IdArray
     """New tokens of the scheduled entries with `num_samples`, in the plan's order; `NO_TOKEN` for one that fails."""
     logprobs: list[TokenLogprobs | None]
-    """Beside `token_ids`; [] when no request of the step asked for logprobs."""
+    """One per token id; [] when no request of the step asked for logprobs."""
     prompt_logprobs: list[tuple[SlotId, list[TokenLogprobs]]]
     """For the prompt positions this step computed, of requests that asked: the logprobs of the tokens
     at positions [start + 1, start + num_tokens + 1) that are prompt tokens."""
@@ -163,7 +163,7 @@ class StepResult(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="re
     counts: list[int] = []
     """Tokens of each of these entries: 1 to `num_samples`, fewer if a guess was wrong. []: one each."""
     faults: list[StepFault] = []
-    """Requests of this step that end with it. Whatever was sampled for them means nothing."""
+    """Requests of this step that end with it. What was sampled for them is ignored."""
 
 
 class CacheReady(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="cache_ready"):

@@ -45,7 +45,7 @@ class StructuredOutputsParams(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Length limit of the free prefix: after this many tokens without `start_after`, its tokens are forced. May be set
     without a constraint: the rest is then free too. None: no limit."""
     param: str | None = None
-    """The caller's name of the whole, for errors. None: the field's name here."""
+    """The caller's name of the constraint, for errors. None: the field's name here."""
     schemas: dict[str, dict[str, Any]] | None = None
     """JSON Schemas that the constraint is made of, by the caller's names. If the constraint does not compile, the error
     names the first schema that does not compile by itself."""
@@ -71,7 +71,7 @@ class StructuredOutputsParams(msgspec.Struct, kw_only=True, omit_defaults=True):
             raise InvalidRequestError("schemas must be JSON objects", self.name("schemas"))
         if self.disable_any_whitespace and self.whitespace_pattern is not None:
             raise InvalidRequestError(
-                "whitespace_pattern says which white space there is, and disable_any_whitespace that there is none",
+                "whitespace_pattern and disable_any_whitespace contradict each other: use one",
                 self.name("whitespace_pattern"),
             )
         for kind in kinds:
@@ -91,11 +91,11 @@ class StructuredOutputsParams(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     @property
     def kinds(self) -> list[str]:
-        """Those of the alternative fields that are set."""
+        """The alternative fields that are set."""
         return [name for name in _CHECKS if getattr(self, name) not in (None, False)]
 
     def name(self, field: str = "") -> str:
-        """Return the name of a field, or of the whole, for error messages."""
+        """Return the name of a field, or of the constraint, for error messages."""
         if self.param is not None:
             return self.param
         return f"structured_outputs.{field}" if field else "structured_outputs"
@@ -138,10 +138,10 @@ class GrammarSpec(msgspec.Struct, array_like=True, gc=False, frozen=True):
 
 
 def parse_json(text: str) -> Any:
-    """Return what a JSON text says.
+    """Return the value of a JSON text.
 
     Raises:
-        ValueError: it says nothing; the message tells why.
+        ValueError: it is not valid; the message says why.
     """
     try:
         return json.loads(text)
@@ -186,4 +186,4 @@ _CHECKS = {
     "json_object": _fault_of_flag,
     "structural_tag": _fault_of_object,
 }
-"""The kinds of forms, and what is wrong with a value; "" when nothing is."""
+"""For each alternative field, the function that returns what is wrong with a value; "" when nothing is."""

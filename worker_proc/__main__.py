@@ -1,4 +1,4 @@
-"""Entry of a worker process. Imports nothing heavy before the parent watch stands."""
+"""Entry of a worker process. Imports nothing heavy before it watches for its parent's death."""
 
 import gc
 
@@ -8,7 +8,7 @@ from octavo.protocol.lifecycle import StartupReporter, StopSignal, run_child
 
 
 def main(spec: WorkerSpec, reporter: StartupReporter, stop: StopSignal) -> int:
-    """Load the model, report ready and obey commands; returns the exit code."""
+    """Load the model, report ready and execute commands; returns the exit code."""
     # By default the threads of an OpenMP team spin for milliseconds while they wait for work.
     set_default("GOMP_SPINCOUNT", "1000")
     # Garbage collection takes a tenth of the import time and finds little. The worker enables it when it is ready.

@@ -162,7 +162,7 @@ class Worker:
             if self._stop is not None and self._stop.count:
                 self._stop.acknowledge()
                 if self._stop.count >= ABORT_SIGNALS:
-                    raise ProtocolError("told to end before the masks of a step were there")
+                    raise ProtocolError("told to stop before the masks of a step arrived")
         return []
 
     def _close(self) -> None:
@@ -204,7 +204,7 @@ class Worker:
                 self._executor.begin(command, self._receive_masks)
                 return None
             case TokenMasks():
-                raise ProtocolError("masks came for no step that awaits them")
+                raise ProtocolError("token masks arrived, but no step awaits any")
             case AllocateCache():
                 self._allocate(command)
                 return CacheReady(command.sequence, self._spec.rank)

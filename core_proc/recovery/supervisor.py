@@ -207,8 +207,8 @@ class WorkerSupervisor:
         """
         if self.is_ready and failure.cause != "hung" and self._clock() - self._entered_s >= LONG_LIFE_S:
             self._policy.progress()
-        verdict = self._policy.fail(str(failure))
-        if verdict.is_hopeless:
+        decision = self._policy.fail(str(failure))
+        if decision.is_hopeless:
             raise WorkerFailed(self._policy.root_cause, failure.cause) from failure
         scheduler = self._scheduler
         if self._lost_s is None:
@@ -222,10 +222,10 @@ class WorkerSupervisor:
             self._ending.append(self._group)
             self._group = None
         self._events += self._attribution.record_worker_crash(str(failure))
-        delay = f" in {verdict.delay_s:.1f} s" if verdict.delay_s else ""
+        delay = f" in {decision.delay_s:.1f} s" if decision.delay_s else ""
         num_requests = len(scheduler.requests)
         logger.error("lost the workers: %s. Restarting them%s; %d requests wait", failure, delay, num_requests)
-        self._enter(SupervisionState.BACKING_OFF, verdict.delay_s)
+        self._enter(SupervisionState.BACKING_OFF, decision.delay_s)
         self._on_loss()
 
     def _start(self) -> None:

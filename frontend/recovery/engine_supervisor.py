@@ -121,12 +121,12 @@ class EngineSupervisor:
         """Restart until a core is ready or the policy gives up."""
         cause = death
         while True:
-            verdict = self._policy.fail(cause, is_isolated=is_isolated)
-            if verdict.is_hopeless:
+            decision = self._policy.fail(cause, is_isolated=is_isolated)
+            if decision.is_hopeless:
                 self._link.fail(self._policy.root_cause)
                 return
-            logger.warning("%s: restarting the engine%s", cause, _delay_text(verdict.delay_s))
-            await asyncio.sleep(verdict.delay_s)
+            logger.warning("%s: restarting the engine%s", cause, _delay_text(decision.delay_s))
+            await asyncio.sleep(decision.delay_s)
             try:
                 await self._engine.restart(death)
             except StartupError as error:

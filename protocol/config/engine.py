@@ -191,8 +191,8 @@ class SchedulerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     scheduling_policy: Annotated[
         SchedulingPolicy,
         Meta(
-            description="fcfs: in order of arrival; priority: lower `priority` first. A request is passed by at most "
-            "10,000 later ones for each level of priority that they are above it, so that none starves."
+            description="fcfs: in order of arrival; priority: lower `priority` first. Per level of difference, at most "
+            "10,000 later requests pass an earlier one, so that none starves."
         ),
     ] = "fcfs"
     async_scheduling: Annotated[

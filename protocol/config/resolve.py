@@ -30,13 +30,13 @@ _DTYPE_ALIASES: dict[str, DtypeName] = {
 _DEFAULT_SEQS = {"cpu": 256, "cuda": 256}
 _DEFAULT_BUDGET = {"cpu": 512, "cuda": 8192}
 _DEFAULT_FULL_STEP = {"cpu": 64, "cuda": 0}
-"""For each thread. So many rows keep a core's products as busy as more would (docs/performance.md)."""
+"""Per thread. With this many rows, matrix products run at the full speed of a core (docs/performance.md)."""
 _DEFAULT_DECODE_INTERVAL = {"cpu": 512, "cuda": 0}
-"""For each thread: about 0.6 s of a small model on any number of them."""
+"""Per thread: about 0.6 s of a small model's time, on any number of threads."""
 
 
 _DEFAULT_STEP_TIME_TARGET = {"cpu": 0.15, "cuda": 0.0}
-"""Seconds. A GPU's steps are shorter than that anyway."""
+"""In seconds. Steps of a GPU are shorter anyway."""
 
 _LARGEST_GRAPH = 512
 """Larger decodes take longer to compute than to launch, so a graph would not help."""
@@ -52,7 +52,7 @@ class ResolvedConfig(msgspec.Struct, frozen=True, kw_only=True):
     served_model_names: list[str]
     dtype: DtypeName
     quantization: QuantizationName
-    """"gguf" says: as the file has them, whatever that is."""
+    """"gguf": as in the file."""
     packed_weights_cache_bytes: int
     """0: packed weights are not kept."""
     device: DeviceName
@@ -87,7 +87,7 @@ class ResolvedConfig(msgspec.Struct, frozen=True, kw_only=True):
     decode_interval_tokens: int
     """0: decodes are in every step."""
     step_time_target_s: float
-    """0: a step takes as long as it takes."""
+    """0: no target."""
     long_prefill_token_threshold: int
     """0: no limit."""
     scheduling_policy: SchedulingPolicy
@@ -232,7 +232,7 @@ def _or_default(override: float | None, default: float) -> float:
 
 
 class _StructuredOutputsConfig(msgspec.Struct, forbid_unknown_fields=True):
-    """vLLM's structure of this name, as far as it has a meaning where there is one back end."""
+    """The fields of vLLM's class of this name that apply here: octavo has one backend."""
 
     backend: Literal["auto", "guidance"] = "auto"
     disable_fallback: bool = False

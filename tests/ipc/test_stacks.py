@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 from waiting import read_line, wait_until
 
-from octavo.protocol.stacks import look_at_tree
+from octavo.protocol.stacks import process_tree
 
 SLEEPER = """
 import ctypes
@@ -41,11 +41,11 @@ def processes() -> Iterator[list[subprocess.Popen[str]]]:
 
 def test_a_stuck_process_tells_its_stack_and_a_stranger_lives_on(processes: list[subprocess.Popen[str]]) -> None:
     stuck, stranger = processes
-    found = {process.pid: process for process in look_at_tree(os.getpid())}
-    assert found[stuck.pid].answers and not found[stranger.pid].answers
+    found = {process.pid: process for process in process_tree(os.getpid())}
+    assert found[stuck.pid].handles_dump and not found[stranger.pid].handles_dump
     for process in found.values():
         if process.pid != os.getpid():
-            process.ask()
+            process.request_dump()
     assert stuck.stderr is not None
     wait_until(lambda: "stuck_in_a_kernel" in read_line(stuck.stderr), interval_s=0)
     assert stuck.poll() is None and stranger.poll() is None
@@ -55,5 +55,5 @@ def test_a_stopped_process_is_known_as_such(processes: list[subprocess.Popen[str
     stuck, _ = processes
     os.kill(stuck.pid, signal.SIGSTOP)
     os.waitid(os.P_PID, stuck.pid, os.WSTOPPED | os.WNOWAIT)
-    (look,) = look_at_tree(stuck.pid)
-    assert look.is_stopped
+    (process,) = process_tree(stuck.pid)
+    assert process.is_stopped

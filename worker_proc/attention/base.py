@@ -15,5 +15,5 @@ class Attention(Protocol):
     ) -> Tensor:
         """Rotate queries and keys, store the step's keys and values of a layer, then attend; returns out_TNH.
 
-        `rotation` None: they are stored and attend as they are.
+        Without a `rotation`, queries and keys are used as they are.
         """

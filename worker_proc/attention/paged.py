@@ -41,7 +41,7 @@ class PagedCacheAttention:
         ]
 
     def follow(self, planned: Sequence[PagedAttention], slot_mappings: Sequence[Tensor]) -> None:
-        """Go on with a step whose attention is planned already, for each group; takes the place of `plan`."""
+        """Use the attention of a step that is already planned, for each group, instead of calling `plan`."""
         self._planned, self._slot_mappings = planned, slot_mappings
 
     def run(

@@ -1,4 +1,4 @@
-"""The persistent batch: all running requests' tokens, blocks and sampling states, changed by differences.
+"""The persistent batch: all running requests' tokens, blocks and sampling states, updated incrementally.
 
 Knows no model and computes nothing; `inputs_of` turns a plan into arrays.
 """
@@ -18,7 +18,7 @@ Int = TypeVar("Int", np.int32, np.int64)
 
 
 class BatchState:
-    """Rows by slot, and tables with one line per slot: token ids, and the blocks of each cache group.
+    """Rows by slot, and tables with one line per slot: token ids, and the block ids of each cache group.
 
     The tables have room for `max_model_len` tokens per slot, but the kernel allocates only the pages that are written.
     A slot beyond `num_slots` makes them grow.
@@ -144,8 +144,8 @@ class BatchState:
         if admitted.slot in self.rows:
             raise ProtocolError(f"slot {admitted.slot} was given to {admitted.request_id} but is taken")
         while admitted.slot >= len(self._token_ids):
-            self._token_ids = _with_twice_the_lines(self._token_ids)
-            self._block_ids = [_with_twice_the_lines(block_ids) for block_ids in self._block_ids]
+            self._token_ids = _with_doubled_rows(self._token_ids)
+            self._block_ids = [_with_doubled_rows(block_ids) for block_ids in self._block_ids]
         row = Row.admit(admitted, self._vocab_size)
         self._token_ids[row.slot, : row.num_known_tokens] = admitted.token_ids
         self._check_groups(admitted.block_ids)
@@ -190,7 +190,7 @@ class BatchState:
             raise ProtocolError(f"slot {entry.slot}: position {end - 1} has no block")
 
 
-def _with_twice_the_lines(table: npt.NDArray[Int]) -> npt.NDArray[Int]:
+def _with_doubled_rows(table: npt.NDArray[Int]) -> npt.NDArray[Int]:
     grown = np.zeros((2 * len(table), table.shape[1]), dtype=table.dtype)
     grown[: len(table)] = table
     return grown

@@ -11,7 +11,7 @@ class Device(ABC):
     """One worker's device."""
 
     name: str
-    """Readable: the model of the processor."""
+    """For people: the model of the processor."""
     torch_device: torch.device
     total_bytes: int
     """Memory that this process may use at most."""

@@ -103,13 +103,13 @@ class PipelinedExecutor:
             self._finish_oldest()
 
     def close(self) -> None:
-        """End the thread that waits for the device. Blocks until: the device has done what was asked."""
+        """End the thread that waits for the device. Blocks until: the device has finished its work."""
         if self._watcher is not None:
             self._watcher.close()
 
     @torch.inference_mode()
     def on_idle(self, wait_for_command: WaitForCommand) -> None:
-        """Prepare for later steps when nothing has come for a moment, and stop as soon as a command comes."""
+        """Prepare for later steps when no command has come for a moment, and stop as soon as one comes."""
         if not self._in_flight:
             self.runner.on_idle(wait_for_command)
 

@@ -84,7 +84,7 @@ class Runner(Protocol):
         """Note the changes of a plan, which `batch` has applied."""
 
     def run(self, inputs: StepInputs, samples: Sequence[SampledRow]) -> None:
-        """Compute the hidden states of all rows and store their keys and values; `samples` says what `sample` will."""
+        """Compute the hidden states of all rows and store their keys and values; `sample` gets the same `samples`."""
 
     def prompt_logprobs(self, spec: SamplingSpec, token_ids: Sequence[int], first_row: int) -> PendingLogprobs:
         """Compute the logprobs of consecutive prompt tokens, the first of which follows the step's row `first_row`."""
@@ -105,7 +105,7 @@ class Runner(Protocol):
         """Return an event that is done when everything begun so far is."""
 
     def after_step(self, num_tokens: int) -> None:
-        """Use the moment after a result was delivered; `num_tokens` is the size of its step."""
+        """Do small background work after a result was delivered; `num_tokens` is the size of its step."""
 
     def on_idle(self, wait_for_command: WaitForCommand) -> None:
-        """Prepare for later steps when nothing has come for a moment, and stop as soon as a command comes."""
+        """Prepare for later steps when no command has come for a moment, and stop as soon as one comes."""

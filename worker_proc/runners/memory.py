@@ -1,4 +1,4 @@
-"""What runners need to measure the memory of steps: plans of equal requests, and what was found."""
+"""What runners need to measure the memory of steps: plans of equal requests, and the form of the result."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

@@ -12,7 +12,7 @@ Numbers: TypeAlias = npt.NDArray[np.generic]
 
 
 def scalar_columns(state: SamplingState) -> dict[str, tuple[float, ...]]:
-    """Return the numbers of a request by the names of their columns. The mask has its own life, see `SlotTable`."""
+    """Return the numbers of a request by the names of their columns. `SlotTable` sets the mask."""
     spec, counts = state.spec, state.penalties
     columns: dict[str, tuple[float, ...]] = {
         "temperature_S": (spec.temperature,),

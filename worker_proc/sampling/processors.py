@@ -1,6 +1,6 @@
-"""The stage between the model's logits and the sampler: logits processors, the code of users.
+"""Runs logits processors, which are user code, between the model's logits and the sampler.
 
-Keeps their batch up to date, runs them, and finds out whose request a processor cannot serve. Loads none of them.
+Keeps their batch up to date, and finds the requests that a processor raises for. Loads none of them.
 """
 
 import logging
@@ -26,7 +26,7 @@ from octavo.worker_proc.batch.state import BatchState
 logger = logging.getLogger(__name__)
 
 MAX_FAULT_CHARS = 500
-"""Of an exception's text, as far as the caller reads it."""
+"""Longest text of an exception in an error message."""
 
 _COPIED = [row.name for row in ROWS if row.is_copied]
 
@@ -81,7 +81,7 @@ class Processors:
         """Requests without further tokens, by the id of their row."""
         self._faults: list[StepFault] = []
         self._processors: list[LogitsProcessor] | None = None
-        """None: to be made, and to be given the whole batch."""
+        """None: they must be created, and the whole batch added."""
 
     def admit(self, row: Row) -> None:
         """Have all processors check the parameters of a new request."""
@@ -122,7 +122,7 @@ class Processors:
         indices = [index_of[id(row)] for row in rows]
         try:
             return self._apply_together(logits_RV, indices, update)
-        except Exception as error:  # the author's code; whose request it is shows when each is alone
+        except Exception as error:  # user code may raise anything; running requests alone shows which one causes it
             logger.warning(
                 "a logits processor raised %s in a batch of %d requests; each request is tried alone",
                 type(error).__name__,
@@ -163,7 +163,7 @@ class Processors:
         return torch.cat(changed)
 
     def _update_batch(self, rows: Sequence[Row], batch: BatchState) -> BatchUpdate | None:
-        """Let requests leave and join the batch, and return what processors must know of it."""
+        """Remove requests that left and add new ones; return the changes for the processors, None if there are none."""
         gaps = []
         for index, entry in enumerate(self._entries):
             if _is_in(entry.row, batch):
@@ -214,7 +214,7 @@ def caller_params(spec: SamplingSpec) -> SamplingParams:
 def _run(
     processors: Sequence[LogitsProcessor], update: BatchUpdate | None, logits_BV: Tensor, params: list[SamplingParams]
 ) -> Tensor:
-    """Apply processors, those that leave the most likely token alone after the others and not to greedy requests."""
+    """Apply processors. Those that are argmax-invariant run last, and not for greedy requests."""
     for processor in processors:
         processor.update_state(update)
     invariant = [processor for processor in processors if processor.is_argmax_invariant()]

@@ -97,7 +97,7 @@ class GgufMatrix:
             halves = torch.from_numpy(values.astype(np.float16).reshape(self.shape[0], -1))
         if not halves.isfinite().all():
             raise ConfigError(
-                f"tensor {self.name} has scales that are no numbers of 16 bits",
+                f"tensor {self.name} has scales that are not finite in float16",
                 hint="use --quantization none, or another file if this one is damaged",
             )
         return halves
@@ -128,11 +128,11 @@ def _nibbles(packed: Bytes) -> Bytes:
     return levels
 
 
-def _take_apart_q4_0(blocks: Bytes) -> _Parts:
+def _unpack_q4_0(blocks: Bytes) -> _Parts:
     return _Parts(_nibbles(blocks[:, 2:]), _halves(blocks, 0), offset=8)
 
 
-def _take_apart_q4_1(blocks: Bytes) -> _Parts:
+def _unpack_q4_1(blocks: Bytes) -> _Parts:
     return _Parts(_nibbles(blocks[:, 4:]), _halves(blocks, 0), _halves(blocks, 2))
 
 
@@ -140,13 +140,13 @@ def _take_apart_q4_1(blocks: Bytes) -> _Parts:
 # types.
 
 
-def _take_apart_q5_0(blocks: Bytes) -> _Parts:
+def _unpack_q5_0(blocks: Bytes) -> _Parts:
     levels = _five_bits(blocks[:, 2:6], blocks[:, 6:])
     levels += 128 - 16
     return _Parts(levels, _halves(blocks, 0), bits=8, offset=128)
 
 
-def _take_apart_q5_1(blocks: Bytes) -> _Parts:
+def _unpack_q5_1(blocks: Bytes) -> _Parts:
     return _Parts(_five_bits(blocks[:, 4:8], blocks[:, 8:]), _halves(blocks, 0), _halves(blocks, 2), bits=8)
 
 
@@ -157,17 +157,17 @@ def _five_bits(high: Bytes, low: Bytes) -> Bytes:
     return levels
 
 
-def _take_apart_q8_0(blocks: Bytes) -> _Parts:
+def _unpack_q8_0(blocks: Bytes) -> _Parts:
     # Flipping the sign bit of a two's complement number adds 128.
     return _Parts(blocks[:, 2:] ^ np.uint8(128), _halves(blocks, 0), bits=8, offset=128)
 
 
-def _take_apart_q4_k(blocks: Bytes) -> _Parts:
+def _unpack_q4_k(blocks: Bytes) -> _Parts:
     scales, minimums = _k_scales(blocks)
     return _Parts(_nibbles(blocks[:, 16:].reshape(-1, 4, 32)), scales, minimums)
 
 
-def _take_apart_q5_k(blocks: Bytes) -> _Parts:
+def _unpack_q5_k(blocks: Bytes) -> _Parts:
     scales, minimums = _k_scales(blocks)
     levels = _nibbles(blocks[:, 48:].reshape(-1, 4, 32)).reshape(-1, 8, 32)
     fifth_bits = blocks[:, 16:48]
@@ -192,7 +192,7 @@ def _k_scales(blocks: Bytes) -> tuple[Floats, Floats]:
     return halves[:, :1] * scales, -halves[:, 1:] * minimums
 
 
-def _take_apart_q6_k(blocks: Bytes) -> _Parts:
+def _unpack_q6_k(blocks: Bytes) -> _Parts:
     # Each half of a block: 64 bytes with the lower 4 bits of its quarters 0 | 2 and 1 | 3, 32 with all upper ones.
     low = _nibbles(blocks[:, :128].reshape(-1, 2, 64)).reshape(-1, 2, 4, 32)
     high = blocks[:, 128:192].reshape(-1, 2, 32)
@@ -204,14 +204,14 @@ def _take_apart_q6_k(blocks: Bytes) -> _Parts:
 
 
 _TAKE_APART: Mapping[Type, Callable[[Bytes], _Parts]] = {
-    Type.Q4_0: _take_apart_q4_0,
-    Type.Q4_1: _take_apart_q4_1,
-    Type.Q5_0: _take_apart_q5_0,
-    Type.Q5_1: _take_apart_q5_1,
-    Type.Q8_0: _take_apart_q8_0,
-    Type.Q4_K: _take_apart_q4_k,
-    Type.Q5_K: _take_apart_q5_k,
-    Type.Q6_K: _take_apart_q6_k,
+    Type.Q4_0: _unpack_q4_0,
+    Type.Q4_1: _unpack_q4_1,
+    Type.Q5_0: _unpack_q5_0,
+    Type.Q5_1: _unpack_q5_1,
+    Type.Q8_0: _unpack_q8_0,
+    Type.Q4_K: _unpack_q4_k,
+    Type.Q5_K: _unpack_q5_k,
+    Type.Q6_K: _unpack_q6_k,
 }
 SUPPORTED_TYPES = frozenset(_TAKE_APART)
 """Quantized types that can be read."""

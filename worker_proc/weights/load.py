@@ -105,7 +105,7 @@ def _packer(config: ResolvedConfig, device: torch.device, library: NativeLibrary
     if config.quantization in ("int8", "int4"):
         if library is None:
             raise ConfigError(
-                f"--quantization {config.quantization} needs the native kernels, and this run is without them",
+                f"--quantization {config.quantization} needs the native kernels, which are not available",
                 hint="see the warning above, or leave --quantization out",
             )
         return Packer(device, native=library, quantization=config.quantization)

@@ -171,7 +171,7 @@ def _read_header(file: BinaryIO) -> tuple[int, _Header]:
     """Return the offset of the first buffer, and the header."""
     start = file.read(_PREFIX.size)
     if len(start) < _PREFIX.size or not start.startswith(MAGIC):
-        raise DamagedFile("it does not begin like such a file")
+        raise DamagedFile("it is not a file of packed weights")
     _, num_bytes, checksum = _PREFIX.unpack(start)
     encoded = file.read(min(num_bytes, _MAX_HEADER_BYTES))
     if len(encoded) < num_bytes or zlib.crc32(encoded) != checksum:

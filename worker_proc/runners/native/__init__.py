@@ -1,1 +1,1 @@
-"""Steps as recorded programs of native operations: what a CPU computes with."""
+"""Steps as recorded programs of native operations: the default runner on a CPU."""

@@ -1,1 +1,1 @@
-"""Steps operation by operation through torch: the reference, and what `--cpu-kernels torch` names."""
+"""Steps operation by operation through torch: the reference, and the runner that `--cpu-kernels torch` selects."""
