@@ -1,4 +1,4 @@
-"""`AsyncClient`: text in, text out, on the engine of this process's own or on one that runs already."""
+"""`AsyncClient`: text in, text out, on an engine that this process starts or joins."""
 
 # long: the public API of one class, whose methods are thin
 
@@ -61,7 +61,7 @@ LONG_TEXT_CHARS = 2**20
 """Longer texts are length-checked before tokenizing, which takes a good part of a second."""
 
 MAX_TEXT_THREADS = 4
-"""More than one, so that a long text does not block the others."""
+"""Threads for text work: more than one, so that a long text does not block the others."""
 
 
 class AsyncClient:
@@ -84,7 +84,7 @@ class AsyncClient:
         self._preparer = self._make_preparer()
         self._live: set[Generation | BeamGeneration] = set()
         self._busy_since = 0.0
-        """When the first of them arrived, on the monotonic clock in seconds."""
+        """When the first live request arrived, on the monotonic clock in seconds."""
         self._pulse = pulse_of(link.facts)
         link.on_stats = self._on_stats
         link.on_resumed = self._on_resumed
@@ -112,8 +112,8 @@ class AsyncClient:
             model: directory, .gguf file or hub id; or give a whole `config`.
             config: the engine's configuration, instead of `model` and `settings`.
             address: `ipc://` address on which other applications may join.
-            on_progress: told what the engine is doing while it starts.
-            allow_code: let `logits_processors` hold classes and functions beside names; workers run them.
+            on_progress: called with the engine's progress while it starts.
+            allow_code: let `logits_processors` hold classes and functions besides names; workers run them.
             settings: any engine flag by its name: `max_num_seqs=8`.
 
         Raises:
@@ -147,11 +147,11 @@ class AsyncClient:
 
         Args:
             address: of the engine.
-            connect_timeout_s: how long to wait for it to answer; it may still load, or be between two lives.
-            reconnect_timeout_s: how long requests wait, should the engine die, for another at the same address; 0:
-                they fail at once.
-            client_secret_key_file: who we are to an engine on another machine (`octavo keygen`).
-            engine_public_key_file: who that engine must be; one needs both.
+            connect_timeout_s: how long to wait for it to answer; it may still be loading, or restarting.
+            reconnect_timeout_s: if the engine dies, how long requests wait for another one at the same address; 0: they
+                fail at once.
+            client_secret_key_file: this client's key, for an engine on another machine (`octavo keygen`).
+            engine_public_key_file: the key of that engine. Both files must be given.
 
         Raises:
             StartupError: no engine answers on `address`.
@@ -210,8 +210,8 @@ class AsyncClient:
         """Return the template that turns messages into a prompt.
 
         Args:
-            content_format: what it gets as a message's content; auto: what its loops tell.
-            chosen: another than the engine's: a file, or the Jinja text itself.
+            content_format: the form in which it gets a message's content; auto: detected from the template.
+            chosen: a template to use instead of the engine's: a file, or the Jinja text itself.
 
         Raises:
             InvalidRequestError: the model has none and none was given.
@@ -238,8 +238,8 @@ class AsyncClient:
         Args:
             prompt: text, token ids, or a dict with "prompt" or "prompt_token_ids".
             sampling_params: None: the model's own defaults.
-            request_id: shown in the outputs, and what `abort` goes by; need not be unique, as a proxy may send
-                a request again. Also decides the seed of a request without one.
+            request_id: shown in the outputs and accepted by `abort`. It need not be unique, as a proxy may send a
+                request again. It also determines the seed of a request without one.
             priority: lower runs earlier; other than 0 only with `scheduling_policy="priority"`.
             cache_salt: cached prompt prefixes are shared only among requests of equal salt.
 
@@ -311,11 +311,11 @@ class AsyncClient:
     ) -> RequestOutput:
         """Search for likely continuations of one prompt; the best come first.
 
-        Being cancelled ends the search in the engine; `abort` ends it with what it has found.
+        Cancelling the task ends the search in the engine; `abort` ends it and returns what it has found.
 
         Args:
             prompt: as in `generate`.
-            params: how wide and how long to search.
+            params: width and length of the search.
             request_id: as in `generate`.
             priority: as in `generate`.
             cache_salt: as in `generate`.
@@ -337,7 +337,7 @@ class AsyncClient:
         """Tokenize, off the event loop when the text is long.
 
         Raises:
-            PromptTooLongError: it would have too many tokens if each were the longest there is.
+            PromptTooLongError: the text cannot fit even if all its tokens are the longest of the vocabulary.
             InvalidRequestError: there is no tokenizer.
         """
         self.tokenizer.require("prompt")
@@ -381,7 +381,7 @@ class AsyncClient:
         return await self._call_bool(StartProfile(directory))
 
     async def stop_profile(self) -> bool:
-        """Stop it and write one trace per worker."""
+        """Stop the profiler and write one trace per worker."""
         return await self._call_bool(StopProfile())
 
     async def engine_stats(self) -> EngineStats:
@@ -397,10 +397,10 @@ class AsyncClient:
         return result
 
     def health(self, deadline_s: float = STALL_DEADLINE_S) -> Health:
-        """Tell whether the engine lives and its step loop moves, without asking it.
+        """Return whether the engine is alive and makes progress, without sending it a message.
 
         Args:
-            deadline_s: how long it may have work and not finish a step, or leave requests where they are.
+            deadline_s: how long it may have work without finishing a step or taking up a request.
         """
         busy_since = self._busy_since if self._live else None
         return look_at(self._link, self._pulse, busy_since, deadline_s)
@@ -418,7 +418,9 @@ class AsyncClient:
             StartupError: the new engine cannot start, with the root cause; the old one continues.
         """
         if self.engine is None:
-            raise StartupError("this engine is another process's", phase="configuration", hint="restart it there")
+            raise StartupError(
+                "this client did not start its engine", phase="configuration", hint="restart it in its own process"
+            )
         resolved = await asyncio.to_thread(read_config, config, Timeline())
         tokenizer = await asyncio.to_thread(model_tokenizer, resolved.model)
         await self.run_in_thread(lambda: require_same_tokens(self.config, self.tokenizer, resolved, tokenizer))
@@ -426,7 +428,7 @@ class AsyncClient:
         self._link.lose("it is being replaced, as requested", "planned")
 
     async def close(self) -> None:
-        """Abort what runs, disconnect, and end the engine if it is ours; harmless the second time."""
+        """Abort live requests, disconnect, and stop the engine if we started it. Idempotent."""
         try:
             if self._supervisor:
                 await self._supervisor.close()

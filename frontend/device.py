@@ -1,4 +1,4 @@
-"""What `--device auto` means on this machine. Loads no torch: a server that will not start should not wait for it."""
+"""What `--device auto` means on this machine. Does not import torch, so that wrong settings fail fast."""
 
 import importlib.util
 import re
@@ -11,7 +11,7 @@ _CUDA_VERSION = re.compile(r"^cuda\b[^=\n]*=\s*['\"]", re.MULTILINE)
 
 
 def detect_device(*, hides_gpus: bool, root: Path = Path("/")) -> DeviceName:
-    """Return the device for those who did not name one.
+    """Return the device to use if none is configured.
 
     Args:
         hides_gpus: whether the environment keeps GPUs from this process.

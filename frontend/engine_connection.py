@@ -1,4 +1,4 @@
-"""`EngineConnection`: the way to an engine, one of this process's own or one that runs already. Sends no requests."""
+"""`EngineConnection`: a connection to an engine that this process starts or joins. Sends no requests."""
 
 import asyncio
 import contextlib
@@ -20,24 +20,24 @@ from octavo.protocol.errors import EngineDeadError, InvalidRequestError
 
 CONNECT_TIMEOUT_S = 10.0
 CONNECT_AGAIN_S = 0.1
-"""How soon to try again when a core has died before it answered."""
+"""Delay before another attempt when a core died before it answered."""
 
 RECONNECT_TIMEOUT_S = 120.0
-"""How long an engine that somebody else runs may take to come back after its death."""
+"""How long to wait for an engine of another process to come back after its death."""
 
 
 @dataclass(frozen=True)
 class EngineConnection:
-    """A core that answers, and what it takes to speak with it."""
+    """A core that answers, and everything that is needed to communicate with it."""
 
     link: CoreLink
     tokenizer: Tokenizer
     context: "zmq.Context[zmq.Socket[bytes]]"
     engine: LaunchedEngine | None
-    """The process behind an engine of our own; None when somebody else runs it."""
+    """The engine's process if we started it, else None."""
 
     async def close(self) -> None:
-        """Disconnect, and end the engine if it is ours; harmless the second time."""
+        """Disconnect, and stop the engine if we started it. Idempotent."""
         try:
             await self.link.close()
         finally:
@@ -54,14 +54,14 @@ async def launch_engine(
     Args:
         config: the engine's.
         address: on which other applications may join; None: one of its own.
-        on_progress: told what the engine is doing while it starts.
+        on_progress: called with the engine's progress while it starts.
 
     Raises:
         StartupError: the root cause.
     """
     timeline = Timeline()
     resolved = await asyncio.to_thread(read_config, config, timeline)
-    # On this thread, not on that one: the core dies with the thread that spawned it.
+    # On this thread, not on the starting one: the core dies with the thread that spawned it.
     return await follow_engine(spawn_engine(resolved, timeline, address), on_progress)
 
 
@@ -94,15 +94,15 @@ async def join_engine(
     keys: ClientKeys | None = None,
     connect_timeout_s: float = CONNECT_TIMEOUT_S,
 ) -> EngineConnection:
-    """Join an engine that runs.
+    """Join a running engine.
 
     Args:
         address: of its core.
-        engine: its process, if it is ours.
+        engine: its process, if we started it.
         tokenizer: of its model; None: loaded here.
-        reconnect_timeout_s: how long to wait for it to come back after its death; of no meaning if it is ours.
+        reconnect_timeout_s: how long to wait for it to come back after its death; ignored if we started it.
         keys: for a `tcp://` address on another machine.
-        connect_timeout_s: how long to wait for it to answer; it may be between two lives.
+        connect_timeout_s: how long to wait for it to answer; it may be restarting.
 
     Raises:
         StartupError: no engine answers on `address`.
@@ -123,7 +123,7 @@ async def join_engine(
             await link.close()
             raise
     except BaseException:
-        context.destroy(linger=0)  # unlike term(), it cannot wait for a socket that was left open
+        context.destroy(linger=0)  # unlike term(), this does not block on a socket that was left open
         raise
 
 
@@ -147,7 +147,7 @@ async def connect_to_core(
 
 
 def model_tokenizer(model: ModelFacts) -> Tokenizer:
-    """Return what turns text into a model's tokens and back, as far as its engine does.
+    """Return the tokenizer of a model, or one without text if the engine has none.
 
     Raises:
         ConfigError: it cannot be read.

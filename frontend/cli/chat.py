@@ -52,8 +52,8 @@ def run(argv: list[str]) -> int:
         return EXIT_INTERRUPTED if chat.ask(quick_text(options.quick)).is_interrupted else 0
     if not is_interactive():
         return EXIT_INTERRUPTED if any(chat.ask(line).is_interrupted for line in piped_lines()) else 0
-    print(f"Talking to {chat.model} at {options.url}. Ctrl-C ends an answer, Ctrl-D the program.")  # noqa: T201
-    answer_typed(chat.obey)
+    print(f"Talking to {chat.model} at {options.url}. Ctrl-C stops an answer, Ctrl-D exits.")  # noqa: T201
+    answer_typed(chat.handle_line)
     return 0
 
 
@@ -73,7 +73,7 @@ class Conversation:
         self.messages: list[dict[str, Any]] = []
         self.clear()
 
-    def obey(self, line: str) -> None:
+    def handle_line(self, line: str) -> None:
         """Run a line that starts with a slash as a command; send any other as a message.
 
         Raises:

@@ -49,7 +49,7 @@ class _KernelFacts(msgspec.Struct):
 
 def parser() -> CommandParser:
     """Return the flags of `octavo collect-env`."""
-    parser = CommandParser("octavo collect-env", "Tell what a report about a problem should say of this machine.")
+    parser = CommandParser("octavo collect-env", "Print the facts about this machine that a bug report needs.")
     parser.add_argument("--json", action="store_true", help="print a JSON object")
     return parser
 

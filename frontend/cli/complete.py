@@ -29,8 +29,8 @@ In a pipe, all of standard input is one prompt and only the continuation is prin
 
 def parser() -> CommandParser:
     """Return the flags of `octavo complete`."""
-    quick = ("PROMPT", "go on with this one text")
-    parser = client_parser("octavo complete", "Have a running server go on with a text.", _EPILOG, quick=quick)
+    quick = ("PROMPT", "continue this one text")
+    parser = client_parser("octavo complete", "Continue a text on a running server.", _EPILOG, quick=quick)
     parser.add_argument("--echo", action="store_true", help="print the prompt before its continuation")
     return parser
 
@@ -45,7 +45,7 @@ def run(argv: list[str]) -> int:
     api = Api(options.url, api_key(options))
     model = api.model(options.model_name)
     if options.quick is None and is_interactive():
-        print(f"{model} at {options.url} goes on with what you type. Ctrl-D ends.")  # noqa: T201
+        print(f"{model} at {options.url} continues what you type. Ctrl-D exits.")  # noqa: T201
         answer_typed(lambda line: _complete(api, model, line, options))
         return 0
     prompt = quick_text(QUICK_STDIN if options.quick is None else options.quick)

@@ -129,9 +129,9 @@ def configurations(settings: Mapping[str, Any]) -> tuple[EngineConfig, ServerCon
     for name in _OF_JOINING:
         if settings.get(name):
             raise ConfigError(
-                f"{name} is for a server that joins an engine, and this one starts its own",
+                f"{name} applies only to a server that joins an engine, but this one starts its own",
                 phase="configuration",
-                hint=f"leave out {spelled(name)}, or name the engine by --join",
+                hint=f"leave out {spelled(name)}, or name the engine with --join",
             )
     names = {info.name for info in server_fields()}
     engine = engine_config({name: value for name, value in settings.items() if name not in names})
@@ -149,7 +149,7 @@ def joining_server(settings: Mapping[str, Any]) -> ServerConfig:
     for name in settings:
         if name not in own:
             raise ConfigError(
-                f"{name} says something of an engine, and --join names one that runs already",
+                f"{name} configures an engine, but --join names one that is already running",
                 phase="configuration",
                 hint=f"leave out {'MODEL' if name == 'model' else spelled(name)}, or --join",
             )

@@ -1,4 +1,4 @@
-"""`ChatContext`: what `prepare_chat` needs to know of the server and its engine."""
+"""`ChatContext`: what `prepare_chat` needs to know about the server and its engine."""
 
 from dataclasses import dataclass, field
 from functools import cached_property

@@ -1,4 +1,4 @@
-"""`OutputParser`: what becomes of the text of a chat output: reasoning, content and tool calls. Knows no HTTP."""
+"""`OutputParser`: splits the text of a chat output into reasoning, content and tool calls. Knows no HTTP."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -21,11 +21,11 @@ class OutputParser:
 
     @property
     def has_reasoning(self) -> bool:
-        """True if reasoning is told apart and shown."""
+        """True if reasoning is separated and shown."""
         return self.format.reasoning is not None and self.shows_reasoning
 
     def parse(self, text: str) -> AnswerDelta:
-        """Return what a whole output holds."""
+        """Parse a whole output."""
         return self.visible(read_answer(text, self.format))
 
     def stream(self) -> "OutputStream":
@@ -33,11 +33,11 @@ class OutputParser:
         return OutputStream(self)
 
     def ends_in_calls(self, reason: str | None, num_calls: int) -> bool:
-        """True if an output with this finish reason and so many calls ended in order to call."""
+        """True if the finish reason of such an output is "tool_calls"."""
         return reason == str(FinishReason.STOP) and num_calls > 0 and not self.is_named
 
     def num_reasoning_tokens(self, token_ids: Sequence[int]) -> int | None:
-        """Return how many tokens of an output are reasoning; None if nothing tells it apart."""
+        """Return how many tokens of an output are reasoning; None if reasoning is not separated."""
         if self.format.reasoning is None:
             return None
         return num_reasoning_tokens(self.format.reasoning, self.format.initial_state, token_ids, self.tokenizer)
@@ -66,9 +66,9 @@ class OutputStream:
         return self._parser.visible(self._stream.push(output.text, is_final=output.finished))
 
     def ends_in_calls(self, reason: str | None) -> bool:
-        """True if the output ended, with this finish reason, in order to call."""
+        """True if the finish reason of this output is "tool_calls"; `reason` is the engine's."""
         return self._parser.ends_in_calls(reason, self._stream.num_calls)
 
     def num_reasoning_tokens(self) -> int | None:
-        """Return how many of the tokens so far are reasoning; None if nothing tells it apart."""
+        """Return how many of the tokens so far are reasoning; None if reasoning is not separated."""
         return self._parser.num_reasoning_tokens(self._token_ids)

@@ -1,7 +1,7 @@
-"""`prepare_chat`: from a conversation to a generation that can start, and to what parses its output.
+"""`prepare_chat`: from a conversation to a generation that can start, and the parser of its output.
 
-Each step takes what the one before returns, and nothing is changed afterwards: plan the tools, render the prompt, find
-where the output begins, constrain it, resolve the parameters. Generates nothing.
+Each step takes the results of the steps before and changes none of them: plan the tools, render the prompt, find where
+the output begins, constrain it, resolve the parameters. Generates nothing.
 """
 
 from collections.abc import Sequence
@@ -34,7 +34,7 @@ class AnswerRendering:
 
     role: str = "assistant"
     echo: str = ""
-    """Text that stands before the generated text."""
+    """Text that precedes the generated text."""
     parser: OutputParser | None = None
     """None: all of the output is content."""
 
@@ -101,7 +101,7 @@ def function_tools(tools: Sequence[ChatTool]) -> list[FunctionTool]:
 def _check_reasoning_limit(request: ChatRequest, reasoning: ReasoningParser | None) -> None:
     if request.max_reasoning_tokens is not None and reasoning is None:
         raise InvalidRequestError(
-            f"{REASONING_LIMIT} needs a server that tells reasoning apart (--reasoning-parser)", REASONING_LIMIT
+            f"{REASONING_LIMIT} needs a server that separates reasoning (--reasoning-parser)", REASONING_LIMIT
         )
 
 
@@ -110,8 +110,8 @@ def _begin_output(
 ) -> tuple[str, ReasoningState]:
     """Return the prompt, and whether the output begins inside the reasoning.
 
-    A form can bind only what follows the reasoning, and a limit only an output that begins with it. If the template
-    leaves it to the model whether to reason, the prompt then opens the reasoning, as the model itself would.
+    A constraint applies after the reasoning, and a reasoning limit only to an output that begins with it. So if the
+    template lets the model decide whether to reason, the prompt opens the reasoning, as the model itself would.
     """
     if reasoning is None:
         return text, ReasoningState.OUTSIDE
@@ -127,10 +127,10 @@ def _begin_output(
 def _constrain(
     plan: ToolPlan, request: ChatRequest, state: ReasoningState, reasoning: ReasoningParser | None
 ) -> StructuredOutputsParams | None:
-    """Return the form of the whole output: that of the tools or of the answer, behind the reasoning.
+    """Return the constraint on the whole output: that of the tools or of the answer, after the reasoning.
 
     Raises:
-        InvalidRequestError: the reasoning has a limit, and the form begins elsewhere.
+        InvalidRequestError: the reasoning has a limit, and the constraint begins elsewhere.
     """
     form, limit = plan.form, request.max_reasoning_tokens
     if reasoning is None or state is not ReasoningState.INSIDE:
@@ -143,8 +143,8 @@ def _constrain(
         return StructuredOutputsParams(start_after=reasoning.end, max_free_tokens=limit, param=REASONING_LIMIT)
     if form.start_after != reasoning.end:
         raise InvalidRequestError(
-            f"{REASONING_LIMIT} ends the reasoning with {reasoning.end!r}, and {form.name('start_after')} says that "
-            f"the form begins after {form.start_after!r}: leave one of them out",
+            f"{REASONING_LIMIT} ends the reasoning with {reasoning.end!r}, but {form.name('start_after')} starts the "
+            f"constraint after {form.start_after!r}: leave one of them out",
             REASONING_LIMIT,
         )
     return msgspec.structs.replace(form, max_free_tokens=limit)

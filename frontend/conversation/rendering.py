@@ -21,7 +21,7 @@ async def render_prompt(chat_input: ChatInput, context: ChatContext) -> str:
     """Return the prompt of a conversation.
 
     Raises:
-        InvalidRequestError: there is no chat template, it may not be used, or it refuses the messages.
+        InvalidRequestError: there is no chat template, it may not be used, or it rejects the messages.
     """
     effort = _effort_variables(chat_input, context)
     context.client.tokenizer.require("messages")
@@ -40,7 +40,7 @@ async def render_prompt(chat_input: ChatInput, context: ChatContext) -> str:
     if chat_input.template is not None:
         if not context.trusts_request_templates:
             raise InvalidRequestError(
-                "this server takes no chat templates from requests (--trust-request-chat-template)", "chat_template"
+                "this server accepts no chat templates in requests (--trust-request-chat-template)", "chat_template"
             )
         special_tokens, content_format = context.client.tokenizer.special_tokens, context.settings.content_format
         return await context.template_processes.render(
@@ -71,7 +71,9 @@ def _effort_variables(chat_input: ChatInput, context: ChatContext) -> dict[str, 
         return {"reasoning_effort": effort}
     if effort == "none" and context.settings.reasoning is None:
         return {}
-    raise InvalidRequestError("this model's chat template knows no reasoning_effort: leave it out", "reasoning_effort")
+    raise InvalidRequestError(
+        "this model's chat template does not use reasoning_effort: leave it out", "reasoning_effort"
+    )
 
 
 def _template_tool(tool: ChatTool) -> Mapping[str, Any]:

@@ -19,7 +19,7 @@ class ChatTool:
     parameters: Mapping[str, Any] | None = None
     """JSON schema of the arguments; None: there are none."""
     is_strict: bool = False
-    """Calls that the model makes of its own accord must match the schema too."""
+    """Calls must match the schema even where the model may choose to call or not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""`ChatSettings`: how a server handles conversations, as its flags say."""
+"""`ChatSettings`: how a server handles conversations, from its flags."""
 
 import logging
 from collections.abc import Mapping
@@ -28,12 +28,12 @@ class ChatSettings:
     template_defaults: Mapping[str, Any] = field(default_factory=dict)
     """Template variables for requests that do not set them."""
     auto_parser: type[ToolParser] | None = None
-    """Parses calls that the model makes of its own accord; None: it may make none."""
+    """Parses calls under tool_choice "auto"; None: the model may not make any."""
     hides_unused_tools: bool = False
     """Leave the tools out of the prompt if tool_choice is none."""
     reasoning: ReasoningParser | None = None
     role: str = "assistant"
-    """Of answers that do not continue a message."""
+    """The role of answers that do not continue a message."""
 
     @classmethod
     def of(cls, config: ServerConfig) -> "ChatSettings":
@@ -49,7 +49,7 @@ class ChatSettings:
             logger.warning("--tool-call-parser has no effect without --enable-auto-tool-choice")
         if config.enable_auto_tool_choice and parser is None:
             raise ConfigError(
-                "--enable-auto-tool-choice needs to know how the model writes its calls",
+                "--enable-auto-tool-choice needs a tool parser",
                 phase="choosing the tool parser",
                 hint="add --tool-call-parser hermes, llama3_json, mistral, pythonic or qwen3_xml",
             )
@@ -68,7 +68,7 @@ def _template_defaults(text: str | None) -> dict[str, Any]:
         defaults = msgspec.json.decode(text or "{}", type=dict[str, Any])
     except msgspec.DecodeError as error:
         raise ConfigError(
-            f"default_chat_template_kwargs is no JSON object: {error}",
+            f"default_chat_template_kwargs is not a JSON object: {error}",
             phase="configuration",
             hint="""write --default-chat-template-kwargs '{"enable_thinking": false}'""",
         ) from None

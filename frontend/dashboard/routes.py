@@ -1,4 +1,4 @@
-"""The page's routes, which are not in the OpenAPI schema."""
+"""The routes of the dashboard, which are not in the OpenAPI schema."""
 
 from fastapi import APIRouter
 

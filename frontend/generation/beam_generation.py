@@ -32,12 +32,12 @@ class BeamGeneration:
         prompt: its text, if there is one.
         prompt_token_ids: its tokens.
         params: whose `max_tokens` fits the model.
-        search: at its beginning.
-        submission: makes the child request that tells what is likely after some tokens, prompt and beam. Its second
-            argument is False for the first one: when that is accepted all are.
+        search: a new one.
+        submission: makes the child request that reports the likely next tokens after a prompt and a beam. Its second
+            argument is False for the first child: if that is accepted, all are.
         tokenizer: of the model.
         num_logprobs: alternatives to show per token; None: no logprobs.
-        observer: told of latencies.
+        observer: gets the latencies.
     """
 
     def __init__(
@@ -76,10 +76,10 @@ class BeamGeneration:
         self._arrived.set()
 
     async def output(self) -> RequestOutput:
-        """Return the best beams, best first. Being cancelled aborts the children in the engine.
+        """Return the best beams, best first. Cancelling the task aborts the children in the engine.
 
         Raises:
-            OctavoError: how the search failed.
+            OctavoError: the search failed.
         """
         reason = str(FinishReason.ABORT)
         try:
@@ -172,7 +172,7 @@ class BeamGeneration:
         )
 
     def _observe(self, last_s: float) -> float:
-        """Tell the observer of a step, which is a token of each beam; return the time."""
+        """Report a step, which is one token of each beam, to the observer; return the time."""
         now_s = time.monotonic()
         if self._observer and last_s == self._start_s:
             self._observer.on_first_token(now_s - last_s)

@@ -1,8 +1,8 @@
-"""Beam search: which sequences to go on with, which have ended, and when to stop. Computes no logprobs, sends nothing.
+"""Beam search: which sequences to continue, which have finished, and when to stop. Computes no logprobs, sends nothing.
 
 The rules are those of transformers' `GenerationMixin._beam_search` (5.23), so that the same weights give the same
-beams: of all continuations of the open beams, those among the first `beam_width` that end are taken into the best
-that have ended, and the first `beam_width` that do not are gone on with.
+beams. All continuations of the open beams are ranked. Those among the first `beam_width` that end are candidates for
+the result, and the first `beam_width` that do not end become the next open beams.
 """
 
 import heapq
@@ -15,11 +15,11 @@ from octavo.protocol.params import BeamSearchParams
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A token of a beam, and what was likely at its place."""
+    """A token of a beam, and the likely tokens at its position."""
 
     entry: TokenLogprobs
     place: int
-    """Of the token in `entry`: its rank, from 1."""
+    """Rank of the token in `entry`, from 1."""
 
     @property
     def token_id(self) -> int:
@@ -34,11 +34,11 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Beam:
-    """A sequence of tokens on its way."""
+    """A sequence of tokens, finished or not."""
 
     steps: tuple[Step, ...]
     logprob: float
-    """Of all tokens together."""
+    """Sum over all tokens."""
     is_stopped: bool = False
     """True when its last token is an end-of-sequence token."""
 
@@ -49,16 +49,16 @@ class Beam:
 
 
 class BeamSearch:
-    """One search, step by step: `open` beams go out, what is likely after each comes in by `advance`.
+    """One search, step by step: the caller passes the likely tokens after each beam in `open` to `advance`.
 
     Args:
         params: `max_tokens` fits the model.
-        eos_token_ids: what ends a sequence.
+        eos_token_ids: tokens that end a sequence.
     """
 
     def __init__(self, params: BeamSearchParams, eos_token_ids: Collection[int]) -> None:
         self.open: list[Beam] = [Beam((), 0.0)]
-        """What to go on with, best first."""
+        """Beams to continue, best first."""
         self.is_done = False
         self.num_candidates = params.beam_width + len(eos_token_ids)
         """How many of the most likely tokens must be known after each beam: enough for `beam_width` that do not end."""
@@ -68,7 +68,7 @@ class BeamSearch:
         """At most `beam_width`, best first."""
 
     def advance(self, entries: Sequence[TokenLogprobs]) -> None:
-        """Take in what is likely after each open beam.
+        """Extend the open beams by one token.
 
         Args:
             entries: one for each open beam, with `num_candidates` alternatives by falling logprob.
@@ -80,7 +80,7 @@ class BeamSearch:
         width, length = self._params.beam_width, len(self.open[0].steps) + 1
         is_last = length == self._params.max_tokens
         ended, going_on = list(self._ended), []
-        # Each is in order already. Of equal ones the better beam's come first, and the tokens of lower ids.
+        # Each is sorted already. Ties: those of the better beam come first, then those with lower token ids.
         for place, one in enumerate(heapq.merge(*continuations, key=lambda one: -one[0])):
             beam = self._beam(*one)
             if place < width and (is_last or beam.is_stopped):
@@ -94,11 +94,11 @@ class BeamSearch:
         self.is_done = not self.open or self._is_decided(length)
 
     def score(self, beam: Beam) -> float:
-        """Return what beams are compared by at the end; higher is better."""
+        """Return the score that finished beams are ranked by; higher is better."""
         return self._normalized(beam.logprob, len(beam.steps))
 
     def best(self) -> list[Beam]:
-        """Return at most `beam_width` beams, best first: those that have ended, and open ones if the search is cut."""
+        """Return at most `beam_width` beams, best first: finished ones, and open ones if the search was aborted."""
         beams = self._ended if self.is_done else [*self._ended, *(beam for beam in self.open if beam.steps)]
         return sorted(beams, key=lambda beam: -self.score(beam))[: self._params.beam_width]
 
@@ -109,7 +109,7 @@ class BeamSearch:
         return float(logprob / length**self._params.length_penalty)
 
     def _is_decided(self, length: int) -> bool:
-        """True when going on is pointless: the best open beam is not expected to beat the worst that has ended."""
+        """True when no open beam is expected to beat the worst finished one."""
         if len(self._ended) < self._params.beam_width:
             return False
         if self._params.early_stopping is True:
@@ -120,5 +120,5 @@ class BeamSearch:
 
 
 def _steps(entry: TokenLogprobs) -> Iterator[Step]:
-    """Yield the likely tokens at one place, by falling logprob."""
+    """Yield the likely tokens at one position, by falling logprob."""
     return (Step(entry, place) for place in range(1, len(entry.token_ids)))

@@ -7,9 +7,9 @@ from octavo.protocol.params import SamplingParams
 
 
 def choose_best(outputs: list[CompletionOutput], params: SamplingParams) -> tuple[list[CompletionOutput], int]:
-    """Return the `n` sequences of the highest cumulative logprob, best first, and how many tokens the others have.
+    """Return the `n` sequences with the highest cumulative logprob, best first, and how many tokens the others have.
 
-    Of equal ones the earlier comes first. Logprobs that nobody asked for are left out.
+    The earlier one wins a tie. Logprobs that were not requested are left out.
 
     Args:
         outputs: all `best_of` sequences, with their cumulative logprobs.

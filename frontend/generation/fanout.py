@@ -25,9 +25,9 @@ SEQUENCES_AT_ONCE = 16
 
 
 class Generation:
-    """A request of a caller while it runs: enter it, `submit`, then `take` whenever something has `arrived`.
+    """A running request: a context manager. Call `submit`, then `take` whenever something has `arrived`.
 
-    Leaving it, in whatever way, aborts the children that still run in the engine.
+    Leaving the context aborts the children that still run in the engine.
 
     Args:
         link: to the core.
@@ -36,7 +36,7 @@ class Generation:
         params: of the caller.
         children: one for each sequence.
         kind: of the outputs.
-        observer: told of latencies.
+        observer: gets the latencies.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Generation:
         self._link = link
         self._prompt = prompt
         self._prompt_token_ids: list[int] | None = None
-        """Unpacked for the first output, until which the request may wait for long."""
+        """Unpacked for the first output: the request may wait for a long time before that."""
         self._params = params
         self._submits = [submit for submit, _ in children]
         self._sequences = [sequence for _, sequence in children]
@@ -74,7 +74,7 @@ class Generation:
         return not self._num_running
 
     def abort(self) -> None:
-        """End what still runs with finish reason "abort"."""
+        """End the sequences that still run with finish reason "abort"."""
         self._is_aborted = True
         self.arrived.set()
 
@@ -102,10 +102,10 @@ class Generation:
         self._children = list(zip(self._streams, self._sequences, strict=True))
 
     def take(self) -> RequestOutput | None:
-        """Return an output of the wanted kind, if there is one; the last one has `finished` set.
+        """Return an output of the requested kind, if there is one; the last one has `finished` set.
 
         Raises:
-            OctavoError: how the request failed.
+            OctavoError: the request failed.
         """
         self.arrived.clear()
         updated = self._update()
@@ -171,17 +171,17 @@ class Generation:
         )
 
     def _shown_prompt_logprobs(self, first: Sequence) -> list[PositionLogprobs | None] | None:
-        """Return the prompt's logprobs; of deltas, only the first has them."""
+        """Return the prompt's logprobs; only the first delta has them."""
         is_shown = self._kind is not OutputKind.DELTA or not self._has_shown_prompt_logprobs
         self._has_shown_prompt_logprobs = True
         return first.prompt_logprobs if is_shown else None
 
     def _observe(self, observer: Observer, num_new_tokens: int, intervals_s: list[float]) -> None:
-        """Tell the observer of new tokens.
+        """Report new tokens to the observer.
 
         Args:
             num_new_tokens: of one sequence.
-            intervals_s: between each of them and the one before, where the engine has told when they were known.
+            intervals_s: between each token and the one before, where the engine reports token times.
         """
         now_s = time.monotonic()
         if self._num_tokens == 0:
@@ -194,7 +194,7 @@ class Generation:
         self._last_token_s = now_s
 
     def _report(self, finish_reason: str, error: OctavoError | None = None) -> None:
-        """Tell the observer, once, that the request is over and how."""
+        """Report to the observer, once, how the request ended."""
         if self._observer:
             if isinstance(error, OverloadedError) and error.limit:
                 self._observer.on_rejected(error.limit)

@@ -1,4 +1,4 @@
-"""From the form that a caller asks of an output to the grammar that the core compiles. Compiles nothing itself."""
+"""From the constraint in a request to the grammar that the core compiles. Compiles nothing itself."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -21,17 +21,17 @@ def grammar_spec(
     special_token_ids: Mapping[str, int],
     start_after_token_ids: Sequence[int] = (),
 ) -> GrammarSpec:
-    """Return what the core is told.
+    """Return the grammar in the core's form.
 
     Args:
         params: verified already.
         special_token_ids: the tokenizer's special tokens, by their names.
-        start_after_token_ids: what the tokenizer makes of `start_after`, where `max_free_tokens` is set.
+        start_after_token_ids: the tokens of `start_after`, if `max_free_tokens` is set.
 
     Raises:
         InvalidRequestError: a structural tag, a grammar or a schema cannot be read; `param` names the field.
     """
-    # First: what is wrong with a part is told by its own name.
+    # First, so that an error in a part names that part.
     parts = tuple(
         GrammarPart(name, _schema_text(schema, params, name)) for name, schema in (params.schemas or {}).items()
     )
@@ -48,20 +48,20 @@ def grammar_spec(
 
 
 def special_tokens(tokenizer: Tokenizer) -> dict[str, int]:
-    """Return the tokens that are no text, by the text that stands for them."""
+    """Return the special tokens, by their names in the text."""
     named = ((tokenizer.token_bytes(token_id), token_id) for token_id in sorted(tokenizer.special_token_ids))
     return {data.decode(errors="replace"): token_id for data, token_id in named if data}
 
 
 def vocabulary_of(tokenizer: Tokenizer, vocab_size: int, eos_token_ids: list[int]) -> ModelVocabulary:
-    """Return what the tokens of a model stand for.
+    """Return the bytes of each token of a model.
 
-    Takes a part of a second for a large vocabulary: once for each engine, off the event loop.
+    Takes a fraction of a second for a large vocabulary: call it once per engine, off the event loop.
 
     Args:
         tokenizer: of the model.
         vocab_size: of the model, which may be larger than the tokenizer's.
-        eos_token_ids: tokens that end an output; whatever their bytes are, they are no text.
+        eos_token_ids: tokens that end an output; they are never text, whatever their bytes are.
     """
     special = sorted({*tokenizer.special_token_ids, *eos_token_ids})
     return ModelVocabulary(
@@ -114,7 +114,7 @@ def _dumped(schema: Any, param: str) -> str:
     try:
         return json.dumps(schema, separators=(",", ":"), allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
-        raise InvalidRequestError(f"the schema has no JSON form: {error}", param) from None
+        raise InvalidRequestError(f"the schema cannot be written as JSON: {error}", param) from None
 
 
 def _closed(schema: dict[str, Any], param: str) -> dict[str, Any]:
@@ -125,7 +125,7 @@ def _closed(schema: dict[str, Any], param: str) -> dict[str, Any]:
 
 
 def _lark(grammar: str, param: str) -> str:
-    """Return a grammar in Lark's notation; llama.cpp's is known by its `::=`."""
+    """Return a grammar in Lark's notation; llama.cpp's notation is recognized by `::=`."""
     if "::=" not in grammar:
         return grammar
     try:

@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class RunInThread(Protocol):
-    """Does text work off the event loop."""
+    """Runs text work off the event loop."""
 
     def __call__(self, work: Callable[[], T], /) -> Awaitable[T]:
         """Return what `work` returns."""
@@ -27,17 +27,17 @@ class VocabularyReceiver(Protocol):
     """A connection to a core."""
 
     def send_vocabulary(self, vocabulary: ModelVocabulary) -> None:
-        """Tell the core what tokens stand for."""
+        """Send the bytes of all tokens to the core."""
 
 
 class GrammarMaker:
-    """For one connection to a core.
+    """The grammars of one connection to a core.
 
     Args:
         link: the connection.
         tokenizer: of the model.
         config: of the engine.
-        run_in_thread: does text work off the event loop.
+        run_in_thread: runs text work off the event loop.
     """
 
     def __init__(
@@ -51,10 +51,10 @@ class GrammarMaker:
         self._has_sent_vocabulary = False
 
     async def make(self, params: StructuredOutputsParams) -> GrammarSpec:
-        """Return the grammar of a form, once the core can compile it.
+        """Return the grammar of a constraint, once the core can compile it.
 
         Raises:
-            InvalidRequestError: the form cannot be read.
+            InvalidRequestError: the constraint is invalid.
         """
         async with self._vocabulary_lock:
             if not self._has_sent_vocabulary:
@@ -72,7 +72,7 @@ class GrammarMaker:
         return vocabulary_of(self._tokenizer, self._config.model.vocab_size, self._config.model.eos_token_ids)
 
     def _with_defaults(self, params: StructuredOutputsParams) -> StructuredOutputsParams:
-        """Return a form with the defaults of the engine's flags."""
+        """Return a constraint with the defaults of the engine's flags."""
         is_compact = self._config.disable_any_whitespace and params.whitespace_pattern is None
         return msgspec.structs.replace(
             params,

@@ -1,4 +1,4 @@
-"""How many tokens of a request come from the engine in one message. Does not decide how outputs are cut."""
+"""How many tokens of a request the engine sends in one message."""
 
 from octavo.protocol.config import ResolvedConfig
 from octavo.protocol.params import OutputKind, SamplingParams
@@ -9,9 +9,9 @@ replaced engine generates up to so many again."""
 
 
 def stream_interval(params: SamplingParams, kind: OutputKind, config: ResolvedConfig) -> int:
-    """Return how many tokens the engine shall send together (`Submit.stream_interval`).
+    """Return how many tokens the engine sends together (`Submit.stream_interval`).
 
-    With stop strings it is 1: this process finds them, and tokens after one are generated in vain.
+    With stop strings it is 1: this process finds them, and every token generated after one is wasted.
     """
     if params.stop:
         return 1

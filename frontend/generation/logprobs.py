@@ -6,12 +6,12 @@ from octavo.protocol.events import TokenLogprobs
 
 
 def position_logprobs(entry: TokenLogprobs, tokenizer: Tokenizer, *, is_ranked: bool = True) -> PositionLogprobs:
-    """Return the logprobs at one position: the token itself, then the others as the engine tells them.
+    """Return the logprobs at one position: the token itself, then the others in the engine's order.
 
     Args:
         entry: of the position.
         tokenizer: of the model.
-        is_ranked: the others are the most likely ones; otherwise they are those that were asked for.
+        is_ranked: the others are the most likely tokens; otherwise the tokens that the caller named.
     """
     result: PositionLogprobs = {}
     for place, (token_id, logprob) in enumerate(zip(entry.token_ids, entry.logprobs, strict=True)):

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class ParamsResolver:
-    """For the requests of one server.
+    """Resolves the parameters of one server's requests.
 
     Args:
         client: of the engine, whose model has defaults.
@@ -52,7 +52,7 @@ class ParamsResolver:
             token_ids: of the prompt, truncated already.
 
         Raises:
-            InvalidRequestError: a parameter is out of range, or a token is none of the model's; `param` names it.
+            InvalidRequestError: a parameter or a token id is out of range; `param` names it.
         """
         params = self._resolve(request, len(token_ids))
         beam_params = None
@@ -63,7 +63,7 @@ class ParamsResolver:
         return PreparedGeneration(text, packed, params, beam_params, request.priority, request.cache_salt)
 
     def check_num_sequences(self, n: int, num_prompts: int) -> None:
-        """Refuse a request for too many sequences.
+        """Check the number of sequences against the limit.
 
         Raises:
             InvalidRequestError: n sequences for each prompt are more than the limit.
@@ -71,7 +71,7 @@ class ParamsResolver:
         if n * num_prompts > self._max_n_sequences:
             prompts = f" for each of {num_prompts} prompts" if num_prompts > 1 else ""
             raise InvalidRequestError(
-                f"n={n}{prompts} exceeds the {self._max_n_sequences} sequences that one request may ask for "
+                f"n={n}{prompts} exceeds the limit of {self._max_n_sequences} sequences per request "
                 "(--max-n-sequences)",
                 "n",
             )
@@ -103,13 +103,16 @@ class ParamsResolver:
 
 def _beam_params(options: BeamOptions, params: SamplingParams, room: int) -> BeamSearchParams:
     if params.structured_outputs is not None:
-        raise InvalidRequestError("a beam search has no form to keep to", params.structured_outputs.name())
+        raise InvalidRequestError(
+            "a beam search cannot be combined with structured output", params.structured_outputs.name()
+        )
     if params.prompt_logprobs is not None:
-        raise InvalidRequestError("a beam search has no logprobs of an echoed prompt", "echo")
+        raise InvalidRequestError("a beam search returns no logprobs of an echoed prompt", "echo")
     width = params.num_sequences
     if width > MAX_BEAM_WIDTH:
         raise InvalidRequestError(
-            f"a beam search is at most {MAX_BEAM_WIDTH} wide, got {width}", "n" if params.best_of is None else "best_of"
+            f"a beam search has at most {MAX_BEAM_WIDTH} beams, got {width}",
+            "n" if params.best_of is None else "best_of",
         )
     return BeamSearchParams(
         beam_width=width,

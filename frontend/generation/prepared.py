@@ -1,4 +1,4 @@
-"""`PreparedGeneration`: a prompt and its parameters, checked and complete. It can be started at any time."""
+"""`PreparedGeneration`: a prompt and its parameters, checked and complete, ready to start."""
 
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, replace
@@ -22,12 +22,12 @@ class PreparedGeneration:
     token_ids: IdArray
     params: SamplingParams
     beam_params: BeamSearchParams | None = None
-    """Search with these instead; of `params` only `n` and `logprobs` then count."""
+    """Parameters of a beam search; `params` then only supplies `n` and `logprobs`. None: sampling."""
     priority: int = 0
     cache_salt: str | None = None
 
     def start(self, client: "AsyncClient", request_id: str) -> AsyncGenerator[RequestOutput]:
-        """Return the outputs; nothing is sent to the engine before the first is asked for."""
+        """Return the outputs; nothing is sent to the engine before the first is requested."""
         if self.beam_params is not None:
             return self._search(client, self.beam_params, request_id)
         return client.generate(

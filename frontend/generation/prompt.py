@@ -1,4 +1,4 @@
-"""What a caller gives as a prompt, and its two parts: text and token ids. Tokenizes nothing but conversations."""
+"""The forms of a prompt, and its two parts: text and token ids. Tokenizes nothing but conversations."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from octavo.protocol.ids import IdArray, pack_ids
 
 @dataclass(frozen=True, slots=True)
 class TokenizedPrompt:
-    """A prompt whose tokens are checked and packed already: the server's. Its outputs do not repeat the text."""
+    """A prompt of the server, whose tokens are checked and packed. Its outputs do not repeat the text."""
 
     text: str | None
     token_ids: IdArray
@@ -28,7 +28,7 @@ def parts_of(prompt: Prompt, vocab_size: int) -> tuple[str | None, IdArray | Non
     """Return a prompt's text, as its outputs show it, and its token ids; one of them may be missing.
 
     Raises:
-        InvalidRequestError: it is neither text nor token ids, or has ids that the model does not.
+        InvalidRequestError: it is neither text nor token ids, or an id is outside the vocabulary.
     """
     if isinstance(prompt, TokenizedPrompt):
         return None, prompt.token_ids
@@ -47,10 +47,10 @@ def parts_of(prompt: Prompt, vocab_size: int) -> tuple[str | None, IdArray | Non
 
 
 def packed_prompt(token_ids: Sequence[int], vocab_size: int) -> IdArray:
-    """Return the token ids of a prompt in 4 bytes each: a list takes up to 40, and a request may wait for long.
+    """Return the token ids of a prompt in 4 bytes each. A list takes up to 40, and a request may wait for a long time.
 
     Raises:
-        InvalidRequestError: the model does not have one of them.
+        InvalidRequestError: an id is outside the vocabulary.
     """
     check_prompt(token_ids, vocab_size)
     return pack_ids(token_ids)
@@ -59,7 +59,7 @@ def packed_prompt(token_ids: Sequence[int], vocab_size: int) -> IdArray:
 def conversation_prompt(
     template: ChatTemplate, tokenizer: Tokenizer, messages: Sequence[Message], **variables: Any
 ) -> dict[str, Any]:
-    """Return the prompt that a template makes of a conversation.
+    """Render a conversation with a template and return the prompt.
 
     Args:
         template: of the model, which writes the special tokens itself.
@@ -68,7 +68,7 @@ def conversation_prompt(
         **variables: of the template; see `ChatTemplate.render`.
 
     Raises:
-        InvalidRequestError: the template refuses the messages.
+        InvalidRequestError: the template rejects the messages.
     """
     text = template.render(messages, **variables)
     return {"prompt": text, "prompt_token_ids": tokenizer.encode(text, add_special_tokens=False)}

@@ -1,4 +1,4 @@
-"""What a caller requests of one generation, before its prompt is known; the same for every API. Resolves nothing."""
+"""A request for a generation before its prompt is tokenized, the same for every API. Resolves nothing."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -29,11 +29,11 @@ class GenerationRequest:
     """One request, which may be for several prompts."""
 
     overrides: Mapping[str, Any] = field(default_factory=dict)
-    """Fields of `SamplingParams` that the caller sets; all others, but `max_tokens`, are the model's own defaults."""
+    """Fields of `SamplingParams` that the caller sets. All others except `max_tokens` are the model's own defaults."""
     max_tokens: int | None = None
     """None: `default_max_tokens`."""
     default_max_tokens: int | None = None
-    """For callers that set no limit, unless the model's defaults have one; None: what is left of the context."""
+    """The limit if neither the caller nor the model's defaults set one; None: the rest of the context."""
     beam: BeamOptions | None = None
     """Search instead of sampling."""
     truncation: Truncation | None = None

@@ -1,4 +1,4 @@
-"""One sequence on its way from token ids to text: detokenizing, stop strings, logprobs."""
+"""From one sequence's token ids to its text: detokenizing, stop strings, logprobs."""
 
 from collections.abc import Sequence as Ids
 from functools import lru_cache
@@ -14,7 +14,7 @@ from octavo.protocol.params import SamplingParams, SamplingSpec
 from octavo.protocol.stats import RequestTimings
 
 REPETITION_STOP_REASON = "repetition_detected"
-"""vLLM's word for such an output."""
+"""vLLM's finish reason for such an output."""
 
 _NONE: frozenset[int] = frozenset()
 
@@ -25,9 +25,9 @@ class Sequence:
     Args:
         index: of the sequence among those of its request.
         tokenizer: of the model.
-        prompt_token_ids: what the sequence continues; read now, not kept.
-        params: of the caller.
-        spec: what the engine was told.
+        prompt_token_ids: the prompt; not kept.
+        params: the caller's.
+        spec: the engine's.
         keeps_all: False: only `take_fresh` is called, so what it has returned can be forgotten.
     """
 
@@ -83,7 +83,7 @@ class Sequence:
         self._num_fresh_tokens = 0
         """Last tokens that `take_fresh` has not returned yet."""
         self._num_fresh_chars = 0
-        """Last characters of the text, likewise."""
+        """Last characters of the text that `take_fresh` has not returned yet."""
         self._times: list[float] = []
         """When tokens were known, on the core's clock, if it reports it; see `take_intervals`."""
         self._tokenizer = tokenizer
@@ -109,7 +109,7 @@ class Sequence:
         return self.finish_reason is not None
 
     def update(self, events: list[Tokens | Finished]) -> bool:
-        """Add events; True if a stop string ended the sequence and the engine must be told."""
+        """Add events; True if a stop string ended the sequence, which must then be aborted in the engine."""
         for event in events:
             if isinstance(event, Tokens):
                 if self._add_tokens(event):
@@ -119,7 +119,7 @@ class Sequence:
         return False
 
     def cut_short(self) -> None:
-        """End the sequence where it is, because its caller aborted it; held back text is shown."""
+        """End the sequence at its current position because its caller aborted it; held back text is returned."""
         if self.is_finished:
             return
         tail = self._detokenizer.finish() if self._detokenizer else ""

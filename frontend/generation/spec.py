@@ -26,23 +26,23 @@ logger = logging.getLogger(__name__)
 _MASK_64 = 2**64 - 1
 
 MAX_VOLUME = 2**23
-"""Token ids that are sent to the engine for one request of a caller: some 40 MB."""
+"""Most token ids that one request of a caller sends to the engine: about 40 MB."""
 
 MAX_LOGIT_BIAS = 100.0
 """Biases are clamped to this range, as OpenAI's API does."""
 
 
 def default_params(config: ResolvedConfig, max_tokens: int | None) -> SamplingParams:
-    """Return the model's own defaults (`generation_config.json`), for callers who gave no parameters."""
+    """Return the model's own defaults (`generation_config.json`), for callers that pass no parameters."""
     defaults = {name: value for name, value in config.model.generation_defaults.items() if name != "max_tokens"}
     return SamplingParams(**defaults, max_tokens=config.model.generation_defaults.get("max_tokens", max_tokens))
 
 
 def request_seed(engine_seed: int, request_id: str) -> int:
-    """Return the seed of a request that came without one, 0 to 2^64 - 1.
+    """Return the seed of a request that has none, 0 to 2^64 - 1.
 
     A function of the engine's seed and the request's id, so that an offline run, whose ids count
-    from 0, repeats itself.
+    from 0, is reproducible.
     """
     digest = hashlib.blake2b(f"{engine_seed}:{request_id}".encode(errors="surrogatepass"), digest_size=8).digest()
     return int.from_bytes(digest, "little")
@@ -65,15 +65,15 @@ def make_spec(
     config: ResolvedConfig,
     tokenizer: Tokenizer,
 ) -> SamplingSpec:
-    """Resolve everything a request left open.
+    """Resolve everything that a request leaves open.
 
     Args:
-        params: what the caller asked; verified already.
+        params: the caller's, verified already.
         num_prompt_tokens: length of the prompt.
         max_model_len: the engine's limit.
         seed: of this sequence.
         config: of the engine, for the vocabulary, the stop tokens and the limits.
-        tokenizer: of the model, for what is said in words.
+        tokenizer: of the model, for parameters that are text.
 
     Raises:
         InvalidRequestError: a field does not fit this model; `param` names it.
@@ -116,7 +116,7 @@ def make_spec(
 
 
 def _check_engine(params: SamplingParams, config: ResolvedConfig) -> None:
-    """Refuse token ids that the vocabulary does not have, and arguments without a logits processor."""
+    """Reject token ids outside the vocabulary, and arguments for logits processors if there are none."""
     if params.extra_args and not config.logits_processors:
         raise InvalidRequestError(
             "extra_args are for logits processors, and this engine has none: start it with --logits-processors, "
@@ -131,7 +131,7 @@ def _check_engine(params: SamplingParams, config: ResolvedConfig) -> None:
 
 
 def _check_texts(params: SamplingParams, tokenizer: Tokenizer) -> None:
-    """Refuse parameters that contain text if there is no tokenizer."""
+    """Reject parameters that contain text if there is no tokenizer."""
     for name in ("stop", "bad_words"):
         if getattr(params, name):
             tokenizer.require(name)
@@ -140,7 +140,7 @@ def _check_texts(params: SamplingParams, tokenizer: Tokenizer) -> None:
 
 
 def _room(params: SamplingParams, num_prompt_tokens: int, max_model_len: int) -> int:
-    """Return how many tokens may be generated after a prompt, and refuse what can never fit."""
+    """Return how many tokens may be generated after a prompt, and reject what can never fit."""
     room = max_model_len - num_prompt_tokens
     if num_prompt_tokens == 0:
         raise InvalidRequestError("the prompt is empty: give at least one token", "prompt")
@@ -169,10 +169,10 @@ def make_beam_spec(
     config: ResolvedConfig,
     tokenizer: Tokenizer,
 ) -> SamplingSpec:
-    """Return what the engine is told of each child of a beam search: generate one token, and name the likely ones.
+    """Return the spec of each child of a beam search: generate one token and report the likely ones.
 
     Args:
-        params: what the caller asked; verified already.
+        params: the caller's, verified already.
         num_candidates: likely tokens that the search needs.
         num_logprobs: alternatives to show per token, as in `SamplingParams.logprobs`.
         num_prompt_tokens: length of the prompt.
@@ -205,10 +205,10 @@ def make_beam_spec(
 
 
 def output_kind(params: SamplingParams, default: OutputKind) -> OutputKind:
-    """Return what each output of a request holds.
+    """Return the kind of the outputs of a request.
 
     Raises:
-        InvalidRequestError: which sequences are the best is not known before the end.
+        InvalidRequestError: deltas of the best of several sequences, which are known only at the end.
     """
     if params.num_sequences == params.n:
         return default if params.output_kind is None else params.output_kind
@@ -220,7 +220,7 @@ def output_kind(params: SamplingParams, default: OutputKind) -> OutputKind:
 
 
 def check_prompt(token_ids: Sequence[int], vocab_size: int) -> None:
-    """Refuse token ids that the model does not have.
+    """Reject token ids outside the vocabulary.
 
     Raises:
         InvalidRequestError: naming the first such id.
@@ -229,7 +229,7 @@ def check_prompt(token_ids: Sequence[int], vocab_size: int) -> None:
 
 
 def check_volume(params: SamplingParams, num_prompt_tokens: int, num_prompts: int, config: ResolvedConfig) -> None:
-    """Refuse a request whose sequences are too much for the engine: each of them is sent separately.
+    """Reject a request whose sequences exceed the engine's limits together; each is sent separately.
 
     Args:
         params: of every prompt.
@@ -258,10 +258,10 @@ def check_volume(params: SamplingParams, num_prompt_tokens: int, num_prompts: in
 
 
 def check_cache_salt(cache_salt: object) -> None:
-    """Refuse a salt that cannot be sent to the core.
+    """Reject a salt that cannot be sent to the core.
 
     Raises:
-        InvalidRequestError: it is not text, or text that has no bytes.
+        InvalidRequestError: it is not text, or cannot be encoded.
     """
     if cache_salt is None:
         return
@@ -270,7 +270,7 @@ def check_cache_salt(cache_salt: object) -> None:
 
 
 def _is_unicode(text: str) -> bool:
-    """False when the text holds half of a surrogate pair, which has no bytes."""
+    """False if the text has an unpaired surrogate, which cannot be encoded."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -308,7 +308,7 @@ def _temperature(params: SamplingParams) -> float:
 
 
 def _logprobs(params: SamplingParams, config: ResolvedConfig) -> tuple[int | None, LogprobsMode]:
-    """Return how many logprobs the engine reports, and which; those of `best_of` that nobody sees are raw."""
+    """Return how many logprobs the engine reports, and which; those that only rank `best_of` are raw."""
     requested = 0 if params.logprob_token_ids else params.logprobs
     count, mode = _num_logprobs("logprobs", requested, config), config.logprobs_mode
     if params.num_sequences == params.n:
@@ -317,7 +317,7 @@ def _logprobs(params: SamplingParams, config: ResolvedConfig) -> tuple[int | Non
         return 0, "raw_logprobs"
     if mode.endswith("logits"):
         raise InvalidRequestError(
-            f"best_of ranks by logprobs, in place of which this engine reports logits (--logprobs-mode {mode}): "
+            f"best_of ranks by logprobs, but this engine reports logits (--logprobs-mode {mode}): "
             "leave out logprobs or best_of",
             "best_of",
         )
@@ -325,7 +325,7 @@ def _logprobs(params: SamplingParams, config: ResolvedConfig) -> tuple[int | Non
 
 
 def _bad_words(params: SamplingParams, tokenizer: Tokenizer, vocab_size: int) -> tuple[tuple[int, ...], ...]:
-    """Return the sequences of tokens that make each bad word, at the start of a text and after a space."""
+    """Return the token sequences of each bad word, at the start of a text and after a space."""
     if not params.bad_words:
         return ()
     words = [word.strip() for word in params.bad_words]
@@ -334,10 +334,10 @@ def _bad_words(params: SamplingParams, tokenizer: Tokenizer, vocab_size: int) ->
 
 
 def _check_that_something_is_left(spec: SamplingSpec) -> None:
-    """Refuse a request whose allowed tokens are all masked from the start.
+    """Reject a request whose allowed tokens are all masked from the start.
 
     Raises:
-        InvalidRequestError: it is.
+        InvalidRequestError: no token is left.
     """
     if not spec.allowed_token_ids:
         return

@@ -300,7 +300,7 @@ def test_steps_wait_for_their_masks_and_plans_for_the_steps(config: ResolvedConf
         second = w.ask(TokenMasks.pack(5, [mask(config, 11)]))
         assert (second.sequence, second.token_ids.tolist()) == (3, [11])
         failed = w.ask(TokenMasks.pack(6, []))
-        assert isinstance(failed, CommandFailed) and "no step awaits any them" in failed.message
+        assert isinstance(failed, CommandFailed) and "no step awaits any" in failed.message
 
 
 def test_a_worker_that_waits_for_masks_can_be_ended(config: ResolvedConfig, tmp_path: Path) -> None:

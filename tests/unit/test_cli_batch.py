@@ -101,7 +101,7 @@ def test_refused_requests_keep_the_servers_answer() -> None:
 
 def test_second_use_of_a_custom_id_is_a_bad_line() -> None:
     *_, again = read_lines([line("a"), b"\n", line("a")])
-    assert again == BadLine(3, "a", "custom_id 'a' is that of line 1 already")
+    assert again == BadLine(3, "a", "custom_id 'a' is already used by line 1")
 
 
 def test_request_ids_depend_on_the_custom_id_alone() -> None:
@@ -186,7 +186,7 @@ def test_full_disk_ends_the_batch_with_the_remedy(tmp_path: Path, monkeypatch: p
         monkeypatch.setattr(journal_module, "os", SimpleNamespace(write=is_full, fsync=os.fsync, close=os.close))
         answering = answer_lines(application(client), client, read_lines([b"bad", line("a")]), journal.append, 1)
         asyncio.run(answering)
-    assert "goes on from here" in raised.value.hint
+    assert "run the same command again to resume" in raised.value.hint
 
 
 def test_journal_remembers_what_is_done(tmp_path: Path) -> None:

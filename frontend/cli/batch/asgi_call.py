@@ -1,4 +1,4 @@
-"""`call`: one request to an ASGI application in this process, without a server between."""
+"""`call`: sends one request to an ASGI application in this process, without a server."""
 
 import asyncio
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ class Response:
     status: int = HTTPStatus.INTERNAL_SERVER_ERROR
     body: bytes = b""
     error: Exception | None = None
-    """What the application raised for its server's log."""
+    """The exception that the application raised for the server's log."""
 
 
 async def call(app: "ASGIApp", path: str, body: bytes, request_id: str) -> Response:

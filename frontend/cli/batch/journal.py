@@ -60,7 +60,7 @@ class Journal:
                 data = data[os.write(self._file, data) :]
         except OSError as error:
             raise CommandError(
-                f"cannot write {self.path}: {error.strerror}", "make room; the same command again goes on from here"
+                f"cannot write {self.path}: {error.strerror}", "make room, then run the same command again to resume"
             ) from None
 
     def close(self) -> None:
@@ -95,7 +95,7 @@ class Journal:
                     if not line.endswith(b"\n"):
                         break
                     raise CommandError(
-                        f"line {number} of {self.path} is no result of a batch", "choose another -o, or --overwrite"
+                        f"line {number} of {self.path} is not a result of a batch", "choose another -o, or --overwrite"
                     ) from None
                 self.num_failed += result.error is not None
                 num_good_bytes += len(line)

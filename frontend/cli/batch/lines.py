@@ -94,7 +94,7 @@ def read_lines(texts: Iterable[bytes]) -> Iterator[BatchRequest | BadLine]:
             continue
         line = _read(number, text)
         if isinstance(line, BatchRequest) and (first := seen.setdefault(line.custom_id, number)) != number:
-            line = BadLine(number, line.custom_id, f"custom_id {line.custom_id!r} is that of line {first} already")
+            line = BadLine(number, line.custom_id, f"custom_id {line.custom_id!r} is already used by line {first}")
         yield line
 
 

@@ -51,15 +51,15 @@ async def answer_lines(
     A failed line gets a result with an error; the others are not affected.
 
     Args:
-        app: what answers.
-        engine: under it.
+        app: answers the requests.
+        engine: the engine behind it.
         lines: consumed as earlier ones finish.
         write: called with each result.
         max_in_flight: limit on concurrent requests.
 
     Raises:
         EngineDeadError: the engine died; lines without a result can be retried.
-        CommandError: a result cannot be written; likewise.
+        CommandError: a result cannot be written; lines without a result can be retried.
         BrokenPipeError: the reader of the results has exited.
     """
     gate = asyncio.Semaphore(max_in_flight)
