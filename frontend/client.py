@@ -29,7 +29,7 @@ from octavo.frontend.generation.grammar_maker import GrammarMaker
 from octavo.frontend.generation.preparation import RequestPreparer
 from octavo.frontend.generation.prompt import Prompt, conversation_prompt
 from octavo.frontend.generation.spec import default_params
-from octavo.frontend.health import STALL_DEADLINE_S, Health, look_at, pulse_of
+from octavo.frontend.health import STALL_DEADLINE_S, Health, check_health, pulse_of
 from octavo.frontend.launch import LaunchedEngine, ProgressCallback
 from octavo.frontend.metrics.observer import Observer
 from octavo.frontend.outputs import RequestOutput
@@ -403,7 +403,7 @@ class AsyncClient:
             deadline_s: how long it may have work without finishing a step or taking up a request.
         """
         busy_since = self._busy_since if self._live else None
-        return look_at(self._link, self._pulse, busy_since, deadline_s)
+        return check_health(self._link, self._pulse, busy_since, deadline_s)
 
     async def restart(self, config: EngineConfig) -> None:
         """Replace the engine with one of another configuration, or reload its weights; live requests continue.

@@ -22,7 +22,7 @@ PositionLogprobs: TypeAlias = dict[int, Logprob]
 
 @dataclass(slots=True)
 class CompletionOutput:
-    """One generated sequence, or what is new of it."""
+    """One generated sequence, or its new part."""
 
     index: int
     text: str
@@ -55,23 +55,23 @@ class RequestOutput:
     """Prompt tokens found in the prefix cache."""
     num_preemptions: int = 0
     num_discarded_tokens: int = 0
-    """Of sequences that were generated for `best_of` and are not among the outputs, when `finished`."""
+    """Tokens of the `best_of` sequences that are not among the outputs; set when `finished`."""
     timings: list[RequestTimings] = field(default_factory=list)
-    """One per sequence that was generated, when `finished`."""
+    """One per generated sequence; set when `finished`."""
 
 
 @dataclass(slots=True)
 class BeamSearchSequence:
-    """One sequence that a beam search has found."""
+    """One sequence found by a beam search."""
 
     tokens: list[int]
-    """The prompt's, and those that were found."""
+    """Token ids of the prompt and of the found sequence."""
     logprobs: list[PositionLogprobs]
-    """One entry for each token that was found."""
+    """One entry for each found token."""
     cum_logprob: float
-    """Sum over the tokens that were found."""
+    """Sum over the found tokens."""
     text: str
-    """Of the prompt and what was found."""
+    """Text of the prompt and of the found sequence."""
     finish_reason: str | None
     stop_reason: int | str | None = None
 

@@ -27,7 +27,7 @@ class RequestStream:
 
     def put(self, event: RequestEvent) -> None:
         """Add an event and wake the consumer."""
-        if not isinstance(event, Tokens):  # perf: most are
+        if not isinstance(event, Tokens):  # perf: the most common type first
             if isinstance(event, Failed):
                 self.fail(_FAILURES[event.kind](event))
                 return
@@ -45,7 +45,7 @@ class RequestStream:
         """Return everything that has arrived since the last call.
 
         Raises:
-            OctavoError: how the request failed.
+            OctavoError: the request failed.
         """
         events, self._events = self._events, []
         if not events and self._error is not None:

@@ -1,8 +1,8 @@
 """The private directory of one engine: its sockets and its pulse file.
 
-A directory is never reused, so a dead engine's sockets cannot stop the next start; what a killed
-engine left behind is swept by the next one. The sign of life is a lock on a file inside, which the
-kernel releases with its process.
+A directory is never reused, so a dead engine's sockets cannot prevent the next start. The next engine
+removes the directories of killed ones. A lock on a file inside shows that the owner is alive: the
+kernel releases it when the process ends.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ class RunDir:
     def __init__(self, parent: Path) -> None:
         sweep(parent)
         self.path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
-        # Locked before it has the name that `sweep` looks for: one that starts now must not find it free.
+        # Locked before it gets the name that `sweep` looks for: a concurrent sweep must not find it unlocked.
         unnamed = self.path / "new"
         self._lock_fd = os.open(unnamed, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         fcntl.flock(self._lock_fd, fcntl.LOCK_EX)
@@ -39,7 +39,7 @@ class RunDir:
 def sweep(parent: Path) -> None:
     """Delete the directories of this user's engines that are no longer alive."""
     for path in parent.glob(_PREFIX + "*"):
-        with contextlib.suppress(OSError):  # somebody else's, still held, or swept at the same moment
+        with contextlib.suppress(OSError):  # owned by another user, in use, or swept concurrently
             fd = os.open(path / _LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,4 +1,4 @@
-"""`Starting`: a client on its way, to be awaited or entered. Knows nothing of what it starts."""
+"""`Starting`: a client that is starting, to be awaited or entered. Knows nothing about the client."""
 
 from collections.abc import Awaitable, Callable, Generator
 from types import TracebackType
@@ -6,17 +6,17 @@ from typing import Any, Generic, Protocol, TypeVar
 
 
 class Closeable(Protocol):
-    """What can be left."""
+    """A client that can be closed."""
 
     async def close(self) -> None:
-        """Leave it."""
+        """Close it."""
 
 
 Client = TypeVar("Client", bound=Closeable)
 
 
 class Starting(Generic[Client]):
-    """A client on its way: `await` it, or enter it with `async with`."""
+    """A client that is starting: `await` it, or enter it with `async with`."""
 
     def __init__(self, start: Callable[[], Awaitable[Client]]) -> None:
         self._start = start

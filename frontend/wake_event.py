@@ -26,11 +26,11 @@ class WakeEvent:
             waiter.set_result(None)
 
     def clear(self) -> None:
-        """Forget that it was set: the waiter is about to look at everything that there is."""
+        """Reset it: the waiter is about to handle everything that has arrived."""
         self._is_set = False
 
     def wait(self) -> Awaitable[None]:
-        """Return what is done at the next `set`, or at once if there was one since the last wait."""
+        """Return an awaitable that is done at the next `set`, or at once if there was one since the last wait."""
         if self._is_set:
             self._is_set = False
             return _DONE
@@ -39,7 +39,7 @@ class WakeEvent:
 
 
 class _Done:
-    """Awaited without giving the event loop a turn."""
+    """An awaitable that is done already: awaiting it does not yield to the event loop."""
 
     def __await__(self) -> Generator[None, None, None]:
         yield from ()

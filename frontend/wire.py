@@ -20,21 +20,21 @@ from octavo.protocol.requests import Abort
 logger = logging.getLogger(__name__)
 
 LINGER_MS = 200
-"""How long the last messages may take to leave after the wire was closed."""
+"""How long the last messages may take to be sent after the wire was closed."""
 
 LAST_WORDS_S = 0.1
-"""How long the last message of a core that disappeared may still be on its way."""
+"""How long the last message of a core that disappeared may still be in transit."""
 
 RECONNECT_INTERVAL_MS = 20
-"""How often zmq retries an address where nobody listens, so that a restarted core is found soon."""
+"""Interval at which zmq retries an address where nothing listens, so that a restarted core is found soon."""
 
 MAX_ABORTS = 1024
-"""Requests that one message aborts: thousands of clients may leave at once."""
+"""Requests that one message aborts: thousands of clients may disconnect at once."""
 
 _FAULTS: dict[int, str] = {
     zmq.EVENT_HANDSHAKE_FAILED_AUTH: "it does not know this client's key",
     zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL: "it ends the connection, as it does without the right keys",
-    zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL: "what listens there does not speak to clients with such keys, or is no engine",
+    zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL: "the process there does not accept clients with keys, or is not an engine",
 }
 
 _WATCHED = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | sum(_FAULTS)
@@ -52,7 +52,7 @@ class Wire:
         keys: for an address on another machine.
 
     Raises:
-        StartupError: that is no address, or one that needs keys.
+        StartupError: the address is invalid, or needs keys.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class Wire:
         await self._socket.drain()
 
     def close(self, linger_ms: int | None = None) -> None:
-        """Disconnect; what zmq has taken still leaves within `linger_ms`, by default a moment."""
+        """Disconnect; messages in zmq's queue are still sent within `linger_ms`, by default a moment."""
         if not self._zmq_socket.closed:  # else the whole context was destroyed meanwhile
             self._zmq_socket.disable_monitor()
         self._monitor.close(linger_ms=0)

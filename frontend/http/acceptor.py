@@ -1,7 +1,7 @@
 """`Acceptor`: accepts connections in batches, those of health probes first.
 
 asyncio's server accepts one connection per loop iteration, in order: behind two thousand others a probe would wait for
-seconds. Of HTTP it knows how a probe's request begins, and one error response.
+seconds. All that this module knows of HTTP is how a probe's request begins, and one error response.
 """
 
 import asyncio
@@ -20,21 +20,21 @@ from octavo.protocol.log import LimitedLog
 logger = logging.getLogger(__name__)
 
 PROBES = (b"GET /health ", b"GET /ping ", b"HEAD /health ", b"HEAD /ping ", b"POST /ping ")
-"""How requests begin that are answered before all others."""
+"""Beginnings of requests that are answered before all others."""
 
 MAX_ACCEPTED_AT_ONCE = 256
 
 NUM_OTHER_FILES = 256
-"""Files that this process needs for other things than callers."""
+"""File descriptors that this process needs for other purposes than connections."""
 
 NUM_PROBES = 64
-"""Callers that are let in above the limit because they probe: of what begins like a probe not all is one."""
+"""Connections accepted above the limit for probes. It is bounded, because any client can send such a beginning."""
 
 MAX_UNREAD_PIECES = 16
-"""Of what a refused caller has sent: so many, of 64 KiB, are taken to give the answer a chance."""
+"""Reads of 64 KiB from a rejected client: closing a socket with unread data would discard the response."""
 
 RETRY_S = 0.2
-"""How long to wait when the system has no more files or memory for callers."""
+"""Delay after the system has run out of file descriptors or memory for connections."""
 
 _EXHAUSTED = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 
@@ -45,26 +45,26 @@ def is_probe(data: bytes) -> bool:
 
 
 def max_callers() -> int:
-    """Return how many connections this process can have, after allowing itself as many files as it may."""
+    """Raise the soft limit on open files as far as possible, and return how many connections it allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
-        with contextlib.suppress(ValueError, OSError):  # not everywhere may it be as high as it says
+        with contextlib.suppress(ValueError, OSError):  # some systems reject their own hard limit
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
             soft = hard
     return 2**31 if soft == resource.RLIM_INFINITY else max(1, soft - NUM_OTHER_FILES)
 
 
 class Acceptor:
-    """Lets in the callers of one listening socket.
+    """Accepts the connections of one listening socket.
 
     Args:
-        listening: the socket; stays its owner's.
-        backlog: how many callers the system keeps waiting.
-        make_protocol: for one caller.
-        context: for TLS; None: without.
-        throttle: decides when callers other than probes come in.
-        num_callers: that are in.
-        max_callers: above it callers are refused.
+        listening: the socket; its owner closes it.
+        backlog: connections that the system keeps in its queue.
+        make_protocol: makes the protocol of one connection.
+        context: for TLS; None: no TLS.
+        throttle: decides when connections other than probes are handled.
+        num_callers: returns the number of open connections.
+        max_callers: limit on open connections; further ones are rejected.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class Acceptor:
         return self._is_open
 
     def close(self) -> None:
-        """Let nobody in any more, those included that have not been let in yet; harmless the second time."""
+        """Stop accepting, and drop the connections that are not set up yet. Idempotent."""
         if self._is_open:
             self._is_open = False
             self._loop.remove_reader(self._listening)
@@ -108,11 +108,11 @@ class Acceptor:
                 caller.close()
             self._waiting.clear()
             if self._context is not None:
-                for task in self._tasks:  # who says nothing in the middle of a handshake would be waited for
+                for task in self._tasks:  # a client that is silent in a TLS handshake must not delay this
                     task.cancel()
 
     async def wait_closed(self) -> None:
-        """Wait for those who are just coming in."""
+        """Wait for the connections that are being set up."""
         if self._tasks:
             await asyncio.wait(self._tasks)
 
@@ -125,7 +125,7 @@ class Acceptor:
             except OSError as error:
                 if error.errno not in _EXHAUSTED:
                     raise
-                self._log.warning("no more callers can be let in now: %s", error.strerror)
+                self._log.warning("cannot accept connections now: %s; retrying", error.strerror)
                 self._loop.remove_reader(self._listening)
                 self._retry = self._loop.call_later(RETRY_S, self._resume)
                 return
@@ -156,12 +156,12 @@ class Acceptor:
     async def _connect(self, caller: socket.socket) -> None:
         try:
             await self._loop.connect_accepted_socket(self._make_protocol, caller, ssl=self._context)
-        except OSError as error:  # it has left, or speaks no TLS (ssl.SSLError)
-            logger.debug("a caller did not come in: %s", error)
+        except OSError as error:  # it has disconnected, or does not speak TLS (ssl.SSLError)
+            logger.debug("a connection failed before its first request: %s", error)
             caller.close()
 
     def _refuse(self, caller: socket.socket) -> None:
-        self._log.warning("refused a caller: %d connections are open, which is the limit", self._max_callers)
+        self._log.warning("rejected a connection: %d are open, which is the limit", self._max_callers)
         if self._context is None:
             body = refusal(503, "too many connections are open; try again later").body
             head = (
@@ -170,7 +170,7 @@ class Acceptor:
             )
             with contextlib.suppress(OSError):
                 caller.send(head.encode() + body)
-                # Closed with something unread, the connection would be reset and the answer lost.
+                # Closing a socket with unread data resets the connection, and the client loses the response.
                 for _ in range(MAX_UNREAD_PIECES):
                     if not caller.recv(65536):
                         break
@@ -178,7 +178,7 @@ class Acceptor:
 
 
 def _first_bytes(caller: socket.socket) -> bytes:
-    """Return the beginning of what a caller has said, without taking it."""
+    """Return the first bytes that a client has sent, without consuming them."""
     try:
         return caller.recv(max(map(len, PROBES)), socket.MSG_PEEK)
     except OSError:

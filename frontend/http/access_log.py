@@ -1,14 +1,14 @@
-"""uvicorn's log among ours: what it complains of, and a line for each response. Writes no line itself."""
+"""Routes uvicorn's log into ours: its warnings, and a line for each response."""
 
 import logging
 from collections.abc import Iterable
 
 
 def route_log(silent_paths: Iterable[str] = ()) -> None:
-    """Send uvicorn's log where ours goes; of its life we tell ourselves, so only its complaints.
+    """Send uvicorn's log where ours goes. Of its own messages only warnings: we log start and shutdown ourselves.
 
     Args:
-        silent_paths: whose responses get no line; a text may be several, with commas between.
+        silent_paths: paths whose responses are not logged; an item may hold several, separated by commas.
     """
     ours = logging.getLogger("octavo")
     for name, level in (("uvicorn.error", logging.WARNING), ("uvicorn.access", logging.INFO)):
@@ -28,6 +28,6 @@ class _Silence(logging.Filter):
         self._paths = paths
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Let a line through; its arguments are caller, method, path with query, HTTP version and status."""
+        """Return whether to log a line; its arguments are client, method, path with query, HTTP version and status."""
         assert isinstance(record.args, tuple)
         return str(record.args[2]).partition("?")[0] not in self._paths

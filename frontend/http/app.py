@@ -53,15 +53,15 @@ def make_app(state: AppState, config: ServerConfig, keys: Sequence[str]) -> Fast
     """Return the application that the configuration describes.
 
     Args:
-        state: what the routes answer from.
+        state: shared by the routes.
         config: of the server.
-        keys: the accepted API keys; none: everybody is let in.
+        keys: the accepted API keys; none: no key is required.
     """
     app = OctavoApp(
         title="octavo",
         version=__version__,
         description=DESCRIPTION,
-        openapi_url=None,  # its route comes below, with our page
+        openapi_url=None,  # added below, with our page
         redirect_slashes=False,
         telemetry={"tracing": False, "metrics": False, "logs": False},  # asked anew for each request; ours is /metrics
         middleware=_middleware(config, keys),
@@ -82,13 +82,13 @@ def make_app(state: AppState, config: ServerConfig, keys: Sequence[str]) -> Fast
 
 
 class OctavoApp(FastAPI):
-    """FastAPI with a documentation page that needs no other host and no script."""
+    """FastAPI with a documentation page that needs no script and nothing from another host."""
 
     _shared: tuple[Document, Document] | None = None
-    """FastAPI's document, and ours made of it."""
+    """FastAPI's document, and the one made from it."""
 
     _may_bypass = False
-    """All middleware is ours, and looks at nothing of a response but its start."""
+    """True if all middleware is ours: it reads only the start of a response."""
 
     def build_middleware_stack(self) -> ASGIApp:
         """Return FastAPI's stack, and note whether pieces of streams may bypass it."""
@@ -102,7 +102,7 @@ class OctavoApp(FastAPI):
         await super().__call__(scope, receive, send)
 
     def openapi(self) -> Document:
-        """Return the description of the API, in which each schema stands once."""
+        """Return the description of the API, with each schema once."""
         document = super().openapi()
         if self._shared is None or self._shared[0] is not document:
             self._shared = document, share_schemas(document)
@@ -122,7 +122,7 @@ class OctavoApp(FastAPI):
 
 
 class _CorsMiddleware(CORSMiddleware):
-    """Leaves alone what no page has sent: else it would wrap each piece of every stream."""
+    """Skips requests without an Origin header: otherwise it would wrap every message of every stream."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -161,7 +161,7 @@ async def _failure(request: Request, error: Exception) -> Response:
 
 
 async def _http_exception(request: Request, error: Exception) -> Response:
-    """Answer in the form of every error; tell an unknown path from one that does not take this method."""
+    """Return the error in our format, and distinguish an unknown path from a wrong method."""
     assert isinstance(error, HTTPException)
     path = route_path(request.scope)
     if error.status_code == HTTPStatus.NOT_FOUND:
@@ -176,7 +176,7 @@ async def _http_exception(request: Request, error: Exception) -> Response:
 
 
 def _methods(request: Request) -> list[str]:
-    """Return the methods that the path of a request answers to."""
+    """Return the methods of a request's path."""
     return [
         method
         for method in ("GET", "POST", "PUT", "PATCH", "DELETE")

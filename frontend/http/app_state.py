@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 MAX_OTHER_CLIENTS = 16
-"""What is derived from a client, such as its chat template, is kept for so many others."""
+"""Further clients whose derived state, such as the chat template, is kept."""
 
 
 @dataclass(frozen=True)
@@ -43,11 +43,11 @@ class AppState:
     max_stop_strings: int = MAX_STOP_STRINGS
     chat: ChatSettings = field(default_factory=ChatSettings)
     profiler_dir: Path | None = None
-    """Where traces go; None: none are made."""
+    """Directory for traces; None: profiling is disabled."""
     forces_usage: bool = False
-    """Streams tell of usage unasked."""
+    """Streams report usage even if the request does not ask for it."""
     request_log: RequestLog | None = None
-    """Tells of requests and answers; None: nothing does."""
+    """Logs requests and answers; None: not logged."""
     answers: AnswerSettings = field(default_factory=AnswerSettings)
     stall_deadline_s: float = 25.0
     """How long the engine may have work and not finish a step before it counts as stalled."""
@@ -65,11 +65,11 @@ class AppState:
 
     @cached_property
     def chat_context(self) -> ChatContext:
-        """What conversations are prepared with."""
+        """The context of `prepare_chat`."""
         return ChatContext(self.client, self.resolver, self.chat, self.trusts_request_templates)
 
     def with_client(self, client: "AsyncClient") -> "AppState":
-        """Return what answers from another engine's client; the metrics stay this one's."""
+        """Return the state for another engine's client; the metrics are shared."""
         if client is self.client:
             return self
         found = self._of_clients.get(client)
@@ -97,7 +97,7 @@ class AppState:
         return requested
 
     def generate(self, generation: PreparedGeneration, request_id: str) -> AsyncGenerator[RequestOutput]:
-        """Return the outputs for one prompt; the request log follows them."""
+        """Return the outputs for one prompt, observed by the request log."""
         outputs = generation.start(self.client, request_id)
         return outputs if self.request_log is None else self.request_log.followed(outputs, generation, request_id)
 

@@ -1,4 +1,4 @@
-"""API keys: a request without a valid one goes no further. Knows nothing of what a route does."""
+"""API keys: rejects requests without a valid one. Knows no routes."""
 
 import base64
 import binascii
@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from octavo.frontend.http.request import JSON, header_value, route_path
 
 OPEN_PATHS = frozenset({"/health", "/ping"})
-"""For the probes of a load balancer, which have no key."""
+"""Paths that need no key: a load balancer probes them."""
 
 
 class ApiKeyMiddleware:
@@ -23,8 +23,8 @@ class ApiKeyMiddleware:
     request. So a request with Basic credentials must not come from another origin.
 
     Args:
-        app: gets what passes.
-        keys: the accepted ones, at least one.
+        app: gets the accepted requests.
+        keys: the accepted keys, at least one.
     """
 
     def __init__(self, app: ASGIApp, keys: Sequence[str]) -> None:
@@ -36,7 +36,7 @@ class ApiKeyMiddleware:
         if scope["type"] == "lifespan" or (path := route_path(scope)) in OPEN_PATHS or self._has_key(scope):
             await self._app(scope, receive, send)
             return
-        if scope["type"] == "websocket":  # of an application that has added such routes
+        if scope["type"] == "websocket":  # WebSocket routes of an embedding application
             await send({"type": "websocket.close", "code": 1008})
             return
         challenge = 'Basic realm="octavo: any name, the API key as password"' if _is_page(path) else "Bearer"
@@ -57,7 +57,7 @@ class ApiKeyMiddleware:
 
 
 def _is_page(path: str) -> bool:
-    """True for what people open in a browser, which can only ask them for a name and a password."""
+    """True for pages that people open in a browser, which can only ask for a name and a password."""
     return path in ("/", "/docs") or path.startswith("/dashboard/")
 
 

@@ -14,23 +14,23 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T", bound=msgspec.Struct)
 
 MAX_UNKNOWN_NAMES = 256
-"""Names of unknown fields that are told of; a caller who invents more must not fill the log and the memory."""
+"""Unknown field names that are logged: a client that invents more must not fill the log and the memory."""
 
 MAX_NAME_CHARS = 64
 
 MAX_VALUES = 2**19
-"""Values in a body. A value takes up to twenty times as much memory as it has bytes, and all are made at once."""
+"""Most values in a body: decoded, a value takes up to twenty times its bytes, and all exist at once."""
 
 
 def decode(body: bytes, schema: type[T]) -> T:
     """Decode a JSON object; fields that the schema does not have are accepted, the first time with a warning.
 
     Raises:
-        BodyError: the body is no JSON object, or a field is wrong; `param` is its path.
+        BodyError: the body is not a JSON object, or a field is invalid; `param` is its path.
     """
-    # Each value but the first stands behind a comma. Those in texts are counted too: telling them apart takes seconds.
+    # Every value but the first follows a comma. Commas in texts are counted too: excluding them would take seconds.
     if len(body) > MAX_VALUES and body.count(b",") >= MAX_VALUES:
-        raise BodyError(f"the body holds more than {MAX_VALUES} values, or commas in its texts")
+        raise BodyError(f"the body has more than {MAX_VALUES} values and commas")
     try:
         decoded: T = _strict_decoder(schema).decode(body)
         return decoded
@@ -40,13 +40,13 @@ def decode(body: bytes, schema: type[T]) -> T:
 
 @cache
 def _strict_decoder(schema: type[T]) -> "msgspec.json.Decoder[T]":
-    """Return a decoder that refuses unknown fields, so that a body without them is parsed once."""
+    """Return a decoder that rejects unknown fields, so that a body without them is parsed only once."""
     strict = msgspec.defstruct(schema.__name__, [], bases=(schema,), forbid_unknown_fields=True)
     return msgspec.json.Decoder(strict)
 
 
 def _decode_with_care(body: bytes, schema: type[T]) -> T:
-    """Decode what is not plainly right: unknown or unsupported fields, or errors that must be named."""
+    """Decode a body that the strict decoder rejected: report unknown fields, unsupported fields and errors."""
     try:
         raw = msgspec.json.decode(body)
     except msgspec.ValidationError:
@@ -70,13 +70,13 @@ def _number_error(body: bytes, schema: type[msgspec.Struct]) -> BodyError:
         msgspec.json.decode(body, type=schema)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         return _field_error(str(error))
-    return BodyError("the body holds a number that is out of range")
+    return BodyError("the body has a number that is out of range")
 
 
 def _field_error(text: str) -> BodyError:
     """Turn msgspec's "Expected `int`, got `str` - at `$.stop[0]`" into an error that names "stop[0]".
 
-    Of a key of an object msgspec says "at `key` in `$.logit_bias`".
+    For a key of an object, msgspec writes "at `key` in `$.logit_bias`".
     """
     what, _, where = text.replace("Object missing required field", "missing required field").partition(" - at ")
     what = what.replace("`", "")
@@ -87,7 +87,7 @@ def _field_error(text: str) -> BodyError:
 
 
 _unknown_names: set[str] = set()
-"""Fields that this process has warned of."""
+"""Unknown fields that this process has already logged."""
 
 
 def _warn_of_unknown(raw: dict[str, Any], schema: type[msgspec.Struct]) -> None:
@@ -95,4 +95,6 @@ def _warn_of_unknown(raw: dict[str, Any], schema: type[msgspec.Struct]) -> None:
     for name in sorted(name[:MAX_NAME_CHARS] for name in unknown):
         if name not in _unknown_names and len(_unknown_names) < MAX_UNKNOWN_NAMES:
             _unknown_names.add(name)
-            logger.warning("ignored the unknown request field %r; later ones of this name are not told of", name)
+            logger.warning(
+                "ignored the unknown request field %r; further occurrences of this field are not logged", name
+            )

@@ -1,4 +1,4 @@
-"""`BodyReader`: receives request bodies, with limits on the size of each, on all of them together and on slowness.
+"""`BodyReader`: receives request bodies, with limits on the size of each, on their total size and on slow senders.
 
 Knows no route and decodes nothing.
 """
@@ -16,7 +16,7 @@ LARGE_BODY_BYTES = 2**18
 """A larger body takes a millisecond or more to decode, so only one of them is decoded per iteration of the loop."""
 
 AT_ONCE = 16
-"""All unfinished bodies together may hold as much as so many of the largest size."""
+"""Limit on all unfinished bodies together, in bodies of the largest size."""
 
 GRACE_S = 60.0
 SLOWEST_BYTES_PER_S = 1024
@@ -25,10 +25,10 @@ much at once and then stops can hold its place for ever."""
 
 
 class BodyRefused(Exception):
-    """A body is not read to its end.
+    """The body is rejected and not read to its end.
 
     Args:
-        response: tells the client why.
+        response: the error response.
     """
 
     def __init__(self, response: Response) -> None:
@@ -86,7 +86,7 @@ class BodyReader:
                     latest_s = min(latest_s + won_s, loop.time() + self._grace_s)
                     limit.reschedule(latest_s)
         except TimeoutError:
-            raise BodyRefused(refusal(408, "the body comes too slowly; send it again")) from None
+            raise BodyRefused(refusal(408, "the body arrives too slowly; send it again")) from None
 
     async def _receive_part(self, receive: Receive, body: "_Incoming") -> None:
         event = await receive()
@@ -112,7 +112,7 @@ class BodyReader:
 
 @dataclass(slots=True)
 class _Incoming:
-    """A body so far."""
+    """A body that is being received."""
 
     parts: list[bytes] = field(default_factory=list)
     num_bytes: int = 0

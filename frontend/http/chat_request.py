@@ -1,4 +1,4 @@
-"""From the body of `/v1/chat/completions` to a `ChatRequest`, and back to the body's names in errors."""
+"""From the body of `/v1/chat/completions` to a `ChatRequest`, and from parameter names to field names in errors."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,7 +18,7 @@ from octavo.protocol.structured import StructuredOutputsParams
 
 
 def chat_request(body: ChatCompletionRequest) -> ChatRequest:
-    """Return what a body requests.
+    """Return the request in a body.
 
     Raises:
         InvalidRequestError: fields exclude each other; `param` names one.
@@ -77,7 +77,7 @@ def num_logprobs(body: ChatCompletionRequest) -> int | None:
 
 
 def error_names(body: ChatCompletionRequest) -> dict[str, str]:
-    """Return the body's names of the parameters that its fields become."""
+    """Return the body's field names by the names of the parameters that they set."""
     names = {"prompt": "messages"}
     if body.max_completion_tokens is not None:
         names["max_tokens"] = "max_completion_tokens"
@@ -88,7 +88,7 @@ def error_names(body: ChatCompletionRequest) -> dict[str, str]:
 
 @contextmanager
 def errors_renamed(names: Mapping[str, str]) -> Iterator[None]:
-    """Let errors name the fields of the body, not the parameters that they become.
+    """Have errors name the fields of the body instead of the parameters that they set.
 
     Raises:
         InvalidRequestError: the same error, with the body's name of the field.
@@ -114,9 +114,9 @@ def _tool_choice(body: ChatCompletionRequest) -> ToolChoice:
 
 
 def _answer_form(body: ChatCompletionRequest, choice: ToolChoice) -> StructuredOutputsParams | None:
-    """Return the form of an answer that is no call; None: any, or there is no such answer.
+    """Return the constraint on an answer that is not a call; None: no constraint, or a call is required.
 
-    OpenAI's API accepts a response_format beside calls that must be made, and agents send it with every request.
+    OpenAI's API accepts a response_format together with required calls, and agents send it with every request.
     """
     form = structured_outputs_of(body)
     if form is not None:

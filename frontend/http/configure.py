@@ -1,4 +1,4 @@
-"""From the configuration to what the routes answer from; whatever cannot be used shows before anything is served."""
+"""From the configuration to the state of the routes. Invalid settings are reported before anything is served."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from octavo.protocol.errors import ConfigError, InvalidRequestError
 
 
 def make_app_state(client: AsyncClient, config: ServerConfig, counters: SharedCounters | None = None) -> AppState:
-    """Return what the routes answer from; the metrics observe the client, unless it has another observer.
+    """Return the state of the routes; the metrics observe the client, unless it has another observer.
 
     Args:
         client: of the engine.
@@ -24,8 +24,8 @@ def make_app_state(client: AsyncClient, config: ServerConfig, counters: SharedCo
         counters: shared storage of the metrics; None: private to this process.
 
     Raises:
-        ConfigError: the chat template that the user chose cannot be read, the profiler's directory not be used, or a
-            parser not be found.
+        ConfigError: the configured chat template cannot be read, the profiler's directory cannot be used, or a parser
+            does not exist.
     """
     metrics = client.observer
     if not isinstance(metrics, Metrics):
@@ -66,7 +66,7 @@ def _profiler_dir(config: ServerConfig) -> Path | None:
 
 
 def _check_chat_template(state: AppState) -> None:
-    """Complain now, not at the first request, of a template that the user chose; a model need not have one."""
+    """Report an invalid configured template now, not at the first request. A model need not have one."""
     if state.client.config.chat_template is not None:
         try:
             _ = state.chat_context.chat_template

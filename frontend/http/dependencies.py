@@ -11,7 +11,7 @@ from octavo.frontend.http.route import APP_STATE
 
 
 async def get_client(request: Request) -> AsyncClient:
-    """Return the client of the engine that answers: the one that the router was created with.
+    """Return the client of the engine: the one that the router was created with.
 
     Use it in a route of your own to generate, and override it (`app.dependency_overrides`) to choose the engine per
     request.
@@ -22,7 +22,7 @@ async def get_client(request: Request) -> AsyncClient:
 
 
 async def get_app_state(request: Request, client: Annotated[AsyncClient, Depends(get_client)]) -> AppState:
-    """Return what the routes share, for whichever client answers."""
+    """Return the state of the routes for this client."""
     state = request.scope[APP_STATE]
     assert isinstance(state, AppState)
     return state.with_client(client)

@@ -1,4 +1,4 @@
-"""`cancelled_on_disconnect`: work on a request ends when its client leaves, so that the engine stops generating."""
+"""`cancelled_on_disconnect`: cancels a request's work when its client disconnects, which also stops the engine."""
 
 import asyncio
 from collections.abc import Awaitable
@@ -9,11 +9,11 @@ if TYPE_CHECKING:
 
 
 async def cancelled_on_disconnect(work: Awaitable[None], receive: "Receive") -> None:
-    """Await `work`; cancel it when the client disconnects, which is no error.
+    """Await `work`; cancel it when the client disconnects, which is not an error.
 
     Args:
         work: runs in the current task.
-        receive: of a request whose body has been received; nobody else may await it meanwhile.
+        receive: of a request whose body has been received; nothing else may await it meanwhile.
     """
     task = asyncio.current_task()
     assert task is not None
@@ -21,7 +21,7 @@ async def cancelled_on_disconnect(work: Awaitable[None], receive: "Receive") -> 
     try:
         await work
     except asyncio.CancelledError:
-        # Not only the disconnect: somebody else has cancelled the task as well.
+        # Something else has cancelled the task as well.
         if not watcher.done() or task.uncancel():
             raise
     finally:

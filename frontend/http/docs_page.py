@@ -1,4 +1,4 @@
-"""The page at `/docs`: the description of the API as plain HTML, without a script and without another host."""
+"""The page at `/docs`: the description of the API as plain HTML, without scripts or other hosts."""
 
 from collections.abc import Iterable, Mapping
 from html import escape
@@ -30,7 +30,7 @@ def render_page(document: Mapping[str, Any]) -> str:
     """Return the page.
 
     Args:
-        document: as OpenAPI has it; its schemas are those that msgspec makes.
+        document: in OpenAPI's form, with msgspec's schemas.
     """
     info = document["info"]
     parts = [
@@ -38,7 +38,7 @@ def render_page(document: Mapping[str, Any]) -> str:
         f"<h1>{escape(info['title'])} {escape(info['version'])}</h1>",
         f"<p>{escape(info['description'])}</p>",
     ]
-    parts.append('<p>The same for machines: <a href="openapi.json">openapi.json</a></p><h2>Routes</h2>')
+    parts.append('<p>Machine-readable: <a href="openapi.json">openapi.json</a></p><h2>Routes</h2>')
     for path, operations in document["paths"].items():
         parts += [_operation(method.upper(), path, operation) for method, operation in operations.items()]
     parts.append("<h2>Schemas</h2>")
@@ -74,7 +74,7 @@ def _schema(name: str, schema: Mapping[str, Any]) -> str:
 
 
 def _type(schema: Mapping[str, Any]) -> str:
-    """Return a type in words."""
+    """Return a type as text."""
     if "$ref" in schema:
         name = escape(schema["$ref"].rpartition("/")[2])
         return f'<a href="#{name}">{name}</a>'

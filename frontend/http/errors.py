@@ -21,10 +21,10 @@ from octavo.protocol.errors import (
 )
 
 logger = logging.getLogger(__name__)
-"""Tells the stack of every error that a request is answered with: at DEBUG, since most are the callers' own."""
+"""Logs the stack of every error response, at DEBUG: most errors are the clients'."""
 
 NEUTRAL_MESSAGE = "The server had an error while processing your request."
-"""All a caller hears of a failure that is not theirs; the log holds the cause."""
+"""The message of internal errors; the log has the cause."""
 
 RETRY_AFTER_S = 1
 
@@ -55,13 +55,13 @@ _SAYS_ITS_CAUSE = (InvalidRequestError, ModelNotFoundError, OverloadedError, Req
 
 
 class BodyError(InvalidRequestError):
-    """A body that does not fit its schema, whatever it asks for."""
+    """A body that does not match its schema."""
 
     kind = "Bad Request"
 
 
 class ErrorDetail(msgspec.Struct):
-    """What is wrong, in words and in codes."""
+    """The error, as text and as codes."""
 
     message: str
     type: str
@@ -70,7 +70,7 @@ class ErrorDetail(msgspec.Struct):
 
 
 class ErrorBody(msgspec.Struct):
-    """The body of every failed request but one without a valid API key."""
+    """The body of every error response except 401."""
 
     error: ErrorDetail
 
@@ -82,7 +82,7 @@ def status_of(error: Exception) -> HTTPStatus:
 
 def error_body(error: Exception) -> bytes:
     """Return the JSON body of an error."""
-    logger.debug("a request is answered with %s", type(error).__name__, exc_info=error)
+    logger.debug("error response: %s", type(error).__name__, exc_info=error)
     message = str(error) if isinstance(error, _SAYS_ITS_CAUSE) else NEUTRAL_MESSAGE
     param = getattr(error, "param", None)
     if param in _REQUEST_FIELDS:
@@ -99,14 +99,14 @@ def error_response(error: Exception) -> Response:
 
 
 def failure_response(scope: Scope, error: Exception) -> Response:
-    """Return the response to a request that failed; a fault of ours is logged."""
+    """Return the response to a request that failed; an internal error is logged."""
     if status_of(error) is HTTPStatus.INTERNAL_SERVER_ERROR:
         logger.error("%s %s failed: %s", scope["method"], scope["path"], error)
     return error_response(error)
 
 
 def refusal(status: int, message: str, headers: Mapping[str, str] | None = None) -> Response:
-    """Return the response to a request that no route has seen."""
+    """Return the error response to a request that is rejected before it reaches a route."""
     return Response(_encode(HTTPStatus(status), message, None), status, headers, JSON)
 
 

@@ -1,6 +1,6 @@
-"""`Fingerprint`: the `system_fingerprint` of answers: what, beside the request, its tokens depend on.
+"""`Fingerprint`: the `system_fingerprint` of answers: everything besides the request that its tokens depend on.
 
-Says nothing of schedules, sizes of batches or numbers of processes: an answer does not depend on them.
+Schedules, batch sizes and numbers of processes are not part of it: an answer does not depend on them.
 """
 
 import hashlib
@@ -23,12 +23,12 @@ _DECISIVE = (
 
 
 class Fingerprint:
-    """Of whatever engine runs: another one may take its place while requests come.
+    """Computes fingerprints, once per configuration: the engine may be replaced while the server runs.
 
     Args:
-        mode: full: `octavo-VERSION-tpN-HASH`, the `-tpN` where there are several workers; hash: without it; custom:
-            the next argument; none: none.
-        custom: what it is under `custom`.
+        mode: full: `octavo-VERSION-tpN-HASH`, with `-tpN` only if there are several workers; hash: without it; custom:
+            the next argument; none: no fingerprint.
+        custom: the fingerprint under `custom`.
     """
 
     def __init__(self, mode: FingerprintMode = "none", custom: str | None = None) -> None:

@@ -8,19 +8,19 @@ import gc
 from collections.abc import Callable
 
 NEW_OBJECTS = 10_000
-"""New objects between two collections of the youngest ones; a request makes hundreds, and hardly ever a cycle."""
+"""New objects between two collections of the youngest generation; a request creates hundreds, and rarely a cycle."""
 
 YOUNG_COLLECTIONS = 10
-"""Between two collections of the middle generation, which visit at most so many times `NEW_OBJECTS`."""
+"""Collections of the youngest generation per collection of the middle one."""
 
 NEVER = 2**31 - 1
 
 FEW_REQUESTS = 256
-"""With these a full collection takes some milliseconds."""
+"""Live requests up to which a full collection takes only some milliseconds."""
 
 INTERVAL_S = 30.0
 LONGEST_INTERVAL_S = 900.0
-"""Between two full collections of a server that always has more live requests: cycles must be freed at some time."""
+"""Longest time between two full collections, for a server that always has more live requests."""
 
 
 def bound_pauses() -> None:
@@ -43,7 +43,7 @@ class FullCollections:
         self._last_s = now_s
 
     def tick(self, now_s: float) -> None:
-        """Collect if it is time; an idle server has nothing to collect, and does not."""
+        """Collect if it is due; an idle server does not collect again."""
         age_s = now_s - self._last_s
         is_good_time = age_s >= INTERVAL_S and self._num_live_requests() <= FEW_REQUESTS
         if gc.get_count()[2] and (is_good_time or age_s >= LONGEST_INTERVAL_S):

@@ -31,16 +31,16 @@ _ONLY_FOR_SAMPLING: dict[str, tuple[Any, ...]] = {
     "vllm_xargs": ({},),
     "repetition_detection": (RepetitionDetectionParams(),),
 }
-"""Fields that beam search does not have, and their values without effect; None has none in any field."""
+"""Fields that beam search does not support, with their neutral values; None is neutral for all of them."""
 
 
 def generation_request(
     body: SamplingFields, *, max_tokens: int | None, logprobs: int | None, default_max_tokens: int | None = None
 ) -> GenerationRequest:
-    """Return what a body requests, but for the form of the output.
+    """Return the generation that a body requests, without its structured output.
 
     Args:
-        body: which `check_fields` has seen.
+        body: checked by `check_fields`.
         max_tokens: None if the body does not say.
         logprobs: as in `SamplingParams`; ignored if the body names the tokens.
         default_max_tokens: as in `GenerationRequest`.
@@ -68,7 +68,7 @@ def generation_request(
 
 
 def check_fields(body: SamplingFields) -> None:
-    """Refuse fields that exclude each other: of streams, and of beam searches.
+    """Reject fields that exclude each other: of streams, and of beam searches.
 
     Raises:
         InvalidRequestError: naming the field.

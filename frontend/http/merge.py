@@ -15,7 +15,7 @@ PromptOutputs: TypeAlias = AsyncGenerator[tuple[int, RequestOutput]]
 async def merge(outputs: Sequence[AsyncGenerator[RequestOutput]]) -> PromptOutputs:
     """Yield (prompt index, output) in order of arrival.
 
-    The first failure is raised; it, and leaving early, end all the others.
+    The first failure is raised. A failure, and closing the generator early, end all other generations.
     """
     if len(outputs) == 1:
         async with aclosing(outputs[0]) as only:

@@ -37,14 +37,14 @@ class RequestIdMiddleware:
 
 
 class PathMiddleware:
-    """Answers HEAD as GET, and leads from the root path without its slash to the page there.
+    """Answers HEAD as GET, and redirects from the root path without its slash to the page there.
 
-    The page names its files relative to itself, which needs the slash.
+    The page refers to its files by relative URLs, which needs the slash.
 
     Args:
-        app: answers.
-        root_path: under which a proxy offers the application; requests come with it or without. An application that is
-            mounted has that of its mount instead.
+        app: the application.
+        root_path: prefix under which a proxy serves the application; requests may come with or without it. A mounted
+            application has the root path of its mount instead.
     """
 
     def __init__(self, app: ASGIApp, root_path: str = "") -> None:
@@ -58,7 +58,7 @@ class PathMiddleware:
             if root_path and scope["path"] == root_path:
                 await RedirectResponse(root_path + "/")(scope, receive, send)
                 return
-            if scope["method"] == "HEAD":  # in a copy: the server goes by its own scope and leaves the body out
+            if scope["method"] == "HEAD":  # in a copy: the server omits the body because of the method in its own scope
                 scope = {**scope, "method": "GET"}
         await self._app(scope, receive, send)
 
@@ -71,7 +71,7 @@ def load_middleware(names: Iterable[str]) -> list[Middleware]:
             and `call_next`.
 
     Raises:
-        ConfigError: there is no such thing.
+        ConfigError: it does not exist, or is neither.
     """
     return [_load(name) for name in names][::-1]
 
@@ -84,7 +84,7 @@ def _load(name: str) -> Middleware:
         raise ConfigError(
             f"--middleware {name} cannot be loaded: {error}",
             phase="loading middleware",
-            hint="write module.Class, of a module on Python's path (PYTHONPATH)",
+            hint="use module.Class, with the module on Python's path (PYTHONPATH)",
         ) from None
     if inspect.isclass(found):
         return Middleware(cast(Any, found))

@@ -1,7 +1,7 @@
-"""What the routes say about themselves in OpenAPI, from the msgspec schemas that decode and encode their bodies.
+"""The OpenAPI description of the routes, from the msgspec schemas that decode and encode their bodies.
 
-A route's description is complete in itself, because it may stand in the document of an embedding application. Ours
-names each schema once (`share_schemas`).
+The description of a route is self-contained, because it may be part of an embedding application's document. In our own
+document each schema occurs once (`share_schemas`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ from octavo.frontend.http.schemas.engine import Unhealthy
 Document: TypeAlias = dict[str, Any]
 
 DESCRIPTION = """\
-The routes of OpenAI's API, and vLLM's beside them. Unknown fields of a request are ignored, with a line in the
+The routes of OpenAI's API, and vLLM's additional ones. Unknown fields of a request are ignored, with a line in the
 server's log. Every response carries X-Request-Id: the request's own, else a new one."""
 
 SECURITY: Document = {"security": [{}, {"key": []}]}
@@ -30,8 +30,8 @@ _EVENTS = "text/event-stream"
 
 _FAILURES = {
     HTTPStatus.BAD_REQUEST: "A field is wrong; `param` names it",
-    HTTPStatus.UNAUTHORIZED: "The server has API keys, and the request has none of them",
-    HTTPStatus.NOT_FOUND: "There is no such model here",
+    HTTPStatus.UNAUTHORIZED: "The server requires an API key, and the request has no valid one",
+    HTTPStatus.NOT_FOUND: "This server does not serve the model",
     HTTPStatus.CONFLICT: "Not while requests run",
     HTTPStatus.REQUEST_ENTITY_TOO_LARGE: "The body is larger than the server accepts",
     HTTPStatus.UNSUPPORTED_MEDIA_TYPE: "The body is not sent as JSON",
@@ -73,7 +73,7 @@ def responses(
         body: of a success, if that is JSON.
         media_type: of a success that is text; None for both: it is empty.
         streams: a success may be a stream of events instead.
-        failures: statuses beside those that all routes, or all with a body, have.
+        failures: statuses besides those of all routes, or of all routes with a body.
         has_request_body: the route decodes one.
     """
     success: Document = {"description": "Success", "headers": {"X-Request-Id": {"schema": {"type": "string"}}}}
@@ -102,7 +102,7 @@ def _failure(status: int, has_request_body: bool) -> Document:
 
 @cache
 def inlined(schema: Schema) -> Document:
-    """Return a JSON schema that refers to nothing."""
+    """Return a JSON schema without references."""
     (top,), schemas = msgspec.json.schema_components([schema], ref_template=_REF + "{name}")
     found: Document = _inline(top, schemas)
     return found
@@ -120,7 +120,7 @@ def _inline(node: Any, schemas: Mapping[str, Any]) -> Any:
 
 
 def share_schemas(document: Document) -> Document:
-    """Return a document in which each object schema with a title stands once, under `components`."""
+    """Return a document with each titled object schema once, under `components`."""
     schemas: Document = {}
 
     def share(node: Any) -> Any:

@@ -50,7 +50,7 @@ class RequestId:
 
 
 class RequestBody:
-    """A body that was received whole; also the `receive` of the ASGI application behind it, which gets it once."""
+    """A body that was received whole; also the `receive` of the ASGI application, which returns it once."""
 
     __slots__ = ("_body", "_receive")
 
@@ -59,26 +59,26 @@ class RequestBody:
         self._receive = receive
 
     async def __call__(self) -> "Message":
-        """Return the body, the next time whatever the server reports."""
+        """Return the body at the first call, then the server's messages."""
         if self._body is None:
             return await self._receive()
         return {"type": "http.request", "body": self.take(), "more_body": False}
 
     def take(self) -> bytes:
-        """Return the body and forget it; empty if it is taken already."""
+        """Return the body and drop it; empty at the second call."""
         body, self._body = self._body, None
         return body or b""
 
     def put_into(self, scope: "Scope") -> None:
-        """Let `ApiRequest` find the body."""
+        """Store the body for `ApiRequest`."""
         scope[_BODY] = self
 
 
 class ApiRequest(Request):
-    """What a handler gets."""
+    """The request that a handler gets."""
 
     def take_body(self) -> bytes:
-        """Return the body and forget it: a response may take minutes, and a body may have megabytes."""
+        """Return the body and drop it: a response may take minutes, and a body may have megabytes."""
         if hasattr(self, "_body"):  # a dependency or a middleware of the embedding application has read it
             return self._body
         body = self.scope[_BODY]
@@ -87,7 +87,7 @@ class ApiRequest(Request):
 
     @property
     def request_id(self) -> str:
-        """Of this request."""
+        """The id of this request."""
         return RequestId.of(self.scope).text
 
     def choose_id(self, text: str | None) -> str:

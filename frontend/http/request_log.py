@@ -1,6 +1,6 @@
-"""`RequestLog`: what callers ask and what they get, as log lines (`--enable-log-requests`, `--enable-log-outputs`).
+"""`RequestLog`: requests and answers as log lines (`--enable-log-requests`, `--enable-log-outputs`).
 
-Texts of callers are escaped, so that a line stays one line.
+Texts are escaped, so that each record stays on one line.
 """
 
 import logging
@@ -20,18 +20,18 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class RequestLog:
-    """What is written, and how much of it."""
+    """What is logged, and the length limit."""
 
     has_requests: bool
     has_outputs: bool
     max_len: int | None
     """Most characters of a text, and most token ids; None: all."""
     has_deltas: bool = False
-    """With outputs: each piece of a stream as it comes."""
+    """With outputs: also each delta of a stream."""
 
     @classmethod
     def of(cls, config: ServerConfig) -> "RequestLog | None":
-        """Return the log that the flags ask for, None for none."""
+        """Return the log that the flags enable, None if they enable none."""
         if not (config.enable_log_requests or config.enable_log_outputs):
             return None
         has_outputs = config.enable_log_outputs
@@ -42,9 +42,9 @@ class RequestLog:
     async def followed(
         self, outputs: AsyncGenerator[RequestOutput], generation: PreparedGeneration, request_id: str
     ) -> AsyncGenerator[RequestOutput]:
-        """Yield a request's outputs as they are, telling of the request before them and of the answer behind them.
+        """Yield a request's outputs unchanged; log the request before them and the answer after them.
 
-        A caller who leaves, or an error, ends it without an answer.
+        If the client disconnects or an error occurs, no answer is logged.
         """
         if self.has_requests:
             logger.info(

@@ -1,6 +1,7 @@
-"""`ApiRoute`: FastAPI's route with bounded bodies, our error bodies, and work that ends when the client leaves.
+"""`ApiRoute`: FastAPI's route with bounded bodies, our error bodies, and cancellation when the client disconnects.
 
-FastAPI still finds the route, solves its dependencies (those of an embedding application included) and describes it.
+FastAPI still matches the route, resolves its dependencies (including those of an embedding application) and describes
+it.
 """
 
 import functools
@@ -34,7 +35,7 @@ class ApiRoute(APIRoute):
     app_state: ClassVar[AppState]
     body_reader: ClassVar[BodyReader]
     is_included: ClassVar[bool]
-    """In an application of somebody else, who may have put dependencies before ours."""
+    """True in an embedding application, which may have added dependencies."""
 
     @classmethod
     def bound_to(cls, app_state: AppState, max_body_bytes: int, *, is_included: bool = True) -> "type[ApiRoute]":
@@ -62,7 +63,7 @@ class ApiRoute(APIRoute):
         return handle_request
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Receive the body and answer, while the client is there."""
+        """Receive the body and answer until the client disconnects."""
         if self.methods and scope["method"] not in self.methods:
             await super().handle(scope, receive, send)
             return
@@ -86,7 +87,7 @@ class ApiRoute(APIRoute):
             await cancelled_on_disconnect(work, receive)
 
     async def _handle_directly(self, scope: Scope, received: RequestBody, send: Send) -> None:
-        """Answer without FastAPI's solver of dependencies, which takes longer than all else that HTTP needs."""
+        """Answer without FastAPI's dependency resolution, which takes longer than everything else in HTTP."""
         request = ApiRequest(scope, received)
         try:
             response = await self.endpoint(
@@ -97,9 +98,9 @@ class ApiRoute(APIRoute):
         await response(scope, received, send)
 
     def _refusal(self, scope: Scope) -> Response | None:
-        """Return the response to a request that its headers already rule out."""
+        """Return the error response if the headers already rule the request out, else None."""
         if "requestBody" in (self.openapi_extra or {}) and not _is_json(header_value(scope, b"content-type")):
-            # A web page of another origin can send any other type to a local server without asking first.
+            # A web page of another origin can send any other type to a local server without a preflight request.
             return refusal(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "the body must be sent as Content-Type: application/json")
         return self.body_reader.refused_length(header_value(scope, b"content-length"))
 
@@ -110,7 +111,7 @@ def _is_json(content_type: str) -> bool:
 
 
 def answer_failures(endpoint: Endpoint) -> Endpoint:
-    """Return an endpoint that answers an unexpected error of its own before the error reaches the server's log.
+    """Return an endpoint that sends an error response for an unexpected error before the error reaches the log.
 
     Errors of dependencies are left to the application, which may have handlers for them.
     """

@@ -33,12 +33,12 @@ from octavo.protocol.config import ServerConfig
 def create_router(client: AsyncClient, config: ServerConfig | None = None) -> APIRouter:
     """Return the routes that one engine answers, to be included in a FastAPI application.
 
-    They bring their limits on bodies and their error bodies. API keys, CORS and pages are `create_app`'s: an
-    application that includes the router decides itself who may ask.
+    The router brings its limits on bodies and its error bodies. API keys, CORS and pages belong to `create_app`: an
+    application that includes the router does its own authentication.
 
     Args:
         client: of the engine; its owner closes it. Gets an observer that counts for `/metrics`, unless it has one.
-        config: what of it concerns requests; None: the defaults.
+        config: of the server; only settings about requests apply. None: the defaults.
 
     Raises:
         ConfigError: a parser, a template or a directory that the configuration names cannot be used.
@@ -51,7 +51,7 @@ def create_router(client: AsyncClient, config: ServerConfig | None = None) -> AP
 
 
 def add_routes(router: APIRouter, config: ServerConfig) -> None:
-    """Add the routes of the API to a router whose class of routes is an `ApiRoute`."""
+    """Add the routes of the API to a router whose route class is an `ApiRoute`."""
     add = _Adder(router)
     add.post("/v1/chat/completions", create_chat_completion, ChatCompletionRequest, ChatCompletion, streams=True)
     add.post("/v1/completions", create_completion, CompletionRequest, CompletionResponse, streams=True)

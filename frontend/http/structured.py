@@ -1,4 +1,4 @@
-"""From the fields of a request to the one form that its answer must have. Compiles nothing."""
+"""From the fields of a request to the constraint on its answer. Compiles nothing."""
 
 import msgspec
 
@@ -18,14 +18,14 @@ _GUIDED = {
     "guided_choice": "choice",
     "guided_grammar": "grammar",
 }
-"""vLLM's earlier fields, and what they are called now."""
+"""vLLM's earlier fields, and their current names."""
 
 
 def structured_outputs_of(body: StructuredFields) -> StructuredOutputsParams | None:
-    """Return the form that a request asks for, None where any text will do.
+    """Return the constraint in a request, None if there is none.
 
     Raises:
-        InvalidRequestError: it asks for several.
+        InvalidRequestError: there are several.
     """
     found: dict[str, StructuredOutputsParams] = {}
     if body.response_format is not None and (form := _of_response_format(body.response_format)):
@@ -38,7 +38,7 @@ def structured_outputs_of(body: StructuredFields) -> StructuredOutputsParams | N
             found[name] = StructuredOutputsParams(**settings)
     if len(found) > 1:
         first, second, *_ = found
-        raise InvalidRequestError(f"{first} and {second} both say what the answer must look like: use one", second)
+        raise InvalidRequestError(f"{first} and {second} both constrain the answer: use one", second)
     return next(iter(found.values()), None)
 
 

@@ -30,7 +30,7 @@ def check_tls(config: ServerConfig) -> bool:
         return False
     if config.ssl_cert_reqs and config.ssl_ca_certs is None:
         raise ConfigError(
-            "callers' certificates are asked for, but there is nothing to check them against",
+            "client certificates are requested, but there is no CA to verify them",
             phase=PHASE,
             hint="give --ssl-ca-certs, or --ssl-cert-reqs 0",
         )

@@ -1,4 +1,4 @@
-"""Request fields of the API that this release, or a route, cannot honour: refused by name, never ignored in silence."""
+"""Request fields that this release or a route does not support: rejected by name, never silently ignored."""
 
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, TypeAlias
@@ -6,12 +6,12 @@ from typing import Any, TypeAlias
 from octavo.protocol.errors import InvalidRequestError
 
 IsInert: TypeAlias = Callable[[Any, Mapping[str, Any]], bool]
-"""True when this value, in this request, asks for nothing."""
+"""True if this value has no effect in this request."""
 
 HARMLESS_FIELDS = frozenset(
     {"metadata", "parallel_tool_calls", "prompt_cache_key", "safety_identifier", "service_tier", "store"}
 )
-"""Known fields that only concern OpenAI's own accounting, or only matter beside a refused one."""
+"""Known fields that are ignored: they concern OpenAI's own accounting, or only matter with an unsupported field."""
 
 
 def _is_empty(value: Any, request: Mapping[str, Any]) -> bool:
@@ -47,15 +47,15 @@ UNSUPPORTED_FIELDS: dict[str, IsInert] = {
     "return_prompt_text": _is_empty,
     "return_token_offsets": _is_empty,
 }
-"""Field names and the values that may stand there all the same."""
+"""Unsupported fields, and the values that are accepted because they have no effect."""
 
 
 _REMEDIES = {"functions": "use tools", "function_call": "use tool_choice"}
-"""What has come in a field's place."""
+"""What replaces an unsupported field."""
 
 
 def reject_unsupported_fields(request: Mapping[str, Any], known: Collection[str] = ()) -> None:
-    """Refuse a request that asks for what this release, or this route, does not have.
+    """Reject a request that uses a field that this release or this route does not support.
 
     Args:
         request: the body.

@@ -1,6 +1,6 @@
 """octavo: a serving engine for large language models.
 
-This façade loads nothing until a name is asked for (PEP 562), so that `import octavo.core_proc`
+This façade loads nothing until a name is used (PEP 562), so that `import octavo.core_proc`
 loads neither the frontend nor torch.
 """
 

@@ -1,1 +1,1 @@
-"""Reasoning: what a model thinks before it answers, told from the answer by its tags. Knows no HTTP."""
+"""Reasoning: the text before an answer, recognized by its tags. Knows no HTTP."""

@@ -1,4 +1,4 @@
-"""Reasoning between think tags: a pure function from the text so far to reasoning and the rest. Holds no stream."""
+"""Reasoning between think tags: a pure function from the text so far to reasoning and the rest. Keeps no state."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from octavo.protocol.errors import ConfigError
 
 
 class ReasoningState(Enum):
-    """Where an answer begins."""
+    """Whether an answer begins inside its reasoning."""
 
     INSIDE = "inside"
     """Inside the reasoning: the prompt has opened it, or the model omits the opening tag."""
@@ -21,7 +21,7 @@ class ReasoningState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """What a text says."""
+    """A text, split into reasoning and the rest."""
 
     reasoning: str
     rest: str | None
@@ -30,24 +30,24 @@ class Split:
 
 @dataclass(frozen=True, slots=True)
 class ReasoningParser:
-    """Reasoning that stands between two tags, at the beginning of an answer."""
+    """Splits off reasoning between two tags at the beginning of an answer."""
 
     begin: str
     end: str
     default: ReasoningState
-    """Where an answer begins if the prompt does not determine it."""
+    """The initial state if the prompt does not determine it."""
 
     @property
     def tags(self) -> tuple[str, str]:
-        """Marks that may be special tokens, which the text must then show."""
+        """Both tags. They may be special tokens, which detokenization must then not skip."""
         return self.begin, self.end
 
     def initial_state(self, prompt: str, continued: str = "") -> ReasoningState:
         """Return how the answer to a prompt begins.
 
         Args:
-            prompt: as the chat template made it; some open the reasoning themselves, or close it at once.
-            continued: text of the message that the answer goes on with.
+            prompt: the rendered chat template; some open the reasoning themselves, or close it at once.
+            continued: text of the message that the answer continues.
         """
         if self.end in continued:
             return ReasoningState.OUTSIDE
@@ -61,15 +61,15 @@ class ReasoningParser:
         return ReasoningState.OUTSIDE if prompt.endswith(self.end) else self.default
 
     def split(self, text: str, state: ReasoningState, is_final: bool) -> Split:
-        """Divide a text that goes on, or a whole one.
+        """Split a partial or a whole text.
 
-        For texts `a` and `a + b` the reasoning of the first is a beginning of the second's, and so is the rest.
-        White space around the reasoning, and line breaks before the rest, belong to the tags.
+        For texts `a` and `a + b`, the reasoning of `a` is a prefix of the reasoning of `a + b`, and so is the rest.
+        White space around the reasoning and line breaks before the rest count as part of the tags.
 
         Args:
             text: the answer so far.
             state: at its beginning.
-            is_final: nothing will follow the text.
+            is_final: no more text will follow.
         """
         if state is ReasoningState.OUTSIDE:
             return Split("", text)
@@ -103,7 +103,7 @@ class TagTokenizer(Protocol):
 def num_reasoning_tokens(
     parser: ReasoningParser, state: ReasoningState, token_ids: Sequence[int], tokenizer: TagTokenizer
 ) -> int:
-    """Return how many of the generated tokens are reasoning, its closing tag included."""
+    """Return how many of the generated tokens are reasoning, including its closing tag."""
     text = tokenizer.decode(token_ids, skip_special_tokens=False)
     split = parser.split(text, state, is_final=True)
     has_begun = state is ReasoningState.INSIDE or text.lstrip().startswith(parser.begin)
@@ -114,7 +114,7 @@ def num_reasoning_tokens(
     tag = tokenizer.token_id(parser.end)
     if tag is not None and tag in token_ids:
         return token_ids.index(tag) + 1
-    low, high = 1, len(token_ids)  # the tag is whole after `high` tokens
+    low, high = 1, len(token_ids)  # the tag is complete after `high` tokens
     while low < high:
         middle = (low + high) // 2
         if parser.end in tokenizer.decode(token_ids[:middle], skip_special_tokens=False):
@@ -138,7 +138,7 @@ def reasoning_parser(name: str) -> ReasoningParser:
     """
     if name not in _parsers:
         raise ConfigError(
-            f"there is no reasoning parser {name!r}",
+            f"unknown reasoning parser {name!r}",
             phase="choosing the reasoning parser",
             hint=f"--reasoning-parser is one of {', '.join(sorted(_parsers))}",
         )

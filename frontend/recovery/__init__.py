@@ -1,1 +1,1 @@
-"""What a frontend does when its core dies: what to send again, when to start another, whom to blame."""
+"""Recovery from crashes of the core: restarting it, and resubmitting its requests to the next one."""

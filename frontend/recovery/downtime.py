@@ -1,4 +1,4 @@
-"""The time between two cores, as a link sees it: how it began, how long to wait, how it ended."""
+"""Downtime, the time between two cores: its cause, its limit, and how it ended."""
 
 from dataclasses import dataclass
 

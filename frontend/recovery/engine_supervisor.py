@@ -1,4 +1,4 @@
-"""`EngineSupervisor`: restarts our own engine when its core dies or hangs, until that is hopeless.
+"""`EngineSupervisor`: restarts our own engine when its core dies or hangs, until the restart policy gives up.
 
 The link takes care of the requests; `protocol/restarts.py` decides when to try again.
 """
@@ -110,7 +110,7 @@ class EngineSupervisor:
         )
 
     async def close(self) -> None:
-        """Stop supervising; harmless the second time."""
+        """Stop supervising. Idempotent."""
         for task in (self._watching, self._restarting, self._probing):
             if task:
                 task.cancel()

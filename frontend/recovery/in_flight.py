@@ -59,13 +59,13 @@ class InFlightRequests:
         return entry.is_sent
 
     def deliver(self, event: RequestEvent) -> RequestEvent | None:
-        """Record an event and return it as its consumer shall see it; None if nobody waits for it any more.
+        """Record an event and return it in the form for its consumer; None if its request is no longer live.
 
         A resumed request keeps the number of cached tokens of its first run, and counts each resume as a preemption.
         """
         entry = self._entries.get(event.request_id)
         if entry is None:
-            return None  # aborted here while the event was on its way
+            return None  # the request was aborted while the event was in transit
         if isinstance(event, Tokens):
             entry.output_token_ids += event.token_ids
             if entry.num_cached_tokens is None:

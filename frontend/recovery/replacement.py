@@ -8,10 +8,10 @@ from octavo.protocol.errors import ConfigError
 def require_same_tokens(
     old: ResolvedConfig, old_tokenizer: Tokenizer, new: ResolvedConfig, new_tokenizer: Tokenizer
 ) -> None:
-    """Require that tokens stand for the same in both engines. Takes a while: every token is looked at.
+    """Check that token ids have the same bytes in both engines. Slow: compares the whole vocabulary.
 
     Raises:
-        ConfigError: they do not.
+        ConfigError: they differ.
     """
     have_same_ends = (old.model.vocab_size, old.model.eos_token_ids) == (new.model.vocab_size, new.model.eos_token_ids)
     if not have_same_ends or any(
@@ -19,4 +19,4 @@ def require_same_tokens(
         for token_id in range(new.model.vocab_size)
     ):
         message = f"{new.model.model_path} has other tokens than {old.model.model_path}"
-        raise ConfigError(message, phase="configuration", hint="requests could not go on: start another engine")
+        raise ConfigError(message, phase="configuration", hint="start another engine instead")

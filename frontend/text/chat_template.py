@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 FormatChoice: TypeAlias = Literal["auto", "string", "openai"]
 
 _END_MARK = "\ue000octavo-final-message-ends-here\ue000"
-"""Put after a final message that is to be continued, to find its end in the rendered text."""
+"""Appended to a final message that is to be continued, to find its end in the rendered text."""
 
 _RENDER_ERRORS = (
     jinja2.TemplateError,
@@ -33,7 +33,7 @@ _RENDER_ERRORS = (
     TypeError,
     ValueError,
 )
-"""What the expressions of a template can raise in a sandbox."""
+"""Exceptions that a template's expressions can raise in the sandbox."""
 
 
 class ChatTemplate:
@@ -41,9 +41,9 @@ class ChatTemplate:
 
     Args:
         source: Jinja, in the dialect of Hugging Face's `apply_chat_template`.
-        special_tokens: what templates know as `bos_token`, `eos_token`, ...
-        content_format: of messages; auto: what the template's loops tell.
-        with_tools: another source, for conversations with tools.
+        special_tokens: values of the template variables `bos_token`, `eos_token`, ...
+        content_format: of messages; auto: detected from the template.
+        with_tools: another source for conversations with tools.
 
     Raises:
         InvalidRequestError: the template does not parse.
@@ -62,7 +62,7 @@ class ChatTemplate:
         self._special_tokens = dict(special_tokens)
         shape = self._compiled.shape
         self.content_format: ContentFormat = shape.content_format if content_format == "auto" else content_format
-        """What the template gets as a message's content."""
+        """The form in which the template gets a message's content."""
         wants_parts = self.content_format == "openai"
         self._form = MessageForm(
             wants_parts=wants_parts,
@@ -77,7 +77,7 @@ class ChatTemplate:
     def for_model(
         cls, template: str | None, tokenizer: "Tokenizer", content_format: FormatChoice = "auto"
     ) -> "ChatTemplate":
-        """Return the template the user chose, else the model's own.
+        """Return the configured template, else the model's own.
 
         Args:
             template: `--chat-template`: a file or the text itself.
@@ -85,7 +85,7 @@ class ChatTemplate:
             content_format: of messages.
 
         Raises:
-            InvalidRequestError: there is none, or it does not parse, or the engine has no tokenizer.
+            InvalidRequestError: there is no template, it does not parse, or the engine has no tokenizer.
         """
         tokenizer.require("messages")
         source = tokenizer.chat_template if template is None else _read(template)
@@ -115,15 +115,15 @@ class ChatTemplate:
         """Return the prompt text of a conversation.
 
         Args:
-            messages: the conversation; left as it is.
-            add_generation_prompt: end with what makes the model answer.
-            continue_final_message: end inside the last message, so the model goes on with it.
-            tools: JSON schemas of functions the model may call.
-            documents: texts for templates that know retrieval.
+            messages: the conversation; not modified.
+            add_generation_prompt: end with the header of an assistant message.
+            continue_final_message: end inside the last message, so that the model continues it.
+            tools: JSON schemas of functions that the model may call.
+            documents: texts for templates that support retrieval.
             **kwargs: further variables of the template (`chat_template_kwargs`).
 
         Raises:
-            InvalidRequestError: the messages are malformed, or the template refuses them.
+            InvalidRequestError: the messages are malformed, or the template rejects them.
         """
         if tools and self._with_tools is not None:
             return self._with_tools.render(
@@ -164,7 +164,7 @@ def _mark_end(conversation: list[dict[str, Any]]) -> None:
     content = conversation[-1]["content"] if conversation else ""
     if not content:
         raise InvalidRequestError("continue_final_message needs a last message with text", "continue_final_message")
-    # The space shows whether the template strips messages: then the prompt must not end in white space either.
+    # The space shows whether the template strips messages. If it does, the prompt must not end in white space either.
     if isinstance(content, str):
         conversation[-1]["content"] = content + _END_MARK + " "
     else:
@@ -175,14 +175,14 @@ def _cut_at_mark(text: str) -> str:
     before, mark, after = text.rpartition(_END_MARK)
     if not mark:
         raise InvalidRequestError(
-            "the chat template leaves the last message out or changes it, so it cannot be continued",
+            "the chat template omits or changes the last message, so it cannot be continued",
             "continue_final_message",
         )
     return before if after.startswith(" ") else before.rstrip()
 
 
 def _read(template: str) -> str:
-    """Return the text of `--chat-template`, which is a file's name or the text itself."""
+    """Return the text of `--chat-template`, which is a file name or the text itself."""
     if any(character in template for character in "{}\n"):
         return template
     try:

@@ -11,10 +11,10 @@ ContentFormat: TypeAlias = Literal["string", "openai"]
 
 
 class TemplateShape:
-    """Answers questions about one template's use of message content.
+    """How one template uses message content.
 
-    Names are followed through `for`, `set` and macro calls, without regard to scope: templates that
-    use one name for a message's content and for something else are not known to exist.
+    Names are followed through `for`, `set` and macro calls. Scopes are ignored: no known template uses
+    one name for a message's content and for something else.
     """
 
     def __init__(self, tree: nodes.Template) -> None:
@@ -36,12 +36,12 @@ class TemplateShape:
 
     @property
     def accepts_strings(self) -> bool:
-        """True when the template asks whether a content is a string, so both forms are expected."""
+        """True when the template tests whether a content is a string, so it accepts both forms."""
         tests = self._tree.find_all(nodes.Test)
         return any(test.name == "string" and self._is_content(test.node) for test in tests)
 
     def _follow_names(self) -> bool:
-        """Learn what further names hold; True when there was something new."""
+        """Classify further names by their assignments; True if any was new."""
         before = self._count()
         for loop in self._tree.find_all(nodes.For):
             if self._is_list(loop.iter) and isinstance(loop.target, nodes.Name):

@@ -1,4 +1,4 @@
-"""Token ids to text, piece by piece: the pieces joined are exactly the text of the whole.
+"""Incremental detokenization: the pieces of text joined are exactly the text of all tokens.
 
 Owns the decoding state of one sequence. It knows nothing of stop strings or requests.
 """
@@ -14,16 +14,16 @@ _MAX_CHARACTER_BYTES = 4
 class Detokenizer:
     """Decodes one output that continues a prompt, in constant time per token.
 
-    The whole text is UTF-8 over the bytes of the prompt's tokens followed by the output's, of which the
-    output gets every character that covers at least one of its own bytes. So a prompt that ends
-    inside a character leaves no trace in an output that does not go on with it, and the output shows
-    the whole character when it does. Malformed bytes become U+FFFD, one for each maximal part
-    of a character; an incomplete character at the very end becomes one.
+    The bytes of the prompt's tokens and of the output's tokens are decoded as one UTF-8 text. The output
+    gets every character that contains at least one of its own bytes. So if the prompt ends inside a
+    character, the output contains the whole character if it completes it, and nothing of it otherwise.
+    Malformed bytes become U+FFFD, one for each maximal part of a character; an incomplete character at
+    the very end becomes one.
 
     Args:
         tokenizer: of the model.
-        prompt_token_ids: what the output continues; with none, the output is a text of its own and
-            loses the space that some tokenizers put before a text.
+        prompt_token_ids: the prompt; if empty, the output is a text of its own, without the space that
+            some tokenizers put before a text.
         skip_special_tokens: leave special tokens out.
         spaces_between_special_tokens: accepted for compatibility, see `Tokenizer.decode`.
     """
@@ -43,9 +43,9 @@ class Detokenizer:
         self._is_text_start = not prompt_token_ids
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._prompt_tail = self._incomplete_tail(prompt_token_ids)
-        """Bytes of a character that the prompt began and the output has not continued yet."""
+        """Bytes of an incomplete character at the end of the prompt that the output has not continued yet."""
         self._is_between_characters = False
-        """Tokens that are whole characters can be looked up: no byte is pending."""
+        """True while no byte is pending: tokens that are whole characters can be looked up."""
 
     def push(self, token_ids: Sequence[int]) -> str:
         """Add the next tokens; return the text that is certain now."""
@@ -53,7 +53,7 @@ class Detokenizer:
             (token_id,) = token_ids
             if token_id in self._hidden:
                 return ""
-            # perf: most tokens of most texts; about a tenth of the decoder's price.
+            # perf: applies to most tokens and costs about a tenth of the decoder.
             if (text := self._whole_texts[token_id]) is not None:
                 return text
         data = self._bytes(token_ids)
@@ -77,7 +77,7 @@ class Detokenizer:
         return b"".join(parts)
 
     def _continue_prompt(self, data: bytes) -> bytes:
-        """Return the bytes to decode: with the prompt's tail if the output goes on with its character."""
+        """Return the bytes to decode, including the prompt's last bytes if the output completes their character."""
         tail, self._prompt_tail = self._prompt_tail, b""
         # One character, or one U+FFFD for its beginning: the byte belongs to it. (The incremental decoder
         # would take the first two bytes of a surrogate, ED A0, for the beginning of a character.)

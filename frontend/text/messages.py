@@ -1,6 +1,6 @@
 """Messages of the OpenAI API in the form that chat templates expect. Renders nothing.
 
-What is wrong with a message is named by its path: `messages[3].content[0].type`.
+Errors name the invalid part of a message by its path: `messages[3].content[0].type`.
 """
 
 import json
@@ -18,16 +18,16 @@ _MEDIA_PARTS = {
     "image_url": "images", "input_image": "images", "image": "images",
     "input_audio": "audio", "audio_url": "audio", "video_url": "video", "file": "files", "input_file": "files",
 }  # fmt: skip
-"""Types of parts that other servers know, and what is in them."""
+"""Types of parts that other servers support, and their content."""
 
 
 class MessageForm:
-    """What one template expects of messages.
+    """The form in which one template expects messages.
 
     Args:
         wants_parts: contents are lists of parts, not strings.
-        wraps_strings: and strings are made into them.
-        knows_developer: the template has a role "developer", which is else called "system".
+        wraps_strings: string contents are converted to lists, too.
+        knows_developer: the template has a role "developer"; otherwise it is replaced by "system".
     """
 
     def __init__(self, *, wants_parts: bool, wraps_strings: bool, knows_developer: bool) -> None:
@@ -39,7 +39,7 @@ class MessageForm:
         """Return copies of the messages in the form that the template expects.
 
         Raises:
-            InvalidRequestError: a message is malformed, or holds what is not supported.
+            InvalidRequestError: a message is malformed or has unsupported content.
         """
         return [self._convert(message, f"messages[{place}]") for place, message in enumerate(messages)]
 
@@ -95,7 +95,7 @@ def _tool_calls(calls: object, path: str) -> list[dict[str, Any]]:
 
 
 def _tool_call(call: object, path: str) -> dict[str, Any]:
-    """Return a tool call whose arguments are an object, as templates expect, not JSON text, as the API has it."""
+    """Return a tool call with its arguments as an object, which templates expect, instead of JSON text."""
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(call, Mapping) or not isinstance(function, Mapping):
         path = f"{path}.function"
@@ -111,7 +111,7 @@ def _tool_call(call: object, path: str) -> dict[str, Any]:
 
 
 def _share_reasoning(message: dict[str, Any]) -> None:
-    """Let a message have its reasoning under both of its names: callers use one, templates the other."""
+    """Store a message's reasoning under both of its names: callers use one, templates the other."""
     for name, other in (("reasoning", "reasoning_content"), ("reasoning_content", "reasoning")):
         if isinstance(message.get(name), str):
             message.setdefault(other, message[name])

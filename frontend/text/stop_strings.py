@@ -1,6 +1,6 @@
-"""Stop strings in a stream of text: what may be shown, and when to stop.
+"""Stop strings in a stream of text: which text may be returned, and when to stop.
 
-Owns the matching alone: text goes in, text comes out. It knows neither tokens nor requests.
+Matches text only: it knows neither tokens nor requests.
 """
 
 from collections.abc import Sequence
@@ -10,10 +10,10 @@ from functools import lru_cache
 
 @dataclass(frozen=True, slots=True)
 class StopMatch:
-    """What came of one piece of text."""
+    """The result for one piece of text."""
 
     text: str
-    """Safe to show: no stop string can include it any more."""
+    """Text that can be returned: no stop string can include it any more."""
     stop: str | None = None
     """The stop string that ended the output; `text` is then the last."""
 
@@ -34,16 +34,16 @@ class StopMatcher:
         self._automaton = _automaton(self._stops)
         self._include = include_stop_string
         self._held = ""
-        """The end of the text so far, which is the start of a stop string."""
+        """The held back end of the text so far: the start of a stop string."""
         self._state = 0
 
     def push(self, text: str, *, may_stop: bool) -> StopMatch:
-        """Take in the next piece of text.
+        """Add the next piece of text.
 
         Args:
-            text: any piece, "" included.
-            may_stop: False: this piece is no part of any match, and neither is what came before (the
-                output has not reached its `min_tokens`).
+            text: may be empty.
+            may_stop: False: neither this piece nor the text before it can be part of a match (the output
+                has not reached its `min_tokens`).
         """
         if not may_stop:
             shown = self._held + text
@@ -71,19 +71,19 @@ class StopMatcher:
 class _Automaton:
     """Aho and Corasick's automaton (1975): one state for each prefix of a stop string.
 
-    After each character the state is the longest end of the text that is such a prefix, which is
-    just what must be held back.
+    After each character, the state is the longest suffix of the text that is such a prefix: exactly the
+    text that must be held back.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
         self.next: list[dict[str, int]] = [{}]
-        """Longer prefix by the next character."""
+        """Transitions of each state: the longer prefix, by the next character."""
         self.depth = [0]
-        """Characters of each state's prefix."""
+        """Length of each state's prefix."""
         self.match: list[int | None] = [None]
         """The first stop in the list that ends in each state."""
         self.shorter = [0]
-        """The longest proper end of each state's prefix that is a prefix itself."""
+        """The longest proper suffix of each state's prefix that is a prefix itself."""
         for place, stop in enumerate(stops):
             self._add(stop, place)
         self._link()

@@ -1,7 +1,7 @@
-"""Templates that nobody has chosen but a caller: rendered in a process of their own, with limits of time and memory.
+"""Renders the chat templates of requests, which are untrusted, in separate processes with time and memory limits.
 
-The sandbox keeps a template from doing harm but not from asking for a terabyte; the operating system does.
-The process lives for one rendering: nothing of one request is there for the next.
+The sandbox prevents side effects, but cannot limit memory; the operating system can. Each process renders one template
+and exits, so no state passes from one request to the next.
 """
 
 import asyncio
@@ -21,17 +21,17 @@ from octavo.protocol.errors import InvalidRequestError
 from octavo.protocol.lifecycle import die_with_parent
 
 MEMORY_LIMIT_BYTES = 512 * 2**20
-"""Of the whole process, whose interpreter takes about a tenth of it."""
+"""Address space of the process; the interpreter takes about a tenth of it."""
 START_TIME_S = 20.0
-"""Most time that the process may take beside the rendering, on a machine that is busy."""
+"""Time limit of the process beyond the rendering itself, on a busy machine."""
 MAX_TEXT_CHARS = 16 * 2**20
-"""Longest text that is taken from the process; no model holds that much."""
+"""Longest accepted text, in characters; no model has such a context."""
 MAX_PROCESSES = 2
-"""At a time; further requests wait."""
+"""Concurrent processes; further requests wait."""
 
 
 class Job(msgspec.Struct, array_like=True):
-    """What to render."""
+    """A template and its input."""
 
     parent: int
     source: str
@@ -42,7 +42,7 @@ class Job(msgspec.Struct, array_like=True):
 
 
 class Outcome(msgspec.Struct, array_like=True):
-    """The text, or what is wrong."""
+    """The text, or an error."""
 
     text: str | None
     error: str = ""
@@ -50,7 +50,7 @@ class Outcome(msgspec.Struct, array_like=True):
 
 
 class TemplateProcesses:
-    """Renders templates apart, a few at a time. Belongs to one event loop."""
+    """Renders templates in separate processes, a few at a time. Belongs to one event loop."""
 
     def __init__(self) -> None:
         self._gate = asyncio.Semaphore(MAX_PROCESSES)
@@ -66,7 +66,7 @@ class TemplateProcesses:
         """Return the prompt text; see `ChatTemplate`.
 
         Raises:
-            InvalidRequestError: the template is wrong, refuses the messages, or exceeds a limit.
+            InvalidRequestError: the template is invalid, rejects the messages, or exceeds a limit.
         """
         job = Job(os.getpid(), source, dict(special_tokens), content_format, [*map(dict, messages)], dict(variables))
         try:
@@ -92,7 +92,7 @@ async def _run(job: bytes) -> Outcome:
             answer, _ = await process.communicate(job)
         return msgspec.json.decode(answer, type=Outcome)
     except (TimeoutError, msgspec.DecodeError):
-        return Outcome(None, "the chat template takes more time or memory than it may", "chat_template")
+        return Outcome(None, "the chat template exceeds its time or memory limit", "chat_template")
     finally:
         with contextlib.suppress(ProcessLookupError):
             process.kill()
@@ -106,12 +106,12 @@ def _render(job: Job) -> Outcome:
     except InvalidRequestError as error:
         return Outcome(None, error.message, error.param)
     if len(text) > MAX_TEXT_CHARS:
-        return Outcome(None, f"the chat template makes more than {MAX_TEXT_CHARS} characters", "chat_template")
+        return Outcome(None, f"the chat template renders more than {MAX_TEXT_CHARS} characters", "chat_template")
     return Outcome(text)
 
 
 def main() -> None:
-    """Render the template that standard input tells of, and write the outcome to standard output."""
+    """Read a `Job` from standard input, render it, and write the `Outcome` to standard output."""
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT_BYTES, MEMORY_LIMIT_BYTES))
     cpu_limit_s = int(2 * TIME_LIMIT_S)
     resource.setrlimit(resource.RLIMIT_CPU, (cpu_limit_s, cpu_limit_s))

@@ -1,7 +1,7 @@
-"""The sandbox that chat templates run in: Hugging Face's dialect of Jinja, without side effects and with an end.
+"""The sandbox that chat templates run in: Hugging Face's dialect of Jinja, without side effects and with a time limit.
 
-Every turn of a loop and every call looks at the clock, so no template runs for long. What one may put into memory is
-for a process of its own to bound: see `template_process`.
+Every loop iteration and every call checks the clock, so no template runs for long. The sandbox does not limit memory;
+`template_process` does.
 """
 
 import json
@@ -24,7 +24,7 @@ from octavo.frontend.text.content_format import TemplateShape
 from octavo.protocol.errors import InvalidRequestError
 
 TIME_LIMIT_S = 5.0
-"""Most time that a conversation may take to become a prompt; it takes milliseconds."""
+"""Time limit for rendering a conversation, which usually takes milliseconds."""
 
 
 class TemplateTimeoutError(Exception):
@@ -32,18 +32,18 @@ class TemplateTimeoutError(Exception):
 
 
 class Compiled:
-    """A template and what its syntax tree tells.
+    """A template and facts from its syntax tree.
 
     Args:
         template: to be rendered.
-        tree: its syntax.
+        tree: its syntax tree.
     """
 
     def __init__(self, template: jinja2.Template, tree: nodes.Template) -> None:
         self._template = template
         self.shape = TemplateShape(tree)
         self.variables = frozenset(meta.find_undeclared_variables(tree))
-        """Names that it expects from outside."""
+        """Names of the variables that it expects."""
         self.texts = frozenset(node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str))
         """String constants in it, such as the names of roles."""
 
@@ -60,7 +60,7 @@ class Compiled:
 
 @lru_cache(maxsize=16)
 def compile_template(source: str) -> Compiled:
-    """Compile a template; the latest ones are kept.
+    """Compile a template; the latest ones are cached.
 
     Raises:
         InvalidRequestError: it does not parse.
@@ -74,7 +74,7 @@ def compile_template(source: str) -> Compiled:
 
 
 class _Sandbox(ImmutableSandboxedEnvironment):
-    """Jinja's sandbox, with a look at the clock in every loop and call."""
+    """Jinja's sandbox, which checks the clock in every loop iteration and call."""
 
     def __init__(self) -> None:
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols])
@@ -85,13 +85,13 @@ class _Sandbox(ImmutableSandboxedEnvironment):
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         tree = super()._parse(source, name, filename)
         for loop in tree.find_all(nodes.For):
-            # Reading the attribute is what looks at the clock.
+            # Reading the attribute checks the clock.
             loop.body.insert(0, nodes.ExprStmt(nodes.EnvironmentAttribute("clock"), lineno=loop.lineno))
         return tree
 
     @property
     def clock(self) -> None:
-        """Nothing, unless the time is over."""
+        """None; raises if the time is over."""
         _check_clock()
 
     def call(self, context: Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
@@ -141,7 +141,7 @@ def _to_json(
 
 
 def _raise_exception(message: str) -> None:
-    """Let a template refuse a conversation, for example roles that do not alternate."""
+    """Let a template reject a conversation, for example one whose roles do not alternate."""
     raise jinja2.TemplateError(message)
 
 

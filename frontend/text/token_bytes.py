@@ -1,8 +1,8 @@
-"""What each token id stands for in bytes, read off the tokenizer's own decoder.
+"""The bytes of each token id, derived from the tokenizer's own decoder.
 
-Every decoder supported here maps a token to bytes without looking at its neighbours, but for a space
-at the very start of a text. That is what makes exact incremental decoding possible: text is nothing
-but UTF-8 over the joined bytes. It does not decode anything itself.
+Every supported decoder maps a token to bytes independently of its neighbours, except for a space at
+the very start of a text. This makes exact incremental decoding possible: the text is the UTF-8
+decoding of the joined bytes. This module decodes nothing itself.
 """
 
 import json
@@ -35,10 +35,10 @@ _BYTE_OF_CHARACTER = {character: byte for byte, character in byte_characters().i
 
 
 class TokenBytes:
-    """Bytes of the tokens of one tokenizer, computed when first asked for and kept.
+    """Bytes of the tokens of one tokenizer, computed on first use and cached.
 
     Raises:
-        ConfigError: the tokenizer's decoder looks at neighbouring tokens in a way not known here.
+        ConfigError: the tokenizer's decoder depends on neighbouring tokens in an unsupported way.
     """
 
     def __init__(self, tokenizer: FastTokenizer) -> None:
@@ -46,9 +46,9 @@ class TokenBytes:
         self._known: dict[int, bytes] = {}
         self._steps: list[Mapping[str, Any]] = []
         self._drops_first_space = False
-        """One space at the start of a text is the tokenizer's own and not shown."""
+        """True if the tokenizer adds a space at the start of a text, which is not shown."""
         self._drops_first_spaces = False
-        """The same, and wherever in the first token a space stands."""
+        """True if it removes a space anywhere in the first token."""
         state = tokenizer.decoder.__getstate__() if tokenizer.decoder is not None else None
         self._read_decoder(json.loads(state) if state else {"type": "Join"})
 
@@ -113,7 +113,7 @@ class TokenBytes:
 
 
 class WholeTexts(dict[int, str | None]):
-    """Texts of the tokens that are whole characters, decoded when first asked for and kept; None for other tokens."""
+    """Texts of the tokens that are whole characters, decoded on first use and cached; None for other tokens."""
 
     def __init__(self, token_bytes: TokenBytes) -> None:
         super().__init__()

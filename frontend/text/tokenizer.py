@@ -17,10 +17,10 @@ from octavo.protocol.errors import InvalidRequestError
 
 
 class Tokenizer:
-    """One model's tokenizer. Thread-safe: nothing changes after loading but caches.
+    """One model's tokenizer. Thread-safe: only caches change after loading.
 
     Args:
-        fast: the tokenizer proper.
+        fast: the tokenizer of the library.
         special_tokens: text of the named special tokens: `{"bos_token": "<s>", ...}`.
         chat_templates: Jinja sources by name; "default" is the one used when no name is given.
     """
@@ -31,13 +31,13 @@ class Tokenizer:
         special_tokens: dict[str, str] | None = None,
         chat_templates: dict[str, str] | None = None,
     ) -> None:
-        # A model's file may ask for padding or cutting, which are for training batches.
+        # A model's file may enable padding or truncation, which are for training batches.
         fast.no_padding()
         fast.no_truncation()
         self._fast = fast
         self._bytes = TokenBytes(fast)
         self.whole_texts = WholeTexts(self._bytes)
-        """Text of each token id inside a text; None if the token is no whole characters."""
+        """Text of each token id inside a text; None if the token is not a sequence of whole characters."""
         self.special_tokens = special_tokens or {}
         self.chat_templates = chat_templates or {}
         added = fast.get_added_tokens_decoder()
@@ -46,11 +46,11 @@ class Tokenizer:
         self.vocab_size: int = fast.get_vocab_size(with_added_tokens=True)
         """Number of tokens; the model's own vocabulary may be padded beyond it."""
         self.is_absent = not self.vocab_size
-        """True for that of `absent`: no token has a text."""
+        """True for the result of `absent`: no token has a text."""
 
     @classmethod
     def absent(cls) -> "Tokenizer":
-        """Return what stands for the tokenizer of an engine that has none: every token's text is empty."""
+        """Return a placeholder for an engine without a tokenizer: every token's text is empty."""
         return cls(FastTokenizer(models.BPE(vocab={}, merges=[])))
 
     @classmethod
@@ -64,7 +64,7 @@ class Tokenizer:
 
     @cached_property
     def max_token_chars(self) -> int:
-        """Characters that a single token stands for at most."""
+        """Length of the longest token, in characters."""
         return max(map(len, self._fast.get_vocab(with_added_tokens=True)))
 
     @property
@@ -84,7 +84,7 @@ class Tokenizer:
 
     @property
     def eos_token_id(self) -> int | None:
-        """Id of `eos_token`; what ends a generation is for `ModelFacts.eos_token_ids` to say."""
+        """Id of `eos_token`; `ModelFacts.eos_token_ids` decides which tokens end a generation."""
         return None if self.eos_token is None else self.token_id(self.eos_token)
 
     @property
@@ -93,23 +93,23 @@ class Tokenizer:
         return self.chat_templates.get("default")
 
     def require(self, field: str) -> None:
-        """Refuse what cannot be done without a tokenizer, if there is none.
+        """Raise an error if there is no tokenizer.
 
         Args:
-            field: of the request, that asks for it.
+            field: the field of the request that needs it.
 
         Raises:
             InvalidRequestError: naming the field.
         """
         if self.is_absent:
             raise InvalidRequestError(
-                f"{field} needs a tokenizer, and this engine was started without one (--skip-tokenizer-init): it takes "
-                "token ids as prompts and returns token ids",
+                f"{field} needs a tokenizer, but this engine was started without one (--skip-tokenizer-init): send "
+                "prompts as token ids",
                 field,
             )
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Return the token ids of a text; special tokens written out in it become themselves.
+        """Return the token ids of a text; names of special tokens in it become those tokens.
 
         Args:
             text: any string.
@@ -131,7 +131,7 @@ class Tokenizer:
         skip_special_tokens: bool = True,
         spaces_between_special_tokens: bool = True,
     ) -> str:
-        """Return the text of tokens that are a whole text. Bytes that are no UTF-8 become U+FFFD.
+        """Return the text of tokens that are a whole text. Bytes that are not valid UTF-8 become U+FFFD.
 
         Args:
             token_ids: ids outside the vocabulary have no text.

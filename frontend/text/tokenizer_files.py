@@ -1,6 +1,6 @@
-"""A model's tokenizer from its files: `tokenizer.json`, those that it was made from, or Mistral's `tekken.json`.
+"""Loads a model's tokenizer: from `tokenizer.json`, the files that it is made from, or Mistral's `tekken.json`.
 
-Reads what they say of special tokens and chat templates as well. Tokenizes nothing.
+Also reads special tokens and chat templates. Tokenizes nothing.
 """
 
 import tempfile
@@ -33,9 +33,9 @@ def read_tokenizer(path: Path, mode: TokenizerMode) -> TokenizerParts:
 
     Args:
         path: the directory.
-        mode: auto, hf and fast read `tokenizer.json`, and where there is none what slow reads, auto before that what
-            mistral reads. slow: the files that a tokenizer.json is made from, converted by `transformers`, whose import
-            takes seconds. mistral: `tekken.json`, read by `transformers` too.
+        mode: auto, hf, fast: `tokenizer.json`, or as slow if there is none; auto tries mistral before slow. slow: the
+            files that a tokenizer.json is made from, converted by `transformers`, whose import takes seconds.
+            mistral: `tekken.json`, read by `transformers` too.
 
     Raises:
         ConfigError: there is no such file, or it cannot be read.
@@ -64,7 +64,7 @@ def _read_fast(file: Path) -> FastTokenizer:
 
 
 def _read_tekken(path: Path) -> TokenizerParts:
-    """Read Mistral's own file. Texts begin with BOS, as `mistral-common` has it, which also has chat templates."""
+    """Read Mistral's own file. Texts begin with BOS, as in `mistral-common`, which also has the chat templates."""
     file = path / _TEKKEN_FILE
     if not file.is_file():
         raise ConfigError(f"no {_TEKKEN_FILE} in {path}", phase=_PHASE, hint="leave out --tokenizer-mode mistral")
@@ -84,11 +84,11 @@ def _read_tekken(path: Path) -> TokenizerParts:
 
 
 def _convert_slow(path: Path, mode: TokenizerMode) -> FastTokenizer:
-    """Convert the files that a tokenizer.json is made from, without looking at one that may be there."""
+    """Convert the files that a tokenizer.json is made from; ignores an existing tokenizer.json."""
     if not any(_has(path, name) for name in _SLOW_FILES):
         if unread := [name for name in (_FAST_FILE, _TEKKEN_FILE) if _has(path, name)]:
             raise ConfigError(
-                f"of the tokenizer in {path} there is only {' and '.join(unread)}, which mode {mode} does not read",
+                f"the tokenizer in {path} has only {' and '.join(unread)}, which mode {mode} does not read",
                 phase=_PHASE,
                 hint=f"leave out --tokenizer-mode {mode}",
             )
@@ -111,7 +111,7 @@ def _convert_slow(path: Path, mode: TokenizerMode) -> FastTokenizer:
 
 
 def _backend(tokenizer: "PreTrainedTokenizerBase", path: Path) -> FastTokenizer:
-    """Return what a tokenizer of `transformers` computes with."""
+    """Return the `tokenizers` backend of a tokenizer of `transformers`."""
     fast = getattr(tokenizer, "backend_tokenizer", None)
     if not isinstance(fast, FastTokenizer):
         raise ConfigError(
@@ -128,14 +128,14 @@ def _unreadable(path: Path, error: Exception) -> ConfigError:
 
 
 def _make_special(fast: FastTokenizer, texts: Iterable[str]) -> None:
-    """Declare tokens special that tokenizer_config.json names and tokenizer.json has as ordinary ones."""
+    """Mark tokens as special that tokenizer_config.json names but tokenizer.json has as ordinary ones."""
     added = {token.content for token in fast.get_added_tokens_decoder().values()}
     ordinary = [text for text in texts if text not in added and fast.token_to_id(text) is not None]
     fast.add_special_tokens([AddedToken(text, normalized=False) for text in dict.fromkeys(ordinary)])
 
 
 def _read_settings(path: Path) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the named special tokens and the chat templates that the files beside the tokenizer hold."""
+    """Return the named special tokens and the chat templates from the files beside the tokenizer."""
     settings = read_json(path / "special_tokens_map.json") | read_json(path / "tokenizer_config.json")
     special_tokens = {}
     for name in _SPECIAL_NAMES:
@@ -147,7 +147,7 @@ def _read_settings(path: Path) -> tuple[dict[str, str], dict[str, str]]:
 
 
 def _chat_templates(path: Path, settings: dict[str, Any]) -> dict[str, str]:
-    """Return templates by name: files of their own win over entries of tokenizer_config.json."""
+    """Return templates by name: separate files take precedence over entries of tokenizer_config.json."""
     templates: dict[str, str] = {}
     in_config = settings.get("chat_template")
     if isinstance(in_config, str):

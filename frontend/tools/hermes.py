@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from octavo.frontend.tools.json_call import Verdict, read_call
+from octavo.frontend.tools.json_call import CallStatus, read_call
 from octavo.frontend.tools.json_reader import skip_space
 from octavo.frontend.tools.parser import CallForm, Parsed, ToolCall, ToolParser, json_tag, shown_length
 
@@ -20,10 +20,10 @@ class HermesParser(ToolParser):
         """Return content and calls; see `ToolParser.parse`."""
         searched = 0
         while (tag := text.find(BEGIN, searched)) >= 0:
-            reading = read_call(text, skip_space(text, tag + len(BEGIN)), is_final, ("arguments", "parameters"))
-            if reading.call is not None:
-                return Parsed(text[:tag].rstrip(), [reading.call, *self._further(text, reading.end, is_final)])
-            if reading.verdict is Verdict.OPEN:
+            match = read_call(text, skip_space(text, tag + len(BEGIN)), is_final, ("arguments", "parameters"))
+            if match.call is not None:
+                return Parsed(text[:tag].rstrip(), [match.call, *self._further(text, match.end, is_final)])
+            if match.status is CallStatus.OPEN:
                 return Parsed(text[:tag].rstrip())
             searched = tag + len(BEGIN)
         return Parsed(text if is_final else text[: shown_length(text, (BEGIN,), searched)])
@@ -36,8 +36,8 @@ class HermesParser(ToolParser):
     def _further(self, text: str, end: int | None, is_final: bool) -> list[ToolCall]:
         calls = []
         while end is not None and (tag := text.find(BEGIN, end)) >= 0:
-            reading = read_call(text, skip_space(text, tag + len(BEGIN)), is_final, ("arguments", "parameters"))
-            if reading.call is not None:
-                calls.append(reading.call)
-            end = tag + len(BEGIN) if reading.verdict is Verdict.NO_CALL else reading.end
+            match = read_call(text, skip_space(text, tag + len(BEGIN)), is_final, ("arguments", "parameters"))
+            if match.call is not None:
+                calls.append(match.call)
+            end = tag + len(BEGIN) if match.status is CallStatus.NO_CALL else match.end
         return calls

@@ -8,28 +8,28 @@ from octavo.frontend.tools.json_reader import Span, json_text, read_members, rea
 from octavo.frontend.tools.parser import ToolCall
 
 
-class Verdict(Enum):
+class CallStatus(Enum):
     """Whether an object in a text is a call."""
 
     CALL = "call"
     NO_CALL = "no call"
     OPEN = "open"
-    """Too little of it is there to tell."""
+    """Not known yet: too little of it is there."""
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
-    """The result of reading at one position."""
+class CallMatch:
+    """The result of parsing at one position."""
 
-    verdict: Verdict
+    status: CallStatus
     end: int | None
-    """Where reading continues; None: the object is incomplete."""
+    """Where parsing continues; None: the object is incomplete."""
     call: ToolCall | None = None
 
 
 def read_call(
     text: str, position: int, is_final: bool, argument_keys: Sequence[str], *, needs_arguments: bool = False
-) -> Reading:
+) -> CallMatch:
     """Parse one object that may be a call, with its members in any order.
 
     It counts as a call once it has a name and the start of its arguments: an object, a string with one, or null.
@@ -43,7 +43,7 @@ def read_call(
     """
     if text[position : position + 1] != "{":
         is_open = position == len(text) and not is_final
-        return Reading(Verdict.OPEN if is_open else Verdict.NO_CALL, None if is_open else position)
+        return CallMatch(CallStatus.OPEN if is_open else CallStatus.NO_CALL, None if is_open else position)
     name: str | None = None
     arguments: str | None = None
     whole = Span(position, position, is_whole=False)
@@ -60,14 +60,14 @@ def read_call(
     if arguments is None and whole.is_whole and not needs_arguments:
         arguments = "{}"
     if name and arguments is not None:
-        return Reading(Verdict.CALL, end, ToolCall(name, arguments))
+        return CallMatch(CallStatus.CALL, end, ToolCall(name, arguments))
     if end is not None or is_final:
-        return Reading(Verdict.NO_CALL, len(text) if end is None else end)
-    return Reading(Verdict.OPEN, None)
+        return CallMatch(CallStatus.NO_CALL, len(text) if end is None else end)
+    return CallMatch(CallStatus.OPEN, None)
 
 
-def read_calls(text: str, position: int, is_final: bool, argument_keys: Sequence[str]) -> Reading | list[ToolCall]:
-    """Parse an array of calls; return the calls, or the reading of the element that is not a call.
+def read_calls(text: str, position: int, is_final: bool, argument_keys: Sequence[str]) -> CallMatch | list[ToolCall]:
+    """Parse an array of calls; return the calls, or the match of the element that is not a call.
 
     Args:
         text: may end inside the array.
@@ -78,13 +78,13 @@ def read_calls(text: str, position: int, is_final: bool, argument_keys: Sequence
     calls: list[ToolCall] = []
     position += 1
     while True:
-        reading = read_call(text, skip_space(text, position), is_final, argument_keys)
-        if reading.call is None:
-            return calls or reading
-        calls.append(reading.call)
-        if reading.end is None:
+        match = read_call(text, skip_space(text, position), is_final, argument_keys)
+        if match.call is None:
+            return calls or match
+        calls.append(match.call)
+        if match.end is None:
             return calls
-        position = skip_space(text, reading.end)
+        position = skip_space(text, match.end)
         if text[position : position + 1] != ",":
             return calls
         position += 1

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from octavo.frontend.tools.json_call import Verdict, read_call
+from octavo.frontend.tools.json_call import CallStatus, read_call
 from octavo.frontend.tools.parser import CallForm, Parsed, ToolCall, ToolParser, json_tag, shown_length
 from octavo.frontend.tools.subschema import moved_schema, object_schema
 
@@ -29,15 +29,15 @@ class Llama3JsonParser(ToolParser):
         calls: list[ToolCall] = []
         content = ""
         while found := _OBJECT.search(text, searched):
-            reading = read_call(text, found.start(), is_final, ("parameters", "arguments"), needs_arguments=True)
-            if reading.call is not None:
+            match = read_call(text, found.start(), is_final, ("parameters", "arguments"), needs_arguments=True)
+            if match.call is not None:
                 content = content if calls else _before(text, found.start())
-                calls.append(reading.call)
-            elif reading.verdict is Verdict.OPEN and not calls:
+                calls.append(match.call)
+            elif match.status is CallStatus.OPEN and not calls:
                 return Parsed(_before(text, found.start()))
-            if reading.end is None:
+            if match.end is None:
                 break
-            searched = max(reading.end, found.end())
+            searched = max(match.end, found.end())
         if calls:
             return Parsed(content, calls)
         return Parsed(text if is_final else _before(text, shown_length(text, (TAG,), searched)))

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from octavo.frontend.tools.call_id import new_mistral_call_id
-from octavo.frontend.tools.json_call import Verdict, read_arguments, read_calls
+from octavo.frontend.tools.json_call import CallStatus, read_arguments, read_calls
 from octavo.frontend.tools.json_reader import skip_space
 from octavo.frontend.tools.parser import CallForm, Parsed, ToolCall, ToolParser, json_tag, shown_length
 
@@ -32,7 +32,7 @@ class MistralParser(ToolParser):
             calls = _read(text, tag + len(TAG), is_final)
             if isinstance(calls, list):
                 return Parsed(text[:tag].rstrip(), calls)
-            if calls is Verdict.OPEN:
+            if calls is CallStatus.OPEN:
                 return Parsed(text[:tag].rstrip())
             searched = tag + len(TAG)
         return Parsed(text if is_final else text[: shown_length(text, (TAG,), searched)])
@@ -42,17 +42,17 @@ class MistralParser(ToolParser):
         return CallForm(TAG, json_tag(f"{TAG}{name}", schema, ""), "")
 
 
-def _read(text: str, position: int, is_final: bool) -> list[ToolCall] | Verdict:
+def _read(text: str, position: int, is_final: bool) -> list[ToolCall] | CallStatus:
     """Return the calls after a tag, or why there are none."""
     position = skip_space(text, position)
     if text[position : position + 1] == "[":
         found = read_calls(text, position, is_final, ("arguments", "parameters"))
-        return found if isinstance(found, list) else found.verdict
+        return found if isinstance(found, list) else found.status
     calls: list[ToolCall] = []
     while True:
         call, end = _read_named(text, position, is_final)
         if call is None:
-            return calls or (Verdict.NO_CALL if end is not None or is_final else Verdict.OPEN)
+            return calls or (CallStatus.NO_CALL if end is not None or is_final else CallStatus.OPEN)
         calls.append(call)
         tag = -1 if end is None else text.find(TAG, end)
         if tag < 0:

@@ -79,10 +79,10 @@ def json_tag(begin: str, schema: Mapping[str, Any], end: str) -> dict[str, Any]:
 class ToolParser(ABC):
     """Parses the calls of one format.
 
-    A text that is shown only grows. So for texts `a` and `a + b`: what `parse(a, is_final=False)` gives as content and
-    as arguments is a beginning of what `parse(a + b, ...)` gives, its calls are the first ones of the other's, and
-    their names are the same. What might still become a call is held back until it is one or until `is_final`.
-    And content is settled: without a call, `parse(a + b)` is the content of `a` and then `parse` of what is left.
+    A stream only grows. So for texts `a` and `a + b`, the content and the arguments of `parse(a, is_final=False)` are
+    prefixes of those of `parse(a + b, ...)`. Its calls are the first calls of the longer text, with the same names.
+    Text that may still become a call is held back until it is one or until `is_final`. Returned content is final:
+    without a call, `parse(a + b)` is the content of `a` followed by `parse` of the rest.
 
     Args:
         tools: the functions of the request.

@@ -1,7 +1,7 @@
 """Calls written in Python: `[get_weather(city="Ulm", days=3), now()]`, where the whole answer is one list.
 
-Whether a list is one of calls is known at its end: one member that is none, or an argument that is no literal, and
-all of it is content. So nothing of it is shown before its end.
+Only the end of a list shows whether it consists of calls: if one member is not a call, or one argument is not a literal,
+the whole text is content. So nothing is returned before the end of the list.
 """
 
 from collections.abc import Mapping

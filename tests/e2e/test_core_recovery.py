@@ -173,7 +173,7 @@ def test_aborts_and_newcomers_while_there_is_no_core(client: AsyncClient, runner
         await anext(first)
         kill_core(client)
         await until(lambda: not client.health().ok)
-        assert "being started again" in client.health().reason
+        assert "is restarting" in client.health().reason
         newcomer = asyncio.create_task(ask(client, Ask((5, 6, 7), LONG)))
         await first.aclose()
         again = await ask(client, Ask((5, 6, 7), LONG))

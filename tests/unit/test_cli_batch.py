@@ -219,7 +219,7 @@ def test_half_written_line_is_taken_away(tmp_path: Path, num_lost: int) -> None:
 def test_journal_refuses_other_files_and_other_writers(tmp_path: Path) -> None:
     path = tmp_path / "notes.txt"
     path.write_text("my notes\nmore\n")
-    with pytest.raises(CommandError, match=r"line 1 of .*notes.txt is no result"):
+    with pytest.raises(CommandError, match=r"line 1 of .*notes.txt is not a result"):
         Journal(path)
     assert path.read_text() == "my notes\nmore\n"
     with Journal(tmp_path / "out"), pytest.raises(CommandError, match="another process is writing"):

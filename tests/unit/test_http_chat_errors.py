@@ -84,7 +84,7 @@ def test_inert_values_of_later_fields_are_accepted() -> None:
 def test_unknown_fields_are_accepted_with_one_warning(caplog) -> None:
     assert post(FakeClient(), PATH, ask(colour="blue", shape=1, store=True)).status_code == 200
     assert [record.getMessage() for record in caplog.records] == [
-        f"ignored the unknown request field {name!r}; later ones of this name are not told of"
+        f"ignored the unknown request field {name!r}; further occurrences of this field are not logged"
         for name in ("colour", "shape")
     ]
 

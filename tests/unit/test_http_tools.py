@@ -204,7 +204,7 @@ def test_flags_that_do_not_fit_are_told_at_the_start(caplog: pytest.LogCaptureFi
         ChatSettings.of(ServerConfig(enable_auto_tool_choice=True))
     with pytest.raises(ConfigError, match="unknown tool parser 'x'"):
         ChatSettings.of(ServerConfig(tool_call_parser="x"))
-    with pytest.raises(ConfigError, match="no reasoning parser 'x'"):
+    with pytest.raises(ConfigError, match="unknown reasoning parser 'x'"):
         ChatSettings.of(ServerConfig(reasoning_parser="x"))
 
 

@@ -74,6 +74,6 @@ def test_tokens_of_reasoning_are_counted(state, text, count) -> None:
 
 
 def test_an_unknown_parser_is_refused() -> None:
-    with pytest.raises(ConfigError, match="no reasoning parser 'o1'") as caught:
+    with pytest.raises(ConfigError, match="unknown reasoning parser 'o1'") as caught:
         reasoning_parser("o1")
     assert "qwen3" in caught.value.hint

@@ -1,1 +1,1 @@
-"""From outputs of the client to the public JSON: pure functions, no input or output of their own."""
+"""From outputs of the client to the public JSON. Pure functions: no IO."""

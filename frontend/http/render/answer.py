@@ -1,4 +1,4 @@
-"""What all answers of one HTTP request have in common, whole or streamed."""
+"""What whole and streamed answers have in common: the server's settings and the request's."""
 
 from dataclasses import dataclass, field
 
@@ -10,17 +10,17 @@ from octavo.protocol.config import ServerConfig
 
 @dataclass(frozen=True, slots=True)
 class AnswerSettings:
-    """What this server tells in all answers."""
+    """Settings of this server that all answers depend on."""
 
     fingerprint: Fingerprint = field(default_factory=Fingerprint)
     names_are_ids: bool = False
-    """Logprobs write tokens as "token_id:ID" where the request does not say."""
+    """Logprobs write tokens as "token_id:ID" unless the request says otherwise."""
     has_metrics: bool = False
     """How long a request took."""
 
     @classmethod
     def of(cls, config: ServerConfig) -> "AnswerSettings":
-        """Return what the flags say."""
+        """Return the settings that the flags describe."""
         return cls(
             fingerprint=Fingerprint(config.fingerprint_mode, config.fingerprint_value),
             names_are_ids=config.return_tokens_as_token_ids,
@@ -30,7 +30,7 @@ class AnswerSettings:
 
 @dataclass(frozen=True, slots=True)
 class AnswerStyle:
-    """Identity of an answer, and what the caller wants to see in it."""
+    """Identity of an answer, and what it contains."""
 
     id: str
     """`chatcmpl-...` or `cmpl-...`."""
@@ -40,9 +40,9 @@ class AnswerStyle:
     names: TokenNames
     fingerprint: str | None = None
     num_logprobs: int | None = None
-    """None: the caller wants none."""
+    """None: no logprobs."""
     names_logprobs: bool = False
-    """The caller has said of which tokens: all are shown."""
+    """The caller has named the tokens: all of them are shown."""
     chat: AnswerRendering = field(default_factory=AnswerRendering)
     """Chat: how the output becomes a message."""
     has_token_ids: bool = False

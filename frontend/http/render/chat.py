@@ -1,4 +1,4 @@
-"""Outputs of the client to chat completions, whole and in chunks. Does no input or output."""
+"""From outputs of the client to chat completions, whole and in chunks. Does no IO."""
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -67,13 +67,13 @@ class ChatChunks:
         self._has_begun = False
         self._is_plain = style.num_logprobs is None and not (style.has_token_ids or style.has_running_usage)
         self._frames: dict[int, TextFrame] = {}
-        """Of each choice, where its chunks hold nothing but text."""
+        """The frame of each choice whose chunks hold only text."""
         parser = style.chat.parser
         self._outputs = [] if parser is None else [parser.stream() for _ in range(n)]
         """Parser of each choice; empty where all of the text is content."""
 
     def take(self, output: RequestOutput) -> list[bytes]:
-        """Return the chunks that a delta makes, as JSON."""
+        """Return the chunks for a delta, as JSON."""
         self._usage.add(output)
         chunks = [] if self._has_begun else self._opening(output)
         self._has_begun = True
@@ -90,7 +90,7 @@ class ChatChunks:
         return chunks
 
     def last(self) -> list[bytes]:
-        """Return what follows when every choice has ended: the usage, if it is wanted."""
+        """Return the chunk after the last choice has ended: the usage, if requested."""
         if not self._style.has_usage:
             return []
         chunk = self._with_choices([], self._usage.total())
@@ -110,7 +110,7 @@ class ChatChunks:
         return chunks
 
     def _text_chunk(self, choice: CompletionOutput) -> bytes:
-        """Return a chunk with nothing but text."""
+        """Return a chunk with only text."""
         frame = self._frames.get(choice.index)
         if frame is None:
             marked = ChunkChoice(index=choice.index, delta=Delta(content=MARK))

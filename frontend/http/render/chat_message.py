@@ -16,7 +16,7 @@ from octavo.frontend.http.schemas.chat import (
 from octavo.frontend.tools.answer import AnswerDelta, CallDelta
 
 TOOL_CALLS = "tool_calls"
-"""Finish reason of an answer that ended of its own accord, and calls."""
+"""Finish reason of an answer that stopped and contains calls."""
 
 
 def chat_message(text: str, rendering: AnswerRendering) -> ChatMessage:
@@ -35,7 +35,7 @@ def chat_message(text: str, rendering: AnswerRendering) -> ChatMessage:
 
 
 def chat_deltas(answer: AnswerDelta) -> Iterator[Delta]:
-    """Yield what is new of an answer: reasoning, content and each call for itself."""
+    """Yield the new parts of an answer: reasoning, content and each call separately."""
     if answer.reasoning:
         yield Delta(reasoning=answer.reasoning)
     if answer.content:

@@ -1,4 +1,4 @@
-"""Outputs of the client to plain completions, whole and in chunks. Does no input or output."""
+"""From outputs of the client to plain completions, whole and in chunks. Does no IO."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ _encode = msgspec.json.Encoder().encode
 
 @dataclass(frozen=True)
 class EchoStyle:
-    """What leads a choice that echoes its prompt."""
+    """The prompts, for choices that echo them."""
 
     prompts: list[str]
     """Text of each prompt."""
@@ -48,11 +48,11 @@ class CompletionAnswer:
         is_short = style.num_logprobs is None and not (style.has_token_ids or style.has_running_usage)
         self._is_plain = is_short and echo is None and not shows_prompt_logprobs
         self._frames: dict[int, TextFrame] = {}
-        """Of each choice, where its chunks hold nothing but text."""
+        """The frame of each choice whose chunks hold only text."""
         self._places: dict[int, TextPlace] = {}
-        """Per choice that has begun: how far its logprobs have come in its text."""
+        """Position in the text up to which logprobs were sent, per choice that has begun."""
         self._prompt_logprobs: dict[int, list[PositionLogprobs | None]] = {}
-        """Per prompt, from its first output: in a stream its later choices begin when these have gone by."""
+        """Prompt logprobs from the first output of each prompt: later choices of a stream need them too."""
 
     def whole(self, outputs: Sequence[RequestOutput]) -> bytes:
         """Return the whole answer as JSON.
@@ -69,7 +69,7 @@ class CompletionAnswer:
         return self._last(response)
 
     def take(self, output: RequestOutput, prompt_index: int) -> list[bytes]:
-        """Return the chunks that a delta makes, as JSON: one per choice with news."""
+        """Return the chunks for a delta, as JSON: one per choice with something new."""
         self._note(output, prompt_index)
         chunks = []
         for choice in output.outputs:
@@ -84,17 +84,17 @@ class CompletionAnswer:
         return chunks
 
     def last(self) -> list[bytes]:
-        """Return what follows when every choice has ended: the usage, if it is wanted."""
+        """Return the chunk after the last choice has ended: the usage, if requested."""
         return [self._last(self._response([], self._usage.total()))] if self._style.has_usage else []
 
     def _last(self, response: CompletionResponse) -> bytes:
-        """Encode what tells of the whole request."""
+        """Encode the chunk about the whole request."""
         if self._style.has_metrics:
             response.metrics = self._usage.metrics()
         return _encode(response)
 
     def _text_chunk(self, index: int, text: str) -> bytes:
-        """Return a chunk with nothing but text."""
+        """Return a chunk with only text."""
         frame = self._frames.get(index)
         if frame is None:
             marked = self._response([CompletionChoice(index=index, text=MARK)], self._running_usage())

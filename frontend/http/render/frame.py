@@ -1,19 +1,19 @@
-"""`TextFrame`: chunks of a stream that differ in nothing but a text."""
+"""`TextFrame`: chunks of a stream that differ only in their text."""
 
 import msgspec
 
 MARK = "\ue000the text\ue000"
-"""Stands for the text in the chunk that a frame is made from."""
+"""Placeholder for the text in the chunk that a frame is made from."""
 
 _encode = msgspec.json.Encoder().encode
 _ENCODED_MARK = _encode(MARK)
 
 
 class TextFrame:
-    """What stands around the text.
+    """The bytes around the text.
 
     Args:
-        chunk: JSON in which `MARK` stands where the text belongs, and no string of a caller's after it.
+        chunk: JSON with `MARK` in place of the text, and no string of a client's after it.
     """
 
     __slots__ = ("_after", "_before")

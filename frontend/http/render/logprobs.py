@@ -10,14 +10,14 @@ from octavo.frontend.http.schemas.completions import CompletionLogprobs, PromptL
 from octavo.frontend.outputs import PositionLogprobs
 
 LOWEST = -9999.0
-"""Stands for minus infinity, which JSON does not have."""
+"""Replaces minus infinity, which JSON does not have."""
 
 
 class TokenTexts(Protocol):
     """The part of a tokenizer that is needed here."""
 
     special_token_ids: frozenset[int]
-    """Such as BOS, which a tokenizer puts before a text that does not show it."""
+    """Special tokens, such as BOS, which does not appear in the text."""
 
     def token_string(self, token_id: int) -> str:
         """Return the text of a token; part of a character shows as U+FFFD."""
@@ -34,13 +34,13 @@ class TokenNames:
         self._as_ids = as_ids
 
     def name(self, token_id: int) -> str:
-        """Return how a token is written."""
+        """Return the name of a token."""
         return f"token_id:{token_id}" if self._as_ids else self._tokenizer.token_string(token_id)
 
     def unique_name(self, token_id: int) -> str:
-        """Return how a token is written where names are keys: one that is part of a character as `bytes:\\x..`.
+        """Return the name of a token where names are keys: `bytes:\\x..` for a token that is part of a character.
 
-        The texts of such tokens are all U+FFFD. OpenAI's plain completions wrote them so.
+        The texts of such tokens are all U+FFFD. This is the notation of OpenAI's plain completions.
         """
         name = self.name(token_id)
         if "\ufffd" not in name:
@@ -51,15 +51,15 @@ class TokenNames:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
 
     def data(self, token_id: int) -> list[int]:
-        """Return the bytes of a token, which tell what U+FFFD in its text stands for."""
+        """Return the bytes of a token, which show what U+FFFD in its text replaces."""
         return list(self._tokenizer.token_bytes(token_id))
 
     def text_bytes(self, token_id: int) -> bytes:
-        """Return what a token adds to a text."""
+        """Return the bytes that a token adds to a text."""
         return self._tokenizer.token_bytes(token_id)
 
     def prompt_bytes(self, token_ids: Sequence[int], text: str) -> list[bytes]:
-        """Return what each token of a prompt adds to its text: a leading special token may not stand there."""
+        """Return the bytes that each token of a prompt adds to its text. A leading special token may add none."""
         pieces: list[bytes] = []
         for token_id in itertools.takewhile(self._tokenizer.special_token_ids.__contains__, token_ids):
             name = self._tokenizer.token_string(token_id)
@@ -72,7 +72,7 @@ class TokenNames:
 
 
 class TextPlace:
-    """A place in a text that moves on token by token; one that is only part of a character does not move it.
+    """A position in a text that advances token by token; a token that is part of a character does not advance it.
 
     Args:
         offset: in characters, where it begins.
@@ -83,7 +83,7 @@ class TextPlace:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def advance(self, data: bytes) -> None:
-        """Go past a token's bytes."""
+        """Advance past a token's bytes."""
         self.offset += len(self._decoder.decode(data))
 
 
@@ -96,8 +96,7 @@ def chat_logprobs(
         token_ids: what was generated.
         logprobs: one entry per token.
         names: how to write tokens.
-        num_top: alternatives to show per token; -1: all there are. None: the chosen token, and behind it those that
-            were asked for.
+        num_top: alternatives to show per token; -1: all. None: the chosen token, then those that the caller named.
     """
     content = []
     for token_id, position in zip(token_ids, logprobs, strict=True):
@@ -121,7 +120,7 @@ def completion_logprobs(
         token_ids: of the prompt or generated.
         logprobs: one entry per token.
         names: how to write tokens.
-        place: where in the choice's text the first of them begins; moved behind the last.
+        place: position of the first token in the choice's text; advanced past the last.
         prompt: the text, where the tokens are those of the prompt.
     """
     result = CompletionLogprobs([], [], [], [])
@@ -164,7 +163,7 @@ def _alternatives(token_id: int, position: PositionLogprobs, num_top: int | None
         return list(position)
     if num_top == -1:
         num_top = len(position)
-    # The chosen token stands first in the dict whatever its rank; the others fall by logprob.
+    # The chosen token is first in the dict whatever its rank; the others are sorted by falling logprob.
     rank = position[token_id].rank or 1
     others = [other for other in position if other != token_id]
     if rank <= num_top:
@@ -173,7 +172,7 @@ def _alternatives(token_id: int, position: PositionLogprobs, num_top: int | None
 
 
 def _by_name(position: PositionLogprobs, names: TokenNames) -> dict[str, float]:
-    """Different tokens can have one text: the most likely stays, so that the largest value is that of the first."""
+    """Different tokens may have the same text: the most likely one is kept."""
     result: dict[str, float] = {}
     for token_id, entry in position.items():
         name, logprob = names.unique_name(token_id), _finite(entry.logprob)

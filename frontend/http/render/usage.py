@@ -1,4 +1,4 @@
-"""Counting what a request took, tokens and time, as its outputs come in."""
+"""Counts the tokens and the time of a request from its outputs."""
 
 from msgspec import UNSET, UnsetType
 
@@ -30,12 +30,12 @@ class UsageCount:
             self._timings += output.timings
 
     def add_reasoning(self, num_tokens: int | None) -> None:
-        """Count a finished choice's reasoning; None: nothing tells it apart."""
+        """Count a finished choice's reasoning; None: reasoning is not separated."""
         if num_tokens is not None:
             self._num_reasoning = (self._num_reasoning or 0) + num_tokens
 
     def metrics(self) -> RequestMetrics | UnsetType:
-        """Return how long it took, when one sequence was generated: of several there is no one time."""
+        """Return the times of the request if it generated one sequence, else UNSET: several have no common time."""
         return request_metrics(self._timings[0], self._num_generated) if len(self._timings) == 1 else UNSET
 
     def total(self) -> Usage:

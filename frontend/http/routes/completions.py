@@ -99,7 +99,7 @@ async def _prepare(state: AppState, body: CompletionRequest) -> list[PreparedGen
 
 
 def _split(prompt: str | list[str | int | list[int]]) -> list[str | list[int]]:
-    """Tell one prompt of token ids from several prompts.
+    """Return the prompts: one prompt of token ids is a list, too.
 
     Raises:
         InvalidRequestError: the list is empty, too long or mixed.

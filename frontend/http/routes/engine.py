@@ -1,4 +1,4 @@
-"""`/load`, `/server_info`, `/reset_prefix_cache`, `/start_profile`, `/stop_profile`: for those who run the server."""
+"""`/load`, `/server_info`, `/reset_prefix_cache`, `/start_profile`, `/stop_profile`: for operators of the server."""
 
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -16,12 +16,12 @@ from octavo.protocol.version import __version__
 
 
 async def load(state: CurrentState) -> Response:
-    """Say how many requests run or wait, over all HTTP processes."""
+    """Return how many requests run or wait, over all HTTP processes."""
     return _answer(Load(state.metrics.num_live_requests))
 
 
 async def server_info(state: CurrentState) -> Response:
-    """Say what is served and how it is configured."""
+    """Return the served models and the configuration."""
     facts = state.client.facts
     info = ServerInfo(
         version=__version__,
@@ -34,14 +34,14 @@ async def server_info(state: CurrentState) -> Response:
 
 
 async def reset_prefix_cache(state: CurrentState) -> Response:
-    """Forget all cached prefixes, unless requests use the cache at the moment."""
+    """Drop all cached prefixes, unless requests use the cache at the moment."""
     if await state.client.reset_prefix_cache():
         return _answer(Done())
     return refusal(409, "the prefix cache is in use by running requests: try again when there are none")
 
 
 async def start_profile(state: CurrentState) -> Response:
-    """Start to record a trace in every worker; one that is being recorded goes on."""
+    """Start recording a trace in every worker; a recording in progress continues."""
     directory = _profiler_dir(state)
     await state.client.start_profile(str(directory))
     return _answer(Done(directory=str(directory)))
@@ -55,10 +55,10 @@ async def stop_profile(state: CurrentState) -> Response:
 
 
 def _profiler_dir(state: AppState) -> Path:
-    """Return where traces go.
+    """Return the directory for traces.
 
     Raises:
-        InvalidRequestError: nowhere, or the directory cannot be written to any more, which would end a worker.
+        InvalidRequestError: there is none, or it is no longer writable, which would end a worker.
     """
     if state.profiler_dir is None:
         raise InvalidRequestError("this server writes no traces: start it with --torch-profiler-dir DIRECTORY")
@@ -69,10 +69,10 @@ def _profiler_dir(state: AppState) -> Path:
 
 
 def usable_directory(path: Path) -> Path:
-    """Return a directory that can be written to, made if need be.
+    """Create a directory if necessary, and return it if it is writable.
 
     Raises:
-        OSError: it cannot.
+        OSError: it is not.
     """
     path.mkdir(parents=True, exist_ok=True)
     with TemporaryFile(dir=path):

@@ -1,4 +1,4 @@
-"""`/health`, `/ping`, `/version` and `/metrics`: what probes and monitors ask. None of them asks the engine."""
+"""`/health`, `/ping`, `/version` and `/metrics`: for probes and monitoring. None of them sends the engine a message."""
 
 import msgspec
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
@@ -10,7 +10,7 @@ from octavo.protocol.version import __version__
 
 
 async def health(state: CurrentState) -> Response:
-    """Answer 200 while the engine lives and its step loop moves, else 503 with the reason."""
+    """Return 200 while the engine is alive and makes progress, else 503 with the reason."""
     health_state = state.client.health(state.stall_deadline_s)
     if health_state.ok:
         return Response()
@@ -18,7 +18,7 @@ async def health(state: CurrentState) -> Response:
 
 
 async def version(state: CurrentState) -> Response:
-    """Say which octavo this is."""
+    """Return the version of octavo."""
     return Response(msgspec.json.encode({"version": __version__}), media_type=JSON)
 
 

@@ -10,13 +10,13 @@ from octavo.frontend.http.schemas.models import ModelCard, ModelList, ModelPermi
 
 
 async def list_models(state: CurrentState) -> Response:
-    """Say which names are served."""
+    """List the served models."""
     cards = [_card(state, name) for name in state.client.facts.served_model_names]
     return Response(msgspec.json.encode(ModelList(data=cards)), media_type=JSON)
 
 
 async def retrieve_model(state: CurrentState, request: ApiRequest) -> Response:
-    """Describe one served name; names may hold slashes."""
+    """Describe one served model; names may contain slashes."""
     name = state.model_name(request.path_params["model_id"])
     return Response(msgspec.json.encode(_card(state, name)), media_type=JSON)
 

@@ -22,7 +22,7 @@ from octavo.protocol.errors import InvalidRequestError
 
 
 async def tokenize(state: CurrentState, http_request: ApiRequest) -> Response:
-    """Turn a prompt, or messages by way of the chat template, into token ids."""
+    """Turn a prompt, or messages rendered by the chat template, into token ids."""
     request = decode(http_request.take_body(), TokenizeRequest)
     state.model_name(request.model)
     if (request.prompt is None) == (request.messages is None):
@@ -46,7 +46,7 @@ async def tokenize(state: CurrentState, http_request: ApiRequest) -> Response:
 
 
 async def detokenize(state: CurrentState, http_request: ApiRequest) -> Response:
-    """Turn token ids into text, special tokens written out."""
+    """Turn token ids into text, including special tokens."""
     request = decode(http_request.take_body(), DetokenizeRequest)
     state.model_name(request.model)
     tokenizer, vocab_size = state.client.tokenizer, state.client.facts.vocab_size
@@ -59,7 +59,7 @@ async def detokenize(state: CurrentState, http_request: ApiRequest) -> Response:
 
 
 async def tokenizer_info(state: CurrentState, http_request: ApiRequest) -> Response:
-    """Tell the tokenizer's settings, and the chat template that this server uses."""
+    """Return the tokenizer's settings, and the chat template that this server uses."""
     path, tokenizer = state.client.config.model.tokenizer_path, state.client.tokenizer
     tokenizer.require("tokenizer_info")
     settings = {} if path is None else read_json(Path(path) / "tokenizer_config.json")
@@ -72,7 +72,7 @@ async def tokenizer_info(state: CurrentState, http_request: ApiRequest) -> Respo
 
 
 def _chat_input(request: TokenizeRequest) -> ChatInput:
-    """Return what makes the prompt that a chat request with these messages and tools would have."""
+    """Return the input of the chat template, as for a chat request with these messages and tools."""
     return ChatInput(
         messages=request.messages or [],
         tools=chat_tools(request.tools),

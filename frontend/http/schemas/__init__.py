@@ -1,1 +1,1 @@
-"""The public API as msgspec structs: what requests may hold and what responses do."""
+"""The public API as msgspec structs: requests and responses."""

@@ -18,7 +18,7 @@ class FunctionDefinition(Struct, kw_only=True, omit_defaults=True):
     parameters: dict[str, Any] | None = None
     """JSON schema of its arguments; None: it takes none."""
     strict: bool | None = None
-    """A call that the model makes of its own accord obeys the schema too; one that is asked for always does."""
+    """Calls must match the schema even under tool_choice "auto"; required calls always do."""
 
 
 class ToolDefinition(Struct, kw_only=True):
@@ -41,14 +41,14 @@ class NamedToolChoice(Struct, kw_only=True, tag_field="type", tag="function"):
 
 
 class AllowedTools(Struct, kw_only=True):
-    """Those of the tools that may be called, and whether one must be."""
+    """The tools that may be called, and whether one must be."""
 
     mode: Literal["auto", "required"]
     tools: Annotated[list[NamedToolChoice], Meta(min_length=1)]
 
 
 class AllowedToolsChoice(Struct, kw_only=True, tag_field="type", tag="allowed_tools"):
-    """Some of the tools; the prompt tells of all, so that its prefix stays the same."""
+    """Some of the tools. The prompt still describes all of them, so that its prefix stays the same."""
 
     allowed_tools: AllowedTools
 
@@ -77,9 +77,9 @@ class ChatCompletionRequest(SamplingFields, kw_only=True):
     include_reasoning: bool = True
     """False: the reasoning is left out of the answer."""
     thinking_token_budget: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
-    """Tokens after which the reasoning is ended; -1: any number."""
+    """Length limit of the reasoning in tokens; -1: no limit."""
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
-    """For chat templates that know it; none turns the reasoning off."""
+    """For chat templates that use it; none disables reasoning."""
 
 
 class TopLogprob(Struct):
@@ -121,11 +121,11 @@ class ChatMessage(Struct):
     """The answer."""
 
     content: str | None
-    """Null when there is nothing but calls or reasoning."""
+    """Null if the answer has only calls or reasoning."""
     role: str = "assistant"
     refusal: None = None
     reasoning: str | UnsetType | None = UNSET
-    """Where a reasoning parser tells it apart; null when there is none."""
+    """The reasoning, if a reasoning parser separates it; null if there is none."""
     tool_calls: list[MessageToolCall] | UnsetType = UNSET
 
 
@@ -156,14 +156,14 @@ class ChatCompletion(Struct, kw_only=True):
 
 
 class FunctionCallDelta(Struct, kw_only=True):
-    """What is new of a function's name and arguments."""
+    """New parts of a function's name and arguments."""
 
     name: str | UnsetType = UNSET
     arguments: str = ""
 
 
 class ToolCallDelta(Struct, kw_only=True):
-    """What is new of one call; id, type and name come once, when it begins."""
+    """New parts of one call; id, type and name are in the first one only."""
 
     index: int
     id: str | UnsetType = UNSET
@@ -172,7 +172,7 @@ class ToolCallDelta(Struct, kw_only=True):
 
 
 class Delta(Struct, kw_only=True):
-    """What is new of a message."""
+    """New parts of a message."""
 
     role: str | UnsetType = UNSET
     content: str | UnsetType = UNSET
@@ -181,7 +181,7 @@ class Delta(Struct, kw_only=True):
 
 
 class ChunkChoice(Struct, kw_only=True):
-    """What is new of one answer."""
+    """New parts of one choice."""
 
     index: int
     delta: Delta

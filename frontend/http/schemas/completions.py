@@ -10,15 +10,15 @@ from octavo.frontend.http.schemas.usage import Usage
 
 
 class CompletionRequest(SamplingFields, kw_only=True):
-    """A prompt, or several, to go on with."""
+    """A prompt to continue, or several."""
 
     prompt: str | list[str | int | list[int]]
     """Text, texts, one prompt's token ids, or several prompts' token ids."""
     max_tokens: int | None = None
     logprobs: int | None = None
     best_of: int | None = None
-    """Generate so many sequences for each prompt and return the `n` of the highest logprob; with `use_beam_search`, the
-    width of the search."""
+    """Generate this many sequences for each prompt and return the `n` with the highest logprob; with `use_beam_search`,
+    the width of the search."""
     add_special_tokens: bool = True
 
 
@@ -44,7 +44,7 @@ class CompletionLogprobs(Struct):
 
 
 class CompletionChoice(Struct, kw_only=True):
-    """One continuation, or in a stream what is new of it."""
+    """One continuation, or in a stream its new part."""
 
     index: int
     text: str

@@ -1,4 +1,4 @@
-"""`/load`, `/server_info` and the calls that have nothing to tell but that they are done."""
+"""`/load`, `/server_info`, and the calls that only report success."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ class ServerInfo(Struct, kw_only=True):
 
 
 class Done(Struct, kw_only=True):
-    """It is done."""
+    """The call succeeded."""
 
     success: bool = True
     directory: str | UnsetType = UNSET
@@ -32,13 +32,13 @@ class Done(Struct, kw_only=True):
 
 
 class Version(Struct):
-    """Which octavo this is."""
+    """The version of octavo."""
 
     version: str
 
 
 class Unhealthy(Struct):
-    """Why requests cannot be expected to be answered."""
+    """Why the engine is not healthy."""
 
     status: str
     reason: str

@@ -1,4 +1,4 @@
-"""Request fields that chat and plain completions share. None means: the caller is silent."""
+"""Request fields that chat and plain completions share. None means: not given."""
 
 from typing import Annotated, Any, Literal, TypeAlias
 
@@ -10,7 +10,7 @@ from octavo.protocol.sampling_table import PARAMETERS
 
 
 def _bounds(parameter: str) -> Meta:
-    """Return what the description of the API says of a number; `SamplingParams` refuses others."""
+    """Return a parameter's bounds for the description of the API; `SamplingParams` enforces them."""
     return Meta(extra_json_schema=PARAMETERS[parameter].json_bounds)
 
 
@@ -20,7 +20,7 @@ Priority: TypeAlias = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 
 
 class StreamOptions(Struct, kw_only=True):
-    """What a stream tells beside text."""
+    """What a stream reports besides text."""
 
     include_usage: bool | None = None
     """One more chunk at the end, with the usage of the whole request and no choices."""
@@ -54,14 +54,14 @@ class SamplingFields(StructuredFields, kw_only=True):
     repetition_detection: RepetitionDetectionParams | None = None
     """Ends an answer that repeats itself with `finish_reason` repetition."""
     use_beam_search: bool = False
-    """Return the `n` most likely sequences of those that a search of this width (or `best_of`) has found."""
+    """Return the `n` most likely sequences found by a beam search of this width (or `best_of`)."""
     length_penalty: float | None = None
     early_stopping: bool | Literal["never"] | None = None
     stream_interval: Annotated[int | None, _bounds("stream_interval")] = None
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
     logprob_token_ids: list[int] | None = None
-    """Tokens whose logprobs are told at each position, after the chosen one's and in place of the most likely ones."""
+    """Tokens whose logprobs are reported at each position after the chosen one's, instead of the most likely ones."""
     prompt_logprobs: Annotated[int | None, _bounds("prompt_logprobs")] = None
     truncate_prompt_tokens: Annotated[int, Meta(ge=-1)] | None = None
     """Keep only this many of the prompt's last tokens; -1: as many as the engine holds."""

@@ -1,4 +1,4 @@
-"""Request fields about the form of an answer, in OpenAI's words (`response_format`) and in vLLM's."""
+"""Request fields of structured output: OpenAI's (`response_format`) and vLLM's."""
 
 from typing import Any, TypeAlias
 
@@ -16,14 +16,14 @@ class JsonObjectFormat(Struct, tag_field="type", tag="json_object"):
 
 
 class JsonSchema(Struct, kw_only=True):
-    """A schema, and what it is called."""
+    """A schema and its name."""
 
     name: str
     schema: dict[str, Any] | None = None
     """None: any JSON object."""
     description: str | None = None
     strict: bool | None = None
-    """The schema binds in any case."""
+    """Ignored: the schema is always enforced."""
 
 
 class JsonSchemaFormat(Struct, tag_field="type", tag="json_schema"):
@@ -33,7 +33,7 @@ class JsonSchemaFormat(Struct, tag_field="type", tag="json_schema"):
 
 
 class StructuralTagFormat(Struct, tag_field="type", tag="structural_tag", kw_only=True):
-    """Free text in which tags have contents of a given form; see docs/structured-output.md."""
+    """Free text with tags whose contents are constrained; see docs/structured-output.md."""
 
     format: dict[str, Any] | None = None
     structures: list[dict[str, Any]] | None = None
@@ -44,7 +44,7 @@ ResponseFormat: TypeAlias = TextFormat | JsonObjectFormat | JsonSchemaFormat | S
 
 
 class StructuredFields(Struct, kw_only=True):
-    """The form of an answer: one of these fields at most."""
+    """Constraints on an answer: at most one of these fields."""
 
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputsParams | None = None

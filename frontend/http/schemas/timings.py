@@ -1,10 +1,10 @@
-"""`RequestMetrics`: how long a request took, for servers that tell (`--enable-per-request-metrics`)."""
+"""`RequestMetrics`: the times of a request, for servers with `--enable-per-request-metrics`."""
 
 from msgspec import Struct
 
 
 class RequestMetrics(Struct, kw_only=True):
-    """Times of one sequence in the engine; null where it ended too early for them."""
+    """Times of one sequence in the engine; null if it ended too early."""
 
     time_to_first_token_ms: float | None = None
     """From its first step to its first token."""

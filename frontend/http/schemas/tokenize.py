@@ -34,7 +34,7 @@ class TokenizeResponse(Struct, kw_only=True):
 
 
 class TokenizerInfo(Struct, kw_only=True):
-    """The tokenizer's own settings (`tokenizer_config.json`), of which these are always there."""
+    """The tokenizer's own settings (`tokenizer_config.json`); these are always present."""
 
     tokenizer_class: str
     chat_template: str | None
@@ -49,6 +49,6 @@ class DetokenizeRequest(Struct, kw_only=True):
 
 
 class DetokenizeResponse(Struct):
-    """The text of the tokens, special ones written out."""
+    """The text of the tokens, including special tokens."""
 
     prompt: str

@@ -23,4 +23,4 @@ class Usage(Struct):
     completion_tokens: int
     prompt_tokens_details: PromptTokensDetails
     completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET
-    """Where a reasoning parser tells them apart."""
+    """If a reasoning parser separates them."""
