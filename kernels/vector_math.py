@@ -1,4 +1,4 @@
-"""Prepares torch's vectorised functions, once, before any operation runs. Computes nothing that is used."""
+"""Initializes torch's vectorized functions once, before any operation runs. Computes nothing that is used."""
 
 import torch
 

@@ -1,7 +1,7 @@
 """Calls written in Python: `[get_weather(city="Ulm", days=3), now()]`, where the whole answer is one list.
 
-Only the end of a list shows whether it consists of calls: if one member is not a call, or one argument is not a literal,
-the whole text is content. So nothing is returned before the end of the list.
+Only the end of a list shows whether it consists of calls: if one member is not a call or one argument is not a
+literal, the whole text is content. So nothing is returned before the end of the list.
 """
 
 from collections.abc import Mapping

@@ -19,7 +19,7 @@ def add_rms_norm(x_TD: Tensor, update_TD: Tensor, weight_D: Tensor, eps: float) 
     The bits are those of the two operations one after the other.
 
     Raises:
-        ShapeError: the shapes do not go together.
+        ShapeError: the shapes do not match.
         UnsupportedDevice: no implementation for the device.
     """
     require(

@@ -1,4 +1,4 @@
-"""The same numbers in another type of float: what a program does to its inputs."""
+"""Conversion to another float type."""
 
 import torch
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""What `cast` means: the nearest number of the new type; of two as near, the one whose last bit is 0."""
+"""What `cast` means: the nearest number of the new type; ties go to the one whose last bit is 0."""
 
 import math
 

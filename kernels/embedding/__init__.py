@@ -16,7 +16,7 @@ def embedding(ids_T: Tensor, table_VD: Tensor) -> Tensor:
     """Return the rows of `table` that `ids` name, shape TD, in the dtype of the table.
 
     Args:
-        ids_T: int64 from 0 to V - 1; whoever made them has checked that.
+        ids_T: int64 from 0 to V - 1, not checked here.
         table_VD: one row for each index.
 
     Raises:

@@ -1,7 +1,7 @@
 """`gelu` on the CPU through torch.
 
-Made of `torch.tanh` and `torch.erf`, which take one routine for every element of a contiguous tensor;
-torch's own gelu takes another for the elements that do not fill a vector.
+Uses `torch.tanh` and `torch.erf`, which have one routine for all elements of a contiguous tensor; torch's
+own gelu uses another routine for the elements that do not fill a vector.
 """
 
 import math

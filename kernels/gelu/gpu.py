@@ -1,4 +1,4 @@
-"""`gelu` on a GPU: every number by itself."""
+"""`gelu` on a GPU, element by element."""
 
 import torch
 import triton

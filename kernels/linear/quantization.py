@@ -38,7 +38,7 @@ def quantize_weight(
     Raises:
         ShapeError: it is not a matrix of floats.
     """
-    require(weight_OI.ndim == 2 and weight_OI.is_floating_point(), "quantize: a weight that is no matrix of floats")
+    require(weight_OI.ndim == 2 and weight_OI.is_floating_point(), "quantize: a weight that is not a matrix of floats")
     rows_OI = weight_OI if weight_OI.stride(1) == 1 else weight_OI.contiguous()
     groups = (weight_OI.shape[0], -(-weight_OI.shape[1] // group_size))
     is_affine = kind == "int4"

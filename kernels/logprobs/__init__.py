@@ -1,4 +1,4 @@
-"""Log-probabilities of a token and of the most likely tokens, or of given ones, beside it."""
+"""Log-probabilities of a token, and of the most likely tokens or of given ones."""
 
 from collections.abc import Sequence
 
@@ -14,12 +14,12 @@ _IMPLEMENTATIONS = {"cpu": cpu.logprobs, "cuda": lazy("octavo.kernels.logprobs.g
 def logprobs_of_rows(
     logits_RV: Tensor, token_ids_R: Tensor, top: int | Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return what `logprobs` does, for every row and on a GPU alone, without waiting for it.
+    """Compute `logprobs` for every row. Only on a GPU; does not synchronize with it.
 
     Args:
-        logits_RV: float32; the logits of a row lie side by side.
+        logits_RV: float32; rows are contiguous.
         token_ids_R: int64, a token of the vocabulary for each row.
-        top: how many of the most likely tokens, K; more than there are means all. Or int64 token ids of shape (R, K).
+        top: K, the number of most likely tokens, at most all. Or int64 token ids of shape (R, K).
 
     Returns:
         token_logprob_R float32, rank_R int32 from 1, top_token_ids_RK int64 and top_logprobs_RK float32.
@@ -40,7 +40,7 @@ def logprobs(logits_V: Tensor, token_id: int, top: int | Sequence[int]) -> RowLo
     Args:
         logits_V: of the vocabulary.
         token_id: of the token.
-        top: how many of the largest, or the token ids to take in their place, in their order. A token has the same
+        top: the number of largest values, or the token ids to report instead, in their order. A token has the same
             bits either way.
     """
     return choose("logprobs", _IMPLEMENTATIONS, logits_V.device)(logits_V, token_id, top)

@@ -1,4 +1,4 @@
-"""One row at a time, so that no other row can have a say in its bits."""
+"""One row at a time, so that its bits cannot depend on other rows."""
 
 from collections.abc import Sequence
 

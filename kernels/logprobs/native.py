@@ -39,7 +39,7 @@ def logprobs(
     scratch: Tensor,
     num_threads: int,
 ) -> list[RowLogprobs]:
-    """Return `octavo.kernels.logprobs.logprobs` of each row; no top tokens where logits are no numbers.
+    """Return `octavo.kernels.logprobs.logprobs` of each row; no top tokens where logits are NaN.
 
     Args:
         library: compiled.

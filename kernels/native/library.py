@@ -70,7 +70,7 @@ def load(isa: str | None = None, *, toolchain: Toolchain | None = None, phase: P
     Args:
         isa: a level of `isa.Processor.levels`; None: all that this processor has.
         toolchain: what to build with and where to keep it; None: DEFAULT.
-        phase: told "compiling kernels" if that is needed.
+        phase: entered with "compiling kernels" if there is something to compile.
 
     Raises:
         NativeUnavailable: it can be neither found nor built, or not be loaded.
@@ -112,7 +112,7 @@ def choose_kernels(
         choice: native: required; torch: never native; auto: native if possible, otherwise a warning that says why
             not.
         toolchain: what to build with and where to keep it; None: DEFAULT.
-        phase: told "compiling kernels" if that is needed.
+        phase: entered with "compiling kernels" if there is something to compile.
 
     Raises:
         NativeUnavailable: the choice is native and there is none.

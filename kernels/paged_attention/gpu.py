@@ -26,9 +26,8 @@ MAX_HEAD_DIM = 256
 
 _LOG2_E = log2(e)
 _MIN_HEAD_BLOCK, _MIN_SPLIT_ROWS, _MAX_SPLIT_ROWS = 64, 16, 64
-"""Hopper's wgmma needs heads of 64 dimensions, and 16 columns. For smaller tiles one of the two kernels would use
-another
-instruction, which might round differently."""
+"""Hopper's wgmma needs heads of 64 dimensions and 16 columns. For smaller tiles one of the two kernels would use
+another instruction, which might round differently."""
 _FOLD_ROWS = 16
 """Rows whose segments are added up at a time."""
 

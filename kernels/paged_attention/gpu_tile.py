@@ -4,12 +4,12 @@ All kernels call the functions of this file, which makes the result of a row the
 
 * Keys are taken in tiles of one size, anchored at position 0, with a running maximum (online softmax: Milakov and
   Gimelshein 2018). After each segment of tiles the sums begin anew; those of the segments are added up in order.
-* No sum over keys is taken but by the products of matrices, in which each element is one chain of additions whatever
-  the shape of the tile; the sum of the weights is a product with ones. `tl.sum` would add in an order that the
-  compiler derives from the numbers of rows and warps. A maximum is exact in any order.
-* Where a product and a sum are rounded once is said (`tl.fma`), not left to the compiler: what calls this is compiled
+* Sums over keys are computed only by matrix products, in which each element is one chain of additions whatever the
+  shape of the tile; the sum of the weights is a product with ones. `tl.sum` would add in an order that the compiler
+  derives from the numbers of rows and warps. A maximum is exact in any order.
+* Fused multiply-adds are explicit (`tl.fma`), not the compiler's choice: kernels that use these functions are compiled
   with `enable_fp_fusion=False`.
-* A tile or a segment of which a row sees nothing leaves its sums as they are.
+* A tile or segment that a row cannot see does not change the row's sums.
 
 Scores are in units of log2(e), because there is an instruction for powers of two.
 """
@@ -19,7 +19,7 @@ import triton.language as tl
 
 _NUM_ONES = tl.constexpr(8)
 _NUM_ONES_OF_FEW = tl.constexpr(16)
-"""Columns of the ones that weights are multiplied with: as few as every kind of GPU can."""
+"""Columns of the matrix of ones that weights are multiplied by: the fewest that every GPU supports."""
 
 
 @triton.jit
@@ -46,7 +46,7 @@ def _finite(largest):
 
 @triton.jit
 def _load(places, is_key, is_dim, IS_EDGE: tl.constexpr, IS_PADDED: tl.constexpr):
-    """Read keys or values; 0 for what is none. Masks cost instructions, so only those that are needed."""
+    """Load keys or values, with 0 as padding. Masks cost instructions, so only the needed ones are applied."""
     if IS_EDGE and IS_PADDED:
         loaded = tl.load(places, mask=is_key & is_dim, other=0.0)
     elif IS_EDGE:
@@ -100,8 +100,8 @@ def attend_tile(
 ):
     """Return the state after the tile of keys that begins at `start`, a multiple of TILE.
 
-    At an edge a row sees the keys up to its position and of those the last `window`, and keys outside of
-    [first_key, end_key) are not read; elsewhere every row sees the whole tile.
+    At an edge a row sees the last `window` keys up to its position, and keys outside of [first_key, end_key) are not
+    read; elsewhere every row sees the whole tile.
     """
     sums, weights, largest = state
     IS_PADDED: tl.constexpr = q.shape[1] > HEAD_DIM
@@ -161,8 +161,8 @@ def attend_few(
 ):
     """Do what `attend_tile` does at an edge, with all matrices transposed: queries are columns.
 
-    wgmma multiplies 64 rows or more, which a decode does not have; keys and dimensions of a head are as many. Each
-    element is the same chain of additions.
+    wgmma multiplies at least 64 rows. A decode has fewer queries, but as many keys and head dimensions. Each element is
+    the same chain of additions.
     """
     sums, weights, largest = state
     IS_PADDED: tl.constexpr = q.shape[0] > HEAD_DIM

@@ -1,4 +1,4 @@
-"""How the native cache of keys and values is laid out, mirrored from `layout.h`. Reads and writes no key."""
+"""The layout of the native cache of keys and values, mirrored from `layout.h`. Reads and writes no keys."""
 
 import ctypes
 from dataclasses import dataclass
@@ -73,12 +73,12 @@ class CacheLayout:
         return 2 * self.block_size * self.slot_bytes
 
     def allocate(self, num_blocks: int) -> tuple[Tensor, Tensor]:
-        """Return the buffers of one layer's keys and values, whose pages are taken when they are first written.
+        """Return the buffers of one layer's keys and values. Their pages are allocated on the first write.
 
         Together they are `num_blocks * block_bytes` long, and up to two groups more if groups span blocks.
 
         Raises:
-            MemoryError: the system does not promise that much.
+            MemoryError: the system refuses to reserve that much.
         """
         num_groups = -(-num_blocks * self.block_size // GROUP_SLOTS)
         num_bytes = num_groups * GROUP_SLOTS * self.slot_bytes

@@ -1,7 +1,7 @@
 """`plan_attention` and `paged_attention` in C++: their arguments, mirrored from `plan.h` and `native.cpp`.
 
-A step runs `plan_attention` once and then `paged_attention` for each layer, all with one workspace; between two of
-them all threads must have finished the first.
+A step runs `plan_attention` once and then `paged_attention` for each layer, all with one workspace. All threads must
+have finished one operation before the next begins.
 """
 
 import ctypes
@@ -28,10 +28,10 @@ class ShapeArguments(ctypes.Structure):
 
     @classmethod
     def of(cls, shape: "AttentionShape", layout: CacheLayout) -> Self:
-        """Mirror what a model's attention and its cache look like.
+        """Mirror the shape of a model's attention and its cache.
 
         Raises:
-            ValueError: they do not fit each other, the scale is not positive, or there is a soft cap or are slopes.
+            ValueError: they do not match, the scale is not positive, or the attention has a soft cap or slopes.
         """
         heads = shape.num_kv_heads, shape.head_dim
         if heads != (layout.num_kv_heads, layout.head_dim) or shape.num_heads % shape.num_kv_heads:
@@ -70,9 +70,9 @@ class PagedAttentionArguments(Arguments):
 def workspace_bytes(
     library: NativeLibrary, shape: ShapeArguments, max_rows: int, max_context: int, num_threads: int
 ) -> int:
-    """Return the bytes of the workspace for steps of at most so many rows, keys per request and threads.
+    """Return the bytes of the workspace for steps of at most this many rows, keys per request and threads.
 
-    Most of it holds the sums of split requests and is written only while there are few and long ones.
+    Most of it holds the sums of split requests, and is written only while there are few long requests.
     """
     count = library.function("attention_workspace_bytes", [ctypes.c_void_p, *[ctypes.c_int64] * 3], ctypes.c_int64)
     return int(count(ctypes.addressof(shape), max_rows, max_context, num_threads))

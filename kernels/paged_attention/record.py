@@ -12,7 +12,7 @@ from octavo.kernels.paged_attention.native import PagedAttentionArguments, PlanA
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Workspace:
-    """What the layers of one program share: the list of pieces of work, and room for sums."""
+    """Memory that the layers of one program share: the list of work items, and partial sums."""
 
     shape: ShapeArguments
     memory: Tensor
@@ -51,7 +51,7 @@ def record(q_TNH: Tensor, k_cache: Tensor, v_cache: Tensor, workspace: Workspace
         bind,
         is_row_wise=False,
         mixes_rows=True,
-        # It would round them itself; so they come to it in half as many bytes.
+        # The operation rounds its queries to bfloat16 anyway, and reads half as many bytes this way.
         wants=Form(torch.bfloat16) if workspace.shape.layout.type == TYPES[torch.bfloat16] else None,
         keeps=[k_cache, v_cache, workspace],
     )

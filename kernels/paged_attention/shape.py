@@ -1,11 +1,11 @@
-"""What is the same for the attention of all steps of a model. Computes nothing."""
+"""The parameters of a model's attention, the same in all steps. Computes nothing."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionShape:
-    """Heads, and what becomes of the product of a query and a key before the softmax."""
+    """Heads, and how scores are computed before the softmax."""
 
     num_heads: int
     num_kv_heads: int

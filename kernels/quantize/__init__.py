@@ -18,15 +18,15 @@ class QuantizedRows:
     """Rows whose value is `scale * level`, with a scale for each group of `group_size` columns."""
 
     levels_TI: Tensor
-    """int8, filled up with zeros to whole groups."""
+    """int8, padded with zeros to whole groups."""
     scale_TG: Tensor
     """float32; NaN where a group holds a number that is not finite."""
     sum_TG: Tensor
-    """int32: the levels of a group summed, which takes offsets and minimums of weights out of the product."""
+    """int32: the sum of each group's levels, for applying offsets and minimums of weights after the product."""
     group_size: int
 
     def dequantize(self) -> Tensor:
-        """Return the values, float32, the columns that fill up the last group included."""
+        """Return the values, float32, including the padding of the last group."""
         return self.levels_TI.float() * self.scale_TG.repeat_interleave(self.group_size, 1)
 
 

@@ -1,4 +1,4 @@
-"""`quantize` on the CPU through torch: all of it element by element, or within one group."""
+"""`quantize` on the CPU through torch: only operations on elements or within one group."""
 
 import torch
 from torch import Tensor

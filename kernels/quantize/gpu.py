@@ -1,4 +1,4 @@
-"""`quantize` on a GPU: one program quantizes one row, each group by itself, to the very levels of the CPU."""
+"""`quantize` on a GPU: one program quantizes one row, group by group, with the same levels as on the CPU."""
 
 import torch
 import triton

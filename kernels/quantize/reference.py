@@ -18,7 +18,7 @@ def quantize(x_TI: Tensor, group_size: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def quantize_group(values: Tensor, group_size: int) -> tuple[Tensor, float]:
-    """Return the levels of one group, filled up with zeros, and its scale."""
+    """Return the levels of one group, padded with zeros, and its scale."""
     levels = torch.zeros(group_size, dtype=torch.int8)
     if not values.isfinite().all():
         return levels, math.nan

@@ -6,7 +6,7 @@ from torch import Tensor
 
 def rms_norm(x: Tensor, weight_D: Tensor, eps: float) -> Tensor:
     """See `octavo.kernels.rms_norm.rms_norm`."""
-    # torch sums a contiguous row in one order; a strided one may take another loop.
+    # torch sums contiguous rows in one order; strided rows may use another loop.
     x32_TD = x.reshape(-1, x.shape[-1]).contiguous().float()
     inverse_T1 = torch.rsqrt(x32_TD.square().mean(dim=1, keepdim=True).add_(eps))
     return ((x32_TD * inverse_T1).to(x.dtype) * weight_D).view(x.shape)

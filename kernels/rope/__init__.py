@@ -1,4 +1,4 @@
-"""Rotary position embedding of queries and keys. The angles are the caller's."""
+"""Rotary position embedding of queries and keys. The caller computes the angles."""
 
 from torch import Tensor
 
@@ -15,7 +15,7 @@ _IMPLEMENTATIONS = {
 def rope(x_TNH: Tensor, cos_TC: Tensor, sin_TC: Tensor) -> Tensor:
     """Rotate the pairs (x[c], x[c + C]) of every head by the angle of the token's position.
 
-    Computed in float32 and rounded once, to the dtype of `x`. With 2C below H the rest of a head stays as it is.
+    Computed in float32 and rounded once, to the dtype of `x`. If 2C < H, the rest of a head is unchanged.
 
     Args:
         x_TNH: queries or keys.

@@ -1,4 +1,4 @@
-"""`rope` on the CPU through torch: single products and sums, which round the same way wherever they run."""
+"""`rope` on the CPU through torch: single products and sums, which round the same way at any position."""
 
 import torch
 from torch import Tensor

@@ -1,6 +1,6 @@
-"""What stands between the product that gives queries, keys and values and their attention: q/k norm, rotation, cache.
+"""Everything between the QKV product and attention, fused: q/k norm, rotation, and storing keys and values.
 
-On a GPU one pass over the rows instead of five. Does not choose the slots, and does not attend.
+On a GPU this is one pass over the rows instead of five. Does not choose the slots, and does not attend.
 """
 
 import torch
@@ -28,10 +28,10 @@ def rope_store_kv(
     k_scale: float = 1.0,
     v_scale: float = 1.0,
 ) -> Tensor:
-    """Return the queries, normalized if there is a norm, and rotated; put the keys, treated alike, and the values away.
+    """Normalize queries and keys if there is a norm, rotate them, store keys and values, and return the queries.
 
-    What is returned and stored is what `rms_norm`, `rope` and `store_kv` give one after the other; on a GPU sums may be
-    taken in another order than theirs, the same for a row in any batch.
+    The results are those of `rms_norm`, `rope` and `store_kv` in sequence. On a GPU sums may be computed in another
+    order than theirs, which is the same for a row in any batch.
 
     Args:
         q_TNH, k_TKH, v_TKH: of the step, in one dtype.
@@ -39,7 +39,7 @@ def rope_store_kv(
         k_cache_PSKH, v_cache_PSKH, slot_mapping_T, k_scale, v_scale: see `octavo.kernels.store_kv`.
 
     Raises:
-        ShapeError: something does not go together.
+        ShapeError: shapes or dtypes do not match.
         UnsupportedDevice: no implementation for the device.
     """
     num_tokens, _, head_dim = q_TNH.shape

@@ -1,4 +1,4 @@
-"""`rope_store_kv` on a GPU: one program treats a few heads of one token, either queries or keys with their values."""
+"""`rope_store_kv` on a GPU: one program handles a few heads of one token, either queries or keys with their values."""
 
 import torch
 import triton

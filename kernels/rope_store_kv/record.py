@@ -18,7 +18,7 @@ def record(
     v_cache: Tensor,
     layout: CacheLayout,
 ) -> Tensor:
-    """Record the norms if there is one, the rotations, and that keys and values go to the slots of the step's rows."""
+    """Record the norms if there is one, the rotations, and the storing of keys and values."""
     if rotation.norm is not None:
         norm = rotation.norm
         q_TNH = rms_norm.record(q_TNH, norm.q_weight_H, norm.eps)

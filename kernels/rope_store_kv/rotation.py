@@ -16,7 +16,7 @@ class QKNorm:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rotation:
-    """What becomes of the queries and keys of one layer in one step before they attend."""
+    """How the queries and keys of one layer are rotated and normalized in one step."""
 
     cos_TC: Tensor
     """Float32, as are the sines: see `octavo.kernels.rope`."""

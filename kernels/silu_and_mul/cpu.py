@@ -1,7 +1,7 @@
 """`silu_and_mul` on the CPU through torch.
 
-Not `torch.nn.functional.silu`: it takes another exponential for the elements at the end of a thread's
-share than for those in its vectors, so a value's bits would depend on where it lies. `torch.exp` takes
+Not `torch.nn.functional.silu`: it uses another exponential for the elements at the end of a thread's
+share than for those in its vectors, so a value's bits would depend on its position. `torch.exp` uses
 one exponential for all of a contiguous tensor, and sums and quotients round the same way everywhere.
 """
 

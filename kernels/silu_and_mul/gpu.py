@@ -1,4 +1,4 @@
-"""`silu_and_mul` on a GPU: every number by itself."""
+"""`silu_and_mul` on a GPU, element by element."""
 
 import torch
 import triton

@@ -28,8 +28,8 @@ def store_kv(
         k_TKH, v_TKH: keys and values of the step.
         k_cache_PSKH, v_cache_PSKH: one layer's cache, contiguous, in the dtype of the rows or on a GPU float8_e4m3fn.
         slot_mapping_T: int64, block number * S + offset; no slot twice.
-        k_scale, v_scale: what is stored in float8_e4m3fn are keys and values divided by these, or the largest number of
-            that type.
+        k_scale, v_scale: divisors of keys and values stored in float8_e4m3fn; results are clamped to the largest
+            number of that type.
 
     Raises:
         ShapeError: the rows do not fit the caches.

@@ -17,7 +17,7 @@ def store_kv(
     """See `octavo.kernels.store_kv.store_kv`."""
     require(
         k_cache_PSKH.dtype == k_TKH.dtype and k_scale == v_scale == 1.0,
-        f"store_kv: through torch a cache of {k_cache_PSKH.dtype} takes no {k_TKH.dtype}, and no scales",
+        f"store_kv: through torch, a cache of {k_cache_PSKH.dtype} cannot store {k_TKH.dtype} or use scales",
     )
     k_cache_PSKH.flatten(0, 1).index_copy_(0, slot_mapping_T, k_TKH)
     v_cache_PSKH.flatten(0, 1).index_copy_(0, slot_mapping_T, v_TKH)

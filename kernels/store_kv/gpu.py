@@ -19,8 +19,8 @@ def store_kv(
 ) -> None:
     """See `octavo.kernels.store_kv.store_kv`.
 
-    The caches may be views in which the slots of a head, not the heads of a slot, lie side by side. A token whose slot
-    is negative is not stored: what a padded batch is filled up with.
+    The caches may be views in which the slots of a head are contiguous instead of the heads of a slot. A token with a
+    negative slot is padding and is not stored.
     """
     num_tokens, num_heads, head_dim = k_TKH.shape
     k, v = (rows if rows.stride(2) == 1 else rows.contiguous() for rows in (k_TKH, v_TKH))
@@ -50,7 +50,7 @@ def store_kv(
 
 @triton.jit
 def stored(x, dtype: tl.constexpr, factor):
-    """Return what a cache of `dtype` holds of keys or values: themselves, or in 8 bits their products with a factor."""
+    """Return keys or values in the cache's `dtype`; in 8 bits they are multiplied by a factor first."""
     if dtype == tl.float8e4nv:
         x = tl.clamp(x.to(tl.float32) * factor, -E4M3_MAX, E4M3_MAX, propagate_nan=tl.PropagateNan.ALL)
     return x.to(dtype)

@@ -9,7 +9,7 @@ from octavo.kernels.store_kv.native import StoreKvArguments
 
 
 def record(k_TKH: Tensor, v_TKH: Tensor, k_cache: Tensor, v_cache: Tensor, layout: CacheLayout) -> None:
-    """Record that a step's keys and values go to the slots of its rows, in one layer's cache."""
+    """Record the storing of a step's keys and values in one layer's cache."""
     k, v = value_of(k_TKH), value_of(v_TKH)
 
     def bind(inputs: list[Matrix], outputs: list[Matrix]) -> Arguments:

@@ -24,6 +24,6 @@ def store_kv(
 def _stored(x: Tensor, dtype: torch.dtype, scale: float) -> Tensor:
     if dtype != torch.float8_e4m3fn:
         return x
-    # Torch makes NaN of what is too large.
+    # torch converts numbers that are too large to NaN.
     largest = torch.finfo(dtype).max
     return (x.float() * (1.0 / scale)).clamp(-largest, largest).to(dtype)

@@ -13,7 +13,7 @@ WORD_BITS = 32
 
 
 def pack_mask(allowed: Iterable[int], vocab_size: int) -> Tensor:
-    """Return the mask that allows these tokens alone, each less than `vocab_size`."""
+    """Return the mask that allows only these tokens, each less than `vocab_size`."""
     bits = torch.zeros(-(-vocab_size // WORD_BITS), WORD_BITS, dtype=torch.int64)
     bits.view(-1)[torch.tensor(list(allowed), dtype=torch.int64)] = 1
     words_W = (bits << torch.arange(WORD_BITS)).sum(dim=1)
