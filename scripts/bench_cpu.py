@@ -109,7 +109,7 @@ def _engines(args: argparse.Namespace) -> list[Engine]:
         if path is None:
             print(f"without {make.title}: no {name}")
         elif not os.access(path, os.X_OK):
-            raise SystemExit(f"{name}: {path} is no program")
+            raise SystemExit(f"{name}: {path} is not a program")
         else:
             # Do not resolve: the Python of a virtual environment is a symbolic link.
             engine = make(path.absolute())

@@ -1,7 +1,7 @@
-"""What a long prompt does to everybody else: the gaps of a running stream, and the TTFT of a short prompt.
+"""How a long prompt affects other requests: the gaps of a running stream, and the TTFT of a short prompt.
 
-Each trial starts a stream, then a prompt of 6,000 tokens, then a short one while the long one is computed. Throughput
-is bench_serve's affair.
+Each trial starts a stream, then a prompt of 6,000 tokens, then a short one while the long one is computed. bench_serve
+measures throughput.
 """
 
 import argparse
@@ -21,11 +21,11 @@ from bench_report import random_prompt, report, write
 from own_server import serving
 
 NUM_FIRST_CHUNKS = 16
-"""Chunks of the stream before the long prompt is sent: the stream is in full swing."""
+"""Chunks of the stream before the long prompt is sent, so that the stream is steady."""
 
 
 def main() -> None:
-    """Run the trials that the command line asks for; print one line for each and a summary."""
+    """Run the requested trials; print one line for each and a summary."""
     args, serve_flags = _arguments()
     with _server(args, serve_flags) as url:
         results = asyncio.run(_measure(url, args))
@@ -78,7 +78,7 @@ async def _measure(url: str, args: argparse.Namespace) -> dict[str, Any]:
         ) -> None:
             await _stream(client, model, random_prompt(rng, num_tokens), max_tokens, times, is_running)
 
-        await request(args.short_len, 1, [])  # the first request of a server pays for what is loaded lazily
+        await request(args.short_len, 1, [])  # warm-up: the first request of a server loads modules lazily
         alone = [await _timed(request(args.short_len, 1, [])) for _ in range(3)]
         trials = [await _trial(request, rng, args) for _ in range(args.trials)]
     gaps = [trial["gap_s"] for trial in trials]

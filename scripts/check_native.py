@@ -41,7 +41,7 @@ def main() -> int:
         print(f"==> {name}", flush=True)
         if not CHECKS[name](for_pytest):
             failed.append(name)
-    print(f"failed: {', '.join(failed)}" if failed else "all is well")
+    print(f"failed: {', '.join(failed)}" if failed else "all checks passed")
     return 1 if failed else 0
 
 
@@ -63,13 +63,13 @@ def check_address(for_pytest: list[str]) -> bool:
         build(Toolchain(compiler="g++", flags=tuple(SANITIZE.split())), level.name)
     runtime = subprocess.run(["g++", "-print-file-name=libasan.so"], capture_output=True, text=True, check=True)
     with tempfile.TemporaryDirectory() as folder:
-        # What a sanitizer prints before it ends the process would be lost in pytest's capture.
+        # pytest's capture would lose what a sanitizer prints before it ends the process.
         log = f"log_path={folder}/report"
         environment = {
             "OCTAVO_TEST_FLAGS": SANITIZE,
             "OCTAVO_TEST_CXX": "g++",
             "LD_PRELOAD": runtime.stdout.strip(),
-            # Python and torch keep what they have until the end; that is no leak of ours.
+            # Python and torch keep memory until the process ends; that is not our leak.
             "ASAN_OPTIONS": f"detect_leaks=0:{log}",
             "UBSAN_OPTIONS": f"print_stacktrace=1:{log}",
         }
@@ -96,13 +96,13 @@ def check_thread(_: list[str]) -> bool:
 def check_compilers(for_pytest: list[str]) -> bool:
     _, *others = find_compilers(None)
     if not others:
-        print("there is no further compiler")
+        print("no further compiler is installed")
     passed = [_test({"OCTAVO_TEST_CXX": compiler.name}, for_pytest) for compiler in others]
     return all(passed)
 
 
 def _test(environment: dict[str, str], for_pytest: list[str]) -> bool:
-    """Run the kernels' tests in an environment that tests/kernels/conftest.py builds the library by."""
+    """Run the kernels' tests; tests/kernels/conftest.py builds the library as the environment says."""
     limit = "test_time_limit_s=1800"  # code under a sanitizer is slow, and so is its compilation
     command = [sys.executable, "-P", "-m", "pytest", "-q", "-o", limit, "tests/kernels", *for_pytest]
     return subprocess.run(command, cwd=ROOT, env={**os.environ, **environment}, check=False).returncode == 0

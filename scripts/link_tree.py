@@ -1,4 +1,4 @@
-"""Make `build/types/octavo/`, a tree of symbolic links that shows mypy the packages under their real names.
+"""Makes `build/types/octavo/`, a tree of symbolic links that shows mypy the packages under their real names.
 
 The five source folders are installed as `octavo.*` by setuptools' `package-dir`; type checkers do not
 read that table, but follow this tree. Nothing imports from it.
@@ -18,8 +18,8 @@ def main() -> None:
     wanted: dict[Path, Path] = {}
     for name, folder in folders.items():
         place = TREE.joinpath(*name.split("."))
-        # Entry by entry: the facade's folder shares its place with the other four packages, and lies
-        # itself inside the frontend's, where it must not show as `octavo.frontend.octavo`.
+        # Entry by entry: the façade's files are beside the other packages in `octavo`, and its folder is inside
+        # the frontend's, where it must not appear as `octavo.frontend.octavo`.
         for entry in folder.iterdir():
             if entry not in folders.values() and not entry.name.startswith(("__pycache__", ".")):
                 wanted[place / entry.name] = entry

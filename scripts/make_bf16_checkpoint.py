@@ -1,8 +1,8 @@
-"""Make models in bfloat16 that every engine reads: a GGUF file and a Hugging Face directory of the same numbers.
+"""Makes models in bfloat16 that every engine can read: a GGUF file and a Hugging Face directory with the same weights.
 
-The default model comes as a 4-bit GGUF only; its weights, dequantized and rounded to bfloat16, are a model that can be
-given to engines that read one format or the other. `--shape` makes random weights of a published shape instead, with
-the default model's tokenizer. Both are made once and kept in octavo's cache directory. It converts nothing but these.
+The default model exists only as a 4-bit GGUF file. Its weights are dequantized and rounded to bfloat16. `--shape` makes
+random weights of a published shape instead, with the default model's tokenizer. Both are made once and kept in octavo's
+cache directory.
 """
 
 import argparse
@@ -54,14 +54,14 @@ SHAPES = {"qwen2.5-0.5b": Shape(24, 896, 4864, 14, 2, 151_936)}
 
 @dataclass(frozen=True)
 class Model:
-    """The same weights twice."""
+    """The same weights in both formats."""
 
     gguf: Path
     directory: Path
 
 
 def main() -> None:
-    """Make what is asked for, if it is not there; print both paths."""
+    """Make the requested model unless it exists; print both paths."""
     parser = argparse.ArgumentParser(prog="scripts/make_bf16_checkpoint.py", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--shape", choices=SHAPES, help="random weights of this shape, not the default model")
     model = make(parser.parse_args().shape)
@@ -87,7 +87,7 @@ def make(shape: str | None = None) -> Model:
 
 
 def _publish(target: Path, write: Callable[[Path], None]) -> None:
-    """Make the file or directory appear complete or not at all."""
+    """Write the file or directory under a temporary name and rename it: it is complete or does not exist."""
     if target.exists():
         return
     scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))

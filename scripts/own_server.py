@@ -1,4 +1,4 @@
-"""`octavo serve` for as long as a benchmark takes. Measures nothing."""
+"""Runs `octavo serve` while a benchmark runs. Measures nothing."""
 
 import contextlib
 import signal

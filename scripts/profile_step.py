@@ -131,7 +131,7 @@ def _profile(forward: NativePrograms, case: Case, config: ResolvedConfig, runs: 
 
 
 def _by_operation(forward: NativePrograms, nanoseconds: list[int]) -> Counter[str]:
-    """Add up the operations of one name."""
+    """Return the total time by the name of the operation."""
     total: Counter[str] = Counter()
     for name, value in zip(forward.layers.operations, nanoseconds, strict=True):
         total[name] += value

@@ -1,4 +1,4 @@
-"""Writes the generated pages of docs/; a test compares them with what this would write."""
+"""Writes the generated pages of docs/; a test fails if a page is not up to date."""
 
 from pathlib import Path
 

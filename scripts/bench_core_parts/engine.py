@@ -45,7 +45,7 @@ class Process:
 
 
 class Client:
-    """A frontend that sends, and counts what comes."""
+    """A frontend that sends requests, and counts the events that it receives."""
 
     def __init__(self, address: str) -> None:
         self._context = zmq.Context()
@@ -78,7 +78,7 @@ class Client:
         self.send(Abort([f"{name}{index}" for index in range(count)]))
 
     def receive(self, timeout_s: float = 0.0) -> Any | None:
-        """Take in the next message, and return it; None when none came in time."""
+        """Receive, count and return the next message; None when none came in time."""
         if not self._socket.poll(1000 * timeout_s):
             return None
         message = self._events.decode(*self._socket.recv_multipart())
@@ -92,12 +92,12 @@ class Client:
         return message
 
     def drain(self) -> None:
-        """Take in whatever has come."""
+        """Receive and count everything that has arrived."""
         while self.receive() is not None:
             pass
 
     def stats(self) -> Any:
-        """Return the core's counters, taking in what else comes."""
+        """Return the core's counters; other messages are received and counted meanwhile."""
         self._call_id += 1
         self.send(Call(self._call_id, GetStats()))
         deadline = time.monotonic() + TIMEOUT_S
@@ -108,16 +108,16 @@ class Client:
         raise TimeoutError("the core does not answer")
 
     def wait(self, is_reached: Callable[[Any], bool]) -> Any:
-        """Return the first counters for which something is true."""
+        """Wait until the counters fulfil a condition, and return them."""
         deadline = time.monotonic() + TIMEOUT_S
         while time.monotonic() < deadline:
             if is_reached(stats := self.stats()):
                 return stats
             time.sleep(POLL_S)
-        raise TimeoutError(f"the core does not get there: {stats}, {self.ended}")
+        raise TimeoutError(f"the core did not reach the condition: {stats}, {self.ended}")
 
     def close(self) -> None:
-        """Disconnect without a word."""
+        """Disconnect without a message."""
         self._context.destroy(linger=0)
 
 

@@ -21,7 +21,7 @@ from octavo.protocol.steps import StepPlan, StepResult
 
 VOCAB_SIZE = 32_000
 TOKEN = 7
-"""What the fake worker samples everywhere."""
+"""The token that the fake worker always samples."""
 
 FIRST_TOKEN = 1000
 """Python keeps one object for each smaller integer up to 256, which would make a list of them look small."""
@@ -40,7 +40,7 @@ FACTS = DeviceFacts(
 
 
 def engine_config(*, num_blocks: int, **changes: Any) -> ResolvedConfig:
-    """Return the configuration of an engine without a model that refuses nothing."""
+    """Return the configuration of an engine without a model and without queue limits."""
     model = ModelFacts(
         model_path="/nowhere",
         tokenizer_path=None,
@@ -69,7 +69,7 @@ def engine_config(*, num_blocks: int, **changes: Any) -> ResolvedConfig:
 
 
 def prompt_of(index: int, length: int, salt: int = 0) -> list[int]:
-    """Return a prompt that no other index or salt has the beginning of, of integers that nothing else shares."""
+    """Return a prompt that shares no prefix with those of other indices or salts, of integer objects of its own."""
     head = [FIRST_TOKEN + number % 30_000 for number in (index, index // 30_000, salt)]
     return [*head, *_TOKENS[: length - len(head)].tolist()]
 
@@ -80,6 +80,6 @@ def submission(request_id: str, prompt: list[int], max_tokens: int) -> Submit:
 
 
 def result_of(plan: StepPlan) -> StepResult:
-    """Return a result of a step that nobody has computed."""
+    """Return a made-up result of a step."""
     num_sampled = sum([scheduled.num_samples for scheduled in plan.scheduled])
     return StepResult(plan.sequence, pack_ids([TOKEN] * num_sampled), [], [])

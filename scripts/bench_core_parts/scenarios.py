@@ -1,4 +1,4 @@
-"""What is measured: each function starts what it needs, and returns figures by name."""
+"""The measurements: each function starts the processes that it needs, and returns figures by name."""
 
 import json
 import math
@@ -89,7 +89,7 @@ def _step(scheduler: Scheduler) -> None:
 
 
 def queue(count: int, prompt_len: int, num_aborts: int) -> Figures:
-    """Intake, memory and abort of requests that wait, with no step in between; and how long the loop stands still."""
+    """Intake, memory and abort of waiting requests, without steps in between; and how long the loop stalls."""
     name = f"{count} waiting, prompts of {prompt_len}"
     figures: Figures = {}
     with running_engine(**engine_sizes(1, max(prompt_len, LARGE_PROMPT))) as engine:
@@ -116,7 +116,7 @@ def frontend_memory(count: int, prompt_len: int) -> Figures:
 
 
 def flood(num_running: int) -> Figures:
-    """How long the loop stands still while large messages flood it between steps."""
+    """How long the loop stalls while large messages flood it between steps."""
     with running_engine(**engine_sizes(num_running, LARGE_PROMPT)) as engine:
         _start_running(engine, num_running, 100)
         attacker = Client(engine.address)
@@ -147,7 +147,7 @@ def engine_sizes(num_running: int, prompt_len: int) -> dict[str, int]:
 
 
 def _max_tokens(num_running: int) -> int:
-    """Return how many tokens each running request may get: more than it will, within what the cache holds."""
+    """Return a token limit for running requests: more than they will reach, but within the cache."""
     return min(MAX_OUTPUT_TOKENS, MAX_CACHE_TOKENS // num_running)
 
 

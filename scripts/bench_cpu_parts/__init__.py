@@ -1,1 +1,1 @@
-"""What scripts/bench_cpu is made of: ceilings, models, engines, sessions and servers, rows, and the table."""
+"""The parts of scripts/bench_cpu: ceilings, models, engines, sessions and servers, rows, and the table."""

@@ -1,7 +1,7 @@
 """A session with llama.cpp's server, through its own completion endpoint; runs in octavo's Python.
 
-llama.cpp batches requests in its server only, so the server it is, for one stream as well: beside 256 tokens, the one
-HTTP request is not seen. Options: `command`, the server's, with its `port` in it.
+llama.cpp batches requests only in its server, so the server is used for one stream too: the cost of one HTTP request
+is negligible beside 256 tokens. Options: `command`, the server's, with its `port` in it.
 """
 
 import http.client

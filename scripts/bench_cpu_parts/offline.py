@@ -1,7 +1,7 @@
-"""Runs the rows that go through the engines' own APIs: one session per engine, only one running at a time, in rounds.
+"""Runs the rows that use the engines' own APIs: one session per engine, only one running at a time, in rounds.
 
-A session is started when a row first needs it, and rests while others are measured; one that fails is started anew for
-the next row. Right before and after each measurement the machine's ceilings are probed.
+A session is started when a row first needs it, and paused while others are measured. A failed session is restarted for
+the next row. The machine's ceilings are probed right before and after each measurement.
 """
 
 import random

@@ -34,7 +34,7 @@ class Server(Program):
         """Wait until its health check succeeds.
 
         Raises:
-            EngineFailure: it does not, after so many seconds, or has ended.
+            EngineFailure: it did not within `limit_s` seconds, or has ended.
         """
         while True:
             if self.process.poll() is not None:

@@ -1,7 +1,7 @@
 """Runs the rows that need a server of the workload's model: launch to first token, and requests over HTTP.
 
-The load comes from scripts/bench_serve. Like sessions, servers rest while others are measured. What a request costs
-beside the model is overhead.py's affair.
+The load comes from scripts/bench_serve. Like sessions, servers are paused while others are measured. overhead.py
+measures the cost of a request outside the model.
 """
 
 import time

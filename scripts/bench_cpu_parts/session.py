@@ -1,6 +1,6 @@
 """The parent's side of a session: starts an engine, generates within a time limit, pauses and kills the engine.
 
-The child's side is drive_loop.py. A server is started and ended here too; asking it anything is serving.py's affair.
+The child's side is drive_loop.py. A server is started and ended here too; serving.py sends its requests.
 """
 
 import json

@@ -54,7 +54,7 @@ def long_prompts(rng: random.Random) -> list[Workload]:
 
 
 def shared_prefix(rng: random.Random) -> list[Workload]:
-    """64 requests that begin with the same 512 tokens and go on with 16 of their own, 32 out."""
+    """64 requests with the same first 512 tokens and 16 further ones each, 32 out."""
     prefix = random_prompt(rng, 512)
     return [Workload([prefix + random_prompt(rng, 16) for _ in range(64)], [32] * 64, len(prefix))]
 

@@ -21,9 +21,9 @@ FAILING_STEP = 5
 
 FAULTS = {
     "": "none",
-    "refuse": "fails to start, and says why",
+    "refuse": "fails to start, and reports the reason",
     "vanish": "dies while it loads",
-    "raise": "says at its fifth step that it cannot go on, if it is one of the first `NUM_FAILING`",
+    "raise": "reports an error at its fifth step, if it is one of the first `NUM_FAILING`",
     "die": "dies in its last rank at its fifth step, if it is one of the first `NUM_FAILING`",
     "die later": "dies when it has answered its fifth step, if it is one of the first `NUM_FAILING`",
     "mortal": "dies at its fifth step",

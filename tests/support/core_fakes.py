@@ -123,7 +123,7 @@ class FakeEngine:
                 break
             self.turn()
         else:
-            raise AssertionError("the engine does not come to an end")
+            raise AssertionError("the engine does not finish")
         assert self.scheduler.cache.pool.num_free == self.scheduler.cache.pool.num_blocks
         assert len(self.scheduler.free_slots) == self.config.max_num_seqs
         assert all(output.end is not None for output in self.outputs.values())

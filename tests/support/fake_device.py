@@ -24,7 +24,7 @@ from octavo.worker_proc.worker import Worker
 
 
 class RowByRow:
-    """In the interpreter a product of the library, whose rows do not know of each other."""
+    """The library's product in the interpreter: every row is computed separately."""
 
     def pack(self, weight_OI: torch.Tensor, bias_O: torch.Tensor | None) -> Callable[[torch.Tensor], torch.Tensor]:
         def product(x_TI: torch.Tensor) -> torch.Tensor:
@@ -34,7 +34,7 @@ class RowByRow:
 
 
 def one_by_one(q_TNH, k_TKH, v_TKH, rotation, *cache) -> torch.Tensor:
-    """In the interpreter rotations of torch: a function that a kernel calls takes half a second there."""
+    """Rotations through torch in the interpreter, where a function that a kernel calls takes half a second."""
     store_kv.store_kv(rope(k_TKH, rotation.cos_TC, rotation.sin_TC), v_TKH, *cache)
     return rope(q_TNH, rotation.cos_TC, rotation.sin_TC)
 
@@ -61,7 +61,7 @@ class MeasuredDevice(CpuDevice):
 
 
 class FakeDevice(CpuDevice):
-    """A device that computes on its own."""
+    """A device that computes asynchronously."""
 
     def __init__(self) -> None:
         super().__init__(1)
@@ -89,7 +89,7 @@ class NoSignals:
 def converse(
     model: Model, config: ResolvedConfig, directory: Path, talk: Callable[[Publisher, ResultPull], None]
 ) -> None:
-    """Run a worker on a fake device in this thread until a core in another one has talked to it."""
+    """Run a worker on a fake device in this thread, while a core in another thread sends it commands."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     commands, replies = (
         Publisher(context, f"ipc://{directory}/plans"),

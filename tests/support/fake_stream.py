@@ -18,14 +18,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 _NOT_THERE = 0x5A
-"""In every byte of what has not been copied yet."""
+"""The value of every byte that has not been copied yet."""
 _WAITS = frozenset({"aten::_local_scalar_dense", "aten::nonzero", "aten::is_nonzero", "aten::equal"})
 
 Launch = Callable[[], object]
 
 
 class FakeEvent:
-    """Done when the main thread has waited for it, or for a later one; other threads wait for that."""
+    """Done when the main thread has waited for it or for a later one; other threads wait for the main thread."""
 
     def __init__(self, stream: "FakeStream", number: int) -> None:
         self._stream = stream
@@ -46,7 +46,7 @@ class FakeEvent:
 
 
 class FakeGraph:
-    """What was recorded, to be done again on the very same memory."""
+    """Recorded operations, which are replayed on the same memory."""
 
     def __init__(self, stream: "FakeStream", launches: list[Launch], read: set[int], pool: object) -> None:
         self._stream = stream
@@ -78,7 +78,7 @@ class FakeStream:
         self.uploaded_bytes = 0
         self.num_waits = 0
         self._pending: list[Callable[[], None]] = []
-        """What becomes true, or must still be, when the device gets there."""
+        """Effects and checks that run when the device reaches them."""
         self._events: list[tuple[int, FakeEvent]] = []
 
     def host_buffer(self, num_bytes: int) -> Tensor:
@@ -109,7 +109,7 @@ class FakeStream:
 
     @torch.inference_mode()
     def catch_up(self, number: int | None = None) -> None:
-        """Let the device do everything, or all up to the event of a number."""
+        """Have the device do all work, or the work up to the event with this number."""
         end = len(self._pending) if number is None else number + 1
         with self._lock:
             for index in range(end):
@@ -134,11 +134,11 @@ def _copy(target: Tensor, value: Tensor) -> None:
 
 
 def _done() -> None:
-    """Stand for what has happened."""
+    """An effect that has run already."""
 
 
 class _Recorder(TorchDispatchMode):
-    """Records operations instead of doing them; their results hold nothing until the graph is replayed."""
+    """Records operations instead of running them; their results are undefined until the graph is replayed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -167,7 +167,7 @@ class _Recorder(TorchDispatchMode):
         return result
 
     def note(self, inputs: list[Tensor]) -> None:
-        """Remember memory that a graph reads or writes and has not made."""
+        """Note memory that a graph reads or writes but did not allocate."""
         made = {_address(tensor) for tensor in self._made}
         self.read |= {_address(tensor) for tensor in inputs} - made
 
@@ -183,7 +183,7 @@ def _address(tensor: Tensor) -> int:
 
 @contextmanager
 def _recorded_kernels(recorder: _Recorder) -> Iterator[None]:
-    """Have launches of interpreted kernels recorded too."""
+    """Record launches of interpreted kernels, too."""
     try:
         from triton.runtime.interpreter import GridExecutor
     except ImportError:

@@ -14,13 +14,13 @@ from octavo.protocol.events import EngineFacts, Events, RequestEvent
 from octavo.protocol.requests import Request, Submit
 
 VOCAB_SIZE = 50_000
-"""So large that most token ids are integers of their own."""
+"""So large that most token ids are separate integer objects."""
 
 MAX_MODEL_LEN = 10**6
 
 
 class IdleWire:
-    """Counts what is sent, but for aborts, and keeps it only if asked to."""
+    """Counts the messages that are sent, except aborts, and keeps them only on request."""
 
     fault = ""
 

@@ -34,18 +34,18 @@ FACTS = DeviceFacts(
 
 @dataclass
 class Faults:
-    """What goes wrong with the groups of one engine."""
+    """The failures of one engine's groups."""
 
     is_fatal: Callable[[StepPlan, SimulatedWorker], bool] = lambda plan, worker: False
-    """Asked of each step before it is computed: True ends the group."""
+    """Called with each step before it is computed; True ends the group."""
     hangs_at: set[tuple[int, int]] = field(default_factory=set)
     """(group, step of the group) that never ends."""
     failed_starts: set[int] = field(default_factory=set)
-    """Groups that never become ready, and say so."""
+    """Groups that never become ready, and report that."""
     silent_starts: set[int] = field(default_factory=set)
-    """Groups that never become ready, and say nothing."""
+    """Groups that never become ready, and report nothing."""
     is_mute: bool = False
-    """Groups never say that they profile."""
+    """True: groups never acknowledge `Profile`."""
     unmade: set[int] = field(default_factory=set)
     """Groups whose processes cannot even be started."""
 
@@ -189,7 +189,7 @@ class MortalEngine:
             if not self.scheduler.has_requests:
                 return
             self.turn()
-        raise AssertionError("the engine does not come to an end")
+        raise AssertionError("the engine does not finish")
 
     def _make_group(self, number: int) -> MortalGroup:
         assert all(group.is_abandoned for group in self.groups), "two groups at the same time"

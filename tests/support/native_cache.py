@@ -42,7 +42,7 @@ def scales(buffer: Tensor, layout: CacheLayout) -> Tensor:
 
 
 def read(buffer: Tensor, layout: CacheLayout, *, keys: bool) -> Tensor:
-    """Return what the slots of a buffer mean, as float32 of shape (slots, heads, head dimension)."""
+    """Return the values in the slots of a buffer, as float32 of shape (slots, heads, head dimension)."""
     rows = numbers(buffer, layout, keys=keys).float()[..., : layout.head_dim]
     return rows * scales(buffer, layout).unsqueeze(-1) if layout.dtype == torch.int8 else rows
 

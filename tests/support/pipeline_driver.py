@@ -12,7 +12,7 @@ from octavo.worker_proc.executor.executor import PipelinedExecutor
 
 
 class PipelineDriver:
-    """Hands out blocks, plans steps, and takes the results whenever they come.
+    """Hands out blocks, plans steps, and receives the results.
 
     Blocks are handed out from the end and never contiguously, so that a wrong block table is detected.
     """

@@ -49,7 +49,7 @@ class Asked:
 
 
 class SuppliedMasks:
-    """The workers as grammars see them: collects the masks of each step, in order."""
+    """The workers for the grammars: collects the masks of each step, in order."""
 
     def __init__(self) -> None:
         self.steps: deque[Sequence[TokenMask]] = deque()

@@ -37,7 +37,7 @@ def ask(**fields: Any) -> dict[str, Any]:
 
 
 def add_up(response: Any) -> list[dict[str, Any]]:
-    """Put the choices of a stream together, as the API says it is done."""
+    """Assemble the choices of a stream, as the API defines it."""
     choices: dict[int, dict[str, Any]] = {}
     for chunk in events(response):
         for part in chunk["choices"]:

@@ -1,7 +1,7 @@
-"""`from_gguf`: what transformers makes of a GGUF file, without taking the file apart again and again.
+"""`from_gguf`: transformers' model of a GGUF file, without parsing the file repeatedly.
 
-transformers parses all of the metadata each time it needs any of it, and makes the table of the tensors' names anew for
-every submodule: half a minute for the default model. Here each is done once in a process; the results are the same.
+transformers parses all metadata whenever it needs a part, and rebuilds the table of tensor names for every submodule,
+which takes half a minute for the default model. Here each is done once per process; the results are the same.
 """
 
 import functools

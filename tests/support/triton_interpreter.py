@@ -1,11 +1,10 @@
 """Triton's interpreter with its bfloat16 repaired, so that kernels can be tested without a GPU.
 
-The interpreter runs kernels with numpy, which has no bfloat16; it keeps such numbers as their bits, in uint16, and
-in Triton 3.6 three things go wrong with them, none of which raises: products of matrices and all other arithmetic
-take the bits for integers, and conversions from float32 cut bits off where a GPU rounds to the nearest. With
-numpy 2.4 a loop over a bound that was loaded from memory raises a TypeError, and a comparison of two single floats that
-is then spread over a block becomes a float. Of float8_e4m3fn it rounds otherwise than a GPU, and loses NaN. `repair`
-fixes all of these.
+The interpreter runs kernels with numpy, which has no bfloat16: it stores such numbers as bits in uint16. In Triton 3.6
+this has three silent bugs: matrix products and all other arithmetic treat the bits as integers, and conversions from
+float32 truncate where a GPU rounds to nearest. With numpy 2.4, a loop over a bound loaded from memory raises a
+TypeError, and a comparison of two scalar floats that is then broadcast to a block becomes a float. Conversions to
+float8_e4m3fn round differently from a GPU and lose NaN. `repair` fixes all of these.
 
 What it cannot show: shared memory, races between programs (they run one after another), reads out of bounds.
 """
@@ -53,7 +52,7 @@ def _widen(handle: TensorHandle) -> TensorHandle:
 
 
 def _narrow(handle: TensorHandle) -> TensorHandle:
-    """Round float32 numbers to bfloat16: to the nearest, of two as near to the one whose last bit is 0."""
+    """Round float32 numbers to bfloat16: to nearest, ties to even."""
     bits = np.ascontiguousarray(handle.data, dtype=np.float32).view(np.uint32)
     is_odd = (bits >> np.uint32(16)) & np.uint32(1)
     rounded = ((bits + np.uint32(0x7FFF) + is_odd) >> np.uint32(16)).astype(np.uint16)
@@ -90,7 +89,7 @@ def _create_dot(
     a, b = _widen(a), _widen(b)
     if d.dtype.scalar != tl.float32 or a.data.dtype.kind != "f" or b.data.dtype.kind != "f":
         return UNREPAIRED["create_dot"](self, a, b, d, *precision)
-    # In float64, because the order in which numpy adds up depends on the shape; a GPU's does not.
+    # In float64, because numpy's order of summation depends on the shape; a GPU's does not.
     sums = np.matmul(a.data.astype(np.float64), b.data.astype(np.float64)) + d.data
     return TensorHandle(sums.astype(np.float32), tl.float32)
 

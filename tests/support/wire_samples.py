@@ -41,7 +41,7 @@ FACTS = events.EngineFacts(1, "path", ["name"], 100, 50, 16, 10, 8, 20, "float32
 TIMINGS = RequestTimings(1.0, 2.0, 3.0, 4.0)
 STATS = EngineStats(num_running=2, num_blocks=4, num_free_blocks=3, worker_failures={"died": 1})
 LARGE = bytes(range(256)) * (codec.MIN_BUFFER_BYTES // 256)
-"""What leaves the body of its message."""
+"""Long enough to be sent as a buffer frame."""
 POOLED = events.PooledOutput(Buffer(b"1234"), (1,), "float32")
 LARGE_POOLED = events.PooledOutput(Buffer(LARGE), (4, 4096), "float32")
 MANY_IDS = pack_ids(range(codec.MIN_BUFFER_BYTES))

@@ -1,1 +1,1 @@
-"""An engine in one thread, on a virtual clock: real scheduler and service, the rest is simulated. See run.py."""
+"""An engine in one thread, on a virtual clock: scheduler and service are real, the rest is simulated. See run.py."""

@@ -18,7 +18,7 @@ from simulation.oracle import Answer, answer, refusal
 from simulation.scenario import POISON_MARKS, VOCAB_SIZE, Ask
 
 MIN_DEATHS = 2
-"""A request with which so many processes have died of no request may be thought to be the cause: it was alone then."""
+"""If so many processes died for other reasons while a request was in flight alone, it may be considered guilty."""
 
 
 class WrongAnswer(AssertionError):
@@ -37,7 +37,7 @@ class Caller:
 
     ask: Ask
     plan: CachePlan
-    """Of the engine's cache; decides which requests must be rejected."""
+    """The engine's cache plan; decides which requests must be rejected."""
     on_change: Callable[["Caller"], None]
     """Called after every received event."""
     stream: RequestStream | None = None
@@ -48,11 +48,11 @@ class Caller:
     has_left: bool = False
     num_refusals: int = 0
     num_deaths: int = 0
-    """Of cores and workers that no request has killed, since this one was submitted."""
+    """Deaths of cores and workers that no request caused, since this request was submitted."""
 
     @property
     def name(self) -> RequestId:
-        """Of the request."""
+        """Id of the request."""
         return self.ask.submit.request_id
 
     @property
@@ -67,7 +67,7 @@ class Caller:
 
     @property
     def is_blamed(self) -> bool:
-        """True when the engine has failed it as a request that kills processes."""
+        """True when the engine has failed it as a request that crashes processes."""
         return isinstance(self.end, RequestFailedError)
 
     def set(self) -> None:
@@ -87,7 +87,7 @@ class Caller:
         require(0 <= event.num_cached_tokens < num_prompt, self.name, f"{event.num_cached_tokens} cached tokens")
         if isinstance(event, Finished):
             self.end = event
-            require(refusal(self.ask.submit, self.plan) is None, self.name, f"{event} where it should be refused")
+            require(refusal(self.ask.submit, self.plan) is None, self.name, f"{event}, but it should be rejected")
             self._check_answer(event, answer(self.ask.submit, VOCAB_SIZE, self.plan.max_model_len))
             return
         require(bool(event.token_ids), self.name, "a message without tokens")

@@ -1,6 +1,6 @@
-"""Many runs, one seed after another: what `scripts/stress` does. A failing run is shrunk and reported.
+"""Many runs with consecutive seeds, for `scripts/stress`. A failing run is shrunk and reported.
 
-A run has at most `RUN_SIZE` requests, so that a failing one is replayed in a second whatever the length of the whole.
+A run has at most `RUN_SIZE` requests, so that a failing one can be replayed in a second.
 """
 
 import gc
@@ -88,7 +88,7 @@ class Totals:
 
 
 def orders(seed: int, num_requests: int, num_kills: int) -> Iterator[Order]:
-    """Divide a long run into short ones, with seeds that follow one another; one that is short already stays whole."""
+    """Divide a long run into short ones with consecutive seeds; a short run stays whole."""
     num_runs = max(1, -(-num_requests // RUN_SIZE))
     for index in range(num_runs):
         yield Order(
@@ -122,7 +122,7 @@ def attempt_all(wanted: Sequence[Order], num_processes: int) -> Iterator[Report 
 
 
 def shrink(failure: Failure, timeout_s: float) -> Failure:
-    """Leave out requests and faults as long as the same kind of error shows, and return the smallest run found."""
+    """Remove requests and faults as long as the same kind of error occurs, and return the smallest run found."""
     deadline = time.monotonic() + timeout_s
     whole = failure.order.scenario()
     best = failure
@@ -152,7 +152,7 @@ def shrink(failure: Failure, timeout_s: float) -> Failure:
 def _minimal(
     indices: tuple[int, ...], still_fails: Callable[[tuple[int, ...]], bool], deadline: float
 ) -> tuple[int, ...]:
-    """Leave out pieces of a list, large ones first, as long as what is left still fails."""
+    """Remove parts of a list, large ones first, as long as the rest still fails."""
     size = len(indices)
     while size and time.monotonic() < deadline:
         start = 0

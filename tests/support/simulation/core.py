@@ -34,7 +34,7 @@ from simulation.world import Action, Pipe, Process, World
 REQUESTS, EVENTS = request_codec(), event_codec()
 
 RESTART_TIMEOUT_STEPS = 300
-"""Workers that take as long as so many steps to start have failed."""
+"""A start of workers that takes longer than this many steps has failed."""
 
 POLL_GRAIN_S = 0.001
 """The shortest sleep: `poll` counts in milliseconds."""
@@ -45,7 +45,7 @@ class CoreKilled(BaseException):
 
 
 class SimulatedRouter:
-    """The core's end of all connections: what `FrontendRouter` is in an engine."""
+    """The core's end of all connections; replaces `FrontendRouter`."""
 
     def __init__(self, process: "SimulatedCore", max_received_at_once: int) -> None:
         self.malformed_frames = 0
@@ -55,7 +55,7 @@ class SimulatedRouter:
         """The sender of each message, in order of arrival."""
         self._peers: dict[bytes, Pipe] = {}
         self.num_read: Counter[tuple[bytes, RequestId]] = Counter()
-        """How often each request was submitted, as far as the core has read it."""
+        """How many submissions of each request the core has read."""
 
     @property
     def has_messages(self) -> bool:
@@ -92,7 +92,7 @@ class SimulatedRouter:
         """Send an event; False when the peer reads too slowly.
 
         Raises:
-            PeerLost: nobody has this identity any more.
+            PeerLost: no peer has this identity any more.
         """
         self._process.operate()
         pipe = self._peers.get(peer)
@@ -102,20 +102,20 @@ class SimulatedRouter:
 
 
 class SimulatedStop:
-    """The signals of the core: what `StopSignal` is in an engine."""
+    """The signals of the core; replaces `StopSignal`."""
 
     count = 0
 
 
 class SimulatedPulse:
-    """Counts beats: what `PulseWriter` is in an engine."""
+    """Counts beats; replaces `PulseWriter`."""
 
     def beat(self, *, has_work: bool) -> None:
         """Do nothing: the simulation has no observer."""
 
 
 class SimulatedService(FrontendService):
-    """The real one; some requests crash it when it handles them."""
+    """The real service, which some requests crash when it handles them."""
 
     on_poison: Action
 
@@ -129,13 +129,13 @@ class SimulatedCore(Process):
     """One core process, from its start to its end.
 
     Args:
-        world: whose time it is.
-        rng: of what is left to chance within it.
+        world: the clock.
+        rng: draws random choices.
         engine: changes to the configuration of a small engine.
         num_blocks: of its cache.
         epoch: the number of this life.
-        step_scale: seconds that a step takes, about.
-        max_backlog_events: a frontend that is owed more is given up.
+        step_scale: typical duration of a step, in seconds.
+        max_backlog_events: a frontend with a larger backlog is dropped.
         predecessor: the core that has died; None: there was none.
         is_observed: check all invariants after each call of the scheduler, and replay all of them at the end.
     """
@@ -163,9 +163,9 @@ class SimulatedCore(Process):
         self.on_loss: Action = lambda: None
         """Called when its workers have died."""
         self.has_said_goodbye = False
-        """Whether it ended in good order, and not because it had waited long enough for a frontend to read."""
+        """True if it ended in order, and not because the time for slow frontends was over."""
         self.has_met_poison = False
-        """Whether a request is what killed it."""
+        """True if a request killed it."""
         self.ended_at = 0.0
         self._rng = rng
         self._operations_left: int | None = None
@@ -227,12 +227,12 @@ class SimulatedCore(Process):
             self.after(self._turn_scale * self._rng.random(), self._turn)
 
     def drain(self) -> None:
-        """As one SIGTERM."""
+        """Act as on SIGTERM."""
         self.stop_signal.count += 1
         self.wake()
 
     def kill(self) -> None:
-        """As SIGKILL; its workers die with it."""
+        """Act as on SIGKILL; its workers die with it."""
         if not self.is_alive:
             return
         super().kill()
@@ -303,7 +303,7 @@ class SimulatedCore(Process):
             self.config,
             self.plan.num_blocks,
             self._step_scale,
-            on_news=lambda: self.wake(has_events=True),
+            on_event=lambda: self.wake(has_events=True),
             on_operation=self.operate,
             start_s=self._step_scale * self._rng.choice([1, 10, 100]) if self.num_groups > 1 else 0.0,
             make_next=self._make_group,
@@ -311,7 +311,7 @@ class SimulatedCore(Process):
         return self.group
 
     def _set_alarm(self, time: float) -> None:
-        """Have the loop woken then, unless it is woken earlier anyway and will ask again."""
+        """Wake the loop at this time, unless it is woken earlier and sets the alarm again."""
         if self.world.now < self._alarm <= time:
             return
         self._alarm = time

@@ -1,4 +1,4 @@
-"""What one core of the simulation leaves to the next. Keeps it in memory, which here survives a core."""
+"""The crash journal of the simulation, in memory, which survives a simulated core."""
 
 from collections.abc import Iterable
 
@@ -8,7 +8,7 @@ from octavo.core_proc.recovery.crash_journal import CrashRecord
 
 
 class SimulatedCrashJournal:
-    """What a core leaves to the next: what `CrashJournal` is in an engine."""
+    """What a core leaves to the next; replaces `CrashJournal`."""
 
     def __init__(self) -> None:
         self.in_flight: dict[bytes, None] = {}

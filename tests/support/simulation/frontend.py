@@ -1,4 +1,4 @@
-"""A frontend of the simulation: the real link and in_flight over a simulated wire, and a monitor on that wire."""
+"""A frontend of the simulation: the real link and in-flight requests over a simulated wire that checks all messages."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -35,7 +35,7 @@ _CALLS = [(GetStats(), EngineStats), (GetSnapshot(), EngineSnapshot), (ResetPref
 
 
 class Connection:
-    """What a frontend and one life of a core have between them."""
+    """The connection between a frontend and one life of a core."""
 
     def __init__(self, peer: bytes, core: SimulatedCore, from_core: Pipe, to_core: Pipe) -> None:
         self.peer = peer
@@ -45,9 +45,9 @@ class Connection:
 
 
 class SimulatedWire:
-    """One connection to one life of a core, tried until there is one: what `Wire` is in an engine.
+    """A connection to one life of a core, retried until it succeeds; replaces `Wire`.
 
-    Everything that passes is checked: the core speaks of live requests only, ends each once, and answers each call.
+    All messages are checked: the core sends events about live requests only, ends each once, and answers each call.
     """
 
     def __init__(
@@ -61,15 +61,15 @@ class SimulatedWire:
     ) -> None:
         self.connection: Connection | None = None
         self.live: set[RequestId] = set()
-        """Submitted here, and not ended by the core; those that their callers have left included."""
+        """Requests submitted here that the core has not ended, including those whose callers have left."""
         self.calls: dict[int, type] = {}
-        """Utility calls that are not answered, and what the answer must be."""
+        """Unanswered utility calls, and the expected type of the answer."""
         self.fault = ""
-        """Why the two ends cannot agree: here they always can."""
+        """Why the last attempt to connect failed: it never does here."""
         self.is_welcome = False
         self.is_closed = False
         self._num_sent: Counter[RequestId] = Counter()
-        """How often each request was submitted: one that was refused for want of room is submitted again."""
+        """How often each request was submitted: one that a full queue rejected is submitted again."""
         self._process = process
         self._dial = dial
         self._hang_up = hang_up
@@ -88,7 +88,7 @@ class SimulatedWire:
         return sorted(name for name in self.live if num_read[peer, name] == self._num_sent[name])
 
     def send(self, frames: list[Frame]) -> None:
-        """Send a message, as soon as there is somebody."""
+        """Send a message, as soon as the connection is up."""
         request = REQUESTS.decode(*frames)
         if isinstance(request, Submit):
             require(request.request_id not in self.live, request.request_id, "submitted while it is live")
@@ -104,7 +104,7 @@ class SimulatedWire:
         self.send(REQUESTS.encode(Abort(request_ids)))
 
     def call(self, call: Call, expected: type) -> None:
-        """Make a utility call that the link knows nothing of."""
+        """Make a utility call without the link."""
         self.calls[call.call_id] = expected
         self.send(REQUESTS.encode(call))
 
@@ -115,12 +115,12 @@ class SimulatedWire:
             self._hang_up(self.connection)
 
     def lose(self) -> None:
-        """The connection has broken, and this end notices."""
+        """Handle a broken connection."""
         if not self.is_closed:
             self._on_lost(self)
 
     def note_arrival(self) -> None:
-        """A message has arrived; it is read when the process runs."""
+        """Note that a message has arrived; it is read when the process runs."""
         self._process.after(0.0, self._read)
 
     def _connect(self) -> None:
@@ -160,7 +160,7 @@ class SimulatedWire:
 
 
 class SimulatedLink(CoreLink):
-    """The real link, but for what it opens. Made and used while some event loop runs, which never gets a turn."""
+    """The real link over a simulated wire. Created and used inside a running event loop, which runs no callback."""
 
     def __init__(self, open_wire: Callable[["SimulatedLink"], SimulatedWire]) -> None:
         self._open_simulated = open_wire
@@ -169,17 +169,17 @@ class SimulatedLink(CoreLink):
 
     @property
     def is_connected(self) -> bool:
-        """True once a core has answered, which a user waits for before the first request."""
+        """True once a core has answered; users wait for this before the first request."""
         return self._welcome.done() and not self._welcome.exception()
 
     def receive(self, event: Event) -> None:
-        """Take a message, as it comes from a wire."""
+        """Handle a message from a wire."""
         self._receive(event)
         if isinstance(event, Welcome) and not hasattr(self, "facts"):
             self.facts = event.facts
 
     def note_loss(self, wire: SimulatedWire) -> None:
-        """Take the news that a connection has broken."""
+        """Handle a broken connection."""
         self._on_lost(wire)
 
     def _open_wire(self) -> SimulatedWire:
@@ -192,12 +192,12 @@ class SimulatedFrontend(Process):
     """One application.
 
     Args:
-        world: whose time it is.
-        asks: what its callers want.
+        world: the clock.
+        asks: the requests of its callers.
         plan: of the engine's cache.
-        dial: makes a connection to the core that lives; None while none does.
-        hang_up: lets the other end of a connection notice that it was closed here.
-        retry_s: how long to wait before another try.
+        dial: connects to the live core; returns None while there is none.
+        hang_up: tells the other end of a connection that it was closed here.
+        retry_s: delay before another attempt.
     """
 
     def __init__(
@@ -212,7 +212,7 @@ class SimulatedFrontend(Process):
         super().__init__(world)
         self.callers = {ask.submit.request_id: Caller(ask, plan, self._on_change) for ask in asks}
         self.wire: SimulatedWire
-        """The connection of now."""
+        """The current connection."""
         self._is_engine_gone = False
         self._dial = dial
         self._hang_up = hang_up
@@ -224,7 +224,7 @@ class SimulatedFrontend(Process):
             self.at(ask.time, lambda ask=ask: self._ask(self.callers[ask.submit.request_id]))
 
     def at(self, time: float, action: Action) -> None:
-        """Act at a time, or when the process goes on."""
+        """Act at a time, or when the process is resumed."""
         self.after(time - self.world.now, action)
 
     def hear_of_shutdown(self) -> None:
@@ -269,7 +269,7 @@ class SimulatedFrontend(Process):
             self.wire.call(Call(-self._num_asked, utility), expected)
 
     def _on_change(self, caller: Caller) -> None:
-        """Decide what a caller does when something has come."""
+        """Let a caller react to an event."""
         end = caller.end
         if isinstance(end, OverloadedError) and caller.num_refusals < MAX_TRIES:
             caller.end = None
@@ -279,7 +279,7 @@ class SimulatedFrontend(Process):
             self.after(0.0, lambda: self._leave(caller))
 
     def _leave(self, caller: Caller) -> None:
-        """The caller has disconnected."""
+        """Handle a caller that has disconnected."""
         if caller.is_waiting:
             caller.has_left = True
             self.link.abort([caller.name])

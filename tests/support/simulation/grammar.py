@@ -1,6 +1,6 @@
 """Grammars of the simulation: small languages of tokens, and a compiler that takes virtual time instead of threads.
 
-They stand where `core_proc/grammar/{compiler,matcher}.py` stand in an engine; everything above those is the real thing.
+They replace `core_proc/grammar/{compiler,matcher}.py`; everything above those is real.
 """
 
 from collections.abc import Callable
@@ -35,13 +35,13 @@ class Language:
         return cls(*map(int, text.split()))
 
     def allows(self, position: int, token_id: int) -> bool:
-        """True when the token may stand at this position of the output."""
+        """True if the token is allowed at this position of the output."""
         return position < self.high and token_id % self.modulus == (position + self.shift) % self.modulus
 
 
 @dataclass
 class SimulatedMatcher:
-    """How far an output has come: what `Matcher` is in an engine."""
+    """The state of one output; replaces `Matcher`."""
 
     language: Language
     vocab_size: int
@@ -49,11 +49,11 @@ class SimulatedMatcher:
     fault: str = ""
 
     def copy(self) -> "SimulatedMatcher":
-        """Return another output that stands at the same point."""
+        """Return a copy that advances independently."""
         return replace(self)
 
     def accept(self, token_id: int) -> bool:
-        """Go on by one token; False where the language has no place for it."""
+        """Advance by one token; False if the language does not allow it."""
         if not self.language.allows(self.position, token_id):
             return False
         self.position += 1
@@ -74,7 +74,7 @@ class SimulatedMatcher:
 
 
 class SimulatedCompiler:
-    """Compiles each grammar once, some virtual time after it was asked to.
+    """Compiles each grammar once, some virtual time after `start`.
 
     Args:
         later: calls a function after some time.
@@ -113,7 +113,7 @@ class SimulatedCompiler:
         self._pending.discard(key)
 
     def take_done(self) -> list[tuple[GrammarKey, SimulatedMatcher | CompileFailure]]:
-        """Return what has been compiled since the last call, or could not be."""
+        """Return the results and failures since the last call."""
         done, self._done = self._done, []
         for key, result in done:
             if isinstance(result, SimulatedMatcher):

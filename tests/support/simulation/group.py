@@ -1,6 +1,6 @@
 """One group of workers of the simulation: a virtual process that starts, executes steps, raises, hangs and dies.
 
-It is a `WorkerGroup`, but for its first start; what it computes is `worker.py`'s.
+It implements `WorkerGroup` except the first start; `worker.py` computes.
 """
 
 import random
@@ -19,18 +19,18 @@ COMMANDS, REPLIES = worker_command_codec(), worker_reply_codec()
 
 
 class SimulatedGroup:
-    """One rank, which is a process of its own.
+    """One rank, in a virtual process.
 
     Args:
-        world: whose time it is.
-        rng: of how long steps take.
+        world: the clock.
+        rng: draws the durations of steps.
         config: of the engine.
         num_blocks: of its cache.
-        step_scale: seconds that a step takes, about.
-        on_news: called when the core must look here.
+        step_scale: typical duration of a step, in seconds.
+        on_event: called when `gather` or `advance` has something for the core.
         on_operation: called before each message to the worker.
-        start_s: how long it takes to start; 0.0: it is ready.
-        make_next: starts another.
+        start_s: duration of the start; 0.0: it is ready.
+        make_next: starts the next group.
     """
 
     waitables = ()
@@ -43,7 +43,7 @@ class SimulatedGroup:
         config: ResolvedConfig,
         num_blocks: int,
         step_scale: float,
-        on_news: Action,
+        on_event: Action,
         on_operation: Action,
         start_s: float,
         make_next: "Callable[[], SimulatedGroup]",
@@ -54,10 +54,10 @@ class SimulatedGroup:
         """The next step raises an error in the worker, which then ends."""
         self.has_exited = False
         self.has_met_poison = False
-        """Whether a request is what killed it."""
+        """True if a request killed it."""
         self._rng = rng
         self._step_scale = step_scale
-        self._on_news = on_news
+        self._on_news = on_event
         self._on_operation = on_operation
         self._is_started = start_s == 0.0
         self.restart = make_next
@@ -113,7 +113,7 @@ class SimulatedGroup:
         return None
 
     def abandon(self) -> None:
-        """Kill the worker; it is gone a little later."""
+        """Kill the worker; it exits a little later."""
         self.process.kill()
         self.process.world.after(self._step_scale * self._rng.random(), self._finish_end)
 

@@ -1,7 +1,7 @@
-"""A model that is none: its "keys and values" and its tokens are pure functions of what came before.
+"""A fake model: its "keys and values" and its tokens are pure functions of the tokens before.
 
-The state at a position stands for the KV there: a 64-bit chain over all tokens up to it, so that whatever is read from
-a wrong, stale or foreign block is seen. `worker.py` uses it over blocks, `oracle.py` over lists.
+The state at a position replaces the KV there: a 64-bit hash chain over all tokens up to it, so that reading a wrong or
+stale block, or one of another request, is detected. `worker.py` stores states in blocks, `oracle.py` in lists.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ _INCREMENT = 1442695040888963407
 _GOLDEN = 0x9E3779B97F4A7C15
 
 SALT_MARK = "~"
-"""What follows it in a request's name is its cache salt: so a worker sees blocks that cross from tenant to tenant."""
+"""Precedes the cache salt in a request's id, so that a worker detects blocks shared across salts."""
 
 
 def root_state(request_id: str) -> int:
@@ -48,9 +48,9 @@ def draw(
         state: at `position - 1`.
         position: of the token.
         num_outputs: outputs before it.
-        sampling: as in a real worker, its seed counts, and below `min_tokens` no end is drawn.
-        vocab_size: tokens are below it.
-        mask: what a grammar allows, None: everything.
+        sampling: as in a real worker, the seed matters, and no end token is drawn before `min_tokens`.
+        vocab_size: upper bound of tokens, exclusive.
+        mask: the tokens that a grammar allows; None: all.
     """
     noise = ((state ^ (sampling.seed * _GOLDEN)) + position * _MULTIPLIER) & _WORD
     first = ((noise ^ noise >> 29) * _GOLDEN & _WORD) >> 33
@@ -63,6 +63,6 @@ def draw(
 
 
 def logprob(state: int, token_id: int) -> TokenLogprobs:
-    """Return what is reported of a token after a position with this state."""
+    """Return the logprobs of a token after a position with this state."""
     value = -float((state >> 40 ^ token_id) % 1000) / 7
     return TokenLogprobs([token_id], [value], rank=1 + state % 5)

@@ -1,6 +1,6 @@
-"""What every request of a scenario must give: computed from the request alone, by nothing of the engine's.
+"""The expected answer to every request of a scenario, computed from the request alone without code of the engine.
 
-Shares the model's two functions with the simulated worker, and nothing with scheduler, cache or grammars.
+Shares two functions of the model with the simulated worker, and nothing with scheduler, cache or grammars.
 """
 
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from simulation.model import draw, extend_states, logprob, next_state, root_stat
 
 @dataclass(frozen=True)
 class Answer:
-    """How a request ends when nobody disturbs it."""
+    """The undisturbed answer to a request."""
 
     token_ids: list[int]
     logprobs: list[TokenLogprobs]
@@ -24,7 +24,7 @@ class Answer:
 
 
 def refusal(submit: Submit, plan: CachePlan) -> FailureKind | None:
-    """Return how a request is refused that can never be served, None for one that can."""
+    """Return the kind of failure of a request that can never be served, None if it can be served."""
     num_prompt = len(submit.prompt_token_ids)
     if num_prompt >= plan.max_model_len:
         return FailureKind.INVALID
@@ -36,7 +36,7 @@ def refusal(submit: Submit, plan: CachePlan) -> FailureKind | None:
 
 
 def answer(submit: Submit, vocab_size: int, max_model_len: int) -> Answer:
-    """Return the one right answer of a request that can be served."""
+    """Return the only correct answer to a request that can be served."""
     sampling, root = submit.params, root_state(submit.request_id)
     num_prompt = len(submit.prompt_token_ids)
     token_ids, states = list(submit.prompt_token_ids), list[int]()

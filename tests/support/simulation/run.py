@@ -1,7 +1,7 @@
-"""Runs a scenario: one engine's whole life in one thread, on a virtual clock, from nothing but its seed.
+"""Runs a scenario: the whole life of one engine in one thread, on a virtual clock, determined by its seed.
 
-The core's loop, service, outbox, scheduler, cache and grammar seam are the real ones, and so are all messages; sockets,
-processes, time and the model are simulated. Whatever goes wrong, goes wrong again with the same seed.
+The core's loop, service, outbox, scheduler, cache and grammars are real, and so are all messages. Sockets, processes,
+time and the model are simulated. Every failure is reproducible with its seed.
 """
 
 import asyncio
@@ -18,26 +18,26 @@ from simulation.scenario import Ask, Fault, Scenario
 from simulation.world import Pipe, World
 
 READING_S = 0.5
-"""A frontend that runs for so long has read what there was."""
+"""A frontend that has run for this long has read all messages."""
 
 EVENTS_PER_REQUEST = 1000
-"""A run that takes more than this does not come to an end."""
+"""A run with more events than this does not terminate."""
 
 
 @dataclass(frozen=True)
 class Report:
-    """What happened in a run that went well."""
+    """The counters of a run without errors."""
 
     num_answers: int
-    """Requests that ended as they should and had the one right answer."""
+    """Requests that ended with the correct answer."""
     num_left: int
     """Requests whose callers left, or whose frontend died."""
     num_guilty: int
-    """Requests that killed cores or workers again and again, and failed for it."""
+    """Requests that kept killing cores or workers, and failed for that reason."""
     num_blamed: int
-    """Requests that failed because they were there each time when something else killed a process."""
+    """Requests that failed because they were in flight each time something else killed a process."""
     num_overloaded: int
-    """Refusals for want of room; the callers asked again."""
+    """Rejections by a full queue; the callers retried."""
     num_events: int
     num_steps: int
     num_preemptions: int
@@ -45,7 +45,7 @@ class Report:
     num_core_lives: int
     num_worker_lives: int
     faults: Counter[str]
-    """Of each kind, those that met somebody alive."""
+    """Faults of each kind that hit a live process."""
 
 
 class Simulation:
@@ -79,14 +79,14 @@ class Simulation:
 
     @property
     def _core(self) -> SimulatedCore:
-        """The latest core, dead or alive."""
+        """The latest core, alive or dead."""
         return self._cores[-1]
 
     def run(self) -> Report:
-        """Let everything happen, and judge it.
+        """Run all events and check the results.
 
         Raises:
-            AssertionError: something is wrong; which may also be any other error that the engine raised.
+            AssertionError: a check failed. The engine may also raise other errors.
         """
         self._world.run()
         self._check_callers()
@@ -134,7 +134,7 @@ class Simulation:
         return SimulatedFrontend(self._world, asks, self._core.plan, self._dial, self._hang_up, retry_s)
 
     def _dial(self, wire: SimulatedWire) -> Connection | None:
-        """Connect a frontend to the core that lives."""
+        """Connect a frontend to the live core."""
         core, scenario = self._core, self._scenario
         if not core.is_alive:
             if self._is_shutting_down:
@@ -150,13 +150,13 @@ class Simulation:
         return Connection(peer, core, from_core, to_core)
 
     def _hang_up(self, connection: Connection) -> None:
-        """A frontend has closed a connection: the core notices after a while."""
+        """Close a connection of a frontend: the core notices after a while."""
         connection.from_core.cut()
         delay = 10 * self._scenario.delay_scale * self._rng.random()
         self._world.after(delay, lambda: connection.core.router.detach(connection.peer))
 
     def _happen(self, fault: Fault) -> None:
-        """Let something go wrong."""
+        """Inject a fault."""
         frontend, core = self._frontends[fault.target], self._core
         wire = frontend.wire
         match fault.kind:
@@ -184,7 +184,7 @@ class Simulation:
         self._counters[fault.kind] += 1
 
     def _kill_frontend(self, fault: Fault) -> None:
-        """Another one takes its place, and those of its callers that have not come yet."""
+        """Replace a frontend by a new one, which takes over the callers that have not started yet."""
         frontend, scenario = self._frontends[fault.target], self._scenario
         frontend.kill()
         self._dead_frontends.append(frontend)
@@ -204,11 +204,11 @@ class Simulation:
             if self._is_shutting_down and not self._core.is_alive:
                 self._tell_shutdown()
 
-        # In two steps: what arrives at the same moment is read before.
+        # In two steps: messages that arrive at the same moment are read first.
         self._world.after(delay, lambda: frontend.after(0.0, lose))
 
     def _check_farewell(self, frontend: SimulatedFrontend, wire: SimulatedWire) -> None:
-        """Require that a core which has ended in good order owes nothing to a frontend that reads."""
+        """Check that a core that has ended in order has sent everything to frontends that read."""
         connection = wire.connection
         if connection is None or wire.is_closed or connection.to_core.is_cut:
             return
@@ -217,18 +217,18 @@ class Simulation:
             raise WrongAnswer(f"the core has ended and owes {wire.owed[:5]}")
 
     def _on_core_exit(self, core: SimulatedCore) -> None:
-        """The core has ended: its frontends notice, and it is started again unless it was told to stop."""
+        """Handle the end of the core: its frontends notice, and it restarts unless it was told to stop."""
         self._count_death(by_poison=core.has_met_poison)
         for frontend in self._frontends:
             connection = frontend.wire.connection
             if connection is not None and connection.core is core:
-                # What was sent before still arrives, and then the end.
+                # Messages that were sent before still arrive, then the disconnect.
                 self._notice(frontend, frontend.wire, connection.from_core.latest - self._world.now)
         if not self._is_shutting_down:
             self._world.after(self._restart_delay, self._start_core)
 
     def _count_death(self, *, by_poison: bool) -> None:
-        """A core or its workers have died: where nothing else explains it, a request may be thought to be the cause."""
+        """Count the death of a core or its workers. If a request did not cause it, one may still be suspected."""
         if by_poison:
             return
         for frontend in self._frontends:
@@ -244,7 +244,7 @@ class Simulation:
         core.drain()
 
     def _tell_shutdown(self) -> None:
-        """Whoever has shut the engine down tells those that wait for another core."""
+        """Tell frontends that wait for another core that the engine was shut down."""
         for frontend in self._frontends:
             connection = frontend.wire.connection
             if connection is None or connection.core is not self._core:
@@ -262,7 +262,7 @@ class Simulation:
                 raise WrongAnswer(f"the core forgot {sorted(wire.live)[:5]}, or calls {wire.calls}")
 
     def _check_core(self) -> None:
-        """Require that the core which is left holds nothing, and that all of them can be replayed."""
+        """Check that the last core holds no requests, and that the recordings of all cores can be replayed."""
         core = self._core
         scheduler = core.scheduler
         if core.is_alive:

@@ -1,7 +1,7 @@
-"""What happens in one run, drawn from its seed: the engine, the requests and their callers, the faults. Runs nothing.
+"""The events of one run, drawn from its seed: the engine, the requests and their callers, the faults. Runs nothing.
 
-Each seed draws its own probabilities first, so that some runs are all of one kind: only with extremes side by side are
-rare paths taken at all. A scenario is plain data, so a smaller one is made by leaving things out.
+Each seed first draws its own probabilities, so that some runs consist of one kind of request only: rare paths need such
+extremes. A scenario is plain data, so it can be made smaller by removing items.
 """
 
 import random
@@ -17,13 +17,13 @@ from simulation.model import SALT_MARK
 VOCAB_SIZE = 50
 
 POISON_MARK = "!"
-"""In a request's name: the worker that draws a token for it dies of it."""
+"""In a request's id: the worker that draws a token for it dies."""
 
 CORE_POISON_MARK = "?"
-"""The core dies as soon as it has planned to draw a token for it."""
+"""The core dies as soon as it has planned to draw a token for the request."""
 
 INTAKE_POISON_MARK = "%"
-"""The core dies as soon as it touches it at all."""
+"""The core dies as soon as it handles the request."""
 
 POISON_MARKS = (POISON_MARK, CORE_POISON_MARK, INTAKE_POISON_MARK)
 
@@ -47,26 +47,26 @@ class Ask:
     time: float
     submit: Submit
     leaves_after: int | None = None
-    """Tokens after which the caller is gone; None: it stays to the end."""
+    """Tokens after which the caller leaves; None: it reads to the end."""
 
 
 @dataclass(frozen=True)
 class Fault:
-    """Something that goes wrong."""
+    """An injected fault."""
 
     kind: FaultKind
     time: float
     target: int = 0
-    """Which frontend, where it is one."""
+    """Index of the frontend, if the fault hits one."""
     num_operations: int = 0
-    """What a core may still send before it dies: so it dies between any two messages, not only between two turns."""
+    """Messages that the core still sends before it dies, so that it may die between any two messages."""
     duration: float = 0.0
-    """How long a stopped process stays stopped, or a killed one takes to be back."""
+    """How long a process is stopped, or the restart of a killed one takes."""
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """Everything that happens, but for the delays of messages, which follow from the seed too."""
+    """All events except the delays of messages, which also follow from the seed."""
 
     seed: int
     engine: dict[str, Any]
@@ -74,13 +74,13 @@ class Scenario:
     num_blocks: int
     num_frontends: int
     delay_scale: float
-    """Seconds that a message is under way, about."""
+    """Typical delay of a message, in seconds."""
     step_scale: float
-    """Seconds that a step takes, about."""
+    """Typical duration of a step, in seconds."""
     queue_limit: int
-    """Messages that a connection holds before its sender is told to wait."""
+    """Messages that a connection holds before its sender must wait."""
     max_backlog_events: int
-    """A frontend that is owed more is given up by the core."""
+    """The core drops a frontend with a larger backlog."""
     asks: list[Ask] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
     drains: bool = False
@@ -165,7 +165,7 @@ class _Style:
         self._constrained = rng.choice([0.0, 0.0, 0.1, 0.9])
         self._poisoned = rng.choice([0.0] * 9 + [0.01])
         self._poisons = random.Random(f"poison {seed}")
-        """A sequence of its own: what is poisoned changes nothing else of the run."""
+        """A separate generator: poisoning a request changes nothing else in the run."""
         self._marks = self._poisons.choice([*([mark] for mark in POISON_MARKS), list(POISON_MARKS)])
         self._poisoned = self._poisons.choice([self._poisoned] * 9 + [0.05])
         self._with_logprobs = rng.choice([0.0, 0.2])

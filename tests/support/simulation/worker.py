@@ -15,11 +15,11 @@ from simulation.model import draw, extend_states, logprob, root_state
 
 
 class PlanRefused(AssertionError):
-    """A plan that no worker could execute, or one that would compute something wrong."""
+    """A plan that no worker can execute, or that would compute a wrong result."""
 
 
 def require(condition: bool, message: str) -> None:
-    """Refuse the plan unless the condition holds; not an `assert`, which an option of Python's leaves out."""
+    """Reject the plan unless the condition holds; not an `assert`, which Python can disable."""
     if not condition:
         raise PlanRefused(message)
 
@@ -33,13 +33,13 @@ class Row:
     block_ids: list[int]
     root: int
     states: list[int] = field(default_factory=list)
-    """What the cache must hold for it, position by position."""
+    """The states that the cache must hold for it, by position."""
     num_computed: int = 0
-    """Where its latest step ended."""
+    """The position at which its latest step ended."""
 
 
 class SimulatedWorker:
-    """One rank, from its cache's allocation on."""
+    """One rank, after its cache is allocated."""
 
     def __init__(self, config: ResolvedConfig, num_blocks: int) -> None:
         self.rows: dict[int, Row] = {}
@@ -51,7 +51,7 @@ class SimulatedWorker:
         self._vocab_size = config.model.vocab_size
         self._num_blocks = num_blocks
         self._cache: list[int | None] = [None] * (num_blocks * config.block_size)
-        """The state at each position of each block, block after block."""
+        """The state in each slot, block after block."""
 
     def execute(self, plan: StepPlan, masks: Sequence[TokenMask] = ()) -> StepResult:
         """Apply a plan and return its result.
@@ -59,11 +59,11 @@ class SimulatedWorker:
         Raises:
             PlanRefused: the plan, or what it would read from the cache, is wrong.
         """
-        require(plan.sequence == self.next_sequence, f"step {plan.sequence} comes where {self.next_sequence} is due")
+        require(plan.sequence == self.next_sequence, f"step {plan.sequence} received, but {self.next_sequence} is next")
         self.next_sequence += 1
         self._change_rows(plan)
         self._check_size(plan)
-        # All of a step is written before any of it is read, as in every layer of a model.
+        # All of a step's states are written before any is read, as in every layer of a model.
         for part in plan.scheduled:
             self._write(part)
         for part in plan.scheduled:
@@ -118,7 +118,7 @@ class SimulatedWorker:
             start = stop
 
     def _read(self, part: Scheduled) -> None:
-        """Read all that attention reads, from the first position to the last one of the part."""
+        """Read the states of all positions up to the last one of the part, as attention does."""
         row, size, end = self.rows[part.slot], self._block_size, part.start + part.num_tokens
         cache, states = self._cache, row.states
         for index in range(-(-end // size)):

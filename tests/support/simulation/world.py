@@ -1,6 +1,6 @@
 """The virtual clock, processes that can be stopped and killed, and connections that delay and lose messages.
 
-One heap of events; whatever happens, happens in one of them, and nothing else takes time. Knows nothing of engines.
+One heap of events: everything happens in an event, and nothing else takes time. Knows nothing about engines.
 """
 
 import heapq
@@ -14,11 +14,11 @@ Action = Callable[[], None]
 
 
 class SimulationStuck(AssertionError):
-    """The run does not come to an end."""
+    """The run does not terminate."""
 
 
 class World:
-    """Time, and what is going to happen."""
+    """The clock and the queue of events."""
 
     def __init__(self, max_events: int) -> None:
         self.now = 0.0
@@ -28,19 +28,19 @@ class World:
         self._num_scheduled = 0
 
     def at(self, time: float, action: Action) -> None:
-        """Do something at a time; of two at the same time the one that was asked for first."""
+        """Schedule an action; actions at the same time run in the order in which they were scheduled."""
         self._num_scheduled += 1
         heapq.heappush(self._events, (max(time, self.now), self._num_scheduled, action))
 
     def after(self, delay: float, action: Action) -> None:
-        """Do something after a while."""
+        """Schedule an action after a delay."""
         self.at(self.now + delay, action)
 
     def run(self) -> None:
-        """Let everything happen, until nothing is left that could.
+        """Run all events until none is left.
 
         Raises:
-            SimulationStuck: that takes too long.
+            SimulationStuck: there are too many.
         """
         events = self._events
         while events:
@@ -52,24 +52,24 @@ class World:
 
 
 class Process:
-    """Something that acts until it is killed, and not while it is stopped."""
+    """A process that acts until it is killed, except while it is stopped."""
 
     def __init__(self, world: World) -> None:
         self.world = world
         self.is_alive = True
         self.stopped_until = 0.0
-        """When it goes on, or went on, after the latest stop."""
+        """When it resumes, or resumed, after the latest stop."""
 
     def stop(self, duration: float) -> None:
-        """As SIGSTOP, and SIGCONT after a while."""
+        """Act as on SIGSTOP, and SIGCONT after `duration`."""
         self.stopped_until = max(self.stopped_until, self.world.now + duration)
 
     def kill(self) -> None:
-        """As SIGKILL."""
+        """Act as on SIGKILL."""
         self.is_alive = False
 
     def after(self, delay: float, action: Action) -> None:
-        """Act after a while, or when the process goes on."""
+        """Act after a delay, or when the process is resumed."""
         self.world.at(max(self.world.now + delay, self.stopped_until), lambda: self._act(action))
 
     def _act(self, action: Action) -> None:
@@ -82,12 +82,12 @@ class Process:
 
 
 class Pipe:
-    """One direction of a connection: messages arrive in order, each after a delay of its own, until it is cut.
+    """One direction of a connection: messages arrive in order, each after its own delay, until it is cut.
 
     Args:
-        world: whose time it is.
-        rng: of the delays.
-        scale: of the delays, in seconds.
+        world: the clock.
+        rng: draws the delays.
+        scale: typical delay, in seconds.
         limit: messages that it holds.
         on_arrival: called for each message that has arrived; `take` returns it.
     """
@@ -110,7 +110,7 @@ class Pipe:
         return bool(self._arrived)
 
     def send(self, message: list[Frame]) -> bool:
-        """Send a message; False when the pipe is full. After the cut it goes nowhere."""
+        """Send a message; False when the pipe is full. After the cut it is lost."""
         if len(self._under_way) + len(self._arrived) >= self._limit:
             return False
         if self.is_cut:
@@ -125,7 +125,7 @@ class Pipe:
         return self._arrived.popleft() if self._arrived else None
 
     def cut(self) -> None:
-        """Lose what is under way, and all that comes."""
+        """Drop the messages in transit and all later ones."""
         self.is_cut = True
         self._under_way.clear()
 
