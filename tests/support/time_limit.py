@@ -13,7 +13,7 @@ from types import FrameType
 
 import pytest
 
-from octavo.protocol.stacks import STANDARD_ERROR, look_at_tree
+from octavo.protocol.stacks import STANDARD_ERROR, process_tree
 
 REPEAT_S = 10.0
 """A failure that something swallows (a callback, a task nobody awaits) is raised again after this long."""
@@ -58,8 +58,8 @@ def _limited(item: pytest.Item) -> Iterator[None]:
 
     def expire(number: int, frame: FrameType | None) -> None:
         faulthandler.dump_traceback(STANDARD_ERROR)
-        for process in look_at_tree(os.getpid())[1:]:
-            process.ask()
+        for process in process_tree(os.getpid())[1:]:
+            process.request_dump()
         pytest.fail(f"the test took longer than {limit_s:g} s; the stacks are in its captured stderr")
 
     before = signal.signal(signal.SIGALRM, expire)

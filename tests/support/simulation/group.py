@@ -57,7 +57,7 @@ class SimulatedGroup:
         """True if a request killed it."""
         self._rng = rng
         self._step_scale = step_scale
-        self._on_news = on_event
+        self._on_event = on_event
         self._on_operation = on_operation
         self._is_started = start_s == 0.0
         self.restart = make_next
@@ -120,15 +120,15 @@ class SimulatedGroup:
     def die(self) -> None:
         """Die without a message; the core notices a little later."""
         self.process.kill()
-        self.process.world.after(self._step_scale * self._rng.random(), self._on_news)
+        self.process.world.after(self._step_scale * self._rng.random(), self._on_event)
 
     def _finish_start(self) -> None:
         self._is_started = True
-        self._on_news()
+        self._on_event()
 
     def _finish_end(self) -> None:
         self.has_exited = True
-        self._on_news()
+        self._on_event()
 
     def _go_on(self) -> None:
         """Compute the next step, unless one is running or its masks have not arrived."""
@@ -153,7 +153,7 @@ class SimulatedGroup:
         else:
             self._replies.append(REPLIES.encode(result))
         self._is_busy = False
-        self._on_news()
+        self._on_event()
         self._go_on()
 
     def _is_poisoned(self, plan: StepPlan) -> bool:
