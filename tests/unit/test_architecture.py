@@ -2,11 +2,13 @@
 
 import ast
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
-from source_tree import find_cycle, import_graph, modules, package_dirs
+from source_tree import ROOT, find_cycle, import_graph, modules, package_dirs
 
 MAY_IMPORT = {
     "protocol": set(),
@@ -158,6 +160,37 @@ def test_every_package_says_what_it_is() -> None:
         for path in folder.rglob("__init__.py"):
             docstring = ast.get_docstring(ast.parse(path.read_text()))
             assert docstring and len(docstring) > 20, f"{path} has no docstring"
+
+
+def code_map() -> Iterator[tuple[list[Path], list[str]]]:
+    """Yield, for each line of the code map, the paths it stands for and the files that its description names."""
+    block = (ROOT / "ARCHITECTURE.md").read_text().partition("## Code map")[2].split("```")[1]
+    folders: list[tuple[int, Path]] = []
+    for line in filter(str.strip, block.splitlines()):
+        depth = len(line) - len(line.lstrip())
+        while folders and folders[-1][0] >= depth:
+            folders.pop()
+        names, _, description = line.strip().partition("  ")
+        paths = [(folders[-1][1] if folders else ROOT) / name for name in names.split()]
+        yield paths, re.findall(r"[\w/]+\.(?:py|h|cpp|json)\b", description)
+        if paths[-1].is_dir():
+            folders.append((depth, paths[-1]))
+
+
+def test_code_map_names_only_what_exists() -> None:
+    for paths, described in code_map():
+        assert not [path for path in paths if not path.exists()]
+        # A file in a description lies in one of the folders of its line, or beside the files of its line.
+        folders = [path if path.is_dir() else path.parent for path in paths]
+        beside = [*folders, *(folder.parent for folder in folders)]
+        assert not [name for name in described if not any((folder / name).exists() for folder in beside)]
+
+
+def test_code_map_has_a_line_for_every_folder_with_code() -> None:
+    mapped = {path for paths, _ in code_map() for path in paths}
+    top = [*package_dirs().values(), ROOT / "kernels", ROOT / "tests", ROOT / "scripts"]
+    with_code = {file.parent for folder in top for suffix in ("py", "cpp", "h") for file in folder.rglob(f"*.{suffix}")}
+    assert not sorted(with_code - mapped)
 
 
 def test_core_loads_neither_torch_nor_the_frontend() -> None:

@@ -2,11 +2,10 @@
 
 import re
 import tomllib
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from source_tree import ROOT, modules
+from source_tree import ROOT
 
 from octavo.core_proc.request import REQUEST_TRANSITIONS
 from octavo.protocol.lifecycle import PROCESS_TRANSITIONS
@@ -33,38 +32,18 @@ def test_named_files_exist(document: Path) -> None:
     assert not [name for name in named if not (ROOT / name).exists()]
 
 
+@pytest.mark.parametrize("folder", ["docs", "docs/adr"])
+def test_indexes_link_to_every_page(folder: str) -> None:
+    linked = re.findall(r"\]\(([^)#]+\.md)", (ROOT / folder / "README.md").read_text())
+    assert not {page.name for page in (ROOT / folder).glob("*.md")} - {*linked, "README.md"}
+
+
 def test_every_runtime_dependency_has_its_sentence() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     names = {re.split(r"[^\w-]", requirement)[0] for requirement in project["dependencies"]}
     rows = re.findall(r"^\| ([\w, -]+) \|", (ROOT / "docs/adr/0009-runtime-dependencies.md").read_text(), re.MULTILINE)
     explained = {name for row in rows for name in row.split(", ")} - {"package", "---"}
     assert explained == names
-
-
-def code_map() -> Iterator[str]:
-    """Yield the paths that the code map draws; deeper indentation means further inside."""
-    block = ARCHITECTURE.partition("## Code map")[2].split("```")[1]
-    folders: list[tuple[int, str]] = []
-    for line in filter(str.strip, block.splitlines()):
-        depth = len(line) - len(line.lstrip())
-        while folders and folders[-1][0] >= depth:
-            folders.pop()
-        parent = folders[-1][1] if folders else ""
-        names = re.split(r"\s{2,}", line.strip())[0].split()
-        yield from (parent + name for name in names)
-        if names[-1].endswith("/"):
-            folders.append((depth, parent + names[-1]))
-
-
-def test_code_map_shows_what_is_there() -> None:
-    assert not [path for path in code_map() if not (ROOT / path).exists()]
-
-
-def test_code_map_names_every_folder_of_sources() -> None:
-    drawn = {path.rstrip("/") for path in code_map()}
-    # Kernels are one folder for each operation; two of them stand for all.
-    packages = {module.path.parent.relative_to(ROOT).as_posix() for module in modules() if module.folder != "kernels"}
-    assert packages <= drawn
 
 
 @pytest.mark.parametrize("table", [REQUEST_TRANSITIONS, PROCESS_TRANSITIONS], ids=["request", "process"])

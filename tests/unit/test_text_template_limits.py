@@ -81,7 +81,7 @@ def test_a_process_that_does_not_answer_is_ended(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(template_process, "TIME_LIMIT_S", 0.0)
     # Within a limit of its own that the child does not know of here, this one goes on for seconds.
     (error,) = render_apart(ENDLESS[0], r=list(range(2000)))
-    assert isinstance(error, InvalidRequestError) and "more time or memory" in error.message
+    assert isinstance(error, InvalidRequestError) and "time or memory limit" in error.message
 
 
 def test_a_caller_that_leaves_leaves_no_process() -> None:
