@@ -1,7 +1,8 @@
-"""Compares octavo on a GPU with the GPU's ceilings and with peers, in one run of less than ten minutes.
+"""Compares octavo on a GPU with the GPU's ceilings and with peers, in one run of eight minutes.
 
 It measures the ceilings, steps of models with random weights, attention alone, and two end-to-end workloads through all
-three processes. A section that takes too long is cut short and reported. --dry-run needs no GPU.
+three processes. The report is written after every cell. A section that takes too long is cut short and reported.
+--dry-run needs no GPU.
 """
 
 import argparse
@@ -37,18 +38,23 @@ def main() -> None:
         raise SystemExit(f"no GPU can be used (--dry-run needs none): {error}") from error
     sections = [section for section in SECTIONS if section.key in args.only]
     budget = Budget(args.seconds, [section.share for section in sections])
+
+    def save() -> None:
+        measured = {
+            "gpu": run.gpu.name(),
+            "ceilings": run.limits and asdict(run.limits),
+            "left_out": budget.left_out,
+            **run.results.as_json(),
+        }
+        write(report("bench_gpu", {key: str(value) for key, value in vars(args).items()}, measured), args.json)
+
+    run.on_change = save
     try:
         _measure(run, sections, budget)
     except KeyboardInterrupt:
         run.results.failures.append("interrupted: the rest is missing")
     text = summary(run, budget.left_out, args.compare)
-    measured = {
-        "gpu": run.gpu.name(),
-        "ceilings": run.limits and asdict(run.limits),
-        "left_out": budget.left_out,
-        **run.results.as_json(),
-    }
-    write(report("bench_gpu", {key: str(value) for key, value in vars(args).items()}, measured), args.json)
+    save()
     print(text)
     if run.results.failures:
         sys.exit(1)

@@ -52,7 +52,10 @@ def report(name: str, settings: dict[str, Any], results: Any) -> dict[str, Any]:
 def write(document: dict[str, Any], path: str | None) -> None:
     """Write the report as JSON, if a file is given."""
     if path:
-        Path(path).write_text(json.dumps(document, indent=2) + "\n")
+        # Replaced at once: if this process is killed meanwhile, the file is the one of before.
+        partial = Path(f"{path}.partial")
+        partial.write_text(json.dumps(document, indent=2) + "\n")
+        partial.replace(path)
 
 
 def _cpu_name() -> str:

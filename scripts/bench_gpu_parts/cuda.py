@@ -5,7 +5,6 @@ This process stays without CUDA. One process at a time holds the GPU's memory.
 
 import json
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -18,17 +17,16 @@ from bench_cpu_parts.session import Conversation, EngineFailure, Session
 from bench_cpu_parts.workloads import Workload
 
 from bench_gpu_parts.calls import Calls
-from bench_gpu_parts.machine import AttentionCase, EngineName, KernelName, StepTime
+from bench_gpu_parts.machine import AttentionCase, EngineName, KernelName, Sampling, ServedLoad, StepTime
 from bench_gpu_parts.roofline import GpuCeilings
 from bench_gpu_parts.shapes import SHAPES, TINY, ShapeName, write_model
+from bench_gpu_parts.workloads import Load
 
 PARTS = Path(__file__).parent
 MAX_NUM_SEQS = 256
 START_LIMIT_S = 60.0
 STEP_LIMIT_S = 60.0
 WRITE_LIMIT_S = 60.0
-SETTLE_S = 10.0
-"""octavo captures its graphs when it has nothing else to do; others before they are ready."""
 SHARED_WEIGHTS: ShapeName = "Qwen3-0.6B"
 """The shape that several engines compute with, so that its weights are written to a file."""
 
@@ -67,14 +65,32 @@ class CudaGpu:
 
     @contextmanager
     def steps(
-        self, shape: ShapeName | None, *, max_tokens: int, max_batch: int, limit_s: float
+        self, shape: ShapeName | None, *, max_tokens: int, max_batch: int, limit_s: float, has_fp8_cache: bool = False
     ) -> Iterator["CudaSteps"]:
         """See `Gpu`."""
+        settings = {"kv_cache_dtype": "fp8"} if has_fp8_cache else {}
         self.close()
         model = write_model(SHAPES[shape] if shape else TINY, self._logs / (shape or "tiny"))
         with Calls(_driver("gpu"), self._logs / "steps.log", START_LIMIT_S) as calls:
-            calls.call("open_steps", limit_s, model=str(model), max_tokens=max_tokens, max_batch=max_batch)
+            sizes = {"max_tokens": max_tokens, "max_batch": max_batch}
+            calls.call("open_steps", limit_s, model=str(model), settings=settings, **sizes)
             yield CudaSteps(calls)
+
+    def serve(self, shape: ShapeName, load: Load, limit_s: float) -> ServedLoad:
+        """See `Gpu`; the engine's processes end with the one that asks it."""
+        self.close()
+        model = write_model(SHAPES[shape], self._logs / f"{shape}-served")
+        traces = self._logs / f"traces-{shape}"
+        settings = {
+            "device": "cuda",
+            "load_format": "dummy",
+            "skip_tokenizer_init": True,
+            "max_num_seqs": MAX_NUM_SEQS,
+            "max_model_len": load.input_len + load.output_len + 8,
+        }
+        with Calls(_driver("gpu"), self._logs / f"serve-{shape}.log", START_LIMIT_S) as calls:
+            arguments = {"model": str(model), "settings": settings, "load": asdict(load), "traces": str(traces)}
+            return ServedLoad(**calls.call("serve_load", limit_s, **arguments))
 
     @contextmanager
     def engine(
@@ -97,7 +113,7 @@ class CudaGpu:
             }
             command = Command((sys.executable, str(CPU_PARTS / "drive_octavo.py"), json.dumps(options)), _environment())
         with Session(command, self._logs / f"{name}-{shape}.log", min(limit_s, 2 * START_LIMIT_S)) as session:
-            yield CudaEngine(session, 0.0 if name == "transformers" else SETTLE_S)
+            yield CudaEngine(session)
 
     def close(self) -> None:
         """End the process of the kernels, so that its memory is another's; it is started again when it is needed."""
@@ -137,22 +153,23 @@ class CudaSteps:
     def __init__(self, calls: Calls) -> None:
         self._calls = calls
 
-    def step(self, batch: int, context: int, num_tokens: int, *, asks_busy: bool = False) -> StepTime:
+    def step(
+        self, batch: int, context: int, num_tokens: int, *, asks_busy: bool = False, sampling: Sampling | None = None
+    ) -> StepTime:
         """See `Steps`."""
-        arguments = {"batch": batch, "context": context, "num_tokens": num_tokens, "asks_busy": asks_busy}
-        return StepTime(*self._calls.call("step", STEP_LIMIT_S, **arguments))
+        sizes = {"batch": batch, "context": context, "num_tokens": num_tokens}
+        return StepTime(*self._calls.call("step", STEP_LIMIT_S, **sizes, asks_busy=asks_busy, sampling=sampling))
+
+    def mixed_step(self, batch: int, context: int, chunk: int) -> StepTime:
+        """See `Steps`."""
+        return StepTime(*self._calls.call("mixed_step", STEP_LIMIT_S, batch=batch, context=context, chunk=chunk))
 
 
 class CudaEngine:
     """See `Engine`."""
 
-    def __init__(self, session: Session, settle_s: float) -> None:
+    def __init__(self, session: Session) -> None:
         self._session = session
-        self._settle_s = settle_s
-
-    def settle(self) -> None:
-        """See `Engine`."""
-        time.sleep(self._settle_s)
 
     def generate(self, workload: Workload, limit_s: float) -> float:
         """See `Engine`."""

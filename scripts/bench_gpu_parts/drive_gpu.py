@@ -1,14 +1,17 @@
 """The process that touches the GPU for `cuda.CudaGpu`: ceilings, attention alone, and steps of a model in process."""
 
+import asyncio
+from pathlib import Path
 from typing import Any
 
 import torch
 import triton
 
-from bench_gpu_parts import kernels
+from bench_gpu_parts import kernels, serving
 from bench_gpu_parts.callee import serve
-from bench_gpu_parts.machine import AttentionCase, KernelName
+from bench_gpu_parts.machine import AttentionCase, KernelName, Sampling
 from bench_gpu_parts.steps import StepRunner
+from bench_gpu_parts.workloads import Load
 
 _runners: list[StepRunner] = []
 
@@ -25,15 +28,39 @@ def attention(kernel: KernelName, **case: int) -> float:
     return kernels.attention(kernel, AttentionCase(**case))
 
 
-def open_steps(model: str, max_tokens: int, max_batch: int) -> None:
+def open_steps(model: str, max_tokens: int, max_batch: int, settings: dict[str, Any]) -> None:
     """Load the model whose steps are measured."""
-    _runners.append(StepRunner(model, "cuda", max_tokens=max_tokens, max_batch=max_batch))
+    _runners.append(StepRunner(model, "cuda", max_tokens=max_tokens, max_batch=max_batch, settings=settings))
 
 
-def step(batch: int, context: int, num_tokens: int, asks_busy: bool) -> tuple[float, float | None]:
+def step(
+    batch: int, context: int, num_tokens: int, asks_busy: bool, sampling: Sampling | None
+) -> tuple[float, float | None]:
     """Return the seconds of a step, and how long the GPU computes in it."""
-    return _runners[-1].step(batch, context, num_tokens, asks_busy=asks_busy)
+    return _runners[-1].step(batch, context, num_tokens, asks_busy=asks_busy, sampling=sampling)
+
+
+def mixed_step(batch: int, context: int, chunk: int) -> tuple[float, float | None]:
+    """Return the seconds of a step with decodes and a prompt chunk, and how long the GPU computes in it."""
+    return _runners[-1].mixed_step(batch, context, chunk, asks_busy=True)
+
+
+def serve_load(model: str, settings: dict[str, Any], load: dict[str, Any], traces: str) -> dict[str, Any]:
+    """Return latencies and throughput of a load, and the GPU's idle share."""
+    found = asyncio.run(serving.measure(Path(model), settings, Load(**load), Path(traces)))
+    return {
+        "output_tokens_per_s": found["output_tokens_per_s"],
+        "ttft_p99_s": found["ttft_s"]["p99"],
+        "itl_median_s": found["itl_s"]["median"],
+        "itl_p99_s": found["itl_s"]["p99"],
+        "idle_share": serving.idle_share(Path(traces)),
+    }
 
 
 if __name__ == "__main__":
-    serve({function.__name__: function for function in (facts, kernels.ceilings, attention, open_steps, step)})
+    serve(
+        {
+            function.__name__: function
+            for function in (facts, kernels.ceilings, attention, open_steps, step, mixed_step, serve_load)
+        }
+    )

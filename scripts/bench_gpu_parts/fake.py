@@ -8,10 +8,11 @@ from bench_cpu_parts.session import EngineFailure
 from bench_cpu_parts.workloads import Workload
 
 from bench_gpu_parts import roofline
-from bench_gpu_parts.machine import AttentionCase, EngineName, KernelName, StepTime
+from bench_gpu_parts.machine import AttentionCase, EngineName, KernelName, Sampling, ServedLoad, StepTime
 from bench_gpu_parts.roofline import GpuCeilings
 from bench_gpu_parts.sections import cost_of
 from bench_gpu_parts.shapes import ShapeName
+from bench_gpu_parts.workloads import Load
 
 H200 = GpuCeilings(copy_bytes=4.3e12, matrix_flops=790e12)
 """As measured on an H200."""
@@ -54,10 +55,15 @@ class FakeGpu:
 
     @contextmanager
     def steps(
-        self, shape: ShapeName | None, *, max_tokens: int, max_batch: int, limit_s: float
+        self, shape: ShapeName | None, *, max_tokens: int, max_batch: int, limit_s: float, has_fp8_cache: bool = False
     ) -> Iterator["FakeSteps"]:
         """Load nothing."""
         yield FakeSteps(cost_of(shape) if shape else None, self._slowness("octavo"))
+
+    def serve(self, shape: ShapeName, load: Load, limit_s: float) -> ServedLoad:
+        """Return the rate at which the requests arrive, and gaps of a multiple of the bound."""
+        step_s = self._slowness("octavo") * roofline.decode_seconds(cost_of(shape), H200, 64, load.input_len)
+        return ServedLoad(load.rate * load.output_len, 20 * step_s, step_s, 3 * step_s, IDLE_SHARE)
 
     @contextmanager
     def engine(
@@ -79,7 +85,9 @@ class FakeSteps:
         self._cost = cost
         self._slowness = slowness
 
-    def step(self, batch: int, context: int, num_tokens: int, *, asks_busy: bool = False) -> StepTime:
+    def step(
+        self, batch: int, context: int, num_tokens: int, *, asks_busy: bool = False, sampling: Sampling | None = None
+    ) -> StepTime:
         """Return a multiple of the bound."""
         if self._cost is None:
             return StepTime(HOST_S)
@@ -88,6 +96,12 @@ class FakeSteps:
         step_s = self._slowness * roofline.decode_seconds(self._cost, H200, batch, context)
         return StepTime(step_s, (1 - IDLE_SHARE) * step_s if asks_busy else None)
 
+    def mixed_step(self, batch: int, context: int, chunk: int) -> StepTime:
+        """Return a multiple of the bound."""
+        assert self._cost is not None
+        step_s = self._slowness * roofline.mixed_seconds(self._cost, H200, batch, context, chunk)
+        return StepTime(step_s, (1 - IDLE_SHARE) * step_s)
+
 
 class FakeEngine:
     """An engine that generates nothing."""
@@ -95,9 +109,6 @@ class FakeEngine:
     def __init__(self, cost: ModelCost, slowness: float) -> None:
         self._cost = cost
         self._slowness = slowness
-
-    def settle(self) -> None:
-        """Wait for nothing."""
 
     def generate(self, workload: Workload, limit_s: float) -> float:
         """Return a multiple of the bound."""

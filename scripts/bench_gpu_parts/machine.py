@@ -2,12 +2,19 @@
 
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from bench_cpu_parts.workloads import Workload
 
 from bench_gpu_parts.roofline import GpuCeilings
 from bench_gpu_parts.shapes import ShapeName
+from bench_gpu_parts.workloads import Load
+
+MIXED_CHUNKS = 17
+"""Chunks of the prompt in a measurement of mixed steps; the cache needs room for all of them."""
+
+Sampling = dict[str, Any]
+"""Sampling parameters by name."""
 
 EngineName = Literal["octavo", "octavo-fast", "transformers"]
 KernelName = Literal["octavo", "sdpa", "flex"]
@@ -47,18 +54,35 @@ class StepTime:
     """How long the GPU computed in it; None where that was not asked."""
 
 
+@dataclass(frozen=True)
+class ServedLoad:
+    """Of requests that arrive at random."""
+
+    output_tokens_per_s: float
+    ttft_p99_s: float
+    itl_median_s: float
+    itl_p99_s: float
+    idle_share: float
+    """Of the GPU's time, while the engine was busy."""
+
+
 class Steps(Protocol):
     """A model whose steps are run without a core and a frontend."""
 
-    def step(self, batch: int, context: int, num_tokens: int, *, asks_busy: bool = False) -> StepTime:
-        """Run steps in which `batch` requests compute `num_tokens` each, the last of them at `context`."""
+    def step(
+        self, batch: int, context: int, num_tokens: int, *, asks_busy: bool = False, sampling: Sampling | None = None
+    ) -> StepTime:
+        """Run steps in which `batch` requests compute `num_tokens` each, the last of them at `context`.
+
+        `sampling` has parameters that differ from a temperature of 0.6.
+        """
+
+    def mixed_step(self, batch: int, context: int, chunk: int) -> StepTime:
+        """Run steps in which `batch` requests decode, and one more computes a chunk of its prompt."""
 
 
 class Engine(Protocol):
     """An engine that generates."""
-
-    def settle(self) -> None:
-        """Wait until it has finished deferred work, such as the capture of graphs."""
 
     def generate(self, workload: Workload, limit_s: float) -> float:
         """Return the seconds that it took to generate all of it."""
@@ -80,12 +104,15 @@ class Gpu(Protocol):
         """Return the seconds of one layer's attention."""
 
     def steps(
-        self, shape: ShapeName | None, *, max_tokens: int, max_batch: int, limit_s: float
+        self, shape: ShapeName | None, *, max_tokens: int, max_batch: int, limit_s: float, has_fp8_cache: bool = False
     ) -> AbstractContextManager[Steps]:
         """Load a model with random weights; None: one that computes next to nothing.
 
         `max_tokens` are those in the cache of all `max_batch` requests together.
         """
+
+    def serve(self, shape: ShapeName, load: Load, limit_s: float) -> ServedLoad:
+        """Serve requests that arrive at random, through all three processes."""
 
     def engine(
         self, name: EngineName, shape: ShapeName, *, temperature: float, max_model_len: int, limit_s: float

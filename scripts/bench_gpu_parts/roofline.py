@@ -32,6 +32,13 @@ def prefill_seconds(cost: ModelCost, ceilings: GpuCeilings, num_tokens: int) -> 
     return _products_seconds(cost, ceilings, num_tokens, num_sampled=1) + attention / ceilings.matrix_flops
 
 
+def mixed_seconds(cost: ModelCost, ceilings: GpuCeilings, batch: int, context: int, chunk: int) -> float:
+    """Return the bound of a step with decodes and the first chunk of a prompt."""
+    products = _products_seconds(cost, ceilings, num_tokens=batch + chunk, num_sampled=batch)
+    chunk_attention = cost.attention_flops * chunk * (chunk + 1) / 2 / ceilings.matrix_flops
+    return products + batch * context * cost.kv_bytes / ceilings.copy_bytes + chunk_attention
+
+
 def workload_seconds(cost: ModelCost, ceilings: GpuCeilings, workload: Workload) -> float:
     """Return the bound of requests that all begin at once: all prompts, then one step for each further token."""
     lengths = [len(prompt) for prompt in workload.prompts]

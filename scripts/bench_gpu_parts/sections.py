@@ -1,7 +1,7 @@
 """What is measured, section by section, and the targets (issue 6). `machine` defines the measurements."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from bench_cpu_parts.figures import Figure, Metric, Results, Target
 from bench_cpu_parts.roofline import ModelCost, model_cost
@@ -10,14 +10,20 @@ from bench_cpu_parts.workloads import Workload
 
 from bench_gpu_parts import roofline, workloads
 from bench_gpu_parts.budget import Share, Slot
-from bench_gpu_parts.machine import AttentionCase, EngineName, Gpu, KernelName, Steps
+from bench_gpu_parts.machine import MIXED_CHUNKS, AttentionCase, EngineName, Gpu, KernelName, Steps
 from bench_gpu_parts.roofline import GpuCeilings
 from bench_gpu_parts.shapes import SHAPES, ShapeName
 
-STEP_SHAPES: tuple[ShapeName, ...] = ("Llama-3.1-8B", "Qwen3-0.6B", "Llama-3.2-1B", "Qwen2.5-7B")
+STEP_SHAPES: tuple[ShapeName, ...] = ("Llama-3.1-8B", "Qwen3-0.6B", "Qwen2.5-7B")
 BATCHES = (1, 8, 64, 256)
 CONTEXTS = (1024, 8192)
 PREFILL_TOKENS = 8192
+MAIN_CASE = (64, 1024)
+"""The decode that is measured with other ways of sampling and beside prompts too."""
+CHUNK_TOKENS = 512
+FILTERED = {"top_k": 20, "top_p": 0.95}
+"""The defaults of Qwen3's generation config."""
+SERVED = workloads.Load(256, 1024, 128, 32.0, 30_000, {"temperature": 0.6, **FILTERED})
 START_S = 25.0
 """Of a process with a model of 8 B random weights."""
 STEP_CASE_S = 4.0
@@ -47,6 +53,8 @@ class Run:
     """Only the largest and the smallest cases."""
     limits: GpuCeilings | None = None
     """What the first section measured."""
+    on_change: Callable[[], None] = lambda: None
+    """Called after every figure and failure, to write the report."""
 
     def ceilings(self) -> GpuCeilings:
         """Return them.
@@ -63,6 +71,7 @@ class Run:
         self.results.add(metric, column, Figure(value, share))
         told = "" if share is None else f", {share:.0%} of the ceiling"
         print(f"  {metric.title:52} {column:22} {value:12,.{metric.digits}f} {metric.unit}{told}", flush=True)
+        self.on_change()
 
     def attempt(self, metric: Metric, column: str, measure: Callable[[], None]) -> None:
         """Measure, and record a failure for this cell."""
@@ -71,6 +80,7 @@ class Run:
         except EngineFailure as error:
             self.results.add(metric, column, None)
             self.results.fail(f"{column}, {metric.title}", error)
+            self.on_change()
 
 
 def cost_of(shape: ShapeName) -> ModelCost:
@@ -90,6 +100,51 @@ def measure_steps(run: Run, slot: Slot) -> None:
     for shape in STEP_SHAPES[:1] if run.quick else STEP_SHAPES:
         if slot.allows(f"steps of {shape}", START_S + STEP_CASE_S):
             _steps_of(run, slot, shape)
+
+
+def measure_fp8_cache(run: Run, slot: Slot) -> None:
+    """A decode that mostly reads keys and values, which take 8 bits."""
+    shape: ShapeName = STEP_SHAPES[0]
+    batch, context = 64, 8192
+    cost = replace(cost_of(shape), kv_bytes=cost_of(shape).kv_bytes // 2)
+    metric = Metric(f"decode-fp8-{shape}", f"decode, fp8 cache, {shape}, {batch} x {context}", "ms", False, digits=2)
+
+    def measure() -> None:
+        sizes = {"max_tokens": batch * context, "max_batch": batch}
+        with run.gpu.steps(shape, **sizes, limit_s=slot.left_s(), has_fp8_cache=True) as steps:
+            step_s = steps.step(batch, context, 1).step_s
+            run.add(
+                metric, "octavo", 1e3 * step_s, roofline.decode_seconds(cost, run.ceilings(), batch, context) / step_s
+            )
+
+    if slot.allows(metric.title, START_S):
+        run.attempt(metric, "octavo", measure)
+
+
+def measure_served(run: Run, slot: Slot) -> None:
+    """Requests that arrive at random: latencies, and how long the GPU waits for the three processes."""
+    shapes: tuple[ShapeName, ...] = ("Qwen3-0.6B", "Llama-3.1-8B")
+    for shape in shapes[:1] if run.quick else shapes:
+        title = f"{shape}, {SERVED.num_requests} requests, {SERVED.rate:.0f} per second"
+        rate = Metric(f"served-{shape}", f"served, {title}", "output tok/s")
+
+        def measure(shape: ShapeName = shape, rate: Metric = rate) -> None:
+            served = run.gpu.serve(shape, SERVED, slot.left_s())
+            run.add(rate, "octavo", served.output_tokens_per_s)
+            times = {
+                "first token, p99": served.ttft_p99_s,
+                "gap, median": served.itl_median_s,
+                "gap, p99": served.itl_p99_s,
+            }
+            for name, seconds in times.items():
+                run.add(
+                    Metric(f"served-{shape}-{name}", f"{name}, {shape}", "ms", False, digits=2), "octavo", 1e3 * seconds
+                )
+            idle = Metric(f"served-{shape}-idle", f"GPU idle while serving, {shape}", "%", False, digits=1)
+            run.add(idle, "octavo", 100 * served.idle_share)
+
+        if slot.allows(rate.title, START_S):
+            run.attempt(rate, "octavo", measure)
 
 
 def measure_host(run: Run, slot: Slot) -> None:
@@ -162,15 +217,17 @@ class Section:
 
 
 SECTIONS = (
-    Section("ceilings", measure_ceilings, Share(30, 20)),
-    Section("steps", measure_steps, Share(170, 60)),
-    Section("host", measure_host, Share(25, 15)),
-    Section("attention", measure_attention, Share(70, 20)),
-    Section("nano-vllm", measure_nano_vllm, Share(170, 100)),
-    Section("8b", measure_eight_b, Share(170, 90)),
+    Section("ceilings", measure_ceilings, Share(25, 20)),
+    Section("steps", measure_steps, Share(120, 50)),
+    Section("fp8", measure_fp8_cache, Share(35, 0)),
+    Section("host", measure_host, Share(20, 15)),
+    Section("attention", measure_attention, Share(50, 15)),
+    Section("served", measure_served, Share(90, 40)),
+    Section("nano-vllm", measure_nano_vllm, Share(130, 80)),
+    Section("8b", measure_eight_b, Share(130, 85)),
 )
-TOTAL_S = 570.0
-"""The limit of one call on a shared machine is ten minutes."""
+TOTAL_S = 480.0
+"""The limit of one call on a shared machine is ten minutes, and it begins with an installation."""
 
 
 def _steps_of(run: Run, slot: Slot, shape: ShapeName) -> None:
@@ -194,14 +251,16 @@ def _steps_of(run: Run, slot: Slot, shape: ShapeName) -> None:
     def measure() -> None:
         with run.gpu.steps(
             shape,
-            max_tokens=max(batch * context for batch, context in fitting),
-            max_batch=max(batches),
+            max_tokens=max(batch * context for batch, context in fitting) + MIXED_CHUNKS * CHUNK_TOKENS,
+            max_batch=max(batches) + 1,
             limit_s=slot.left_s(),
         ) as steps:
             _prefill(run, steps, prefill, cost)
             for batch, context in fitting:
                 if slot.allows(f"decode of {shape}, {batch} x {context}", STEP_CASE_S):
                     _decode(run, steps, shape, batch, context)
+            if MAIN_CASE in fitting and slot.allows(f"mixed steps of {shape}", STEP_CASE_S):
+                _mixed(run, steps, shape)
 
     run.attempt(prefill, "octavo", measure)
 
@@ -222,6 +281,23 @@ def _decode(run: Run, steps: Steps, shape: ShapeName, batch: int, context: int) 
     run.add(metric, "octavo", 1e3 * time.step_s, least_s / time.step_s)
     if time.busy_s is not None:
         run.add(_IDLE, "octavo", 100 * max(0.0, 1 - time.busy_s / time.step_s))
+    if (batch, context) == MAIN_CASE:
+        filtered = Metric(f"{metric.key}-filtered", f"{metric.title}, top-k and top-p", "ms", False, digits=2)
+        step_s = steps.step(batch, context, 1, sampling=FILTERED).step_s
+        run.add(filtered, "octavo", 1e3 * step_s, least_s / step_s)
+
+
+def _mixed(run: Run, steps: Steps, shape: ShapeName) -> None:
+    """Measure decodes beside a prompt chunk; such a step has no graph, so the GPU may wait for the host."""
+    batch, context = MAIN_CASE
+    name = f"{shape}, {batch} x {context} and a chunk of {CHUNK_TOKENS}"
+    time = steps.mixed_step(batch, context, CHUNK_TOKENS)
+    least_s = roofline.mixed_seconds(cost_of(shape), run.ceilings(), batch, context, CHUNK_TOKENS)
+    metric = Metric(f"mixed-{shape}", f"mixed step, {name}", "ms", False, digits=2)
+    run.add(metric, "octavo", 1e3 * time.step_s, least_s / time.step_s)
+    if time.busy_s is not None:
+        idle = Metric(f"mixed-idle-{shape}", f"GPU idle, {name}", "%", False, (Target("absolute", 15.0),), 1)
+        run.add(idle, "octavo", 100 * max(0.0, 1 - time.busy_s / time.step_s))
 
 
 def _attention_of(run: Run, slot: Slot, kernel: KernelName, case: AttentionCase) -> None:
@@ -252,7 +328,6 @@ def _generate(
             name, shape, temperature=temperature, max_model_len=max_model_len, limit_s=slot.left_s()
         ) as engine:
             engine.generate(workloads.equal(256, 128, 16), slot.left_s())
-            engine.settle()
             return engine.generate(workload, slot.left_s())
     except EngineFailure as error:
         run.results.add(metric, name, None)

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.autograd import DeviceType
 from torch.overrides import TorchFunctionMode
 
+from bench_gpu_parts.machine import MIXED_CHUNKS, Sampling
 from octavo.frontend.model_files.facts import read_model_facts
 from octavo.kernels.native.library import NativeLibrary
 from octavo.protocol.config import ResolvedConfig, resolve
@@ -34,9 +35,6 @@ ENOUGH_S = 1.0
 PREFILLS = 3
 MOST_FURTHER_TOKENS = WARM_UP_STEPS + 2 * MOST_STEPS
 LEAST_FILLED_BYTES = 1 << 16
-
-Sampling = dict[str, Any]
-"""Fields of `SamplingSpec`."""
 
 
 class StepRunner:
@@ -125,7 +123,7 @@ class StepRunner:
         The runner has to be open for `batch` + 1 requests.
         """
         with self._decoding(batch, context, {}) as (first, _):
-            prompt_len = chunk * (1 + 2 * LEAST_STEPS)
+            prompt_len = chunk * MIXED_CHUNKS
             self._admit([batch], prompt_len, {}, first_block=batch * self._blocks_each(context))
             done = 0
 
@@ -190,6 +188,7 @@ class StepRunner:
         """Put requests into the batch whose tokens up to `context` are known, in blocks without an order."""
         rng = np.random.default_rng(0)
         blocks_each = self._blocks_each(context)
+        assert first_block + len(slots) * blocks_each <= self._num_blocks, "the cache is too small"
         blocks = first_block + rng.permutation(len(slots) * blocks_each)
         spec = SamplingSpec(**{"max_tokens": MOST_FURTHER_TOKENS, "seed": 0, "temperature": 0.6, **sampling})
         tokens = rng.integers(0, self._config.model.vocab_size, (len(slots), context))

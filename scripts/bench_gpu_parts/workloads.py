@@ -1,6 +1,8 @@
 """What is generated end to end, as token ids: two workloads whose numbers others have published."""
 
 import random
+from dataclasses import dataclass
+from typing import Any
 
 from bench_cpu_parts.workloads import Workload
 from bench_report import random_prompt
@@ -9,6 +11,19 @@ NANO_VLLM_REQUESTS = 256
 NANO_VLLM_LENGTHS = (100, 1024)
 NANO_VLLM_MAX_TOKEN_ID = 10_000
 NANO_VLLM_TEMPERATURE = 0.6
+
+
+@dataclass(frozen=True)
+class Load:
+    """Requests of one length that arrive at random times."""
+
+    num_requests: int
+    input_len: int
+    output_len: int
+    rate: float
+    """Requests per second."""
+    max_token_id: int
+    sampling: dict[str, Any]
 
 
 def nano_vllm() -> Workload:

@@ -5,7 +5,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from bench_gpu_parts.steps import Sampling, StepRunner
+from bench_gpu_parts.machine import Sampling
+from bench_gpu_parts.steps import StepRunner
 from bench_gpu_parts.timing import DEVICE
 
 from first_look_parts.figures import cell_result, figure

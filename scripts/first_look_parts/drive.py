@@ -16,14 +16,15 @@ from typing import Any
 
 import torch
 import triton
-from bench_gpu_parts import kernels
+from bench_gpu_parts import kernels, serving
 from bench_gpu_parts.callee import serve as serve_calls
-from bench_gpu_parts.machine import AttentionCase
+from bench_gpu_parts.machine import AttentionCase, Sampling
 from bench_gpu_parts.shapes import SHAPES, TINY, ShapeName, weight_shapes, write_model
-from bench_gpu_parts.steps import Sampling, StepRunner
+from bench_gpu_parts.steps import StepRunner
 from bench_gpu_parts.timing import DEVICE, IS_ON_GPU
+from bench_gpu_parts.workloads import Load
 
-from first_look_parts import bits, products, serving
+from first_look_parts import bits, products
 from first_look_parts.figures import cell_result, figure
 from octavo.worker_proc.device.cuda import prepare_products
 
@@ -138,11 +139,11 @@ def serve(shape: ShapeName) -> dict[str, Any]:
     settings: dict[str, Any] = {"load_format": "dummy", "skip_tokenizer_init": True}
     if IS_ON_GPU:
         settings |= {"device": "cuda", "max_num_seqs": 128, "max_model_len": MAX_MODEL_LEN}
-        load = serving.Load(192, 1024, 128, 32.0, 30_000, {"temperature": 0.6, "top_k": 20, "top_p": 0.95})
+        load = Load(192, 1024, 128, 32.0, 30_000, {"temperature": 0.6, "top_k": 20, "top_p": 0.95})
     else:
         settings |= {"device": "cpu", "cpu_kernels": "torch", "max_num_seqs": 4, "max_model_len": 64}
         settings |= {"kv_cache_memory_bytes": 16 << 20}
-        load = serving.Load(4, 16, 4, 100.0, 500, {"temperature": 0.6})
+        load = Load(4, 16, 4, 100.0, 500, {"temperature": 0.6})
     traces = directory / "traces" if IS_ON_GPU else None
     found = asyncio.run(serving.measure(model, settings, load, traces))
     title = f"{shape}, {load.num_requests} requests of {load.input_len}, {load.rate:.0f} per second"

@@ -1,7 +1,5 @@
 """What was found so far: the table, and the report in the form of scripts/bench_gpu."""
 
-import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -75,8 +73,4 @@ class Report:
         if self.path is None:
             return
         measured = {"cells": self.cells, "ceilings": self.ceilings, **self.results.as_json()}
-        document = bench_report.report("gpu_first_look", self.settings, measured)
-        # Replaced at once: whoever is killed leaves the file of the cell before.
-        partial = self.path.with_suffix(".partial")
-        partial.write_text(json.dumps(document, indent=2) + "\n")
-        os.replace(partial, self.path)
+        bench_report.write(bench_report.report("gpu_first_look", self.settings, measured), str(self.path))

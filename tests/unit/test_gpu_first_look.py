@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 from bench_cpu_parts.engines import Command
+from bench_gpu_parts import serving
 from bench_gpu_parts.calls import Calls
 from bench_gpu_parts.compare import changes
-from first_look_parts import drive, measuring, serving
+from first_look_parts import drive, measuring
 from first_look_parts.cells import TOTAL_S, Cell, all_cells
 from first_look_parts.figures import cell_result, figure
 from first_look_parts.report import Report
