@@ -1,22 +1,27 @@
 """Put together what a machine with a GPU and without a network needs: the source tree, and wheels of what it lacks.
 
-Downloads the wheels (Linux on x86-64, one version of Python) to build/gpu_wheels, says how large all of it is, and
-prints the commands that run the tests of kernels and the benchmark there. The machine brings torch for CUDA, triton,
-transformers and what they need.
+Downloads the wheels (Linux on x86-64, one version of Python) to build/gpu_wheels and writes build/gpu_bundle.tar.gz:
+source tree, wheels, and GPU_START_HERE.md with the commands to run there and what to look at first. The machine brings
+torch for CUDA, triton, transformers and what they need.
 """
 
 import argparse
 import shutil
 import subprocess
 import sys
+import tarfile
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 WHEELS = ROOT / "build" / "gpu_wheels"
+ARCHIVE = ROOT / "build" / "gpu_bundle.tar.gz"
+PAGE = "GPU_START_HERE.md"
 MISSING = ("pyzmq", "msgspec", "gguf", "fastapi", "uvicorn", "httptools", "llguidance", "shtab")
 """What octavo needs and such a machine does not have."""
+TEST_TOOLS = ("pytest", "pluggy", "iniconfig", "pytest-xdist", "execnet", "hypothesis", "sortedcontainers")
+"""What the tests of the kernels need besides."""
 PRESENT = (
     *("torch", "numpy", "tokenizers", "transformers", "huggingface-hub", "safetensors", "jinja2"),
     *("uvloop", "cloudpickle", "prometheus-client", "pyyaml", "tqdm"),
@@ -31,7 +36,13 @@ _PREPARE = (
     f"{_INSTALL} build/gpu_wheels/*.whl && python3 scripts/link_tree.py && "
     "export PYTHONPATH=$PWD/build/types:$PWD/scripts:/tmp/site"
 )
-TEST_COMMAND = f"{_PREPARE} && python3 -P -m pytest -q -p no:cacheprovider -W default --durations=10 tests/gpu"
+FIRST_LOOK_COMMAND = (
+    f"out=${{OUT:-$PWD}}; {_PREPARE} && "
+    "python3 -P scripts/gpu_first_look.py --logs /tmp/first_look --json $out/gpu_first_look.json; "
+    "status=$?; tar -czf $out/first_look_logs.tgz -C /tmp first_look; exit $status"
+)
+_PYTEST = "python3 -P -m pytest -q -p no:cacheprovider -W default --durations=10 tests/gpu"
+TEST_COMMAND = f"{_PREPARE} && {_PYTEST} -n 12 --dist loadgroup -m 'not alone' && {_PYTEST} -m alone"
 BENCH_COMMAND = (
     f"out=${{OUT:-$PWD}}; {_PREPARE} && "
     "python3 -P scripts/bench_gpu.py --logs /tmp/bench_gpu --json $out/bench_gpu.json; "
@@ -45,10 +56,13 @@ def main() -> None:
     parser.add_argument("--python", default="3.12", help="the machine's version of Python")
     args = parser.parse_args()
     shutil.rmtree(WHEELS, ignore_errors=True)
-    download([f"{name}=={version(name)}" for name in MISSING], args.python)
+    download([f"{name}=={version(name)}" for name in (*MISSING, *TEST_TOOLS)], args.python)
     sizes = {path.name: path.stat().st_size for path in sorted(WHEELS.glob("*.whl"))}
-    source_bytes = sum(path.stat().st_size for path in source_files() if path.is_file())
+    sources = [path for path in source_files() if path.is_file()]
+    source_bytes = sum(path.stat().st_size for path in sources)
     print(summary(sizes, source_bytes))
+    pack(ARCHIVE, [*sources, *WHEELS.glob("*.whl")])
+    print(f"\nwrote {ARCHIVE.relative_to(ROOT)}")
     if source_bytes + sum(sizes.values()) > LIMIT_BYTES:
         raise SystemExit(f"that is more than {LIMIT_BYTES >> 20} MiB")
 
@@ -74,14 +88,68 @@ def source_files() -> list[Path]:
     return [ROOT / name for name in names if name]
 
 
+def pack(archive: Path, files: Sequence[Path]) -> None:
+    """Write the archive: the files under their places in the source tree, and the page with the commands."""
+    page = ROOT / "build" / PAGE
+    page.write_text(start_here())
+    with tarfile.open(archive, "w:gz") as tar:
+        tar.add(page, PAGE)
+        for path in files:
+            tar.add(path, str(path.relative_to(ROOT)))
+
+
+def start_here() -> str:
+    """Return the page with the commands, in the order in which they are worth their time."""
+    return f"""# octavo on a GPU: start here
+
+Run these in the root of the unpacked archive. Each writes its results to `$OUT`, or to the current folder.
+
+## 1. The first look: five minutes
+
+```
+{FIRST_LOOK_COMMAND}
+```
+
+Every cell is in `gpu_first_look.json` as soon as it is over. Look at these first:
+
+1. `failed:` and `BITS DIFFER` below the table. A position whose bits differ is a bug that comes before all speed: run
+   the tests of section 2.
+2. `row counts of cuBLAS that agree`: 100 % for a weight means that cuBLAS multiplies it with every row count.
+3. The profile of each decode. The kernels in the first lines are what to improve. If the kernels take much less time
+   than the step, the GPU waits for the host.
+4. The percentages of the ceilings, beside the estimates in `docs/gpu.md`. Where they are far apart the estimate is
+   wrong, or the kernel is: look at its row of the profile.
+5. `GPU idle under this load`, with the gaps between tokens: what the three processes add.
+
+## 2. The tests of the kernels: four minutes
+
+```
+{TEST_COMMAND}
+```
+
+## 3. The benchmark: eight minutes
+
+```
+{BENCH_COMMAND}
+```
+
+Compare two runs with `scripts/bench_gpu.py --compare FILE`, which reads the files of 1 and 3.
+"""
+
+
 def summary(wheels: dict[str, int], source_bytes: int) -> str:
     """Return the list of what is carried, its size, and the commands."""
     total = source_bytes + sum(wheels.values())
     lines = [f"{size / 2**20:6.2f} MiB  {name}" for name, size in wheels.items()]
     lines.append(f"{source_bytes / 2**20:6.2f} MiB  the source tree")
     lines.append(f"{total / 2**20:6.2f} MiB  together, of {LIMIT_BYTES >> 20} MiB at most")
-    lines += ["", "Carry the source tree and build/gpu_wheels there, and run in its root:"]
-    return "\n".join([*lines, "", "the tests of the kernels", TEST_COMMAND, "", "the benchmark", BENCH_COMMAND])
+    lines += [
+        "",
+        f"Carry {ARCHIVE.relative_to(ROOT)} there, or the source tree and build/gpu_wheels, and run in its root",
+    ]
+    lines += [f"({PAGE} in the archive says what to look at first):"]
+    lines += ["", "the first look", FIRST_LOOK_COMMAND, "", "the tests of the kernels", TEST_COMMAND]
+    return "\n".join([*lines, "", "the benchmark", BENCH_COMMAND])
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ import contextlib
 import json
 import re
 import sys
+import tarfile
 import tomllib
 from pathlib import Path
 
@@ -290,5 +291,20 @@ def test_the_bundle_has_what_the_machine_lacks() -> None:
     text = gpu_bundle.summary(wheels, 4 << 20)
     assert "7.50 MiB  together, of 64 MiB" in text
     assert text.splitlines()[-1] == gpu_bundle.BENCH_COMMAND
-    assert len(gpu_bundle.BENCH_COMMAND) < 2000
-    assert ROOT / "scripts" / "bench_gpu.py" in gpu_bundle.source_files()
+    commands = (gpu_bundle.FIRST_LOOK_COMMAND, gpu_bundle.TEST_COMMAND, gpu_bundle.BENCH_COMMAND)
+    assert all(command in gpu_bundle.start_here() and len(command) < 2000 for command in commands)
+    for script in re.findall(r"scripts/\w+\.py", "".join(commands)):
+        assert ROOT / script in gpu_bundle.source_files()
+
+
+def test_the_archive_has_the_page_and_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_bundle, "ROOT", tmp_path)
+    for name in ("build/gpu_wheels/one.whl", "scripts/bench_gpu.py"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(name)
+    files = [path for path in tmp_path.rglob("*.*") if path.is_file()]
+    gpu_bundle.pack(tmp_path / "bundle.tar.gz", files)
+    with tarfile.open(tmp_path / "bundle.tar.gz") as tar:
+        assert set(tar.getnames()) == {gpu_bundle.PAGE, "build/gpu_wheels/one.whl", "scripts/bench_gpu.py"}
+        page = tar.extractfile(gpu_bundle.PAGE)
+        assert page is not None and "The first look" in page.read().decode()
