@@ -5,6 +5,7 @@ Decisions about requests are made in `scheduler/`.
 
 import functools
 from enum import Enum
+from typing import Any
 
 from octavo.core_proc.cache.hashing import extra_keys_of
 from octavo.core_proc.pending_output import PendingOutput
@@ -54,6 +55,10 @@ def _shared_stop_tokens(eos: tuple[TokenId, ...], stop: tuple[TokenId, ...]) -> 
     return frozenset((NO_TOKEN, *eos, *stop))
 
 
+NO_LIST: Any = ()
+"""perf: stands for an empty list in the many requests that wait; it cannot be changed."""
+
+
 class Request:
     """One sequence being generated.
 
@@ -98,7 +103,7 @@ class Request:
         "token_ids",
     )
 
-    def __init__(self, client: bytes, submit: Submit, order: tuple[int, int], now: float) -> None:
+    def __init__(self, client: bytes, submit: Submit, order: int, now: float) -> None:
         self.client = client
         self.request_id = submit.request_id
         assert isinstance(submit.params, SamplingSpec), "admission refuses all others"
@@ -134,12 +139,12 @@ class Request:
         self.next_commit_check: float = 0
         """perf: below this number of known tokens, the next token is only appended and sent."""
         self.slot: SlotId | None = None
-        self.block_ids: list[BlockId] = []
+        self.block_ids: list[BlockId] = NO_LIST
         self.num_announced_blocks = 0
         """Leading blocks that were sent to the workers."""
         self.num_hashed_blocks = 0
         """Leading blocks whose hashes are in the prefix cache."""
-        self.block_hashes: list[bytes] = []
+        self.block_hashes: list[bytes] = NO_LIST
         """Hashes of full blocks of known tokens, computed on demand."""
         self.num_cached_tokens = 0
         """Prompt tokens taken from the prefix cache before the first preemption."""

@@ -7,7 +7,7 @@ import math
 
 from octavo.core_proc.cache.hashing import ROOT_HASH, hash_block
 from octavo.core_proc.cache.pool import BlockPool
-from octavo.core_proc.request import Request
+from octavo.core_proc.request import NO_LIST, Request
 
 
 class PrefixCache:
@@ -61,7 +61,10 @@ class PrefixCache:
         found = self._hits(request)
         for block_id in found:
             self.pool.incref(block_id)
-        request.block_ids += found
+        if request.block_ids:
+            request.block_ids += found
+        else:
+            request.block_ids = found
         num_tokens = len(found) * self.block_size
         request.num_computed_tokens += num_tokens
         return num_tokens
@@ -107,7 +110,7 @@ class PrefixCache:
         """Free all blocks. Their contents stay in the cache until the blocks are allocated again."""
         self.cache_full_blocks(request)
         self.pool.release(request.block_ids)
-        request.block_ids = []
+        request.block_ids = NO_LIST
         request.num_hashed_blocks = 0
         request.num_computed_tokens = 0
 
@@ -128,7 +131,8 @@ class PrefixCache:
 
     def _hash(self, request: Request, index: int) -> bytes:
         """Return the hash of the request's block `index`, whose tokens must be known."""
-        hashes, size = request.block_hashes, self.block_size
+        hashes = request.block_hashes = request.block_hashes or []
+        size = self.block_size
         while len(hashes) <= index:
             start = len(hashes) * size
             parent = hashes[-1] if hashes else ROOT_HASH

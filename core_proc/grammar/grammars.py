@@ -253,7 +253,7 @@ def _as_completed(
     """Return the last event of a resumed request: an output that is complete at its limit has stopped, not been cut."""
     if not isinstance(event, Finished) or event.reason is not FinishReason.LENGTH or submit.grammar is None:
         return event
-    constraint = Constraint(Request(b"", submit, (0, 0), 0.0), matcher, submit.grammar, vocabulary)
+    constraint = Constraint(Request(b"", submit, 0, 0.0), matcher, submit.grammar, vocabulary)
     constraint.advance()
     return msgspec.structs.replace(event, reason=FinishReason.STOP) if constraint.is_complete else event
 

@@ -51,8 +51,9 @@ class Quarantine:
         self._releasable: deque[RequestKey] = deque()
         """Requests that could run when `_version` was current."""
         self._version = attribution.version
-        self._frontends: dict[bytes, bytes] = {}
-        """The name that each client keeps when it reconnects."""
+        self._frontends: dict[bytes, tuple[bytes, bytes]] = {}
+        """Each connected client's identity, one object for all of its requests, and the name that it keeps when it
+        reconnects."""
 
     @property
     def num_held(self) -> int:
@@ -84,7 +85,7 @@ class Quarantine:
 
     def connect(self, client: bytes, frontend_id: bytes) -> None:
         """Register the name that a client keeps when it reconnects."""
-        self._frontends[client] = frontend_id or client
+        self._frontends[client] = (client, frontend_id or client)
 
     def disconnect(self, client: bytes) -> None:
         """Drop a client that is gone, whose requests have been aborted."""
@@ -92,8 +93,9 @@ class Quarantine:
 
     def submit(self, client: bytes, submit: Submit) -> list[ClientEvent]:
         """Forward a request, or hold it; a returned event says why it ended at once."""
+        client, frontend = self._frontends.get(client, (client, client))
         key = (client, submit.request_id)
-        name = self._name(key)
+        name = _name_of(frontend, submit.request_id)
         if self.is_live(key):
             message = f"request_id {submit.request_id!r} is in use"
             return [(client, Failed(submit.request_id, FailureKind.INVALID, message, "request_id"))]
@@ -160,7 +162,8 @@ class Quarantine:
             if not live:
                 del self._live[client]
 
-    def _name(self, key: RequestKey) -> bytes:
-        client, request_id = key
-        frontend = self._frontends.get(client, client)[: hashlib.blake2b.MAX_KEY_SIZE]
-        return hashlib.blake2b(request_id.encode(), digest_size=NAME_BYTES, key=frontend).digest()
+
+def _name_of(frontend: bytes, request_id: RequestId) -> bytes:
+    """Return the name of a request in all cores that its frontend submits it to."""
+    key = frontend[: hashlib.blake2b.MAX_KEY_SIZE]
+    return hashlib.blake2b(request_id.encode(), digest_size=NAME_BYTES, key=key).digest()

@@ -31,7 +31,7 @@ class RunningBatch:
         """Requests that prefill."""
         self.grown: dict[Request, None] = {}
         """Requests that may have blocks that the workers do not know yet."""
-        self._decoding_orders: list[tuple[int, int]] = []
+        self._decoding_orders: list[int] = []
         self._num_missing_blocks = 0
         """Decoding requests whose next token needs a new block."""
         self._cache = cache

@@ -15,9 +15,14 @@ AGING_REQUESTS = 10_000
 most this many later ones per level, and low priorities do not starve."""
 
 
-def order_of(policy: SchedulingPolicy, priority: int, arrival: int) -> tuple[int, int]:
+_MAX_ARRIVALS = 2**48
+
+
+def order_of(policy: SchedulingPolicy, priority: int, arrival: int) -> int:
     """Return a request's place among all; `arrival` counts submissions and makes it unique."""
-    return (priority * AGING_REQUESTS + arrival if policy == "priority" else 0, arrival)
+    if policy != "priority":
+        return arrival
+    return (priority * AGING_REQUESTS + arrival) * _MAX_ARRIVALS + arrival
 
 
 class OrderedRequests:
@@ -29,9 +34,9 @@ class OrderedRequests:
 
     def __init__(self) -> None:
         self._chunks: list[list[Request]] = []
-        self._orders: list[list[tuple[int, int]]] = []
+        self._orders: list[list[int]] = []
         """Of the requests, in lists of the same lengths."""
-        self._firsts: list[tuple[int, int]] = []
+        self._firsts: list[int] = []
         """The least order of each list."""
         self._length = 0
         self.num_prompt_tokens = 0
@@ -111,7 +116,7 @@ class OrderedRequests:
                 return at, index
         raise KeyError(request.request_id)
 
-    def _insert_chunk(self, at: int, chunk: list[Request], orders: list[tuple[int, int]]) -> None:
+    def _insert_chunk(self, at: int, chunk: list[Request], orders: list[int]) -> None:
         self._chunks.insert(at, chunk)
         self._orders.insert(at, orders)
         self._firsts.insert(at, orders[0])

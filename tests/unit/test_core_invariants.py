@@ -42,7 +42,7 @@ DAMAGE: dict[str, Callable[[Scheduler], object]] = {
     "in no queue, or in two": lambda s: s.requests.popitem(),
     "holds something": lambda s: setattr(s.waiting.first, "slot", 1),
     "has computed tokens": lambda s: setattr(s.waiting.first, "num_computed_tokens", 1),
-    "out of order": lambda s: setattr(first(s), "order", (9, 9)),
+    "out of order": lambda s: setattr(first(s), "order", 99),
     "nothing left to compute": lambda s: setattr(first(s), "num_computed_tokens", first(s).num_tokens),
     "no plan announced": lambda s: setattr(first(s), "num_announced_blocks", 0),
     "outside its blocks": lambda s: first(s).block_ids.clear(),

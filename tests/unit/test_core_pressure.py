@@ -174,7 +174,7 @@ class ScannedTuple(tuple):
 def test_stop_tokens_are_not_scanned_for_each_token():
     stop_token_ids = ScannedTuple(range(100, 50_100))
     sampling = SamplingSpec(max_tokens=60, seed=0, stop_token_ids=stop_token_ids, logprobs=0)
-    request = Request(b"", Submit("r", pack_ids([1] * 4), sampling), (0, 0), 0.0)
+    request = Request(b"", Submit("r", pack_ids([1] * 4), sampling), 0, 0.0)
     for token_id in range(1, 60):
         request.token_ids.append(token_id % 50)
         assert find_stop(request) is None

@@ -12,7 +12,7 @@ from octavo.protocol.params import SamplingSpec
 from octavo.protocol.requests import Submit
 
 
-def request(order: tuple[int, int] = (0, 0), state: RequestState = RequestState.WAITING) -> Request:
+def request(order: int = 0, state: RequestState = RequestState.WAITING) -> Request:
     made = Request(b"c", Submit("r", [1, 2, 3], SamplingSpec(max_tokens=4, seed=0)), order, now=1.0)
     made.state = state
     return made
@@ -44,7 +44,7 @@ def test_ordered_requests():
     requests = [request(order_of("priority", priority, arrival)) for arrival, priority in enumerate([1, 0, 1, -1])]
     for member in requests:
         queue.add(member)
-    assert [member.order[1] for member in queue] == [3, 1, 0, 2]
+    assert list(queue) == [requests[index] for index in (3, 1, 0, 2)]
     assert (queue.first, queue.last) == (requests[3], requests[2])
     queue.remove(requests[1])
     with pytest.raises(KeyError):
@@ -53,7 +53,7 @@ def test_ordered_requests():
 
 
 def test_fcfs_is_the_order_of_arrival():
-    assert order_of("fcfs", priority=-5, arrival=7) == (0, 7)
+    assert order_of("fcfs", priority=-5, arrival=7) == 7
 
 
 @pytest.mark.parametrize(
