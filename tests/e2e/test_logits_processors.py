@@ -16,49 +16,15 @@ from octavo.protocol.errors import ConfigError, InvalidRequestError, RequestFail
 
 PROCESSORS = '''
 import torch
-from octavo import AdapterLogitsProcessor, LogitsProcessor
-
-
-class Target(LogitsProcessor):
-    """Leaves `target_token` alone, as an example of vLLM's does."""
-
-    @classmethod
-    def validate_params(cls, sampling_params):
-        target = (sampling_params.extra_args or {}).get("target_token")
-        if target is not None and not isinstance(target, int):
-            raise ValueError(f"target_token must be an integer, got {target!r}")
-
-    def __init__(self, config, device, is_pin_memory):
-        assert config.model.vocab_size > 7
-        self.targets = {}
-
-    def is_argmax_invariant(self):
-        return False
-
-    def update_state(self, batch_update):
-        if batch_update is None:
-            return
-        for index in batch_update.removed:
-            self.targets.pop(index, None)
-        for index, params, prompt, output in batch_update.added:
-            self.targets.pop(index, None)
-            if (target := (params.extra_args or {}).get("target_token")) is not None:
-                self.targets[index] = target
-        for source, target_index, direction in batch_update.moved:
-            self.targets.pop(target_index, None)
-            if source in self.targets:
-                self.targets[target_index] = self.targets.pop(source)
-
-    def apply(self, logits):
-        for index, target in self.targets.items():
-            kept = logits[index, target].clone()
-            logits[index] = -torch.inf
-            logits[index, target] = kept
-        return logits
+from octavo import AdapterLogitsProcessor
 
 
 class NoRepeat(AdapterLogitsProcessor):
     """Halves the logits of tokens that were output; raises at a given length."""
+
+    def __init__(self, config, device, is_pin_memory):
+        super().__init__(config, device, is_pin_memory)
+        assert config.model.vocab_size > 7
 
     def is_argmax_invariant(self):
         return False
@@ -76,6 +42,8 @@ class NoRepeat(AdapterLogitsProcessor):
 
         return process
 '''
+
+TARGET = Path(__file__).parents[2] / "docs/processors/target.py"
 
 SETTINGS: dict[str, Any] = {"max_model_len": 128, "max_num_seqs": 6, "num_gpu_blocks_override": 24, "dtype": "float32"}
 
@@ -95,7 +63,7 @@ def loop() -> Iterator[asyncio.Runner]:
 
 @pytest.fixture(scope="module")
 def client(model: Path, loop: asyncio.Runner) -> Iterator[AsyncClient]:
-    names = [f"{model}/processors.py:{name}" for name in ("Target", "NoRepeat")]
+    names = [f"{TARGET}:TargetToken", f"{model}/processors.py:NoRepeat"]
 
     async def launch() -> AsyncClient:
         return await AsyncClient.launch(

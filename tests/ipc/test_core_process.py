@@ -24,7 +24,6 @@ from octavo.protocol.events import (
     Refused,
     Reply,
     StatsReport,
-    Tokens,
 )
 from octavo.protocol.ids import pack_ids
 from octavo.protocol.lifecycle import EXIT_STARTUP_FAILED
@@ -35,11 +34,6 @@ from octavo.protocol.stats import EngineStats
 from octavo.protocol.supervise import ChildExited
 
 PROMPT = [1, 2, 3, 4, 5]
-
-
-def tokens_of(client: SocketClient, request_id: str) -> list[int]:
-    events = [event for event in client.request_events(request_id) if isinstance(event, Tokens)]
-    return [token for event in events for token in event.token_ids]
 
 
 @pytest.fixture
@@ -69,8 +63,8 @@ def test_requests_of_two_frontends_with_the_same_name(core: CoreUnderTest):
         second.submit("same", [*PROMPT, 6], 10)
         first.finish("same")
         second.finish("same")
-        assert tokens_of(first, "same") == alone(PROMPT, 20).token_ids
-        assert tokens_of(second, "same") == alone([*PROMPT, 6], 10).token_ids
+        assert first.token_ids("same") == alone(PROMPT, 20).token_ids
+        assert second.token_ids("same") == alone([*PROMPT, 6], 10).token_ids
         assert first.request_events("same")[-1].reason is FinishReason.LENGTH
         assert all(event.epoch == 7 for event in first.received if isinstance(event, Events))
 
@@ -82,7 +76,7 @@ def test_every_rank_gets_every_message_and_one_answers(tmp_path: Path):
         client.send(Call(1, StartProfile(str(tmp_path))))
         client.receive_until(lambda event: isinstance(event, Reply))
         client.finish("r")
-        assert tokens_of(client, "r") == alone(PROMPT, 20).token_ids
+        assert client.token_ids("r") == alone(PROMPT, 20).token_ids
         assert {m.process for m in core.messages if isinstance(m, PhaseDone)} == {"Core", "Worker 0", "Worker 1"}
         os.kill(core.child.pid, signal.SIGTERM)
         assert core.wait_for_exit() == 0
@@ -96,7 +90,7 @@ def test_a_trace_that_a_rank_cannot_write_is_told_and_nothing_else_ends(tmp_path
         assert Reply(1, CallFailed("worker 1: the disk is full")) in client.received
         client.submit("r", PROMPT, 5)
         client.finish("r")
-        assert tokens_of(client, "r") == alone(PROMPT, 5).token_ids
+        assert client.token_ids("r") == alone(PROMPT, 5).token_ids
 
 
 def test_an_adapter_that_is_not_there_is_refused(core: CoreUnderTest):
@@ -157,7 +151,7 @@ def test_a_malformed_request_does_not_end_the_live_one_of_its_name(tmp_path: Pat
         client.receive_until(lambda event: isinstance(event, Events))
         client.send_frames(b"\x01" + msgspec.msgpack.encode(["submit", "r", "no list"]))
         client.finish("r")
-        assert tokens_of(client, "r") == alone(PROMPT, 20).token_ids
+        assert client.token_ids("r") == alone(PROMPT, 20).token_ids
 
 
 def test_malformed_frames_are_counted_and_dropped(core: CoreUnderTest):
@@ -185,7 +179,7 @@ def test_a_profile_without_a_place_fails_alone(core: CoreUnderTest, tmp_path: Pa
         assert isinstance(reply.result, CallFailed) and "cannot make the directory" in reply.result.message
         client.submit("r", PROMPT)
         client.finish("r")
-        assert tokens_of(client, "r") == alone(PROMPT).token_ids
+        assert client.token_ids("r") == alone(PROMPT).token_ids
 
 
 def test_utility_calls(core: CoreUnderTest, tmp_path: Path):
@@ -238,7 +232,7 @@ def test_sigterm_drains(tmp_path: Path):
                 client.received = [e for e in client.received if not isinstance(e, Events)]
         assert refused
         client.finish("running")
-        assert tokens_of(client, "running")[-1] == alone(PROMPT, 30).token_ids[-1]
+        assert client.token_ids("running")[-1] == alone(PROMPT, 30).token_ids[-1]
         dying = client.receive_until(lambda event: isinstance(event, EngineDying))
         assert dying.message == ""
         assert core.wait_for_exit() == 0

@@ -32,6 +32,7 @@ def specs(monkeypatch: pytest.MonkeyPatch) -> list[CoreSpec]:
         return real_spawn("fake_child", spec, name, {"PYTHONPATH": PYTHONPATH})
 
     real_spawn = Child.spawn
+    monkeypatch.setattr(launch, "DRAIN_TIMEOUT_S", 0.1)  # a `fake_child` ends by a second SIGTERM
     monkeypatch.setattr(spawn.Child, "spawn", spawn_fake)
     return told
 

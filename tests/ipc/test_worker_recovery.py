@@ -37,11 +37,6 @@ from octavo.protocol.stats import EngineStats
 PROMPT = [1, 2, 3, 4, 5]
 
 
-def tokens_of(client: SocketClient, request_id: str) -> list[int]:
-    events = [event for event in client.request_events(request_id) if isinstance(event, Tokens)]
-    return [token for event in events for token in event.token_ids]
-
-
 def stats_of(client: SocketClient) -> EngineStats:
     client.received = [event for event in client.received if not isinstance(event, Reply)]
     client.send(Call(99, GetStats()))
@@ -69,7 +64,7 @@ def check_undisturbed(client: SocketClient, asked: dict[str, tuple[list[int], in
         expected = alone(prompt, max_tokens, logprobs=0, prompt_logprobs=0, skip_reading_prefix_cache=True)
         events = client.request_events(name)
         tokens = [event for event in events if isinstance(event, Tokens)]
-        assert tokens_of(client, name) == expected.token_ids
+        assert client.token_ids(name) == expected.token_ids
         assert [entry for event in tokens for entry in event.logprobs or []] == expected.logprobs
         assert [e.prompt_logprobs for e in tokens if e.prompt_logprobs is not None] == [expected.prompt_logprobs]
         assert [type(event) for event in events].count(Finished) == 1
@@ -113,14 +108,14 @@ def test_workers_that_live_for_five_steps_are_enough(tmp_path: Path):
         for name, (prompt, max_tokens) in asked.items():
             client.submit(name, prompt, max_tokens)
         client.finish(*asked)
-        assert {name: tokens_of(client, name) for name in asked} == {
+        assert {name: client.token_ids(name) for name in asked} == {
             name: alone(*arguments).token_ids for name, arguments in asked.items()
         }
 
 
 def outputs_of(client: SocketClient, asked: dict[str, tuple[list[int], int]]) -> dict[str, int]:
     """Return how many tokens have come of each request that has not ended, in the order of arrival."""
-    return {name: len(tokens_of(client, name)) for name in asked if not client.has_ended(name)}
+    return {name: len(client.token_ids(name)) for name in asked if not client.has_ended(name)}
 
 
 def wait_for_progress(client: SocketClient, asked: dict[str, tuple[list[int], int]], num_seqs: int) -> None:
@@ -133,7 +128,7 @@ def wait_for_progress(client: SocketClient, asked: dict[str, tuple[list[int], in
     running = list(before)[:num_seqs]
 
     def has_progressed(name: str) -> bool:
-        return client.has_ended(name) or len(tokens_of(client, name)) >= before[name] + 2
+        return client.has_ended(name) or len(client.token_ids(name)) >= before[name] + 2
 
     while not all(map(has_progressed, running)):
         client.receive_until(lambda event: isinstance(event, Events))
@@ -182,7 +177,7 @@ def test_the_core_serves_while_its_workers_start(tmp_path: Path):
         (sleeper,) = children_of(core.child.pid)
         os.kill(sleeper, signal.SIGKILL)
         client.finish("kept")
-        assert tokens_of(client, "kept") == alone(PROMPT, 50).token_ids
+        assert client.token_ids("kept") == alone(PROMPT, 50).token_ids
 
 
 def test_a_call_that_the_workers_owe_an_answer_gets_one(tmp_path: Path):
@@ -205,7 +200,7 @@ def test_a_core_whose_workers_die_while_it_is_idle_goes_on(tmp_path: Path):
         wait_until(lambda: children_of(core.child.pid) not in ([], [worker]))
         client.submit("r", PROMPT, 10)
         client.finish("r")
-        assert tokens_of(client, "r") == alone(PROMPT, 10).token_ids
+        assert client.token_ids("r") == alone(PROMPT, 10).token_ids
         assert stats_of(client).requests_resumed == 0
 
 
@@ -224,7 +219,7 @@ def test_requests_that_kill_fail_alone(tmp_path: Path):
             assert end.message == "this request crashes the workers that compute it: worker 0 exited with code 9"
         client.submit("next", PROMPT, 10)
         client.finish("next")
-        assert tokens_of(client, "next") == alone(PROMPT, 10).token_ids
+        assert client.token_ids("next") == alone(PROMPT, 10).token_ids
 
 
 @pytest.mark.parametrize(
@@ -322,7 +317,7 @@ def test_a_core_that_was_itself_stopped_does_not_blame_its_workers(tmp_path: Pat
         for pid in (core.child.pid, *workers):
             os.kill(pid, signal.SIGCONT)
         client.finish("r")
-        assert tokens_of(client, "r") == alone(PROMPT, 40).token_ids
+        assert client.token_ids("r") == alone(PROMPT, 40).token_ids
         assert children_of(core.child.pid) == workers
 
 

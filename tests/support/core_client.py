@@ -12,7 +12,7 @@ from specs import PYTHONPATH
 
 from octavo.protocol.codec import event_codec, request_codec
 from octavo.protocol.control import ControlMessage, CoreReady, CoreSpec
-from octavo.protocol.events import EngineFacts, Event, Events, RequestEvent, Welcome, split_events
+from octavo.protocol.events import EngineFacts, Event, Events, RequestEvent, Tokens, Welcome, split_events
 from octavo.protocol.ids import pack_ids
 from octavo.protocol.params import SamplingSpec
 from octavo.protocol.requests import Connect, Request, Submit
@@ -110,6 +110,11 @@ class SocketClient:
         """Return the events of one request."""
         events = [part for event in self.received if isinstance(event, Events) for part in split_events(event.events)]
         return [event for event in events if event.request_id == request_id]
+
+    def token_ids(self, request_id: str) -> list[int]:
+        """Return the tokens of one request that have come so far."""
+        events = [event for event in self.request_events(request_id) if isinstance(event, Tokens)]
+        return [token for event in events for token in event.token_ids]
 
     def finish(self, *request_ids: str) -> None:
         """Receive until each of these requests has ended."""

@@ -4,8 +4,6 @@ import select
 import signal
 import threading
 import time
-from collections.abc import Iterator
-from typing import Any
 
 import pytest
 from core_fakes import CLIENT, VOCAB_SIZE
@@ -22,33 +20,6 @@ from octavo.protocol.ids import pack_ids
 from octavo.protocol.requests import ModelVocabulary
 from octavo.protocol.steps import StepFault, StepResult
 from octavo.protocol.structured import GrammarKind
-
-
-@pytest.fixture(scope="module")
-def compiler() -> Iterator[GrammarCompiler]:
-    compiler = GrammarCompiler(timeout_s=5)
-    compiler.set_vocabulary(VOCABULARY)
-    yield compiler
-    compiler.close()
-
-
-@pytest.fixture
-def desk(compiler: GrammarCompiler) -> Desk:
-    return Desk(compiler)
-
-
-@pytest.fixture
-def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The texts of the grammars that are compiled during the test."""
-    texts: list[str] = []
-    compile_ = GrammarCompiler._compile
-
-    def noted(self: GrammarCompiler, sandbox: CompilerSandbox, key: Any, cpu_budget_s: float | None) -> Any:
-        texts.append(key[1])
-        return compile_(self, sandbox, key, cpu_budget_s)
-
-    monkeypatch.setattr(GrammarCompiler, "_compile", noted)
-    return texts
 
 
 def test_compiled_grammars_are_kept_up_to_a_number(

@@ -1,10 +1,8 @@
 """Outputs whose form begins after a free prefix, which a mark ends."""
 
-from collections.abc import Iterator
-
 import pytest
 from core_fakes import CLIENT, VOCAB_SIZE
-from grammar_desk import EOS, STOP, VOCABULARY, Desk, ends, token
+from grammar_desk import EOS, STOP, Desk, ends, token
 
 from octavo.core_proc.grammar.compiler import GrammarCompiler
 from octavo.core_proc.scheduler.delivery import ClientEvent
@@ -12,19 +10,6 @@ from octavo.protocol.events import FailureKind, FinishReason
 from octavo.protocol.params import SamplingSpec
 from octavo.protocol.requests import ModelVocabulary, Submit
 from octavo.protocol.structured import GrammarKind, GrammarSpec
-
-
-@pytest.fixture(scope="module")
-def compiler() -> Iterator[GrammarCompiler]:
-    compiler = GrammarCompiler(timeout_s=5)
-    compiler.set_vocabulary(VOCABULARY)
-    yield compiler
-    compiler.close()
-
-
-@pytest.fixture
-def desk(compiler: GrammarCompiler) -> Desk:
-    return Desk(compiler)
 
 
 def test_the_grammar_begins_after_the_mark(desk: Desk) -> None:

@@ -1,8 +1,6 @@
 """Requests with grammars in the core: how they wait, what is refused, which masks follow which steps."""
 
 import os
-from collections.abc import Iterator
-from typing import Any
 
 import pytest
 from core_fakes import CLIENT
@@ -15,33 +13,6 @@ from octavo.protocol.events import Failed, FailureKind, Finished, FinishReason
 from octavo.protocol.params import SamplingSpec
 from octavo.protocol.requests import Submit
 from octavo.protocol.structured import GrammarKind, GrammarPart
-
-
-@pytest.fixture(scope="module")
-def compiler() -> Iterator[GrammarCompiler]:
-    compiler = GrammarCompiler(timeout_s=5)
-    compiler.set_vocabulary(VOCABULARY)
-    yield compiler
-    compiler.close()
-
-
-@pytest.fixture
-def desk(compiler: GrammarCompiler) -> Desk:
-    return Desk(compiler)
-
-
-@pytest.fixture
-def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The texts of the grammars that are compiled during the test."""
-    texts: list[str] = []
-    compile_ = GrammarCompiler._compile
-
-    def noted(self: GrammarCompiler, sandbox: CompilerSandbox, key: Any, cpu_budget_s: float | None) -> Any:
-        texts.append(key[1])
-        return compile_(self, sandbox, key, cpu_budget_s)
-
-    monkeypatch.setattr(GrammarCompiler, "_compile", noted)
-    return texts
 
 
 def test_a_request_waits_for_its_grammar_outside_of_the_scheduler(desk: Desk) -> None:
