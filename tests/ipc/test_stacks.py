@@ -4,10 +4,11 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 
 import pytest
-from waiting import read_line, wait_until
+from waiting import TIMEOUT_S, join, read_line, wait_until
 
 from octavo.protocol.stacks import process_tree
 
@@ -36,7 +37,8 @@ def processes() -> Iterator[list[subprocess.Popen[str]]]:
     yield started
     for process in started:
         process.kill()
-        process.communicate()
+        process.wait(TIMEOUT_S)
+        process.stdout.close(), process.stderr.close()
 
 
 def test_a_stuck_process_tells_its_stack_and_a_stranger_lives_on(processes: list[subprocess.Popen[str]]) -> None:
@@ -47,8 +49,13 @@ def test_a_stuck_process_tells_its_stack_and_a_stranger_lives_on(processes: list
         if process.pid != os.getpid():
             process.request_dump()
     assert stuck.stderr is not None
-    wait_until(lambda: "stuck_in_a_kernel" in read_line(stuck.stderr), interval_s=0)
+    seen: list[str] = []
+    reader = threading.Thread(target=lambda: seen.extend(stuck.stderr), daemon=True)
+    reader.start()
+    wait_until(lambda: "stuck_in_a_kernel" in "".join(seen), lambda: seen)
     assert stuck.poll() is None and stranger.poll() is None
+    stuck.kill()
+    join(reader)
 
 
 def test_a_stopped_process_is_known_as_such(processes: list[subprocess.Popen[str]]) -> None:
