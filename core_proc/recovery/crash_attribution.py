@@ -22,8 +22,8 @@ MAX_CULPRITS = 1000
 """Guilty requests that are remembered until their frontends have reconnected and got the error."""
 
 
-class Journal(Protocol):
-    """Storage that survives the process: a `CrashJournal`."""
+class JournalWriter(Protocol):
+    """The part of `CrashJournal` that is needed here."""
 
     def mark_in_flight(self, name: bytes) -> None:
         """Record that this request may be what crashes the core from now on."""
@@ -52,7 +52,7 @@ class CrashAttribution:
         journal: written before anything can go wrong.
     """
 
-    def __init__(self, scheduler: Scheduler, journal: Journal) -> None:
+    def __init__(self, scheduler: Scheduler, journal: JournalWriter) -> None:
         self.version = 0
         """Changes whenever `can_run` may answer differently."""
         self._journal = journal

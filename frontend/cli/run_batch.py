@@ -10,9 +10,9 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from octavo.frontend.cli.batch.journal import Journal, StandardOutput
 from octavo.frontend.cli.batch.lines import BadLine, BatchRequest, BatchResult, read_lines
 from octavo.frontend.cli.batch.remote import fetch, is_url, local_name, put
+from octavo.frontend.cli.batch.results_file import ResultsFile, StandardOutput
 from octavo.frontend.cli.errors import CommandError
 from octavo.frontend.cli.flags import FlagParser, config_parser, configurations
 from octavo.frontend.cli.start_log import start_log
@@ -78,7 +78,7 @@ def run(argv: list[str]) -> int:
     path = Path(local_name(paths[1]) if is_url(paths[1]) else paths[1])
     with (
         _open_input(paths[0]) as source,
-        nullcontext(StandardOutput()) if paths[1] == STANDARD else Journal(path, starts_over=starts_over) as sink,
+        nullcontext(StandardOutput()) if paths[1] == STANDARD else ResultsFile(path, starts_over=starts_over) as sink,
     ):
         num_lines = _check(source, sink)
         batch = Batch(source, sink, num_lines)
@@ -100,7 +100,7 @@ class Batch:
         num_lines: number of requests.
     """
 
-    def __init__(self, source: BinaryIO, sink: Journal | StandardOutput, num_lines: int) -> None:
+    def __init__(self, source: BinaryIO, sink: ResultsFile | StandardOutput, num_lines: int) -> None:
         self._source = source
         self._sink = sink
         self._num_lines = num_lines
@@ -196,7 +196,7 @@ def _check(source: BinaryIO, sink: Any) -> int:
     return num_lines
 
 
-def _other_batch(sink: Journal, reason: str) -> CommandError:
+def _other_batch(sink: ResultsFile, reason: str) -> CommandError:
     return CommandError(
         f"{sink.path} holds the results of another batch: {reason}", "choose another -o, or --overwrite"
     )

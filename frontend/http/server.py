@@ -33,7 +33,7 @@ FINAL_RESPONSE_S = 2.0
 """Time for responses to report an abort or the engine's death before connections are closed."""
 
 
-class Engine(Protocol):
+class ServedEngine(Protocol):
     """The part of `AsyncClient` that the server uses."""
 
     @property
@@ -57,7 +57,7 @@ class Server(uvicorn.Server):
         engine: its requests are drained or aborted.
     """
 
-    def __init__(self, app: ASGIApp, config: ServerConfig, engine: Engine) -> None:
+    def __init__(self, app: ASGIApp, config: ServerConfig, engine: ServedEngine) -> None:
         route_log(config.disable_access_log_for_endpoints or [])
         super().__init__(
             uvicorn.Config(

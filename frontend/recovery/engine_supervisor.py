@@ -26,7 +26,7 @@ TICK_S = 1.0
 core may well have answered."""
 
 
-class Engine(Protocol):
+class RestartableEngine(Protocol):
     """The part of `LaunchedEngine` that is needed here."""
 
     def kill(self) -> None:
@@ -74,7 +74,9 @@ class EngineSupervisor:
         has_work: whether the core's pulse says that it has work, which may be other frontends'.
     """
 
-    def __init__(self, engine: Engine, link: Link, hang_timeout_s: float, has_work: Callable[[], bool]) -> None:
+    def __init__(
+        self, engine: RestartableEngine, link: Link, hang_timeout_s: float, has_work: Callable[[], bool]
+    ) -> None:
         self._engine = engine
         self._link = link
         self._hang_timeout_s = hang_timeout_s

@@ -30,7 +30,7 @@ MAX_PROCESSES = 2
 """Concurrent processes; further requests wait."""
 
 
-class Job(msgspec.Struct, array_like=True):
+class RenderJob(msgspec.Struct, array_like=True):
     """A template and its input."""
 
     parent: int
@@ -41,7 +41,7 @@ class Job(msgspec.Struct, array_like=True):
     variables: dict[str, Any]
 
 
-class Outcome(msgspec.Struct, array_like=True):
+class RenderResult(msgspec.Struct, array_like=True):
     """The text, or an error."""
 
     text: str | None
@@ -68,7 +68,9 @@ class TemplateProcesses:
         Raises:
             InvalidRequestError: the template is invalid, rejects the messages, or exceeds a limit.
         """
-        job = Job(os.getpid(), source, dict(special_tokens), content_format, [*map(dict, messages)], dict(variables))
+        job = RenderJob(
+            os.getpid(), source, dict(special_tokens), content_format, [*map(dict, messages)], dict(variables)
+        )
         try:
             encoded = msgspec.json.encode(job)
         except RecursionError:
@@ -80,7 +82,7 @@ class TemplateProcesses:
         return outcome.text
 
 
-async def _run(job: bytes) -> Outcome:
+async def _run(job: bytes) -> RenderResult:
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-P", "-m", "octavo.frontend.text.template_process"),
         stdin=asyncio.subprocess.PIPE,
@@ -90,32 +92,32 @@ async def _run(job: bytes) -> Outcome:
     try:
         async with asyncio.timeout(START_TIME_S + TIME_LIMIT_S):
             answer, _ = await process.communicate(job)
-        return msgspec.json.decode(answer, type=Outcome)
+        return msgspec.json.decode(answer, type=RenderResult)
     except (TimeoutError, msgspec.DecodeError):
-        return Outcome(None, "the chat template exceeds its time or memory limit", "chat_template")
+        return RenderResult(None, "the chat template exceeds its time or memory limit", "chat_template")
     finally:
         with contextlib.suppress(ProcessLookupError):
             process.kill()
         await process.wait()
 
 
-def _render(job: Job) -> Outcome:
+def _render(job: RenderJob) -> RenderResult:
     try:
         template = ChatTemplate(job.source, job.special_tokens, content_format=job.content_format)
         text = template.render(job.messages, **job.variables)
     except InvalidRequestError as error:
-        return Outcome(None, error.message, error.param)
+        return RenderResult(None, error.message, error.param)
     if len(text) > MAX_TEXT_CHARS:
-        return Outcome(None, f"the chat template renders more than {MAX_TEXT_CHARS} characters", "chat_template")
-    return Outcome(text)
+        return RenderResult(None, f"the chat template renders more than {MAX_TEXT_CHARS} characters", "chat_template")
+    return RenderResult(text)
 
 
 def main() -> None:
-    """Read a `Job` from standard input, render it, and write the `Outcome` to standard output."""
+    """Read a `RenderJob` from standard input, render it, and write the `RenderResult` to standard output."""
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT_BYTES, MEMORY_LIMIT_BYTES))
     cpu_limit_s = int(2 * TIME_LIMIT_S)
     resource.setrlimit(resource.RLIMIT_CPU, (cpu_limit_s, cpu_limit_s))
-    job = msgspec.json.decode(sys.stdin.buffer.read(), type=Job)
+    job = msgspec.json.decode(sys.stdin.buffer.read(), type=RenderJob)
     die_with_parent(job.parent)
     sys.stdout.buffer.write(msgspec.json.encode(_render(job)))
 

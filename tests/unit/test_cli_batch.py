@@ -13,9 +13,9 @@ from fake_client import MODEL, FakeClient
 from http_client import application
 
 from octavo.frontend.cli import run_batch
-from octavo.frontend.cli.batch import journal as journal_module
-from octavo.frontend.cli.batch.journal import Journal
+from octavo.frontend.cli.batch import results_file as results_module
 from octavo.frontend.cli.batch.lines import Answered, BadLine, BatchRequest, BatchResult, read_lines
+from octavo.frontend.cli.batch.results_file import ResultsFile
 from octavo.frontend.cli.batch.runner import answer_lines
 from octavo.frontend.cli.errors import CommandError
 from octavo.protocol.errors import EngineDeadError, OverloadedError, RequestFailedError
@@ -82,11 +82,11 @@ def test_bad_lines_name_themselves_and_end_nothing(text: bytes, custom_id: str |
 
 def test_an_answer_of_nothing_is_a_line_of_json_too(tmp_path: Path) -> None:
     (pinged,) = answer(FakeClient(), [line("a", "/ping")])
-    with Journal(tmp_path / "out") as journal:
-        journal.append(pinged)
+    with ResultsFile(tmp_path / "out") as results:
+        results.append(pinged)
     assert json.loads((tmp_path / "out").read_text())["response"]["body"] is None
-    with Journal(tmp_path / "out") as journal:
-        assert journal.done == {1: "a"}
+    with ResultsFile(tmp_path / "out") as results:
+        assert results.done == {1: "a"}
 
 
 def test_refused_requests_keep_the_servers_answer() -> None:
@@ -181,53 +181,53 @@ def test_full_disk_ends_the_batch_with_the_remedy(tmp_path: Path, monkeypatch: p
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     client = FakeClient()
-    with Journal(tmp_path / "out") as journal, pytest.raises(CommandError, match="No space left") as raised:
+    with ResultsFile(tmp_path / "out") as results, pytest.raises(CommandError, match="No space left") as raised:
         # Of this module alone: the event loop writes too.
-        monkeypatch.setattr(journal_module, "os", SimpleNamespace(write=is_full, fsync=os.fsync, close=os.close))
-        answering = answer_lines(application(client), client, read_lines([b"bad", line("a")]), journal.append, 1)
+        monkeypatch.setattr(results_module, "os", SimpleNamespace(write=is_full, fsync=os.fsync, close=os.close))
+        answering = answer_lines(application(client), client, read_lines([b"bad", line("a")]), results.append, 1)
         asyncio.run(answering)
     assert "run the same command again to resume" in raised.value.hint
 
 
-def test_journal_remembers_what_is_done(tmp_path: Path) -> None:
+def test_results_file_remembers_which_lines_are_done(tmp_path: Path) -> None:
     path = tmp_path / "out"
-    with Journal(path) as journal:
-        journal.append(result(2, "b"))
-        journal.append(result(1))
-    with Journal(path) as journal:
-        assert journal.done == {2: "b", 1: None}
-    with Journal(path, starts_over=True) as journal:
-        assert journal.done == {} and path.read_bytes() == b""
+    with ResultsFile(path) as results:
+        results.append(result(2, "b"))
+        results.append(result(1))
+    with ResultsFile(path) as results:
+        assert results.done == {2: "b", 1: None}
+    with ResultsFile(path, starts_over=True) as results:
+        assert results.done == {} and path.read_bytes() == b""
 
 
 @pytest.mark.parametrize("num_lost", range(1, 30))
 def test_half_written_line_is_taken_away(tmp_path: Path, num_lost: int) -> None:
     path = tmp_path / "out"
-    with Journal(path) as journal:
-        journal.append(result(1))
-        journal.append(result(2))
+    with ResultsFile(path) as results:
+        results.append(result(1))
+        results.append(result(2))
     whole = path.read_bytes()
     path.write_bytes(whole[:-num_lost])
-    with Journal(path) as journal:
+    with ResultsFile(path) as results:
         # Without its line break alone, a result is whole.
-        assert journal.done.keys() == ({1, 2} if num_lost == 1 else {1})
-        journal.append(result(3))
+        assert results.done.keys() == ({1, 2} if num_lost == 1 else {1})
+        results.append(result(3))
     expected = [1, 2, 3] if num_lost == 1 else [1, 3]
     assert [json.loads(text)["id"] for text in path.read_text().splitlines()] == [f"batch_req_{n}" for n in expected]
 
 
-def test_journal_refuses_other_files_and_other_writers(tmp_path: Path) -> None:
+def test_results_file_rejects_other_files_and_a_second_writer(tmp_path: Path) -> None:
     path = tmp_path / "notes.txt"
     path.write_text("my notes\nmore\n")
     with pytest.raises(CommandError, match=r"line 1 of .*notes.txt is not a result"):
-        Journal(path)
+        ResultsFile(path)
     assert path.read_text() == "my notes\nmore\n"
-    with Journal(tmp_path / "out"), pytest.raises(CommandError, match="another process is writing"):
-        Journal(tmp_path / "out")
+    with ResultsFile(tmp_path / "out"), pytest.raises(CommandError, match="another process is writing"):
+        ResultsFile(tmp_path / "out")
     with pytest.raises(CommandError, match="cannot write"):
-        Journal(tmp_path / "no" / "out")
+        ResultsFile(tmp_path / "no" / "out")
     with pytest.raises(CommandError, match="not a regular file"):
-        Journal(Path("/dev/full"))
+        ResultsFile(Path("/dev/full"))
 
 
 @pytest.mark.parametrize("model", [[], ["MODEL"]])

@@ -22,7 +22,7 @@ RETRY_S = 0.2
 """Delay before retrying a request that the engine rejected as overloaded."""
 
 
-class Engine(Protocol):
+class EngineLiveness(Protocol):
     """The part of `AsyncClient` that is needed here."""
 
     @property
@@ -41,7 +41,7 @@ class _ErrorBody(msgspec.Struct):
 
 async def answer_lines(
     app: "ASGIApp",
-    engine: Engine,
+    engine: EngineLiveness,
     lines: Iterable[BatchRequest | BadLine],
     write: Callable[[BatchResult], None],
     max_in_flight: int,
@@ -82,7 +82,7 @@ async def answer_lines(
         raise several.exceptions[0] from None
 
 
-async def _answer(app: "ASGIApp", engine: Engine, line: BatchRequest) -> BatchResult:
+async def _answer(app: "ASGIApp", engine: EngineLiveness, line: BatchRequest) -> BatchResult:
     response = await _ask(app, line)
     while response.status == HTTPStatus.SERVICE_UNAVAILABLE and not engine.failure:
         await asyncio.sleep(RETRY_S)

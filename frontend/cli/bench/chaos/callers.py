@@ -25,7 +25,7 @@ _OK = 200
 _DATA = b"data: "
 
 
-class Refused(Exception):
+class CallRejected(Exception):
     """The engine or its server answered with an error."""
 
 
@@ -37,7 +37,7 @@ class Caller(Protocol):
 
         Raises:
             OSError, EOFError: the connection broke.
-            Refused: the answer is an error.
+            CallRejected: the answer is an error.
             MalformedAnswer: the answer cannot be parsed.
         """
 
@@ -62,7 +62,7 @@ async def run_job(caller: Caller, job: Job, timeout_s: float) -> Result:
         outcome, detail = Outcome.FAILED, f"no answer within {timeout_s:g} s"
     except (OSError, EOFError) as error:
         outcome, detail = Outcome.BROKEN, f"{type(error).__name__}: {error}"
-    except (Refused, MalformedAnswer, ValueError, KeyError, asyncio.LimitOverrunError) as error:
+    except (CallRejected, MalformedAnswer, ValueError, KeyError, asyncio.LimitOverrunError) as error:
         outcome, detail = Outcome.FAILED, f"{type(error).__name__}: {error}"
     return Result(job.number, outcome, answer, detail, time.monotonic())
 
@@ -87,7 +87,7 @@ class HttpCaller:
         try:
             status = await connection.ask(self._frame(_PATHS[job.request.kind], json.dumps(body).encode()))
             if status != _OK:
-                raise Refused(f"HTTP {status}: {(await _whole(connection))[:500].decode(errors='replace')}")
+                raise CallRejected(f"HTTP {status}: {(await _whole(connection))[:500].decode(errors='replace')}")
             if job.behavior.is_streamed:
                 return await _read_stream(connection, job)
             return Outcome.ANSWERED, whole_answer(json.loads(await _whole(connection)))
@@ -119,7 +119,7 @@ async def _read_stream(connection: HttpConnection, job: Job) -> tuple[Outcome, A
                 continue
             chunk = json.loads(event)
             if "error" in chunk:
-                raise Refused(f"the stream contains an error event: {chunk['error']}")
+                raise CallRejected(f"the stream contains an error event: {chunk['error']}")
             assembled.take(chunk)
             num_pieces += 1
             if num_pieces == job.behavior.leaves_after:
@@ -179,7 +179,7 @@ class JoinedCaller:
                     if behavior.pause_s:
                         await asyncio.sleep(behavior.pause_s)
         except OctavoError as error:
-            raise Refused(f"{type(error).__name__}: {error}") from None
+            raise CallRejected(f"{type(error).__name__}: {error}") from None
         assembled.end()
         return Outcome.ANSWERED, assembled.answer
 

@@ -1,4 +1,4 @@
-"""`Journal`: the results file. Only whole lines are appended; it knows which requests are done.
+"""`ResultsFile`: the results file. Only whole lines are appended; it knows which requests are done.
 
 A killed process leaves at most one incomplete line, which the next run removes. A lock prevents two processes from
 writing to one file.
@@ -16,7 +16,7 @@ from octavo.frontend.cli.batch.lines import BatchResult
 from octavo.frontend.cli.errors import CommandError
 
 
-class Journal:
+class ResultsFile:
     """Results on disk.
 
     Args:
@@ -68,7 +68,7 @@ class Journal:
         os.fsync(self._file)
         os.close(self._file)
 
-    def __enter__(self) -> "Journal":
+    def __enter__(self) -> "ResultsFile":
         return self
 
     def __exit__(
