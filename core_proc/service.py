@@ -1,6 +1,6 @@
 """`FrontendService`: handles the messages of frontends. The only module that knows both messages and scheduler.
 
-Decides nothing about steps, and never blocks. The work of one turn is bounded, whatever frontends send.
+Decides nothing about steps, and never blocks. The work of one iteration is bounded for any input.
 """
 
 import logging
@@ -143,7 +143,7 @@ class FrontendService:
         return self._is_busy or self._state is not ProcessState.READY
 
     def serve(self, *, has_messages: bool = True) -> None:
-        """Run one turn: signals, messages, lost frontends, and whatever is due.
+        """Run one iteration: signals, messages, lost frontends, and everything that is due.
 
         Args:
             has_messages: whether frontends may have sent messages; otherwise the socket is not read.

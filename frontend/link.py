@@ -105,7 +105,7 @@ class CoreLink:
         """Connect to the core that listens on `address`, with `keys` if it is on another machine.
 
         Raises:
-            StartupError: nobody answers there, or it speaks another version of the protocol.
+            StartupError: no engine answers there, or it has another version of the protocol.
             EngineDeadError: it ended before it answered.
         """
         link = cls(context, address, keys)
@@ -137,7 +137,7 @@ class CoreLink:
         return not self.failure and not self.downtime
 
     @property
-    def is_owed_something(self) -> bool:
+    def expects_answer(self) -> bool:
         """True while a core that lives owes an answer or the end of a request."""
         return self.is_up and bool(self._streams or self._calls)
 
@@ -216,7 +216,7 @@ class CoreLink:
         return result
 
     def lose(self, cause: str, kind: RestartCause = "core_died") -> None:
-        """The core is gone: wait for another at the same address, as far as the reconnect policy goes; else fail."""
+        """Handle the loss of the core: wait for another, or fail if the reconnect policy says so."""
         if self.failure:
             return
         if self.reconnect_policy.limit_s == 0 or not self._welcome.done():
@@ -246,7 +246,7 @@ class CoreLink:
         for future in pending:
             if not future.done():
                 future.set_exception(self.failure)
-                future.exception()  # nobody may be waiting: that is no error
+                future.exception()  # possibly no caller waits for it, which is not an error
 
     async def close(self) -> None:
         """Abort all requests and disconnect; calling it again, even concurrently, does no harm."""
@@ -265,7 +265,7 @@ class CoreLink:
 
     def _open_wire(self) -> Wire:
         """Open a connection and introduce this frontend."""
-        wire = Wire(self._context, self.address, self._receive, self._on_lost, self._break_down, self._keys)
+        wire = Wire(self._context, self.address, self._receive, self._on_lost, self._fail_broken, self._keys)
         program = os.path.basename(sys.argv[0]).encode(errors="replace").decode() or "python"
         wire.send(self._requests.encode(Connect(client=f"{program} pid={os.getpid()}", frontend_id=self._frontend_id)))
         return wire
@@ -293,7 +293,7 @@ class CoreLink:
             self._giving_up = asyncio.get_running_loop().call_later(limit_s, self.fail, message)
 
     def _end_downtime(self, facts: EngineFacts) -> None:
-        """There is a core again: send it the vocabulary and all live requests and calls."""
+        """Handle a new core: send it the vocabulary and all live requests and calls."""
         assert self.downtime is not None
         downtime, self.downtime = self.downtime, None
         if self._giving_up:
@@ -322,8 +322,8 @@ class CoreLink:
             self._wire.send(self._requests.encode(submit))
         return len(submits)
 
-    def _break_down(self, error: Exception) -> None:
-        """Fail every request: a message could not be handled, and its request would wait for ever."""
+    def _fail_broken(self, error: Exception) -> None:
+        """Fail every request: a message could not be handled, so its request would wait forever."""
         self.fail(f"the link to the engine broke: {type(error).__name__}: {error}")
 
     def _post(self, request: Request) -> None:

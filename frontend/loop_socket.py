@@ -70,8 +70,8 @@ class LoopSocket:
     def _turn(self) -> None:
         """Send and receive as much as can be.
 
-        zmq's descriptor becomes readable once for a change, and any call may swallow it: so whoever is
-        woken looks at everything.
+        zmq's descriptor becomes readable once for a change, and any call may consume that event. So a
+        caller that is woken checks everything.
         """
         if self._next_turn:
             self._next_turn.cancel()

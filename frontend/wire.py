@@ -48,7 +48,7 @@ class Wire:
         address: where a core listens or will listen.
         on_event: gets every message that can be read.
         on_lost: called once, shortly after the core has disconnected without a message.
-        on_error: called with whatever `on_event` raises.
+        on_error: called with each exception that `on_event` raises.
         keys: for an address on another machine.
 
     Raises:

@@ -239,7 +239,7 @@ class FrontendRouter:
         return received
 
     def _is_first_version(self, frames: list[Frame]) -> bool:
-        """True for the `Connect` of protocol version 1, which put the kind of a message into a frame of its own."""
+        """True for the `Connect` of protocol version 1, which sent the kind of a message in a separate frame."""
         if len(frames) != 2 or frames[0] != bytes([Kind.REQUEST]):
             return False
         try:

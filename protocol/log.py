@@ -108,7 +108,7 @@ def _apply(config: str) -> None:
 
 
 class LimitedLog:
-    """Rate-limited warnings: whoever causes them must not be able to fill the log.
+    """Rate-limited warnings, so that a client that causes them cannot fill the log.
 
     Args:
         logger: where the lines go.

@@ -148,7 +148,7 @@ class Worker:
         Raises:
             ProtocolError: this process was asked to end while it waited.
         """
-        # No masks follow a `StopWorker`, and nobody reads what is sampled without them.
+        # No masks follow a `StopWorker`, and what is sampled without them is never read.
         while not (self._deferred and isinstance(self._deferred[-1], StopWorker)):
             command = self._subscriber.receive(timeout_s=0)
             if isinstance(command, TokenMasks):

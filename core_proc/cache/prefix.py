@@ -14,7 +14,7 @@ class PrefixCache:
     """Blocks of requests, shared where their contents are equal.
 
     Invariant: a block has a hash only if its tokens are known and its KV is computed by an earlier plan or by the one
-    being made. Workers execute plans in order and write KV before they read it, so whoever finds the block may read it.
+    being made. Workers execute plans in order and write KV before they read it, so the block can be read at once.
 
     All KV cache groups are of the kind "full": each needs a block for the same tokens at the same time, and has as many
     blocks as the others. One pool serves them all, and a block id stands for one block in the tensors of each group. A

@@ -46,7 +46,7 @@ _FROM_OUTSIDE = {-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT, -signal.SIGHU
 
 
 class _Ended(Exception):
-    """The child was killed from outside, or cannot go on."""
+    """The child was killed from outside, or cannot continue."""
 
 
 class CompilerSandbox:

@@ -1,7 +1,7 @@
 """`Quarantine`: every request enters here. It is forwarded at once, unless crash suspects run in isolation.
 
-A suspect is not touched before it is its turn to run, and while suspects run nobody else is forwarded.
-`crash_attribution.py` decides who may run. As every request passes here, it also knows those of each client.
+A suspect is not touched until its group may run, and while suspects run no other request is forwarded.
+`crash_attribution.py` decides which requests may run. As every request passes here, it also knows those of each client.
 """
 
 import hashlib

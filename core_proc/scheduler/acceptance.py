@@ -21,7 +21,7 @@ from octavo.protocol.steps import NO_TOKEN, StepResult
 
 
 class Fail(Protocol):
-    """Ends a request that cannot go on."""
+    """Ends a request that cannot continue."""
 
     def __call__(
         self, request: Request, message: str, kind: FailureKind = FailureKind.INTERNAL, param: str | None = None
@@ -39,7 +39,7 @@ class Acceptance:
         counters: of tokens and failures; updated.
         clock: in seconds.
         finish: ends a request whose output is complete.
-        fail: ends a request that cannot go on.
+        fail: ends a request that cannot continue.
     """
 
     def __init__(

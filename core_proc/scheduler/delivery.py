@@ -29,7 +29,7 @@ def collect_prompt_logprobs(record: StepRecord, result: StepResult) -> None:
 
 
 def is_plain_stream(request: Request) -> bool:
-    """Return whether each further token goes out by itself, with nothing beside it and nothing to look for in it."""
+    """Return whether each further token is sent at once, without logprobs and without checks of the output."""
     sampling = request.sampling
     return (
         request.time_first_token > 0.0

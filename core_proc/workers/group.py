@@ -1,4 +1,4 @@
-"""The seam between the core and whatever runs its workers: processes of this machine, or of a cluster.
+"""The interface between the core and its workers, which may be processes of this machine or of a cluster.
 
 A group is a transport: it starts workers, broadcasts commands, and gathers replies. What commands and replies mean is
 in `commands.py`, which works over any group. A group that has failed stays failed; its owner decides when to restart

@@ -17,7 +17,7 @@ class OutputParser:
     tokenizer: TagTokenizer
     shows_reasoning: bool = True
     is_named: bool = False
-    """The caller has chosen the function, so making the call is no finish reason of its own."""
+    """The caller has chosen the function, so the finish reason is not `tool_calls`."""
 
     @property
     def has_reasoning(self) -> bool:

@@ -40,7 +40,7 @@ def create_app(client: AsyncClient, config: ServerConfig | None = None) -> FastA
 
     Args:
         client: of the engine; its owner closes it. Gets an observer that counts for `/metrics`, unless it has one.
-        config: of the server; None: the defaults. Without API keys of its own it has the environment's.
+        config: of the server; None: the defaults. If it has no API keys, those of the environment are used.
 
     Raises:
         ConfigError: a parser, a template, a directory or a middleware that the configuration names cannot be used.
@@ -63,7 +63,7 @@ def make_app(state: AppState, config: ServerConfig, keys: Sequence[str]) -> Fast
         description=DESCRIPTION,
         openapi_url=None,  # added below, with our page
         redirect_slashes=False,
-        telemetry={"tracing": False, "metrics": False, "logs": False},  # asked anew for each request; ours is /metrics
+        telemetry={"tracing": False, "metrics": False, "logs": False},  # checked for each request; octavo has /metrics
         middleware=_middleware(config, keys),
         exception_handlers={
             HTTPException: _http_exception,

@@ -21,7 +21,7 @@ AT_ONCE = 16
 GRACE_S = 60.0
 SLOWEST_BYTES_PER_S = 1024
 """A body may lag behind this rate by `GRACE_S` at most. Neither a client that sends a byte a minute nor one that sends
-much at once and then stops can hold its place for ever."""
+much at once and then stops can keep its place forever."""
 
 
 class BodyRefused(Exception):

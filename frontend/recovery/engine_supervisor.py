@@ -51,7 +51,7 @@ class Link(Protocol):
         """True while there is a core."""
 
     @property
-    def is_owed_something(self) -> bool:
+    def expects_answer(self) -> bool:
         """True while a live core owes an answer."""
 
     def lose(self, cause: str, kind: RestartCause) -> None:
@@ -138,13 +138,13 @@ class EngineSupervisor:
                 return
 
     async def _watch(self) -> None:
-        """Kill a core that owes an answer and does not even answer a probe."""
+        """Kill a core that has an answer outstanding and does not answer a probe either."""
         num_silent_ticks, num_heard = 0, -1
         limit = max(2, round(self._hang_timeout_s / TICK_S))
         while True:
             await asyncio.sleep(TICK_S)
-            is_owed = self._link.is_owed_something or (self._link.is_up and self._has_work())
-            if not is_owed or self._link.num_heard != num_heard:
+            is_answer_due = self._link.expects_answer or (self._link.is_up and self._has_work())
+            if not is_answer_due or self._link.num_heard != num_heard:
                 num_silent_ticks, num_heard = 0, self._link.num_heard
                 continue
             num_silent_ticks += 1

@@ -22,7 +22,7 @@ class Detokenizer:
 
     Args:
         tokenizer: of the model.
-        prompt_token_ids: the prompt; if empty, the output is a text of its own, without the space that
+        prompt_token_ids: the prompt; if empty, the output is a separate text, without the space that
             some tokenizers put before a text.
         skip_special_tokens: leave special tokens out.
         spaces_between_special_tokens: accepted for compatibility, see `Tokenizer.decode`.

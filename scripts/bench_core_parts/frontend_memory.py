@@ -1,4 +1,4 @@
-"""Memory of a real frontend connection for requests that wait: a process of its own, which prints bytes per token."""
+"""Memory of a real frontend connection for waiting requests: a separate process that prints bytes per token."""
 
 import asyncio
 import json

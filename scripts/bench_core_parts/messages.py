@@ -69,7 +69,7 @@ def engine_config(*, num_blocks: int, **changes: Any) -> ResolvedConfig:
 
 
 def prompt_of(index: int, length: int, salt: int = 0) -> list[int]:
-    """Return a prompt that shares no prefix with those of other indices or salts, of integer objects of its own."""
+    """Return a prompt that shares neither a prefix with other indices and salts nor integer objects."""
     head = [FIRST_TOKEN + number % 30_000 for number in (index, index // 30_000, salt)]
     return [*head, *_TOKENS[: length - len(head)].tolist()]
 

@@ -1,4 +1,4 @@
-"""A core made of its socket alone, for the frontend's link."""
+"""A fake core that consists only of its socket, for tests of the frontend's link."""
 
 import asyncio
 from collections.abc import Awaitable, Callable

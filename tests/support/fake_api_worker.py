@@ -1,4 +1,4 @@
-"""An HTTP process that serves nobody: `python -P -m fake_api_worker` fails, dies or stays, as the root path says."""
+"""An HTTP process that serves no requests: it fails, dies or stays, depending on the root path."""
 
 import select
 import time

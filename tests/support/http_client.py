@@ -150,7 +150,7 @@ class Caller:
             try:
                 yield cls(reader, writer)
             finally:
-                writer.transport.abort()  # with what nobody has read: closing would wait for it beyond the loop's end
+                writer.transport.abort()  # close() would wait for unread data, beyond the end of the loop
 
     def send(self, data: bytes) -> None:
         self.writer.write(data)

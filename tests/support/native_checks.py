@@ -76,7 +76,7 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
 
 
 def odd_numbers() -> torch.Tensor:
-    """Floats of all exponents, those on and beside the middle of two bf16 among them, infinities and subnormals."""
+    """Return floats of all exponents, including infinities, subnormals, and values at or near a tie of two bf16."""
     patterns = torch.randint(-(2**31), 2**31, (6, 4096), generator=torch.Generator().manual_seed(5)).to(torch.int32)
     patterns[1] = (patterns[1] & ~0xFFFF) | 0x8000  # a tie
     patterns[2] = (patterns[2] & ~0xFFFF) | 0x7FFF

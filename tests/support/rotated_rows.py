@@ -27,7 +27,7 @@ class StepRows:
         return (*self.qkv, self.rotation, self.cache[0], self.cache[1], self.slots)
 
     def part(self, start: int, end: int) -> "StepRows":
-        """Return some of the rows in a step of their own, with a cache of its own."""
+        """Return some of the rows as a separate step with a separate cache."""
         q, k, v = (x[start:end].clone() for x in self.qkv)
         rotation = Rotation(self.rotation.cos_TC[start:end], self.rotation.sin_TC[start:end], self.rotation.norm)
         return StepRows((q, k, v), rotation, self.cache.clone(), self.slots[start:end])

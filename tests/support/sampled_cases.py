@@ -35,7 +35,7 @@ def state_of(request: cases.Request, vocab_size: int) -> SamplingState:
 
 
 def draws_of(requests: list[cases.Request], vocab_size: int) -> list[Draw]:
-    """Return the draws of a host, each at a position of its own."""
+    """Return the draws of a host, each at a different position."""
     return [
         Draw(state_of(request, vocab_size), POSITION + index, request.num_outputs)
         for index, request in enumerate(requests)

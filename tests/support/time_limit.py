@@ -1,8 +1,8 @@
-"""A limit for the time of each test, so that a test that hangs fails and tells where, instead of holding up the run.
+"""A time limit for each test, so that a test that hangs fails with its stacks instead of blocking the run.
 
 Each phase of a test (its fixtures, its call, their teardown) may take `test_time_limit_s`. Then the stacks of all
 threads and child processes go to its captured output and the test fails. A test that does not react, because it hangs
-outside Python, ends its process after twice the time: the other process of the run goes on, and reports it.
+outside Python, ends its process after twice the time; the other process of the run continues and reports it.
 """
 
 import faulthandler
@@ -16,7 +16,7 @@ import pytest
 from octavo.protocol.stacks import STANDARD_ERROR, process_tree
 
 REPEAT_S = 10.0
-"""A failure that something swallows (a callback, a task nobody awaits) is raised again after this long."""
+"""A failure that something swallows (in a callback, in a task that is not awaited) is raised again after this long."""
 
 _REAL_STANDARD_ERROR = pytest.StashKey[int]()
 

@@ -43,7 +43,7 @@ class FakeLink:
     """Owes something or does not."""
 
     is_up = True
-    is_owed_something = True
+    expects_answer = True
     failure: EngineDeadError | None = None
 
     def __init__(self) -> None:
@@ -222,7 +222,7 @@ def test_a_core_that_owes_and_says_nothing_is_asked_and_then_killed() -> None:
 @pytest.mark.parametrize("why", ["it speaks", "it owes nothing"])
 def test_a_core_is_left_alone(why: str) -> None:
     async def scenario(supervisor: EngineSupervisor, engine: FakeEngine, link: FakeLink) -> None:
-        link.is_owed_something = why == "it speaks"
+        link.expects_answer = why == "it speaks"
         for _ in range(60):
             link.num_heard += why == "it speaks"
             await asyncio.sleep(0.005)

@@ -74,7 +74,7 @@ class HostLogprobs:
 
 
 class CompletedEvent:
-    """The event of work that is over when the host goes on."""
+    """The event of work that is already complete when the call returns."""
 
     def is_done(self) -> bool:
         """Return True."""

@@ -71,7 +71,7 @@ class Processors:
 
     A request joins their batch with its first draw, and again after a preemption, with its outputs so far. When a
     processor raises, the step is repeated with new processors for each request alone: requests for which one raises
-    again fail, and the others go on with the tokens that they would have had anyway.
+    again fail, and the others continue with the same tokens as without the fault.
     """
 
     def __init__(self, factories: Sequence[ProcessorFactory]) -> None:
