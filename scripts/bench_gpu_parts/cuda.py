@@ -1,6 +1,6 @@
-"""The GPU that is there: everything that touches it runs in processes of their own, which are ended with their limits.
+"""A real GPU. Everything that uses it runs in a separate process that is killed at its time limit.
 
-This process stays without CUDA. One process at a time holds the GPU's memory.
+This process does not use CUDA. Only one process at a time holds the GPU's memory.
 """
 
 import json
@@ -116,7 +116,7 @@ class CudaGpu:
             yield CudaEngine(session)
 
     def close(self) -> None:
-        """End the process of the kernels, so that its memory is another's; it is started again when it is needed."""
+        """End the process of the kernels to free its memory; it is started again when it is needed."""
         if self._calls is not None:
             self._calls.close()
             self._calls = None
@@ -177,10 +177,10 @@ class CudaEngine:
 
 
 def _driver(name: str, *arguments: str) -> Command:
-    # Not its folder first on the path: a package of NVIDIA's is called `cuda` too.
+    # Its folder must not be first on the path: NVIDIA has a package named `cuda`.
     return Command((sys.executable, "-P", str(PARTS / f"drive_{name}.py"), *arguments), _environment())
 
 
 def _environment() -> tuple[tuple[str, str], ...]:
-    """Return what lets a process find what this one finds, wheels that were carried along included."""
+    """Return the environment in which a process finds the same packages, including bundled wheels."""
     return (("PYTHONPATH", ":".join(path for path in sys.path if path)), ("HF_HUB_OFFLINE", "1"))

@@ -1,6 +1,6 @@
-"""A session with the continuous batching of transformers. Options: `model`, `temperature`; `writes`: only its weights.
+"""A session with the continuous batching of transformers. Options: `model`, `temperature`, `writes` (only weights).
 
-Without weights in the directory, random ones are written there, for other engines too.
+If the directory has no weights, random ones are written there, for other engines too.
 """
 
 import json

@@ -15,7 +15,7 @@ from bench_gpu_parts.shapes import ShapeName
 from bench_gpu_parts.workloads import Load
 
 H200 = GpuCeilings(copy_bytes=4.3e12, matrix_flops=790e12)
-"""As measured on an H200."""
+"""Rates measured on an H200."""
 SLOWNESS = {"octavo": 1.35, "octavo-fast": 1.25, "transformers": 6.0, "sdpa": 1.6, "flex": 1.8}
 HOST_S = 0.0004
 IDLE_SHARE = 0.03

@@ -39,7 +39,7 @@ class AttentionCase:
     batch: int
     context: int
     num_tokens: int
-    """Computed for each request: 1, or the whole context."""
+    """Number of tokens computed for each request: 1, or the whole context."""
     num_heads: int = 32
     num_kv_heads: int = 8
     head_dim: int = 128
@@ -47,7 +47,7 @@ class AttentionCase:
 
 @dataclass(frozen=True)
 class StepTime:
-    """Of one step that follows others of its kind, in seconds."""
+    """Times of one step among others of its kind, in seconds."""
 
     step_s: float
     busy_s: float | None = None
@@ -56,14 +56,14 @@ class StepTime:
 
 @dataclass(frozen=True)
 class ServedLoad:
-    """Of requests that arrive at random."""
+    """Figures of requests that arrive at random."""
 
     output_tokens_per_s: float
     ttft_p99_s: float
     itl_median_s: float
     itl_p99_s: float
     idle_share: float
-    """Of the GPU's time, while the engine was busy."""
+    """Share of the time in which the engine was busy and the GPU computed nothing."""
 
 
 class Steps(Protocol):

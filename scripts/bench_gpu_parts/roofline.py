@@ -12,22 +12,22 @@ from bench_cpu_parts.workloads import Workload
 
 @dataclass(frozen=True)
 class GpuCeilings:
-    """Per second."""
+    """Measured rates of a GPU, per second."""
 
     copy_bytes: float
-    """Read and written, of a copy within the GPU's memory."""
+    """Bytes read and written by a copy within the GPU's memory."""
     matrix_flops: float
-    """Of a large product of bfloat16 matrices with random numbers."""
+    """Operations of a large product of random bfloat16 matrices."""
 
 
 def decode_seconds(cost: ModelCost, ceilings: GpuCeilings, batch: int, context: int) -> float:
-    """Return the bound of a step that gives each of `batch` requests of `context` tokens another one."""
+    """Return the minimum time of a step in which `batch` requests of `context` tokens decode."""
     products = _products_seconds(cost, ceilings, num_tokens=batch, num_sampled=batch)
     return products + batch * context * cost.kv_bytes / ceilings.copy_bytes
 
 
 def prefill_seconds(cost: ModelCost, ceilings: GpuCeilings, num_tokens: int) -> float:
-    """Return the bound of a step over a whole prompt, whose last token is sampled after."""
+    """Return the minimum time of a step over a whole prompt."""
     attention = cost.attention_flops * num_tokens * (num_tokens + 1) / 2
     return _products_seconds(cost, ceilings, num_tokens, num_sampled=1) + attention / ceilings.matrix_flops
 
@@ -40,7 +40,7 @@ def mixed_seconds(cost: ModelCost, ceilings: GpuCeilings, batch: int, context: i
 
 
 def workload_seconds(cost: ModelCost, ceilings: GpuCeilings, workload: Workload) -> float:
-    """Return the bound of requests that all begin at once: all prompts, then one step for each further token."""
+    """Return the minimum time of requests that start together: all prompts, then one step for each further token."""
     lengths = [len(prompt) for prompt in workload.prompts]
     seconds = sum(prefill_seconds(cost, ceilings, length) for length in lengths)
     running = sorted(zip(workload.max_tokens, lengths, strict=True), reverse=True)

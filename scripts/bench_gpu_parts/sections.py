@@ -19,17 +19,17 @@ BATCHES = (1, 8, 64, 256)
 CONTEXTS = (1024, 8192)
 PREFILL_TOKENS = 8192
 MAIN_CASE = (64, 1024)
-"""The decode that is measured with other ways of sampling and beside prompts too."""
+"""The decode that is also measured with top-k and top-p, and in mixed steps."""
 CHUNK_TOKENS = 512
 FILTERED = {"top_k": 20, "top_p": 0.95}
 """The defaults of Qwen3's generation config."""
 SERVED = workloads.Load(256, 1024, 128, 32.0, 30_000, {"temperature": 0.6, **FILTERED})
 START_S = 25.0
-"""Of a process with a model of 8 B random weights."""
+"""Start of a process with a model of 8 B random weights."""
 STEP_CASE_S = 4.0
 ATTENTION_CASE_S = 3.0
 MEMORY_SHARE = 0.88
-"""Of the GPU's memory, for weights and cache together."""
+"""Share of the GPU's memory for weights and cache together."""
 
 _DECODE_TARGETS = {("Llama-3.1-8B", 64, 1024): (Target("ceiling", 0.85),)}
 _IDLE = Metric("idle", "GPU idle in decode, Llama-3.1-8B, 64 x 1k", "%", False, (Target("absolute", 5.0),), 1)
@@ -45,19 +45,19 @@ PUBLISHED_ON_H200 = {"sglang-flashinfer": 30.85, "sglang-triton": 36.91, "sglang
 
 @dataclass
 class Run:
-    """What the sections share."""
+    """State that all sections share."""
 
     gpu: Gpu
     results: Results
     quick: bool = False
     """Only the largest and the smallest cases."""
     limits: GpuCeilings | None = None
-    """What the first section measured."""
+    """The result of the first section."""
     on_change: Callable[[], None] = lambda: None
     """Called after every figure and failure, to write the report."""
 
     def ceilings(self) -> GpuCeilings:
-        """Return them.
+        """Return the measured ceilings.
 
         Raises:
             EngineFailure: they could not be measured.
@@ -89,21 +89,21 @@ def cost_of(shape: ShapeName) -> ModelCost:
 
 
 def measure_ceilings(run: Run, slot: Slot) -> None:
-    """What the GPU can do: the copy bandwidth, and the rate of large products."""
+    """Measure the copy bandwidth of the GPU, and its rate of large products."""
     limits = run.limits = run.gpu.ceilings(slot.left_s())
     run.add(Metric("copy", "ceiling: copy within the GPU", "GB/s"), "octavo", limits.copy_bytes / 1e9)
     run.add(Metric("matrix", "ceiling: bfloat16 products", "TFLOP/s"), "octavo", limits.matrix_flops / 1e12)
 
 
 def measure_steps(run: Run, slot: Slot) -> None:
-    """Decode and prefill steps of every shape, in process."""
+    """Measure decode and prefill steps of every shape, in process."""
     for shape in STEP_SHAPES[:1] if run.quick else STEP_SHAPES:
         if slot.allows(f"steps of {shape}", START_S + STEP_CASE_S):
             _steps_of(run, slot, shape)
 
 
 def measure_fp8_cache(run: Run, slot: Slot) -> None:
-    """A decode that mostly reads keys and values, which take 8 bits."""
+    """Measure a decode that mostly reads keys and values, stored in 8 bits."""
     shape: ShapeName = STEP_SHAPES[0]
     batch, context = 64, 8192
     cost = replace(cost_of(shape), kv_bytes=cost_of(shape).kv_bytes // 2)
@@ -122,7 +122,7 @@ def measure_fp8_cache(run: Run, slot: Slot) -> None:
 
 
 def measure_served(run: Run, slot: Slot) -> None:
-    """Requests that arrive at random: latencies, and how long the GPU waits for the three processes."""
+    """Measure requests that arrive at random: latencies, and how long the GPU is idle."""
     shapes: tuple[ShapeName, ...] = ("Qwen3-0.6B", "Llama-3.1-8B")
     for shape in shapes[:1] if run.quick else shapes:
         title = f"{shape}, {SERVED.num_requests} requests, {SERVED.rate:.0f} per second"
@@ -148,7 +148,7 @@ def measure_served(run: Run, slot: Slot) -> None:
 
 
 def measure_host(run: Run, slot: Slot) -> None:
-    """The host time of a step."""
+    """Measure the host time of a step."""
 
     def host() -> None:
         num_requests, context = 256, 512
@@ -165,7 +165,7 @@ def measure_host(run: Run, slot: Slot) -> None:
 
 
 def measure_attention(run: Run, slot: Slot) -> None:
-    """One layer's attention alone, beside torch's."""
+    """Measure the attention of one layer alone, by octavo and by torch."""
     kernels: tuple[KernelName, ...] = ("octavo", "sdpa", "flex")
     cases = [AttentionCase(batch, context, 1) for batch in (64, 256, 1) for context in CONTEXTS]
     cases.insert(0, AttentionCase(1, PREFILL_TOKENS, PREFILL_TOKENS))
@@ -177,7 +177,7 @@ def measure_attention(run: Run, slot: Slot) -> None:
 
 
 def measure_nano_vllm(run: Run, slot: Slot) -> None:
-    """The workload of nano-vllm end to end: octavo both ways, and transformers on the same weights."""
+    """Measure nano-vllm's workload end to end: octavo in both modes, and transformers on the same weights."""
     seconds: dict[EngineName, float] = {}
     workload = workloads.nano_vllm()
     engines: tuple[EngineName, ...] = ("octavo", "octavo-fast", "transformers")
@@ -193,7 +193,7 @@ def measure_nano_vllm(run: Run, slot: Slot) -> None:
 
 
 def measure_eight_b(run: Run, slot: Slot) -> None:
-    """Qwen3-8B end to end, beside what others have published for the same work on an H200."""
+    """Measure Qwen3-8B end to end, to compare with published results for an H200."""
     workload = workloads.equal(256, 1024, 1024)
     least_s = roofline.workload_seconds(cost_of("Qwen3-8B"), run.ceilings(), workload)
     names: tuple[EngineName, ...] = ("octavo", "octavo-fast")
@@ -231,7 +231,7 @@ TOTAL_S = 480.0
 
 
 def _steps_of(run: Run, slot: Slot, shape: ShapeName) -> None:
-    """Measure the steps of one shape; the first failure ends its process, and with it the rest."""
+    """Measure the steps of one shape; the first failure ends the process and skips the rest."""
     cost = cost_of(shape)
     budget_bytes = MEMORY_SHARE * run.gpu.total_bytes() - cost.weight_bytes
     batches = (64,) if run.quick else BATCHES
@@ -321,7 +321,7 @@ def _attention_of(run: Run, slot: Slot, kernel: KernelName, case: AttentionCase)
 def _generate(
     run: Run, slot: Slot, name: EngineName, shape: ShapeName, workload: Workload, metric: Metric, temperature: float
 ) -> float | None:
-    """Return the seconds of a second run, after a small first one; None where it failed."""
+    """Return the seconds of a run that follows a small warm-up; None if it failed."""
     max_model_len = max(map(len, workload.prompts)) + max(workload.max_tokens) + 8
     try:
         with run.gpu.engine(

@@ -15,7 +15,7 @@ from bench_gpu_parts.workloads import Load, arrivals
 from octavo import AsyncClient, SamplingParams
 
 PROFILE_S = 0.5
-"""In the middle of a run; the trace of a second is some ten megabytes."""
+"""Length of the trace in the middle of a run; a second is about ten megabytes."""
 
 
 async def measure(model: Path, settings: dict[str, Any], load: Load, traces: Path | None) -> dict[str, Any]:
@@ -25,7 +25,7 @@ async def measure(model: Path, settings: dict[str, Any], load: Load, traces: Pat
         model: its directory.
         settings: of the engine.
         load: the requests.
-        traces: where the worker writes what the GPU did, for `idle_share`; None: it is not recorded.
+        traces: directory for the worker's trace, for `idle_share`; None: no trace is recorded.
     """
     async with AsyncClient.launch(str(model), **settings) as client:
         await _run(client, Load(16, load.input_len, 8, 1e3, load.max_token_id, load.sampling), seed=1)
@@ -33,7 +33,7 @@ async def measure(model: Path, settings: dict[str, Any], load: Load, traces: Pat
         streams = await _run(client, load, seed=2)
         elapsed_s = time.perf_counter() - started
         if traces is not None:
-            # In another run: the profiler slows the worker down.
+            # perf: in a separate run, because the profiler slows the worker down.
             await asyncio.gather(_run(client, load, seed=3), _record(client, traces, load))
     gaps = [later - earlier for times in streams for earlier, later in pairwise(times[1:])]
     found: dict[str, Any] = {

@@ -1,6 +1,6 @@
-"""Steps of a worker's model in process: what the worker itself computes them with, without a core or a frontend.
+"""Steps of a worker's executor in this process, without a core or a frontend.
 
-The cache is as full as the requests are long, with random numbers: it need not be computed to be read.
+The cache is filled with random numbers as far as the requests reach; the prompts are not computed.
 """
 
 import time
@@ -31,7 +31,7 @@ from octavo.worker_proc.weights.load import load_model
 WARM_UP_STEPS = 4
 LEAST_STEPS, MOST_STEPS = 8, 60
 ENOUGH_S = 1.0
-"""Of steps of one kind."""
+"""Time to spend on steps of one kind."""
 PREFILLS = 3
 MOST_FURTHER_TOKENS = WARM_UP_STEPS + 2 * MOST_STEPS
 LEAST_FILLED_BYTES = 1 << 16
@@ -63,7 +63,7 @@ class StepRunner:
         facts = read_model_facts(user_config.model, Env.read())
         self._config = resolve(user_config, facts, device=device, num_cores=torch.get_num_threads())
         self.results: list[StepResult] = []
-        """Of the steps since somebody last cleared it."""
+        """Results of all steps since the list was last cleared."""
         self._device = open_device(self._config)
         loaded = load_model(
             self._config, lambda share: None, device=self._device.torch_device, library=library, cache_dir=None
@@ -185,7 +185,7 @@ class StepRunner:
         return min(times[1:])
 
     def _admit(self, slots: Sequence[int], context: int, sampling: Sampling, first_block: int = 0) -> None:
-        """Put requests into the batch whose tokens up to `context` are known, in blocks without an order."""
+        """Admit requests whose tokens up to `context` are known, in blocks in random order."""
         rng = np.random.default_rng(0)
         blocks_each = self._blocks_each(context)
         assert first_block + len(slots) * blocks_each <= self._num_blocks, "the cache is too small"
@@ -209,7 +209,7 @@ class StepRunner:
         )
 
     def _decode(self, batch: int, position: int, num_steps: int = 1) -> int:
-        """Compute one token more of each request in every step; return the position after the last."""
+        """Compute one more token of each request in every step; return the position after the last."""
         for start in range(position, position + num_steps):
             self.run(scheduled=[Scheduled(slot, start, 1, 1) for slot in range(batch)])
         return position + num_steps
@@ -242,7 +242,7 @@ class StepRunner:
 
 
 class _FilledMemory(TorchFunctionMode):
-    """Memory that would be left as it is holds random numbers: what a cache held by accident could be NaN."""
+    """Fills memory that torch would leave uninitialized with random numbers, because old content could be NaN."""
 
     def __torch_function__(
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

@@ -17,7 +17,7 @@ CACHE_BYTES = 256 << 20
 MAX_COPIES = 64
 WARM_UPS = 3
 LEAST_S = 0.2
-"""Of a measurement."""
+"""Minimum time of one measurement."""
 
 
 def num_copies(num_bytes: int) -> int:
@@ -59,7 +59,7 @@ def captured(compute: Callable[[int], Tensor], copies: int) -> Callable[[], None
 
 
 def release_memory() -> None:
-    """Give back what torch's allocator keeps."""
+    """Return unused memory of torch's allocator to the GPU."""
     if IS_ON_GPU:
         torch.cuda.empty_cache()
 

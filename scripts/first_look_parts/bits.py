@@ -18,7 +18,7 @@ from octavo.protocol.steps import Admitted, Scheduled
 
 BLOCK_SIZE = 16
 CHUNKS = (1, 7, 64, 129)
-"""Lengths of the first chunks of the prompt that is computed in pieces; the rest follows in one."""
+"""Lengths of the first chunks of a chunked prompt; the rest is one chunk."""
 
 Logprobs = tuple[tuple[int, ...], tuple[float, ...]]
 
@@ -50,7 +50,7 @@ def attention_bits(length: int, num_decodes: int, num_heads: int, num_kv_heads: 
 
 @torch.inference_mode()
 def model_bits(runner: StepRunner, prompt_len: int, num_outputs: int, company: int) -> dict[str, Any]:
-    """Compare the logprobs of a request alone with those in company, and with those of its tokens as a prompt."""
+    """Compare the logprobs of a request alone with those beside others, and with those of its tokens as a prompt."""
     requests = _Requests(runner, prompt_len + num_outputs)
     prompt = np.random.default_rng(1).integers(0, runner.config.model.vocab_size, prompt_len).tolist()
     outputs, alone = requests.generate(prompt, num_outputs, company=0)

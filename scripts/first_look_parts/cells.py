@@ -1,6 +1,6 @@
-"""What the first minutes on a GPU measure: a list of cells, most important first. Measures nothing itself.
+"""The list of cells that the first minutes on a GPU measure, most important first. Measures nothing itself.
 
-A cell is one call of a function of `drive`, in a process that may be ended without losing any other cell.
+A cell is one call of a function in `drive.py`, in a process that can be killed without losing other cells.
 """
 
 from dataclasses import dataclass
@@ -29,12 +29,12 @@ class Cell:
     title: str
     group: Group
     function: str
-    """Of `drive`."""
+    """Name of a function in `drive.py`."""
     arguments: dict[str, Any]
     expected_s: float
-    """On an H200."""
+    """Expected time on an H200."""
     limit_s: float
-    """After that its process is ended."""
+    """The process is killed after this time."""
 
 
 def all_cells() -> list[Cell]:

@@ -1,4 +1,4 @@
-"""The form in which a measuring process returns a cell: plain values, which survive JSON."""
+"""The result of a cell as plain values, which can be sent as JSON."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -26,8 +26,8 @@ def figure(
         title: of its line.
         unit: of the value.
         value: the number.
-        column: who was measured.
-        seconds: what `bound` is compared with.
+        column: the engine or kernel that was measured.
+        seconds: measured time, which is compared with `bound`.
         bound: the least work; () if there is none to compare with.
         digits: after the decimal point.
         is_higher_better: for comparisons with other runs.
@@ -46,7 +46,7 @@ def figure(
 
 
 def cell_result(figures: Sequence[dict[str, Any]], detail: Any = None, lines: Sequence[str] = ()) -> dict[str, Any]:
-    """Return what a cell found.
+    """Return the result of a cell.
 
     Args:
         figures: for the table.

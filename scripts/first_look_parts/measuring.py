@@ -1,4 +1,4 @@
-"""Runs cells in processes of their own, one after another, and keeps what each one found."""
+"""Runs cells in separate processes, one after another, and records their results."""
 
 import sys
 import time
@@ -15,7 +15,7 @@ from first_look_parts.cells import Cell
 PARTS = Path(__file__).parent
 START_LIMIT_S = 60.0
 LEAST_USEFUL_S = 3.0
-"""A cell is not begun with less time than this."""
+"""A cell is not started with less time than this."""
 
 OpenCalls = Callable[[], Calls]
 Record = Callable[[Cell, dict[str, Any]], None]
@@ -44,7 +44,7 @@ def measure(
     total_s: float,
     clock: Callable[[], float] = time.monotonic,
 ) -> None:
-    """Measure all cells that the time is enough for.
+    """Measure all cells for which there is enough time.
 
     Args:
         cells: in order.
@@ -70,7 +70,7 @@ def measure(
                 continue
             try:
                 calls = calls or open_calls()
-                # The start of the process is not the cell's.
+                # The start of the process does not count as the cell's time.
                 limit_s = max(1.0, min(cell.limit_s, ends_at - clock()))
                 found = calls.call(cell.function, limit_s, **cell.arguments)
             except EngineFailure as error:

@@ -9,7 +9,7 @@ from first_look_parts.figures import cell_result, figure
 from octavo.kernels.linear import gpu
 
 LEAST_S = 0.05
-"""Of a measurement; there are a hundred."""
+"""Minimum time of one measurement; there are about a hundred."""
 ELEMENT_BYTES = 2
 
 

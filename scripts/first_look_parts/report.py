@@ -1,4 +1,4 @@
-"""What was found so far: the table, and the report in the form of scripts/bench_gpu."""
+"""The results so far: the table, and the report in the format of scripts/bench_gpu."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -22,7 +22,7 @@ class Report:
     Args:
         path: of the JSON file; None: none is written.
         settings: of this run, for the file.
-        estimates: what arithmetic leads to expect of our figures, by key and in their unit.
+        estimates: calculated values of octavo's figures, by key and in their unit.
     """
 
     path: Path | None
@@ -33,7 +33,7 @@ class Report:
     ceilings: dict[str, float] | None = None
 
     def add(self, cell: Cell, found: dict[str, Any]) -> None:
-        """Keep and print a cell that is over, and write all of them to the file."""
+        """Record and print a finished cell, and write all of them to the file."""
         self.cells[cell.key] = found
         if cell.function == "ceilings":
             self.ceilings = found.get("detail")
@@ -46,7 +46,7 @@ class Report:
         self._write()
 
     def text(self) -> str:
-        """Return the table, what the cells have to say, and what failed or is missing."""
+        """Return the table, the lines of the cells, and what failed or is missing."""
         lines = ["", table(self.results, TITLES), ""]
         for found in self.cells.values():
             lines += found.get("lines", [])
