@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_engine import Asked, Result, SmallEngine
+from small_engine import Result, SmallEngine, TimedRequest
 from tiny_models import make_tiny
 from torch import Tensor
 from worker_plans import loaded, worker_config
@@ -131,8 +131,8 @@ SAMPLING = st.builds(
 
 
 @st.composite
-def asked(draw: st.DrawFn) -> Asked:
-    """A request; prompts share prefixes, and a fifth of the clients loses interest."""
+def timed_requests(draw: st.DrawFn) -> TimedRequest:
+    """Draw a request; prompts share prefixes, and a fifth of the requests is aborted."""
     prefix = draw(st.sampled_from([[], [9] * 20, list(range(40))]))
     own = draw(st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=50))
     sampling = draw(SAMPLING)
@@ -142,7 +142,7 @@ def asked(draw: st.DrawFn) -> Asked:
         sampling = SamplingSpec(**{**values, "prompt_logprobs": 2, "skip_reading_prefix_cache": True})
     arrives_at = draw(st.integers(0, 12))
     aborted_at = arrives_at + draw(st.integers(0, 20)) if draw(st.integers(0, 4)) == 0 else None
-    return Asked(
+    return TimedRequest(
         prefix + own,
         sampling,
         draw(st.integers(0, 2)),
@@ -167,21 +167,21 @@ ENGINES = st.fixed_dictionaries(
 
 
 STORMS: dict[str, st.SearchStrategy[Any]] = {
-    "requests": st.lists(asked(), min_size=1, max_size=10),
+    "requests": st.lists(timed_requests(), min_size=1, max_size=10),
     "engine": ENGINES,
     "spare_tokens": st.sampled_from([0, 40, 2000]),
     "num_threads": st.lists(st.sampled_from([1, 1, 1, 2, MAX_THREADS]), min_size=1, max_size=4),
 }
 
 
-def alone(model: Loaded, request: Asked) -> Result:
+def alone(model: Loaded, request: TimedRequest) -> Result:
     """The request by itself, its prompt in one piece, one step at a time, on one thread."""
     config = model.config(
         max_num_seqs=1, max_num_batched_tokens=MAX_LEN, async_scheduling=False, enable_prefix_caching=False
     )
     num_blocks = -(-MAX_LEN // config.block_size)
     engine = SmallEngine(model.weights, config, num_blocks, model.compiler)
-    (result,) = engine.run([Asked(request.prompt, request.sampling, grammar=request.grammar)])
+    (result,) = engine.run([TimedRequest(request.prompt, request.sampling, grammar=request.grammar)])
     return result
 
 
@@ -189,7 +189,7 @@ def alone(model: Loaded, request: Asked) -> Result:
 @settings(max_examples=25, deadline=None)
 @given(**STORMS)
 def test_any_storm_gives_what_each_request_gives_alone(
-    model: Loaded, requests: list[Asked], engine: dict[str, Any], spare_tokens: int, num_threads: list[int]
+    model: Loaded, requests: list[TimedRequest], engine: dict[str, Any], spare_tokens: int, num_threads: list[int]
 ) -> None:
     check(model, requests, engine, spare_tokens, num_threads)
 
@@ -200,13 +200,13 @@ def test_any_storm_gives_what_each_request_gives_alone(
 @settings(max_examples=8, deadline=None)  # the torch path is slow, and only a reference and a fallback
 @given(**STORMS)
 def test_any_storm_through_torch(
-    model: Loaded, requests: list[Asked], engine: dict[str, Any], spare_tokens: int, num_threads: list[int]
+    model: Loaded, requests: list[TimedRequest], engine: dict[str, Any], spare_tokens: int, num_threads: list[int]
 ) -> None:
     check(model, requests, engine, spare_tokens, num_threads)
 
 
 def check(
-    model: Loaded, requests: list[Asked], engine: dict[str, Any], spare_tokens: int, num_threads: list[int]
+    model: Loaded, requests: list[TimedRequest], engine: dict[str, Any], spare_tokens: int, num_threads: list[int]
 ) -> None:
     config = model.config(**engine)
     num_blocks = -(-(MAX_LEN + spare_tokens) // config.block_size)

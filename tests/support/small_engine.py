@@ -36,7 +36,7 @@ class Result:
 
 
 @dataclass(frozen=True)
-class Asked:
+class TimedRequest:
     """A request with the steps at which it arrives and, optionally, is aborted."""
 
     prompt: list[int]
@@ -77,7 +77,7 @@ class SmallEngine:
         self.grammars = Grammars(self.scheduler, self.masks, compiler)  # type: ignore[arg-type]
         self.executor = HostExecutor(model, config, num_blocks)
 
-    def run(self, requests: Sequence[Asked]) -> list[Result]:
+    def run(self, requests: Sequence[TimedRequest]) -> list[Result]:
         """Run the requests and return their results in order."""
         results = [Result() for _ in requests]
         in_flight: deque[StepPlan] = deque()
@@ -105,7 +105,7 @@ class SmallEngine:
             assert step < 20_000, "the engine makes no progress"
         stats = self.scheduler.stats()
         assert stats.num_free_blocks == stats.num_blocks, "blocks were lost"
-        assert not self.masks.steps, "masks came for no step"
+        assert not self.masks.steps, "masks were sent for no step"
         return results
 
     def _submit(self, submit: Submit) -> list[ClientEvent]:
@@ -121,13 +121,13 @@ class SmallEngine:
     def _note(self, results: list[Result], events: list[ClientEvent]) -> None:
         for _, event in by_request(events):
             result = results[int(event.request_id)]
-            assert not result.end, "something came after the end"
+            assert not result.end, "an event after the end"
             match event:
                 case Tokens():
                     result.token_ids += event.token_ids
                     result.logprobs += [_bits(entry) for entry in event.logprobs or []]
                     if event.prompt_logprobs is not None:
-                        assert result.prompt_logprobs is None, "prompt logprobs came twice"
+                        assert result.prompt_logprobs is None, "prompt logprobs were sent twice"
                         result.prompt_logprobs = [_bits(entry) for entry in event.prompt_logprobs]
                 case Finished():
                     result.end = f"{event.reason} {event.stop_token_id}"
