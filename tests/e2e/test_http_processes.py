@@ -47,7 +47,7 @@ def sample(text: str, name: str) -> float:
     return sum(float(value) for value in re.findall(rf"^{name}(?:{{.*}})? (\S+)$", text, re.M))
 
 
-def test_they_share_the_work_and_a_killed_one_is_replaced_and_keeps_its_counts(model: Path) -> None:
+def test_workers_share_requests_and_a_killed_one_is_replaced_with_its_counters(model: Path) -> None:
     """Every process exports the metrics of all."""
     with several(model) as server:
         assert len(api_workers(server)) == COUNT - 1

@@ -217,7 +217,7 @@ def test_load_keeps_connections_and_limits_what_is_in_flight() -> None:
     assert most <= 4
 
 
-def test_a_connection_that_the_server_closed_while_it_rested_costs_no_request() -> None:
+def test_an_idle_connection_that_the_server_closed_loses_no_request() -> None:
     """Every connection is closed right after its first answer, without a word of it in the answer's head."""
     num_connections = 0
     event = b'data: {"choices": [{"text": "a"}]}\n\ndata: [DONE]\n\n'

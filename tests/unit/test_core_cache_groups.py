@@ -27,7 +27,7 @@ def plans(num_groups: int) -> list[StepPlan]:
     return made
 
 
-def test_every_group_is_told_of_the_same_blocks_and_the_plans_are_those_of_one_group() -> None:
+def test_plans_have_the_same_blocks_for_every_cache_group() -> None:
     one, three = plans(1), plans(3)
     assert sum(len(plan.appended) for plan in one) == 2
     assert len(one) == len(three)

@@ -75,7 +75,7 @@ def test_a_full_queue_refuses_with_overloaded():
     assert reason(third) is FinishReason.LENGTH
 
 
-def test_too_many_queued_tokens_refuse_with_overloaded_but_never_one_that_would_wait_alone():
+def test_too_many_queued_tokens_are_rejected_unless_nothing_else_waits():
     engine = FakeEngine(max_num_queued_tokens=10, max_num_seqs=1)
     running = engine.submit("long", prompt(12))
     second = engine.submit("second", prompt(1, 1))

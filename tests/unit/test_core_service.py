@@ -44,7 +44,7 @@ def test_a_drain_ends_with_the_last_request_however_that_ends(is_lost: bool):
 
 
 @pytest.mark.parametrize("is_told", [True, False])
-def test_a_drain_waits_a_while_for_the_return_of_a_frontend_that_it_gave_up(is_told: bool):
+def test_a_drain_waits_for_a_dropped_frontend_to_reconnect(is_told: bool):
     config = core_config()
     router, stop, now = FakeRouter(), FakeStop(), [0.0]
     outbox = Outbox(router, epoch=1, clock=lambda: now[0], max_backlog_events=1)
@@ -73,7 +73,7 @@ def test_a_drain_waits_a_while_for_the_return_of_a_frontend_that_it_gave_up(is_t
 
 
 @pytest.mark.parametrize("reads_again", [True, False])
-def test_a_drain_waits_a_while_for_a_frontend_that_has_not_read_how_its_requests_ended(reads_again: bool):
+def test_a_drain_waits_for_a_slow_frontend_to_read_the_end_of_its_requests(reads_again: bool):
     """What the simulation found first: the core ended, and kept what it owed."""
     config = core_config()
     router, stop, now = FakeRouter(), FakeStop(), [0.0]

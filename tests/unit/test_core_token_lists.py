@@ -54,7 +54,7 @@ class Guessing(FakeEngine):
         invariants.check(self.scheduler)
 
 
-def test_several_tokens_come_in_one_event_and_the_next_step_goes_on_behind_them() -> None:
+def test_several_tokens_of_a_step_are_sent_in_one_event() -> None:
     engine = Guessing()
     engine.submit("a", PROMPT, 20)
     engine.submit("b", PROMPT[1:], 20)
@@ -122,7 +122,7 @@ def test_a_result_that_does_not_fit_its_step_is_refused(token_ids: list[int], co
         engine.take(token_ids, counts)
 
 
-def test_a_request_for_anything_but_tokens_is_refused_with_the_field_at_fault() -> None:
+def test_a_pooling_request_is_rejected_with_its_field() -> None:
     engine = FakeEngine()
     ((client, failed),) = engine.scheduler.submit(CLIENT, Submit("p", pack_ids(PROMPT), PoolingSpec("embed")))
     assert client == CLIENT

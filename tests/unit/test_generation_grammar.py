@@ -109,7 +109,7 @@ INNER = {"c": {"type": "object", "properties": {"d": INTEGER}}}
     ],
     ids=str,
 )
-def test_objects_that_are_put_together_stay_open_and_what_is_in_them_is_closed(schema: dict[str, Any]) -> None:
+def test_combined_objects_stay_open_and_their_properties_are_closed(schema: dict[str, Any]) -> None:
     closed = spec_of(json={"type": "object", "properties": {"x": INTEGER}}, disable_additional_properties=True)
     assert not accepts(closed, '{"x": 1, "y": 2}'), "the others are closed"
     whole = {"type": "object", "properties": {"in": {"type": "object", **schema}, **INNER}}

@@ -365,7 +365,7 @@ class Refusal(Exception):
 
 
 @pytest.mark.parametrize("where", ["dependency", "handler"])
-def test_errors_of_dependencies_are_the_applications_and_those_of_handlers_ours(where: str) -> None:
+def test_errors_of_dependencies_go_to_the_application_and_errors_of_handlers_to_octavo(where: str) -> None:
     async def check() -> None:
         if where == "dependency":
             raise Refusal("not today")

@@ -111,7 +111,7 @@ def test_a_limit_of_thoughts_needs_thoughts() -> None:
     assert post(ToolClient(), "/v1/completions", harmless, config=QWEN).status_code == 200
 
 
-def test_a_limit_of_thoughts_is_not_passed_over_where_the_form_begins_elsewhere() -> None:
+def test_a_thinking_budget_is_rejected_if_start_after_names_another_marker() -> None:
     form = {"json_object": True, "start_after": "Answer:"}
     response = post(ToolClient(), PATH, ask(thinking_token_budget=5, structured_outputs=form), config=QWEN)
     error = response.json()["error"]

@@ -142,7 +142,7 @@ def test_what_cannot_be_is_named(fields: dict[str, Any], param: str) -> None:
 
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "weather"}}], ids=str)
-def test_where_calls_must_be_made_the_format_of_other_answers_is_beside_the_point(choice: Any) -> None:
+def test_forced_calls_ignore_the_response_format(choice: Any) -> None:
     forms = []
     for fields in ({}, {"response_format": {"type": "json_object"}}):
         client = ToolClient("[]")

@@ -247,7 +247,7 @@ def test_content_format_can_be_chosen() -> None:
     ("source", "role"),
     [("{{ messages[0].role }}", "system"), ("{% if messages[0].role == 'developer' %}D{% endif %}", "D")],
 )
-def test_developers_are_called_system_where_the_template_does_not_know_them(source: str, role: str) -> None:
+def test_developer_messages_become_system_messages_if_the_template_lacks_the_role(source: str, role: str) -> None:
     assert template(source).render([{"role": "developer", "content": "x"}]) == role
 
 

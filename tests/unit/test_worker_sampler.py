@@ -283,7 +283,7 @@ def test_requests_of_all_modes_are_reported_alike_alone_and_together(make_sample
 
 
 @pytest.mark.parametrize("mode", ["raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"])
-def test_tokens_that_were_asked_for_have_the_bits_that_they_have_among_all(make_sampler, mode: str) -> None:
+def test_logprob_token_ids_have_the_same_bits_as_all_logprobs(make_sampler, mode: str) -> None:
     sampler, rows = make_sampler(), logits(3)
     fields: dict[str, Any] = {"temperature": 0.7, "top_k": 9, "logit_bias": ((3, 9.0),), "logprobs_mode": mode}
     named = (7, 3, VOCAB_SIZE - 1, 3)
