@@ -61,6 +61,7 @@ def _measurements(is_quick: bool) -> dict[str, Callable[[], Figures]]:
             count, length
         )
     measurements["http"] = lambda: http_health.health(*((100, 1000, 4000) if is_quick else (1000, 20_000, 80_000)))
+    measurements["ratio"] = lambda: scenarios.queue_ratio(*((64, 10_000) if is_quick else (1024, 100_000)), window_s)
     measurements["flood"] = lambda: scenarios.flood(64)
     return measurements
 
@@ -74,7 +75,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="scripts/bench_core", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--quick", action="store_true", help="fewer and smaller measurements, in about a minute")
     parser.add_argument(
-        "--only", action="append", metavar="NAME", help="plan, steps, long, queue, frontend, http or flood"
+        "--only", action="append", metavar="NAME", help="plan, steps, long, queue, frontend, http, ratio or flood"
     )
     parser.add_argument("--json", metavar="FILE", help="write the report to this file")
     parser.add_argument("--compare", metavar="FILE", help="an earlier report: shown beside, with the ratio to it")

@@ -6,6 +6,7 @@ sent. All callers leave at once when standard input ends.
 
 import asyncio
 import json
+import os
 import resource
 import subprocess
 import sys
@@ -39,6 +40,7 @@ def main() -> None:
     """Call, and stay until standard input ends."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    os.nice(19)  # callers are on other machines: they must not take processor time from the server
     asyncio.run(_call(int(sys.argv[1]), int(sys.argv[2]), json.loads(sys.argv[3])))
 
 

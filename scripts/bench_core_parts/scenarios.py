@@ -27,6 +27,7 @@ MAX_OUTPUT_TOKENS = 2**16
 MIN_BATCHED_TOKENS = 8192
 MIN_STEPS = 40
 NUM_WINDOWS = 5
+NUM_TURNS = 7
 PROBE_S = 1.0
 LARGE_PROMPT = 32_000
 FLOOD_MESSAGES = 256
@@ -48,6 +49,29 @@ def steps(num_running: int, waiting: Iterable[int], prompt_len: int, window_s: f
             figures[f"{name}: us/step"] = us_per_step
             figures[f"{name}: us/token"] = us_per_step / num_running
     return figures
+
+
+def queue_ratio(num_running: int, num_waiting: int, window_s: float) -> Figures:
+    """Processor time of a step with a queue and without, of two cores in turns: noise affects both alike."""
+    sizes = engine_sizes(num_running, 100)
+    values: dict[int, list[float]] = {0: [], num_waiting: []}
+    with running_engine(**sizes) as empty, running_engine(**sizes) as full:
+        for engine in (empty, full):
+            _start_running(engine, num_running, 100)
+        full.client.submit("w", num_waiting, 100, 16)
+        full.client.wait(lambda stats: stats.num_waiting == num_waiting)
+        for _ in range(NUM_TURNS):
+            with full.worker_paused():
+                values[0].append(_us_per_step(empty, num_running, window_s))
+            with empty.worker_paused():
+                values[num_waiting].append(_us_per_step(full, num_running, window_s))
+    empty_us, full_us = (statistics.median(several) for several in values.values())
+    name = f"core, {num_running} running, in turns"
+    return {
+        f"{name}, 0 waiting: us/step": empty_us,
+        f"{name}, {num_waiting} waiting: us/step": full_us,
+        f"{name}, {num_waiting} waiting: % more than 0": 100 * (full_us / empty_us - 1),
+    }
 
 
 def plan_and_commit(num_running: int, window_s: float) -> Figures:
