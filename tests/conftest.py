@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from default_model import DefaultModelMissing, default_model
 from hypothesis import settings
+from hypothesis.internal.conjecture import providers
 from leaks import kill, leaked_processes
 
 pytest_plugins = ["time_limit"]
@@ -70,7 +71,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    settings.load_profile("long" if config.getoption("--long") else "short")
+    is_long = config.getoption("--long")
+    settings.load_profile("long" if is_long else "short")
+    if not is_long:
+        # Examples also draw on the constants of the local modules that are loaded. They would change with every commit
+        # and with the files that a process happened to run before. No setting turns that off.
+        providers.is_local_module_file = lambda path: False
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
