@@ -1,4 +1,4 @@
-"""Beam search on a whole engine: the beams and scores of transformers, and a search that is left or ended."""
+"""Beam search on a whole engine: the beams and scores of transformers, and searches that are aborted."""
 
 import asyncio
 import json

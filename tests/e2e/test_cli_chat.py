@@ -1,4 +1,4 @@
-"""`octavo chat` and `octavo complete` as a person and a pipe meet them, against the real server without an engine."""
+"""`octavo chat` and `octavo complete` on a terminal and in a pipe, against the real server without an engine."""
 
 import contextlib
 import fcntl

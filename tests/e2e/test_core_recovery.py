@@ -1,4 +1,4 @@
-"""The core is killed while requests run, again and again: what they give is what they give undisturbed, bit for bit."""
+"""The core is killed repeatedly while requests run: answers equal those of an undisturbed run, bit for bit."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""The page in a real browser, before a real engine."""
+"""The dashboard in a real browser, with a real engine."""
 
 import threading
 

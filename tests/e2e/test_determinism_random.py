@@ -1,4 +1,4 @@
-"""Determinism under everything hypothesis can think of: scheduler and model in one process, bits compared."""
+"""Determinism under random conditions from hypothesis: scheduler and model in one process, bits compared."""
 
 import itertools
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Every example of the documentation, run as it stands.
+"""Runs every example of the documentation.
 
 A fenced block is an example when its info string says so: three backquotes, then `python example` or `bash example`.
 It talks to `http://127.0.0.1:8000`, which here becomes a server of the default model, and loads `MODEL`, which becomes

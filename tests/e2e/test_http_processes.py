@@ -1,4 +1,4 @@
-"""`--api-server-count`: several HTTP processes before one engine are one server to callers, monitors and signals."""
+"""`--api-server-count`: several HTTP processes of one engine look like one server to callers, monitors and signals."""
 
 import contextlib
 import os

@@ -1,4 +1,4 @@
-"""Starting, failing to start, stopping, being killed: what a person at a terminal sees of `octavo serve`."""
+"""`octavo serve` as seen from a terminal: starting, failing to start, stopping, being killed."""
 
 import concurrent.futures
 import json

@@ -1,4 +1,4 @@
-"""`LLM`: batches in, outputs in order out, and a clean end however the program ends."""
+"""`LLM`: outputs in the order of the prompts, and no process left however the program ends."""
 
 import os
 import subprocess

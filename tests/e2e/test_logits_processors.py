@@ -1,4 +1,4 @@
-"""Logits processors in an engine: the same bits alone and in a storm, arguments, faults, and who may bring code."""
+"""Logits processors in an engine: the same bits alone and among others, arguments, faults, and who may send code."""
 
 import asyncio
 from collections.abc import Iterator

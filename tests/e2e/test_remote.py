@@ -1,4 +1,4 @@
-"""An application joins an engine by tcp: with the right keys, and only with them."""
+"""An application joins an engine over tcp, with the right keys only."""
 
 import asyncio
 from pathlib import Path

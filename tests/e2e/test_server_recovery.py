@@ -1,4 +1,4 @@
-"""`octavo serve` whose core is killed: callers of all HTTP processes get the answers that they would have got."""
+"""`octavo serve` whose core is killed: callers of all HTTP processes get the answers of an undisturbed run."""
 
 import concurrent.futures
 import json

@@ -1,4 +1,4 @@
-"""The default model for real: SmolLM2-135M from its GGUF, against transformers on the same weights in float32."""
+"""The default model, SmolLM2-135M from its GGUF, against transformers on the same weights in float32."""
 
 from collections.abc import Iterator
 from pathlib import Path

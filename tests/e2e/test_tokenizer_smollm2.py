@@ -1,4 +1,4 @@
-"""The tokenizer and chat template made from the default model's GGUF, against what transformers makes of it."""
+"""The tokenizer and chat template from the default model's GGUF, against those of transformers."""
 
 from pathlib import Path
 from typing import Any

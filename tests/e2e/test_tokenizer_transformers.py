@@ -1,4 +1,4 @@
-"""What transformers does with the same files: older tokenizer files, and chat templates of several styles."""
+"""Tokenizers and chat templates against transformers on the same files: older formats, several template styles."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Tool calls and reasoning from real engines: a random model obeys, because a grammar makes it."""
+"""Tool calls and reasoning from real engines: a random model, constrained by grammars."""
 
 import json
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""An engine that does not move: `/health` says so, and the log has the stacks of all processes, once."""
+"""An engine that makes no progress: `/health` reports it, and the log gets the stacks of all processes once."""
 
 import os
 import signal

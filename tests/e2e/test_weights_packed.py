@@ -1,4 +1,4 @@
-"""Packed weights on disk: a second load has the same bits without the checkpoint, and nothing damaged is believed."""
+"""Packed weights on disk: a second load gives the same bits without the checkpoint, and damaged files are rejected."""
 
 import errno
 import json

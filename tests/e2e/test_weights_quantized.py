@@ -1,4 +1,4 @@
-"""Models that compute with quantized weights: of GGUF files, and of any checkpoint with --quantization."""
+"""Models with quantized weights, from GGUF files and from any checkpoint with --quantization."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""safetensors files in all their arrangements, random weights, and what is said when something is missing."""
+"""safetensors files in all layouts, random weights, and errors when something is missing."""
 
 import json
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""What a worker measures: numbers that can be trusted, and no trace left of the measuring."""
+"""The measurements of a worker: they are right, and measuring changes nothing."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Which kernels a worker opens, and what it says where they are not what one would expect."""
+"""Which kernels a worker opens, and what it logs if they are not the expected ones."""
 
 import logging
 from pathlib import Path

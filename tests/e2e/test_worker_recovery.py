@@ -1,4 +1,4 @@
-"""The worker is killed and stopped while requests run: what they give is what they give undisturbed, bit for bit."""
+"""A worker is killed or stopped while requests run: answers equal those of an undisturbed run, bit for bit."""
 
 import asyncio
 import contextlib

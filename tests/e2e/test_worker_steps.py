@@ -1,4 +1,4 @@
-"""The worker's steps on a tiny model: the right tokens, and the same bits in any company."""
+"""The worker's steps on a tiny model: the right tokens, and the same bits in any batch."""
 
 import random
 from pathlib import Path

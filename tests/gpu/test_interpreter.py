@@ -1,4 +1,4 @@
-"""The interpreter: wrong without its repair, right with it. Means nothing on a GPU, and holds there too."""
+"""Triton's interpreter: wrong without our patch, right with it."""
 
 import pytest
 import torch

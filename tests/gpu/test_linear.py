@@ -1,4 +1,4 @@
-"""`linear` on a GPU: right, and with our kernel the same for a row in any batch, tile and place."""
+"""`linear` on a GPU: right, and with our kernel the same for a row in any batch, tile and position."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""`paged_attention` on a GPU: right, and the same bits for a position however a step is made up and cut into work."""
+"""`paged_attention` on a GPU: right, and the same bits for a position in any step and any division of the work."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""tcp addresses: who has the right keys comes in, who has none or others stays out; the own machine needs none."""
+"""tcp addresses: clients with the right keys connect, others do not, and clients of this machine need none."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Keeping further HTTP processes alive and ending them, with processes that serve nobody."""
+"""Starting, replacing and ending further HTTP processes, with fake processes."""
 
 import asyncio
 import contextlib

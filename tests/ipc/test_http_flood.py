@@ -1,4 +1,4 @@
-"""Many callers at once: probes are answered before them, and those above the limit are told so."""
+"""Many callers at once: probes are answered first, and callers above the limit get a 503."""
 
 import asyncio
 import socket

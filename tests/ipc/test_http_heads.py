@@ -1,4 +1,4 @@
-"""Limits of heads, bodies and time on a real connection: what is refused, cut off or waited for."""
+"""Limits on heads, bodies and time on a real connection: what is rejected, cut off or waited for."""
 
 import asyncio
 import contextlib

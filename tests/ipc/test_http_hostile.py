@@ -1,4 +1,4 @@
-"""Bytes that are no decent request: each connection gets a clear answer or none, and the server is none the worse."""
+"""Malformed and hostile bytes: each connection gets a clear answer or none, and the server keeps working."""
 
 import asyncio
 import json

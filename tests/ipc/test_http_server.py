@@ -1,4 +1,4 @@
-"""The HTTP server on real sockets, with a client that has no engine: binding, leaving, draining."""
+"""The HTTP server on real sockets, with a client without an engine: binding, disconnects, draining."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""TLS: files that cannot be used are said at once, callers are checked, and a new certificate needs no restart."""
+"""TLS: unusable files fail early, client certificates are verified, and a new certificate needs no restart."""
 
 import asyncio
 import os

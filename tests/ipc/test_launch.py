@@ -1,4 +1,4 @@
-"""A launched engine whose cores come and go: what the system refuses, and what is left behind. The cores are fakes."""
+"""A launched engine whose fake cores are replaced: errors of the operating system, and what is left behind."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""The frontend's socket to the core, against a core made of a bare ROUTER."""
+"""The frontend's link to the core, against a fake core that is a bare ROUTER."""
 
 import asyncio
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The beginning of the connection to a core: versions, loading engines, cores that die in the handshake."""
+"""Connecting to a core: versions, engines that still load, cores that die in the handshake."""
 
 import asyncio
 import socket

@@ -1,4 +1,4 @@
-"""A link whose core is replaced, against cores made of bare ROUTERs, one after another at one address."""
+"""A link whose core is replaced, against fake cores that are bare ROUTERs at one address."""
 
 import asyncio
 from collections.abc import Awaitable, Callable

@@ -1,4 +1,4 @@
-"""A zmq socket on an event loop: nothing is lost or left lying, whoever is slow."""
+"""A zmq socket on an event loop: no message is lost or delayed, even if a peer is slow."""
 
 import asyncio
 import threading

@@ -1,4 +1,4 @@
-"""A process that does not move still tells where it stands, and one that cannot is left alone."""
+"""Stack dumps of processes that hang; a process that would not survive the signal is left alone."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""Parent and child: life signs, root causes, signals, and nobody left behind."""
+"""Parent and child: ready messages, root causes, signals, and no process left behind."""
 
 import contextlib
 import json

@@ -1,4 +1,4 @@
-"""The real worker process, with the test as its core: ready, cache, steps, stop, and how it fails."""
+"""The real worker process, with the test as its core: start, cache, steps, stop, and failures."""
 
 import contextlib
 import json

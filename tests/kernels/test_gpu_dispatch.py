@@ -1,4 +1,4 @@
-"""Which operations have an implementation for GPUs, how it is found, and what is said where it cannot be."""
+"""Which operations have a GPU implementation, how it is found, and the error if there is none."""
 
 import importlib
 import inspect

@@ -1,4 +1,4 @@
-"""The kernels of GPUs, compiled without one: they fit, spill nothing, and take what kernels/budgets.json says."""
+"""GPU kernels, compiled without a GPU: they fit, spill no registers, and match kernels/budgets.json."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""What the machine code of kernels must consist of, where speed or bits depend on it; compiled without a GPU."""
+"""The machine code of GPU kernels where speed or bits depend on it, compiled without a GPU."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""bfloat16 weights in 12 bits: every bit comes out as it was, and products are those of the plain weight."""
+"""bfloat16 weights in 12 bits: decoding is lossless, and products have the bits of the plain weight."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""The native `linear` on quantized weights, and the exchange form they come in."""
+"""The native `linear` on quantized weights, and their exchange format."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Mapped memory: aligned, zero, shared with files, and given back with the last tensor."""
+"""Mapped memory: aligned, zeroed, shared with files, and freed with the last tensor."""
 
 import gc
 from concurrent.futures import ThreadPoolExecutor

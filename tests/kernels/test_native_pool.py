@@ -1,4 +1,4 @@
-"""The thread pool alone, driven by a C++ program that uses everything it promises."""
+"""The thread pool alone, driven by a C++ program that uses all of its interface."""
 
 import subprocess
 from pathlib import Path

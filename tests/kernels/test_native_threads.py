@@ -1,4 +1,4 @@
-"""The number of threads follows the work and what other processes leave of the cores."""
+"""The number of threads depends on the work and on the cores that other processes leave idle."""
 
 import ctypes
 import os

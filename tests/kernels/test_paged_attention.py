@@ -1,4 +1,4 @@
-"""`paged_attention`: right, and the same for a position however the step is made up."""
+"""`paged_attention`: right, and the same for a position in any step."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""`paged_attention` in C++: right at every instruction set, and the same bits however a step is made up."""
+"""`paged_attention` in C++: right at every instruction set level, and the same bits in any step."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""The lists of work of `paged_attention` on a GPU: every row and key once, within the limits."""
+"""Work lists of `paged_attention` on a GPU: every row and key exactly once, within the limits."""
 
 import numpy as np
 import pytest

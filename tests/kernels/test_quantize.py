@@ -1,4 +1,4 @@
-"""`quantize`: through torch and in C++ the same levels, scales and sums as the reference."""
+"""`quantize` through torch and in C++: the same levels, scales and sums as the reference."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""`rope_store_kv` through torch: right, and the bits of its operations one after the other."""
+"""`rope_store_kv` through torch: right, and the same bits as its separate operations."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""top_k: cpu and native against reference, which is all about ties."""
+"""top_k: cpu and native against the reference, with many ties."""
 
 import math
 

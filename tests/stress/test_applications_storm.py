@@ -1,4 +1,4 @@
-"""Several applications storm one engine with a tiny cache; every answer has the bits of the request alone."""
+"""Several applications load one engine with a tiny cache; every answer has the bits of the request alone."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""`octavo bench chaos`: real processes, real kills, and every answer as it is undisturbed."""
+"""`octavo bench chaos`: real processes are killed, and every answer equals the undisturbed one."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""Several frontends at one core process: aborts, a frontend that dies, a frontend that does not read."""
+"""Several frontends of one core process: aborts, a frontend that dies, a frontend that does not read."""
 
 import contextlib
 import random

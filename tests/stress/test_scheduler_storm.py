@@ -1,4 +1,4 @@
-"""Random storms over the scheduler: whatever else happens, each request gets the tokens it gets alone."""
+"""Random load on the scheduler: each request gets the same tokens as alone."""
 
 from dataclasses import dataclass
 

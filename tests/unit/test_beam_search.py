@@ -1,4 +1,4 @@
-"""Beam search by itself: against every sequence there is, and its ways to end."""
+"""Beam search without an engine: against an exhaustive search, and its ways to end."""
 
 import itertools
 import math

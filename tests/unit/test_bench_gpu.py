@@ -1,4 +1,4 @@
-"""scripts/bench_gpu without a GPU: bounds, workloads, the division of its time, whole runs over an invented GPU."""
+"""scripts/bench_gpu without a GPU: bounds, workloads, time limits, and whole runs with a fake GPU."""
 
 import contextlib
 import json

@@ -1,4 +1,4 @@
-"""The browser of the dashboard's tests must not be missing unnoticed."""
+"""The dashboard's tests must not be skipped silently if the browser is missing."""
 
 import shutil
 

@@ -1,4 +1,4 @@
-"""The parts of `octavo bench chaos` without processes: the requests drawn, answers assembled, checks made."""
+"""The parts of `octavo bench chaos` without processes: random requests, assembled answers, checks."""
 
 import copy
 import itertools

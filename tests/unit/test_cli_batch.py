@@ -1,4 +1,4 @@
-"""Batches of requests: lines, the file of results, and the run between, over the real routes without an engine."""
+"""Batches of requests: input lines, the results file, and the run, over the real routes without an engine."""
 
 import asyncio
 import errno

@@ -1,4 +1,4 @@
-"""Batches whose requests or results lie behind a URL, at a server of our own."""
+"""Batches with requests or results at a URL, against a local server."""
 
 import threading
 from collections.abc import Iterator

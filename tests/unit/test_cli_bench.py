@@ -1,4 +1,4 @@
-"""`octavo bench`: workloads, arrivals and figures by hand; load on the real server without an engine."""
+"""`octavo bench`: workloads, arrivals and figures; load on the real server without an engine."""
 
 import argparse
 import asyncio

@@ -1,4 +1,4 @@
-"""`octavo collect-env`: what it tells, and what it must not."""
+"""`octavo collect-env`: what it shows, and what it masks."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Completion: what bash offers with the script that is printed for it, and the scripts for other shells as text."""
+"""Shell completion: the proposals of bash with the generated script, and the text of the other scripts."""
 
 import argparse
 import contextlib

@@ -1,4 +1,4 @@
-"""The command line as a person meets it: help, suggestions, last lines, exit codes."""
+"""The command line: help, suggestions, error messages, exit codes."""
 
 import logging
 import os

@@ -1,4 +1,4 @@
-"""`scripts/compare_evaluations.py` on files as lm-eval writes them."""
+"""`scripts/compare_evaluations.py` on files in the format of lm-eval."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""`prepare_chat`: one call prepares a conversation, and nothing of it depends on HTTP."""
+"""`prepare_chat` prepares a conversation in one call, independently of HTTP."""
 
 import asyncio
 import dataclasses

@@ -1,4 +1,4 @@
-"""Which waiting requests start: rules that delay one request, bounds on what passes it, and the cost of a queue."""
+"""Admission of waiting requests: rules that delay one, limits on overtaking, and the cost of a long queue."""
 
 import random
 from collections import Counter

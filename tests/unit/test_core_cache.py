@@ -1,4 +1,4 @@
-"""Blocks, their names, and the prefix cache built of both."""
+"""Blocks, their hashes, and the prefix cache."""
 
 from array import array
 

@@ -1,4 +1,4 @@
-"""Full collections of garbage wait until the core is idle, but not for ever."""
+"""Full garbage collections wait until the core is idle, but not forever."""
 
 import gc
 import weakref

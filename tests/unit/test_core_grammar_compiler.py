@@ -1,4 +1,4 @@
-"""How grammars are compiled: once each, in a sandbox, cheap ones first, frontends in turn."""
+"""Compilation of grammars: once each, in a sandbox, cheap ones first, frontends in turn."""
 
 import select
 import signal

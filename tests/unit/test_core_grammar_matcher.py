@@ -1,4 +1,4 @@
-"""Masks of grammars: exactly the tokens that some valid output goes on with, for tokenizers of both kinds."""
+"""Masks of grammars allow exactly the tokens that a valid output can continue with, for tokenizers of both kinds."""
 
 import json
 import random

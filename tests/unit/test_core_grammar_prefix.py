@@ -1,4 +1,4 @@
-"""Outputs whose form begins after a free prefix, which a mark ends."""
+"""Outputs whose constraint begins after a free prefix, which a marker ends."""
 
 import pytest
 from core_fakes import CLIENT, VOCAB_SIZE

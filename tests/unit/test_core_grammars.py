@@ -1,4 +1,4 @@
-"""Requests with grammars in the core: how they wait, what is refused, which masks follow which steps."""
+"""Requests with grammars in the core: waiting, rejections, and which masks belong to which steps."""
 
 import os
 

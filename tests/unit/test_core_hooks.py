@@ -1,4 +1,4 @@
-"""Features that take part in steps: called in order, each with the answer of the one before."""
+"""Step hooks: called in order, each with the previous one's result."""
 
 from core_fakes import FakeEngine
 

@@ -1,4 +1,4 @@
-"""The invariants see what they are for: each kind of damage, done on purpose."""
+"""The invariant checks detect each kind of damage that they are for."""
 
 from collections.abc import Callable
 

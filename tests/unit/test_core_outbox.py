@@ -1,4 +1,4 @@
-"""What becomes of events whose frontend is slow or gone."""
+"""Events for frontends that are slow or gone."""
 
 import pytest
 

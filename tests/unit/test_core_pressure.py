@@ -1,4 +1,4 @@
-"""A scheduler under pressure: what preemption costs, whom priorities starve, and what a step touches."""
+"""A scheduler with too little memory: the cost of preemption, starvation by priority, and the cost of a step."""
 
 import random
 from collections import Counter

@@ -1,4 +1,4 @@
-"""The core's quarantine and what one core leaves to the next: who must wait, who comes in, who fails."""
+"""Quarantine, and the journal that a core leaves to the next: which requests wait, run or fail."""
 
 from pathlib import Path
 

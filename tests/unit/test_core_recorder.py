@@ -1,4 +1,4 @@
-"""Recordings: written by an observer, run again, and what a change of the scheduler looks like."""
+"""Recordings: written by an observer, replayed, and compared after a change of the scheduler."""
 
 import itertools
 import os

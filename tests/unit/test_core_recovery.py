@@ -1,4 +1,4 @@
-"""Workers that are lost, as their supervisor and the scheduler see it: simulated groups, and a clock of our own."""
+"""Lost workers, as seen by their supervisor and the scheduler: simulated groups and a simulated clock."""
 
 import inspect
 import math

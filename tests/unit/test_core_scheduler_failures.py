@@ -1,4 +1,4 @@
-"""Requests that fail in a step because they got no token, and what becomes of their blocks."""
+"""Requests that fail in a step because they got no token, and their blocks."""
 
 import pytest
 from core_fakes import FakeEngine, alone

@@ -1,4 +1,4 @@
-"""What the scheduler refuses before it runs: requests that never fit, full queues, ids in use."""
+"""Requests that the scheduler rejects at once: too long, queue full, id in use."""
 
 import pytest
 from core_fakes import FakeEngine

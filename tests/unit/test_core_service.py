@@ -1,4 +1,4 @@
-"""What the core's front desk does without a socket or a worker: here, how it comes to an end."""
+"""The core's service without sockets and workers: intake, aborts, draining."""
 
 import logging
 

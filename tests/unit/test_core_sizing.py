@@ -1,4 +1,4 @@
-"""From measured bytes to a number of blocks, and the advice when there are too few."""
+"""The number of blocks from measured bytes, and the advice if there are too few."""
 
 import re
 

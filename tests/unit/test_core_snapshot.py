@@ -1,4 +1,4 @@
-"""What a snapshot says of a scheduler whose state is known."""
+"""The snapshot of a scheduler with a known state."""
 
 from core_fakes import FakeEngine
 

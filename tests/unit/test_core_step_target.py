@@ -1,4 +1,4 @@
-"""The token budget follows the measured time per token: no step much longer than the target, nobody starves."""
+"""The token budget follows the measured time per token: no step much longer than the target, no starvation."""
 
 import msgspec
 import pytest

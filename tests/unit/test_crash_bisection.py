@@ -1,4 +1,4 @@
-"""The search for requests that kill: whoever does is found alone, and whoever does not finishes."""
+"""The search for requests that crash processes: the guilty ones are found, and the others finish."""
 
 import math
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""The page's files, the engine's state as it sees it, and who may open it. The browser is in e2e/test_dashboard.py."""
+"""The dashboard's files, its view of the engine, and access to it. The browser is in e2e/test_dashboard.py."""
 
 import base64
 import re

@@ -1,4 +1,4 @@
-"""What the documents say, as far as a program can tell whether it is true."""
+"""Checks that the documents agree with the code."""
 
 import re
 import tomllib

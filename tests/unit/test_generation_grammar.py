@@ -1,4 +1,4 @@
-"""From the form that a caller asks for to the grammar: what it accepts, and what is refused."""
+"""Constraints of requests as grammars: what each accepts, and which are rejected."""
 
 import json
 from typing import Any

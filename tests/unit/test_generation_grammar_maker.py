@@ -1,4 +1,4 @@
-"""The core learns the vocabulary once, before the first grammar; the engine's flags change what requests get."""
+"""The core gets the vocabulary once, before the first grammar; flags of the engine change the grammars."""
 
 import asyncio
 from collections.abc import Callable

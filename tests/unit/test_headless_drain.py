@@ -1,4 +1,4 @@
-"""How an engine without HTTP ends: in order, by force, or with its requests lost. No processes."""
+"""How an engine without HTTP ends: drained, forced, or after a failure. No processes."""
 
 import asyncio
 

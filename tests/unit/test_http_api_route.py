@@ -1,4 +1,4 @@
-"""`ApiRoute` between a server and a handler that are both a few lines: what it asks of them, and when."""
+"""`ApiRoute` between a minimal server and a minimal handler."""
 
 import asyncio
 import contextlib

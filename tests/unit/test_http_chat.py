@@ -1,4 +1,4 @@
-"""`/v1/chat/completions`, spoken to by the unmodified OpenAI client and byte by byte."""
+"""`/v1/chat/completions` with the unmodified OpenAI client, and byte by byte."""
 
 import asyncio
 import itertools

@@ -1,4 +1,4 @@
-"""Chat completions that are refused, fail or are left, and headers."""
+"""Chat completions that are rejected, fail or are aborted; headers."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""The routes inside applications of others: mounted, included under a prefix, with dependencies and middleware."""
+"""The routes inside other applications: mounted, included under a prefix, with dependencies and middleware."""
 
 import asyncio
 import contextlib

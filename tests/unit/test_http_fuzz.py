@@ -1,4 +1,4 @@
-"""Whatever a caller sends, the answer is 200 or a 4xx in the error form, and the server is none the worse."""
+"""Random requests: the answer is 200, or a 4xx with an error body, and the server keeps working."""
 
 import asyncio
 import json

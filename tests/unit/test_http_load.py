@@ -1,4 +1,4 @@
-"""The load generator of the benchmarks, against a server that answers from a script."""
+"""The load generator of the benchmarks, against a scripted server."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""Reasoning over HTTP: separated from answers and calls, limited in length, beside forms."""
+"""Reasoning over HTTP: separated from answers and calls, limited in length, with constraints."""
 
 from typing import Any
 

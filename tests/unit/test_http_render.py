@@ -1,4 +1,4 @@
-"""The renderers where an HTTP request would not easily lead: odd ranks, odd tokens, deltas without text."""
+"""Renderers in cases that HTTP requests rarely reach: odd ranks, odd tokens, deltas without text."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""The small routes, API keys, and the one form of every error."""
+"""The small routes, API keys, and the format of errors."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""The fields of a request that say what its answer must look like."""
+"""The fields of a request that constrain its answer."""
 
 import json
 from typing import Any

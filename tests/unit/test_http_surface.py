@@ -1,4 +1,4 @@
-"""What every route has in common, and the routes for those who run the server."""
+"""What all routes have in common, and the routes for operators."""
 
 import asyncio
 import logging

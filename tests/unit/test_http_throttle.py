@@ -1,4 +1,4 @@
-"""Much at once is taken up bit by bit, in order, and leaves the event loop to others in between."""
+"""A burst of work is started in portions and in order, so the event loop can do other work in between."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""Tools and reasoning over HTTP: what the prompt shows, what is asked of the engine, and how answers come out."""
+"""Tools and reasoning over HTTP: the prompt, the request to the engine, and the answer."""
 
 import asyncio
 import json

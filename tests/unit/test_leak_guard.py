@@ -1,4 +1,4 @@
-"""The guard that no test leaves a process behind must see one that does."""
+"""The guard against leaked processes detects one."""
 
 import subprocess
 import sys

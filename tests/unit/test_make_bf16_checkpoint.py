@@ -1,4 +1,4 @@
-"""scripts/make_bf16_checkpoint.py: one set of weights in two formats, that octavo reads alike."""
+"""scripts/make_bf16_checkpoint.py: the same weights in two formats."""
 
 from pathlib import Path
 from typing import Any

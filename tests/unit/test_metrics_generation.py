@@ -1,4 +1,4 @@
-"""What an observer hears of a request, however it ends: exactly one record."""
+"""An observer gets exactly one record of a request, however it ends."""
 
 import asyncio
 from collections.abc import Callable

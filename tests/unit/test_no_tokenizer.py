@@ -1,4 +1,4 @@
-"""An engine without a tokenizer: token ids in, token ids out, and everything else is refused by name."""
+"""An engine without a tokenizer: token ids in, token ids out, and errors that name any other field."""
 
 import pytest
 from fake_client import MODEL, FakeClient, resolved_config

@@ -1,4 +1,4 @@
-"""What the folders become when they are installed."""
+"""The packages that are installed from the folders."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""Messages survive the wire, and nothing else gets through."""
+"""Messages are decoded as they were encoded; anything else is rejected."""
 
 import msgspec
 import pytest

@@ -1,4 +1,4 @@
-"""Which cores there are, from faked `/sys` and `/proc` folders."""
+"""The cores that a process may use, from fake `/sys` and `/proc` folders."""
 
 import os
 from pathlib import Path

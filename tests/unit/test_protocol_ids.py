@@ -1,4 +1,4 @@
-"""Packed ids: bounds are checked on many of them at once."""
+"""Packed ids: bounds are checked on many at once."""
 
 import pytest
 from hypothesis import given, settings

@@ -1,4 +1,4 @@
-"""Where the log goes, and that lines which a hostile peer causes do not fill it."""
+"""Where the log goes, and the limit on lines that a hostile peer causes."""
 
 import json
 import logging

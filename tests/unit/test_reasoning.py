@@ -1,4 +1,4 @@
-"""Reasoning told from the answer: what the prompt says of it, where it ends, and how many tokens it took."""
+"""Separating reasoning from the answer: its state after the prompt, its end, and its number of tokens."""
 
 import pytest
 from fake_client import byte_tokenizer

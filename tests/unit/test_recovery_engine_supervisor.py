@@ -1,4 +1,4 @@
-"""When a core is started again, when it is killed because it hangs, and when there is no hope."""
+"""When a core is restarted, when it is killed because it hangs, and when the supervisor gives up."""
 
 import asyncio
 from collections.abc import Awaitable, Callable

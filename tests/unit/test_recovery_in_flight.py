@@ -1,4 +1,4 @@
-"""What a frontend asks of a new core: everything that is owed, once, in order, with what has been delivered."""
+"""What a frontend resubmits to a new core: every live request, once, in order, with its delivered tokens."""
 
 from octavo.frontend.recovery.in_flight import InFlightRequests
 from octavo.protocol.events import Finished, FinishReason, Tokens

@@ -1,4 +1,4 @@
-"""Outputs that repeat themselves: how that is found, and what callers hear of it."""
+"""Outputs that repeat themselves: detection, and what callers see."""
 
 import random
 

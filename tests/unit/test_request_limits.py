@@ -1,4 +1,4 @@
-"""Requests that are small for their callers and would be large for the server are refused by name."""
+"""Small requests that would be expensive for the server are rejected with the field."""
 
 import time
 

@@ -1,4 +1,4 @@
-"""An engine's private directory: fresh, private, and swept when its owner is gone."""
+"""An engine's private directory: fresh, private, and removed after its owner has died."""
 
 import fcntl
 import socket

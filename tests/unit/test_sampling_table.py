@@ -1,4 +1,4 @@
-"""The table of sampling parameters: everything that has a place for each of them agrees with it."""
+"""Everything that handles sampling parameters agrees with their table."""
 
 from pathlib import Path
 

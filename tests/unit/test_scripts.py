@@ -1,4 +1,4 @@
-"""The scripts a person types, as far as they can be run without installing or serving anything."""
+"""The developer scripts, without installing or serving anything."""
 
 import importlib.util
 import shutil

@@ -1,4 +1,4 @@
-"""Tokens that a frontend wants together: nothing is lost, nothing changes but the messages, and the times stay true."""
+"""Several tokens per message: the same tokens and times in fewer messages."""
 
 import asyncio
 from contextlib import aclosing

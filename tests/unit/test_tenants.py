@@ -1,4 +1,4 @@
-"""Who may ask what, and what one tenant can learn of another: keys on every route, caches apart by salt."""
+"""Access and isolation of tenants: keys on every route, caches separated by salt."""
 
 import msgspec
 import pytest

@@ -1,4 +1,4 @@
-"""Incremental detokenizing: the pieces joined are exactly the text of the whole."""
+"""Incremental detokenizing: the joined pieces equal the decoded whole."""
 
 from itertools import pairwise
 

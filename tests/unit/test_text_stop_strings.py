@@ -1,4 +1,4 @@
-"""Stop strings in a stream: the same as looking at the whole text, and nothing held back for longer."""
+"""Stop strings in a stream: the same result as on the whole text, and text is held back only as long as necessary."""
 
 import pytest
 from hypothesis import given

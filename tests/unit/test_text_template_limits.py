@@ -1,4 +1,4 @@
-"""Templates that would never end or take all memory: each is an error of its request, soon."""
+"""Templates that run forever or use all memory fail their own request, soon."""
 
 import asyncio
 import time

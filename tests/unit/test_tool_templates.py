@@ -1,4 +1,4 @@
-"""The chat templates in docs/templates: what they show, and that their parsers read the calls they write."""
+"""The chat templates in docs/templates: their prompts, and that the parsers read their calls."""
 
 import json
 

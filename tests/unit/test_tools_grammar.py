@@ -1,4 +1,4 @@
-"""What binds calls, compiled: the formats' own texts fit, and calls that break a schema do not."""
+"""Grammars for calls: they accept the formats' own texts and reject calls that violate a schema."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""JSON that is still being written, against the standard library's reader of whole texts."""
+"""Incomplete JSON, against the standard library's parser on whole texts."""
 
 import json
 

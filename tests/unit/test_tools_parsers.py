@@ -1,4 +1,4 @@
-"""What each tool parser makes of a whole text: the cases that models and other servers are known for."""
+"""Each tool parser on whole texts, with the cases known from models and other servers."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""From `tools` and `tool_choice` to what binds an answer: schemas and tags, checked by validators of their own."""
+"""`tools` and `tool_choice` as constraints: schemas and tags, checked by independent validators."""
 
 import json
 

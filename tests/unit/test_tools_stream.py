@@ -1,4 +1,4 @@
-"""However a text is cut into deltas, the stream adds up to what the whole text gives: every parser, any text."""
+"""For any division of a text into deltas, the stream adds up to the result for the whole text, with every parser."""
 
 import json
 import random

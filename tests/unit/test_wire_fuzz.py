@@ -1,4 +1,4 @@
-"""Whatever comes over the wire: it is read, or refused; it ends nothing but the request that it names."""
+"""Random bytes on the wire are decoded or rejected, and fail at most the request that they name."""
 
 import itertools
 import os

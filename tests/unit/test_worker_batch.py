@@ -1,4 +1,4 @@
-"""The persistent batch: what a plan becomes in tensors, and plans that cannot be."""
+"""The persistent batch: plans as tensors, and invalid plans."""
 
 import pytest
 

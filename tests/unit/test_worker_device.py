@@ -1,4 +1,4 @@
-"""Devices: whose memory limit counts on a CPU, and what is said where there is no GPU."""
+"""Devices: which memory limit applies on a CPU, and the error if there is no GPU."""
 
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""What the worker imports, and what it leaves out."""
+"""What the worker imports, and what it does not."""
 
 import json
 import subprocess

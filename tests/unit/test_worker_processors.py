@@ -1,4 +1,4 @@
-"""Logits processors in a worker: their batch, the order in which they run, and whose request one of them ends."""
+"""Logits processors in a worker: their batch, their order, and which requests a fault ends."""
 
 import threading
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The sampler, through torch and natively: the order of its processors, and rows that do not know of each other."""
+"""The sampler, through torch and natively: the order of its stages, and rows that are independent of each other."""
 
 import itertools
 from collections.abc import Callable

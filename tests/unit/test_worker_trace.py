@@ -1,4 +1,4 @@
-"""Traces of steps: a disk that takes none of one costs the trace, and not the worker."""
+"""Traces of steps: a full disk loses the trace, but not the worker."""
 
 from pathlib import Path
 
