@@ -182,7 +182,9 @@ class Scheduler:
         self._free_blocks(draft)
         draft.may_await_input = self.num_needing_input > 0
         num_decoding = len(self.batch.decoding)
-        draft.num_tokens_left = self._step_target.max_step_tokens(num_decoding)
+        draft.num_tokens_left = self._step_target.max_step_tokens(
+            num_decoding, (request.num_computed_tokens for request in self.batch.prefilling)
+        )
         is_deferred = self._should_defer_decodes(draft)
         if not is_deferred:
             self._decode(draft)
@@ -217,7 +219,7 @@ class Scheduler:
         """
         record = self._take_record(result)
         self.history.add(record, result.elapsed_s)
-        self._step_target.observe(record.num_tokens, result.elapsed_s)
+        self._step_target.observe(record.scheduled, record.num_tokens - record.num_decode_tokens, result.elapsed_s)
         collect_prompt_logprobs(record, result)
         return self._acceptance.accept(record, result)
 

@@ -15,17 +15,23 @@ import torch
 from torch import Tensor
 
 HUGE_PAGE_BYTES = 2 << 20
+SMALL_PAGE_BYTES = 4 << 10
 SLAB_BYTES = 32 << 20
 ALIGNMENT = 64
 """A cache line, and the widest vector."""
 
 
-def allocate(num_bytes: int) -> Tensor:
+def allocate(num_bytes: int, page_offset: int = 0) -> Tensor:
     """Return `num_bytes` zeros, aligned to 64 bytes; a large buffer is aligned to a huge page.
 
     Memory is allocated when it is first written, in whole huge pages where the system has them, so the unused part of a
     large buffer is free. Buffers smaller than half a slab share one, which is freed with the last of them: otherwise
     the many small weights of a model would have no huge pages.
+
+    Args:
+        num_bytes: of the buffer.
+        page_offset: where in a huge page a large buffer begins, a multiple of `SMALL_PAGE_BYTES`. The part before its
+            first whole huge page has small pages.
 
     Raises:
         MemoryError: the system refuses to reserve that much.
@@ -34,7 +40,7 @@ def allocate(num_bytes: int) -> Tensor:
         return _EMPTY
     if num_bytes < SLAB_BYTES // 2:
         return _Slab.take(num_bytes)
-    mapping, start = _map_zeros(num_bytes)
+    mapping, start = _map_zeros(num_bytes, page_offset)
     return torch.frombuffer(mapping, dtype=torch.uint8, offset=start, count=num_bytes)
 
 
@@ -87,11 +93,16 @@ class _Slab:
 _EMPTY = torch.empty(0, dtype=torch.uint8)
 
 
-def _map_zeros(num_bytes: int) -> tuple[mmap.mmap, int]:
-    """Return a mapping, and the offset in it at which `num_bytes` are aligned to a huge page."""
+def _map_zeros(num_bytes: int, page_offset: int = 0) -> tuple[mmap.mmap, int]:
+    """Return a mapping, and the offset in it at which `num_bytes` begin at `page_offset` in a huge page."""
     mapping = _map(num_bytes + HUGE_PAGE_BYTES)
-    start = -torch.frombuffer(mapping, dtype=torch.uint8).data_ptr() % HUGE_PAGE_BYTES
-    _advise(mapping, "MADV_HUGEPAGE", start, num_bytes)
+    address = torch.frombuffer(mapping, dtype=torch.uint8).data_ptr()
+    start = (page_offset - address) % HUGE_PAGE_BYTES
+    num_before = min(-page_offset % HUGE_PAGE_BYTES, num_bytes)
+    if num_before:
+        # A huge page here would begin before the buffer, and that part of it would never be used.
+        _advise(mapping, "MADV_NOHUGEPAGE", start, num_before)
+    _advise(mapping, "MADV_HUGEPAGE", start + num_before, num_bytes - num_before)
     return mapping, start
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from octavo.kernels.native.arguments import TYPES
-from octavo.kernels.native.memory import allocate
+from octavo.kernels.native.memory import HUGE_PAGE_BYTES, SMALL_PAGE_BYTES, allocate
 
 GROUP_SLOTS = 16
 """Slots that are stored together, whatever the block size."""
@@ -72,14 +72,24 @@ class CacheLayout:
         """Bytes of a block of one layer, keys and values."""
         return 2 * self.block_size * self.slot_bytes
 
-    def allocate(self, num_blocks: int) -> tuple[Tensor, Tensor]:
+    def allocate(self, num_blocks: int, index: int = 0, num_layers: int = 1) -> tuple[Tensor, Tensor]:
         """Return the buffers of one layer's keys and values. Their pages are allocated on the first write.
 
         Together they are `num_blocks * block_bytes` long, and up to two groups more if groups span blocks.
+
+        Args:
+            num_blocks: of the buffers.
+            index: of the layer, from 0 to `num_layers` - 1. Each buffer begins elsewhere in a huge page. Otherwise all
+                of them would reach the end of a page in the same step, which would wait for all of the new pages.
+            num_layers: that use the same blocks.
 
         Raises:
             MemoryError: the system refuses to reserve that much.
         """
         num_groups = -(-num_blocks * self.block_size // GROUP_SLOTS)
         num_bytes = num_groups * GROUP_SLOTS * self.slot_bytes
-        return allocate(num_bytes), allocate(num_bytes)
+        num_pages = HUGE_PAGE_BYTES // SMALL_PAGE_BYTES
+        k_offset, v_offset = (
+            (2 * index + number) * num_pages // (2 * num_layers) * SMALL_PAGE_BYTES for number in range(2)
+        )
+        return allocate(num_bytes, k_offset), allocate(num_bytes, v_offset)

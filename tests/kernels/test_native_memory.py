@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from octavo.kernels.native.memory import ALIGNMENT, HUGE_PAGE_BYTES, SLAB_BYTES, allocate, map_file
+from octavo.kernels.native.memory import ALIGNMENT, HUGE_PAGE_BYTES, SLAB_BYTES, SMALL_PAGE_BYTES, allocate, map_file
 
 
 @pytest.mark.parametrize(
@@ -23,6 +23,18 @@ def test_allocate_gives_zeros(num_bytes: int) -> None:
 
 def test_large_buffers_begin_at_a_huge_page() -> None:
     assert allocate(SLAB_BYTES).data_ptr() % HUGE_PAGE_BYTES == 0
+
+
+@pytest.mark.parametrize("num_small_pages", [1, 255, 511])
+def test_a_large_buffer_begins_elsewhere_in_a_huge_page_on_request(num_small_pages: int) -> None:
+    page_offset = num_small_pages * SMALL_PAGE_BYTES
+    before = _resident_bytes()
+    buffer = allocate(SLAB_BYTES, page_offset)
+    assert buffer.data_ptr() % HUGE_PAGE_BYTES == page_offset and len(buffer) == SLAB_BYTES
+    buffer[0] = 1
+    assert _resident_bytes() - before < HUGE_PAGE_BYTES, "nothing is allocated before it"
+    buffer.fill_(7)
+    assert int(buffer.long().sum()) == 7 * SLAB_BYTES
 
 
 def test_untouched_memory_is_not_resident() -> None:

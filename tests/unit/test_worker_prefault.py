@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from octavo.kernels.native.memory import HUGE_PAGE_BYTES
+from octavo.kernels.native.memory import HUGE_PAGE_BYTES, SLAB_BYTES, allocate
 from octavo.protocol.ids import pack_ids
 from octavo.protocol.params import SamplingSpec
 from octavo.protocol.steps import Admitted, Appended, StepPlan
@@ -13,11 +13,13 @@ NUM_BLOCKS = 64
 BLOCKS_PER_PAGE = 16
 
 
-def buffers(num: int) -> list[torch.Tensor]:
+NUM_PAGES = NUM_BLOCKS // BLOCKS_PER_PAGE
+
+
+def buffers(num: int, page_offset: int = 0) -> list[torch.Tensor]:
+    """Return buffers that begin at this offset in a huge page, all of it sevens."""
     with torch.inference_mode():
-        return [
-            torch.full((NUM_BLOCKS // BLOCKS_PER_PAGE * HUGE_PAGE_BYTES,), 7, dtype=torch.uint8) for _ in range(num)
-        ]
+        return [allocate(SLAB_BYTES, page_offset)[: NUM_PAGES * HUGE_PAGE_BYTES].fill_(7) for _ in range(num)]
 
 
 def plan(admitted: list[int], appended: list[int]) -> StepPlan:
@@ -55,6 +57,17 @@ def test_more_pages_are_kept_ready_where_there_is_memory_for_them_and_the_neares
     prefaulter.on_plan(plan([0], []))
     assert list(prefaulter._queue) == [(index, page * HUGE_PAGE_BYTES) for page in range(3) for index in range(2)]
     assert num_pages(prefaulter) == 2 * 3
+
+
+def test_a_buffer_that_begins_within_a_page_is_touched_from_the_next_page_on() -> None:
+    memory = [*buffers(1, page_offset=HUGE_PAGE_BYTES // 4), *buffers(1, page_offset=HUGE_PAGE_BYTES * 3 // 4)]
+    prefaulter = Prefaulter([memory], [NUM_BLOCKS], reserve_bytes=0)
+    prefaulter.on_plan(plan([0], []))
+    quarter = HUGE_PAGE_BYTES // 4
+    assert list(prefaulter._queue) == [(1, quarter), (0, 3 * quarter)]
+    prefaulter.on_plan(plan([NUM_BLOCKS - 1], []))
+    assert num_pages(prefaulter) == 2 * NUM_PAGES
+    assert all(memory[index].data_ptr() % HUGE_PAGE_BYTES for index in range(2))
 
 
 def test_there_is_an_end() -> None:

@@ -53,7 +53,8 @@ class RecordedAttention:
         self._places = places_of_layers(groups)
         self._layouts = layouts
         self._caches = {
-            layer: layouts[group].allocate(num_blocks[group]) for layer, (group, _) in sorted(self._places.items())
+            layer: layouts[group].allocate(num_blocks[group], index, len(groups[group].layers))
+            for layer, (group, index) in sorted(self._places.items())
         }
         self.workspace_bytes = 0
         self._workspaces = []

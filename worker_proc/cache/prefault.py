@@ -20,9 +20,9 @@ PREFAULT_BYTES = 128 << 20
 class Prefaulter:
     """Touches the pages behind the blocks in use, in each buffer of the cache.
 
-    The kernel allocates and clears a page on its first write. All layers reach the end of their last page in the same
-    step, which then waits for some sixty page faults: 0.3 s on a virtual machine whose host must find the memory first
-    (docs/performance.md). The pool hands out new blocks in order, so the next pages are known.
+    The kernel allocates and clears a huge page on its first write, which takes 3 ms on a virtual machine whose host
+    must find the memory first (docs/performance.md). The pool hands out new blocks in order, so the next pages are
+    known.
 
     Args:
         buffers: of each cache group, as bytes; each is divided evenly among the blocks of its group. Nobody else
@@ -42,8 +42,9 @@ class Prefaulter:
         self._num_used = [0] * len(num_blocks)
         self._reserve_bytes = HUGE_PAGE_BYTES * max(1, reserve_bytes // (HUGE_PAGE_BYTES * max(1, len(self._buffers))))
         """Of each buffer."""
-        self._num_touched = [0] * len(self._buffers)
-        """Bytes of each buffer that were touched or are in the queue."""
+        self._next_page = [-buffer.ctypes.data % HUGE_PAGE_BYTES for buffer in self._buffers]
+        """Offset in each buffer of the first huge page that was not touched and is not in the queue. A part of a page
+        at its beginning has small pages, which are used at once."""
         self._queue: deque[tuple[int, int]] = deque()
         """Pages to touch: index of the buffer, and offset in it."""
 
@@ -89,7 +90,8 @@ class Prefaulter:
             if not num_used:
                 continue
             end = min(len(buffer), num_used * len(buffer) // num_blocks + self._reserve_bytes)
-            wanted.extend((offset, index) for offset in range(self._num_touched[index], end, HUGE_PAGE_BYTES))
-            self._num_touched[index] = max(self._num_touched[index], -(-end // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES)
-        # The next page of every buffer is needed before the second one of any.
+            pages = range(self._next_page[index], end, HUGE_PAGE_BYTES)
+            wanted.extend((offset, index) for offset in pages)
+            self._next_page[index] += len(pages) * HUGE_PAGE_BYTES
+        # The lowest offsets are needed first.
         self._queue.extend((index, offset) for offset, index in sorted(wanted))
