@@ -5,18 +5,14 @@ is the time to the first text, ITL the time between two pieces of text, TPOT the
 """
 
 import argparse
-import contextlib
 import json
 import random
-import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import fetch_default_model
 import httpx
 from bench_report import MAX_TOKEN_ID, random_prompt, report, summary, write
-from own_server import serving
+from own_server import parse_arguments, server_of
 
 from octavo.frontend.cli.bench.figures import Outcome
 from octavo.frontend.cli.bench.load import Target, measure
@@ -35,7 +31,7 @@ class Job:
 def main() -> None:
     """Run the selected workload and print a summary."""
     args, serve_flags = _arguments()
-    with _server(args, serve_flags) as url:
+    with server_of(args, serve_flags) as url:
         jobs = _jobs(args)
         elapsed, outcomes = _measure(url, args, jobs)
     results = _results(elapsed, outcomes)
@@ -50,10 +46,7 @@ def _arguments() -> tuple[argparse.Namespace, list[str]]:
     parser = argparse.ArgumentParser(
         prog="scripts/bench_serve",
         description=(__doc__ or "").split("\n")[0],
-        epilog="What follows -- goes to `octavo serve`, when a server is started.",
     )
-    parser.add_argument("--url", help="URL of a running server; by default one is started and stopped")
-    parser.add_argument("--model", help="model to serve, or name of the served model; default: SmolLM2-135M-Instruct")
     parser.add_argument("--workload", choices=["random", "shared-prefix"], default="random")
     parser.add_argument("--num-prompts", type=int, default=32)
     parser.add_argument("--input-len", type=int, default=128, help="prompt tokens, without the shared prefix")
@@ -67,22 +60,7 @@ def _arguments() -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--api-key", help="sent as the bearer token")
     parser.add_argument("--seed", type=int, default=0, help="of the workload")
     parser.add_argument("--json", metavar="FILE", help="write the full report to this file")
-    words = sys.argv[1:]
-    split = words.index("--") if "--" in words else len(words)
-    args = parser.parse_args(words[:split])
-    if args.url and words[split:]:
-        parser.error("flags for `octavo serve` need a server that is started here: leave --url out")
-    return args, words[split + 1 :]
-
-
-@contextlib.contextmanager
-def _server(args: argparse.Namespace, serve_flags: list[str]) -> Iterator[str]:
-    """Yield the URL of the server; a server that was started here is stopped on exit."""
-    if args.url:
-        yield args.url.rstrip("/")
-        return
-    with serving(args.model or str(fetch_default_model.fetch()), serve_flags) as (url, _):
-        yield url
+    return parse_arguments(parser)
 
 
 def _jobs(args: argparse.Namespace) -> list[Job]:

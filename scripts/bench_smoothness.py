@@ -6,19 +6,15 @@ measures throughput.
 
 import argparse
 import asyncio
-import contextlib
 import random
 import statistics
-import sys
 import time
-from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
-import fetch_default_model
 import httpx
 from bench_report import random_prompt, report, write
-from own_server import serving
+from own_server import parse_arguments, server_of
 
 NUM_FIRST_CHUNKS = 16
 """Chunks of the stream before the long prompt is sent, so that the stream is steady."""
@@ -27,7 +23,7 @@ NUM_FIRST_CHUNKS = 16
 def main() -> None:
     """Run the requested trials; print one line for each and a summary."""
     args, serve_flags = _arguments()
-    with _server(args, serve_flags) as url:
+    with server_of(args, serve_flags) as url:
         results = asyncio.run(_measure(url, args))
     print(
         f"largest gap of a stream {results['largest_gap_s']:.3f} s (median of trials {results['median_gap_s']:.3f} s), "
@@ -39,33 +35,14 @@ def main() -> None:
 
 def _arguments() -> tuple[argparse.Namespace, list[str]]:
     parser = argparse.ArgumentParser(
-        prog="scripts/bench_smoothness",
-        description=(__doc__ or "").split("\n")[0],
-        epilog="Flags after -- are passed to `octavo serve`.",
+        prog="scripts/bench_smoothness", description="Measures how long prompts disturb streams and short prompts."
     )
-    parser.add_argument("--url", help="of a running server; by default one is started and stopped")
-    parser.add_argument("--model", help="model to serve; default: SmolLM2-135M-Instruct")
     parser.add_argument("--trials", type=int, default=10)
     parser.add_argument("--long-len", type=int, default=6000, help="tokens of the long prompt")
     parser.add_argument("--short-len", type=int, default=64, help="tokens of the short prompt")
     parser.add_argument("--seed", type=int, default=0, help="of prompts and pauses")
     parser.add_argument("--json", metavar="FILE", help="write the full report to this file")
-    argv = sys.argv[1:]
-    split = argv.index("--") if "--" in argv else len(argv)
-    args = parser.parse_args(argv[:split])
-    if args.url and argv[split:]:
-        parser.error("flags for `octavo serve` have no effect on a running server: drop --url or the flags")
-    return args, argv[split + 1 :]
-
-
-@contextlib.contextmanager
-def _server(args: argparse.Namespace, serve_flags: list[str]) -> Iterator[str]:
-    """Yield the URL of the server; one that was started here is stopped on leaving."""
-    if args.url:
-        yield args.url.rstrip("/")
-        return
-    with serving(args.model or str(fetch_default_model.fetch()), serve_flags) as (url, _):
-        yield url
+    return parse_arguments(parser)
 
 
 async def _measure(url: str, args: argparse.Namespace) -> dict[str, Any]:
@@ -131,8 +108,17 @@ async def _stream(
     Args:
         is_running: set after `NUM_FIRST_CHUNKS` chunks.
     """
-    body = {"model": model, "prompt": prompt, "max_tokens": max_tokens, "ignore_eos": True, "stream": True}
-    async with client.stream("POST", "/v1/completions", json={**body, "temperature": 0}) as response:
+    body = {
+        "model": model,
+        "prompt": prompt,
+        "max_tokens": max_tokens,
+        "temperature": 0,
+        "ignore_eos": True,
+        "stream": True,
+        # A chunk then comes with every token, also with one that ends within a character.
+        "return_token_ids": True,
+    }
+    async with client.stream("POST", "/v1/completions", json=body) as response:
         if response.status_code != 200:
             raise SystemExit(f"the server answered {response.status_code}: {(await response.aread()).decode()}")
         async for line in response.aiter_lines():

@@ -1,5 +1,6 @@
-"""Runs `octavo serve` while a benchmark runs. Measures nothing."""
+"""The server that a benchmark measures: a running one, or its own `octavo serve`. Measures nothing."""
 
+import argparse
 import contextlib
 import signal
 import socket
@@ -9,10 +10,38 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import fetch_default_model
 import httpx
 
 START_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 30.0
+
+
+def parse_arguments(parser: argparse.ArgumentParser) -> tuple[argparse.Namespace, list[str]]:
+    """Return the arguments of the benchmark and, from behind --, the flags of the server that it starts.
+
+    Adds --url and --model to the parser.
+    """
+    parser.epilog = "Flags after -- are passed to `octavo serve`."
+    parser.add_argument("--url", help="URL of a running server; by default one is started and stopped")
+    parser.add_argument("--model", help="model to serve, or name of the served model; default: SmolLM2-135M-Instruct")
+    argv = sys.argv[1:]
+    split = argv.index("--") if "--" in argv else len(argv)
+    args = parser.parse_args(argv[:split])
+    serve_flags = argv[split + 1 :]
+    if args.url and serve_flags:
+        parser.error("flags for `octavo serve` have no effect on a running server: drop --url or the flags")
+    return args, serve_flags
+
+
+@contextlib.contextmanager
+def server_of(args: argparse.Namespace, serve_flags: Sequence[str]) -> Iterator[str]:
+    """Yield the URL of the server that the arguments name; one that was started here is stopped on leaving."""
+    if args.url:
+        yield args.url.rstrip("/")
+        return
+    with serving(args.model or str(fetch_default_model.fetch()), serve_flags) as (url, _):
+        yield url
 
 
 @contextlib.contextmanager

@@ -59,15 +59,15 @@ def test_more_pages_are_kept_ready_where_there_is_memory_for_them_and_the_neares
     assert num_pages(prefaulter) == 2 * 3
 
 
-def test_a_buffer_that_begins_within_a_page_is_touched_from_the_next_page_on() -> None:
-    memory = [*buffers(1, page_offset=HUGE_PAGE_BYTES // 4), *buffers(1, page_offset=HUGE_PAGE_BYTES * 3 // 4)]
+def test_the_part_of_a_page_at_the_beginning_of_a_buffer_is_touched_too() -> None:
+    quarter = HUGE_PAGE_BYTES // 4
+    memory = [*buffers(1, page_offset=quarter), *buffers(1, page_offset=3 * quarter)]
     prefaulter = Prefaulter([memory], [NUM_BLOCKS], reserve_bytes=0)
     prefaulter.on_plan(plan([0], []))
-    quarter = HUGE_PAGE_BYTES // 4
-    assert list(prefaulter._queue) == [(1, quarter), (0, 3 * quarter)]
+    assert list(prefaulter._queue) == [(1, -3 * quarter), (0, -quarter), (1, quarter), (0, 3 * quarter)]
     prefaulter.on_plan(plan([NUM_BLOCKS - 1], []))
-    assert num_pages(prefaulter) == 2 * NUM_PAGES
-    assert all(memory[index].data_ptr() % HUGE_PAGE_BYTES for index in range(2))
+    assert num_pages(prefaulter) == 2 * (NUM_PAGES + 1)
+    assert all(bool((buffer == 7).all()) for buffer in memory)
 
 
 def test_there_is_an_end() -> None:

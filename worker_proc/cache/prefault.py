@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
-from octavo.kernels.native.memory import HUGE_PAGE_BYTES
+from octavo.kernels.native.memory import HUGE_PAGE_BYTES, SMALL_PAGE_BYTES
 from octavo.protocol.steps import StepPlan
 
 IDLE_MS = 5
@@ -18,7 +18,7 @@ PREFAULT_BYTES = 128 << 20
 
 
 class Prefaulter:
-    """Touches the pages behind the blocks in use, in each buffer of the cache.
+    """Touches the pages of the blocks in use and behind them, in each buffer of the cache.
 
     The kernel allocates and clears a huge page on its first write, which takes 3 ms on a virtual machine whose host
     must find the memory first (docs/performance.md). The pool hands out new blocks in order, so the next pages are
@@ -42,9 +42,9 @@ class Prefaulter:
         self._num_used = [0] * len(num_blocks)
         self._reserve_bytes = HUGE_PAGE_BYTES * max(1, reserve_bytes // (HUGE_PAGE_BYTES * max(1, len(self._buffers))))
         """Of each buffer."""
-        self._next_page = [-buffer.ctypes.data % HUGE_PAGE_BYTES for buffer in self._buffers]
-        """Offset in each buffer of the first huge page that was not touched and is not in the queue. A part of a page
-        at its beginning has small pages, which are used at once."""
+        self._next_page = [-(buffer.ctypes.data % HUGE_PAGE_BYTES) for buffer in self._buffers]
+        """Offset in each buffer of the first huge page that was not touched and is not in the queue; negative: the page
+        begins before the buffer."""
         self._queue: deque[tuple[int, int]] = deque()
         """Pages to touch: index of the buffer, and offset in it."""
 
@@ -68,8 +68,9 @@ class Prefaulter:
     def touch_page(self) -> None:
         """Touch one page. Blocks for a fraction of a millisecond, or for several if the host must find the memory."""
         index, offset = self._queue.popleft()
-        # Writing the same value back makes the kernel allocate the page.
-        self._buffers[index][offset] = self._buffers[index][offset]
+        # Writing the same value back makes the kernel allocate a page. Not all systems have huge ones everywhere.
+        small_pages = slice(max(0, offset), offset + HUGE_PAGE_BYTES, SMALL_PAGE_BYTES)
+        self._buffers[index][small_pages] = self._buffers[index][small_pages]
 
     def touch_pages(self, wait_for_command: Callable[[int], object]) -> None:
         """Touch all pages in the queue once no command has come for a moment.
