@@ -1,10 +1,10 @@
-// Sixteen numbers at a time, on every instruction set: the one place that knows intrinsics of float vectors.
+// Vectors of 16 floats on every instruction set. Intrinsics of float vectors are used only here.
 //
-// Levels, chosen by what the compiler was told to target: AVX-512 (one register), AVX2 with FMA (two halves), or
-// plain arrays that the compiler vectorizes as it can (NEON, SSE). `fma` is one rounding on the first two and
-// two on the last, where a fused one would be a library call; the library is built with -ffp-contract=off, so a
-// product and a sum are fused where the source says so and nowhere else, whatever is inlined where.
-// The dot products of 16-bit and 8-bit numbers are in `dot.h`.
+// There are three levels, chosen by the target flags of the compiler: AVX-512 (one register), AVX2 with FMA (two
+// halves), and plain arrays that the compiler vectorizes as it can (NEON, SSE). `fma` rounds once on the first two
+// levels and twice on the last, where a fused operation would be a library call. The library is built with
+// -ffp-contract=off, so a multiplication and an addition are fused only where the source calls `fma`. Otherwise
+// inlining could change results. The dot products of 16-bit and 8-bit numbers are in `dot.h`.
 #pragma once
 
 #include <cmath>
@@ -38,8 +38,8 @@ inline float to_float(bf16 value) {
     return result;
 }
 
-// Rounds to the nearest, ties to even; NaN stays NaN; a subnormal float becomes zero, because AVX512-BF16 makes it so
-// and all levels and the scalar form shall agree.
+// Rounds to nearest, ties to even. NaN stays NaN. A subnormal float becomes zero, as in AVX512-BF16, so that all levels
+// and the scalar form agree.
 inline bf16 to_bf16(float value) {
     uint32_t bits;
     std::memcpy(&bits, &value, sizeof bits);
@@ -121,7 +121,7 @@ inline void store(bf16* p, F32x16 a) {
 inline void store(f16* p, F32x16 a) {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtps_ph(a.v, _MM_FROUND_TO_NEAREST_INT));
 }
-// Rounds to the nearest integer; numbers must be within [-128, 127].
+// Rounds to the nearest integer. Values must be within [-128, 127].
 inline void store(int8_t* p, F32x16 a) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(a.v)));
 }
@@ -129,7 +129,7 @@ inline F32x16 operator+(F32x16 a, F32x16 b) { return {_mm512_add_ps(a.v, b.v)}; 
 inline F32x16 operator-(F32x16 a, F32x16 b) { return {_mm512_sub_ps(a.v, b.v)}; }
 inline F32x16 operator*(F32x16 a, F32x16 b) { return {_mm512_mul_ps(a.v, b.v)}; }
 inline F32x16 operator/(F32x16 a, F32x16 b) { return {_mm512_div_ps(a.v, b.v)}; }
-// The larger, or smaller, of each two; `b` where one of them is NaN.
+// The larger (smaller) value of each lane; `b` if either is NaN.
 inline F32x16 max(F32x16 a, F32x16 b) { return {_mm512_max_ps(a.v, b.v)}; }
 inline F32x16 min(F32x16 a, F32x16 b) { return {_mm512_min_ps(a.v, b.v)}; }
 inline bool any_greater(F32x16 a, F32x16 b) { return _mm512_cmp_ps_mask(a.v, b.v, _CMP_GT_OQ) != 0; }
@@ -146,11 +146,11 @@ inline F32x16 first(int64_t count, F32x16 a, F32x16 b) {
 inline F32x16 select_negative(F32x16 sign, F32x16 a, F32x16 b) {
     return {_mm512_mask_blend_ps(_mm512_movepi32_mask(_mm512_castps_si512(sign.v)), b.v, a.v)};
 }
-// Bit i: lane i of `a` is at least that of `b`; it is NaN.
+// Bit i is set if lane i of `a` is at least that of `b`; if it is NaN.
 inline uint32_t mask_at_least(F32x16 a, F32x16 b) { return _mm512_cmp_ps_mask(a.v, b.v, _CMP_GE_OQ); }
 inline uint32_t mask_nan(F32x16 a) { return _mm512_cmp_ps_mask(a.v, a.v, _CMP_UNORD_Q); }
-// Writes those of 16 numbers at `from` whose bit is set side by side, and returns how many they are. All 16 places at
-// `to` may be written to; `to` may lie before `from` or be it.
+// Copies those of the 16 numbers at `from` whose bit is set to consecutive places at `to`, and returns their count. May
+// overwrite all 16 places at `to`. `to` may equal `from` or precede it.
 inline int64_t compress(float* to, const float* from, uint32_t mask) {
     const auto lanes = static_cast<__mmask16>(mask);
     _mm512_storeu_ps(to, _mm512_maskz_compress_ps(lanes, _mm512_loadu_ps(from)));
@@ -288,7 +288,7 @@ inline bool any_greater(F32x16 a, F32x16 b) {
     return any;
 }
 inline F32x16 fma(F32x16 a, F32x16 b, F32x16 c) { OCTAVO_LANES(a.v[i] * b.v[i] + c.v[i]); }
-// From 2^23 on there are no bits for a fraction; unlike std::nearbyint, this is no call on a bare x86-64.
+// Floats from 2^23 on have no fraction. Unlike std::nearbyint, this is not a library call on baseline x86-64.
 inline float round_one(float a) {
     const float shift = std::copysign(0x1p23f, a);
     return std::fabs(a) < 0x1p23f ? (a + shift) - shift : a;
@@ -363,7 +363,7 @@ inline void store_first(Element* p, F32x16 a, int64_t count) {
     std::memcpy(p, values, static_cast<size_t>(count) * sizeof(Element));
 }
 
-// Sums and maxima over the lanes, always by the same tree: lane i with lane i + 8, then with i + 4, i + 2, i + 1.
+// Sum and maximum over the lanes, by the same tree on every level: lane i with lane i + 8, then i + 4, i + 2, i + 1.
 #if defined(OCTAVO_AVX512) || defined(OCTAVO_AVX2)
 inline __m256 lower_half(F32x16 a) {
 #if defined(OCTAVO_AVX512)
@@ -404,9 +404,9 @@ inline float reduce_max(F32x16 a) {
 }
 #endif
 
-// e^x within 2 units in the last place: infinity from 88.73 on, subnormal below -87.3 and 0 below -104; NaN stays NaN.
-// x = n ln 2 + r with ln 2 in two parts (Cody and Waite), and the polynomial of degree 6 in r that Cephes (Moshier)
-// uses for expf.
+// e^x, correct to 2 units in the last place. Infinity from 88.73 on, subnormal below -87.3, 0 below -104; NaN stays
+// NaN. Range reduction: x = n ln 2 + r with ln 2 in two parts (Cody and Waite). e^r is the polynomial of degree 6 that
+// Cephes (Moshier) uses for expf.
 inline F32x16 exp(F32x16 x) {
     x = min(set1(89.0f), max(set1(-104.0f), x));  // in this order of arguments NaN goes through
     const F32x16 n = round(x * set1(1.44269504f));

@@ -1,11 +1,11 @@
 // The work list of a step's attention, made once per step and used by all layers.
 //
-// A run is some tokens of one request. A job is one run, or several runs of requests that share a prefix and so their
-// first blocks: tiles in those blocks are read once for all rows of the job. An item is a job, or a range of its tiles
-// (256 keys each, anchored at position 0); it is computed once per KV head. Most items are whole jobs and write their
-// rows. If that would leave threads idle (few requests, long contexts), a job is split by tiles: each item stores its
-// partial sums, and the last one to finish merges them. Sums are taken within tiles and merged in order, so a row has
-// the same bits however its job was split or shared.
+// A run is a range of tokens of one request. A job is one run, or the runs of several requests that share a prefix and
+// therefore their first blocks: tiles in those blocks are read once for all rows of the job. A tile is 256 keys,
+// counted from position 0. An item is a job, or a range of its tiles; it is computed once per KV head. Most items are
+// whole jobs and write their rows. If that would leave threads idle (few requests, long contexts), a job is split by
+// tiles: each item stores its partial sums, and the last one to finish merges them. Sums are taken within tiles, and
+// tiles are merged in order, so a row has the same bits however its job was split or shared.
 #pragma once
 
 #include <algorithm>
@@ -16,11 +16,11 @@
 
 namespace octavo::paged_attention {
 
-// Query rows of an item, unless a KV head has more of its own: this many use a tile while it is cached.
+// Query rows of an item, which use a tile while it is in the cache; more if a single token has more rows per KV head.
 constexpr int64_t kItemRows = 96;
-// Up to this many rows share tiles even if the item becomes long.
+// Up to this many rows share tiles even if the item then takes long.
 constexpr int64_t kSharedRows = 24;
-// The cost of reading keys, in rows that use them.
+// The cost of reading a group of keys, in units of one row that uses it.
 constexpr int64_t kReadCost = 4;
 // Largest item, as a fraction of a thread's work.
 constexpr int64_t kItemsPerThread = 8;
@@ -37,11 +37,11 @@ struct Shape {
     int64_t max_rows() const { return std::max(kItemRows, group()); }
     int64_t tokens(int64_t rows) const { return std::max(int64_t{1}, rows / group()); }
 
-    // The keys that positions [first, last] see between them.
+    // The union of the keys that positions [first, last] see.
     Range visible(int64_t first, int64_t last) const {
         return {window > 0 ? std::max(int64_t{0}, first - window + 1) : 0, last + 1};
     }
-    // Groups of 16 keys that they see: what costs are counted in.
+    // Number of groups of 16 keys in that union. Costs are counted in groups.
     int64_t num_groups(int64_t first, int64_t last) const {
         const Range keys = visible(first, last);
         return (keys.end - 1) / kGroupSlots - keys.begin / kGroupSlots + 1;
@@ -89,7 +89,7 @@ inline State state_at(float* p, int64_t num_rows, int64_t padded_dim) {
     return {p, p + num_rows * padded_dim, p + num_rows * (padded_dim + kLanes)};
 }
 
-// A thread's own memory, cut from one piece.
+// Scratch memory of one thread, cut from one allocation.
 struct Scratch {
     char* q;
     float* q_factors;
@@ -116,7 +116,7 @@ struct Scratch {
     }
 };
 
-// The head of the workspace; what it points to follows it.
+// The header of the workspace; the arrays that it points to follow it.
 struct Plan {
     int64_t num_items;
     Item* items;
@@ -128,7 +128,7 @@ struct Plan {
     float* partials;
 };
 
-// How much a plan may take of what belongs to splitting.
+// Upper bounds of what a plan may use for split jobs.
 struct Limits {
     int64_t num_items;
     int64_t num_counters;
@@ -312,7 +312,7 @@ class Planner {
         }
     }
 
-    // Reserves what splitting the job needs; false: no room, so the job is not split.
+    // Reserves memory and counters for splitting the job; false: no room, so the job is not split.
     bool reserve(int64_t num_pieces) {
         const int64_t heads = shape_.layout.num_kv_heads, tiles = job_.end_tile - job_.first_tile;
         const int64_t floats = heads * tiles * state_floats(job_.num_rows, shape_.layout.padded_dim());

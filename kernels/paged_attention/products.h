@@ -1,6 +1,7 @@
-// The two products of attention: queries with keys, and weights with values, for a few rows and one tile of keys.
+// The two matrix products of attention, for a few query rows and one tile of keys: queries by keys, and softmax weights
+// by values.
 //
-// Each row has its own sums in a fixed order, so its bits do not depend on other rows. The softmax is in `tile.h`;
+// The sums of a row are taken in a fixed order, so its bits do not depend on other rows. The softmax is in `tile.h`;
 // `keys.h` finds the operands.
 #pragma once
 
@@ -12,15 +13,15 @@
 
 namespace octavo::paged_attention {
 
-// Softmax weights are relative to the largest score of this many keys, and tiles are merged in order. A tile of bf16
-// and 64 dimensions is 64 KB: it fits the second-level cache together with the next one while all rows of an item use
-// it.
+// Keys of a tile. Softmax weights are relative to the largest score of a tile, and tiles are merged in order. The keys
+// and values of a tile (bf16, 64 dimensions) take 64 KB: they fit into the L2 cache, together with the next tile, while
+// all rows of an item use them.
 constexpr int64_t kTileKeys = 256;
 constexpr int64_t kTileGroups = kTileKeys / kGroupSlots;
 constexpr int64_t kMaxDim = 256;
 
-// How scores and sums are taken. `Left` is the type of queries and weights, `Right` that of keys and values;
-// kColumns vectors of results are kept in registers for each of kRowsAtOnce rows.
+// How dot products are computed, for each pair of types. `Left` is the type of queries and weights, `Right` that of
+// keys and values. kColumns vectors of results are kept in registers for each of kRowsAtOnce rows.
 struct PairProducts {  // bf16 by bf16, two products to a lane
     using Left = bf16;
     using Right = bf16;
@@ -89,8 +90,8 @@ struct Tile {
 // The operands of groups without any visible key, of any type.
 alignas(64) inline const char kZeros[kGroupSlots * kMaxDim * sizeof(float)] = {};
 
-// Where the operands of a tile are read from first. A later tile's are lines to ask for: its vectors may be narrower in
-// the cache than in the tile, but are as many. By itself: nowhere, an address that is always near.
+// Addresses of a later tile, for prefetching. Its elements may be narrower in the KV cache than in the tile, but there
+// are as many. Default-constructed: an address that is always in the L1 cache, so prefetching it costs nothing.
 struct Places {
     const char* k[kTileGroups];
     const char* v[kTileGroups];
@@ -103,16 +104,16 @@ struct Places {
     }
 };
 
-// Prefetches a line into the second-level cache. Prefetching into the first level would occupy the few line fill
-// buffers that loads need, and halve the bandwidth.
+// Prefetches a line into the L2 cache. Prefetching into L1 would occupy the few line fill buffers that loads need, and
+// halve the bandwidth.
 inline void fetch(const void* p) { __builtin_prefetch(p, 0, 2); }
 
-// Elements from one query row to the next. Constant, so that one address serves all rows; not a power of two, so that
-// neighbouring rows do not conflict in the first-level cache.
+// Elements from one query row to the next. A constant, so that one base register addresses all rows. Not a power of
+// two, so that neighbouring rows do not map to the same sets of the L1 cache.
 constexpr int64_t kQueryStride = kMaxDim + 32;
 
-// Integers that stand for numbers: `levels` times `factor`. As those of the other side have 128 added, sums begin with
-// `start`, which takes that away again.
+// Query rows. With integer products a value is its level times the factor of the row. The other operand has 128 added,
+// which makes it unsigned; sums begin with `starts`, which takes that away again.
 template <typename Products>
 struct Levels {
     const typename Products::Left* levels;
@@ -120,7 +121,7 @@ struct Levels {
     const int32_t* starts;  // the same
 };
 
-// A few rows' weights, as `multiply_values` takes them, and what `softmax_rows` says of each row beside them.
+// Softmax weights of a few rows, as `multiply_values` reads them, and what else `softmax_rows` computes for each row.
 template <typename Products>
 struct Weights {
     static constexpr int kParts = kIsExact<Products> ? 2 : 1;
@@ -131,8 +132,7 @@ struct Weights {
     int32_t starts[kParts][kRowsAtOnce];
 };
 
-// scores[row][key] = q[row] . k[key], for the keys of kColumns groups from `first` on. Fetches those of `next`
-// meanwhile.
+// scores[row][key] = q[row] . k[key], for the keys of kColumns groups from `first` on. Prefetches the keys of `next`.
 template <typename Products, int kRows, int kColumns>
 inline void multiply_keys(const Levels<Products>& q, int64_t padded_dim, const Tile<typename Products::Right>& tile,
                           const Places& next, int64_t first, float* scores) {
@@ -174,7 +174,7 @@ inline void multiply_keys(const Levels<Products>& q, int64_t padded_dim, const T
         }
 }
 
-// How a tile's sums join those of the tiles before: both are multiplied by a power of 2, one for each row.
+// Powers of 2, one per row, by which the sums of earlier tiles and of this tile are multiplied before they are added.
 struct Factors {
     alignas(64) float before[kLanes];
     alignas(64) float tile[kLanes];
