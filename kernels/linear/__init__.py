@@ -1,8 +1,8 @@
 """Matrix product with a weight; a row has the same bits in any batch. Does not shard.
 
 There are two implementations for a CPU: through torch (`cpu.py`), and in C++ (`native.py`), which also takes quantized
-weights. There are two for a GPU (`gpu.py`): cuBLAS, where a test at load shows that it is batch-invariant, and a Triton
-kernel.
+weights. There are two for a GPU (`gpu.py`): cuBLAS, with row counts that a test at load shows to be batch-invariant,
+and Triton kernels (`gpu_product.py`).
 """
 
 from collections.abc import Callable

@@ -157,6 +157,7 @@ class StepAttention:
                 *strides,
                 **options,
                 ROWS=_chunk_rows(self._shape.head_dim),
+                HAS_WGMMA=self._architecture // 10 == 9,
                 **tiling.chunk,
             )
         return out_TNH

@@ -11,6 +11,7 @@ from octavo.kernels.paged_attention.gpu_tile import (
     add_segment,
     attend_few,
     attend_tile,
+    no_segments,
     nothing_seen,
     nothing_seen_by_few,
     weight_of,
@@ -62,6 +63,7 @@ def chunk_kernel(
     HAS_WINDOW: tl.constexpr,
     HAS_CAP: tl.constexpr,
     HAS_SLOPES: tl.constexpr,
+    HAS_WGMMA: tl.constexpr,
 ):
     """Compute one tile of query rows over all of its keys. Program i is for key head i % NUM_KV_HEADS."""
     tile = tl.program_id(0) // NUM_KV_HEADS
@@ -94,10 +96,8 @@ def chunk_kernel(
         end_whole = tl.maximum(end_whole, first_tile)
         first_whole = tl.minimum(first_whole, end_whole)
 
-    total = tl.zeros((ROWS, HEAD_BLOCK), tl.float32)
-    total_weight = tl.zeros((ROWS,), tl.float32)
-    total_largest = tl.full((ROWS,), float("-inf"), tl.float32)
-    sums, weights, largest = nothing_seen(ROWS, HEAD_BLOCK)
+    total = no_segments(ROWS, HEAD_BLOCK)
+    state = nothing_seen(ROWS, HEAD_BLOCK)
     k_head_ptr, v_head_ptr = k_ptr + kv_head * kv_head_stride, v_ptr + kv_head * kv_head_stride
     table_row_ptr = table_ptr + request.to(tl.int64) * table_stride
     for PART in tl.static_range(0 if HAS_WINDOW else 1, 3):
@@ -108,8 +108,9 @@ def chunk_kernel(
         else:
             begin, end = end_whole, last_position + 1
         for start in tl.range(begin, end, TILE):
-            sums, weights, largest = attend_tile(
-                (sums, weights, largest),
+            state, total = attend_tile(
+                state,
+                total,
                 q,
                 positions,
                 slopes,
@@ -125,20 +126,22 @@ def chunk_kernel(
                 block_stride,
                 slot_stride,
                 TILE=TILE,
+                SEGMENT=SEGMENT,
                 BLOCK_SIZE=BLOCK_SIZE,
                 HEAD_DIM=HEAD_DIM,
                 HAS_WINDOW=HAS_WINDOW,
                 HAS_CAP=HAS_CAP,
                 HAS_SLOPES=HAS_SLOPES,
                 IS_EDGE=PART != 1,
+                HAS_WGMMA=HAS_WGMMA,
             )
-            if (start + TILE) % SEGMENT == 0:
-                total, total_weight, total_largest = add_segment(
-                    total, total_weight, total_largest, sums, weight_of(weights, 1), largest
-                )
-                sums, weights, largest = nothing_seen(ROWS, HEAD_BLOCK)
-    total, total_weight, _ = add_segment(total, total_weight, total_largest, sums, weight_of(weights, 1), largest)
-    out = total / total_weight[:, None] * value_factor
+            if not HAS_WGMMA and (start + TILE) % SEGMENT == 0:
+                sums, weights, largest = state
+                total = add_segment(total, sums, weight_of(weights, 1), largest)
+                state = nothing_seen(ROWS, HEAD_BLOCK)
+    sums, weights, largest = state
+    total_sums, total_weight, _ = add_segment(total, sums, weight_of(weights, 1), largest)
+    out = total_sums / total_weight[:, None] * value_factor
     out_places = out_ptr + ((tokens * NUM_KV_HEADS * GROUP + heads) * HEAD_DIM)[:, None] + dims[None, :]
     tl.store(out_places, out.to(out_ptr.dtype.element_ty), mask=is_number)
 
@@ -169,9 +172,7 @@ def _fold_segments(
         is_row = rows < num_rows * GROUP
         is_number = is_row[:, None] & (dims < HEAD_DIM)[None, :]
         places = (first_partial + rows // GROUP) * NUM_HEADS + heads
-        total = tl.zeros((ROWS, HEAD_BLOCK), tl.float32)
-        total_weight = tl.zeros((ROWS,), tl.float32)
-        total_largest = tl.full((ROWS,), float("-inf"), tl.float32)
+        total = no_segments(ROWS, HEAD_BLOCK)
         for segment in tl.range(0, num_segments, num_stages=4):
             at = places + segment * num_rows * NUM_HEADS
             # Bypass the L1 cache, which may be stale.
@@ -179,8 +180,9 @@ def _fold_segments(
             sums = tl.load(sums_places, mask=is_number, other=0.0, cache_modifier=".cg")
             weight = tl.load(partial_weights_ptr + at, mask=is_row, other=0.0, cache_modifier=".cg")
             largest = tl.load(partial_largest_ptr + at, mask=is_row, other=0.0, cache_modifier=".cg")
-            total, total_weight, total_largest = add_segment(total, total_weight, total_largest, sums, weight, largest)
-        out = total / total_weight[:, None] * value_factor
+            total = add_segment(total, sums, weight, largest)
+        total_sums, total_weight, _ = total
+        out = total_sums / total_weight[:, None] * value_factor
         out_rows = (first_row + rows // GROUP).to(tl.int64) * NUM_HEADS + heads
         out_places = out_ptr + (out_rows * HEAD_DIM)[:, None] + dims[None, :]
         tl.store(out_places, out.to(out_ptr.dtype.element_ty), mask=is_number)

@@ -73,9 +73,10 @@ def _scores(products, keys, positions, slopes, factor, cap, HAS_CAP: tl.constexp
     return scores
 
 
-@triton.jit
+@triton.jit  # long: one step of a loop, mostly parameters
 def attend_tile(
     state,
+    total,
     q,
     positions,
     slopes,
@@ -91,14 +92,20 @@ def attend_tile(
     block_stride,
     slot_stride,
     TILE: tl.constexpr,
+    SEGMENT: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     HAS_CAP: tl.constexpr,
     HAS_SLOPES: tl.constexpr,
     IS_EDGE: tl.constexpr,
+    HAS_WGMMA: tl.constexpr,
 ):
-    """Return the state after the tile of keys that begins at `start`, a multiple of TILE.
+    """Return state and total after the tile of keys that begins at `start`, a multiple of TILE.
+
+    The total changes only if there is `wgmma`: then the first tile of a segment adds the state of the one before,
+    between its two products. Elsewhere the product with values would still be running, and ptxas would make every
+    `wgmma` wait for the one before.
 
     At an edge a row sees the last `window` keys up to its position, and keys outside of [first_key, end_key) are not
     read; elsewhere every row sees the whole tile.
@@ -124,6 +131,9 @@ def attend_tile(
         if HAS_WINDOW:
             is_seen &= keys[None, :] > positions[:, None] - window
         scores = tl.where(is_seen, scores, float("-inf"))
+    if HAS_WGMMA and start % SEGMENT == 0:
+        total = add_segment(total, sums, weight_of(weights, 1), largest)
+        sums, weights, largest = nothing_seen(q.shape[0], q.shape[1])
     new_largest = tl.maximum(largest, tl.max(scores, axis=1) * factor)
     subtracted = _finite(new_largest)
     p = tl.exp2(tl.fma(scores, factor, -subtracted[:, None])).to(q.dtype)
@@ -132,7 +142,7 @@ def attend_tile(
     sums = tl.dot(p, v.to(q.dtype), sums * before, input_precision="ieee")
     ones = tl.full((TILE, _NUM_ONES), 1.0, tl.float32).to(q.dtype)
     weights = tl.dot(p, ones, weights * before, input_precision="ieee")
-    return sums, weights, new_largest
+    return (sums, weights, new_largest), total
 
 
 @triton.jit
@@ -199,10 +209,18 @@ def weight_of(weights, AXIS: tl.constexpr):
 
 
 @triton.jit
-def add_segment(total, total_weight, total_largest, sums, weight, largest):
-    """Return the sums over all segments so far, as `total`, after the next one."""
+def no_segments(ROWS: tl.constexpr, HEAD_BLOCK: tl.constexpr):
+    """Return the total before the first segment: weighted sums of values, sums of weights, and the largest scores."""
+    total = tl.zeros((ROWS, HEAD_BLOCK), tl.float32)
+    return total, tl.zeros((ROWS,), tl.float32), tl.full((ROWS,), float("-inf"), tl.float32)
+
+
+@triton.jit
+def add_segment(total, sums, weight, largest):
+    """Return the total over all segments so far after the next one."""
+    total_sums, total_weight, total_largest = total
     new_largest = tl.maximum(total_largest, largest)
     subtracted = _finite(new_largest)
     before, now = tl.exp2(total_largest - subtracted), tl.exp2(largest - subtracted)
-    total = tl.fma(total, before[:, None] + tl.zeros_like(total), sums * now[:, None])
-    return total, tl.fma(total_weight, before, weight * now), new_largest
+    total_sums = tl.fma(total_sums, before[:, None] + tl.zeros_like(total_sums), sums * now[:, None])
+    return total_sums, tl.fma(total_weight, before, weight * now), new_largest

@@ -4,9 +4,11 @@ from typing import Any
 
 import torch
 from bench_gpu_parts.timing import IS_ON_GPU, captured, normal, num_copies, release_memory, seconds_of
+from gpu_estimates import DeviceName, estimate_product
 
 from first_look_parts.figures import cell_result, figure
 from octavo.kernels.linear import gpu
+from octavo.kernels.linear.gpu_product import InvariantLinear, gpu_of
 
 LEAST_S = 0.05
 """Minimum time of one measurement; there are about a hundred."""
@@ -20,11 +22,8 @@ def agreeing_rows(name: str, num_outputs: int, num_inputs: int) -> dict[str, Any
     library = gpu.LibraryLinear(weight, None)
     counts = gpu.row_counts(num_outputs) if IS_ON_GPU else (1, 2, 8)
     largest = counts[-1]
-    differing = [
-        count
-        for count in counts[:-1]
-        if not gpu.agree(library, num_inputs, (count, largest), weight.dtype, weight.device)
-    ]
+    agreeing = gpu.agreeing_row_counts(library, num_inputs, counts, largest, weight.dtype, weight.device)
+    differing = sorted(set(counts) - set(agreeing))
     del library, weight
     release_memory()
     share = 100 * (1 - len(differing) / len(counts))
@@ -36,28 +35,35 @@ def agreeing_rows(name: str, num_outputs: int, num_inputs: int) -> dict[str, Any
 
 @torch.inference_mode()
 def products(name: str, num_outputs: int, num_inputs: int, rows: list[int]) -> dict[str, Any]:
-    """Return the microseconds of a product for each number of rows, by cuBLAS and by our kernel."""
+    """Return the microseconds of a product for each number of rows: estimated, by cuBLAS and by our kernels."""
     copies = num_copies(num_outputs * num_inputs * ELEMENT_BYTES)
     weights = [normal(num_outputs, num_inputs) for _ in range(copies)]
     kinds = {
         "cublas": [gpu.LibraryLinear(weight, None) for weight in weights],
-        "octavo": [gpu.InvariantLinear(weight, None) for weight in weights],
+        "octavo": [InvariantLinear.new(weight, None, gpu_of(weight.device)) for weight in weights],
     }
     figures = []
     for num_rows in rows:
         x = normal(num_rows, num_inputs)
         num_bytes = ELEMENT_BYTES * (num_rows * (num_inputs + num_outputs) + num_outputs * num_inputs)
         bound = [(num_bytes, 2.0 * num_rows * num_outputs * num_inputs)]
+        key, title = f"product-{name}-{num_rows}", f"{name}, {num_rows} rows"
+        estimate = estimate_product(num_rows, num_outputs, num_inputs, "bfloat16", _device_name())
+        figures.append(figure(key, title, "us", 1e6 * estimate.seconds, column="estimate"))
         for column, multiply in kinds.items():
             replay = captured(lambda copy, multiply=multiply, x=x: multiply[copy](x), copies)  # type: ignore[misc]
             spent_s = seconds_of(replay, LEAST_S) / copies
-            title = f"{name}, {num_rows} rows"
-            key = f"product-{name}-{num_rows}"
             figures.append(figure(key, title, "us", 1e6 * spent_s, column=column, seconds=spent_s, bound=bound))
             del replay
     del kinds, weights
     release_memory()
     return cell_result(figures)
+
+
+def _device_name() -> DeviceName:
+    """Return whose rates estimates use; an H200's for all GPUs but an H100."""
+    is_h100 = IS_ON_GPU and "H100" in torch.cuda.get_device_name()
+    return "H100" if is_h100 else "H200"
 
 
 def _ranges(some: list[int], counts: tuple[int, ...]) -> str:

@@ -1,11 +1,17 @@
-"""`linear` on a GPU: right, and with our kernel the same for a row in any batch, tile and position."""
+"""`linear` on a GPU: right, and with our kernels the same for a row in any batch, tile and position."""
+
+import logging
+from dataclasses import replace
 
 import pytest
 import torch
 from kernel_checks import assert_close, random
+from pairwise import pairwise
 from triton_interpreter import IS_INTERPRETING
 
 from octavo.kernels.linear import cases, gpu, reference
+from octavo.kernels.linear.gpu_product import InvariantLinear, gpu_of
+from octavo.kernels.linear.gpu_tiles import Gpu
 from octavo.worker_proc.runners.cuda_graphs.sizes import GraphSizes
 
 
@@ -15,33 +21,78 @@ def weight_of(shape: tuple[int, int], dtype: torch.dtype, seed: int) -> tuple[to
     return weight, random(num_outputs, dtype=dtype, seed=seed + 1)
 
 
-@pytest.mark.parametrize("has_bias", [False, True])
-@pytest.mark.parametrize("dtype", cases.TOLERANCES, ids=str)
-@pytest.mark.parametrize("shape", cases.SHAPES[2:] if IS_INTERPRETING else cases.SHAPES)
+def gpus(device: torch.device, num_multiprocessors: int) -> list[Gpu]:
+    """Return this GPU with another number of multiprocessors: without the TMA, and with it if it has one."""
+    found = replace(gpu_of(device), num_multiprocessors=num_multiprocessors)
+    return [replace(found, has_descriptors=False)] + [found] * found.has_descriptors
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "has_bias"),
+    pairwise(cases.SHAPES[2:] if IS_INTERPRETING else cases.SHAPES, list(cases.TOLERANCES), [False, True]),
+    ids=str,
+)
 def test_linear(device: torch.device, seed: int, shape: tuple[int, int], dtype: torch.dtype, has_bias: bool) -> None:
     weight, bias = weight_of(shape, dtype, seed)
-    for rows in [*cases.ROWS[::2], 130]:
+    on_device = weight.to(device), bias.to(device) if has_bias else None
+    products = [gpu.new_packer(is_batch_invariant=is_invariant).pack(*on_device) for is_invariant in (False, True)]
+    products += [InvariantLinear.new(*on_device, one) for one in gpus(device, 132)]
+    for rows in (1, 17, 130):
         x = random(rows, shape[0], dtype=dtype, seed=seed + rows)
         expected = reference.linear(x, weight, bias if has_bias else None)
-        on_device = weight.to(device), bias.to(device) if has_bias else None
-        packed = [gpu.new_packer(is_batch_invariant=is_invariant).pack(*on_device) for is_invariant in (False, True)]
-        for product in (*packed, gpu.InvariantLinear(*on_device)):
+        for product in products[IS_INTERPRETING:]:
             assert_close(product(x.to(device)).cpu(), expected, cases.TOLERANCES[dtype])
 
 
-@pytest.mark.parametrize("dtype", cases.TOLERANCES, ids=str)
-def test_a_row_has_the_same_bits_in_tiles_of_every_size(device: torch.device, seed: int, dtype: torch.dtype) -> None:
-    """600 rows take the largest tiles, 130 the middle ones, 40 and fewer the smallest."""
-    shape = (200, 40) if IS_INTERPRETING else (4096, 1024)
-    weight, bias = weight_of(shape, dtype, seed)
-    on_device = weight.to(device), bias.to(device)
-    x = random(600, shape[0], dtype=dtype, seed=seed).to(device)
-    for product in (gpu.InvariantLinear(*on_device), gpu.new_packer(is_batch_invariant=True).pack(*on_device)):
+@pytest.mark.parametrize(
+    ("shape", "dtype", "num_multiprocessors", "num_splits"),
+    [
+        ((512, 200), torch.bfloat16, 8, 2),  # each split has its program, but not with 300 rows
+        ((512, 300), torch.float16, 24, 2),  # each split has its program
+        ((512, 200), torch.bfloat16, 1, 1),  # with the TMA tiles are wide
+        ((80, 200), torch.float32, 4, 1),
+    ],
+    ids=str,
+)
+def test_a_row_has_the_same_bits_in_every_tile(
+    device: torch.device,
+    seed: int,
+    shape: tuple[int, int],
+    dtype: torch.dtype,
+    num_multiprocessors: int,
+    num_splits: int,
+) -> None:
+    weight, bias = (values.to(device) for values in weight_of(shape, dtype, seed))
+    x = random(300, shape[0], dtype=dtype, seed=seed).to(device)
+    whole = None
+    for one in gpus(device, num_multiprocessors):
+        product = InvariantLinear.new(weight, bias, one)
+        assert product.tiling.num_splits == num_splits
+        whole = product(x) if whole is None else whole
+        for start, end in [(0, 1), (5, 45), (100, 230), (0, 300)]:
+            assert torch.equal(product(x[start:end]), whole[start:end]), (start, end, one)
+        assert not product.num_done.any(), "the counters are ready for the next call"
+    assert_close(whole.cpu(), reference.linear(x.cpu(), weight.cpu(), bias.cpu()), cases.TOLERANCES[dtype])
+
+
+@pytest.mark.skipif(IS_INTERPRETING, reason="about the tensor cores and cuBLAS")
+@pytest.mark.parametrize("shape", [(4096, 1024), (1024, 28672)], ids=str)
+def test_a_row_has_the_same_bits_in_large_products(device: torch.device, seed: int, shape: tuple[int, int]) -> None:
+    weight, bias = (values.to(device) for values in weight_of(shape, torch.bfloat16, seed))
+    x = random(4100, shape[0], dtype=torch.bfloat16, seed=seed).to(device)
+    own = InvariantLinear.new(weight, bias, gpu_of(device))
+    for product in (own, gpu.new_packer(is_batch_invariant=True).pack(weight, bias)):
         whole = product(x)
-        for start, end in [(0, 1), (17, 18), (599, 600), (5, 45), (100, 230), (0, 599)]:
+        for start, end in [(0, 1), (17, 18), (4099, 4100), (5, 45), (100, 230), (0, 600), (0, 4099)]:
             assert torch.equal(product(x[start:end]), whole[start:end]), (start, end)
-        if IS_INTERPRETING:  # both are our kernel
-            break
+
+
+def test_the_splits_of_the_inputs_decide_the_bits(device: torch.device, seed: int) -> None:
+    """Otherwise the tests above would show nothing."""
+    weight, _ = weight_of((512, 200), torch.bfloat16, seed)
+    x = random(40, 512, dtype=torch.bfloat16, seed=seed).to(device)
+    one, two = (InvariantLinear.new(weight.to(device), None, gpus(device, count)[0])(x) for count in (1, 8))
+    assert not torch.equal(one, two)
 
 
 def test_a_product_is_asked_for_numbers_of_rows_that_were_tried() -> None:
@@ -59,14 +110,40 @@ def test_a_product_is_asked_for_numbers_of_rows_that_were_tried() -> None:
     assert padded(torch.empty(0, 2)).shape == (0, 2)
 
 
-def test_a_product_that_minds_the_number_of_rows_is_found_out(device: torch.device) -> None:
+def test_row_counts_with_other_bits_are_padded_over(device: torch.device) -> None:
     def careless(x_TI: torch.Tensor) -> torch.Tensor:
-        return x_TI + (2.0**-8 if len(x_TI) == 24 else 0.0)
+        return x_TI + (2.0**-8 if len(x_TI) in (1, 5, 24) else 0.0)
 
-    counts = gpu.row_counts(1 << 20)
-    assert counts[-1] == 256
-    assert gpu.agree(lambda x_TI: 2 * x_TI, 16, counts, torch.bfloat16, device)
-    assert not gpu.agree(careless, 16, counts, torch.bfloat16, device)
+    tested = gpu.row_counts(1 << 20)
+    assert tested[-1] == 256
+    agreeing = gpu.agreeing_row_counts(careless, 16, tested, 256, torch.bfloat16, device)
+    assert set(tested) - set(agreeing) == {1, 5, 24}
+    assert gpu.usable_row_counts(careless, 16, tested, torch.bfloat16, device) == agreeing
+    x = torch.ones(24, 16, dtype=torch.bfloat16, device=device)
+    assert torch.equal(gpu.PaddedLinear(careless, agreeing)(x), x)
+
+
+def test_prefills_are_cut_if_only_large_row_counts_have_other_bits(device: torch.device) -> None:
+    def careless(x_TI: torch.Tensor) -> torch.Tensor:
+        return x_TI + (1.0 if len(x_TI) > 600 else 0.0)
+
+    usable = gpu.usable_row_counts(careless, 16, gpu.row_counts(1 << 15), torch.bfloat16, device)
+    assert usable is not None
+    assert (usable[0], usable[-1]) == (1, 576)
+
+
+@pytest.mark.parametrize(
+    ("agreeing", "is_little"),
+    [
+        ((1, 2, 8, 64, 80, 512, 8192), True),
+        ((64, 80, 512, 8192), True),  # up to 64 rows padding is free
+        ((1, 2, 8, 64, 512, 8192), False),  # 80 to 512
+        ((1, 2, 8, 64, 80), False),  # prefills would be cut into small pieces
+        ((), False),
+    ],
+)
+def test_our_kernels_multiply_if_too_much_would_be_padded(agreeing: tuple[int, ...], is_little: bool) -> None:
+    assert gpu.is_little_padding((1, 2, 8, 64, 80, 512, 8192), agreeing) == is_little
 
 
 def test_a_sum_that_seldom_rounds_otherwise_is_found_out_with_a_single_row(device: torch.device) -> None:
@@ -76,18 +153,35 @@ def test_a_sum_that_seldom_rounds_otherwise_is_found_out_with_a_single_row(devic
         other = x_TI[:, :1] > 3.0  # one row in 700
         return x_TI + (other if len(x_TI) == 1 else 0.0)
 
-    counts = gpu.row_counts(64)
-    assert gpu.agree(lambda x_TI: x_TI + 1, 64, counts[:9], torch.bfloat16, device)
-    assert not gpu.agree(seldom, 64, counts, torch.bfloat16, device)
+    tested = gpu.row_counts(64)
+    assert gpu.agreeing_row_counts(seldom, 64, tested[:9], 16, torch.bfloat16, device) == tested[:9]
+    assert gpu.agreeing_row_counts(seldom, 64, tested, 8192, torch.bfloat16, device) == tested[1:]
 
 
 def test_every_size_of_a_graph_is_tried() -> None:
     assert set(GraphSizes(512).largest_first) <= set(gpu.row_counts(4096))
 
 
+def test_the_choice_is_made_and_logged_once_per_shape(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    choices = iter([gpu.row_counts(36)[1:], None])
+    monkeypatch.setattr(gpu, "usable_row_counts", lambda *arguments: next(choices))
+    packer = gpu.Packer(is_batch_invariant=True)
+    weights = [torch.zeros(36, num_inputs) for num_inputs in (48, 48, 64)]
+    with caplog.at_level(logging.INFO):
+        chosen = [packer._library_row_counts(gpu.LibraryLinear(weight, None)) for weight in weights]
+    assert chosen == [gpu.row_counts(36)[1:], gpu.row_counts(36)[1:], None]
+    assert [record.getMessage() for record in caplog.records] == [
+        "products of 48 inputs and 36 outputs: cuBLAS with 102 row counts; padded: 1",
+        "products of 64 inputs and 36 outputs: our own kernels, because the row counts of cuBLAS disagree",
+    ]
+
+
 def test_rows_that_lie_apart(device: torch.device, seed: int) -> None:
     weight, _ = weight_of((48, 36), torch.bfloat16, seed)
     product = gpu.new_packer(is_batch_invariant=True).pack(weight.to(device), None)
-    wide = random(5, 96, dtype=torch.bfloat16, seed=seed).to(device)
-    assert torch.equal(product(wide[:, 48:]), product(wide[:, 48:].contiguous()))
-    assert product(wide[:0, 48:]).shape == (0, 36)
+    wide = random(5, 97, dtype=torch.bfloat16, seed=seed).to(device)
+    for part in (wide[:, 48:96], wide[:, 49:], wide[:, :96:2]):
+        assert torch.equal(product(part), product(part.contiguous()))
+    assert product(wide[:0, 49:]).shape == (0, 36)

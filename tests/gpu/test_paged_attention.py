@@ -168,6 +168,20 @@ def test_a_position_has_the_same_bits_in_every_step(
         assert torch.equal(attend(device, data, [part], 16, shape)[0], whole[part[2] - part[1] : part[2]]), part
 
 
+@pytest.mark.skipif(not IS_INTERPRETING, reason="needs no GPU")
+def test_segments_are_added_in_one_order_on_hopper_and_blackwell(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Hopper adds a segment within the next one's first tile."""
+    shape = AttentionShape(3, 1, 16, scale=0.25, window=300)
+    data = paged([600], 16, shape, BF16, 0)
+    parts = [(0, 60, 200), (0, 60, 256), (0, 60, 600)]
+    expected = attend(device, data, parts, 16, shape)
+    monkeypatch.setattr(gpu, "_architecture", lambda: 100)
+    for actual, rows in zip(attend(device, data, parts, 16, shape), expected, strict=True):
+        assert torch.equal(actual, rows)
+
+
 def test_any_number_of_programs_gives_the_same_bits(
     device: torch.device, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

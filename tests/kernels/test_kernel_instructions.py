@@ -6,40 +6,82 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
+import gpu_estimates
 import pytest
 
 SUPPORT = Path(__file__).parents[1] / "support"
+
+TENSOR_CORES = {80: "HMMA", 90: "HGMMA", 100: "UTCHMMA"}
+"""The instruction of products, by architecture."""
 
 PROGRAM = """
 import json, sys
 sys.path.append(sys.argv[1])
 from compiled_kernels import compiled
 from kernel_launches import LAUNCHES
-names = [name for name in LAUNCHES if name.startswith(("linear,", "paged_attention, heads of"))]
-print(json.dumps({name: [kernel.instructions() for kernel in compiled(LAUNCHES[name], 90)] for name in names}))
+attention = [name for name in LAUNCHES if name.startswith("paged_attention, heads of")]
+products = [name for name in LAUNCHES if name.startswith("linear,") and "float32" not in name]
+found = {"attention": {}, "loops": {}}
+for name in attention:
+    kernels = compiled(LAUNCHES[name], 90)
+    found["attention"][name] = [kernel.instructions() for kernel in kernels]
+    found["loops"][name] = [kernel.loop("HGMMA") for kernel in kernels]
+for architecture, instruction in json.loads(sys.argv[2]).items():
+    kernels = {name: compiled(LAUNCHES[name], int(architecture))[0] for name in products}
+    found[architecture] = {name: (one.instructions(), one.loop(instruction)) for name, one in kernels.items()}
+    if architecture == "90":
+        persistent = [one for one in kernels.values() if one.kernel == "linear_kernel"]
+        found["ends"] = [(one.loop("STG") - one.loop(instruction)).total() for one in persistent]
+print(json.dumps(found))
 """
 
 
 @pytest.fixture(scope="module")
-def instructions() -> dict[str, list[Counter[str]]]:
-    """Return the instructions of products and attention on Hopper; from a process where nothing is interpreted."""
-    command = [sys.executable, "-P", "-c", PROGRAM, str(SUPPORT)]
+def compiled() -> dict[str, Any]:
+    """Return instructions and their numbers; from a process where nothing is interpreted."""
+    command = [sys.executable, "-P", "-c", PROGRAM, str(SUPPORT), json.dumps(TENSOR_CORES)]
     environment = {"TRITON_CACHE_DIR": str(Path.home() / ".cache" / "octavo" / "triton"), **os.environ}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    return {name: [Counter(one) for one in kernels] for name, kernels in json.loads(done.stdout).items()}
+    return json.loads(done.stdout)
 
 
-@pytest.mark.parametrize("num_rows", [64, 512, 8192])
-def test_products_of_all_sizes_multiply_with_one_instruction(
-    instructions: dict[str, list[Counter[str]]], num_rows: int
-) -> None:
+@pytest.fixture(scope="module")
+def instructions(compiled: dict[str, Any]) -> dict[str, list[Counter[str]]]:
+    """Return the instructions of attention on Hopper."""
+    return {name: [Counter(one) for one in kernels] for name, kernels in compiled["attention"].items()}
+
+
+def products_of(compiled: dict[str, Any], architecture: int) -> dict[str, tuple[Counter[str], Counter[str]]]:
+    """Return the instructions of each product: of the whole kernel, and of its innermost loop."""
+    products = compiled[str(architecture)]
+    return {name: (Counter(whole), Counter(loop)) for name, (whole, loop) in products.items()}
+
+
+@pytest.mark.parametrize("architecture", TENSOR_CORES)
+def test_products_of_all_sizes_multiply_with_one_instruction(compiled: dict[str, Any], architecture: int) -> None:
     """Two instructions might round in two ways, and then a row's bits would depend on how many there are."""
-    (found,) = instructions[f"linear, {num_rows} rows"]
-    assert found["HGMMA"] > 0
-    assert found["HMMA"] == 0
-    assert found["LDGSTS"] > 0, "no copies that run while products are computed"
+    products = products_of(compiled, architecture)
+    assert len(products) == 5
+    for name, (whole, loop) in products.items():
+        assert {one for one in TENSOR_CORES.values() if whole[one]} == {TENSOR_CORES[architecture]}, name
+        copies = "LDGSTS" if architecture == 80 else "UTMALDG"
+        assert loop[copies] > 0, f"{name}: no copies that run while products are computed"
+
+
+def test_products_do_not_wait_for_one_another_on_hopper(compiled: dict[str, Any]) -> None:
+    """ptxas inserts waits if it cannot prove that only `wgmma` sets the sums; a loop needs an arrival and a wait."""
+    for name, (_, loop) in products_of(compiled, 90).items():
+        assert loop["HGMMA"] == 4, name
+        assert loop["WARPGROUP"] == 2, name
+
+
+def test_estimates_count_the_instructions_of_the_machine_code(compiled: dict[str, Any]) -> None:
+    loops = [loop.total() for _, loop in products_of(compiled, 90).values()]
+    assert max(loops) == gpu_estimates.LOOP_INSTRUCTIONS
+    assert max(compiled["ends"]) == gpu_estimates.TILE_INSTRUCTIONS
 
 
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
@@ -53,3 +95,10 @@ def test_decodes_and_prompts_multiply_with_one_instruction(
         assert found["HGMMA"] > 0
         assert found["HMMA"] == 8
         assert found["LDGSTS"] > 0, "no copies that run while products are computed"
+
+
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_the_products_of_attention_do_not_wait_for_one_another(compiled: dict[str, Any], head_dim: int) -> None:
+    """A tile of keys needs an arrival and a wait for each of its two products."""
+    loops = compiled["loops"][f"paged_attention, heads of {head_dim}"]
+    assert [loop["WARPGROUP"] for loop in loops] == [4, 4]

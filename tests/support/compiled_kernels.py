@@ -14,10 +14,12 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import triton
+from machine_code import shortest_loop
 from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
@@ -53,8 +55,15 @@ class Compiled:
 
     def instructions(self) -> Counter[str]:
         """Return how often each instruction of the machine code occurs, by its name without modifiers."""
-        text = _tool("nvdisasm", self.cubin)
-        return Counter(re.findall(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_]*)", text))
+        return Counter(re.findall(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_]*)", self._disassembly))
+
+    def loop(self, instruction: str) -> Counter[str]:
+        """Return the same for the shortest loop that has an instruction."""
+        return shortest_loop(self._disassembly, instruction)
+
+    @cached_property
+    def _disassembly(self) -> str:
+        return _tool("nvdisasm", self.cubin)
 
 
 class _Driver:

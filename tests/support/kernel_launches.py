@@ -6,6 +6,7 @@ Tensors have no data; the shapes are those of Llama-3.1-8B and Qwen3 unless note
 from collections.abc import Callable
 
 import torch
+import triton
 from compiled_kernels import ARCHITECTURES
 from torch import Tensor
 
@@ -14,7 +15,8 @@ from octavo.kernels.filter_logits import gpu as filter_logits
 from octavo.kernels.gelu import gpu as gelu
 from octavo.kernels.gumbel_sample import gpu as gumbel_sample
 from octavo.kernels.layer_norm import gpu as layer_norm
-from octavo.kernels.linear import gpu as linear
+from octavo.kernels.linear.gpu_product import InvariantLinear
+from octavo.kernels.linear.gpu_tiles import H100, Gpu
 from octavo.kernels.logprobs import gpu as logprobs
 from octavo.kernels.paged_attention import AttentionShape
 from octavo.kernels.paged_attention import gpu as paged_attention
@@ -59,10 +61,18 @@ def rotate_and_store(
     rope_store_kv.rope_store_kv(q, k, v, Rotation(angles, angles, norm), cache, cache, empty(8, dtype=I64))
 
 
-def multiply(num_rows: int, dtype: torch.dtype = BF16) -> None:
-    """Multiply with the weight that gives queries, keys and values, without a library."""
-    product = linear.new_packer(is_batch_invariant=True).pack(empty(6144, 4096, dtype=dtype), None)
-    product(empty(num_rows, 4096, dtype=dtype))
+GPUS = {
+    80: Gpu(108, 163 << 10, has_descriptors=False),
+    90: H100,
+    100: Gpu(148, 227 << 10, has_descriptors=True),
+}
+
+
+def multiply(num_rows: int, num_outputs: int = 4096, dtype: torch.dtype = BF16) -> None:
+    """Multiply 4096 inputs with a weight and add a bias, without a library."""
+    architecture = triton.runtime.driver.active.get_current_target().arch
+    weight, bias = empty(num_outputs, 4096, dtype=dtype), empty(num_outputs, dtype=dtype)
+    InvariantLinear.new(weight, bias, GPUS[architecture])(empty(num_rows, 4096, dtype=dtype))
 
 
 def attend(shape: AttentionShape, cache_dtype: torch.dtype = BF16) -> None:
@@ -105,10 +115,12 @@ LAUNCHES: dict[str, Callable[[], object]] = {
     "gelu": lambda: gelu.gelu(empty(8, 3072), False),
     "gelu, tanh": lambda: gelu.gelu(empty(8, 3072), True),
     "layer_norm, 4096": lambda: layer_norm.layer_norm(empty(8, 4096), empty(4096), empty(4096), 1e-5),
-    "linear, 64 rows": lambda: multiply(64),
-    "linear, 512 rows": lambda: multiply(512),
-    "linear, 8192 rows": lambda: multiply(8192),
-    "linear, 8192 rows of float32": lambda: multiply(8192, F32),
+    "linear, 64 rows, 4096 outputs": lambda: multiply(64),
+    "linear, 128 rows, 4096 outputs": lambda: multiply(128),
+    "linear, 8192 rows, 4096 outputs": lambda: multiply(8192),
+    "linear, 64 rows, 28672 outputs": lambda: multiply(64, 28672),
+    "linear, 8192 rows, 28672 outputs": lambda: multiply(8192, 28672),
+    "linear, 8192 rows of float32": lambda: multiply(8192, dtype=F32),
     "logprobs and top_k": lambda: logprobs.logprobs_of_rows(logits(), empty(8, dtype=I64), 20),
     "paged_attention, heads of 64": lambda: attend(AttentionShape(32, 8, 64, 0.1)),
     "paged_attention, heads of 128": lambda: attend(AttentionShape(32, 8, 128, 0.1)),

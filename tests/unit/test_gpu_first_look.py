@@ -120,5 +120,5 @@ def test_a_dry_run_computes_cells_with_tiny_sizes(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     rows = json.loads((tmp_path / "report.json").read_text())["results"]["rows"]
     assert rows.keys() >= {"copy", "agree-Qwen3-0.6B qkv", "product-Llama-3.1-8B head-16", "attention-1-8192"}
-    assert rows["product-Llama-3.1-8B head-16"]["engines"].keys() == {"octavo", "cublas"}
+    assert rows["product-Llama-3.1-8B head-16"]["engines"].keys() == {"estimate", "octavo", "cublas"}
     assert "failed" not in done.stdout

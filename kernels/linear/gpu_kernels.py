@@ -1,0 +1,268 @@
+"""The Triton kernels of `linear`. A row's bits depend on neither the number of rows nor the shape of the tiles.
+
+Both kernels add up the inputs of a split in ascending order, in one chain of tensor core instructions for each result,
+and then the splits, in ascending order. A persistent program computes all splits of its tiles one after another. If
+that would leave multiprocessors idle, each split has its own program, and the program of a tile that finishes last
+adds up the splits.
+
+`x` and `weight` are tensor descriptors, for the TMA of Hopper and newer GPUs, or pointers.
+"""
+
+import triton
+import triton.language as tl
+
+TILES_IN_GROUP = 8
+"""Row tiles that are computed one after another for the same tile of outputs, to reuse the weight in the cache."""
+_GROUP = tl.constexpr(TILES_IN_GROUP)
+
+
+@triton.jit
+def _place_of_tile(tile, num_rows, num_outputs, ROWS: tl.constexpr, OUTPUTS: tl.constexpr):
+    """Return the first row and the first output of a tile."""
+    row_tiles = tl.cdiv(num_rows, ROWS)
+    tiles_in_group = _GROUP * tl.cdiv(num_outputs, OUTPUTS)
+    first_row_tile = tile // tiles_in_group * _GROUP
+    group_rows = tl.minimum(row_tiles - first_row_tile, _GROUP)
+    row_tile = first_row_tile + tile % tiles_in_group % group_rows
+    return row_tile * ROWS, tile % tiles_in_group // group_rows * OUTPUTS
+
+
+@triton.jit
+def _sum_split(
+    x,
+    weight,
+    first_row,
+    first_output,
+    first_input,
+    split_inputs,
+    num_rows,
+    num_outputs,
+    num_inputs,
+    row_stride,
+    HAS_DESCRIPTORS: tl.constexpr,
+    IS_EVEN: tl.constexpr,
+    ROWS: tl.constexpr,
+    OUTPUTS: tl.constexpr,
+    INPUTS: tl.constexpr,
+):
+    """Return the sums over the inputs of a split. Rows and outputs beyond the end are arbitrary."""
+    # Without a way around the loop: ptxas makes `wgmma` wait for each other if something else can set their sums.
+    tl.assume(split_inputs > 0)
+    sums = tl.zeros((ROWS, OUTPUTS), tl.float32)
+    for start in range(0, split_inputs, INPUTS):
+        block = first_input + start
+        if HAS_DESCRIPTORS:  # inputs beyond the end are 0
+            rows = x.load([first_row, block])
+            weights = weight.load([first_output, block])
+        else:
+            row_places = tl.minimum(first_row + tl.arange(0, ROWS), num_rows - 1).to(tl.int64) * row_stride
+            weight_places = tl.minimum(first_output + tl.arange(0, OUTPUTS), num_outputs - 1).to(tl.int64) * num_inputs
+            inputs = block + tl.arange(0, INPUTS)
+            if IS_EVEN:
+                rows = tl.load(x + row_places[:, None] + inputs[None, :])
+                weights = tl.load(weight + weight_places[:, None] + inputs[None, :])
+            else:
+                is_input = (inputs < num_inputs)[None, :]
+                rows = tl.load(x + row_places[:, None] + inputs[None, :], mask=is_input, other=0.0)
+                weights = tl.load(weight + weight_places[:, None] + inputs[None, :], mask=is_input, other=0.0)
+        sums = tl.dot(rows, weights.T, sums, input_precision="ieee")
+    return sums
+
+
+@triton.jit
+def _store_tile(
+    out_ptr,
+    bias_ptr,
+    sums,
+    first_row,
+    first_output,
+    num_rows,
+    num_outputs,
+    is_last,
+    HAS_BIAS: tl.constexpr,
+    ROWS: tl.constexpr,
+    OUTPUTS: tl.constexpr,
+):
+    """Add the bias and store the results, if `is_last`. There is no branch: with one, loops cannot be flattened."""
+    rows = first_row + tl.arange(0, ROWS)
+    outputs = first_output + tl.arange(0, OUTPUTS)
+    if HAS_BIAS:
+        sums += tl.load(bias_ptr + outputs, mask=outputs < num_outputs, other=0.0).to(tl.float32)[None, :]
+    is_result = (rows < num_rows)[:, None] & (outputs < num_outputs)[None, :] & is_last
+    places = rows[:, None].to(tl.int64) * num_outputs + outputs[None, :]
+    tl.store(out_ptr + places, sums.to(out_ptr.dtype.element_ty), mask=is_result)
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def linear_kernel(
+    x,
+    weight,
+    bias_ptr,
+    out_ptr,
+    num_rows,
+    num_outputs,
+    num_inputs,
+    row_stride,
+    split_inputs,
+    NUM_SPLITS: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    HAS_DESCRIPTORS: tl.constexpr,
+    IS_EVEN: tl.constexpr,
+    ROWS: tl.constexpr,
+    OUTPUTS: tl.constexpr,
+    INPUTS: tl.constexpr,
+):
+    """Each program computes every `num_programs`-th tile."""
+    num_tiles = tl.cdiv(num_rows, ROWS) * tl.cdiv(num_outputs, OUTPUTS)
+    num_own_tiles = tl.cdiv(num_tiles - tl.program_id(0), tl.num_programs(0))
+    total = tl.zeros((ROWS, OUTPUTS), tl.float32)
+    # Flattened, so that the copies for the next split or tile begin before this one is stored.
+    for step in tl.range(0, num_own_tiles * NUM_SPLITS, flatten=True):
+        split = step % NUM_SPLITS
+        tile = tl.program_id(0) + step // NUM_SPLITS * tl.num_programs(0)
+        first_row, first_output = _place_of_tile(tile, num_rows, num_outputs, ROWS, OUTPUTS)
+        sums = _sum_split(
+            x,
+            weight,
+            first_row,
+            first_output,
+            split * split_inputs,
+            split_inputs,
+            num_rows,
+            num_outputs,
+            num_inputs,
+            row_stride,
+            HAS_DESCRIPTORS=HAS_DESCRIPTORS,
+            IS_EVEN=IS_EVEN,
+            ROWS=ROWS,
+            OUTPUTS=OUTPUTS,
+            INPUTS=INPUTS,
+        )
+        if NUM_SPLITS > 1:
+            total = tl.where(split == 0, sums, total + sums)
+            sums = total
+        _store_tile(
+            out_ptr,
+            bias_ptr,
+            sums,
+            first_row,
+            first_output,
+            num_rows,
+            num_outputs,
+            split == NUM_SPLITS - 1,
+            HAS_BIAS=HAS_BIAS,
+            ROWS=ROWS,
+            OUTPUTS=OUTPUTS,
+        )
+
+
+@triton.jit
+def _add_splits(
+    out_ptr,
+    bias_ptr,
+    tile_ptr,
+    first_row,
+    first_output,
+    num_rows,
+    num_outputs,
+    NUM_SPLITS: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    ROWS: tl.constexpr,
+    OUTPUTS: tl.constexpr,
+):
+    """Add up the sums of a tile's splits and store the results.
+
+    In four parts without a loop, so that the sums of all splits are on their way at once.
+    """
+    PART: tl.constexpr = ROWS // 4
+    for start in tl.static_range(0, ROWS, PART):
+        rows = start + tl.arange(0, PART)
+        is_row = (first_row + rows < num_rows)[:, None]
+        part_ptr = tile_ptr + rows[:, None] * OUTPUTS + tl.arange(0, OUTPUTS)[None, :]
+        # Bypass the L1 cache, which may be stale.
+        total = tl.load(part_ptr, mask=is_row, other=0.0, cache_modifier=".cg")
+        for split in tl.static_range(1, NUM_SPLITS):
+            total += tl.load(part_ptr + split * ROWS * OUTPUTS, mask=is_row, other=0.0, cache_modifier=".cg")
+        _store_tile(
+            out_ptr,
+            bias_ptr,
+            total,
+            first_row + start,
+            first_output,
+            num_rows,
+            num_outputs,
+            True,
+            HAS_BIAS=HAS_BIAS,
+            ROWS=PART,
+            OUTPUTS=OUTPUTS,
+        )
+
+
+@triton.jit(do_not_specialize=["num_rows"])  # long: one kernel, mostly parameters
+def split_linear_kernel(
+    x,
+    weight,
+    bias_ptr,
+    out_ptr,
+    sums_ptr,
+    num_done_ptr,
+    num_rows,
+    num_outputs,
+    num_inputs,
+    row_stride,
+    split_inputs,
+    NUM_SPLITS: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    HAS_DESCRIPTORS: tl.constexpr,
+    IS_EVEN: tl.constexpr,
+    ROWS: tl.constexpr,
+    OUTPUTS: tl.constexpr,
+    INPUTS: tl.constexpr,
+):
+    """Each program computes one split of a tile.
+
+    `sums`: num_tiles x NUM_SPLITS x ROWS x OUTPUTS of float32; rows beyond the last are not written. `num_done`: one
+    int32 per tile, zero before and afterwards.
+    """
+    tile, split = tl.program_id(0) // NUM_SPLITS, tl.program_id(0) % NUM_SPLITS
+    first_row, first_output = _place_of_tile(tile, num_rows, num_outputs, ROWS, OUTPUTS)
+    sums = _sum_split(
+        x,
+        weight,
+        first_row,
+        first_output,
+        split * split_inputs,
+        split_inputs,
+        num_rows,
+        num_outputs,
+        num_inputs,
+        row_stride,
+        HAS_DESCRIPTORS=HAS_DESCRIPTORS,
+        IS_EVEN=IS_EVEN,
+        ROWS=ROWS,
+        OUTPUTS=OUTPUTS,
+        INPUTS=INPUTS,
+    )
+    tile_ptr = sums_ptr + tile.to(tl.int64) * NUM_SPLITS * ROWS * OUTPUTS
+    rows = tl.arange(0, ROWS)
+    places = (split * ROWS + rows)[:, None] * OUTPUTS + tl.arange(0, OUTPUTS)[None, :]
+    tl.store(tile_ptr + places, sums, mask=(first_row + rows < num_rows)[:, None])
+    # All sums must be visible before the counter changes.
+    tl.debug_barrier()
+    num_done = tl.atomic_add(num_done_ptr + tile, 1, sem="acq_rel")
+    if num_done == NUM_SPLITS - 1:
+        tl.debug_barrier()
+        _add_splits(
+            out_ptr,
+            bias_ptr,
+            tile_ptr,
+            first_row,
+            first_output,
+            num_rows,
+            num_outputs,
+            NUM_SPLITS=NUM_SPLITS,
+            HAS_BIAS=HAS_BIAS,
+            ROWS=ROWS,
+            OUTPUTS=OUTPUTS,
+        )
+        tl.store(num_done_ptr + tile, 0)

@@ -1,0 +1,96 @@
+"""A product of our own on a GPU: the same bits for a row in any batch. Launches the kernels of `gpu_kernels`."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from octavo.kernels.linear.gpu_kernels import linear_kernel, split_linear_kernel
+from octavo.kernels.linear.gpu_tiles import H100, Gpu, Launch, Tile, Tiling
+
+_MAJOR_WITH_DESCRIPTORS = (9, 10)
+"""Hopper, and Blackwell for data centres. Blackwell for desktops has the TMA too, but no tensor cores that read from
+shared memory: there Triton keeps one stage only."""
+
+
+def gpu_of(device: torch.device) -> Gpu:
+    """Return the properties of a GPU; those of an H100 for tensors that are not on one: no kernel runs compiled."""
+    if device.type != "cuda":
+        return H100
+    properties = triton.runtime.driver.active.utils.get_device_properties(device.index or 0)
+    has_descriptors = torch.cuda.get_device_capability(device)[0] in _MAJOR_WITH_DESCRIPTORS
+    return Gpu(properties["multiprocessor_count"], properties["max_shared_mem"], has_descriptors)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class InvariantLinear:
+    """A weight that our kernels multiply."""
+
+    weight_OI: Tensor
+    """Contiguous."""
+    bias_O: Tensor | None
+    tiling: Tiling
+    num_done: Tensor
+    """Of the splits of a tile; int32, zero between calls."""
+
+    @classmethod
+    def new(cls, weight_OI: Tensor, bias_O: Tensor | None, gpu: Gpu) -> "InvariantLinear":
+        """Make the product with a contiguous weight."""
+        num_outputs, num_inputs = weight_OI.shape
+        tiling = Tiling(num_outputs, num_inputs, weight_OI.element_size(), gpu)
+        # A launch with more tiles than multiprocessors computes all splits of a tile in one program.
+        num_done = torch.zeros(gpu.num_multiprocessors, dtype=torch.int32, device=weight_OI.device)
+        return cls(weight_OI, bias_O, tiling, num_done)
+
+    def __call__(self, x_TI: Tensor) -> Tensor:
+        """See `octavo.kernels.linear.linear`."""
+        num_rows, num_outputs = x_TI.shape[0], self.tiling.num_outputs
+        out_TO = torch.empty(num_rows, num_outputs, dtype=x_TI.dtype, device=x_TI.device)
+        if out_TO.numel():
+            self._launch(x_TI, out_TO, self.tiling.launch(num_rows))
+        return out_TO
+
+    def _launch(self, x_TI: Tensor, out_TO: Tensor, launch: Launch) -> None:
+        tiling, tile = self.tiling, launch.tile
+        has_descriptors = tiling.gpu.has_descriptors and tiling.element_bytes == 2 and _can_describe(self.weight_OI)
+        if x_TI.stride(1) != 1 or (has_descriptors and not _can_describe(x_TI)):
+            x_TI = x_TI.contiguous()
+        x: Any = x_TI
+        weight: Any = self.weight_OI
+        if has_descriptors:
+            x = TensorDescriptor.from_tensor(x_TI, [tile.rows, tile.inputs])
+            weight = TensorDescriptor.from_tensor(self.weight_OI, [tile.outputs, tile.inputs])
+        matrices = (x, weight, self.weight_OI if self.bias_O is None else self.bias_O, out_TO)
+        numbers = (*out_TO.shape, tiling.num_inputs, x_TI.stride(0), tiling.split_inputs)
+        options = {
+            "NUM_SPLITS": tiling.num_splits,
+            "HAS_BIAS": self.bias_O is not None,
+            "HAS_DESCRIPTORS": has_descriptors,
+            "IS_EVEN": tiling.num_inputs % tile.inputs == 0,
+            **_options(tile),
+        }
+        grid = (launch.num_programs,)
+        if launch.is_spread:
+            num_sums = launch.num_tiles * tiling.num_splits * tile.rows * tile.outputs
+            sums = torch.empty(num_sums, dtype=torch.float32, device=x_TI.device)
+            split_linear_kernel[grid](*matrices, sums, self.num_done, *numbers, **options)
+        else:
+            linear_kernel[grid](*matrices, *numbers, **options)
+
+
+def _options(tile: Tile) -> dict[str, int]:
+    return {
+        "ROWS": tile.rows,
+        "OUTPUTS": tile.outputs,
+        "INPUTS": tile.inputs,
+        "num_warps": tile.num_warps,
+        "num_stages": tile.num_stages,
+    }
+
+
+def _can_describe(matrix: Tensor) -> bool:
+    """Whether the TMA can copy from a matrix whose rows are contiguous: addresses are multiples of 16 bytes."""
+    return matrix.data_ptr() % 16 == 0 and matrix.stride(0) * matrix.element_size() % 16 == 0

@@ -1,0 +1,125 @@
+"""How our product is divided on a GPU: splits of the inputs, tiles, programs, pipeline stages. Computes no product.
+
+The splits decide the order of sums, so they are a function of the weight's shape and the GPU alone. Everything else
+may also depend on the number of rows, because it changes no bits.
+"""
+
+from dataclasses import dataclass
+
+INPUTS_BLOCK = {2: 64, 4: 32}
+"""Inputs that a program loads at once, by the element size in bytes: 128 bytes, one line of the shared memory."""
+DECODE_ROWS = 64
+"""Up to this many rows are one tile. Hopper's `wgmma` has no smaller one; the time goes into reading the weight."""
+_MAX_SPLITS = 8
+_LEAST_BLOCKS = 4
+"""Blocks of inputs in a split: fewer would not fill the pipeline."""
+_BUSY_SHARE = 0.45
+"""The multiprocessors that read as fast as the memory: each can take 100 GB/s."""
+_EPILOGUE_BYTES = 33 << 10
+"""Shared memory beside the stages: a tile of results on its way out, and the barriers."""
+_MAX_STAGES = {(64, 128): 8, (64, 256): 4, (128, 128): 6, (128, 256): 4}
+"""By rows and outputs of a tile: 100 KB or more are in flight, twice what covers the latency of the memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """The properties of a GPU that decide how products are divided."""
+
+    num_multiprocessors: int
+    shared_bytes: int
+    """Of one program."""
+    has_descriptors: bool
+    """Whether matrices are copied by the tensor memory accelerator (TMA)."""
+
+
+H100 = Gpu(132, 227 << 10, has_descriptors=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """What one program computes at a time, and how it is launched."""
+
+    rows: int
+    outputs: int
+    inputs: int
+    """In one stage of the pipeline."""
+    num_warps: int
+    num_stages: int
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """How the product of a number of rows is computed."""
+
+    tile: Tile
+    num_tiles: int
+    num_programs: int
+    is_spread: bool
+    """The splits of a tile are computed by different programs, and added by the one that finishes last."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tiling:
+    """The division of all products with weights of one shape."""
+
+    num_outputs: int
+    num_inputs: int
+    element_bytes: int
+    gpu: Gpu
+
+    @property
+    def num_splits(self) -> int:
+        """The number of parts of the inputs. Each is summed from zero; the sums are added in ascending order.
+
+        Weights with few outputs are split until a decode has programs for about half of the multiprocessors, which can
+        read as fast as the memory. More splits would cost more than they gain: their sums are written and read, and a
+        program that computes all of them needs registers for two sums, and so has smaller tiles.
+        """
+        if self.element_bytes == 4:
+            return 1
+        num_blocks = -(-self.num_inputs // INPUTS_BLOCK[self.element_bytes])
+        num_tiles = -(-self.num_outputs // 128)
+        splits = 1
+        while (
+            splits < _MAX_SPLITS
+            and splits * num_tiles < _BUSY_SHARE * self.gpu.num_multiprocessors
+            and num_blocks % (2 * splits) == 0
+            and num_blocks // (2 * splits) >= _LEAST_BLOCKS
+        ):
+            splits *= 2
+        return splits
+
+    @property
+    def split_inputs(self) -> int:
+        """The inputs of a split; the last one may have fewer."""
+        block = INPUTS_BLOCK[self.element_bytes]
+        return -(-self.num_inputs // (block * self.num_splits)) * block
+
+    def launch(self, num_rows: int) -> Launch:
+        """Return the launch for a number of rows, at least one."""
+        tile = self._tile(num_rows)
+        num_tiles = -(-num_rows // tile.rows) * -(-self.num_outputs // tile.outputs)
+        is_spread = self.num_splits > 1 and 2 * num_tiles <= self.gpu.num_multiprocessors
+        if is_spread:
+            return Launch(tile, num_tiles, num_tiles * self.num_splits, is_spread)
+        return Launch(tile, num_tiles, min(num_tiles, self.gpu.num_multiprocessors), is_spread)
+
+    def _tile(self, num_rows: int) -> Tile:
+        if self.element_bytes == 4:
+            return Tile(64, 64, INPUTS_BLOCK[4], num_warps=8, num_stages=3)
+        rows = 64 if num_rows <= DECODE_ROWS else 128
+        # Wide tiles read the rows less often, unless they leave multiprocessors idle. Their sums leave no registers for
+        # pointers, nor for a second sum.
+        num_wide = -(-num_rows // rows) * -(-self.num_outputs // 256)
+        is_wide = (
+            self.num_splits == 1
+            and self.gpu.has_descriptors
+            and self._num_stages(rows, 256) >= 3
+            and 4 * num_wide >= 3 * self.gpu.num_multiprocessors
+        )
+        outputs = 256 if is_wide else 128
+        return Tile(rows, outputs, INPUTS_BLOCK[2], num_warps=rows // 16, num_stages=self._num_stages(rows, outputs))
+
+    def _num_stages(self, rows: int, outputs: int) -> int:
+        stage_bytes = (rows + outputs) * INPUTS_BLOCK[2] * self.element_bytes
+        return min(_MAX_STAGES[rows, outputs], (self.gpu.shared_bytes - _EPILOGUE_BYTES) // stage_bytes)

@@ -1,0 +1,195 @@
+"""What our own products should take on a GPU, by arithmetic; measures nothing. Prints the table of docs/gpu.md.
+
+The tiles, programs and stages are those that `kernels/linear/gpu_tiles.py` chooses. The instructions are counted in the
+machine code for Hopper; `tests/kernels/test_kernel_instructions.py` compares them. The rates of the hardware are the
+vendor's or assumptions, as noted beside each.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from bench_gpu_parts.shapes import SHAPES, ShapeName, weight_shapes
+
+from octavo.kernels.linear.gpu_tiles import H100, Launch, Tiling
+
+DeviceName = Literal["H100", "H200"]
+DtypeName = Literal["bfloat16", "float16"]
+MODELS: tuple[ShapeName, ...] = ("Qwen3-0.6B", "Llama-3.1-8B")
+ROWS = (1, 16, 64, 256, 2048, 8192)
+ELEMENT_BYTES = 2
+
+LOOP_INSTRUCTIONS = 123
+"""Of a warp, for a block of 64 inputs. The most of all launches."""
+TILE_INSTRUCTIONS = 791
+"""Of a warp, at the end of a tile: results are converted, exchanged and stored. The most of all launches."""
+TENSOR_SHARE = 0.9
+"""Of the time in a loop in which the tensor cores work: each block of inputs has a barrier. Assumed."""
+FIXED_S = 2.0e-6
+"""From the end of the kernel before to the first product, in a graph: launch, barriers, the first copies. Assumed."""
+LATENCY_S = 0.8e-6
+"""Of a read from memory under load. Assumed."""
+PORT_BYTES = 64
+"""What a multiprocessor takes from the second-level cache in a clock."""
+SHARED_BYTES = 128
+"""What a multiprocessor's shared memory reads or writes in a clock."""
+GROUP_ROW_TILES = 8
+"""Row tiles that share a read of the weight."""
+CACHE_BYTES = 25 << 20
+"""Of the second-level cache, for a weight that is read again: half of it."""
+
+
+@dataclass(frozen=True)
+class Device:
+    """Rates of a GPU, per second."""
+
+    memory_bytes: float
+    """About nine tenths of the vendor's figure: what copies reach."""
+    cache_bytes: float
+    """From the second-level cache to all multiprocessors. Assumed: published products on Hopper with tiles of 128 x 128
+    and no multicast reach about 600e12 flops, which takes so much."""
+    matrix_flops: float
+    """Of a large product of bfloat16 matrices; the power limit keeps it below the vendor's 989e12."""
+    clocks: float
+
+
+DEVICES: dict[DeviceName, Device] = {
+    "H100": Device(3.0e12, 9.4e12, 750e12, 1.755e9),
+    "H200": Device(4.3e12, 9.4e12, 790e12, 1.755e9),
+}
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What a product should take."""
+
+    launch: Launch
+    """Tile, stages, tiles and programs."""
+    num_splits: int
+    waves: float
+    """Programs, or their tiles one after another, per multiprocessor."""
+    num_bytes: float
+    """Read from memory and written to it."""
+    cache_bytes: float
+    """Moved between the second-level cache and the multiprocessors: rows and weights for each tile, sums of splits."""
+    flops: float
+    """Without the padding of tiles."""
+    parts_s: dict[str, float]
+    """Each limit by itself: memory, cache, multiprocessor. The longest counts."""
+    fixed_s: float
+    """Added to it: the launch, and adding up the splits."""
+    roofline_s: float
+    """The bytes that must be moved, or the flops, at the device's rates."""
+
+    @property
+    def seconds(self) -> float:
+        """The whole product."""
+        return max(self.parts_s.values()) + self.fixed_s
+
+    @property
+    def share(self) -> float:
+        """The expected fraction of the roofline."""
+        return self.roofline_s / self.seconds
+
+    @property
+    def limit(self) -> str:
+        """The longest of `parts_s`."""
+        return max(self.parts_s, key=lambda part: self.parts_s[part])
+
+
+def estimate_product(m: int, n: int, k: int, dtype: DtypeName, device: DeviceName) -> Estimate:
+    """Estimate a product of `m` rows with a weight of `n` outputs and `k` inputs, by our own kernels."""
+    assert dtype in ("bfloat16", "float16"), "two bytes each"
+    rates, tiling = DEVICES[device], Tiling(n, k, ELEMENT_BYTES, H100)
+    launch = tiling.launch(m)
+    tile = launch.tile
+    row_tiles, output_tiles = -(-m // tile.rows), -(-n // tile.outputs)
+    rows_bytes, weight_bytes, out_bytes = m * k * ELEMENT_BYTES, n * k * ELEMENT_BYTES, m * n * ELEMENT_BYTES
+    times_read = 1 if weight_bytes <= CACHE_BYTES else -(-row_tiles // GROUP_ROW_TILES)
+    num_bytes = rows_bytes + weight_bytes * times_read + out_bytes
+    sums_bytes = 4 * m * n * tiling.num_splits * 2 if launch.is_spread else 0
+    cache_bytes = rows_bytes * output_tiles + weight_bytes * row_tiles + out_bytes + sums_bytes
+    items = launch.num_tiles * (tiling.num_splits if launch.is_spread else 1)
+    splits_of_item = 1 if launch.is_spread else tiling.num_splits
+    item_s = splits_of_item * _split_seconds(tiling, launch, min(m, tile.rows), rates)
+    flops = 2.0 * m * n * k
+    return Estimate(
+        launch=launch,
+        num_splits=tiling.num_splits,
+        waves=items / H100.num_multiprocessors,
+        num_bytes=num_bytes,
+        cache_bytes=cache_bytes,
+        flops=flops,
+        parts_s={
+            "memory": num_bytes / rates.memory_bytes,
+            "cache": cache_bytes / rates.cache_bytes,
+            "multiprocessor": -(-items // H100.num_multiprocessors) * item_s,
+        },
+        fixed_s=FIXED_S + _adding_seconds(tiling, launch, min(m, tile.rows), rates),
+        roofline_s=max(
+            (rows_bytes + weight_bytes + out_bytes) / rates.memory_bytes,
+            flops / rates.matrix_flops,
+        ),
+    )
+
+
+def _split_seconds(tiling: Tiling, launch: Launch, num_rows: int, rates: Device) -> float:
+    """Return the time of a split of a tile on a multiprocessor by itself, beginning to end.
+
+    In each block of inputs the copies, the tensor cores, the shared memory and the instructions overlap; the end of a
+    tile does not overlap with its products.
+    """
+    tile = launch.tile
+    loaded = (num_rows + tile.outputs) * tile.inputs * ELEMENT_BYTES  # rows beyond the end are not read
+    in_flight = (tile.num_stages - 1) * (tile.rows + tile.outputs) * tile.inputs * ELEMENT_BYTES
+    groups = tile.num_warps // 4  # each reads its 64 rows, and all weights
+    used = groups * (64 + tile.outputs) * tile.inputs * ELEMENT_BYTES
+    stored = (tile.rows + tile.outputs) * tile.inputs * ELEMENT_BYTES
+    matrix_flops = TENSOR_SHARE * rates.matrix_flops / H100.num_multiprocessors
+    block_s = max(
+        loaded / min(PORT_BYTES * rates.clocks, in_flight / LATENCY_S),
+        2 * tile.rows * tile.outputs * tile.inputs / matrix_flops,
+        (used + stored) / (SHARED_BYTES * rates.clocks),
+        LOOP_INSTRUCTIONS * tile.num_warps / 4 / rates.clocks,
+    )
+    end_s = TILE_INSTRUCTIONS * tile.num_warps / 4 / rates.clocks
+    return tiling.split_inputs / tile.inputs * block_s + end_s
+
+
+def _adding_seconds(tiling: Tiling, launch: Launch, num_rows: int, rates: Device) -> float:
+    """Return the time in which the last program of a tile reads the sums of all splits; all tiles do at once."""
+    if not launch.is_spread:
+        return 0.0
+    sums_bytes = 4 * num_rows * launch.tile.outputs * tiling.num_splits
+    return LATENCY_S + sums_bytes / (PORT_BYTES * rates.clocks)
+
+
+def table(device: DeviceName) -> str:
+    """Return the estimates of all weights of the models as a table in Markdown."""
+    lines = ["| weight | outputs x inputs | splits | " + " | ".join(f"{rows:,} rows" for rows in ROWS) + " |"]
+    lines.append("| --- " * (3 + len(ROWS)) + "|")
+    for model in MODELS:
+        for name, (n, k) in weight_shapes(SHAPES[model]).items():
+            estimates = [estimate_product(m, n, k, "bfloat16", device) for m in ROWS]
+            found = [f"{1e6 * each.seconds:,.0f} µs, {each.share:.0%} ({each.limit})" for each in estimates]
+            lines.append(f"| {model} {name} | {n} x {k} | {estimates[0].num_splits} | " + " | ".join(found) + " |")
+    return "\n".join(lines)
+
+
+def layers_share(model: ShapeName, m: int, device: DeviceName) -> float:
+    """Return the expected fraction of the roofline of all products of a layer together."""
+    shapes = [shape for name, shape in weight_shapes(SHAPES[model]).items() if name != "head"]
+    estimates = [estimate_product(m, n, k, "bfloat16", device) for n, k in shapes]
+    return sum(each.roofline_s for each in estimates) / sum(each.seconds for each in estimates)
+
+
+def main() -> None:
+    """Print the table for each device."""
+    for device in DEVICES:
+        print(f"\n{device}\n\n{table(device)}\n")
+        for model in MODELS:
+            shares = ", ".join(f"{rows:,}: {layers_share(model, rows, device):.0%}" for rows in ROWS)
+            print(f"{model}, all products of a layer, by rows: {shares}")
+
+
+if __name__ == "__main__":
+    main()
