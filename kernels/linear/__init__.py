@@ -7,7 +7,7 @@ and Triton kernels (`gpu_product.py`).
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -29,6 +29,14 @@ class DevicePacker(Protocol):
         """Return the product with a weight: from TI to TO."""
 
 
+@runtime_checkable
+class PaddingProduct(Protocol):
+    """A product that pads some row counts."""
+
+    def padded_rows(self, num_rows: int) -> int:
+        """Return the row count that is computed for this one."""
+
+
 def new_packer(*, is_batch_invariant: bool) -> DevicePacker:
     """Return a packer for a CPU, on which every product is batch-invariant."""
     return cpu.Packer()
@@ -47,6 +55,10 @@ class PackedLinear:
     """Of the rows; None: any float type, since the rows are quantized before the product."""
     device: torch.device
     product: Callable[[Tensor], Tensor]
+
+    def padded_rows(self, num_rows: int) -> int:
+        """Return the row count that is computed for this one; another one costs a copy of the rows."""
+        return self.product.padded_rows(num_rows) if isinstance(self.product, PaddingProduct) else num_rows
 
 
 class Packer:

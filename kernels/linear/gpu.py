@@ -101,12 +101,16 @@ class PaddedLinear:
         num_rows, most = x_TI.shape[0], self.counts[-1]
         if num_rows > most:
             return torch.cat([self(part_TI) for part_TI in x_TI.split(most)])
-        count = self.counts[bisect_left(self.counts, num_rows)]
+        count = self.padded_rows(num_rows)
         if count == num_rows:
             return self.product(x_TI.contiguous())  # as when it was tested
         padded_TI = x_TI.new_empty(count, x_TI.shape[1])  # the other rows may be anything
         padded_TI[:num_rows] = x_TI
         return self.product(padded_TI)[:num_rows]
+
+    def padded_rows(self, num_rows: int) -> int:
+        """Return the next tested count; more rows than the largest are not padded but cut."""
+        return self.counts[bisect_left(self.counts, num_rows)] if num_rows <= self.counts[-1] else num_rows
 
 
 def row_counts(num_outputs: int) -> tuple[int, ...]:

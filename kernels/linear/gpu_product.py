@@ -92,5 +92,6 @@ def _options(tile: Tile) -> dict[str, int]:
 
 
 def _can_describe(matrix: Tensor) -> bool:
-    """Whether the TMA can copy from a matrix whose rows are contiguous: addresses are multiples of 16 bytes."""
-    return matrix.data_ptr() % 16 == 0 and matrix.stride(0) * matrix.element_size() % 16 == 0
+    """Whether the TMA can copy from a matrix whose rows are contiguous: they lie apart, at multiples of 16 bytes."""
+    stride = matrix.stride(0)
+    return stride >= matrix.shape[1] and matrix.data_ptr() % 16 == 0 and stride * matrix.element_size() % 16 == 0

@@ -108,6 +108,7 @@ def test_a_product_is_asked_for_numbers_of_rows_that_were_tried() -> None:
         assert torch.equal(padded(x), x + 1)
     assert asked == [1, 2, 8, 8, 8, 8, 8]
     assert padded(torch.empty(0, 2)).shape == (0, 2)
+    assert [padded.padded_rows(num_rows) for num_rows in (1, 2, 3, 8, 19)] == [1, 2, 8, 8, 19]
 
 
 def test_row_counts_with_other_bits_are_padded_over(device: torch.device) -> None:
@@ -182,6 +183,6 @@ def test_rows_that_lie_apart(device: torch.device, seed: int) -> None:
     weight, _ = weight_of((48, 36), torch.bfloat16, seed)
     product = gpu.new_packer(is_batch_invariant=True).pack(weight.to(device), None)
     wide = random(5, 97, dtype=torch.bfloat16, seed=seed).to(device)
-    for part in (wide[:, 48:96], wide[:, 49:], wide[:, :96:2]):
+    for part in (wide[:, 48:96], wide[:, 49:], wide[:, :96:2], wide[:1, :48].expand(3, 48)):
         assert torch.equal(product(part), product(part.contiguous()))
     assert product(wide[:0, 49:]).shape == (0, 36)

@@ -12,10 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from worker_plans import spec
 
+from octavo.kernels.linear import PackedLinear
+from octavo.kernels.linear.gpu import LibraryLinear, PaddedLinear
 from octavo.kernels.sample import Widths as SamplingWidths
 from octavo.kernels.token_mask import pack_mask
 from octavo.worker_proc.batch.inputs import PENDING, GroupInputs, StepInputs
 from octavo.worker_proc.executor.in_flight import EventWatcher
+from octavo.worker_proc.models.parameters import Parameters
 from octavo.worker_proc.runners.cuda_graphs.metadata import NO_SLOT, SampleRows, StepSize, fields_of, fill, token_ids_of
 from octavo.worker_proc.runners.cuda_graphs.packed import Field, PackedLayout
 from octavo.worker_proc.runners.cuda_graphs.sizes import GraphSizes
@@ -32,7 +35,20 @@ def test_sizes_are_close_for_few_requests_and_the_largest_is_one() -> None:
     assert GraphSizes(3).largest_first == (3, 2, 1)
     assert GraphSizes(512).largest_first[::-1] == (1, 2, 4, *range(8, 257, 8), *range(272, 513, 16))
     assert GraphSizes(0).largest_first == ()
+    # Products would pad 1 to 2 and 16 to 24.
+    padded = {1: 2, 16: 24}
+    assert GraphSizes(20, lambda size: padded.get(size, size)).largest_first == (20, 8, 4, 2)
     assert GraphSizes(0).fit(1) is None
+
+
+def test_graphs_have_sizes_that_no_weight_pads() -> None:
+    parameters = Parameters(torch.float32, prefixes=[])
+    assert parameters.unpadded_rows(3) == 3
+    for name, counts in {"a": (2, 4, 8, 16), "b": (1, 2, 3, 5, 8, 16), "c": None}.items():
+        linear = LibraryLinear(torch.zeros(1, 1), None)
+        product = linear if counts is None else PaddedLinear(linear, counts)
+        parameters.linear(name, {name: 1}, 1, bias=False).packed = PackedLinear(1, 1, torch.float32, CPU, product)
+    assert [parameters.unpadded_rows(num_rows) for num_rows in (1, 2, 3, 5, 16, 17)] == [2, 2, 8, 8, 16, 17]
 
 
 @given(st.integers(1, 700), st.integers(1, 700))

@@ -111,6 +111,14 @@ class Parameters:
             self._places[f"{part}.bias"] = _Place(tuple(values_P.shape), False, partial(_fill, values_P))
         return bias_O
 
+    def unpadded_rows(self, num_rows: int) -> int:
+        """Return the next row count that no product with a packed weight pads."""
+        while (
+            rows := max((weight.packed.padded_rows(num_rows) for weight in self._linears.values()), default=0)
+        ) > num_rows:
+            num_rows = rows
+        return num_rows
+
     def named(self) -> Iterator[tuple[str, Tensor]]:
         """Iterate over all tensors for writing into them, before they are packed; stacked ones under their own name."""
         yield from self._tensors.items()

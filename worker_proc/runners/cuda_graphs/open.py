@@ -70,7 +70,7 @@ def open_runner(
         stream,
         table,
         buffer,
-        GraphSizes(config.max_graph_size),
+        GraphSizes(config.max_graph_size, model.parameters.unpadded_rows),
     )
     return CudaGraphRunner(table, graphs, stream, sum(storage.num_bytes for storage in storages))
 

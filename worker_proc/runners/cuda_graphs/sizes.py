@@ -1,6 +1,7 @@
 """The batch sizes for which decodes are captured as graphs, and which of them a step uses. Captures nothing."""
 
 from bisect import bisect_left
+from collections.abc import Callable
 
 _SMALL = (1, 2, 4, 8)
 _STEPS = ((256, 8), (512, 16))
@@ -15,16 +16,18 @@ class GraphSizes:
 
     Args:
         largest: 0 for no graphs.
+        unpadded: returns the next size for which products pad no rows: each of them would copy its rows.
     """
 
-    def __init__(self, largest: int) -> None:
+    def __init__(self, largest: int, unpadded: Callable[[int], int] = lambda size: size) -> None:
         sizes = [size for size in _SMALL if size < largest]
         size = _SMALL[-1]
         for end, distance in (*_STEPS, (largest, _STEPS[-1][1])):
             while size + distance <= min(end, largest - 1):
                 size += distance
                 sizes.append(size)
-        self._sizes = (*sizes, largest) if largest else ()
+        without_copies = {min(unpadded(size), largest) for size in sizes}
+        self._sizes = tuple(sorted(without_copies | {largest})) if largest else ()
 
     def fit(self, num_requests: int) -> int | None:
         """Return the size for a decode of this many requests; None: no graph is that large."""
