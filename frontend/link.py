@@ -255,12 +255,15 @@ class CoreLink:
         await asyncio.shield(self._closing)
 
     async def _close(self) -> None:
-        if not self.failure and not self.downtime:
-            if self._streams:
-                self._wire.abort(list(self._streams))
+        is_connected = not self.failure and not self.downtime
+        live = list(self._streams)
+        # Before the aborts: no caller may take the answer to one for its result.
+        self.fail("the connection to the engine was closed")
+        if is_connected:
+            if live:
+                self._wire.abort(live)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._wire.drain(), 1.0)
-        self.fail("the connection to the engine was closed")
         self._wire.close()
 
     def _open_wire(self) -> Wire:

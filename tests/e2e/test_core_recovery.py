@@ -337,10 +337,10 @@ def test_an_engine_that_cannot_start_again_is_dead_with_the_first_cause(
 
     async def main() -> None:
         async with AsyncClient.launch(str(model), **SETTINGS, packed_weights_cache_bytes=0) as client:
-            asks = [asyncio.create_task(ask(client, Ask((5, 6, 7), LONG))) for _ in range(3)]
-            await asyncio.sleep(0.05)
             for weights in model.glob("*.safetensors"):
                 weights.unlink()
+            asks = [asyncio.create_task(ask(client, Ask((5, 6, 7), LONG))) for _ in range(3)]
+            await until(lambda: client.num_live_requests >= 3)
             kill_core(client)
             for end in await asyncio.gather(*asks, return_exceptions=True):
                 assert isinstance(end, EngineDeadError)

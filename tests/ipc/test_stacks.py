@@ -18,7 +18,8 @@ from octavo.protocol.stacks import enable_dumps
 enable_dumps()
 def stuck_in_a_kernel():
     print("ready", flush=True)
-    ctypes.PyDLL(None).sleep(60)  # keeps the interpreter's lock: no Python code can run
+    while True:
+        ctypes.PyDLL(None).sleep(60)  # keeps the interpreter's lock: no Python code can run; a signal ends it early
 stuck_in_a_kernel()
 """
 STRANGER = "import time; print('ready', flush=True); time.sleep(60)"

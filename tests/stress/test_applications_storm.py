@@ -26,7 +26,7 @@ async def run_storm(model: Path, recording: Path, num_rounds: int) -> tuple[list
         str(model),
         max_model_len=256,
         max_num_seqs=10,
-        num_gpu_blocks_override=30,
+        num_gpu_blocks_override=20,  # few, so that it preempts whenever two run at once
         max_num_batched_tokens=40,
         record_steps=str(recording),
     ) as client:
