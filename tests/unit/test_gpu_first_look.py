@@ -3,6 +3,7 @@
 import inspect
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -122,3 +123,11 @@ def test_a_dry_run_computes_cells_with_tiny_sizes(tmp_path: Path) -> None:
     assert rows.keys() >= {"copy", "agree-Qwen3-0.6B qkv", "product-Llama-3.1-8B head-16", "attention-1-8192"}
     assert rows["product-Llama-3.1-8B head-16"]["engines"].keys() == {"estimate", "octavo", "cublas"}
     assert "failed" not in done.stdout
+
+
+def test_the_host_time_of_a_step_is_measured_without_a_gpu() -> None:
+    command = [sys.executable, "-P", str(ROOT / "scripts" / "bench_gpu_host.py"), "--requests", "3", "--steps", "4"]
+    environment = {**os.environ, "PYTHONPATH": ":".join(filter(None, sys.path))}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert re.fullmatch(r" +3 requests: best tenth \d+\.\d+ ms, median \d+\.\d+ ms\n", done.stdout)

@@ -1,12 +1,13 @@
 """The persistent batch: plans as tensors, and invalid plans."""
 
+import numpy as np
 import pytest
 
 from octavo.protocol.errors import ProtocolError
 from octavo.protocol.ids import pack_ids
 from octavo.protocol.params import SamplingSpec
 from octavo.protocol.steps import Admitted, Appended, Scheduled, StepPlan
-from octavo.worker_proc.batch.state import BatchState
+from octavo.worker_proc.batch.state import FEW, BatchState
 
 SPEC = SamplingSpec(max_tokens=10, seed=0)
 
@@ -131,6 +132,46 @@ def test_steps_that_cannot_be(entry: Scheduled, message: str) -> None:
     batch.apply(changes(new=(admitted(0, [1, 2, 3, 4, 5, 6], [7]),)))
     with pytest.raises(ProtocolError, match=message):
         batch.inputs_of([entry])
+    # Many entries are checked all at once.
+    for slot in range(2, 2 * FEW):
+        batch.apply(changes(new=(admitted(slot, [1, 2, 3, 4], [slot]),)))
+    good = [Scheduled(slot, 1, 3, 1) for slot in range(2, 2 * FEW)]
+    with pytest.raises(ProtocolError, match=message):
+        batch.inputs_of([*good, entry])
+    assert len(batch.inputs_of(good).token_ids_T) == 3 * len(good) > FEW
+
+
+def test_a_slot_beyond_all_tables_is_not_scheduled_among_many() -> None:
+    batch = state()
+    batch.apply(changes(new=(admitted(0, [1, 2], [7]),)))
+    with pytest.raises(ProtocolError, match="slot 50 was scheduled but is empty"):
+        batch.inputs_of([*[Scheduled(0, 0, 1, 0)] * FEW, Scheduled(50, 0, 1, 1)])
+
+
+def test_tokens_of_requests_that_have_left_are_dropped() -> None:
+    batch = state()
+    penalized = SamplingSpec(max_tokens=10, seed=0, presence_penalty=1.0)
+    batch.apply(changes(new=(admitted(0, [1, 2], [7], penalized), admitted(1, [3, 4], [8], penalized))))
+    slots, positions = np.array([0, 1]), np.array([2, 2])
+    admissions = batch.columns.admission_S[slots]
+    batch.append_pending(slots, positions)
+    batch.apply(changes(released=(0,), new=(admitted(0, [5, 6, 9], [7], penalized),)))
+    batch.set_tokens(slots, positions, admissions, np.array([50, 60]))
+    assert batch.token_ids(batch.rows[0], 0, 3) == [5, 6, 9]
+    assert batch.token_ids(batch.rows[1], 0, 3) == [3, 4, 60]
+    counts = [batch.rows[slot].sampling.penalties.seen_ids.tolist()[:3] for slot in (0, 1)]
+    assert 50 not in counts[0] and 60 in counts[1]
+
+
+def test_a_mask_binds_the_next_token_only() -> None:
+    batch = state()
+    batch.apply(changes(new=(admitted(0, [1, 2], [7]), admitted(1, [3, 4], [8]))))
+    batch.mask([(0, 0, bytes(16))])
+    assert batch.rows[0].sampling.has_own_mask and not batch.rows[1].sampling.has_own_mask
+    batch.record(batch.rows[1], 2, 5)
+    assert batch.rows[0].sampling.has_own_mask
+    batch.record(batch.rows[0], 2, 5)
+    assert not batch.rows[0].sampling.has_own_mask
 
 
 def test_a_token_sampled_twice_is_noticed() -> None:

@@ -3,15 +3,39 @@
 Holds no request: the persistent batch knows who owns a row and what is sampled from it.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
+from octavo.protocol.steps import Scheduled
+
 Ints = npt.NDArray[np.int64]
 
 PENDING = -1
 """Placeholder for a token that the device samples and the host does not know yet."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepEntries:
+    """What a plan schedules, as arrays with a number for each of R requests."""
+
+    slots_R: Ints
+    starts_R: Ints
+    counts_R: Ints
+    """Tokens that are computed."""
+    num_samples_R: Ints
+
+    @classmethod
+    def of(cls, scheduled: Sequence[Scheduled]) -> "StepEntries":
+        """Read the entries of a plan."""
+        return cls(
+            np.array([entry.slot for entry in scheduled], dtype=np.int64),
+            np.array([entry.start for entry in scheduled], dtype=np.int64),
+            np.array([entry.num_tokens for entry in scheduled], dtype=np.int64),
+            np.array([entry.num_samples for entry in scheduled], dtype=np.int64),
+        )
 
 
 @dataclass(slots=True, eq=False)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from octavo.protocol.errors import ProtocolError
 from octavo.protocol.params import SamplingSpec
 from octavo.protocol.steps import Admitted
+from octavo.worker_proc.batch.columns import SlotColumns, Trait
 from octavo.worker_proc.sampling.state import SamplingState
 
 
@@ -18,14 +19,34 @@ class Row:
     slot: int
     request_id: str
     num_prompt_tokens: int
-    num_known_tokens: int
-    """Prompt and outputs, including tokens that steps in flight sample."""
     num_blocks: list[int]
     """In each cache group."""
     sampling: SamplingState
+    columns: SlotColumns
+    """Of the batch; what changes with every step is there."""
+
+    @property
+    def num_known_tokens(self) -> int:
+        """Prompt and outputs, including tokens that steps in flight sample; only while the row is in the batch."""
+        return int(self.columns.num_known_S[self.slot])
+
+    @property
+    def traits(self) -> Trait:
+        """What steps must do for this request."""
+        spec, bad_words = self.sampling.spec, self.sampling.bad_words
+        traits = Trait(0)
+        if self.sampling.penalties is not None or bad_words is not None:
+            traits |= Trait.TRACKS_TOKENS
+        if bad_words is not None and bad_words.depends_on_output:
+            traits |= Trait.HAS_LONG_BAD_WORDS
+        if spec.logprobs is not None:
+            traits |= Trait.REPORTS_LOGPROBS
+        if spec.prompt_logprobs is not None:
+            traits |= Trait.REPORTS_PROMPT_LOGPROBS
+        return traits
 
     @classmethod
-    def admit(cls, admitted: Admitted, vocab_size: int) -> "Row":
+    def admit(cls, admitted: Admitted, vocab_size: int, columns: SlotColumns) -> "Row":
         """Make the row of a request that enters the batch, new or preempted before.
 
         Raises:
@@ -39,7 +60,7 @@ class Row:
             slot=admitted.slot,
             request_id=admitted.request_id,
             num_prompt_tokens=admitted.num_prompt_tokens,
-            num_known_tokens=len(admitted.token_ids),
             num_blocks=[len(block_ids) for block_ids in admitted.block_ids],
             sampling=SamplingState.prepare(admitted.params, prompt, output, vocab_size),
+            columns=columns,
         )

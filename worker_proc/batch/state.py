@@ -11,8 +11,13 @@ import numpy.typing as npt
 
 from octavo.protocol.errors import ProtocolError
 from octavo.protocol.steps import Admitted, Appended, Scheduled, StepPlan, TokenMask
-from octavo.worker_proc.batch.inputs import PENDING, GroupInputs, StepInputs
+from octavo.worker_proc.batch.columns import SlotColumns, Trait
+from octavo.worker_proc.batch.inputs import PENDING, GroupInputs, Ints, StepEntries, StepInputs
 from octavo.worker_proc.batch.rows import Row
+
+FEW = 8
+FOLLOWED = int(Trait.TRACKS_TOKENS | Trait.IS_MASKED)
+"""Traits of the requests whose sampling state must know each token."""
 
 Int = TypeVar("Int", np.int32, np.int64)
 
@@ -46,6 +51,8 @@ class BatchState:
         has_block_tables: bool = True,
     ) -> None:
         self.rows: dict[int, Row] = {}
+        self.columns = SlotColumns(num_slots)
+        self._num_admissions = 0
         self._block_size = block_size
         self._vocab_size = vocab_size
         self._has_block_tables = has_block_tables
@@ -62,6 +69,7 @@ class BatchState:
         for slot in plan.released:
             if self.rows.pop(slot, None) is None:
                 raise ProtocolError(f"slot {slot} was released but is empty")
+            self.columns.clear(slot)
         for admitted in plan.admitted:
             self._admit(admitted)
         for appended in plan.appended:
@@ -78,48 +86,65 @@ class BatchState:
             if len(words) != 4 * -(-self._vocab_size // 32):
                 raise ProtocolError(f"a mask of {len(words)} bytes came for {self._vocab_size} tokens")
             row.sampling.mask(words)
+            self.columns.traits_S[slot] |= int(Trait.IS_MASKED)
 
     def record(self, row: Row, position: int, token_id: int) -> None:
         """Append a sampled token to its row, where the next step reads it."""
-        self.append_pending(row, position)
-        self.set_token(row, position, token_id)
+        slots_N, positions_N = np.array([row.slot]), np.array([position])
+        self.append_pending(slots_N, positions_N)
+        self.set_tokens(slots_N, positions_N, self.columns.admission_S[slots_N], np.array([token_id]))
 
-    def append_pending(self, row: Row, position: int) -> None:
-        """Append a token that is being sampled, so that the next step may be planned; `set_token` fills it in."""
-        if position != row.num_known_tokens:
+    def append_pending(self, slots_N: Ints, positions_N: Ints) -> None:
+        """Append tokens that are being sampled, so that the next step may be planned; `set_tokens` fills them in."""
+        known_N = self.columns.num_known_S[slots_N]
+        if (positions_N != known_N).any():
+            place = int((positions_N != known_N).argmax())
             raise ProtocolError(
-                f"slot {row.slot}: a token was sampled at {position}, but {row.num_known_tokens} are known"
+                f"slot {slots_N[place]}: a token was sampled at {positions_N[place]}, but {known_N[place]} are known"
             )
-        self._token_ids[row.slot, position] = PENDING
-        row.num_known_tokens = position + 1
+        self._token_ids[slots_N, positions_N] = PENDING
+        self.columns.num_known_S[slots_N] = positions_N + 1
 
-    def set_token(self, row: Row, position: int, token_id: int) -> None:
-        """Fill in a pending token. Its request may have left the batch meanwhile."""
-        if self.rows.get(row.slot) is row:
-            self._token_ids[row.slot, position] = token_id
-            row.sampling.add(token_id)
+    def set_tokens(self, slots_N: Ints, positions_N: Ints, admissions_N: Ints, tokens_N: Ints) -> None:
+        """Fill in pending tokens. The requests with these admissions may have left the batch meanwhile."""
+        is_there_N = self.columns.admission_S[slots_N] == admissions_N
+        if not is_there_N.all():
+            slots_N, positions_N, tokens_N = slots_N[is_there_N], positions_N[is_there_N], tokens_N[is_there_N]
+        self._token_ids[slots_N, positions_N] = tokens_N
+        traits_N = self.columns.traits_S[slots_N]
+        if traits_N.any():
+            for place in (traits_N & FOLLOWED).nonzero()[0].tolist():
+                self.rows[int(slots_N[place])].sampling.add(int(tokens_N[place]))
+            self.columns.traits_S[slots_N] = traits_N & ~int(Trait.IS_MASKED)
 
     def token_ids(self, row: Row, start: int, end: int) -> list[int]:
         """Return the tokens of a request at positions [start, end)."""
         token_ids: list[int] = self._token_ids[row.slot, start:end].tolist()
         return token_ids
 
+    def entries_of(self, scheduled: Sequence[Scheduled]) -> StepEntries:
+        """Return what a plan schedules, which must be something, as arrays."""
+        entries = StepEntries.of(scheduled)
+        # perf: few entries are checked faster one by one.
+        if len(scheduled) <= FEW or not self._is_valid(entries):
+            for entry in scheduled:
+                self._check(entry)
+        return entries
+
     def inputs_of(self, scheduled: Sequence[Scheduled]) -> StepInputs:
         """Return the arrays of a forward pass over `scheduled`, which is not empty."""
-        for entry in scheduled:
-            self._check(entry)
-        starts = [entry.start for entry in scheduled]
-        counts = [entry.num_tokens for entry in scheduled]
-        slots_R = np.array([entry.slot for entry in scheduled], dtype=np.int64)
-        starts_R = np.array(starts, dtype=np.int64)
-        if max(counts) == 1:
+        return self.step_inputs(self.entries_of(scheduled))
+
+    def step_inputs(self, entries: StepEntries) -> StepInputs:
+        """Return the arrays of a forward pass."""
+        slots_R, starts_R, counts_R = entries.slots_R, entries.starts_R, entries.counts_R
+        if counts_R.max() == 1:
             # perf: in a step that only decodes, the arrays per request and per token are the same.
             slots_T, positions_T = slots_R, starts_R
             context_lens_R = starts_R + 1
-            max_context_len = max(starts) + 1
-            query_starts = np.arange(len(scheduled) + 1)
+            max_context_len = int(starts_R.max()) + 1
+            query_starts = np.arange(len(slots_R) + 1)
         else:
-            counts_R = np.array(counts, dtype=np.int64)
             context_lens_R = starts_R + counts_R
             max_context_len = int(context_lens_R.max())
             query_starts = np.concatenate(([0], counts_R.cumsum()))
@@ -146,13 +171,21 @@ class BatchState:
         while admitted.slot >= len(self._token_ids):
             self._token_ids = _with_doubled_rows(self._token_ids)
             self._block_ids = [_with_doubled_rows(block_ids) for block_ids in self._block_ids]
-        row = Row.admit(admitted, self._vocab_size)
-        self._token_ids[row.slot, : row.num_known_tokens] = admitted.token_ids
+            self.columns.grow()
+        row = Row.admit(admitted, self._vocab_size, self.columns)
+        self._token_ids[row.slot, : len(admitted.token_ids)] = admitted.token_ids
         self._check_groups(admitted.block_ids)
         for table, block_ids in zip(self._block_ids, admitted.block_ids, strict=True):
             table[row.slot] = 0
             table[row.slot, : len(block_ids)] = block_ids
         self.rows[row.slot] = row
+        self._num_admissions += 1
+        columns = self.columns
+        columns.admission_S[row.slot] = self._num_admissions
+        columns.num_known_S[row.slot] = len(admitted.token_ids)
+        columns.num_prompt_S[row.slot] = row.num_prompt_tokens
+        columns.capacity_S[row.slot] = min(row.num_blocks) * self._block_size
+        columns.traits_S[row.slot] = int(row.traits)
 
     def _append(self, appended: Appended) -> None:
         row = self.rows.get(appended.slot)
@@ -163,6 +196,7 @@ class BatchState:
             end = row.num_blocks[group] + len(block_ids)
             self._block_ids[group][row.slot, row.num_blocks[group] : end] = block_ids
             row.num_blocks[group] = end
+        self.columns.capacity_S[row.slot] = min(row.num_blocks) * self._block_size
 
     def _check_groups(self, block_ids: list[list[int]]) -> None:
         if len(block_ids) != len(self._block_ids):
@@ -170,7 +204,19 @@ class BatchState:
                 f"blocks of {len(block_ids)} cache groups came for a model that has {len(self._block_ids)}"
             )
 
+    def _is_valid(self, entries: StepEntries) -> bool:
+        """Return whether `_check` accepts every entry."""
+        if entries.slots_R.max() >= len(self.columns.num_known_S):
+            return False
+        ends_R, num_samples_R = entries.starts_R + entries.counts_R, entries.num_samples_R
+        known_R = self.columns.num_known_S[entries.slots_R]
+        is_valid_R = (entries.counts_R >= 1) & (ends_R <= known_R) & (num_samples_R <= 1)
+        is_valid_R &= (num_samples_R == 0) | (ends_R == known_R)
+        is_valid_R &= ends_R <= self.columns.capacity_S[entries.slots_R]
+        return bool(is_valid_R.all())
+
     def _check(self, entry: Scheduled) -> None:
+        """Raise the error of an invalid entry."""
         row = self.rows.get(entry.slot)
         if row is None:
             raise ProtocolError(f"slot {entry.slot} was scheduled but is empty")

@@ -5,18 +5,18 @@ Decides nothing and sends nothing; the command loop in `worker` does that.
 
 import time
 from collections import deque
-from collections.abc import Sequence
 from functools import partial
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from octavo.protocol.steps import Scheduled, StepPlan
-from octavo.worker_proc.batch.rows import Row
+from octavo.worker_proc.batch.columns import Trait
 from octavo.worker_proc.batch.state import BatchState
 from octavo.worker_proc.executor.in_flight import EventWatcher, InFlightStep, PromptChunk
 from octavo.worker_proc.executor.results import step_result
-from octavo.worker_proc.executor.runner import Deliver, ReceiveMasks, Runner, SampledRow, WaitForCommand
+from octavo.worker_proc.executor.runner import Deliver, ReceiveMasks, Runner, Samples, WaitForCommand
 from octavo.worker_proc.sampling.processors import Processors
 
 
@@ -83,7 +83,7 @@ class PipelinedExecutor:
         if plan.scheduled:
             step = self._compute(plan, receive_masks, started_s)
         else:
-            step = InFlightStep(plan.sequence, started_s, 0, (), None, (), self.runner.record_event())
+            step = InFlightStep(plan.sequence, started_s, 0, None, None, (), self.runner.record_event())
         self._in_flight.append(step)
         if self._watcher is None:
             self._finish_oldest()
@@ -114,23 +114,19 @@ class PipelinedExecutor:
             self.runner.on_idle(wait_for_command)
 
     def _compute(self, plan: StepPlan, receive_masks: ReceiveMasks, started_s: float) -> InFlightStep:
-        scheduled, rows = plan.scheduled, self._batch.rows
-        inputs = self._batch.inputs_of(scheduled)
-        starts = inputs.query_starts.tolist()
-        samples = [
-            SampledRow(rows[entry.slot], end - offset, entry.start + entry.num_tokens - offset + 1)
-            for entry, end in zip(scheduled, starts[1:], strict=True)
-            for offset in range(entry.num_samples, 0, -1)
-        ]
+        batch = self._batch
+        entries = batch.entries_of(plan.scheduled)
+        inputs = batch.step_inputs(entries)
+        samples = Samples(entries, inputs, batch)
         self.runner.run(inputs, samples)
+        reporting = (batch.columns.traits_S[entries.slots_R] & int(Trait.REPORTS_PROMPT_LOGPROBS)).nonzero()[0].tolist()
         prompts = [
             chunk
-            for entry, first in zip(scheduled, starts, strict=False)
-            if (row := rows[entry.slot]).sampling.spec.prompt_logprobs is not None
-            and (chunk := self._prompt_chunk(entry, row, first))
+            for place in reporting
+            if (chunk := self._prompt_chunk(plan.scheduled[place], int(inputs.query_starts[place])))
         ]
         output = None
-        if samples:
+        if len(samples):
             if plan.awaits_masks or (self._in_flight and self._needs_earlier_tokens(samples)):
                 self.drain()
             if plan.awaits_masks:
@@ -139,26 +135,22 @@ class PipelinedExecutor:
             if self._processors is not None:
                 change_logits = partial(self._change_logits, self._processors, samples)
             output = self.runner.sample(samples, has_masks=plan.awaits_masks, change_logits=change_logits)
-            for sample in samples:
-                self._batch.append_pending(sample.row, sample.position)
+            batch.append_pending(samples.slots_N, samples.positions_N)
         event = self.runner.record_event()
         faults = () if self._processors is None else self._processors.take_faults()
-        return InFlightStep(plan.sequence, started_s, starts[-1], samples, output, prompts, event, faults)
+        num_tokens = int(inputs.query_starts[-1])
+        return InFlightStep(plan.sequence, started_s, num_tokens, samples, output, prompts, event, faults)
 
-    def _needs_earlier_tokens(self, samples: Sequence[SampledRow]) -> bool:
+    def _needs_earlier_tokens(self, samples: Samples) -> bool:
         """Return whether the host must know what the steps before have sampled before this one samples."""
-        if self._processors is not None:
-            return True
-        return any(
-            (bad_words := sample.row.sampling.bad_words) is not None and bad_words.depends_on_output
-            for sample in samples
-        )
+        return self._processors is not None or bool(samples.with_trait(Trait.HAS_LONG_BAD_WORDS))
 
-    def _change_logits(self, processors: Processors, samples: Sequence[SampledRow], logits_RV: Tensor) -> Tensor:
+    def _change_logits(self, processors: Processors, samples: Samples, logits_RV: Tensor) -> Tensor:
         return processors.apply(logits_RV, [sample.row for sample in samples], self._batch)
 
-    def _prompt_chunk(self, entry: Scheduled, row: Row, first_row: int) -> PromptChunk | None:
+    def _prompt_chunk(self, entry: Scheduled, first_row: int) -> PromptChunk | None:
         """Return the logprobs of the prompt tokens that follow an entry's positions; None: none do."""
+        row = self._batch.rows[entry.slot]
         end = min(entry.start + entry.num_tokens + 1, row.num_prompt_tokens)
         token_ids = self._batch.token_ids(row, entry.start + 1, end)
         if not token_ids:
@@ -169,12 +161,15 @@ class PipelinedExecutor:
         """Wait for the oldest step, put its tokens into the batch and deliver its result."""
         step = self._in_flight.popleft()
         step.event.wait()
-        token_ids: Sequence[int] = [] if step.output is None else step.output.token_ids()
-        for sample, token_id in zip(step.samples, token_ids, strict=True):
+        token_ids: list[int] = []
+        if step.samples is not None and step.output is not None:
+            token_ids = step.output.token_ids()
             # A request without a token has failed, but its next step may have been planned already.
-            self._batch.set_token(sample.row, sample.position, max(token_id, 0))
+            tokens_N = np.maximum(np.array(token_ids, dtype=np.int64), 0)
+            samples = step.samples
+            self._batch.set_tokens(samples.slots_N, samples.positions_N, samples.admissions_N, tokens_N)
         end_s = time.perf_counter()
         elapsed_s = end_s - max(step.started_s, self._last_end_s)
         self._last_end_s = end_s
-        self._deliver(step_result(step, list(token_ids), elapsed_s))
+        self._deliver(step_result(step, token_ids, elapsed_s))
         self.runner.after_step(step.num_tokens)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from octavo.protocol.steps import StepFault
 from octavo.worker_proc.device.stream import DeviceEvent
-from octavo.worker_proc.executor.runner import PendingLogprobs, PendingSamples, SampledRow
+from octavo.worker_proc.executor.runner import PendingLogprobs, PendingSamples, Samples
 
 
 @dataclass(slots=True, eq=False)
@@ -29,7 +29,8 @@ class InFlightStep:
     started_s: float
     num_tokens: int
     """Rows of its forward pass."""
-    samples: Sequence[SampledRow]
+    samples: Samples | None
+    """None: the plan schedules nothing."""
     output: PendingSamples | None
     """None: nothing is sampled."""
     prompts: Sequence[PromptChunk]

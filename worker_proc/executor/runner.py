@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol, overload
 
 from torch import Tensor
 
@@ -10,7 +10,8 @@ from octavo.kernels.logprobs import RowLogprobs
 from octavo.kernels.native.program import Program
 from octavo.protocol.params import SamplingSpec
 from octavo.protocol.steps import StepPlan, StepResult, TokenMask
-from octavo.worker_proc.batch.inputs import StepInputs
+from octavo.worker_proc.batch.columns import Trait
+from octavo.worker_proc.batch.inputs import Ints, StepEntries, StepInputs
 from octavo.worker_proc.batch.rows import Row
 from octavo.worker_proc.batch.state import BatchState
 from octavo.worker_proc.device.stream import DeviceEvent
@@ -40,6 +41,55 @@ class SampledRow:
     def num_outputs(self) -> int:
         """Number of outputs before it."""
         return self.position - self.row.num_prompt_tokens
+
+
+class Samples(Sequence[SampledRow]):
+    """The tokens that a step samples: as arrays, and one by one for those who need the requests.
+
+    Args:
+        entries: of the step.
+        inputs: its arrays.
+        batch: whose requests these are; read one by one only before the next plan is applied.
+    """
+
+    def __init__(self, entries: StepEntries, inputs: StepInputs, batch: BatchState) -> None:
+        # perf: in a step that only decodes nothing has to be selected.
+        is_sampled_R: Any = slice(None) if entries.num_samples_R.all() else entries.num_samples_R > 0
+        columns = batch.columns
+        self.slots_N: Ints = entries.slots_R[is_sampled_R]
+        self.indices_N: Ints = inputs.query_starts[1:][is_sampled_R] - 1
+        """Their rows in the step's hidden states."""
+        self.positions_N: Ints = inputs.context_lens[is_sampled_R]
+        """Tokens before them."""
+        self.num_outputs_N: Ints = self.positions_N - columns.num_prompt_S[self.slots_N]
+        self.admissions_N: Ints = columns.admission_S[self.slots_N]
+        self.traits_N: Ints = columns.traits_S[self.slots_N]
+        """When the step begins; masks come later."""
+        self._has_traits = bool(self.traits_N.any())
+        self._batch_rows = batch.rows
+        self._rows: list[SampledRow] | None = None
+
+    def with_trait(self, trait: Trait) -> list[int]:
+        """Return the places of the requests that have a trait."""
+        if not self._has_traits:
+            return []
+        places: list[int] = (self.traits_N & int(trait)).nonzero()[0].tolist()
+        return places
+
+    def __len__(self) -> int:
+        return len(self.slots_N)
+
+    @overload
+    def __getitem__(self, place: int) -> SampledRow: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> list[SampledRow]: ...
+
+    def __getitem__(self, place: int | slice) -> SampledRow | list[SampledRow]:
+        if self._rows is None:
+            numbers = zip(self.slots_N.tolist(), self.indices_N.tolist(), self.positions_N.tolist(), strict=True)
+            self._rows = [SampledRow(self._batch_rows[slot], index, position) for slot, index, position in numbers]
+        return self._rows[place]
 
 
 class PendingSamples(Protocol):
@@ -83,15 +133,13 @@ class Runner(Protocol):
     def on_plan(self, plan: StepPlan, batch: BatchState) -> None:
         """Note the changes of a plan, which `batch` has applied."""
 
-    def run(self, inputs: StepInputs, samples: Sequence[SampledRow]) -> None:
+    def run(self, inputs: StepInputs, samples: Samples) -> None:
         """Compute the hidden states of all rows and store their keys and values; `sample` gets the same `samples`."""
 
     def prompt_logprobs(self, spec: SamplingSpec, token_ids: Sequence[int], first_row: int) -> PendingLogprobs:
         """Compute the logprobs of consecutive prompt tokens, the first of which follows the step's row `first_row`."""
 
-    def sample(
-        self, samples: Sequence[SampledRow], *, has_masks: bool, change_logits: ChangeLogits | None = None
-    ) -> PendingSamples:
+    def sample(self, samples: Samples, *, has_masks: bool, change_logits: ChangeLogits | None = None) -> PendingSamples:
         """Sample one token for each of the rows that were given to `run`.
 
         Args:

@@ -15,7 +15,7 @@ from octavo.protocol.steps import NO_TOKEN, StepPlan
 from octavo.worker_proc.batch.inputs import Ints, StepInputs
 from octavo.worker_proc.batch.state import BatchState
 from octavo.worker_proc.cache.prefault import Prefaulter
-from octavo.worker_proc.executor.runner import PROMPT_LOGPROBS_ROWS, ChangeLogits, SampledRow, WaitForCommand
+from octavo.worker_proc.executor.runner import PROMPT_LOGPROBS_ROWS, ChangeLogits, Samples, WaitForCommand
 from octavo.worker_proc.sampling.sampler import Draw, Sampler, as_logits
 
 SMALL_STEP_TOKENS = 16
@@ -123,7 +123,7 @@ class HostRunner:
         """See `octavo.worker_proc.executor.runner.Runner`."""
         self._prefaulter.on_plan(plan)
 
-    def run(self, inputs: StepInputs, samples: Sequence[SampledRow]) -> None:
+    def run(self, inputs: StepInputs, samples: Samples) -> None:
         """See `octavo.worker_proc.executor.runner.Runner`."""
         self.forward.run(inputs)
 
@@ -141,11 +141,9 @@ class HostRunner:
             rows += found
         return HostLogprobs(rows)
 
-    def sample(
-        self, samples: Sequence[SampledRow], *, has_masks: bool, change_logits: ChangeLogits | None = None
-    ) -> HostSamples:
+    def sample(self, samples: Samples, *, has_masks: bool, change_logits: ChangeLogits | None = None) -> HostSamples:
         """See `octavo.worker_proc.executor.runner.Runner`."""
-        logits_RV = self.forward.logits(np.array([sample.index for sample in samples]))
+        logits_RV = self.forward.logits(samples.indices_N)
         draws = [Draw(sample.row.sampling, sample.position, sample.num_outputs) for sample in samples]
         changed_RV = logits_RV if change_logits is None else change_logits(logits_RV)
         token_ids = self._sampler.sample(changed_RV, draws)

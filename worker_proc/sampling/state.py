@@ -74,12 +74,17 @@ class SamplingState:
 
     def add(self, token_id: int) -> None:
         """Append a sampled token. The mask of its draw is no longer valid."""
-        if self.allowed_W is not self.always_allowed_W:
+        if self.has_own_mask:
             self._allow(self.always_allowed_W)
         if self.penalties:
             self.penalties.add(token_id)
         if self.bad_words:
             self.bad_words.add(token_id)
+
+    @property
+    def has_own_mask(self) -> bool:
+        """True when the next draw has a mask of its own."""
+        return self.allowed_W is not self.always_allowed_W
 
     @property
     def repetition_penalty(self) -> float:

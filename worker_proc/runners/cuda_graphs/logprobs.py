@@ -11,8 +11,9 @@ from torch import Tensor
 from octavo.kernels.logprobs import RowLogprobs, logprobs_of_rows
 from octavo.kernels.sample import processed_logits
 from octavo.protocol.params import SamplingSpec
+from octavo.worker_proc.batch.columns import Trait
 from octavo.worker_proc.device.stream import Stream
-from octavo.worker_proc.executor.runner import PROMPT_LOGPROBS_ROWS, SampledRow
+from octavo.worker_proc.executor.runner import PROMPT_LOGPROBS_ROWS, Samples
 from octavo.worker_proc.runners.cuda_graphs.graphs import StepGraphs
 from octavo.worker_proc.runners.cuda_graphs.slot_table import SlotTable
 from octavo.worker_proc.sampling.state import LARGEST
@@ -89,9 +90,7 @@ class LogprobReporter:
         self._graphs = graphs
         self._stream = stream
 
-    def before_sampling(
-        self, samples: Sequence[SampledRow], table: SlotTable, changed_NV: Tensor | None
-    ) -> Reported | None:
+    def before_sampling(self, samples: Samples, table: SlotTable, changed_NV: Tensor | None) -> Reported | None:
         """Take the values to report before sampling changes the counts of the requests; None: no request reports any.
 
         Args:
@@ -99,7 +98,7 @@ class LogprobReporter:
             table: of the slots.
             changed_NV: the logits that tokens are drawn from; None: the model's.
         """
-        places = [place for place, sample in enumerate(samples) if sample.row.sampling.spec.logprobs is not None]
+        places = samples.with_trait(Trait.REPORTS_LOGPROBS)
         if not places:
             return None
         reported = [samples[place] for place in places]

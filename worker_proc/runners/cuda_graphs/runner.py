@@ -3,16 +3,16 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 from torch import Tensor
 
 from octavo.kernels.logprobs import RowLogprobs
 from octavo.protocol.params import SamplingSpec
 from octavo.protocol.steps import StepPlan
+from octavo.worker_proc.batch.columns import Trait
 from octavo.worker_proc.batch.inputs import StepInputs
 from octavo.worker_proc.batch.state import BatchState
 from octavo.worker_proc.device.stream import DeviceEvent, Stream
-from octavo.worker_proc.executor.runner import ChangeLogits, SampledRow, WaitForCommand
+from octavo.worker_proc.executor.runner import ChangeLogits, SampledRow, Samples, WaitForCommand
 from octavo.worker_proc.runners.cuda_graphs.graphs import StepGraphs
 from octavo.worker_proc.runners.cuda_graphs.logprobs import DevicePromptLogprobs, LogprobReporter, SampleLogprobs
 from octavo.worker_proc.runners.cuda_graphs.metadata import SampleRows
@@ -27,8 +27,11 @@ IDLE_MS = 20
 class DeviceSamples:
     """The `PendingSamples` of a GPU, in host buffers."""
 
-    samples: Sequence[SampledRow]
     tokens_N: Tensor
+    places: Sequence[int]
+    """Of the samples that report logprobs."""
+    specs: Sequence[SamplingSpec]
+    """Of their requests."""
     reported: SampleLogprobs | None
 
     def token_ids(self) -> list[int]:
@@ -40,12 +43,9 @@ class DeviceSamples:
         """See `octavo.worker_proc.executor.runner.PendingSamples`."""
         if self.reported is None:
             return None
-        rows: list[RowLogprobs | None] = []
-        place = 0
-        for sample in self.samples:
-            spec = sample.row.sampling.spec
-            rows.append(None if spec.logprobs is None else self.reported.row(place, spec))
-            place += spec.logprobs is not None
+        rows: list[RowLogprobs | None] = [None] * len(self.tokens_N)
+        for index, (place, spec) in enumerate(zip(self.places, self.specs, strict=True)):
+            rows[place] = self.reported.row(index, spec)
         return rows
 
 
@@ -92,21 +92,17 @@ class CudaGraphRunner:
             starts = [num - len(block_ids) for num, block_ids in zip(num_blocks, appended.block_ids, strict=True)]
             self._table.append_blocks(appended.slot, starts, appended.block_ids)
 
-    def run(self, inputs: StepInputs, samples: Sequence[SampledRow]) -> None:
+    def run(self, inputs: StepInputs, samples: Samples) -> None:
         """See `octavo.worker_proc.executor.runner.Runner`."""
-        rows_N = np.array([sample.index for sample in samples], dtype=np.int64)
-        positions_N = np.array([sample.position for sample in samples], dtype=np.int64)
-        num_outputs_N = np.array([sample.num_outputs for sample in samples], dtype=np.int64)
-        self.graphs.stage(inputs, SampleRows(rows_N, inputs.slots_T[rows_N], positions_N, num_outputs_N))
+        rows = SampleRows(samples.indices_N, samples.slots_N, samples.positions_N, samples.num_outputs_N)
+        self.graphs.stage(inputs, rows)
         self.graphs.compute()
 
     def prompt_logprobs(self, spec: SamplingSpec, token_ids: Sequence[int], first_row: int) -> DevicePromptLogprobs:
         """See `octavo.worker_proc.executor.runner.Runner`."""
         return self._reporter.of_prompt(spec, token_ids, first_row)
 
-    def sample(
-        self, samples: Sequence[SampledRow], *, has_masks: bool, change_logits: ChangeLogits | None = None
-    ) -> DeviceSamples:
+    def sample(self, samples: Samples, *, has_masks: bool, change_logits: ChangeLogits | None = None) -> DeviceSamples:
         """See `octavo.worker_proc.executor.runner.Runner`."""
         masked = self._bind(samples, has_masks=has_masks)
         changed_NV = None if change_logits is None else self.graphs.changed_logits(change_logits, len(samples))
@@ -116,7 +112,9 @@ class CudaGraphRunner:
         tokens_N = self._stream.download(on_device_N[: len(samples)])
         for sample in masked:
             self._table.set_mask(sample.row.slot, sample.row.sampling.always_allowed_W)
-        return DeviceSamples(samples, tokens_N, logprobs)
+        places = samples.with_trait(Trait.REPORTS_LOGPROBS)
+        specs = [samples[place].row.sampling.spec for place in places]
+        return DeviceSamples(tokens_N, places, specs, logprobs)
 
     def record_event(self) -> DeviceEvent:
         """See `octavo.worker_proc.executor.runner.Runner`."""
@@ -130,15 +128,15 @@ class CudaGraphRunner:
         while (sizes := self.graphs.uncaptured) and not wait_for_command(IDLE_MS):
             self.graphs.capture(sizes[0])
 
-    def _bind(self, samples: Sequence[SampledRow], *, has_masks: bool) -> list[SampledRow]:
+    def _bind(self, samples: Samples, *, has_masks: bool) -> list[SampledRow]:
         """Send masks and completed bad words to the device before it samples; returns the samples with a mask."""
+        for place in samples.with_trait(Trait.HAS_LONG_BAD_WORDS):
+            row = samples[place].row
+            self._table.set_bad_ids(row.slot, row.sampling)
         masked = []
-        for sample in samples:
-            state = sample.row.sampling
-            if state.bad_words is not None and state.bad_words.depends_on_output:
-                self._table.set_bad_ids(sample.row.slot, state)
-            if has_masks and state.allowed_W is not state.always_allowed_W:
-                masked.append(sample)
-                self._table.set_mask(sample.row.slot, state.allowed_W)
+        if has_masks:
+            masked = [sample for sample in samples if sample.row.sampling.has_own_mask]
+        for sample in masked:
+            self._table.set_mask(sample.row.slot, sample.row.sampling.allowed_W)
         self.graphs.send_changes()
         return masked

@@ -1,0 +1,53 @@
+"""Numbers of every slot as arrays, so that a step reads and writes those of all its requests at once."""
+
+from enum import IntFlag
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from octavo.worker_proc.batch.inputs import Ints
+
+
+class Trait(IntFlag):
+    """What a step must do for a request besides computing and sampling."""
+
+    TRACKS_TOKENS = 1
+    """Its sampling state follows its tokens: penalties and bad words."""
+    HAS_LONG_BAD_WORDS = 2
+    """Its bad words depend on its output."""
+    REPORTS_LOGPROBS = 4
+    REPORTS_PROMPT_LOGPROBS = 8
+    IS_MASKED = 16
+    """Its next token has a mask of its own."""
+
+
+class SlotColumns:
+    """One number per slot in each array; all are 0 for an empty slot.
+
+    Args:
+        num_slots: of the batch.
+    """
+
+    def __init__(self, num_slots: int) -> None:
+        self.num_known_S: Ints = np.zeros(num_slots, dtype=np.int64)
+        """Tokens of the request, including those that steps in flight sample."""
+        self.num_prompt_S: Ints = np.zeros(num_slots, dtype=np.int64)
+        self.capacity_S: Ints = np.zeros(num_slots, dtype=np.int64)
+        """Tokens that its blocks have room for."""
+        self.admission_S: Ints = np.zeros(num_slots, dtype=np.int64)
+        """A number that no other request has: a slot may be another request's when a step is over."""
+        self.traits_S: Ints = np.zeros(num_slots, dtype=np.int64)
+
+    def clear(self, slot: int) -> None:
+        """Empty a slot."""
+        for column in self._columns():
+            column[slot] = 0
+
+    def grow(self) -> None:
+        """Make room for twice as many slots."""
+        for name, column in vars(self).items():
+            setattr(self, name, np.concatenate([column, np.zeros_like(column)]))
+
+    def _columns(self) -> list[npt.NDArray[Any]]:
+        return list(vars(self).values())
