@@ -1,5 +1,7 @@
 """`store_kv` in C++: every row in its slot, the padding zero, not a byte of another slot touched."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -8,6 +10,7 @@ from kernel_checks import random
 from native_cache import NativeCache, numbers, read, scales
 
 from octavo.kernels.native.library import NativeLibrary
+from octavo.kernels.native.memory import HUGE_PAGE_BYTES, SMALL_PAGE_BYTES
 from octavo.kernels.paged_attention.layout import CacheLayout
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.int8]
@@ -86,3 +89,14 @@ def test_block_bytes_are_what_is_allocated() -> None:
             layout = CacheLayout(dtype, block_size, 3, 20)
             k, v = layout.allocate(32)
             assert k.nbytes + v.nbytes == 32 * layout.block_bytes
+
+
+def test_the_buffers_of_a_model_reach_the_end_of_a_huge_page_at_different_tokens() -> None:
+    layout = CacheLayout(torch.bfloat16, block_size=16, num_kv_heads=3, head_dim=64)
+    num_layers = 30
+    buffers = [
+        buffer for index in range(num_layers) for buffer in layout.allocate(4096, index=index, num_layers=num_layers)
+    ]
+    rests = sorted(-buffer.data_ptr() % HUGE_PAGE_BYTES for buffer in buffers)
+    distances = [later - earlier for earlier, later in pairwise([*rests, rests[0] + HUGE_PAGE_BYTES])]
+    assert min(distances) >= HUGE_PAGE_BYTES // (2 * num_layers) - SMALL_PAGE_BYTES
