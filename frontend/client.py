@@ -40,6 +40,7 @@ from octavo.frontend.spawn import SpawnedEngine, Timeline, read_config
 from octavo.frontend.starting import Starting
 from octavo.frontend.text.chat_template import ChatTemplate, FormatChoice
 from octavo.frontend.text.messages import Message
+from octavo.frontend.wake_event import WakeEvent
 from octavo.protocol.code import take_code
 from octavo.protocol.config import EngineConfig, ResolvedConfig
 from octavo.protocol.config.sources import engine_config
@@ -249,20 +250,50 @@ class AsyncClient:
             RequestFailedError: the engine gave up on this request.
             EngineDeadError: the engine is gone.
         """
+        arrived = self.wake_event()
+        with await self.start(
+            prompt, sampling_params, arrived, request_id=request_id, priority=priority, cache_salt=cache_salt
+        ) as generation:
+            del prompt, sampling_params  # a request may wait for long
+            await generation.submit()
+            while not generation.is_finished:
+                await arrived.wait()
+                arrived.clear()
+                if (output := generation.take()) is not None:
+                    yield output
+
+    def wake_event(self) -> WakeEvent:
+        """Return an event for one consumer, which may `start` several generations."""
+        return WakeEvent(self._link.wake_queue)
+
+    async def start(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None,
+        arrived: WakeEvent,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        cache_salt: str | None = None,
+    ) -> Generation:
+        """Return what `generate` runs, for consumers that take outputs themselves. Enter it at once.
+
+        Args:
+            prompt: as in `generate`.
+            sampling_params: as in `generate`.
+            arrived: set whenever the generation has something to take.
+            request_id: as in `generate`.
+            priority: as in `generate`.
+            cache_salt: as in `generate`.
+
+        Raises:
+            OctavoError: as in `generate`.
+        """
         generation = await self._preparer.generation(
-            prompt, sampling_params, request_id, priority, cache_salt, self.observer
+            prompt, sampling_params, request_id, priority, cache_salt, self.observer, arrived, self._discard
         )
-        del prompt, sampling_params  # a request may wait for long
         self._add(generation)
-        try:
-            with generation:
-                await generation.submit()
-                while not generation.is_finished:
-                    await generation.arrived.wait()
-                    if (output := generation.take()) is not None:
-                        yield output
-        finally:
-            self._discard(generation)
+        return generation
 
     async def chat(
         self,

@@ -20,7 +20,7 @@ from octavo.frontend.metrics.observer import RestartCause
 from octavo.frontend.recovery.downtime import Downtime, ReconnectPolicy, Resumption
 from octavo.frontend.recovery.in_flight import InFlightRequests
 from octavo.frontend.request_stream import RequestStream
-from octavo.frontend.wake_event import WakeEvent
+from octavo.frontend.wake_event import WakeEvent, WakeQueue
 from octavo.frontend.wire import Wire
 from octavo.protocol.channel import MAX_FRAME_BYTES
 from octavo.protocol.codec import Frame, request_codec
@@ -85,6 +85,8 @@ class CoreLink:
         """Why the core is about to exit, if it sent that."""
         self.num_heard = 0
         """Messages received from cores so far."""
+        self.wake_queue = WakeQueue()
+        """Of the consumers of all requests."""
         self._context = context
         self._streams: dict[RequestId, RequestStream] = {}
         self._in_flight = InFlightRequests()

@@ -1,38 +1,68 @@
-"""`WakeEvent`: wakes the one task that waits for events of a request."""
+"""`WakeEvent`: wakes the task that waits for events of its requests, in its turn. `WakeQueue` decides the turns."""
 
 import asyncio
+from collections import deque
 from collections.abc import Awaitable, Generator
+
+MAX_AT_ONCE = 32
+"""Consumers woken per iteration of the event loop: a millisecond of work if each sends a token, some if each ends."""
+
+
+class WakeQueue:
+    """Wakes consumers in order, `MAX_AT_ONCE` per iteration of the event loop.
+
+    Tens of thousands of requests may get tokens, fail or be aborted at once. If all of their consumers ran in one
+    iteration, probes would wait for seconds. One queue serves one event loop.
+    """
+
+    def __init__(self) -> None:
+        self._due: deque[WakeEvent] = deque()
+
+    def add(self, event: "WakeEvent") -> None:
+        """Wake the consumer of an event, after all that were added before."""
+        if not self._due:
+            asyncio.get_running_loop().call_soon(self._wake_some)
+        self._due.append(event)
+
+    def _wake_some(self) -> None:
+        for _ in range(min(len(self._due), MAX_AT_ONCE)):
+            self._due.popleft().wake()
+        if self._due:
+            asyncio.get_running_loop().call_soon(self._wake_some)
 
 
 class WakeEvent:
-    """An event with a single waiter, on a single loop.
+    """An event with a single waiter.
 
-    It is cheaper than `asyncio.Event`, which looks up its loop at every wait and keeps a queue of waiters. A wait may
-    end although nothing new has come since the last one.
+    It is cheaper than `asyncio.Event`, which keeps a queue of waiters. A wait may end although nothing new has come
+    since the last one.
     """
 
-    __slots__ = ("_is_set", "_waiter")
+    __slots__ = ("_is_set", "_queue", "_waiter")
 
-    def __init__(self) -> None:
+    def __init__(self, queue: WakeQueue) -> None:
+        self._queue = queue
         self._is_set = False
         self._waiter: asyncio.Future[None] | None = None
 
     def set(self) -> None:
-        """Wake the waiter, now or as soon as there is one."""
-        waiter, self._waiter = self._waiter, None
-        if waiter is None or waiter.done():  # done: its task was cancelled
+        """Let the queue wake the waiter, if it has not been told since the last `clear`."""
+        if not self._is_set:
             self._is_set = True
-        else:
-            waiter.set_result(None)
+            self._queue.add(self)
 
     def clear(self) -> None:
         """Reset it: the waiter is about to handle everything that has arrived."""
         self._is_set = False
 
+    def wake(self) -> None:
+        """Wake the waiter, unless it has looked meanwhile."""
+        if self._is_set and self._waiter is not None and not self._waiter.done():  # done: its task was cancelled
+            self._waiter.set_result(None)
+
     def wait(self) -> Awaitable[None]:
-        """Return an awaitable that is done at the next `set`, or at once if there was one since the last wait."""
+        """Return an awaitable that is done once the event is set, at once if it is."""
         if self._is_set:
-            self._is_set = False
             return _DONE
         self._waiter = asyncio.get_running_loop().create_future()
         return self._waiter

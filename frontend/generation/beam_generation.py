@@ -63,7 +63,7 @@ class BeamGeneration:
         self._tokenizer = tokenizer
         self._num_logprobs = num_logprobs
         self._observer = observer
-        self._arrived = WakeEvent()
+        self._arrived = WakeEvent(link.wake_queue)
         self._is_aborted = False
         self._start_s = time.monotonic()
         self._num_cached_tokens = 0
@@ -121,6 +121,7 @@ class BeamGeneration:
                 streams.append(self._link.submit(submit, self._arrived))
             while len(ends) < len(streams):
                 await self._arrived.wait()
+                self._arrived.clear()
                 if self._is_aborted:
                     return None
                 for index, stream in enumerate(streams):

@@ -5,6 +5,7 @@ The children share their prompt through the prefix cache; the engine knows nothi
 
 import asyncio
 import time
+from collections.abc import Callable
 from types import TracebackType
 
 from octavo.frontend.generation.best_of import choose_best
@@ -37,6 +38,8 @@ class Generation:
         children: one for each sequence.
         kind: of the outputs.
         observer: gets the latencies.
+        arrived: set whenever there is something to take.
+        on_end: called when the context is left.
     """
 
     def __init__(
@@ -48,14 +51,18 @@ class Generation:
         children: list[tuple[Submit, Sequence]],
         kind: OutputKind,
         observer: Observer | None,
+        arrived: WakeEvent,
+        on_end: Callable[["Generation"], None],
     ) -> None:
         self.request_id = request_id
-        self.arrived = WakeEvent()
+        self.arrived = arrived
+        self._on_end = on_end
         self._link = link
         self._prompt = prompt
         self._prompt_token_ids: list[int] | None = None
         """Unpacked for the first output: the request may wait for a long time before that."""
         self._params = params
+        self._chooses_best = params.num_sequences > params.n
         self._submits = [submit for submit, _ in children]
         self._sequences = [sequence for _, sequence in children]
         self._num_running = len(children)
@@ -88,6 +95,7 @@ class Generation:
             self._report(str(FinishReason.ERROR), error)
         self._link.abort([stream.request_id for stream in self._streams if not stream.is_over])
         self._report(str(FinishReason.ABORT))  # unless it has ended in another way
+        self._on_end(self)
 
     async def submit(self) -> None:
         """Send the children to the engine; the event loop gets a turn after some of them.
@@ -107,7 +115,6 @@ class Generation:
         Raises:
             OctavoError: the request failed.
         """
-        self.arrived.clear()
         updated = self._update()
         if not updated and not self._is_aborted:
             return None
@@ -151,7 +158,7 @@ class Generation:
         if not outputs:
             return None
         num_discarded_tokens = 0
-        if self._params.num_sequences > self._params.n:
+        if self._chooses_best:
             outputs, num_discarded_tokens = choose_best(outputs, self._params)
         if self._prompt_token_ids is None:
             self._prompt_token_ids = list(self._submits[0].prompt_token_ids)

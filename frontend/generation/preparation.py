@@ -28,6 +28,7 @@ from octavo.frontend.generation.spec import (
 from octavo.frontend.link import CoreLink
 from octavo.frontend.metrics.observer import Observer
 from octavo.frontend.text.tokenizer import Tokenizer
+from octavo.frontend.wake_event import WakeEvent
 from octavo.protocol.config import ResolvedConfig
 from octavo.protocol.errors import InvalidRequestError
 from octavo.protocol.ids import IdArray, pack_ids
@@ -75,8 +76,10 @@ class RequestPreparer:
         priority: int,
         cache_salt: str | None,
         observer: Observer | None,
+        arrived: WakeEvent,
+        on_end: Callable[[Generation], None],
     ) -> Generation:
-        """Return what generates for one prompt; see `AsyncClient.generate`.
+        """Return what generates for one prompt; see `AsyncClient.start`.
 
         Raises:
             InvalidRequestError: names the field and the remedy.
@@ -101,7 +104,7 @@ class RequestPreparer:
             keeps_all = kind is not OutputKind.DELTA
             sequence = Sequence(index, self._tokenizer, token_ids, params, own_spec, keeps_all=keeps_all)
             children.append((submit, sequence))
-        return Generation(self._link, request_id, text, params, children, kind, observer)
+        return Generation(self._link, request_id, text, params, children, kind, observer, arrived, on_end)
 
     async def beam_generation(
         self,

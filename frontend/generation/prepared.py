@@ -4,8 +4,10 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from octavo.frontend.generation.fanout import Generation
 from octavo.frontend.generation.prompt import TokenizedPrompt
 from octavo.frontend.outputs import RequestOutput
+from octavo.frontend.wake_event import WakeEvent
 from octavo.protocol.ids import IdArray
 from octavo.protocol.params import BeamSearchParams, SamplingParams
 
@@ -26,7 +28,14 @@ class PreparedGeneration:
     priority: int = 0
     cache_salt: str | None = None
 
-    def start(self, client: "AsyncClient", request_id: str) -> AsyncGenerator[RequestOutput]:
+    async def start(self, client: "AsyncClient", request_id: str, arrived: WakeEvent) -> Generation:
+        """Return the running generation; see `AsyncClient.start`. Not for beam searches."""
+        prompt, salt = self._prompt, self.cache_salt
+        return await client.start(
+            prompt, self.params, arrived, request_id=request_id, priority=self.priority, cache_salt=salt
+        )
+
+    def outputs(self, client: "AsyncClient", request_id: str) -> AsyncGenerator[RequestOutput]:
         """Return the outputs; nothing is sent to the engine before the first is requested."""
         if self.beam_params is not None:
             return self._search(client, self.beam_params, request_id)

@@ -98,7 +98,7 @@ class AppState:
 
     def generate(self, generation: PreparedGeneration, request_id: str) -> AsyncGenerator[RequestOutput]:
         """Return the outputs for one prompt, observed by the request log."""
-        outputs = generation.start(self.client, request_id)
+        outputs = generation.outputs(self.client, request_id)
         return outputs if self.request_log is None else self.request_log.followed(outputs, generation, request_id)
 
 

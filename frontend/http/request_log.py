@@ -46,29 +46,51 @@ class RequestLog:
 
         If the client disconnects or an error occurs, no answer is logged.
         """
+        answer = self.begin(generation, request_id)
+        del generation  # a request may wait for long
+        async with aclosing(outputs):
+            async for output in outputs:
+                answer.add(output)
+                yield output
+
+    def begin(self, generation: PreparedGeneration, request_id: str) -> "LoggedAnswer":
+        """Log a request; return what logs its answer."""
         if self.has_requests:
             logger.info(
                 "received %s: prompt %s, token ids %s, params %s",
                 request_id,
-                None if generation.text is None else self._cut(generation.text),
+                None if generation.text is None else self.cut(generation.text),
                 list(generation.token_ids[: self.max_len]),
                 msgspec.json.encode(generation.params, enc_hook=str).decode(),
             )
-        is_streamed = generation.params.output_kind is OutputKind.DELTA
-        del generation  # a request may wait for long
-        texts: dict[int, str] = {}
-        reasons: dict[int, str | None] = {}
-        async with aclosing(outputs):
-            async for output in outputs:
-                if self.has_outputs:
-                    for choice in output.outputs:
-                        texts[choice.index] = texts.get(choice.index, "") + choice.text
-                        reasons[choice.index] = choice.finish_reason
-                        if self.has_deltas and choice.text and is_streamed:
-                            logger.info("delta of %s, choice %d: %s", request_id, choice.index, self._cut(choice.text))
-                yield output
-        for index, text in texts.items():
-            logger.info("answered %s, choice %d: %s, %s", request_id, index, self._cut(text), reasons[index])
+        return LoggedAnswer(self, request_id, is_streamed=generation.params.output_kind is OutputKind.DELTA)
 
-    def _cut(self, text: str) -> str:
+    def cut(self, text: str) -> str:
+        """Return a text as it is logged."""
         return repr(text[: self.max_len])
+
+
+class LoggedAnswer:
+    """The outputs of one request, logged when it has finished."""
+
+    def __init__(self, log: RequestLog, request_id: str, *, is_streamed: bool) -> None:
+        self._log = log
+        self._request_id = request_id
+        self._has_deltas = log.has_deltas and is_streamed
+        self._texts: dict[int, str] = {}
+        self._reasons: dict[int, str | None] = {}
+
+    def add(self, output: RequestOutput) -> None:
+        """Log an output, if deltas are logged, and the whole answer with the last."""
+        if not self._log.has_outputs:
+            return
+        for choice in output.outputs:
+            self._texts[choice.index] = self._texts.get(choice.index, "") + choice.text
+            self._reasons[choice.index] = choice.finish_reason
+            if self._has_deltas and choice.text:
+                text = self._log.cut(choice.text)
+                logger.info("delta of %s, choice %d: %s", self._request_id, choice.index, text)
+        if output.finished:
+            for index, text in self._texts.items():
+                shown, reason = self._log.cut(text), self._reasons[index]
+                logger.info("answered %s, choice %d: %s, %s", self._request_id, index, shown, reason)

@@ -19,7 +19,7 @@ async def main(address: str, count: int, prompt_len: int) -> None:
     context = zmq.Context()
     link = await CoreLink.connect(context, address, 30.0)
     process = Process(os.getpid())
-    wake = WakeEvent()
+    wake = WakeEvent(link.wake_queue)
     before = process.rss_bytes
     streams = []
     for index in range(count):

@@ -6,7 +6,8 @@ of an answer can be written by hand.
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
 from typing import Any, TypeVar
 
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
@@ -17,6 +18,7 @@ from octavo.frontend.health import Health
 from octavo.frontend.outputs import CompletionOutput, Logprob, PositionLogprobs, RequestOutput
 from octavo.frontend.text.chat_template import ChatTemplate, FormatChoice
 from octavo.frontend.text.tokenizer import Tokenizer
+from octavo.frontend.wake_event import WakeEvent, WakeQueue
 from octavo.protocol.config import ModelFacts, ResolvedConfig
 from octavo.protocol.errors import InvalidRequestError, OctavoError, PromptTooLongError
 from octavo.protocol.events import EngineFacts
@@ -108,6 +110,7 @@ class FakeClient:
         self.latest_stats = EngineStats()
         self.observer = None
         self.failure = None
+        self._wake_queue: WakeQueue | None = None
         self.profiled: list[str] = []
         """Directories of the recordings that were started; "" for one that was ended."""
         self._aborted = asyncio.Event()
@@ -156,7 +159,7 @@ class FakeClient:
         request_id: str,
         priority: int = 0,
         cache_salt: str | None = None,
-    ) -> AsyncIterator[RequestOutput]:
+    ) -> AsyncGenerator[RequestOutput]:
         prompt = _noted(tokenized)
         self.requests.append(
             {"prompt": prompt, "params": sampling_params, "id": request_id, "priority": priority, "salt": cache_salt}
@@ -169,6 +172,15 @@ class FakeClient:
         finally:
             if not finished:
                 self.ended_early.append(request_id)
+
+    def wake_event(self) -> WakeEvent:
+        self._wake_queue = self._wake_queue or WakeQueue()
+        return WakeEvent(self._wake_queue)
+
+    async def start(
+        self, tokenized: TokenizedPrompt, sampling_params: SamplingParams, arrived: WakeEvent, **options: Any
+    ) -> "FakeGeneration":
+        return FakeGeneration(self.generate(tokenized, sampling_params, **options), arrived)
 
     async def beam_search(
         self,
@@ -194,7 +206,7 @@ class FakeClient:
 
     async def _outputs(
         self, prompt: dict[str, Any], params: SamplingParams, request_id: str
-    ) -> AsyncIterator[RequestOutput]:
+    ) -> AsyncGenerator[RequestOutput]:
         token_ids = prompt["prompt_token_ids"]
         if not token_ids:
             raise InvalidRequestError("the prompt is empty", "prompt")
@@ -260,6 +272,48 @@ class FakeClient:
             num_cached_tokens=self.num_cached_tokens,
             timings=[RequestTimings(time.monotonic())] if finished else [],
         )
+
+
+class FakeGeneration:
+    """Runs a generator in a task, and hands out each of its outputs."""
+
+    def __init__(self, outputs: AsyncGenerator[RequestOutput], arrived: WakeEvent) -> None:
+        self._outputs = outputs
+        self._arrived = arrived
+        self._taken = asyncio.Event()
+        self._output: RequestOutput | OctavoError | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    def __enter__(self) -> "FakeGeneration":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+    async def submit(self) -> None:
+        self._task = asyncio.create_task(self._run())
+
+    def take(self) -> RequestOutput | None:
+        output, self._output = self._output, None
+        self._taken.set()
+        if isinstance(output, OctavoError):
+            raise output
+        return output
+
+    async def _run(self) -> None:
+        try:
+            async with aclosing(self._outputs) as outputs:
+                async for output in outputs:
+                    await self._hand_out(output)
+        except OctavoError as error:
+            await self._hand_out(error)
+
+    async def _hand_out(self, output: RequestOutput | OctavoError) -> None:
+        self._output = output
+        self._taken.clear()
+        self._arrived.set()
+        await self._taken.wait()
 
 
 def _noted(prompt: TokenizedPrompt) -> dict[str, Any]:

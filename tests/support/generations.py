@@ -1,9 +1,15 @@
 """A generation without a client: its outputs as `AsyncClient.generate` yields them."""
 
 from collections.abc import AsyncGenerator
+from typing import Any
 
 from octavo.frontend.generation.fanout import Generation
 from octavo.frontend.outputs import RequestOutput
+from octavo.frontend.wake_event import WakeEvent, WakeQueue
+
+
+def generation_on(link: Any, *args: Any) -> Generation:
+    return Generation(link, "r", None, *args, WakeEvent(WakeQueue()), lambda generation: None)
 
 
 async def outputs_of(generation: Generation) -> AsyncGenerator[RequestOutput, None]:
@@ -12,5 +18,6 @@ async def outputs_of(generation: Generation) -> AsyncGenerator[RequestOutput, No
         await generation.submit()
         while not generation.is_finished:
             await generation.arrived.wait()
+            generation.arrived.clear()
             if (output := generation.take()) is not None:
                 yield output

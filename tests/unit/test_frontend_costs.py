@@ -15,6 +15,7 @@ from http_client import application, listening
 from idle_engine import VOCAB_SIZE, IdleLink, idle_client, shut
 from waiting import until
 
+from octavo.frontend import wake_event
 from octavo.frontend.client import AsyncClient
 from octavo.frontend.generation.fanout import Generation
 from octavo.frontend.http.throttle import MAX_AT_ONCE
@@ -22,6 +23,7 @@ from octavo.frontend.loop_socket import LoopSocket
 from octavo.frontend.outputs import RequestOutput
 from octavo.frontend.wire import MAX_ABORTS, Wire
 from octavo.protocol.codec import request_codec
+from octavo.protocol.errors import EngineDeadError
 from octavo.protocol.events import Finished, FinishReason, Tokens
 from octavo.protocol.params import SamplingParams
 from octavo.protocol.requests import Abort
@@ -129,8 +131,8 @@ def test_a_message_of_events_wakes_each_stream_once() -> None:
         before, num_tasks = num_futures, len(asyncio.all_tasks())
         for token_id in (68, 69):
             link.receive([Tokens(request_id, [token_id, token_id]) for request_id in ids])
-            await asyncio.sleep(0)
-            await asyncio.sleep(0)
+            for _ in range(2 + num_streams // wake_event.MAX_AT_ONCE):
+                await asyncio.sleep(0)
         assert num_futures - before == 2 * num_streams and len(asyncio.all_tasks()) == num_tasks
         link.receive([Finished(request_id, FinishReason.LENGTH) for request_id in ids])
         await asyncio.gather(*tasks)
@@ -139,6 +141,42 @@ def test_a_message_of_events_wakes_each_stream_once() -> None:
 
     with asyncio.Runner(loop_factory=Loop) as runner:
         assert runner.run(main()) == [["C", "DD", "EE", ""]] * num_streams
+
+
+@pytest.mark.parametrize("end", ["abort", "failure", "tokens"])
+def test_consumers_are_woken_a_few_per_turn(end: str) -> None:
+    """However many requests end or get tokens at once, one turn of the event loop wakes a few consumers only."""
+
+    async def main() -> list[int]:
+        client, link = idle_client()
+        link.wire.keeps = True
+        woken = [0]
+
+        async def consume() -> None:
+            try:
+                async for _ in client.generate([65, 66], SamplingParams(max_tokens=9)):
+                    break
+            except EngineDeadError:
+                pass
+            woken[-1] += 1
+
+        tasks = [asyncio.create_task(consume()) for _ in range(100)]
+        await until(lambda: len(link.submitted) == len(tasks))
+        if end == "abort":
+            client.abort_all()
+        elif end == "failure":
+            link.fail("it is gone")
+        else:
+            link.receive([Tokens(submit.request_id, [67]) for submit in link.submitted])
+        async with asyncio.timeout(30):
+            while sum(woken) < len(tasks):
+                await asyncio.sleep(0)
+                woken.append(0)
+        await asyncio.gather(*tasks)
+        shut(client)
+        return woken
+
+    assert 0 < max(asyncio.run(main())) <= wake_event.MAX_AT_ONCE
 
 
 def test_aborts_of_one_turn_share_messages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

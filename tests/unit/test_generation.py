@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 import small_tokenizers
-from generations import outputs_of
+from generations import generation_on, outputs_of
 from hypothesis import given
 from hypothesis import strategies as st
 from specs import some_config
@@ -16,7 +16,6 @@ from tokenizers import Tokenizer as FastTokenizer
 from tokenizers import decoders, models, pre_tokenizers
 
 from octavo.frontend.generation.best_of import choose_best
-from octavo.frontend.generation.fanout import Generation
 from octavo.frontend.generation.sequence import Sequence
 from octavo.frontend.generation.spec import check_cache_salt, child_seed, make_spec, output_kind, request_seed
 from octavo.frontend.outputs import CompletionOutput
@@ -379,7 +378,7 @@ def test_an_abort_says_nothing_more_of_what_had_ended(tokenizer: Tokenizer) -> N
         (Submit(str(index), [65], spec_of(params)), Sequence(index, tokenizer, [65], params, spec_of(params)))
         for index in range(3)
     ]
-    generation = Generation(Link(), "r", None, params, children, OutputKind.DELTA, None)  # type: ignore[arg-type]
+    generation = generation_on(Link(), params, children, OutputKind.DELTA, None)
 
     async def main() -> list[list[tuple[int, str | None]]]:
         outputs = []

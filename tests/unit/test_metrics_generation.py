@@ -6,7 +6,7 @@ from contextlib import aclosing
 
 import pytest
 from fake_client import byte_tokenizer, resolved_config
-from generations import outputs_of
+from generations import generation_on, outputs_of
 
 from octavo.frontend.generation.fanout import Generation
 from octavo.frontend.generation.sequence import Sequence
@@ -63,7 +63,7 @@ def generation(fill: Callable[[RequestStream], None]) -> tuple[Generation, Notes
     spec = make_spec(params, num_prompt_tokens=3, max_model_len=64, seed=0, config=config, tokenizer=byte_tokenizer())
     child = (Submit("a", PROMPT, spec), Sequence(0, byte_tokenizer(), PROMPT, params, spec))
     link = Link(fill)
-    return Generation(link, "r", None, params, [child], OutputKind.DELTA, notes), notes  # type: ignore[arg-type]
+    return generation_on(link, params, [child], OutputKind.DELTA, notes), notes
 
 
 def finish(stream: RequestStream) -> None:

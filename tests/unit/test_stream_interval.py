@@ -6,9 +6,8 @@ from contextlib import aclosing
 import pytest
 from core_fakes import CLIENT, FakeEngine
 from fake_client import byte_tokenizer, resolved_config
-from generations import outputs_of
+from generations import generation_on, outputs_of
 
-from octavo.frontend.generation.fanout import Generation
 from octavo.frontend.generation.interval import FINAL_INTERVAL, stream_interval
 from octavo.frontend.generation.sequence import Sequence
 from octavo.frontend.generation.spec import make_spec
@@ -148,7 +147,7 @@ def test_the_observer_hears_the_times_that_the_engine_took() -> None:
     child = (Submit("a", PROMPT, spec), Sequence(0, byte_tokenizer(), PROMPT, params, spec))
 
     async def consume() -> None:
-        work = Generation(Link(events), "r", None, params, [child], OutputKind.FINAL_ONLY, observer)  # type: ignore[arg-type]
+        work = generation_on(Link(events), params, [child], OutputKind.FINAL_ONLY, observer)
         async with aclosing(outputs_of(work)) as outputs:
             assert [output.outputs[0].text async for output in outputs] == ["abcde"]
 

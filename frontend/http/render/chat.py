@@ -72,8 +72,8 @@ class ChatChunks:
         self._outputs = [] if parser is None else [parser.stream() for _ in range(n)]
         """Parser of each choice; empty where all of the text is content."""
 
-    def take(self, output: RequestOutput) -> list[bytes]:
-        """Return the chunks for a delta, as JSON."""
+    def take(self, output: RequestOutput, prompt_index: int = 0) -> list[bytes]:
+        """Return the chunks for a delta, as JSON. A conversation is the only prompt."""
         self._usage.add(output)
         chunks = [] if self._has_begun else self._opening(output)
         self._has_begun = True

@@ -13,16 +13,15 @@ class UsageCount:
     """Tokens over all prompts and choices of one HTTP request, from deltas or from a whole output."""
 
     def __init__(self) -> None:
-        self._num_prompt_tokens: dict[int, int] = {}
-        self._num_cached_tokens: dict[int, int] = {}
+        self._latest: dict[int, RequestOutput] = {}
+        """Of each prompt."""
         self._num_generated = 0
         self._num_reasoning: int | None = None
         self._timings: list[RequestTimings] = []
 
     def add(self, output: RequestOutput, prompt_index: int = 0) -> None:
         """Count an output."""
-        self._num_prompt_tokens[prompt_index] = len(output.prompt_token_ids)
-        self._num_cached_tokens[prompt_index] = output.num_cached_tokens
+        self._latest[prompt_index] = output
         for choice in output.outputs:  # perf: once for every token of a stream
             self._num_generated += len(choice.token_ids)
         if output.finished:
@@ -40,12 +39,13 @@ class UsageCount:
 
     def total(self) -> Usage:
         """Return the usage so far."""
-        num_prompt_tokens = sum(self._num_prompt_tokens.values())
+        num_prompt_tokens = sum(len(output.prompt_token_ids) for output in self._latest.values())
+        num_cached_tokens = sum(output.num_cached_tokens for output in self._latest.values())
         return Usage(
             prompt_tokens=num_prompt_tokens,
             total_tokens=num_prompt_tokens + self._num_generated,
             completion_tokens=self._num_generated,
-            prompt_tokens_details=PromptTokensDetails(sum(self._num_cached_tokens.values())),
+            prompt_tokens_details=PromptTokensDetails(num_cached_tokens),
             completion_tokens_details=(
                 UNSET if self._num_reasoning is None else CompletionTokensDetails(self._num_reasoning)
             ),

@@ -1,6 +1,6 @@
 """`POST /v1/chat/completions`."""
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 from starlette.responses import Response
@@ -14,23 +14,26 @@ from octavo.frontend.http.render.answer import AnswerStyle
 from octavo.frontend.http.render.chat import ChatChunks, render_chat
 from octavo.frontend.http.request import JSON, ApiRequest
 from octavo.frontend.http.schemas.chat import ChatCompletionRequest
-from octavo.frontend.http.sse import EventStream, events
+from octavo.frontend.http.sse import EventStream
+from octavo.frontend.http.stream import stream_pieces
 from octavo.frontend.outputs import RequestOutput
 
 
 async def create_chat_completion(state: CurrentState, http_request: ApiRequest) -> Response:
     """Answer a conversation."""
     body = decode(http_request.take_body(), ChatCompletionRequest)
-    names, is_streamed = error_names(body), body.stream
+    names = error_names(body)
     with errors_renamed(names):
         model = state.model_name(body.model)
         prepared = await prepare_chat(chat_request(body), state.chat_context)
         answer_id = f"chatcmpl-{http_request.choose_id(body.request_id)}"
         style = answer_style(state, body, answer_id, model, num_logprobs(body), prepared.rendering)
-        outputs, n = state.generate(prepared.generation, answer_id), prepared.generation.params.n
+        if body.stream:
+            chunks = ChatChunks(style, prepared.generation.params.n)
+            pieces = stream_pieces(state, {answer_id: prepared.generation}, chunks, names)
+            return EventStream(pieces, state.keep_alive_s)
+        outputs = state.generate(prepared.generation, answer_id)
         del body, prepared  # a request may wait for long: nothing of it stays but its packed tokens
-        if is_streamed:
-            return EventStream(_stream(outputs, ChatChunks(style, n), names), state.keep_alive_s)
         return await _whole(outputs, style)
 
 
@@ -38,15 +41,3 @@ async def _whole(outputs: AsyncGenerator[RequestOutput], style: AnswerStyle) -> 
     async with aclosing(outputs):
         output = await anext(outputs)
     return Response(render_chat(output, style), media_type=JSON)
-
-
-async def _stream(
-    outputs: AsyncGenerator[RequestOutput], chunks: ChatChunks, names: Mapping[str, str]
-) -> AsyncGenerator[bytes]:
-    with errors_renamed(names):
-        async with aclosing(outputs):
-            async for output in outputs:
-                if bodies := chunks.take(output):
-                    yield events(bodies)
-    if bodies := chunks.last():
-        yield events(bodies)

@@ -1,7 +1,6 @@
 """`POST /v1/completions`."""
 
 import asyncio
-from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 from starlette.responses import Response
@@ -17,7 +16,8 @@ from octavo.frontend.http.merge import PromptOutputs, merge
 from octavo.frontend.http.render.completions import CompletionAnswer, EchoStyle
 from octavo.frontend.http.request import JSON, ApiRequest
 from octavo.frontend.http.schemas.completions import CompletionRequest
-from octavo.frontend.http.sse import EventStream, events
+from octavo.frontend.http.sse import EventStream
+from octavo.frontend.http.stream import stream_pieces
 from octavo.frontend.http.structured import structured_outputs_of
 from octavo.frontend.outputs import RequestOutput
 from octavo.protocol.errors import InvalidRequestError
@@ -39,39 +39,19 @@ async def create_completion(state: CurrentState, http_request: ApiRequest) -> Re
         echo=_echo_style(state, body, generations),
         shows_prompt_logprobs=body.prompt_logprobs is not None,
     )
-    ids = [answer_id] if len(generations) == 1 else [f"{answer_id}-{index}" for index in range(len(generations))]
-    outputs = [state.generate(one, name) for one, name in zip(generations, ids, strict=True)]
-    is_streamed, num_prompts = body.stream, len(generations)
+    num_prompts = len(generations)
+    ids = [answer_id] if num_prompts == 1 else [f"{answer_id}-{index}" for index in range(num_prompts)]
+    if body.stream:
+        return EventStream(stream_pieces(state, dict(zip(ids, generations, strict=True)), answer), state.keep_alive_s)
+    outputs = merge([state.generate(one, name) for one, name in zip(generations, ids, strict=True)])
     del body, generations  # a request may wait for long: nothing of it stays but its packed tokens
-    if is_streamed:
-        pieces = _stream_only(outputs[0], answer) if num_prompts == 1 else _stream(merge(outputs), answer)
-        return EventStream(pieces, state.keep_alive_s)
-    return await _whole(merge(outputs), answer, num_prompts)
+    return await _whole(outputs, answer, num_prompts)
 
 
 async def _whole(outputs: PromptOutputs, answer: CompletionAnswer, num_prompts: int) -> Response:
     async with aclosing(outputs):
         finished: dict[int, RequestOutput] = {prompt_index: output async for prompt_index, output in outputs}
     return Response(answer.whole([finished[index] for index in range(num_prompts)]), media_type=JSON)
-
-
-async def _stream(outputs: PromptOutputs, answer: CompletionAnswer) -> AsyncGenerator[bytes]:
-    async with aclosing(outputs):
-        async for prompt_index, output in outputs:
-            if bodies := answer.take(output, prompt_index):
-                yield events(bodies)
-    if bodies := answer.last():
-        yield events(bodies)
-
-
-async def _stream_only(outputs: AsyncGenerator[RequestOutput], answer: CompletionAnswer) -> AsyncGenerator[bytes]:
-    """Do the same for a single prompt, which most requests have, with one generator fewer for each token."""
-    async with aclosing(outputs):
-        async for output in outputs:
-            if bodies := answer.take(output, 0):
-                yield events(bodies)
-    if bodies := answer.last():
-        yield events(bodies)
 
 
 async def _prepare(state: AppState, body: CompletionRequest) -> list[PreparedGeneration]:
