@@ -6,7 +6,6 @@ The children share their prompt through the prefix cache; the engine knows nothi
 import asyncio
 import time
 from collections.abc import Callable
-from types import TracebackType
 
 from octavo.frontend.generation.best_of import choose_best
 from octavo.frontend.generation.sequence import Sequence
@@ -88,11 +87,7 @@ class Generation:
     def __enter__(self) -> "Generation":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if isinstance(error, OctavoError):
-            self._report(str(FinishReason.ERROR), error)
+    def __exit__(self, *_: object) -> None:
         self._link.abort([stream.request_id for stream in self._streams if not stream.is_over])
         self._report(str(FinishReason.ABORT))  # unless it has ended in another way
         self._on_end(self)
@@ -106,7 +101,11 @@ class Generation:
         for index, submit in enumerate(self._submits):
             if index and index % SEQUENCES_AT_ONCE == 0:
                 await asyncio.sleep(0)
-            self._streams.append(self._link.submit(submit, self.arrived))
+            try:
+                self._streams.append(self._link.submit(submit, self.arrived))
+            except OctavoError as error:
+                self._report(str(FinishReason.ERROR), error)
+                raise
         self._children = list(zip(self._streams, self._sequences, strict=True))
 
     def take(self) -> RequestOutput | None:
@@ -115,7 +114,11 @@ class Generation:
         Raises:
             OctavoError: the request failed.
         """
-        updated = self._update()
+        try:
+            updated = self._update()
+        except OctavoError as error:
+            self._report(str(FinishReason.ERROR), error)
+            raise
         if not updated and not self._is_aborted:
             return None
         if self._is_aborted:

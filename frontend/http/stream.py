@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Mapping
-from types import TracebackType
 from typing import Protocol
 
 from octavo.frontend.generation.fanout import Generation
@@ -76,8 +75,6 @@ class _Started(list[tuple[Generation, LoggedAnswer | None]]):
     def __enter__(self) -> "_Started":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for generation, _ in self:
-            generation.__exit__(kind, error, trace)
+    def __exit__(self, *_: object) -> None:
+        for generation, _logged in self:
+            generation.__exit__()

@@ -95,6 +95,13 @@ def test_finished_request() -> None:
     assert record.e2e_s >= 0
 
 
+def test_a_request_that_is_left_because_another_failed_is_aborted() -> None:
+    work, notes = generation(hang)
+    with pytest.raises(RequestFailedError), work:
+        raise RequestFailedError("another one")
+    assert [record.finish_reason for record in notes.records] == ["abort"]
+
+
 def test_request_that_has_finished_without_a_token() -> None:
     pooled = PooledOutput(Buffer(b"1234"), (1,), "float32")
     work, notes = generation(lambda stream: stream.put(Finished("a", FinishReason.STOP, result=pooled)))
