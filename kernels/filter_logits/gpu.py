@@ -1,41 +1,78 @@
-"""`filter_logits` on a GPU: thresholds found by search, no sort. See `octavo.kernels.top_k.gpu` for the search."""
+"""`filter_logits` on a GPU, without a sort, in five launches for all rows. Rows without filters end them at once.
+
+The first launch bounds the cut of each row. Two narrow it down and one collects the candidates (`gpu_narrow.py`); the
+last finds the exact cut (`gpu_select.py`).
+"""
 
 import math
+from dataclasses import dataclass
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
+from torch.nn import functional
 
-from octavo.kernels.top_k.gpu import (
-    BLOCK,
-    NUM_WARPS,
-    count_of_key,
-    last_of_key,
-    order_key,
-    search,
-    select,
-    value_of_key,
-)
+from octavo.kernels.filter_logits.gpu_narrow import CAPACITY, EDGES, STATE, begin_kernel, collect_kernel, narrow_kernel
+from octavo.kernels.filter_logits.gpu_rows import BLOCK, NUM_WARPS, PART, Rows
+from octavo.kernels.filter_logits.gpu_select import list_kernel, select_kernel
+from octavo.kernels.gumbel_sample.gpu import draw_kernel
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Cuts:
+    """What the filters keep of each row: see `octavo.kernels.top_k.gpu_order.is_kept`."""
+
+    rows: Rows
+    state_RS: Tensor
+    """int64; the last state of each search."""
+    candidate_keys_RC: Tensor
+    """int32, the bits of order keys."""
+    candidate_ids_RC: Tensor
+    """int32, ascending."""
+    least_keys_R: Tensor
+    """int32, the bits of the smallest order key that is kept."""
+    last_ids_R: Tensor
+    """int32, the last index that is kept among equal keys."""
+
+    def is_kept_RV(self, logits_RV: Tensor) -> Tensor:
+        """Return which logits are kept; `logits_RV` are the final ones, float32."""
+        # Order keys with the first bit flipped, which makes them comparable as signed integers.
+        bits_RV = (logits_RV + 0.0).view(torch.int32)
+        keys_RV, least_R1 = bits_RV ^ ((bits_RV >> 31) & 0x7FFFFFFF), (self.least_keys_R ^ -(2**31)).unsqueeze(1)
+        ids_V = torch.arange(logits_RV.shape[1], device=logits_RV.device)
+        return (keys_RV > least_R1) | ((keys_RV == least_R1) & (ids_V <= self.last_ids_R.unsqueeze(1)))
+
+    def first(self, max_kept: int) -> Tensor:
+        """Return the int64 indices, ascending, of `max_kept` kept logits of every row; no row may keep fewer."""
+        num_rows = len(self.least_keys_R)
+        ids_RK = torch.empty(num_rows, max_kept, dtype=torch.int64, device=self.state_RS.device)
+        list_kernel[(num_rows,)](
+            self.rows,
+            self.state_RS,
+            self.candidate_keys_RC,
+            self.candidate_ids_RC,
+            self.least_keys_R,
+            self.last_ids_R,
+            ids_RK,
+            max_kept,
+            num_warps=NUM_WARPS,
+        )
+        return ids_RK
 
 
 def filter_logits(logits_V: Tensor, *, top_k: int, top_p: float, min_p: float) -> Tensor:
     """See `octavo.kernels.filter_logits.filter_logits`; synchronizes, to read the number of kept tokens."""
-    device = logits_V.device
-    keys_R, last_ids_R = thresholds(
-        logits_V.unsqueeze(0),
+    device, logits_RV = logits_V.device, logits_V.unsqueeze(0)
+    cuts = find_cuts(
+        logits_RV,
         torch.tensor([top_k], dtype=torch.int32, device=device),
         torch.tensor([top_p], dtype=torch.float64, device=device),
         torch.tensor([math.log(min_p) if min_p > 0 else -math.inf], dtype=torch.float32, device=device),
     )
-    ids_RK, counts_R = select(logits_V.unsqueeze(0), keys_R, last_ids_R, logits_V.numel())
-    return ids_RK[0, : int(counts_R[0])]
+    return cuts.is_kept_RV(logits_RV)[0].nonzero().squeeze(1)
 
 
-def thresholds(logits_RV: Tensor, top_k_R: Tensor, top_p_R: Tensor, log_min_p_R: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the smallest key that each row keeps, as the bits of int32, and the last index kept among equal keys.
-
-    For `octavo.kernels.top_k.gpu.is_kept`. The result for a row whose largest logit is not finite is undefined.
+def find_cuts(logits_RV: Tensor, top_k_R: Tensor, top_p_R: Tensor, log_min_p_R: Tensor) -> Cuts:
+    """Return what the filters keep of rows of final logits. Undefined for a row whose largest logit is not finite.
 
     Args:
         logits_RV: float32, divided by the temperature; rows are contiguous.
@@ -44,74 +81,72 @@ def thresholds(logits_RV: Tensor, top_k_R: Tensor, top_p_R: Tensor, log_min_p_R:
         log_min_p_R: float32, the logarithm; minus infinity keeps all.
     """
     num_rows, count = logits_RV.shape
-    keys_R = torch.empty(num_rows, dtype=torch.int32, device=logits_RV.device)
-    last_ids_R = torch.empty_like(keys_R)
+    device, padding = logits_RV.device, -count % BLOCK
+    peaks_RB = functional.pad(logits_RV, (0, padding), value=-math.inf).view(num_rows, -1, BLOCK).amax(2)
+    integers_R = torch.zeros(num_rows, dtype=torch.int64, device=device)
+    rows = Rows(
+        logits=logits_RV,
+        changed=logits_RV,
+        is_changed=torch.zeros(num_rows, dtype=torch.int32, device=device),
+        peaks=peaks_RB,
+        bounds=peaks_RB,
+        slots=torch.arange(num_rows, device=device),
+        positions=integers_R,
+        temperature=torch.ones(num_rows, dtype=torch.float32, device=device),
+        seed=integers_R,
+        top_k=top_k_R,
+        top_p=top_p_R,
+        log_min_p=log_min_p_R,
+        stride=logits_RV.stride(0),
+        width=count,
+    )
+    return _search(rows, -math.inf, draws=False)
+
+
+def draw_filtered(rows: Rows, ruled_out: float) -> Tensor:
+    """Return the int64 token of every row; -1 where a logit is NaN or plus infinity, or none is finite.
+
+    Args:
+        rows: with their peaks, where they have filters, and their bounds, where they have none.
+        ruled_out: where a request changes logits, this and less divided by its temperature rules a token out.
+    """
+    num_rows = rows.logits.shape[0]
+    token_ids_R = torch.empty(num_rows, dtype=torch.int64, device=rows.logits.device)
+    cuts = _search(rows, ruled_out, draws=True)
     if num_rows:
-        _thresholds_kernel[(num_rows,)](
-            logits_RV,
-            top_k_R,
-            top_p_R,
-            log_min_p_R,
-            keys_R,
-            last_ids_R,
-            logits_RV.stride(0),
-            count,
+        draw_kernel[(num_rows,)](
+            rows,
+            cuts.least_keys_R,
+            cuts.last_ids_R,
+            token_ids_R,
+            BLOCKS=rows.num_blocks,
             BLOCK=BLOCK,
             num_warps=NUM_WARPS,
         )
-    return keys_R, last_ids_R
+    return token_ids_R
 
 
-@triton.jit
-def _largest(row_ptr, count, BLOCK: tl.constexpr):
-    largest = tl.full((BLOCK,), float("-inf"), tl.float32)
-    for start in range(0, count, BLOCK):
-        ids = start + tl.arange(0, BLOCK)
-        largest = tl.maximum(largest, tl.load(row_ptr + ids, mask=ids < count, other=float("-inf")))
-    return tl.max(largest, axis=0)
-
-
-@triton.jit
-def _mass_above(row_ptr, count, key, largest, BLOCK: tl.constexpr):
-    """Return the weight of all logits above a key: the exponentials of their distance from the largest."""
-    mass = tl.full((), 0.0, tl.float64)
-    for start in range(0, count, BLOCK):
-        ids = start + tl.arange(0, BLOCK)
-        logits = tl.load(row_ptr + ids, mask=ids < count, other=float("-inf"))
-        is_above = (order_key(logits) > key) & (ids < count)
-        mass += tl.sum(tl.where(is_above, tl.exp(logits - largest), 0.0), axis=0).to(tl.float64)
-    return mass
-
-
-@triton.jit
-def _thresholds_kernel(
-    logits_ptr, top_k_ptr, top_p_ptr, log_min_p_ptr, keys_ptr, last_ids_ptr, row_stride, count, BLOCK: tl.constexpr
-):
-    row = tl.program_id(0).to(tl.int64)
-    row_ptr = logits_ptr + row * row_stride
-    top_k, top_p = tl.load(top_k_ptr + row), tl.load(top_p_ptr + row)
-    largest = _largest(row_ptr, count, BLOCK)
-    # min_p keeps all from this key upwards, equal ones included.
-    key = order_key(largest + tl.load(log_min_p_ptr + row))
-    num_equal = count
-    if (top_k > 0) & (top_k < count):
-        from_key = tl.where(key > 0, key - 1, key)
-        k_key, num_above = search(row_ptr, count, top_k, from_key, largest, False, BLOCK)
-        key = tl.maximum(key, k_key)
-        num_equal = top_k - num_above.to(tl.int32)
-    if top_p < 1.0:
-        num_equal = tl.minimum(num_equal, count_of_key(row_ptr, count, key, BLOCK))
-        weight = tl.exp(value_of_key(key) - largest).to(tl.float64)
-        mass = _mass_above(row_ptr, count, key, largest, BLOCK)
-        target = top_p * (mass + num_equal.to(tl.float64) * weight)
-        if target <= mass:
-            key, mass = search(row_ptr, count, target, key, largest, True, BLOCK)
-            weight = tl.exp(value_of_key(key) - largest).to(tl.float64)
-            num_equal = count
-        num_needed = tl.ceil((target - mass) / weight)
-        num_equal = tl.minimum(num_equal.to(tl.float64), tl.maximum(num_needed, 1.0)).to(tl.int32)
-    last_id = count - 1
-    if num_equal < count:
-        last_id = last_of_key(row_ptr, count, key, num_equal, BLOCK)
-    tl.store(keys_ptr + row, key.to(tl.int32, bitcast=True))
-    tl.store(last_ids_ptr + row, last_id)
+def _search(rows: Rows, ruled_out: float, *, draws: bool) -> Cuts:
+    """Find the cuts of all rows; with `draws` store the bounds of rows with filters, too."""
+    num_parts, num_rows = rows.grid()
+    device = rows.logits.device
+    state_3RS = torch.empty(3, num_rows, STATE, dtype=torch.int64, device=device)
+    sums_2RPE = torch.empty(2, num_rows, num_parts, EDGES, dtype=torch.int64, device=device)
+    keys_RC = torch.empty(num_rows, CAPACITY, dtype=torch.int32, device=device)
+    ids_RC = torch.empty_like(keys_RC)
+    least_keys_R = torch.empty(num_rows, dtype=torch.int32, device=device)
+    last_ids_R = torch.empty_like(least_keys_R)
+    cuts = Cuts(rows, state_3RS[2], keys_RC, ids_RC, least_keys_R, last_ids_R)
+    if not num_rows:
+        return cuts
+    first, second, third = state_3RS
+    sums, next_sums = sums_2RPE
+    blocks = {"BLOCKS": rows.num_blocks, "BLOCK": BLOCK, "num_warps": NUM_WARPS}
+    parts = {"PARTS": rows.num_parts, "PART": PART, "BLOCK": BLOCK, "num_warps": 4}
+    grid = rows.grid()
+    begin_kernel[(num_rows,)](rows, first, ruled_out, **blocks)
+    narrow_kernel[grid](rows, first, sums, first, sums, IS_FIRST=True, **parts)
+    narrow_kernel[grid](rows, first, sums, second, next_sums, IS_FIRST=False, **parts)
+    collect_kernel[grid](rows, second, next_sums, third, keys_RC, ids_RC, DRAWS=draws, **parts)
+    select_kernel[(num_rows,)](rows, third, keys_RC, ids_RC, least_keys_R, last_ids_R, num_warps=NUM_WARPS)
+    return cuts

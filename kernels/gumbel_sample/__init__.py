@@ -7,13 +7,11 @@ see `noise`. So the draw is the same in any batch, in any row and after any rest
 
 from torch import Tensor
 
-from octavo.kernels.dispatch import choose, lazy
+from octavo.kernels.dispatch import choose
 from octavo.kernels.gumbel_sample import cpu
 
-_IMPLEMENTATIONS = {
-    "cpu": cpu.gumbel_sample,
-    "cuda": lazy("octavo.kernels.gumbel_sample.gpu", cpu.gumbel_sample),
-}
+_IMPLEMENTATIONS = {"cpu": cpu.gumbel_sample}
+"""On a GPU `octavo.kernels.sample.sample_rows` draws, from whole rows."""
 
 
 def gumbel_sample(logits_C: Tensor, token_ids_C: Tensor, *, seed: int, position: int) -> int:

@@ -1,78 +1,26 @@
-"""`gumbel_sample` on a GPU: the same integers as on the CPU, and the same order of exact scores.
+"""The noise of `gumbel_sample` on a GPU, and the exact draw from blocks of tokens: parts of the kernels of `sample`.
 
-One program draws for one row. As on the CPU (`cpu.py` says why that is right), a bound in float32 tells which blocks of
-candidates can hold the winner, and only those get scores in float64: a handful of each row.
+As on the CPU (`cpu.py` says why that is right), a bound in float32 tells which tokens can win. One launch finds the
+largest bound of every block of `BLOCK` tokens. The draw then visits the blocks by falling bound, and computes scores in
+float64 until no other block can hold the winner: one or two blocks of a row.
 """
 
-import torch
+import math
+
 import triton
 import triton.language as tl
-from torch import Tensor
 
+from octavo.kernels.filter_logits.gpu_rows import all_blocks, load_logits, open_row
 from octavo.kernels.gumbel_sample.noise import MURMUR_1, MURMUR_2
-from octavo.kernels.top_k.gpu import BLOCK, NUM_WARPS, is_kept, order_key
+from octavo.kernels.top_k.gpu_order import is_kept, order_key
 
 _MURMUR_1 = tl.constexpr(MURMUR_1)
 _MURMUR_2 = tl.constexpr(MURMUR_2)
 _GOLDEN_64 = tl.constexpr(0x9E3779B97F4A7C15)
 _SPLITMIX_1 = tl.constexpr(0xBF58476D1CE4E5B9)
 _SPLITMIX_2 = tl.constexpr(0x94D049BB133111EB)
-
-
-def gumbel_sample(logits_C: Tensor, token_ids_C: Tensor, *, seed: int, position: int) -> int:
-    """See `octavo.kernels.gumbel_sample.gumbel_sample`; waits for the GPU."""
-    device = logits_C.device
-    signed = seed - 2**64 if seed >= 2**63 else seed
-    token_ids_R = draw(
-        logits_C.contiguous().unsqueeze(0),
-        torch.ones(1, dtype=torch.float32, device=device),
-        torch.tensor([signed], dtype=torch.int64, device=device),
-        torch.tensor([position], dtype=torch.int64, device=device),
-        token_ids_C=token_ids_C,
-    )
-    return int(token_ids_R[0])
-
-
-def draw(
-    logits_RV: Tensor,
-    temperature_R: Tensor,
-    seeds_R: Tensor,
-    positions_R: Tensor,
-    *,
-    thresholds: tuple[Tensor, Tensor] | None = None,
-    token_ids_C: Tensor | None = None,
-) -> Tensor:
-    """Return the int64 token that each row draws; -1 where a logit is NaN or plus infinity, or none is finite.
-
-    Args:
-        logits_RV: float32, divided by the temperature; rows are contiguous.
-        temperature_R: float32; 0 takes the most likely token, without noise. Other values have no effect.
-        seeds_R: int64, the bits of the unsigned seeds.
-        positions_R: int64, the number of tokens before the one that is drawn.
-        thresholds: which tokens may be drawn, see `filter_logits.gpu.thresholds`.
-        token_ids_C: int64, ascending: the tokens of the columns; None: the columns are the vocabulary.
-    """
-    num_rows, count = logits_RV.shape
-    token_ids_R = torch.empty(num_rows, dtype=torch.int64, device=logits_RV.device)
-    keys_R, last_ids_R = thresholds if thresholds is not None else (token_ids_R, token_ids_R)
-    if num_rows:
-        _draw_kernel[(num_rows,)](
-            logits_RV,
-            temperature_R,
-            seeds_R,
-            positions_R,
-            keys_R,
-            last_ids_R,
-            token_ids_R if token_ids_C is None else token_ids_C,
-            token_ids_R,
-            logits_RV.stride(0),
-            count,
-            HAS_THRESHOLDS=thresholds is not None,
-            HAS_IDS=token_ids_C is not None,
-            BLOCK=BLOCK,
-            num_warps=NUM_WARPS,
-        )
-    return token_ids_R
+# A pattern of 31 bits, of a number that is to be multiplied with 2^-31.
+_CHORD_START, _CHORD_SLOPE = tl.constexpr((127 + 31) * math.log(2)), tl.constexpr(2**-23 * math.log(2))
 
 
 @triton.jit
@@ -100,47 +48,54 @@ def _uniform_bits(seed, position, token_ids):
 
 
 @triton.jit
-def _draw_kernel(
-    logits_ptr,
-    temperature_ptr,
-    seeds_ptr,
-    positions_ptr,
-    keys_ptr,
-    last_ids_ptr,
-    candidates_ptr,
-    token_ids_ptr,
-    row_stride,
-    count,
-    HAS_THRESHOLDS: tl.constexpr,
-    HAS_IDS: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+def score_bounds(logits, ids, seed, position, is_greedy):
+    """Return upper bounds of the scores, up to rounding; infinity where a logit is NaN or infinite."""
+    # A chord of the logarithm: 0.06 above it at most, and a tenth of its instructions. See `native.h`.
+    pattern = (_uniform_bits(seed, position, ids).to(tl.float32) + 0.5).to(tl.int32, bitcast=True)
+    noise = _CHORD_START - pattern.to(tl.float32) * _CHORD_SLOPE
+    bounds = tl.where(is_greedy, logits, logits + noise)
+    return tl.where(logits < float("inf"), bounds, float("inf"))
+
+
+@triton.jit
+def _scores(logits, ids, seed, position, is_greedy):
+    exact = (_uniform_bits(seed, position, ids).to(tl.float64) + 0.5) * 4.656612873077393e-10
+    return logits.to(tl.float64) + tl.where(is_greedy, 0.0, -tl.log(-tl.log(1.0 - exact)))
+
+
+@triton.jit
+def draw_kernel(rows, least_keys_ptr, last_ids_ptr, token_ids_ptr, BLOCKS: tl.constexpr, BLOCK: tl.constexpr):
+    """Store the kept token with the largest score, the lowest id among equals; -1 where a bound is infinite or all are
+    minus infinity.
+
+    The bounds are those of `score_bounds`, at least over the kept tokens; for a greedy request those of all tokens.
+    """
     row = tl.program_id(0).to(tl.int64)
-    is_greedy = tl.load(temperature_ptr + row) == 0.0
-    seed, position = tl.load(seeds_ptr + row), tl.load(positions_ptr + row)
+    slot = tl.load(rows.slots + row)
+    least_key, last_id = tl.load(least_keys_ptr + row).to(tl.uint32, bitcast=True), tl.load(last_ids_ptr + row)
+    seed, position = tl.load(rows.seed + slot), tl.load(rows.positions + row)
+    is_greedy = tl.load(rows.temperature + slot) == 0.0
+    opened = open_row(rows, row, slot)
+    blocks = tl.arange(0, BLOCKS)
+    bounds = all_blocks(rows.bounds, rows, row, BLOCKS, BLOCK)
+    largest = tl.max(bounds, axis=0)
     best = tl.full((), float("-inf"), tl.float64)
     winner = tl.full((), -1, tl.int32)
-    num_bad = tl.full((), 0, tl.int32)
-    for start in range(0, count, BLOCK):
-        columns = start + tl.arange(0, BLOCK)
-        kept = columns < count
-        logits = tl.load(logits_ptr + row * row_stride + columns, mask=kept, other=float("-inf"))
-        num_bad += tl.sum((kept & ((logits < float("inf")) == 0)).to(tl.int32), axis=0)
-        if HAS_THRESHOLDS:
-            least_key = tl.load(keys_ptr + row).to(tl.uint32, bitcast=True)
-            kept = kept & (is_greedy | is_kept(order_key(logits), columns, least_key, tl.load(last_ids_ptr + row)))
-        ids = tl.load(candidates_ptr + columns, mask=kept, other=0).to(tl.int32) if HAS_IDS else columns
-        bits = _uniform_bits(seed, position, ids)
-        complement = (bits.to(tl.float32) + 0.5) * 4.656612873077393e-10  # 2^-31
-        bounds = tl.where(is_greedy, logits, logits - tl.log(complement))
-        bound = tl.max(tl.where(kept, bounds, float("-inf")), axis=0).to(tl.float64)
+    can_win = (largest < float("inf")) & (largest > float("-inf"))
+    while can_win:
+        block = tl.min(tl.where(bounds == largest, blocks, BLOCKS), axis=0)
+        ids = block * BLOCK + tl.arange(0, BLOCK)
+        logits = load_logits(opened, ids, ids < rows.width)
+        kept = (ids < rows.width) & is_kept(order_key(logits), ids, least_key, last_id)
+        scores = tl.where(kept, _scores(logits, ids, seed, position, is_greedy), float("-inf"))
+        score = tl.max(scores, axis=0)
+        found = tl.min(tl.where(kept & (scores == score), ids, 2147483647), axis=0)
+        is_better = (score > best) | ((score == best) & (found < winner))
+        best = tl.where(is_better, score, best)
+        winner = tl.where(is_better, found, winner)
+        bounds = tl.where(blocks == block, float("-inf"), bounds)
+        largest = tl.max(bounds, axis=0)
         slack = (tl.abs(best) + 64.0) * 9.5367431640625e-07  # 2^-20
-        if (bound >= best - slack) & (bound > float("-inf")):
-            exact = (bits.to(tl.float64) + 0.5) * 4.656612873077393e-10
-            noise = tl.where(is_greedy, 0.0, -tl.log(-tl.log(1.0 - exact)))
-            scores = tl.where(kept, logits.to(tl.float64) + noise, float("-inf"))
-            largest = tl.max(scores, axis=0)
-            if largest > best:
-                best = largest
-                winner = tl.min(tl.where(scores == largest, ids, 2147483647), axis=0)
-    tl.store(token_ids_ptr + row, tl.where(num_bad > 0, -1, winner).to(tl.int64))
+        # The first block with the largest logit has the lowest such id, so a greedy draw ends here.
+        can_win = (is_greedy == 0) & (largest > float("-inf")) & (largest.to(tl.float64) >= best - slack)
+    tl.store(token_ids_ptr + row, winner.to(tl.int64))

@@ -1,4 +1,4 @@
-"""`logprobs` on a GPU: one program per row; the log-probabilities of a row are never stored."""
+"""`logprobs` on a GPU: all parts of a row at work; the log-probabilities of a row are never stored."""
 
 from collections.abc import Sequence
 
@@ -7,8 +7,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from octavo.kernels.filter_logits.gpu_rows import NUM_WARPS, PART
 from octavo.kernels.logprobs.row import RowLogprobs
-from octavo.kernels.top_k.gpu import BLOCK, NUM_WARPS, order_key, top_k_of_rows
+from octavo.kernels.top_k.gpu import top_k_of_rows
+from octavo.kernels.top_k.gpu_order import order_key
 
 
 def logprobs(logits_V: Tensor, token_id: int, top: int | Sequence[int]) -> RowLogprobs:
@@ -24,18 +26,19 @@ def logprobs_of_rows(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """See `octavo.kernels.logprobs.logprobs_of_rows`."""
     num_rows, count = logits_RV.shape
-    normalizer_R1 = torch.empty(num_rows, 1, dtype=torch.float64, device=logits_RV.device)
-    rank_R = torch.empty(num_rows, dtype=torch.int32, device=logits_RV.device)
+    num_parts, device = triton.cdiv(count, PART), logits_RV.device
+    largest_RP = torch.empty(num_rows, num_parts, dtype=torch.float32, device=device)
+    sums_RP = torch.empty_like(largest_RP)
+    num_before_RP = torch.empty(num_rows, num_parts, dtype=torch.int32, device=device)
+    normalizer_R1 = torch.empty(num_rows, 1, dtype=torch.float64, device=device)
+    rank_R = torch.empty(num_rows, dtype=torch.int32, device=device)
     if num_rows:
+        parts = (largest_RP, sums_RP, num_before_RP)
+        _sum_part_kernel[num_parts, num_rows](
+            logits_RV, token_ids_R, *parts, logits_RV.stride(0), count, PART=PART, num_warps=NUM_WARPS
+        )
         _normalize_kernel[(num_rows,)](
-            logits_RV,
-            token_ids_R,
-            normalizer_R1,
-            rank_R,
-            logits_RV.stride(0),
-            count,
-            BLOCK=BLOCK,
-            num_warps=NUM_WARPS,
+            *parts, normalizer_R1, rank_R, num_parts, PARTS=triton.next_power_of_2(num_parts), num_warps=1
         )
 
     def logprobs_at(ids_RK: Tensor) -> Tensor:
@@ -46,26 +49,36 @@ def logprobs_of_rows(
 
 
 @triton.jit
-def _normalize_kernel(logits_ptr, token_ids_ptr, normalizer_ptr, rank_ptr, row_stride, count, BLOCK: tl.constexpr):
-    """Write the log-sum-exp of a row, and the rank of its token."""
-    row = tl.program_id(0).to(tl.int64)
+def _sum_part_kernel(
+    logits_ptr, token_ids_ptr, largest_ptr, sums_ptr, num_before_ptr, row_stride, count, PART: tl.constexpr
+):
+    """Store the largest logit of a part, the sum of exponentials below it, and how many tokens precede the row's."""
+    part, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     row_ptr = logits_ptr + row * row_stride
     token_id = tl.load(token_ids_ptr + row)
     own_key = order_key(tl.load(row_ptr + token_id))
-    largest = tl.full((BLOCK,), float("-inf"), tl.float32)
-    num_before = tl.full((), 0, tl.int32)
-    for start in range(0, count, BLOCK):
-        ids = start + tl.arange(0, BLOCK)
-        logits = tl.load(row_ptr + ids, mask=ids < count, other=float("-inf"))
-        keys = order_key(logits)
-        is_before = (keys > own_key) | ((keys == own_key) & (ids < token_id))
-        num_before += tl.sum((is_before & (ids < count)).to(tl.int32), axis=0)
-        largest = tl.maximum(largest, logits)
+    ids = part * PART + tl.arange(0, PART)
+    logits = tl.load(row_ptr + ids, mask=ids < count, other=float("-inf"))
+    keys = order_key(logits)
+    is_before = ((keys > own_key) | ((keys == own_key) & (ids < token_id))) & (ids < count)
+    largest = tl.max(logits, axis=0)
+    # A part of minus infinities has a sum of 0.
+    shift = tl.where(largest > float("-inf"), largest, 0.0)
+    place = row * tl.num_programs(0) + part
+    tl.store(largest_ptr + place, largest)
+    tl.store(sums_ptr + place, tl.sum(tl.exp(logits - shift), axis=0))
+    tl.store(num_before_ptr + place, tl.sum(is_before.to(tl.int32), axis=0))
+
+
+@triton.jit
+def _normalize_kernel(largest_ptr, sums_ptr, num_before_ptr, normalizer_ptr, rank_ptr, num_parts, PARTS: tl.constexpr):
+    """Write the log-sum-exp of a row, and the rank of its token."""
+    row = tl.program_id(0).to(tl.int64)
+    parts = tl.arange(0, PARTS)
+    is_in, places = parts < num_parts, row * num_parts + parts
+    largest = tl.load(largest_ptr + places, mask=is_in, other=float("-inf"))
+    sums = tl.load(sums_ptr + places, mask=is_in, other=0.0).to(tl.float64)
     top = tl.max(largest, axis=0)
-    total = tl.full((), 0.0, tl.float64)
-    for start in range(0, count, BLOCK):
-        ids = start + tl.arange(0, BLOCK)
-        logits = tl.load(row_ptr + ids, mask=ids < count, other=float("-inf"))
-        total += tl.sum(tl.exp(logits - top), axis=0).to(tl.float64)
+    total = tl.sum(sums * tl.exp(largest - top).to(tl.float64), axis=0)
     tl.store(normalizer_ptr + row, top.to(tl.float64) + tl.log(total))
-    tl.store(rank_ptr + row, num_before + 1)
+    tl.store(rank_ptr + row, tl.sum(tl.load(num_before_ptr + places, mask=is_in, other=0), axis=0) + 1)

@@ -1,6 +1,7 @@
 """What draws of many requests need to know of them, as columns on a GPU. Draws nothing."""
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -52,15 +53,20 @@ COLUMNS: dict[str, Column] = {
     "has_mask_S": Column(torch.int32),
     "allowed_SW": Column(torch.int32, "mask_words"),
 }
-"""The fields of `RequestTable`."""
+"""The columns of `RequestTable`."""
+
+LISTS = tuple(
+    name for name, column in COLUMNS.items() if isinstance(column.width, str) and column.width != "mask_words"
+)
+"""The columns whose width depends on requests."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RequestTable:
     """One row for each slot of a batch; its owner fills the rows, and the tensors stay where they are.
 
-    So a captured graph may read them. Only the first `num_...` entries of a list of ids count; no id stands in a list
-    twice.
+    So a captured graph may read them. Kernels find the `LISTS` through `lists_L2`, so their owner can replace these by
+    longer ones. Only the first `num_...` entries of a list of ids count; no id stands in a list twice.
     """
 
     temperature_S: Tensor
@@ -95,12 +101,25 @@ class RequestTable:
     has_mask_S: Tensor
     """0 or 1."""
     allowed_SW: Tensor
-    """A token mask, see `octavo.kernels.token_mask`."""
+    """A token mask, see `octavo.kernels.token_mask`: (V + 31) // 32 words."""
+    lists_L2: Tensor
+    """int64, the address and width of each of `LISTS`; see `addresses_of`."""
+
+    @classmethod
+    def of(cls, columns: Mapping[str, Tensor]) -> Self:
+        """Return a table of these columns."""
+        device = columns["temperature_S"].device
+        return cls(**columns, lists_L2=addresses_of([columns[name] for name in LISTS]).to(device))
 
     @classmethod
     def allocate(cls, num_slots: int, widths: Widths, device: torch.device) -> Self:
         """Return a table of requests that take the most likely token and change no logits."""
-        return cls(**{name: _allocate(column, num_slots, widths, device) for name, column in COLUMNS.items()})
+        return cls.of({name: _allocate(column, num_slots, widths, device) for name, column in COLUMNS.items()})
+
+
+def addresses_of(lists: Sequence[Tensor]) -> Tensor:
+    """Return `RequestTable.lists_L2` of these lists, in the order of `LISTS`, on the host."""
+    return torch.tensor([(column.data_ptr(), column.shape[1]) for column in lists], dtype=torch.int64)
 
 
 def width_of(column: Column, widths: Widths) -> int | None:

@@ -48,7 +48,6 @@ from octavo.worker_proc.device.cuda_stream import CudaStream
 from octavo.worker_proc.device.stream import Stream
 from octavo.worker_proc.executor.open import open_executor
 from octavo.worker_proc.models.base import Model
-from octavo.worker_proc.runners.cuda_graphs import graphs as graphs_module
 from octavo.worker_proc.runners.cuda_graphs import open as opening
 from octavo.worker_proc.runners.cuda_graphs.runner import CudaGraphRunner
 from octavo.worker_proc.sampling.processors import ProcessorFactory, Processors
@@ -303,20 +302,6 @@ def test_masks_bind_one_draw_and_are_waited_for_after_the_results_before(
     assert bound.outputs[2] != 9
 
 
-def test_long_lists_make_the_table_of_slots_grow_and_others_go_on(
-    model: Model, config: ResolvedConfig, stream: Stream, expected: dict[str, Running]
-) -> None:
-    core = driver(model, config, stream)
-    request = core.admit(0, prompt(5), SPECS["penalized"])
-    core.begin()
-    core.begin()
-    core.admit(1, prompt(5), spec(logit_bias=(*((token_id, -50.0) for token_id in range(70)), (200, 50.0))))
-    core.run(1)
-    core.executor.close()
-    assert request.outputs == expected["penalized"].outputs
-    assert core.running[1].outputs == [200]
-
-
 def test_a_request_whose_logits_are_no_numbers_fails_alone(
     model: Model, config: ResolvedConfig, stream: Stream, expected: dict[str, Running]
 ) -> None:
@@ -358,7 +343,7 @@ def test_two_steps_are_in_flight_and_graphs_read_what_stays(
     assert stream.num_uploads == num_uploads + 3
     assert stream.num_replays == num_replays + 2 * 3
     core.executor.drain()
-    core.executor.on_idle(lambda wait_ms: False)
+    core.executor.prepare()
     assert len(stream.graphs) == 2 * 3  # of 1, 4 and 2 requests
     gc.collect()
     there = {tensor.untyped_storage().data_ptr() for tensor in gc.get_objects() if isinstance(tensor, torch.Tensor)}
@@ -407,40 +392,24 @@ def test_memory_is_measured_by_the_largest_steps_and_two_graphs(
     assert run[1] == (4, True, {"processed_logprobs"}), "a decode of all requests, each with a mask"
 
 
-def test_all_graphs_are_captured_before_the_first_step_and_dropped_ones_now_and_then(
-    model: Model, config: ResolvedConfig, stream: Stream, monkeypatch: pytest.MonkeyPatch
+def test_all_graphs_are_captured_before_the_first_step_and_long_lists_leave_them(
+    model: Model, config: ResolvedConfig, stream: Stream, expected: dict[str, Running], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With dropped graphs a step takes a larger graph that is there, or none, with the same bits."""
-    sampling = spec(temperature=1.0, seed=3)
     core = driver(model, config, stream)
     core.executor.prepare()
     graphs = core.executor.runner.graphs
     assert graphs.uncaptured == []
     captured = []
-    original = graphs.capture
-    monkeypatch.setattr(graphs, "capture", lambda size: (captured.append(size), original(size)))
-    core.admit(0, prompt(5), sampling)
-    request = core.admit(1, prompt(7), sampling)
-    core.run(2)
-    assert captured == [], "no step waits for a capture"
-    first_pool = graphs._pool
-    graphs.send_changes()
-    graphs.replace_table(core.executor.runner._table)
-    assert graphs._pool is not first_pool, "memory that went with its last graph is not used again"
-    core.run(2)
-    assert captured == [2], "the first step after"
-    core.release(0)
-    core.run(2)
-    assert captured == [2], "one request takes the graph of two"
-    graphs._num_steps += graphs_module.CAPTURE_DISTANCE
+    monkeypatch.setattr(graphs, "capture", captured.append)
+    request = core.admit(0, prompt(5), SPECS["penalized"])
+    core.begin()
+    core.begin()
+    core.admit(1, prompt(5), spec(logit_bias=(*((token_id, -50.0) for token_id in range(70)), (200, 50.0))))
     core.run(1)
-    assert captured == [2, 1]
     core.executor.close()
-    eager = driver(model, msgspec.structs.replace(config, max_graph_size=0), stream)
-    alone_request = eager.admit(1, prompt(7), sampling)
-    eager.run(7)
-    eager.executor.close()
-    assert request.outputs == alone_request.outputs
+    assert request.outputs == expected["penalized"].outputs
+    assert core.running[1].outputs == [200]
+    assert captured == [], "no step waits for a capture"
 
 
 @pytest.mark.skipif(not IS_INTERPRETING, reason="needs no GPU")

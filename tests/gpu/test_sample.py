@@ -3,32 +3,76 @@
 The cases are those of `tests/kernels/test_sample.py`.
 """
 
+import itertools
+
 import pytest
 import torch
 from sampled_cases import POSITION, expected_of, logits_of, table_of
 from triton_interpreter import IS_INTERPRETING
 
+from octavo.kernels.gumbel_sample import cases as gumbel_cases
+from octavo.kernels.gumbel_sample import reference as gumbel_reference
 from octavo.kernels.sample import cases, gpu
 
 VOCAB_SIZES = [151] if IS_INTERPRETING else cases.VOCAB_SIZES
-NUM_ROWS = len(cases.REQUESTS)
 
 
 @pytest.mark.parametrize("vocab_size", VOCAB_SIZES)
 def test_equals_reference(device: torch.device, seed: int, vocab_size: int) -> None:
     rows = logits_of(cases.REQUESTS, vocab_size, seed)
+    check_tokens(rows, cases.REQUESTS, device)
+
+
+def test_parts_of_a_row_equal_the_reference(device: torch.device, seed: int) -> None:
+    """Three programs for each row; some rows have more candidates than are stored."""
+    requests = [
+        cases.Request(temperature=1.0, seed=1),
+        cases.Request(temperature=0.0, bias={8999: 9.0, 4096: 9.0}),
+        cases.Request(temperature=0.7, top_k=20, top_p=0.8, min_p=0.01, seen={0: 1, 4095: 1, 8999: 2}),
+        cases.Request(temperature=1.5, top_k=20, allowed=[3, 5000, 8999]),
+        cases.Request(temperature=1.0, top_p=0.95, spread=0.1),
+        cases.Request(temperature=1.0, top_k=8500, top_p=0.99, spread=0.1, bad=[1, 4097]),
+        cases.Request(temperature=1.0, top_k=8700, spread=0.0),
+        cases.Request(temperature=1.0, top_p=0.97, min_p=0.001, withheld=[1, 8999], min_tokens=9),
+    ]
+    check_tokens(logits_of(requests, 9000, seed), requests, device)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_logits_of_models_are_converted(device: torch.device, seed: int, dtype: torch.dtype) -> None:
+    requests = cases.REQUESTS[::5]
+    check_tokens(logits_of(requests, 151, seed).to(dtype), requests, device)
+
+
+@pytest.mark.parametrize(("num_candidates", "spread"), gumbel_cases.CASES)
+def test_noise_equals_reference(device: torch.device, seed: int, num_candidates: int, spread: float) -> None:
+    """Tokens without candidates have logits of minus infinity."""
+    logits, ids = gumbel_cases.row(num_candidates, spread, seed)
+    draws = list(itertools.product(gumbel_cases.SEEDS, (0, 1, 4095)))
+    rows = torch.full((len(draws), int(ids[-1]) + 1), -torch.inf).index_copy_(1, ids, logits.repeat(len(draws), 1))
+    table = table_of([cases.Request(temperature=1.0, seed=draw_seed) for draw_seed, _ in draws], rows.shape[1], device)
+    slots = torch.arange(len(draws), device=device)
+    positions = torch.tensor([position for _, position in draws], device=device)
+    drawn = gpu.sample_rows(rows.to(device), table, slots, positions, slots, largest=cases.LARGEST).tolist()
+    assert drawn == [
+        gumbel_reference.gumbel_sample(logits, ids, seed=one, position=position) for one, position in draws
+    ]
+
+
+def check_tokens(rows: torch.Tensor, requests: list[cases.Request], device: torch.device) -> None:
     logits = rows.to(device)
+    num_rows = len(requests)
     drawn = gpu.sample_rows(
         logits,
-        table_of(cases.REQUESTS, vocab_size, device),
-        torch.arange(NUM_ROWS, device=device),
-        torch.arange(POSITION, POSITION + NUM_ROWS, device=device),
-        torch.tensor([request.num_outputs for request in cases.REQUESTS], device=device),
+        table_of(requests, rows.shape[1], device),
+        torch.arange(num_rows, device=device),
+        torch.arange(POSITION, POSITION + num_rows, device=device),
+        torch.tensor([request.num_outputs for request in requests], device=device),
         largest=cases.LARGEST,
     ).tolist()
-    expected = expected_of(rows, cases.REQUESTS)
+    expected = expected_of(rows.float(), requests)
     wrong = [index for index, tokens in enumerate(zip(drawn, expected, strict=True)) if tokens[0] != tokens[1]]
-    assert not wrong, [cases.REQUESTS[index] for index in wrong]
+    assert not wrong, [requests[index] for index in wrong]
     assert torch.equal(logits.cpu(), rows), "logits are left as they are"
 
 
@@ -55,6 +99,19 @@ def test_rows_that_are_no_numbers_have_no_token(device: torch.device, num_bad: i
     drawn = gpu.sample_rows(rows, table, slots, slots, slots, largest=cases.LARGEST).tolist()
     assert 0 <= drawn[0] < 64
     assert drawn[1:] == [-1, -1]
+
+
+@pytest.mark.parametrize("top_k", [0, 3])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_infinite_logits(device: torch.device, temperature: float, top_k: int) -> None:
+    logits = torch.zeros(5, 40, device=device)
+    logits[1, 3], logits[2, 39], logits[3], logits[4, :39] = torch.nan, torch.inf, -torch.inf, -torch.inf
+    table = table_of([cases.Request(temperature=temperature, top_k=top_k)] * 5, 40, device)
+    slots = torch.arange(5, device=device)
+    drawn = gpu.sample_rows(logits, table, slots, slots, slots, largest=cases.LARGEST).tolist()
+    assert drawn[1:] == [-1, -1, -1, 39]
+    assert 0 <= drawn[0] < 40
+    assert temperature or drawn[0] == 0
 
 
 def test_drawn_tokens_are_counted(device: torch.device) -> None:

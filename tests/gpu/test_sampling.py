@@ -1,7 +1,5 @@
 """Selecting, filtering and drawing tokens on a GPU, each against its reference."""
 
-import itertools
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -11,9 +9,6 @@ from triton_interpreter import IS_INTERPRETING
 from octavo.kernels.filter_logits import cases as filter_cases
 from octavo.kernels.filter_logits import gpu as filter_gpu
 from octavo.kernels.filter_logits import reference as filter_reference
-from octavo.kernels.gumbel_sample import cases as gumbel_cases
-from octavo.kernels.gumbel_sample import gpu as gumbel_gpu
-from octavo.kernels.gumbel_sample import reference as gumbel_reference
 from octavo.kernels.logprobs import cases as logprobs_cases
 from octavo.kernels.logprobs import gpu as logprobs_gpu
 from octavo.kernels.logprobs import reference as logprobs_reference
@@ -82,25 +77,6 @@ def test_filters_keep_a_head_of_the_order(
         for scale in (1 - 1e-5, 1 + 1e-5)
     )
     assert shortest <= len(actual) <= longest
-
-
-@pytest.mark.parametrize(("num_candidates", "spread"), gumbel_cases.CASES)
-def test_gumbel_sample(device: torch.device, seed: int, num_candidates: int, spread: float) -> None:
-    logits, ids = gumbel_cases.row(num_candidates, spread, seed)
-    for draw_seed, position in itertools.product(gumbel_cases.SEEDS, (0, 1, 4095)):
-        actual = gumbel_gpu.gumbel_sample(logits.to(device), ids.to(device), seed=draw_seed, position=position)
-        assert actual == gumbel_reference.gumbel_sample(logits, ids, seed=draw_seed, position=position)
-
-
-def test_draws_of_rows_without_numbers(device: torch.device) -> None:
-    logits = torch.zeros(5, 40, device=device)
-    logits[1, 3], logits[2, 39], logits[3], logits[4, :39] = torch.nan, torch.inf, -torch.inf, -torch.inf
-    integers = torch.zeros(5, dtype=torch.int64, device=device)
-    for temperature in (0.0, 1.0):
-        drawn = gumbel_gpu.draw(logits, torch.full((5,), temperature, device=device), integers, integers).tolist()
-        assert drawn[1:] == [-1, -1, -1, 39]
-        assert 0 <= drawn[0] < 40
-        assert temperature or drawn[0] == 0
 
 
 @pytest.mark.parametrize("shape", penalties_cases.SHAPES)

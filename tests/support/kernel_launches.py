@@ -11,9 +11,7 @@ from compiled_kernels import ARCHITECTURES
 from torch import Tensor
 
 from octavo.kernels.add_rms_norm import gpu as add_rms_norm
-from octavo.kernels.filter_logits import gpu as filter_logits
 from octavo.kernels.gelu import gpu as gelu
-from octavo.kernels.gumbel_sample import gpu as gumbel_sample
 from octavo.kernels.layer_norm import gpu as layer_norm
 from octavo.kernels.linear.gpu_product import InvariantLinear
 from octavo.kernels.linear.gpu_tiles import H100, Gpu
@@ -31,9 +29,8 @@ from octavo.kernels.sample import gpu as sample
 from octavo.kernels.silu_and_mul import gpu as silu_and_mul
 from octavo.kernels.store_kv import gpu as store_kv
 from octavo.kernels.token_mask import gpu as token_mask
-from octavo.kernels.top_k import gpu as top_k
 
-BF16, F8, F32, F64 = torch.bfloat16, torch.float8_e4m3fn, torch.float32, torch.float64
+BF16, F8, F32 = torch.bfloat16, torch.float8_e4m3fn, torch.float32
 I32, I64 = torch.int32, torch.int64
 VOCAB_SIZE = 151936
 
@@ -87,13 +84,6 @@ def logits(num_rows: int = 8) -> Tensor:
     return empty(num_rows, VOCAB_SIZE, dtype=F32)
 
 
-def draw() -> None:
-    """Filter and draw a token of each row."""
-    per_row = {dtype: empty(8, dtype=dtype) for dtype in (F32, F64, I32, I64)}
-    kept = filter_logits.thresholds(logits(), per_row[I32], per_row[F64], per_row[F32])
-    gumbel_sample.draw(logits(), per_row[F32], per_row[I64], per_row[I64], thresholds=kept)
-
-
 def penalize() -> None:
     """Lower the logits of 500 tokens."""
     seen = empty(500, dtype=I32)
@@ -101,7 +91,7 @@ def penalize() -> None:
 
 
 def sample_rows() -> None:
-    """Sample 8 rows of logits and count the tokens."""
+    """Sample 8 rows of bfloat16 logits, which a model may return, and count the tokens."""
     widths = Widths(biases=300, withheld=16, bad=64, seen=8192, mask_words=-(-VOCAB_SIZE // 32))
     table = RequestTable.allocate(8, widths, torch.device("meta"))
     per_row = empty(8, dtype=I64)
@@ -111,7 +101,6 @@ def sample_rows() -> None:
 
 LAUNCHES: dict[str, Callable[[], object]] = {
     "add_rms_norm, 4096": lambda: add_rms_norm.add_rms_norm(empty(8, 4096), empty(8, 4096), empty(4096), 1e-5),
-    "filter_logits and gumbel_sample": draw,
     "gelu": lambda: gelu.gelu(empty(8, 3072), False),
     "gelu, tanh": lambda: gelu.gelu(empty(8, 3072), True),
     "layer_norm, 4096": lambda: layer_norm.layer_norm(empty(8, 4096), empty(4096), empty(4096), 1e-5),
@@ -147,7 +136,6 @@ LAUNCHES: dict[str, Callable[[], object]] = {
     "silu_and_mul, 14336": lambda: silu_and_mul.silu_and_mul(empty(8, 2 * 14336)),
     "store_kv, blocks of 16": lambda: store_in_blocks_of(16),
     "token_mask": lambda: token_mask.mask_tokens(logits(1)[0], empty(VOCAB_SIZE // 32, dtype=I32)),
-    "top_k, 1": lambda: top_k.top_k_of_rows(logits(), 1),
 }
 
 ONLY_ON: dict[str, tuple[int, ...]] = (

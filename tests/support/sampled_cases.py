@@ -3,7 +3,7 @@
 import torch
 
 from octavo.kernels.sample import RequestTable, cases, reference
-from octavo.kernels.sample.table import Widths
+from octavo.kernels.sample.table import COLUMNS, Widths
 from octavo.kernels.token_mask import pack_mask
 from octavo.protocol.params import SamplingSpec
 from octavo.worker_proc.sampling.columns import list_columns, scalar_columns
@@ -54,7 +54,7 @@ def table_of(requests: list[cases.Request], vocab_size: int, device: torch.devic
         if request.allowed is not None:
             table.has_mask_S[slot] = 1
             table.allowed_SW[slot] = pack_mask(request.allowed, vocab_size)
-    return RequestTable(**{name: getattr(table, name).to(device) for name in RequestTable.__slots__})
+    return RequestTable.of({name: getattr(table, name).to(device) for name in COLUMNS})
 
 
 def logits_of(requests: list[cases.Request], vocab_size: int, seed: int = 0) -> torch.Tensor:

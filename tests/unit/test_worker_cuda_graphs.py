@@ -14,7 +14,9 @@ from worker_plans import spec
 
 from octavo.kernels.linear import PackedLinear
 from octavo.kernels.linear.gpu import LibraryLinear, PaddedLinear
+from octavo.kernels.sample import RequestTable
 from octavo.kernels.sample import Widths as SamplingWidths
+from octavo.kernels.sample.table import LISTS
 from octavo.kernels.token_mask import pack_mask
 from octavo.worker_proc.batch.inputs import PENDING, GroupInputs, StepInputs
 from octavo.worker_proc.executor.in_flight import EventWatcher
@@ -88,7 +90,8 @@ def test_changes_of_slots_arrive_and_nothing_else_does() -> None:
 
 def sent(table: SlotTable) -> SlotTable:
     """Send what waits to be."""
-    StepBuffer(FakeStream(), StepSize.decode(1), 1).send_changes(table.memory)
+    for memory in table.memories:
+        StepBuffer(FakeStream(), StepSize.decode(1), 1).send_changes(memory)
     return table
 
 
@@ -130,9 +133,9 @@ def test_what_a_slot_has_already_is_not_sent_again() -> None:
     table = table_of()
     state = SamplingState.prepare(spec(temperature=0.5, seed=3), [5], [], 70)
     table.admit(0, state, [[]])
-    assert len(sent(table).memory.take_changes()[0]) == 0
+    assert [len(memory.take_changes()[0]) for memory in sent(table).memories] == [0, 0]
     table.admit(0, state, [[]])
-    assert len(table.memory.take_changes()[0]) == 0
+    assert [len(memory.take_changes()[0]) for memory in table.memories] == [0, 0]
 
 
 def test_a_table_grows_for_long_lists_and_forgets_nothing() -> None:
@@ -142,11 +145,17 @@ def test_a_table_grows_for_long_lists_and_forgets_nothing() -> None:
     long = SamplingState.prepare(spec(logit_bias=tuple((token_id, 1.0) for token_id in range(70))), [5], [], 70)
     widths = table.widths.holding(long)
     assert widths.sampling.biases >= 70
-    wider = table.widened(widths)
-    wider.admit(1, long, [[]])
-    requests = sent(wider).requests
-    assert (requests.temperature_S[0], requests.bias_ids_SB[0, 0], wider.block_ids[0][0, 0]) == (0.5, 3, 6)
+    before = table.requests
+    table.grow(widths.sampling)
+    table.admit(1, long, [[]])
+    requests = sent(table).requests
+    assert (requests.temperature_S[0], requests.bias_ids_SB[0, 0], table.block_ids[0][0, 0]) == (0.5, 3, 6)
     assert requests.bias_ids_SB[1, :70].tolist() == list(range(70))
+    for name in RequestTable.__slots__:
+        is_same = getattr(requests, name).data_ptr() == getattr(before, name).data_ptr()
+        assert is_same == (name not in LISTS), "captured graphs read it where it was"
+    expected = [(getattr(requests, name).data_ptr(), getattr(requests, name).shape[1]) for name in LISTS]
+    assert requests.lists_L2.tolist() == [list(pair) for pair in expected]
 
 
 def test_the_lists_of_penalties_take_no_memory_until_a_request_has_penalties() -> None:
@@ -157,12 +166,13 @@ def test_the_lists_of_penalties_take_no_memory_until_a_request_has_penalties() -
     plain = SamplingState.prepare(spec(temperature=0.5), [5], [], vocab_size)
     assert table.widths.holding(plain) == widths
     penalized = SamplingState.prepare(spec(max_tokens=1500, frequency_penalty=1.0), [5, 6], [5], vocab_size)
-    wider = table.widened(table.widths.holding(penalized))
-    assert wider.num_bytes - table.num_bytes == 2 * 4 * 2048 * (num_slots + 1) < full_bytes / 4
-    wider.admit(3, penalized, [[]])
-    assert sent(wider).requests.seen_ids_SL[3, :2].tolist() == [5, 6]
+    num_bytes = table.num_bytes
+    table.grow(table.widths.holding(penalized).sampling)
+    assert table.num_bytes - num_bytes == 2 * 4 * 2048 * (num_slots + 1) < full_bytes / 4
+    table.admit(3, penalized, [[]])
+    assert sent(table).requests.seen_ids_SL[3, :2].tolist() == [5, 6]
     endless = SamplingState.prepare(spec(max_tokens=10**6, frequency_penalty=1.0), [5, 6], [5], vocab_size)
-    assert wider.widths.holding(endless).sampling.seen == widths.max_seen
+    assert table.widths.holding(endless).sampling.seen == widths.max_seen
 
 
 def test_masks_go_to_the_device_as_whole_rows_in_one_copy() -> None:
@@ -173,7 +183,7 @@ def test_masks_go_to_the_device_as_whole_rows_in_one_copy() -> None:
     masks = {slot: pack_mask((slot, vocab_size - 1), vocab_size) for slot in (3, 1)}
     for slot, allowed_W in masks.items():
         table.set_mask(slot, allowed_W)
-    buffer.send_changes(table.memory)
+    buffer.send_changes(table.memories[1])
     rows_bytes, flags_bytes = 2 * (8 + 4 * num_words), 2 * (8 + 4)
     assert stream.num_uploads == 2
     assert stream.uploaded_bytes <= rows_bytes + flags_bytes + 32, "a word is not sent with a place of its own"

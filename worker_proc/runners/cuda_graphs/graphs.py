@@ -31,9 +31,6 @@ from octavo.worker_proc.runners.cuda_graphs.slot_table import SlotTable
 from octavo.worker_proc.runners.cuda_graphs.step_buffer import StepBuffer
 from octavo.worker_proc.sampling.state import LARGEST
 
-CAPTURE_DISTANCE = 32
-"""Steps between two captures in the path of steps, for graphs that were dropped: each takes as long as a few steps."""
-
 NO_SAMPLES = SampleRows(*(np.empty(0, np.int64) for _ in range(4)))
 
 
@@ -96,7 +93,6 @@ class StepGraphs:
         """The output of graphs; allocated with the first capture."""
         self._graphs: dict[int, _Graphs] = {}
         self._pool = stream.new_graph_pool()
-        self._num_steps = self._next_capture = 0
         self._staged: _Staged | None = None
         self._step_hidden_TD: Tensor | None = None
 
@@ -108,12 +104,13 @@ class StepGraphs:
     def stage(self, inputs: StepInputs, samples: SampleRows) -> None:
         """Send a step to the device, with the changes of the slots.
 
-        The step that was staged `NUM_HOST_BUFFERS` calls ago must be over. Graphs that were dropped are captured again,
-        one in some steps.
+        The step that was staged `NUM_HOST_BUFFERS` calls ago must be over. Captures the graph of the step's size if it
+        is missing.
         """
-        self._num_steps += 1
         size = StepSize(len(inputs.token_ids_T), len(inputs.context_lens), len(samples.rows_N))
-        captured = self._captured_size(size.num_requests) if size.is_decode else None
+        captured = self._sizes.fit(size.num_requests) if size.is_decode else None
+        if captured is not None and captured not in self._graphs:
+            self.capture(captured)
         graphs = None if captured is None else self._graphs[captured]
         has_tiles = self._send(size if captured is None else StepSize.decode(captured), inputs, samples)
         if has_tiles:  # more keys than partial sums fit into: computed without the graph, with the same bits
@@ -154,14 +151,8 @@ class StepGraphs:
 
     def send_changes(self) -> None:
         """Send the changes of the slots now, not with the next step."""
-        self._buffer.send_changes(self._table.memory)
-
-    def replace_table(self, table: SlotTable) -> None:
-        """Use another table; drops all graphs, which read the old one."""
-        self._table = table
-        self._graphs.clear()
-        self._pool = self._stream.new_graph_pool()
-        self._next_capture = self._num_steps
+        for memory in self._table.memories:
+            self._buffer.send_changes(memory)
 
     def capture(self, num_requests: int) -> None:
         """Capture the graphs of one size. The kernels run once before, so that none is compiled during the capture.
@@ -186,17 +177,6 @@ class StepGraphs:
         )
         self._graphs[num_requests] = _Graphs(compute, sample)
 
-    def _captured_size(self, num_requests: int) -> int | None:
-        """Return the size of the graphs that compute a decode; None: there are none."""
-        size = self._sizes.fit(num_requests)
-        if size is None or size in self._graphs:
-            return size
-        if self._num_steps >= self._next_capture:
-            self.capture(size)
-            self._next_capture = self._num_steps + CAPTURE_DISTANCE
-            return size
-        return min((larger for larger in self._graphs if larger > size), default=None)
-
     @property
     def _current(self) -> _Staged:
         assert self._staged is not None, "stage() comes first"
@@ -213,7 +193,9 @@ class StepGraphs:
             end = start + (layout.num_words if counts.num_tiles else layout.item_requests + counts.num_items)
             start += layout.num_words
             has_tiles |= counts.num_tiles > 0
-        self._buffer.send(size, end, self._table.memory)
+        lists, memory = self._table.memories
+        self._buffer.send_changes(lists)
+        self._buffer.send(size, end, memory)
         return has_tiles
 
     def _hidden_of(self, views: Views) -> Tensor:

@@ -19,9 +19,6 @@ from octavo.worker_proc.runners.cuda_graphs.metadata import SampleRows
 from octavo.worker_proc.runners.cuda_graphs.slot_table import SlotTable
 from octavo.worker_proc.runners.cuda_graphs.step_buffer import NUM_HOST_BUFFERS
 
-IDLE_MS = 20
-"""Without a command for this long the engine has nothing to do, and graphs may be captured."""
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DeviceSamples:
@@ -83,8 +80,7 @@ class CudaGraphRunner:
             widths = widths.holding(state)
         if widths != self._table.widths:
             self.graphs.send_changes()
-            self._table = self._table.widened(widths)
-            self.graphs.replace_table(self._table)
+            self._table.grow(widths.sampling)
         for admitted, state in zip(plan.admitted, states, strict=True):
             self._table.admit(admitted.slot, state, admitted.block_ids)
         for appended in plan.appended:
@@ -124,9 +120,7 @@ class CudaGraphRunner:
         """See `octavo.worker_proc.executor.runner.Runner`; does nothing."""
 
     def on_idle(self, wait_for_command: WaitForCommand) -> None:
-        """See `octavo.worker_proc.executor.runner.Runner`: captures again the graphs that were dropped."""
-        while (sizes := self.graphs.uncaptured) and not wait_for_command(IDLE_MS):
-            self.graphs.capture(sizes[0])
+        """See `octavo.worker_proc.executor.runner.Runner`; does nothing."""
 
     def _bind(self, samples: Samples, *, has_masks: bool) -> list[SampledRow]:
         """Send masks and completed bad words to the device before it samples; returns the samples with a mask."""

@@ -61,6 +61,11 @@ class SlotMemory:
         """By column and slot."""
 
     @property
+    def device(self) -> torch.device:
+        """Of the memory."""
+        return self._memory_W.device
+
+    @property
     def num_bytes(self) -> int:
         """Bytes of all columns."""
         return self._memory_W.nbytes

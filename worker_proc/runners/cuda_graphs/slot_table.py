@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from octavo.kernels.sample import RequestTable
-from octavo.kernels.sample.table import COLUMNS, width_of
+from octavo.kernels.sample.table import COLUMNS, LISTS, addresses_of, width_of
 from octavo.kernels.sample.table import Widths as SamplingWidths
 from octavo.worker_proc.runners.cuda_graphs.slot_memory import Column, SlotMemory
 from octavo.worker_proc.sampling.columns import list_columns, scalar_columns
@@ -22,7 +22,7 @@ BLOCK_IDS, LAST_TOKEN = "block_ids", "last_token"
 """Columns beside those of sampling; each cache group has a column of block ids."""
 
 MIN_SEEN = 1024
-"""Smallest length of the lists of seen tokens. Growing a list invalidates all graphs."""
+"""Smallest length of the lists of seen tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +55,9 @@ class Widths:
 class SlotTable:
     """The slots of a batch, and one more for padding rows, which no request uses.
 
+    The lists of requests have memory of their own, which `grow` replaces. Kernels, and so captured graphs, find it
+    through `RequestTable.lists_L2`, which stays where it is, as everything else does.
+
     Args:
         num_slots: of the batch.
         widths: capacity of the lists.
@@ -64,8 +67,10 @@ class SlotTable:
     def __init__(self, num_slots: int, widths: Widths, device: torch.device) -> None:
         self.idle_slot = num_slots
         self.widths = widths
-        self._memory = SlotMemory(_columns(widths), num_slots + 1, device)
-        self.requests = RequestTable(**{name: self._memory.tensor(name) for name in COLUMNS})
+        self._memory = SlotMemory(_fixed_columns(widths), num_slots + 1, device)
+        self._lists = SlotMemory(_list_columns(widths.sampling), num_slots + 1, device)
+        self._addresses_L2 = torch.empty(len(LISTS), 2, dtype=torch.int64, device=device)
+        self.requests = self._find_lists()
         self.block_ids = [self._memory.tensor(name) for name in _block_columns(widths)]
         """block_ids_SP of each cache group."""
         self.last_token_S = self._memory.tensor(LAST_TOKEN)
@@ -78,21 +83,21 @@ class SlotTable:
     @property
     def num_bytes(self) -> int:
         """Bytes of all columns."""
-        return self._memory.num_bytes
+        return self._memory.num_bytes + self._lists.num_bytes
 
     @property
-    def memory(self) -> SlotMemory:
-        """The columns, and the changes that are not sent yet."""
-        return self._memory
+    def memories(self) -> tuple[SlotMemory, SlotMemory]:
+        """The lists and the other columns, with the changes that are not sent yet."""
+        return self._lists, self._memory
 
-    def widened(self, widths: Widths) -> "SlotTable":
-        """Return a copy with room for longer lists. All changes must have been sent."""
-        other = SlotTable(self.idle_slot, widths, self.last_token_S.device)
-        other._sent_values = self._sent_values
-        for column in _columns(self.widths):
-            target, source = other._memory.tensor(column.name), self._memory.tensor(column.name)
-            (target if column.width is None else target[:, : source.shape[1]]).copy_(source)
-        return other
+    def grow(self, widths: SamplingWidths) -> None:
+        """Make room for longer lists. All changes must have been sent; graphs stay valid."""
+        self.widths = replace(self.widths, sampling=widths)
+        outgrown, self._lists = self._lists, SlotMemory(_list_columns(widths), self.idle_slot + 1, self._lists.device)
+        for name in LISTS:
+            source = outgrown.tensor(name)
+            self._lists.tensor(name)[:, : source.shape[1]].copy_(source)
+        self.requests = self._find_lists()
 
     def admit(self, slot: int, state: SamplingState, block_ids: Sequence[Sequence[int]]) -> None:
         """Give a slot to a request whose lists fit into the table."""
@@ -120,6 +125,13 @@ class SlotTable:
             self._set(slot, "num_bad_S", state.bad_words.num_ids)
             self._write(slot, "bad_ids_SX", state.bad_words.ids[: state.bad_words.num_ids])
 
+    def _find_lists(self) -> RequestTable:
+        """Return the table for kernels, after the device has learned where the lists are."""
+        lists = {name: self._lists.tensor(name) for name in LISTS}
+        self._addresses_L2.copy_(addresses_of(list(lists.values())))
+        fixed = {name: self._memory.tensor(name) for name in COLUMNS if name not in lists}
+        return RequestTable(**fixed, **lists, lists_L2=self._addresses_L2)
+
     def _set(self, slot: int, name: str, *values: float) -> None:
         sent = self._sent_values[slot]
         if sent[name] != values:
@@ -128,7 +140,7 @@ class SlotTable:
 
     def _write(self, slot: int, name: str, values: Sequence[float] | npt.NDArray[np.generic], start: int = 0) -> None:
         if len(values):
-            self._memory.write(name, slot, values, start)
+            (self._lists if name in LISTS else self._memory).write(name, slot, values, start)
 
 
 _INITIAL: dict[str, tuple[float, ...]] = {
@@ -139,10 +151,18 @@ _INITIAL: dict[str, tuple[float, ...]] = {
 """The values of a slot before its first request; lists are empty."""
 
 
-def _columns(widths: Widths) -> list[Column]:
-    sampling = [Column(name, column.dtype, width_of(column, widths.sampling)) for name, column in COLUMNS.items()]
+def _fixed_columns(widths: Widths) -> list[Column]:
+    sampling = [
+        Column(name, column.dtype, width_of(column, widths.sampling))
+        for name, column in COLUMNS.items()
+        if name not in LISTS
+    ]
     blocks = [Column(name, torch.int32, widths.blocks) for name in _block_columns(widths)]
     return [*sampling, Column(LAST_TOKEN, torch.int64), *blocks]
+
+
+def _list_columns(widths: SamplingWidths) -> list[Column]:
+    return [Column(name, COLUMNS[name].dtype, width_of(COLUMNS[name], widths)) for name in LISTS]
 
 
 def _block_columns(widths: Widths) -> list[str]:
