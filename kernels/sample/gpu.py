@@ -1,8 +1,8 @@
 """`sample` on a GPU: the tokens of all rows, without synchronizing with the host.
 
-One pass over all logits changes them and finds the largest of every block of tokens (`gpu_scan.py`). Then the rows
-without filters draw, and the others search for the cuts of their filters (`octavo.kernels.filter_logits.gpu`). What is
-compiled depends on the model alone: the numbers and lists of requests are read from memory.
+One pass over all logits changes them and finds the largest of every block of tokens (`gpu_scan.py`). Then the rows with
+filters search for their cuts (`octavo.kernels.filter_logits.gpu`), and one launch draws for all rows. What is compiled
+depends on the model alone: the numbers and lists of requests are read from memory.
 """
 
 from typing import NamedTuple
