@@ -98,8 +98,8 @@ def poisoned_cache() -> Iterator[None]:
             for cache in self.layer(layer):
                 cache.fill_(float("nan"))
 
-    def allocate_poisoned(self: CacheLayout, num_blocks: int) -> tuple[Tensor, Tensor]:
-        k_cache, v_cache = allocate(self, num_blocks)
+    def allocate_poisoned(self: CacheLayout, *arguments: int) -> tuple[Tensor, Tensor]:
+        k_cache, v_cache = allocate(self, *arguments)
         return k_cache.fill_(0xFF), v_cache.fill_(0xFF)  # NaN in every float type, and in the factors of int8
 
     with pytest.MonkeyPatch.context() as patch:

@@ -135,8 +135,9 @@ def test_a_caller_who_does_not_read_stops_the_stream() -> None:
             async for output in super()._outputs(*arguments):
                 for choice in output.outputs:
                     choice.text *= 100_000
+                if output.finished:
+                    produced.set()
                 yield output
-            produced.set()
 
     produced = asyncio.Event()
     client = Verbose("x" * 100)

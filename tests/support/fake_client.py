@@ -281,7 +281,7 @@ class FakeGeneration:
         self._outputs = outputs
         self._arrived = arrived
         self._taken = asyncio.Event()
-        self._output: RequestOutput | OctavoError | None = None
+        self._output: RequestOutput | Exception | None = None
         self._task: asyncio.Task[None] | None = None
 
     def __enter__(self) -> "FakeGeneration":
@@ -297,7 +297,7 @@ class FakeGeneration:
     def take(self) -> RequestOutput | None:
         output, self._output = self._output, None
         self._taken.set()
-        if isinstance(output, OctavoError):
+        if isinstance(output, Exception):
             raise output
         return output
 
@@ -306,10 +306,10 @@ class FakeGeneration:
             async with aclosing(self._outputs) as outputs:
                 async for output in outputs:
                     await self._hand_out(output)
-        except OctavoError as error:
+        except Exception as error:
             await self._hand_out(error)
 
-    async def _hand_out(self, output: RequestOutput | OctavoError) -> None:
+    async def _hand_out(self, output: RequestOutput | Exception) -> None:
         self._output = output
         self._taken.clear()
         self._arrived.set()
