@@ -80,17 +80,17 @@ class Api:
         """
         connection = self._connection()
         try:
-            response = self._ask(connection, "POST", path, json.dumps(body | {"stream": True}).encode())
-            for line in response:
-                if not line.startswith(_EVENT):
-                    continue
-                data = line[len(_EVENT) :].strip()
-                if data == _DONE:
-                    return
-                event = self._object(data)
-                if "error" in event:
-                    raise CommandError(f"{self.url}: {_message(event)}")
-                yield event
+            with self._ask(connection, "POST", path, json.dumps(body | {"stream": True}).encode()) as response:
+                for line in response:
+                    if not line.startswith(_EVENT):
+                        continue
+                    data = line[len(_EVENT) :].strip()
+                    if data == _DONE:
+                        return
+                    event = self._object(data)
+                    if "error" in event:
+                        raise CommandError(f"{self.url}: {_message(event)}")
+                    yield event
             raise CommandError(f"{self.url} closed the connection in the middle of an answer")
         except (OSError, http.client.HTTPException) as error:
             raise self._broken(error) from None
@@ -100,7 +100,8 @@ class Api:
     def _whole(self, method: str, path: str, body: bytes | None) -> dict[str, Any]:
         connection = self._connection()
         try:
-            return self._object(self._ask(connection, method, path, body).read())
+            with self._ask(connection, method, path, body) as response:
+                return self._object(response.read())
         except (OSError, http.client.HTTPException) as error:
             raise self._broken(error) from None
         finally:
@@ -130,7 +131,8 @@ class Api:
         connection.request(method, self._root + path, body, self._headers)
         response = connection.getresponse()
         if response.status != http.client.OK:
-            raise self._refused(response)
+            with response:
+                raise self._refused(response)
         return response
 
     def _refused(self, response: http.client.HTTPResponse) -> CommandError:

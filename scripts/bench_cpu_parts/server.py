@@ -68,8 +68,8 @@ class Server(Program):
         try:
             content = json.dumps(body) if body else None
             connection.request(method, path, content, {"Content-Type": "application/json"})
-            response = connection.getresponse()
-            return response.status, response.read()
+            with connection.getresponse() as response:
+                return response.status, response.read()
         finally:
             connection.close()
 

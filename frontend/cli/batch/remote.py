@@ -65,5 +65,6 @@ def put(path: Path, url: str) -> None:
 
 def _reason(error: Exception) -> str:
     if isinstance(error, urllib.error.HTTPError):
-        return f"HTTP {error.code}"
+        with error:  # it holds the connection
+            return f"HTTP {error.code}"
     return str(getattr(error, "reason", None) or error) or type(error).__name__

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
@@ -195,8 +196,12 @@ def _get(url: str) -> str:
     Raises:
         OSError: no answer, or an error status.
     """
-    with urllib.request.urlopen(url, timeout=10) as response:
-        return str(response.read(), "utf-8")
+    try:
+        with urllib.request.urlopen(url, timeout=10) as response:
+            return str(response.read(), "utf-8")
+    except urllib.error.HTTPError as error:
+        error.close()  # it holds the connection
+        raise
 
 
 def _sample(text: str, name: str) -> float:
