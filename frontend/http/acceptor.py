@@ -105,6 +105,7 @@ class Acceptor:
             if self._retry is not None:
                 self._retry.cancel()
             for caller in self._waiting:
+                self._loop.remove_reader(caller)
                 caller.close()
             self._waiting.clear()
             if self._context is not None:
@@ -137,17 +138,31 @@ class Acceptor:
 
     def _receive(self, caller: socket.socket) -> None:
         num_callers = self._num_callers() + len(self._waiting) + len(self._tasks)
-        is_first = self._context is None and is_probe(_first_bytes(caller))
+        data = _first_bytes(caller) if self._context is None else b""
+        is_first = is_probe(data)
         if num_callers >= self._max_callers + (NUM_PROBES if is_first else 0):
             self._refuse(caller)
         elif is_first:
             self._let_in(caller)
         else:
             self._waiting.add(caller)
-            self._throttle.run(lambda: self._let_in(caller))
+            self._throttle.run(lambda: self._let_in_waiting(caller))
+            if self._context is None and not data and caller in self._waiting:
+                self._loop.add_reader(caller, self._look_again, caller)
+
+    def _look_again(self, caller: socket.socket) -> None:
+        """Let in a probe whose first bytes came after its connection was accepted."""
+        self._loop.remove_reader(caller)
+        if is_probe(_first_bytes(caller)):
+            self._let_in_waiting(caller)
+
+    def _let_in_waiting(self, caller: socket.socket) -> None:
+        if caller in self._waiting:
+            self._waiting.remove(caller)
+            self._loop.remove_reader(caller)
+            self._let_in(caller)
 
     def _let_in(self, caller: socket.socket) -> None:
-        self._waiting.discard(caller)
         if self._is_open:
             task = self._loop.create_task(self._connect(caller))
             self._tasks.add(task)

@@ -60,6 +60,31 @@ def test_a_probe_is_answered_before_a_flood_that_came_first(are_connected: bool)
     asyncio.run(main())
 
 
+def test_a_probe_that_is_accepted_before_it_asks_is_answered_first_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    admitted: list[socket.socket] = []
+    let_in = acceptor.Acceptor._let_in
+
+    def count(self: acceptor.Acceptor, caller: socket.socket) -> None:
+        admitted.append(caller)
+        let_in(self, caller)
+
+    monkeypatch.setattr(acceptor.Acceptor, "_let_in", count)
+
+    async def main() -> None:
+        async with listening(application(FakeClient())) as path:
+            flood = [call(path, POST) for _ in range(NUM_CALLERS)]
+            probe = call(path, b"")
+            for _ in range(4):  # all connections are accepted, few of them are let in
+                await asyncio.sleep(0)
+            probe.sendall(PROBE)
+            assert b" 200 OK" in (await answer(probe)).splitlines()[0]
+            assert len(admitted) < NUM_CALLERS / 2
+            answers = [await answer(caller) for caller in flood]
+            assert all(b" 200 OK" in text.splitlines()[0] for text in answers)
+
+    asyncio.run(main())
+
+
 def test_callers_above_the_limit_are_told_to_come_back_and_probes_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "max_callers", lambda: 2)
 
