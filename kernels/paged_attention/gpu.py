@@ -1,4 +1,4 @@
-"""`paged_attention` on a GPU: launches the kernels of `gpu_kernels` over the lists of `gpu_plan`.
+"""`paged_attention` on a GPU: launches the kernels over the lists of `gpu_plan`.
 
 A single step is planned with `plan`. Where steps are captured as graphs, one `StepAttention` serves all of them: its
 lists and sums have fixed addresses, and a captured launch executes whichever plan was last copied there.
@@ -18,8 +18,10 @@ from torch import Tensor
 
 from octavo.kernels.dispatch import require
 from octavo.kernels.paged_attention import gpu_plan
-from octavo.kernels.paged_attention.gpu_kernels import chunk_kernel, split_kernel
+from octavo.kernels.paged_attention.gpu_arguments import Form, Items, Partials, Scoring, Strides, Tensors, Tiles
+from octavo.kernels.paged_attention.gpu_decode_kernel import split_kernel
 from octavo.kernels.paged_attention.gpu_plan import SEGMENT, Counts, Ints, Layout, Limits, Tokens
+from octavo.kernels.paged_attention.gpu_prefill_kernel import chunk_kernel
 from octavo.kernels.paged_attention.shape import AttentionShape
 
 MAX_HEAD_DIM = 256
@@ -73,13 +75,8 @@ class StepAttention:
         self._counts = Counts(0, 0)
         self._num_programs = num_programs
         self._architecture = _architecture()
-        num_sums = limits.max_partials * shape.num_heads
-        self._partial_sums = torch.empty(num_sums, shape.head_dim, dtype=torch.float32, device=device)
-        self._partial_weights = torch.empty(num_sums, dtype=torch.float32, device=device)
-        self._partial_largest = torch.empty(num_sums, dtype=torch.float32, device=device)
-        # The kernel resets it to zeros.
-        self._num_done = torch.zeros(limits.max_requests * shape.num_kv_heads, dtype=torch.int32, device=device)
         self._slopes_N = None if shape.slopes is None else _slopes(shape.slopes, device)
+        self._partials = _partials(limits, shape, device)
 
     def write_plan(
         self,
@@ -95,7 +92,6 @@ class StepAttention:
         self._counts = gpu_plan.write(words, self.layout, self.tokens, window, query_starts, context_lens)
         return self._counts
 
-    # long: two launches and the arguments that they share
     def __call__(
         self,
         q_TNH: Tensor,
@@ -113,78 +109,41 @@ class StepAttention:
         _check(q_TNH, k_cache_PSKH, v_cache_PSKH, self._shape, self._block_size)
         q_TNH = q_TNH if q_TNH.stride(2) == 1 else q_TNH.contiguous()
         out_TNH = torch.empty(q_TNH.shape, dtype=q_TNH.dtype, device=q_TNH.device)
-        inputs = (q_TNH, k_cache_PSKH, v_cache_PSKH, out_TNH, self._block_table_RP, self._slopes_N)
-        numbers = self._numbers(k_scale, v_scale)
-        strides = (
-            q_TNH.stride(0),
-            q_TNH.stride(1),
-            k_cache_PSKH.stride(0),
-            k_cache_PSKH.stride(1),
-            k_cache_PSKH.stride(2),
-            self._block_table_RP.stride(0),
-        )
         words, layout = self.words_W, self.layout
-        requests = (words[layout.query_starts :], words[layout.context_lens :])
+        tensors = Tensors(
+            q_TNH,
+            k_cache_PSKH,
+            v_cache_PSKH,
+            out_TNH,
+            self._block_table_RP,
+            self._slopes_N,
+            words[layout.query_starts :],
+            words[layout.context_lens :],
+        )
         tiling = _Tiling.of(self._shape, q_TNH.dtype, self._architecture)
-        options = self._options(tiling)
+        arguments = (
+            tensors,
+            _scoring(self._shape, k_scale, v_scale),
+            Strides(q_TNH.stride(0), q_TNH.stride(1), *k_cache_PSKH.stride()[:3]),
+            self._block_table_RP.stride(0),
+            _form(self._shape, self._block_size, tiling.tile),
+        )
         if self._counts.num_items:
             num_programs = self._num_programs or tiling.programs * _num_processors(q_TNH.device)
-            split_kernel[(num_programs,)](
-                *inputs,
-                *requests,
+            rows = _split_rows(self._shape.group)
+            items = Items(
                 words[layout.num_items :],
                 words[layout.item_requests :],
                 words[layout.first_items :],
                 words[layout.first_partials :],
-                self._partial_sums,
-                self._partial_weights,
-                self._partial_largest,
-                self._num_done,
-                *numbers,
-                *strides,
-                **options,
-                ROWS=_split_rows(self._shape.group),
-                FOLD_ROWS=_FOLD_ROWS,
-                **tiling.split,
             )
+            split_kernel[(num_programs,)](items, self._partials, *arguments, rows, _FOLD_ROWS, **tiling.split)
         if self._counts.num_tiles:
-            chunk_kernel[(self._counts.num_tiles * self._shape.num_kv_heads,)](
-                *inputs,
-                *requests,
-                words[layout.tile_requests :],
-                words[layout.tile_rows :],
-                *numbers,
-                *strides,
-                **options,
-                ROWS=_chunk_rows(self._shape.head_dim),
-                HAS_WGMMA=self._architecture // 10 == 9,
-                **tiling.chunk,
-            )
+            tiles = Tiles(words[layout.tile_requests :], words[layout.tile_rows :])
+            rows, has_wgmma = _chunk_rows(self._shape.head_dim), self._architecture // 10 == 9
+            num_programs = self._counts.num_tiles * self._shape.num_kv_heads
+            chunk_kernel[(num_programs,)](tiles, *arguments, rows, has_wgmma, **tiling.chunk)
         return out_TNH
-
-    def _numbers(self, k_scale: float, v_scale: float) -> tuple[float, float, float, int]:
-        """Return factor and cap of the scores, factor of the values, and window, for the kernels."""
-        shape = self._shape
-        factor = shape.scale * k_scale * _LOG2_E
-        if shape.soft_cap is None:
-            return factor, 0.0, v_scale, shape.window or 0
-        return 2 * factor / shape.soft_cap, shape.soft_cap * _LOG2_E, v_scale, shape.window or 0
-
-    def _options(self, tiling: "_Tiling") -> dict[str, Any]:
-        shape = self._shape
-        return {
-            "NUM_KV_HEADS": shape.num_kv_heads,
-            "GROUP": shape.group,
-            "HEAD_DIM": shape.head_dim,
-            "HEAD_BLOCK": _head_block(shape.head_dim),
-            "BLOCK_SIZE": self._block_size,
-            "TILE": tiling.tile,
-            "SEGMENT": SEGMENT,
-            "HAS_WINDOW": shape.window is not None,
-            "HAS_CAP": shape.soft_cap is not None,
-            "HAS_SLOPES": shape.slopes is not None,
-            "enable_fp_fusion": False,
-        }
 
 
 def plan(
@@ -218,8 +177,8 @@ class _Tiling:
     """
 
     tile: int
-    chunk: dict[str, int]
-    split: dict[str, int]
+    chunk: dict[str, Any]
+    split: dict[str, Any]
     programs: int
     """Programs of the split kernel that fit a multiprocessor."""
 
@@ -231,15 +190,19 @@ class _Tiling:
         # Consumer GPUs from Ampere to Blackwell have at most 99 KiB of shared memory per program.
         tile = 64 if 90 <= architecture < 120 else 32
         if dtype == torch.float32:
-            stages = {"num_warps": 8, "num_stages": 2}
+            stages = _options(8, 2)
             return _Tiling(16, stages, stages, 2)
         if head_block > 128:
-            stages = {"num_warps": 8, "num_stages": 3}
+            stages = _options(8, 3)
             return _Tiling(tile, stages, stages, 1)
         # With a soft cap there are not enough registers for another stage.
-        chunk = {"num_warps": 8, "num_stages": 5 if shape.soft_cap is None else 3}
-        split = {"num_warps": 4, "num_stages": 5}
+        chunk = _options(8, 5 if shape.soft_cap is None else 3)
+        split = _options(4, 5)
         return _Tiling(tile, chunk, split, 2 if head_block == 128 else 4)
+
+
+def _options(num_warps: int, num_stages: int) -> dict[str, Any]:
+    return {"num_warps": num_warps, "num_stages": num_stages, "enable_fp_fusion": False}
 
 
 def _architecture() -> int:
@@ -274,6 +237,38 @@ def _num_processors(device: torch.device) -> int:
 @cache
 def _slopes(slopes: tuple[float, ...], device: torch.device) -> Tensor:
     return torch.tensor([slope * _LOG2_E for slope in slopes], dtype=torch.float32, device=device)
+
+
+def _partials(limits: Limits, shape: AttentionShape, device: torch.device) -> Partials:
+    num_sums = limits.max_partials * shape.num_heads
+    return Partials(
+        torch.empty(num_sums, shape.head_dim, dtype=torch.float32, device=device),
+        torch.empty(num_sums, dtype=torch.float32, device=device),
+        torch.empty(num_sums, dtype=torch.float32, device=device),
+        torch.zeros(limits.max_requests * shape.num_kv_heads, dtype=torch.int32, device=device),
+    )
+
+
+def _scoring(shape: AttentionShape, k_scale: float, v_scale: float) -> Scoring:
+    factor = shape.scale * k_scale * _LOG2_E
+    if shape.soft_cap is None:
+        return Scoring(factor, 0.0, v_scale, shape.window or 0)
+    return Scoring(2 * factor / shape.soft_cap, shape.soft_cap * _LOG2_E, v_scale, shape.window or 0)
+
+
+def _form(shape: AttentionShape, block_size: int, tile: int) -> Form:
+    return Form(
+        num_kv_heads=shape.num_kv_heads,
+        group=shape.group,
+        head_dim=shape.head_dim,
+        head_block=_head_block(shape.head_dim),
+        block_size=block_size,
+        tile=tile,
+        segment=SEGMENT,
+        has_window=shape.window is not None,
+        has_cap=shape.soft_cap is not None,
+        has_slopes=shape.slopes is not None,
+    )
 
 
 def _check(q_TNH: Tensor, k_cache_PSKH: Tensor, v_cache_PSKH: Tensor, shape: AttentionShape, block_size: int) -> None:

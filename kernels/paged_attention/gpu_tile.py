@@ -1,6 +1,9 @@
-"""The arithmetic of `paged_attention` on a GPU: one tile of keys, and two segments put together. Launches nothing.
+"""What the kernels of `paged_attention` on a GPU share: reading queries and keys, and two segments put together.
 
-All kernels call the functions of this file, which makes the result of a row the same in each of them:
+A tile of query rows holds adjacent tokens of one request with all query heads of one key head: row r is token r //
+group and head r % group, so keys are read once for all of them. In the split kernel they are columns.
+
+These rules make the result of a row the same in each kernel:
 
 * Keys are taken in tiles of one size, anchored at position 0, with a running maximum (online softmax: Milakov and
   Gimelshein 2018). After each segment of tiles the sums begin anew; those of the segments are added up in order.
@@ -17,25 +20,78 @@ Scores are in units of log2(e), because there is an instruction for powers of tw
 import triton
 import triton.language as tl
 
-_NUM_ONES = tl.constexpr(8)
-_NUM_ONES_OF_FEW = tl.constexpr(16)
+NUM_ONES = tl.constexpr(8)
+NUM_ONES_OF_FEW = tl.constexpr(16)
 """Columns of the matrix of ones that weights are multiplied by: the fewest that every GPU supports."""
 
 
 @triton.jit
-def nothing_seen(ROWS: tl.constexpr, HEAD_BLOCK: tl.constexpr):
-    """Return the state before the first tile: weighted sums of values, sums of weights, and the largest scores."""
-    sums = tl.zeros((ROWS, HEAD_BLOCK), tl.float32)
-    weights = tl.zeros((ROWS, _NUM_ONES), tl.float32)
-    return sums, weights, tl.full((ROWS,), float("-inf"), tl.float32)
+def along(vector, AXIS: tl.constexpr):
+    """Return a vector as a matrix with one row or column, whose elements are along the axis."""
+    return tl.expand_dims(vector, 1 - AXIS)
 
 
 @triton.jit
-def nothing_seen_by_few(ROWS: tl.constexpr, HEAD_BLOCK: tl.constexpr):
-    """Return the same for `attend_few`, whose sums are transposed."""
-    sums = tl.zeros((HEAD_BLOCK, ROWS), tl.float32)
-    weights = tl.zeros((_NUM_ONES_OF_FEW, ROWS), tl.float32)
-    return sums, weights, tl.full((ROWS,), float("-inf"), tl.float32)
+def query_rows(tensors, first_row, end_row, context_len, kv_head, FORM: tl.constexpr, ROWS: tl.constexpr):
+    """Return row of the step, query head, position and slope for each row of a tile, and which rows exist."""
+    rows = tl.arange(0, ROWS)
+    tokens = first_row + rows // FORM.group
+    heads = kv_head * FORM.group + rows % FORM.group
+    is_row = (rows < ROWS // FORM.group * FORM.group) & (tokens < end_row)
+    # Padding rows repeat the last one, whose keys are read anyway.
+    positions = tl.minimum(context_len - end_row + tokens, context_len - 1)
+    slopes = positions
+    if FORM.has_slopes:
+        slopes = tl.load(tensors.slopes + heads, mask=is_row, other=0.0)
+    return tokens.to(tl.int64), heads, positions, slopes, is_row
+
+
+@triton.jit
+def load_queries(tensors, strides, tokens, heads, is_row, FORM: tl.constexpr, QUERY_AXIS: tl.constexpr):
+    """Return the queries of a tile, with 0 as padding, as the rows (axis 0) or the columns of a matrix."""
+    dims = tl.arange(0, FORM.head_block)
+    is_number = along(is_row, QUERY_AXIS) & along(dims < FORM.head_dim, 1 - QUERY_AXIS)
+    offsets = tokens * strides.q_row + heads * strides.q_head
+    return tl.load(tensors.q + along(offsets, QUERY_AXIS) + along(dims, 1 - QUERY_AXIS), mask=is_number, other=0.0)
+
+
+@triton.jit
+def store_rows(pointer, rows, values, is_row, FORM: tl.constexpr, QUERY_AXIS: tl.constexpr):
+    """Store the values of a tile in contiguous rows of `FORM.head_dim` numbers."""
+    dims = tl.arange(0, FORM.head_block)
+    is_number = along(is_row, QUERY_AXIS) & along(dims < FORM.head_dim, 1 - QUERY_AXIS)
+    places = pointer + along(rows * FORM.head_dim, QUERY_AXIS) + along(dims, 1 - QUERY_AXIS)
+    tl.store(places, values.to(pointer.dtype.element_ty), mask=is_number)
+
+
+@triton.jit
+def find_keys(table_ptr, strides, start, first_key, end_key, FORM: tl.constexpr, IS_EDGE: tl.constexpr):
+    """Return the keys of the tile that begins at `start`, their places in the cache, and which of them are read."""
+    keys = start + tl.arange(0, FORM.tile)
+    is_key = (keys >= first_key) & (keys < end_key)
+    if IS_EDGE:
+        blocks = tl.load(table_ptr + keys // FORM.block_size, mask=is_key, other=0)
+    else:
+        blocks = tl.load(table_ptr + keys // FORM.block_size)
+    return keys, blocks.to(tl.int64) * strides.block + (keys % FORM.block_size) * strides.slot, is_key
+
+
+@triton.jit
+def load_keys(head_ptr, slots, is_key, FORM: tl.constexpr, KEY_AXIS: tl.constexpr, IS_EDGE: tl.constexpr):
+    """Return the keys or values of a tile, with 0 as padding. Only what must be is masked: it costs instructions."""
+    dims = tl.arange(0, FORM.head_block)
+    places = head_ptr + along(slots, KEY_AXIS) + along(dims, 1 - KEY_AXIS)
+    is_dim = along(dims < FORM.head_dim, 1 - KEY_AXIS)
+    IS_PADDED: tl.constexpr = FORM.head_block > FORM.head_dim
+    if IS_EDGE and IS_PADDED:
+        loaded = tl.load(places, mask=along(is_key, KEY_AXIS) & is_dim, other=0.0)
+    elif IS_EDGE:
+        loaded = tl.load(places, mask=along(is_key, KEY_AXIS), other=0.0)
+    elif IS_PADDED:
+        loaded = tl.load(places, mask=is_dim, other=0.0)
+    else:
+        loaded = tl.load(places)
+    return loaded
 
 
 @triton.jit
@@ -45,161 +101,52 @@ def _finite(largest):
 
 
 @triton.jit
-def _load(places, is_key, is_dim, IS_EDGE: tl.constexpr, IS_PADDED: tl.constexpr):
-    """Load keys or values, with 0 as padding. Masks cost instructions, so only the needed ones are applied."""
-    if IS_EDGE and IS_PADDED:
-        loaded = tl.load(places, mask=is_key & is_dim, other=0.0)
-    elif IS_EDGE:
-        loaded = tl.load(places, mask=is_key, other=0.0)
-    elif IS_PADDED:
-        loaded = tl.load(places, mask=is_dim, other=0.0)
-    else:
-        loaded = tl.load(places)
-    return loaded
-
-
-@triton.jit
-def _scores(products, keys, positions, slopes, factor, cap, HAS_CAP: tl.constexpr, HAS_SLOPES: tl.constexpr):
+def _scores(products, distances, slopes, scoring, FORM: tl.constexpr):
     """Return cap * tanh(product * factor / cap) + slope * (key - position), in units of log2(e).
 
     With a cap, `factor` is twice the one of the exponential in tanh(x) = 1 - 2 / (exp(2 x) + 1).
     """
-    scores = products * factor
-    if HAS_CAP:
-        scores = cap - 2.0 * cap / (tl.exp2(scores) + 1.0)
-    if HAS_SLOPES:
-        distances = (keys - positions).to(tl.float32)
-        scores = tl.fma(slopes + tl.zeros_like(distances), distances, scores)
+    scores = products * scoring.factor
+    if FORM.has_cap:
+        scores = scoring.cap - 2.0 * scoring.cap / (tl.exp2(scores) + 1.0)
+    if FORM.has_slopes:
+        scores = tl.fma(slopes + tl.zeros_like(distances), distances.to(tl.float32), scores)
     return scores
 
 
-@triton.jit  # long: one step of a loop, mostly parameters
-def attend_tile(
-    state,
-    total,
-    q,
-    positions,
-    slopes,
-    start,
-    first_key,
-    end_key,
-    window,
-    factor,
-    cap,
-    table_ptr,
-    k_ptr,
-    v_ptr,
-    block_stride,
-    slot_stride,
-    TILE: tl.constexpr,
-    SEGMENT: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    HAS_WINDOW: tl.constexpr,
-    HAS_CAP: tl.constexpr,
-    HAS_SLOPES: tl.constexpr,
-    IS_EDGE: tl.constexpr,
-    HAS_WGMMA: tl.constexpr,
-):
-    """Return state and total after the tile of keys that begins at `start`, a multiple of TILE.
-
-    The total changes only if there is `wgmma`: then the first tile of a segment adds the state of the one before,
-    between its two products. Elsewhere the product with values would still be running, and ptxas would make every
-    `wgmma` wait for the one before.
-
-    At an edge a row sees the last `window` keys up to its position, and keys outside of [first_key, end_key) are not
-    read; elsewhere every row sees the whole tile.
-    """
-    sums, weights, largest = state
-    IS_PADDED: tl.constexpr = q.shape[1] > HEAD_DIM
-    dims = tl.arange(0, q.shape[1])
-    keys = start + tl.arange(0, TILE)
-    is_key = (keys >= first_key) & (keys < end_key)
-    is_dim = dims < HEAD_DIM
-    if IS_EDGE:
-        blocks = tl.load(table_ptr + keys // BLOCK_SIZE, mask=is_key, other=0)
-    else:
-        blocks = tl.load(table_ptr + keys // BLOCK_SIZE)
-    slots = blocks.to(tl.int64) * block_stride + (keys % BLOCK_SIZE) * slot_stride
-    k = _load(k_ptr + slots[None, :] + dims[:, None], is_key[None, :], is_dim[:, None], IS_EDGE, IS_PADDED)
-    scores = tl.dot(q, k.to(q.dtype), input_precision="ieee")
-    if HAS_CAP or HAS_SLOPES:
-        scores = _scores(scores, keys[None, :], positions[:, None], slopes[:, None], factor, cap, HAS_CAP, HAS_SLOPES)
-        factor = 1.0
-    if IS_EDGE:
-        is_seen = keys[None, :] <= positions[:, None]
-        if HAS_WINDOW:
-            is_seen &= keys[None, :] > positions[:, None] - window
-        scores = tl.where(is_seen, scores, float("-inf"))
-    if HAS_WGMMA and start % SEGMENT == 0:
-        total = add_segment(total, sums, weight_of(weights, 1), largest)
-        sums, weights, largest = nothing_seen(q.shape[0], q.shape[1])
-    new_largest = tl.maximum(largest, tl.max(scores, axis=1) * factor)
-    subtracted = _finite(new_largest)
-    p = tl.exp2(tl.fma(scores, factor, -subtracted[:, None])).to(q.dtype)
-    before = tl.exp2(largest - subtracted)[:, None]
-    v = _load(v_ptr + slots[:, None] + dims[None, :], is_key[:, None], is_dim[None, :], IS_EDGE, IS_PADDED)
-    sums = tl.dot(p, v.to(q.dtype), sums * before, input_precision="ieee")
-    ones = tl.full((TILE, _NUM_ONES), 1.0, tl.float32).to(q.dtype)
-    weights = tl.dot(p, ones, weights * before, input_precision="ieee")
-    return (sums, weights, new_largest), total
-
-
 @triton.jit
-def attend_few(
-    state,
-    q,
+def weigh(
+    products,
+    largest,
+    keys,
     positions,
     slopes,
-    start,
-    first_key,
-    end_key,
-    window,
-    factor,
-    cap,
-    table_ptr,
-    k_ptr,
-    v_ptr,
-    block_stride,
-    slot_stride,
-    TILE: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    HAS_WINDOW: tl.constexpr,
-    HAS_CAP: tl.constexpr,
-    HAS_SLOPES: tl.constexpr,
+    scoring,
+    FORM: tl.constexpr,
+    IS_EDGE: tl.constexpr,
+    QUERY_AXIS: tl.constexpr,
 ):
-    """Do what `attend_tile` does at an edge, with all matrices transposed: queries are columns.
+    """Return the weights of a tile's keys, the factor of the sums before, and the largest scores.
 
-    wgmma multiplies at least 64 rows. A decode has fewer queries, but as many keys and head dimensions. Each element is
-    the same chain of additions.
+    Args:
+        products: of queries and keys.
+        largest: scores before this tile.
+        IS_EDGE: a row sees the last `window` keys up to its position; elsewhere every row sees the whole tile.
     """
-    sums, weights, largest = state
-    IS_PADDED: tl.constexpr = q.shape[0] > HEAD_DIM
-    dims = tl.arange(0, q.shape[0])
-    keys = start + tl.arange(0, TILE)
-    is_key = (keys >= first_key) & (keys < end_key)
-    is_dim = dims < HEAD_DIM
-    blocks = tl.load(table_ptr + keys // BLOCK_SIZE, mask=is_key, other=0)
-    places = (blocks.to(tl.int64) * block_stride + (keys % BLOCK_SIZE) * slot_stride)[:, None] + dims[None, :]
-    k = _load(k_ptr + places, is_key[:, None], is_dim[None, :], True, IS_PADDED)
-    scores = tl.dot(k.to(q.dtype), q, input_precision="ieee")
-    if HAS_CAP or HAS_SLOPES:
-        scores = _scores(scores, keys[:, None], positions[None, :], slopes[None, :], factor, cap, HAS_CAP, HAS_SLOPES)
+    keys, positions = along(keys, 1 - QUERY_AXIS), along(positions, QUERY_AXIS)
+    scores, factor = products, scoring.factor
+    if FORM.has_cap or FORM.has_slopes:
+        scores = _scores(products, keys - positions, along(slopes, QUERY_AXIS), scoring, FORM)
         factor = 1.0
-    is_seen = keys[:, None] <= positions[None, :]
-    if HAS_WINDOW:
-        is_seen &= keys[:, None] > positions[None, :] - window
-    scores = tl.where(is_seen, scores, float("-inf"))
-    new_largest = tl.maximum(largest, tl.max(scores, axis=0) * factor)
+    if IS_EDGE:
+        is_seen = keys <= positions
+        if FORM.has_window:
+            is_seen &= keys > positions - scoring.window
+        scores = tl.where(is_seen, scores, float("-inf"))
+    new_largest = tl.maximum(largest, tl.max(scores, axis=1 - QUERY_AXIS) * factor)
     subtracted = _finite(new_largest)
-    p = tl.exp2(tl.fma(scores, factor, -subtracted[None, :])).to(q.dtype)
-    before = tl.exp2(largest - subtracted)[None, :]
-    v = _load(v_ptr + places, is_key[:, None], is_dim[None, :], True, IS_PADDED)
-    sums = tl.dot(tl.trans(v.to(q.dtype)), p, sums * before, input_precision="ieee")
-    ones = tl.full((_NUM_ONES_OF_FEW, TILE), 1.0, tl.float32).to(q.dtype)
-    weights = tl.dot(ones, p, weights * before, input_precision="ieee")
-    return sums, weights, new_largest
+    weights = tl.exp2(tl.fma(scores, factor, along(-subtracted, QUERY_AXIS)))
+    return weights, along(tl.exp2(largest - subtracted), QUERY_AXIS), new_largest
 
 
 @triton.jit

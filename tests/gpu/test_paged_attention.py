@@ -76,7 +76,7 @@ def check(
 ) -> None:
     step, queries, starts = step_of(device, data, parts, block_size, shape)
     actual = step(queries, data.k_cache.to(device), data.v_cache.to(device), **scales).cpu()
-    assert not bool(step._num_done.any()), "a counter was not set back"
+    assert not bool(step._partials.num_done.any()), "a counter was not set back"
     tables = data.block_table[[request for request, _, _ in parts]]
     lens = [keys for _, _, keys in parts]
     queries = queries.cpu()

@@ -192,7 +192,7 @@ def _recorded_kernels(recorder: _Recorder) -> Iterator[None]:
     original = GridExecutor.__call__
 
     def call(self: Any, *args: Any, **kwargs: Any) -> None:
-        recorder.note([leaf for leaf in (*args, *kwargs.values()) if isinstance(leaf, Tensor)])
+        recorder.note([leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)])
         recorder.launches.append(lambda: original(self, *args, **kwargs))
 
     GridExecutor.__call__ = call

@@ -1,0 +1,85 @@
+"""The arguments of the attention kernels, in groups. Triton passes a named tuple as its members, in their order."""
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+
+class Tensors(NamedTuple):
+    """What every kernel reads and writes. Shapes are those of `PagedAttention`."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    out: Tensor
+    tables: Tensor
+    """Block numbers; a row for each request of the plan."""
+    slopes: Tensor | None
+    query_starts: Tensor
+    context_lens: Tensor
+
+
+class Strides(NamedTuple):
+    """In elements. The distance of rows of the block table is apart, because it differs between steps."""
+
+    q_row: int
+    q_head: int
+    block: int
+    slot: int
+    kv_head: int
+
+
+class Scoring(NamedTuple):
+    """Numbers that scores and results are computed with."""
+
+    factor: float
+    """Of products of queries and keys; with a cap, as `gpu_tile` needs it."""
+    cap: float
+    value_factor: float
+    window: int
+
+
+class Tiles(NamedTuple):
+    """Lists of the tiles of rows of a plan."""
+
+    requests: Tensor
+    """-1 after the last tile."""
+    first_rows: Tensor
+
+
+class Items(NamedTuple):
+    """Lists of the segments of a plan."""
+
+    num_items: Tensor
+    requests: Tensor
+    first_items: Tensor
+    first_partials: Tensor
+
+
+class Partials(NamedTuple):
+    """Sums of segments."""
+
+    sums: Tensor
+    weights: Tensor
+    largest: Tensor
+    num_done: Tensor
+    """For each request and key head, how many segments are done. The kernel resets it to zeros."""
+
+
+class Form(NamedTuple):
+    """What a kernel is compiled for: one argument that is a constant. Its members are plain numbers in a kernel."""
+
+    num_kv_heads: int
+    group: int
+    """Query heads of a key head."""
+    head_dim: int
+    head_block: int
+    """`head_dim`, padded."""
+    block_size: int
+    tile: int
+    """Keys of a tile."""
+    segment: int
+    """Keys of a segment."""
+    has_window: bool
+    has_cap: bool
+    has_slopes: bool
