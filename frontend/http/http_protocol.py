@@ -12,6 +12,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from octavo.frontend.http.acceptor import is_probe
+from octavo.frontend.http.disconnect import MessageEvent
 from octavo.frontend.http.errors import refusal
 from octavo.frontend.http.throttle import Throttle
 
@@ -154,6 +155,7 @@ class HttpProtocol(HttpToolsProtocol):
         elif not self._is_refused:
             self._is_in_message = True
             super().on_headers_complete()
+            self.cycle.message_event = MessageEvent()  # type: ignore[assignment]
 
     def on_body(self, body: bytes) -> None:
         """Pass on a part of the body, unless the head was rejected."""
@@ -167,6 +169,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._reset_unfinished()
         if not (self._is_refused or self._is_upgrade_offered):
             super().on_message_complete()
+            self.headers = []  # the scope has them, and drops them where the rest of a request may wait for long
             if self.cycle.response_complete and self.timeout_keep_alive_task is None:
                 # The response was complete before the body, and the body's data cancelled the keep-alive timeout.
                 self.timeout_keep_alive_task = self.loop.call_later(

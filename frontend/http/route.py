@@ -17,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 
 from octavo.frontend.http.app_state import AppState
 from octavo.frontend.http.body_reader import BodyReader, BodyRefused
-from octavo.frontend.http.disconnect import cancelled_on_disconnect
+from octavo.frontend.http.disconnect import CancelOnDisconnect
 from octavo.frontend.http.errors import failure_response, refusal
 from octavo.frontend.http.request import ApiRequest, RequestBody, header_value
 from octavo.protocol.errors import OctavoError
@@ -76,26 +76,26 @@ class ApiRoute(APIRoute):
         except BodyRefused as error:
             await error.response(scope, receive, send)
             return
-        if body is not None:
-            received = RequestBody(body, receive)
-            del body  # the handler may free it
-            received.put_into(scope)
+        if body is None:
+            return
+        received = RequestBody(body, receive)
+        del body  # the handler may free it
+        received.put_into(scope)
+        with CancelOnDisconnect(receive):
             if self.is_included or scope["app"].dependency_overrides:
-                work = super().handle(scope, received, send)
+                await super().handle(scope, received, send)
             else:
-                work = self._handle_directly(scope, received, send)
-            await cancelled_on_disconnect(work, receive)
+                response = await self._respond(ApiRequest(scope, received))
+                await response(scope, received, send)
 
-    async def _handle_directly(self, scope: Scope, received: RequestBody, send: Send) -> None:
+    async def _respond(self, request: ApiRequest) -> Response:
         """Answer without FastAPI's dependency resolution, which takes longer than everything else in HTTP."""
-        request = ApiRequest(scope, received)
+        arguments = {name: self.app_state if name == "state" else request for name in self._parameters}
         try:
-            response = await self.endpoint(
-                **{name: self.app_state if name == "state" else request for name in self._parameters}
-            )
+            response: Response = await self.endpoint(**arguments)
         except OctavoError as error:
-            response = failure_response(scope, error)
-        await response(scope, received, send)
+            response = failure_response(request.scope, error)
+        return response
 
     def _refusal(self, scope: Scope) -> Response | None:
         """Return the error response if the headers already rule the request out, else None."""

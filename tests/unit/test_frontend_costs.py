@@ -104,6 +104,31 @@ def test_a_waiting_chat_keeps_neither_its_body_nor_its_prompt() -> None:
     assert asyncio.run(main()) < 4.5
 
 
+def test_a_waiting_request_has_one_task() -> None:
+    """A disconnect cancels it without a task that waits for that."""
+
+    async def main() -> None:
+        client, link = idle_client()
+        async with listening(application(client)) as path:  # type: ignore[arg-type]
+            others = asyncio.all_tasks()
+            writers = []
+            for is_streamed in (True, False):
+                _, writer = await asyncio.open_unix_connection(path)
+                body = json.dumps({"prompt": "abc", "stream": is_streamed}).encode()
+                head = b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\n"
+                writer.write(head + b"content-length: %d\r\n\r\n" % len(body) + body)
+                writers.append(writer)
+            await until(lambda: link.num_live_requests == len(writers))
+            assert len(asyncio.all_tasks() - others) == len(writers) + 1, "a stream has two"
+            for writer in writers:
+                writer.transport.abort()
+            await until(lambda: asyncio.all_tasks() == others)
+            assert not link.num_live_requests
+        shut(client)
+
+    asyncio.run(main())
+
+
 def test_a_message_of_events_wakes_each_stream_once() -> None:
     """However many streams, tokens and events the message has: one future for each stream and no other task."""
     num_streams, num_futures = 50, 0
