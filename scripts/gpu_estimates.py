@@ -14,6 +14,9 @@ from octavo.kernels.linear.gpu_tiles import H100, Launch, Tiling
 
 DeviceName = Literal["H100", "H200"]
 DtypeName = Literal["bfloat16", "float16"]
+Epilogue = Literal["none", "silu_and_mul", "residual"]
+"""What a product does with its results before it stores them: halves are combined, or another matrix is added. There is
+no kernel for the latter, because it would gain nothing."""
 MODELS: tuple[ShapeName, ...] = ("Qwen3-0.6B", "Llama-3.1-8B")
 ROWS = (1, 16, 64, 256, 2048, 8192)
 ELEMENT_BYTES = 2
@@ -22,10 +25,14 @@ LOOP_INSTRUCTIONS = 123
 """Of a warp, for a block of 64 inputs. The most of all launches."""
 TILE_INSTRUCTIONS = 791
 """Of a warp, at the end of a tile: results are converted, exchanged and stored. The most of all launches."""
+GATED_TILE_INSTRUCTIONS = 1472
+"""The same with `silu_and_mul`."""
 TENSOR_SHARE = 0.9
 """Of the time in a loop in which the tensor cores work: each block of inputs has a barrier. Assumed."""
 FIXED_S = 2.0e-6
 """From the end of the kernel before to the first product, in a graph: launch, barriers, the first copies. Assumed."""
+KERNEL_S = 1.5e-6
+"""The same for a kernel that only reads and writes rows. Assumed."""
 LATENCY_S = 0.8e-6
 """Of a read from memory under load. Assumed."""
 PORT_BYTES = 64
@@ -96,21 +103,24 @@ class Estimate:
         return max(self.parts_s, key=lambda part: self.parts_s[part])
 
 
-def estimate_product(m: int, n: int, k: int, dtype: DtypeName, device: DeviceName) -> Estimate:
+def estimate_product(
+    m: int, n: int, k: int, dtype: DtypeName, device: DeviceName, epilogue: Epilogue = "none"
+) -> Estimate:
     """Estimate a product of `m` rows with a weight of `n` outputs and `k` inputs, by our own kernels."""
     assert dtype in ("bfloat16", "float16"), "two bytes each"
     rates, tiling = DEVICES[device], Tiling(n, k, ELEMENT_BYTES, H100)
-    launch = tiling.launch(m)
+    launch = tiling.launch(m, is_gated=epilogue == "silu_and_mul")
     tile = launch.tile
     row_tiles, output_tiles = -(-m // tile.rows), -(-n // tile.outputs)
     rows_bytes, weight_bytes, out_bytes = m * k * ELEMENT_BYTES, n * k * ELEMENT_BYTES, m * n * ELEMENT_BYTES
+    out_bytes = int(out_bytes * {"none": 1, "silu_and_mul": 0.5, "residual": 2}[epilogue])
     times_read = 1 if weight_bytes <= CACHE_BYTES else -(-row_tiles // GROUP_ROW_TILES)
     num_bytes = rows_bytes + weight_bytes * times_read + out_bytes
     sums_bytes = 4 * m * n * tiling.num_splits * 2 if launch.is_spread else 0
     cache_bytes = rows_bytes * output_tiles + weight_bytes * row_tiles + out_bytes + sums_bytes
     items = launch.num_tiles * (tiling.num_splits if launch.is_spread else 1)
     splits_of_item = 1 if launch.is_spread else tiling.num_splits
-    item_s = splits_of_item * _split_seconds(tiling, launch, min(m, tile.rows), rates)
+    item_s = splits_of_item * _split_seconds(tiling, launch, min(m, tile.rows), rates, epilogue)
     flops = 2.0 * m * n * k
     return Estimate(
         launch=launch,
@@ -132,7 +142,7 @@ def estimate_product(m: int, n: int, k: int, dtype: DtypeName, device: DeviceNam
     )
 
 
-def _split_seconds(tiling: Tiling, launch: Launch, num_rows: int, rates: Device) -> float:
+def _split_seconds(tiling: Tiling, launch: Launch, num_rows: int, rates: Device, epilogue: Epilogue) -> float:
     """Return the time of a split of a tile on a multiprocessor by itself, beginning to end.
 
     In each block of inputs the copies, the tensor cores, the shared memory and the instructions overlap; the end of a
@@ -151,7 +161,10 @@ def _split_seconds(tiling: Tiling, launch: Launch, num_rows: int, rates: Device)
         (used + stored) / (SHARED_BYTES * rates.clocks),
         LOOP_INSTRUCTIONS * tile.num_warps / 4 / rates.clocks,
     )
-    end_s = TILE_INSTRUCTIONS * tile.num_warps / 4 / rates.clocks
+    instructions = GATED_TILE_INSTRUCTIONS if epilogue == "silu_and_mul" else TILE_INSTRUCTIONS
+    end_s = instructions * tile.num_warps / 4 / rates.clocks
+    if epilogue == "residual" and not launch.is_spread:  # nothing hides the read, which the last split needs
+        end_s += LATENCY_S / tiling.num_splits
     return tiling.split_inputs / tile.inputs * block_s + end_s
 
 
@@ -175,6 +188,41 @@ def table(device: DeviceName) -> str:
     return "\n".join(lines)
 
 
+def rows_seconds(num_bytes: float, device: DeviceName) -> float:
+    """Return the time of a kernel that only reads and writes rows, of which the second-level cache keeps a part."""
+    rates = DEVICES[device]
+    return KERNEL_S + num_bytes / (rates.cache_bytes if num_bytes <= CACHE_BYTES else rates.memory_bytes)
+
+
+def epilogue_seconds(model: ShapeName, m: int, device: DeviceName, epilogue: Epilogue) -> tuple[float, float]:
+    """Return the time of a layer's products that could have an epilogue, and of the kernels after them: apart, fused.
+
+    `silu_and_mul` belongs to gate_up. The residual would be added by out and down, and a norm would remain.
+    """
+    shapes = weight_shapes(SHAPES[model])
+    names = ("gate_up",) if epilogue == "silu_and_mul" else ("out", "down")
+    apart_s = fused_s = 0.0
+    for n, k in (shapes[name] for name in names):
+        out_bytes = m * n * ELEMENT_BYTES
+        after_bytes = (1.5 if epilogue == "silu_and_mul" else 4) * out_bytes
+        apart_s += estimate_product(m, n, k, "bfloat16", device).seconds + rows_seconds(after_bytes, device)
+        fused_s += estimate_product(m, n, k, "bfloat16", device, epilogue).seconds
+        fused_s += rows_seconds(2 * out_bytes, device) if epilogue == "residual" else 0.0
+    return apart_s, fused_s
+
+
+def epilogue_table(device: DeviceName) -> str:
+    """Return what each epilogue would save, as a table in Markdown."""
+    lines = ["| epilogue | " + " | ".join(f"{rows:,} rows" for rows in ROWS) + " |", "| --- " * (1 + len(ROWS)) + "|"]
+    epilogues: tuple[Epilogue, ...] = ("silu_and_mul", "residual")
+    for model in MODELS:
+        for epilogue in epilogues:
+            pairs = [epilogue_seconds(model, m, device, epilogue) for m in ROWS]
+            found = [f"{1e6 * apart:,.0f} -> {1e6 * fused:,.0f} µs" for apart, fused in pairs]
+            lines.append(f"| {model} {epilogue} | " + " | ".join(found) + " |")
+    return "\n".join(lines)
+
+
 def layers_share(model: ShapeName, m: int, device: DeviceName) -> float:
     """Return the expected fraction of the roofline of all products of a layer together."""
     shapes = [shape for name, shape in weight_shapes(SHAPES[model]).items() if name != "head"]
@@ -185,7 +233,7 @@ def layers_share(model: ShapeName, m: int, device: DeviceName) -> float:
 def main() -> None:
     """Print the table for each device."""
     for device in DEVICES:
-        print(f"\n{device}\n\n{table(device)}\n")
+        print(f"\n{device}\n\n{table(device)}\n\n{epilogue_table(device)}\n")
         for model in MODELS:
             shares = ", ".join(f"{rows:,}: {layers_share(model, rows, device):.0%}" for rows in ROWS)
             print(f"{model}, all products of a layer, by rows: {shares}")

@@ -20,6 +20,7 @@ from octavo.kernels.linear.quantization import Quantization, quantize_weight
 from octavo.kernels.linear.quantized import QuantizedWeight
 from octavo.kernels.linear.record import record
 from octavo.kernels.native.library import NativeLibrary
+from octavo.kernels.silu_and_mul import silu_and_mul
 
 
 class DevicePacker(Protocol):
@@ -35,6 +36,14 @@ class PaddingProduct(Protocol):
 
     def padded_rows(self, num_rows: int) -> int:
         """Return the row count that is computed for this one."""
+
+
+@runtime_checkable
+class GatedProduct(Protocol):
+    """A product that can apply the gated activation to its results before it stores them."""
+
+    def silu_and_mul(self, x_TI: Tensor) -> Tensor:
+        """See `linear_silu_and_mul`."""
 
 
 def new_packer(*, is_batch_invariant: bool) -> DevicePacker:
@@ -131,6 +140,27 @@ def linear(x_TI: Tensor, packed: PackedLinear) -> Tensor:
     Raises:
         ShapeError: the rows do not fit the weight, or differ in dtype or device.
     """
+    _require_fitting(x_TI, packed)
+    if x_TI.device.type == "recorded":
+        assert isinstance(packed.product, NativeProduct), "programs need weights that the library packed"
+        return record(x_TI, packed.product)
+    return packed.product(x_TI)
+
+
+def linear_silu_and_mul(x_TI: Tensor, packed: PackedLinear) -> Tensor:
+    """Return `octavo.kernels.silu_and_mul` of `linear(x, packed)`, with the bits of the two operations in sequence.
+
+    Raises:
+        ShapeError: the rows do not fit the weight, or the weight has an odd number of outputs.
+    """
+    if isinstance(packed.product, GatedProduct):
+        _require_fitting(x_TI, packed)
+        require(packed.num_outputs % 2 == 0, f"linear_silu_and_mul: {packed.num_outputs} outputs have no two halves")
+        return packed.product.silu_and_mul(x_TI)
+    return silu_and_mul(linear(x_TI, packed))
+
+
+def _require_fitting(x_TI: Tensor, packed: PackedLinear) -> None:
     require(
         x_TI.ndim == 2
         and x_TI.shape[1] == packed.num_inputs
@@ -139,7 +169,3 @@ def linear(x_TI: Tensor, packed: PackedLinear) -> Tensor:
         f"linear: {tuple(x_TI.shape)} {x_TI.dtype} on {x_TI.device} with a weight of {packed.num_inputs} inputs, "
         f"{packed.dtype} on {packed.device}",
     )
-    if x_TI.device.type == "recorded":
-        assert isinstance(packed.product, NativeProduct), "programs need weights that the library packed"
-        return record(x_TI, packed.product)
-    return packed.product(x_TI)

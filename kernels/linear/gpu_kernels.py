@@ -5,11 +5,16 @@ and then the splits, in ascending order. A persistent program computes all split
 that would leave multiprocessors idle, each split has its own program, and the program of a tile that finishes last
 adds up the splits.
 
+A gated product (`IS_GATED`) stores `silu(gate) * up`. The first half of the weight's rows makes the gate, the second
+half the other factor; a tile has the same columns of both, and `num_outputs` is the number of results of a row.
+
 `x` and `weight` are tensor descriptors, for the TMA of Hopper and newer GPUs, or pointers.
 """
 
 import triton
 import triton.language as tl
+
+from octavo.kernels.silu_and_mul.gpu import gated
 
 TILES_IN_GROUP = 8
 """Row tiles that are computed one after another for the same tile of outputs, to reuse the weight in the cache."""
@@ -28,6 +33,17 @@ def _place_of_tile(tile, num_rows, num_outputs, ROWS: tl.constexpr, OUTPUTS: tl.
 
 
 @triton.jit
+def _outputs_of_tile(first_output, num_outputs, IS_GATED: tl.constexpr, OUTPUTS: tl.constexpr):
+    """Return the columns of the result that a tile's outputs belong to, and where their half of the weight begins."""
+    outputs = tl.arange(0, OUTPUTS)
+    half = tl.zeros_like(outputs)
+    if IS_GATED:
+        half = outputs // (OUTPUTS // 2) * num_outputs
+        outputs %= OUTPUTS // 2
+    return first_output + outputs, half
+
+
+@triton.jit
 def _sum_split(
     x,
     weight,
@@ -39,6 +55,7 @@ def _sum_split(
     num_outputs,
     num_inputs,
     row_stride,
+    IS_GATED: tl.constexpr,
     HAS_DESCRIPTORS: tl.constexpr,
     IS_EVEN: tl.constexpr,
     ROWS: tl.constexpr,
@@ -53,10 +70,14 @@ def _sum_split(
         block = first_input + start
         if HAS_DESCRIPTORS:  # inputs beyond the end are 0
             rows = x.load([first_row, block])
-            weights = weight.load([first_output, block])
+            if IS_GATED:  # columns of the gate, and the same columns of the other half
+                weights = weight.load([0, first_output, block]).reshape(OUTPUTS, INPUTS)
+            else:
+                weights = weight.load([first_output, block])
         else:
             row_places = tl.minimum(first_row + tl.arange(0, ROWS), num_rows - 1).to(tl.int64) * row_stride
-            weight_places = tl.minimum(first_output + tl.arange(0, OUTPUTS), num_outputs - 1).to(tl.int64) * num_inputs
+            columns, half = _outputs_of_tile(first_output, num_outputs, IS_GATED, OUTPUTS)
+            weight_places = (half + tl.minimum(columns, num_outputs - 1)).to(tl.int64) * num_inputs
             inputs = block + tl.arange(0, INPUTS)
             if IS_EVEN:
                 rows = tl.load(x + row_places[:, None] + inputs[None, :])
@@ -80,17 +101,24 @@ def _store_tile(
     num_outputs,
     is_last,
     HAS_BIAS: tl.constexpr,
+    IS_GATED: tl.constexpr,
     ROWS: tl.constexpr,
     OUTPUTS: tl.constexpr,
 ):
     """Add the bias and store the results, if `is_last`. There is no branch: with one, loops cannot be flattened."""
+    COLUMNS: tl.constexpr = OUTPUTS // 2 if IS_GATED else OUTPUTS
     rows = first_row + tl.arange(0, ROWS)
-    outputs = first_output + tl.arange(0, OUTPUTS)
+    columns = first_output + tl.arange(0, COLUMNS)
     if HAS_BIAS:
-        sums += tl.load(bias_ptr + outputs, mask=outputs < num_outputs, other=0.0).to(tl.float32)[None, :]
-    is_result = (rows < num_rows)[:, None] & (outputs < num_outputs)[None, :] & is_last
-    places = rows[:, None].to(tl.int64) * num_outputs + outputs[None, :]
-    tl.store(out_ptr + places, sums.to(out_ptr.dtype.element_ty), mask=is_result)
+        outputs, half = _outputs_of_tile(first_output, num_outputs, IS_GATED, OUTPUTS)
+        sums += tl.load(bias_ptr + half + outputs, mask=outputs < num_outputs, other=0.0).to(tl.float32)[None, :]
+    is_result = (rows < num_rows)[:, None] & (columns < num_outputs)[None, :] & is_last
+    places = rows[:, None].to(tl.int64) * num_outputs + columns[None, :]
+    dtype: tl.constexpr = out_ptr.dtype.element_ty
+    if IS_GATED:
+        gate, up = tl.split(sums.reshape(ROWS, 2, COLUMNS).permute(0, 2, 1))
+        sums = gated(gate.to(dtype), up.to(dtype))
+    tl.store(out_ptr + places, sums.to(dtype), mask=is_result)
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -106,6 +134,7 @@ def linear_kernel(
     split_inputs,
     NUM_SPLITS: tl.constexpr,
     HAS_BIAS: tl.constexpr,
+    IS_GATED: tl.constexpr,
     HAS_DESCRIPTORS: tl.constexpr,
     IS_EVEN: tl.constexpr,
     ROWS: tl.constexpr,
@@ -113,14 +142,15 @@ def linear_kernel(
     INPUTS: tl.constexpr,
 ):
     """Each program computes every `num_programs`-th tile."""
-    num_tiles = tl.cdiv(num_rows, ROWS) * tl.cdiv(num_outputs, OUTPUTS)
+    COLUMNS: tl.constexpr = OUTPUTS // 2 if IS_GATED else OUTPUTS
+    num_tiles = tl.cdiv(num_rows, ROWS) * tl.cdiv(num_outputs, COLUMNS)
     num_own_tiles = tl.cdiv(num_tiles - tl.program_id(0), tl.num_programs(0))
     total = tl.zeros((ROWS, OUTPUTS), tl.float32)
     # Flattened, so that the copies for the next split or tile begin before this one is stored.
     for step in tl.range(0, num_own_tiles * NUM_SPLITS, flatten=True):
         split = step % NUM_SPLITS
         tile = tl.program_id(0) + step // NUM_SPLITS * tl.num_programs(0)
-        first_row, first_output = _place_of_tile(tile, num_rows, num_outputs, ROWS, OUTPUTS)
+        first_row, first_output = _place_of_tile(tile, num_rows, num_outputs, ROWS, COLUMNS)
         sums = _sum_split(
             x,
             weight,
@@ -132,6 +162,7 @@ def linear_kernel(
             num_outputs,
             num_inputs,
             row_stride,
+            IS_GATED=IS_GATED,
             HAS_DESCRIPTORS=HAS_DESCRIPTORS,
             IS_EVEN=IS_EVEN,
             ROWS=ROWS,
@@ -151,6 +182,7 @@ def linear_kernel(
             num_outputs,
             split == NUM_SPLITS - 1,
             HAS_BIAS=HAS_BIAS,
+            IS_GATED=IS_GATED,
             ROWS=ROWS,
             OUTPUTS=OUTPUTS,
         )
@@ -167,6 +199,7 @@ def _add_splits(
     num_outputs,
     NUM_SPLITS: tl.constexpr,
     HAS_BIAS: tl.constexpr,
+    IS_GATED: tl.constexpr,
     ROWS: tl.constexpr,
     OUTPUTS: tl.constexpr,
 ):
@@ -193,6 +226,7 @@ def _add_splits(
             num_outputs,
             True,
             HAS_BIAS=HAS_BIAS,
+            IS_GATED=IS_GATED,
             ROWS=PART,
             OUTPUTS=OUTPUTS,
         )
@@ -213,6 +247,7 @@ def split_linear_kernel(
     split_inputs,
     NUM_SPLITS: tl.constexpr,
     HAS_BIAS: tl.constexpr,
+    IS_GATED: tl.constexpr,
     HAS_DESCRIPTORS: tl.constexpr,
     IS_EVEN: tl.constexpr,
     ROWS: tl.constexpr,
@@ -225,7 +260,8 @@ def split_linear_kernel(
     int32 per tile, zero before and afterwards.
     """
     tile, split = tl.program_id(0) // NUM_SPLITS, tl.program_id(0) % NUM_SPLITS
-    first_row, first_output = _place_of_tile(tile, num_rows, num_outputs, ROWS, OUTPUTS)
+    COLUMNS: tl.constexpr = OUTPUTS // 2 if IS_GATED else OUTPUTS
+    first_row, first_output = _place_of_tile(tile, num_rows, num_outputs, ROWS, COLUMNS)
     sums = _sum_split(
         x,
         weight,
@@ -237,6 +273,7 @@ def split_linear_kernel(
         num_outputs,
         num_inputs,
         row_stride,
+        IS_GATED=IS_GATED,
         HAS_DESCRIPTORS=HAS_DESCRIPTORS,
         IS_EVEN=IS_EVEN,
         ROWS=ROWS,
@@ -262,6 +299,7 @@ def split_linear_kernel(
             num_outputs,
             NUM_SPLITS=NUM_SPLITS,
             HAS_BIAS=HAS_BIAS,
+            IS_GATED=IS_GATED,
             ROWS=ROWS,
             OUTPUTS=OUTPUTS,
         )

@@ -47,13 +47,21 @@ class InvariantLinear:
 
     def __call__(self, x_TI: Tensor) -> Tensor:
         """See `octavo.kernels.linear.linear`."""
+        return self._product(x_TI, is_gated=False)
+
+    def silu_and_mul(self, x_TI: Tensor) -> Tensor:
+        """See `octavo.kernels.linear.linear_silu_and_mul`."""
+        return self._product(x_TI, is_gated=True)
+
+    def _product(self, x_TI: Tensor, *, is_gated: bool) -> Tensor:
         num_rows, num_outputs = x_TI.shape[0], self.tiling.num_outputs
-        out_TO = torch.empty(num_rows, num_outputs, dtype=x_TI.dtype, device=x_TI.device)
+        width = num_outputs // 2 if is_gated else num_outputs
+        out_TO = torch.empty(num_rows, width, dtype=x_TI.dtype, device=x_TI.device)
         if out_TO.numel():
-            self._launch(x_TI, out_TO, self.tiling.launch(num_rows))
+            self._launch(x_TI, out_TO, self.tiling.launch(num_rows, is_gated=is_gated), is_gated=is_gated)
         return out_TO
 
-    def _launch(self, x_TI: Tensor, out_TO: Tensor, launch: Launch) -> None:
+    def _launch(self, x_TI: Tensor, out_TO: Tensor, launch: Launch, *, is_gated: bool) -> None:
         tiling, tile = self.tiling, launch.tile
         has_descriptors = tiling.gpu.has_descriptors and tiling.element_bytes == 2 and _can_describe(self.weight_OI)
         if x_TI.stride(1) != 1 or (has_descriptors and not _can_describe(x_TI)):
@@ -62,12 +70,18 @@ class InvariantLinear:
         weight: Any = self.weight_OI
         if has_descriptors:
             x = TensorDescriptor.from_tensor(x_TI, [tile.rows, tile.inputs])
-            weight = TensorDescriptor.from_tensor(self.weight_OI, [tile.outputs, tile.inputs])
+            # A tile of a gated product has columns of the gate, and the same columns of the other half.
+            weight = (
+                TensorDescriptor.from_tensor(self.weight_OI.unflatten(0, (2, -1)), [2, tile.outputs // 2, tile.inputs])
+                if is_gated
+                else TensorDescriptor.from_tensor(self.weight_OI, [tile.outputs, tile.inputs])
+            )
         matrices = (x, weight, self.weight_OI if self.bias_O is None else self.bias_O, out_TO)
         numbers = (*out_TO.shape, tiling.num_inputs, x_TI.stride(0), tiling.split_inputs)
         options = {
             "NUM_SPLITS": tiling.num_splits,
             "HAS_BIAS": self.bias_O is not None,
+            "IS_GATED": is_gated,
             "HAS_DESCRIPTORS": has_descriptors,
             "IS_EVEN": tiling.num_inputs % tile.inputs == 0,
             **_options(tile),

@@ -95,10 +95,14 @@ class Tiling:
         block = INPUTS_BLOCK[self.element_bytes]
         return -(-self.num_inputs // (block * self.num_splits)) * block
 
-    def launch(self, num_rows: int) -> Launch:
-        """Return the launch for a number of rows, at least one."""
+    def launch(self, num_rows: int, *, is_gated: bool = False) -> Launch:
+        """Return the launch for a number of rows, at least one.
+
+        `is_gated`: half of a tile's outputs are from each half of the weight.
+        """
         tile = self._tile(num_rows)
-        num_tiles = -(-num_rows // tile.rows) * -(-self.num_outputs // tile.outputs)
+        halves = 1 + is_gated
+        num_tiles = -(-num_rows // tile.rows) * -(-(self.num_outputs // halves) // (tile.outputs // halves))
         is_spread = self.num_splits > 1 and 2 * num_tiles <= self.gpu.num_multiprocessors
         if is_spread:
             return Launch(tile, num_tiles, num_tiles * self.num_splits, is_spread)

@@ -20,12 +20,19 @@ def silu_and_mul(gate_up_T2F: Tensor) -> Tensor:
 
 
 @triton.jit
+def gated(gate, up):
+    """Return `silu(gate) * up` in their dtype: each of the two is computed in float32 and rounded."""
+    gate32 = gate.to(tl.float32)
+    silu = (gate32 / (1.0 + tl.exp(-gate32))).to(gate.dtype)
+    return (silu.to(tl.float32) * up.to(tl.float32)).to(gate.dtype)
+
+
+@triton.jit
 def _silu_and_mul_kernel(gate_up_ptr, out_ptr, width, token_stride, BLOCK: tl.constexpr):
     token = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     is_in = columns < width
     row_ptr = gate_up_ptr + token * token_stride
-    gate = tl.load(row_ptr + columns, mask=is_in, other=0.0).to(tl.float32)
-    up = tl.load(row_ptr + width + columns, mask=is_in, other=0.0).to(tl.float32)
-    silu = (gate / (1.0 + tl.exp(-gate))).to(out_ptr.dtype.element_ty).to(tl.float32)
-    tl.store(out_ptr + token * width + columns, (silu * up).to(out_ptr.dtype.element_ty), mask=is_in)
+    gate = tl.load(row_ptr + columns, mask=is_in, other=0.0)
+    up = tl.load(row_ptr + width + columns, mask=is_in, other=0.0)
+    tl.store(out_ptr + token * width + columns, gated(gate, up), mask=is_in)

@@ -1,14 +1,19 @@
 """Products with a weight: which row counts of cuBLAS agree, and how fast cuBLAS and our kernel are."""
 
+from collections.abc import Callable, Sequence
+from itertools import product
 from typing import Any
 
 import torch
 from bench_gpu_parts.timing import IS_ON_GPU, captured, normal, num_copies, release_memory, seconds_of
-from gpu_estimates import DeviceName, estimate_product
+from gpu_estimates import DeviceName, Epilogue, estimate_product
 
 from first_look_parts.figures import cell_result, figure
 from octavo.kernels.linear import gpu
 from octavo.kernels.linear.gpu_product import InvariantLinear, gpu_of
+from octavo.kernels.silu_and_mul import silu_and_mul
+
+Product = Callable[[torch.Tensor], torch.Tensor]
 
 LEAST_S = 0.05
 """Minimum time of one measurement; there are about a hundred."""
@@ -38,24 +43,28 @@ def products(name: str, num_outputs: int, num_inputs: int, rows: list[int]) -> d
     """Return the microseconds of a product for each number of rows: estimated, by cuBLAS and by our kernels."""
     copies = num_copies(num_outputs * num_inputs * ELEMENT_BYTES)
     weights = [normal(num_outputs, num_inputs) for _ in range(copies)]
-    kinds = {
-        "cublas": [gpu.LibraryLinear(weight, None) for weight in weights],
-        "octavo": [InvariantLinear.new(weight, None, gpu_of(weight.device)) for weight in weights],
-    }
+    library = [gpu.LibraryLinear(weight, None) for weight in weights]
+    own = [InvariantLinear.new(weight, None, gpu_of(weight.device)) for weight in weights]
+    kinds: dict[Epilogue, dict[str, Sequence[Product]]] = {"none": {"cublas": library, "octavo": own}}
+    if name.endswith("gate_up"):  # by cuBLAS in two kernels
+        gated = [lambda x, multiply=multiply: silu_and_mul(multiply(x)) for multiply in library]
+        kinds["silu_and_mul"] = {"cublas": gated, "octavo": [one.silu_and_mul for one in own]}
     figures = []
-    for num_rows in rows:
+    for (epilogue, columns), num_rows in product(kinds.items(), rows):
         x = normal(num_rows, num_inputs)
-        num_bytes = ELEMENT_BYTES * (num_rows * (num_inputs + num_outputs) + num_outputs * num_inputs)
+        results = num_outputs // 2 if epilogue == "silu_and_mul" else num_outputs
+        num_bytes = ELEMENT_BYTES * (num_rows * (num_inputs + results) + num_outputs * num_inputs)
         bound = [(num_bytes, 2.0 * num_rows * num_outputs * num_inputs)]
-        key, title = f"product-{name}-{num_rows}", f"{name}, {num_rows} rows"
-        estimate = estimate_product(num_rows, num_outputs, num_inputs, "bfloat16", _device_name())
+        shown = name if epilogue == "none" else f"{name}+{epilogue}"
+        key, title = f"product-{shown}-{num_rows}", f"{shown}, {num_rows} rows"
+        estimate = estimate_product(num_rows, num_outputs, num_inputs, "bfloat16", _device_name(), epilogue)
         figures.append(figure(key, title, "us", 1e6 * estimate.seconds, column="estimate"))
-        for column, multiply in kinds.items():
+        for column, multiply in columns.items():
             replay = captured(lambda copy, multiply=multiply, x=x: multiply[copy](x), copies)  # type: ignore[misc]
             spent_s = seconds_of(replay, LEAST_S) / copies
             figures.append(figure(key, title, "us", 1e6 * spent_s, column=column, seconds=spent_s, bound=bound))
             del replay
-    del kinds, weights
+    del kinds, library, own, weights
     release_memory()
     return cell_result(figures)
 

@@ -9,9 +9,11 @@ from kernel_checks import assert_close, random
 from pairwise import pairwise
 from triton_interpreter import IS_INTERPRETING
 
-from octavo.kernels.linear import cases, gpu, reference
+from octavo.kernels.dispatch import ShapeError
+from octavo.kernels.linear import PackedLinear, cases, gpu, linear, linear_silu_and_mul, reference
 from octavo.kernels.linear.gpu_product import InvariantLinear, gpu_of
 from octavo.kernels.linear.gpu_tiles import Gpu
+from octavo.kernels.silu_and_mul.gpu import silu_and_mul
 from octavo.worker_proc.runners.cuda_graphs.sizes import GraphSizes
 
 
@@ -71,6 +73,9 @@ def test_a_row_has_the_same_bits_in_every_tile(
         whole = product(x) if whole is None else whole
         for start, end in [(0, 1), (5, 45), (100, 230), (0, 300)]:
             assert torch.equal(product(x[start:end]), whole[start:end]), (start, end, one)
+        for start, end in [(5, 45), (0, 300)][: 1 + (shape == (512, 200))]:
+            gated = product.silu_and_mul(x[start:end])
+            assert torch.equal(gated, silu_and_mul(whole[start:end])), (start, end, one)
         assert not product.num_done.any(), "the counters are ready for the next call"
     assert_close(whole.cpu(), reference.linear(x.cpu(), weight.cpu(), bias.cpu()), cases.TOLERANCES[dtype])
 
@@ -186,3 +191,18 @@ def test_rows_that_lie_apart(device: torch.device, seed: int) -> None:
     for part in (wide[:, 48:96], wide[:, 49:], wide[:, :96:2], wide[:1, :48].expand(3, 48)):
         assert torch.equal(product(part), product(part.contiguous()))
     assert product(wide[:0, 49:]).shape == (0, 36)
+
+
+def test_the_activation_is_fused_where_our_kernels_multiply(device: torch.device, seed: int) -> None:
+    weight, bias = (values.to(device) for values in weight_of((48, 36), torch.bfloat16, seed))
+    x = random(5, 48, dtype=torch.bfloat16, seed=seed).to(device)
+    own = InvariantLinear.new(weight, bias, gpu_of(device))
+    packed = PackedLinear(48, 36, torch.bfloat16, device, own)
+    fused = linear_silu_and_mul(x, packed)
+    assert torch.equal(fused, silu_and_mul(linear(x, packed)))
+    assert fused.shape == (5, 18)
+    odd = InvariantLinear.new(weight[:35], None, gpu_of(device))
+    with pytest.raises(ShapeError, match="35 outputs have no two halves"):
+        linear_silu_and_mul(x, PackedLinear(48, 35, torch.bfloat16, device, odd))
+    with pytest.raises(ShapeError, match="with a weight of 48 inputs"):
+        linear_silu_and_mul(x[:, :40], packed)

@@ -22,7 +22,7 @@ sys.path.append(sys.argv[1])
 from compiled_kernels import compiled
 from kernel_launches import LAUNCHES
 attention = [name for name in LAUNCHES if name.startswith("paged_attention, heads of")]
-products = [name for name in LAUNCHES if name.startswith("linear,") and "float32" not in name]
+products = [name for name in LAUNCHES if name.startswith("linear") and "float32" not in name]
 found = {"attention": {}, "loops": {}}
 for name in attention:
     kernels = compiled(LAUNCHES[name], 90)
@@ -32,8 +32,9 @@ for architecture, instruction in json.loads(sys.argv[2]).items():
     kernels = {name: compiled(LAUNCHES[name], int(architecture))[0] for name in products}
     found[architecture] = {name: (one.instructions(), one.loop(instruction)) for name, one in kernels.items()}
     if architecture == "90":
-        persistent = [one for one in kernels.values() if one.kernel == "linear_kernel"]
-        found["ends"] = [(one.loop("STG") - one.loop(instruction)).total() for one in persistent]
+        persistent = {name: one for name, one in kernels.items() if one.kernel == "linear_kernel"}
+        ends = {name: one.loop("STG") - one.loop(instruction) for name, one in persistent.items()}
+        found["ends"] = {name: end.total() for name, end in ends.items()}
 print(json.dumps(found))
 """
 
@@ -64,7 +65,7 @@ def products_of(compiled: dict[str, Any], architecture: int) -> dict[str, tuple[
 def test_products_of_all_sizes_multiply_with_one_instruction(compiled: dict[str, Any], architecture: int) -> None:
     """Two instructions might round in two ways, and then a row's bits would depend on how many there are."""
     products = products_of(compiled, architecture)
-    assert len(products) == 5
+    assert len(products) == 9
     for name, (whole, loop) in products.items():
         assert {one for one in TENSOR_CORES.values() if whole[one]} == {TENSOR_CORES[architecture]}, name
         copies = "LDGSTS" if architecture == 80 else "UTMALDG"
@@ -81,7 +82,9 @@ def test_products_do_not_wait_for_one_another_on_hopper(compiled: dict[str, Any]
 def test_estimates_count_the_instructions_of_the_machine_code(compiled: dict[str, Any]) -> None:
     loops = [loop.total() for _, loop in products_of(compiled, 90).values()]
     assert max(loops) == gpu_estimates.LOOP_INSTRUCTIONS
-    assert max(compiled["ends"]) == gpu_estimates.TILE_INSTRUCTIONS
+    ends = compiled["ends"]
+    assert max(ends[name] for name in ends if "silu" not in name) == gpu_estimates.TILE_INSTRUCTIONS
+    assert max(ends[name] for name in ends if "silu" in name) == gpu_estimates.GATED_TILE_INSTRUCTIONS
 
 
 @pytest.mark.parametrize("head_dim", [64, 128, 256])

@@ -67,9 +67,19 @@ GPUS = {
 
 def multiply(num_rows: int, num_outputs: int = 4096, dtype: torch.dtype = BF16) -> None:
     """Multiply 4096 inputs with a weight and add a bias, without a library."""
+    product_of(num_outputs, dtype)(empty(num_rows, 4096, dtype=dtype))
+
+
+def multiply_gated(num_rows: int, num_outputs: int) -> None:
+    """The same, and the activation."""
+    product_of(num_outputs, BF16).silu_and_mul(empty(num_rows, 4096))
+
+
+def product_of(num_outputs: int, dtype: torch.dtype) -> InvariantLinear:
+    """Return the product with a weight of 4096 inputs."""
     architecture = triton.runtime.driver.active.get_current_target().arch
     weight, bias = empty(num_outputs, 4096, dtype=dtype), empty(num_outputs, dtype=dtype)
-    InvariantLinear.new(weight, bias, GPUS[architecture])(empty(num_rows, 4096, dtype=dtype))
+    return InvariantLinear.new(weight, bias, GPUS[architecture])
 
 
 def attend(shape: AttentionShape, cache_dtype: torch.dtype = BF16) -> None:
@@ -109,6 +119,10 @@ LAUNCHES: dict[str, Callable[[], object]] = {
     "linear, 8192 rows, 4096 outputs": lambda: multiply(8192),
     "linear, 64 rows, 28672 outputs": lambda: multiply(64, 28672),
     "linear, 8192 rows, 28672 outputs": lambda: multiply(8192, 28672),
+    "linear and silu_and_mul, 64 rows, 4096 outputs": lambda: multiply_gated(64, 4096),
+    "linear and silu_and_mul, 64 rows, 28672 outputs": lambda: multiply_gated(64, 28672),
+    "linear and silu_and_mul, 8192 rows, 4096 outputs": lambda: multiply_gated(8192, 4096),
+    "linear and silu_and_mul, 8192 rows, 28672 outputs": lambda: multiply_gated(8192, 28672),
     "linear, 8192 rows of float32": lambda: multiply(8192, dtype=F32),
     "logprobs and top_k": lambda: logprobs.logprobs_of_rows(logits(), empty(8, dtype=I64), 20),
     "paged_attention, heads of 64": lambda: attend(AttentionShape(32, 8, 64, 0.1)),

@@ -5,8 +5,17 @@ import pytest
 from source_tree import ROOT
 
 
-def test_the_documented_table_is_the_current_one() -> None:
-    assert gpu_estimates.table("H200") in (ROOT / "docs" / "gpu.md").read_text()
+def test_the_documented_tables_are_the_current_ones() -> None:
+    documented = (ROOT / "docs" / "gpu.md").read_text()
+    assert gpu_estimates.table("H200") in documented
+    assert gpu_estimates.epilogue_table("H200") in documented
+
+
+@pytest.mark.parametrize("device", gpu_estimates.DEVICES)
+@pytest.mark.parametrize("num_rows", gpu_estimates.ROWS)
+def test_the_epilogue_that_is_built_pays_for_large_models(device: gpu_estimates.DeviceName, num_rows: int) -> None:
+    apart_s, fused_s = gpu_estimates.epilogue_seconds("Llama-3.1-8B", num_rows, device, "silu_and_mul")
+    assert fused_s < apart_s
 
 
 @pytest.mark.parametrize("device", gpu_estimates.DEVICES)

@@ -9,7 +9,6 @@ from torch import Tensor
 from octavo.kernels.embedding import embedding
 from octavo.kernels.paged_attention import AttentionShape
 from octavo.kernels.rope_store_kv.rotation import QKNorm, Rotation
-from octavo.kernels.silu_and_mul import silu_and_mul
 from octavo.protocol.config.facts import ModelFacts
 from octavo.protocol.errors import ConfigError
 from octavo.worker_proc.attention.base import Attention
@@ -105,7 +104,7 @@ class DecoderLayer:
         else:
             hidden_TD, x_TD = self.input_norm.fused_add_norm(hidden_TD, update_TD)
         hidden_TD, x_TD = self.mlp_norm.fused_add_norm(hidden_TD, self._attend(x_TD, cos_TC, sin_TC, attention))
-        return hidden_TD, self.down(silu_and_mul(self.gate_up(x_TD)))
+        return hidden_TD, self.down(self.gate_up.silu_and_mul(x_TD))
 
     def _attend(self, x_TD: Tensor, cos_TC: Tensor, sin_TC: Tensor, attention: Attention) -> Tensor:
         q, k, v = self.qkv(x_TD).split([self.query_width, self.key_width, self.key_width], dim=1)
