@@ -143,10 +143,13 @@ def _search(rows: Rows, ruled_out: float, *, draws: bool) -> Cuts:
     sums, next_sums = sums_2RPE
     blocks = {"BLOCKS": rows.num_blocks, "BLOCK": BLOCK, "num_warps": NUM_WARPS}
     parts = {"PARTS": rows.num_parts, "PART": PART, "BLOCK": BLOCK, "num_warps": 4}
+    # Weights are defined as separately rounded operations.
+    weighing = {"enable_fp_fusion": False}
     grid = rows.grid()
     begin_kernel[(num_rows,)](rows, first, ruled_out, **blocks)
-    narrow_kernel[grid](rows, first, sums, first, sums, IS_FIRST=True, **parts)
-    narrow_kernel[grid](rows, first, sums, second, next_sums, IS_FIRST=False, **parts)
+    narrow_kernel[grid](rows, first, sums, first, sums, IS_FIRST=True, **parts, **weighing)
+    narrow_kernel[grid](rows, first, sums, second, next_sums, IS_FIRST=False, **parts, **weighing)
     collect_kernel[grid](rows, second, next_sums, third, keys_RC, ids_RC, DRAWS=draws, **parts)
-    select_kernel[(num_rows,)](rows, third, keys_RC, ids_RC, least_keys_R, last_ids_R, num_warps=NUM_WARPS)
+    kept = (least_keys_R, last_ids_R)
+    select_kernel[(num_rows,)](rows, third, keys_RC, ids_RC, *kept, num_warps=NUM_WARPS, **weighing)
     return cuts

@@ -6,8 +6,8 @@ next launch adds up the parts, chooses the range between two edges in which the 
 rounds leave a few thousand candidates even of a flat distribution. The last launch stores them side by side, in the
 order of the vocabulary. `gpu_select.py` finds the exact cut among them.
 
-Weights are integers: exp(logit - largest) times 2^37, rounded. So sums have the same bits in any order, and their
-differences are exact.
+Weights are the integers that `weights.py` defines, so sums have the same bits in any order, and on a CPU. Kernels that
+compute them are compiled without fused multiplication and addition.
 """
 
 import triton
@@ -22,6 +22,7 @@ from octavo.kernels.filter_logits.gpu_rows import (
     open_row,
     store_largest,
 )
+from octavo.kernels.filter_logits.weights import LEAST_DISTANCE, LOG2_E, POLYNOMIAL, REACHED, SHIFT
 from octavo.kernels.gumbel_sample.gpu import score_bounds
 from octavo.kernels.top_k.gpu_order import order_key, value_of_key
 
@@ -51,6 +52,10 @@ _ONE_COUNT, _WEIGHT_MASK = tl.constexpr(2**50), tl.constexpr(2**50 - 1)
 _COLLECTED = tl.constexpr(1024)
 """Tokens that a program collects at a time."""
 _NO_END = tl.constexpr(2**32 - 1)
+_LEAST_DISTANCE, _LOG2_E, _SHIFT = tl.constexpr(LEAST_DISTANCE), tl.constexpr(LOG2_E), tl.constexpr(SHIFT)
+_POLYNOMIAL, _NUM_COEFFICIENTS = tl.constexpr(POLYNOMIAL), tl.constexpr(len(POLYNOMIAL))
+_REACHED = tl.constexpr(REACHED)
+_ROUNDER = tl.constexpr(1.5 * 2**23)
 
 
 @triton.jit
@@ -78,17 +83,22 @@ def _store_value(state_ptr, place: tl.constexpr, value):
 
 @triton.jit
 def weights_of(logits, largest):
-    """Return the int64 weights of logits."""
-    # Without a difference of infinities.
-    distance = tl.where(logits < largest, logits - largest, 0.0)
-    return (tl.exp(distance) * 137438953472.0 + 0.5).to(tl.int64)
+    """Return the int64 weights of logits, with the steps of `weights.py`."""
+    exponents = tl.maximum(logits - largest, _LEAST_DISTANCE) * _LOG2_E
+    # Rounds to nearest, and leaves the integer in the last bits.
+    shifted = exponents + _ROUNDER
+    fractions = exponents - (shifted - _ROUNDER)
+    powers = tl.full(fractions.shape, _POLYNOMIAL[0], tl.float32)
+    for place in tl.static_range(1, _NUM_COEFFICIENTS):
+        powers = powers * fractions + _POLYNOMIAL[place]
+    bits = powers.to(tl.int32, bitcast=True) + ((shifted.to(tl.int32, bitcast=True) + _SHIFT) << 23)
+    return (bits.to(tl.float32, bitcast=True) + 0.5).to(tl.int64)
 
 
 @triton.jit
 def target_weight(top_p, total):
-    """Return the weight that `top_p` asks of a total. What falls short by no more than the rounding of float32
-    exponentials reaches it: 0.4 and 0.3 make 0.7."""
-    return tl.maximum(tl.ceil(top_p * total.to(tl.float64) * 0.9999995231628418).to(tl.int64), 1)  # 1 - 2^-21
+    """Return the weight that `top_p` asks of a total, as `weights.py` defines it."""
+    return tl.maximum(tl.ceil(total.to(tl.float64) * top_p * _REACHED).to(tl.int64), 1)
 
 
 @triton.jit
@@ -193,6 +203,14 @@ def _at(values, place):
 
 
 @triton.jit
+def _above_edges(rows, opened, ids, largest, edges):
+    """Return for every edge the packed count and weight of the tokens that are not below it, 0 for the others."""
+    logits = load_logits(opened, ids, ids < rows.width)
+    packed = tl.where(ids < rows.width, weights_of(logits, largest) + _ONE_COUNT, 0)
+    return tl.where(order_key(logits)[None, :] >= edges[:, None], packed[None, :], 0)
+
+
+@triton.jit
 def narrow_kernel(
     rows,
     state_ptr,
@@ -228,14 +246,15 @@ def narrow_kernel(
                 tl.store(next_state_ptr + _TARGET, target)
         low = tl.min(edges.to(tl.int64), axis=0).to(tl.uint32)
         opened = open_row(rows, row, slot)
-        sums = tl.zeros((_EDGES, BLOCK), tl.int64)
+        sums = tl.zeros((_EDGES, BLOCK // 2), tl.int64)
         last_block = tl.minimum((part + 1) * (PART // BLOCK), tl.cdiv(rows.width, BLOCK))
         for block in range(part * (PART // BLOCK), last_block):
             if key_of_peaks(rows, row, block, 1, BLOCK) >= low:
-                ids = block * BLOCK + tl.arange(0, BLOCK)
-                logits = load_logits(opened, ids, ids < rows.width)
-                packed = tl.where(ids < rows.width, weights_of(logits, largest) + _ONE_COUNT, 0)
-                sums += tl.where(order_key(logits)[None, :] >= edges[:, None], packed[None, :], 0)
+                # Two halves, because one instruction adds two numbers to a sum.
+                ids = block * BLOCK + tl.arange(0, BLOCK // 2)
+                sums += _above_edges(rows, opened, ids, largest, edges) + _above_edges(
+                    rows, opened, ids + BLOCK // 2, largest, edges
+                )
         place = (row * tl.num_programs(0) + part) * _EDGES
         tl.store(next_sums_ptr + place + tl.arange(0, _EDGES), tl.sum(sums, axis=1))
     elif (IS_FIRST == 0) & (part == 0):

@@ -28,22 +28,59 @@ inline double sum_of_exponentials(const float* values, int64_t count, float larg
     return sum;
 }
 
+// The weights of logits, as `weights.py` defines them: integers, rounded operation by operation.
+inline F32x16 weights_of(F32x16 logits, F32x16 largest) {
+    const F32x16 exponent = max(logits - largest, set1(-32.0f)) * set1(1.44269502f);
+    const F32x16 whole = round(exponent), fraction = exponent - whole;
+    F32x16 power = set1(0x1.5bba12p-10f);
+    for (const float coefficient : {0x1.3cea88p-7f, 0x1.c6b752p-5f, 0x1.ebf9bcp-3f, 0x1.62e42ap-1f, 1.0f})
+        power = power * fraction + set1(coefficient);
+    return floor(scale_by_power(power, whole + set1(37.0f)) + set1(0.5f));
+}
+
+// The exact sum of all weights. Each is split at 2^18, so that 32 of either half have an exact sum in float32.
+inline int64_t sum_of_weights(const float* values, int64_t count, float largest) {
+    constexpr int64_t kBlock = 32 * kLanes;
+    int64_t sum = 0;
+    for (int64_t begin = 0; begin < count; begin += kBlock) {
+        F32x16 high = zero(), low = zero();
+        for_each_vector(std::min(kBlock, count - begin), [&](int64_t column, int64_t lanes) {
+            const F32x16 all = weights_of(load_first(values + begin + column, lanes), set1(largest));
+            const F32x16 weights = first(lanes, all, zero());
+            const F32x16 upper = floor(weights * set1(0x1p-18f));
+            high = high + upper;
+            low = low + (weights - upper * set1(0x1p18f));
+        });
+        float halves[2][kLanes];
+        store(halves[0], high);
+        store(halves[1], low);
+        for (int i = 0; i < kLanes; ++i)
+            sum += (static_cast<int64_t>(halves[0][i]) << 18) + static_cast<int64_t>(halves[1][i]);
+    }
+    return sum;
+}
+
+// The weight that a nucleus must reach. What falls short by no more than the rounding of float32 reaches it: 0.4 and
+// 0.3 make 0.7.
+inline int64_t target_weight(double top_p, int64_t total) {
+    const double share = static_cast<double>(total) * top_p * (1.0 - 0x1p-21);
+    return std::max<int64_t>(static_cast<int64_t>(std::ceil(share)), 1);
+}
+
 // A lower bound of the logits in the nucleus. All tokens with a weight below (1 - top_p) / V of the sum weigh less than
 // 1 - top_p together, so the others reach `top_p` without them. Half of that leaves room for rounding.
-inline float bound_of_nucleus(float largest, double sum, double top_p, int64_t width) {
+inline float bound_of_nucleus(float largest, int64_t total, double top_p, int64_t width) {
+    const double sum = static_cast<double>(total) * 0x1p-37;
     return largest + static_cast<float>(std::log(0.5 * (1.0 - top_p) * sum / static_cast<double>(width)));
 }
 
-// A mass that falls short of `top_p` by no more than the rounding of float32 exponentials counts as `top_p`: 0.4 and
-// 0.3 make 0.7.
-constexpr double kReached = 1.0 - 0x1p-21;
-
-inline void keep_nucleus(Candidates& candidates, float largest, double target, RowScratch& scratch) {
+inline void keep_nucleus(Candidates& candidates, float largest, int64_t target, RowScratch& scratch) {
     for_each_vector(candidates.count, [&](int64_t i, int64_t lanes) {
-        store_first(scratch.weights + i, exp(load_first(candidates.logits + i, lanes) - set1(largest)), lanes);
+        store_first(
+            scratch.weights + i, weights_of(load_first(candidates.logits + i, lanes), set1(largest)), lanes);
     });
     const float* weights = scratch.weights;
-    const auto weight = [weights](int64_t i) { return static_cast<double>(weights[i]); };
+    const auto weight = [weights](int64_t i) { return static_cast<int64_t>(weights[i]); };
     keep(candidates, select(candidates.logits, candidates.count, weight, target, scratch.select()));
 }
 
@@ -57,17 +94,17 @@ inline bool filter_logits(const float* row, int64_t width, const Filter& filter,
     const bool cuts_whole_row = has_top_p && !has_top_k && filter.log_min_p == -kInfinity;
     float least = peaks.largest + filter.log_min_p;
     if (has_top_k) least = std::max(least, bound_of_top(scratch.peaks, width, filter.top_k, scratch.select()));
-    double sum = 0.0;
+    int64_t total = 0;
     if (cuts_whole_row) {
-        sum = sum_of_exponentials(row, width, peaks.largest);
-        least = bound_of_nucleus(peaks.largest, sum, filter.top_p, width);
+        total = sum_of_weights(row, width, peaks.largest);
+        least = bound_of_nucleus(peaks.largest, total, filter.top_p, width);
     }
     collect(row, width, least, kept);
     if (has_top_k && filter.top_k < kept.count)
         keep(kept, select_top(kept.logits, kept.count, filter.top_k, scratch.select()));
     if (has_top_p) {
-        if (!cuts_whole_row) sum = sum_of_exponentials(kept.logits, kept.count, peaks.largest);
-        keep_nucleus(kept, peaks.largest, filter.top_p * sum * kReached, scratch);
+        if (!cuts_whole_row) total = sum_of_weights(kept.logits, kept.count, peaks.largest);
+        keep_nucleus(kept, peaks.largest, target_weight(filter.top_p, total), scratch);
     }
     return true;
 }

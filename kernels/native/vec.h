@@ -135,6 +135,7 @@ inline F32x16 min(F32x16 a, F32x16 b) { return {_mm512_min_ps(a.v, b.v)}; }
 inline bool any_greater(F32x16 a, F32x16 b) { return _mm512_cmp_ps_mask(a.v, b.v, _CMP_GT_OQ) != 0; }
 inline F32x16 fma(F32x16 a, F32x16 b, F32x16 c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
 inline F32x16 round(F32x16 a) { return {_mm512_roundscale_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)}; }
+inline F32x16 floor(F32x16 a) { return {_mm512_roundscale_ps(a.v, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC)}; }
 // a * 2^n for an integral n from -160 to 160.
 inline F32x16 scale_by_power(F32x16 a, F32x16 n) { return {_mm512_scalef_ps(a.v, n.v)}; }
 // Lanes [0, count) of `a`, the others of `b`.
@@ -220,6 +221,7 @@ inline F32x16 round(F32x16 a) {
     constexpr int kNearest = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
     return {_mm256_round_ps(a.lo, kNearest), _mm256_round_ps(a.hi, kNearest)};
 }
+inline F32x16 floor(F32x16 a) { return {_mm256_floor_ps(a.lo), _mm256_floor_ps(a.hi)}; }
 inline __m256 half_power(__m256 a, __m256 n) {
     // In two factors, because 2^n itself may be too small for a normal number.
     const __m256i whole = _mm256_cvtps_epi32(n), half = _mm256_srai_epi32(whole, 1);
@@ -294,6 +296,11 @@ inline float round_one(float a) {
     return std::fabs(a) < 0x1p23f ? (a + shift) - shift : a;
 }
 inline F32x16 round(F32x16 a) { OCTAVO_LANES(round_one(a.v[i])); }
+inline float floor_one(float a) {
+    const float nearest = round_one(a);
+    return nearest > a ? nearest - 1.0f : nearest;
+}
+inline F32x16 floor(F32x16 a) { OCTAVO_LANES(floor_one(a.v[i])); }
 inline float power_of_2(int n) {
     const uint32_t bits = static_cast<uint32_t>(n + 127) << 23;
     float result;

@@ -27,33 +27,32 @@ inline uint32_t order_key(float value) {
 constexpr int64_t kBuckets = 2048;
 
 struct SelectScratch {
-    double* sums;      // kBuckets
+    int64_t* sums;     // kBuckets
     int32_t* members;  // as many as there are numbers
 };
 
 // The shortest prefix of the order (by descending value, equal ones by ascending index) that weighs at least `target`;
-// never empty, and everything if that is less. `weight(i)` is the weight of number i, not negative.
+// never empty, and everything if that is less. `weight(i)` is the weight of number i, an integer, not negative.
 //
 // A radix select: the upper 11 bits of the keys sort the numbers into buckets. Buckets are taken from the top until one
-// reaches the target; only that one is divided again, by the next 11 and then the last 10 bits. The rest is equal. Sums
-// run by ascending index, so the result depends on the row alone, and the time is linear.
+// reaches the target; only that one is divided again, by the next 11 and then the last 10 bits. The rest is equal.
 template <typename Weight>
-inline Cut select(const float* values, int64_t count, Weight weight, double target, const SelectScratch& scratch) {
-    double taken = 0.0;
+inline Cut select(const float* values, int64_t count, Weight weight, int64_t target, const SelectScratch& scratch) {
+    int64_t taken = 0;
     int64_t num_members = count;
     for (int shift : {21, 10, 0}) {
         const bool is_first = shift == 21;
         const auto member = [&](int64_t i) { return is_first ? i : scratch.members[i]; };
         const uint32_t mask = shift == 0 ? kBuckets / 2 - 1 : kBuckets - 1;
         const auto bucket = [&](int64_t i) { return (order_key(values[i]) >> shift) & mask; };
-        std::fill_n(scratch.sums, kBuckets, 0.0);
+        std::fill_n(scratch.sums, kBuckets, 0);
         for (int64_t i = 0; i < num_members; ++i) scratch.sums[bucket(member(i))] += weight(member(i));
 
-        // The boundary; if rounding leaves the last sum below the target, the last bucket with a weight.
+        // The boundary; if all weigh less than the target, the last bucket with a weight.
         uint32_t boundary = 0;
-        double before = taken;
+        int64_t before = taken;
         for (int64_t i = kBuckets - 1; i >= 0; --i) {
-            if (scratch.sums[i] == 0.0) continue;
+            if (scratch.sums[i] == 0) continue;
             boundary = static_cast<uint32_t>(i);
             before = taken;
             taken += scratch.sums[i];
@@ -78,7 +77,7 @@ inline Cut select(const float* values, int64_t count, Weight weight, double targ
 }
 
 inline Cut select_top(const float* values, int64_t count, int64_t k, const SelectScratch& scratch) {
-    return select(values, count, [](int64_t) { return 1.0; }, static_cast<double>(k), scratch);
+    return select(values, count, [](int64_t) { return int64_t{1}; }, k, scratch);
 }
 
 constexpr int64_t kPeakColumns = 64;
@@ -178,7 +177,7 @@ inline void keep(Candidates& candidates, Cut cut) {
 
 // Scratch memory for selecting from one row of `width` numbers, in one allocation.
 struct RowScratch {
-    double* sums;
+    int64_t* sums;
     float* peaks;
     float* row;
     float* weights;
@@ -191,7 +190,7 @@ struct RowScratch {
             memory += whole_lines(bytes);
             return static_cast<void*>(begin);
         };
-        sums = static_cast<double*>(part(kBuckets * 8));
+        sums = static_cast<int64_t*>(part(kBuckets * 8));
         peaks = static_cast<float*>(part(num_peaks(width) * 4));
         row = static_cast<float*>(part(width * 4));
         weights = static_cast<float*>(part(width * 4));

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from pairwise import pairwise
 
 from octavo.kernels.filter_logits import cases, filter_logits, native, reference
+from octavo.kernels.filter_logits.weights import weights_of
 from octavo.kernels.native.library import NativeLibrary
 
 COMBINATIONS = pairwise(cases.VOCAB_SIZES, cases.SETTINGS, [0.0, 0.01, 3.0])
@@ -31,13 +32,47 @@ def test_native_equals_reference(
 
 def check_kept(logits: torch.Tensor, got: torch.Tensor, setting: tuple[int, float, float]) -> None:
     top_k, top_p, min_p = setting
-    expected = reference.filter_logits(logits, top_k=top_k, top_p=top_p, min_p=min_p)
-    assert torch.equal(got, got.sort().values)
-    # float32 against float64 probabilities: a nucleus of many thousands may end some tokens apart.
-    differing = set(got.tolist()) ^ set(expected.tolist())
-    assert len(differing) <= 1e-3 * len(expected), len(differing)
-    if len(expected) < 1000:
+    assert torch.equal(got, reference.filter_logits(logits, top_k=top_k, top_p=top_p, min_p=min_p))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    vocab_size=st.integers(1, 1500),
+    num_levels=st.integers(1, 1500),
+    spread=st.sampled_from([0.0, 1e-6, 0.1, 1.0, 10.0]),
+    top_k=st.sampled_from([0, 0, 3, 900]),
+    seed=st.integers(0, 99),
+)
+def test_a_nucleus_ends_at_the_same_token_everywhere(
+    native_library: NativeLibrary, vocab_size: int, num_levels: int, spread: float, top_k: int, seed: int
+) -> None:
+    """Where one more unit in the last place of `top_p` takes one more token."""
+    levels = cases.row(num_levels, spread, seed)
+    logits = levels[torch.randint(0, num_levels, (vocab_size,), generator=torch.Generator().manual_seed(seed))]
+    for top_p in cases.edges_of_nucleus(logits.sort(descending=True).values[: top_k or None]):
+        expected = reference.filter_logits(logits, top_k=top_k, top_p=top_p, min_p=0.0)
+        assert torch.equal(filter_logits(logits, top_k=top_k, top_p=top_p, min_p=0.0), expected)
+        got = native.filter_logits(native_library, logits, top_k=top_k, top_p=top_p, min_p=0.0)
         assert torch.equal(got, expected)
+
+
+@pytest.mark.parametrize(("vocab_size", "spread"), [(151_936, 0.0), (151_936, 1.0), (262_144, 0.0), (151_936, 8.0)])
+def test_sums_of_many_weights_are_exact(native_library: NativeLibrary, vocab_size: int, spread: float) -> None:
+    """The sum of all weights is above 2^53, which float64 would round."""
+    logits = cases.row(vocab_size, spread)
+    for top_p in cases.edges_of_nucleus(logits)[1::3]:
+        expected = reference.filter_logits(logits, top_k=0, top_p=top_p, min_p=0.0)
+        got = native.filter_logits(native_library, logits, top_k=0, top_p=top_p, min_p=0.0)
+        assert torch.equal(got, expected)
+
+
+def test_weights_are_exponentials() -> None:
+    logits = torch.cat((torch.linspace(-34.0, 0.0, 100_001), torch.tensor([-torch.inf, -1e30, -1e-45])))
+    expected = logits.double().exp() * 2.0**37
+    actual = weights_of(logits, torch.tensor(0.0)).double()
+    assert bool(((actual - expected).abs() <= 0.51 + expected * 2.0**-19).all())
+    assert bool(((actual - expected).abs() <= expected * 2.0**-20)[logits > -8].all())
+    assert weights_of(torch.tensor([0.0, -torch.inf]), torch.tensor(0.0)).tolist() == [2**37, 0]
 
 
 def test_top_p_takes_the_shortest_list_that_reaches_it() -> None:
@@ -92,11 +127,18 @@ def test_native_keeps_a_head_of_the_order(
     order = logits.argsort(descending=True, stable=True)
     assert len(got) >= 1
     assert torch.equal(got, order[: len(got)].sort().values)
-    lengths = [
-        len(reference.filter_logits(logits, top_k=top_k, top_p=min(top_p * (1 + sign * 1e-5), 1.0), min_p=min_p))
-        for sign in (-1, 1)
-    ]
-    assert lengths[0] <= len(got) <= lengths[1]
+    if top_p == 1.0:
+        check_kept(logits, got, (top_k, top_p, min_p))
+        return
+    shortest, longest = (length_in_float64(logits, top_k, top_p * (1 + sign * 1e-5), min_p) for sign in (-1, 1))
+    assert shortest <= len(got) <= longest
+
+
+def length_in_float64(logits: torch.Tensor, top_k: int, top_p: float, min_p: float) -> int:
+    """Return the size of the nucleus by exponentials that are rounded less."""
+    head = reference.filter_logits(logits, top_k=top_k, top_p=1.0, min_p=min_p)
+    mass = torch.softmax(logits[head].double().sort(descending=True).values, 0)
+    return int((mass.cumsum(0) - mass < top_p).sum())
 
 
 def test_native_keeps_nothing_of_what_is_no_number(native_library: NativeLibrary) -> None:

@@ -92,12 +92,13 @@ def test_exp_over_its_range(native_library: NativeLibrary) -> None:
     assert call(native_library, "exp", ends)[8].isnan()
 
 
-def test_round_takes_ties_to_even(native_library: NativeLibrary) -> None:
+def test_round_takes_ties_to_even_and_floor_rounds_down(native_library: NativeLibrary) -> None:
     x = torch.cat(
         (torch.arange(-9.0, 9.0, 0.25), torch.tensor([0.49999997, 4194303.5, 8388607.5, 1e9, -3e38, math.inf]))
     )
     assert torch.equal(call(native_library, "round", x), x.round())
     assert call(native_library, "round", torch.tensor([math.nan])).isnan()
+    assert torch.equal(call(native_library, "floor", x), x.floor())
 
 
 def test_arithmetic_is_that_of_torch(native_library: NativeLibrary) -> None:

@@ -53,6 +53,7 @@ SCALAR(scalar_f16_to_f32, f16, static_cast<float*>(to)[i] = to_float(from[i]))
     }
 UNARY(exp, exp(a))
 UNARY(round, octavo::round(a))
+UNARY(floor, octavo::floor(a))
 
 #define BINARY(name, expression) \
     extern "C" void octavo_##name(const float* left, const float* right, float* to, int64_t count) { \
