@@ -124,9 +124,9 @@ class StepAttention:
         arguments = (
             tensors,
             _scoring(self._shape, k_scale, v_scale),
-            Strides(q_TNH.stride(0), q_TNH.stride(1), *k_cache_PSKH.stride()[:3]),
+            Strides(*q_TNH.stride()[:2]),
             self._block_table_RP.stride(0),
-            _form(self._shape, self._block_size, tiling.tile),
+            _form(self._shape, k_cache_PSKH, tiling.tile),
         )
         if self._counts.num_items:
             num_programs = self._num_programs or tiling.programs * _num_processors(q_TNH.device)
@@ -256,13 +256,16 @@ def _scoring(shape: AttentionShape, k_scale: float, v_scale: float) -> Scoring:
     return Scoring(2 * factor / shape.soft_cap, shape.soft_cap * _LOG2_E, v_scale, shape.window or 0)
 
 
-def _form(shape: AttentionShape, block_size: int, tile: int) -> Form:
+def _form(shape: AttentionShape, cache_PSKH: Tensor, tile: int) -> Form:
     return Form(
         num_kv_heads=shape.num_kv_heads,
         group=shape.group,
         head_dim=shape.head_dim,
         head_block=_head_block(shape.head_dim),
-        block_size=block_size,
+        block_size=cache_PSKH.shape[1],
+        block_stride=cache_PSKH.stride(0),
+        slot_stride=cache_PSKH.stride(1),
+        kv_head_stride=cache_PSKH.stride(2),
         tile=tile,
         segment=SEGMENT,
         has_window=shape.window is not None,

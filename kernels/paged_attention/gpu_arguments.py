@@ -20,13 +20,10 @@ class Tensors(NamedTuple):
 
 
 class Strides(NamedTuple):
-    """In elements. The distance of rows of the block table is apart, because it differs between steps."""
+    """Of the queries, in elements."""
 
-    q_row: int
-    q_head: int
-    block: int
-    slot: int
-    kv_head: int
+    row: int
+    head: int
 
 
 class Scoring(NamedTuple):
@@ -76,6 +73,10 @@ class Form(NamedTuple):
     head_block: int
     """`head_dim`, padded."""
     block_size: int
+    block_stride: int
+    """Of the caches, in elements, like the next two. Constants, because they are multiplied for each row of a tile."""
+    slot_stride: int
+    kv_head_stride: int
     tile: int
     """Keys of a tile."""
     segment: int

@@ -43,12 +43,11 @@ def _add_tile(
     k_ptr,
     v_ptr,
     scoring,
-    strides,
     FORM: tl.constexpr,
 ):
     """Return the state after the tile of keys that begins at `start`, a multiple of `FORM.tile`."""
     sums, weights, largest = state
-    keys, slots, is_key = find_keys(table_ptr, strides, start, first_key, end_key, FORM, True)
+    keys, slots, is_key = find_keys(table_ptr, start, first_key, end_key, FORM, True)
     k = load_keys(k_ptr, slots, is_key, FORM, 0, True)
     products = tl.dot(k.to(q.dtype), q, input_precision="ieee")
     p, before, largest = weigh(products, largest, keys, positions, slopes, scoring, FORM, True, 1)
@@ -149,10 +148,9 @@ def split_kernel(
                 first_key,
                 context_len,
                 tensors.tables + request.to(tl.int64) * table_stride,
-                tensors.k + kv_head * strides.kv_head,
-                tensors.v + kv_head * strides.kv_head,
+                tensors.k + kv_head * FORM.kv_head_stride,
+                tensors.v + kv_head * FORM.kv_head_stride,
                 scoring,
-                strides,
                 FORM,
             )
         sums, weights, largest = state

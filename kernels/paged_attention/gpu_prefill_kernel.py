@@ -39,7 +39,6 @@ def _add_tile(
     k_ptr,
     v_ptr,
     scoring,
-    strides,
     FORM: tl.constexpr,
     IS_EDGE: tl.constexpr,
     HAS_WGMMA: tl.constexpr,
@@ -54,9 +53,9 @@ def _add_tile(
     read; elsewhere every row sees the whole tile.
     """
     sums, weights, largest = state
-    keys, slots, is_key = find_keys(table_ptr, strides, start, first_key, end_key, FORM, IS_EDGE)
-    k = load_keys(k_ptr, slots, is_key, FORM, 1, IS_EDGE)
-    products = tl.dot(q, k.to(q.dtype), input_precision="ieee")
+    keys, slots, is_key = find_keys(table_ptr, start, first_key, end_key, FORM, IS_EDGE)
+    k = load_keys(k_ptr, slots, is_key, FORM, 0, IS_EDGE)
+    products = tl.dot(q, tl.trans(k.to(q.dtype)), input_precision="ieee")
     if HAS_WGMMA and start % FORM.segment == 0:
         total = add_segment(total, sums, weight_of(weights, 1), largest)
         sums, weights, largest = _nothing_seen(q.shape[0], q.shape[1])
@@ -64,7 +63,7 @@ def _add_tile(
     p = p.to(q.dtype)
     v = load_keys(v_ptr, slots, is_key, FORM, 0, IS_EDGE)
     sums = tl.dot(p, v.to(q.dtype), sums * before, input_precision="ieee")
-    ones = tl.full((k.shape[1], NUM_ONES), 1.0, tl.float32).to(q.dtype)
+    ones = tl.full((k.shape[0], NUM_ONES), 1.0, tl.float32).to(q.dtype)
     weights = tl.dot(p, ones, weights * before, input_precision="ieee")
     return (sums, weights, largest), total
 
@@ -107,7 +106,7 @@ def chunk_kernel(
 
     total = no_segments(ROWS, FORM.head_block)
     state = _nothing_seen(ROWS, FORM.head_block)
-    k_ptr, v_ptr = tensors.k + kv_head * strides.kv_head, tensors.v + kv_head * strides.kv_head
+    k_ptr, v_ptr = tensors.k + kv_head * FORM.kv_head_stride, tensors.v + kv_head * FORM.kv_head_stride
     table_ptr = tensors.tables + request.to(tl.int64) * table_stride
     for PART in tl.static_range(0 if FORM.has_window else 1, 3):
         if PART == 0:
@@ -130,7 +129,6 @@ def chunk_kernel(
                 k_ptr,
                 v_ptr,
                 scoring,
-                strides,
                 FORM,
                 IS_EDGE=PART != 1,
                 HAS_WGMMA=HAS_WGMMA,

@@ -51,7 +51,7 @@ def load_queries(tensors, strides, tokens, heads, is_row, FORM: tl.constexpr, QU
     """Return the queries of a tile, with 0 as padding, as the rows (axis 0) or the columns of a matrix."""
     dims = tl.arange(0, FORM.head_block)
     is_number = along(is_row, QUERY_AXIS) & along(dims < FORM.head_dim, 1 - QUERY_AXIS)
-    offsets = tokens * strides.q_row + heads * strides.q_head
+    offsets = tokens * strides.row + heads * strides.head
     return tl.load(tensors.q + along(offsets, QUERY_AXIS) + along(dims, 1 - QUERY_AXIS), mask=is_number, other=0.0)
 
 
@@ -65,15 +65,26 @@ def store_rows(pointer, rows, values, is_row, FORM: tl.constexpr, QUERY_AXIS: tl
 
 
 @triton.jit
-def find_keys(table_ptr, strides, start, first_key, end_key, FORM: tl.constexpr, IS_EDGE: tl.constexpr):
-    """Return the keys of the tile that begins at `start`, their places in the cache, and which of them are read."""
-    keys = start + tl.arange(0, FORM.tile)
+def find_keys(table_ptr, start, first_key, end_key, FORM: tl.constexpr, IS_EDGE: tl.constexpr):
+    """Return the keys of the tile that begins at `start`, their places in the cache, and which of them are read.
+
+    `start` is a multiple of the tile. At an edge the table is read only where it has keys in [first_key, end_key).
+    """
+    TILE: tl.constexpr = FORM.tile
+    BLOCK_SIZE: tl.constexpr = FORM.block_size
+    BEGINS_BLOCK: tl.constexpr = TILE % BLOCK_SIZE == 0
+    keys = start + tl.arange(0, TILE)
     is_key = (keys >= first_key) & (keys < end_key)
-    if IS_EDGE:
-        blocks = tl.load(table_ptr + keys // FORM.block_size, mask=is_key, other=0)
+    if BEGINS_BLOCK:  # reads the table once for each block, and computes slots outside of the loop
+        slots = tl.arange(0, TILE) % BLOCK_SIZE
+        indices = start // BLOCK_SIZE + tl.arange(0, TILE // BLOCK_SIZE)
+        is_read = (indices >= first_key // BLOCK_SIZE) & (indices * BLOCK_SIZE < end_key)
     else:
-        blocks = tl.load(table_ptr + keys // FORM.block_size)
-    return keys, blocks.to(tl.int64) * strides.block + (keys % FORM.block_size) * strides.slot, is_key
+        slots, indices, is_read = keys % BLOCK_SIZE, keys // BLOCK_SIZE, is_key
+    blocks = tl.load(table_ptr + indices, mask=is_read, other=0) if IS_EDGE else tl.load(table_ptr + indices)
+    if BEGINS_BLOCK:
+        blocks = tl.broadcast_to(blocks[:, None], (TILE // BLOCK_SIZE, BLOCK_SIZE)).reshape(TILE)
+    return keys, blocks.to(tl.int64) * FORM.block_stride + slots * FORM.slot_stride, is_key
 
 
 @triton.jit
