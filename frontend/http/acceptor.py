@@ -1,7 +1,7 @@
 """`Acceptor`: accepts connections in batches, those of health probes first.
 
 asyncio's server accepts one connection per loop iteration, in order: behind two thousand others a probe would wait for
-seconds. All that this module knows of HTTP is how a probe's request begins, and one error response.
+seconds. All that this module knows of HTTP is one error response.
 """
 
 import asyncio
@@ -14,13 +14,13 @@ import ssl
 from collections.abc import Callable
 
 from octavo.frontend.http.errors import RETRY_AFTER_S, refusal
-from octavo.frontend.http.throttle import Throttle
+from octavo.frontend.http.throttle import Throttle, first_bytes, is_probe
 from octavo.protocol.log import LimitedLog
 
 logger = logging.getLogger(__name__)
 
-PROBES = (b"GET /health ", b"GET /ping ", b"HEAD /health ", b"HEAD /ping ", b"POST /ping ")
-"""Beginnings of requests that are answered before all others."""
+FIRST_REQUEST_S = 60
+"""How long a new connection may stay silent."""
 
 MAX_ACCEPTED_AT_ONCE = 256
 
@@ -39,11 +39,6 @@ RETRY_S = 0.2
 _EXHAUSTED = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 
 
-def is_probe(data: bytes) -> bool:
-    """True for the beginning of a request that is answered before all others."""
-    return data.startswith(PROBES)
-
-
 def max_callers() -> int:
     """Raise the soft limit on open files as far as possible, and return how many connections it allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -60,9 +55,9 @@ class Acceptor:
     Args:
         listening: the socket; its owner closes it.
         backlog: connections that the system keeps in its queue.
-        make_protocol: makes the protocol of one connection.
+        make_protocol: makes the protocol of a connection, given its socket.
         context: for TLS; None: no TLS.
-        throttle: decides when connections other than probes are handled.
+        throttle: decides when a connection that has sent something is set up.
         num_callers: returns the number of open connections.
         max_callers: limit on open connections; further ones are rejected.
     """
@@ -71,7 +66,7 @@ class Acceptor:
         self,
         listening: socket.socket,
         backlog: int,
-        make_protocol: Callable[[], asyncio.Protocol],
+        make_protocol: Callable[[socket.socket], asyncio.Protocol],
         context: ssl.SSLContext | None,
         throttle: Throttle,
         num_callers: Callable[[], int],
@@ -84,7 +79,8 @@ class Acceptor:
         self._throttle = throttle
         self._num_callers = num_callers
         self._max_callers = max_callers
-        self._waiting: set[socket.socket] = set()
+        self._waiting: dict[socket.socket, asyncio.TimerHandle] = {}
+        """Connections that have sent nothing yet, or wait for their turn, with their timeouts."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._log = LimitedLog(logger)
         self._retry: asyncio.TimerHandle | None = None
@@ -104,10 +100,8 @@ class Acceptor:
             self._loop.remove_reader(self._listening)
             if self._retry is not None:
                 self._retry.cancel()
-            for caller in self._waiting:
-                self._loop.remove_reader(caller)
-                caller.close()
-            self._waiting.clear()
+            for caller in list(self._waiting):
+                self._drop(caller)
             if self._context is not None:
                 for task in self._tasks:  # a client that is silent in a TLS handshake must not delay this
                     task.cancel()
@@ -138,39 +132,35 @@ class Acceptor:
 
     def _receive(self, caller: socket.socket) -> None:
         num_callers = self._num_callers() + len(self._waiting) + len(self._tasks)
-        data = _first_bytes(caller) if self._context is None else b""
-        is_first = is_probe(data)
+        is_first = self._context is None and is_probe(first_bytes(caller))
         if num_callers >= self._max_callers + (NUM_PROBES if is_first else 0):
             self._refuse(caller)
-        elif is_first:
+            return
+        self._waiting[caller] = self._loop.call_later(FIRST_REQUEST_S, self._drop_silent, caller)
+        if is_first:
             self._let_in(caller)
         else:
-            self._waiting.add(caller)
-            self._throttle.run(lambda: self._let_in_waiting(caller))
-            if self._context is None and not data and caller in self._waiting:
-                self._loop.add_reader(caller, self._look_again, caller)
-
-    def _look_again(self, caller: socket.socket) -> None:
-        """Let in a probe whose first bytes came after its connection was accepted."""
-        self._loop.remove_reader(caller)
-        if is_probe(_first_bytes(caller)):
-            self._let_in_waiting(caller)
-
-    def _let_in_waiting(self, caller: socket.socket) -> None:
-        if caller in self._waiting:
-            self._waiting.remove(caller)
-            self._loop.remove_reader(caller)
-            self._let_in(caller)
+            self._throttle.watch(caller, lambda: self._let_in(caller))
 
     def _let_in(self, caller: socket.socket) -> None:
-        if self._is_open:
+        if timeout := self._waiting.pop(caller, None):  # else it was dropped
+            timeout.cancel()
             task = self._loop.create_task(self._connect(caller))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
+    def _drop_silent(self, caller: socket.socket) -> None:
+        if not first_bytes(caller):  # else it waits for its turn
+            self._drop(caller)
+
+    def _drop(self, caller: socket.socket) -> None:
+        self._waiting.pop(caller).cancel()
+        self._throttle.forget(caller)
+        caller.close()
+
     async def _connect(self, caller: socket.socket) -> None:
         try:
-            await self._loop.connect_accepted_socket(self._make_protocol, caller, ssl=self._context)
+            await self._loop.connect_accepted_socket(lambda: self._make_protocol(caller), caller, ssl=self._context)
         except OSError as error:  # it has disconnected, or does not speak TLS (ssl.SSLError)
             logger.debug("a connection failed before its first request: %s", error)
             caller.close()
@@ -190,11 +180,3 @@ class Acceptor:
                     if not caller.recv(65536):
                         break
         caller.close()
-
-
-def _first_bytes(caller: socket.socket) -> bytes:
-    """Return the first bytes that a client has sent, without consuming them."""
-    try:
-        return caller.recv(max(map(len, PROBES)), socket.MSG_PEEK)
-    except OSError:
-        return b""

@@ -4,20 +4,23 @@ uvicorn implements the rest of HTTP.
 """
 
 import asyncio
+import socket
 from http import HTTPStatus
+from typing import TYPE_CHECKING
 
 import httptools
 import uvicorn
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from octavo.frontend.http.acceptor import is_probe
+from octavo.frontend.http.acceptor import FIRST_REQUEST_S
 from octavo.frontend.http.disconnect import MessageEvent
 from octavo.frontend.http.errors import refusal
-from octavo.frontend.http.throttle import Throttle
+from octavo.frontend.http.throttle import Throttle, first_bytes, is_probe
 
-FIRST_REQUEST_S = 60
-"""How long a new connection may stay silent."""
+if TYPE_CHECKING:
+    from uvicorn._types import ASGI3Application
 
 UNFINISHED_S = 60
 """Time limit for a complete request head or other buffered part, and between two pieces of a body."""
@@ -32,6 +35,47 @@ _UPGRADE_HEADERS = (b"upgrade", b"http2-settings")
 """Headers of an upgrade offer; `connection` lists them too."""
 
 
+class _TurnFlow(FlowControl):
+    """Flow control of a connection that is read in its turn. The transport pauses after each read.
+
+    It must not refer to the protocol: the cycle would leave every connection to the garbage collector.
+    """
+
+    def __init__(self, transport: asyncio.Transport, caller: socket.socket, throttle: Throttle | None) -> None:
+        super().__init__(transport)
+        self._caller = caller
+        self._throttle = throttle
+
+    def pause_reading(self) -> None:
+        self.read_paused = True
+
+    def resume_reading(self) -> None:
+        if self.read_paused:
+            self.read_paused = False
+            self.read_next()
+
+    def read_next(self) -> None:
+        """Read again when data have arrived and it is this connection's turn; without a throttle, at once."""
+        if self._transport.is_closing():
+            return
+        if self._throttle is None:
+            self._transport.resume_reading()
+        else:
+            self._throttle.watch(self._caller, self._transport.resume_reading)
+
+
+async def _run(cycle: RequestResponseCycle, app: "ASGI3Application") -> None:
+    """Answer a request.
+
+    The scope refers to the cycle's own methods. If the cycle kept the scope, every request would be left to the garbage
+    collector, which would take half a second after a flood.
+    """
+    try:
+        await cycle.run_asgi(app)
+    finally:
+        cycle.scope = {}  # type: ignore[typeddict-item]
+
+
 class HttpProtocol(HttpToolsProtocol):
     """Rejects request heads and other buffered parts that exceed the configured length or time.
 
@@ -40,25 +84,27 @@ class HttpProtocol(HttpToolsProtocol):
 
     # With more attributes than share their keys, each connection's dictionary would take 1.5 KB.
     __slots__ = (
-        "_disconnects",
+        "_caller",
+        "_is_encrypted",
         "_is_in_message",
+        "_is_queued",
         "_is_refused",
         "_is_shutdown_pending",
         "_is_upgrade_offered",
         "_num_kept_bytes",
-        "_num_queued",
         "_throttle",
         "_unfinished_timer",
         "_unread_timer",
     )
 
     def __init__(
-        self, config: uvicorn.Config, server_state: ServerState, throttle: Throttle, disconnects: Throttle
+        self, config: uvicorn.Config, server_state: ServerState, caller: socket.socket, throttle: Throttle
     ) -> None:
-        """Create a connection. All connections share a throttle for requests and one for disconnects."""
+        """Create a connection with its socket and the throttle that all connections share."""
         super().__init__(config, server_state, app_state={})
+        self._caller = caller
         self._throttle = throttle
-        self._disconnects = disconnects
+        self._is_encrypted = False
         self._num_kept_bytes = 0
         """Bytes received since the parser last called back; it buffers these."""
         self._is_in_message = False
@@ -70,43 +116,57 @@ class HttpProtocol(HttpToolsProtocol):
         self._is_refused = False
         self._is_upgrade_offered = False
         """The last head offers an upgrade; it is parsed again without the offer, see `_feed`."""
-        self._num_queued = 0
-        """Received pieces that wait in the throttle."""
+        self._is_queued = False
+        """Received data wait in the throttle."""
         self._is_shutdown_pending = False
-        """The server shuts down once the queued pieces are handled."""
+        """The server shuts down; this connection does so once it has handled what has arrived."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start the timeout for the first request."""
         super().connection_made(transport)
+        self._is_encrypted = self.scheme == "https"
+        self.flow: _TurnFlow = _TurnFlow(transport, self._caller, None if self._is_encrypted else self._throttle)
         self.timeout_keep_alive_task = self.loop.call_later(FIRST_REQUEST_S, self.timeout_keep_alive_handler)
 
     def data_received(self, data: bytes) -> None:
-        """Queue the data in the throttle and pause reading; handle a health probe at once."""
+        """Handle the data, and read no more before the next turn of this connection.
+
+        asyncio decrypts a TLS connection as soon as data arrive, so its data get their turn only here.
+        """
         self._unset_keepalive_if_required()
-        if not self._num_queued and is_probe(data):
-            self._handle(data)
-            return
-        self._num_queued += 1
-        self._throttle.run(lambda: self._handle_queued(data))
-        if self._num_queued > 1:
-            self.transport.pause_reading()
+        self.transport.pause_reading()
+        if self._is_encrypted and not is_probe(data):
+            self._is_queued = True
+            self._throttle.run(lambda: self._handle_in_turn(data))
+        else:
+            self._handle_in_turn(data)
 
     def shutdown(self) -> None:
-        """Shut down after all received requests, including those queued in the throttle."""
-        if self._num_queued:
+        """Shut down after all requests that have arrived."""
+        if self._has_unread_data:
             self._is_shutdown_pending = True
         else:
             super().shutdown()
 
-    def _handle_queued(self, data: bytes) -> None:
-        self._num_queued -= 1
+    def timeout_keep_alive_handler(self) -> None:
+        """Close the connection, unless a request has arrived and waits for its turn."""
+        if not self._has_unread_data:
+            super().timeout_keep_alive_handler()
+
+    @property
+    def _has_unread_data(self) -> bool:
+        """True if data have arrived that will be handled in the next turn of this connection."""
+        return self._is_queued or (not self.flow.read_paused and bool(first_bytes(self._caller)))
+
+    def _handle_in_turn(self, data: bytes) -> None:
+        self._is_queued = False
         if self.parser is None:  # the connection is lost
             return
         self._handle(data)
+        if not self.flow.read_paused:
+            self.flow.read_next()
         if self._is_shutdown_pending:
             self.shutdown()
-        if not (self._num_queued or self.flow.read_paused or self.transport.is_closing()):
-            self.transport.resume_reading()
 
     def _handle(self, data: bytes) -> None:
         """Feed the parser, and check how many bytes it buffers."""
@@ -120,18 +180,16 @@ class HttpProtocol(HttpToolsProtocol):
             self._start_unfinished_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Cancel the timers; end the current request through the throttle.
-
-        Thousands of clients may disconnect at once, and each disconnect wakes tasks.
-        """
+        """Cancel the timers and end the current request, which wakes tasks; with TLS, when it is its turn."""
+        self._throttle.forget(self._caller)
         self._reset_unfinished()
         self._stop_unread_timer()
-        if self.cycle is None or self.cycle.response_complete:
+        if not self._is_encrypted or self.cycle is None or self.cycle.response_complete:
             super().connection_lost(exc)
             return
         self.cycle.disconnected = True
         self.parser = None  # type: ignore[assignment]
-        self._disconnects.run(lambda: super(HttpProtocol, self).connection_lost(exc))
+        self._throttle.run(lambda: super(HttpProtocol, self).connection_lost(exc))
 
     def pause_writing(self) -> None:
         """Start the timeout for reading: the request of a slow client holds memory, and possibly KV blocks."""
@@ -176,6 +234,11 @@ class HttpProtocol(HttpToolsProtocol):
                     self.timeout_keep_alive, self.timeout_keep_alive_handler
                 )
 
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: "ASGI3Application") -> None:
+        task = self.loop.create_task(_run(cycle, app))
+        task.add_done_callback(self.tasks.discard)
+        self.tasks.add(task)
+
     def _feed(self, data: bytes) -> None:
         """Feed the parser.
 
@@ -217,7 +280,8 @@ class HttpProtocol(HttpToolsProtocol):
         self._unfinished_timer = None
         if self.parser is None:  # the connection is lost
             return
-        if self._is_in_message and self.flow.read_paused:  # we paused reading, the client is not at fault
+        is_paused = self._is_in_message and self.flow.read_paused
+        if is_paused or self._has_unread_data:  # we have not read, the client is not at fault
             self._start_unfinished_timer()
         elif self._is_in_message or self.cycle is None or self.cycle.response_complete:
             self.transport.close()

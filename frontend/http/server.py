@@ -107,13 +107,13 @@ class Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start to accept connections."""
-        throttle, disconnects = Throttle(), Throttle()
+        throttle = Throttle()
         limit = max_callers()
         acceptors: list[Any] = [  # not an asyncio.Server, but with the methods that uvicorn calls
             Acceptor(
                 listening,
                 BACKLOG,
-                lambda: HttpProtocol(self.config, self.server_state, throttle, disconnects),
+                lambda caller: HttpProtocol(self.config, self.server_state, caller, throttle),
                 self.config.ssl,
                 throttle,
                 lambda: len(self.server_state.connections),

@@ -10,7 +10,7 @@ from http_client import Caller
 from http_exchange import ASK, PATH, error_of, play, text_of
 from waiting import until
 
-from octavo.frontend.http import http_protocol, server
+from octavo.frontend.http import acceptor, http_protocol, server
 from octavo.protocol.config import ServerConfig
 
 # --- heads ----------------------------------------------------------------------------------------
@@ -105,7 +105,7 @@ def test_what_stands_between_the_parts_of_a_body_has_a_limit_too(tail: bytes) ->
 
 @pytest.mark.parametrize("start", [b"", b"GET /version HTTP/1.1\r\nx: "], ids=["nothing", "half a head"])
 def test_a_caller_who_does_not_come_to_the_point_is_left(start: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_protocol, "FIRST_REQUEST_S", 0.1)
+    monkeypatch.setattr(acceptor, "FIRST_REQUEST_S", 0.1)
     monkeypatch.setattr(http_protocol, "UNFINISHED_S", 0.1)
 
     async def scenario(caller: Caller) -> None:

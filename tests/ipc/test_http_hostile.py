@@ -191,8 +191,7 @@ def test_the_rest_of_an_answer_that_is_never_read_does_not_keep_its_connection(m
             caller = socket.socket(socket.AF_UNIX)
             caller.connect(path)
             caller.setblocking(False)
-            await until(lambda: transports)
-            while not transports[0].get_write_buffer_size():  # the system takes some answers
+            while not transports or not transports[0].get_write_buffer_size():  # the system takes some answers
                 caller.send(b"GET /version HTTP/1.1\r\nhost: a\r\n\r\n")
                 await asyncio.sleep(0.001)
             hung_up = select.poll()

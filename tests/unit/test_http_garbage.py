@@ -30,7 +30,7 @@ def test_many_live_objects_cause_no_full_collection(full_collections: list[int])
     live = [[number] for number in range(10)]
     garbage.bound_pauses()
     full_collections.clear()
-    live += [[number] for number in range(garbage.NEW_OBJECTS * (garbage.YOUNG_COLLECTIONS + 2) * 12)]
+    live += [[number] for number in range(garbage.NEW_OBJECTS * (garbage.YOUNG_COLLECTIONS + 2) * 100)]
     assert len(live) > 10**6 and gc.get_count()[2] >= 10, "the middle generation was collected often"
     assert not full_collections
 
