@@ -32,14 +32,16 @@ _MIN_HEAD_BLOCK, _MIN_SPLIT_ROWS, _MAX_SPLIT_ROWS = 64, 16, 64
 another instruction, which might round differently."""
 _FOLD_ROWS = 16
 """Rows whose segments are added up at a time."""
+_LEAST_SPARE_TILES, _TOKENS_OF_A_PROMPT = 8, 32
+"""What a graph has programs for beside whole tiles: the last tile of each prompt, if prompts have so many tokens."""
 
 
 class StepAttention:
     """The attention of successive steps, at fixed addresses.
 
-    For each step: `write_plan` on the host, a copy of those words to `words_W`, and a call for each layer. Graphs
-    capture the call, which launches the same kernels for every plan without chunks. A plan of decodes has none within
-    the limits.
+    For each step: `write_plan` on the host, a copy of those words to `words_W`, and a call for each layer. A graph
+    captures the call after `launch_for`, and then computes every plan with at most so many tiles of chunks. A plan of
+    decodes has none within the limits.
 
     Args:
         shape: of the model.
@@ -91,6 +93,18 @@ class StepAttention:
         window = self._shape.window
         self._counts = gpu_plan.write(words, self.layout, self.tokens, window, query_starts, context_lens)
         return self._counts
+
+    def usual_tiles(self, num_tokens: int) -> int:
+        """Return the tiles of chunks that a graph for this many tokens has programs for.
+
+        A step of many short prompts may have more. Each program without a tile costs a part of a microsecond.
+        """
+        spare = max(_LEAST_SPARE_TILES, num_tokens // _TOKENS_OF_A_PROMPT)
+        return min(num_tokens // self.tokens.of_chunk + spare, self.layout.tile_rows - self.layout.tile_requests)
+
+    def launch_for(self, num_tiles: int) -> None:
+        """Have the next calls launch what any plan with at most so many tiles needs, until `write_plan`."""
+        self._counts = Counts(1, num_tiles)
 
     def __call__(
         self,

@@ -165,7 +165,8 @@ def test_a_sum_that_seldom_rounds_otherwise_is_found_out_with_a_single_row(devic
 
 
 def test_every_size_of_a_graph_is_tried() -> None:
-    assert set(GraphSizes(512).largest_first) <= set(gpu.row_counts(4096))
+    sizes = GraphSizes.of(512, 8192)
+    assert {*sizes.decodes.largest_first, *sizes.prompts.largest_first} <= set(gpu.row_counts(4096))
 
 
 def test_the_choice_is_made_and_logged_once_per_shape(

@@ -26,5 +26,7 @@ def test_in_the_interpreter(request: pytest.FixtureRequest) -> None:
     )
     if done.returncode:
         pytest.fail(done.stdout + done.stderr, pytrace=False)
-    run = set(re.findall(r"^tests/gpu/(\w+\.py)::.* PASSED", done.stdout, re.MULTILINE))
-    assert run == {path.name for path in GPU_TESTS.glob("test_*.py")}, "every file has tests that ran"
+    run = set(re.findall(r"^tests/gpu/([\w/]+\.py)::.* PASSED", done.stdout, re.MULTILINE))
+    assert run == {path.relative_to(GPU_TESTS).as_posix() for path in GPU_TESTS.rglob("test_*.py")}, (
+        "every file has tests that ran"
+    )

@@ -21,7 +21,14 @@ from octavo.kernels.token_mask import pack_mask
 from octavo.worker_proc.batch.inputs import PENDING, GroupInputs, StepInputs
 from octavo.worker_proc.executor.in_flight import EventWatcher
 from octavo.worker_proc.models.parameters import Parameters
-from octavo.worker_proc.runners.cuda_graphs.metadata import NO_SLOT, SampleRows, StepSize, fields_of, fill, token_ids_of
+from octavo.worker_proc.runners.cuda_graphs.metadata import (
+    NO_SLOT,
+    SampleRows,
+    StepSize,
+    fill_inputs,
+    fill_samples,
+    token_ids_of,
+)
 from octavo.worker_proc.runners.cuda_graphs.packed import Field, PackedLayout
 from octavo.worker_proc.runners.cuda_graphs.sizes import GraphSizes
 from octavo.worker_proc.runners.cuda_graphs.slot_memory import Column, SlotMemory
@@ -33,14 +40,27 @@ CPU = torch.device("cpu")
 
 
 def test_sizes_are_close_for_few_requests_and_the_largest_is_one() -> None:
-    assert GraphSizes(20).largest_first == (20, 16, 8, 4, 2, 1)
-    assert GraphSizes(3).largest_first == (3, 2, 1)
-    assert GraphSizes(512).largest_first[::-1] == (1, 2, 4, *range(8, 257, 8), *range(272, 513, 16))
-    assert GraphSizes(0).largest_first == ()
+    def decodes(largest: int, padded: dict[int, int] | None = None) -> tuple[int, ...]:
+        return GraphSizes.of(largest, 64, lambda size: (padded or {}).get(size, size)).decodes.largest_first
+
+    assert decodes(20) == (20, 16, 8, 4, 2, 1)
+    assert decodes(3) == (3, 2, 1)
+    assert decodes(512)[::-1] == (1, 2, 4, *range(8, 257, 8), *range(272, 513, 16))
+    assert decodes(0) == ()
     # Products would pad 1 to 2 and 16 to 24.
-    padded = {1: 2, 16: 24}
-    assert GraphSizes(20, lambda size: padded.get(size, size)).largest_first == (20, 8, 4, 2)
-    assert GraphSizes(0).fit(1) is None
+    assert decodes(20, {1: 2, 16: 24}) == (20, 8, 4, 2)
+
+
+def test_sizes_of_prompts_lie_apart_by_a_fifth_and_within_the_budget_of_a_step() -> None:
+    def prompts(budget: int, padded: dict[int, int] | None = None) -> tuple[int, ...]:
+        return GraphSizes.of(1, budget, lambda size: (padded or {}).get(size, size)).prompts.largest_first
+
+    assert prompts(8192)[::-1] == (*range(64, 513, 64), *range(640, 1025, 128), *range(1280, 2049, 256))
+    assert prompts(300)[::-1] == (64, 128, 192, 256, 300)
+    assert prompts(24) == (24,)
+    # Products would pad 300 to 304: steps that long have no graph.
+    assert prompts(300, {64: 128, 300: 304})[::-1] == (128, 192, 256)
+    assert GraphSizes.of(0, 8192).prompts.largest_first == ()
 
 
 def test_graphs_have_sizes_that_no_weight_pads() -> None:
@@ -55,10 +75,11 @@ def test_graphs_have_sizes_that_no_weight_pads() -> None:
 
 @given(st.integers(1, 700), st.integers(1, 700))
 def test_a_step_takes_the_smallest_graph_that_holds_it(largest: int, num_requests: int) -> None:
-    sizes = GraphSizes(largest)
+    sizes = GraphSizes.of(largest, 64).decodes
     fit = sizes.fit(num_requests)
     assert sorted(set(sizes.largest_first), reverse=True) == list(sizes.largest_first)
-    assert fit == min((size for size in sizes.largest_first if size >= num_requests), default=None)
+    assert sizes.from_size(num_requests) == tuple(size for size in sizes.largest_first[::-1] if size >= num_requests)
+    assert fit == min(sizes.from_size(num_requests), default=None)
 
 
 @given(st.lists(st.tuples(st.sampled_from([torch.int32, torch.int64, torch.float64]), st.integers(0, 9)), max_size=6))
@@ -91,7 +112,7 @@ def test_changes_of_slots_arrive_and_nothing_else_does() -> None:
 def sent(table: SlotTable) -> SlotTable:
     """Send what waits to be."""
     for memory in table.memories:
-        StepBuffer(FakeStream(), StepSize.decode(1), 1).send_changes(memory)
+        StepBuffer(FakeStream(), StepSize(1, 1, 1), 1).send_changes(memory)
     return table
 
 
@@ -179,7 +200,7 @@ def test_masks_go_to_the_device_as_whole_rows_in_one_copy() -> None:
     vocab_size, stream = 128_000, FakeStream()
     num_words = vocab_size // 32
     table = SlotTable(4, Widths(SamplingWidths(mask_words=num_words), max_seen=0), CPU)
-    buffer = StepBuffer(stream, StepSize.decode(1), 1)
+    buffer = StepBuffer(stream, StepSize(1, 1, 1), 1)
     masks = {slot: pack_mask((slot, vocab_size - 1), vocab_size) for slot in (3, 1)}
     for slot, allowed_W in masks.items():
         table.set_mask(slot, allowed_W)
@@ -205,10 +226,14 @@ def decode_of_two() -> tuple[StepInputs, SampleRows]:
 
 
 def test_a_step_is_filled_up_with_rows_that_do_no_harm() -> None:
-    layout = PackedLayout(fields_of(StepSize.decode(4), 1))
-    buffer = torch.full((layout.num_bytes,), 0x5A, dtype=torch.uint8)
-    query_starts, context_lens = fill(layout.host_views(buffer), *decode_of_two(), idle_slot=3)
-    views = {name: view.tolist() for name, view in layout.views(buffer).items()}
+    buffer = StepBuffer(FakeStream(), StepSize(8, 4, 4), num_attention_words=0)
+    inputs, samples = buffer.inputs(4, 3), buffer.samples(4)
+    for fields in (inputs, samples):
+        for array in buffer.arrays(fields).values():
+            array[:] = 0x5A
+    fill_inputs(buffer.arrays(inputs), decode_of_two()[0], idle_slot=3)
+    fill_samples(buffer.arrays(samples), decode_of_two()[1], idle_slot=3)
+    views = {name: array.tolist() for fields in (inputs, samples) for name, array in buffer.arrays(fields).items()}
     assert views == {
         "token_ids": [11, PENDING, 0, 0],
         "token_slots": [2, 0, 3, 3],
@@ -218,10 +243,8 @@ def test_a_step_is_filled_up_with_rows_that_do_no_harm() -> None:
         "sample_slots": [2, 0, 3, 3],
         "sample_positions": [5, 8, 0, 0],
         "num_outputs": [1, 2, 0, 0],
-        "request_slots": [2, 0, 3, 3],
+        "request_slots": [2, 0, 3],
     }
-    assert query_starts.tolist() == [0, 1, 2, 2, 2]
-    assert context_lens.tolist() == [5, 8, 0, 0]
 
 
 def test_a_token_that_the_host_does_not_know_is_the_last_of_its_slot() -> None:
@@ -230,40 +253,55 @@ def test_a_token_that_the_host_does_not_know_is_the_last_of_its_slot() -> None:
 
 
 def test_one_copy_takes_a_step_its_plan_and_its_changes() -> None:
-    stream, size = FakeStream(), StepSize.decode(2)
+    stream = FakeStream()
     memory = SlotMemory([Column("number", torch.int32, 2)], 3, CPU)
     buffer = StepBuffer(stream, StepSize(8, 4, 4), num_attention_words=6)
+    inputs, samples = buffer.inputs(2, 2), buffer.samples(2)
     buffer.advance()
-    fill(buffer.arrays(size), *decode_of_two(), idle_slot=2)
+    fill_inputs(buffer.arrays(inputs), decode_of_two()[0], idle_slot=2)
+    fill_samples(buffer.arrays(samples), decode_of_two()[1], idle_slot=2)
     buffer.attention_plan()[:] = range(6)
     memory.write("number", 1, [4, 5])
-    buffer.send(size, 4, memory)
+    buffer.send(inputs, 4, memory)
     assert stream.num_uploads == 1
-    assert buffer.views(size)["positions"].tolist() == [4, 7]
+    assert inputs.views["positions"].tolist() == [4, 7]
+    assert samples.views["sample_positions"].tolist() == [5, 8]
     assert buffer.attention_plan_W.tolist() == [0, 1, 2, 3, 0, 0]
     assert memory.tensor("number").tolist() == [[0, 0], [4, 5], [0, 0]]
 
 
+def test_samples_have_their_place_whatever_the_inputs() -> None:
+    """A graph that samples reads the same memory in steps of all sizes, and so does one that computes."""
+    buffer = StepBuffer(FakeStream(), StepSize(8, 4, 4), num_attention_words=6, num_groups=2)
+    ends = [view.data_ptr() + view.nbytes for view in buffer.inputs(3, 2).views.values()]
+    first = min(view.data_ptr() for view in buffer.samples(4).views.values())
+    assert max(ends) <= first == min(view.data_ptr() for view in buffer.samples(1).views.values())
+    last = max(view.data_ptr() + view.nbytes for view in buffer.samples(4).views.values())
+    assert last <= buffer.attention_plan_W.data_ptr()
+
+
 def test_more_changes_than_a_step_has_room_for_go_alone() -> None:
-    stream, size, width = FakeStream(), StepSize.decode(1), MAX_PACKED_CHANGES + 1
+    stream, width = FakeStream(), MAX_PACKED_CHANGES + 1
     memory = SlotMemory([Column("list", torch.int32, width)], 1, CPU)
-    buffer = StepBuffer(stream, size, num_attention_words=1)
+    buffer = StepBuffer(stream, StepSize(1, 1, 1), num_attention_words=1)
+    inputs = buffer.inputs(1, 1)
     buffer.advance()
     memory.write("list", 0, range(width))
-    buffer.send(size, 1, memory)
+    buffer.send(inputs, 1, memory)
     assert stream.num_uploads == 2
     assert memory.tensor("list")[0].tolist() == list(range(width))
 
 
 def test_a_host_buffer_that_is_written_too_early_is_found() -> None:
     """Two steps may be in flight: the third needs the first one's buffer."""
-    stream, size = FakeStream(), StepSize.decode(1)
+    stream = FakeStream()
     memory = SlotMemory([Column("number", torch.int32)], 1, CPU)
-    buffer = StepBuffer(stream, size, num_attention_words=1)
+    buffer = StepBuffer(stream, StepSize(1, 1, 1), num_attention_words=1)
+    inputs = buffer.inputs(1, 1)
     for value in range(3):
         buffer.advance()
-        buffer.arrays(size)["token_ids"][:] = value + 1
-        buffer.send(size, 1, memory)
+        buffer.arrays(inputs)["token_ids"][:] = value + 1
+        buffer.send(inputs, 1, memory)
     with pytest.raises(AssertionError, match="before the device had read it"):
         stream.catch_up()
 

@@ -3,8 +3,9 @@
 Knows no request: arrays go in, one token per sampled row comes out. Kernels read only static buffers of the device.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import Enum
 
 import numpy as np
 import torch
@@ -20,42 +21,68 @@ from octavo.worker_proc.runners.cuda_graphs.metadata import (
     NO_SLOT,
     SampleRows,
     StepAttention,
-    StepSize,
     Views,
-    fill,
+    fill_inputs,
+    fill_samples,
     slot_mapping_name,
     token_ids_of,
 )
-from octavo.worker_proc.runners.cuda_graphs.sizes import GraphSizes
+from octavo.worker_proc.runners.cuda_graphs.sizes import GraphSizes, Sizes
 from octavo.worker_proc.runners.cuda_graphs.slot_table import SlotTable
-from octavo.worker_proc.runners.cuda_graphs.step_buffer import StepBuffer
+from octavo.worker_proc.runners.cuda_graphs.step_buffer import Fields, StepBuffer
 from octavo.worker_proc.sampling.state import LARGEST
 
 NO_SAMPLES = SampleRows(*(np.empty(0, np.int64) for _ in range(4)))
 
 
-@dataclass(frozen=True, slots=True)
-class _Graphs:
-    """The two halves of a decode of one size."""
+class GraphKind(Enum):
+    """What a graph computes, in the order of capture: the graph that takes the most memory is the first."""
 
-    compute: Graph
-    """Up to the hidden states of all rows."""
-    sample: Graph
-    """From there to their tokens."""
+    PROMPTS = "prompts"
+    """Hidden states of a step in which requests compute any number of tokens."""
+    DECODES = "decodes"
+    """Hidden states of a step in which each request computes one token."""
+    SAMPLES = "samples"
+    """Tokens from hidden states."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Captured:
+    """A graph with the fields that it reads."""
+
+    graph: Graph
+    fields: Fields
+    num_tiles: Sequence[int] = ()
+    """Tiles of attention that it computes at most, in each cache group."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Staged:
     """A step whose metadata is being uploaded."""
 
-    views: Views
-    graphs: _Graphs | None
+    inputs: Fields
+    samples: Fields
+    compute: Graph | None
+    sample: Graph | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Plans:
+    """The attention plans of a step in a host buffer."""
+
+    num_tiles: Sequence[int]
+    """In each cache group."""
+    num_words: int
+    """Of all plans."""
+    num_item_words: int
+    """The words before the last plan's tiles."""
 
 
 class StepGraphs:
     """The kernels of one model's steps.
 
-    Call for each step `stage`, `compute`, `sample`, in this order; `send_changes` may come between.
+    Call for each step `stage`, `compute`, `sample`, in this order; `send_changes` may come between. Graphs are captured
+    by `capture` alone. A step without a graph launches its kernels one by one.
 
     Args:
         model: with its weights on the stream's device.
@@ -86,49 +113,55 @@ class StepGraphs:
         self._stream = stream
         self._table = table
         self._buffer = buffer
-        self._sizes = sizes
-        largest = max(self._sizes.largest_first, default=0)
-        self._tokens_N = torch.zeros(largest, dtype=torch.int64, device=stream.torch_device)
-        self._hidden_ND: Tensor | None = None
-        """The output of graphs; allocated with the first capture."""
-        self._graphs: dict[int, _Graphs] = {}
+        self._sizes: dict[GraphKind, Sizes] = {
+            GraphKind.PROMPTS: sizes.prompts,
+            GraphKind.DECODES: sizes.decodes,
+            GraphKind.SAMPLES: sizes.decodes,
+        }
+        device = stream.torch_device
+        self._tokens_N = torch.zeros(max(sizes.decodes.largest_first, default=0), dtype=torch.int64, device=device)
+        self._hidden_TD: Tensor | None = None
+        """The output of graphs that compute; allocated with the first capture."""
+        self._graphs: dict[GraphKind, dict[int, _Captured]] = {kind: {} for kind in GraphKind}
         self._pool = stream.new_graph_pool()
         self._staged: _Staged | None = None
         self._step_hidden_TD: Tensor | None = None
 
-    @property
-    def uncaptured(self) -> list[int]:
-        """Sizes without a graph, in the order of capture."""
-        return [size for size in self._sizes.largest_first if size not in self._graphs]
+    def uncaptured(self, kind: GraphKind) -> list[int]:
+        """Return the sizes without a graph, in the order of capture."""
+        return [size for size in self._sizes[kind].largest_first if size not in self._graphs[kind]]
 
     def stage(self, inputs: StepInputs, samples: SampleRows) -> None:
         """Send a step to the device, with the changes of the slots.
 
-        The step that was staged `NUM_HOST_BUFFERS` calls ago must be over. Captures the graph of the step's size if it
-        is missing.
+        The step that was staged `NUM_HOST_BUFFERS` calls ago must be over.
         """
-        size = StepSize(len(inputs.token_ids_T), len(inputs.context_lens), len(samples.rows_N))
-        captured = self._sizes.fit(size.num_requests) if size.is_decode else None
-        if captured is not None and captured not in self._graphs:
-            self.capture(captured)
-        graphs = None if captured is None else self._graphs[captured]
-        has_tiles = self._send(size if captured is None else StepSize.decode(captured), inputs, samples)
-        if has_tiles:  # more keys than partial sums fit into: computed without the graph, with the same bits
-            graphs = None
-        self._staged = _Staged(self._buffer.views(size if captured is None else StepSize.decode(captured)), graphs)
+        self._buffer.advance()
+        plans = self._write_plans(inputs)
+        num_tokens, num_requests, num_samples = len(inputs.token_ids_T), len(inputs.context_lens), len(samples.rows_N)
+        compute = self._compute_graph(num_tokens, num_requests, plans)
+        sample = self._captured(GraphKind.SAMPLES, num_samples) if compute else None
+        input_fields = compute.fields if compute else self._buffer.inputs(num_tokens, num_requests)
+        sample_fields = sample.fields if sample else self._buffer.samples(num_samples)
+        # A graph of prompts reads where the tiles end even if there are none.
+        has_tiles = any(plans.num_tiles) or bool(compute and compute.num_tiles)
+        self._send(inputs, samples, input_fields, sample_fields, plans.num_words if has_tiles else plans.num_item_words)
+        self._staged = _Staged(
+            input_fields, sample_fields, compute.graph if compute else None, sample.graph if sample else None
+        )
 
     def compute(self) -> None:
         """Compute the hidden states of the staged step."""
         step = self._current
-        if step.graphs is None:
-            self._step_hidden_TD = self._hidden_of(step.views)
+        if step.compute is None:
+            self._step_hidden_TD = self._hidden_of(step.inputs.views)
         else:
-            step.graphs.compute.replay()
-            self._step_hidden_TD = self._hidden_ND
+            step.compute.replay()
+            self._step_hidden_TD = self._hidden_TD
 
     def changed_logits(self, change_logits: ChangeLogits, num_samples: int) -> Tensor:
         """Return logits for `sample`, changed for the first `num_samples` rows; the others are padding."""
-        logits_NV = self.logits_of(self._current.views["sample_rows"]).float()
+        logits_NV = self.logits_of(self._current.samples.views["sample_rows"]).float()
         logits_NV[:num_samples] = change_logits(logits_NV[:num_samples])
         return logits_NV
 
@@ -138,12 +171,11 @@ class StepGraphs:
         `logits_NV` replaces the model's logits; such a step samples without a graph.
         """
         step = self._current
-        if logits_NV is not None:
-            return self._sampled(step.views, logits_NV)
-        if step.graphs is None:
-            return self._sampled(step.views, self.logits_of(step.views["sample_rows"]))
-        step.graphs.sample.replay()
-        return self._tokens_N
+        if step.sample is not None and logits_NV is None:
+            step.sample.replay()
+            return self._tokens_N
+        views = step.samples.views
+        return self._sampled(views, self.logits_of(views["sample_rows"]) if logits_NV is None else logits_NV)
 
     def logits_of(self, rows_R: Tensor) -> Tensor:
         """Return logits_RV in float32 for rows of the step that was computed last."""
@@ -154,49 +186,95 @@ class StepGraphs:
         for memory in self._table.memories:
             self._buffer.send_changes(memory)
 
-    def capture(self, num_requests: int) -> None:
-        """Capture the graphs of one size. The kernels run once before, so that none is compiled during the capture.
+    def capture(self, kind: GraphKind, size: int) -> None:
+        """Capture a graph. Its kernels run once before, so that none is compiled during the capture.
 
         They compute a token of the idle slot, which has no effect. Must not be called between `stage` and `sample`.
 
         Blocks until: all work before is finished.
         """
         self._stream.record_event().wait()  # so that both host buffers are free
-        size = StepSize.decode(num_requests)
-        self._send(size, _idle_step(self._table.idle_slot, len(self._attention)), NO_SAMPLES)
-        views = self._buffer.views(size)
-        hidden_ND = self._hidden_of(views)
-        if self._hidden_ND is None:
-            rows = len(self._tokens_N)
-            self._hidden_ND = torch.zeros(rows, hidden_ND.shape[1], dtype=hidden_ND.dtype, device=hidden_ND.device)
-        self._sampled(views, self._model.logits(hidden_ND))
-        stored_ND, tokens_N = self._hidden_ND[:num_requests], self._tokens_N[:num_requests]
-        compute = self._stream.capture(lambda: stored_ND.copy_(self._hidden_of(views)), self._pool)
-        sample = self._stream.capture(
-            lambda: tokens_N.copy_(self._sampled(views, self._model.logits(stored_ND))), self._pool
-        )
-        self._graphs[num_requests] = _Graphs(compute, sample)
+        self._buffer.advance()
+        inputs = _idle_step(self._table.idle_slot, len(self._attention))
+        plans = self._write_plans(inputs)
+        num_tiles: Sequence[int] = ()
+        if kind is GraphKind.SAMPLES:
+            sample_fields = fields = self._buffer.samples(size)
+            input_fields = self._buffer.inputs(1, 1)
+        else:
+            num_requests = min(size, self._block_tables[0].shape[0])
+            input_fields = fields = self._buffer.inputs(size, num_requests)
+            sample_fields = self._buffer.samples(0)
+        if kind is GraphKind.PROMPTS:
+            num_tiles = [attention.usual_tiles(size) for attention in self._attention]
+            for attention, num in zip(self._attention, num_tiles, strict=True):
+                attention.launch_for(num)
+        self._send(inputs, NO_SAMPLES, input_fields, sample_fields, plans.num_words)
+        body = self._sample_body(fields, size) if kind is GraphKind.SAMPLES else self._compute_body(fields, size)
+        body()
+        self._graphs[kind][size] = _Captured(self._stream.capture(body, self._pool), fields, num_tiles)
 
     @property
     def _current(self) -> _Staged:
         assert self._staged is not None, "stage() comes first"
         return self._staged
 
-    def _send(self, size: StepSize, inputs: StepInputs, samples: SampleRows) -> bool:
-        """Fill the next host buffer and copy it; returns whether there are attention tiles, which no graph computes."""
-        self._buffer.advance()
-        query_starts, context_lens = fill(self._buffer.arrays(size), inputs, samples, self._table.idle_slot)
-        words, start, end, has_tiles = self._buffer.attention_plan(), 0, 0, False
+    def _captured(self, kind: GraphKind, size: int) -> _Captured | None:
+        """Return the smallest graph that holds a size, if there is one."""
+        return self._graphs[kind].get(self._sizes[kind].fit(size) or 0)
+
+    def _compute_graph(self, num_tokens: int, num_requests: int, plans: _Plans) -> _Captured | None:
+        """Return the smallest graph that computes a step with these attention plans, if there is one."""
+        if num_tokens == num_requests and not any(plans.num_tiles):
+            decode = self._captured(GraphKind.DECODES, num_requests)
+            if decode is not None:
+                return decode
+        for size in self._sizes[GraphKind.PROMPTS].from_size(num_tokens):
+            captured = self._graphs[GraphKind.PROMPTS].get(size)
+            if captured and all(num <= most for num, most in zip(plans.num_tiles, captured.num_tiles, strict=True)):
+                return captured
+        return None
+
+    def _compute_body(self, fields: Fields, size: int) -> Callable[[], object]:
+        def compute() -> None:
+            hidden_TD = self._hidden_of(fields.views)
+            if self._hidden_TD is None:
+                rows = max(size for sizes in self._sizes.values() for size in sizes.largest_first)
+                self._hidden_TD = hidden_TD.new_zeros(rows, hidden_TD.shape[1])
+            self._hidden_TD[:size].copy_(hidden_TD)
+
+        return compute
+
+    def _sample_body(self, fields: Fields, size: int) -> Callable[[], object]:
+        def sample() -> None:
+            assert self._hidden_TD is not None, "graphs that compute are captured first"
+            logits_NV = self._model.logits(self._hidden_TD.index_select(0, fields.views["sample_rows"]))
+            self._tokens_N[:size].copy_(self._sampled(fields.views, logits_NV))
+
+        return sample
+
+    def _write_plans(self, inputs: StepInputs) -> _Plans:
+        """Write the attention plans of a step to the current host buffer."""
+        words, start, end, num_tiles = self._buffer.attention_plan(), 0, 0, []
         for attention in self._attention:
             layout = attention.layout
-            counts = attention.write_plan(words[start : start + layout.num_words], query_starts, context_lens)
-            end = start + (layout.num_words if counts.num_tiles else layout.item_requests + counts.num_items)
+            counts = attention.write_plan(
+                words[start : start + layout.num_words], inputs.query_starts, inputs.context_lens
+            )
+            num_tiles.append(counts.num_tiles)
+            end = start + layout.item_requests + counts.num_items
             start += layout.num_words
-            has_tiles |= counts.num_tiles > 0
+        return _Plans(num_tiles, start, end)
+
+    def _send(
+        self, inputs: StepInputs, samples: SampleRows, input_fields: Fields, sample_fields: Fields, num_words: int
+    ) -> None:
+        """Fill the current host buffer, which has the attention plans, and copy it with the changes of the slots."""
+        fill_inputs(self._buffer.arrays(input_fields), inputs, self._table.idle_slot)
+        fill_samples(self._buffer.arrays(sample_fields), samples, self._table.idle_slot)
         lists, memory = self._table.memories
         self._buffer.send_changes(lists)
-        self._buffer.send(size, end, memory)
-        return has_tiles
+        self._buffer.send(input_fields, num_words, memory)
 
     def _hidden_of(self, views: Views) -> Tensor:
         """Launch the model over a step whose fields are on the device; returns hidden_TD."""

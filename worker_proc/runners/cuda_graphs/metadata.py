@@ -29,16 +29,6 @@ class StepSize:
     num_requests: int
     num_samples: int
 
-    @property
-    def is_decode(self) -> bool:
-        """Whether a graph may compute the step: every request computes one token and samples one."""
-        return self.num_tokens == self.num_requests == self.num_samples
-
-    @classmethod
-    def decode(cls, num_requests: int) -> "StepSize":
-        """Return the size of a step in which every request computes one token and samples one."""
-        return cls(num_requests, num_requests, num_requests)
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SampleRows:
@@ -62,7 +52,7 @@ class AttentionPlanCounts(Protocol):
 
     @property
     def num_tiles(self) -> int:
-        """Items of other requests. A graph cannot have any."""
+        """Items of other requests. A graph has programs for a fixed number; those without a tile end at once."""
 
 
 class AttentionPlanLayout(Protocol):
@@ -85,7 +75,13 @@ class StepAttention(Protocol):
         """Layout of its plan."""
 
     def write_plan(self, words: npt.NDArray[np.int32], query_starts: Ints, context_lens: Ints) -> AttentionPlanCounts:
-        """Write the plan of a step on the host; padding requests have no rows."""
+        """Write the plan of a step on the host."""
+
+    def usual_tiles(self, num_tokens: int) -> int:
+        """Return the tiles that a graph of this many tokens has programs for."""
+
+    def launch_for(self, num_tiles: int) -> None:
+        """Have the next calls launch what any plan with at most so many tiles needs."""
 
     def __call__(
         self,
@@ -104,41 +100,41 @@ def slot_mapping_name(group: int) -> str:
     return f"slot_mapping_{group}"
 
 
-def fields_of(size: StepSize, num_groups: int) -> list[Field]:
-    """Return the fields of a step, without the attention plans."""
+def input_fields(num_tokens: int, num_requests: int, num_groups: int) -> list[Field]:
+    """Return the fields that compute the hidden states of a step, without the attention plans."""
     per_token = ("token_ids", "token_slots", "positions", *map(slot_mapping_name, range(num_groups)))
-    per_sample = ("sample_rows", "sample_slots", "sample_positions", "num_outputs")
     return [
-        *(Field(name, torch.int64, size.num_tokens) for name in per_token),
-        *(Field(name, torch.int64, size.num_samples) for name in per_sample),
-        Field("request_slots", torch.int64, size.num_requests),
+        *(Field(name, torch.int64, num_tokens) for name in per_token),
+        Field("request_slots", torch.int64, num_requests),
     ]
 
 
-def fill(arrays: Arrays, inputs: StepInputs, samples: SampleRows, idle_slot: int) -> tuple[Ints, Ints]:
-    """Write a step into its fields, and pad the rest.
+def sample_fields(num_samples: int) -> list[Field]:
+    """Return the fields that sample a step."""
+    per_sample = ("sample_rows", "sample_slots", "sample_positions", "num_outputs")
+    return [Field(name, torch.int64, num_samples) for name in per_sample]
+
+
+def fill_inputs(arrays: Arrays, inputs: StepInputs, idle_slot: int) -> None:
+    """Write the inputs of a step into their fields, and pad the rest.
 
     A padding request has no rows. A padding row is token 0 at position 0 of the idle slot: its key and value are not
-    stored, it attends to nothing, and its sample is never read.
-
-    Returns:
-        query_starts and context_lens, padding requests included.
+    stored, and it attends to nothing.
     """
-    num_tokens, num_requests = len(inputs.token_ids_T), len(inputs.context_lens)
     _put(arrays["token_ids"], inputs.token_ids_T, 0)
     _put(arrays["token_slots"], inputs.slots_T, idle_slot)
     _put(arrays["positions"], inputs.positions_T, 0)
     for group, group_inputs in enumerate(inputs.groups):
         _put(arrays[slot_mapping_name(group)], group_inputs.slot_mapping_T, NO_SLOT)
+    _put(arrays["request_slots"], inputs.slots_T[inputs.query_starts[:-1]], idle_slot)
+
+
+def fill_samples(arrays: Arrays, samples: SampleRows, idle_slot: int) -> None:
+    """Write the samples of a step into their fields; those of padding are the idle slot's, and never read."""
     _put(arrays["sample_rows"], samples.rows_N, 0)
     _put(arrays["sample_slots"], samples.slots_N, idle_slot)
     _put(arrays["sample_positions"], samples.positions_N, 0)
     _put(arrays["num_outputs"], samples.num_outputs_N, 0)
-    num_idle = len(arrays["request_slots"]) - num_requests
-    query_starts = np.concatenate([inputs.query_starts, np.full(num_idle, num_tokens)])
-    context_lens = np.concatenate([inputs.context_lens, np.zeros(num_idle, dtype=np.int64)])
-    _put(arrays["request_slots"], inputs.slots_T[inputs.query_starts[:-1]], idle_slot)
-    return query_starts, context_lens
 
 
 def token_ids_of(views: Views, last_token_S: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ from octavo.worker_proc.device.base import Device
 from octavo.worker_proc.device.stream import Stream
 from octavo.worker_proc.executor.executor import PipelinedExecutor
 from octavo.worker_proc.models.base import Model
-from octavo.worker_proc.runners.cuda_graphs.graphs import StepGraphs
+from octavo.worker_proc.runners.cuda_graphs.graphs import GraphKind, StepGraphs
 from octavo.worker_proc.runners.cuda_graphs.metadata import StepSize
 from octavo.worker_proc.runners.cuda_graphs.runner import CudaGraphRunner
 from octavo.worker_proc.runners.cuda_graphs.sizes import GraphSizes
@@ -70,17 +70,18 @@ def open_runner(
         stream,
         table,
         buffer,
-        GraphSizes(config.max_graph_size, model.parameters.unpadded_rows),
+        GraphSizes.of(config.max_graph_size, config.max_num_batched_tokens, model.parameters.unpadded_rows),
     )
     return CudaGraphRunner(table, graphs, stream, sum(storage.num_bytes for storage in storages))
 
 
 @torch.inference_mode()
 def measure(model: Model, device: Device, config: ResolvedConfig) -> StepMemory:
-    """Run the largest prefill and the largest decode, and capture two graphs.
+    """Run the largest prefill and the largest decode, and capture two graphs of each kind.
 
     Everything that steps need and that does not depend on the number of blocks counts as activations. All graphs share
-    their memory, of which the largest takes most; what another one adds is measured on the second and counted for each.
+    their memory, of which the largest takes most; what another one adds is measured on the second of each kind and
+    counted for each.
     """
     stream = device.stream()
     try:
@@ -122,16 +123,17 @@ def _activation_bytes(model: Model, device: Device, stream: Stream | None, confi
 
 
 def _graph_bytes(model: Model, device: Device, stream: Stream | None, config: ResolvedConfig) -> int:
-    """Capture the two largest graphs, and count the second for all that follow."""
+    """Capture the two largest graphs of each kind, and count the second for all that follow."""
     num_blocks = [1] * len(model.cache_groups)
     graphs = open_runner(model, config, stream, num_blocks=num_blocks, max_model_len=config.max_model_len).graphs
-    sizes = graphs.uncaptured
     num_bytes = 0
-    for size, times in zip(sizes[:2], (1, len(sizes) - 1), strict=False):
-        # What the kernels took when they were run once before the capture is free again.
-        free_bytes = device.free_bytes()
-        graphs.capture(size)
-        num_bytes += times * max(0, free_bytes - device.free_bytes())
+    for kind in GraphKind:
+        sizes = graphs.uncaptured(kind)
+        for size, times in zip(sizes[:2], (1, len(sizes) - 1), strict=False):
+            # What the kernels took when they were run once before the capture is free again.
+            free_bytes = device.free_bytes()
+            graphs.capture(kind, size)
+            num_bytes += times * max(0, free_bytes - device.free_bytes())
     return num_bytes
 
 

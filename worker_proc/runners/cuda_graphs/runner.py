@@ -13,7 +13,7 @@ from octavo.worker_proc.batch.inputs import StepInputs
 from octavo.worker_proc.batch.state import BatchState
 from octavo.worker_proc.device.stream import DeviceEvent, Stream
 from octavo.worker_proc.executor.runner import ChangeLogits, SampledRow, Samples, WaitForCommand
-from octavo.worker_proc.runners.cuda_graphs.graphs import StepGraphs
+from octavo.worker_proc.runners.cuda_graphs.graphs import GraphKind, StepGraphs
 from octavo.worker_proc.runners.cuda_graphs.logprobs import DevicePromptLogprobs, LogprobReporter, SampleLogprobs
 from octavo.worker_proc.runners.cuda_graphs.metadata import SampleRows
 from octavo.worker_proc.runners.cuda_graphs.slot_table import SlotTable
@@ -69,8 +69,9 @@ class CudaGraphRunner:
 
     def prepare(self) -> None:
         """See `octavo.worker_proc.executor.runner.Runner`: captures the graphs of all sizes."""
-        for size in self.graphs.uncaptured:
-            self.graphs.capture(size)
+        for kind in GraphKind:
+            for size in self.graphs.uncaptured(kind):
+                self.graphs.capture(kind, size)
 
     def on_plan(self, plan: StepPlan, batch: BatchState) -> None:
         """See `octavo.worker_proc.executor.runner.Runner`; a longer list than the table has room for makes it grow."""

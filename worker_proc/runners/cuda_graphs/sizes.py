@@ -1,40 +1,87 @@
-"""The batch sizes for which decodes are captured as graphs, and which of them a step uses. Captures nothing."""
+"""The sizes for which steps are captured as graphs, and which of them a step uses. Captures nothing."""
 
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
-_SMALL = (1, 2, 4, 8)
-_STEPS = ((256, 8), (512, 16))
+MAX_PROMPT_TOKENS = 2048
+"""Larger steps with prompts take longer to compute than to launch, so a graph would not help."""
+
+_SMALL_DECODES = (1, 2, 4, 8)
+_DECODE_STEPS = ((256, 8), (512, 16))
 """(up to this many requests, distance between sizes); the last distance continues above."""
+_PROMPT_STEPS = ((512, 64), (1024, 128), (MAX_PROMPT_TOKENS, 256))
+"""(up to this many tokens, distance between sizes): padding is at most a fifth above 256 tokens."""
+
+UnpaddedRows = Callable[[int], int]
+"""Returns the next number of rows that products do not pad: each padding copies the rows."""
 
 
-class GraphSizes:
-    """The sizes up to and including a largest one.
+class Sizes:
+    """Ascending sizes; a step uses the next larger one and pads the rest."""
 
-    A step uses the next larger size and pads the rest. Small decodes are bound by reading the weights, so padding costs
-    nothing; large ones are padded by a few per cent at most.
+    def __init__(self, sizes: Iterable[int]) -> None:
+        self._sizes = tuple(sorted(set(sizes)))
 
-    Args:
-        largest: 0 for no graphs.
-        unpadded: returns the next size for which products pad no rows: each of them would copy its rows.
-    """
-
-    def __init__(self, largest: int, unpadded: Callable[[int], int] = lambda size: size) -> None:
-        sizes = [size for size in _SMALL if size < largest]
-        size = _SMALL[-1]
-        for end, distance in (*_STEPS, (largest, _STEPS[-1][1])):
-            while size + distance <= min(end, largest - 1):
-                size += distance
-                sizes.append(size)
-        without_copies = {min(unpadded(size), largest) for size in sizes}
-        self._sizes = tuple(sorted(without_copies | {largest})) if largest else ()
-
-    def fit(self, num_requests: int) -> int | None:
-        """Return the size for a decode of this many requests; None: no graph is that large."""
-        index = bisect_left(self._sizes, num_requests)
+    def fit(self, size: int) -> int | None:
+        """Return the smallest that is not below a size; None: there is none."""
+        index = bisect_left(self._sizes, size)
         return self._sizes[index] if index < len(self._sizes) else None
+
+    def from_size(self, size: int) -> tuple[int, ...]:
+        """Return those that are not below a size, ascending."""
+        return self._sizes[bisect_left(self._sizes, size) :]
 
     @property
     def largest_first(self) -> tuple[int, ...]:
-        """All sizes in the order of capture: a smaller graph fits into the memory of the larger ones."""
+        """All of them in the order of capture: a smaller graph fits into the memory of the larger ones."""
         return self._sizes[::-1]
+
+
+@dataclass(frozen=True, slots=True)
+class GraphSizes:
+    """The sizes of all graphs of a model."""
+
+    prompts: Sizes
+    """Tokens of steps in which requests compute any number of tokens."""
+    decodes: Sizes
+    """Requests of steps in which each computes one token, and samples of all steps."""
+
+    @classmethod
+    def of(cls, max_requests: int, max_tokens: int, unpadded: UnpaddedRows = lambda size: size) -> "GraphSizes":
+        """Return the sizes up to limits.
+
+        Args:
+            max_requests: of a decode; 0 for no graphs.
+            max_tokens: of any step.
+            unpadded: of the model's products.
+        """
+        if not max_requests:
+            return cls(Sizes(()), Sizes(()))
+        return cls(_prompt_sizes(min(max_tokens, MAX_PROMPT_TOKENS), unpadded), _decode_sizes(max_requests, unpadded))
+
+
+def _decode_sizes(largest: int, unpadded: UnpaddedRows) -> Sizes:
+    """Return sizes up to and including the largest one.
+
+    Small decodes are bound by reading the weights, so padding costs nothing; large ones are padded by a few per cent.
+    """
+    sizes = [size for size in _SMALL_DECODES if size < largest]
+    sizes += _spread(_SMALL_DECODES[-1], (*_DECODE_STEPS, (largest, _DECODE_STEPS[-1][1])), largest - 1)
+    return Sizes([*(min(unpadded(size), largest) for size in sizes), largest])
+
+
+def _prompt_sizes(largest: int, unpadded: UnpaddedRows) -> Sizes:
+    """Return sizes up to the largest one; a size that products would pad beyond it is left out."""
+    sizes = [*_spread(0, _PROMPT_STEPS, largest), largest]
+    return Sizes(rows for size in sizes if (rows := unpadded(size)) <= largest)
+
+
+def _spread(start: int, steps: Iterable[tuple[int, int]], largest: int) -> list[int]:
+    """Return the sizes above `start` that lie as far apart as the steps say."""
+    sizes, size = [], start
+    for end, distance in steps:
+        while size + distance <= min(end, largest):
+            size += distance
+            sizes.append(size)
+    return sizes

@@ -1,11 +1,15 @@
 """The metadata of a step: one buffer on the device, two on the host, and one copy per step.
 
-The attention plans have a fixed offset, because the same objects read them in all steps. The fields of a step end where
-the plans begin; the changes of slots come before the fields:
+The attention plans have a fixed offset, because the same objects read them in all steps. So have the samples, because
+a graph that samples serves steps of any number of tokens. The inputs of a step end where the samples begin; the changes
+of slots come before the inputs:
 
-    ... unused | changes | fields of the step | attention plans | unused ...
-                         ^ depends on the size ^ fixed
+    ... unused | changes | inputs of the step | samples | attention plans | unused ...
+                         ^ depends on the size ^ fixed   ^ fixed
 """
+
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +17,7 @@ import torch
 from torch import Tensor
 
 from octavo.worker_proc.device.stream import Stream
-from octavo.worker_proc.runners.cuda_graphs.metadata import Arrays, StepSize, Views, fields_of
+from octavo.worker_proc.runners.cuda_graphs.metadata import Arrays, StepSize, Views, input_fields, sample_fields
 from octavo.worker_proc.runners.cuda_graphs.packed import Field, PackedLayout
 from octavo.worker_proc.runners.cuda_graphs.slot_memory import Places, SlotMemory, Words
 
@@ -23,6 +27,18 @@ MAX_PACKED_CHANGES = 4096
 """Changed words of slots that fit into a step's copy; more are copied separately."""
 
 _WORD_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Fields:
+    """Inputs or samples of steps of one size."""
+
+    start: int
+    """Offset in the buffers."""
+    views: Views
+    """On the device."""
+    host_arrays: Sequence[Arrays]
+    """In each host buffer."""
 
 
 class StepBuffer:
@@ -38,16 +54,14 @@ class StepBuffer:
     def __init__(self, stream: Stream, max_size: StepSize, num_attention_words: int, num_groups: int = 1) -> None:
         self._stream = stream
         self._num_groups = num_groups
-        self._plan_start = changes_layout(MAX_PACKED_CHANGES).num_bytes + self._new_layout(max_size).num_bytes
+        most_inputs = PackedLayout(input_fields(max_size.num_tokens, max_size.num_requests, num_groups))
+        self._samples_start = changes_layout(MAX_PACKED_CHANGES).num_bytes + most_inputs.num_bytes
+        self._plan_start = self._samples_start + PackedLayout(sample_fields(max_size.num_samples)).num_bytes
         num_bytes = self._plan_start + num_attention_words * _WORD_BYTES
         self._device_B = torch.zeros(num_bytes, dtype=torch.uint8, device=stream.torch_device)
         self._host_buffers = [stream.host_buffer(num_bytes) for _ in range(NUM_HOST_BUFFERS)]
         self._plans = [host_B[self._plan_start :].view(torch.int32).numpy() for host_B in self._host_buffers]
         self._index = 0
-        # Cached for decodes only, which have few sizes.
-        self._layouts: dict[StepSize, PackedLayout] = {}
-        self._arrays: dict[tuple[StepSize, int], Arrays] = {}
-        self._views: dict[StepSize, Views] = {}
 
     @property
     def attention_plan_W(self) -> Tensor:
@@ -62,30 +76,27 @@ class StepBuffer:
         """Return the attention plans in the current host buffer."""
         return self._plans[self._index]
 
-    def arrays(self, size: StepSize) -> Arrays:
-        """Return the fields of the step on the host."""
-        if (arrays := self._arrays.get((size, self._index))) is None:
-            arrays = self._layout(size).host_views(self._fields_B(size, self._host_B))
-            if size.is_decode:
-                self._arrays[size, self._index] = arrays
-        return arrays
+    def inputs(self, num_tokens: int, num_requests: int) -> Fields:
+        """Return the fields for the inputs of steps of a size."""
+        layout = PackedLayout(input_fields(num_tokens, num_requests, self._num_groups))
+        return self._fields(layout, self._samples_start - layout.num_bytes)
 
-    def views(self, size: StepSize) -> Views:
-        """Return the fields of the step on the device."""
-        if (views := self._views.get(size)) is None:
-            views = self._layout(size).views(self._fields_B(size, self._device_B))
-            if size.is_decode:
-                self._views[size] = views
-        return views
+    def samples(self, num_samples: int) -> Fields:
+        """Return the fields for so many samples."""
+        return self._fields(PackedLayout(sample_fields(num_samples)), self._samples_start)
 
-    def send(self, size: StepSize, num_attention_words: int, memory: SlotMemory) -> None:
+    def arrays(self, fields: Fields) -> Arrays:
+        """Return fields in the current host buffer."""
+        return fields.host_arrays[self._index]
+
+    def send(self, inputs: Fields, num_attention_words: int, memory: SlotMemory) -> None:
         """Copy the step to the device: its fields, the first words of its attention plans, and the changes of slots."""
         self._send_rows(memory)
         places, words = memory.take_changes()
         if len(places) > MAX_PACKED_CHANGES:
             self._apply_alone(memory, places, words)
             places, words = places[:0], words[:0]
-        fields_start = self._plan_start - self._layout(size).num_bytes
+        fields_start = inputs.start
         end = self._plan_start + num_attention_words * _WORD_BYTES
         if not len(places):
             self._stream.upload(self._device_B[fields_start:end], self._host_B[fields_start:end])
@@ -134,18 +145,10 @@ class StepBuffer:
     def _host_B(self) -> Tensor:
         return self._host_buffers[self._index]
 
-    def _fields_B(self, size: StepSize, buffer_B: Tensor) -> Tensor:
-        return buffer_B[self._plan_start - self._layout(size).num_bytes : self._plan_start]
-
-    def _layout(self, size: StepSize) -> PackedLayout:
-        if (layout := self._layouts.get(size)) is None:
-            layout = self._new_layout(size)
-            if size.is_decode:
-                self._layouts[size] = layout
-        return layout
-
-    def _new_layout(self, size: StepSize) -> PackedLayout:
-        return PackedLayout(fields_of(size, self._num_groups))
+    def _fields(self, layout: PackedLayout, start: int) -> Fields:
+        end = start + layout.num_bytes
+        arrays = [layout.host_views(host_B[start:end]) for host_B in self._host_buffers]
+        return Fields(start, layout.views(self._device_B[start:end]), arrays)
 
 
 def changes_layout(num_words: int) -> PackedLayout:
