@@ -1,18 +1,23 @@
-"""Host time of a decode step on a GPU, from plan to launch and from tokens to result, with kernels replaced by nothing.
+"""Host time of a step on a GPU, from plan to launch and from tokens to result, with kernels replaced by nothing.
 
 Needs no GPU: the worker's executor and runner, over a stream that copies nothing and graphs that launch nothing.
 
-    .venv/bin/python -P scripts/bench_gpu_host.py --requests 1 64 256 1024 [--profile]
+    .venv/bin/python -P scripts/bench_gpu_host.py --requests 1 64 256 1024 --prompts 0 512 [--profile]
+
+With `--prompts` each step also computes a prompt of so many tokens, of a request that arrives with it and leaves
+with the next step. Steps without a graph are refused: they would launch their kernels one by one.
 """
 
 import argparse
 import cProfile
+import itertools
 import os
 import pstats
 import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -54,8 +59,11 @@ class Done:
 class NoGraph:
     """A graph of no kernels."""
 
+    num_replays = 0
+    """Of all graphs."""
+
     def replay(self) -> None:
-        pass
+        NoGraph.num_replays += 1
 
 
 class NoDevice:
@@ -82,23 +90,53 @@ class NoDevice:
         return NoGraph()
 
 
-def open_batch(model: Path, num_requests: int, num_steps: int, sampling: SamplingSpec) -> PipelinedExecutor:
-    """Return an executor whose batch has so many requests, with their prompts computed."""
+@dataclass(frozen=True)
+class Cell:
+    """What each step computes."""
+
+    num_requests: int
+    """That decode."""
+    prompt_tokens: int
+    """Of one request more; 0: there is none."""
+
+
+def open_batch(model: Path, cell: Cell, num_steps: int, sampling: SamplingSpec) -> PipelinedExecutor:
+    """Return an executor whose batch has the requests that decode, with their prompts computed."""
+    num_slots = cell.num_requests + 2
     given = engine_config(
         {
             "model": str(model),
             "device": "cuda",
             "load_format": "dummy",
             "skip_tokenizer_init": True,
-            "max_num_seqs": num_requests,
-            "max_cudagraph_capture_size": num_requests,
+            "max_num_seqs": num_slots,
+            "max_num_batched_tokens": max(2048, PROMPT_LEN * num_slots),
+            "max_cudagraph_capture_size": num_slots,
         }
     )
     config = resolve(given, read_model_facts(given.model, Env.read()), device="cuda", num_cores=1)
     config = msgspec.structs.replace(config, block_size=BLOCK_SIZE)
     loaded = load_model(config, lambda share: None, device=torch.device("cpu"))
-    blocks_each = -(-(PROMPT_LEN + num_steps + 2) // BLOCK_SIZE)
-    # Prompts would be computed kernel by kernel; here they are known without that.
+    blocks_each = -(-max(PROMPT_LEN + num_steps + 2, cell.prompt_tokens) // BLOCK_SIZE)
+    loaded.logits = lambda hidden: hidden  # type: ignore[method-assign]
+    executor = open_executor(
+        loaded,
+        config,
+        NoDevice(),
+        worker_reply_codec().encode,
+        num_blocks=[blocks_each * num_slots],
+        max_model_len=blocks_each * BLOCK_SIZE,
+    )
+    executor.prepare()
+    admitted = [new_request(slot, PROMPT_LEN, blocks_each, sampling) for slot in range(cell.num_requests)]
+    scheduled = [Scheduled(slot, 0, PROMPT_LEN, 1) for slot in range(cell.num_requests)]
+    executor.begin(StepPlan(0, [], admitted, [], scheduled))
+    executor.drain()
+    return executor
+
+
+def launch_nothing() -> None:
+    """Replace what graphs would compute, and what is launched beside them."""
     nothing: dict[str, Any] = {
         "_hidden_of": lambda self, views: torch.zeros(views["token_ids"].shape[0], 1),
         "_sampled": lambda self, views, logits: torch.zeros(views["sample_slots"].shape[0], dtype=torch.int64),
@@ -107,23 +145,11 @@ def open_batch(model: Path, num_requests: int, num_steps: int, sampling: Samplin
     for name, function in nothing.items():
         setattr(StepGraphs, name, function)
     SlotMemory.apply = lambda self, places, words: None  # type: ignore[method-assign]
-    loaded.logits = lambda hidden: hidden  # type: ignore[method-assign]
-    executor = open_executor(
-        loaded,
-        config,
-        NoDevice(),
-        worker_reply_codec().encode,
-        num_blocks=[blocks_each * num_requests],
-        max_model_len=blocks_each * BLOCK_SIZE,
-    )
-    executor.prepare()
-    admitted = [
-        Admitted(slot, f"{slot}", pack_ids([5] * PROMPT_LEN), PROMPT_LEN, [blocks_of(slot, blocks_each)], sampling)
-        for slot in range(num_requests)
-    ]
-    executor.begin(StepPlan(0, [], admitted, [], [Scheduled(slot, 0, PROMPT_LEN, 1) for slot in range(num_requests)]))
-    executor.drain()
-    return executor
+
+
+def new_request(slot: int, num_tokens: int, blocks_each: int, sampling: SamplingSpec) -> Admitted:
+    """Return a request whose prompt is not computed."""
+    return Admitted(slot, f"{slot}", pack_ids([5] * num_tokens), num_tokens, [blocks_of(slot, blocks_each)], sampling)
 
 
 def blocks_of(slot: int, blocks_each: int) -> list[int]:
@@ -131,42 +157,58 @@ def blocks_of(slot: int, blocks_each: int) -> list[int]:
     return list(range(slot * blocks_each, (slot + 1) * blocks_each))
 
 
-def step_times(executor: PipelinedExecutor, num_requests: int, num_steps: int) -> list[float]:
+def step_plan(cell: Cell, step: int, sampling: SamplingSpec) -> StepPlan:
+    """Return the plan of a step, counted from 0."""
+    scheduled = [Scheduled(slot, PROMPT_LEN + step, 1, 1) for slot in range(cell.num_requests)]
+    if not cell.prompt_tokens:
+        return StepPlan(step + 1, [], [], [], scheduled)
+    slot, blocks_each = cell.num_requests + step % 2, -(-cell.prompt_tokens // BLOCK_SIZE)
+    released = [cell.num_requests + (step - 1) % 2] if step else []
+    admitted = [new_request(slot, cell.prompt_tokens, blocks_each, sampling)]
+    scheduled.append(Scheduled(slot, 0, cell.prompt_tokens, 1))
+    return StepPlan(step + 1, released, admitted, [], scheduled)
+
+
+def step_times(executor: PipelinedExecutor, cell: Cell, num_steps: int, sampling: SamplingSpec) -> list[float]:
     """Return the seconds of each step: its plan is decoded and begun, and the result of an earlier step is encoded."""
     commands = worker_command_codec()
     times = []
+    num_replays = NoGraph.num_replays
     for step in range(num_steps):
-        scheduled = [Scheduled(slot, PROMPT_LEN + step, 1, 1) for slot in range(num_requests)]
-        frames = commands.encode(StepPlan(step + 1, [], [], [], scheduled))
+        frames = commands.encode(step_plan(cell, step, sampling))
         started = time.perf_counter()
         executor.begin(commands.decode(*frames))
         executor.deliver_results()
         times.append(time.perf_counter() - started)
     executor.drain()
+    if NoGraph.num_replays - num_replays != 2 * num_steps:
+        raise SystemExit(f"{cell}: some steps have no graph, so their launches are not measured")
     return times
 
 
 def main() -> None:
-    """Print the time of a step for each number of requests."""
+    """Print the time of a step for each number of requests and tokens of a prompt."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--requests", type=int, nargs="+", default=[1, 64, 256, 1024])
+    parser.add_argument("--prompts", type=int, nargs="+", default=[0], help="tokens of a prompt beside the decodes")
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--profile", action="store_true", help="print where the time goes")
     args = parser.parse_args()
     torch.set_num_threads(1)
+    launch_nothing()
     model = write_model(TINY, Path(tempfile.mkdtemp(prefix="bench_gpu_host-")))
     sampling = SamplingSpec(max_tokens=1000, seed=0, temperature=0.6, top_k=20, top_p=0.95)
-    for num_requests in args.requests:
-        executor = open_batch(model, num_requests, args.steps, sampling)
+    for cell in itertools.starmap(Cell, itertools.product(args.requests, args.prompts)):
+        executor = open_batch(model, cell, args.steps, sampling)
         profile = cProfile.Profile()
         if args.profile:
             profile.enable()
-        times = step_times(executor, num_requests, args.steps)
+        times = step_times(executor, cell, args.steps, sampling)
         profile.disable()
         executor.close()
-        quick = statistics.quantiles(times, n=10)[0]
-        median = statistics.median(times)
-        print(f"{num_requests:5} requests: best tenth {1e3 * quick:.3f} ms, median {1e3 * median:.3f} ms")
+        quick, median = statistics.quantiles(times, n=10)[0], statistics.median(times)
+        name = f"{cell.num_requests:5} requests, {cell.prompt_tokens:4} prompt tokens"
+        print(f"{name}: best tenth {1e3 * quick:.3f} ms, median {1e3 * median:.3f} ms")
         if args.profile:
             pstats.Stats(profile).sort_stats("tottime").print_stats(18)
 

@@ -239,12 +239,12 @@ class DeviceConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         Literal["auto", "cpu", "cuda"],
         Meta(description="auto: cuda if there is an NVIDIA GPU and torch supports it, else cpu."),
     ] = "auto"
-    enforce_eager: Annotated[bool, Meta(description="Run decodes on a GPU without CUDA graphs.")] = False
+    enforce_eager: Annotated[bool, Meta(description="Run steps on a GPU without CUDA graphs.")] = False
     max_cudagraph_capture_size: Annotated[
         Annotated[int, Meta(ge=0)] | None,
         Meta(
-            description="Largest decode, in requests, that runs as a CUDA graph; larger ones launch kernel by kernel. "
-            "Default: --max-num-seqs, at most 512."
+            description="Largest decode, in requests, with a CUDA graph of its own; larger ones use those for steps "
+            "with prompts, which have up to 2,048 tokens. 0: no graphs. Default: --max-num-seqs, at most 512."
         ),
     ] = None
     enable_deterministic_inference: Annotated[

@@ -61,7 +61,7 @@ class ResolvedConfig(msgspec.Struct, frozen=True, kw_only=True):
     cpu_kernels: KernelChoice
     cpu_binding: CoreBinding
     max_graph_size: int
-    """Most requests of a decode that a GPU runs as a CUDA graph; 0: none does."""
+    """Most requests of a decode that has a CUDA graph of its own; 0: there are no graphs."""
     is_batch_invariant: bool
     """The products of a GPU give a row the same bits in any batch; those of a CPU always do."""
     seed: int

@@ -127,7 +127,11 @@ def test_a_dry_run_computes_cells_with_tiny_sizes(tmp_path: Path) -> None:
 
 def test_the_host_time_of_a_step_is_measured_without_a_gpu() -> None:
     command = [sys.executable, "-P", str(ROOT / "scripts" / "bench_gpu_host.py"), "--requests", "3", "--steps", "4"]
+    command += ["--prompts", "0", "20"]
     environment = {**os.environ, "PYTHONPATH": ":".join(filter(None, sys.path))}
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == 0, done.stderr
-    assert re.fullmatch(r" +3 requests: best tenth \d+\.\d+ ms, median \d+\.\d+ ms\n", done.stdout)
+    times = r"best tenth \d+\.\d+ ms, median \d+\.\d+ ms\n"
+    assert re.fullmatch(
+        rf" +3 requests,    0 prompt tokens: {times} +3 requests,   20 prompt tokens: {times}", done.stdout
+    )
