@@ -4,6 +4,7 @@ from collections import Counter
 from itertools import pairwise
 
 from octavo.core_proc.cache.hashing import ROOT_HASH, hash_block
+from octavo.core_proc.queued_request import QueuedRequest
 from octavo.core_proc.request import Request, RequestState
 from octavo.core_proc.scheduler.scheduler import Scheduler
 from octavo.protocol.steps import StepPlan
@@ -43,9 +44,13 @@ def _check_requests(scheduler: Scheduler) -> None:
     ):
         _require(all(request.state is state for request in queue), f"a request in {name} is not {name}")
         _require(all(a.order < b.order for a, b in pairwise(queue)), f"{name} is out of order")
-    keys = sorted(request.key for request in waiting + running)
+    keys = sorted(request.key for request in [*waiting, *running])
     _require(keys == sorted(scheduler.requests), "a live request is in no queue, or in two")
+    is_same = all(scheduler.requests[request.key] is request for request in [*waiting, *running])
+    _require(is_same, "a queue holds another object for a request than `requests`")
     for request in waiting:
+        if isinstance(request, QueuedRequest):
+            continue
         _require(not request.block_ids and request.slot is None, f"waiting {request.request_id} holds something")
         _require(request.num_computed_tokens == 0, f"waiting {request.request_id} has computed tokens")
     for request in running:
@@ -103,11 +108,9 @@ def _check_steps(scheduler: Scheduler) -> None:
             _require(scheduled.num_tokens > 0, "an empty chunk")
             num_in_flight[id(request)] += 1
             num_pending[id(request)] += scheduled.num_samples
-    for request in scheduler.requests.values():
-        _require(request.num_in_flight == num_in_flight[id(request)], f"{request.request_id} miscounts its steps")
-        _require(
-            request.num_pending_tokens == num_pending[id(request)], f"{request.request_id} miscounts its placeholders"
-        )
+    for live in scheduler.requests.values():
+        _require(live.num_in_flight == num_in_flight[id(live)], f"{live.request_id} miscounts its steps")
+        _require(live.num_pending_tokens == num_pending[id(live)], f"{live.request_id} miscounts its placeholders")
 
 
 def _check_references(scheduler: Scheduler) -> None:

@@ -9,15 +9,13 @@ from typing import Any
 
 from octavo.core_proc.cache.hashing import extra_keys_of
 from octavo.core_proc.pending_output import PendingOutput
+from octavo.core_proc.request_map import RequestKey
 from octavo.protocol.errors import IllegalTransition
 from octavo.protocol.events import TokenLogprobs
-from octavo.protocol.ids import BlockId, IdArray, RequestId, SlotId, TokenId, pack_ids
+from octavo.protocol.ids import BlockId, IdArray, SlotId, TokenId, pack_ids
 from octavo.protocol.params import SamplingSpec
 from octavo.protocol.requests import Submit
 from octavo.protocol.steps import NO_TOKEN
-
-RequestKey = tuple[bytes, RequestId]
-"""A frontend's identity and its id for the request. Two frontends may choose the same id."""
 
 
 class RequestState(Enum):
@@ -166,6 +164,11 @@ class Request:
     def key(self) -> RequestKey:
         """Name of the request in this core."""
         return (self.client, self.request_id)
+
+    @property
+    def max_tokens(self) -> int:
+        """Most outputs that the caller wants."""
+        return self.sampling.max_tokens
 
     @property
     def num_tokens(self) -> int:

@@ -14,7 +14,7 @@ from octavo.core_proc.grammar.grammars import Grammars
 from octavo.core_proc.outbox import Outbox
 from octavo.core_proc.recovery.crash_attribution import CrashAttribution
 from octavo.core_proc.recovery.quarantine import Quarantine
-from octavo.core_proc.request import RequestKey
+from octavo.core_proc.request_map import RequestKey
 from octavo.core_proc.scheduler.delivery import ClientEvent
 from octavo.core_proc.scheduler.queue_report import explain_waiting
 from octavo.core_proc.scheduler.scheduler import Scheduler

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from itertools import chain, islice
 
 from octavo.core_proc.cache.pool import BlockPool
+from octavo.core_proc.queued_request import LiveRequest
 from octavo.core_proc.request import Request, RequestState
 from octavo.core_proc.scheduler.scheduler import Scheduler
 from octavo.protocol.snapshot import (
@@ -34,7 +35,7 @@ def take_snapshot(scheduler: Scheduler, stats: EngineStats, now: float) -> Engin
     )
 
 
-def _progress(request: Request, now: float) -> RequestProgress:
+def _progress(request: LiveRequest, now: float) -> RequestProgress:
     return RequestProgress(
         request_id=request.request_id,
         is_running=request.state is RequestState.RUNNING,
@@ -42,7 +43,7 @@ def _progress(request: Request, now: float) -> RequestProgress:
         num_cached_tokens=request.num_cached_tokens,
         num_computed_tokens=request.num_computed_tokens,
         num_output_tokens=request.num_known_outputs,
-        max_tokens=request.sampling.max_tokens,
+        max_tokens=request.max_tokens,
         num_blocks=len(request.block_ids),
         num_preemptions=request.num_preemptions,
         age_s=now - request.time_queued,

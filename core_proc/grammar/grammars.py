@@ -15,7 +15,8 @@ import msgspec
 from octavo.core_proc.grammar.compiler import CompileFailure, GrammarCompiler, GrammarKey
 from octavo.core_proc.grammar.constraint import Constraint
 from octavo.core_proc.grammar.free_prefix import can_force_marker
-from octavo.core_proc.request import Request, RequestKey, RequestState
+from octavo.core_proc.request import Request, RequestState
+from octavo.core_proc.request_map import RequestKey
 from octavo.core_proc.scheduler.delivery import ClientEvent
 from octavo.core_proc.scheduler.delta import StepRecord
 from octavo.core_proc.scheduler.scheduler import Scheduler
@@ -171,6 +172,7 @@ class Grammars:
         if events:  # it has ended at once; a live request with this key is another one
             return [(client, _as_completed(event, submit, matcher, vocabulary)) for _, event in events]
         request = self._scheduler.requests[client, submit.request_id]
+        assert isinstance(request, Request), "a request with a grammar is not packed"
         self._constraints[request.key] = self._active[request.key] = Constraint(request, matcher, spec, vocabulary)
         return self.on_step()
 

@@ -6,11 +6,13 @@ run yet are held in `quarantine.py`.
 """
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from itertools import chain
 from typing import Protocol
 
 from octavo.core_proc.recovery.crash_journal import CrashRecord
-from octavo.core_proc.request import Request, RequestKey, RequestState
+from octavo.core_proc.request import RequestState
+from octavo.core_proc.request_map import RequestKey, RequestMap
 from octavo.core_proc.scheduler.delivery import ClientEvent
 from octavo.core_proc.scheduler.scheduler import Scheduler
 from octavo.protocol.crash_bisection import CrashBisection
@@ -25,14 +27,17 @@ MAX_CULPRITS = 1000
 class JournalWriter(Protocol):
     """The part of `CrashJournal` that is needed here."""
 
-    def mark_in_flight(self, name: bytes) -> None:
-        """Record that this request may be what crashes the core from now on."""
+    def add(self, name: bytes) -> int:
+        """Record that this request may be what crashes the core from now on, and return its slot."""
 
-    def clear(self, name: bytes) -> None:
-        """Record that the request has ended, or waits without being touched."""
+    def name(self, slot: int) -> bytes:
+        """Return the name of the request in a slot."""
 
-    def mark_only(self, names: Iterable[bytes]) -> None:
-        """Mark these requests as in flight, and clear all others."""
+    def mark_in_flight(self, slot: int, *, is_in_flight: bool) -> None:
+        """Record whether a request may be what crashes the core, or waits without being touched."""
+
+    def remove(self, slot: int) -> None:
+        """Record that the request in a slot has ended."""
 
     def save(self, record: CrashRecord) -> None:
         """Replace the stored crash record."""
@@ -60,10 +65,12 @@ class CrashAttribution:
         self._suspects: CrashBisection[bytes] = CrashBisection()
         self._culprits: dict[bytes, str] = {}
         """Guilty requests and their error messages; the oldest are dropped first."""
-        self._names: dict[RequestKey, bytes] = {}
-        """Of every request that was forwarded and has not ended."""
-        self._num_present: dict[bytes, int] = {}
-        """How many live requests have a name, forwarded or not."""
+        self._slots = RequestMap[int]()
+        """Slots in the journal of every request that was forwarded and has not ended. The journal holds their names."""
+        self._held: dict[RequestKey, bytes] = {}
+        """Names of the live requests that were not forwarded."""
+        self._live_suspects: dict[bytes, set[RequestKey]] = {}
+        """The live requests of each suspect, forwarded or not."""
         self._safe_lengths: dict[RequestKey, int] = {}
         """For each suspect the number of outputs that proves it got past the point of the crash."""
         self._allowed: frozenset[bytes] | None = None
@@ -105,33 +112,30 @@ class CrashAttribution:
             self._clear([name])
             self._save()
 
-    def add(self, name: bytes) -> None:
-        """Count a live request."""
-        self._num_present[name] = self._num_present.get(name, 0) + 1
+    def add(self, name: bytes, key: RequestKey) -> None:
+        """Note a new request, which is not forwarded yet."""
+        self._held[key] = name
         if name in self._suspects:
+            self._live_suspects.setdefault(name, set()).add(key)
             self._is_stale = True
 
-    def remove(self, name: bytes) -> None:
-        """Uncount a request that was counted and is not live any more."""
-        if self._num_present[name] > 1:
-            self._num_present[name] -= 1
-            return
-        del self._num_present[name]
-        if name in self._suspects:
-            self._is_stale = True
+    def remove(self, key: RequestKey) -> None:
+        """Note that a request has ended before it was forwarded."""
+        self._note_end(self._held.pop(key), key)
 
-    def is_tracked(self, key: RequestKey) -> bool:
-        """Return whether a live request was forwarded."""
-        return key in self._names
+    @property
+    def tracked(self) -> RequestMap[int]:
+        """The live requests that were forwarded; only read."""
+        return self._slots
 
     def can_run(self, name: bytes) -> bool:
         """Return whether a request may be forwarded now; otherwise it must not be touched."""
         return not self._suspects.is_isolated(name) if self._allowed is None else name in self._allowed
 
-    def track(self, name: bytes, key: RequestKey, submit: Submit) -> None:
-        """Note that a counted request is about to be forwarded."""
-        self._names[key] = name
-        self._journal.mark_in_flight(name)
+    def track(self, key: RequestKey, submit: Submit) -> None:
+        """Note that an added request is about to be forwarded."""
+        name = self._held.pop(key)
+        self._slots[key] = self._journal.add(name)
         if name in self._suspects:
             num_outputs = len(submit.resume_output_token_ids)
             self._safe_lengths[key] = num_outputs + (submit.stream_interval if num_outputs else 1)
@@ -140,11 +144,11 @@ class CrashAttribution:
 
     def finish(self, key: RequestKey) -> None:
         """Note that a forwarded request has ended; other keys are ignored."""
-        if (name := self._names.pop(key, None)) is None:
+        if (slot := self._slots.pop(key)) is None:
             return
-        self.remove(name)
-        if name not in self._num_present:
-            self._journal.clear(name)
+        name = self._journal.name(slot)
+        self._journal.remove(slot)
+        self._note_end(name, key)
         if self._safe_lengths.pop(key, None) is not None:
             self._clear([name])
 
@@ -168,8 +172,10 @@ class CrashAttribution:
             self._safe_lengths[key] = max(safe_length, self._safe_lengths.get(key, 0))
         scheduler.lose_workers()
         events: list[ClientEvent] = []
-        by_name = {self._names[key]: request for key, request in live.items()}
-        if (culprit := self._suspects.record_crash(list(by_name))) is not None:
+        by_name = {self._name_of(key): request for key, request in live.items()}
+        culprit = self._suspects.record_crash(list(by_name))
+        self._find_live_suspects()
+        if culprit is not None:
             client, request_id = key = by_name[culprit].key
             del self._safe_lengths[key]
             logger.error("request %s of frontend %s crashes the workers: it fails", request_id, client.hex())
@@ -184,18 +190,40 @@ class CrashAttribution:
             for key in safe:
                 del self._safe_lengths[key]
             if safe:
-                self._clear([self._names[key] for key in safe])
+                self._clear([self._name_of(key) for key in safe])
         if self._is_stale:
             self._select_allowed()
         if self._must_sync_journal:
             self._sync_journal()
 
+    def _name_of(self, key: RequestKey) -> bytes:
+        """Return the name of a forwarded request."""
+        return self._journal.name(self._slots[key])
+
+    def _note_end(self, name: bytes, key: RequestKey) -> None:
+        if (keys := self._live_suspects.get(name)) is None:
+            return
+        keys.discard(key)
+        if not keys:
+            del self._live_suspects[name]
+            self._is_stale = True
+
+    def _find_live_suspects(self) -> None:
+        """Look for the suspects among all live requests."""
+        self._live_suspects = {}
+        tracked = ((key, self._journal.name(slot)) for key, slot in self._slots.items())
+        for key, name in chain(self._held.items(), tracked):
+            if name in self._suspects:
+                self._live_suspects.setdefault(name, set()).add(key)
+
     def _has_reached(self, key: RequestKey, num_outputs: int) -> bool:
-        request: Request | None = self._scheduler.requests.get(key)
+        request = self._scheduler.requests.get(key)
         return request is not None and request.num_known_outputs >= num_outputs
 
     def _clear(self, names: list[bytes]) -> None:
         self._suspects.clear(names)
+        for name in names:
+            self._live_suspects.pop(name, None)
         self.version += 1
         self._is_stale = True
 
@@ -203,9 +231,9 @@ class CrashAttribution:
         """Compute which requests may run, and save what is known."""
         self._is_stale = False
         self.version += 1
-        allowed = self._suspects.select_group(self._num_present)
+        allowed = self._suspects.select_group(self._live_suspects)
         if allowed is not None and self._allowed is None:
-            num_suspects = sum(name in self._suspects for name in self._num_present)
+            num_suspects = len(self._live_suspects)
             logger.warning("%d requests may have crashed the engine: running them in isolation", num_suspects)
         if (allowed is None) is not (self._allowed is None):
             self._journal.note_isolation(is_isolating=allowed is not None)
@@ -217,7 +245,10 @@ class CrashAttribution:
 
     def _restrict(self) -> None:
         allowed = self._allowed
-        keys = None if allowed is None else frozenset(key for key, name in self._names.items() if name in allowed)
+        keys = None
+        if allowed is not None:
+            live = (key for name in allowed for key in self._live_suspects.get(name, ()))
+            keys = frozenset(key for key in live if key in self._slots)
         if keys != self._scheduler.allowed:
             self._scheduler.restrict(keys)
 
@@ -227,7 +258,8 @@ class CrashAttribution:
         in_flight = (request for record in self._scheduler.in_flight for request in record.requests)
         if can_run is None or all(request.key in can_run for request in in_flight):
             self._must_sync_journal = False
-            self._journal.mark_only(name for key, name in self._names.items() if can_run is None or key in can_run)
+            for key, slot in self._slots.items():
+                self._journal.mark_in_flight(slot, is_in_flight=can_run is None or key in can_run)
 
     def _save(self) -> None:
         self._journal.save(CrashRecord(self._suspects.state, self._culprits))

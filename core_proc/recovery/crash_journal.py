@@ -5,7 +5,6 @@ is flushed. `crash_attribution.py` decides what the contents mean.
 """
 
 import mmap
-from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
@@ -17,7 +16,8 @@ NAME_BYTES = 16
 """Size of a request's name that stays the same when the core restarts: a digest of the frontend's name and its id."""
 
 MIN_SLOTS = 256
-_EMPTY = bytes(NAME_BYTES)
+_SLOT_BYTES = NAME_BYTES + 1
+"""A slot holds a name, and then whether the request is in flight."""
 
 
 class CrashRecord(msgspec.Struct):
@@ -39,36 +39,38 @@ class CrashJournal:
     def __init__(self, directory: Path, pulse: PulseWriter) -> None:
         self._directory = directory
         self._pulse = pulse
-        self._slots: dict[bytes, int] = {}
-        self._free = list(range(MIN_SLOTS))
+        self._num_used = 0
+        """Slots that have been used, from the first on."""
+        self._free: list[int] = []
+        """Those among them that are free again."""
         with open(directory / "in_flight", "w+b") as file:
-            file.truncate(MIN_SLOTS * NAME_BYTES)
-            self._memory = mmap.mmap(file.fileno(), MIN_SLOTS * NAME_BYTES)
+            file.truncate(MIN_SLOTS * _SLOT_BYTES)
+            self._memory = mmap.mmap(file.fileno(), MIN_SLOTS * _SLOT_BYTES)
 
-    def mark_in_flight(self, name: bytes) -> None:
-        """Record that this request may be what crashes the core from now on."""
-        if name in self._slots:
-            return
-        if not self._free:
-            num_slots = len(self._slots)
-            self._memory.resize(2 * num_slots * NAME_BYTES)
-            self._free.extend(range(num_slots, 2 * num_slots))
-        slot = self._slots[name] = self._free.pop()
-        self._memory[slot * NAME_BYTES : (slot + 1) * NAME_BYTES] = name
+    def add(self, name: bytes) -> int:
+        """Record that this request may be what crashes the core from now on, and return its slot."""
+        if self._free:
+            slot = self._free.pop()
+        else:
+            slot = self._num_used
+            self._num_used += 1
+            if self._num_used * _SLOT_BYTES > len(self._memory):
+                self._memory.resize(2 * len(self._memory))
+        self._memory[slot * _SLOT_BYTES : (slot + 1) * _SLOT_BYTES] = name + b"\1"
+        return slot
 
-    def clear(self, name: bytes) -> None:
-        """Record that the request has ended, or waits without being touched."""
-        if (slot := self._slots.pop(name, None)) is not None:
-            self._memory[slot * NAME_BYTES : (slot + 1) * NAME_BYTES] = _EMPTY
-            self._free.append(slot)
+    def name(self, slot: int) -> bytes:
+        """Return the name of the request in a slot."""
+        return self._memory[slot * _SLOT_BYTES : slot * _SLOT_BYTES + NAME_BYTES]
 
-    def mark_only(self, names: Iterable[bytes]) -> None:
-        """Mark these requests as in flight, and clear all others."""
-        wanted = set(names)
-        for name in [name for name in self._slots if name not in wanted]:
-            self.clear(name)
-        for name in wanted:
-            self.mark_in_flight(name)
+    def mark_in_flight(self, slot: int, *, is_in_flight: bool) -> None:
+        """Record whether a request may be what crashes the core, or waits without being touched."""
+        self._memory[slot * _SLOT_BYTES + NAME_BYTES] = is_in_flight
+
+    def remove(self, slot: int) -> None:
+        """Record that the request in a slot has ended."""
+        self.mark_in_flight(slot, is_in_flight=False)
+        self._free.append(slot)
 
     def save(self, record: CrashRecord) -> None:
         """Replace the stored crash record; a crash in between leaves the previous one."""
@@ -99,5 +101,6 @@ def read_crash_record(directory: Path) -> tuple[CrashRecord, list[bytes]] | None
         record = msgspec.msgpack.decode((directory / "suspects").read_bytes(), type=CrashRecord)
     except FileNotFoundError:
         record = CrashRecord()  # it suspected nobody
-    names = [slots[start : start + NAME_BYTES] for start in range(0, len(slots), NAME_BYTES)]
-    return record, [name for name in names if name != _EMPTY]
+    starts = [start for start in range(0, len(slots), _SLOT_BYTES) if slots[start + NAME_BYTES]]
+    # A frontend that reconnects may submit a request again before the core has noticed the loss of its connection.
+    return record, list(dict.fromkeys(slots[start : start + NAME_BYTES] for start in starts))

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 from octavo.core_proc.recovery.crash_attribution import CrashAttribution
 from octavo.core_proc.recovery.crash_journal import NAME_BYTES
-from octavo.core_proc.request import RequestKey
+from octavo.core_proc.request_map import RequestKey, RequestMap
 from octavo.core_proc.scheduler.delivery import ClientEvent
 from octavo.protocol.events import Failed, FailureKind, Finished, FinishReason, StreamedTokens, Tokens
 from octavo.protocol.ids import RequestId
@@ -44,10 +44,8 @@ class Quarantine:
         self._forward_to = forward
         self._is_live = is_live
         self._max_num_quarantined = max_num_quarantined
-        self._quarantined: dict[RequestKey, tuple[bytes, Submit]] = {}
-        """Requests that are held, with their restart-proof names, in order of arrival."""
-        self._live: dict[bytes, dict[RequestId, None]] = {}
-        """All live requests by client, in order of arrival."""
+        self._quarantined = RequestMap[tuple[bytes, Submit]]()
+        """Requests that are held, with their restart-proof names."""
         self._releasable: deque[RequestKey] = deque()
         """Requests that could run when `_version` was current."""
         self._version = attribution.version
@@ -63,20 +61,20 @@ class Quarantine:
     @property
     def num_live(self) -> int:
         """Live requests of all clients, those that are held included."""
-        return sum(map(len, self._live.values()))
+        return len(self._quarantined) + len(self._attribution.tracked)
 
     @property
     def clients(self) -> list[bytes]:
         """The clients that have live requests."""
-        return list(self._live)
+        return list(dict.fromkeys([*self._attribution.tracked.clients, *self._quarantined.clients]))
 
     def requests_of(self, client: bytes) -> list[RequestId]:
-        """Return the live requests of a client, in order of arrival."""
-        return list(self._live.get(client, ()))
+        """Return the live requests of a client: first those that were forwarded, then those that are held."""
+        return [*self._attribution.tracked.ids_of(client), *self._quarantined.ids_of(client)]
 
     def is_live(self, key: RequestKey) -> bool:
         """Return whether a request has not ended, wherever it is."""
-        return key in self._quarantined or self._attribution.is_tracked(key)
+        return key in self._quarantined or key in self._attribution.tracked
 
     @property
     def has_ready(self) -> bool:
@@ -108,10 +106,9 @@ class Quarantine:
         if not can_run and not submit.is_continued and 0 < self._max_num_quarantined <= len(self._quarantined):
             message = f"{len(self._quarantined)} requests wait until the one that crashes the engine is found"
             return [(client, Failed(submit.request_id, FailureKind.OVERLOADED, message, "max_num_queued_reqs"))]
-        self._attribution.add(name)
-        self._live.setdefault(client, {})[submit.request_id] = None
+        self._attribution.add(name, key)
         if can_run:
-            return self._forward(key, name, submit)
+            return self._forward(key, submit)
         self._quarantined[key] = (name, submit)
         return []
 
@@ -125,8 +122,8 @@ class Quarantine:
         for _ in range(min(MAX_RELEASED_AT_ONCE, len(self._releasable))):
             key = self._releasable.popleft()
             if (held := self._quarantined.get(key)) is not None and self._attribution.can_run(held[0]):
-                del self._quarantined[key]
-                events += self._forward(key, *held)
+                self._quarantined.pop(key)
+                events += self._forward(key, held[1])
         return events
 
     def abort(self, client: bytes, request_ids: list[RequestId]) -> list[ClientEvent]:
@@ -135,9 +132,8 @@ class Quarantine:
         if not self._quarantined:
             return events
         for request_id in request_ids:
-            if (held := self._quarantined.pop((client, request_id), None)) is not None:
-                self._attribution.remove(held[0])
-                self._forget((client, request_id))
+            if self._quarantined.pop(key := (client, request_id)) is not None:
+                self._attribution.remove(key)
                 events.append((client, Finished(request_id, FinishReason.ABORT)))
         return events
 
@@ -148,19 +144,10 @@ class Quarantine:
                 self._attribution.note_progress()
             elif (key := (client, event.request_id)) not in self._quarantined and not self._is_live(key):
                 self._attribution.finish(key)
-                self._forget(key)
 
-    def _forward(self, key: RequestKey, name: bytes, submit: Submit) -> list[ClientEvent]:
-        self._attribution.track(name, key, submit)
+    def _forward(self, key: RequestKey, submit: Submit) -> list[ClientEvent]:
+        self._attribution.track(key, submit)
         return self._forward_to(key[0], submit)
-
-    def _forget(self, key: RequestKey) -> None:
-        """Remove a request that has ended from those of its client."""
-        client, request_id = key
-        if (live := self._live.get(client)) is not None:
-            live.pop(request_id, None)
-            if not live:
-                del self._live[client]
 
 
 def _name_of(frontend: bytes, request_id: RequestId) -> bytes:

@@ -10,7 +10,7 @@ from enum import Enum
 from typing import Any
 
 from octavo.core_proc.recovery.crash_attribution import CrashAttribution
-from octavo.core_proc.request import RequestKey
+from octavo.core_proc.request_map import RequestKey
 from octavo.core_proc.scheduler.delivery import ClientEvent
 from octavo.core_proc.scheduler.scheduler import Scheduler
 from octavo.core_proc.workers.commands import WorkerCommands

@@ -24,10 +24,10 @@ class RunningBatch:
     """
 
     def __init__(self, cache: PrefixCache) -> None:
-        self.requests = OrderedRequests()
+        self.requests = OrderedRequests[Request]()
         self.decoding: list[Request] = []
         """Requests that decode, in order."""
-        self.prefilling = OrderedRequests()
+        self.prefilling = OrderedRequests[Request]()
         """Requests that prefill."""
         self.grown: dict[Request, None] = {}
         """Requests that may have blocks that the workers do not know yet."""

@@ -4,6 +4,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 
 from octavo.core_proc.pending_output import PendingOutput
+from octavo.core_proc.queued_request import LiveRequest
 from octavo.core_proc.request import Request
 from octavo.core_proc.scheduler.delta import StepRecord
 from octavo.core_proc.scheduler.stop import FinishCause
@@ -113,7 +114,7 @@ def pending_output_event(request: Request) -> ClientEvent:
     return tokens_event(request, pending_output.token_ids, pending_output.logprobs or None, pending_output.times)
 
 
-def finished_event(request: Request, cause: FinishCause, now: float) -> ClientEvent:
+def finished_event(request: LiveRequest, cause: FinishCause, now: float) -> ClientEvent:
     """Return the event for a finished request; `now` is on the core's clock."""
     finished = Finished(
         request_id=request.request_id,

@@ -13,7 +13,8 @@ from octavo.core_proc.log_entries import (
     Submitted,
     WorkersLost,
 )
-from octavo.core_proc.request import Request, RequestKey
+from octavo.core_proc.queued_request import LiveRequest
+from octavo.core_proc.request_map import RequestKey
 from octavo.core_proc.scheduler.delivery import ClientEvent
 from octavo.core_proc.scheduler.scheduler import Scheduler
 from octavo.protocol.config import CachePlan, ResolvedConfig
@@ -46,19 +47,19 @@ class ObservedScheduler(Scheduler):
         self._show(Aborted(client, request_ids))
         return events
 
-    def conclude(self, request: Request) -> list[ClientEvent]:
+    def conclude(self, request: LiveRequest) -> list[ClientEvent]:
         """End a request whose output is complete."""
         events = super().conclude(request)
         self._show(Ended(request.client, request.request_id))
         return events
 
-    def refuse(self, request: Request, message: str, param: str) -> list[ClientEvent]:
+    def refuse(self, request: LiveRequest, message: str, param: str) -> list[ClientEvent]:
         """End a request that cannot be served."""
         events = super().refuse(request, message, param)
         self._show(Ended(request.client, request.request_id))
         return events
 
-    def fail(self, request: Request, message: str) -> list[ClientEvent]:
+    def fail(self, request: LiveRequest, message: str) -> list[ClientEvent]:
         """End a request that cannot be computed."""
         events = super().fail(request, message)
         self._show(Ended(request.client, request.request_id))

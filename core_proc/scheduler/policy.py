@@ -2,9 +2,13 @@
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
+from typing import Generic, TypeVar
 
+from octavo.core_proc.queued_request import LiveRequest
 from octavo.core_proc.request import Request
 from octavo.protocol.config.engine import SchedulingPolicy
+
+Live = TypeVar("Live", Request, LiveRequest)
 
 _MAX_CHUNK = 512
 """Most requests in one of the lists of a queue."""
@@ -25,7 +29,7 @@ def order_of(policy: SchedulingPolicy, priority: int, arrival: int) -> int:
     return (priority * AGING_REQUESTS + arrival) * _MAX_ARRIVALS + arrival
 
 
-class OrderedRequests:
+class OrderedRequests(Generic[Live]):
     """Requests sorted by their order. A preempted request returns to its old place.
 
     perf: the requests are kept in sorted lists of at most `_MAX_CHUNK` each, so that adding or removing one among
@@ -33,7 +37,7 @@ class OrderedRequests:
     """
 
     def __init__(self) -> None:
-        self._chunks: list[list[Request]] = []
+        self._chunks: list[list[Live]] = []
         self._orders: list[list[int]] = []
         """Of the requests, in lists of the same lengths."""
         self._firsts: list[int] = []
@@ -45,35 +49,35 @@ class OrderedRequests:
     def __len__(self) -> int:
         return self._length
 
-    def __contains__(self, request: Request) -> bool:
+    def __contains__(self, request: Live) -> bool:
         at = bisect_right(self._firsts, request.order) - 1
         if at < 0:
             return False
         index = bisect_left(self._orders[at], request.order)
         return index < len(self._chunks[at]) and self._chunks[at][index] is request
 
-    def __iter__(self) -> Iterator[Request]:
+    def __iter__(self) -> Iterator[Live]:
         for chunk in self._chunks:
             yield from chunk
 
     @property
-    def first(self) -> Request | None:
+    def first(self) -> Live | None:
         """The one to serve first."""
         return self._chunks[0][0] if self._chunks else None
 
     @property
-    def last(self) -> Request | None:
+    def last(self) -> Live | None:
         """The one to preempt first."""
         return self._chunks[-1][-1] if self._chunks else None
 
-    def after(self, request: Request) -> Request | None:
+    def after(self, request: Live) -> Live | None:
         """Return the one that follows a request of this queue, None after the last."""
         at, index = self._find(request)
         if index + 1 < len(self._chunks[at]):
             return self._chunks[at][index + 1]
         return self._chunks[at + 1][0] if at + 1 < len(self._chunks) else None
 
-    def add(self, request: Request) -> None:
+    def add(self, request: Live) -> None:
         """Put a request in its place."""
         self._length += 1
         self.num_prompt_tokens += request.num_prompt_tokens
@@ -92,7 +96,7 @@ class OrderedRequests:
             self._insert_chunk(at + 1, chunk[half:], orders[half:])
             del chunk[half:], orders[half:]
 
-    def remove(self, request: Request) -> None:
+    def remove(self, request: Live) -> None:
         """Take a request out, wherever it stands.
 
         Raises:
@@ -107,7 +111,12 @@ class OrderedRequests:
         elif index == 0:
             self._firsts[at] = self._orders[at][0]
 
-    def _find(self, request: Request) -> tuple[int, int]:
+    def replace(self, request: Live, successor: Live) -> None:
+        """Put another object with the same order in the place of a request of this queue."""
+        at, index = self._find(request)
+        self._chunks[at][index] = successor
+
+    def _find(self, request: Live) -> tuple[int, int]:
         """Return the list that a request is in, and its index in that list."""
         at = bisect_right(self._firsts, request.order) - 1
         if at >= 0:
@@ -116,7 +125,7 @@ class OrderedRequests:
                 return at, index
         raise KeyError(request.request_id)
 
-    def _insert_chunk(self, at: int, chunk: list[Request], orders: list[int]) -> None:
+    def _insert_chunk(self, at: int, chunk: list[Live], orders: list[int]) -> None:
         self._chunks.insert(at, chunk)
         self._orders.insert(at, orders)
         self._firsts.insert(at, orders[0])

@@ -10,7 +10,9 @@ from collections.abc import Callable
 
 from octavo.core_proc.cache.pool import BlockPool
 from octavo.core_proc.cache.prefix import PrefixCache
-from octavo.core_proc.request import Request, RequestKey, RequestState
+from octavo.core_proc.queued_request import LiveRequest, QueuedRequest, make_request
+from octavo.core_proc.request import Request, RequestState
+from octavo.core_proc.request_map import RequestKey, RequestMap
 from octavo.core_proc.scheduler.acceptance import Acceptance
 from octavo.core_proc.scheduler.admission.refusal import RefusalRules
 from octavo.core_proc.scheduler.admission.rules import AdmissionRules, EngineLimits
@@ -30,6 +32,7 @@ from octavo.core_proc.scheduler.prefill import Prefill
 from octavo.core_proc.scheduler.step_target import StepTarget
 from octavo.core_proc.scheduler.stop import FinishCause, find_stop
 from octavo.core_proc.scheduler.throttle import DecodeThrottle, may_plan
+from octavo.core_proc.scheduler.waiting_queue import WaitingQueue
 from octavo.protocol.config import CachePlan, ResolvedConfig
 from octavo.protocol.errors import ProtocolError
 from octavo.protocol.events import Failed, FailureKind, FinishReason
@@ -56,9 +59,9 @@ class Scheduler:
             BlockPool(cache_plan.num_blocks), cache_plan.block_size, is_enabled=config.enable_prefix_caching
         )
         self._num_groups = len(cache_plan.blocks_per_group)
-        self.requests: dict[RequestKey, Request] = {}
-        """Every live request, in order of arrival."""
-        self.waiting = OrderedRequests()
+        self.requests = RequestMap[LiveRequest]()
+        """Every live request."""
+        self.waiting = WaitingQueue(self._unpack)
         self.batch = RunningBatch(self.cache)
         self.in_flight: deque[StepRecord] = deque()
         self.free_slots: list[SlotId] = list(range(config.max_num_seqs))
@@ -90,7 +93,7 @@ class Scheduler:
         return bool(self.requests)
 
     @property
-    def running(self) -> OrderedRequests:
+    def running(self) -> OrderedRequests[Request]:
         """The requests that have a slot; only read."""
         return self.batch.requests
 
@@ -108,11 +111,13 @@ class Scheduler:
             return [(client, refusal)]
         order = order_of(self.config.scheduling_policy, submit.priority, self._num_submitted)
         self._num_submitted += 1
-        request = Request(client, submit, order, self._clock())
-        request.max_num_tokens = min(request.max_num_tokens, self.max_model_len)
-        self.requests[request.key] = request
+        request = make_request(client, submit, order, self._clock())
+        self.requests[client, submit.request_id] = request
         self.num_needing_input += request.needs_step_input
         self.waiting.add(request)
+        if isinstance(request, QueuedRequest):
+            return []
+        self._limit_length(request)
         cause = find_stop(request)
         return self._finish(request, cause) if cause else []
 
@@ -123,16 +128,16 @@ class Scheduler:
             event for request in found if request for event in self._finish(request, FinishCause(FinishReason.ABORT))
         ]
 
-    def conclude(self, request: Request) -> list[ClientEvent]:
+    def conclude(self, request: LiveRequest) -> list[ClientEvent]:
         """Finish a request whose output is complete although neither a stop token nor a limit ends it."""
         return self._finish(request, FinishCause(FinishReason.STOP))
 
-    def refuse(self, request: Request, message: str, param: str) -> list[ClientEvent]:
+    def refuse(self, request: LiveRequest, message: str, param: str) -> list[ClientEvent]:
         """Fail a live request that turns out to be invalid; `param` is the caller's field at fault."""
         self._forget(request)
         return [(request.client, Failed(request.request_id, FailureKind.INVALID, message, param))]
 
-    def fail(self, request: Request, message: str) -> list[ClientEvent]:
+    def fail(self, request: LiveRequest, message: str) -> list[ClientEvent]:
         """Fail a live request that cannot be computed. The caller is not at fault."""
         return [self._fail(request, message)]
 
@@ -151,7 +156,7 @@ class Scheduler:
         self._released = []
         has_forgotten = self.cache.pool.reset_contents()
         assert has_forgotten, "blocks are held though nobody runs"
-        self.waiting_reason = "workers" if self.waiting.first else ""
+        self.waiting_reason = "workers" if self.waiting else ""
 
     def restrict(self, keys: frozenset[RequestKey] | None) -> None:
         """From now on run only these requests (None: all). Others that are running are preempted."""
@@ -200,16 +205,12 @@ class Scheduler:
             self._decode(draft)
         return self._finish_draft(draft, leaves_decodes=len(draft.decodes) < num_decoding)
 
-    def eligible_requests(self) -> OrderedRequests:
+    def eligible_requests(self) -> WaitingQueue:
         """Return the waiting requests that `restrict` lets run."""
         if self.allowed is None:
             return self.waiting
-        queue = OrderedRequests()
-        for key in self.allowed:
-            request = self.requests.get(key)
-            if request is not None and request.state is RequestState.WAITING:
-                queue.add(request)
-        return queue
+        live = [self.requests.get(key) for key in self.allowed]
+        return self.waiting.select([request for request in live if request and request.state is RequestState.WAITING])
 
     def commit(self, result: StepResult) -> list[ClientEvent]:
         """Take the result of the oldest step in flight.
@@ -256,7 +257,7 @@ class Scheduler:
         self.waiting_reason = ""
         for request in self.batch.prefilling:
             prompts.claim(request.num_uncomputed_tokens)
-        if self.waiting.first:
+        if self.waiting:
             num_reserved = self.batch.num_reserved_blocks - draft.num_next_blocks
             draft.num_spare_blocks = self.cache.pool.num_free - num_reserved
         queue = self.eligible_requests()
@@ -272,7 +273,7 @@ class Scheduler:
             prompts.claim(head.num_uncomputed_tokens)
             num_taken = num_free - self.cache.pool.num_free
             draft.num_spare_blocks -= num_taken + self.cache.num_missing_blocks(head, head.num_tokens)
-        if self.waiting.first:
+        if self.waiting:
             self.waiting_reason = candidate.reason or QUARANTINED
 
     def _start(self, draft: StepDraft, request: Request) -> None:
@@ -315,20 +316,32 @@ class Scheduler:
         record.check(result)
         return self.in_flight.popleft()
 
-    def _forget(self, request: Request) -> None:
+    def _unpack(self, queued: QueuedRequest) -> Request:
+        request = queued.unpack()
+        self._limit_length(request)
+        self.requests[request.key] = request
+        return request
+
+    def _limit_length(self, request: Request) -> None:
+        request.max_num_tokens = min(request.max_num_tokens, self.max_model_len)
+
+    def _forget(self, request: LiveRequest) -> None:
         """End a request in any state and free everything it holds."""
-        if request.state is RequestState.RUNNING:
-            self._leave_batch(request)
+        if isinstance(request, Request):
+            if request.state is RequestState.RUNNING:
+                self._leave_batch(request)
+            else:
+                self.waiting.remove(request)
+            request.move(RequestState.FINISHED)
+            request.next_commit_check = 0
         else:
             self.waiting.remove(request)
-        request.move(RequestState.FINISHED)
-        request.next_commit_check = 0
-        del self.requests[request.key]
+        self.requests.pop(request.key)
         self.num_needing_input -= request.needs_step_input
 
     def _fail(
         self,
-        request: Request,
+        request: LiveRequest,
         message: str,
         kind: FailureKind = FailureKind.INTERNAL,
         param: str | None = None,
@@ -337,9 +350,11 @@ class Scheduler:
         self._forget(request)
         return (request.client, Failed(request.request_id, kind, message, param))
 
-    def _finish(self, request: Request, cause: FinishCause) -> list[ClientEvent]:
+    def _finish(self, request: LiveRequest, cause: FinishCause) -> list[ClientEvent]:
         """Finish a request: its output is complete, or its client has aborted it."""
-        events = [pending_output_event(request)] if request.pending_output else []
+        events: list[ClientEvent] = []
+        if isinstance(request, Request) and request.pending_output:
+            events.append(pending_output_event(request))
         self._forget(request)
         return [*events, finished_event(request, cause, self._clock())]
 

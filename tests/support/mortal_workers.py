@@ -169,8 +169,8 @@ class MortalEngine:
         self.outputs[request_id] = Output()
         sampling = SamplingSpec(max_tokens=max_tokens, seed=0, **fields)
         submit = Submit(request_id, prompt, sampling)
-        self.attribution.add(request_id.encode())
-        self.attribution.track(request_id.encode(), (CLIENT, request_id), submit)
+        self.attribution.add(request_id.encode(), (CLIENT, request_id))
+        self.attribution.track((CLIENT, request_id), submit)
         self.take(self.scheduler.submit(CLIENT, submit))
 
     def turn(self) -> None:

@@ -161,7 +161,8 @@ def test_a_blocked_head_sees_blocks_that_appear_and_disappear():
     engine.turn()
     engine.submit("head", [1] * 50 + [2], max_tokens=1)
     scheduler = engine.scheduler
-    head = next(iter(scheduler.waiting))
+    head = scheduler.waiting.first
+    assert head is not None
     for _ in range(20):
         engine.turn()
         if head.block_ids:

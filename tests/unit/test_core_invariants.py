@@ -39,7 +39,7 @@ def share_a_partial_block(scheduler: Scheduler) -> None:
 DAMAGE: dict[str, Callable[[Scheduler], object]] = {
     "in no queue": lambda s: s.waiting.remove(s.waiting.first),
     "is not running": lambda s: setattr(first(s), "state", RequestState.WAITING),
-    "in no queue, or in two": lambda s: s.requests.popitem(),
+    "in no queue, or in two": lambda s: s.requests.pop(next(iter(s.requests))),
     "holds something": lambda s: setattr(s.waiting.first, "slot", 1),
     "has computed tokens": lambda s: setattr(s.waiting.first, "num_computed_tokens", 1),
     "out of order": lambda s: setattr(first(s), "order", 99),

@@ -156,10 +156,25 @@ def test_who_waits_can_be_aborted_and_has_a_name_to_itself() -> None:
         ((_, end),) = life.submit(name)
         assert isinstance(end, Failed) and end.param == "request_id"
     assert life.quarantine.num_held == 1 and life.quarantine.is_live((CLIENT, "b"))
-    assert life.attribution.is_tracked((CLIENT, "a")), "the refusal of another of its name is not its end"
+    assert (CLIENT, "a") in life.attribution.tracked, "the refusal of another of its name is not its end"
     ((_, end),) = life.quarantine.abort(CLIENT, ["a", "b"])
     assert isinstance(end, Finished) and end.request_id == "b"
     assert not life.quarantine.num_held
+
+
+def test_two_connections_of_a_frontend_have_each_submitted_a_request() -> None:
+    """The loss of the first connection may be noticed after the frontend has reconnected."""
+    life = Life()
+    life.quarantine.connect(b"again", b"always the same")
+    life.submit("a", is_continued=False)
+    assert not life.quarantine.submit(b"again", submission("a"))
+    assert len(life.journal.in_flight) == 1
+    for client in (CLIENT, b"again"):
+        assert life.quarantine.requests_of(client) == ["a"]
+        assert len(life.journal.in_flight) == 1
+        life.quarantine.observe(life.scheduler.abort(client, ["a"]))
+        assert life.quarantine.requests_of(client) == []
+    assert life.journal.in_flight == []
 
 
 def test_a_token_is_progress() -> None:
@@ -175,16 +190,18 @@ def test_the_crash_journal_outlives_its_writer(tmp_path: Path) -> None:
     pulse = PulseWriter(tmp_path / "pulse")
     journal = CrashJournal(tmp_path, pulse)
     names = [number.to_bytes(16, "big") for number in range(1, 3 * MIN_SLOTS)]
-    for name in names:
-        journal.mark_in_flight(name)
-    journal.mark_in_flight(names[0])
-    journal.clear(names[1])
-    journal.clear(b"never in_flight...")
+    slots = [journal.add(name) for name in names]
+    assert [journal.name(slot) for slot in slots] == names
+    journal.add(names[0])  # of another connection of the same frontend
+    journal.remove(slots[1])
     left = read_crash_record(tmp_path)
     assert left is not None
     assert left[0] == CrashRecord()
     assert sorted(left[1]) == sorted({*names} - {names[1]})
-    journal.mark_only([names[1], names[5]])
+    for slot in slots:
+        journal.mark_in_flight(slot, is_in_flight=slot in (slots[4], slots[5]))
+    journal.remove(slots[4])
+    assert journal.add(names[1]) == slots[4], "slots are used again"
     record = CrashRecord(culprits={names[5]: "why"})
     record.suspicion.deaths[names[1]] = 2
     journal.save(record)
@@ -193,7 +210,7 @@ def test_the_crash_journal_outlives_its_writer(tmp_path: Path) -> None:
     left = read_crash_record(tmp_path)
     assert left is not None
     assert left[0] == record
-    assert sorted(left[1]) == [names[1], names[5]]
+    assert sorted(left[1]) == [names[0], names[1], names[5]]
     reader = PulseReader(tmp_path / "pulse")
     told = reader.read()
     assert told.has_progressed and told.is_isolating

@@ -1,6 +1,7 @@
 """The core's service without sockets and workers: intake, aborts, draining."""
 
 import logging
+from typing import NoReturn
 
 import pytest
 from core_fakes import CLIENT, cache_plan, core_config
@@ -8,6 +9,7 @@ from service_fakes import FakeRouter, FakeStop, attribution_of, grammars_of
 
 from octavo.core_proc.grammar.compiler import GrammarCompiler, grammar_key
 from octavo.core_proc.outbox import Outbox
+from octavo.core_proc.request_map import RequestMap
 from octavo.core_proc.scheduler.scheduler import Scheduler
 from octavo.core_proc.service import MAX_ABORTS_AT_ONCE, FrontendService
 from octavo.protocol.events import Events, Failed, Finished, Reply
@@ -219,19 +221,15 @@ def test_the_name_of_a_request_whose_abort_is_pending_can_be_used_again():
     assert front.scheduler.has_requests, "the abort was of the request before"
 
 
-class Unlisted(dict):
-    """Requests that can be looked up, and not be gone through."""
-
-    def __iter__(self):
-        raise AssertionError("all requests are listed")
-
-    keys = values = items = __iter__
-
-
-def test_what_does_not_concern_all_requests_does_not_list_them():
+def test_what_does_not_concern_all_requests_does_not_list_them(monkeypatch: pytest.MonkeyPatch):
     front = Front()
     front.turn(*submissions(3))
-    front.scheduler.requests = Unlisted(front.scheduler.requests)
+
+    def list_all(table: RequestMap) -> NoReturn:
+        raise AssertionError("all requests are listed")
+
+    for name in ("__iter__", "values", "items"):
+        monkeypatch.setattr(RequestMap, name, list_all)
     (failed,) = front.turn(Malformed("is no number", request_id="new"))
     assert isinstance(failed, Failed) and failed.request_id == "new"
     assert front.turn(Malformed("is no number", request_id="1")) == [], "the live request of that name was read"

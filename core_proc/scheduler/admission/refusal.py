@@ -3,7 +3,7 @@
 When an accepted request starts is decided in `rules.py`.
 """
 
-from octavo.core_proc.scheduler.policy import OrderedRequests
+from octavo.core_proc.scheduler.waiting_queue import WaitingQueue
 from octavo.protocol.config import CachePlan, ResolvedConfig
 from octavo.protocol.events import Failed, FailureKind
 from octavo.protocol.ids import are_below
@@ -25,7 +25,7 @@ class RefusalRules:
         self._max_model_len = cache_plan.max_model_len
         self._num_cache_tokens = cache_plan.num_tokens
 
-    def refusal(self, submit: Submit, waiting: OrderedRequests) -> Failed | None:
+    def refusal(self, submit: Submit, waiting: WaitingQueue) -> Failed | None:
         """Return why the request is refused, None when it is accepted."""
         if not isinstance(submit.params, SamplingSpec):
             message = f"this engine generates tokens and has no task {submit.params.task!r}"
@@ -36,7 +36,7 @@ class RefusalRules:
         fault = self._prompt_fault(submit, submit.params) or self._sampling_fault(submit.params)
         return fault and Failed(submit.request_id, FailureKind.INVALID, fault[0], fault[1])
 
-    def _overload(self, submit: Submit, waiting: OrderedRequests) -> tuple[str, str] | None:
+    def _overload(self, submit: Submit, waiting: WaitingQueue) -> tuple[str, str] | None:
         """Return the error message and the name of the limit of the queue that is reached."""
         if submit.is_continued:
             return None
@@ -45,7 +45,7 @@ class RefusalRules:
             return message, "max_num_queued_reqs"
         # An empty queue takes a request of any length: otherwise it could never be accepted.
         num_tokens = waiting.num_prompt_tokens + len(submit.prompt_token_ids)
-        if waiting.first and 0 < self._max_num_queued_tokens < num_tokens:
+        if waiting and 0 < self._max_num_queued_tokens < num_tokens:
             message = (
                 f"{waiting.num_prompt_tokens} prompt tokens wait, and with the {len(submit.prompt_token_ids)} of "
                 f"this request there would be more than {self._max_num_queued_tokens} (--max-num-queued-tokens)"

@@ -13,6 +13,7 @@ from octavo.core_proc.request import Request
 from octavo.core_proc.scheduler.budget import PromptBudget
 from octavo.core_proc.scheduler.delta import StepDraft
 from octavo.core_proc.scheduler.policy import OrderedRequests
+from octavo.core_proc.scheduler.waiting_queue import WaitingQueue
 from octavo.protocol.ids import SlotId
 
 WATERMARK = 0.01
@@ -69,7 +70,7 @@ class AdmissionRules:
         """Register a feature's rule."""
         self._delays.append(rule)
 
-    def candidate(self, queue: OrderedRequests) -> Candidate:
+    def candidate(self, queue: WaitingQueue) -> Candidate:
         """Return the request of a queue that is to start next if the step has room for it."""
         request = queue.first
         if not self._delays or request is None:
@@ -110,7 +111,7 @@ class EngineLimits:
         cache: where the blocks are.
     """
 
-    def __init__(self, free_slots: Sequence[SlotId], running: OrderedRequests, cache: PrefixCache) -> None:
+    def __init__(self, free_slots: Sequence[SlotId], running: OrderedRequests[Request], cache: PrefixCache) -> None:
         self._free_slots = free_slots
         self._running = running
         self._cache = cache

@@ -1,7 +1,5 @@
 """The crash journal of the simulation, in memory, which survives a simulated core."""
 
-from collections.abc import Iterable
-
 import msgspec
 
 from octavo.core_proc.recovery.crash_journal import CrashRecord
@@ -11,21 +9,33 @@ class SimulatedCrashJournal:
     """What a core leaves to the next; replaces `CrashJournal`."""
 
     def __init__(self) -> None:
-        self.in_flight: dict[bytes, None] = {}
+        self._slots: dict[int, tuple[bytes, bool]] = {}
+        self._num_used = 0
         self.record = b""
         self.has_progressed = self.is_isolating = False
 
-    def mark_in_flight(self, name: bytes) -> None:
-        """Mark a request as in flight."""
-        self.in_flight[name] = None
+    @property
+    def in_flight(self) -> list[bytes]:
+        """The names of the requests that may be what crashes the core."""
+        return list(dict.fromkeys(name for name, is_in_flight in self._slots.values() if is_in_flight))
 
-    def clear(self, name: bytes) -> None:
-        """Remove a request that is no longer in flight."""
-        self.in_flight.pop(name, None)
+    def add(self, name: bytes) -> int:
+        """Mark a new request as in flight."""
+        self._num_used += 1
+        self._slots[self._num_used] = (name, True)
+        return self._num_used
 
-    def mark_only(self, names: Iterable[bytes]) -> None:
-        """Mark these requests as in flight, and no others."""
-        self.in_flight = dict.fromkeys(names)
+    def name(self, slot: int) -> bytes:
+        """Return the name of a request."""
+        return self._slots[slot][0]
+
+    def mark_in_flight(self, slot: int, *, is_in_flight: bool) -> None:
+        """Record whether a request is in flight."""
+        self._slots[slot] = (self.name(slot), is_in_flight)
+
+    def remove(self, slot: int) -> None:
+        """Forget a request that has ended."""
+        del self._slots[slot]
 
     def save(self, record: CrashRecord) -> None:
         """Keep the record as bytes, so later changes of the object do not affect it."""
@@ -42,4 +52,4 @@ class SimulatedCrashJournal:
     def read(self) -> tuple[CrashRecord, list[bytes]]:
         """Return what `read_crash_record` returns in an engine."""
         record = msgspec.msgpack.decode(self.record, type=CrashRecord) if self.record else CrashRecord()
-        return record, list(self.in_flight)
+        return record, self.in_flight
