@@ -13,7 +13,7 @@ from octavo.frontend.generation.beam_search import BeamSearch
 from octavo.frontend.generation.fanout import SEQUENCES_AT_ONCE, Generation
 from octavo.frontend.generation.grammar_maker import GrammarMaker
 from octavo.frontend.generation.interval import stream_interval
-from octavo.frontend.generation.prompt import Prompt, packed_prompt, parts_of
+from octavo.frontend.generation.prompt import Prompt, TokenizedPrompt, packed_prompt, parts_of
 from octavo.frontend.generation.sequence import Sequence
 from octavo.frontend.generation.spec import (
     check_cache_salt,
@@ -86,7 +86,8 @@ class RequestPreparer:
             EngineDeadError: the engine is gone.
         """
         params = params or default_params(self._config, SamplingParams().max_tokens)
-        params.verify()
+        if not isinstance(prompt, TokenizedPrompt):  # else the server has just verified them
+            params.verify()
         text, token_ids, cache_salt = await self._prompt(prompt, priority, cache_salt)
         check_volume(params, len(token_ids), 1, self._config)
         request_id = request_id or self._next_request_id()

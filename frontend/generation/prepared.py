@@ -1,6 +1,5 @@
 """`PreparedGeneration`: a prompt and its parameters, checked and complete, ready to start."""
 
-from collections.abc import AsyncGenerator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -35,27 +34,19 @@ class PreparedGeneration:
             prompt, self.params, arrived, request_id=request_id, priority=self.priority, cache_salt=salt
         )
 
-    def outputs(self, client: "AsyncClient", request_id: str) -> AsyncGenerator[RequestOutput]:
-        """Return the outputs; nothing is sent to the engine before the first is requested."""
-        if self.beam_params is not None:
-            return self._search(client, self.beam_params, request_id)
-        return client.generate(
-            self._prompt, self.params, request_id=request_id, priority=self.priority, cache_salt=self.cache_salt
-        )
-
-    @property
-    def _prompt(self) -> TokenizedPrompt:
-        return TokenizedPrompt(self.text, self.token_ids)
-
-    async def _search(
-        self, client: "AsyncClient", beam_params: BeamSearchParams, request_id: str
-    ) -> AsyncGenerator[RequestOutput]:
+    async def search(self, client: "AsyncClient", request_id: str) -> RequestOutput:
+        """Return the output of a beam search; see `AsyncClient.beam_search`."""
+        assert self.beam_params is not None
         output = await client.beam_search(
             self._prompt,
-            beam_params,
+            self.beam_params,
             request_id=request_id,
             priority=self.priority,
             cache_salt=self.cache_salt,
             logprobs=self.params.logprobs,
         )
-        yield replace(output, outputs=output.outputs[: self.params.n])
+        return replace(output, outputs=output.outputs[: self.params.n])
+
+    @property
+    def _prompt(self) -> TokenizedPrompt:
+        return TokenizedPrompt(self.text, self.token_ids)

@@ -1,7 +1,6 @@
 """`AppState`: what every route needs."""
 
 import time
-from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -11,12 +10,10 @@ from octavo.frontend.conversation.context import ChatContext
 from octavo.frontend.conversation.prepare import AnswerRendering
 from octavo.frontend.conversation.settings import ChatSettings
 from octavo.frontend.generation.params_resolver import ParamsResolver
-from octavo.frontend.generation.prepared import PreparedGeneration
 from octavo.frontend.http.render.answer import AnswerSettings, AnswerStyle
 from octavo.frontend.http.render.logprobs import TokenNames
 from octavo.frontend.http.request_log import RequestLog
 from octavo.frontend.http.schemas.sampling import SamplingFields, StreamOptions
-from octavo.frontend.outputs import RequestOutput
 from octavo.protocol.errors import ModelNotFoundError
 from octavo.protocol.params import MAX_STOP_STRINGS
 from octavo.protocol.sampling_table import MAX_N
@@ -95,11 +92,6 @@ class AppState:
         if requested not in names:
             raise ModelNotFoundError(f"the model {requested!r} is not served here: use {' or '.join(map(repr, names))}")
         return requested
-
-    def generate(self, generation: PreparedGeneration, request_id: str) -> AsyncGenerator[RequestOutput]:
-        """Return the outputs for one prompt, observed by the request log."""
-        outputs = generation.outputs(self.client, request_id)
-        return outputs if self.request_log is None else self.request_log.followed(outputs, generation, request_id)
 
 
 def answer_style(

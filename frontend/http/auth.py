@@ -4,7 +4,7 @@ import base64
 import binascii
 import hashlib
 import hmac
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -31,17 +31,15 @@ class ApiKeyMiddleware:
         self._app = app
         self._digests = [_digest(key) for key in keys]
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         """Answer one request, or pass it on."""
         if scope["type"] == "lifespan" or (path := route_path(scope)) in OPEN_PATHS or self._has_key(scope):
-            await self._app(scope, receive, send)
-            return
+            return self._app(scope, receive, send)
         if scope["type"] == "websocket":  # WebSocket routes of an embedding application
-            await send({"type": "websocket.close", "code": 1008})
-            return
+            return send({"type": "websocket.close", "code": 1008})
         challenge = 'Basic realm="octavo: any name, the API key as password"' if _is_page(path) else "Bearer"
         refused = Response(b'{"error":"Unauthorized"}', 401, {"www-authenticate": challenge}, JSON)
-        await refused(scope, receive, send)
+        return refused(scope, receive, send)
 
     def _has_key(self, scope: Scope) -> bool:
         scheme, _, credentials = header_value(scope, b"authorization").partition(" ")

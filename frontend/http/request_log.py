@@ -4,8 +4,6 @@ Texts are escaped, so that each record stays on one line.
 """
 
 import logging
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
 from dataclasses import dataclass
 
 import msgspec
@@ -39,22 +37,8 @@ class RequestLog:
             config.enable_log_requests, has_outputs, config.max_log_len, has_outputs and config.enable_log_deltas
         )
 
-    async def followed(
-        self, outputs: AsyncGenerator[RequestOutput], generation: PreparedGeneration, request_id: str
-    ) -> AsyncGenerator[RequestOutput]:
-        """Yield a request's outputs unchanged; log the request before them and the answer after them.
-
-        If the client disconnects or an error occurs, no answer is logged.
-        """
-        answer = self.begin(generation, request_id)
-        del generation  # a request may wait for long
-        async with aclosing(outputs):
-            async for output in outputs:
-                answer.add(output)
-                yield output
-
     def begin(self, generation: PreparedGeneration, request_id: str) -> "LoggedAnswer":
-        """Log a request; return what logs its answer."""
+        """Log a request; return what logs its answer, unless an error ends it or the client disconnects."""
         if self.has_requests:
             logger.info(
                 "received %s: prompt %s, token ids %s, params %s",

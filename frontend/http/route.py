@@ -62,8 +62,15 @@ class ApiRoute(APIRoute):
 
         return handle_request
 
-    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Receive the body and answer until the client disconnects."""
+    async def handle(self, scope: Scope, receive: Receive, send: Send, *, is_alone: bool = False) -> None:
+        """Receive the body and answer until the client disconnects.
+
+        Args:
+            scope: of the request.
+            receive: of the server.
+            send: of the server.
+            is_alone: nothing but this route reads the scope from now on.
+        """
         if self.methods and scope["method"] not in self.methods:
             await super().handle(scope, receive, send)
             return
@@ -86,6 +93,8 @@ class ApiRoute(APIRoute):
                 await super().handle(scope, received, send)
             else:
                 response = await self._respond(ApiRequest(scope, received))
+                if is_alone:
+                    scope["headers"] = ()  # some kilobytes, and the request may wait for long
                 await response(scope, received, send)
 
     async def _respond(self, request: ApiRequest) -> Response:

@@ -17,8 +17,11 @@ KEEP_ALIVE = b": keep-alive\n\n"
 DIRECT_SEND = "octavo.direct_send"
 """Key of the scope: the server's `send`, for the pieces of a stream whose middleware looks at its start alone."""
 
-_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
-_MEDIA_TYPE = "text/event-stream; charset=utf-8"
+_HEADERS = (
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+)
 
 
 def event(body: bytes) -> bytes:
@@ -43,8 +46,9 @@ class EventStream(Response):
     """
 
     def __init__(self, pieces: AsyncGenerator[bytes], keep_alive_s: float) -> None:
-        super().__init__(None, headers=_HEADERS, media_type=_MEDIA_TYPE)
-        del self.headers["content-length"]
+        self.status_code = 200
+        self.raw_headers = list(_HEADERS)
+        self.background = None
         self._pieces = pieces
         self._keep_alive_s = keep_alive_s
         self._has_begun = False
@@ -64,8 +68,11 @@ class EventStream(Response):
         if self._keep_alive_s:
             self._timer = loop.call_later(self._keep_alive_s, self._on_timer, loop, send)
         try:
-            # perf: a task of its own resumes without the frames of all middleware, for each piece.
-            await loop.create_task(self._send_pieces(loop, send, scope.get(DIRECT_SEND, send)))
+            send_body = scope.get(DIRECT_SEND, send)
+            await self._send_pieces(loop, send, send_body, only_first=True)
+            # perf: a task of its own resumes without the frames of all middleware, for each piece. A stream that still
+            # waits for its first piece does without.
+            await loop.create_task(self._send_pieces(loop, send, send_body))
         except OctavoError as error:
             await self._send_failure(error, scope, receive, send)
             return
@@ -77,8 +84,12 @@ class EventStream(Response):
             await self._pieces.aclose()
         await self._begin(send)
         await _send_last(DONE, send)
+        if self.background is not None:  # of an embedding application's dependencies
+            await self.background()
 
-    async def _send_pieces(self, loop: asyncio.AbstractEventLoop, send: Send, send_body: Send) -> None:
+    async def _send_pieces(
+        self, loop: asyncio.AbstractEventLoop, send: Send, send_body: Send, *, only_first: bool = False
+    ) -> None:
         async for piece in self._pieces:
             self._is_sending = True
             if self._comment is not None:
@@ -88,6 +99,8 @@ class EventStream(Response):
             await send_body({"type": "http.response.body", "body": piece, "more_body": True})
             self._last_s = loop.time()
             self._is_sending = False
+            if only_first:
+                return
 
     async def _send_failure(self, error: Exception, scope: Scope, receive: Receive, send: Send) -> None:
         await self._stop_comments()

@@ -1,17 +1,13 @@
 """`stream_pieces`: the outputs of one HTTP request's prompts, rendered as they come. Sends nothing."""
 
-import asyncio
 from collections.abc import AsyncGenerator, Mapping
 from typing import Protocol
 
-from octavo.frontend.generation.fanout import Generation
 from octavo.frontend.generation.prepared import PreparedGeneration
 from octavo.frontend.http.app_state import AppState
-from octavo.frontend.http.chat_request import errors_renamed
-from octavo.frontend.http.request_log import LoggedAnswer
+from octavo.frontend.http.running import RunningGenerations
 from octavo.frontend.http.sse import events
 from octavo.frontend.outputs import RequestOutput
-from octavo.frontend.wake_event import WakeEvent
 
 
 class ChunkRenderer(Protocol):
@@ -34,47 +30,19 @@ async def stream_pieces(
 
     Args:
         state: of the application.
-        prepared: what is generated, by request id; emptied, because a request may wait for long.
+        prepared: what is generated, by request id; emptied.
         renderer: of the answer.
         error_names: the caller's names of parameters.
 
     Raises:
         OctavoError: how a request failed.
     """
-    arrived = state.client.wake_event()
-    with errors_renamed(error_names), _Started() as started:
-        for request_id in list(prepared):
-            if started:
-                await asyncio.sleep(0)
-            await started.start(state, request_id, prepared.pop(request_id), arrived)
-        num_running = len(started)
-        while num_running:
-            await arrived.wait()
-            arrived.clear()
-            for index, (generation, logged) in enumerate(started):
-                if (output := generation.take()) is None:
-                    continue
-                num_running -= output.finished
-                if logged is not None:
-                    logged.add(output)
+    with RunningGenerations(state, error_names) as running:
+        await running.start(prepared)
+        while running.num_unfinished:
+            await running.arrived.wait()
+            for index, output in running.take():
                 if bodies := renderer.take(output, index):
                     yield events(bodies)
     if bodies := renderer.last():
         yield events(bodies)
-
-
-class _Started(list[tuple[Generation, LoggedAnswer | None]]):
-    """Generations that are left together. An `ExitStack` would take 800 bytes for each request that waits."""
-
-    async def start(self, state: AppState, request_id: str, one: PreparedGeneration, arrived: WakeEvent) -> None:
-        logged = None if state.request_log is None else state.request_log.begin(one, request_id)
-        generation = await one.start(state.client, request_id, arrived)
-        self.append((generation.__enter__(), logged))
-        await generation.submit()
-
-    def __enter__(self) -> "_Started":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for generation, _logged in self:
-            generation.__exit__()

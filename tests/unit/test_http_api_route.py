@@ -310,9 +310,9 @@ def test_a_stream_that_the_server_cancels_is_closed_before_the_server_goes_on() 
         closed, tasks = [], []
 
         async def pieces() -> AsyncGenerator[bytes]:
-            tasks.append(asyncio.current_task())
             try:
                 yield b"a"
+                tasks.append(asyncio.current_task())
                 await asyncio.Event().wait()
             finally:
                 closed.append(True)

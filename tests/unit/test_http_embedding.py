@@ -12,6 +12,7 @@ from fake_client import MODEL, FakeClient
 from fastapi import Depends, FastAPI, Header, HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import octavo
@@ -143,6 +144,45 @@ def test_an_application_chooses_the_engine() -> None:
     assert texts == ["one", "two", "two"] and (len(first.requests), len(second.requests)) == (1, 2)
     refused = call(app, "POST", PATH, json=ASK, headers={"x-engine": "none"})
     assert (refused.status_code, refused.json()["error"]["message"]) == (503, "no engine is free")
+
+
+async def to_second(request: Request) -> FakeClient:
+    return FakeClient("two")
+
+
+async def own_completion(request: Request) -> Response:
+    return Response(b'{"choices": [{"text": "mine"}]}')
+
+
+OWN_ROUTE = Route(PATH, own_completion, methods=["POST"])
+
+
+@pytest.mark.parametrize(
+    ("owner_adds", "text", "is_direct"),
+    [
+        (lambda app: None, "one", True),
+        (lambda app: app.router.routes.append(OWN_ROUTE), "one", True),
+        (lambda app: app.router.routes.insert(0, OWN_ROUTE), "mine", False),
+        (lambda app: app.dependency_overrides.update({octavo.get_client: to_second}), "two", False),
+        (lambda app: app.add_middleware(Stamp), "one", False),
+    ],
+    ids=["nothing", "route behind ours", "route before ours", "override", "middleware"],
+)
+def test_a_route_is_called_directly_unless_the_owner_added_something_before_it(
+    owner_adds: Callable[[FastAPI], None], text: str, is_direct: bool
+) -> None:
+    scopes = []
+    app = octavo.create_app(FakeClient("one"))
+    owner_adds(app)
+
+    async def noted(scope: Scope, receive: Receive, send: Send) -> None:
+        scopes.append(scope)
+        await app(scope, receive, send)
+
+    answer = call(noted, "POST", PATH, json=ASK)
+    assert answer.json()["choices"][0]["text"] == text
+    assert ("router" not in scopes[0]) == is_direct
+    assert answer.headers.get("x-stamp") == (None if app.user_middleware[0].cls is not Stamp else "class")
 
 
 def test_an_observer_of_the_applications_own_stays() -> None:

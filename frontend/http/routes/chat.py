@@ -1,8 +1,5 @@
 """`POST /v1/chat/completions`."""
 
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
-
 from starlette.responses import Response
 
 from octavo.frontend.conversation.prepare import prepare_chat
@@ -10,13 +7,12 @@ from octavo.frontend.http.app_state import answer_style
 from octavo.frontend.http.body import decode
 from octavo.frontend.http.chat_request import chat_request, error_names, errors_renamed, num_logprobs
 from octavo.frontend.http.dependencies import CurrentState
-from octavo.frontend.http.render.answer import AnswerStyle
 from octavo.frontend.http.render.chat import ChatChunks, render_chat
-from octavo.frontend.http.request import JSON, ApiRequest
+from octavo.frontend.http.request import ApiRequest
 from octavo.frontend.http.schemas.chat import ChatCompletionRequest
 from octavo.frontend.http.sse import EventStream
 from octavo.frontend.http.stream import stream_pieces
-from octavo.frontend.outputs import RequestOutput
+from octavo.frontend.http.whole import WholeAnswer
 
 
 async def create_chat_completion(state: CurrentState, http_request: ApiRequest) -> Response:
@@ -28,16 +24,8 @@ async def create_chat_completion(state: CurrentState, http_request: ApiRequest) 
         prepared = await prepare_chat(chat_request(body), state.chat_context)
         answer_id = f"chatcmpl-{http_request.choose_id(body.request_id)}"
         style = answer_style(state, body, answer_id, model, num_logprobs(body), prepared.rendering)
+        generations = {answer_id: prepared.generation}
         if body.stream:
             chunks = ChatChunks(style, prepared.generation.params.n)
-            pieces = stream_pieces(state, {answer_id: prepared.generation}, chunks, names)
-            return EventStream(pieces, state.keep_alive_s)
-        outputs = state.generate(prepared.generation, answer_id)
-        del body, prepared  # a request may wait for long: nothing of it stays but its packed tokens
-        return await _whole(outputs, style)
-
-
-async def _whole(outputs: AsyncGenerator[RequestOutput], style: AnswerStyle) -> Response:
-    async with aclosing(outputs):
-        output = await anext(outputs)
-    return Response(render_chat(output, style), media_type=JSON)
+            return EventStream(stream_pieces(state, generations, chunks, names), state.keep_alive_s)
+        return WholeAnswer(state, generations, lambda outputs: render_chat(outputs[0], style), names)

@@ -1,7 +1,6 @@
 """`POST /v1/completions`."""
 
 import asyncio
-from contextlib import aclosing
 
 from starlette.responses import Response
 
@@ -12,14 +11,13 @@ from octavo.frontend.http.app_state import AppState, answer_style
 from octavo.frontend.http.body import decode
 from octavo.frontend.http.dependencies import CurrentState
 from octavo.frontend.http.generation_request import check_fields, generation_request
-from octavo.frontend.http.merge import PromptOutputs, merge
 from octavo.frontend.http.render.completions import CompletionAnswer, EchoStyle
-from octavo.frontend.http.request import JSON, ApiRequest
+from octavo.frontend.http.request import ApiRequest
 from octavo.frontend.http.schemas.completions import CompletionRequest
 from octavo.frontend.http.sse import EventStream
 from octavo.frontend.http.stream import stream_pieces
 from octavo.frontend.http.structured import structured_outputs_of
-from octavo.frontend.outputs import RequestOutput
+from octavo.frontend.http.whole import WholeAnswer
 from octavo.protocol.errors import InvalidRequestError
 
 DEFAULT_MAX_TOKENS = 16
@@ -41,17 +39,10 @@ async def create_completion(state: CurrentState, http_request: ApiRequest) -> Re
     )
     num_prompts = len(generations)
     ids = [answer_id] if num_prompts == 1 else [f"{answer_id}-{index}" for index in range(num_prompts)]
+    named = dict(zip(ids, generations, strict=True))
     if body.stream:
-        return EventStream(stream_pieces(state, dict(zip(ids, generations, strict=True)), answer), state.keep_alive_s)
-    outputs = merge([state.generate(one, name) for one, name in zip(generations, ids, strict=True)])
-    del body, generations  # a request may wait for long: nothing of it stays but its packed tokens
-    return await _whole(outputs, answer, num_prompts)
-
-
-async def _whole(outputs: PromptOutputs, answer: CompletionAnswer, num_prompts: int) -> Response:
-    async with aclosing(outputs):
-        finished: dict[int, RequestOutput] = {prompt_index: output async for prompt_index, output in outputs}
-    return Response(answer.whole([finished[index] for index in range(num_prompts)]), media_type=JSON)
+        return EventStream(stream_pieces(state, named, answer), state.keep_alive_s)
+    return WholeAnswer(state, named, answer.whole)
 
 
 async def _prepare(state: AppState, body: CompletionRequest) -> list[PreparedGeneration]:

@@ -1,0 +1,93 @@
+"""`WholeAnswer`: the response to a request that does not stream. It generates when it is sent."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from octavo.frontend.generation.prepared import PreparedGeneration
+from octavo.frontend.http.app_state import AppState
+from octavo.frontend.http.chat_request import errors_renamed
+from octavo.frontend.http.errors import failure_response
+from octavo.frontend.http.request import JSON
+from octavo.frontend.http.running import RunningGenerations
+from octavo.frontend.outputs import RequestOutput
+from octavo.protocol.errors import OctavoError
+
+
+class WholeAnswer(Response):
+    """Generates for one prompt or several, then sends the answer. The first failure ends all prompts.
+
+    While the request waits, the frames of its route are gone, and what it does not need any more with them.
+
+    Args:
+        state: of the application.
+        prepared: what is generated, by request id; emptied.
+        render: makes the body of the outputs, one per prompt.
+        error_names: the caller's names of parameters.
+    """
+
+    def __init__(
+        self,
+        state: AppState,
+        prepared: dict[str, PreparedGeneration],
+        render: Callable[[list[RequestOutput]], bytes],
+        error_names: Mapping[str, str] = {},
+    ) -> None:
+        self.status_code = 200
+        self.raw_headers = []
+        self.background = None
+        self._state = state
+        self._prepared = prepared
+        self._render_outputs = render
+        self._error_names = error_names
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Generate, and send the answer.
+
+        Raises:
+            Exception: an unexpected error, after the client has got an error response.
+        """
+        try:
+            response = Response(self._render_outputs(await self._outputs()), media_type=JSON)
+        except OctavoError as error:
+            response = failure_response(scope, error)
+        except Exception as error:
+            await failure_response(scope, error)(scope, receive, send)
+            raise
+        response.raw_headers += self.raw_headers  # of an embedding application's dependencies
+        response.background = self.background
+        await response(scope, receive, send)
+
+    async def _outputs(self) -> list[RequestOutput]:
+        """Return the finished output of each prompt."""
+        if any(one.beam_params is not None for one in self._prepared.values()):
+            return await self._search()
+        finished: dict[int, RequestOutput] = {}
+        with RunningGenerations(self._state, self._error_names) as running:
+            await running.start(self._prepared)
+            while running.num_unfinished:
+                await running.arrived.wait()
+                finished.update(running.take())
+        return [finished[index] for index in range(len(finished))]
+
+    async def _search(self) -> list[RequestOutput]:
+        """Search beams for all prompts at once."""
+        with errors_renamed(self._error_names):
+            searches = [
+                asyncio.create_task(self._search_one(one, request_id)) for request_id, one in self._prepared.items()
+            ]
+            try:
+                return await asyncio.gather(*searches)
+            finally:
+                for search in searches:
+                    search.cancel()
+                await asyncio.gather(*searches, return_exceptions=True)
+
+    async def _search_one(self, one: PreparedGeneration, request_id: str) -> RequestOutput:
+        logged = None if self._state.request_log is None else self._state.request_log.begin(one, request_id)
+        output = await one.search(self._state.client, request_id)
+        if logged is not None:
+            logged.add(output)
+        return output
