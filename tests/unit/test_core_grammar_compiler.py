@@ -19,7 +19,6 @@ from octavo.protocol.events import FailureKind
 from octavo.protocol.ids import pack_ids
 from octavo.protocol.requests import ModelVocabulary
 from octavo.protocol.steps import StepFault, StepResult
-from octavo.protocol.structured import GrammarKind
 
 
 def test_compiled_grammars_are_kept_up_to_a_number(
@@ -158,19 +157,42 @@ def test_a_request_refused_in_the_middle_of_its_prompt_leaves_nothing(compiler: 
     assert not desk.grammars._constraints and not desk.grammars._active
 
 
-def test_cheap_grammars_pass_costly_ones() -> None:
+def test_a_sandbox_gives_up_at_its_budget_before_its_limit() -> None:
+    sandbox = CompilerSandbox(cpu_limit_s=60)
+    try:
+        sandbox.check('start: "a"')  # its start uses processor time too
+        with pytest.raises(CpuBudgetExceeded):
+            sandbox.check('start: %json {"type": "integer", "multipleOf": 9999999}', 0.05)
+        sandbox.check('start: "a"', 60.0)
+    finally:
+        sandbox.close()
+
+
+def test_cheap_grammars_pass_costly_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    release = threading.Event()
+
+    def check(self: CompilerSandbox, source: str, cpu_budget_s: float | None) -> float:
+        if "costly" in source:
+            if cpu_budget_s is not None:
+                raise CpuBudgetExceeded
+            assert release.wait(30)
+            raise GrammarRejected("the grammar needs more than 1 s of processor time")
+        return 0.0
+
+    monkeypatch.setattr(CompilerSandbox, "check", check)
+    monkeypatch.setattr(CompilerSandbox, "warm_up", lambda self: None)
     desk = Desk(GrammarCompiler(timeout_s=1))
     desk.grammars.set_vocabulary(VOCABULARY)
     for index in range(5):
-        text = f'{{"type": "integer", "multipleOf": 9999999, "title": "{index}"}}'
-        desk.submit(f"costly {index}", text, kind=GrammarKind.JSON_SCHEMA)
+        desk.submit(f"costly {index}", f"costly {index}")
     desk.submit("cheap", "cheap(er)?")
     desk.grammars.abort(CLIENT, ["costly 3", "costly 4"])
     while desk.grammars.is_waiting((CLIENT, "cheap")):
         assert select.select(desk.grammars.wake_fds, [], [], 30)[0]
-        assert ends(desk.grammars.take_ready()) == [], "no costly one has come to its end before"
+        assert ends(desk.grammars.take_ready()) == []
     assert [name for _, name in desk.scheduler.requests] == ["cheap"]
     desk.grammars.abort(CLIENT, ["costly 1", "costly 2"])
+    release.set()
     assert ends(desk.wait()) == [("costly 0", (FailureKind.INVALID, "structured_outputs.regex"))]
     desk.compiler.close()
 

@@ -3,12 +3,13 @@
 import logging
 from typing import NoReturn
 
+import msgspec
 import pytest
 from core_fakes import CLIENT, cache_plan, core_config
 from service_fakes import FakeRouter, FakeStop, attribution_of, grammars_of
 
 from octavo.core_proc.grammar.compiler import GrammarCompiler, grammar_key
-from octavo.core_proc.outbox import Outbox
+from octavo.core_proc.outbox import MAX_BACKLOG_EVENTS, Outbox
 from octavo.core_proc.request_map import RequestMap
 from octavo.core_proc.scheduler.scheduler import Scheduler
 from octavo.core_proc.service import MAX_ABORTS_AT_ONCE, FrontendService
@@ -20,158 +21,32 @@ from octavo.protocol.snapshot import EngineSnapshot
 from octavo.protocol.structured import GrammarKind, GrammarSpec
 
 
-@pytest.mark.parametrize("is_lost", [False, True], ids=["aborted", "lost"])
-def test_a_drain_ends_with_the_last_request_however_that_ends(is_lost: bool):
-    config = core_config()
-    router, stop, now = FakeRouter(), FakeStop(), [0.0]
-    outbox = Outbox(router, epoch=1, clock=lambda: now[0])
-    scheduler = Scheduler(config, cache_plan(config), clock=lambda: now[0])
-    service = FrontendService(
-        router, outbox, scheduler, grammars_of(scheduler), None, attribution_of(scheduler), None, stop, lambda: now[0]
-    )
-    outbox.connect(CLIENT)
-    router.inbox = [(CLIENT, Submit("r", [1, 2], SamplingSpec(max_tokens=4, seed=0)))]
-    service.serve()
-    stop.count = 1
-    service.serve()
-    assert service.is_open, "a request is left to finish"
-    if is_lost:
-        router.is_peer_gone = True
-        now[0] = 2.0  # the statistics that are due find nobody
-    else:
-        router.inbox = [(CLIENT, Abort(["r"]))]
-    service.serve()
-    assert not scheduler.has_requests
-    assert not service.is_open, "nothing will ever wake the core again"
-
-
-@pytest.mark.parametrize("is_told", [True, False])
-def test_a_drain_waits_for_a_dropped_frontend_to_reconnect(is_told: bool):
-    config = core_config()
-    router, stop, now = FakeRouter(), FakeStop(), [0.0]
-    outbox = Outbox(router, epoch=1, clock=lambda: now[0], max_backlog_events=1)
-    scheduler = Scheduler(config, cache_plan(config), clock=lambda: now[0])
-    service = FrontendService(
-        router, outbox, scheduler, grammars_of(scheduler), None, attribution_of(scheduler), None, stop, lambda: now[0]
-    )
-    outbox.connect(CLIENT)
-    router.is_peer_slow = True
-    names = ["r", "s"]
-    submissions = [(CLIENT, Submit(name, [1, 2], SamplingSpec(max_tokens=4, seed=0))) for name in names]
-    router.inbox = [*submissions, (CLIENT, Abort(names))]
-    stop.count = 1
-    service.serve()
-    assert outbox.has_dropped and service.is_open
-    now[0] = 1.0
-    router.is_peer_slow = not is_told
-    service.serve(has_messages=False)
-    now[0] = 2.5
-    service.serve(has_messages=False)
-    assert service.is_open == is_told, "who was told may come back for two seconds, who reads nothing is not waited for"
-    assert not is_told or 0 < service.timeout_s < 1
-    now[0] = 3.5
-    service.serve(has_messages=False)
-    assert not service.is_open
-
-
-@pytest.mark.parametrize("reads_again", [True, False])
-def test_a_drain_waits_for_a_slow_frontend_to_read_the_end_of_its_requests(reads_again: bool):
-    """What the simulation found first: the core ended, and kept what it owed."""
-    config = core_config()
-    router, stop, now = FakeRouter(), FakeStop(), [0.0]
-    outbox = Outbox(router, epoch=1, clock=lambda: now[0])
-    scheduler = Scheduler(config, cache_plan(config), clock=lambda: now[0])
-    service = FrontendService(
-        router, outbox, scheduler, grammars_of(scheduler), None, attribution_of(scheduler), None, stop, lambda: now[0]
-    )
-    outbox.connect(CLIENT)
-    router.is_peer_slow = True
-    router.inbox = [(CLIENT, Submit("r", [1, 2], SamplingSpec(max_tokens=4, seed=0))), (CLIENT, Abort(["r"]))]
-    stop.count = 1
-    service.serve()
-    now[0] = 1.0
-    service.serve(has_messages=False)
-    assert service.is_open and 0 < service.timeout_s < 1, "it tries again, and does not spin meanwhile"
-    router.is_peer_slow = not reads_again
-    now[0] = 1.5 if reads_again else 2.5
-    service.serve(has_messages=False)
-    assert not service.is_open
-    ended = [event for message in router.sent if isinstance(message, Events) for event in message.events]
-    assert len(ended) == reads_again
-
-
-@pytest.mark.parametrize("is_gone", [False, True], ids=["there", "gone"])
-def test_last_requests_of_a_frontend_that_has_left_are_no_news(is_gone: bool, caplog: pytest.LogCaptureFixture):
-    config = core_config()
-    router = FakeRouter()
-    outbox = Outbox(router, epoch=1, clock=lambda: 0.0)
-    scheduler = Scheduler(config, cache_plan(config), clock=lambda: 0.0)
-    service = FrontendService(
-        router,
-        outbox,
-        scheduler,
-        grammars_of(scheduler),
-        None,
-        attribution_of(scheduler),
-        None,
-        FakeStop(),
-        lambda: 0.0,
-    )
-    router.is_peer_gone = is_gone
-    router.inbox = [(CLIENT, Abort(["r"]))]
-    with caplog.at_level(logging.WARNING):
-        service.serve()
-    assert ("must be Connect" in caplog.text) == (not is_gone)
-
-
-def test_the_dashboard_counts_requests_that_wait_for_their_grammars(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(GrammarCompiler, "start", lambda self, spec, client: grammar_key(spec))
-    config = core_config()
-    router = FakeRouter()
-    outbox = Outbox(router, epoch=1, clock=lambda: 0.0)
-    scheduler = Scheduler(config, cache_plan(config), clock=lambda: 0.0)
-    service = FrontendService(
-        router,
-        outbox,
-        scheduler,
-        grammars_of(scheduler),
-        None,
-        attribution_of(scheduler),
-        None,
-        FakeStop(),
-        lambda: 0.0,
-    )
-    outbox.connect(CLIENT)
-    spec = GrammarSpec(GrammarKind.REGEX, "a")
-    submit = Submit("r", [1, 2], SamplingSpec(max_tokens=4, seed=0), grammar=spec)
-    messages = [ModelVocabulary([b"a"] * config.model.vocab_size, []), submit, Call(1, GetSnapshot())]
-    router.inbox = [(CLIENT, message) for message in messages]
-    service.serve()
-    (shown,) = [event.result for event in router.sent if isinstance(event, Reply)]
-    assert isinstance(shown, EngineSnapshot)
-    assert shown.stats.num_waiting == shown.stats.num_deferred == 1
-
-
 class Front:
-    """A service over a scheduler that computes nothing, and a frontend that reads."""
+    """A service over a scheduler that computes nothing, and a frontend that reads.
 
-    def __init__(self) -> None:
-        config = core_config()
-        self.router, self.now = FakeRouter(), 0.0
-        outbox = Outbox(self.router, epoch=1, clock=lambda: self.now)
-        self.scheduler = Scheduler(config, cache_plan(config), clock=lambda: self.now)
+    Args:
+        is_connected: whether the frontend has introduced itself.
+        max_backlog_events: a frontend with a larger backlog is dropped.
+    """
+
+    def __init__(self, *, is_connected: bool = True, max_backlog_events: int = MAX_BACKLOG_EVENTS) -> None:
+        self.config = core_config()
+        self.router, self.stop, self.now = FakeRouter(), FakeStop(), 0.0
+        self.outbox = Outbox(self.router, 1, lambda: self.now, max_backlog_events)
+        self.scheduler = Scheduler(self.config, cache_plan(self.config), clock=lambda: self.now)
         self.service = FrontendService(
             self.router,
-            outbox,
+            self.outbox,
             self.scheduler,
             grammars_of(self.scheduler),
             None,
             attribution_of(self.scheduler),
             None,
-            FakeStop(),
+            self.stop,
             lambda: self.now,
         )
-        outbox.connect(CLIENT)
+        if is_connected:
+            self.outbox.connect(CLIENT)
 
     def turn(self, *messages: object) -> list[object]:
         """Let these messages arrive, and return the events that come of the turn."""
@@ -180,9 +55,84 @@ class Front:
         self.service.serve()
         return [event for message in self.router.sent if isinstance(message, Events) for event in message.events]
 
+    def wait_until(self, now: float) -> list[object]:
+        """Run a turn without messages at this time."""
+        self.now = now
+        return self.turn()
+
+
+def submission(request_id: str) -> Submit:
+    return Submit(request_id, [1, 2], SamplingSpec(max_tokens=4, seed=0))
+
+
+@pytest.mark.parametrize("is_lost", [False, True], ids=["aborted", "lost"])
+def test_a_drain_ends_with_the_last_request_however_that_ends(is_lost: bool):
+    front = Front()
+    front.turn(submission("r"))
+    front.stop.count = 1
+    front.turn()
+    assert front.service.is_open, "a request is left to finish"
+    front.router.is_peer_gone = is_lost
+    if is_lost:
+        front.wait_until(2.0)  # the statistics that are due find nobody
+    else:
+        front.turn(Abort(["r"]))
+    assert not front.scheduler.has_requests
+    assert not front.service.is_open, "nothing will ever wake the core again"
+
+
+@pytest.mark.parametrize("is_told", [True, False])
+def test_a_drain_waits_for_a_dropped_frontend_to_reconnect(is_told: bool):
+    front = Front(max_backlog_events=1)
+    front.router.is_peer_slow = True
+    front.stop.count = 1
+    front.turn(submission("r"), submission("s"), Abort(["r", "s"]))
+    assert front.outbox.has_dropped and front.service.is_open
+    front.router.is_peer_slow = not is_told
+    front.wait_until(1.0)
+    front.wait_until(2.5)
+    assert front.service.is_open == is_told, "a frontend that was told has two seconds; one that reads nothing has none"
+    assert not is_told or 0 < front.service.timeout_s < 1
+    front.wait_until(3.5)
+    assert not front.service.is_open
+
+
+@pytest.mark.parametrize("reads_again", [True, False])
+def test_a_drain_waits_for_a_slow_frontend_to_read_the_end_of_its_requests(reads_again: bool):
+    """What the simulation found first: the core ended with events that it had not sent."""
+    front = Front()
+    front.router.is_peer_slow = True
+    front.stop.count = 1
+    front.turn(submission("r"), Abort(["r"]))
+    front.wait_until(1.0)
+    assert front.service.is_open and 0 < front.service.timeout_s < 1, "it tries again, and does not spin meanwhile"
+    front.router.is_peer_slow = not reads_again
+    ended = front.wait_until(1.5 if reads_again else 2.5)
+    assert not front.service.is_open
+    assert len(ended) == reads_again
+
+
+@pytest.mark.parametrize("is_gone", [False, True], ids=["there", "gone"])
+def test_last_requests_of_a_frontend_that_has_left_are_not_logged(is_gone: bool, caplog: pytest.LogCaptureFixture):
+    front = Front(is_connected=False)
+    front.router.is_peer_gone = is_gone
+    with caplog.at_level(logging.WARNING):
+        front.turn(Abort(["r"]))
+    assert ("must be Connect" in caplog.text) == (not is_gone)
+
+
+def test_the_dashboard_counts_requests_that_wait_for_their_grammars(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(GrammarCompiler, "start", lambda self, spec, client: grammar_key(spec))
+    front = Front()
+    submit = msgspec.structs.replace(submission("r"), grammar=GrammarSpec(GrammarKind.REGEX, "a"))
+    front.turn(ModelVocabulary([b"a"] * front.config.model.vocab_size, []), submit, Call(1, GetSnapshot()))
+    (shown,) = [event.result for event in front.router.sent if isinstance(event, Reply)]
+    assert isinstance(shown, EngineSnapshot)
+    assert shown.stats.num_waiting == shown.stats.num_deferred == 1
+
 
 def submissions(count: int) -> list[Submit]:
-    return [Submit(str(index), [1, 2], SamplingSpec(max_tokens=4, seed=0)) for index in range(count)]
+    return [submission(str(index)) for index in range(count)]
 
 
 MANY = 2 * MAX_ABORTS_AT_ONCE + 1

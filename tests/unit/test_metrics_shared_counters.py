@@ -4,29 +4,11 @@ import dataclasses
 from pathlib import Path
 
 import pytest
-from fake_client import resolved_config
+from metrics_fakes import RECORD, exporter
 
 from octavo.frontend.metrics.exporter import Metrics
-from octavo.frontend.metrics.record import RequestRecord
 from octavo.frontend.metrics.shared_counters import NUM_COLUMNS, SharedCounters
-from octavo.protocol.stats import EngineStats, RequestTimings
-
-RECORD = RequestRecord(
-    num_prompt_tokens=20,
-    num_generation_tokens=11,
-    max_generation_tokens=11,
-    num_cached_tokens=16,
-    num_preemptions=1,
-    finish_reason="stop",
-    params_n=1,
-    params_max_tokens=64,
-    e2e_s=3.5,
-    timings=RequestTimings(queued=10.0, scheduled=10.5, first_token=11.5, finished=13.5),
-)
-
-
-def exporter(counters: SharedCounters) -> Metrics:
-    return Metrics(resolved_config(), num_blocks=64, max_model_len=256, counters=counters)
+from octavo.protocol.stats import EngineStats
 
 
 def values(metrics: Metrics) -> dict[str, float]:
@@ -35,8 +17,8 @@ def values(metrics: Metrics) -> dict[str, float]:
 
 
 def test_every_process_tells_the_sum_of_all(tmp_path: Path) -> None:
-    first = exporter(SharedCounters.create(tmp_path / "counters", 3))
-    others = [exporter(SharedCounters.attach(tmp_path / "counters", row)) for row in (1, 2)]
+    first = exporter(counters=SharedCounters.create(tmp_path / "counters", 3))
+    others = [exporter(counters=SharedCounters.attach(tmp_path / "counters", row)) for row in (1, 2)]
     for count, metrics in enumerate([first, *others], start=1):
         for _ in range(count):
             metrics.on_finished(RECORD)
@@ -53,8 +35,8 @@ def test_every_process_tells_the_sum_of_all(tmp_path: Path) -> None:
 
 
 def test_what_is_the_engines_is_counted_once(tmp_path: Path) -> None:
-    first = exporter(SharedCounters.create(tmp_path / "counters", 2))
-    second = exporter(SharedCounters.attach(tmp_path / "counters", 1))
+    first = exporter(counters=SharedCounters.create(tmp_path / "counters", 2))
+    second = exporter(counters=SharedCounters.attach(tmp_path / "counters", 1))
     stats = EngineStats(num_running=2, prompt_tokens=10, generation_tokens=5, num_steps=3, step_tokens=15)
     for metrics in (second, first):  # the core tells every process
         metrics.on_engine_stats(stats)
@@ -67,12 +49,12 @@ def test_what_is_the_engines_is_counted_once(tmp_path: Path) -> None:
 
 
 def test_a_process_goes_on_where_the_one_before_it_on_its_row_died(tmp_path: Path) -> None:
-    first = exporter(SharedCounters.create(tmp_path / "counters", 2))
-    dead = exporter(SharedCounters.attach(tmp_path / "counters", 1))
+    first = exporter(counters=SharedCounters.create(tmp_path / "counters", 2))
+    dead = exporter(counters=SharedCounters.attach(tmp_path / "counters", 1))
     dead.on_finished(RECORD)
     dead.on_live_requests(7)
     del dead
-    successor = exporter(SharedCounters.attach(tmp_path / "counters", 1))
+    successor = exporter(counters=SharedCounters.attach(tmp_path / "counters", 1))
     assert first.num_live_requests == 0, "what it was answering is over"
     successor.on_finished(dataclasses.replace(RECORD, finish_reason="length"))
     told = values(first)
