@@ -10,6 +10,11 @@ _IMPLEMENTATIONS = {
     "recorded": native.record,
     "cuda": lazy("octavo.kernels.embedding.gpu", cpu.embedding),
 }
+_OF_SEVERAL = {
+    "cpu": cpu.embeddings,
+    "recorded": native.record_all,
+    "cuda": lazy("octavo.kernels.embedding.gpu", cpu.embeddings),
+}
 
 
 def embedding(ids_T: Tensor, table_VD: Tensor) -> Tensor:
@@ -23,8 +28,28 @@ def embedding(ids_T: Tensor, table_VD: Tensor) -> Tensor:
         ShapeError: the arguments have other shapes.
         UnsupportedDevice: no implementation for the device.
     """
+    _require_lookup(ids_T, table_VD)
+    return choose("embedding", _IMPLEMENTATIONS, ids_T.device)(ids_T, table_VD)
+
+
+def embeddings(*lookups: tuple[Tensor, Tensor]) -> tuple[Tensor, ...]:
+    """Return `embedding` of each pair of indices and a table. All pairs have equally many indices.
+
+    Raises:
+        ShapeError: the arguments have other shapes.
+        UnsupportedDevice: no implementation for the device.
+    """
+    ids_T = lookups[0][0]
+    for lookup in lookups:
+        _require_lookup(*lookup)
+        require(
+            lookup[0].shape == ids_T.shape, f"embeddings: {tuple(lookup[0].shape)} and {tuple(ids_T.shape)} indices"
+        )
+    return choose("embeddings", _OF_SEVERAL, ids_T.device)(*lookups)
+
+
+def _require_lookup(ids_T: Tensor, table_VD: Tensor) -> None:
     require(
         len(ids_T.shape) == 1 and table_VD.ndim == 2,
         f"embedding: indices {tuple(ids_T.shape)} into a table {tuple(table_VD.shape)}",
     )
-    return choose("embedding", _IMPLEMENTATIONS, ids_T.device)(ids_T, table_VD)

@@ -30,6 +30,11 @@ def record(ids_T: Tensor, table_VD: Tensor) -> Tensor:
     return as_tensor(ids.recorder.append(embedding_node(ids, table_VD, output), (output.width,)))
 
 
+def record_all(*lookups: tuple[Tensor, Tensor]) -> tuple[Tensor, ...]:
+    """Record several look-ups."""
+    return tuple(record(*lookup) for lookup in lookups)
+
+
 def embedding_node(ids: Ids, table_VD: Tensor, output: Buffer) -> Node:
     """Return the operation that writes the rows of a table, whose rows may lie apart, to a buffer."""
 

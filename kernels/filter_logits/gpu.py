@@ -103,15 +103,15 @@ def find_cuts(logits_RV: Tensor, top_k_R: Tensor, top_p_R: Tensor, log_min_p_R: 
     return _search(rows, -math.inf, draws=False)
 
 
-def draw_filtered(rows: Rows, ruled_out: float) -> Tensor:
-    """Return the int64 token of every row; -1 where a logit is NaN or plus infinity, or none is finite.
+def draw_filtered(rows: Rows, ruled_out: float, token_ids_R: Tensor) -> None:
+    """Write the token of every row; -1 where a logit is NaN or plus infinity, or none is finite.
 
     Args:
         rows: with their peaks, where they have filters, and their bounds, where they have none.
         ruled_out: where a request changes logits, this and less divided by its temperature rules a token out.
+        token_ids_R: int64, overwritten.
     """
     num_rows = rows.logits.shape[0]
-    token_ids_R = torch.empty(num_rows, dtype=torch.int64, device=rows.logits.device)
     cuts = _search(rows, ruled_out, draws=True)
     if num_rows:
         draw_kernel[(num_rows,)](
@@ -123,7 +123,6 @@ def draw_filtered(rows: Rows, ruled_out: float) -> Tensor:
             BLOCK=BLOCK,
             num_warps=NUM_WARPS,
         )
-    return token_ids_R
 
 
 def _search(rows: Rows, ruled_out: float, *, draws: bool) -> Cuts:

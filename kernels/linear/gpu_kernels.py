@@ -121,7 +121,7 @@ def _store_tile(
     tl.store(out_ptr + places, sums.to(dtype), mask=is_result)
 
 
-@triton.jit(do_not_specialize=["num_rows"])
+@triton.jit(do_not_specialize=["num_rows"])  # long: one kernel, mostly parameters
 def linear_kernel(
     x,
     weight,

@@ -28,6 +28,7 @@ def sample_rows(
     num_outputs_R: Tensor,
     *,
     largest: float,
+    out_R: Tensor | None = None,
 ) -> Tensor:
     """Return the int64 token of every row; -1 where the largest logit is NaN or infinite.
 
@@ -38,6 +39,7 @@ def sample_rows(
         positions_R: int64, the number of tokens before the one that is drawn.
         num_outputs_R: int64, the number of outputs among them.
         largest: logits that a request changes are clamped to this magnitude.
+        out_R: int64, where the tokens are written; None: to new memory.
 
     Raises:
         ShapeError: slots, positions or output counts do not match the number of rows.
@@ -50,7 +52,7 @@ def sample_rows(
     )
     implementations = {"cuda": lazy("octavo.kernels.sample.gpu", sample_rows)}
     run = choose("sample_rows", implementations, logits_RV.device)
-    return run(logits_RV, table, slots_R, positions_R, num_outputs_R, largest=largest)
+    return run(logits_RV, table, slots_R, positions_R, num_outputs_R, largest=largest, out_R=out_R)
 
 
 def processed_logits(
@@ -68,13 +70,20 @@ def processed_logits(
     return run(logits_RV, table, slots_R, num_outputs_R, largest=largest)
 
 
-def count_tokens(table: RequestTable, slots_R: Tensor, token_ids_R: Tensor) -> None:
-    """Count the drawn token of each row for the penalties of its request; -1 is not counted.
+def record_tokens(table: RequestTable, slots_R: Tensor, token_ids_R: Tensor, last_token_S: Tensor) -> None:
+    """Store the drawn token of each row as the last of its slot, and count it for the penalties of its request.
 
-    The table must have room for every token that a request can see. No request may be in two rows.
+    The table must have room for every token that a request can see. No request may be in two rows. A row without a
+    token (-1) is not counted, and stores token 0, because its next step may have been launched already.
+
+    Args:
+        table: the requests.
+        slots_R: int64, the table row of each request.
+        token_ids_R: int64.
+        last_token_S: int64, of each slot; overwritten.
 
     Raises:
         UnsupportedDevice: no implementation for the device.
     """
-    implementations = {"cuda": lazy("octavo.kernels.sample.gpu", count_tokens)}
-    choose("count_tokens", implementations, token_ids_R.device)(table, slots_R, token_ids_R)
+    implementations = {"cuda": lazy("octavo.kernels.sample.gpu", record_tokens)}
+    choose("record_tokens", implementations, token_ids_R.device)(table, slots_R, token_ids_R, last_token_S)

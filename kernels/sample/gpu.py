@@ -12,7 +12,7 @@ from torch import Tensor
 
 from octavo.kernels.filter_logits.gpu import draw_filtered, find_cuts
 from octavo.kernels.filter_logits.gpu_rows import BLOCK, NUM_WARPS, PART, Rows, new_peaks
-from octavo.kernels.sample.gpu_scan import count_kernel, scan_kernel
+from octavo.kernels.sample.gpu_scan import record_kernel, scan_kernel
 from octavo.kernels.sample.table import RequestTable
 
 
@@ -39,10 +39,13 @@ def sample_rows(
     num_outputs_R: Tensor,
     *,
     largest: float,
+    out_R: Tensor | None = None,
 ) -> Tensor:
     """See `octavo.kernels.sample.sample_rows`."""
     rows = _scan(logits_RV, table, slots_R, positions_R, num_outputs_R, largest, stores_all=False)
-    return draw_filtered(rows, -largest)
+    token_ids_R = torch.empty(len(slots_R), dtype=torch.int64, device=slots_R.device) if out_R is None else out_R
+    draw_filtered(rows, -largest, token_ids_R)
+    return token_ids_R
 
 
 def processed_logits(
@@ -60,10 +63,10 @@ def processed_logits(
     return changed_RV.masked_fill(is_out_RV | ~(cuts.is_kept_RV(changed_RV) | is_greedy_R1), -torch.inf)
 
 
-def count_tokens(table: RequestTable, slots_R: Tensor, token_ids_R: Tensor) -> None:
-    """See `octavo.kernels.sample.count_tokens`."""
+def record_tokens(table: RequestTable, slots_R: Tensor, token_ids_R: Tensor, last_token_S: Tensor) -> None:
+    """See `octavo.kernels.sample.record_tokens`."""
     if slots_R.numel():
-        count_kernel[(slots_R.numel(),)](_changes_of(table), slots_R, token_ids_R)
+        record_kernel[(slots_R.numel(),)](_changes_of(table), slots_R, token_ids_R, last_token_S)
 
 
 def _scan(

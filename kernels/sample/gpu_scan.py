@@ -130,11 +130,13 @@ def scan_kernel(
 
 
 @triton.jit
-def count_kernel(table, slots_ptr, token_ids_ptr):
-    """Count the token of a row for the penalties of its request."""
+def record_kernel(table, slots_ptr, token_ids_ptr, last_token_ptr):
+    """Store the token of a row as the last of its slot, and count it for the penalties of its request."""
     row = tl.program_id(0)
     slot = tl.load(slots_ptr + row)
-    token_id = tl.load(token_ids_ptr + row).to(tl.int32)
+    token = tl.load(token_ids_ptr + row)
+    tl.store(last_token_ptr + slot, tl.maximum(token, 0))
+    token_id = token.to(tl.int32)
     if (tl.load(table.has_penalties + slot) > 0) & (token_id >= 0):
         num_seen = tl.load(table.num_seen + slot)
         seen_ptr, max_seen = list_of(table.lists, _SEEN_IDS, slot, tl.int32)

@@ -25,6 +25,8 @@ from octavo.kernels.rope import reference as rope_reference
 from octavo.kernels.silu_and_mul import cases as silu_cases
 from octavo.kernels.silu_and_mul import gpu as silu_gpu
 from octavo.kernels.silu_and_mul import reference as silu_reference
+from octavo.kernels.slot_rows import gpu as slot_gpu
+from octavo.kernels.slot_rows import reference as slot_reference
 from octavo.kernels.store_kv import cases as store_cases
 from octavo.kernels.store_kv import gpu as store_gpu
 from octavo.kernels.store_kv import reference as store_reference
@@ -72,6 +74,38 @@ def test_what_torch_does_on_a_gpu(device: torch.device, seed: int, dtype: torch.
     ids = torch.tensor([6, 0, 3, 3])
     rows = embedding_gpu.embedding(ids.to(device), a.to(device)).cpu()
     assert torch.equal(rows, embedding_reference.embedding(ids, a))
+
+
+@pytest.mark.parametrize(("num_rows", "width"), [(1, 33), (5, 1500)])
+def test_rows_of_several_tables(device: torch.device, seed: int, num_rows: int, width: int) -> None:
+    tables = [random(9, width, dtype=torch.bfloat16, seed=seed), random(7, 8, seed=seed), random(8, 7, seed=seed).T]
+    ids = [torch.randint(0, len(table), (num_rows,)) for table in tables]
+    lookups = [(some.to(device), table.to(device)) for some, table in zip(ids, tables, strict=True)]
+    for rows, some, table in zip(embedding_gpu.embeddings(*lookups), ids, tables, strict=True):
+        assert torch.equal(rows.cpu(), embedding_reference.embedding(some, table))
+    assert [len(rows) for rows in embedding_gpu.embeddings(*((some[:0], table) for some, table in lookups))] == [0] * 3
+
+
+@pytest.mark.parametrize(("num_tokens", "num_requests", "widths"), [(3, 2, (5,)), (1030, 1, (40, 1025))])
+def test_tokens_and_blocks_of_slots(
+    device: torch.device, num_tokens: int, num_requests: int, widths: tuple[int, ...]
+) -> None:
+    token_ids, last = torch.arange(num_tokens) % 7 - 1, torch.arange(100, 104)
+    token_slots, slots = torch.arange(num_tokens) % 4, torch.tensor([3, 1])[:num_requests]
+    block_ids = [torch.arange(4 * width, dtype=torch.int32).view(4, width) for width in widths]
+    tables = [torch.full((3, width), -5, dtype=torch.int32) for width in widths]
+    on_device = [table.to(device) for table in tables]
+    inputs = [token_ids, token_slots, last, slots]
+    expected = slot_reference.read_slots(*inputs, block_ids, [table[:num_requests] for table in tables])
+    actual = slot_gpu.read_slots(
+        *(values.to(device) for values in inputs),
+        [ids.to(device) for ids in block_ids],
+        [table[:num_requests] for table in on_device],
+    )
+    assert torch.equal(actual.cpu(), expected)
+    assert expected[0] == 100, "the first token is pending"
+    for one, table in zip(on_device, tables, strict=True):
+        assert torch.equal(one.cpu(), table), "rows of other requests stay"
 
 
 @pytest.mark.parametrize("group_size", quantize_cases.GROUP_SIZES)

@@ -114,11 +114,13 @@ def test_infinite_logits(device: torch.device, temperature: float, top_k: int) -
     assert temperature or drawn[0] == 0
 
 
-def test_drawn_tokens_are_counted(device: torch.device) -> None:
+def test_drawn_tokens_are_counted_and_are_the_last_of_their_slots(device: torch.device) -> None:
     requests = [cases.Request(seen={5: 0, 9: 2}), cases.Request(), cases.Request(seen={1: 1})]
     table = table_of(requests, 64, device)
+    last = torch.full((4,), 63, device=device)
     for tokens in ([9, 3, 4], [7, 3, -1], [7, 3, 4]):
-        gpu.count_tokens(table, torch.arange(3, device=device), torch.tensor(tokens, device=device))
+        gpu.record_tokens(table, torch.arange(3, device=device), torch.tensor(tokens, device=device), last)
+        assert last.tolist() == [*(max(token, 0) for token in tokens), 63]
     counted = [
         dict(zip(ids[:number], counts[:number], strict=True))
         for ids, counts, number in zip(

@@ -8,7 +8,7 @@ from kernel_checks import random
 from native_checks import NATIVE_DTYPES, native_rows
 
 from octavo.kernels.dispatch import ShapeError
-from octavo.kernels.embedding import cases, embedding, reference
+from octavo.kernels.embedding import cases, embedding, embeddings, reference
 from octavo.kernels.embedding.native import SOURCES, EmbeddingArguments
 from octavo.kernels.native.arguments import Matrix
 from octavo.kernels.native.library import NativeLibrary
@@ -56,3 +56,12 @@ def test_native_embedding_of_any_shape(native_library: NativeLibrary, rows, widt
 def test_embedding_refuses_indices_of_another_shape() -> None:
     with pytest.raises(ShapeError):
         embedding(torch.zeros(2, 2, dtype=torch.int64), random(4, 4))
+    ids, table = torch.zeros(2, dtype=torch.int64), random(4, 4)
+    with pytest.raises(ShapeError, match=r"\(1,\) and \(2,\) indices"):
+        embeddings((ids, table), (ids[:1], table))
+
+
+def test_rows_of_several_tables_are_those_of_each() -> None:
+    ids, tables = torch.tensor([2, 0]), [random(4, 4), random(3, 7, dtype=torch.bfloat16)]
+    found = embeddings(*((ids, table) for table in tables))
+    assert all(torch.equal(rows, embedding(ids, table)) for rows, table in zip(found, tables, strict=True))

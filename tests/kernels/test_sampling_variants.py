@@ -27,7 +27,7 @@ def run():
         table = RequestTable.allocate(num_rows, widths, torch.device("meta"))
         per_row = empty(num_rows, dtype=I64)
         sample.sample_rows(logits(num_rows), table, per_row, per_row, per_row, largest=1e30)
-        sample.count_tokens(table, per_row, per_row)
+        sample.record_tokens(table, per_row, per_row, per_row)
         for num_top in (1, 16, length):
             logprobs.logprobs_of_rows(logits(num_rows), per_row, num_top)
         logprobs.logprobs_of_rows(logits(num_rows), per_row, empty(num_rows, length, dtype=I64))
@@ -58,7 +58,7 @@ def test_numbers_and_lists_of_requests_do_not_compile_kernels_again(variants: di
         "select_kernel": 1,
         "draw_kernel": 1,
         "list_kernel": 1,
-        "count_kernel": 1,
+        "record_kernel": 1,
         "sum_part_kernel": 1,
         "normalize_kernel": 1,
     }

@@ -48,10 +48,12 @@ class FakeEvent:
 class FakeGraph:
     """Recorded operations, which are replayed on the same memory."""
 
-    def __init__(self, stream: "FakeStream", launches: list[Launch], read: set[int], pool: object) -> None:
+    def __init__(self, stream: "FakeStream", recorder: "_Recorder", pool: object) -> None:
         self._stream = stream
-        self._launches = launches
-        self.read = read
+        self._launches = recorder.launches
+        self.nodes = recorder.nodes
+        """The name of the kernel, or of torch's operation, of each launch."""
+        self.read = recorder.read
         """Addresses of the storages that were there before the capture."""
         self.pool = pool
 
@@ -124,7 +126,7 @@ class FakeStream:
         recorder = _Recorder()
         with recorder, _recorded_kernels(recorder):
             body()
-        graph = FakeGraph(self, recorder.launches, recorder.read, pool)
+        graph = FakeGraph(self, recorder, pool)
         self.graphs.append(graph)
         return graph
 
@@ -143,6 +145,7 @@ class _Recorder(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.launches: list[Launch] = []
+        self.nodes: list[str] = []
         self.read: set[int] = set()
         self._made: list[Tensor] = []
 
@@ -154,6 +157,7 @@ class _Recorder(TorchDispatchMode):
         self.note(inputs)
         if func._schema.is_mutable:
             self.launches.append(lambda: func(*args, **kwargs))
+            self.nodes.append(name)
             return kwargs.get("out", args[0])
         result = func(*args, **kwargs)
         outputs = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
@@ -161,6 +165,7 @@ class _Recorder(TorchDispatchMode):
             return result  # a view stays one
         self._made += outputs
         self.launches.append(lambda: _again(func, args, kwargs, outputs))
+        self.nodes.append(name)
         for output in outputs:
             # Integers may be indices, which must be some of the table.
             output.fill_(torch.nan if output.is_floating_point() else 0)
@@ -194,6 +199,7 @@ def _recorded_kernels(recorder: _Recorder) -> Iterator[None]:
     def call(self: Any, *args: Any, **kwargs: Any) -> None:
         recorder.note([leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)])
         recorder.launches.append(lambda: original(self, *args, **kwargs))
+        recorder.nodes.append(self.fn.__name__.strip("_"))
 
     GridExecutor.__call__ = call
     try:

@@ -11,6 +11,7 @@ from compiled_kernels import ARCHITECTURES
 from torch import Tensor
 
 from octavo.kernels.add_rms_norm import gpu as add_rms_norm
+from octavo.kernels.embedding import gpu as embedding
 from octavo.kernels.gelu import gpu as gelu
 from octavo.kernels.layer_norm import gpu as layer_norm
 from octavo.kernels.linear.gpu_product import InvariantLinear
@@ -27,6 +28,7 @@ from octavo.kernels.rope_store_kv.rotation import QKNorm, Rotation
 from octavo.kernels.sample import RequestTable, Widths
 from octavo.kernels.sample import gpu as sample
 from octavo.kernels.silu_and_mul import gpu as silu_and_mul
+from octavo.kernels.slot_rows import gpu as slot_rows
 from octavo.kernels.store_kv import gpu as store_kv
 from octavo.kernels.token_mask import gpu as token_mask
 
@@ -38,6 +40,19 @@ VOCAB_SIZE = 151936
 def empty(*shape: int, dtype: torch.dtype = BF16) -> Tensor:
     """Return a tensor without data."""
     return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def look_up() -> None:
+    """Look up 8 tokens and their angles."""
+    ids, angles = empty(8, dtype=I64), empty(40960, 64, dtype=F32)
+    embedding.embeddings((ids, empty(VOCAB_SIZE, 4096)), (ids, angles), (ids, angles))
+
+
+def read_slots() -> None:
+    """Read the last tokens and the block tables of 8 requests."""
+    per_row = empty(8, dtype=I64)
+    ids, table = empty(9, 2560, dtype=I32), empty(8, 2560, dtype=I32)
+    slot_rows.read_slots(per_row, per_row, empty(9, dtype=I64), per_row, [ids], [table])
 
 
 def store_in_blocks_of(block_size: int) -> None:
@@ -106,11 +121,12 @@ def sample_rows() -> None:
     table = RequestTable.allocate(8, widths, torch.device("meta"))
     per_row = empty(8, dtype=I64)
     sample.sample_rows(empty(8, VOCAB_SIZE), table, per_row, per_row, per_row, largest=1e30)
-    sample.count_tokens(table, per_row, per_row)
+    sample.record_tokens(table, per_row, per_row, per_row)
 
 
 LAUNCHES: dict[str, Callable[[], object]] = {
     "add_rms_norm, 4096": lambda: add_rms_norm.add_rms_norm(empty(8, 4096), empty(8, 4096), empty(4096), 1e-5),
+    "embeddings, 4096 and 64": look_up,
     "gelu": lambda: gelu.gelu(empty(8, 3072), False),
     "gelu, tanh": lambda: gelu.gelu(empty(8, 3072), True),
     "layer_norm, 4096": lambda: layer_norm.layer_norm(empty(8, 4096), empty(4096), empty(4096), 1e-5),
@@ -148,6 +164,7 @@ LAUNCHES: dict[str, Callable[[], object]] = {
     ),
     "sample": sample_rows,
     "silu_and_mul, 14336": lambda: silu_and_mul.silu_and_mul(empty(8, 2 * 14336)),
+    "slot_rows": read_slots,
     "store_kv, blocks of 16": lambda: store_in_blocks_of(16),
     "token_mask": lambda: token_mask.mask_tokens(logits(1)[0], empty(VOCAB_SIZE // 32, dtype=I32)),
 }

@@ -27,7 +27,6 @@ from octavo.worker_proc.runners.cuda_graphs.metadata import (
     StepSize,
     fill_inputs,
     fill_samples,
-    token_ids_of,
 )
 from octavo.worker_proc.runners.cuda_graphs.packed import Field, PackedLayout
 from octavo.worker_proc.runners.cuda_graphs.sizes import GraphSizes
@@ -245,11 +244,6 @@ def test_a_step_is_filled_up_with_rows_that_do_no_harm() -> None:
         "num_outputs": [1, 2, 0, 0],
         "request_slots": [2, 0, 3],
     }
-
-
-def test_a_token_that_the_host_does_not_know_is_the_last_of_its_slot() -> None:
-    views = {"token_ids": torch.tensor([11, PENDING, 0]), "token_slots": torch.tensor([2, 0, 1])}
-    assert token_ids_of(views, torch.tensor([70, 71, 72])).tolist() == [11, 70, 0]
 
 
 def test_one_copy_takes_a_step_its_plan_and_its_changes() -> None:

@@ -9,12 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from octavo.kernels.slot_rows import PENDING as PENDING
 from octavo.protocol.steps import Scheduled
 
 Ints = npt.NDArray[np.int64]
-
-PENDING = -1
-"""Placeholder for a token that the device samples and the host does not know yet."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

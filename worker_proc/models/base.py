@@ -41,7 +41,7 @@ class Model(ABC):
 
     @abstractmethod
     def logits(self, hidden_RD: Tensor) -> Tensor:
-        """Return logits_RV in float32 for rows of `forward`'s result."""
+        """Return logits_RV in the model's dtype for rows of `forward`'s result."""
 
     @abstractmethod
     def prepare(self, max_model_len: int) -> None:

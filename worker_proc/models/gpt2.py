@@ -73,7 +73,7 @@ class GPT2Model(Model):
 
     def logits(self, hidden_RD: Tensor) -> Tensor:
         """See `octavo.worker_proc.models.base.Model`."""
-        return self._output(hidden_RD).float()
+        return self._output(hidden_RD)
 
 
 def build(facts: ModelFacts, dtype: torch.dtype, device: torch.device) -> GPT2Model:

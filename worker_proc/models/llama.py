@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from octavo.kernels.embedding import embedding
+from octavo.kernels.embedding import embeddings
 from octavo.kernels.paged_attention import AttentionShape
 from octavo.kernels.rope_store_kv.rotation import QKNorm, Rotation
 from octavo.protocol.config.facts import ModelFacts
@@ -138,8 +138,7 @@ class LlamaModel(Model):
 
     def forward(self, token_ids_T: Tensor, positions_T: Tensor, attention: Attention) -> Tensor:
         """See `octavo.worker_proc.models.base.Model`."""
-        hidden_TD = embedding(token_ids_T, self._embedding_VD)
-        cos_TC, sin_TC = self._rotary.angles(positions_T)
+        hidden_TD, cos_TC, sin_TC = embeddings((token_ids_T, self._embedding_VD), *self._rotary.lookups(positions_T))
         update_TD: Tensor | None = None
         for layer in self._layers:
             hidden_TD, update_TD = layer(hidden_TD, update_TD, cos_TC, sin_TC, attention)
@@ -147,7 +146,7 @@ class LlamaModel(Model):
 
     def logits(self, hidden_RD: Tensor) -> Tensor:
         """See `octavo.worker_proc.models.base.Model`."""
-        return self._output(hidden_RD).float()
+        return self._output(hidden_RD)
 
 
 def build(facts: ModelFacts, dtype: torch.dtype, device: torch.device) -> LlamaModel:

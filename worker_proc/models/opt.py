@@ -122,7 +122,7 @@ class OPTModel(Model):
 
     def logits(self, hidden_RD: Tensor) -> Tensor:
         """See `octavo.worker_proc.models.base.Model`."""
-        return self._output(hidden_RD if self._project_out is None else self._project_out(hidden_RD)).float()
+        return self._output(hidden_RD if self._project_out is None else self._project_out(hidden_RD))
 
 
 def build(facts: ModelFacts, dtype: torch.dtype, device: torch.device) -> OPTModel:

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 import torch
 from fake_device import MeasuredDevice
-from fake_stream import FakeStream
+from fake_stream import FakeGraph, FakeStream
 from gpu_steps import SPECS, driver, new_stream, prompt
 from triton_interpreter import IS_INTERPRETING
 from worker_plans import Running, spec
@@ -27,6 +27,13 @@ pytestmark = [
     # In one process: all of them use the same kernels, and would compile them at the same time.
     pytest.mark.xdist_group("pipeline"),
 ]
+
+
+def around_products(graph: FakeGraph) -> tuple[list[str], list[str]]:
+    """Return the nodes before the first product of a graph and after the last one."""
+    nodes = [node for node in graph.nodes if not node.startswith("aten::empty")]
+    last = max(index for index, node in enumerate(nodes) if node == "aten::linear")
+    return nodes[: nodes.index("aten::linear")], nodes[last + 2 :]  # rows are put together after each
 
 
 @pytest.mark.skipif(not IS_INTERPRETING, reason="looks into the stream")
@@ -50,6 +57,17 @@ def test_two_steps_are_in_flight_and_graphs_read_what_stays(
     prompts, decodes, samples = stream.graphs[:1], stream.graphs[1:4], stream.graphs[4:]
     assert len(prompts) == 1  # of 8 tokens
     assert len(decodes) == len(samples) == 3  # of 4, 2 and 1 requests
+    for graph in (*prompts, *decodes):
+        assert around_products(graph) == (
+            ["read_slots_kernel", "embeddings_kernel", "rms_norm_kernel"],
+            ["add_rms_norm_kernel", "aten::copy_"],
+        )
+    search = ["begin_kernel", "narrow_kernel", "narrow_kernel", "collect_kernel", "select_kernel"]
+    for graph in samples:
+        assert around_products(graph) == (
+            ["aten::index_select"],
+            ["scan_kernel", *search, "draw_kernel", "record_kernel"],
+        )
     gc.collect()
     there = {tensor.untyped_storage().data_ptr() for tensor in gc.get_objects() if isinstance(tensor, torch.Tensor)}
     for graph in stream.graphs:

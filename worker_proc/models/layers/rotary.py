@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from octavo.kernels.embedding import embedding
 from octavo.protocol.errors import ConfigError
 from octavo.worker_proc.models.hf_config import optional, required
 
@@ -44,9 +43,12 @@ class Rotary:
         self._cos_LC = torch.cat([part_LC.to(device) for part_LC in cos])
         self._sin_LC = torch.cat([part_LC.to(device) for part_LC in sin])
 
-    def angles(self, positions_T: Tensor) -> tuple[Tensor, Tensor]:
-        """Return cos_TC and sin_TC in float32, multiplied by the magnitude of the scaling."""
-        return embedding(positions_T, self._cos_LC), embedding(positions_T, self._sin_LC)
+    def lookups(self, positions_T: Tensor) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+        """Return the look-ups of cos_TC and sin_TC, for `octavo.kernels.embedding.embeddings`.
+
+        They are in float32, multiplied by the magnitude of the scaling.
+        """
+        return (positions_T, self._cos_LC), (positions_T, self._sin_LC)
 
 
 def rotary_from_config(config: Mapping[str, Any], head_dim: int, *, default_theta: float = 10000.0) -> Rotary:

@@ -11,7 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from octavo.kernels.sample import count_tokens, sample_rows
+from octavo.kernels.sample import record_tokens, sample_rows
+from octavo.kernels.slot_rows import read_slots
 from octavo.worker_proc.attention.paged import PagedCacheAttention
 from octavo.worker_proc.batch.inputs import GroupInputs, StepInputs
 from octavo.worker_proc.device.stream import Graph, Stream
@@ -25,7 +26,6 @@ from octavo.worker_proc.runners.cuda_graphs.metadata import (
     fill_inputs,
     fill_samples,
     slot_mapping_name,
-    token_ids_of,
 )
 from octavo.worker_proc.runners.cuda_graphs.sizes import GraphSizes, Sizes
 from octavo.worker_proc.runners.cuda_graphs.slot_table import SlotTable
@@ -161,7 +161,7 @@ class StepGraphs:
 
     def changed_logits(self, change_logits: ChangeLogits, num_samples: int) -> Tensor:
         """Return logits for `sample`, changed for the first `num_samples` rows; the others are padding."""
-        logits_NV = self.logits_of(self._current.samples.views["sample_rows"]).float()
+        logits_NV = self.logits_of(self._current.samples.views["sample_rows"])
         logits_NV[:num_samples] = change_logits(logits_NV[:num_samples])
         return logits_NV
 
@@ -175,11 +175,13 @@ class StepGraphs:
             step.sample.replay()
             return self._tokens_N
         views = step.samples.views
-        return self._sampled(views, self.logits_of(views["sample_rows"]) if logits_NV is None else logits_NV)
+        if logits_NV is None:
+            logits_NV = self._model.logits(self._hidden_rows(views["sample_rows"]))
+        return self._sampled(views, logits_NV)
 
     def logits_of(self, rows_R: Tensor) -> Tensor:
         """Return logits_RV in float32 for rows of the step that was computed last."""
-        return self._model.logits(self._hidden_rows(rows_R))
+        return self._model.logits(self._hidden_rows(rows_R)).float()
 
     def send_changes(self) -> None:
         """Send the changes of the slots now, not with the next step."""
@@ -249,7 +251,7 @@ class StepGraphs:
         def sample() -> None:
             assert self._hidden_TD is not None, "graphs that compute are captured first"
             logits_NV = self._model.logits(self._hidden_TD.index_select(0, fields.views["sample_rows"]))
-            self._tokens_N[:size].copy_(self._sampled(fields.views, logits_NV))
+            self._sampled(fields.views, logits_NV, self._tokens_N[:size])
 
         return sample
 
@@ -279,24 +281,28 @@ class StepGraphs:
     def _hidden_of(self, views: Views) -> Tensor:
         """Launch the model over a step whose fields are on the device; returns hidden_TD."""
         slots_R = views["request_slots"]
-        for block_ids_SP, block_table_RP in zip(self._table.block_ids, self._block_tables, strict=True):
-            torch.index_select(block_ids_SP, 0, slots_R, out=block_table_RP[: slots_R.shape[0]])
+        token_ids_T = read_slots(
+            views["token_ids"],
+            views["token_slots"],
+            self._table.last_token_S,
+            slots_R,
+            self._table.block_ids,
+            [block_table_RP[: slots_R.shape[0]] for block_table_RP in self._block_tables],
+        )
         slot_mappings = [views[slot_mapping_name(group)] for group in range(len(self._attention))]
         self._layers.follow(self._attention, slot_mappings)
-        return self._model.forward(token_ids_of(views, self._table.last_token_S), views["positions"], self._layers)
+        return self._model.forward(token_ids_T, views["positions"], self._layers)
 
     def _hidden_rows(self, rows_R: Tensor) -> Tensor:
         assert self._step_hidden_TD is not None, "compute() comes first"
         return self._step_hidden_TD.index_select(0, rows_R)
 
-    def _sampled(self, views: Views, logits_NV: Tensor) -> Tensor:
+    def _sampled(self, views: Views, logits_NV: Tensor, out_N: Tensor | None = None) -> Tensor:
         """Sample a token for each row of logits, and store it for the next step and for penalties."""
         slots_N, requests = views["sample_slots"], self._table.requests
         positions_N, num_outputs_N = views["sample_positions"], views["num_outputs"]
-        tokens_N = sample_rows(logits_NV, requests, slots_N, positions_N, num_outputs_N, largest=LARGEST)
-        count_tokens(requests, slots_N, tokens_N)
-        # A request without a token has failed, but its next step may have been launched already.
-        self._table.last_token_S.index_copy_(0, slots_N, tokens_N.clamp(min=0))
+        tokens_N = sample_rows(logits_NV, requests, slots_N, positions_N, num_outputs_N, largest=LARGEST, out_R=out_N)
+        record_tokens(requests, slots_N, tokens_N, self._table.last_token_S)
         return tokens_N
 
 

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from octavo.worker_proc.batch.inputs import PENDING, Ints, StepInputs
+from octavo.worker_proc.batch.inputs import Ints, StepInputs
 from octavo.worker_proc.runners.cuda_graphs.packed import Field
 
 Arrays = dict[str, npt.NDArray[Any]]
@@ -135,12 +135,6 @@ def fill_samples(arrays: Arrays, samples: SampleRows, idle_slot: int) -> None:
     _put(arrays["sample_slots"], samples.slots_N, idle_slot)
     _put(arrays["sample_positions"], samples.positions_N, 0)
     _put(arrays["num_outputs"], samples.num_outputs_N, 0)
-
-
-def token_ids_of(views: Views, last_token_S: Tensor) -> Tensor:
-    """Return the token ids of a step on the device, with the last sampled token of a slot in place of `PENDING`."""
-    given_T = views["token_ids"]
-    return torch.where(given_T == PENDING, last_token_S.index_select(0, views["token_slots"]), given_T)
 
 
 def _put(array: npt.NDArray[np.int64], values: Ints, rest: int) -> None:

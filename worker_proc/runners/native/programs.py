@@ -44,7 +44,7 @@ class NativePrograms:
         recorder = ProgramRecorder(model.dtype)
         self.attention = RecordedAttention(library, recorder, model.cache_groups, layouts, num_blocks, bounds)
         hidden = model.forward(as_tensor(recorder.token_ids), as_tensor(recorder.positions), self.attention)
-        logits = value_of(model.logits(hidden))
+        logits = value_of(model.logits(hidden).float())
         halves = split(fuse(recorder.nodes, [logits]))
         self.layers = Program(library, halves.all_rows, halves.passed, bounds.max_rows)
         chosen = with_gathered_rows(halves, self.layers.results, recorder)

@@ -34,7 +34,7 @@ class TorchForward:
     def logits(self, rows: Ints) -> Tensor:
         """See `octavo.worker_proc.runners.host.Forward`."""
         assert self._hidden_TD is not None, "run() comes before logits()"
-        return self._model.logits(self._hidden_TD[torch.from_numpy(rows)])
+        return self._model.logits(self._hidden_TD[torch.from_numpy(rows)]).float()
 
     def choose_threads(self, work: int) -> int:
         """Return one: there is no native work here."""

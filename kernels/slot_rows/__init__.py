@@ -1,0 +1,43 @@
+"""What a step needs of the slots of its requests, before its first layer. Only on a GPU, where it is one launch."""
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from octavo.kernels.dispatch import choose, lazy, require
+
+PENDING = -1
+"""Placeholder for a token id that the device samples and the host does not know yet: the last token of the slot."""
+
+
+def read_slots(
+    token_ids_T: Tensor,
+    token_slots_T: Tensor,
+    last_token_S: Tensor,
+    request_slots_R: Tensor,
+    block_ids: Sequence[Tensor],
+    block_tables: Sequence[Tensor],
+) -> Tensor:
+    """Return the token ids of a step, int64, and copy the block ids of its requests into its block tables.
+
+    Args:
+        token_ids_T: int64, `PENDING` where the device knows the token.
+        token_slots_T: int64, the slot of each token.
+        last_token_S: int64.
+        request_slots_R: int64, the slot of each request.
+        block_ids: block_ids_SP of each cache group, int32.
+        block_tables: block_table_RP of each cache group, int32, overwritten.
+
+    Raises:
+        ShapeError: the shapes do not match.
+        UnsupportedDevice: no implementation for the device.
+    """
+    require(
+        token_ids_T.shape == token_slots_T.shape
+        and [(len(request_slots_R), each.shape[1]) for each in block_ids] == [each.shape for each in block_tables],
+        f"read_slots: {tuple(token_ids_T.shape)} tokens, {tuple(token_slots_T.shape)} slots of tokens, "
+        f"{len(request_slots_R)} requests with block tables {[tuple(each.shape) for each in block_tables]}",
+    )
+    implementations = {"cuda": lazy("octavo.kernels.slot_rows.gpu", read_slots)}
+    run = choose("read_slots", implementations, token_ids_T.device)
+    return run(token_ids_T, token_slots_T, last_token_S, request_slots_R, block_ids, block_tables)
