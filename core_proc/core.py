@@ -110,6 +110,8 @@ class EngineCore:
         config = msgspec.structs.replace(self._spec.config, max_model_len=plan.max_model_len)
         with self._reporter.phase("allocating the KV cache"):
             workers.allocate(plan, self._stop)
+        with self._reporter.phase("warming up"):
+            workers.warm_up(self._stop)
         for line in memory_table(config, workers.facts, plan).splitlines():
             logger.info("%s", line)
         scheduler = self._make_scheduler(config, plan)

@@ -119,6 +119,13 @@ class AllocateCache(msgspec.Struct, array_like=True, gc=False, frozen=True, tag=
     max_model_len: int
 
 
+class WarmUp(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="warm_up"):
+    """Do what steps would otherwise wait for, such as capturing graphs; answered by `WarmedUp`. Comes between
+    `AllocateCache` and the first step."""
+
+    sequence: int
+
+
 class Profile(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="profile"):
     """Start (a directory) or stop (None) the torch profiler; answered by `Acknowledged`."""
 
@@ -132,7 +139,7 @@ class StopWorker(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="st
     sequence: int
 
 
-WorkerCommand = StepPlan | TokenMasks | AllocateCache | Profile | StopWorker
+WorkerCommand = StepPlan | TokenMasks | AllocateCache | WarmUp | Profile | StopWorker
 
 
 NO_TOKEN = -1
@@ -173,6 +180,17 @@ class CacheReady(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="ca
     rank: int
 
 
+class WarmedUp(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="warmed_up"):
+    """Answer to `WarmUp`, from every rank."""
+
+    sequence: int
+    rank: int
+    elapsed_s: float = 0.0
+    num_graphs: int = 0
+    graph_bytes: int = 0
+    """What the free memory of the device has lost."""
+
+
 class Acknowledged(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="acknowledged"):
     """Answer to `Profile`, from every rank."""
 
@@ -192,4 +210,4 @@ class CommandFailed(msgspec.Struct, array_like=True, gc=False, frozen=True, tag=
     traceback: str
 
 
-WorkerReply = StepResult | CacheReady | Acknowledged | CommandFailed
+WorkerReply = StepResult | CacheReady | WarmedUp | Acknowledged | CommandFailed

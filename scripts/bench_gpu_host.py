@@ -127,7 +127,7 @@ def open_batch(model: Path, cell: Cell, num_steps: int, sampling: SamplingSpec) 
         num_blocks=[blocks_each * num_slots],
         max_model_len=blocks_each * BLOCK_SIZE,
     )
-    executor.prepare()
+    executor.warm_up()
     admitted = [new_request(slot, PROMPT_LEN, blocks_each, sampling) for slot in range(cell.num_requests)]
     scheduled = [Scheduled(slot, 0, PROMPT_LEN, 1) for slot in range(cell.num_requests)]
     executor.begin(StepPlan(0, [], admitted, [], scheduled))

@@ -5,6 +5,7 @@ Computes nothing itself: `executor` runs steps, `models` and `runners` compute t
 
 import gc
 import logging
+import time
 import traceback
 from collections import deque
 from collections.abc import Iterator
@@ -31,6 +32,8 @@ from octavo.protocol.steps import (
     StopWorker,
     TokenMask,
     TokenMasks,
+    WarmedUp,
+    WarmUp,
     WorkerCommand,
     WorkerReply,
 )
@@ -208,6 +211,8 @@ class Worker:
             case AllocateCache():
                 self._allocate(command)
                 return CacheReady(command.sequence, self._spec.rank)
+            case WarmUp():
+                return self._warm_up(command.sequence)
             case Profile():
                 return Acknowledged(command.sequence, self._spec.rank, self._profile(command.directory))
             case StopWorker():
@@ -227,7 +232,6 @@ class Worker:
                 max_model_len=command.max_model_len,
                 processors=self._processors,
             )
-            self._executor.prepare()
         except (RuntimeError, MemoryError) as error:  # raised by torch's allocator and by the native one
             raise NotEnoughMemoryError(
                 f"no memory for {command.num_blocks} KV blocks: {error}",
@@ -235,6 +239,21 @@ class Worker:
             ) from error
         if (fd := self._executor.fileno()) is not None:
             self._poller.register(fd, zmq.POLLIN)
+
+    def _warm_up(self, sequence: int) -> WarmedUp:
+        if self._executor is None:
+            raise ProtocolError("a worker was told to warm up before the cache was allocated")
+        started_s, free_bytes = time.perf_counter(), self._device.free_bytes()
+        try:
+            num_graphs = self._executor.warm_up()
+        except (RuntimeError, MemoryError) as error:
+            raise NotEnoughMemoryError(
+                f"no memory for the graphs of steps: {error}",
+                hint="use a smaller --gpu-memory-utilization or --max-cudagraph-capture-size, or --enforce-eager",
+            ) from error
+        elapsed_s = time.perf_counter() - started_s
+        graph_bytes = max(0, free_bytes - self._device.free_bytes()) if num_graphs else 0
+        return WarmedUp(sequence, self._spec.rank, elapsed_s, num_graphs, graph_bytes)
 
     def _profile(self, directory: str | None) -> str:
         """Start or stop the trace; returns the error, "" if there is none. A full disk must not end the worker."""

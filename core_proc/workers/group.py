@@ -28,8 +28,8 @@ class WorkerFailed(OctavoError):
 class WorkerGroup(Protocol):
     """All workers of one model, from their start to their end.
 
-    The first group of an engine is started with `start` and `allocate`, which block. Each later one comes from
-    `restart` and becomes ready by calls of `advance`, so that the step loop keeps turning meanwhile.
+    The first group of an engine is started with `start`, `allocate` and `warm_up`, which block. Each later one comes
+    from `restart` and becomes ready by calls of `advance`, so that the step loop keeps turning meanwhile.
     """
 
     @property
@@ -62,8 +62,17 @@ class WorkerGroup(Protocol):
             StartupError: a rank could not (its root cause), or we were told to stop.
         """
 
+    def warm_up(self, stop: StopSignal) -> None:
+        """Have every rank do what its steps would otherwise wait for, all of them at once.
+
+        Blocks until: all have done so.
+
+        Raises:
+            StartupError: a rank could not (its root cause), or we were told to stop.
+        """
+
     def advance(self, plan: CachePlan) -> bool:
-        """Do the next part of `start` and `allocate` without blocking; True once every rank has its cache.
+        """Do the next part of `start`, `allocate` and `warm_up` without blocking; True once every rank is ready.
 
         Raises:
             WorkerFailed: a rank did not start.

@@ -14,7 +14,16 @@ from octavo.protocol.control import PhaseDone, Progress, WorkerReady, WorkerSpec
 from octavo.protocol.errors import StartupError
 from octavo.protocol.ids import Rank
 from octavo.protocol.lifecycle import StartupReporter, StopSignal
-from octavo.protocol.steps import AllocateCache, CacheReady, CommandFailed, StopWorker, WorkerCommand, WorkerReply
+from octavo.protocol.steps import (
+    AllocateCache,
+    CacheReady,
+    CommandFailed,
+    StopWorker,
+    WarmedUp,
+    WarmUp,
+    WorkerCommand,
+    WorkerReply,
+)
 from octavo.protocol.supervise import Child, ChildExited
 
 logger = logging.getLogger(__name__)
@@ -22,6 +31,7 @@ logger = logging.getLogger(__name__)
 LOAD_TIMEOUT_S = 1800.0
 """Enough to load weights from the slowest disk. A worker that dies is noticed at once."""
 ALLOCATE_TIMEOUT_S = 300.0
+WARM_UP_TIMEOUT_S = 600.0
 STOP_TIMEOUT_S = 3.0
 FINAL_REPLY_TIMEOUT_S = 0.2
 """How long to wait for the last reply of a worker that has exited by itself: it may still be in the socket."""
@@ -68,8 +78,9 @@ class LocalWorkerGroup:
         self._publisher = Publisher(context, f"ipc://{run_dir}/plans-{generation}")
         self._results = ResultPull(context, f"ipc://{run_dir}/results-{generation}")
         self._num_subscribed = 0
-        self._num_allocated = 0
-        self._is_allocating = False
+        self._awaited: type[CacheReady] | type[WarmedUp] | None = None
+        """The reply that every rank owes us before the first step."""
+        self._num_answered = 0
         self._facts: dict[Rank, DeviceFacts] = {}
         self._phases: dict[str, str] = {}
         """The phase that each worker last reported, by name: the error message of one that just exits."""
@@ -102,7 +113,7 @@ class LocalWorkerGroup:
         children = [child.fileno() for child in self._children]
         if self._results.is_closed:
             return children
-        return [self._results.socket, *children, *([] if self._is_allocating else [self._publisher.socket])]
+        return [self._results.socket, *children, *([] if self._awaited else [self._publisher.socket])]
 
     @property
     def next_sequence(self) -> int:
@@ -130,20 +141,26 @@ class LocalWorkerGroup:
             StartupError: a rank could not (its root cause), or we were told to stop.
         """
         self._send_allocation(plan)
-        deadline = time.monotonic() + ALLOCATE_TIMEOUT_S
-        try:
-            while not self._has_allocated():
-                self._wait_for_start(deadline, stop)
-        except WorkerFailed as failure:
-            raise StartupError(str(failure), phase="allocating the KV cache") from failure
+        self._wait_for_all(ALLOCATE_TIMEOUT_S, stop, "allocating the KV cache")
+
+    def warm_up(self, stop: StopSignal) -> None:
+        """Have every rank do what its steps would otherwise wait for, all of them at once.
+
+        Blocks until: all have done so.
+
+        Raises:
+            StartupError: a rank could not (its root cause), or we were told to stop.
+        """
+        self._send_warm_up()
+        self._wait_for_all(WARM_UP_TIMEOUT_S, stop, "warming up")
 
     def advance(self, plan: CachePlan) -> bool:
-        """Do the next part of `start` and `allocate` without blocking; True once every rank has its cache.
+        """Do the next part of `start`, `allocate` and `warm_up` without blocking; True once every rank is ready.
 
         Raises:
             WorkerFailed: a rank did not start.
         """
-        if not self._is_allocating:
+        if self._awaited is None:
             try:
                 has_joined = self._has_joined(None)
             except StartupError as error:
@@ -151,7 +168,9 @@ class LocalWorkerGroup:
             if not has_joined:
                 return False
             self._send_allocation(plan)
-        return self._has_allocated()
+        if self._awaited is CacheReady and self._have_answered():
+            self._send_warm_up()
+        return self._awaited is WarmedUp and self._have_answered()
 
     def broadcast(self, command: WorkerCommand) -> None:
         """Send a command to every rank. Never blocks."""
@@ -247,11 +266,28 @@ class LocalWorkerGroup:
         return len(self._facts) == len(self._children) <= self._num_subscribed
 
     def _send_allocation(self, plan: CachePlan) -> None:
-        self._publisher.send(AllocateCache(self._publisher.next_sequence, plan.blocks_per_group, plan.max_model_len))
-        self._is_allocating = True
+        self.broadcast(AllocateCache(self.next_sequence, plan.blocks_per_group, plan.max_model_len))
+        self._awaited, self._num_answered = CacheReady, 0
 
-    def _has_allocated(self) -> bool:
-        """Return whether every rank has its cache.
+    def _send_warm_up(self) -> None:
+        self.broadcast(WarmUp(self.next_sequence))
+        self._awaited, self._num_answered = WarmedUp, 0
+
+    def _wait_for_all(self, timeout_s: float, stop: StopSignal, phase: str) -> None:
+        """Wait until every rank has sent the awaited reply.
+
+        Raises:
+            StartupError: a rank failed (its root cause), or we were told to stop.
+        """
+        deadline = time.monotonic() + timeout_s
+        try:
+            while not self._have_answered():
+                self._wait_for_start(deadline, stop)
+        except WorkerFailed as failure:
+            raise StartupError(str(failure), phase=phase) from failure
+
+    def _have_answered(self) -> bool:
+        """Return whether every rank has sent the awaited reply.
 
         Raises:
             WorkerFailed: a rank reported an error, or has ended.
@@ -260,8 +296,21 @@ class LocalWorkerGroup:
         while (reply := self._results.receive(timeout_s=0)) is not None:
             if isinstance(reply, CommandFailed):
                 raise _failed(reply)
-            self._num_allocated += isinstance(reply, CacheReady)
-        return self._num_allocated == len(self._children)
+            if isinstance(reply, WarmedUp) and reply.num_graphs:
+                self._log_graphs(reply)
+            self._num_answered += self._awaited is not None and isinstance(reply, self._awaited)
+        return self._num_answered == len(self._children)
+
+    def _log_graphs(self, reply: WarmedUp) -> None:
+        planned_bytes = self._facts[reply.rank].graph_bytes
+        logger.info(
+            "worker %d captured %d CUDA graphs in %.1f s: they take %.0f MiB, and %.0f MiB were planned for them",
+            reply.rank,
+            reply.num_graphs,
+            reply.elapsed_s,
+            reply.graph_bytes / 2**20,
+            planned_bytes / 2**20,
+        )
 
     def _receive_progress(self, child: Child, reporter: StartupReporter | None) -> None:
         """Read the progress of a loading worker, and pass it on while we start ourselves."""

@@ -9,7 +9,7 @@ from bench_core_parts.messages import FACTS, result_of
 from octavo.protocol.channel import ResultPush, Subscriber
 from octavo.protocol.control import WorkerReady, WorkerSpec
 from octavo.protocol.lifecycle import run_child
-from octavo.protocol.steps import AllocateCache, CacheReady, StepPlan
+from octavo.protocol.steps import AllocateCache, CacheReady, StepPlan, WarmedUp, WarmUp
 
 STEP_VARIABLE = "BENCH_CORE_STEP_S"
 """Environment variable: how long each step takes, in seconds."""
@@ -30,6 +30,8 @@ def main(spec, reporter, stop) -> int:
                 replies.send(result_of(plan))
             case AllocateCache() as command:
                 replies.send(CacheReady(command.sequence, spec.rank))
+            case WarmUp() as command:
+                replies.send(WarmedUp(command.sequence, spec.rank))
             case _:
                 return 0
 

@@ -78,7 +78,7 @@ class StepRunner:
                 num_blocks=[self._num_blocks],
                 max_model_len=self._config.max_model_len,
             )
-            self._executor.prepare()
+            self._executor.warm_up()
         self._sequence = 0
 
     @property

@@ -50,6 +50,7 @@ def test_start_reports_every_phase_of_every_process(core: CoreUnderTest):
         "binding sockets",
         "starting workers",
         "allocating the KV cache",
+        "warming up",
     }
     assert any(isinstance(message, Progress) for message in core.messages)
 
@@ -256,6 +257,7 @@ def test_a_second_sigterm_aborts(tmp_path: Path):
     [
         ("refuse", "the model file is wrong", "loading weights"),
         ("vanish", "worker 0 exited with code 9", "loading weights"),
+        ("cold", "worker 0: NotEnoughMemoryError: no memory for graphs", "warming up"),
     ],
 )
 def test_a_failed_start_has_the_workers_root_cause(tmp_path: Path, fault: str, message: str, phase: str):
@@ -266,6 +268,13 @@ def test_a_failed_start_has_the_workers_root_cause(tmp_path: Path, fault: str, m
     assert caught.value.code == EXIT_STARTUP_FAILED
     assert caught.value.failure.phase == phase
     core.child.close()
+
+
+def test_every_rank_warms_up_before_the_engine_is_ready(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
+    with running_core(tmp_path, world_size=2):
+        log = capfd.readouterr().err
+    for rank in range(2):
+        assert f"worker {rank} captured 3 CUDA graphs in 0.5 s: they take 1 MiB, and 0 MiB were planned" in log
 
 
 def test_too_little_memory_names_the_flag(tmp_path: Path):

@@ -41,6 +41,8 @@ from octavo.protocol.steps import (
     StopWorker,
     TokenMask,
     TokenMasks,
+    WarmedUp,
+    WarmUp,
 )
 from octavo.protocol.supervise import Child, ChildExited
 
@@ -160,8 +162,11 @@ def test_other_ranks_compute_but_do_not_answer_steps(config: ResolvedConfig, tmp
     with worker(config, tmp_path, rank=1) as w:
         w.wait_until_ready()
         assert w.ask(AllocateCache(0, num_blocks=[8], max_model_len=64)) == CacheReady(0, rank=1)
-        w.commands.send(plan(1, [5, 6, 7]))
-        assert w.ask(Profile(2, None)) == Acknowledged(2, rank=1)
+        warmed_up = w.ask(WarmUp(1))
+        assert isinstance(warmed_up, WarmedUp)
+        assert (warmed_up.sequence, warmed_up.rank, warmed_up.num_graphs, warmed_up.graph_bytes) == (1, 1, 0, 0)
+        w.commands.send(plan(2, [5, 6, 7]))
+        assert w.ask(Profile(3, None)) == Acknowledged(3, rank=1)
 
 
 def test_a_command_that_fails_is_answered_and_ends_the_worker(config: ResolvedConfig, tmp_path: Path) -> None:

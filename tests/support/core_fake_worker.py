@@ -15,7 +15,17 @@ from octavo.protocol.config import CacheGroupSpec, DeviceFacts
 from octavo.protocol.control import WorkerReady, WorkerSpec
 from octavo.protocol.errors import ConfigError
 from octavo.protocol.lifecycle import StartupReporter, StopSignal, run_child
-from octavo.protocol.steps import Acknowledged, AllocateCache, CacheReady, CommandFailed, Profile, StepPlan, StopWorker
+from octavo.protocol.steps import (
+    Acknowledged,
+    AllocateCache,
+    CacheReady,
+    CommandFailed,
+    Profile,
+    StepPlan,
+    StopWorker,
+    WarmedUp,
+    WarmUp,
+)
 
 FAILING_STEP = 5
 
@@ -57,6 +67,16 @@ def strike(fault: str, spec: WorkerSpec, plan: StepPlan, generation: int, poison
         os.kill(os.getpid(), signal.SIGSTOP)
     if fault == "slow":
         time.sleep(0.05)
+
+
+def answer_of(command: WarmUp | Profile, spec: WorkerSpec) -> WarmedUp | CommandFailed | Acknowledged:
+    """Return the answer to a command that computes nothing."""
+    if isinstance(command, WarmUp):
+        if spec.config.model.load_format == "cold":
+            return CommandFailed(command.sequence, spec.rank, "NotEnoughMemoryError", "no memory for graphs", "...")
+        return WarmedUp(command.sequence, spec.rank, 0.5, num_graphs=3, graph_bytes=2**20)
+    is_full = spec.config.model.load_format == "full" and spec.rank == spec.world_size - 1
+    return Acknowledged(command.sequence, spec.rank, "the disk is full" if is_full else "")
 
 
 def main(spec: WorkerSpec, reporter: StartupReporter, stop: StopSignal) -> int:
@@ -106,10 +126,9 @@ def main(spec: WorkerSpec, reporter: StartupReporter, stop: StopSignal) -> int:
                     replies.close()
                     context.destroy(linger=1000)
                     os._exit(9)
-            case Profile():
+            case WarmUp() | Profile():
                 worker.next_sequence += 1
-                is_full = fault == "full" and spec.rank == spec.world_size - 1
-                replies.send(Acknowledged(command.sequence, spec.rank, "the disk is full" if is_full else ""))
+                replies.send(answer_of(command, spec))
             case StopWorker():
                 return 0
 

@@ -74,7 +74,7 @@ def driver(
             block_size=config.block_size,
         )
     if has_graphs:
-        core.executor.prepare()
+        core.executor.warm_up()
     return core
 
 

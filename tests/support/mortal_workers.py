@@ -85,6 +85,9 @@ class MortalGroup:
     def allocate(self, plan: CachePlan, stop: StopSignal) -> None:
         raise AssertionError("the first group is ready")
 
+    def warm_up(self, stop: StopSignal) -> None:
+        raise AssertionError("the first group is ready")
+
     def advance(self, plan: CachePlan) -> bool:
         if self.number in self._faults.failed_starts:
             raise WorkerFailed(f"group {self.number} does not start", "not_started")

@@ -107,6 +107,7 @@ _COMMANDS = [
     steps.TokenMasks.pack(2, [(0, 0, b"\x01\x00\x00\x80"), (0, 1, b"\xff\xff\xff\xff")]),
     steps.TokenMasks.pack(3, [(slot, 0, LARGE[: 2**15]) for slot in range(4)]),
     steps.AllocateCache(0, [10], 100),
+    steps.WarmUp(1),
     steps.Profile(0, None),
     steps.StopWorker(0),
 ]
@@ -115,6 +116,7 @@ _REPLIES = [
     steps.StepResult(1, pack_ids([4, 5, steps.NO_TOKEN]), [], [], 0.5, [2, 1]),
     steps.StepResult(2, pack_ids([steps.NO_TOKEN]), [], [], 0.5, faults=[steps.StepFault(3, "raised", "extra_args")]),
     steps.CacheReady(0, 1),
+    steps.WarmedUp(1, 0, 2.5, 83, 2**28),
     steps.Acknowledged(0, 1, "the disk is full"),
     steps.CommandFailed(0, 0, "ValueError", "bad", "trace"),
 ]

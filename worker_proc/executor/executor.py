@@ -49,13 +49,13 @@ class PipelinedExecutor:
         return None if self._watcher is None else self._watcher.fileno()
 
     @torch.inference_mode()
-    def prepare(self) -> None:
-        """Do before the first step what steps would otherwise wait for.
+    def warm_up(self) -> int:
+        """Do before the first step what steps would otherwise wait for; returns the number of graphs captured.
 
         Raises:
             RuntimeError: there is no memory for it.
         """
-        self.runner.prepare()
+        return self.runner.warm_up()
 
     @torch.inference_mode()
     def begin(self, plan: StepPlan, receive_masks: ReceiveMasks = tuple) -> None:

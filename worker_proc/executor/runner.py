@@ -127,8 +127,8 @@ class Runner(Protocol):
     def programs(self) -> Sequence[Program] | None:
         """Native programs whose operations a trace records; None: torch's profiler sees everything."""
 
-    def prepare(self) -> None:
-        """Do before the first step what steps would otherwise wait for."""
+    def warm_up(self) -> int:
+        """Do before the first step what steps would otherwise wait for; returns the number of graphs captured."""
 
     def on_plan(self, plan: StepPlan, batch: BatchState) -> None:
         """Note the changes of a plan, which `batch` has applied."""

@@ -158,8 +158,9 @@ class HostRunner:
         if self._prefaulter.has_pages and num_tokens <= SMALL_STEP_TOKENS:
             self._prefaulter.touch_page()
 
-    def prepare(self) -> None:
+    def warm_up(self) -> int:
         """See `octavo.worker_proc.executor.runner.Runner`; does nothing."""
+        return 0
 
     def on_idle(self, wait_for_command: WaitForCommand) -> None:
         """See `octavo.worker_proc.executor.runner.Runner`."""

@@ -22,6 +22,7 @@ from octavo.protocol.steps import (
     Scheduled,
     StepPlan,
     TokenMasks,
+    WarmUp,
 )
 from octavo.worker_proc.device.cuda import CudaDevice
 from octavo.worker_proc.device.cuda_stream import CudaStream
@@ -42,20 +43,24 @@ def test_a_worker_goes_on_while_its_device_computes(model: Model, config: Resolv
 
     def talk(commands: Publisher, replies: ResultPull) -> None:
         commands.send(AllocateCache(0, [NUM_BLOCKS], 64))
-        heard.append(replies.receive(60.0))  # captures the graphs first
+        heard.append(replies.receive(10.0))
+        commands.send(WarmUp(1))
+        heard.append(replies.receive(60.0))
         admitted = [Admitted(0, "", pack_ids(prompt(5)), 5, [[3, 1]], spec())]
-        commands.send(StepPlan(1, [], admitted, [], [Scheduled(0, 0, 5, 1)]))
-        commands.send(StepPlan(2, [], [], [], [Scheduled(0, 5, 1, 1)]))
+        commands.send(StepPlan(2, [], admitted, [], [Scheduled(0, 0, 5, 1)]))
+        commands.send(StepPlan(3, [], [], [], [Scheduled(0, 5, 1, 1)]))
         heard.extend(replies.receive(30.0) for _ in range(2))
-        commands.send(StepPlan(3, [], [], [], [Scheduled(0, 6, 1, 1)], awaits_masks=True))
-        commands.send(TokenMasks.pack(4, [(0, 0, pack_mask([9], config.model.vocab_size).numpy().tobytes())]))
+        commands.send(StepPlan(4, [], [], [], [Scheduled(0, 6, 1, 1)], awaits_masks=True))
+        commands.send(TokenMasks.pack(5, [(0, 0, pack_mask([9], config.model.vocab_size).numpy().tobytes())]))
         heard.append(replies.receive(30.0))
 
     converse(model, config, tmp_path, talk)
     assert heard[0] == CacheReady(0, 0)
-    assert [result.sequence for result in heard[1:]] == [1, 2, 3]
-    assert heard[3].token_ids.tolist() == [9]
-    assert all(result.elapsed_s > 0 for result in heard[1:])
+    assert (heard[1].sequence, heard[1].num_graphs) == (1, 1 + 2 * 3)
+    assert heard[1].elapsed_s > 0
+    assert [result.sequence for result in heard[2:]] == [2, 3, 4]
+    assert heard[4].token_ids.tolist() == [9]
+    assert all(result.elapsed_s > 0 for result in heard[2:])
 
 
 @pytest.mark.skipif(not IS_INTERPRETING, reason="needs no GPU")

@@ -67,11 +67,14 @@ class CudaGraphRunner:
         self._stream = stream
         self._reporter = LogprobReporter(graphs, stream)
 
-    def prepare(self) -> None:
+    def warm_up(self) -> int:
         """See `octavo.worker_proc.executor.runner.Runner`: captures the graphs of all sizes."""
+        num_graphs = 0
         for kind in GraphKind:
             for size in self.graphs.uncaptured(kind):
                 self.graphs.capture(kind, size)
+                num_graphs += 1
+        return num_graphs
 
     def on_plan(self, plan: StepPlan, batch: BatchState) -> None:
         """See `octavo.worker_proc.executor.runner.Runner`; a longer list than the table has room for makes it grow."""
