@@ -19,7 +19,7 @@ from octavo.frontend.cli.bench.load import Target, measure
 
 
 @dataclass
-class Job:
+class TimedPrompt:
     """One request of the workload."""
 
     prompt: list[int]
@@ -32,8 +32,8 @@ def main() -> None:
     """Run the selected workload and print a summary."""
     args, serve_flags = _arguments()
     with server_of(args, serve_flags) as url:
-        jobs = _jobs(args)
-        elapsed, outcomes = _measure(url, args, jobs)
+        prompts = _timed_prompts(args)
+        elapsed, outcomes = _measure(url, args, prompts)
     results = _results(elapsed, outcomes)
     _print(results)
     settings = {key: value for key, value in vars(args).items() if key not in ("json", "api_key")}
@@ -63,7 +63,7 @@ def _arguments() -> tuple[argparse.Namespace, list[str]]:
     return parse_arguments(parser)
 
 
-def _jobs(args: argparse.Namespace) -> list[Job]:
+def _timed_prompts(args: argparse.Namespace) -> list[TimedPrompt]:
     rng = random.Random(args.seed)
     prefixes: list[list[int]] = [[]]
     if args.workload == "shared-prefix":
@@ -72,37 +72,37 @@ def _jobs(args: argparse.Namespace) -> list[Job]:
     def length(middle: int) -> int:
         return max(1, round(middle * rng.uniform(1 - args.length_spread, 1 + args.length_spread)))
 
-    jobs, arrival_s = [], 0.0
+    prompts, arrival_s = [], 0.0
     for number in range(args.num_prompts):
         suffix = random_prompt(rng, length(args.input_len), args.max_token_id)
-        jobs.append(Job(prefixes[number % len(prefixes)] + suffix, length(args.output_len), arrival_s))
+        prompts.append(TimedPrompt(prefixes[number % len(prefixes)] + suffix, length(args.output_len), arrival_s))
         if args.request_rate:
             arrival_s += rng.expovariate(args.request_rate)
-    return jobs
+    return prompts
 
 
-def _measure(url: str, args: argparse.Namespace, jobs: list[Job]) -> tuple[float, list[Outcome]]:
-    """Send the jobs at their arrival times; return the duration in seconds and the outcomes."""
+def _measure(url: str, args: argparse.Namespace, prompts: list[TimedPrompt]) -> tuple[float, list[Outcome]]:
+    """Send the prompts at their arrival times; return the duration in seconds and the outcomes."""
     headers = {"Authorization": f"Bearer {args.api_key}"} if args.api_key else {}
     models = httpx.get(f"{url}/v1/models", headers=headers).raise_for_status().json()["data"]
     name = args.model if args.url and args.model else models[0]["id"]
     # Warm-up: the first request faults in memory and code. Its prompt shares no prefix.
-    warmup = _body(name, Job([1, 2, 3, 4], 4, 0.0))
+    warmup = _body(name, TimedPrompt([1, 2, 3, 4], 4, 0.0))
     return measure(
         Target(url, "/v1/completions", headers),
-        [_body(name, job) for job in jobs],
+        [_body(name, prompt) for prompt in prompts],
         [warmup],
-        [job.arrival_s for job in jobs],
+        [prompt.arrival_s for prompt in prompts],
         args.max_concurrency,
         has_bar=False,
     )
 
 
-def _body(model: str, job: Job) -> bytes:
+def _body(model: str, prompt: TimedPrompt) -> bytes:
     body = {
         "model": model,
-        "prompt": job.prompt,
-        "max_tokens": job.max_tokens,
+        "prompt": prompt.prompt,
+        "max_tokens": prompt.max_tokens,
         "temperature": 0,
         "ignore_eos": True,
         "stream": True,

@@ -13,7 +13,7 @@ from octavo.frontend.cli.bench.chaos.answer_checker import AnswerChecker
 from octavo.frontend.cli.bench.chaos.answers import MalformedAnswer, StreamedAnswer, whole_answer
 from octavo.frontend.cli.bench.chaos.callers import _params
 from octavo.frontend.cli.bench.chaos.fault_injector import Action, Target, plan_injections
-from octavo.frontend.cli.bench.chaos.jobs import Job, Kind, Outcome, Request, Result
+from octavo.frontend.cli.bench.chaos.jobs import ChaosJob, ChaosOutcome, ChaosRequest, Kind, Result
 from octavo.frontend.cli.bench.chaos.workload import (
     MAX_OUTPUT_TOKENS,
     MAX_PROMPT_CHARS,
@@ -39,7 +39,7 @@ ANSWER: dict[str, Any] = {
     ],
     "usage": {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5},
 }
-JOB = Job(0, Request(0, Kind.COMPLETIONS, {"prompt": "x"}))
+JOB = ChaosJob(0, ChaosRequest(0, Kind.COMPLETIONS, {"prompt": "x"}))
 
 
 def test_a_seed_draws_the_same_run_again() -> None:
@@ -105,7 +105,7 @@ def make_checker() -> AnswerChecker:
 
 def test_an_equal_answer_is_counted() -> None:
     checker = make_checker()
-    assert not checker.take(JOB, Result(0, Outcome.ANSWERED, copy.deepcopy(ANSWER)))
+    assert not checker.take(JOB, Result(0, ChaosOutcome.ANSWERED, copy.deepcopy(ANSWER)))
     assert (checker.counts["equal, bit for bit"], checker.num_findings) == (1, 0)
 
 
@@ -132,7 +132,7 @@ def changed(path: list[Any], value: Any) -> dict[str, Any]:
 )
 def test_the_smallest_difference_is_found_and_reported(answer: dict[str, Any]) -> None:
     checker = make_checker()
-    assert not checker.take(JOB, Result(0, Outcome.ANSWERED, answer))
+    assert not checker.take(JOB, Result(0, ChaosOutcome.ANSWERED, answer))
     assert checker.num_findings == 1
     assert checker.findings[0]["got"] == answer
     assert checker.findings[0]["expected"] == ANSWER
@@ -140,25 +140,25 @@ def test_the_smallest_difference_is_found_and_reported(answer: dict[str, Any]) -
 
 def test_who_leaves_midway_must_have_had_the_beginning() -> None:
     checker = make_checker()
-    checker.take(JOB, Result(0, Outcome.LEFT, changed(["choices", 0, "token_ids"], [5])))
+    checker.take(JOB, Result(0, ChaosOutcome.LEFT, changed(["choices", 0, "token_ids"], [5])))
     assert checker.counts["left midway, equal so far"] == 1
     checker.take(
-        msgspec.structs.replace(JOB, number=1), Result(1, Outcome.LEFT, changed(["choices", 0, "token_ids"], [6]))
+        msgspec.structs.replace(JOB, number=1), Result(1, ChaosOutcome.LEFT, changed(["choices", 0, "token_ids"], [6]))
     )
     assert checker.num_findings == 1
 
 
 def test_a_broken_connection_needs_a_kill() -> None:
     checker = make_checker()
-    assert checker.take(JOB, Result(0, Outcome.BROKEN, time_s=101.0)), "it is retried"
-    assert not checker.take(JOB, Result(0, Outcome.BROKEN, time_s=99.0))
+    assert checker.take(JOB, Result(0, ChaosOutcome.BROKEN, time_s=101.0)), "it is retried"
+    assert not checker.take(JOB, Result(0, ChaosOutcome.BROKEN, time_s=99.0))
     assert checker.findings[0]["what"] == "the connection broke, and no process was killed shortly before"
 
 
 def test_failures_and_second_answers_are_found() -> None:
     checker = make_checker()
-    checker.take(JOB, Result(0, Outcome.FAILED, detail="HTTP 500"))
-    checker.take(JOB, Result(0, Outcome.ANSWERED, ANSWER))
+    checker.take(JOB, Result(0, ChaosOutcome.FAILED, detail="HTTP 500"))
+    checker.take(JOB, Result(0, ChaosOutcome.ANSWERED, ANSWER))
     assert [one["what"] for one in checker.findings] == ["no good answer", "answered twice"]
 
 

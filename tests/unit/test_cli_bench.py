@@ -16,7 +16,7 @@ from fake_server import fake_server
 
 from octavo.frontend.cli import main
 from octavo.frontend.cli.bench.arrivals import arrivals, arrivals_of
-from octavo.frontend.cli.bench.datasets import Job, make_jobs
+from octavo.frontend.cli.bench.datasets import SampleRequest, draw_samples
 from octavo.frontend.cli.bench.figures import Outcome, percentile, summarize
 from octavo.frontend.cli.bench.load import Load, Target
 from octavo.frontend.cli.bench.serve import parser
@@ -30,48 +30,48 @@ def options(*words: str) -> argparse.Namespace:
     return parser().parse(words)
 
 
-def jobs(*words: str, seed: int = 0) -> list[Job]:
-    return make_jobs(options(*words), TOKENIZER, seed)
+def samples(*words: str, seed: int = 0) -> list[SampleRequest]:
+    return draw_samples(options(*words), TOKENIZER, seed)
 
 
 def test_random_prompts_have_their_lengths_and_nothing_in_common() -> None:
-    made = jobs("--num-prompts", "20", "--input-len", "50", "--output-len", "7")
-    assert {len(job.prompt) for job in made} == {50} and {job.max_tokens for job in made} == {7}
-    assert len({job.prompt[:8] for job in made}) == 20
-    assert made == jobs("--num-prompts", "20", "--input-len", "50", "--output-len", "7")
-    assert made != jobs("--num-prompts", "20", "--input-len", "50", "--output-len", "7", seed=1)
+    made = samples("--num-prompts", "20", "--input-len", "50", "--output-len", "7")
+    assert {len(sample.prompt) for sample in made} == {50} and {sample.max_tokens for sample in made} == {7}
+    assert len({sample.prompt[:8] for sample in made}) == 20
+    assert made == samples("--num-prompts", "20", "--input-len", "50", "--output-len", "7")
+    assert made != samples("--num-prompts", "20", "--input-len", "50", "--output-len", "7", seed=1)
 
 
 def test_random_lengths_spread_and_share_a_prefix() -> None:
-    made = jobs("--num-prompts", "200", "--random-input-len", "100", "--random-range-ratio", "0.5")
-    lengths = [len(job.prompt) for job in made]
+    made = samples("--num-prompts", "200", "--random-input-len", "100", "--random-range-ratio", "0.5")
+    lengths = [len(sample.prompt) for sample in made]
     assert 50 <= min(lengths) < 60 and 140 < max(lengths) <= 150
-    made = jobs("--num-prompts", "5", "--random-input-len", "10", "--random-prefix-len", "30")
-    assert {len(job.prompt) for job in made} == {40} and len({job.prompt[:30] for job in made}) == 1
+    made = samples("--num-prompts", "5", "--random-input-len", "10", "--random-prefix-len", "30")
+    assert {len(sample.prompt) for sample in made} == {40} and len({sample.prompt[:30] for sample in made}) == 1
 
 
 def test_prefixes_are_repeated() -> None:
     words = "--dataset-name prefix_repetition --num-prompts 12 --prefix-repetition-num-prefixes 3"
-    made = jobs(*f"{words} --prefix-repetition-prefix-len 20 --prefix-repetition-suffix-len 10".split())
-    prefixes = [job.prompt[:20] for job in made]
-    assert {len(job.prompt) for job in made} == {30}
+    made = samples(*f"{words} --prefix-repetition-prefix-len 20 --prefix-repetition-suffix-len 10".split())
+    prefixes = [sample.prompt[:20] for sample in made]
+    assert {len(sample.prompt) for sample in made} == {30}
     assert [prefixes.count(prefix) for prefix in set(prefixes)] == [4, 4, 4]
-    assert len({job.prompt for job in made}) == 12
+    assert len({sample.prompt for sample in made}) == 12
 
 
 def test_custom_prompts_come_from_a_file(tmp_path: Path) -> None:
     file = tmp_path / "prompts.jsonl"
     file.write_text('{"prompt": "one", "output_tokens": 5}\n\n{"prompt": "two"}\n')
     words = ["--dataset-name", "custom", "--dataset-path", str(file)]
-    assert jobs(*words, "--num-prompts", "2") == [Job("one", 5), Job("two", 256)]
-    assert jobs(*words, "--num-prompts", "1", "--output-len", "3") == [Job("one", 3)]
+    assert samples(*words, "--num-prompts", "2") == [SampleRequest("one", 5), SampleRequest("two", 256)]
+    assert samples(*words, "--num-prompts", "1", "--output-len", "3") == [SampleRequest("one", 3)]
     with pytest.raises(CommandError, match="has 2 prompts"):
-        jobs(*words, "--num-prompts", "3")
+        samples(*words, "--num-prompts", "3")
     file.write_text('{"prompt": "one"}\n{"text": "two"}\n')
     with pytest.raises(CommandError, match="line 2 of"):
-        jobs(*words, "--num-prompts", "1")
+        samples(*words, "--num-prompts", "1")
     with pytest.raises(CommandError, match="reads a file"):
-        jobs("--dataset-name", "custom")
+        samples("--dataset-name", "custom")
 
 
 def test_sharegpt_takes_two_turns_of_a_fair_length(tmp_path: Path) -> None:
@@ -82,12 +82,12 @@ def test_sharegpt_takes_two_turns_of_a_fair_length(tmp_path: Path) -> None:
     talks = [talk("a question", "an answer!", "more"), talk("alone"), talk("hi", "too short"), talk("q" * 1025, "long")]
     file.write_text(json.dumps(talks))
     words = ["--dataset-name", "sharegpt", "--dataset-path", str(file)]
-    assert jobs(*words, "--num-prompts", "1") == [Job("a question", 10)]
+    assert samples(*words, "--num-prompts", "1") == [SampleRequest("a question", 10)]
     with pytest.raises(CommandError, match="has 1 usable"):
-        jobs(*words, "--num-prompts", "2")
+        samples(*words, "--num-prompts", "2")
     file.write_text('{"a": 1}')
     with pytest.raises(CommandError, match="not a ShareGPT file"):
-        jobs(*words)
+        samples(*words)
 
 
 def test_arrivals_have_the_rate_and_the_burstiness() -> None:
@@ -130,18 +130,18 @@ def test_data_sets_of_the_hub_from_files_here(tmp_path: Path) -> None:
     (tmp_path / "b.csv").write_text('text,n\n"four, five",1\n')
     (tmp_path / "c.json").write_text('[{"messages": [{"role": "user", "content": "six"}]}]')
     words = ["--dataset-name", "hf", "--dataset-path", str(tmp_path), "--num-prompts", "4", "--hf-output-len", "9"]
-    made = jobs(*words)
-    assert sorted(job.prompt for job in made) == ["four, five", "one", "six", "two"]
-    assert {job.max_tokens for job in made} == {9}
+    made = samples(*words)
+    assert sorted(sample.prompt for sample in made) == ["four, five", "one", "six", "two"]
+    assert {sample.max_tokens for sample in made} == {9}
     column = ["--hf-prompt-column", "answer", "--num-prompts", "1"]
-    assert [job.prompt for job in jobs(*words, *column)] == ["none"]
+    assert [sample.prompt for sample in samples(*words, *column)] == ["none"]
     with pytest.raises(CommandError, match="has 4 prompts"):
-        jobs(*words, "--num-prompts", "5")
+        samples(*words, "--num-prompts", "5")
     (tmp_path / "d.json").write_text("{")
     with pytest.raises(CommandError, match=r"cannot read .*d\.json"):
-        jobs(*words)
+        samples(*words)
     with pytest.raises(CommandError, match="no file"):
-        jobs(*words, "--dataset-path", str(tmp_path / "nowhere"))
+        samples(*words, "--dataset-path", str(tmp_path / "nowhere"))
 
 
 def test_percentiles_are_interpolated() -> None:

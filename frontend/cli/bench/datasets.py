@@ -36,7 +36,7 @@ class Tokenizer(Protocol):
 
 
 @dataclass(frozen=True)
-class Job:
+class SampleRequest:
     """One request of a workload."""
 
     prompt: str
@@ -84,7 +84,7 @@ def add_dataset_flags(parser: CommandParser) -> None:
     )
 
 
-def make_jobs(options: argparse.Namespace, tokenizer: Tokenizer, seed: int) -> list[Job]:
+def draw_samples(options: argparse.Namespace, tokenizer: Tokenizer, seed: int) -> list[SampleRequest]:
     """Return the workload given by the flags. The seed determines it.
 
     Raises:
@@ -114,7 +114,7 @@ def random_texts(rng: random.Random, tokenizer: Tokenizer, lengths: list[int]) -
     return texts
 
 
-def _random(options: argparse.Namespace, tokenizer: Tokenizer, rng: random.Random) -> list[Job]:
+def _random(options: argparse.Namespace, tokenizer: Tokenizer, rng: random.Random) -> list[SampleRequest]:
     def spread(length: int) -> int:
         ratio = options.random_range_ratio
         return max(1, round(length * rng.uniform(1 - ratio, 1 + ratio)))
@@ -123,10 +123,10 @@ def _random(options: argparse.Namespace, tokenizer: Tokenizer, rng: random.Rando
     output_lens = [spread(options.output_len or options.random_output_len) for _ in range(options.num_prompts)]
     prefix = random_texts(rng, tokenizer, [options.random_prefix_len])[0] if options.random_prefix_len else ""
     texts = random_texts(rng, tokenizer, input_lens)
-    return [Job(prefix + text, length) for text, length in zip(texts, output_lens, strict=True)]
+    return [SampleRequest(prefix + text, length) for text, length in zip(texts, output_lens, strict=True)]
 
 
-def _prefix_repetition(options: argparse.Namespace, tokenizer: Tokenizer, rng: random.Random) -> list[Job]:
+def _prefix_repetition(options: argparse.Namespace, tokenizer: Tokenizer, rng: random.Random) -> list[SampleRequest]:
     num_prefixes = options.prefix_repetition_num_prefixes
     if num_prefixes < 1:
         raise CommandError("--prefix-repetition-num-prefixes must be 1 or more")
@@ -136,12 +136,14 @@ def _prefix_repetition(options: argparse.Namespace, tokenizer: Tokenizer, rng: r
     prefixes = random_texts(rng, tokenizer, [prefix_len] * num_prefixes)
     suffixes = random_texts(rng, tokenizer, [suffix_len] * options.num_prompts)
     output_len = options.output_len or options.prefix_repetition_output_len
-    jobs = [Job(prefixes[number % num_prefixes] + suffix, output_len) for number, suffix in enumerate(suffixes)]
-    rng.shuffle(jobs)
-    return jobs
+    samples = [
+        SampleRequest(prefixes[number % num_prefixes] + suffix, output_len) for number, suffix in enumerate(suffixes)
+    ]
+    rng.shuffle(samples)
+    return samples
 
 
-def _sharegpt(options: argparse.Namespace, tokenizer: Tokenizer, rng: random.Random) -> list[Job]:
+def _sharegpt(options: argparse.Namespace, tokenizer: Tokenizer, rng: random.Random) -> list[SampleRequest]:
     """Use the first turn of each conversation as prompt and the length of the second as output length."""
     try:
         conversations = json.loads(_text(options))
@@ -153,35 +155,37 @@ def _sharegpt(options: argparse.Namespace, tokenizer: Tokenizer, rng: random.Ran
     except (ValueError, TypeError, KeyError, AttributeError):
         raise CommandError(f"{options.dataset_path} is not a ShareGPT file (a JSON list of conversations)") from None
     rng.shuffle(turns)
-    jobs: list[Job] = []
+    samples: list[SampleRequest] = []
     for prompt, answer in turns:
         input_len = len(tokenizer.encode(prompt))
         output_len = options.output_len or len(tokenizer.encode(answer))
         is_long = input_len > SHAREGPT_MAX_PROMPT_TOKENS or input_len + output_len > SHAREGPT_MAX_TOKENS
         if min(input_len, output_len) < SHAREGPT_MIN_TOKENS or is_long:
             continue
-        jobs.append(Job(prompt, output_len))
-        if len(jobs) == options.num_prompts:
-            return jobs
-    raise CommandError(f"{options.dataset_path} has {len(jobs)} usable conversations", f"--num-prompts {len(jobs)}")
+        samples.append(SampleRequest(prompt, output_len))
+        if len(samples) == options.num_prompts:
+            return samples
+    raise CommandError(
+        f"{options.dataset_path} has {len(samples)} usable conversations", f"--num-prompts {len(samples)}"
+    )
 
 
-def _hf(options: argparse.Namespace, tokenizer: Tokenizer, rng: random.Random) -> list[Job]:
+def _hf(options: argparse.Namespace, tokenizer: Tokenizer, rng: random.Random) -> list[SampleRequest]:
     prompts = list(prompts_in(_path(options), options.hf_prompt_column))
     if len(prompts) < options.num_prompts:
         raise CommandError(f"{options.dataset_path} has {len(prompts)} prompts", f"--num-prompts {len(prompts)}")
     output_len = options.output_len or options.hf_output_len
-    return [Job(prompt, output_len) for prompt in rng.sample(prompts, options.num_prompts)]
+    return [SampleRequest(prompt, output_len) for prompt in rng.sample(prompts, options.num_prompts)]
 
 
-def _custom(options: argparse.Namespace, tokenizer: Tokenizer, rng: random.Random) -> list[Job]:
-    jobs = [
-        Job(entry["prompt"], options.output_len or entry.get("output_tokens") or options.custom_output_len)
+def _custom(options: argparse.Namespace, tokenizer: Tokenizer, rng: random.Random) -> list[SampleRequest]:
+    samples = [
+        SampleRequest(entry["prompt"], options.output_len or entry.get("output_tokens") or options.custom_output_len)
         for entry in _json_lines(options)
     ]
-    if len(jobs) < options.num_prompts:
-        raise CommandError(f"{options.dataset_path} has {len(jobs)} prompts", f"--num-prompts {len(jobs)}")
-    return jobs[: options.num_prompts]
+    if len(samples) < options.num_prompts:
+        raise CommandError(f"{options.dataset_path} has {len(samples)} prompts", f"--num-prompts {len(samples)}")
+    return samples[: options.num_prompts]
 
 
 def _json_lines(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
@@ -212,7 +216,7 @@ def _text(options: argparse.Namespace) -> str:
         raise CommandError(f"{options.dataset_path} is not UTF-8 text") from None
 
 
-_DATASETS: dict[str, Callable[[argparse.Namespace, Tokenizer, random.Random], list[Job]]] = {
+_DATASETS: dict[str, Callable[[argparse.Namespace, Tokenizer, random.Random], list[SampleRequest]]] = {
     "random": _random,
     "prefix_repetition": _prefix_repetition,
     "sharegpt": _sharegpt,

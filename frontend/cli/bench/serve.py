@@ -9,7 +9,7 @@ from typing import Any
 
 from octavo.frontend.cli.api import Api
 from octavo.frontend.cli.bench.arrivals import add_arrival_flags, arrivals_of
-from octavo.frontend.cli.bench.datasets import Job, add_dataset_flags, make_jobs
+from octavo.frontend.cli.bench.datasets import SampleRequest, add_dataset_flags, draw_samples
 from octavo.frontend.cli.bench.figures import METRICS, Outcome, summarize
 from octavo.frontend.cli.bench.report import context, say, say_table, write_json
 from octavo.frontend.cli.bench.tokenizers import tokenizer_for
@@ -129,18 +129,21 @@ def run(argv: list[str]) -> int:
     api = Api(url, key)
     _wait_for(api, options.ready_check_timeout_sec)
     model = api.model(options.model)
-    jobs = make_jobs(options, tokenizer_for(options.tokenizer, api, model), options.seed)
+    samples = draw_samples(options, tokenizer_for(options.tokenizer, api, model), options.seed)
     headers = dict(_pair(text, "--header") for text in options.header)
     if key:
         headers["authorization"] = f"Bearer {key}"
     # Warm-ups resemble the workload but share no prefix with it: the prefix cache must be cold when the clock starts.
-    warmups = [Job(job.prompt[::-1], job.max_tokens) for job in jobs[: max(1, options.num_warmups)]]
+    warmups = [
+        SampleRequest(sample.prompt[::-1], sample.max_tokens) for sample in samples[: max(1, options.num_warmups)]
+    ]
     bodies, warmup_bodies = (
-        [json.dumps(request_body(options, model, job)).encode() for job in several] for several in (jobs, warmups)
+        [json.dumps(request_body(options, model, sample)).encode() for sample in several]
+        for several in (samples, warmups)
     )
-    arrivals_s = arrivals_of(options, len(jobs))
+    arrivals_s = arrivals_of(options, len(samples))
     endpoint = options.endpoint or ENDPOINTS[options.backend]
-    say(f"{len(jobs)} requests to {model} at {url}{endpoint}")
+    say(f"{len(samples)} requests to {model} at {url}{endpoint}")
     # Imported late: `--help` and completion need no asyncio.
     from octavo.frontend.cli.bench.load import Target, measure
 
@@ -163,20 +166,20 @@ def run(argv: list[str]) -> int:
     return 0
 
 
-def request_body(options: argparse.Namespace, model: str, job: Job) -> dict[str, Any]:
-    """Return the request body of a job."""
+def request_body(options: argparse.Namespace, model: str, sample: SampleRequest) -> dict[str, Any]:
+    """Return the request body of a sample request."""
     is_chat = options.backend == "openai-chat"
     body: dict[str, Any] = {
         "model": model,
-        "max_tokens": job.max_tokens,
+        "max_tokens": sample.max_tokens,
         "temperature": options.temperature,
         "stream": True,
         "stream_options": {"include_usage": True},
     }
     if is_chat:
-        body["messages"] = [{"role": "user", "content": job.prompt}]
+        body["messages"] = [{"role": "user", "content": sample.prompt}]
     else:
-        body["prompt"] = job.prompt
+        body["prompt"] = sample.prompt
     if options.logprobs is not None:
         body |= {"logprobs": True, "top_logprobs": options.logprobs} if is_chat else {"logprobs": options.logprobs}
     sampling = {name: getattr(options, name) for name in ("top_p", "top_k") if getattr(options, name) is not None}

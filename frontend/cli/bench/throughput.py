@@ -3,7 +3,7 @@
 import time
 from typing import Any
 
-from octavo.frontend.cli.bench.datasets import add_dataset_flags, make_jobs
+from octavo.frontend.cli.bench.datasets import add_dataset_flags, draw_samples
 from octavo.frontend.cli.bench.offline import add_bench_flags, bench_options, bench_parser, show_result
 from octavo.frontend.cli.bench.tokenizers import LocalTokenizer
 from octavo.frontend.cli.flags import FlagParser
@@ -28,12 +28,14 @@ def run(argv: list[str]) -> int:
     from octavo import LLM, SamplingParams
 
     with LLM(**settings) as llm:
-        jobs = make_jobs(options, LocalTokenizer(llm.client.tokenizer), settings.get("seed", 0))
+        samples = draw_samples(options, LocalTokenizer(llm.client.tokenizer), settings.get("seed", 0))
         params = SamplingParams(n=options.n, temperature=1.0, ignore_eos=True, seed=settings.get("seed", 0))
         # Warm-up: the first requests fault in memory and code.
-        llm.generate([job.prompt[::-1] for job in jobs[:4]], params.clone(max_tokens=8, n=1), use_tqdm=False)
+        llm.generate([sample.prompt[::-1] for sample in samples[:4]], params.clone(max_tokens=8, n=1), use_tqdm=False)
         started = time.monotonic()
-        outputs = llm.generate([job.prompt for job in jobs], [params.clone(max_tokens=job.max_tokens) for job in jobs])
+        outputs = llm.generate(
+            [sample.prompt for sample in samples], [params.clone(max_tokens=sample.max_tokens) for sample in samples]
+        )
         elapsed_s = time.monotonic() - started
     num_prompt_tokens = sum(len(output.prompt_token_ids) for output in outputs)
     num_output_tokens = sum(len(choice.token_ids) for output in outputs for choice in output.outputs)

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from octavo.frontend.cli.bench.chaos.answers import Answer, is_beginning
-from octavo.frontend.cli.bench.chaos.jobs import Job, Outcome, Result
+from octavo.frontend.cli.bench.chaos.jobs import ChaosJob, ChaosOutcome, Result
 
 BREAK_WITHIN_S = 10.0
 """How long clients may take to notice that their HTTP process was killed."""
@@ -39,14 +39,14 @@ class AnswerChecker:
         self._explains_break = explains_break
         self._ended: set[int] = set()
 
-    def take(self, job: Job, result: Result) -> bool:
+    def take(self, job: ChaosJob, result: Result) -> bool:
         """Check a result; return True if the job must be retried because its HTTP process was killed."""
-        if result.outcome is Outcome.BROKEN:
+        if result.outcome is ChaosOutcome.BROKEN:
             if self._explains_break(result.time_s, BREAK_WITHIN_S) and job.num_retries < MAX_RETRIES:
                 self.counts["retried: its HTTP process was killed"] += 1
                 return True
             self._find("the connection broke, and no process was killed shortly before", job, result)
-        elif result.outcome is Outcome.FAILED:
+        elif result.outcome is ChaosOutcome.FAILED:
             self._find("no good answer", job, result)
         elif job.number in self._ended:
             self._find("answered twice", job, result)
@@ -55,14 +55,14 @@ class AnswerChecker:
         self._ended.add(job.number)
         return False
 
-    def take_death(self, job: Job) -> None:
+    def take_death(self, job: ChaosJob) -> None:
         """Count a job whose client process was killed; it will be retried."""
         self.counts["retried: the application was killed"] += 1
 
-    def _compare(self, job: Job, result: Result) -> None:
+    def _compare(self, job: ChaosJob, result: Result) -> None:
         assert result.answer is not None
         expected = self._expected[job.request.number]
-        if result.outcome is Outcome.ANSWERED:
+        if result.outcome is ChaosOutcome.ANSWERED:
             is_right = _canonical(result.answer) == _canonical(expected)
         else:
             is_right = is_beginning(result.answer, expected)
@@ -72,7 +72,7 @@ class AnswerChecker:
         else:
             self._find("the answer differs", job, result)
 
-    def _find(self, what: str, job: Job, result: Result) -> None:
+    def _find(self, what: str, job: ChaosJob, result: Result) -> None:
         self.counts[what] += 1
         self.num_findings += 1
         if len(self.findings) < MAX_FINDINGS:
@@ -89,9 +89,9 @@ class AnswerChecker:
 
 
 _RIGHT = {
-    Outcome.ANSWERED: "equal, bit for bit",
-    Outcome.LEFT: "left midway, equal so far",
-    Outcome.ABORTED: "aborted midway, equal so far",
+    ChaosOutcome.ANSWERED: "equal, bit for bit",
+    ChaosOutcome.LEFT: "left midway, equal so far",
+    ChaosOutcome.ABORTED: "aborted midway, equal so far",
 }
 
 

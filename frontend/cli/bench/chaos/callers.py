@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 from octavo.frontend.cli.bench.chaos.answers import Answer, MalformedAnswer, StreamedAnswer, whole_answer
-from octavo.frontend.cli.bench.chaos.jobs import EngineLocation, Job, Kind, Outcome, Result
+from octavo.frontend.cli.bench.chaos.jobs import ChaosJob, ChaosOutcome, EngineLocation, Kind, Result
 from octavo.frontend.cli.bench.http_connection import READ_LIMIT_BYTES, HttpConnection
 from octavo.frontend.client import AsyncClient
 from octavo.frontend.outputs import CompletionOutput, PositionLogprobs, RequestOutput
@@ -32,7 +32,7 @@ class CallRejected(Exception):
 class Caller(Protocol):
     """Sends one kind of request."""
 
-    async def ask(self, job: Job) -> tuple[Outcome, Answer]:
+    async def ask(self, job: ChaosJob) -> tuple[ChaosOutcome, Answer]:
         """Send the request and read the answer as the job says; return the outcome and what was read.
 
         Raises:
@@ -45,7 +45,7 @@ class Caller(Protocol):
         """Disconnect from the engine."""
 
 
-async def run_job(caller: Caller, job: Job, timeout_s: float) -> Result:
+async def run_job(caller: Caller, job: ChaosJob, timeout_s: float) -> Result:
     """Run a job and return its result; never raises for a failed request.
 
     Args:
@@ -59,11 +59,11 @@ async def run_job(caller: Caller, job: Job, timeout_s: float) -> Result:
         async with asyncio.timeout(timeout_s):
             outcome, answer = await caller.ask(job)
     except TimeoutError:
-        outcome, detail = Outcome.FAILED, f"no answer within {timeout_s:g} s"
+        outcome, detail = ChaosOutcome.FAILED, f"no answer within {timeout_s:g} s"
     except (OSError, EOFError) as error:
-        outcome, detail = Outcome.BROKEN, f"{type(error).__name__}: {error}"
+        outcome, detail = ChaosOutcome.BROKEN, f"{type(error).__name__}: {error}"
     except (CallRejected, MalformedAnswer, ValueError, KeyError, asyncio.LimitOverrunError) as error:
-        outcome, detail = Outcome.FAILED, f"{type(error).__name__}: {error}"
+        outcome, detail = ChaosOutcome.FAILED, f"{type(error).__name__}: {error}"
     return Result(job.number, outcome, answer, detail, time.monotonic())
 
 
@@ -78,7 +78,7 @@ class HttpCaller:
         parts = urlsplit(location.url)
         self._host, self._port = parts.hostname or "", parts.port or 80
 
-    async def ask(self, job: Job) -> tuple[Outcome, Answer]:
+    async def ask(self, job: ChaosJob) -> tuple[ChaosOutcome, Answer]:
         """See `Caller`."""
         body = dict(job.request.body)
         if job.behavior.is_streamed:
@@ -90,7 +90,7 @@ class HttpCaller:
                 raise CallRejected(f"HTTP {status}: {(await _whole(connection))[:500].decode(errors='replace')}")
             if job.behavior.is_streamed:
                 return await _read_stream(connection, job)
-            return Outcome.ANSWERED, whole_answer(json.loads(await _whole(connection)))
+            return ChaosOutcome.ANSWERED, whole_answer(json.loads(await _whole(connection)))
         finally:
             connection.close()
 
@@ -106,7 +106,7 @@ async def _whole(connection: HttpConnection) -> bytes:
     return b"".join([piece async for piece in connection.body()])
 
 
-async def _read_stream(connection: HttpConnection, job: Job) -> tuple[Outcome, Answer]:
+async def _read_stream(connection: HttpConnection, job: ChaosJob) -> tuple[ChaosOutcome, Answer]:
     """Read a stream to its end, or until the job's client leaves."""
     assembled = StreamedAnswer()
     num_pieces = 0
@@ -123,12 +123,12 @@ async def _read_stream(connection: HttpConnection, job: Job) -> tuple[Outcome, A
             assembled.take(chunk)
             num_pieces += 1
             if num_pieces == job.behavior.leaves_after:
-                return Outcome.LEFT, assembled.answer
+                return ChaosOutcome.LEFT, assembled.answer
             if job.behavior.pause_s:
                 await asyncio.sleep(job.behavior.pause_s)
     if not has_end:
         raise EOFError("the connection closed before the stream ended")
-    return Outcome.ANSWERED, assembled.answer
+    return ChaosOutcome.ANSWERED, assembled.answer
 
 
 async def _events(connection: HttpConnection) -> AsyncGenerator[bytes]:
@@ -150,7 +150,7 @@ class JoinedCaller:
     def __init__(self, client: AsyncClient) -> None:
         self._client = client
 
-    async def ask(self, job: Job) -> tuple[Outcome, Answer]:
+    async def ask(self, job: ChaosJob) -> tuple[ChaosOutcome, Answer]:
         """See `Caller`."""
         body, behavior = job.request.body, job.behavior
         kind = OutputKind.DELTA if behavior.is_streamed else OutputKind.FINAL_ONLY
@@ -170,18 +170,18 @@ class JoinedCaller:
                     assembled.take(output)
                     num_pieces += 1
                     if num_pieces == behavior.leaves_after:
-                        return Outcome.LEFT, assembled.answer
+                        return ChaosOutcome.LEFT, assembled.answer
                     if num_pieces == behavior.aborts_after:
                         outputs_left = not output.finished
                         await self._client.abort(name)
                         if outputs_left:
-                            return Outcome.ABORTED, await assembled.rest(outputs)
+                            return ChaosOutcome.ABORTED, await assembled.rest(outputs)
                     if behavior.pause_s:
                         await asyncio.sleep(behavior.pause_s)
         except OctavoError as error:
             raise CallRejected(f"{type(error).__name__}: {error}") from None
         assembled.end()
-        return Outcome.ANSWERED, assembled.answer
+        return ChaosOutcome.ANSWERED, assembled.answer
 
     async def close(self) -> None:
         """See `Caller`."""

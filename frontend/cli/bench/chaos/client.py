@@ -1,7 +1,7 @@
 """A client process of a chaos run: `python -P -m octavo.frontend.cli.bench.chaos.client`.
 
-Reads an `EngineLocation` and then `Job`s from standard input, runs all of them concurrently, and writes a `Result` to
-standard output as each job ends. Exits when standard input is closed. It may be killed at any moment.
+Reads an `EngineLocation` and then `ChaosJob`s from standard input, runs all of them concurrently, and writes a `Result`
+to standard output as each job ends. Exits when standard input is closed. It may be killed at any moment.
 """
 
 import asyncio
@@ -10,7 +10,7 @@ import sys
 import msgspec
 
 from octavo.frontend.cli.bench.chaos.callers import Caller, HttpCaller, JoinedCaller, run_job
-from octavo.frontend.cli.bench.chaos.jobs import EngineLocation, Job
+from octavo.frontend.cli.bench.chaos.jobs import ChaosJob, EngineLocation
 from octavo.frontend.client import AsyncClient
 
 MAX_LINE_BYTES = 2**22
@@ -34,7 +34,7 @@ async def main() -> None:
     tasks: set[asyncio.Task[None]] = set()
     try:
         while line := await reader.readline():
-            job = msgspec.json.decode(line, type=Job)
+            job = msgspec.json.decode(line, type=ChaosJob)
             task = asyncio.create_task(_run(caller, job, location.timeout_s))
             tasks.add(task)
             task.add_done_callback(tasks.discard)
@@ -45,7 +45,7 @@ async def main() -> None:
         await caller.close()
 
 
-async def _run(caller: Caller, job: Job, timeout_s: float) -> None:
+async def _run(caller: Caller, job: ChaosJob, timeout_s: float) -> None:
     _write_line(msgspec.json.encode(await run_job(caller, job, timeout_s)))
 
 

@@ -13,7 +13,7 @@ from typing import BinaryIO
 import msgspec
 
 from octavo.frontend.cli.bench.chaos.client import MAX_LINE_BYTES
-from octavo.frontend.cli.bench.chaos.jobs import EngineLocation, Job, Result
+from octavo.frontend.cli.bench.chaos.jobs import ChaosJob, EngineLocation, Result
 from octavo.frontend.cli.bench.chaos.processes import Process, process_of
 from octavo.frontend.cli.errors import CommandError
 
@@ -29,10 +29,10 @@ class ClientProcess:
 
     is_http: bool
     process: asyncio.subprocess.Process
-    live: dict[int, Job] = field(default_factory=dict)
+    live: dict[int, ChaosJob] = field(default_factory=dict)
     """Jobs sent to this process that have no result yet."""
 
-    def send(self, job: Job) -> None:
+    def send(self, job: ChaosJob) -> None:
         """Send a job to the process."""
         assert self.process.stdin is not None
         self.live[job.number] = job
@@ -63,10 +63,10 @@ class ClientPool:
         self._errors = errors
         self._processes: list[ClientProcess] = []
         self._tasks: list[asyncio.Task[None]] = []
-        self._waiting: dict[bool, deque[Job]] = {True: deque(), False: deque()}
+        self._waiting: dict[bool, deque[ChaosJob]] = {True: deque(), False: deque()}
         self._is_closing = False
-        self.on_result: Callable[[Job, Result], None] = lambda job, result: None
-        self.on_death: Callable[[Job], None] = lambda job: None
+        self.on_result: Callable[[ChaosJob, Result], None] = lambda job, result: None
+        self.on_death: Callable[[ChaosJob], None] = lambda job: None
         """Called for each job that was in flight in a killed process."""
         self.on_failure: Callable[[CommandError], None] = lambda error: None
 
@@ -91,7 +91,7 @@ class ClientPool:
         self._processes = list(await asyncio.gather(*(self._spawn(is_http=is_http) for is_http in kinds)))
         self._tasks = [asyncio.create_task(self._follow(index)) for index in range(len(self._processes))]
 
-    def add(self, jobs: Iterable[Job]) -> None:
+    def add(self, jobs: Iterable[ChaosJob]) -> None:
         """Queue jobs and send as many as the limits allow."""
         for job in jobs:
             self._waiting[job.request.is_http].append(job)

@@ -7,7 +7,7 @@ import msgspec
 
 from octavo.frontend.cli.bench.chaos.client_pool import ClientPool
 from octavo.frontend.cli.bench.chaos.fault_injector import FaultInjector
-from octavo.frontend.cli.bench.chaos.jobs import Job, Result
+from octavo.frontend.cli.bench.chaos.jobs import ChaosJob, Result
 from octavo.frontend.cli.errors import CommandError
 
 
@@ -27,9 +27,9 @@ class JobRunner:
     def __init__(
         self,
         clients: ClientPool,
-        jobs: Sequence[Job],
-        take: Callable[[Job, Result], bool],
-        take_death: Callable[[Job], None],
+        jobs: Sequence[ChaosJob],
+        take: Callable[[ChaosJob, Result], bool],
+        take_death: Callable[[ChaosJob], None],
         num_ahead: int,
         injector: FaultInjector | None = None,
         on_ended: Callable[[], object] = lambda: None,
@@ -80,7 +80,7 @@ class JobRunner:
             first, self._num_started = self._num_started, limit
             self._clients.add(self._jobs[first:limit])
 
-    def _on_result(self, job: Job, result: Result) -> None:
+    def _on_result(self, job: ChaosJob, result: Result) -> None:
         if self._take(job, result):
             self._retry(job)
             return
@@ -91,9 +91,9 @@ class JobRunner:
         if self._num_ended == len(self._jobs) and not self._over.done():
             self._over.set_result(None)
 
-    def _on_death(self, job: Job) -> None:
+    def _on_death(self, job: ChaosJob) -> None:
         self._take_death(job)
         self._retry(job)
 
-    def _retry(self, job: Job) -> None:
+    def _retry(self, job: ChaosJob) -> None:
         self._clients.add([msgspec.structs.replace(job, num_retries=job.num_retries + 1)])

@@ -18,7 +18,7 @@ class Kind(StrEnum):
     """`AsyncClient.generate`, in a process that has joined the engine."""
 
 
-class Request(msgspec.Struct, frozen=True):
+class ChaosRequest(msgspec.Struct, frozen=True):
     """One request. Its answer must depend on nothing else."""
 
     number: int
@@ -50,17 +50,17 @@ class ClientBehavior(msgspec.Struct, frozen=True):
     """Abort the request after so many chunks and read the rest; None: do not abort."""
 
 
-class Job(msgspec.Struct, frozen=True):
+class ChaosJob(msgspec.Struct, frozen=True):
     """A request and the behavior of its client."""
 
     number: int
-    request: Request
+    request: ChaosRequest
     behavior: ClientBehavior = ClientBehavior()
     num_retries: int = 0
     """Earlier attempts, lost because a client or server process was killed."""
 
 
-class Outcome(StrEnum):
+class ChaosOutcome(StrEnum):
     """How a job ended."""
 
     ANSWERED = "answered"
@@ -78,7 +78,7 @@ class Result(msgspec.Struct, frozen=True):
 
     number: int
     """Of the job."""
-    outcome: Outcome
+    outcome: ChaosOutcome
     answer: dict[str, Any] | None = None
     """In the form of `answers.py`; partial if the client left or aborted."""
     detail: str = ""

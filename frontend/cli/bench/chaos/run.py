@@ -16,7 +16,7 @@ from octavo.frontend.cli.bench.chaos.answers import Answer
 from octavo.frontend.cli.bench.chaos.client_pool import ClientPool
 from octavo.frontend.cli.bench.chaos.fault_injector import Action, FaultInjector, Injection, Target, plan_injections
 from octavo.frontend.cli.bench.chaos.job_runner import JobRunner
-from octavo.frontend.cli.bench.chaos.jobs import Job, Outcome, Request, Result
+from octavo.frontend.cli.bench.chaos.jobs import ChaosJob, ChaosOutcome, ChaosRequest, Result
 from octavo.frontend.cli.bench.chaos.processes import Footprint, Process
 from octavo.frontend.cli.bench.chaos.server_under_test import API_WORKER, CORE, SERVER, WORKER, ServerUnderTest
 from octavo.frontend.cli.bench.chaos.workload import draw_jobs, draw_requests
@@ -171,7 +171,7 @@ async def _answers_alone(
     options: argparse.Namespace,
     directory: Path,
     logs: Path,
-    requests: Sequence[Request],
+    requests: Sequence[ChaosRequest],
     errors: BinaryIO,
 ) -> tuple[dict[int, Answer], list[str]]:
     """Return the undisturbed answer to each request, by number, and the failures."""
@@ -179,8 +179,8 @@ async def _answers_alone(
     expected: dict[int, Answer] = {}
     faults: list[str] = []
 
-    def take(job: Job, result: Result) -> bool:
-        if result.outcome is Outcome.ANSWERED and result.answer is not None:
+    def take(job: ChaosJob, result: Result) -> bool:
+        if result.outcome is ChaosOutcome.ANSWERED and result.answer is not None:
             expected[job.number] = result.answer
         else:
             faults.append(f"{result.detail or result.outcome}: {job.request.body}")
@@ -192,7 +192,7 @@ async def _answers_alone(
         await server.wait_until_ready()
         clients = ClientPool(server.url, server.address, 1, 8, options.timeout, errors)
         await clients.start()
-        jobs = [Job(request.number, request) for request in requests]
+        jobs = [ChaosJob(request.number, request) for request in requests]
         with _bar(len(jobs), "undisturbed", options) as bar:
             await _run_on(server, JobRunner(clients, jobs, take, lambda job: None, 0, on_ended=bar.update))
         await clients.close()
@@ -210,7 +210,7 @@ async def _disturb(
     directory: Path,
     logs: Path,
     seed: int,
-    jobs: Sequence[Job],
+    jobs: Sequence[ChaosJob],
     expected: Mapping[int, Answer],
     errors: BinaryIO,
 ) -> ChaosReport:
@@ -240,7 +240,7 @@ async def _run_jobs(
     seed: int,
     server: ServerUnderTest,
     clients: ClientPool,
-    jobs: Sequence[Job],
+    jobs: Sequence[ChaosJob],
     expected: Mapping[int, Answer],
 ) -> ChaosReport:
     num_first = min(len(jobs) // 10 + 1, options.clients)

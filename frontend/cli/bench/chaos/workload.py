@@ -4,7 +4,7 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-from octavo.frontend.cli.bench.chaos.jobs import ClientBehavior, Job, Kind, Request
+from octavo.frontend.cli.bench.chaos.jobs import ChaosJob, ChaosRequest, ClientBehavior, Kind
 
 MAX_PROMPT_CHARS = 760
 """Longest prompt, without the chat template. In the worst case each character is a token."""
@@ -36,26 +36,26 @@ _CHOICES = ["yes", "no", "perhaps tomorrow"]
 _REGEX = "[a-f]{2,12}(-[0-9]{1,4})?"
 
 
-def draw_requests(seed: int, count: int) -> list[Request]:
+def draw_requests(seed: int, count: int) -> list[ChaosRequest]:
     """Return distinct requests, determined by the arguments."""
     rng = random.Random(f"requests {seed}")
     prefixes = [_text(rng, 60), _text(rng, 30), _text(rng, 85)]
     return [_draw_request(rng, number, prefixes, seed) for number in range(count)]
 
 
-def draw_jobs(seed: int, requests: Sequence[Request], count: int) -> list[Job]:
+def draw_jobs(seed: int, requests: Sequence[ChaosRequest], count: int) -> list[ChaosJob]:
     """Return jobs in random order with random client behavior; every request occurs about equally often."""
     rng = random.Random(f"jobs {seed}")
     drawn = [requests[number % len(requests)] for number in range(count)]
     rng.shuffle(drawn)
-    return [Job(number, request, _draw_behavior(rng, request)) for number, request in enumerate(drawn)]
+    return [ChaosJob(number, request, _draw_behavior(rng, request)) for number, request in enumerate(drawn)]
 
 
 def _text(rng: random.Random, num_words: int) -> str:
     return " ".join(rng.choice(_WORDS) for _ in range(num_words))
 
 
-def _draw_request(rng: random.Random, number: int, prefixes: Sequence[str], seed: int) -> Request:
+def _draw_request(rng: random.Random, number: int, prefixes: Sequence[str], seed: int) -> ChaosRequest:
     kind = rng.choice([Kind.COMPLETIONS, Kind.CHAT]) if rng.random() < SHARE_OF_HTTP else Kind.GENERATE
     own = f"{number}: {_text(rng, rng.randrange(1, 25))}"
     prompt = f"{rng.choice(['', *prefixes])} {own}"[-MAX_PROMPT_CHARS:]
@@ -68,12 +68,14 @@ def _draw_request(rng: random.Random, number: int, prefixes: Sequence[str], seed
     else:  # the seed is then derived from the request id
         addressed["request_id"] = f"chaos-{seed}-{number}"
     if kind is Kind.GENERATE:
-        return Request(number, kind, {"prompt": prompt, **addressed, "params": _of_generate(rng, params)})
+        return ChaosRequest(number, kind, {"prompt": prompt, **addressed, "params": _of_generate(rng, params)})
     body = {**addressed, **params, "return_token_ids": True}
     if kind is Kind.CHAT:
         turns = [{"role": "system", "content": "Answer in few words."}] if rng.random() < 0.5 else []
-        return Request(number, kind, {"messages": [*turns, {"role": "user", "content": prompt}], **_of_chat(rng, body)})
-    return Request(number, kind, {"prompt": prompt, **_of_completions(rng, body)})
+        return ChaosRequest(
+            number, kind, {"messages": [*turns, {"role": "user", "content": prompt}], **_of_chat(rng, body)}
+        )
+    return ChaosRequest(number, kind, {"prompt": prompt, **_of_completions(rng, body)})
 
 
 def _draw_params(rng: random.Random) -> dict[str, Any]:
@@ -147,7 +149,7 @@ def _of_chat(rng: random.Random, body: dict[str, Any]) -> dict[str, Any]:
     return body
 
 
-def _draw_behavior(rng: random.Random, request: Request) -> ClientBehavior:
+def _draw_behavior(rng: random.Random, request: ChaosRequest) -> ClientBehavior:
     is_streamed = request.can_stream and rng.random() < 0.6
     if not is_streamed:
         return ClientBehavior()
