@@ -47,11 +47,12 @@ def _add_tile(
 ):
     """Return the state after the tile of keys that begins at `start`, a multiple of `FORM.tile`."""
     sums, weights, largest = state
-    keys, slots, is_key = find_keys(table_ptr, start, first_key, end_key, FORM, True)
-    k = load_keys(k_ptr, slots, is_key, FORM, 0, True)
+    keys, slots = find_keys(table_ptr, start, first_key, end_key, FORM, True)
+    k = load_keys(k_ptr, slots, None, FORM, 0, False)
     products = tl.dot(k.to(q.dtype), q, input_precision="ieee")
     p, before, largest = weigh(products, largest, keys, positions, slopes, scoring, FORM, True, 1)
     p = p.to(q.dtype)
+    is_key = (keys >= first_key) & (keys < end_key)
     v = load_keys(v_ptr, slots, is_key, FORM, 0, True)
     sums = tl.dot(tl.trans(v.to(q.dtype)), p, sums * before, input_precision="ieee")
     ones = tl.full((NUM_ONES_OF_FEW, k.shape[0]), 1.0, tl.float32).to(q.dtype)

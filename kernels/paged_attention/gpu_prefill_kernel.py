@@ -53,14 +53,15 @@ def _add_tile(
     read; elsewhere every row sees the whole tile.
     """
     sums, weights, largest = state
-    keys, slots, is_key = find_keys(table_ptr, start, first_key, end_key, FORM, IS_EDGE)
-    k = load_keys(k_ptr, slots, is_key, FORM, 0, IS_EDGE)
+    keys, slots = find_keys(table_ptr, start, first_key, end_key, FORM, IS_EDGE)
+    k = load_keys(k_ptr, slots, None, FORM, 0, False)
     products = tl.dot(q, tl.trans(k.to(q.dtype)), input_precision="ieee")
     if HAS_WGMMA and start % FORM.segment == 0:
         total = add_segment(total, sums, weight_of(weights, 1), largest)
         sums, weights, largest = _nothing_seen(q.shape[0], q.shape[1])
     p, before, largest = weigh(products, largest, keys, positions, slopes, scoring, FORM, IS_EDGE, 0)
     p = p.to(q.dtype)
+    is_key = (keys >= first_key) & (keys < end_key)
     v = load_keys(v_ptr, slots, is_key, FORM, 0, IS_EDGE)
     sums = tl.dot(p, v.to(q.dtype), sums * before, input_precision="ieee")
     ones = tl.full((k.shape[0], NUM_ONES), 1.0, tl.float32).to(q.dtype)

@@ -66,25 +66,25 @@ def store_rows(pointer, rows, values, is_row, FORM: tl.constexpr, QUERY_AXIS: tl
 
 @triton.jit
 def find_keys(table_ptr, start, first_key, end_key, FORM: tl.constexpr, IS_EDGE: tl.constexpr):
-    """Return the keys of the tile that begins at `start`, their places in the cache, and which of them are read.
+    """Return the keys of the tile that begins at `start`, a multiple of the tile, and their places in the cache.
 
-    `start` is a multiple of the tile. At an edge the table is read only where it has keys in [first_key, end_key).
+    At an edge, keys whose block has no keys of [first_key, end_key) have places in the next block that has some.
     """
     TILE: tl.constexpr = FORM.tile
     BLOCK_SIZE: tl.constexpr = FORM.block_size
     BEGINS_BLOCK: tl.constexpr = TILE % BLOCK_SIZE == 0
     keys = start + tl.arange(0, TILE)
-    is_key = (keys >= first_key) & (keys < end_key)
     if BEGINS_BLOCK:  # reads the table once for each block, and computes slots outside of the loop
         slots = tl.arange(0, TILE) % BLOCK_SIZE
         indices = start // BLOCK_SIZE + tl.arange(0, TILE // BLOCK_SIZE)
-        is_read = (indices >= first_key // BLOCK_SIZE) & (indices * BLOCK_SIZE < end_key)
     else:
-        slots, indices, is_read = keys % BLOCK_SIZE, keys // BLOCK_SIZE, is_key
-    blocks = tl.load(table_ptr + indices, mask=is_read, other=0) if IS_EDGE else tl.load(table_ptr + indices)
+        slots, indices = keys % BLOCK_SIZE, keys // BLOCK_SIZE
+    if IS_EDGE:
+        indices = tl.minimum(tl.maximum(indices, first_key // BLOCK_SIZE), (end_key - 1) // BLOCK_SIZE)
+    blocks = tl.load(table_ptr + indices)
     if BEGINS_BLOCK:
         blocks = tl.broadcast_to(blocks[:, None], (TILE // BLOCK_SIZE, BLOCK_SIZE)).reshape(TILE)
-    return keys, blocks.to(tl.int64) * FORM.block_stride + slots * FORM.slot_stride, is_key
+    return keys, blocks.to(tl.int64) * FORM.block_stride + slots * FORM.slot_stride
 
 
 @triton.jit
