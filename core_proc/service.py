@@ -44,10 +44,10 @@ from octavo.protocol.requests import (
     Abort,
     Call,
     Connect,
+    FrontendMessage,
     GetSnapshot,
     GetStats,
     ModelVocabulary,
-    Request,
     ResetPrefixCache,
     StartProfile,
     StopProfile,
@@ -152,8 +152,8 @@ class FrontendService:
         if self._stop.count:
             self._handle_signals()
         if has_messages:
-            for client, request in self._router.receive():
-                self._handle(client, request)
+            for client, message in self._router.receive():
+                self._handle(client, message)
         if self._outbox.has_backlog or self._outbox.has_dropped:
             self._outbox.flush()
         self.deliver(self._grammars.take_ready())
@@ -200,26 +200,26 @@ class FrontendService:
         if self._stop.count > 1 or not self._awaits_frontends:
             self._state = self._state.move(ProcessState.STOPPED)
 
-    def _handle(self, client: bytes, request: Request | Malformed) -> None:
-        if isinstance(request, Connect):
-            self._welcome(client, request)
+    def _handle(self, client: bytes, message: FrontendMessage | Malformed) -> None:
+        if isinstance(message, Connect):
+            self._welcome(client, message)
             return
         if not self._outbox.is_connected(client):
             self._refuse(client, Refused("the first message of a connection must be Connect"))
             return
-        match request:
+        match message:
             case Submit():
-                self.deliver(self._submit(client, request))
+                self.deliver(self._submit(client, message))
             case Abort():
-                self._abort(client, request.request_ids)
+                self._abort(client, message.request_ids)
             case ModelVocabulary():
-                self._grammars.set_vocabulary(request)
+                self._grammars.set_vocabulary(message)
             case Call():
-                self._call(client, request)
+                self._call(client, message)
             case Malformed():
-                self._answer_malformed(client, request)
+                self._answer_malformed(client, message)
             case _:
-                assert_never(request)
+                assert_never(message)
 
     def _welcome(self, client: bytes, connect: Connect) -> None:
         if connect.version != PROTOCOL_VERSION:

@@ -47,7 +47,16 @@ from octavo.protocol.events import (
     split_events,
 )
 from octavo.protocol.ids import RequestId
-from octavo.protocol.requests import Call, Connect, ModelVocabulary, Request, StartProfile, StopProfile, Submit, Utility
+from octavo.protocol.requests import (
+    Call,
+    Connect,
+    FrontendMessage,
+    ModelVocabulary,
+    StartProfile,
+    StopProfile,
+    Submit,
+    Utility,
+)
 from octavo.protocol.stats import EngineStats
 
 logger = logging.getLogger(__name__)
@@ -331,10 +340,10 @@ class CoreLink:
         """Fail every request: a message could not be handled, so its request would wait forever."""
         self.fail(f"the link to the engine broke: {type(error).__name__}: {error}")
 
-    def _post(self, request: Request) -> None:
+    def _post(self, request: FrontendMessage) -> None:
         self._wire.send(self._frames(request))
 
-    def _frames(self, request: Request) -> list[Frame]:
+    def _frames(self, request: FrontendMessage) -> list[Frame]:
         """Encode a message. Its values were checked when it was made.
 
         Raises:

@@ -2,7 +2,7 @@
 
 | from, to | sockets | carries |
 | --- | --- | --- |
-| frontends, core | DEALER connect, ROUTER bind | `Request`, `Event` |
+| frontends, core | DEALER connect, ROUTER bind | `FrontendMessage`, `Event` |
 | core, workers | XPUB bind, SUB connect | `WorkerCommand` |
 | workers, core | PUSH connect, PULL bind | `WorkerReply` |
 
@@ -31,7 +31,7 @@ from octavo.protocol.errors import ProtocolError, StartupError
 from octavo.protocol.events import Event, refuse_version
 from octavo.protocol.log import LimitedLog
 from octavo.protocol.malformed import Malformed, parse_malformed
-from octavo.protocol.requests import Connect, Request
+from octavo.protocol.requests import Connect, FrontendMessage
 from octavo.protocol.steps import WorkerCommand, WorkerReply
 
 logger = logging.getLogger(__name__)
@@ -213,12 +213,12 @@ class FrontendRouter:
             Authenticator(self._context, keys.clients)
         _bind(self.socket, address)
 
-    def receive(self) -> list[tuple[bytes, Request | Malformed]]:
+    def receive(self) -> list[tuple[bytes, FrontendMessage | Malformed]]:
         """Return the messages that have arrived, a bounded number, with their senders' identities. Never blocks.
 
         A message that does not decode is counted and logged, and comes as a `Malformed`.
         """
-        received: list[tuple[bytes, Request | Malformed]] = []
+        received: list[tuple[bytes, FrontendMessage | Malformed]] = []
         num_bytes = 0
         while len(received) < MAX_RECEIVED_AT_ONCE and num_bytes < MAX_RECEIVED_BYTES_AT_ONCE:
             try:

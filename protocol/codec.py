@@ -17,7 +17,7 @@ from octavo.protocol.buffers import Buffer
 from octavo.protocol.errors import ProtocolError
 from octavo.protocol.events import Event
 from octavo.protocol.ids import IdArray, unpack_ids
-from octavo.protocol.requests import Request
+from octavo.protocol.requests import FrontendMessage
 from octavo.protocol.steps import WorkerCommand, WorkerReply
 
 T = TypeVar("T")
@@ -136,9 +136,9 @@ def _check_buffers(buffers: Sequence[Frame]) -> None:
         raise ProtocolError(f"malformed message: {num_bytes} bytes of buffers, at most {MAX_BUFFERS_BYTES} are read")
 
 
-def request_codec() -> Codec[Request]:
+def request_codec() -> Codec[FrontendMessage]:
     """Frontend to core."""
-    return Codec(Kind.REQUEST, Request)
+    return Codec(Kind.REQUEST, FrontendMessage)
 
 
 def event_codec() -> Codec[Event]:

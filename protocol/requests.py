@@ -96,4 +96,4 @@ class Call(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="call"):
     utility: Utility
 
 
-Request = Connect | Submit | ModelVocabulary | Abort | Call
+FrontendMessage = Connect | Submit | ModelVocabulary | Abort | Call

@@ -16,7 +16,7 @@ from bench_core_parts.messages import engine_config, prompt_of, submission
 from octavo.protocol.codec import event_codec, request_codec
 from octavo.protocol.control import CoreReady, CoreSpec
 from octavo.protocol.events import Events, Reply
-from octavo.protocol.requests import Abort, Call, Connect, GetStats, Request
+from octavo.protocol.requests import Abort, Call, Connect, FrontendMessage, GetStats
 from octavo.protocol.supervise import Child
 
 TIMEOUT_S = 300.0
@@ -63,7 +63,7 @@ class Client:
         """The latest of their last events."""
         self.send(Connect())
 
-    def send(self, request: Request) -> None:
+    def send(self, request: FrontendMessage) -> None:
         """Send a message."""
         self._socket.send_multipart(self._requests.encode(request))
 

@@ -34,9 +34,9 @@ from octavo.protocol.requests import (
     Abort,
     Call,
     Connect,
+    FrontendMessage,
     GetStats,
     ModelVocabulary,
-    Request,
     StartProfile,
     Submit,
 )
@@ -70,7 +70,7 @@ class Cores:
         self.frontend_ids.append(connect.frontend_id)
         await self.send(Welcome(msgspec.structs.replace(FACTS, epoch=self.epoch, replaced_epoch=replaced_epoch)))
 
-    async def receive(self) -> Request:
+    async def receive(self) -> FrontendMessage:
         self._peer, *frames = await asyncio.wait_for(self._socket.recv_multipart(), 10)
         return request_codec().decode(*frames)
 

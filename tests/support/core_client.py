@@ -15,7 +15,7 @@ from octavo.protocol.control import ControlMessage, CoreReady, CoreSpec
 from octavo.protocol.events import EngineFacts, Event, Events, RequestEvent, Tokens, Welcome, split_events
 from octavo.protocol.ids import pack_ids
 from octavo.protocol.params import SamplingSpec
-from octavo.protocol.requests import Connect, Request, Submit
+from octavo.protocol.requests import Connect, FrontendMessage, Submit
 from octavo.protocol.supervise import Child
 
 TIMEOUT_S = 20.0
@@ -84,7 +84,7 @@ class SocketClient:
         self.send(Connect())
         return self.receive_until(lambda event: isinstance(event, Welcome)).facts
 
-    def send(self, request: Request) -> None:
+    def send(self, request: FrontendMessage) -> None:
         """Send a message."""
         self._socket.send_multipart(self._requests.encode(request))
 

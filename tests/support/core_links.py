@@ -18,7 +18,7 @@ from octavo.protocol.events import (
 )
 from octavo.protocol.ids import pack_ids
 from octavo.protocol.params import SamplingSpec
-from octavo.protocol.requests import Connect, Request, Submit
+from octavo.protocol.requests import Connect, FrontendMessage, Submit
 
 EPOCH = 5
 FACTS = EngineFacts(EPOCH, "path", ["name"], 100, 50, 16, 10, 8, 20, "float32", "cpu", b"")
@@ -33,7 +33,7 @@ class FakeCore:
         self.socket.bind(address)
         self.peer = b""
 
-    async def receive(self) -> Request:
+    async def receive(self) -> FrontendMessage:
         self.peer, *frames = await asyncio.wait_for(self.socket.recv_multipart(), 10)
         return request_codec().decode(*frames)
 

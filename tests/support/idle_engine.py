@@ -11,7 +11,7 @@ from octavo.frontend.link import CoreLink
 from octavo.protocol.codec import Frame, request_codec
 from octavo.protocol.config import ResolvedConfig
 from octavo.protocol.events import EngineFacts, Events, RequestEvent
-from octavo.protocol.requests import Request, Submit
+from octavo.protocol.requests import FrontendMessage, Submit
 
 VOCAB_SIZE = 50_000
 """So large that most token ids are separate integer objects."""
@@ -26,7 +26,7 @@ class IdleWire:
 
     def __init__(self) -> None:
         self.keeps = False
-        self.sent: list[Request] = []
+        self.sent: list[FrontendMessage] = []
         self.num_sent = 0
         self._codec = request_codec()
 

@@ -8,7 +8,7 @@ from octavo.core_proc.recovery.crash_attribution import CrashAttribution
 from octavo.core_proc.scheduler.scheduler import Scheduler
 from octavo.protocol.channel import PeerLost
 from octavo.protocol.events import Event
-from octavo.protocol.requests import Request
+from octavo.protocol.requests import FrontendMessage
 
 
 class FakeRouter:
@@ -16,12 +16,12 @@ class FakeRouter:
 
     def __init__(self) -> None:
         self.malformed_frames = 0
-        self.inbox: list[tuple[bytes, Request]] = []
+        self.inbox: list[tuple[bytes, FrontendMessage]] = []
         self.is_peer_gone = False
         self.is_peer_slow = False
         self.sent: list[Event] = []
 
-    def receive(self) -> list[tuple[bytes, Request]]:
+    def receive(self) -> list[tuple[bytes, FrontendMessage]]:
         received, self.inbox = self.inbox, []
         return received
 

@@ -12,7 +12,7 @@ from wire_samples import MESSAGES
 from octavo.protocol import PROTOCOL_VERSION
 from octavo.protocol.events import Event, StepEvent, Tokens, UtilityResult
 from octavo.protocol.params import RequestParams
-from octavo.protocol.requests import Request, Utility
+from octavo.protocol.requests import FrontendMessage, Utility
 from octavo.protocol.steps import WorkerCommand, WorkerReply
 
 GOLDEN = json.loads(wire_golden.PATH.read_text())
@@ -31,7 +31,7 @@ def test_no_message_has_gone() -> None:
 
 def test_there_is_a_sample_of_every_message() -> None:
     sampled = {type(part) for _, message in MESSAGES for part in parts(message)}
-    unions = (Request, Event, StepEvent, WorkerCommand, WorkerReply, Utility, UtilityResult, RequestParams)
+    unions = (FrontendMessage, Event, StepEvent, WorkerCommand, WorkerReply, Utility, UtilityResult, RequestParams)
     assert {kind for union in unions for kind in get_args(union)} - sampled == set()
     assert Tokens in sampled
 

@@ -24,7 +24,7 @@ from octavo.protocol.channel import PeerLost
 from octavo.protocol.codec import event_codec, request_codec
 from octavo.protocol.events import EngineFacts, Event
 from octavo.protocol.ids import RequestId
-from octavo.protocol.requests import Request, Submit
+from octavo.protocol.requests import FrontendMessage, Submit
 from simulation.crash_journal import SimulatedCrashJournal
 from simulation.grammar import SimulatedCompiler
 from simulation.group import SimulatedGroup
@@ -75,7 +75,7 @@ class SimulatedRouter:
         self._arrivals.append((peer, from_peer))
         self._process.wake(has_messages=True)
 
-    def receive(self) -> list[tuple[bytes, Request]]:
+    def receive(self) -> list[tuple[bytes, FrontendMessage]]:
         """Return what has arrived, with each sender's identity."""
         received = []
         while self._arrivals and len(received) < self._max_received_at_once:
