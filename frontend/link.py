@@ -47,22 +47,10 @@ from octavo.protocol.events import (
     split_events,
 )
 from octavo.protocol.ids import RequestId
-from octavo.protocol.requests import (
-    Call,
-    Connect,
-    FrontendMessage,
-    ModelVocabulary,
-    StartProfile,
-    StopProfile,
-    Submit,
-    Utility,
-)
+from octavo.protocol.requests import Call, Connect, FrontendMessage, ModelVocabulary, ProfileCall, Submit, Utility
 from octavo.protocol.stats import EngineStats
 
 logger = logging.getLogger(__name__)
-
-_DIE_WITH_THE_CORE = (StartProfile, StopProfile)
-"""Calls that make no sense to another core."""
 
 FRONTEND_ID_BYTES = 16
 
@@ -300,7 +288,8 @@ class CoreLink:
         logger.log(level, "the core is gone: %s; %d requests wait for the next one", cause, len(self._in_flight))
         self._in_flight.lose_core()
         for utility, future in self._calls.values():
-            if isinstance(utility, _DIE_WITH_THE_CORE) and not future.done():
+            # They make no sense to another core.
+            if isinstance(utility, ProfileCall) and not future.done():
                 future.set_result(CallFailed(f"the engine died meanwhile: {cause}"))
         if (limit_s := self.reconnect_policy.limit_s) is not None:
             message = f"{cause}; none came back within {limit_s:g} s"

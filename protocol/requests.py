@@ -85,7 +85,9 @@ class StopProfile(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="s
     """Stop the profiler; one trace per worker is written to its directory. Result: `BoolResult`, or `CallFailed`."""
 
 
-Utility = ResetPrefixCache | GetStats | GetSnapshot | StartProfile | StopProfile
+ProfileCall = StartProfile | StopProfile
+
+Utility = ResetPrefixCache | GetStats | GetSnapshot | ProfileCall
 """All utility calls: nothing else can be called over the wire."""
 
 
