@@ -4,10 +4,8 @@
 
 import asyncio
 import contextlib
-import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from collections.abc import Sequence as Several
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from types import TracebackType
 from typing import Any, TypeVar
@@ -23,9 +21,8 @@ from octavo.frontend.engine_connection import (
     launch_engine,
     model_tokenizer,
 )
-from octavo.frontend.generation.beam_generation import BeamGeneration
-from octavo.frontend.generation.fanout import Generation
 from octavo.frontend.generation.grammar_maker import GrammarMaker
+from octavo.frontend.generation.live import LiveRequests
 from octavo.frontend.generation.preparation import RequestPreparer
 from octavo.frontend.generation.prompt import Prompt, conversation_prompt
 from octavo.frontend.generation.spec import default_params
@@ -40,13 +37,12 @@ from octavo.frontend.spawn import SpawnedEngine, Timeline, read_config
 from octavo.frontend.starting import Starting
 from octavo.frontend.text.chat_template import ChatTemplate, FormatChoice
 from octavo.frontend.text.messages import Message
-from octavo.frontend.wake_event import WakeEvent
+from octavo.frontend.text.threads import TextThreads
 from octavo.protocol.code import take_code
 from octavo.protocol.config import EngineConfig, ResolvedConfig
 from octavo.protocol.config.sources import engine_config
-from octavo.protocol.cores import num_usable_cores
 from octavo.protocol.curve import read_client_keys
-from octavo.protocol.errors import EngineDeadError, PromptTooLongError, StartupError
+from octavo.protocol.errors import EngineDeadError, StartupError
 from octavo.protocol.events import BoolResult, EngineFacts
 from octavo.protocol.params import BeamSearchParams, SamplingParams
 from octavo.protocol.requests import GetSnapshot, GetStats, ResetPrefixCache, StartProfile, StopProfile, Utility
@@ -54,15 +50,6 @@ from octavo.protocol.snapshot import EngineSnapshot
 from octavo.protocol.stats import EngineStats
 
 T = TypeVar("T")
-
-SHORT_TEXT_CHARS = 2_000
-"""Shorter prompts are tokenized in less time than a thread switch takes to pay off."""
-
-LONG_TEXT_CHARS = 2**20
-"""Longer texts are length-checked before tokenizing, which takes a good part of a second."""
-
-MAX_TEXT_THREADS = 4
-"""Threads for text work: more than one, so that a long text does not block the others."""
 
 
 class AsyncClient:
@@ -74,18 +61,13 @@ class AsyncClient:
     def __init__(self, connection: EngineConnection) -> None:
         link = connection.link
         self.tokenizer = connection.tokenizer
-        self.observer: Observer | None = None
-        """Receives latencies and finished requests, for the metrics."""
         self.config = msgspec.msgpack.decode(link.facts.config, type=ResolvedConfig)
         self._connection = connection
         self._link = link
-        self._threads = ThreadPoolExecutor(
-            max_workers=min(MAX_TEXT_THREADS, num_usable_cores()), thread_name_prefix="octavo text"
-        )
-        self._preparer = self._make_preparer()
-        self._live: set[Generation | BeamGeneration] = set()
-        self._busy_since = 0.0
-        """When the first live request arrived, on the monotonic clock in seconds."""
+        self._text = TextThreads()
+        self._live = LiveRequests()
+        self.preparer = self._make_preparer()
+        """Starts generations whose consumer takes the outputs itself, as the HTTP routes do."""
         self._pulse = pulse_of(link.facts)
         link.on_stats = self._on_stats
         link.on_resumed = self._on_resumed
@@ -173,6 +155,15 @@ class AsyncClient:
         return cls(await connecting)
 
     @property
+    def observer(self) -> Observer | None:
+        """Receives latencies and finished requests, for the metrics."""
+        return self._live.observer
+
+    @observer.setter
+    def observer(self, observer: Observer | None) -> None:
+        self._live.observer = observer
+
+    @property
     def facts(self) -> EngineFacts:
         """What the engine reported when it was joined."""
         return self._link.facts
@@ -250,8 +241,8 @@ class AsyncClient:
             RequestFailedError: the engine gave up on this request.
             EngineDeadError: the engine is gone.
         """
-        arrived = self.wake_event()
-        with await self.start(
+        arrived = self.preparer.wake_event()
+        with await self.preparer.start(
             prompt, sampling_params, arrived, request_id=request_id, priority=priority, cache_salt=cache_salt
         ) as generation:
             del prompt, sampling_params  # a request may wait for long
@@ -261,39 +252,6 @@ class AsyncClient:
                 arrived.clear()
                 if (output := generation.take()) is not None:
                     yield output
-
-    def wake_event(self) -> WakeEvent:
-        """Return an event for one consumer, which may `start` several generations."""
-        return WakeEvent(self._link.wake_queue)
-
-    async def start(
-        self,
-        prompt: Prompt,
-        sampling_params: SamplingParams | None,
-        arrived: WakeEvent,
-        *,
-        request_id: str | None = None,
-        priority: int = 0,
-        cache_salt: str | None = None,
-    ) -> Generation:
-        """Return what `generate` runs, for consumers that take outputs themselves. Enter it at once.
-
-        Args:
-            prompt: as in `generate`.
-            sampling_params: as in `generate`.
-            arrived: set whenever the generation has something to take.
-            request_id: as in `generate`.
-            priority: as in `generate`.
-            cache_salt: as in `generate`.
-
-        Raises:
-            OctavoError: as in `generate`.
-        """
-        generation = await self._preparer.generation(
-            prompt, sampling_params, request_id, priority, cache_salt, self.observer, arrived, self._discard
-        )
-        self._add(generation)
-        return generation
 
     async def chat(
         self,
@@ -355,14 +313,12 @@ class AsyncClient:
         Raises:
             OctavoError: as in `generate`.
         """
-        generation = await self._preparer.beam_generation(
-            prompt, params, request_id, priority, cache_salt, logprobs, self.observer
-        )
-        self._add(generation)
+        generation = await self.preparer.beam_generation(prompt, params, request_id, priority, cache_salt, logprobs)
+        self._live.add(generation)
         try:
             return await generation.output()
         finally:
-            self._discard(generation)
+            self._live.discard(generation)
 
     async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Tokenize, off the event loop when the text is long.
@@ -371,37 +327,20 @@ class AsyncClient:
             PromptTooLongError: the text cannot fit even if all its tokens are the longest of the vocabulary.
             InvalidRequestError: there is no tokenizer.
         """
-        self.tokenizer.require("prompt")
-        if len(text) > LONG_TEXT_CHARS:
-            self._check_text_length(text)
-        if len(text) <= SHORT_TEXT_CHARS:
-            return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
-        return await self.run_in_thread(lambda: self.tokenizer.encode(text, add_special_tokens=add_special_tokens))
-
-    def _check_text_length(self, text: str) -> None:
-        limit = max(LONG_TEXT_CHARS, self.facts.max_model_len * self.tokenizer.max_token_chars)
-        if len(text) > limit:
-            raise PromptTooLongError(
-                f"the text has {len(text)} characters: at most {limit} are tokenized by an engine that holds "
-                f"{self.facts.max_model_len} tokens (max_model_len)",
-                "prompt",
-            )
+        length = self.facts.max_model_len
+        return await self._text.encode(self.tokenizer, text, length, add_special_tokens=add_special_tokens)
 
     async def run_in_thread(self, work: Callable[[], T]) -> T:
         """Run text work (templates, tokenizing) off the event loop."""
-        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+        return await self._text.run(work)
 
     async def abort(self, request_id: str) -> bool:
         """End all requests of this client with this id, finish reason "abort"; False when there is none."""
-        found = [generation for generation in self._live if generation.request_id == request_id]
-        for generation in found:
-            generation.abort()
-        return bool(found)
+        return self._live.abort(request_id)
 
     def abort_all(self) -> None:
         """End every request of this client with finish reason "abort"."""
-        for generation in self._live:
-            generation.abort()
+        self._live.abort_all()
 
     async def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes; False while blocks are in use."""
@@ -433,8 +372,7 @@ class AsyncClient:
         Args:
             deadline_s: how long it may have work without finishing a step or taking up a request.
         """
-        busy_since = self._busy_since if self._live else None
-        return check_health(self._link, self._pulse, busy_since, deadline_s)
+        return check_health(self._link, self._pulse, self._live.busy_since, deadline_s)
 
     async def restart(self, config: EngineConfig) -> None:
         """Replace the engine with one of another configuration, or reload its weights; live requests continue.
@@ -468,7 +406,7 @@ class AsyncClient:
             if self._pulse:
                 self._pulse.close()
                 self._pulse = None
-            self._threads.shutdown(wait=False, cancel_futures=True)
+            self._text.close()
 
     async def __aenter__(self) -> "AsyncClient":
         return self
@@ -478,25 +416,10 @@ class AsyncClient:
     ) -> None:
         await self.close()
 
-    def _add(self, generation: Generation | BeamGeneration) -> None:
-        """Let `abort` find a generation while it runs."""
-        if not self._live:
-            self._busy_since = time.monotonic()
-        self._live.add(generation)
-        self._report_load()
-
-    def _discard(self, generation: Generation | BeamGeneration) -> None:
-        self._live.discard(generation)
-        self._report_load()
-
     async def _call_bool(self, utility: Utility) -> bool:
         result = await self._link.call(utility)
         assert isinstance(result, BoolResult)
         return result.ok
-
-    def _report_load(self) -> None:
-        if self.observer:
-            self.observer.on_live_requests(len(self._live))
 
     def _on_stats(self, stats: EngineStats) -> None:
         if self.observer:
@@ -507,7 +430,7 @@ class AsyncClient:
         config = msgspec.msgpack.decode(self._link.facts.config, type=ResolvedConfig)
         if config != self.config:
             self.config = config
-            self._preparer = self._make_preparer()
+            self.preparer = self._make_preparer()
         if self._pulse:
             self._pulse.close()
         self._pulse = pulse_of(self._link.facts)
@@ -516,7 +439,7 @@ class AsyncClient:
 
     def _make_preparer(self) -> RequestPreparer:
         grammars = GrammarMaker(self._link, self.tokenizer, self.config, self.run_in_thread)
-        return RequestPreparer(self._link, self.tokenizer, self.config, grammars, self.encode)
+        return RequestPreparer(self._link, self.tokenizer, self.config, grammars, self.encode, self._live)
 
     def _has_work(self) -> bool:
         return self._pulse is not None and self._pulse.read().has_work

@@ -17,6 +17,8 @@ _FAILURES: dict[FailureKind, Callable[[Failed], OctavoError]] = {
 class RequestStream:
     """Events that the consumer has not taken yet. A slow consumer gets them in larger batches."""
 
+    __slots__ = ("_arrived", "_error", "_events", "is_over", "request_id")
+
     def __init__(self, request_id: RequestId, arrived: WakeEvent) -> None:
         self.request_id = request_id
         self.is_over = False

@@ -5,9 +5,9 @@ The children share their prompt through the prefix cache; the engine knows nothi
 
 import asyncio
 import time
-from collections.abc import Callable
 
 from octavo.frontend.generation.best_of import choose_best
+from octavo.frontend.generation.live import LiveRequests
 from octavo.frontend.generation.sequence import Sequence
 from octavo.frontend.link import CoreLink
 from octavo.frontend.metrics.observer import Observer
@@ -36,10 +36,32 @@ class Generation:
         params: of the caller.
         children: one for each sequence.
         kind: of the outputs.
-        observer: gets the latencies.
         arrived: set whenever there is something to take.
-        on_end: called when the context is left.
+        live: the client's requests, whose observer gets the latencies.
     """
+
+    __slots__ = (
+        "_best_of_params",
+        "_first_submit",
+        "_has_shown_prompt_logprobs",
+        "_is_aborted",
+        "_kind",
+        "_last_token_s",
+        "_link",
+        "_live",
+        "_n",
+        "_num_running",
+        "_num_tokens",
+        "_observer",
+        "_prompt",
+        "_prompt_token_ids",
+        "_sequences",
+        "_start_s",
+        "_streams",
+        "_unsent",
+        "arrived",
+        "request_id",
+    )
 
     def __init__(
         self,
@@ -49,26 +71,25 @@ class Generation:
         params: SamplingParams,
         children: list[tuple[Submit, Sequence]],
         kind: OutputKind,
-        observer: Observer | None,
         arrived: WakeEvent,
-        on_end: Callable[["Generation"], None],
+        live: LiveRequests,
     ) -> None:
         self.request_id = request_id
         self.arrived = arrived
-        self._on_end = on_end
+        self._live = live
         self._link = link
         self._prompt = prompt
         self._prompt_token_ids: list[int] | None = None
         """Unpacked for the first output: the request may wait for a long time before that."""
-        self._params = params
-        self._chooses_best = params.num_sequences > params.n
-        self._submits = [submit for submit, _ in children]
+        self._n = params.n
+        self._best_of_params = params if params.num_sequences > params.n else None
+        self._unsent = [submit for submit, _ in children]
+        self._first_submit = self._unsent[0]
         self._sequences = [sequence for _, sequence in children]
         self._num_running = len(children)
         self._kind = kind
-        self._observer = observer
+        self._observer = live.observer
         self._streams: list[RequestStream] = []
-        self._children: list[tuple[RequestStream, Sequence]] = []
         self._is_aborted = False
         self._start_s = self._last_token_s = time.monotonic()
         self._num_tokens = 0
@@ -85,12 +106,13 @@ class Generation:
         self.arrived.set()
 
     def __enter__(self) -> "Generation":
+        self._live.add(self)
         return self
 
     def __exit__(self, *_: object) -> None:
         self._link.abort([stream.request_id for stream in self._streams if not stream.is_over])
         self._report(str(FinishReason.ABORT))  # unless it has ended in another way
-        self._on_end(self)
+        self._live.discard(self)
 
     async def submit(self) -> None:
         """Send the children to the engine; the event loop gets a turn after some of them.
@@ -98,7 +120,8 @@ class Generation:
         Raises:
             OctavoError: the engine is gone, or a child is refused.
         """
-        for index, submit in enumerate(self._submits):
+        unsent, self._unsent = self._unsent, []
+        for index, submit in enumerate(unsent):
             if index and index % SEQUENCES_AT_ONCE == 0:
                 await asyncio.sleep(0)
             try:
@@ -106,7 +129,6 @@ class Generation:
             except OctavoError as error:
                 self._report(str(FinishReason.ERROR), error)
                 raise
-        self._children = list(zip(self._streams, self._sequences, strict=True))
 
     def take(self) -> RequestOutput | None:
         """Return an output of the requested kind, if there is one; the last one has `finished` set.
@@ -130,7 +152,7 @@ class Generation:
     def _update(self) -> list[Sequence]:
         """Let every sequence process its events; return those that had any."""
         updated = []
-        for stream, sequence in self._children:
+        for stream, sequence in zip(self._streams, self._sequences, strict=True):
             if sequence.finish_reason is not None or not (events := stream.take()):
                 continue
             num_tokens = sequence.num_tokens
@@ -161,10 +183,10 @@ class Generation:
         if not outputs:
             return None
         num_discarded_tokens = 0
-        if self._chooses_best:
-            outputs, num_discarded_tokens = choose_best(outputs, self._params)
+        if self._best_of_params is not None:
+            outputs, num_discarded_tokens = choose_best(outputs, self._best_of_params)
         if self._prompt_token_ids is None:
-            self._prompt_token_ids = list(self._submits[0].prompt_token_ids)
+            self._prompt_token_ids = list(self._first_submit.prompt_token_ids)
         first, is_only = self._sequences[0], len(self._sequences) == 1
         # perf: by position, once for every token of a stream.
         return RequestOutput(
@@ -213,15 +235,15 @@ class Generation:
 
     def _record(self, finish_reason: str) -> RequestRecord:
         lengths = [sequence.num_tokens for sequence in self._sequences]
-        spec = self._submits[0].params
+        spec = self._first_submit.params
         return RequestRecord(
-            num_prompt_tokens=len(self._submits[0].prompt_token_ids),
+            num_prompt_tokens=len(self._first_submit.prompt_token_ids),
             num_generation_tokens=sum(lengths),
             max_generation_tokens=max(lengths),
             num_cached_tokens=self._sequences[0].num_cached_tokens,
             num_preemptions=sum(sequence.num_preemptions for sequence in self._sequences),
             finish_reason=finish_reason,
-            params_n=self._params.n,
+            params_n=self._n,
             params_max_tokens=spec.max_tokens if isinstance(spec, SamplingSpec) else 0,
             e2e_s=time.monotonic() - self._start_s,
             timings=self._sequences[0].timings,

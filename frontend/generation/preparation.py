@@ -13,6 +13,7 @@ from octavo.frontend.generation.beam_search import BeamSearch
 from octavo.frontend.generation.fanout import SEQUENCES_AT_ONCE, Generation
 from octavo.frontend.generation.grammar_maker import GrammarMaker
 from octavo.frontend.generation.interval import stream_interval
+from octavo.frontend.generation.live import LiveRequests
 from octavo.frontend.generation.prompt import Prompt, TokenizedPrompt, packed_prompt, parts_of
 from octavo.frontend.generation.sequence import Sequence
 from octavo.frontend.generation.spec import (
@@ -26,7 +27,6 @@ from octavo.frontend.generation.spec import (
     request_seed,
 )
 from octavo.frontend.link import CoreLink
-from octavo.frontend.metrics.observer import Observer
 from octavo.frontend.text.tokenizer import Tokenizer
 from octavo.frontend.wake_event import WakeEvent
 from octavo.protocol.config import ResolvedConfig
@@ -49,6 +49,7 @@ class RequestPreparer:
         config: the engine's configuration.
         grammars: builds the grammars of structured outputs.
         encode: tokenizes a text, in a thread if it is long.
+        live: the client's requests; each generation is one of them while it is entered.
     """
 
     def __init__(
@@ -58,28 +59,41 @@ class RequestPreparer:
         config: ResolvedConfig,
         grammars: GrammarMaker,
         encode: Callable[[str], Awaitable[list[int]]],
+        live: LiveRequests,
     ) -> None:
         self._link = link
         self._tokenizer = tokenizer
         self._config = config
         self._grammars = grammars
         self._encode = encode
+        self._live = live
         self._prefix = secrets.token_hex(4)
         self._request_counter = itertools.count()
         self._child_counter = itertools.count()
 
-    async def generation(
+    def wake_event(self) -> WakeEvent:
+        """Return an event for one consumer, which may `start` several generations."""
+        return WakeEvent(self._link.wake_queue)
+
+    async def start(
         self,
         prompt: Prompt,
         params: SamplingParams | None,
-        request_id: str | None,
-        priority: int,
-        cache_salt: str | None,
-        observer: Observer | None,
         arrived: WakeEvent,
-        on_end: Callable[[Generation], None],
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        cache_salt: str | None = None,
     ) -> Generation:
-        """Return what generates for one prompt; see `AsyncClient.start`.
+        """Return what generates for one prompt. Enter it at once.
+
+        Args:
+            prompt: as in `AsyncClient.generate`.
+            params: as in `AsyncClient.generate`.
+            arrived: set whenever the generation has something to take.
+            request_id: as in `AsyncClient.generate`.
+            priority: as in `AsyncClient.generate`.
+            cache_salt: as in `AsyncClient.generate`.
 
         Raises:
             InvalidRequestError: names the field and the remedy.
@@ -105,7 +119,7 @@ class RequestPreparer:
             keeps_all = kind is not OutputKind.DELTA
             sequence = Sequence(index, self._tokenizer, token_ids, params, own_spec, keeps_all=keeps_all)
             children.append((submit, sequence))
-        return Generation(self._link, request_id, text, params, children, kind, observer, arrived, on_end)
+        return Generation(self._link, request_id, text, params, children, kind, arrived, self._live)
 
     async def beam_generation(
         self,
@@ -115,7 +129,6 @@ class RequestPreparer:
         priority: int,
         cache_salt: str | None,
         logprobs: int | None,
-        observer: Observer | None,
     ) -> BeamGeneration:
         """Return what searches for one prompt; see `AsyncClient.beam_search`.
 
@@ -147,7 +160,7 @@ class RequestPreparer:
             ),
             self._tokenizer,
             logprobs if logprobs != -1 else self._config.model.vocab_size,
-            observer,
+            self._live.observer,
         )
 
     async def _spec(self, params: SamplingParams, num_prompt_tokens: int, seed: int) -> SamplingSpec:

@@ -28,9 +28,9 @@ class PreparedGeneration:
     cache_salt: str | None = None
 
     async def start(self, client: "AsyncClient", request_id: str, arrived: WakeEvent) -> Generation:
-        """Return the running generation; see `AsyncClient.start`. Not for beam searches."""
+        """Return the running generation; see `RequestPreparer.start`. Not for beam searches."""
         prompt, salt = self._prompt, self.cache_salt
-        return await client.start(
+        return await client.preparer.start(
             prompt, self.params, arrived, request_id=request_id, priority=self.priority, cache_salt=salt
         )
 

@@ -28,7 +28,7 @@ class RunningGenerations:
     def __init__(self, state: AppState, error_names: Mapping[str, str]) -> None:
         self._state = state
         self._error_names = error_names
-        self.arrived = state.client.wake_event()
+        self.arrived = state.client.preparer.wake_event()
         """Set whenever there may be something to take."""
         self._running: list[tuple[Generation, LoggedAnswer | None]] = []
         self.num_unfinished = 0

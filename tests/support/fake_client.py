@@ -173,6 +173,10 @@ class FakeClient:
             if not finished:
                 self.ended_early.append(request_id)
 
+    @property
+    def preparer(self) -> "FakeClient":
+        return self
+
     def wake_event(self) -> WakeEvent:
         self._wake_queue = self._wake_queue or WakeQueue()
         return WakeEvent(self._wake_queue)

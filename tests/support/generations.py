@@ -4,12 +4,16 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 from octavo.frontend.generation.fanout import Generation
+from octavo.frontend.generation.live import LiveRequests
+from octavo.frontend.metrics.observer import Observer
 from octavo.frontend.outputs import RequestOutput
 from octavo.frontend.wake_event import WakeEvent, WakeQueue
 
 
-def generation_on(link: Any, *args: Any) -> Generation:
-    return Generation(link, "r", None, *args, WakeEvent(WakeQueue()), lambda generation: None)
+def generation_on(link: Any, *args: Any, observer: Observer | None) -> Generation:
+    live = LiveRequests()
+    live.observer = observer
+    return Generation(link, "r", None, *args, WakeEvent(WakeQueue()), live)
 
 
 async def outputs_of(generation: Generation) -> AsyncGenerator[RequestOutput, None]:

@@ -91,4 +91,4 @@ def idle_client() -> tuple[AsyncClient, IdleLink]:
 
 def shut(client: AsyncClient) -> None:
     """End the threads of a client without closing sockets that it does not have."""
-    client._threads.shutdown()
+    client._text.close()

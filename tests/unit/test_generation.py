@@ -378,7 +378,7 @@ def test_an_abort_says_nothing_more_of_what_had_ended(tokenizer: Tokenizer) -> N
         (Submit(str(index), [65], spec_of(params)), Sequence(index, tokenizer, [65], params, spec_of(params)))
         for index in range(3)
     ]
-    generation = generation_on(Link(), params, children, OutputKind.DELTA, None)
+    generation = generation_on(Link(), params, children, OutputKind.DELTA, observer=None)
 
     async def main() -> list[list[tuple[int, str | None]]]:
         outputs = []

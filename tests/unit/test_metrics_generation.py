@@ -45,6 +45,9 @@ class Notes:
         self.num_tokens: list[int] = []
         self.limits: list[str] = []
 
+    def on_live_requests(self, count: int) -> None:
+        pass
+
     def on_first_token(self, latency_s: float) -> None:
         self.num_tokens.append(1)
 
@@ -63,7 +66,7 @@ def generation(fill: Callable[[RequestStream], None]) -> tuple[Generation, Notes
     spec = make_spec(params, num_prompt_tokens=3, max_model_len=64, seed=0, config=config, tokenizer=byte_tokenizer())
     child = (Submit("a", PROMPT, spec), Sequence(0, byte_tokenizer(), PROMPT, params, spec))
     link = Link(fill)
-    return generation_on(link, params, [child], OutputKind.DELTA, notes), notes
+    return generation_on(link, params, [child], OutputKind.DELTA, observer=notes), notes
 
 
 def finish(stream: RequestStream) -> None:

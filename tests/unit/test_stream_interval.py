@@ -123,6 +123,9 @@ class Intervals:
         self.num_first = 0
         self.intervals_s: list[float] = []
 
+    def on_live_requests(self, count: int) -> None:
+        pass
+
     def on_first_token(self, latency_s: float) -> None:
         self.num_first += 1
 
@@ -147,7 +150,7 @@ def test_the_observer_hears_the_times_that_the_engine_took() -> None:
     child = (Submit("a", PROMPT, spec), Sequence(0, byte_tokenizer(), PROMPT, params, spec))
 
     async def consume() -> None:
-        work = generation_on(Link(events), params, [child], OutputKind.FINAL_ONLY, observer)
+        work = generation_on(Link(events), params, [child], OutputKind.FINAL_ONLY, observer=observer)
         async with aclosing(outputs_of(work)) as outputs:
             assert [output.outputs[0].text async for output in outputs] == ["abcde"]
 

@@ -1,0 +1,61 @@
+"""`LiveRequests`: the running and waiting requests of one client, and the observer that is told of them."""
+
+import time
+from typing import Protocol
+
+from octavo.frontend.metrics.observer import Observer
+
+
+class Abortable(Protocol):
+    """A request that runs or waits."""
+
+    request_id: str
+
+    def abort(self) -> None:
+        """End it with finish reason "abort"."""
+
+
+class LiveRequests:
+    """A set of requests, each from its start to its end."""
+
+    def __init__(self) -> None:
+        self.observer: Observer | None = None
+        """Receives latencies and finished requests, for the metrics."""
+        self._requests: set[Abortable] = set()
+        self._busy_since = 0.0
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    @property
+    def busy_since(self) -> float | None:
+        """When the first live request arrived, on the monotonic clock in seconds; None if there is none."""
+        return self._busy_since if self._requests else None
+
+    def add(self, request: Abortable) -> None:
+        """Let `abort` find a request until it is discarded."""
+        if not self._requests:
+            self._busy_since = time.monotonic()
+        self._requests.add(request)
+        self._report()
+
+    def discard(self, request: Abortable) -> None:
+        """Forget a request that has ended."""
+        self._requests.discard(request)
+        self._report()
+
+    def abort(self, request_id: str) -> bool:
+        """Abort all requests with this id; False if there is none."""
+        found = [request for request in self._requests if request.request_id == request_id]
+        for request in found:
+            request.abort()
+        return bool(found)
+
+    def abort_all(self) -> None:
+        """Abort every request."""
+        for request in self._requests:
+            request.abort()
+
+    def _report(self) -> None:
+        if self.observer:
+            self.observer.on_live_requests(len(self._requests))
