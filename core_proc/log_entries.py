@@ -33,7 +33,7 @@ class Aborted(msgspec.Struct, array_like=True, frozen=True, tag="aborted"):
 
 
 class Ended(msgspec.Struct, array_like=True, frozen=True, tag="ended"):
-    """`conclude`, `refuse` or `fail` was called. Later plans do not depend on which."""
+    """`conclude`, `reject` or `fail` was called. Later plans do not depend on which."""
 
     client: bytes
     request_id: RequestId

@@ -114,7 +114,7 @@ def make_request(client: bytes, submit: Submit, order: int, now: float) -> LiveR
     if submit.grammar is not None or submit.resume_output_token_ids:
         return Request(client, submit, order, now)
     sampling = submit.params
-    assert isinstance(sampling, SamplingSpec), "admission refuses all others"
+    assert isinstance(sampling, SamplingSpec), "admission rejects all others"
     shared = SharedFields(
         client,
         msgspec.structs.replace(sampling, seed=0, max_tokens=1),

@@ -104,7 +104,7 @@ class Request:
     def __init__(self, client: bytes, submit: Submit, order: int, now: float) -> None:
         self.client = client
         self.request_id = submit.request_id
-        assert isinstance(submit.params, SamplingSpec), "admission refuses all others"
+        assert isinstance(submit.params, SamplingSpec), "admission rejects all others"
         self.sampling = submit.params
         self.extra_keys = extra_keys_of(submit)
         """What its KV depends on besides token ids."""

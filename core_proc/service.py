@@ -34,7 +34,7 @@ from octavo.protocol.events import (
     StatsReport,
     UtilityResult,
     Welcome,
-    refuse_version,
+    reject_version,
 )
 from octavo.protocol.ids import RequestId
 from octavo.protocol.lifecycle import ProcessState, StopSignal
@@ -99,7 +99,7 @@ class FrontendService:
         """Requests that later turns abort, by client."""
         self._num_aborts_left = 0
         """Requests that this turn may still abort."""
-        self._refusals = LimitedLog(logger)
+        self._rejections = LimitedLog(logger)
         self._state = ProcessState.READY
         self._is_busy = False
         self._next_stats = 0.0
@@ -205,7 +205,7 @@ class FrontendService:
             self._welcome(client, message)
             return
         if not self._outbox.is_connected(client):
-            self._refuse(client, Refused("the first message of a connection must be Connect"))
+            self._reject(client, Refused("the first message of a connection must be Connect"))
             return
         match message:
             case Submit():
@@ -223,17 +223,17 @@ class FrontendService:
 
     def _welcome(self, client: bytes, connect: Connect) -> None:
         if connect.version != PROTOCOL_VERSION:
-            self._refuse(client, refuse_version(connect.version))
+            self._reject(client, reject_version(connect.version))
             return
         logger.info("frontend %s connected: %s", client.hex(), connect.client or "unnamed")
         self._quarantine.connect(client, connect.frontend_id)
         self._outbox.connect(client)
         self._outbox.send(client, Welcome(self._facts))
 
-    def _refuse(self, client: bytes, refused: Refused) -> None:
+    def _reject(self, client: bytes, rejected: Refused) -> None:
         # The last messages of a frontend that has just disconnected also end here: not worth a log line.
-        if self._outbox.send(client, refused):
-            self._refusals.warning("refused frontend %s: %s", client.hex(), refused.message)
+        if self._outbox.send(client, rejected):
+            self._rejections.warning("rejected frontend %s: %s", client.hex(), rejected.message)
 
     def _answer_malformed(self, client: bytes, message: Malformed) -> None:
         """Answer a message that cannot be decoded, if it still says which request or call it was."""

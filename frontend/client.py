@@ -276,7 +276,7 @@ class AsyncClient:
             **variables: of the template, such as `tools` and `continue_final_message`; see `ChatTemplate.render`.
 
         Raises:
-            InvalidRequestError: there is no template, or it refuses the messages.
+            InvalidRequestError: there is no template, or it rejects the messages.
             OctavoError: as in `generate`.
         """
         template = self.chat_template(content_format)

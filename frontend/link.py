@@ -363,7 +363,7 @@ class CoreLink:
             case Welcome():
                 self._on_welcome(event.facts)
             case Refused():
-                self._on_refused(event.message)
+                self._on_rejected(event.message)
             case EngineDying():
                 self.last_words = event.message
                 if event.message:
@@ -377,7 +377,7 @@ class CoreLink:
         elif not self._welcome.done():
             self._welcome.set_result(facts)
 
-    def _on_refused(self, message: str) -> None:
+    def _on_rejected(self, message: str) -> None:
         if not self._welcome.done():
             self._welcome.set_exception(StartupError(message, phase="connecting"))
         elif self.downtime:  # the new core is of another release

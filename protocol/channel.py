@@ -28,7 +28,7 @@ from octavo.protocol.codec import (
 )
 from octavo.protocol.curve import Authenticator, EngineKeys, prepare_listener
 from octavo.protocol.errors import ProtocolError, StartupError
-from octavo.protocol.events import Event, refuse_version
+from octavo.protocol.events import Event, reject_version
 from octavo.protocol.log import LimitedLog
 from octavo.protocol.malformed import Malformed, parse_malformed
 from octavo.protocol.requests import Connect, FrontendMessage
@@ -233,7 +233,7 @@ class FrontendRouter:
                 self.malformed_frames += 1
                 self._log.warning("dropped a malformed message from frontend %s: %s", peer.hex(), error)
                 if self._is_first_version(frames):
-                    self._refuse_first_version(peer)
+                    self._reject_first_version(peer)
                 else:
                     received.append((peer, parse_malformed(bytes(frames[0]), str(error))))
         return received
@@ -247,9 +247,9 @@ class FrontendRouter:
         except ProtocolError:
             return False
 
-    def _refuse_first_version(self, peer: bytes) -> None:
+    def _reject_first_version(self, peer: bytes) -> None:
         """Answer in the frames of version 1, the only ones that such a frontend can read."""
-        frame = self._events.encode(refuse_version(1))[0]
+        frame = self._events.encode(reject_version(1))[0]
         with contextlib.suppress(zmq.ZMQError):  # it is gone, or does not read
             self.socket.send_multipart([peer, frame[:1], frame[1:]], zmq.NOBLOCK)
 

@@ -175,7 +175,7 @@ class Refused(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="refus
     version: int = PROTOCOL_VERSION
 
 
-def refuse_version(version: int) -> Refused:
+def reject_version(version: int) -> Refused:
     """Return the answer to a frontend of another protocol version."""
     return Refused(
         f"this engine speaks protocol version {PROTOCOL_VERSION}, the frontend version {version}: "

@@ -71,7 +71,7 @@ class Parameter:
     max_entries: int | None = None
     """Of a list."""
     engine_range: tuple[float, float] | None = None
-    """What a worker can compute with, both ends included. The core refuses everything else; NaN is in no range."""
+    """What a worker can compute with, both ends included. The core rejects everything else; NaN is in no range."""
     token_ids: Ids | None = None
     """Returns the token ids in the value of the `SamplingSpec`, which must lie in the vocabulary."""
     is_copied: bool = False

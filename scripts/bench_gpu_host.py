@@ -5,7 +5,7 @@ Needs no GPU: the worker's executor and runner, over a stream that copies nothin
     .venv/bin/python -P scripts/bench_gpu_host.py --requests 1 64 256 1024 --prompts 0 512 [--profile]
 
 With `--prompts` each step also computes a prompt of so many tokens, of a request that arrives with it and leaves
-with the next step. Steps without a graph are refused: they would launch their kernels one by one.
+with the next step. Steps without a graph are rejected: they would launch their kernels one by one.
 """
 
 import argparse

@@ -112,7 +112,7 @@ class BlockPool:
                 self.has_watched_changed |= block_hash in self._watched
 
     def reset_contents(self) -> bool:
-        """Drop the contents of all blocks from the cache; refused (False) while any block is in use."""
+        """Drop the contents of all blocks from the cache; rejected (False) while any block is in use."""
         if self.num_free != self.num_blocks:
             return False
         self._hashes = [None] * self.num_blocks

@@ -85,19 +85,19 @@ class Grammars:
         """Accept a request with a grammar; a returned event says why it ended at once."""
         assert submit.grammar is not None
         if (client, submit.request_id) in self._waiting:
-            return [_refused(client, submit, f"request_id {submit.request_id!r} is in use", "request_id")]
+            return [_rejected(client, submit, f"request_id {submit.request_id!r} is in use", "request_id")]
         if self._compiler.vocabulary is None:
-            return [_refused(client, submit, "no vocabulary was sent before the first grammar", submit.grammar.param)]
+            return [_rejected(client, submit, "no vocabulary was sent before the first grammar", submit.grammar.param)]
         if submit.grammar.max_free_tokens is not None and not can_force_marker(
             submit.grammar, self._compiler.vocabulary
         ):
             message = "start_after cannot be forced: no tokens of this model spell it"
-            return [_refused(client, submit, message, submit.grammar.param)]
+            return [_rejected(client, submit, message, submit.grammar.param)]
         if submit.grammar.kind is GrammarKind.FREE:
             return self._start(client, submit, None)
         if (size := _num_bytes(submit.grammar)) > (limit := self._scheduler.config.max_grammar_bytes):
             message = f"the grammar has {size} bytes, at most {limit} are compiled (--max-grammar-bytes)"
-            return [_refused(client, submit, message, submit.grammar.param)]
+            return [_rejected(client, submit, message, submit.grammar.param)]
         if (matcher := self._compiler.find(submit.grammar)) is not None:
             return self._start(client, submit, matcher)
         if len(self._waiting) >= MAX_WAITING and not submit.is_continued and self._has_its_share(client):
@@ -148,7 +148,7 @@ class Grammars:
         for record in awaiting:
             self._activate(record.requests)
         for record in self._scheduler.in_flight:
-            self._activate(record.unsampled)  # the workers may refuse a request in the middle of its prompt
+            self._activate(record.unsampled)  # the workers may reject a request in the middle of its prompt
         events = self._advance()
         for record in awaiting:
             if (masked := self._masked_chunks(record)) is None:
@@ -207,7 +207,7 @@ class Grammars:
                 constraint.advance()
                 if not constraint.has_accepted_all:
                     message = "no token satisfies both the grammar and the request's other limits on tokens"
-                    events += self._scheduler.refuse(request, message, constraint.param)
+                    events += self._scheduler.reject(request, message, constraint.param)
                 elif constraint.is_complete:
                     events += self._scheduler.conclude(request)
             if request.state is RequestState.FINISHED or constraint.is_over:
@@ -242,7 +242,7 @@ class Grammars:
                 masks.append((slot, 0, mask))
             elif fault := constraint.fault:
                 message = f"the grammar cannot be followed any further: {fault}"
-                events += self._scheduler.refuse(constraint.request, message, constraint.param)
+                events += self._scheduler.reject(constraint.request, message, constraint.param)
             else:
                 events += self._scheduler.conclude(constraint.request)
         self._workers.send_masks(masks)
@@ -265,5 +265,5 @@ def _num_bytes(grammar: GrammarSpec) -> int:
     return max(len(grammar.text.encode()), sum([len(part.text.encode()) for part in grammar.parts]))
 
 
-def _refused(client: bytes, submit: Submit, message: str, param: str) -> ClientEvent:
+def _rejected(client: bytes, submit: Submit, message: str, param: str) -> ClientEvent:
     return (client, Failed(submit.request_id, FailureKind.INVALID, message, param))

@@ -85,7 +85,7 @@ class Acceptance:
         """Take the result of a step with several tokens of one request, logprobs or faults."""
         sampling = [chunk for chunk in record.chunks if chunk[1].num_samples]
         counts = result.counts or [1] * len(sampling)
-        events = self._fail_refused(record, result)
+        events = self._fail_faulty(record, result)
         end = 0
         for (request, scheduled), count in zip(sampling, counts, strict=True):
             start, end = end, end + count
@@ -127,7 +127,7 @@ class Acceptance:
             request.next_commit_check = min(request.max_num_tokens, self._cache.next_hash_length(request))
         return events
 
-    def _fail_refused(self, record: StepRecord, result: StepResult) -> list[ClientEvent]:
+    def _fail_faulty(self, record: StepRecord, result: StepResult) -> list[ClientEvent]:
         """End the requests that the workers have found at fault."""
         faults = {fault.slot: fault for fault in result.faults}
         events = []

@@ -53,9 +53,9 @@ class ObservedScheduler(Scheduler):
         self._show(Ended(request.client, request.request_id))
         return events
 
-    def refuse(self, request: LiveRequest, message: str, param: str) -> list[ClientEvent]:
+    def reject(self, request: LiveRequest, message: str, param: str) -> list[ClientEvent]:
         """End a request that cannot be served."""
-        events = super().refuse(request, message, param)
+        events = super().reject(request, message, param)
         self._show(Ended(request.client, request.request_id))
         return events
 

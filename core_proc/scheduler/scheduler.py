@@ -14,7 +14,7 @@ from octavo.core_proc.queued_request import LiveRequest, QueuedRequest, make_req
 from octavo.core_proc.request import Request, RequestState
 from octavo.core_proc.request_map import RequestKey, RequestMap
 from octavo.core_proc.scheduler.acceptance import Acceptance
-from octavo.core_proc.scheduler.admission.refusal import RefusalRules
+from octavo.core_proc.scheduler.admission.rejection import RejectionRules
 from octavo.core_proc.scheduler.admission.rules import AdmissionRules, EngineLimits
 from octavo.core_proc.scheduler.batch import RunningBatch
 from octavo.core_proc.scheduler.budget import PromptBudget
@@ -74,7 +74,7 @@ class Scheduler:
         """Features that take part in steps."""
         self.admission = AdmissionRules(EngineLimits(self.free_slots, self.batch.requests, self.cache).in_order)
         self._prefill = Prefill(self.cache, self.batch, self.counters, config.long_prefill_token_threshold)
-        self._refusals = RefusalRules(config, cache_plan)
+        self._rejection_rules = RejectionRules(config, cache_plan)
         self._throttle = DecodeThrottle(config.decode_interval_tokens)
         self._step_target = StepTarget(config.step_time_target_s, config.max_num_batched_tokens)
         self._acceptance = Acceptance(
@@ -107,8 +107,8 @@ class Scheduler:
         if (client, submit.request_id) in self.requests:
             message = f"request_id {submit.request_id!r} is in use"
             return [(client, Failed(submit.request_id, FailureKind.INVALID, message, "request_id"))]
-        if refusal := self._refusals.refusal(submit, self.waiting):
-            return [(client, refusal)]
+        if rejection := self._rejection_rules.rejection(submit, self.waiting):
+            return [(client, rejection)]
         order = order_of(self.config.scheduling_policy, submit.priority, self._num_submitted)
         self._num_submitted += 1
         request = make_request(client, submit, order, self._clock())
@@ -132,7 +132,7 @@ class Scheduler:
         """Finish a request whose output is complete although neither a stop token nor a limit ends it."""
         return self._finish(request, FinishCause(FinishReason.STOP))
 
-    def refuse(self, request: LiveRequest, message: str, param: str) -> list[ClientEvent]:
+    def reject(self, request: LiveRequest, message: str, param: str) -> list[ClientEvent]:
         """Fail a live request that turns out to be invalid; `param` is the caller's field at fault."""
         self._forget(request)
         return [(request.client, Failed(request.request_id, FailureKind.INVALID, message, param))]

@@ -132,10 +132,10 @@ class Api:
         response = connection.getresponse()
         if response.status != http.client.OK:
             with response:
-                raise self._refused(response)
+                raise self._rejected(response)
         return response
 
-    def _refused(self, response: http.client.HTTPResponse) -> CommandError:
+    def _rejected(self, response: http.client.HTTPResponse) -> CommandError:
         text = response.read()
         try:
             message = _message(json.loads(text))

@@ -118,7 +118,7 @@ class Generation:
         """Send the children to the engine; the event loop gets a turn after some of them.
 
         Raises:
-            OctavoError: the engine is gone, or a child is refused.
+            OctavoError: the engine is gone, or a child is rejected.
         """
         unsent, self._unsent = self._unsent, []
         for index, submit in enumerate(unsent):

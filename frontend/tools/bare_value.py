@@ -48,7 +48,7 @@ def _whole_characters(text: str) -> str:
 
 
 def _from_json(text: str) -> Any:
-    return json.loads(text, parse_constant=_refuse, strict=False)
+    return json.loads(text, parse_constant=_reject, strict=False)
 
 
 def _from_python(text: str) -> Any:
@@ -56,7 +56,7 @@ def _from_python(text: str) -> Any:
     return ast.literal_eval(text)
 
 
-def _refuse(constant: str) -> NoReturn:
+def _reject(constant: str) -> NoReturn:
     raise ValueError(f"{constant} is not JSON")
 
 

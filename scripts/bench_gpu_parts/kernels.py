@@ -97,15 +97,15 @@ def _sdpa(case: AttentionCase, num_layers: int) -> Callable[[int], Tensor]:
         return run
 
     found: dict[float, Callable[[int], Tensor]] = {}
-    refusals = []
+    rejections = []
     for backend in (SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION):
         run = attend(backend)
         try:
             found[seconds_of(lambda run=run: run(0))] = run  # type: ignore[misc]
         except RuntimeError as error:
-            refusals.append(str(error))
+            rejections.append(str(error))
     if not found:
-        raise RuntimeError("; ".join(refusals))
+        raise RuntimeError("; ".join(rejections))
     return found[min(found)]
 
 

@@ -34,7 +34,7 @@ from octavo.protocol.codec import (
     worker_reply_codec,
 )
 from octavo.protocol.errors import ProtocolError, StartupError
-from octavo.protocol.events import EngineDying, Events, Finished, FinishReason, PooledOutput, refuse_version
+from octavo.protocol.events import EngineDying, Events, Finished, FinishReason, PooledOutput, reject_version
 from octavo.protocol.ids import pack_ids
 from octavo.protocol.malformed import Malformed
 from octavo.protocol.params import SamplingSpec
@@ -227,11 +227,11 @@ def test_a_frontend_of_the_second_version_is_refused_in_a_frame_it_can_read(open
     dealer.send(b"\x01" + msgspec.msgpack.encode(["connect", 2, "old", b"id"]))
     ((peer, request),) = receive_requests(router, 1)
     assert request == Connect(2, "old", b"id")
-    assert router.send(peer, refuse_version(request.version))
+    assert router.send(peer, reject_version(request.version))
     assert dealer.poll(int(1000 * TIMEOUT_S))
     (frame,) = dealer.recv_multipart()
     assert frame[:1] == b"\x02"
-    assert msgspec.msgpack.decode(frame[1:]) == ["refused", refuse_version(2).message, PROTOCOL_VERSION]
+    assert msgspec.msgpack.decode(frame[1:]) == ["refused", reject_version(2).message, PROTOCOL_VERSION]
 
 
 def test_a_frontend_of_the_first_version_is_refused_in_its_own_frames(opened: Opened, tmp_path: Path) -> None:

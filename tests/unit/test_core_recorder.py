@@ -55,7 +55,7 @@ def test_a_recording_tells_who_was_ended_from_outside(tmp_path: Path):
         if step.sequence == 2:
             scheduler.conclude(scheduler.requests[CLIENT, "a"])
         if step.sequence == 3:
-            scheduler.refuse(scheduler.requests[CLIENT, "b"], "why", "field")
+            scheduler.reject(scheduler.requests[CLIENT, "b"], "why", "field")
     recorder.close()
     assert sum(isinstance(entry, Ended) for entry in read_recording(path)) == 2
     assert replay(read_recording(path)).is_identical

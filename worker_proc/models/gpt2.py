@@ -9,7 +9,7 @@ from octavo.kernels.paged_attention import AttentionShape
 from octavo.protocol.config.facts import ModelFacts
 from octavo.worker_proc.attention.base import Attention
 from octavo.worker_proc.models.base import Model
-from octavo.worker_proc.models.hf_config import optional, refuse_unless, required
+from octavo.worker_proc.models.hf_config import optional, reject_unless, required
 from octavo.worker_proc.models.layers.linear import Linear
 from octavo.worker_proc.models.layers.norm import LayerNorm
 from octavo.worker_proc.models.parameters import Parameters
@@ -82,11 +82,11 @@ def build(facts: ModelFacts, dtype: torch.dtype, device: torch.device) -> GPT2Mo
     Raises:
         ConfigError: something in its configuration is not supported.
     """
-    refuse_unless(facts.hf_config, "activation_function", ["gelu_new", "gelu_pytorch_tanh"])
-    refuse_unless(facts.hf_config, "scale_attn_weights", [True])
-    refuse_unless(facts.hf_config, "scale_attn_by_inverse_layer_idx", [False])
-    refuse_unless(facts.hf_config, "add_cross_attention", [False])
-    refuse_unless(facts.hf_config, "tie_word_embeddings", [True])
+    reject_unless(facts.hf_config, "activation_function", ["gelu_new", "gelu_pytorch_tanh"])
+    reject_unless(facts.hf_config, "scale_attn_weights", [True])
+    reject_unless(facts.hf_config, "scale_attn_by_inverse_layer_idx", [False])
+    reject_unless(facts.hf_config, "add_cross_attention", [False])
+    reject_unless(facts.hf_config, "tie_word_embeddings", [True])
     ignored = [r"\.attn\.(bias|masked_bias)$", r"^lm_head\.weight$"]
     return GPT2Model(
         Parameters(dtype, prefixes=["transformer."], ignored=ignored, device=device),

@@ -31,7 +31,7 @@ def optional(config: Mapping[str, Any], key: str, default: Value) -> Value:
     return default if config.get(key) is None else required(config, key, type(default))
 
 
-def refuse_unless(config: Mapping[str, Any], key: str, supported: Sequence[Any]) -> None:
+def reject_unless(config: Mapping[str, Any], key: str, supported: Sequence[Any]) -> None:
     """Raise `ConfigError` if `config[key]` exists and is not one of `supported`."""
     if key in config and config[key] not in supported:
         choices = ", ".join(repr(value) for value in supported)

@@ -13,7 +13,7 @@ from octavo.protocol.config.facts import ModelFacts
 from octavo.protocol.errors import ConfigError
 from octavo.worker_proc.attention.base import Attention
 from octavo.worker_proc.models.base import Model
-from octavo.worker_proc.models.hf_config import optional, refuse_unless, required
+from octavo.worker_proc.models.hf_config import optional, reject_unless, required
 from octavo.worker_proc.models.layers.linear import Linear
 from octavo.worker_proc.models.layers.norm import RMSNorm
 from octavo.worker_proc.models.layers.rotary import Rotary, rotary_from_config
@@ -43,8 +43,8 @@ class LlamaConfig:
         Raises:
             ConfigError: a value is missing or not supported.
         """
-        refuse_unless(config, "hidden_act", ["silu"])
-        refuse_unless(config, "use_sliding_window", [False, None])
+        reject_unless(config, "hidden_act", ["silu"])
+        reject_unless(config, "use_sliding_window", [False, None])
         if set(optional(config, "layer_types", [])) - {"full_attention"}:
             raise ConfigError("config.json: layer_types other than full_attention are not supported")
         has_bias = optional(config, "attention_bias", False)

@@ -12,7 +12,7 @@ from octavo.kernels.relu import relu
 from octavo.protocol.config.facts import ModelFacts
 from octavo.worker_proc.attention.base import Attention
 from octavo.worker_proc.models.base import Model
-from octavo.worker_proc.models.hf_config import optional, refuse_unless, required
+from octavo.worker_proc.models.hf_config import optional, reject_unless, required
 from octavo.worker_proc.models.layers.linear import Linear
 from octavo.worker_proc.models.layers.norm import LayerNorm
 from octavo.worker_proc.models.parameters import Parameters
@@ -42,9 +42,9 @@ class OPTConfig:
         Raises:
             ConfigError: a value is missing or not supported.
         """
-        refuse_unless(config, "activation_function", ["relu"])
-        refuse_unless(config, "layer_norm_elementwise_affine", [True])
-        refuse_unless(config, "tie_word_embeddings", [True])
+        reject_unless(config, "activation_function", ["relu"])
+        reject_unless(config, "layer_norm_elementwise_affine", [True])
+        reject_unless(config, "tie_word_embeddings", [True])
         hidden_size = required(config, "hidden_size", int)
         norms_before = optional(config, "do_layer_norm_before", True)
         return cls(

@@ -38,7 +38,7 @@ class ProcessorFactory:
     name: str
     make: Callable[[], LogitsProcessor]
     validate: Callable[[SamplingParams], object]
-    """Raises ValueError for a request that the processor refuses."""
+    """Raises ValueError for a request that the processor rejects."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,1 +1,1 @@
-"""Admission: which requests are refused at once (`refusal.py`), and which waiting ones may start (`rules.py`)."""
+"""Admission: which requests are rejected at once (`rejection.py`), and which waiting ones may start (`rules.py`)."""

@@ -1,4 +1,4 @@
-"""Which requests are refused at once: those that can never be served, and those for which the queue is full.
+"""Which requests are rejected at once: those that can never be served, and those for which the queue is full.
 
 When an accepted request starts is decided in `rules.py`.
 """
@@ -15,7 +15,7 @@ _ROWS = [row for row in ROWS if row.engine_range is not None or row.token_ids is
 """Of parameters whose value may be one that no worker can compute with."""
 
 
-class RefusalRules:
+class RejectionRules:
     """The limits of this engine that no waiting can change, and those of its queue."""
 
     def __init__(self, config: ResolvedConfig, cache_plan: CachePlan) -> None:
@@ -25,8 +25,8 @@ class RefusalRules:
         self._max_model_len = cache_plan.max_model_len
         self._num_cache_tokens = cache_plan.num_tokens
 
-    def refusal(self, submit: Submit, waiting: WaitingQueue) -> Failed | None:
-        """Return why the request is refused, None when it is accepted."""
+    def rejection(self, submit: Submit, waiting: WaitingQueue) -> Failed | None:
+        """Return why the request is rejected, None when it is accepted."""
         if not isinstance(submit.params, SamplingSpec):
             message = f"this engine generates tokens and has no task {submit.params.task!r}"
             return Failed(submit.request_id, FailureKind.INVALID, message, "task")
