@@ -136,7 +136,7 @@ def test_a_temperature_changes_the_scores(llm: LLM, reference: Any) -> None:
     assert [one.cum_logprob for one in output.sequences] == pytest.approx(expected.values.tolist(), abs=1e-4)
 
 
-def test_what_does_not_fit_is_refused(llm: LLM) -> None:
+def test_what_does_not_fit_is_rejected(llm: LLM) -> None:
     with pytest.raises(PromptTooLongError) as caught:
         llm.beam_search([prompt(200)], BeamSearchParams(beam_width=2, max_tokens=57))
     assert caught.value.param == "max_tokens"

@@ -125,7 +125,7 @@ def test_addresses_that_are_none(url: str) -> None:
         Api(url)
 
 
-def test_refusals_are_told_in_the_servers_words(client: FakeClient, capsys) -> None:
+def test_rejections_are_told_in_the_servers_words(client: FakeClient, capsys) -> None:
     with fake_server(client, ["secret"]) as url:
         assert main(["chat", "--url", url, "-q", "hi"]) == 1
         assert "answers 401" in (line := capsys.readouterr().err) and "--api-key" in line
@@ -241,7 +241,7 @@ def test_conversation_at_a_terminal(client: FakeClient) -> None:
     ]
 
 
-def test_refused_question_does_not_end_the_conversation(client: FakeClient) -> None:
+def test_rejected_question_does_not_end_the_conversation(client: FakeClient) -> None:
     with fake_server(client) as url, terminal("chat", "--url", url) as screen:
         screen.read_until("> ")
         screen.type("x" * 300 + "\n")

@@ -193,7 +193,7 @@ def test_bad_input_names_its_field_and_harms_nobody(
     engine.run(scenario)
 
 
-def test_a_priority_without_effect_is_refused(engine: Engine) -> None:
+def test_a_priority_without_effect_is_rejected(engine: Engine) -> None:
     async def scenario(client: AsyncClient) -> None:
         with pytest.raises(InvalidRequestError, match="--scheduling-policy priority") as caught:
             async for _ in client.generate(PROMPT, priority=-1):
@@ -204,7 +204,7 @@ def test_a_priority_without_effect_is_refused(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("priority", [2**63, -(2**63) - 1, 1.0, True])
-def test_a_priority_that_is_no_integer_of_64_bits_is_refused(engine: Engine, priority: object) -> None:
+def test_a_priority_that_is_no_integer_of_64_bits_is_rejected(engine: Engine, priority: object) -> None:
     async def scenario(client: AsyncClient) -> None:
         with pytest.raises(InvalidRequestError, match="64 bits") as caught:
             async for _ in client.generate(PROMPT, priority=priority):

@@ -90,7 +90,7 @@ def test_an_answer_can_be_stopped(server, page):
     assert "ended by you" in page.run("document.querySelector('.message.assistant .who').textContent")
 
 
-def test_a_refusal_is_shown_where_the_answer_would_be(server, page):
+def test_a_rejection_is_shown_where_the_answer_would_be(server, page):
     page.open(server.url + "/?error")
     page.wait_for("document.querySelector('#model')?.value === 'small'")
     fill(page, top_p="7")
@@ -99,7 +99,7 @@ def test_a_refusal_is_shown_where_the_answer_would_be(server, page):
     fill(page, top_p="1", schema="{")
     ask(page, "Hello.")
     assert "schema" in page.wait_for("document.querySelectorAll('.message.failed .error')[1]?.textContent").lower()
-    page.problems.clear()  # the refused request itself is an entry of the console
+    page.problems.clear()  # the rejected request itself is an entry of the console
 
 
 def test_the_engine_is_seen_at_work(server, page):

@@ -115,7 +115,7 @@ def test_token_ids_need_no_tokenizer(llm: LLM, model: Path, tmp_path: Path) -> N
     assert {entry.decoded_token for position in ours.logprobs or () for entry in position.values()} == {None}
 
 
-def test_an_unknown_setting_is_refused(model: Path) -> None:
+def test_an_unknown_setting_is_rejected(model: Path) -> None:
     with pytest.raises(StartupError, match="max_num_sequences"):
         LLM(str(model), max_num_sequences=4)
 

@@ -257,7 +257,7 @@ def test_every_spelling_of_a_rope_scaling_means_the_same(
         ("GPT2LMHeadModel", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx"),
     ],
 )
-def test_what_is_not_supported_is_refused(
+def test_what_is_not_supported_is_rejected(
     arch: str, changes: dict[str, Any], message: str, directories: dict[str, Path]
 ) -> None:
     facts = facts_of(directories[arch])

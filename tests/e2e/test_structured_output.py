@@ -166,7 +166,7 @@ def test_a_faulty_grammar_fails_alone(llm: LLM) -> None:
 
 
 @pytest.mark.parametrize("name", UNENFORCEABLE)
-def test_a_keyword_that_cannot_be_enforced_is_refused_by_name(llm: LLM, name: str) -> None:
+def test_a_keyword_that_cannot_be_enforced_is_rejected_by_name(llm: LLM, name: str) -> None:
     with pytest.raises(InvalidRequestError, match=name):
         generate(llm, StructuredOutputsParams(json=UNENFORCEABLE[name]))
 

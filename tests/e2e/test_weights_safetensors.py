@@ -79,7 +79,7 @@ def test_pickles_are_not_read(model: Path) -> None:
     assert "pickles" in error.value.hint
 
 
-def test_eight_bit_tensors_are_refused_by_name(model: Path) -> None:
+def test_eight_bit_tensors_are_rejected_by_name(model: Path) -> None:
     tensors = load_file(model / "model.safetensors")
     name = "model.layers.0.mlp.up_proj.weight"
     save_file({**tensors, name: tensors[name].to(torch.float8_e4m3fn)}, model / "model.safetensors")
@@ -119,7 +119,7 @@ def dummy(model: Path, seed: int) -> dict[str, torch.Tensor]:
     return dict(built.named_parameters())
 
 
-def test_a_checkpoint_of_another_model_is_refused(model: Path) -> None:
+def test_a_checkpoint_of_another_model_is_rejected(model: Path) -> None:
     config = worker_config(model)
     facts = msgspec.structs.replace(config.model, model_path=str(make_tiny("OPTForCausalLM", model.parent / "other")))
     with pytest.raises(ConfigError, match="does not have"):

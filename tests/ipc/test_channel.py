@@ -220,7 +220,7 @@ def test_buffers_that_do_not_fit_their_body_harm_nobody_else(opened: Opened, tmp
         assert fault in message.fault
 
 
-def test_a_frontend_of_the_second_version_is_refused_in_a_frame_it_can_read(opened: Opened, tmp_path: Path) -> None:
+def test_a_frontend_of_the_second_version_is_rejected_in_a_frame_it_can_read(opened: Opened, tmp_path: Path) -> None:
     router = opened(FrontendRouter, f"ipc://{tmp_path}/core")
     dealer = opened.socket(zmq.DEALER)
     dealer.connect(router.address)
@@ -234,7 +234,7 @@ def test_a_frontend_of_the_second_version_is_refused_in_a_frame_it_can_read(open
     assert msgspec.msgpack.decode(frame[1:]) == ["refused", reject_version(2).message, PROTOCOL_VERSION]
 
 
-def test_a_frontend_of_the_first_version_is_refused_in_its_own_frames(opened: Opened, tmp_path: Path) -> None:
+def test_a_frontend_of_the_first_version_is_rejected_in_its_own_frames(opened: Opened, tmp_path: Path) -> None:
     router = opened(FrontendRouter, f"ipc://{tmp_path}/core")
     dealer = opened.socket(zmq.DEALER)
     dealer.connect(router.address)
@@ -298,7 +298,7 @@ def test_a_lost_frontend_is_noticed(opened: Opened, tmp_path: Path) -> None:
             router.socket.poll(5)
 
 
-def test_a_frontend_that_does_not_read_is_refused_in_the_end(opened: Opened, tmp_path: Path) -> None:
+def test_a_frontend_that_does_not_read_is_rejected_in_the_end(opened: Opened, tmp_path: Path) -> None:
     router = opened(FrontendRouter, f"ipc://{tmp_path}/core")
     dealer = opened.socket(zmq.DEALER)
     dealer.setsockopt(zmq.RCVHWM, 1)

@@ -94,7 +94,7 @@ def test_a_trace_that_a_rank_cannot_write_is_told_and_nothing_else_ends(tmp_path
         assert client.token_ids("r") == alone(PROMPT, 5).token_ids
 
 
-def test_an_adapter_that_is_not_there_is_refused(core: CoreUnderTest):
+def test_an_adapter_that_is_not_there_is_rejected(core: CoreUnderTest):
     with SocketClient(core.address) as client:
         client.connect()
         client.send(Submit("r", pack_ids(PROMPT), SamplingSpec(max_tokens=1, seed=0), adapter="sql"))
@@ -103,14 +103,14 @@ def test_an_adapter_that_is_not_there_is_refused(core: CoreUnderTest):
         assert (end.kind, end.param) == (FailureKind.INVALID, "adapter")
 
 
-def test_another_protocol_version_is_refused(core: CoreUnderTest):
+def test_another_protocol_version_is_rejected(core: CoreUnderTest):
     with SocketClient(core.address) as client:
         client.send(Connect(version=99))
-        refused = client.receive_until(lambda event: isinstance(event, Refused))
-        assert "99" in refused.message
+        rejected = client.receive_until(lambda event: isinstance(event, Refused))
+        assert "99" in rejected.message
 
 
-def test_a_request_for_a_vector_is_refused_and_others_go_on(core: CoreUnderTest):
+def test_a_request_for_a_vector_is_rejected_and_others_go_on(core: CoreUnderTest):
     with SocketClient(core.address) as client:
         client.connect()
         client.send(Submit("vector", pack_ids(PROMPT), PoolingSpec("embed")))
@@ -121,7 +121,7 @@ def test_a_request_for_a_vector_is_refused_and_others_go_on(core: CoreUnderTest)
         assert isinstance(client.request_events("r")[-1], Finished)
 
 
-def test_a_request_before_connect_is_refused(core: CoreUnderTest):
+def test_a_request_before_connect_is_rejected(core: CoreUnderTest):
     with SocketClient(core.address) as client:
         client.submit("r", PROMPT)
         assert "Connect" in client.receive_until(lambda event: isinstance(event, Refused)).message
@@ -226,12 +226,12 @@ def test_sigterm_drains(tmp_path: Path):
         client.submit("running", PROMPT, 30)
         client.receive_until(lambda event: isinstance(event, Events))
         os.kill(core.child.pid, signal.SIGTERM)
-        while not (refused := client.request_events("late")):
+        while not (rejected := client.request_events("late")):
             client.submit("late", PROMPT)
             client.receive_until(lambda event: isinstance(event, Events))
             if isinstance((client.request_events("late") or [None])[-1], Finished):
                 client.received = [e for e in client.received if not isinstance(e, Events)]
-        assert refused
+        assert rejected
         client.finish("running")
         assert client.token_ids("running")[-1] == alone(PROMPT, 30).token_ids[-1]
         dying = client.receive_until(lambda event: isinstance(event, EngineDying))
@@ -255,7 +255,7 @@ def test_a_second_sigterm_aborts(tmp_path: Path):
 @pytest.mark.parametrize(
     ("fault", "message", "phase"),
     [
-        ("refuse", "the model file is wrong", "loading weights"),
+        ("no start", "the model file is wrong", "loading weights"),
         ("vanish", "worker 0 exited with code 9", "loading weights"),
         ("cold", "worker 0: NotEnoughMemoryError: no memory for graphs", "warming up"),
     ],

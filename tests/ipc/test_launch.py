@@ -108,15 +108,15 @@ def test_what_a_core_has_left_is_there_until_another_is_ready(tmp_path: Path, sp
     run(tmp_path, scenario)
 
 
-def test_what_the_system_refuses_is_a_failed_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_system_rejects_is_a_failed_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else nobody would try again, and requests would wait for ever."""
 
-    def refuse(*args: object) -> Child:
+    def reject(*args: object) -> Child:
         raise BlockingIOError("no further process")
 
     async def scenario(engine: LaunchedEngine, spawned: SpawnedEngine) -> None:
-        with monkeypatch.context() as refused:
-            refused.setattr(spawn.Child, "spawn", refuse)
+        with monkeypatch.context() as rejected:
+            rejected.setattr(spawn.Child, "spawn", reject)
             with pytest.raises(StartupError, match="no further process"):
                 await engine.replace(core_config())
             await die(engine)

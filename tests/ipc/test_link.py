@@ -137,7 +137,7 @@ def test_closing_twice_at_once(tmp_path: Path) -> None:
     ],
     ids=["out of range", "a float", "half a surrogate pair", "a number", "a huge token", "too long a message"],
 )
-def test_what_the_core_could_not_read_is_refused_and_harms_nobody(tmp_path: Path, bad: dict[str, object]) -> None:
+def test_what_the_core_could_not_read_is_rejected_and_harms_nobody(tmp_path: Path, bad: dict[str, object]) -> None:
     async def scenario(core: FakeCore, link: CoreLink) -> None:
         with pytest.raises(InvalidRequestError):
             link.submit(msgspec.structs.replace(SUBMIT, **bad), asyncio.Event())
@@ -176,7 +176,7 @@ def test_a_core_that_gave_this_frontend_up_ends_every_request(tmp_path: Path) ->
     run(tmp_path, scenario)
 
 
-def test_two_live_requests_of_one_id_are_refused(tmp_path: Path) -> None:
+def test_two_live_requests_of_one_id_are_rejected(tmp_path: Path) -> None:
     async def scenario(core: FakeCore, link: CoreLink) -> None:
         link.submit(SUBMIT, asyncio.Event())
         with pytest.raises(InvalidRequestError, match="in use"):

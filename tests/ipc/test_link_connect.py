@@ -22,7 +22,7 @@ from octavo.protocol.events import (
 from octavo.protocol.requests import Connect
 
 
-def test_another_protocol_version_is_refused(tmp_path: Path) -> None:
+def test_another_protocol_version_is_rejected(tmp_path: Path) -> None:
     async def scenario(core: FakeCore, link: CoreLink) -> None:
         raise AssertionError("connected")
 

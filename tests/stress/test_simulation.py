@@ -73,7 +73,7 @@ def test_the_runs_reach_what_they_are_for() -> None:
         pytest.param(Order(193, 100, 12), id="the same with two frontends"),
         pytest.param(Order(21, 100, 8), id="a frontend that was given up waited for ever"),
         pytest.param(Order(82, 100, 8), id="the same after a worker's death"),
-        pytest.param(Order(68, 100, 8), id="a drain refused to go on with what it had accepted"),
+        pytest.param(Order(68, 100, 8), id="a drain did not continue what it had accepted"),
         pytest.param(
             Order(1000150, 500, 20), id="a drained core did not wait for the return of a frontend it had given up"
         ),

@@ -31,7 +31,7 @@ FAILING_STEP = 5
 
 FAULTS = {
     "": "none",
-    "refuse": "fails to start, and reports the reason",
+    "no start": "fails to start, and reports the reason",
     "vanish": "dies while it loads",
     "raise": "reports an error at its fifth step, if it is one of the first `NUM_FAILING`",
     "die": "dies in its last rank at its fifth step, if it is one of the first `NUM_FAILING`",
@@ -87,7 +87,7 @@ def main(spec: WorkerSpec, reporter: StartupReporter, stop: StopSignal) -> int:
     generation = int(spec.plan_address.rpartition("-")[2])
     poisoned: set[int] = set()
     with reporter.phase("loading weights"):
-        if fault == "refuse" or (fault == "only once" and generation) or (fault == "second try" and generation == 1):
+        if fault == "no start" or (fault == "only once" and generation) or (fault == "second try" and generation == 1):
             raise ConfigError("the model file is wrong", phase="loading weights", hint="fetch it again")
         if fault == "vanish":
             os._exit(9)

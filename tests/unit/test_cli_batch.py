@@ -89,7 +89,7 @@ def test_an_answer_of_nothing_is_a_line_of_json_too(tmp_path: Path) -> None:
         assert results.done == {1: "a"}
 
 
-def test_refused_requests_keep_the_servers_answer() -> None:
+def test_rejected_requests_keep_the_servers_answer() -> None:
     lines = [line("a", temperature=-1), line("b", model="gpt-9"), line("c", "/v1/nowhere"), line("d")]
     results = {entry.custom_id: entry for entry in answer(FakeClient(), lines)}
     codes = {name: entry.response.status_code for name, entry in results.items() if entry.response}

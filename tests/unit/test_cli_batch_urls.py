@@ -71,9 +71,9 @@ def test_results_go_to_their_url_or_stay(store, tmp_path: Path, monkeypatch: pyt
     for path in ("/no", "/out"):
         Path(remote.local_name(url + path)).write_text(result)
     words = ["M", "-i", f"{url}/in", "-o"]
-    with pytest.raises(CommandError, match="HTTP 403") as refused:
+    with pytest.raises(CommandError, match="HTTP 403") as rejected:
         run_batch.run([*words, f"{url}/no"])
-    assert remote.local_name(f"{url}/no") in refused.value.hint
+    assert remote.local_name(f"{url}/no") in rejected.value.hint
     assert run_batch.run([*words, f"{url}/out"]) == 0
     assert files["/out"] == result.encode()
     assert [path.name for path in tmp_path.iterdir()] == [remote.local_name(f"{url}/no")]

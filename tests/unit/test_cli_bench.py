@@ -246,12 +246,12 @@ def test_an_idle_connection_that_the_server_closed_loses_no_request() -> None:
     assert num_connections == 3
 
 
-def test_refused_requests_are_outcomes() -> None:
+def test_rejected_requests_are_outcomes() -> None:
     async def work(url: str) -> Outcome:
         load = Load(Target(url, "/v1/completions", {}))
-        refused = await load.send(b'{"prompt": 7, "stream": true}')
+        rejected = await load.send(b'{"prompt": 7, "stream": true}')
         load.close()
-        return refused
+        return rejected
 
     with fake_server(FakeClient()) as url:
         assert asyncio.run(work(url)).error.startswith("HTTP 400: ")
@@ -294,7 +294,7 @@ def test_bench_serve_fails_loudly(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("flag", "value"), [("max-concurrency", "0"), ("input-len", "0"), ("output-len", "-1"), ("request-rate", "nan")]
 )
-def test_numbers_that_mean_nothing_are_refused(flag: str, value: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_numbers_that_mean_nothing_are_rejected(flag: str, value: str, capsys: pytest.CaptureFixture[str]) -> None:
     with fake_server(FakeClient("Hello!")) as url:
         assert main(["bench", "serve", "--base-url", url, "--num-prompts", "1", f"--{flag}", value]) == 1
     assert f"--{flag}" in capsys.readouterr().err

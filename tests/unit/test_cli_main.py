@@ -291,7 +291,7 @@ def test_build_kernels_finds_what_is_built(capfd) -> None:
     assert path.endswith(".so") and what.endswith("already there")
 
 
-def test_build_kernels_refuses_unknown_instruction_sets(capsys) -> None:
+def test_build_kernels_rejects_unknown_instruction_sets(capsys) -> None:
     assert main(["build-kernels", "--isa", "avx1024"]) == 1
     assert "avx1024" in capsys.readouterr().err.splitlines()[-1]
 

@@ -83,7 +83,7 @@ def test_a_prompt_is_cut_before_its_parameters_are_resolved(keeps_start: bool, e
 def test_a_body_is_parsed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     body = msgspec.json.encode({"messages": MESSAGES, "stream_options": {"include_usage": True}, "stream": True})
     decode(body, ChatCompletionRequest)
-    monkeypatch.setattr(msgspec.json, "decode", None)  # parses whatever the schema's own decoder has refused
+    monkeypatch.setattr(msgspec.json, "decode", None)  # parses whatever the schema's own decoder has rejected
     assert decode(body, ChatCompletionRequest).messages == MESSAGES
 
 

@@ -57,7 +57,7 @@ def test_the_second_block_of_equal_content_stays_unnamed():
     assert (pool.find(name(1)), pool.block_hash(1)) == (0, None)
 
 
-def test_forgetting_is_refused_while_a_block_is_in_use():
+def test_forgetting_is_rejected_while_a_block_is_in_use():
     pool = BlockPool(2)
     pool.set_hash(pool.allocate(), name(1))
     assert not pool.reset_contents()
@@ -178,7 +178,7 @@ def test_eviction_takes_the_tail_of_the_oldest_sequence_first():
     assert run(engine, "new again", [2] * 13, 1).num_cached_tokens == 8
 
 
-def test_reset_is_refused_while_in_use():
+def test_reset_is_rejected_while_in_use():
     engine = FakeEngine()
     engine.submit("r", PROMPT)
     engine.plan()

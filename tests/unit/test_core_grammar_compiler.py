@@ -145,7 +145,7 @@ def test_a_step_does_not_look_at_requests_that_wait(compiler: GrammarCompiler, m
     assert not desk.grammars._constraints and not desk.grammars._active
 
 
-def test_a_request_refused_in_the_middle_of_its_prompt_leaves_nothing(compiler: GrammarCompiler) -> None:
+def test_a_request_rejected_in_the_middle_of_its_prompt_leaves_nothing(compiler: GrammarCompiler) -> None:
     desk = Desk(compiler, max_num_batched_tokens=2, max_num_seqs=2)
     desk.start("a", "[ab]*")
     plan = desk.plan()

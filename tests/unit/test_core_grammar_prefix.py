@@ -94,7 +94,7 @@ def test_a_mark_whose_tokens_are_not_allowed_ends_its_request(desk: Desk, kind: 
     assert ends(events) == [("r", (FailureKind.INVALID, "p"))]
 
 
-def test_a_mark_that_no_tokens_make_is_refused(desk: Desk) -> None:
+def test_a_mark_that_no_tokens_make_is_rejected(desk: Desk) -> None:
     for marker in ((), (token("e"),), (999,)):
         spec = GrammarSpec(GrammarKind.FREE, "", "p", b"end", (), 1, marker)
         submit = Submit("r", [5], SamplingSpec(max_tokens=3, seed=0), grammar=spec)
@@ -107,7 +107,7 @@ def test_without_end_tokens_what_comes_before_the_grammar_needs_no_mask(desk: De
     assert desk.take_letters() == [[]]
 
 
-def test_a_negative_end_token_is_refused(desk: Desk) -> None:
+def test_a_negative_end_token_is_rejected(desk: Desk) -> None:
     sampling = {"eos_token_ids": (EOS, -5)}
     events = desk.submit("r", "xy", start_after=b"end", sampling=sampling) + desk.wait()
     assert ends(events) == [("r", (FailureKind.INVALID, "eos_token_ids"))]

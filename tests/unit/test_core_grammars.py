@@ -95,7 +95,7 @@ def test_after_the_time_of_one_grammar_no_further_part_is_tried(monkeypatch: pyt
     os.close(compiler.wake_fd)
 
 
-def test_what_is_refused_at_once(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_rejected_at_once(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     untaught = Desk(GrammarCompiler(timeout_s=5))
     assert ends(untaught.submit("r", "a")) == [("r", (FailureKind.INVALID, "structured_outputs.regex"))]
     os.close(untaught.compiler.wake_fd)

@@ -129,7 +129,7 @@ def test_only_so_many_new_requests_are_quarantined() -> None:
     ((_, end),) = life.submit("d", is_continued=False)
     assert isinstance(end, Failed)
     assert (end.kind, end.param) == (FailureKind.OVERLOADED, "max_num_queued_reqs")
-    assert not life.submit("e"), "what was accepted before is never refused"
+    assert not life.submit("e"), "what was accepted before is never rejected"
 
 
 def test_the_end_of_a_quarantine_is_spread_over_turns(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,7 +156,7 @@ def test_who_waits_can_be_aborted_and_has_a_name_to_itself() -> None:
         ((_, end),) = life.submit(name)
         assert isinstance(end, Failed) and end.param == "request_id"
     assert life.quarantine.num_held == 1 and life.quarantine.is_live((CLIENT, "b"))
-    assert (CLIENT, "a") in life.attribution.tracked, "the refusal of another of its name is not its end"
+    assert (CLIENT, "a") in life.attribution.tracked, "the rejection of another of its name is not its end"
     ((_, end),) = life.quarantine.abort(CLIENT, ["a", "b"])
     assert isinstance(end, Finished) and end.request_id == "b"
     assert not life.quarantine.num_held

@@ -86,7 +86,7 @@ def test_a_recording_cut_short_is_read_up_to_there(recording: Path):
     assert list(read_recording(recording)) == whole[:-1]
 
 
-def test_something_else_is_refused(tmp_path: Path):
+def test_something_else_is_rejected(tmp_path: Path):
     path = tmp_path / "other"
     path.write_bytes(b"\x03\x00\x00\x00abc")
     with pytest.raises(ProtocolError, match="not a recording"):

@@ -314,7 +314,7 @@ def test_prompt_logprobs_come_once_and_whole(num_blocks):
         assert output.prompt_logprobs[0] is None
 
 
-def test_a_result_out_of_turn_is_refused():
+def test_a_result_out_of_turn_is_rejected():
     engine = FakeEngine()
     engine.submit("r", prompt(4))
     engine.plan()

@@ -47,11 +47,11 @@ def test_a_request_that_workers_find_at_fault_ends_alone(param: str | None, kind
     slot = engine.scheduler.in_flight[0].scheduled[0].slot
     result = engine._results.popleft()
     token_ids = [NO_TOKEN, result.token_ids[1]]
-    fault = StepFault(slot, "a logits processor refuses it", param)
+    fault = StepFault(slot, "a logits processor rejects it", param)
     engine._results.appendleft(StepResult(result.sequence, token_ids, [], [], faults=[fault]))
     engine.commit()
     assert isinstance(bad.end, Failed)
-    assert (bad.end.kind, bad.end.message, bad.end.param) == (kind, "a logits processor refuses it", param)
+    assert (bad.end.kind, bad.end.message, bad.end.param) == (kind, "a logits processor rejects it", param)
     engine.run()
     assert not bad.token_ids
     assert good.token_ids == alone(prompt(7, 2), 9).token_ids

@@ -113,7 +113,7 @@ def test_a_request_fails_if_one_of_its_tokens_is_none() -> None:
     ("token_ids", "counts"),
     [([1, 2, 3], [3]), ([1, 2, 3], [1, 1]), ([1], [0, 1]), ([1] * 6, [5, 1]), ([1, 2, 3], []), ([1, 2, 3], [1, 1, 1])],
 )
-def test_a_result_that_does_not_fit_its_step_is_refused(token_ids: list[int], counts: list[int]) -> None:
+def test_a_result_that_does_not_fit_its_step_is_rejected(token_ids: list[int], counts: list[int]) -> None:
     engine = Guessing()
     engine.submit("a", PROMPT, 20)
     engine.submit("b", PROMPT[1:], 20)

@@ -86,9 +86,9 @@ def test_the_state_names_what_the_wire_leaves_unnamed():
 
 def test_a_page_asks_for_a_password_and_the_api_for_a_token():
     for path, scheme in (("/", "Basic"), ("/dashboard/state", "Basic"), ("/v1/models", "Bearer")):
-        refused = request(ShownClient(), "GET", path, api_keys=(KEY,))
-        assert refused.status_code == 401
-        assert refused.headers["www-authenticate"].startswith(scheme)
+        rejected = request(ShownClient(), "GET", path, api_keys=(KEY,))
+        assert rejected.status_code == 401
+        assert rejected.headers["www-authenticate"].startswith(scheme)
 
 
 @pytest.mark.parametrize(

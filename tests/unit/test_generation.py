@@ -98,7 +98,7 @@ def test_ignore_eos_and_prompt_logprobs() -> None:
     assert spec.skip_reading_prefix_cache, "cached positions have no logits"
 
 
-def test_what_cannot_fit_is_refused() -> None:
+def test_what_cannot_fit_is_rejected() -> None:
     with pytest.raises(PromptTooLongError, match="at most 28"):
         spec_of(SamplingParams(max_tokens=29))
     with pytest.raises(PromptTooLongError, match="shorten the prompt"):
@@ -144,7 +144,7 @@ def test_allowed_tokens_are_sorted_and_checked() -> None:
         SamplingParams(allowed_token_ids=[2, 5], stop_token_ids=[5], min_tokens=1),
     ],
 )
-def test_a_request_that_may_generate_nothing_is_refused(params: SamplingParams) -> None:
+def test_a_request_that_may_generate_nothing_is_rejected(params: SamplingParams) -> None:
     with pytest.raises(InvalidRequestError) as caught:
         spec_of(params)
     assert caught.value.param == "allowed_token_ids"

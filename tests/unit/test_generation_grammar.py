@@ -153,7 +153,7 @@ def test_settings_of_the_library_are_not_for_callers() -> None:
 
 
 @pytest.mark.parametrize("schema", [{"minimum": float("nan")}, {"a": {1, 2}}])
-def test_a_schema_without_a_json_form_is_refused(schema: Any) -> None:
+def test_a_schema_without_a_json_form_is_rejected(schema: Any) -> None:
     with pytest.raises(InvalidRequestError) as caught:
         spec_of(json=schema)
     assert caught.value.param == "structured_outputs.json"
@@ -294,13 +294,13 @@ def test_random_outputs_keep_their_tags_whole() -> None:
         ),
     ],
 )
-def test_a_tag_that_cannot_be_read_is_refused_by_place(fields: dict[str, Any], where: str) -> None:
+def test_a_tag_that_cannot_be_read_is_rejected_by_place(fields: dict[str, Any], where: str) -> None:
     with pytest.raises(InvalidRequestError, match=where) as caught:
         tag(**fields)
     assert caught.value.param == "structured_outputs.structural_tag"
 
 
-def test_a_keyword_within_a_tag_is_enforced_or_refused() -> None:
+def test_a_keyword_within_a_tag_is_enforced_or_rejected() -> None:
     structure = {"begin": "<f>", "schema": {"not": {}}, "end": ""}
     with pytest.raises(GrammarFault, match="not"):
         Matcher.compile(TOKENS, source_of(tag(structures=[structure], triggers=["<f>"])))

@@ -62,7 +62,7 @@ def test_who_leaves_does_not_keep_the_others_from_it() -> None:
     asyncio.run(run())
 
 
-def test_a_form_that_cannot_be_read_is_refused() -> None:
+def test_a_form_that_cannot_be_read_is_rejected() -> None:
     with pytest.raises(InvalidRequestError):
         asyncio.run(maker(FakeLink()).make(StructuredOutputsParams(grammar="root ::= nothing")))
 

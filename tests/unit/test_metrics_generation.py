@@ -128,7 +128,7 @@ def test_failed_request() -> None:
     assert notes.limits == []
 
 
-def test_request_that_a_full_queue_refused() -> None:
+def test_request_that_a_full_queue_rejected() -> None:
     work, notes = generation(
         lambda stream: stream.put(Failed("a", FailureKind.OVERLOADED, "too many", "max_num_queued_reqs"))
     )

@@ -126,13 +126,13 @@ class TestLocate:
     def test_what_the_hub_answers(
         self, error: type[Exception], message: str, env: Env, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        def refuse(*_: object, local_files_only: bool = False, **__: object) -> str:
+        def reject(*_: object, local_files_only: bool = False, **__: object) -> str:
             if local_files_only or error is LocalEntryNotFoundError:
                 raise LocalEntryNotFoundError("first line\nsecond line")
             response = httpx.Response(404, request=httpx.Request("GET", "https://hub.invalid"))
             raise error("first line\nsecond line", response=response)
 
-        monkeypatch.setattr(huggingface_hub, "snapshot_download", refuse)
+        monkeypatch.setattr(huggingface_hub, "snapshot_download", reject)
         with pytest.raises(ConfigError, match=message) as caught:
             locate_model(ModelConfig(model="org/name", revision="v2"), env)
         assert "\n" not in caught.value.message
@@ -239,7 +239,7 @@ class TestFacts:
             with pytest.raises(ConfigError, match=f"{name} is not a JSON object"):
                 facts_of(home, env, **{name: text})
 
-    def test_quantized_checkpoints_are_refused(self, home: Path, env: Env) -> None:
+    def test_quantized_checkpoints_are_rejected(self, home: Path, env: Env) -> None:
         write(home, LLAMA | {"quantization_config": {"quant_method": "awq"}})
         with pytest.raises(ConfigError, match=r"quantized \(awq\)"):
             facts_of(home, env)
@@ -267,7 +267,7 @@ class TestFacts:
         with pytest.raises(ConfigError, match="no weights in"):
             facts_of(home, env)
 
-    def test_pickled_weights_are_refused(self, home: Path, env: Env) -> None:
+    def test_pickled_weights_are_rejected(self, home: Path, env: Env) -> None:
         (home / "model.safetensors").rename(home / "pytorch_model.bin")
         with pytest.raises(ConfigError, match=r"a pickle \(pytorch_model\.bin\)") as caught:
             facts_of(home, env)

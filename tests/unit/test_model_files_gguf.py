@@ -245,7 +245,7 @@ class TestSentencePiece:
         with pytest.raises(ConfigError, match=r"tokenizer\.ggml\.scores"):
             tokenizer_files(sentencepiece_metadata(scores=[]))
 
-    def test_removing_white_space_is_refused(self) -> None:
+    def test_removing_white_space_is_rejected(self) -> None:
         with pytest.raises(ConfigError, match="white space"):
             tokenizer_files(sentencepiece_metadata(remove_extra_whitespaces=True))
 
@@ -257,7 +257,7 @@ def names(tokenizer: Tokenizer, text: str) -> list[str]:
     return [tokenizer._fast.id_to_token(token_id) for token_id in tokenizer.encode(text)]
 
 
-def test_other_vocabularies_are_refused() -> None:
+def test_other_vocabularies_are_rejected() -> None:
     with pytest.raises(ConfigError, match="'bert' is not supported"):
         tokenizer_files(byte_level_metadata(model="bert"))
 

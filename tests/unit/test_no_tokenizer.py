@@ -42,7 +42,7 @@ def spec_of(params: SamplingParams) -> SamplingSpec:
         ("structured_outputs", SamplingParams(structured_outputs=StructuredOutputsParams(regex="a"))),
     ],
 )
-def test_parameters_in_words_are_refused(param: str, params: SamplingParams) -> None:
+def test_parameters_in_words_are_rejected(param: str, params: SamplingParams) -> None:
     with pytest.raises(InvalidRequestError, match="skip-tokenizer-init") as caught:
         spec_of(params)
     assert caught.value.param == param

@@ -29,13 +29,13 @@ def test_float32_logprobs_keep_their_bits() -> None:
     assert struct.pack("<d", back) == struct.pack("<d", value)
 
 
-def test_a_frame_of_another_kind_is_refused() -> None:
+def test_a_frame_of_another_kind_is_rejected() -> None:
     (frame,) = codec.event_codec().encode(events.EngineDying(""))
     with pytest.raises(ProtocolError, match="kind"):
         codec.request_codec().decode(frame)
 
 
-def test_a_frame_of_nothing_is_refused() -> None:
+def test_a_frame_of_nothing_is_rejected() -> None:
     with pytest.raises(ProtocolError):
         codec.request_codec().decode(b"")
 
@@ -52,6 +52,6 @@ def test_well_formed_nonsense_raises_protocol_error_only(value: object) -> None:
         codec.request_codec().decode(b"\x01" + msgspec.msgpack.encode(value))
 
 
-def test_deep_nesting_is_refused() -> None:
+def test_deep_nesting_is_rejected() -> None:
     with pytest.raises(ProtocolError):
         codec.request_codec().decode(b"\x01" + b"\x91" * 100_000 + b"\xc0")

@@ -226,7 +226,7 @@ def test_the_settings_of_structured_output() -> None:
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"backend": "xgrammar"}', '{"reasoning": 1}'])
-def test_settings_of_structured_output_that_mean_nothing_are_refused(text: str) -> None:
+def test_settings_of_structured_output_that_mean_nothing_are_rejected(text: str) -> None:
     with pytest.raises(ConfigError, match="structured_outputs_config") as caught:
         resolved(structured_outputs_config=text)
     assert "disable_any_whitespace" in caught.value.hint

@@ -96,4 +96,4 @@ def test_a_configuration_takes_the_place_of_our_lines(tmp_path: Path, restored_l
 def test_a_wrong_configuration_is_told_with_its_cause(config: str, message: str, restored_logging: None) -> None:
     with pytest.raises(ConfigError, match=f"(?s)^log_config_file: .*{message}"):
         configure_logging("Core", "INFO", config)
-    assert log_settings()[1] == "", "children must not be told of what was refused"
+    assert log_settings()[1] == "", "children must not be told of what was rejected"

@@ -90,7 +90,7 @@ def test_named_logprobs_are_as_many_as_they_are() -> None:
 
 
 @pytest.mark.parametrize("field", ["n", "best_of"])
-def test_several_greedy_sequences_are_refused(field: str) -> None:
+def test_several_greedy_sequences_are_rejected(field: str) -> None:
     with pytest.raises(InvalidRequestError, match="temperature") as caught:
         SamplingParams(**{field: 2}, temperature=0.0)
     assert caught.value.param == field

@@ -79,7 +79,7 @@ def test_an_error_bears_the_callers_own_name() -> None:
     assert caught.value.param == "tools"
 
 
-def test_anything_else_is_refused() -> None:
+def test_anything_else_is_rejected() -> None:
     with pytest.raises(InvalidRequestError) as caught:
         SamplingParams(structured_outputs={"regex": "a"})  # type: ignore[arg-type]
     assert caught.value.param == "structured_outputs"

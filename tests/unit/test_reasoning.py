@@ -73,7 +73,7 @@ def test_tokens_of_reasoning_are_counted(state, text, count) -> None:
     assert num_reasoning_tokens(QWEN, state, tokenizer.encode(text, False), tokenizer) == count
 
 
-def test_an_unknown_parser_is_refused() -> None:
+def test_an_unknown_parser_is_rejected() -> None:
     with pytest.raises(ConfigError, match="unknown reasoning parser 'o1'") as caught:
         reasoning_parser("o1")
     assert "qwen3" in caught.value.hint

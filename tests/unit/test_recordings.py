@@ -46,14 +46,14 @@ def test_together_they_show_what_a_scheduler_does(tmp_path: Path) -> None:
     assert seen >= {"masks", "preempted", "chunked", "fcfs", "priority", WorkersLost, Restricted}
 
 
-def test_an_old_recording_is_refused_with_the_way_to_read_it(tmp_path: Path) -> None:
+def test_an_old_recording_is_rejected_with_the_way_to_read_it(tmp_path: Path) -> None:
     path = tmp_path / "steps"
     path.write_bytes(lzma.decompress(RECORDINGS[0].read_bytes()))
     with pytest.raises(ProtocolError, match="scripts/convert_recording"):
         list(read_recording(path))
 
 
-def test_a_recording_of_another_version_is_refused(tmp_path: Path) -> None:
+def test_a_recording_of_another_version_is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "steps"
     path.write_bytes(convert_recording.convert(lzma.decompress(RECORDINGS[0].read_bytes())))
     opened, *entries = read_recording(path)

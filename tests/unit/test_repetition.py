@@ -81,7 +81,7 @@ def test_not_before_min_tokens(min_tokens: int, is_over: bool) -> None:
     assert (engine.outputs["r"].end is not None) == is_over
 
 
-def test_a_core_refuses_what_would_hold_it_up() -> None:
+def test_a_core_rejects_what_would_hold_it_up() -> None:
     engine = FakeEngine()
     output = engine.submit("r", [1], repetition=RepetitionSpec(1, MAX_PATTERN_SIZE + 1, 2))
     assert isinstance(output.end, Failed)

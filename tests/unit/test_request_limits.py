@@ -26,7 +26,7 @@ from octavo.protocol.sampling_table import MAX_TOKEN_IDS
         ("logit_bias", dict.fromkeys(range(MAX_TOKEN_IDS + 1), 1.0)),
     ],
 )
-def test_lists_without_end_are_refused(name: str, value: object) -> None:
+def test_lists_without_end_are_rejected(name: str, value: object) -> None:
     with pytest.raises(InvalidRequestError) as caught:
         SamplingParams(**{name: value})
     assert caught.value.param == name
@@ -40,7 +40,7 @@ def test_lists_at_the_limit_are_checked_to_the_last() -> None:
             SamplingParams(allowed_token_ids=[1, 2, bad])
 
 
-def test_a_body_of_too_many_values_is_refused_before_it_is_decoded() -> None:
+def test_a_body_of_too_many_values_is_rejected_before_it_is_decoded() -> None:
     bomb = b'{"prompt": "a", "junk": [' + b"[]," * MAX_VALUES + b"[]]}"
     start = time.thread_time()
     with pytest.raises(BodyError, match="more than 524288 values"):
@@ -58,7 +58,7 @@ def test_what_can_never_be_queued_is_no_overload() -> None:
     check_volume(SamplingParams(n=1000), 100, 1, resolved_config(max_num_queued_reqs=0))
 
 
-def test_a_large_n_of_a_long_prompt_is_refused() -> None:
+def test_a_large_n_of_a_long_prompt_is_rejected() -> None:
     config = resolved_config(max_num_queued_reqs=0)
     check_volume(SamplingParams(n=100), MAX_VOLUME // 100, 1, config)
     with pytest.raises(InvalidRequestError, match="token ids to send"):

@@ -115,7 +115,7 @@ def test_further_kinds_of_text_parts() -> None:
         [{"role": "assistant", "tool_calls": 3}],
     ],
 )
-def test_malformed_messages_are_refused(messages: list[object]) -> None:
+def test_malformed_messages_are_rejected(messages: list[object]) -> None:
     with pytest.raises(InvalidRequestError) as caught:
         template(PLAIN).render(messages)  # type: ignore[arg-type]
     assert caught.value.param.startswith("messages")
@@ -158,7 +158,7 @@ def test_continuing_needs_a_text_and_excludes_the_generation_prompt() -> None:
         assert caught.value.param == "continue_final_message"
 
 
-def test_continuing_is_refused_when_the_template_drops_the_message() -> None:
+def test_continuing_is_rejected_when_the_template_drops_the_message() -> None:
     with pytest.raises(InvalidRequestError, match="cannot be continued"):
         template("nothing").render([USER], add_generation_prompt=False, continue_final_message=True)
 

@@ -58,12 +58,12 @@ def render_apart(*sources: str, **variables: object) -> list[object]:
 
 def test_a_requests_template_is_rendered_apart() -> None:
     source = "{{ bos_token }}{{ messages[0].content }}{{ more }}{{ tools[0].name }}"
-    good, unparsable, refusing = render_apart(
+    good, unparsable, rejecting = render_apart(
         source, "{% if", "{{ raise_exception('no') }}", more="é", tools=[{"name": "f"}]
     )
     assert good == "<s>hiéf"
     assert isinstance(unparsable, InvalidRequestError) and unparsable.param == "chat_template"
-    assert isinstance(refusing, InvalidRequestError) and "no" in refusing.message
+    assert isinstance(rejecting, InvalidRequestError) and "no" in rejecting.message
 
 
 def test_a_requests_template_cannot_take_the_memory() -> None:

@@ -148,7 +148,7 @@ def test_a_malformed_tokenizer_file_is_named(tmp_path: Path, content: str) -> No
     assert "\n" not in caught.value.message
 
 
-def test_a_decoder_that_cannot_be_followed_is_refused() -> None:
+def test_a_decoder_that_cannot_be_followed_is_rejected() -> None:
     fast = FastTokenizer(models.WordPiece({"[UNK]": 0}, unk_token="[UNK]"))
     fast.decoder = decoders.WordPiece()
     with pytest.raises(ConfigError, match="WordPiece"):

@@ -65,7 +65,7 @@ def test_a_command_line_of_vllm_runs() -> None:
         ("M --profiler-config []", "not a JSON object", "--torch-profiler-dir"),
     ],
 )
-def test_what_is_not_here_is_refused_with_its_reason(line: str, message: str, hint: str) -> None:
+def test_what_is_not_here_is_rejected_with_its_reason(line: str, message: str, hint: str) -> None:
     with pytest.raises(ConfigError) as caught:
         configured(line)
     assert message in caught.value.message

@@ -48,7 +48,7 @@ def mutated(draw: st.DrawFn, frame: bytes) -> bytes:
 @example(frame=b"\x01" + b"\xdd\xff\xff\xff\xff" * 50)
 @example(frame=b"\x02" + b"\x91" * 100_000)
 @example(frame=b"\x03\xc6\xff\xff\xff\xff")
-def test_a_frame_is_read_or_refused(frame: bytes) -> None:
+def test_a_frame_is_read_or_rejected(frame: bytes) -> None:
     for one in CODECS:
         try:
             message = one.decode(frame)

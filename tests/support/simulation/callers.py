@@ -14,7 +14,7 @@ from octavo.protocol.errors import (
 )
 from octavo.protocol.events import Finished, TokenLogprobs, Tokens
 from octavo.protocol.ids import RequestId
-from simulation.oracle import Answer, answer, refusal
+from simulation.oracle import Answer, answer, rejection
 from simulation.scenario import POISON_MARKS, VOCAB_SIZE, Ask
 
 MIN_DEATHS = 2
@@ -46,7 +46,7 @@ class Caller:
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     end: Finished | OctavoError | None = None
     has_left: bool = False
-    num_refusals: int = 0
+    num_rejections: int = 0
     num_deaths: int = 0
     """Deaths of cores and workers that no request caused, since this request was submitted."""
 
@@ -87,7 +87,7 @@ class Caller:
         require(0 <= event.num_cached_tokens < num_prompt, self.name, f"{event.num_cached_tokens} cached tokens")
         if isinstance(event, Finished):
             self.end = event
-            require(refusal(self.ask.submit, self.plan) is None, self.name, f"{event}, but it should be rejected")
+            require(rejection(self.ask.submit, self.plan) is None, self.name, f"{event}, but it should be rejected")
             self._check_answer(event, answer(self.ask.submit, VOCAB_SIZE, self.plan.max_model_len))
             return
         require(bool(event.token_ids), self.name, "a message without tokens")
@@ -104,9 +104,9 @@ class Caller:
         match error:
             case OverloadedError():
                 is_right = not self.token_ids
-                self.num_refusals += 1
+                self.num_rejections += 1
             case InvalidRequestError():
-                is_right = refusal(self.ask.submit, self.plan) is not None
+                is_right = rejection(self.ask.submit, self.plan) is not None
             case RequestFailedError():
                 is_right = self.is_poisoned or self.num_deaths >= MIN_DEATHS
             case EngineDeadError():

@@ -271,9 +271,9 @@ class SimulatedFrontend(Process):
     def _on_change(self, caller: Caller) -> None:
         """Let a caller react to an event."""
         end = caller.end
-        if isinstance(end, OverloadedError) and caller.num_refusals < MAX_TRIES:
+        if isinstance(end, OverloadedError) and caller.num_rejections < MAX_TRIES:
             caller.end = None
-            delay = PATIENCE * self._retry_s * BACK_OFF ** (caller.num_refusals - 1)
+            delay = PATIENCE * self._retry_s * BACK_OFF ** (caller.num_rejections - 1)
             self.after(delay, lambda: self._ask(caller))
         elif end is None and len(caller.token_ids) >= (caller.ask.leaves_after or len(caller.token_ids) + 1):
             self.after(0.0, lambda: self._leave(caller))

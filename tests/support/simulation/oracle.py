@@ -23,7 +23,7 @@ class Answer:
     stop_token_id: int | None = None
 
 
-def refusal(submit: Submit, plan: CachePlan) -> FailureKind | None:
+def rejection(submit: Submit, plan: CachePlan) -> FailureKind | None:
     """Return the kind of failure of a request that can never be served, None if it can be served."""
     num_prompt = len(submit.prompt_token_ids)
     if num_prompt >= plan.max_model_len:

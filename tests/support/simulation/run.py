@@ -99,7 +99,7 @@ class Simulation:
             num_left=sum(caller.end is None for caller in callers),
             num_guilty=sum(caller.is_blamed and caller.is_poisoned for caller in callers),
             num_blamed=sum(caller.is_blamed and not caller.is_poisoned for caller in callers),
-            num_overloaded=sum(caller.num_refusals for caller in callers),
+            num_overloaded=sum(caller.num_rejections for caller in callers),
             num_events=self._world.num_events,
             num_steps=sum(one.num_steps for one in stats),
             num_preemptions=sum(one.num_preemptions for one in stats),

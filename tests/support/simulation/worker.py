@@ -14,14 +14,14 @@ from octavo.protocol.steps import Admitted, Scheduled, StepPlan, StepResult, Tok
 from simulation.model import draw, extend_states, logprob, root_state
 
 
-class PlanRefused(AssertionError):
+class PlanRejected(AssertionError):
     """A plan that no worker can execute, or that would compute a wrong result."""
 
 
 def require(condition: bool, message: str) -> None:
     """Reject the plan unless the condition holds; not an `assert`, which Python can disable."""
     if not condition:
-        raise PlanRefused(message)
+        raise PlanRejected(message)
 
 
 @dataclass(slots=True)
@@ -57,7 +57,7 @@ class SimulatedWorker:
         """Apply a plan and return its result.
 
         Raises:
-            PlanRefused: the plan, or what it would read from the cache, is wrong.
+            PlanRejected: the plan, or what it would read from the cache, is wrong.
         """
         require(plan.sequence == self.next_sequence, f"step {plan.sequence} received, but {self.next_sequence} is next")
         self.next_sequence += 1
@@ -126,7 +126,7 @@ class SimulatedWorker:
             num_read = min(size, end - first)
             place = row.block_ids[index] * size
             if cache[place : place + num_read] != states[first : first + num_read]:
-                raise PlanRefused(
+                raise PlanRejected(
                     f"{row.admitted.request_id}, step {self.next_sequence - 1}: block {row.block_ids[index]} "
                     f"holds something foreign for positions {first} to {first + num_read - 1}"
                 )

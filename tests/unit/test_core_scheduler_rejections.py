@@ -55,19 +55,19 @@ def test_a_request_that_can_never_fit_fails_at_once():
         ("resume_output_token_ids", {"resume_output_token_ids": [-1]}),
     ],
 )
-def test_what_would_break_a_worker_is_refused(param, fields):
+def test_what_would_break_a_worker_is_rejected(param, fields):
     output = FakeEngine().submit("r", prompt(4), **fields)
     assert (output.end.kind, output.end.param) == (FailureKind.INVALID, param)
 
 
-def test_a_full_queue_refuses_with_overloaded():
+def test_a_full_queue_rejects_with_overloaded():
     engine = FakeEngine(max_num_queued_reqs=1)
     engine.submit("first", prompt(4))
     second = engine.submit("second", prompt(4))
     assert isinstance(second.end, Failed)
     assert (second.end.kind, second.end.param) == (FailureKind.OVERLOADED, "max_num_queued_reqs")
     further = engine.submit("further", prompt(4), is_continued=True)
-    assert further.end is None, "what is accepted is not refused midway"
+    assert further.end is None, "what is accepted is not rejected midway"
     engine.plan()
     third = engine.submit("third", prompt(4))
     engine.run()
@@ -91,7 +91,7 @@ def test_too_many_queued_tokens_are_rejected_unless_nothing_else_waits():
     assert engine.scheduler.waiting.num_prompt_tokens == engine.scheduler.running.num_prompt_tokens == 0
 
 
-def test_a_request_id_in_use_is_refused_and_the_first_goes_on():
+def test_a_request_id_in_use_is_rejected_and_the_first_goes_on():
     engine = FakeEngine()
     engine.submit("same", prompt(4))
     first = engine.outputs["same"]
