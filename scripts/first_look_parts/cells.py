@@ -12,6 +12,8 @@ TOTAL_S = 300.0
 ROWS = (1, 16, 64, 256, 2048, 8192)
 MAX_HEAD_ROWS = 256
 """Only rows that are sampled are multiplied with the output weight."""
+ATTENTION = ((1, 8192, 8192), (1, 2048, 2048), (1, 32768, 32768), (64, 1024, 1), (64, 8192, 1), (1, 8192, 1))
+"""Requests, tokens of each, and how many of them are computed."""
 MODELS: tuple[ShapeName, ...] = ("Qwen3-0.6B", "Llama-3.1-8B")
 TEMPERATURE: dict[str, Any] = {"temperature": 0.6}
 FILTERED: dict[str, Any] = {"temperature": 0.6, "top_k": 20, "top_p": 0.95}
@@ -45,7 +47,7 @@ def all_cells() -> list[Cell]:
         *(_agree(model, name) for model in MODELS for name in weight_shapes(SHAPES[model])),
         Cell("bits-attention", "the bits of a position, attention alone", "kernels", "attention_bits", {}, 8, 40),
         *(_products(model, name) for model in MODELS for name in weight_shapes(SHAPES[model])),
-        *(_attention(*case) for case in [(1, 8192, 8192), (64, 1024, 1), (64, 8192, 1), (1, 8192, 1)]),
+        *(_attention(*case) for case in ATTENTION),
         Cell("bits-model", "the bits of a position, a model", "small", "model_bits", _model("Qwen3-0.6B"), 25, 60),
         *_decode("Qwen3-0.6B", "small"),
         *_decode("Llama-3.1-8B", "large"),

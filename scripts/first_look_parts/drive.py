@@ -23,6 +23,7 @@ from bench_gpu_parts.shapes import SHAPES, TINY, ShapeName, weight_shapes, write
 from bench_gpu_parts.steps import StepRunner
 from bench_gpu_parts.timing import DEVICE, IS_ON_GPU
 from bench_gpu_parts.workloads import Load
+from gpu_attention_estimates import estimate_prefill
 
 from first_look_parts import bits, products
 from first_look_parts.figures import cell_result, figure
@@ -31,6 +32,8 @@ from octavo.worker_proc.device.cuda import prepare_products
 MAX_SHOWN_KERNELS = 14
 BITS_PROMPT, BITS_OUTPUTS, BITS_COMPANY = 400, 40, 40
 MAX_SEQS, MAX_MODEL_LEN = 64, 2048
+BENCH_PREFILL = 8192
+"""The length that scripts/bench_gpu measures, under the same key."""
 
 _runners: dict[str, StepRunner] = {}
 
@@ -92,9 +95,14 @@ def attention(batch: int, context: int, num_tokens: int) -> dict[str, Any]:
     kv_bytes = 2 * 2 * case.batch * case.context * case.num_kv_heads * case.head_dim
     pairs = case.batch * case.context * ((case.context + 1) / 2 if num_tokens > 1 else 1)
     bound = [(kv_bytes, 4.0 * case.num_heads * case.head_dim * pairs)]
-    key = "attention-prefill" if num_tokens > 1 else f"attention-{batch}-{context}"
+    key = f"attention-{batch}-{context}"
+    if num_tokens > 1:
+        key = "attention-prefill" if num_tokens == BENCH_PREFILL else f"attention-prefill-{num_tokens}"
     title = f"attention, prefill of {context}" if num_tokens > 1 else f"attention, decode, {batch} x {context}"
     figures = []
+    if num_tokens > 1:
+        estimate = estimate_prefill(case.num_tokens, case.num_heads, case.num_kv_heads, products.device_name())
+        figures.append(figure(key, title, "us", 1e6 * estimate.seconds, column="estimate"))
     for column in ("octavo", "sdpa") if IS_ON_GPU else ("octavo",):
         spent_s = kernels.attention(column, case)  # type: ignore[arg-type]
         figures.append(figure(key, title, "us", 1e6 * spent_s, column=column, seconds=spent_s, bound=bound))

@@ -57,7 +57,7 @@ def products(name: str, num_outputs: int, num_inputs: int, rows: list[int]) -> d
         bound = [(num_bytes, 2.0 * num_rows * num_outputs * num_inputs)]
         shown = name if epilogue == "none" else f"{name}+{epilogue}"
         key, title = f"product-{shown}-{num_rows}", f"{shown}, {num_rows} rows"
-        estimate = estimate_product(num_rows, num_outputs, num_inputs, "bfloat16", _device_name(), epilogue)
+        estimate = estimate_product(num_rows, num_outputs, num_inputs, "bfloat16", device_name(), epilogue)
         figures.append(figure(key, title, "us", 1e6 * estimate.seconds, column="estimate"))
         for column, multiply in columns.items():
             replay = captured(lambda copy, multiply=multiply, x=x: multiply[copy](x), copies)  # type: ignore[misc]
@@ -69,9 +69,9 @@ def products(name: str, num_outputs: int, num_inputs: int, rows: list[int]) -> d
     return cell_result(figures)
 
 
-def _device_name() -> DeviceName:
+def device_name() -> DeviceName:
     """Return whose rates estimates use; an H200's for all GPUs but an H100."""
-    is_h100 = IS_ON_GPU and "H100" in torch.cuda.get_device_name()
+    is_h100 = IS_ON_GPU and "H100" in torch.cuda.getdevice_name()
     return "H100" if is_h100 else "H200"
 
 

@@ -8,6 +8,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import gpu_attention_estimates
 import gpu_estimates
 import pytest
 
@@ -20,7 +21,7 @@ PROGRAM = """
 import json, sys
 sys.path.append(sys.argv[1])
 from compiled_kernels import compiled
-from kernel_launches import LAUNCHES
+from kernel_launches import LAUNCHES, AttentionShape, paged_attention
 attention = [name for name in LAUNCHES if name.startswith("paged_attention, heads of")]
 products = [name for name in LAUNCHES if name.startswith("linear") and "float32" not in name]
 found = {"attention": {}, "loops": {}}
@@ -28,6 +29,10 @@ for name in attention:
     kernels = compiled(LAUNCHES[name], 90)
     found["attention"][name] = [kernel.instructions() for kernel in kernels]
     found["loops"][name] = [kernel.loop("HGMMA") for kernel in kernels]
+    if name.endswith("of 128"):
+        found["chunk"] = [loop.total() for loop in kernels[1].loops("HGMMA")]
+tiling = paged_attention._Tiling.of(AttentionShape(32, 8, 128, 0.1), paged_attention.torch.bfloat16, 90)
+found["tile"] = [paged_attention._chunk_rows(128), tiling.tile]
 for architecture, instruction in json.loads(sys.argv[2]).items():
     kernels = {name: compiled(LAUNCHES[name], int(architecture))[0] for name in products}
     found[architecture] = {name: (one.instructions(), one.loop(instruction)) for name, one in kernels.items()}
@@ -85,6 +90,12 @@ def test_estimates_count_the_instructions_of_the_machine_code(compiled: dict[str
     ends = compiled["ends"]
     assert max(ends[name] for name in ends if "silu" not in name) == gpu_estimates.TILE_INSTRUCTIONS
     assert max(ends[name] for name in ends if "silu" in name) == gpu_estimates.GATED_TILE_INSTRUCTIONS
+
+
+def test_estimates_of_attention_are_for_the_kernel_that_is_compiled(compiled: dict[str, Any]) -> None:
+    of = gpu_attention_estimates
+    assert compiled["tile"] == [of.ROWS, of.KEYS]
+    assert compiled["chunk"] == [of.WHOLE_INSTRUCTIONS, of.EDGE_INSTRUCTIONS]
 
 
 @pytest.mark.parametrize("head_dim", [64, 128, 256])

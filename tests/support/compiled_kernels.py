@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import triton
-from machine_code import shortest_loop
+from machine_code import loops
 from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
@@ -59,7 +59,11 @@ class Compiled:
 
     def loop(self, instruction: str) -> Counter[str]:
         """Return the same for the shortest loop that has an instruction."""
-        return shortest_loop(self._disassembly, instruction)
+        return self.loops(instruction)[0]
+
+    def loops(self, instruction: str) -> list[Counter[str]]:
+        """Return the same for all loops that have an instruction, the shortest first."""
+        return loops(self._disassembly, instruction)
 
     @cached_property
     def _disassembly(self) -> str:

@@ -7,15 +7,15 @@ from collections import Counter
 _INSTRUCTION = re.compile(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_]*)(.*)")
 
 
-def shortest_loop(disassembly: str, instruction: str) -> Counter[str]:
-    """Return the instructions, by their names, of the shortest cycle through a block that has `instruction`.
+def loops(disassembly: str, instruction: str) -> list[Counter[str]]:
+    """Return the instructions, by their names, of the shortest cycle through each block that has `instruction`.
 
-    In a flattened loop that is an iteration that neither begins nor ends a tile.
+    The shortest is first. In a flattened loop that is an iteration that neither begins nor ends a tile.
     """
     blocks, successors = _blocks(disassembly)
     cycles = [_cycle(blocks, successors, index) for index, block in enumerate(blocks) if instruction in block]
     assert any(cycles), f"{instruction} is in no loop"
-    return Counter(min(filter(None, cycles), key=len))
+    return [Counter(cycle) for cycle in sorted(filter(None, cycles), key=len)]
 
 
 def _cycle(blocks: list[list[str]], successors: list[list[int]], start: int) -> list[str]:

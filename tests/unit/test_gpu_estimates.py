@@ -1,5 +1,6 @@
-"""scripts/gpu_estimates: docs/gpu.md has its table, and the goals for products are within reach."""
+"""scripts/gpu_estimates and gpu_attention_estimates: docs/gpu.md has their tables, and the goals are within reach."""
 
+import gpu_attention_estimates
 import gpu_estimates
 import pytest
 from source_tree import ROOT
@@ -9,6 +10,7 @@ def test_the_documented_tables_are_the_current_ones() -> None:
     documented = (ROOT / "docs" / "gpu.md").read_text()
     assert gpu_estimates.table("H200") in documented
     assert gpu_estimates.epilogue_table("H200") in documented
+    assert gpu_attention_estimates.table("H200") in documented
 
 
 @pytest.mark.parametrize("device", gpu_estimates.DEVICES)
@@ -32,3 +34,27 @@ def test_no_estimate_beats_the_roofline(m: int) -> None:
         assert 0.0 < estimate.share <= 1.0
         assert estimate.seconds >= max(estimate.parts_s.values())
         assert estimate.limit in estimate.parts_s
+
+
+@pytest.mark.parametrize("model", gpu_estimates.MODELS)
+@pytest.mark.parametrize("device", gpu_estimates.DEVICES)
+def test_attention_of_long_prompts_reaches_400_tflops(
+    model: gpu_estimates.ShapeName, device: gpu_estimates.DeviceName
+) -> None:
+    for num_tokens in (8192, 32768):
+        estimate = gpu_attention_estimates.attention_of(model, num_tokens, device)
+        assert estimate.flops / estimate.seconds >= 400e12
+
+
+@pytest.mark.parametrize("num_tokens", [1, 33, 512, 8192])
+def test_no_estimate_of_attention_beats_the_roofline(num_tokens: int) -> None:
+    estimate = gpu_attention_estimates.attention_of("Llama-3.1-8B", num_tokens, "H200")
+    without = gpu_attention_estimates.attention_of("Llama-3.1-8B", num_tokens, "H200", is_overlapped=False)
+    assert 0.0 < estimate.share < 1.0
+    assert estimate.seconds < without.seconds
+    assert estimate.limit == "multiprocessor"
+
+
+def test_prefill_reaches_70_percent_of_the_matrix_rate() -> None:
+    for is_library in (True, False):
+        assert gpu_attention_estimates.prefill_share("Llama-3.1-8B", 8192, "H200", is_library=is_library) >= 0.70

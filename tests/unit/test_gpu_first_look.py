@@ -113,7 +113,14 @@ def test_the_idle_share_is_what_no_kernel_covers(tmp_path: Path) -> None:
 
 def test_a_dry_run_computes_cells_with_tiny_sizes(tmp_path: Path) -> None:
     """In a process of its own: kernels are interpreted there."""
-    only = ["environment", "ceilings", "agree-Qwen3-0.6B-qkv", "products-Llama-3.1-8B-head", "attention-1-8192-1"]
+    only = [
+        "environment",
+        "ceilings",
+        "agree-Qwen3-0.6B-qkv",
+        "products-Llama-3.1-8B-head",
+        "attention-1-8192-1",
+        "attention-1-2048-2048",
+    ]
     command = [sys.executable, "-P", str(ROOT / "scripts" / "gpu_first_look.py"), "--dry-run", "--only", *only]
     command += ["--json", str(tmp_path / "report.json"), "--logs", str(tmp_path / "logs")]
     environment = {**os.environ, "PYTHONPATH": ":".join(filter(None, sys.path))}
@@ -122,6 +129,7 @@ def test_a_dry_run_computes_cells_with_tiny_sizes(tmp_path: Path) -> None:
     rows = json.loads((tmp_path / "report.json").read_text())["results"]["rows"]
     assert rows.keys() >= {"copy", "agree-Qwen3-0.6B qkv", "product-Llama-3.1-8B head-16", "attention-1-8192"}
     assert rows["product-Llama-3.1-8B head-16"]["engines"].keys() == {"estimate", "octavo", "cublas"}
+    assert rows["attention-prefill-2048"]["engines"].keys() == {"estimate", "octavo"}
     assert "failed" not in done.stdout
 
 
