@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from octavo.kernels.filter_logits.gpu_narrow import CAPACITY, EDGES, STATE, begin_kernel, collect_kernel, narrow_kernel
-from octavo.kernels.filter_logits.gpu_rows import BLOCK, NUM_WARPS, PART, Rows
+from octavo.kernels.filter_logits.gpu_rows import BLOCK, NUM_WARPS, PART, Rows, plain_rows
 from octavo.kernels.filter_logits.gpu_select import list_kernel, select_kernel
 from octavo.kernels.gumbel_sample.gpu import draw_kernel
 
@@ -81,29 +81,12 @@ def find_cuts(logits_RV: Tensor, top_k_R: Tensor, top_p_R: Tensor, log_min_p_R: 
         log_min_p_R: float32, the logarithm; minus infinity keeps all.
     """
     num_rows, count = logits_RV.shape
-    device, padding = logits_RV.device, -count % BLOCK
-    peaks_RB = functional.pad(logits_RV, (0, padding), value=-math.inf).view(num_rows, -1, BLOCK).amax(2)
-    integers_R = torch.zeros(num_rows, dtype=torch.int64, device=device)
-    rows = Rows(
-        logits=logits_RV,
-        changed=logits_RV,
-        is_changed=torch.zeros(num_rows, dtype=torch.int32, device=device),
-        peaks=peaks_RB,
-        bounds=peaks_RB,
-        slots=torch.arange(num_rows, device=device),
-        positions=integers_R,
-        temperature=torch.ones(num_rows, dtype=torch.float32, device=device),
-        seed=integers_R,
-        top_k=top_k_R,
-        top_p=top_p_R,
-        log_min_p=log_min_p_R,
-        stride=logits_RV.stride(0),
-        width=count,
-    )
+    peaks_RB = functional.pad(logits_RV, (0, -count % BLOCK), value=-math.inf).view(num_rows, -1, BLOCK).amax(2)
+    rows = plain_rows(logits_RV, peaks_RB)._replace(top_k=top_k_R, top_p=top_p_R, log_min_p=log_min_p_R)
     return _search(rows, -math.inf, draws=False)
 
 
-def draw_filtered(rows: Rows, ruled_out: float, token_ids_R: Tensor) -> None:
+def draw_filtered(rows: Rows, ruled_out: float, token_ids_R: Tensor) -> Cuts:
     """Write the token of every row; -1 where a logit is NaN or plus infinity, or none is finite.
 
     Args:
@@ -123,6 +106,7 @@ def draw_filtered(rows: Rows, ruled_out: float, token_ids_R: Tensor) -> None:
             BLOCK=BLOCK,
             num_warps=NUM_WARPS,
         )
+    return cuts
 
 
 def _search(rows: Rows, ruled_out: float, *, draws: bool) -> Cuts:

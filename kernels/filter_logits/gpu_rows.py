@@ -68,6 +68,29 @@ class Rows(NamedTuple):
         return num_parts
 
 
+def plain_rows(logits_RV: Tensor, peaks_RB: Tensor) -> Rows:
+    """Return rows of final logits, without filters, each in the slot of its own number."""
+    num_rows, count = logits_RV.shape
+    integers_R = torch.zeros(num_rows, dtype=torch.int64, device=logits_RV.device)
+    numbers_R = torch.zeros(num_rows, dtype=torch.float32, device=logits_RV.device)
+    return Rows(
+        logits=logits_RV,
+        changed=logits_RV,
+        is_changed=integers_R.int(),
+        peaks=peaks_RB,
+        bounds=peaks_RB,
+        slots=torch.arange(num_rows, device=logits_RV.device),
+        positions=integers_R,
+        temperature=numbers_R + 1.0,
+        seed=integers_R,
+        top_k=integers_R.int(),
+        top_p=integers_R.double() + 1.0,
+        log_min_p=numbers_R - torch.inf,
+        stride=logits_RV.stride(0),
+        width=count,
+    )
+
+
 def new_peaks(logits_RV: Tensor) -> Tensor:
     """Return memory for `Rows.peaks` or `Rows.bounds`."""
     num_rows, count = logits_RV.shape

@@ -14,6 +14,7 @@ On a CPU this is one native call; a `SampledRequest` points to memory that the c
 from torch import Tensor
 
 from octavo.kernels.dispatch import choose, lazy, require
+from octavo.kernels.logprobs.memory import LogprobsMemory
 from octavo.kernels.sample.native import NativeSampler as NativeSampler
 from octavo.kernels.sample.native import SampledRequest as SampledRequest
 from octavo.kernels.sample.table import RequestTable as RequestTable
@@ -29,6 +30,8 @@ def sample_rows(
     *,
     largest: float,
     out_R: Tensor | None = None,
+    logprobs: LogprobsMemory | None = None,
+    raw_RV: Tensor | None = None,
 ) -> Tensor:
     """Return the int64 token of every row; -1 where the largest logit is NaN or infinite.
 
@@ -40,6 +43,8 @@ def sample_rows(
         num_outputs_R: int64, the number of outputs among them.
         largest: logits that a request changes are clamped to this magnitude.
         out_R: int64, where the tokens are written; None: to new memory.
+        logprobs: receives what the requests report of their draws (`table.report_S`); None: nothing is reported.
+        raw_RV: the logits of `raw` reports, if they are not those that tokens are drawn from.
 
     Raises:
         ShapeError: slots, positions or output counts do not match the number of rows.
@@ -52,7 +57,17 @@ def sample_rows(
     )
     implementations = {"cuda": lazy("octavo.kernels.sample.gpu", sample_rows)}
     run = choose("sample_rows", implementations, logits_RV.device)
-    return run(logits_RV, table, slots_R, positions_R, num_outputs_R, largest=largest, out_R=out_R)
+    return run(
+        logits_RV,
+        table,
+        slots_R,
+        positions_R,
+        num_outputs_R,
+        largest=largest,
+        out_R=out_R,
+        logprobs=logprobs,
+        raw_RV=raw_RV,
+    )
 
 
 def processed_logits(

@@ -1,8 +1,9 @@
 """`sample` on a GPU: the tokens of all rows, without synchronizing with the host.
 
 One pass over all logits changes them and finds the largest of every block of tokens (`gpu_scan.py`). Then the rows with
-filters search for their cuts (`octavo.kernels.filter_logits.gpu`), and one launch draws for all rows. What is compiled
-depends on the model alone: the numbers and lists of requests are read from memory.
+filters search for their cuts (`octavo.kernels.filter_logits.gpu`), and one launch draws for all rows. Two more launches
+report log-probabilities, if there are any to report (`octavo.kernels.logprobs.gpu`). What is compiled depends on the
+model alone: the numbers and lists of requests are read from memory.
 """
 
 from typing import NamedTuple
@@ -12,6 +13,9 @@ from torch import Tensor
 
 from octavo.kernels.filter_logits.gpu import draw_filtered, find_cuts
 from octavo.kernels.filter_logits.gpu_rows import BLOCK, NUM_WARPS, PART, Rows, new_peaks
+from octavo.kernels.logprobs.gpu import report_rows
+from octavo.kernels.logprobs.gpu_report import Report
+from octavo.kernels.logprobs.memory import LogprobsMemory
 from octavo.kernels.sample.gpu_scan import record_kernel, scan_kernel
 from octavo.kernels.sample.table import RequestTable
 
@@ -40,11 +44,25 @@ def sample_rows(
     *,
     largest: float,
     out_R: Tensor | None = None,
+    logprobs: LogprobsMemory | None = None,
+    raw_RV: Tensor | None = None,
 ) -> Tensor:
     """See `octavo.kernels.sample.sample_rows`."""
     rows = _scan(logits_RV, table, slots_R, positions_R, num_outputs_R, largest, stores_all=False)
     token_ids_R = torch.empty(len(slots_R), dtype=torch.int64, device=slots_R.device) if out_R is None else out_R
-    draw_filtered(rows, -largest, token_ids_R)
+    cuts = draw_filtered(rows, -largest, token_ids_R)
+    if logprobs is not None:
+        raw_RV = logits_RV if raw_RV is None else raw_RV
+        report = Report(
+            modes=table.report_S,
+            num_top=table.num_top_S,
+            raw=raw_RV,
+            raw_stride=raw_RV.stride(0),
+            token_ids=token_ids_R,
+            least_keys=cuts.least_keys_R,
+            last_ids=cuts.last_ids_R,
+        )
+        report_rows(rows, report, logprobs, -largest)
     return token_ids_R
 
 

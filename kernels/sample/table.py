@@ -52,6 +52,8 @@ COLUMNS: dict[str, Column] = {
     "penalties_S3": Column(torch.float32, 3),
     "has_mask_S": Column(torch.int32),
     "allowed_SW": Column(torch.int32, "mask_words"),
+    "report_S": Column(torch.int32),
+    "num_top_S": Column(torch.int32),
 }
 """The columns of `RequestTable`."""
 
@@ -102,6 +104,10 @@ class RequestTable:
     """0 or 1."""
     allowed_SW: Tensor
     """A token mask, see `octavo.kernels.token_mask`: (V + 31) // 32 words."""
+    report_S: Tensor
+    """What is reported of a draw, see `octavo.kernels.logprobs.memory`; 0: nothing."""
+    num_top_S: Tensor
+    """The most likely tokens among it."""
     lists_L2: Tensor
     """int64, the address and width of each of `LISTS`; see `addresses_of`."""
 

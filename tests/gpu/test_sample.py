@@ -12,6 +12,8 @@ from triton_interpreter import IS_INTERPRETING
 
 from octavo.kernels.gumbel_sample import cases as gumbel_cases
 from octavo.kernels.gumbel_sample import reference as gumbel_reference
+from octavo.kernels.logprobs.gpu import logprobs_of_rows
+from octavo.kernels.logprobs.memory import IS_LOGIT, PROCESSED, RAW, LogprobsMemory
 from octavo.kernels.sample import cases, gpu
 
 VOCAB_SIZES = [151] if IS_INTERPRETING else cases.VOCAB_SIZES
@@ -87,6 +89,34 @@ def test_a_token_does_not_depend_on_the_other_rows(device: torch.device, seed: i
     for row in range(0, len(requests), 7):
         alone = gpu.sample_rows(rows[row : row + 1], table, slots[row : row + 1], sevens[:1], sevens[:1], largest=1e30)
         assert alone[0] == together[row]
+
+
+def test_logprobs_are_reported_with_the_draw(device: torch.device, seed: int) -> None:
+    """The bits of `logprobs_of_rows` on the same values, for every mode; nothing of rows that report nothing."""
+    requests = cases.REQUESTS[::7]
+    drawn_from = logits_of(requests, 151, seed).to(device)
+    raw = drawn_from.flip(1).contiguous()
+    table, slots = table_of(requests, 151, device), torch.arange(len(requests), device=device)
+    modes = torch.tensor(
+        [(0, PROCESSED, RAW, PROCESSED | IS_LOGIT, RAW | IS_LOGIT)[row % 5] for row in range(len(raw))]
+    )
+    table.report_S.copy_(modes)
+    table.num_top_S.copy_(slots % 4)
+    memory = LogprobsMemory.allocate(len(requests), device)
+    options = {"largest": cases.LARGEST, "logprobs": memory, "raw_RV": raw}
+    tokens = gpu.sample_rows(drawn_from, table, slots, slots, slots, **options)
+    processed = gpu.processed_logits(drawn_from, table, slots, slots, largest=cases.LARGEST)
+    values = torch.where((modes & RAW).bool().unsqueeze(1).to(device), raw, processed)
+    chosen, ranks, top_ids, top = logprobs_of_rows(values, tokens, 3)
+    for row, mode in enumerate(modes.tolist()):
+        if mode & IS_LOGIT:
+            chosen[row], top[row] = values[row, tokens[row]], values[row, top_ids[row]]
+        num_top = row % 4 if mode else 0
+        assert torch.equal(memory.top_ids[row, :num_top], top_ids[row, :num_top])
+        assert torch.equal(memory.top[row, :num_top], top[row, :num_top])
+    is_reported = modes.to(device) > 0
+    assert torch.equal(memory.chosen, torch.where(is_reported, chosen, 0.0))
+    assert torch.equal(memory.ranks, torch.where(is_reported, ranks, 0))
 
 
 @pytest.mark.parametrize("num_bad", [1, 64])

@@ -24,7 +24,7 @@ from octavo.kernels.top_k import reference as top_k_reference
 
 # The interpreter is slow; a few blocks of a row show what many would.
 TOP_K_CASES = [*top_k_cases.CASES[:5], (3000, 50)] if IS_INTERPRETING else top_k_cases.CASES
-LOGPROBS_CASES = [*logprobs_cases.CASES[:3], (3000, 2500, 20)] if IS_INTERPRETING else logprobs_cases.CASES
+LOGPROBS_CASES = [*logprobs_cases.CASES[:3], (9000, 8999, 20)] if IS_INTERPRETING else logprobs_cases.CASES
 
 
 @pytest.mark.parametrize(("num_values", "k"), TOP_K_CASES)

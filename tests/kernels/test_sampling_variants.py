@@ -18,6 +18,7 @@ import torch
 from compiled_kernels import compiled
 from kernel_launches import I64, VOCAB_SIZE, empty, logits
 from octavo.kernels.logprobs import gpu as logprobs
+from octavo.kernels.logprobs.memory import LogprobsMemory
 from octavo.kernels.sample import RequestTable, Widths
 from octavo.kernels.sample import gpu as sample
 
@@ -26,7 +27,8 @@ def run():
         widths = Widths(length, length, length, 16 * length, -(-VOCAB_SIZE // 32))
         table = RequestTable.allocate(num_rows, widths, torch.device("meta"))
         per_row = empty(num_rows, dtype=I64)
-        sample.sample_rows(logits(num_rows), table, per_row, per_row, per_row, largest=1e30)
+        reports = LogprobsMemory.allocate(num_rows, torch.device("meta"))
+        sample.sample_rows(logits(num_rows), table, per_row, per_row, per_row, largest=1e30, logprobs=reports)
         sample.record_tokens(table, per_row, per_row, per_row)
         for num_top in (1, 16, length):
             logprobs.logprobs_of_rows(logits(num_rows), per_row, num_top)
@@ -59,8 +61,8 @@ def test_numbers_and_lists_of_requests_do_not_compile_kernels_again(variants: di
         "draw_kernel": 1,
         "list_kernel": 1,
         "record_kernel": 1,
-        "sum_part_kernel": 1,
-        "normalize_kernel": 1,
+        "report_part_kernel": 1,
+        "report_row_kernel": 1,
     }
 
 

@@ -17,6 +17,7 @@ from octavo.kernels.layer_norm import gpu as layer_norm
 from octavo.kernels.linear.gpu_product import InvariantLinear
 from octavo.kernels.linear.gpu_tiles import H100, Gpu
 from octavo.kernels.logprobs import gpu as logprobs
+from octavo.kernels.logprobs.memory import LogprobsMemory
 from octavo.kernels.paged_attention import AttentionShape
 from octavo.kernels.paged_attention import gpu as paged_attention
 from octavo.kernels.penalties import gpu as penalties
@@ -120,7 +121,8 @@ def sample_rows() -> None:
     widths = Widths(biases=300, withheld=16, bad=64, seen=8192, mask_words=-(-VOCAB_SIZE // 32))
     table = RequestTable.allocate(8, widths, torch.device("meta"))
     per_row = empty(8, dtype=I64)
-    sample.sample_rows(empty(8, VOCAB_SIZE), table, per_row, per_row, per_row, largest=1e30)
+    reports = LogprobsMemory.allocate(8, torch.device("meta"))
+    sample.sample_rows(empty(8, VOCAB_SIZE), table, per_row, per_row, per_row, largest=1e30, logprobs=reports)
     sample.record_tokens(table, per_row, per_row, per_row)
 
 
@@ -140,7 +142,7 @@ LAUNCHES: dict[str, Callable[[], object]] = {
     "linear and silu_and_mul, 8192 rows, 4096 outputs": lambda: multiply_gated(8192, 4096),
     "linear and silu_and_mul, 8192 rows, 28672 outputs": lambda: multiply_gated(8192, 28672),
     "linear, 8192 rows of float32": lambda: multiply(8192, dtype=F32),
-    "logprobs and top_k": lambda: logprobs.logprobs_of_rows(logits(), empty(8, dtype=I64), 20),
+    "logprobs and top_k": lambda: logprobs.logprobs_of_rows(logits(), empty(8, dtype=I64), 50),
     "paged_attention, heads of 64": lambda: attend(AttentionShape(32, 8, 64, 0.1)),
     "paged_attention, heads of 128": lambda: attend(AttentionShape(32, 8, 128, 0.1)),
     "paged_attention, heads of 256": lambda: attend(AttentionShape(8, 4, 256, 0.1)),
