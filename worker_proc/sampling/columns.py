@@ -6,6 +6,8 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from octavo.kernels.logprobs.memory import IS_LOGIT, MAX_TOP, PROCESSED, RAW
+from octavo.protocol.params import SamplingSpec
 from octavo.worker_proc.sampling.state import SamplingState
 
 Numbers: TypeAlias = npt.NDArray[np.generic]
@@ -25,10 +27,24 @@ def scalar_columns(state: SamplingState) -> dict[str, tuple[float, ...]]:
         "num_withheld_S": (state.withheld_ids.numel(),),
         "num_bad_S": (state.bad_words.num_ids if state.bad_words else 0,),
         "has_penalties_S": (counts is not None,),
+        "report_S": (_report_mode(spec),),
+        "num_top_S": ((spec.logprobs or 0) if _report_mode(spec) else 0,),
     }
     if counts is not None:
         columns["penalties_S3"] = (state.repetition_penalty, spec.frequency_penalty, spec.presence_penalty)
     return columns
+
+
+def is_reported_with_draw(spec: SamplingSpec) -> bool:
+    """Return whether the kernels that draw can report all logprobs of a request that has any."""
+    return not spec.logprob_token_ids and (spec.logprobs or 0) <= MAX_TOP
+
+
+def _report_mode(spec: SamplingSpec) -> int:
+    if spec.logprobs is None or not is_reported_with_draw(spec):
+        return 0
+    source = PROCESSED if spec.logprobs_mode.startswith("processed") else RAW
+    return source | (IS_LOGIT if spec.logprobs_mode.endswith("logits") else 0)
 
 
 def list_columns(state: SamplingState) -> dict[str, Numbers]:

@@ -54,7 +54,8 @@ def test_two_steps_are_in_flight_and_graphs_read_what_stays(
     assert stream.num_uploads == num_uploads + 3
     assert stream.num_replays == num_replays + 2 * 3
     core.executor.drain()
-    prompts, decodes, samples = stream.graphs[:1], stream.graphs[1:4], stream.graphs[4:]
+    prompts, decodes, samples = stream.graphs[:1], stream.graphs[1:4], stream.graphs[4:7]
+    reports = stream.graphs[7:]
     assert len(prompts) == 1  # of 8 tokens
     assert len(decodes) == len(samples) == 3  # of 4, 2 and 1 requests
     for graph in (*prompts, *decodes):
@@ -68,11 +69,15 @@ def test_two_steps_are_in_flight_and_graphs_read_what_stays(
             ["aten::index_select"],
             ["scan_kernel", *search, "draw_kernel", "record_kernel"],
         )
+    assert len(reports) == 2  # of 4 and 1 requests
+    for graph in reports:
+        last = ["report_part_kernel", "report_row_kernel", "record_kernel"]
+        assert around_products(graph)[1] == ["scan_kernel", *search, "draw_kernel", *last]
     gc.collect()
     there = {tensor.untyped_storage().data_ptr() for tensor in gc.get_objects() if isinstance(tensor, torch.Tensor)}
     for graph in stream.graphs:
         assert graph.read <= there, "a graph reads memory that is gone"
-    for graphs in (decodes, samples):
+    for graphs in (decodes, samples, reports):
         assert all(graph.read == graphs[0].read for graph in graphs), "graphs of two sizes read other memory"
     core.executor.close()
 
@@ -106,7 +111,7 @@ def test_chunks_of_prompts_beside_decodes_have_the_same_bits_in_graphs_of_any_si
     other = new_stream(stream.torch_device)
     assert mixed_steps(model, config, other, has_graphs=True) == one_by_one
     if isinstance(other, FakeStream):
-        assert len(other.graphs) == 2 + 2 * 3
+        assert len(other.graphs) == 2 + 2 * 3 + 2
         assert other.num_replays == 2 * 5, "every step is a graph, and so is its sampling"
 
 
@@ -158,8 +163,8 @@ def test_memory_is_measured_by_the_largest_steps_and_two_graphs_of_each_kind(
     measured = opening.measure(model, MeasuredDevice(stream), small)
     cache_bytes = 4 * 2 * 4 * 2 * 16 * 4  # blocks; keys and values; tokens, heads, dimensions, float32
     assert measured.activation_bytes == 10**6 - cache_bytes
-    # One of prompts; then decodes of 4, of 2 and of 1 request, and samples of as many.
-    assert measured.graph_bytes == 100 + (20 + 2 * 5) + (4 + 2 * 1)
+    # One of prompts; then decodes of 4, of 2 and of 1 request, samples of as many, and reports of 4 samples and of 1.
+    assert measured.graph_bytes == 100 + (20 + 2 * 5) + (4 + 2 * 1) + (3 + 2)
     assert run[1] == (4, True, {"processed_logprobs"}), "a decode of all requests, each with a mask"
 
 
@@ -168,7 +173,7 @@ def test_all_graphs_are_captured_before_the_first_step_and_long_lists_leave_them
 ) -> None:
     core = driver(model, config, stream)
     graphs = core.executor.runner.graphs
-    assert [graphs.uncaptured(kind) for kind in GraphKind] == [[], [], []]
+    assert [graphs.uncaptured(kind) for kind in GraphKind] == [[], [], [], []]
     captured = []
     monkeypatch.setattr(stream, "capture", lambda *arguments: captured.append(arguments))
     request = core.admit(0, prompt(5), SPECS["penalized"])

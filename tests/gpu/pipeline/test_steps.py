@@ -48,7 +48,7 @@ def test_the_same_bits_in_chunks_in_company_and_through_graphs(
     eager.run(NUM_STEPS)
     eager.executor.close()
     core = driver(model, config, stream)
-    core.admit(1, prompt(5), spec())
+    core.admit(1, prompt(5), SPECS["named"])  # its steps compute logprobs after the draw
     request = core.admit(3, prompt(11, seed=1), sampling)
     core.begin({1: 5, 3: 4})
     core.begin({1: 1, 3: 7})

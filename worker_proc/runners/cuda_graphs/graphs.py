@@ -11,12 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from octavo.kernels.logprobs.memory import LogprobsMemory
 from octavo.kernels.sample import record_tokens, sample_rows
 from octavo.kernels.slot_rows import read_slots
 from octavo.worker_proc.attention.paged import PagedCacheAttention
 from octavo.worker_proc.batch.inputs import GroupInputs, StepInputs
 from octavo.worker_proc.device.stream import Graph, Stream
-from octavo.worker_proc.executor.runner import ChangeLogits
 from octavo.worker_proc.models.base import Model
 from octavo.worker_proc.runners.cuda_graphs.metadata import (
     NO_SLOT,
@@ -44,6 +44,8 @@ class GraphKind(Enum):
     """Hidden states of a step in which each request computes one token."""
     SAMPLES = "samples"
     """Tokens from hidden states."""
+    REPORTS = "reports"
+    """The same, with logprobs."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -64,6 +66,18 @@ class _Staged:
     samples: Fields
     compute: Graph | None
     sample: Graph | None
+    reports: bool
+    """Whether its samples report logprobs."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sampled:
+    """What a step samples; the next step overwrites it."""
+
+    tokens_N: Tensor
+    """int64, -1 if there is none."""
+    logprobs: LogprobsMemory | None
+    """Of the rows whose requests report any; None: the step does not report."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,9 +131,12 @@ class StepGraphs:
             GraphKind.PROMPTS: sizes.prompts,
             GraphKind.DECODES: sizes.decodes,
             GraphKind.SAMPLES: sizes.decodes,
+            GraphKind.REPORTS: sizes.reports,
         }
         device = stream.torch_device
-        self._tokens_N = torch.zeros(max(sizes.decodes.largest_first, default=0), dtype=torch.int64, device=device)
+        most = max(sizes.decodes.largest_first, default=0)
+        self._tokens_N = torch.zeros(most, dtype=torch.int64, device=device)
+        self._logprobs = LogprobsMemory.allocate(most, device)
         self._hidden_TD: Tensor | None = None
         """The output of graphs that compute; allocated with the first capture."""
         self._graphs: dict[GraphKind, dict[int, _Captured]] = {kind: {} for kind in GraphKind}
@@ -131,8 +148,8 @@ class StepGraphs:
         """Return the sizes without a graph, in the order of capture."""
         return [size for size in self._sizes[kind].largest_first if size not in self._graphs[kind]]
 
-    def stage(self, inputs: StepInputs, samples: SampleRows) -> None:
-        """Send a step to the device, with the changes of the slots.
+    def stage(self, inputs: StepInputs, samples: SampleRows, *, reports: bool = False) -> None:
+        """Send a step to the device, with the changes of the slots; `reports`: its samples report logprobs.
 
         The step that was staged `NUM_HOST_BUFFERS` calls ago must be over.
         """
@@ -140,14 +157,15 @@ class StepGraphs:
         plans = self._write_plans(inputs)
         num_tokens, num_requests, num_samples = len(inputs.token_ids_T), len(inputs.context_lens), len(samples.rows_N)
         compute = self._compute_graph(num_tokens, num_requests, plans)
-        sample = self._captured(GraphKind.SAMPLES, num_samples) if compute else None
+        kind = GraphKind.REPORTS if reports else GraphKind.SAMPLES
+        sample = self._captured(kind, num_samples) if compute else None
         input_fields = compute.fields if compute else self._buffer.inputs(num_tokens, num_requests)
         sample_fields = sample.fields if sample else self._buffer.samples(num_samples)
         # A graph of prompts reads where the tiles end even if there are none.
         has_tiles = any(plans.num_tiles) or bool(compute and compute.num_tiles)
         self._send(inputs, samples, input_fields, sample_fields, plans.num_words if has_tiles else plans.num_item_words)
         self._staged = _Staged(
-            input_fields, sample_fields, compute.graph if compute else None, sample.graph if sample else None
+            input_fields, sample_fields, compute.graph if compute else None, sample.graph if sample else None, reports
         )
 
     def compute(self) -> None:
@@ -159,25 +177,24 @@ class StepGraphs:
             step.compute.replay()
             self._step_hidden_TD = self._hidden_TD
 
-    def changed_logits(self, change_logits: ChangeLogits, num_samples: int) -> Tensor:
-        """Return logits for `sample`, changed for the first `num_samples` rows; the others are padding."""
-        logits_NV = self.logits_of(self._current.samples.views["sample_rows"])
-        logits_NV[:num_samples] = change_logits(logits_NV[:num_samples])
-        return logits_NV
+    def logits(self) -> Tensor:
+        """Return logits_NV in float32 for the sampled rows, padding included."""
+        return self.logits_of(self._current.samples.views["sample_rows"])
 
-    def sample(self, logits_NV: Tensor | None = None) -> Tensor:
-        """Sample a token for each sampled row; int64, -1 if there is none. Overwritten by the next step.
+    def sample(self, logits_NV: Tensor | None = None, raw_NV: Tensor | None = None) -> Sampled:
+        """Sample a token for each sampled row.
 
-        `logits_NV` replaces the model's logits; such a step samples without a graph.
+        `logits_NV` replaces the model's logits, which are `raw_NV` then; such a step samples without a graph.
         """
         step = self._current
         if step.sample is not None and logits_NV is None:
             step.sample.replay()
-            return self._tokens_N
+            return Sampled(self._tokens_N, self._logprobs if step.reports else None)
         views = step.samples.views
         if logits_NV is None:
             logits_NV = self._model.logits(self._hidden_rows(views["sample_rows"]))
-        return self._sampled(views, logits_NV)
+        memory = LogprobsMemory.allocate(len(logits_NV), logits_NV.device) if step.reports else None
+        return Sampled(self._sampled(views, logits_NV, None, memory, raw_NV), memory)
 
     def logits_of(self, rows_R: Tensor) -> Tensor:
         """Return logits_RV in float32 for rows of the step that was computed last."""
@@ -200,7 +217,8 @@ class StepGraphs:
         inputs = _idle_step(self._table.idle_slot, len(self._attention))
         plans = self._write_plans(inputs)
         num_tiles: Sequence[int] = ()
-        if kind is GraphKind.SAMPLES:
+        samples = kind in (GraphKind.SAMPLES, GraphKind.REPORTS)
+        if samples:
             sample_fields = fields = self._buffer.samples(size)
             input_fields = self._buffer.inputs(1, 1)
         else:
@@ -212,7 +230,7 @@ class StepGraphs:
             for attention, num in zip(self._attention, num_tiles, strict=True):
                 attention.launch_for(num)
         self._send(inputs, NO_SAMPLES, input_fields, sample_fields, plans.num_words)
-        body = self._sample_body(fields, size) if kind is GraphKind.SAMPLES else self._compute_body(fields, size)
+        body = self._sample_body(kind, fields, size) if samples else self._compute_body(fields, size)
         body()
         self._graphs[kind][size] = _Captured(self._stream.capture(body, self._pool), fields, num_tiles)
 
@@ -247,11 +265,13 @@ class StepGraphs:
 
         return compute
 
-    def _sample_body(self, fields: Fields, size: int) -> Callable[[], object]:
+    def _sample_body(self, kind: GraphKind, fields: Fields, size: int) -> Callable[[], object]:
+        memory = self._logprobs.first(size) if kind is GraphKind.REPORTS else None
+
         def sample() -> None:
             assert self._hidden_TD is not None, "graphs that compute are captured first"
             logits_NV = self._model.logits(self._hidden_TD.index_select(0, fields.views["sample_rows"]))
-            self._sampled(fields.views, logits_NV, self._tokens_N[:size])
+            self._sampled(fields.views, logits_NV, self._tokens_N[:size], memory)
 
         return sample
 
@@ -297,11 +317,27 @@ class StepGraphs:
         assert self._step_hidden_TD is not None, "compute() comes first"
         return self._step_hidden_TD.index_select(0, rows_R)
 
-    def _sampled(self, views: Views, logits_NV: Tensor, out_N: Tensor | None = None) -> Tensor:
+    def _sampled(
+        self,
+        views: Views,
+        logits_NV: Tensor,
+        out_N: Tensor | None,
+        memory: LogprobsMemory | None,
+        raw_NV: Tensor | None = None,
+    ) -> Tensor:
         """Sample a token for each row of logits, and store it for the next step and for penalties."""
         slots_N, requests = views["sample_slots"], self._table.requests
-        positions_N, num_outputs_N = views["sample_positions"], views["num_outputs"]
-        tokens_N = sample_rows(logits_NV, requests, slots_N, positions_N, num_outputs_N, largest=LARGEST, out_R=out_N)
+        tokens_N = sample_rows(
+            logits_NV,
+            requests,
+            slots_N,
+            views["sample_positions"],
+            views["num_outputs"],
+            largest=LARGEST,
+            out_R=out_N,
+            logprobs=memory,
+            raw_RV=raw_NV,
+        )
         record_tokens(requests, slots_N, tokens_N, self._table.last_token_S)
         return tokens_N
 

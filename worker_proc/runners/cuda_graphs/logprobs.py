@@ -1,4 +1,8 @@
-"""Logprobs of what a step samples, and of the prompt tokens it computes; they are read when the step is over."""
+"""Logprobs of what a step samples, and of the prompt tokens it computes; they are read when the step is over.
+
+The kernels that draw report a few most likely tokens in the same pass. A step with a request that names tokens, or has
+more, samples without a graph; its logprobs are computed from the same logits, with the same bits.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,6 +13,7 @@ import torch
 from torch import Tensor
 
 from octavo.kernels.logprobs import RowLogprobs, logprobs_of_rows
+from octavo.kernels.logprobs.memory import LogprobsMemory
 from octavo.kernels.sample import processed_logits
 from octavo.protocol.params import SamplingSpec
 from octavo.worker_proc.batch.columns import Trait
@@ -38,16 +43,18 @@ class RowsLogprobs:
 class SampleLogprobs:
     """Logprobs of the samples of a step whose requests report them, in order."""
 
+    rows: Sequence[int]
+    """The row of each of these samples."""
     top: RowsLogprobs
     named: RowsLogprobs | None
     """Of tokens that requests name in place of the most likely ones; None: no request names any."""
 
-    def row(self, place: int, spec: SamplingSpec) -> RowLogprobs:
-        """Return those of one sample, the `place`-th of those that report any."""
+    def row(self, index: int, spec: SamplingSpec) -> RowLogprobs:
+        """Return those of one sample, by its number among those that report any."""
         num_named = len(spec.logprob_token_ids)
         if self.named is not None and num_named:
-            return self.named.row(place, num_named)
-        return self.top.row(place, spec.logprobs or 0)
+            return self.named.row(self.rows[index], num_named)
+        return self.top.row(self.rows[index], spec.logprobs or 0)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -90,27 +97,30 @@ class LogprobReporter:
         self._graphs = graphs
         self._stream = stream
 
-    def before_sampling(self, samples: Samples, table: SlotTable, changed_NV: Tensor | None) -> Reported | None:
-        """Take the values to report before sampling changes the counts of the requests; None: no request reports any.
+    def of_draws(self, memory: LogprobsMemory, places: Sequence[int]) -> SampleLogprobs:
+        """Return what the kernels have reported that drew the tokens of a step; `places` are the rows that report."""
+        columns = (memory.chosen, memory.ranks, memory.top_ids, memory.top)
+        return SampleLogprobs(places, RowsLogprobs(*map(self._stream.download, columns)), None)
+
+    def before_sampling(self, samples: Samples, table: SlotTable, raw_NV: Tensor, drawn_from_NV: Tensor) -> Reported:
+        """Take the values to report before sampling changes the counts of the requests.
 
         Args:
-            samples: of the step.
+            samples: of the step, of which some report logprobs.
             table: of the slots.
-            changed_NV: the logits that tokens are drawn from; None: the model's.
+            raw_NV: the model's logits, float32.
+            drawn_from_NV: the logits that tokens are drawn from.
         """
         places = samples.with_trait(Trait.REPORTS_LOGPROBS)
-        if not places:
-            return None
         reported = [samples[place] for place in places]
         specs = [sample.row.sampling.spec for sample in reported]
-        values_AV = self._graphs.logits_of(self._upload(np.array([sample.index for sample in reported])))
+        values_AV = raw_NV[places]
         is_processed = [spec.logprobs_mode.startswith("processed") for spec in specs]
         if any(is_processed):
             slots = np.array([sample.row.slot for sample in reported])
             num_outputs = np.array([sample.num_outputs for sample in reported])
-            drawn_from_AV = values_AV if changed_NV is None else changed_NV[places]
             processed_AV = processed_logits(
-                drawn_from_AV, table.requests, self._upload(slots), self._upload(num_outputs), largest=LARGEST
+                drawn_from_NV[places], table.requests, self._upload(slots), self._upload(num_outputs), largest=LARGEST
             )
             values_AV = torch.where(self._upload(np.array(is_processed)).unsqueeze(1), processed_AV, values_AV)
         is_logit = np.array([spec.logprobs_mode.endswith("logits") for spec in specs])
@@ -122,10 +132,10 @@ class LogprobReporter:
         """Return the logprobs, given the tokens of all samples of the step; any values where there is no token."""
         tokens_A = tokens_N.index_select(0, reported.places_A).clamp(min=0)
         top = self._logprobs(reported.values_AV, tokens_A, reported.num_top, reported.is_logit_A)
-        if reported.named_AL is None:
-            return SampleLogprobs(top, None)
-        named = self._logprobs(reported.values_AV, tokens_A, reported.named_AL, reported.is_logit_A)
-        return SampleLogprobs(top, named)
+        named = None
+        if reported.named_AL is not None:
+            named = self._logprobs(reported.values_AV, tokens_A, reported.named_AL, reported.is_logit_A)
+        return SampleLogprobs(range(len(tokens_A)), top, named)
 
     def of_prompt(self, spec: SamplingSpec, token_ids: Sequence[int], first_row: int) -> DevicePromptLogprobs:
         """Return the logprobs of consecutive prompt tokens, the first of which follows row `first_row` of the step."""

@@ -33,7 +33,13 @@ MAX_PARTIAL_BYTES = 2**28
 dimensions. A step that has more computes the rest in another way, with the same bits but slower."""
 
 _MEASURED = SamplingSpec(
-    max_tokens=1, seed=0, temperature=1.0, top_k=50, logprobs=1, logprobs_mode="processed_logprobs"
+    max_tokens=1,
+    seed=0,
+    temperature=1.0,
+    top_k=50,
+    logprobs=1,
+    logprobs_mode="processed_logprobs",
+    logprob_token_ids=(0,),
 )
 """The requests of a step that takes the most memory. In the decode each has a token mask too."""
 

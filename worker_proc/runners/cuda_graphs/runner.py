@@ -18,6 +18,7 @@ from octavo.worker_proc.runners.cuda_graphs.logprobs import DevicePromptLogprobs
 from octavo.worker_proc.runners.cuda_graphs.metadata import SampleRows
 from octavo.worker_proc.runners.cuda_graphs.slot_table import SlotTable
 from octavo.worker_proc.runners.cuda_graphs.step_buffer import NUM_HOST_BUFFERS
+from octavo.worker_proc.sampling.columns import is_reported_with_draw
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -95,7 +96,8 @@ class CudaGraphRunner:
     def run(self, inputs: StepInputs, samples: Samples) -> None:
         """See `octavo.worker_proc.executor.runner.Runner`."""
         rows = SampleRows(samples.indices_N, samples.slots_N, samples.positions_N, samples.num_outputs_N)
-        self.graphs.stage(inputs, rows)
+        specs = _reporting_specs(samples)
+        self.graphs.stage(inputs, rows, reports=bool(specs) and all(map(is_reported_with_draw, specs)))
         self.graphs.compute()
 
     def prompt_logprobs(self, spec: SamplingSpec, token_ids: Sequence[int], first_row: int) -> DevicePromptLogprobs:
@@ -105,15 +107,25 @@ class CudaGraphRunner:
     def sample(self, samples: Samples, *, has_masks: bool, change_logits: ChangeLogits | None = None) -> DeviceSamples:
         """See `octavo.worker_proc.executor.runner.Runner`."""
         masked = self._bind(samples, has_masks=has_masks)
-        changed_NV = None if change_logits is None else self.graphs.changed_logits(change_logits, len(samples))
-        reported = self._reporter.before_sampling(samples, self._table, changed_NV)
-        on_device_N = self.graphs.sample(changed_NV)
-        logprobs = self._reporter.after_sampling(reported, on_device_N) if reported else None
-        tokens_N = self._stream.download(on_device_N[: len(samples)])
+        places, specs = samples.with_trait(Trait.REPORTS_LOGPROBS), _reporting_specs(samples)
+        is_listed = not all(map(is_reported_with_draw, specs))
+        logits_NV = raw_NV = reported = None
+        if is_listed or change_logits is not None:
+            logits_NV = raw_NV = self.graphs.logits()
+        if logits_NV is not None and change_logits is not None:
+            raw_NV = logits_NV.clone() if places else None
+            logits_NV[: len(samples)] = change_logits(logits_NV[: len(samples)])
+        if logits_NV is not None and raw_NV is not None and is_listed:
+            reported = self._reporter.before_sampling(samples, self._table, raw_NV, logits_NV)
+        sampled = self.graphs.sample(logits_NV, raw_NV)
+        logprobs = None
+        if reported is not None:
+            logprobs = self._reporter.after_sampling(reported, sampled.tokens_N)
+        elif sampled.logprobs is not None:
+            logprobs = self._reporter.of_draws(sampled.logprobs.first(len(samples)), places)
+        tokens_N = self._stream.download(sampled.tokens_N[: len(samples)])
         for sample in masked:
             self._table.set_mask(sample.row.slot, sample.row.sampling.always_allowed_W)
-        places = samples.with_trait(Trait.REPORTS_LOGPROBS)
-        specs = [samples[place].row.sampling.spec for place in places]
         return DeviceSamples(tokens_N, places, specs, logprobs)
 
     def record_event(self) -> DeviceEvent:
@@ -138,3 +150,7 @@ class CudaGraphRunner:
             self._table.set_mask(sample.row.slot, sample.row.sampling.allowed_W)
         self.graphs.send_changes()
         return masked
+
+
+def _reporting_specs(samples: Samples) -> list[SamplingSpec]:
+    return [samples[place].row.sampling.spec for place in samples.with_trait(Trait.REPORTS_LOGPROBS)]

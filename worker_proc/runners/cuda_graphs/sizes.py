@@ -46,6 +46,8 @@ class GraphSizes:
     """Tokens of steps in which requests compute any number of tokens."""
     decodes: Sizes
     """Requests of steps in which each computes one token, and samples of all steps."""
+    reports: Sizes
+    """Samples of steps that report logprobs: few sizes, because few steps do."""
 
     @classmethod
     def of(cls, max_requests: int, max_tokens: int, unpadded: UnpaddedRows = lambda size: size) -> "GraphSizes":
@@ -57,8 +59,12 @@ class GraphSizes:
             unpadded: of the model's products.
         """
         if not max_requests:
-            return cls(Sizes(()), Sizes(()))
-        return cls(_prompt_sizes(min(max_tokens, MAX_PROMPT_TOKENS), unpadded), _decode_sizes(max_requests, unpadded))
+            return cls(Sizes(()), Sizes(()), Sizes(()))
+        return cls(
+            _prompt_sizes(min(max_tokens, MAX_PROMPT_TOKENS), unpadded),
+            _decode_sizes(max_requests, unpadded),
+            _report_sizes(max_requests, unpadded),
+        )
 
 
 def _decode_sizes(largest: int, unpadded: UnpaddedRows) -> Sizes:
@@ -68,6 +74,14 @@ def _decode_sizes(largest: int, unpadded: UnpaddedRows) -> Sizes:
     """
     sizes = [size for size in _SMALL_DECODES if size < largest]
     sizes += _spread(_SMALL_DECODES[-1], (*_DECODE_STEPS, (largest, _DECODE_STEPS[-1][1])), largest - 1)
+    return Sizes([*(min(unpadded(size), largest) for size in sizes), largest])
+
+
+def _report_sizes(largest: int, unpadded: UnpaddedRows) -> Sizes:
+    """Return sizes that double from 8 on, up to and including the largest one."""
+    sizes = [1, 8]
+    while sizes[-1] * 2 < largest:
+        sizes.append(sizes[-1] * 2)
     return Sizes([*(min(unpadded(size), largest) for size in sizes), largest])
 
 
