@@ -43,7 +43,7 @@ class StepLoop:
         self._depth = depth
 
     def run(self, waiter: Waiter) -> None:
-        """Run turns until the service is closed.
+        """Run iterations until the service is closed.
 
         The pulse does not beat while a step is in flight or while there are no workers: only a finished step proves
         that the workers are alive.
@@ -52,9 +52,9 @@ class StepLoop:
             if self._workers.is_ready and not self._scheduler.num_in_flight:
                 self._pulse.beat(has_work=False)
             has_messages, has_events = waiter.wait(self._timeout_s)
-            self.turn(has_messages=has_messages, has_events=has_events)
+            self.run_iteration(has_messages=has_messages, has_events=has_events)
 
-    def turn(self, *, has_messages: bool, has_events: bool) -> None:
+    def run_iteration(self, *, has_messages: bool, has_events: bool) -> None:
         """Handle what has arrived and keep up to `depth` steps in flight. Never blocks.
 
         Args:

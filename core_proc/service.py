@@ -62,7 +62,7 @@ WAITING_LOG_INTERVAL_S = 10.0
 BACKLOG_RETRY_S = 0.02
 """Interval of attempts to send to a slow frontend: its socket does not signal that it has room again."""
 MAX_ABORTS_AT_ONCE = 256
-"""Requests aborted per turn of the loop, so that losing a frontend with many requests does not delay steps."""
+"""Requests aborted per iteration of the loop, so that losing a frontend with many requests does not delay steps."""
 DROPPED_RETRY_S = 1.0
 """Interval of attempts, in an idle engine, to tell a dropped frontend that it was dropped."""
 FLUSH_TIMEOUT_S = 2.0
@@ -96,9 +96,9 @@ class FrontendService:
         self._clock = clock
         self._quarantine = Quarantine(attribution, self._accept, self._is_live, scheduler.config.max_num_queued_reqs)
         self._aborting: dict[bytes, dict[RequestId, None]] = {}
-        """Requests that later turns abort, by client."""
+        """Requests that later iterations abort, by client."""
         self._num_aborts_left = 0
-        """Requests that this turn may still abort."""
+        """Requests that this iteration may still abort."""
         self._rejections = LimitedLog(logger)
         self._state = ProcessState.READY
         self._is_busy = False
@@ -124,7 +124,7 @@ class FrontendService:
         is_done = self._state is ProcessState.DRAINING and not self._has_requests
         if self._outbox.has_backlog or (is_done and self._awaits_frontends):
             return BACKLOG_RETRY_S
-        if self._needs_another_turn and not self._has_requests:
+        if self._needs_another_iteration and not self._has_requests:
             return 0.0
         if self._is_busy:
             return max(0.0, self._next_stats - self._clock())
@@ -138,8 +138,8 @@ class FrontendService:
         return (owes and not self.has_waited_enough) or now < self._outbox.last_notice_s + FLUSH_TIMEOUT_S
 
     @property
-    def _needs_another_turn(self) -> bool:
-        """True when a further turn must follow the end of the last request, though no event would wake the core."""
+    def _needs_another_iteration(self) -> bool:
+        """True when an iteration must follow the end of the last request, though no event would wake the core."""
         return self._is_busy or self._state is not ProcessState.READY
 
     def serve(self, *, has_messages: bool = True) -> None:
@@ -301,7 +301,7 @@ class FrontendService:
             self._quarantine.disconnect(client)
 
     def _abort(self, client: bytes, request_ids: list[RequestId]) -> None:
-        """Abort requests, as many as this turn allows; later turns abort the others."""
+        """Abort requests, as many as this iteration allows; later ones abort the others."""
         if not self._aborting and len(request_ids) <= self._num_aborts_left:
             self._num_aborts_left -= len(request_ids)
             self._end(client, request_ids)

@@ -15,7 +15,7 @@ from octavo.protocol.channel import receive_message, send_message
 from octavo.protocol.codec import Frame
 
 MAX_RECEIVED_AT_ONCE = 32
-"""Messages handled before other callbacks get a turn of the loop."""
+"""Messages handled before other callbacks run."""
 
 
 class LoopSocket:
@@ -45,7 +45,7 @@ class LoopSocket:
         self._schedule()
 
     def send(self, frames: list[Frame]) -> None:
-        """Send a message in the next turn of the loop, together with all others of this one."""
+        """Send a message in the next iteration of the event loop, together with all others of this one."""
         self._outbox.append(frames)
         self._schedule()
 

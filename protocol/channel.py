@@ -44,8 +44,8 @@ MAX_FRAME_BYTES = 64 * 2**20
 
 MAX_RECEIVED_AT_ONCE = 64
 MAX_RECEIVED_BYTES_AT_ONCE = 2**18
-"""Messages taken from the frontends' socket per turn of the step loop, and their bytes, after which no further one is
-taken: a flood must not delay steps. What is left waits in the socket for the next turn."""
+"""Messages taken from the frontends' socket per iteration of the step loop, and their bytes, after which no further one
+is taken: a flood must not delay steps. What is left waits in the socket."""
 
 
 class PeerLost(ProtocolError):

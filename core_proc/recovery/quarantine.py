@@ -20,7 +20,7 @@ from octavo.protocol.requests import Submit
 logger = logging.getLogger(__name__)
 
 MAX_RELEASED_AT_ONCE = 256
-"""Requests forwarded per turn of the loop, so that the end of a long quarantine does not delay steps."""
+"""Requests forwarded per iteration of the loop, so that the end of a long quarantine does not delay steps."""
 
 
 class Quarantine:

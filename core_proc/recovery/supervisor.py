@@ -1,7 +1,7 @@
 """`WorkerSupervisor`: the workers as the step loop sees them, whichever group of processes that is at the moment.
 
 When a group fails, the scheduler drops the state that was in its memory, and the next group is started while the loop
-keeps turning. The loop calls `poll` in each turn. The supervisor itself never blocks and touches no socket.
+continues. The loop calls `poll` in each iteration. The supervisor itself never blocks and touches no socket.
 """
 
 import logging

@@ -13,7 +13,7 @@ class StepHook(Protocol):
 
     @property
     def wake_fds(self) -> Sequence[int]:
-        """File descriptors that become readable when the core process should run a turn of the loop."""
+        """File descriptors that become readable when the core process should run an iteration of the loop."""
 
     def on_step(self) -> list[ClientEvent]:
         """Do what has become possible since the last call, and return events for the frontends.

@@ -84,7 +84,7 @@ class ObservedScheduler(Scheduler):
     def plan(self) -> StepPlan | None:
         """Decide the next step."""
         if not self.has_requests:
-            return None  # an idle turn changes nothing and is not worth showing
+            return None  # an idle iteration changes nothing and is not worth showing
         plan = super().plan()
         self._show(Planned(plan))
         return plan

@@ -21,7 +21,7 @@ from octavo.protocol.params import OutputKind, SamplingParams, SamplingSpec
 from octavo.protocol.requests import Submit
 
 SEQUENCES_AT_ONCE = 16
-"""Sequences of one request that are made or sent before others get a turn of the event loop."""
+"""Sequences of one request that are made or sent before other tasks run."""
 
 
 class Generation:
@@ -115,7 +115,7 @@ class Generation:
         self._live.discard(self)
 
     async def submit(self) -> None:
-        """Send the children to the engine; the event loop gets a turn after some of them.
+        """Send the children to the engine; other tasks run after some of them.
 
         Raises:
             OctavoError: the engine is gone, or a child is rejected.

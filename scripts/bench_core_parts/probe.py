@@ -1,6 +1,6 @@
 """How long a core or an HTTP server takes to answer: a process that asks again and again, and prints what it took.
 
-A core is asked for its counters, and answers in the loop's next turn. A server is asked for `/health`, over a new
+A core is asked for its counters, and answers in the loop's next iteration. A server is asked for `/health`, over a new
 connection each time, as orchestrators do.
 """
 

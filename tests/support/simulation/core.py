@@ -275,7 +275,7 @@ class SimulatedCore(Process):
         has_messages, self._has_messages = self._has_messages, False
         has_events, self._has_events = self._has_events, False
         try:
-            self.loop.turn(has_messages=has_messages, has_events=has_events)
+            self.loop.run_iteration(has_messages=has_messages, has_events=has_events)
             if not self.service.is_open:
                 self.service.announce_shutdown()
                 self.has_said_goodbye = not self.service.has_waited_enough
