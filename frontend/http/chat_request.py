@@ -16,6 +16,8 @@ from octavo.frontend.tools.plan import ToolChoice
 from octavo.protocol.errors import InvalidRequestError
 from octavo.protocol.structured import StructuredOutputsParams
 
+_USUAL_NAMES = {"prompt": "messages"}
+
 
 def chat_request(body: ChatCompletionRequest) -> ChatRequest:
     """Return the request in a body.
@@ -76,9 +78,11 @@ def num_logprobs(body: ChatCompletionRequest) -> int | None:
     return None
 
 
-def error_names(body: ChatCompletionRequest) -> dict[str, str]:
+def error_names(body: ChatCompletionRequest) -> Mapping[str, str]:
     """Return the body's field names by the names of the parameters that they set."""
-    names = {"prompt": "messages"}
+    if body.max_completion_tokens is None and body.top_logprobs is None:
+        return _USUAL_NAMES  # one for all requests: they keep it while they wait
+    names = dict(_USUAL_NAMES)
     if body.max_completion_tokens is not None:
         names["max_tokens"] = "max_completion_tokens"
     if body.top_logprobs is not None:

@@ -74,6 +74,7 @@ class CancelOnDisconnect:
         if self._cycle is None:
             self._watcher = asyncio.create_task(self._watch())
         else:
+            self._cycle.flow.resume_reading()  # paused after a large body, and then a disconnect would go unnoticed
             self._event(self._cycle).on_set = self._on_message
             self._on_message()
 

@@ -112,12 +112,14 @@ def test_a_waiting_request_has_one_task() -> None:
         async with listening(application(client)) as path:  # type: ignore[arg-type]
             others = asyncio.all_tasks()
             writers = []
-            for is_streamed in (True, False):
+            for is_streamed, num_chars in ((True, 3), (False, 3), (False, 100_000)):  # uvicorn pauses reading at 64 KiB
                 _, writer = await asyncio.open_unix_connection(path)
-                body = json.dumps({"prompt": "abc", "stream": is_streamed}).encode()
+                body = json.dumps({"prompt": "a" * num_chars, "stream": is_streamed}).encode()
                 head = b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\n"
-                writer.write(head + b"content-length: %d\r\n\r\n" % len(body) + body)
+                writer.write(head + b"content-length: %d\r\n\r\n" % len(body))
                 writers.append(writer)
+                await until(lambda: len(asyncio.all_tasks() - others) == len(writers))  # it reads the body
+                writer.write(body)
             await until(lambda: link.num_live_requests == len(writers))
             assert len(asyncio.all_tasks() - others) == len(writers)
             for writer in writers:
