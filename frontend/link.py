@@ -6,20 +6,21 @@ Knows nothing of text. One link serves one event loop; every method must be call
 
 import asyncio
 import contextlib
-import itertools
 import logging
 import os
 import sys
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
+from itertools import islice
 
 import zmq
 
+from octavo.frontend.loop_socket import Slices
 from octavo.frontend.metrics.observer import RestartCause
 from octavo.frontend.recovery.downtime import Downtime, ReconnectPolicy, Resumption
 from octavo.frontend.recovery.in_flight import InFlightRequests
 from octavo.frontend.request_stream import RequestStream
+from octavo.frontend.utility_calls import UtilityCalls
 from octavo.frontend.wake_event import WakeEvent, WakeQueue
 from octavo.frontend.wire import Wire
 from octavo.protocol.channel import MAX_FRAME_BYTES
@@ -41,20 +42,28 @@ from octavo.protocol.events import (
     Events,
     Refused,
     Reply,
+    RequestEvent,
     StatsReport,
     UtilityResult,
     Welcome,
     split_events,
 )
 from octavo.protocol.ids import RequestId
-from octavo.protocol.requests import Call, Connect, FrontendMessage, ModelVocabulary, ProfileCall, Submit, Utility
+from octavo.protocol.requests import Call, Connect, FrontendMessage, ModelVocabulary, Submit, Utility
 from octavo.protocol.stats import EngineStats
 
 logger = logging.getLogger(__name__)
 
 FRONTEND_ID_BYTES = 16
 
+SLICE_SIZE = 8
+"""Events delivered, or requests submitted again, in one slice; `LoopSocket` does several slices at once."""
+
+MAX_FAILED_AT_ONCE = 256
+"""Requests that fail in one iteration of the event loop when the engine is gone: about a millisecond."""
+
 _GONE = "the engine's core process is gone"
+_END = object()
 
 
 class CoreLink:
@@ -87,8 +96,7 @@ class CoreLink:
         self._context = context
         self._streams: dict[RequestId, RequestStream] = {}
         self._in_flight = InFlightRequests()
-        self._calls: dict[int, tuple[Utility, asyncio.Future[UtilityResult]]] = {}
-        self._call_ids = itertools.count()
+        self._calls = UtilityCalls()
         self._vocabulary: list[Frame] = []
         """The message that is sent to every core; empty before the first request with a grammar."""
         self._closing: asyncio.Task[None] | None = None
@@ -170,7 +178,7 @@ class CoreLink:
             # The caller's own values; all others were made by this process.
             raise InvalidRequestError("priority must be an integer and cache_salt must be text")
         frames = self._frames(submit)
-        must_wait = self.downtime is not None
+        must_wait = self.downtime is not None or self._in_flight.has_unsent
         if must_wait and 0 < self.reconnect_policy.max_num_waiting <= self._in_flight.num_new:
             message = f"{self._in_flight.num_new} requests wait for the engine to be restarted"
             raise OverloadedError(message, "max_num_queued_reqs")
@@ -198,18 +206,16 @@ class CoreLink:
         """
         if self.failure:
             raise self.failure
-        call_id = next(self._call_ids)
-        frames = self._frames(Call(call_id, utility))
+        call = Call(self._calls.next_id(), utility)
+        frames = self._frames(call)
         if not self.downtime:
             self._wire.send(frames)
-        future: asyncio.Future[UtilityResult] = asyncio.get_running_loop().create_future()
-        self._calls[call_id] = (utility, future)
         try:
-            result = await asyncio.wait_for(future, timeout_s)
+            result = await asyncio.wait_for(self._calls.add(call), timeout_s)
         except TimeoutError:
             raise RequestFailedError(f"the engine did not answer within {timeout_s:.0f} s") from None
         finally:
-            self._calls.pop(call_id, None)
+            self._calls.remove(call)
         if isinstance(result, CallFailed):
             raise RequestFailedError(result.message)
         return result
@@ -237,15 +243,19 @@ class CoreLink:
         self.downtime = None
         if self._giving_up:
             self._giving_up.cancel()
-        for stream in self._streams.values():
-            stream.fail(self.failure)
-        self._streams.clear()
-        self._in_flight = InFlightRequests()
-        pending: list[asyncio.Future[Any]] = [self._welcome, *(future for _, future in self._calls.values())]
-        for future in pending:
-            if not future.done():
-                future.set_exception(self.failure)
-                future.exception()  # possibly no caller waits for it, which is not an error
+        self._fail_some(self.failure)
+        self._calls.fail(self.failure)
+        if not self._welcome.done():
+            self._welcome.set_exception(self.failure)
+            self._welcome.exception()  # possibly nobody waits for it, which is not an error
+
+    def _fail_some(self, error: EngineDeadError) -> None:
+        """Fail live requests, some in each iteration of the event loop."""
+        for request_id in list(islice(self._streams, MAX_FAILED_AT_ONCE)):
+            self._in_flight.remove(request_id)
+            self._streams.pop(request_id).fail(error)
+        if self._streams:
+            asyncio.get_running_loop().call_soon(self._fail_some, error)
 
     async def close(self) -> None:
         """Abort all requests and disconnect; calling it again, even concurrently, does no harm."""
@@ -258,9 +268,10 @@ class CoreLink:
         live = list(self._streams)
         # Before the aborts: no caller may take the answer to one for its result.
         self.fail("the connection to the engine was closed")
+        while self._streams:  # noqa: ASYNC110  (`_fail_some` continues in the next iterations)
+            await asyncio.sleep(0)
         if is_connected:
-            if live:
-                self._wire.abort(live)
+            self._wire.abort(live)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._wire.drain(), 1.0)
         self._wire.close()
@@ -287,16 +298,13 @@ class CoreLink:
         level = logging.INFO if kind == "planned" else logging.ERROR
         logger.log(level, "the core is gone: %s; %d requests wait for the next one", cause, len(self._in_flight))
         self._in_flight.lose_core()
-        for utility, future in self._calls.values():
-            # They make no sense to another core.
-            if isinstance(utility, ProfileCall) and not future.done():
-                future.set_result(CallFailed(f"the engine died meanwhile: {cause}"))
+        self._calls.lose_core(cause)
         if (limit_s := self.reconnect_policy.limit_s) is not None:
             message = f"{cause}; none came back within {limit_s:g} s"
             self._giving_up = asyncio.get_running_loop().call_later(limit_s, self.fail, message)
 
-    def _end_downtime(self, facts: EngineFacts) -> None:
-        """Handle a new core: send it the vocabulary and all live requests and calls."""
+    def _end_downtime(self, facts: EngineFacts) -> Slices:
+        """Handle a new core: send it the vocabulary and all live calls and requests."""
         assert self.downtime is not None
         downtime, self.downtime = self.downtime, None
         if self._giving_up:
@@ -308,29 +316,25 @@ class CoreLink:
         self.last_words = ""
         if self._vocabulary:
             self._wire.send(self._vocabulary)
-        num_requests = self._send_unsent()
-        for call_id, (utility, future) in self._calls.items():
-            if not future.done():
-                self._post(Call(call_id, utility))
-        pause_s = time.monotonic() - downtime.since_s
+        for call in self._calls.unanswered():
+            self._wire.send(self._frames(call))
+        pause_s, num_requests = time.monotonic() - downtime.since_s, len(self._in_flight)
         logger.info("the engine is back after %.2f s: %d requests continue (%s)", pause_s, num_requests, downtime.cause)
         if is_another:
             self.on_resumed(Resumption(downtime.cause, kind, pause_s, num_requests))
+        return self._send_unsent()
 
-    def _send_unsent(self) -> int:
-        """Submit everything that the core has not been sent yet; return the number of requests."""
-        submits = self._in_flight.take_unsent()
-        for submit in submits:
-            # perf: what it is made of has been checked when it came.
-            self._wire.send(self._requests.encode(submit))
-        return len(submits)
+    def _send_unsent(self) -> Slices:
+        """Submit everything that the core has not been sent yet, also what is added meanwhile."""
+        while not self.failure and (submits := self._in_flight.take_unsent(SLICE_SIZE)):
+            for submit in submits:
+                # perf: what it is made of has been checked when it came.
+                self._wire.send(self._requests.encode(submit))
+            yield
 
     def _fail_broken(self, error: Exception) -> None:
         """Fail every request: a message could not be handled, so its request would wait forever."""
         self.fail(f"the link to the engine broke: {type(error).__name__}: {error}")
-
-    def _post(self, request: FrontendMessage) -> None:
-        self._wire.send(self._frames(request))
 
     def _frames(self, request: FrontendMessage) -> list[Frame]:
         """Encode a message. Its values were checked when it was made.
@@ -348,20 +352,23 @@ class CoreLink:
             )
         return frames
 
-    def _receive(self, event: Event) -> None:
+    def _receive(self, event: Event) -> Slices | None:
+        """Handle a message; return the work that remains, which is done before the next one."""
         self.num_heard += 1
         match event:
             case Events():
-                self._deliver(event)
+                if not self.downtime and event.epoch == self.facts.epoch:
+                    rest = self._deliver(split_events(event.events))
+                    return None if next(rest, _END) is _END else rest
             case StatsReport():
                 self.latest_stats = event.stats
                 self.on_stats(event.stats)
             case Reply():
-                _, future = self._calls.get(event.call_id, (None, None))
-                if future and not future.done():
-                    future.set_result(event.result)
-            case Welcome():
-                self._on_welcome(event.facts)
+                self._calls.reply(event)
+            case Welcome() if self.downtime:
+                return self._end_downtime(event.facts)
+            case Welcome() if not self._welcome.done():
+                self._welcome.set_result(event.facts)
             case Refused():
                 self._on_rejected(event.message)
             case EngineDying():
@@ -370,12 +377,7 @@ class CoreLink:
                     self.lose(event.message)
                 else:
                     self.fail("the engine was shut down")
-
-    def _on_welcome(self, facts: EngineFacts) -> None:
-        if self.downtime:
-            self._end_downtime(facts)
-        elif not self._welcome.done():
-            self._welcome.set_result(facts)
+        return None
 
     def _on_rejected(self, message: str) -> None:
         if not self._welcome.done():
@@ -385,14 +387,14 @@ class CoreLink:
         else:  # the core has given this frontend up: it did not read its events
             self.lose(f"the engine has ended the connection: {message}")
 
-    def _deliver(self, events: Events) -> None:
-        if self.downtime or events.epoch != self.facts.epoch:
-            return
-        for event in split_events(events.events):
+    def _deliver(self, events: Iterable[RequestEvent]) -> Slices:
+        """Hand events to their requests. If the core is lost meanwhile, the rest is dropped with its connection."""
+        for index, event in enumerate(events, start=1):
             shown = self._in_flight.deliver(event)
-            if shown is None:
-                continue  # aborted here while the event was on its way
-            stream = self._streams[event.request_id]
-            stream.put(shown)
-            if stream.is_over:
-                del self._streams[event.request_id]
+            if shown is not None:  # else it was aborted here while the event was on its way
+                stream = self._streams[event.request_id]
+                stream.put(shown)
+                if stream.is_over:
+                    del self._streams[event.request_id]
+            if index % SLICE_SIZE == 0:
+                yield

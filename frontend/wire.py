@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import zmq
 import zmq.utils.monitor
 
-from octavo.frontend.loop_socket import LoopSocket
+from octavo.frontend.loop_socket import LoopSocket, Slices
 from octavo.protocol.channel import HIGH_WATER_MARK
 from octavo.protocol.codec import Frame, event_codec, request_codec
 from octavo.protocol.curve import ClientKeys, prepare_connection
@@ -46,7 +46,7 @@ class Wire:
     Args:
         context: of this process.
         address: where a core listens or will listen.
-        on_event: gets every message that can be read.
+        on_event: gets every message that can be read; may return work that is done before the next message.
         on_lost: called once, shortly after the core has disconnected without a message.
         on_error: called with each exception that `on_event` raises.
         keys: for an address on another machine.
@@ -59,7 +59,7 @@ class Wire:
         self,
         context: "zmq.Context[zmq.Socket[bytes]]",
         address: str,
-        on_event: Callable[[Event], None],
+        on_event: Callable[[Event], Slices | None],
         on_lost: Callable[["Wire"], None],
         on_error: Callable[[Exception], None],
         keys: ClientKeys | None = None,
@@ -128,13 +128,13 @@ class Wire:
             self.send(self._requests.encode(Abort(self._aborts[:MAX_ABORTS])))
             del self._aborts[:MAX_ABORTS]
 
-    def _receive(self, frames: list[Frame]) -> None:
+    def _receive(self, frames: list[Frame]) -> Slices | None:
         try:
             event = self._codec.decode(*frames)
         except ProtocolError as error:
             self._malformed.warning("dropped a message from the engine: %s", error)
-        else:
-            self._on_event(event)
+            return None
+        return self._on_event(event)
 
     def _on_connection_event(self, frames: list[Frame]) -> None:
         """Handle connects and disconnects."""
@@ -144,5 +144,14 @@ class Wire:
         if event["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             self.has_met = True
         elif event["event"] == zmq.EVENT_DISCONNECTED:
-            # Its last message may still be in the receive queue.
-            asyncio.get_running_loop().call_later(LAST_WORDS_S, self._on_lost, self)
+            self._report_loss_later()
+
+    def _report_loss_later(self) -> None:
+        """Report the loss once the last messages, which may still be in the receive queue, are handled."""
+        asyncio.get_running_loop().call_later(LAST_WORDS_S, self._report_loss)
+
+    def _report_loss(self) -> None:
+        if self._socket.is_behind:
+            self._report_loss_later()
+        else:
+            self._on_lost(self)

@@ -4,6 +4,7 @@ It has no socket, no clock and no text: the link reports every message to it, an
 """
 
 from dataclasses import dataclass, field
+from itertools import islice
 
 import msgspec
 
@@ -17,8 +18,6 @@ class InFlightRequest:
     """A live request: what was submitted, and what has been delivered."""
 
     submit: Submit
-    is_sent: bool
-    """To the current core."""
     output_token_ids: list[TokenId] = field(default_factory=list)
     """Delivered: the consumer has them or will get them, whatever happens to the core."""
     num_cached_tokens: int | None = None
@@ -26,17 +25,14 @@ class InFlightRequest:
     num_resumes: int = 0
     """Times the request was lost with its core and submitted again."""
 
-    @property
-    def is_new(self) -> bool:
-        """True if it was never sent to any core."""
-        return not self.is_sent and not self.num_resumes
-
 
 class InFlightRequests:
     """Every live request of one frontend, in order of arrival."""
 
     def __init__(self) -> None:
         self._entries: dict[RequestId, InFlightRequest] = {}
+        self._unsent: dict[RequestId, None] = {}
+        """Those that the current core has not been sent, in order of arrival."""
         self.num_new = 0
         """Requests that were never sent to any core."""
 
@@ -46,17 +42,27 @@ class InFlightRequests:
     def __contains__(self, request_id: object) -> bool:
         return request_id in self._entries
 
+    @property
+    def has_unsent(self) -> bool:
+        """True while the current core has not been sent all requests."""
+        return bool(self._unsent)
+
     def add(self, submit: Submit, *, is_sent: bool) -> None:
         """Add a new request: one that is sent now, or one that `take_unsent` will return."""
-        self._entries[submit.request_id] = InFlightRequest(submit, is_sent)
-        self.num_new += not is_sent
+        self._entries[submit.request_id] = InFlightRequest(submit)
+        if not is_sent:
+            self._unsent[submit.request_id] = None
+            self.num_new += 1
 
     def remove(self, request_id: RequestId) -> bool:
         """Forget a request; True if the current core must be told to abort it."""
         if (entry := self._entries.pop(request_id, None)) is None:
             return False
-        self.num_new -= entry.is_new
-        return entry.is_sent
+        if request_id not in self._unsent:
+            return True
+        del self._unsent[request_id]
+        self.num_new -= not entry.num_resumes
+        return False
 
     def deliver(self, event: RequestEvent) -> RequestEvent | None:
         """Record an event and return it in the form for its consumer; None if its request is no longer live.
@@ -73,7 +79,7 @@ class InFlightRequests:
             elif entry.num_resumes:
                 return msgspec.structs.replace(event, num_cached_tokens=entry.num_cached_tokens)
             return event
-        del self._entries[event.request_id]
+        self.remove(event.request_id)
         if isinstance(event, Finished) and entry.num_resumes:
             num_cached_tokens = entry.num_cached_tokens
             return msgspec.structs.replace(
@@ -85,18 +91,18 @@ class InFlightRequests:
 
     def lose_core(self) -> None:
         """Mark everything as unsent: the core cannot be reached any more, whether it is dead or not."""
-        for entry in self._entries.values():
-            entry.num_resumes += entry.is_sent
-            entry.is_sent = False
+        for request_id, entry in self._entries.items():
+            entry.num_resumes += request_id not in self._unsent
+        self._unsent = dict.fromkeys(self._entries)
 
-    def take_unsent(self) -> list[Submit]:
-        """Return what must be submitted to the current core, oldest first, and mark it as sent."""
+    def take_unsent(self, max_count: int) -> list[Submit]:
+        """Return what must be submitted to the current core, oldest first, at most `max_count`; mark it as sent."""
         submits = []
-        for entry in self._entries.values():
-            if not entry.is_sent:
-                self.num_new -= entry.is_new
-                entry.is_sent = True
-                submits.append(_resubmission(entry) if entry.num_resumes else entry.submit)
+        for request_id in list(islice(self._unsent, max_count)):
+            del self._unsent[request_id]
+            entry = self._entries[request_id]
+            self.num_new -= not entry.num_resumes
+            submits.append(_resubmission(entry) if entry.num_resumes else entry.submit)
         return submits
 
 

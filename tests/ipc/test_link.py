@@ -1,6 +1,8 @@
 """The frontend's link to the core, against a fake core that is a bare ROUTER."""
 
 import asyncio
+from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import msgspec
@@ -8,7 +10,9 @@ import pytest
 from core_links import EPOCH, SUBMIT, FakeCore, run, take
 from waiting import until
 
-from octavo.frontend.link import CoreLink
+from octavo.frontend.link import MAX_FAILED_AT_ONCE, SLICE_SIZE, CoreLink
+from octavo.frontend.loop_socket import MAX_RECEIVED_AT_ONCE
+from octavo.frontend.request_stream import RequestStream
 from octavo.protocol.channel import MAX_FRAME_BYTES
 from octavo.protocol.errors import (
     EngineDeadError,
@@ -27,6 +31,7 @@ from octavo.protocol.events import (
     Refused,
     Reply,
     StatsReport,
+    StreamedTokens,
     Tokens,
 )
 from octavo.protocol.requests import Abort, Call, ResetPrefixCache
@@ -229,5 +234,63 @@ def test_a_dying_core_names_the_cause(tmp_path: Path) -> None:
         await core.send(EngineDying("worker 0 was killed by SIGKILL"))
         with pytest.raises(EngineDeadError, match="SIGKILL"):
             await take(stream, arrived)
+
+    run(tmp_path, scenario)
+
+
+NAMES = [str(number) for number in range(3 * max(MAX_FAILED_AT_ONCE, SLICE_SIZE * MAX_RECEIVED_AT_ONCE))]
+
+
+def submit_all(link: CoreLink) -> list[RequestStream]:
+    return [link.submit(msgspec.structs.replace(SUBMIT, request_id=name), asyncio.Event()) for name in NAMES]
+
+
+async def counted_per_turn(count: Callable[[], int]) -> list[int]:
+    """Return how much is added in each iteration of the event loop until there is one for each name."""
+    counts = [count()]
+    async with asyncio.timeout(10):
+        while counts[-1] < len(NAMES):
+            await asyncio.sleep(0)
+            counts.append(count())
+    return [after - before for before, after in pairwise(counts)]
+
+
+def test_a_long_message_is_delivered_in_several_turns_and_in_order(tmp_path: Path) -> None:
+    async def scenario(core: FakeCore, link: CoreLink) -> None:
+        streams = submit_all(link)
+        for _ in streams:
+            await core.receive()
+        await core.events(StreamedTokens(NAMES, list(range(len(NAMES))), [0] * len(NAMES)))
+        await core.events(*[Finished(name, FinishReason.STOP) for name in reversed(NAMES)])
+        added = await counted_per_turn(lambda: sum(stream.is_over for stream in streams))
+        assert max(added) <= SLICE_SIZE * MAX_RECEIVED_AT_ONCE
+        for number, stream in enumerate(streams):
+            tokens, finished = stream.take()
+            assert tokens.token_ids == [number] and isinstance(finished, Finished)
+        assert link.num_live_requests == 0
+
+    run(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("is_closed", [False, True])
+def test_many_requests_fail_in_several_turns(tmp_path: Path, is_closed: bool) -> None:
+    async def scenario(core: FakeCore, link: CoreLink) -> None:
+        streams = submit_all(link)
+        if is_closed:
+            closing = asyncio.create_task(link.close())
+        else:
+            link.fail("it broke")
+        added = await counted_per_turn(lambda: sum(stream.is_over for stream in streams))
+        assert max(added) <= MAX_FAILED_AT_ONCE
+        for stream in streams:
+            with pytest.raises(EngineDeadError):
+                stream.take()
+        with pytest.raises(EngineDeadError):
+            link.submit(SUBMIT, asyncio.Event())
+        assert (link.num_live_requests, link.num_lost_requests) == (0, len(NAMES))
+        if is_closed:
+            await closing
+            requests = [await core.receive() for _ in range(len(NAMES) + 1)]
+            assert requests[-1] == Abort(NAMES)
 
     run(tmp_path, scenario)

@@ -10,7 +10,8 @@ import zmq
 import zmq.asyncio
 from waiting import until
 
-from octavo.frontend.link import CoreLink
+from octavo.frontend.link import SLICE_SIZE, CoreLink
+from octavo.frontend.loop_socket import MAX_RECEIVED_AT_ONCE
 from octavo.frontend.recovery.downtime import ReconnectPolicy, Resumption
 from octavo.frontend.request_stream import RequestStream
 from octavo.protocol.codec import event_codec, request_codec
@@ -164,9 +165,9 @@ def test_what_comes_during_the_outage_waits(tmp_path: Path) -> None:
         cores.start()
         await cores.welcome()
         assert await cores.receive() == ModelVocabulary([b"a"], [])
+        assert isinstance(await cores.receive(), Call)
         assert await cores.receive() == msgspec.structs.replace(SUBMIT, is_continued=True)
         assert await cores.receive() == late
-        assert isinstance(await cores.receive(), Call)
         link.abort(["r"])
         assert await cores.receive() == Abort(["r"])
         calling.cancel()
@@ -332,5 +333,51 @@ def test_everything_is_asked_again_of_each_core(tmp_path: Path) -> None:
         assert all(isinstance(submit, Submit) and submit.is_continued for submit in again)
         assert [submit.request_id for submit in again if isinstance(submit, Submit)] == ["a", "b", "c"]
         assert len(set(cores.frontend_ids)) == 1, "it has the same name in all its connections"
+
+    run(tmp_path, scenario)
+
+
+def test_many_requests_are_sent_again_in_slices_and_in_order(tmp_path: Path) -> None:
+    """Meanwhile one is added, some are aborted, and the core is lost again."""
+    names = [str(number) for number in range(5 * SLICE_SIZE * MAX_RECEIVED_AT_ONCE)]
+
+    def submit(link: CoreLink, name: str) -> None:
+        link.submit(msgspec.structs.replace(SUBMIT, request_id=name), asyncio.Event())
+
+    async def scenario(cores: Cores, link: CoreLink) -> None:
+        num_unsent_turns = 0
+
+        def lose_again(resumption: Resumption) -> None:
+            asyncio.get_running_loop().call_soon(link.lose, "lost again")
+            link.on_resumed = change
+
+        def change(resumption: Resumption) -> None:
+            submit(link, "late")
+            link.abort([names[-1], names[-2]])
+            count()
+
+        def count() -> None:
+            nonlocal num_unsent_turns
+            if link._in_flight.has_unsent:
+                num_unsent_turns += 1
+                asyncio.get_running_loop().call_soon(count)
+
+        for name in names:
+            submit(link, name)
+        for _ in names:
+            await cores.receive()
+        link.on_resumed = lose_again
+        await replace(cores, link)
+        await until(lambda: link.downtime)
+        cores.epoch += 1
+        while not isinstance(await cores.receive(), Connect):  # the first slices
+            pass
+        await cores.send(Welcome(msgspec.structs.replace(FACTS, epoch=cores.epoch)))
+        for name in [*names[:-2], "late"]:
+            again = await cores.receive()
+            assert isinstance(again, Submit) and again.request_id == name
+        assert num_unsent_turns >= 5
+        link.abort(["late"])
+        assert await cores.receive() == Abort(["late"])
 
     run(tmp_path, scenario)

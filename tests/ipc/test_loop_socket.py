@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from socket import socketpair
@@ -11,7 +12,7 @@ import uvloop
 import zmq
 from waiting import TIMEOUT_S, join, until
 
-from octavo.frontend.loop_socket import MAX_RECEIVED_AT_ONCE, LoopSocket
+from octavo.frontend.loop_socket import MAX_RECEIVED_AT_ONCE, MAX_SENT_AT_ONCE, LoopSocket
 
 MANY = 20 * MAX_RECEIVED_AT_ONCE
 LOOPS = [asyncio.new_event_loop, uvloop.new_event_loop]
@@ -136,6 +137,100 @@ def test_floods_in_both_directions_do_not_stop_one_another(
 
     socket: LoopSocket
     play(make_loop, scenario)
+
+
+class Echo:
+    """A zmq socket that receives what it sends, and counts the messages that it takes in each iteration of a loop."""
+
+    closed = False
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._messages: list[bytes] = []
+        self.turn = 0
+        self.num_sent: Counter[int] = Counter()
+        self._count_turns()
+
+    def _count_turns(self) -> None:
+        self.turn += 1
+        asyncio.get_running_loop().call_soon(self._count_turns)
+
+    def getsockopt(self, option: int) -> int:
+        return {zmq.FD: self._fd, zmq.RCVMORE: 0}.get(option, zmq.POLLOUT)
+
+    def send(self, frame: bytes, flags: int) -> None:
+        self.num_sent[self.turn] += 1
+        self._messages.append(frame)
+
+    def recv(self, flags: int) -> bytes:
+        if not self._messages:
+            raise zmq.Again
+        return self._messages.pop(0)
+
+    def close(self, linger_ms: int | None) -> None:
+        self.closed = True
+
+
+def test_long_messages_and_many_of_them_take_several_turns_and_stay_in_order() -> None:
+    num_slices = 3 * MAX_RECEIVED_AT_ONCE
+    handled: list[tuple[int, int]] = []
+    num_handled: Counter[int] = Counter()
+
+    def slices(number: int) -> Iterator[None]:
+        for index in range(num_slices):
+            num_handled[echo.turn] += 1
+            handled.append((number, index))
+            yield
+
+    def on_message(frames: list[bytes]) -> Iterator[None] | None:
+        number = int(frames[0])
+        return slices(number) if number < 2 else handled.append((number, 0))
+
+    async def scenario() -> None:
+        nonlocal echo
+        ours, theirs = socketpair()
+        with ours, theirs:
+            echo = Echo(ours.fileno())
+            socket = LoopSocket(echo, on_message, no_error)
+            for number in range(count):
+                socket.send([b"%d" % number])
+            await asyncio.wait_for(socket.drain(), TIMEOUT_S)
+            await until(lambda: len(handled) == len(expected))
+            assert not socket.is_behind
+            socket.close()
+
+    echo: Echo
+    count = 3 * MAX_SENT_AT_ONCE
+    expected = [(number, index) for number in range(2) for index in range(num_slices)]
+    expected += [(number, 0) for number in range(2, count)]
+    play(asyncio.new_event_loop, scenario)
+    assert handled == expected
+    assert max(num_handled.values()) <= MAX_RECEIVED_AT_ONCE
+    assert max(echo.num_sent.values()) == MAX_SENT_AT_ONCE
+
+
+def test_work_on_a_message_that_fails_is_not_continued(pair: Pair) -> None:
+    told: list[Exception] = []
+    received: list[bytes] = []
+
+    def on_message(frames: list[bytes]) -> Iterator[None] | None:
+        received.append(frames[0])
+        return iter(zero_division()) if frames == [b"bad"] else None
+
+    def zero_division() -> Iterator[None]:
+        yield
+        raise ZeroDivisionError
+
+    async def scenario() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: None)
+        socket = LoopSocket(pair.own, on_message, told.append)
+        pair.plain.send(b"bad")
+        pair.plain.send(b"good")
+        await until(lambda: received == [b"bad", b"good"])
+        socket.close()
+
+    play(asyncio.new_event_loop, scenario)
+    assert [type(error) for error in told] == [ZeroDivisionError]
 
 
 class FullSocket:

@@ -108,9 +108,12 @@ def send_the_last_alone(outbox: Outbox, events: Iterable[ClientEvent]) -> None:
     put(outbox, each[1:] or each)
 
 
-def resume_without_outputs(in_flight: InFlightRequests) -> list[Submit]:
+def resume_without_outputs(in_flight: InFlightRequests, max_count: int) -> list[Submit]:
     """Requests that start again instead of going on."""
-    return [msgspec.structs.replace(submit, resume_output_token_ids=pack_ids([])) for submit in take_unsent(in_flight)]
+    return [
+        msgspec.structs.replace(submit, resume_output_token_ids=pack_ids([]))
+        for submit in take_unsent(in_flight, max_count)
+    ]
 
 
 release, cache_full_blocks, lose_workers = BlockPool.release, PrefixCache.cache_full_blocks, Scheduler.lose_workers

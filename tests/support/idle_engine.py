@@ -75,7 +75,8 @@ class IdleLink(CoreLink):
         return [request for request in self.wire.sent if isinstance(request, Submit)]
 
     def receive(self, events: list[RequestEvent]) -> None:
-        self._receive(Events(1, events))
+        for _ in self._receive(Events(1, events)) or ():
+            pass
 
     def _open_wire(self) -> IdleWire:  # type: ignore[override]
         return IdleWire()

@@ -16,18 +16,18 @@ def test_a_resubmission_carries_what_was_delivered() -> None:
     in_flight.add(submission("a"), is_sent=True)
     in_flight.deliver(Tokens("a", [7, 8], num_cached_tokens=2))
     in_flight.lose_core()
-    (again,) = in_flight.take_unsent()
+    (again,) = in_flight.take_unsent(9)
     assert again.prompt_token_ids == [1, 2, 3], "never glued to the prompt"
     assert again.resume_output_token_ids == pack_ids([7, 8])
     assert again.is_continued
-    assert in_flight.take_unsent() == []
+    assert in_flight.take_unsent(9) == []
 
 
 def test_what_is_new_is_sent_as_it_is() -> None:
     in_flight = InFlightRequests()
     in_flight.add(submission("a"), is_sent=False)
     assert in_flight.num_new == 1
-    assert in_flight.take_unsent() == [submission("a")]
+    assert in_flight.take_unsent(9) == [submission("a")]
     assert in_flight.num_new == 0
 
 
@@ -37,7 +37,7 @@ def test_the_order_of_arrival_is_kept() -> None:
         in_flight.add(submission(name), is_sent=True)
     in_flight.lose_core()
     in_flight.add(submission("d"), is_sent=False)
-    assert [submit.request_id for submit in in_flight.take_unsent()] == ["a", "b", "c", "d"]
+    assert [submit.request_id for submit in in_flight.take_unsent(9)] == ["a", "b", "c", "d"]
 
 
 def test_an_abort_during_the_outage_is_honoured() -> None:
@@ -47,7 +47,7 @@ def test_an_abort_during_the_outage_is_honoured() -> None:
     in_flight.add(submission("b"), is_sent=False)
     assert not in_flight.remove("a"), "no core knows it"
     assert not in_flight.remove("b")
-    assert in_flight.take_unsent() == []
+    assert in_flight.take_unsent(9) == []
     assert in_flight.num_new == 0
     assert in_flight.deliver(Tokens("a", [7])) is None
 
@@ -57,7 +57,7 @@ def test_usage_is_that_of_the_first_core() -> None:
     in_flight.add(submission("a"), is_sent=True)
     in_flight.deliver(Tokens("a", [7], num_cached_tokens=2))
     in_flight.lose_core()
-    in_flight.take_unsent()
+    in_flight.take_unsent(9)
     assert in_flight.deliver(Tokens("a", [8])) == Tokens("a", [8], num_cached_tokens=2)
     end = in_flight.deliver(Finished("a", FinishReason.LENGTH, num_preemptions=1))
     assert end == Finished("a", FinishReason.LENGTH, num_cached_tokens=2, num_preemptions=2)
@@ -68,5 +68,5 @@ def test_one_that_started_anew_tells_of_the_new_cache() -> None:
     in_flight = InFlightRequests()
     in_flight.add(submission("a"), is_sent=True)
     in_flight.lose_core()
-    in_flight.take_unsent()
+    in_flight.take_unsent(9)
     assert in_flight.deliver(Tokens("a", [8], num_cached_tokens=1)) == Tokens("a", [8], num_cached_tokens=1)

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from octavo.frontend.link import CoreLink
+from octavo.frontend.loop_socket import Slices
 from octavo.frontend.recovery.downtime import ReconnectPolicy
 from octavo.protocol.codec import Frame
 from octavo.protocol.config import CachePlan
@@ -56,7 +57,7 @@ class SimulatedWire:
         dial: Callable[["SimulatedWire"], Connection | None],
         hang_up: Callable[[Connection], None],
         retry_s: float,
-        on_event: Callable[[Event], None],
+        on_event: Callable[[Event], Slices | None],
         on_lost: Callable[["SimulatedWire"], None],
     ) -> None:
         self.connection: Connection | None = None
@@ -77,6 +78,8 @@ class SimulatedWire:
         self._on_event = on_event
         self._on_lost = on_lost
         self._unsent: list[list[Frame]] = []
+        self._slices: Slices | None = None
+        """The rest of the work on the latest message: a step of the process does one slice."""
         process.after(0.0, self._connect)
 
     @property
@@ -135,7 +138,18 @@ class SimulatedWire:
         self._unsent.clear()
 
     def _read(self) -> None:
+        """Continue with the latest message, or take the next one."""
         assert self.connection is not None
+        if self.is_closed:
+            return
+        if self._slices is not None:
+            try:
+                next(self._slices)
+            except StopIteration:
+                self._slices = None
+            else:
+                self._process.after(0.0, self._read)
+                return
         frames = self.connection.from_core.take()
         if frames is None or self.is_closed:
             return
@@ -151,7 +165,9 @@ class SimulatedWire:
                 return
             case Welcome():
                 self.is_welcome = True
-        self._on_event(event)
+        self._slices = self._on_event(event)
+        if self._slices is not None:
+            self._process.after(0.0, self._read)
 
     def _check_order(self, event: RequestEvent) -> None:
         require(event.request_id in self.live, event.request_id, f"{event} for a request that is not live")
@@ -172,11 +188,12 @@ class SimulatedLink(CoreLink):
         """True once a core has answered; users wait for this before the first request."""
         return self._welcome.done() and not self._welcome.exception()
 
-    def receive(self, event: Event) -> None:
+    def receive(self, event: Event) -> Slices | None:
         """Handle a message from a wire."""
-        self._receive(event)
+        slices = self._receive(event)
         if isinstance(event, Welcome) and not hasattr(self, "facts"):
             self.facts = event.facts
+        return slices
 
     def note_loss(self, wire: SimulatedWire) -> None:
         """Handle a broken connection."""
