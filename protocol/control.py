@@ -47,6 +47,11 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True, tag="worker"):
     """XPUB socket of the core, to subscribe to."""
     result_address: str
     """PULL socket of the core, to push to."""
+    exchange_fd: int = -1
+    """Inherited file of zeros, through whose memory the ranks of this machine exchange rows; -1: this is the only rank.
+    """
+    rendezvous: str = ""
+    """File that does not exist yet, in which ranks that compute through torch find each other."""
     facts: DeviceFacts | None = None
     """Measurements of an earlier worker of this rank; None: measure."""
     log_level: str = "INFO"

@@ -45,6 +45,7 @@ from octavo.worker_proc.executor.trace import StepTrace
 from octavo.worker_proc.facts import measure
 from octavo.worker_proc.kernels import open_kernels
 from octavo.worker_proc.models.base import Model
+from octavo.worker_proc.parallel.open import join_group
 from octavo.worker_proc.sampling.processor_loading import load_processors
 from octavo.worker_proc.sampling.processors import Processors
 from octavo.worker_proc.weights.load import load_model
@@ -88,10 +89,21 @@ class Worker:
         with reporter.phase("opening the device"):
             device = open_device(config, rank=spec.rank)
         free_bytes = device.free_bytes()
-        library = open_kernels(config, env, reporter.phase) if config.device == "cpu" else None
+        library = open_kernels(config, env, reporter.phase, rank=spec.rank) if config.device == "cpu" else None
+        group = None
+        if spec.world_size > 1:
+            with reporter.phase("joining the other workers"):
+                group = join_group(spec, library)
+                group.meet()  # no rank takes memory before all have measured what is free
         with reporter.phase("loading weights"):
             model = load_model(
-                config, reporter.progress, device=device.torch_device, library=library, cache_dir=env.cache_dir
+                config,
+                reporter.progress,
+                device=device.torch_device,
+                library=library,
+                cache_dir=env.cache_dir,
+                rank=spec.rank,
+                group=group,
             )
         if (facts := spec.facts) is None:
             with reporter.phase("profiling memory"):

@@ -1,6 +1,7 @@
 """Workers as child processes of this one, on this machine."""
 
 import logging
+import os
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -85,22 +86,32 @@ class LocalWorkerGroup:
         self._phases: dict[str, str] = {}
         """The phase that each worker last reported, by name: the error message of one that just exits."""
         self._children: list[Child] = []
+        # Freed with the last process that has it open. A new group starts with zeros.
+        exchange_fd = os.memfd_create(f"octavo-ranks-{generation}") if config.world_size > 1 else -1
         try:
             for rank in range(config.world_size):
-                spec = WorkerSpec(
-                    config=config,
-                    rank=rank,
-                    world_size=config.world_size,
-                    plan_address=self._publisher.address,
-                    result_address=self._results.address,
-                    facts=facts[rank] if facts else None,
-                    log_level=log_level,
-                    log_config=log_config,
-                )
-                self._children.append(Child.spawn(module, spec, f"worker {rank}"))
+                self._children.append(self._spawn(rank, exchange_fd))
         except OSError:
             self.kill()
             raise
+        finally:
+            if exchange_fd >= 0:
+                os.close(exchange_fd)
+
+    def _spawn(self, rank: int, exchange_fd: int) -> Child:
+        spec = WorkerSpec(
+            config=self._config,
+            rank=rank,
+            world_size=self._config.world_size,
+            plan_address=self._publisher.address,
+            result_address=self._results.address,
+            exchange_fd=exchange_fd,
+            rendezvous=f"{self._run_dir}/ranks-{self._generation}",
+            facts=self._known_facts[rank] if self._known_facts else None,
+            log_level=self._log_level,
+            log_config=self._log_config,
+        )
+        return Child.spawn(self._module, spec, f"worker {rank}", inherited=[exchange_fd] if exchange_fd >= 0 else [])
 
     @property
     def facts(self) -> list[DeviceFacts]:

@@ -17,19 +17,20 @@ _OF_SEVERAL = {
 }
 
 
-def embedding(ids_T: Tensor, table_VD: Tensor) -> Tensor:
+def embedding(ids_T: Tensor, table_VD: Tensor, first_id: int | None = None) -> Tensor:
     """Return the rows of `table` that `ids` name, shape TD, in the dtype of the table.
 
     Args:
-        ids_T: int64 from 0 to V - 1, not checked here.
-        table_VD: one row for each index.
+        ids_T: int64. Without `first_id` from 0 to V - 1, not checked here.
+        table_VD: one row for each id.
+        first_id: of the table, if it is a part of a larger one; other ids than its own get zeros.
 
     Raises:
         ShapeError: the arguments have other shapes.
         UnsupportedDevice: no implementation for the device.
     """
     _require_lookup(ids_T, table_VD)
-    return choose("embedding", _IMPLEMENTATIONS, ids_T.device)(ids_T, table_VD)
+    return choose("embedding", _IMPLEMENTATIONS, ids_T.device)(ids_T, table_VD, first_id)
 
 
 def embeddings(*lookups: tuple[Tensor, Tensor]) -> tuple[Tensor, ...]:

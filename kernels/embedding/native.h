@@ -10,7 +10,8 @@ enum class IndexSource : int32_t { token_ids = 0, positions = 1 };
 struct EmbeddingArgs {
     Matrix table;  // f32, bf16 or f16; rows as wide as those of `out`
     Matrix out;    // f32 or bf16
-    int64_t offset;  // added to each index
+    int64_t offset;       // added to each index
+    int64_t num_entries;  // of the table; an index outside gives zeros
     IndexSource source;
     int32_t unused;
 };
@@ -20,8 +21,13 @@ inline void run(const EmbeddingArgs& args, const Step& step, const Thread& threa
     with_input_type(args.table.type, [&](auto input) {
         with_output_type(args.out.type, [&](auto output) {
             for_each_row(step, thread, [&](int64_t row) {
-                const auto* entry = args.table.row<const decltype(input)>(indices[row] + args.offset);
+                const int64_t index = indices[row] + args.offset;
                 auto* out = args.out.row<decltype(output)>(row);
+                if (index < 0 || index >= args.num_entries) {
+                    std::fill_n(out, args.out.width, decltype(output){});
+                    return;
+                }
+                const auto* entry = args.table.row<const decltype(input)>(index);
                 for_each_vector(args.out.width, [&](int64_t column, int64_t count) {
                     store_first(out + column, load_first(entry + column, count), count);
                 });

@@ -12,20 +12,21 @@ SOURCES = {"token_ids": 0, "positions": 1}
 
 
 class EmbeddingArguments(Arguments):
-    """See `EmbeddingArgs`. The indices of a step, with the offset added, must lie within the table."""
+    """See `EmbeddingArgs`."""
 
     _fields_ = (
         ("table", Matrix),
         ("out", Matrix),
         ("offset", ctypes.c_int64),
+        ("num_entries", ctypes.c_int64),
         ("source", ctypes.c_int32),
         ("unused", ctypes.c_int32),
     )
 
 
-def record(ids_T: Tensor, table_VD: Tensor) -> Tensor:
+def record(ids_T: Tensor, table_VD: Tensor, first_id: int | None = None) -> Tensor:
     """Record the look-up."""
-    ids = ids_of(ids_T)
+    ids = ids_of(ids_T) + -(first_id or 0)
     output = Buffer(table_VD.shape[1])
     return as_tensor(ids.recorder.append(embedding_node(ids, table_VD, output), (output.width,)))
 
@@ -39,6 +40,6 @@ def embedding_node(ids: Ids, table_VD: Tensor, output: Buffer) -> Node:
     """Return the operation that writes the rows of a table, whose rows may lie apart, to a buffer."""
 
     def bind(inputs: list[Matrix], outputs: list[Matrix]) -> Arguments:
-        return EmbeddingArguments(Matrix.of(table_VD), outputs[0], ids.offset, SOURCES[ids.source], 0)
+        return EmbeddingArguments(Matrix.of(table_VD), outputs[0], ids.offset, len(table_VD), SOURCES[ids.source], 0)
 
     return Node("embedding", [], [output], bind, is_row_wise=True, keeps=[table_VD])

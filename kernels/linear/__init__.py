@@ -6,7 +6,7 @@ and Triton kernels (`gpu_product.py`).
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -64,6 +64,24 @@ class PackedLinear:
     """Of the rows; None: any float type, since the rows are quantized before the product."""
     device: torch.device
     product: Callable[[Tensor], Tensor]
+
+    def in_segments(self, num_segments: int, num_ranks: int) -> "PackedLinear":
+        """Return the weight, which adds up parts of its inputs separately and then in halves.
+
+        If ranks divide the inputs and their sums are added in halves too, the sum does not depend on the number of
+        ranks, up to the number of segments. Torch's products add up all inputs of a rank in one.
+
+        Args:
+            num_segments: of the inputs of all ranks: 1, 2, 4 or 8. Fewer are used if they would split words or groups.
+            num_ranks: that hold as many inputs each.
+        """
+        if not isinstance(self.product, NativeProduct):
+            return self
+        packed = self.product.packed
+        while num_segments > 1 and self.num_inputs * num_ranks % (num_segments * packed.segment_multiple):
+            num_segments //= 2
+        own = num_segments // num_ranks if num_segments % num_ranks == 0 else 1
+        return replace(self, product=replace(self.product, packed=replace(packed, num_segments=own)))
 
     def padded_rows(self, num_rows: int) -> int:
         """Return the row count that is computed for this one; another one costs a copy of the rows."""

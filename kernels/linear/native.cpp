@@ -17,6 +17,9 @@ constexpr int64_t kFewRows = 128;
 // Most and fewest rows of a piece above that. More do not stay in the second-level cache with their sums while all
 // panels are applied; fewer would read a panel for too little work.
 constexpr int64_t kMaxRowBlock = 256, kMinRowBlock = 30;
+constexpr int64_t kMaxSums = kMaxRowBlock * kPanelOutputs;
+// Sizes of a sum of segments that is not the whole one: 1, 2 and 4 of at most 8.
+constexpr int kMaxLevels = 3;
 // Above kFewRows there are at least this many pieces per thread, so that all threads finish at about the same time.
 constexpr int64_t kPiecesPerThread = 8;
 // Most steps of a slice. All row tiles use it before the next one, which is prefetched meanwhile. Short slices (32 KB
@@ -48,7 +51,7 @@ struct Product {
     const Tiles& tiles;
     int64_t width;        // columns that are written
     int64_t up_panels;    // panels from a gate to its up; 0 without silu_and_mul
-    int64_t num_slices;   // of a panel
+    int64_t num_slices;   // of a segment of a panel
     bool is_coded;        // its slices have to be unpacked first
 
     // The vector to write at `column`, without the residual.
@@ -80,15 +83,31 @@ struct Product {
         }
     }
 
-    // The slice of this number, of whole groups: all slices of a panel are about as long.
+    // The slice of this number, of whole groups: all slices of a panel are about as long, and none is in two segments.
     Slice slice(const Piece& piece, int64_t number) const {
         const PackedWeight& weight = args.weight;
         const int64_t group = weight.group_steps(), num_groups = weight.num_steps() / group;
-        const int64_t begin = num_groups * number / num_slices * group;
-        const int64_t end = num_groups * (number + 1) / num_slices * group;
+        const int64_t all_slices = num_slices * weight.num_segments;
+        const int64_t begin = num_groups * number / all_slices * group;
+        const int64_t end = num_groups * (number + 1) / all_slices * group;
         const int64_t skipped = is_coded ? 0 : piece.first_block * weight.block_bytes();
         const char* weights = weight.panels + piece.panel * weight.panel_bytes() + skipped;
-        return {weights + begin * weight.step_bytes(), piece.panel, piece.first_block, begin, end};
+        return {weights + begin * weight.step_bytes(), piece.panel, piece.first_block, begin, end,
+                number % num_slices == 0};
+    }
+
+    // Ends an odd segment for `count` sums: adds them to those of the segment before, and the result to earlier results
+    // as long as both are halves of a common sum. The complete sums are in `sums` after the last segment; others wait in
+    // `earlier`, one place for each number of segments. Even segments add up in `earlier[0]`.
+    void end_segment(int64_t segment, int64_t count, float* sums, float* const (&earlier)[kMaxLevels]) const {
+        int num_levels = 1;
+        while (segment >> num_levels & 1) ++num_levels;
+        float* out = segment + 1 == args.weight.num_segments ? sums : earlier[num_levels];
+        for (int64_t i = 0; i < count; i += kLanes) {
+            F32x16 sum = load(sums + i);
+            for (int level = 0; level < num_levels; ++level) sum = load(earlier[level] + i) + sum;
+            store(out + i, sum);
+        }
     }
 
     // See `Prefetcher::per_row`.
@@ -109,8 +128,12 @@ struct Product {
         alignas(64) char unpacked[kLongSlice * 256];
         std::optional<Unpacker> unpacker;
         if (is_coded) unpacker.emplace(args.weight, piece.panel, piece.first_block, piece.is_half);
-        for (int64_t number = 0; number < num_slices; ++number) {
-            const bool is_last = number + 1 == num_slices;
+        alignas(64) float earlier[kMaxLevels][kMaxSums];
+        const int64_t num_segments = args.weight.num_segments, all_slices = num_slices * num_segments;
+        for (int64_t number = 0; number < all_slices; ++number) {
+            const int64_t segment = number / num_slices;
+            const bool is_last = number + 1 == all_slices, ends_segment = (number + 1) % num_slices == 0;
+            float* segment_sums = segment % 2 == 0 && num_segments > 1 ? earlier[0] : sums;
             Slice present = slice(piece, number);
             prefetcher.position = 0;
             prefetcher.next = (is_last ? slice(next, 0) : slice(piece, number + 1)).weights;
@@ -122,11 +145,16 @@ struct Product {
             for (int64_t i = 0; i < num_tiles; ++i) {  // tiles of sizes that differ by one at most
                 const Range tile{num_rows * i / num_tiles, num_rows * (i + 1) / num_tiles};
                 const int64_t size = tile.end - tile.begin, first_row = rows.begin + tile.begin;
-                float* tile_sums = sums + tile.begin * kPanelOutputs;
+                const int64_t first = tile.begin * kPanelOutputs;
                 if (in_first_tile && i == 0)
-                    unpacker->unpack_and_multiply(args, packed, size, first_row, tile_sums, unpacked, prefetcher);
+                    unpacker->unpack_and_multiply(
+                        args, packed, size, first_row, segment_sums + first, unpacked, prefetcher);
                 else
-                    by_rows[size - 1](args, present, first_row, tile_sums, prefetcher);
+                    by_rows[size - 1](args, present, first_row, segment_sums + first, prefetcher);
+                if (ends_segment && segment % 2 != 0) {
+                    float* const places[kMaxLevels] = {earlier[0] + first, earlier[1] + first, earlier[2] + first};
+                    end_segment(segment, size * kPanelOutputs, sums + first, places);
+                }
                 if (is_last) done(tile);
             }
         }
@@ -134,7 +162,7 @@ struct Product {
 
     // Computes up to kMaxRowBlock rows of a piece, and prefetches the beginning of the next one.
     void compute(Range rows, const Piece& piece, const Piece& next) const {
-        alignas(64) float sums[kMaxRowBlock * kPanelOutputs], up_sums[kMaxRowBlock * kPanelOutputs];
+        alignas(64) float sums[kMaxSums], up_sums[kMaxSums];
         const int64_t column = piece.panel * kPanelOutputs + piece.first_block * kLanes;
         const int64_t count = std::min(width - column, piece.is_half ? kPanelOutputs / 2 : kPanelOutputs);
         const auto finish_tile = [&](Range tile) {
@@ -194,7 +222,7 @@ void run(const LinearArgs& args, const Step& step, const Thread& thread) {
     const bool is_coded = weight.kind == Kind::bf16_12;
     const bool is_short = step.num_rows < (is_coded ? kLongCodedFrom : kLongFrom);
     const int64_t most_steps = !is_short ? kLongSlice : is_coded ? kShortCodedSlice : kShortSlice;
-    const int64_t num_groups = weight.num_steps() / weight.group_steps();
+    const int64_t num_groups = weight.num_steps() / weight.group_steps() / weight.num_segments;  // of a segment
     const int64_t groups_per_slice = std::max<int64_t>(most_steps / weight.group_steps(), 1);
     const int64_t num_slices = (num_groups + groups_per_slice - 1) / groups_per_slice;
     const int64_t up_panels = is_gated ? width / kPanelOutputs : 0;

@@ -5,7 +5,7 @@ A packed weight is a small header and flat buffers, so that it can lie in a file
 
 import ctypes
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, Self
 
 import torch
@@ -27,6 +27,7 @@ WORD_INPUTS: dict[Kind, int] = {"bf16": 2, "f32": 1, "f16": 1, "u8": 4, "u4": 8,
 """Inputs in one word of a panel."""
 WORD_BYTES: dict[Kind, int] = {"bf16": 4, "f32": 4, "f16": 2, "u8": 4, "u4": 4, "bf16_12": 3}
 PANEL_OUTPUTS = 64
+NUM_SEGMENTS = (1, 2, 4, 8)
 CODEBOOK_BYTES = 32
 """See `Codebook` in `packed.h`: 16 bytes, and where the escapes of the two halves of the panel begin, int64."""
 
@@ -48,6 +49,7 @@ class PackedWeight(ctypes.Structure):
         ("num_inputs", ctypes.c_int64),
         ("num_outputs", ctypes.c_int64),
         ("group_size", ctypes.c_int64),
+        ("num_segments", ctypes.c_int64),
         ("offset", ctypes.c_int32),
         ("kind", ctypes.c_int32),
     )
@@ -87,6 +89,8 @@ class NativeLinear:
     """Of bf16_12: one for each panel."""
     escapes: Tensor | None = None
     """Of bf16_12: the upper bytes that are not in the codebooks; at least one byte."""
+    num_segments: int = field(default=1, kw_only=True)
+    """Equal parts of the inputs that are summed separately and then in halves: 1, 2, 4 or 8."""
 
     @property
     def is_quantized(self) -> bool:
@@ -97,6 +101,11 @@ class NativeLinear:
     def dtype(self) -> torch.dtype | None:
         """Of the rows that it was packed for; None: any float."""
         return torch.bfloat16 if self.kind == "bf16_12" else DTYPES.get(self.kind)
+
+    @property
+    def segment_multiple(self) -> int:
+        """Inputs of a segment must be a multiple of this."""
+        return self.group_size or WORD_INPUTS[self.kind]
 
     @property
     def input_form(self) -> Form:
@@ -118,6 +127,7 @@ class NativeLinear:
             "num_outputs": self.num_outputs,
             "group_size": self.group_size,
             "offset": self.offset,
+            "num_segments": self.num_segments,
         }
         names = ("weight", "scales", "minimums", "bias", "codebooks", "escapes")
         buffers = {name: getattr(self, name) for name in names}
@@ -131,11 +141,18 @@ class NativeLinear:
             ValueError: the header, the buffer sizes or the offsets in the codebooks are invalid.
         """
         kind = next((kind for kind in KINDS if kind == header.get("kind")), None)
-        numbers = [header.get(name) for name in ("num_inputs", "num_outputs", "group_size", "offset")]
+        numbers = [header.get(name) for name in ("num_inputs", "num_outputs", "group_size", "offset", "num_segments")]
         if kind is None or not all(isinstance(number, int) for number in numbers):
             raise ValueError(f"not the header of a packed weight: {header}")
-        num_inputs, num_outputs, group_size, offset = (int(number or 0) for number in numbers)
-        if min(num_inputs, num_outputs) < 1 or group_size not in (GROUP_SIZES if kind in ("u8", "u4") else (0,)):
+        num_inputs, num_outputs, group_size, offset, num_segments = (int(number or 0) for number in numbers)
+        is_segmented = (
+            num_segments in NUM_SEGMENTS and num_inputs % (num_segments * (group_size or WORD_INPUTS[kind])) == 0
+        )
+        if (
+            min(num_inputs, num_outputs) < 1
+            or group_size not in (GROUP_SIZES if kind in ("u8", "u4") else (0,))
+            or not (num_segments == 1 or is_segmented)
+        ):
             raise ValueError(f"not the header of a packed weight: {header}")
         num_panels = -(-num_outputs // PANEL_OUTPUTS)
         sizes = {"weight": num_panels * panel_bytes(kind, num_inputs, group_size), "bias": num_panels * 256}
@@ -152,7 +169,9 @@ class NativeLinear:
             found = {name: buffer.nbytes for name, buffer in buffers.items()}
             raise ValueError(f"buffers of {found} bytes for a packed weight of {sizes}")
         parts = [buffers.get(name) for name in ("scales", "minimums", "bias", "codebooks", "escapes")]
-        packed = cls(kind, num_inputs, num_outputs, group_size, offset, buffers["weight"], *parts)
+        packed = cls(
+            kind, num_inputs, num_outputs, group_size, offset, buffers["weight"], *parts, num_segments=num_segments
+        )
         if kind == "bf16_12":
             starts = first_escapes(buffers["codebooks"])
             if int(starts[0]) != 0 or bool((starts.diff() < 0).any()) or int(starts[-1]) > buffers["escapes"].nbytes:
@@ -171,6 +190,7 @@ class NativeLinear:
             self.num_inputs,
             self.num_outputs,
             self.group_size,
+            self.num_segments,
             self.offset,
             KINDS.index(self.kind),
         )

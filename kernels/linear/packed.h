@@ -51,6 +51,9 @@ struct PackedWeight {
     int64_t num_inputs;
     int64_t num_outputs;
     int64_t group_size;  // inputs that share a scale; 0 unless quantized
+    // The inputs are summed in as many equal parts, a power of two, and these are added in halves: (0 + 1) + (2 + 3).
+    // So ranks that hold one or some of the parts come to the same sum.
+    int64_t num_segments;
     int32_t offset;
     Kind kind;
 

@@ -1,7 +1,7 @@
 // The innermost loops: the sums of a few rows and some blocks of one panel, over a slice of the inputs.
 //
-// Each sum has its own lane and adds its inputs in ascending order, whatever the tile is and however the inputs are
-// sliced: between slices it is stored and reloaded, which changes no bit. So a row's bits depend neither on the other
+// Each sum has its own lane and adds the inputs of a segment in ascending order, whatever the tile is and however the
+// inputs are sliced: between slices it is stored and reloaded, which changes no bit. So a row's bits depend neither on the other
 // rows nor on how rows, columns and inputs are distributed.
 // Does not handle bias, epilogue and threads.
 #pragma once
@@ -87,10 +87,11 @@ struct Slice {
     int64_t first_block;
     int64_t begin;        // steps, whole groups of them where the weight is quantized
     int64_t end;
+    bool is_first;        // of its segment
 };
 
-// Adds the products of rows [first_row, first_row + rows) of x with a slice to `sums`, 64 floats per row. A slice that
-// begins with step 0 initializes the sums.
+// Adds the products of rows [first_row, first_row + rows) of x with a slice to `sums`, 64 floats per row. The first
+// slice of a segment initializes the sums.
 using Tile = void (*)(const LinearArgs& args, const Slice& slice, int64_t first_row, float* sums, Prefetcher& prefetcher);
 
 struct Bf16Format {
@@ -126,12 +127,12 @@ struct FloatFormat {
     static F32x16 add_products(F32x16 sums, Vector weights, Vector inputs) { return fma(weights, inputs, sums); }
 };
 
-// The running sums of a tile: zeros, or the result of the previous slice.
+// The running sums of a tile: zeros, or the result of the previous slice of the segment.
 template <int kRows, int kTileBlocks>
 inline void begin_tile(F32x16 (&tile)[kRows][kTileBlocks], const Slice& slice, const float* sums) {
     OCTAVO_UNROLL for (int row = 0; row < kRows; ++row)
         OCTAVO_UNROLL for (int block = 0; block < kTileBlocks; ++block)
-            tile[row][block] = slice.begin == 0 ? zero() : load(sums + row * kPanelOutputs + block * kLanes);
+            tile[row][block] = slice.is_first ? zero() : load(sums + row * kPanelOutputs + block * kLanes);
 }
 
 template <int kRows, int kTileBlocks>

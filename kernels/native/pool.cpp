@@ -41,11 +41,15 @@ int64_t now_ns() {
 }
 
 // Both may return early; callers check again. A 32-bit std::atomic is a plain word for the kernel.
+template <Scope kScope>
 void sleep_while(const std::atomic<uint32_t>& word, uint32_t value) {
-    syscall(SYS_futex, &word, FUTEX_WAIT_PRIVATE, value, nullptr, nullptr, 0);
+    constexpr int kFlag = kScope == Scope::process ? FUTEX_PRIVATE_FLAG : 0;
+    syscall(SYS_futex, &word, FUTEX_WAIT | kFlag, value, nullptr, nullptr, 0);
 }
+template <Scope kScope>
 void wake_all(const std::atomic<uint32_t>& word) {
-    syscall(SYS_futex, &word, FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
+    constexpr int kFlag = kScope == Scope::process ? FUTEX_PRIVATE_FLAG : 0;
+    syscall(SYS_futex, &word, FUTEX_WAKE | kFlag, INT_MAX, nullptr, nullptr, 0);
 }
 
 // What the threads of a run are called with.
@@ -58,13 +62,13 @@ struct Call {
 // The end of a run: the number of threads still working, and the signal of the last one.
 struct alignas(64) Join {
     std::atomic<int64_t> num_working{0};
-    Signal done;
+    Signal<Scope::process> done;
 };
 
 // A thread of the pool and its start signal, in one cache line: nothing else moves when a run begins. Each thread has
 // its own signal, so a run with few threads does not wake the others, and the next run does not wait for them.
 struct alignas(64) Member {
-    Signal start;
+    Signal<Scope::process> start;
     Call call{};  // written by the caller before it changes `start`
     Join* join;
     Barrier* barrier;
@@ -133,14 +137,16 @@ void grow(Pool& pool, int64_t count) {
 
 }  // namespace
 
-void Signal::change() {
+template <Scope kScope>
+void Signal<kScope>::change() {
     // Sequentially consistent, like its counterpart below: either the thread that changes the value sees the sleeper,
     // or the thread that goes to sleep sees the new value.
     value_.fetch_add(1, std::memory_order_seq_cst);
-    if (num_sleepers_.load(std::memory_order_seq_cst) > 0) wake_all(value_);
+    if (num_sleepers_.load(std::memory_order_seq_cst) > 0) wake_all<kScope>(value_);
 }
 
-void Signal::wait_while(uint32_t old) {
+template <Scope kScope>
+void Signal<kScope>::wait_while(uint32_t old) {
     for (int64_t start_ns = 0;;) {
         for (int i = 0; i < kLooks; ++i) {
             if (value_.load(std::memory_order_acquire) != old) return;
@@ -151,11 +157,12 @@ void Signal::wait_while(uint32_t old) {
         if (now - start_ns > kSpinNs) break;
     }
     num_sleepers_.fetch_add(1, std::memory_order_seq_cst);
-    while (value_.load(std::memory_order_seq_cst) == old) sleep_while(value_, old);
+    while (value_.load(std::memory_order_seq_cst) == old) sleep_while<kScope>(value_, old);
     num_sleepers_.fetch_sub(1, std::memory_order_relaxed);
 }
 
-void Barrier::wait() {
+template <Scope kScope>
+void BarrierOf<kScope>::wait() {
     // Both are read before this thread counts as arrived: after that, the last thread may begin the next round.
     const int64_t count = count_;
     const uint32_t round = all_arrived_.value();
@@ -166,6 +173,9 @@ void Barrier::wait() {
         all_arrived_.wait_while(round);
     }
 }
+
+template class BarrierOf<Scope::process>;
+template class BarrierOf<Scope::machine>;
 
 void run_on_threads(int64_t count, void (*function)(void*, Thread), void* context) {
     Pool& shared = *pool;

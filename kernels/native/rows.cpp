@@ -1,5 +1,7 @@
 // All row operations in one unit of compilation: each `native.h` below is one operation.
 #include "add/native.h"
+#include "all_gather/native.h"
+#include "all_reduce/native.h"
 #include "cast/native.h"
 #include "embedding/native.h"
 #include "gelu/native.h"

@@ -135,7 +135,9 @@ def resolve(config: EngineConfig, facts: ModelFacts, *, device: DeviceName, num_
     """
     chosen_device = device if config.device.device == "auto" else config.device.device
     dtype = _dtype(config, facts)
-    binding, num_threads = _threads(config, num_cores)
+    world_size = config.parallel.tensor_parallel_size
+    binding, num_threads = _threads(config, num_cores, world_size)
+    all_threads = num_threads * world_size
     max_model_len, fits = _model_len(config, facts)
     max_num_seqs = config.scheduler.max_num_seqs or _DEFAULT_SEQS[chosen_device]
     budget = config.scheduler.max_num_batched_tokens or max(_DEFAULT_BUDGET[chosen_device], max_num_seqs)
@@ -145,12 +147,6 @@ def resolve(config: EngineConfig, facts: ModelFacts, *, device: DeviceName, num_
             "not every running request could decode in one step",
             phase="configuration",
             hint=f"use --max-num-batched-tokens {max_num_seqs} or --max-num-seqs {budget}",
-        )
-    if config.parallel.tensor_parallel_size != 1:
-        raise ConfigError(
-            f"tensor_parallel_size {config.parallel.tensor_parallel_size}: this release runs one worker per model",
-            phase="configuration",
-            hint="leave --tensor-parallel-size at 1",
         )
     if (config.remote.engine_secret_key_file is None) != (config.remote.engine_authorized_clients is None):
         raise ConfigError(
@@ -188,9 +184,9 @@ def resolve(config: EngineConfig, facts: ModelFacts, *, device: DeviceName, num_
         enable_prefix_caching=config.cache.enable_prefix_caching,
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=budget,
-        full_step_tokens=_by_thread(config.scheduler.full_step_tokens, _DEFAULT_FULL_STEP[chosen_device], num_threads),
+        full_step_tokens=_by_thread(config.scheduler.full_step_tokens, _DEFAULT_FULL_STEP[chosen_device], all_threads),
         decode_interval_tokens=_by_thread(
-            config.scheduler.decode_interval_tokens, _DEFAULT_DECODE_INTERVAL[chosen_device], num_threads
+            config.scheduler.decode_interval_tokens, _DEFAULT_DECODE_INTERVAL[chosen_device], all_threads
         ),
         step_time_target_s=_or_default(config.scheduler.step_time_target, _DEFAULT_STEP_TIME_TARGET[chosen_device]),
         long_prefill_token_threshold=config.scheduler.long_prefill_token_threshold,
@@ -207,7 +203,7 @@ def resolve(config: EngineConfig, facts: ModelFacts, *, device: DeviceName, num_
         core_timeout_s=config.recovery.core_timeout,
         execute_model_timeout_s=config.recovery.execute_model_timeout,
         max_worker_restarts=config.recovery.max_worker_restarts,
-        world_size=config.parallel.tensor_parallel_size,
+        world_size=world_size,
         log_stats=not config.observe.disable_log_stats,
         record_steps=config.observe.record_steps,
         engine_secret_key_file=config.remote.engine_secret_key_file,
@@ -252,24 +248,29 @@ def _structured(text: str | None) -> tuple[bool, bool]:
     return overrides.disable_any_whitespace, overrides.disable_additional_properties
 
 
-def _threads(config: EngineConfig, num_cores: int) -> tuple[CoreBinding, int]:
+def _threads(config: EngineConfig, num_cores: int, world_size: int) -> tuple[CoreBinding, int]:
+    """Return the cores of all workers, and the threads of each."""
     requested, text = config.device.num_threads, config.device.cpu_binding
     if text == "none":
-        return "none", requested or num_cores
+        return "none", requested or max(1, num_cores // world_size)
     if text == "compact":
-        return "compact", requested or num_cores
+        return "compact", requested or max(1, num_cores // world_size)
     try:
         cores = parse_core_list(text)
     except ValueError as error:
         hint = "use --cpu-binding none, compact, or a list such as 0-3,8"
         raise ConfigError(f"cpu_binding: {error}", phase="configuration", hint=hint) from None
-    if requested is not None and requested > len(cores):
+    num_threads = requested or max(1, len(cores) // world_size)
+    if num_threads * world_size > len(cores):
+        workers = f"num_threads {num_threads}" + (f" of each of {world_size} workers" if world_size > 1 else "")
         raise ConfigError(
-            f"cpu_binding {text!r} has {len(cores)} cores for num_threads {requested}",
+            f"cpu_binding {text!r} has {len(cores)} cores for {workers}",
             phase="configuration",
-            hint=f"use --num-threads {len(cores)} or a longer list",
+            hint=f"use --num-threads {len(cores) // world_size} or a longer list"
+            if len(cores) >= world_size
+            else f"use a list of at least {world_size} cores",
         )
-    return cores, requested or len(cores)
+    return cores, num_threads
 
 
 def _dtype(config: EngineConfig, facts: ModelFacts) -> DtypeName:

@@ -28,6 +28,7 @@ from octavo.worker_proc.cache.groups import CacheGroup
 from octavo.worker_proc.cache.storage import KVStorage
 from octavo.worker_proc.models.base import Model
 from octavo.worker_proc.models.registry import build_model
+from octavo.worker_proc.parallel.placement import Placement
 from octavo.worker_proc.runners.host import Forward
 from octavo.worker_proc.runners.native.programs import NativePrograms
 from octavo.worker_proc.runners.torch.forward import TorchForward
@@ -75,7 +76,7 @@ def kernels(request: pytest.FixtureRequest) -> NativeLibrary | None:
 
 
 def load(path: Path, dtype: torch.dtype, kernels: NativeLibrary | None) -> Model:
-    return filled(build_model(facts_of(path), dtype), path, kernels)
+    return filled(build_model(facts_of(path), Placement(dtype)), path, kernels)
 
 
 def filled(model: Model, path: Path, kernels: NativeLibrary | None) -> Model:
@@ -235,7 +236,7 @@ def test_every_spelling_of_a_rope_scaling_means_the_same(
     path = directories["llama-rope-llama3"]
     facts = facts_of(path)
     plain = {key: value for key, value in facts.hf_config.items() if not key.startswith("rope_")}
-    model = build_model(_with_config(facts, {**plain, **spelling}), torch.float32)
+    model = build_model(_with_config(facts, {**plain, **spelling}), Placement(torch.float32))
     filled(model, path, kernels=None)
     tokens = prompts(320)
     expected = Runner(load(path, torch.float32, None), torch.float32).in_chunks(tokens, 0, [200])
@@ -262,13 +263,13 @@ def test_what_is_not_supported_is_rejected(
 ) -> None:
     facts = facts_of(directories[arch])
     with pytest.raises(ConfigError, match=message):
-        build_model(_with_config(facts, {**facts.hf_config, **changes}), torch.float32)
+        build_model(_with_config(facts, {**facts.hf_config, **changes}), Placement(torch.float32))
 
 
 def test_an_unknown_architecture_names_the_known_ones(directories: dict[str, Path]) -> None:
     facts = facts_of(directories["LlamaForCausalLM"])
     with pytest.raises(ConfigError, match="MambaForCausalLM is not supported") as caught:
-        build_model(_with_config(facts, facts.hf_config, architecture="MambaForCausalLM"), torch.float32)
+        build_model(_with_config(facts, facts.hf_config, architecture="MambaForCausalLM"), Placement(torch.float32))
     assert "LlamaForCausalLM" in caught.value.hint
 
 
@@ -294,7 +295,7 @@ def test_layers_with_block_tables_of_their_own_give_the_same_bits(
 def test_weights_must_be_complete_and_fit(variant: str, directories: dict[str, Path]) -> None:
     path = directories[variant]
     weights = load_file(path / "model.safetensors")
-    model = build_model(facts_of(path), torch.float32)
+    model = build_model(facts_of(path), Placement(torch.float32))
     first = next(iter(weights))
     with pytest.raises(ConfigError, match="lacks 1 tensors"):
         model.load_weights((name, tensor) for name, tensor in weights.items() if name != first)
@@ -313,9 +314,9 @@ def test_names_may_lack_their_prefix_and_tables_are_ignored(variant: str, direct
         "GPT2LMHeadModel": {"h.0.attn.bias": torch.ones(1), "lm_head.weight": torch.ones(1)},
         "OPTForCausalLM": {"lm_head.weight": torch.ones(1)},
     }.get(variant, {"layers.0.self_attn.rotary_emb.inv_freq": torch.ones(1)})
-    model = build_model(facts_of(path), torch.float32)
+    model = build_model(facts_of(path), Placement(torch.float32))
     model.load_weights({**{name.removeprefix(prefix): tensor for name, tensor in weights.items()}, **extra}.items())
-    complete = build_model(facts_of(path), torch.float32)
+    complete = build_model(facts_of(path), Placement(torch.float32))
     complete.load_weights(weights.items())
     expected = dict(complete.named_parameters())
     assert expected

@@ -17,6 +17,7 @@ from worker_plans import worker_config
 from octavo.protocol.config import ModelFacts
 from octavo.protocol.errors import ConfigError
 from octavo.worker_proc.models.registry import build_model
+from octavo.worker_proc.parallel.placement import Placement
 from octavo.worker_proc.weights.gguf import read_gguf
 from octavo.worker_proc.weights.gguf_blocks import GgufMatrix, dequantized
 from octavo.worker_proc.weights.reader import read_weights
@@ -64,7 +65,7 @@ def test_weights_equal_the_original(arch: str, is_tied: bool, tmp_path: Path) ->
 
 def filled(facts: ModelFacts) -> dict[str, torch.Tensor]:
     """Return the tensors of a model that was filled and not yet packed."""
-    model = build_model(facts, torch.float32)
+    model = build_model(facts, Placement(torch.float32))
     model.load_weights(read_weights(facts, lambda fraction: None))
     return dict(model.named_parameters())
 

@@ -18,6 +18,7 @@ from octavo.protocol.errors import ConfigError
 from octavo.protocol.params import SamplingParams
 from octavo.worker_proc.models.base import Model
 from octavo.worker_proc.models.registry import build_model
+from octavo.worker_proc.parallel.placement import Placement
 from octavo.worker_proc.weights.reader import read_weights
 
 WIDTH = 256
@@ -86,7 +87,7 @@ def difference(first: torch.Tensor, second: torch.Tensor) -> float:
 
 def dense(config: ResolvedConfig) -> dict[str, torch.Tensor]:
     """Return the dequantized tensors of a model by their names in it."""
-    model = build_model(config.model, torch.float32)
+    model = build_model(config.model, Placement(torch.float32))
     model.load_weights(read_weights(config.model, lambda fraction: None))
     return dict(model.named_parameters())
 

@@ -13,6 +13,7 @@ from worker_plans import alone, loaded, spec, worker_config
 
 from octavo.protocol.errors import ConfigError, NotEnoughMemoryError
 from octavo.worker_proc.models.registry import build_model
+from octavo.worker_proc.parallel.placement import Placement
 from octavo.worker_proc.weights import load as loading
 from octavo.worker_proc.weights.dummy import fill_dummy
 from octavo.worker_proc.weights.reader import read_weights
@@ -114,7 +115,7 @@ def test_dummy_weights_depend_on_the_seed_alone(model: Path) -> None:
 
 def dummy(model: Path, seed: int) -> dict[str, torch.Tensor]:
     """Return a model's tensors filled with dummy values."""
-    built = build_model(worker_config(model, load_format="dummy").model, torch.float32)
+    built = build_model(worker_config(model, load_format="dummy").model, Placement(torch.float32))
     fill_dummy(built.named_parameters(), seed)
     return dict(built.named_parameters())
 

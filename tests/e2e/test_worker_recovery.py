@@ -50,17 +50,18 @@ def expected(llm: LLM) -> list[list[Any]]:
     return asyncio.run(main())
 
 
-def worker_of(client: AsyncClient) -> int:
-    """Return the process that computes, once there is one."""
+def worker_of(client: AsyncClient, rank: int = 0) -> int:
+    """Return the process of a rank, once there is one."""
     engine = client.engine
     assert engine is not None
 
     def find() -> int:
-        for pid in descendants(engine.core_pid):
+        workers = []
+        for pid in sorted(descendants(engine.core_pid)):
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):
                 if b"worker_proc" in Path(f"/proc/{pid}/cmdline").read_bytes():
-                    return pid
-        return 0
+                    workers.append(pid)
+        return workers[rank] if rank < len(workers) else 0
 
     return wait_until(find)
 
@@ -88,33 +89,40 @@ async def until_stats(client: AsyncClient, condition: Callable[[EngineStats], ob
     await until(is_so, lambda: client.health())
 
 
-async def strike_at_random(client: AsyncClient, number: signal.Signals, rng: random.Random, num_strikes: int) -> None:
+async def strike_at_random(
+    client: AsyncClient, number: signal.Signals, rng: random.Random, num_strikes: int, rank: int
+) -> None:
     """Send a signal to the worker of the moment, each time when it computes and has got further than the one before."""
     for num_losses in range(num_strikes):
         before = (await client.engine_stats()).num_steps
         await until_stats(client, lambda stats, before=before: stats.num_steps != before)
         await asyncio.sleep(rng.choice([0.0, 0.02, 0.1]))
-        os.kill(worker_of(client), number)
+        os.kill(worker_of(client, rank), number)
         await until_stats(client, lambda stats, seen=num_losses: sum(stats.worker_failures.values()) != seen)
         await wait_for_progress(client)
 
 
 @pytest.mark.parametrize(
-    ("number", "cause", "seed"),
+    ("number", "cause", "seed", "size"),
     [
-        pytest.param(signal.SIGKILL, "exited", 1, id="killed"),
-        pytest.param(signal.SIGKILL, "exited", 2, id="killed again", marks=pytest.mark.long),
-        pytest.param(signal.SIGSTOP, "hung", 3, id="stopped"),
+        pytest.param(signal.SIGKILL, "exited", 1, 1, id="killed"),
+        pytest.param(signal.SIGKILL, "exited", 2, 1, id="killed again", marks=pytest.mark.long),
+        pytest.param(signal.SIGSTOP, "hung", 3, 1, id="stopped", marks=pytest.mark.long),
+        pytest.param(signal.SIGKILL, "exited", 4, 2, id="one of two ranks killed", marks=pytest.mark.long),
+        pytest.param(signal.SIGSTOP, "hung", 5, 2, id="one of two ranks stopped"),
     ],
 )
 def test_a_storm_over_dying_workers(
-    model: Path, expected: list[list[Any]], number: signal.Signals, cause: str, seed: int
+    model: Path, expected: list[list[Any]], number: signal.Signals, cause: str, seed: int, size: int
 ) -> None:
+    """The expected answers are those of one rank, whatever the size."""
     requests = storm_requests()
+    settings = {**SETTINGS, "execute_model_timeout": 2.0, "tensor_parallel_size": size}
 
     async def main() -> None:
-        async with AsyncClient.launch(str(model), **SETTINGS, execute_model_timeout=2.0) as client:
-            striking = asyncio.create_task(strike_at_random(client, number, random.Random(seed), num_strikes=3))
+        async with AsyncClient.launch(str(model), **settings) as client:
+            rng = random.Random(seed)
+            striking = asyncio.create_task(strike_at_random(client, number, rng, num_strikes=3, rank=size - 1))
             results = await ask_all(client, requests)
             striking.cancel()
             await asyncio.gather(striking, return_exceptions=True)

@@ -27,7 +27,7 @@ def native_embedding(
     library: NativeLibrary, ids: torch.Tensor, table: torch.Tensor, out_dtype: torch.dtype, source: str, offset: int = 0
 ) -> torch.Tensor:
     def arguments(_, out):
-        return EmbeddingArguments(Matrix.of(table), out, offset, SOURCES[source], 0)
+        return EmbeddingArguments(Matrix.of(table), out, offset, len(table), SOURCES[source], 0)
 
     return native_rows(library, "embedding", arguments, [], table.shape[1], out_dtype, **{source: ids})
 

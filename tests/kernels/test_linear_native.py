@@ -1,5 +1,7 @@
 """The native `linear`: every kind of weight, at every level, the same for a row in any batch."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -13,7 +15,9 @@ from octavo.kernels.dispatch import ShapeError
 from octavo.kernels.gelu.reference import gelu
 from octavo.kernels.linear import Packer, cases, linear
 from octavo.kernels.linear.native import DTYPES, PANEL_OUTPUTS, WORD_INPUTS, Epilogue, NativeLinear, can_fuse
+from octavo.kernels.linear.packing import pack_coded, pack_quantized
 from octavo.kernels.linear.packing import pack_plain as pack
+from octavo.kernels.linear.quantization import quantize_weight
 from octavo.kernels.native.library import NativeLibrary, load
 
 CPU = torch.device("cpu")
@@ -84,6 +88,34 @@ def test_any_shape(inputs: int, outputs: int, rows: int, dtype: torch.dtype, has
     packed = pack(library, weight, bias)
     x = rows_for(packed, rows)
     assert_product(library, x, packed, product(x, weight, bias), TOLERANCE)
+
+
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", "coded", "int8"])
+@pytest.mark.parametrize("num_segments", [2, 4, 8])
+def test_segments_are_added_in_halves(native_library: NativeLibrary, num_segments: int, kind: str) -> None:
+    """The sum over all inputs is that of the sums that ranks have of their inputs."""
+    dtype = torch.float32 if kind == "float32" else torch.bfloat16
+    weight = random(130, 1280, dtype=dtype, seed=1, scale=0.1)
+
+    def packed(part: Tensor) -> NativeLinear:
+        if kind == "int8":
+            return pack_quantized(native_library, quantize_weight(native_library, part, "int8"))
+        if kind == "coded":
+            coded = pack_coded(native_library, part, max_escapes=1.0)
+            assert coded is not None
+            return coded
+        return pack(native_library, part)
+
+    whole = replace(packed(weight), num_segments=num_segments)
+    for rows in (1, 6, 47, 130, 300):
+        x = random(rows, 1280, dtype=dtype, seed=rows)
+        sums = [
+            multiply(native_library, x_part.contiguous(), packed(part.contiguous()))
+            for x_part, part in zip(x.chunk(num_segments, 1), weight.chunk(num_segments, 1), strict=True)
+        ]
+        while len(sums) > 1:
+            sums = [first + second for first, second in zip(sums[::2], sums[1::2], strict=True)]
+        assert torch.equal(multiply(native_library, x, whole, num_threads=2), sums[0]), rows
 
 
 ACTIVATIONS = {

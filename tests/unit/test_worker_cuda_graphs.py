@@ -21,6 +21,7 @@ from octavo.kernels.token_mask import pack_mask
 from octavo.worker_proc.batch.inputs import PENDING, GroupInputs, StepInputs
 from octavo.worker_proc.executor.in_flight import EventWatcher
 from octavo.worker_proc.models.parameters import Parameters
+from octavo.worker_proc.parallel.placement import Placement
 from octavo.worker_proc.runners.cuda_graphs.metadata import (
     NO_SLOT,
     SampleRows,
@@ -63,7 +64,7 @@ def test_sizes_of_prompts_lie_apart_by_a_fifth_and_within_the_budget_of_a_step()
 
 
 def test_graphs_have_sizes_that_no_weight_pads() -> None:
-    parameters = Parameters(torch.float32, prefixes=[])
+    parameters = Parameters(Placement(torch.float32), prefixes=[])
     assert parameters.unpadded_rows(3) == 3
     for name, counts in {"a": (2, 4, 8, 16), "b": (1, 2, 3, 5, 8, 16), "c": None}.items():
         linear = LibraryLinear(torch.zeros(1, 1), None)

@@ -15,4 +15,4 @@ def open_device(config: ResolvedConfig, *, rank: int = 0) -> Device:
     if config.device == "cuda":
         has_fp8_cache = config.kv_cache_dtype == "fp8"
         return CudaDevice(rank, is_deterministic=config.is_batch_invariant, has_fp8_cache=has_fp8_cache)
-    return CpuDevice(config.num_threads)
+    return CpuDevice(config.num_threads, num_sharing=config.world_size)

@@ -18,22 +18,24 @@ class CpuDevice(Device):
 
     Args:
         num_threads: compute threads of torch in this process.
+        num_sharing: workers that share the memory in equal parts.
         root: of `/proc` and `/sys`; tests pass another folder.
     """
 
-    def __init__(self, num_threads: int, root: Path = Path("/")) -> None:
+    def __init__(self, num_threads: int, root: Path = Path("/"), *, num_sharing: int = 1) -> None:
         torch.set_num_threads(num_threads)
         self.torch_device = torch.device("cpu")
         self._root = root
+        self._num_sharing = num_sharing
         self.name = f"{self._processor()}, {num_threads} threads"
         total, _ = self._system_memory()
-        self.total_bytes = min([total, *(limit for limit, _ in self._cgroups())])
+        self.total_bytes = min([total, *(limit for limit, _ in self._cgroups())]) // num_sharing
         self._base_bytes = 0
 
     def free_bytes(self) -> int:
-        """Return the memory that the kernel reports as available, limited by the container."""
+        """Return this worker's part of the memory that the kernel reports as available, limited by the container."""
         _, available = self._system_memory()
-        return max(0, min([available, *(limit - used for limit, used in self._cgroups())]))
+        return max(0, min([available, *(limit - used for limit, used in self._cgroups())])) // self._num_sharing
 
     def stream(self) -> None:
         """Return None: the host computes."""

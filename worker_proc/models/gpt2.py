@@ -1,6 +1,5 @@
 """GPT-2."""
 
-import torch
 from torch import Tensor
 
 from octavo.kernels.embedding import embedding
@@ -10,9 +9,11 @@ from octavo.protocol.config.facts import ModelFacts
 from octavo.worker_proc.attention.base import Attention
 from octavo.worker_proc.models.base import Model
 from octavo.worker_proc.models.hf_config import optional, reject_unless, required
+from octavo.worker_proc.models.layers.embedding import TokenEmbedding
 from octavo.worker_proc.models.layers.linear import Linear
 from octavo.worker_proc.models.layers.norm import LayerNorm
 from octavo.worker_proc.models.parameters import Parameters
+from octavo.worker_proc.parallel.placement import Placement
 
 
 class DecoderLayer:
@@ -30,8 +31,9 @@ class DecoderLayer:
         self.index = index
         self.shape = shape
         self.attention_norm = LayerNorm.new(parameters, f"{name}.ln_1", width, eps)
-        self.qkv = linear("attn.c_attn", width, 3 * width)
-        self.out = linear("attn.c_proj", width, width)
+        heads_width = shape.num_heads * shape.head_dim
+        self.qkv = linear("attn.c_attn", width, 3 * heads_width)
+        self.out = linear("attn.c_proj", heads_width, width)
         self.mlp_norm = LayerNorm.new(parameters, f"{name}.ln_2", width, eps)
         self.up = linear("mlp.c_fc", width, mlp_width)
         self.down = linear("mlp.c_proj", mlp_width, width)
@@ -53,20 +55,20 @@ class GPT2Model(Model):
         width = required(config, "n_embd", int)
         mlp_width = optional(config, "n_inner", 4 * width)
         eps = optional(config, "layer_norm_epsilon", 1e-5)
-        self._embedding_VD = parameters.new("wte.weight", facts.vocab_size, width)
+        self._embedding = TokenEmbedding(parameters, "wte.weight", facts.vocab_size, width)
         self._positions_LD = parameters.new("wpe.weight", facts.max_position_embeddings, width)
         self._layers = [
             DecoderLayer(parameters, index, shape, width, mlp_width, eps) for index in range(facts.num_layers)
         ]
         self._norm = LayerNorm.new(parameters, "ln_f", width, eps)
-        self._output = Linear.tied(parameters, self._embedding_VD)
+        self._output = Linear.tied(parameters, self._embedding.table_VD)
 
     def prepare(self, max_model_len: int) -> None:
         """Do nothing: positions are weights."""
 
     def forward(self, token_ids_T: Tensor, positions_T: Tensor, attention: Attention) -> Tensor:
         """See `octavo.worker_proc.models.base.Model`."""
-        hidden_TD = embedding(token_ids_T, self._embedding_VD) + embedding(positions_T, self._positions_LD)
+        hidden_TD = self._embedding(token_ids_T) + embedding(positions_T, self._positions_LD)
         for layer in self._layers:
             hidden_TD = layer(hidden_TD, attention)
         return self._norm(hidden_TD)
@@ -76,8 +78,8 @@ class GPT2Model(Model):
         return self._output(hidden_RD)
 
 
-def build(facts: ModelFacts, dtype: torch.dtype, device: torch.device) -> GPT2Model:
-    """Make the model that `facts` describes on a device.
+def build(facts: ModelFacts, placement: Placement) -> GPT2Model:
+    """Make the model that `facts` describes, or one rank's part of it.
 
     Raises:
         ConfigError: something in its configuration is not supported.
@@ -89,7 +91,7 @@ def build(facts: ModelFacts, dtype: torch.dtype, device: torch.device) -> GPT2Mo
     reject_unless(facts.hf_config, "tie_word_embeddings", [True])
     ignored = [r"\.attn\.(bias|masked_bias)$", r"^lm_head\.weight$"]
     return GPT2Model(
-        Parameters(dtype, prefixes=["transformer."], ignored=ignored, device=device),
+        Parameters(placement, prefixes=["transformer."], ignored=ignored),
         facts,
         AttentionShape(facts.num_heads, facts.num_heads, facts.head_dim, facts.head_dim**-0.5),
     )

@@ -1,6 +1,6 @@
 """The weight of one linear layer, from the tensors of a checkpoint to its packed form. Multiplies nothing."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 import torch
@@ -9,6 +9,7 @@ from torch import Tensor
 from octavo.kernels.linear import PackedLinear, Packer
 from octavo.kernels.linear.native import NativeProduct
 from octavo.kernels.linear.quantized import QuantizedWeight, concatenate
+from octavo.worker_proc.parallel.sharding import Shard, Sharding
 
 
 class QuantizedMatrix(Protocol):
@@ -23,6 +24,13 @@ class QuantizedMatrix(Protocol):
 
     def quantized(self) -> QuantizedWeight:
         """Return the levels and scales."""
+
+    def part(self, shard: Shard) -> "QuantizedMatrix":
+        """Return the part that a rank holds.
+
+        Raises:
+            ConfigError: it cannot be separated without changing the values.
+        """
 
 
 class LinearWeight:
@@ -60,6 +68,10 @@ class LinearWeight:
         self._bias_O = bias_O
         self._dense_OI = shared_OI
         self._is_shared = shared_OI is not None
+        self.exchange: Callable[[Tensor], Tensor] | None = None
+        """What the ranks do with their products, if each of them holds a part of the weight."""
+        self.input_sharding: Sharding | None = None
+        """The ranks that divide the inputs, be it only one; None: inputs of such a weight are never divided."""
         self._values: dict[str, Tensor | QuantizedMatrix] = {}
         self._packed: PackedLinear | None = None
 
@@ -117,10 +129,13 @@ class LinearWeight:
         """
         matrices = self._quantized_parts() if keeps_quantized else None
         if matrices is None:
-            self.packed = packer.pack(self.dense(), self._bias_O)
+            packed = packer.pack(self.dense(), self._bias_O)
         else:
             weight = concatenate([matrix.quantized() for matrix in matrices])
-            self.packed = packer.pack_quantized(weight, self._bias_O)
+            packed = packer.pack_quantized(weight, self._bias_O)
+        if (sharding := self.input_sharding) is not None:
+            packed = packed.in_segments(sharding.num_segments, sharding.size)
+        self.packed = packed
 
     def _whole(self) -> Tensor | None:
         """Return the only part if it needs no conversion: then no copy is made."""

@@ -3,10 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from octavo.kernels.embedding import embeddings
 from octavo.kernels.paged_attention import AttentionShape
 from octavo.kernels.rope_store_kv.rotation import QKNorm, Rotation
 from octavo.protocol.config.facts import ModelFacts
@@ -14,10 +12,12 @@ from octavo.protocol.errors import ConfigError
 from octavo.worker_proc.attention.base import Attention
 from octavo.worker_proc.models.base import Model
 from octavo.worker_proc.models.hf_config import optional, reject_unless, required
+from octavo.worker_proc.models.layers.embedding import TokenEmbedding
 from octavo.worker_proc.models.layers.linear import Linear
 from octavo.worker_proc.models.layers.norm import RMSNorm
 from octavo.worker_proc.models.layers.rotary import Rotary, rotary_from_config
 from octavo.worker_proc.models.parameters import Parameters
+from octavo.worker_proc.parallel.placement import Placement
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,11 +123,11 @@ class LlamaModel(Model):
     ) -> None:
         super().__init__(parameters, facts.num_layers, shape)
         self._rotary = rotary
-        self._embedding_VD = parameters.new("embed_tokens.weight", facts.vocab_size, config.hidden_size)
+        self._embedding = TokenEmbedding(parameters, "embed_tokens.weight", facts.vocab_size, config.hidden_size)
         self._layers = [DecoderLayer(parameters, index, config, shape) for index in range(facts.num_layers)]
         self._norm = RMSNorm.new(parameters, "norm", config.hidden_size, config.rms_norm_eps)
         self._output = (
-            Linear.tied(parameters, self._embedding_VD)
+            Linear.tied(parameters, self._embedding.table_VD)
             if config.is_tied
             else Linear.new(parameters, "lm_head", config.hidden_size, facts.vocab_size, bias=False)
         )
@@ -138,7 +138,7 @@ class LlamaModel(Model):
 
     def forward(self, token_ids_T: Tensor, positions_T: Tensor, attention: Attention) -> Tensor:
         """See `octavo.worker_proc.models.base.Model`."""
-        hidden_TD, cos_TC, sin_TC = embeddings((token_ids_T, self._embedding_VD), *self._rotary.lookups(positions_T))
+        hidden_TD, cos_TC, sin_TC = self._embedding.with_others(token_ids_T, *self._rotary.lookups(positions_T))
         update_TD: Tensor | None = None
         for layer in self._layers:
             hidden_TD, update_TD = layer(hidden_TD, update_TD, cos_TC, sin_TC, attention)
@@ -149,8 +149,8 @@ class LlamaModel(Model):
         return self._output(hidden_RD)
 
 
-def build(facts: ModelFacts, dtype: torch.dtype, device: torch.device) -> LlamaModel:
-    """Make the member of the family that `facts` describes on a device.
+def build(facts: ModelFacts, placement: Placement) -> LlamaModel:
+    """Make the member of the family that `facts` describes, or one rank's part of it.
 
     Raises:
         ConfigError: something in its configuration is not supported.
@@ -158,7 +158,7 @@ def build(facts: ModelFacts, dtype: torch.dtype, device: torch.device) -> LlamaM
     config = LlamaConfig.read(facts.architecture, facts.hf_config)
     ignored = [r"rotary_emb\.inv_freq$"] + ([r"^lm_head\.weight$"] if config.is_tied else [])
     return LlamaModel(
-        Parameters(dtype, prefixes=["model."], ignored=ignored, device=device),
+        Parameters(placement, prefixes=["model."], ignored=ignored),
         facts,
         config,
         AttentionShape(facts.num_heads, facts.num_kv_heads, facts.head_dim, facts.head_dim**-0.5, config.window),

@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from octavo.kernels.embedding import embedding
@@ -13,9 +12,11 @@ from octavo.protocol.config.facts import ModelFacts
 from octavo.worker_proc.attention.base import Attention
 from octavo.worker_proc.models.base import Model
 from octavo.worker_proc.models.hf_config import optional, reject_unless, required
+from octavo.worker_proc.models.layers.embedding import TokenEmbedding
 from octavo.worker_proc.models.layers.linear import Linear
 from octavo.worker_proc.models.layers.norm import LayerNorm
 from octavo.worker_proc.models.parameters import Parameters
+from octavo.worker_proc.parallel.placement import Placement
 
 _POSITION_OFFSET = 2
 """The table of positions starts with two rows that no position uses."""
@@ -62,12 +63,13 @@ class DecoderLayer:
 
     def __init__(self, parameters: Parameters, index: int, config: OPTConfig, shape: AttentionShape) -> None:
         name, width, bias = f"layers.{index}", config.hidden_size, config.has_bias
-        qkv_parts = {f"{name}.self_attn.{part}_proj": width for part in "qkv"}
+        heads_width = shape.num_heads * shape.head_dim
+        qkv_parts = {f"{name}.self_attn.{part}_proj": heads_width for part in "qkv"}
         self.index = index
         self.shape = shape
         self.norms_before = config.norms_before
         self.qkv = Linear.stacked(parameters, f"{name}.self_attn.qkv_proj", qkv_parts, width, bias=bias)
-        self.out = Linear.new(parameters, f"{name}.self_attn.out_proj", width, width, bias=bias)
+        self.out = Linear.new(parameters, f"{name}.self_attn.out_proj", heads_width, width, bias=bias)
         self.attention_norm = LayerNorm.new(parameters, f"{name}.self_attn_layer_norm", width, _EPS)
         self.up = Linear.new(parameters, f"{name}.fc1", width, config.mlp_size, bias=bias)
         self.down = Linear.new(parameters, f"{name}.fc2", config.mlp_size, width, bias=bias)
@@ -97,7 +99,7 @@ class OPTModel(Model):
         super().__init__(parameters, facts.num_layers, shape)
         width, embedding_width = config.hidden_size, config.embedding_size
         num_positions = facts.max_position_embeddings + _POSITION_OFFSET
-        self._embedding_VE = parameters.new("embed_tokens.weight", facts.vocab_size, embedding_width)
+        self._embedding = TokenEmbedding(parameters, "embed_tokens.weight", facts.vocab_size, embedding_width)
         self._positions_LD = parameters.new("embed_positions.weight", num_positions, width)
         self._project_in = self._project_out = None
         if embedding_width != width:
@@ -105,14 +107,14 @@ class OPTModel(Model):
             self._project_out = Linear.new(parameters, "project_out", width, embedding_width, bias=False)
         self._layers = [DecoderLayer(parameters, index, config, shape) for index in range(facts.num_layers)]
         self._norm = LayerNorm.new(parameters, "final_layer_norm", width, _EPS) if config.has_final_norm else None
-        self._output = Linear.tied(parameters, self._embedding_VE)
+        self._output = Linear.tied(parameters, self._embedding.table_VD)
 
     def prepare(self, max_model_len: int) -> None:
         """Do nothing: positions are weights."""
 
     def forward(self, token_ids_T: Tensor, positions_T: Tensor, attention: Attention) -> Tensor:
         """See `octavo.worker_proc.models.base.Model`."""
-        hidden_TD = embedding(token_ids_T, self._embedding_VE)
+        hidden_TD = self._embedding(token_ids_T)
         if self._project_in is not None:
             hidden_TD = self._project_in(hidden_TD)
         hidden_TD = hidden_TD + embedding(positions_T + _POSITION_OFFSET, self._positions_LD)
@@ -125,14 +127,14 @@ class OPTModel(Model):
         return self._output(hidden_RD if self._project_out is None else self._project_out(hidden_RD))
 
 
-def build(facts: ModelFacts, dtype: torch.dtype, device: torch.device) -> OPTModel:
-    """Make the model that `facts` describes on a device.
+def build(facts: ModelFacts, placement: Placement) -> OPTModel:
+    """Make the model that `facts` describes, or one rank's part of it.
 
     Raises:
         ConfigError: something in its configuration is not supported.
     """
     return OPTModel(
-        Parameters(dtype, prefixes=["model.decoder.", "decoder."], ignored=[r"^lm_head\.weight$"], device=device),
+        Parameters(placement, prefixes=["model.decoder.", "decoder."], ignored=[r"^lm_head\.weight$"]),
         facts,
         OPTConfig.read(facts.hf_config),
         AttentionShape(facts.num_heads, facts.num_heads, facts.head_dim, facts.head_dim**-0.5),

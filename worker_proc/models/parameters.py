@@ -11,8 +11,9 @@ from torch import Tensor
 from octavo.kernels.linear import PackedLinear, Packer
 from octavo.protocol.errors import ConfigError
 from octavo.worker_proc.models.linear_weight import LinearWeight, QuantizedMatrix
-
-_CPU = torch.device("cpu")
+from octavo.worker_proc.parallel.group import TensorParallelGroup
+from octavo.worker_proc.parallel.placement import Placement
+from octavo.worker_proc.parallel.sharding import Role, Shard, role_of
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -21,6 +22,8 @@ class _Place:
 
     shape: tuple[int, ...]
     """Here."""
+    shard: Shard | None
+    """The part of the checkpoint's tensor that is here; None: all of it."""
     is_transposed: bool
     """The checkpoint holds the transposed matrix. Quantized matrices are never transposed."""
     take: Callable[[Tensor | QuantizedMatrix], None]
@@ -33,22 +36,15 @@ class Parameters:
     as it is in the checkpoint, and then packed.
 
     Args:
-        dtype: of all tensors; a checkpoint's are converted.
+        placement: their type, their device, and the part of them that is here.
         prefixes: that names in a checkpoint may have ("model.", "transformer.").
         ignored: patterns of names that are not loaded (masks and tables that are computed here).
-        device: where all tensors are, and a checkpoint's are copied to one by one.
     """
 
-    def __init__(
-        self,
-        dtype: torch.dtype,
-        *,
-        prefixes: Sequence[str],
-        ignored: Sequence[str] = (),
-        device: torch.device = _CPU,
-    ) -> None:
-        self._dtype = dtype
-        self._device = device
+    def __init__(self, placement: Placement, *, prefixes: Sequence[str], ignored: Sequence[str] = ()) -> None:
+        self._placement = placement
+        self._dtype = placement.dtype
+        self._device = placement.device
         self._prefixes = sorted(prefixes, key=len, reverse=True)
         self._ignored = re.compile("|".join(ignored) or r"(?!)")
         self._tensors: dict[str, Tensor] = {}
@@ -56,6 +52,8 @@ class Parameters:
         self._linears: dict[str, LinearWeight] = {}
         self._tied: dict[str, LinearWeight] = {}
         self._places: dict[str, _Place] = {}
+        self.divided: set[str] = set()
+        """Names, as `named` gives them, of those of which every rank holds another part."""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -67,12 +65,27 @@ class Parameters:
         """Where all tensors are."""
         return self._device
 
+    @property
+    def group(self) -> TensorParallelGroup | None:
+        """All ranks that share the model; None: this is the only one."""
+        return self._placement.group
+
+    def shard_of(self, name: str) -> Shard | None:
+        """Return the part of the checkpoint's tensor `name` that this rank holds; None: all of it."""
+        return self._places[name].shard
+
     def new(self, name: str, *shape: int) -> Tensor:
         """Allocate a tensor that is filled from the tensor `name` of the checkpoint, without its prefix."""
+        shard = self._shard(name.rpartition(".")[0], shape)
+        shape = shard.part(shape) if shard else shape
         tensor = torch.empty(shape, dtype=self._dtype, device=self._device)
         self._tensors[name] = tensor
-        self._places[name] = _Place(shape, False, partial(_fill, tensor))
+        self._places[name] = _Place(shape, shard, False, partial(_fill, tensor))
+        self.divided |= {name} if shard else set()
         return tensor
+
+    def _shard(self, layer: str, shape: tuple[int, ...]) -> Shard | None:
+        return self._placement.sharding.shard(role_of(layer), shape)
 
     def linear(
         self, name: str, parts: Mapping[str, int], num_inputs: int, *, bias: bool, is_transposed: bool = False
@@ -86,12 +99,25 @@ class Parameters:
             bias: whether they have biases.
             is_transposed: the checkpoint holds matrices of inputs by outputs.
         """
-        bias_O = self._bias(name, parts) if bias else None
-        weight = LinearWeight(name, parts, num_inputs, self._dtype, self._device, bias_O)
+        shards = {part: self._shard(part, (num_outputs, num_inputs)) for part, num_outputs in parts.items()}
+        outputs = {part: shard.length if shard and shard.dim == 0 else parts[part] for part, shard in shards.items()}
+        self.divided |= {f"{name}.weight", f"{name}.bias"} if any(shards.values()) else set()
+        shard = shards.get(name)
+        is_partial = shard is not None and shard.dim == 1
+        bias_O = self._bias(name, outputs, shards) if bias and not is_partial else None
+        weight = LinearWeight(name, outputs, num_inputs, self._dtype, self._device, bias_O)
+        if role_of(name) is Role.ROW:
+            weight.input_sharding = self._placement.sharding
+        if is_partial:  # the bias must be added once
+            self.divided.discard(f"{name}.bias")
+            sum_bias_O = self.new(f"{name}.bias", outputs[name]) if bias else None
+            weight.exchange = partial(self._sum, bias_O=sum_bias_O)
+        elif shard is not None and role_of(name) is Role.VOCABULARY:
+            weight.exchange = partial(self._gather, shard=shard)
         self._linears[name] = weight
-        for part, num_outputs in parts.items():
+        for part, num_outputs in outputs.items():
             take = partial(weight.take, part)
-            self._places[f"{part}.weight"] = _Place((num_outputs, num_inputs), is_transposed, take)
+            self._places[f"{part}.weight"] = _Place((num_outputs, num_inputs), shards[part], is_transposed, take)
         return weight
 
     def tied(self, tensor_VD: Tensor) -> LinearWeight:
@@ -101,15 +127,26 @@ class Parameters:
         weight = LinearWeight(
             f"tied {name}", {name: num_outputs}, num_inputs, self._dtype, self._device, shared_OI=tensor_VD
         )
+        if (shard := self.shard_of(name)) is not None:
+            weight.exchange = partial(self._gather, shard=shard)
         self._linears[weight.name] = self._tied[name] = weight
         return weight
 
-    def _bias(self, name: str, parts: Mapping[str, int]) -> Tensor:
+    def _bias(self, name: str, parts: Mapping[str, int], shards: Mapping[str, Shard | None]) -> Tensor:
         bias_O = torch.empty(sum(parts.values()), dtype=self._dtype, device=self._device)
         self._biases[f"{name}.bias"] = bias_O
         for part, values_P in zip(parts, bias_O.split(list(parts.values())), strict=True):
-            self._places[f"{part}.bias"] = _Place(tuple(values_P.shape), False, partial(_fill, values_P))
+            take = partial(_fill, values_P)
+            self._places[f"{part}.bias"] = _Place(tuple(values_P.shape), shards[part], False, take)
         return bias_O
+
+    def _sum(self, partial_TO: Tensor, bias_O: Tensor | None) -> Tensor:
+        assert self.group is not None, "a weight of one rank among several"
+        return self.group.all_reduce(partial_TO, bias_O)
+
+    def _gather(self, outputs_TP: Tensor, shard: Shard) -> Tensor:
+        assert self.group is not None, "a weight of one rank among several"
+        return self.group.all_gather(outputs_TP, shard.ranges[0].start, shard.size)
 
     def unpadded_rows(self, num_rows: int) -> int:
         """Return the next row count that no product with a packed weight pads."""
@@ -217,18 +254,22 @@ class Parameters:
 
 
 def _oriented(place: _Place, values: Tensor | QuantizedMatrix, name: str) -> Tensor | QuantizedMatrix:
-    """Return the values in the layout of the parameter.
+    """Return this rank's part of the values, in the layout of the parameter.
 
     Raises:
         ConfigError: they have another shape.
     """
     is_transposed = place.is_transposed and isinstance(values, Tensor)
-    expected = place.shape[::-1] if is_transposed else place.shape
+    whole = place.shard.whole(place.shape) if place.shard else place.shape
+    expected = whole[::-1] if is_transposed else whole
     if tuple(values.shape) != expected:
         raise ConfigError(
             f"{name!r} has shape {tuple(values.shape)} in the checkpoint; its config.json asks for {expected}"
         )
-    return values.t() if isinstance(values, Tensor) and is_transposed else values
+    oriented = values.t() if isinstance(values, Tensor) and is_transposed else values
+    if place.shard is None:
+        return oriented
+    return place.shard.of(oriented) if isinstance(oriented, Tensor) else oriented.part(place.shard)
 
 
 def _fill(target: Tensor, values: Tensor | QuantizedMatrix) -> None:

@@ -2,11 +2,11 @@
 
 from importlib import import_module
 
-import torch
-
 from octavo.protocol.config.facts import ModelFacts
 from octavo.protocol.errors import ConfigError
 from octavo.worker_proc.models.base import Model
+from octavo.worker_proc.parallel.placement import Placement
+from octavo.worker_proc.parallel.sharding import facts_of_rank
 
 ARCHITECTURES = {
     "GPT2LMHeadModel": "octavo.worker_proc.models.gpt2",
@@ -18,14 +18,12 @@ ARCHITECTURES = {
 }
 """Architecture, as in `config.json`, to the module whose `build` makes it."""
 
-_CPU = torch.device("cpu")
 
-
-def build_model(facts: ModelFacts, dtype: torch.dtype, device: torch.device = _CPU) -> Model:
-    """Make the model that `facts` describes on a device, its parameters uninitialized.
+def build_model(facts: ModelFacts, placement: Placement) -> Model:
+    """Make the model that `facts` describes, or one rank's part of it. Its parameters are uninitialized.
 
     Raises:
-        ConfigError: the architecture, or something in its configuration, is not supported.
+        ConfigError: the architecture, or something in its configuration, is not supported, or it cannot be divided.
     """
     module = ARCHITECTURES.get(facts.architecture)
     if module is None:
@@ -39,5 +37,5 @@ def build_model(facts: ModelFacts, dtype: torch.dtype, device: torch.device = _C
             f"the checkpoint is quantized ({method}), which is not supported",
             hint="use the unquantized checkpoint, or a .gguf file",
         )
-    model: Model = import_module(module).build(facts, dtype, device)
+    model: Model = import_module(module).build(facts_of_rank(facts, placement.sharding.size), placement)
     return model

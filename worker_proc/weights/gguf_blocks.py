@@ -19,7 +19,7 @@ below float16's smallest normal number are exact, because every float16 is a mul
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +31,7 @@ from torch import Tensor
 
 from octavo.kernels.linear.quantized import QuantizedWeight
 from octavo.protocol.errors import ConfigError
+from octavo.worker_proc.parallel.sharding import Shard
 
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float16] | npt.NDArray[np.float32]
@@ -91,6 +92,27 @@ class GgufMatrix:
             bits=parts.bits,
             group_size=values_per_block // parts.scales.shape[1],
         )
+
+    def part(self, shard: Shard) -> "GgufMatrix":
+        """Return the part that a rank holds.
+
+        Raises:
+            ConfigError: it begins or ends within a block.
+        """
+        if shard.dim == 0:
+            return replace(
+                self, rows_OB=np.concatenate([self.rows_OB[part.start : part.stop] for part in shard.ranges])
+            )
+        values_per_block, block_bytes = GGML_QUANT_SIZES[self.kind]
+        (columns,) = shard.ranges
+        if columns.start % values_per_block or columns.stop % values_per_block:
+            raise ConfigError(
+                f"tensor {self.name} has {shard.size} inputs in blocks of {values_per_block} ({self.kind.name}), which "
+                "cannot be divided evenly between the ranks",
+                hint="use a smaller --tensor-parallel-size, or a file with smaller blocks such as Q8_0 or Q4_0",
+            )
+        first, last = (column // values_per_block * block_bytes for column in (columns.start, columns.stop))
+        return replace(self, rows_OB=self.rows_OB[:, first:last])
 
     def _float16(self, values: Floats) -> Tensor:
         with np.errstate(over="ignore"):

@@ -13,6 +13,9 @@ from octavo.protocol.errors import ConfigError, NotEnoughMemoryError
 from octavo.worker_proc.device.cpu import give_back_freed_memory
 from octavo.worker_proc.models.base import Model
 from octavo.worker_proc.models.registry import build_model
+from octavo.worker_proc.parallel.group import TensorParallelGroup
+from octavo.worker_proc.parallel.placement import Placement
+from octavo.worker_proc.parallel.sharding import Sharding
 from octavo.worker_proc.weights.dummy import fill_dummy
 from octavo.worker_proc.weights.packed_cache import PackedCache
 from octavo.worker_proc.weights.reader import read_weights
@@ -45,8 +48,10 @@ def load_model(
     device: torch.device = _CPU,
     library: NativeLibrary | None = None,
     cache_dir: Path | None = None,
+    rank: int = 0,
+    group: TensorParallelGroup | None = None,
 ) -> Model:
-    """Return the configured model with its weights on a device, packed.
+    """Return the configured model, or one rank's part of it, with its weights on a device, packed.
 
     Args:
         config: model facts, dtype, quantization and the seed of dummy weights.
@@ -54,6 +59,8 @@ def load_model(
         device: for the weights.
         library: computes with the weights; None: torch does.
         cache_dir: of octavo, for packed weights; None: they are not kept.
+        rank: of this worker.
+        group: all ranks; None: this is the only one.
 
     Raises:
         ConfigError: the root cause: an architecture, file or tensor that is missing or not supported, or a
@@ -61,7 +68,9 @@ def load_model(
         NotEnoughMemoryError: the weights do not fit.
     """
     try:
-        return _load(config, report, device, library, cache_dir)
+        sharding = Sharding.of(config.model, rank, config.world_size)
+        placement = Placement(torch_dtype(config), device, sharding, group)
+        return _load(config, report, placement, library, cache_dir)
     except (RuntimeError, MemoryError) as error:
         is_of_memory = isinstance(error, MemoryError | torch.OutOfMemoryError) or _TORCH_ALLOCATOR in str(error)
         if not is_of_memory:
@@ -75,18 +84,20 @@ def load_model(
 def _load(
     config: ResolvedConfig,
     report: Callable[[float], None],
-    device: torch.device,
+    placement: Placement,
     library: NativeLibrary | None,
     cache_dir: Path | None,
 ) -> Model:
-    packer = _packer(config, device, library)
-    cache = PackedCache.of(config, library, cache_dir) if cache_dir else None
-    model = build_model(config.model, torch_dtype(config), device)
+    packer = _packer(config, placement.device, library)
+    cache = PackedCache.of(config, library, cache_dir, placement.sharding.rank) if cache_dir else None
+    model = build_model(config.model, placement)
     model.library = library
     if cache and cache.restore(model.parameters, packer):
         return model
     if config.model.load_format == "dummy":
-        fill_dummy(model.named_parameters(), config.seed)
+        fill_dummy(
+            model.named_parameters(), config.seed, rank=placement.sharding.rank, divided=model.parameters.divided
+        )
     else:
         model.load_weights(read_weights(config.model, report))
     model.pack(packer, keeps_quantized=config.quantization == "gguf" and library is not None)

@@ -36,7 +36,7 @@ UNUSED_AFTER_S = 30 * 86400.0
 """Time since the last use after which a file is removed: most belong to an older model, library or release."""
 
 _PACKAGE = Path(__file__).resolve().parents[2]
-_DECIDING_CODE = ("worker_proc/weights", "worker_proc/models", "kernels/linear")
+_DECIDING_CODE = ("worker_proc/weights", "worker_proc/models", "worker_proc/parallel", "kernels/linear")
 """Folders of the code that packs checkpoints: part of the key. The C++ is covered by the library's name."""
 
 
@@ -57,13 +57,16 @@ class PackedCache:
         self.path = folder / f"{name}-{hashlib.blake2b(key.encode(), digest_size=12).hexdigest()}{SUFFIX}"
 
     @classmethod
-    def of(cls, config: ResolvedConfig, library: NativeLibrary | None, cache_dir: Path) -> "PackedCache | None":
+    def of(
+        cls, config: ResolvedConfig, library: NativeLibrary | None, cache_dir: Path, rank: int = 0
+    ) -> "PackedCache | None":
         """Return the place; None if packed weights are not kept, as for dummy weights and for torch's own packed form.
 
         Args:
             config: whose model, dtype and quantization decide what the weights are.
             library: which packs them.
             cache_dir: of octavo.
+            rank: whose part of the weights it is.
         """
         if library is None or config.model.load_format == "dummy" or not config.packed_weights_cache_bytes:
             return None
@@ -76,6 +79,7 @@ class PackedCache:
             [facts.architecture, facts.hf_config, facts.vocab_size, facts.num_layers, facts.max_position_embeddings],
             [facts.num_heads, facts.num_kv_heads, facts.head_dim],
             _files(path),
+            [rank, config.world_size],
         ]
         name = re.sub(r"[^\w.-]", "_", path.stem if path.is_file() else path.name)[:80]
         key = msgspec.json.encode(identity, order="deterministic").decode()

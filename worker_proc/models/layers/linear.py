@@ -35,7 +35,8 @@ class Linear:
 
     def __call__(self, x_TI: Tensor) -> Tensor:
         """Return the outputs, shape TO."""
-        return linear(x_TI, self._weight.packed)
+        product_TO = linear(x_TI, self._weight.packed)
+        return product_TO if self._weight.exchange is None else self._weight.exchange(product_TO)
 
     def silu_and_mul(self, x_TI: Tensor) -> Tensor:
         """Return the gated activation of the outputs, half as many: see `octavo.kernels.silu_and_mul`."""

@@ -1,0 +1,1 @@
+"""The columns of all ranks of a tensor-parallel group, side by side."""

@@ -1,0 +1,10 @@
+// What the ranks of a group do outside of programs: see rank_group.h.
+#include "native/rank_group.h"
+
+extern "C" int64_t octavo_rank_group_args_size() { return sizeof(octavo::RankGroup); }
+
+// Prepares the barrier. Every rank calls it, with the same result, before the first meeting.
+extern "C" void octavo_rank_group(octavo::RankGroup* group) { group->barrier->set_count(group->size); }
+
+// Returns when all ranks have called it. Blocks for ever if one of them has died: the parent ends the others.
+extern "C" void octavo_meet_ranks(octavo::RankGroup* group) { group->barrier->wait(); }

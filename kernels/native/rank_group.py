@@ -1,0 +1,63 @@
+"""The processes that share every layer of a model on one machine, and the memory through which they exchange rows."""
+
+import ctypes
+import mmap
+import os
+
+import torch
+
+from octavo.kernels.native.arguments import Arguments
+from octavo.kernels.native.library import NativeLibrary
+
+BARRIER_BYTES = 4096
+"""Before the two areas: the barrier, which is one cache line, in a page of its own."""
+
+
+class RankGroupArguments(Arguments):
+    """See `RankGroup` in `rank_group.h`."""
+
+    _fields_ = (
+        ("barrier", ctypes.c_void_p),
+        ("areas", ctypes.c_void_p),
+        ("area_bytes", ctypes.c_int64),
+        ("rank", ctypes.c_int64),
+        ("size", ctypes.c_int64),
+        ("num_uses", ctypes.c_int64),
+    )
+
+
+class SharedMemoryGroup:
+    """This process's place in a group. Every rank must run the same operations on the group in the same order.
+
+    Args:
+        library: of the operations; of the same sources in every rank.
+        descriptor: of a file of zeros that all ranks inherit. It grows here.
+        rank: of this process, from 0.
+        size: number of ranks.
+        area_bytes: of the largest exchange.
+
+    Raises:
+        OSError: the memory cannot be mapped.
+    """
+
+    def __init__(self, library: NativeLibrary, descriptor: int, rank: int, size: int, area_bytes: int) -> None:
+        self.rank = rank
+        self.size = size
+        self.area_bytes = -(-area_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
+        num_bytes = BARRIER_BYTES + 2 * self.area_bytes
+        os.ftruncate(descriptor, num_bytes)  # sparse: a page takes memory when a rank first writes to it
+        self._memory = torch.frombuffer(mmap.mmap(descriptor, num_bytes), dtype=torch.uint8)
+        address = self._memory.data_ptr()
+        self._arguments = RankGroupArguments(address, address + BARRIER_BYTES, self.area_bytes, rank, size, 0)
+        library.operation("rank_group", RankGroupArguments)  # checks the size
+        library.function("rank_group", [ctypes.c_void_p])(self.address)
+        self._meet = library.function("meet_ranks", [ctypes.c_void_p])
+
+    @property
+    def address(self) -> int:
+        """Where C++ finds the group. Operations that use it must keep this object alive."""
+        return ctypes.addressof(self._arguments)
+
+    def meet(self) -> None:
+        """Wait for the other ranks. Blocks until: all have called it."""
+        self._meet(self.address)

@@ -1,0 +1,147 @@
+"""Ranks that share every layer of a model: the same bits on 1, 2, 4 and 8 of them."""
+
+import asyncio
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import distributed_rank
+import pytest
+import torch
+from gguf import GGMLQuantizationType
+from gguf_k_quants import quantize_k
+from pairwise import pairwise
+from rank_threads import on_ranks
+from tiny_models import make_tiny
+from worker_plans import Driver, Running, spec, worker_config
+from workloads import ask_all, ask_one_by_one, random_requests
+
+from octavo import AsyncClient
+from octavo.kernels.all_reduce.native import exchanged_bytes
+from octavo.kernels.native import library
+from octavo.kernels.native.rank_group import SharedMemoryGroup
+from octavo.protocol.config import ResolvedConfig
+from octavo.protocol.errors import ConfigError
+from octavo.worker_proc.models.base import Model
+from octavo.worker_proc.parallel.group import SharedMemoryRanks
+from octavo.worker_proc.parallel.sharding import Shard, facts_of_rank
+from octavo.worker_proc.weights.gguf_blocks import GgufMatrix
+from octavo.worker_proc.weights.load import load_model
+
+HEADS = {
+    "LlamaForCausalLM": {"num_attention_heads": 8, "num_key_value_heads": 4, "hidden_size": 256, "head_dim": 32},
+    "Qwen2ForCausalLM": {"num_attention_heads": 8, "num_key_value_heads": 2, "hidden_size": 256},
+    "Qwen3ForCausalLM": {"num_attention_heads": 8, "num_key_value_heads": 8, "hidden_size": 256, "head_dim": 32},
+    "OPTForCausalLM": {"num_attention_heads": 8, "hidden_size": 256, "word_embed_proj_dim": 64, "ffn_dim": 512},
+    "GPT2LMHeadModel": {"n_head": 8, "n_embd": 256},
+}
+LLAMA_MLP = {"intermediate_size": 512, "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("models")
+    mlp = {"LlamaForCausalLM": LLAMA_MLP, "Qwen2ForCausalLM": {"intermediate_size": 512}}
+    mlp["Qwen3ForCausalLM"] = mlp["Qwen2ForCausalLM"]
+    return {arch: make_tiny(arch, folder / arch, **heads, **mlp.get(arch, {})) for arch, heads in HEADS.items()}
+
+
+def generated(model: Model, config: ResolvedConfig) -> list[Any]:
+    """Return the tokens and logprobs of three requests, computed in chunks and in one batch."""
+    driver = Driver(model, config)
+    requests: list[Running] = [
+        driver.admit(slot, [(7 * slot + 3 * place) % 300 for place in range(length)], sampling)
+        for slot, (length, sampling) in enumerate(
+            [(5, spec(logprobs=2)), (40, spec(temperature=1.0, seed=3, logprobs=1)), (70, spec(prompt_logprobs=1))]
+        )
+    ]
+    driver.step({0: 5, 1: 13, 2: 31})
+    driver.step({0: 1, 1: 27, 2: 39})
+    driver.run(6)
+    return [(request.token_ids, request.logprobs, request.prompt_logprobs) for request in requests]
+
+
+def on_size(path: Path, size: int, **settings: Any) -> list[Any]:
+    """Return what each of `size` ranks generates."""
+    config = worker_config(path, max_model_len=128, max_num_seqs=4, tensor_parallel_size=size, **settings)
+    kernels = library.load()
+
+    def compute(group: SharedMemoryGroup) -> list[Any]:
+        ranks = SharedMemoryRanks(group) if size > 1 else None
+        return generated(load_model(config, lambda _: None, library=kernels, rank=group.rank, group=ranks), config)
+
+    torch.set_num_threads(1)
+    area_bytes = max(exchanged_bytes(config.max_num_batched_tokens, 256, size), 64 * config.model.vocab_size * 4)
+    return on_ranks(kernels, size, area_bytes, compute)
+
+
+@pytest.mark.parametrize(
+    ("arch", "size", "settings"),
+    pairwise(
+        list(HEADS),
+        [2, 4, 8],
+        [{}, {"dtype": "bfloat16"}, {"dtype": "bfloat16", "quantization": "int8"}, {"load_format": "dummy"}],
+    ),
+)
+def test_the_number_of_ranks_changes_no_bit(
+    models: dict[str, Path], arch: str, size: int, settings: dict[str, Any]
+) -> None:
+    results = on_size(models[arch], size, **settings)
+    assert all(result == results[0] for result in results[1:]), "ranks disagree"
+    if "load_format" not in settings:  # every rank makes up its own part of dummy weights
+        assert results[:1] == on_size(models[arch], 1, **settings)
+
+
+def test_a_quantized_matrix_of_a_file_is_divided_between_ranks() -> None:
+    values = torch.randn(12, 512, generator=torch.Generator().manual_seed(0)).numpy()
+    matrix = GgufMatrix("blk.0.x", GGMLQuantizationType.Q6_K, quantize_k(values, GGMLQuantizationType.Q6_K))
+    for shard in (
+        Shard(0, 12, (range(3, 6),)),
+        Shard(0, 12, (range(1, 2), range(5, 6), range(9, 10))),
+        Shard(1, 512, (range(256, 512),)),
+    ):
+        part = matrix.part(shard)
+        assert torch.equal(part.dequantized(), shard.of(matrix.dequantized()))
+        assert torch.equal(part.quantized().levels_OI, shard.of(matrix.quantized().levels_OI))
+    with pytest.raises(ConfigError, match=r"blk.0.x has 512 inputs in blocks of 256 \(Q6_K\)"):
+        matrix.part(Shard(1, 512, (range(128, 256),)))
+
+
+@pytest.mark.parametrize(
+    ("arch", "size", "message"),
+    [
+        ("LlamaForCausalLM", 3, r"does not divide the model's num_attention_heads \(8\).*use one of 1, 2, 4, 8"),
+        ("GPT2LMHeadModel", 16, r"does not divide the model's num_attention_heads \(8\)"),
+    ],
+)
+def test_sizes_that_do_not_divide_a_model_are_rejected(
+    models: dict[str, Path], arch: str, size: int, message: str
+) -> None:
+    facts = worker_config(models[arch]).model
+    with pytest.raises(ConfigError) as raised:
+        facts_of_rank(facts, size)
+    assert re.search(message, f"{raised.value} {raised.value.hint}", re.DOTALL)
+
+
+def test_ranks_exchange_through_torch(tmp_path: Path) -> None:
+    command = [sys.executable, "-P", str(Path(distributed_rank.__file__)), str(tmp_path / "ranks")]
+    processes = [subprocess.Popen([*command, str(rank), "3"]) for rank in range(3)]
+    try:
+        assert [process.wait(timeout=120) for process in processes] == [0, 0, 0]
+    finally:
+        for process in processes:
+            process.kill()
+
+
+@pytest.mark.long
+def test_ranks_that_compute_through_torch_are_batch_invariant(model: Path) -> None:
+    settings = {"dtype": "bfloat16", "max_model_len": 256, "tensor_parallel_size": 2, "cpu_kernels": "torch"}
+    requests = random_requests(seed=7, count=12, vocab_size=100)
+
+    async def main() -> None:
+        async with AsyncClient.launch(str(model), **settings) as client:
+            assert await ask_all(client, requests) == await ask_one_by_one(client, requests)
+
+    asyncio.run(main())

@@ -1,0 +1,79 @@
+"""`all_reduce` and `all_gather`: ranks come to the same rows, in an order that only their number decides."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kernel_checks import random
+from native_checks import same_bits
+from rank_threads import on_ranks
+from torch import Tensor
+
+from octavo.kernels.all_gather.native import AllGatherArguments
+from octavo.kernels.all_reduce.native import AllReduceArguments, exchanged_bytes
+from octavo.kernels.native.arguments import Matrix
+from octavo.kernels.native.direct import run
+from octavo.kernels.native.library import NativeLibrary
+from octavo.kernels.native.rank_group import SharedMemoryGroup
+
+
+def in_halves(parts: list[Tensor]) -> Tensor:
+    if len(parts) == 1:
+        return parts[0]
+    half = len(parts) // 2
+    return in_halves(parts[:half]) + in_halves(parts[half:])
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    size=st.integers(1, 8),
+    rows=st.integers(1, 40),
+    width=st.integers(1, 70),
+    num_threads=st.integers(1, 2),
+    has_bias=st.booleans(),
+    has_residual=st.booleans(),
+    out_dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+)
+def test_all_reduce_adds_ranks_in_halves(
+    native_library: NativeLibrary, size, rows, width, num_threads, has_bias, has_residual, out_dtype
+) -> None:
+    parts = [random(rows, width, seed=rank) for rank in range(size)]
+    bias, residual = random(1, width, dtype=torch.bfloat16, seed=50), random(rows, width, seed=51)
+
+    def compute(group: SharedMemoryGroup) -> list[Tensor]:
+        results = []
+        for _ in range(3):  # areas alternate
+            out = torch.full((rows, width), 7.0, dtype=out_dtype)
+            arguments = AllReduceArguments(
+                Matrix.of(parts[group.rank]),
+                Matrix.of(bias) if has_bias else Matrix(),
+                Matrix.of(residual) if has_residual else Matrix(),
+                Matrix.of(out),
+                group.address,
+            )
+            run(native_library, "all_reduce", arguments, num_rows=rows, num_threads=num_threads)
+            results.append(out)
+        return results
+
+    expected = in_halves(parts)
+    expected = expected + bias.float() if has_bias else expected
+    expected = expected + residual if has_residual else expected
+    for results in on_ranks(native_library, size, exchanged_bytes(rows, width, size), compute):
+        assert all(same_bits(out, expected.to(out_dtype)) for out in results)
+
+
+@pytest.mark.parametrize("size", [1, 2, 5])
+def test_all_gather_puts_columns_side_by_side(native_library: NativeLibrary, size: int) -> None:
+    rows, width = 9, 53
+    whole = random(rows, width)
+    starts = [width * rank // size for rank in range(size + 1)]
+
+    def compute(group: SharedMemoryGroup) -> Tensor:
+        first = starts[group.rank]
+        columns, out = whole[:, first : starts[group.rank + 1]].clone(), torch.empty(rows, width)
+        for _ in range(3):
+            arguments = AllGatherArguments(Matrix.of(columns), Matrix.of(out.fill_(7.0)), first, group.address)
+            run(native_library, "all_gather", arguments, num_rows=rows, num_threads=2)
+        return out
+
+    assert all(torch.equal(out, whole) for out in on_ranks(native_library, size, rows * width * 4, compute))

@@ -1,0 +1,36 @@
+"""The embedding of tokens, whose table may be divided between ranks."""
+
+from torch import Tensor
+
+from octavo.kernels.embedding import embedding, embeddings
+from octavo.worker_proc.models.parameters import Parameters
+
+
+class TokenEmbedding:
+    """The rows of a table for token ids.
+
+    Args:
+        parameters: of the model.
+        name: of the table in the checkpoint.
+        vocab_size: rows of the table.
+        width: of a row.
+    """
+
+    def __init__(self, parameters: Parameters, name: str, vocab_size: int, width: int) -> None:
+        self.table_VD = parameters.new(name, vocab_size, width)
+        """Of this rank's part of the vocabulary."""
+        shard = parameters.shard_of(name)
+        self._first_id = shard.ranges[0].start if shard else None
+        self._group = parameters.group
+
+    def __call__(self, token_ids_T: Tensor) -> Tensor:
+        """Return the embeddings, shape TD."""
+        rows_TD = embedding(token_ids_T, self.table_VD, self._first_id)
+        # Only one rank has the row of a token; the others add zeros.
+        return rows_TD if self._group is None else self._group.all_reduce(rows_TD, None)
+
+    def with_others(self, token_ids_T: Tensor, *lookups: tuple[Tensor, Tensor]) -> tuple[Tensor, ...]:
+        """Return the embeddings, and the rows of other tables: see `octavo.kernels.embedding.embeddings`."""
+        if self._group is None:
+            return embeddings((token_ids_T, self.table_VD), *lookups)
+        return self(token_ids_T), *embeddings(*lookups)

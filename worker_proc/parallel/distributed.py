@@ -1,0 +1,78 @@
+"""Ranks whose layers compute through torch: they exchange tensors by torch.distributed, and add them up themselves.
+
+NCCL adds in an order that depends on the size of the message (algorithm, protocol, number of channels), so a prompt and
+a decode would disagree. Here NCCL and Gloo only copy, and the order of sums is that of `TensorParallelGroup`.
+"""
+
+import itertools
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor, distributed
+
+_BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
+_all_gather = getattr(distributed, "all_gather_single", None) or distributed.all_gather_into_tensor
+"""The first name is new in torch 2.13, the second one deprecated there."""
+_FEW_BYTES = 1 << 20
+"""A smaller sum is computed by every rank from all parts: one exchange. A larger one is divided between the ranks: two
+exchanges, with fewer bytes. The bits are the same."""
+
+
+class DistributedRanks:
+    """See `TensorParallelGroup`.
+
+    Args:
+        device: of the tensors.
+        rendezvous: file that does not exist yet, the same for all ranks.
+        rank: of this process, from 0.
+        size: number of ranks.
+
+    Blocks until: all ranks have joined.
+    """
+
+    def __init__(self, device: Literal["cpu", "cuda"], rendezvous: str, rank: int, size: int) -> None:
+        self._rank, self._size = rank, size
+        store = distributed.FileStore(rendezvous, size)  # type: ignore[attr-defined]
+        distributed.init_process_group(_BACKENDS[device], store=store, rank=rank, world_size=size)
+
+    def all_reduce(self, partial_TD: Tensor, bias_D: Tensor | None) -> Tensor:
+        """See `TensorParallelGroup`. The parts have the model's type; they are added in float32 and rounded once."""
+        num_rows = partial_TD.shape[0]
+        if partial_TD.nbytes <= _FEW_BYTES:
+            return self._added(self._gathered(partial_TD), bias_D)
+        num_padded = -(-num_rows // self._size) * self._size
+        padded_TD = torch.nn.functional.pad(partial_TD, (0, 0, 0, num_padded - num_rows))
+        parts_NSD = torch.empty_like(padded_TD).view(self._size, -1, padded_TD.shape[1])
+        distributed.all_to_all_single(parts_NSD, padded_TD)
+        return self._gathered(self._added(parts_NSD, bias_D)).flatten(0, 1)[:num_rows]
+
+    def all_gather(self, columns_TP: Tensor, first: int, width: int) -> Tensor:
+        """See `TensorParallelGroup`."""
+        starts = [width * rank // self._size for rank in range(self._size + 1)]
+        lengths = [end - start for start, end in itertools.pairwise(starts)]
+        widest = max(lengths)
+        padded_TP = torch.nn.functional.pad(columns_TP, (0, widest - columns_TP.shape[1]))
+        parts = self._gathered(padded_TP)
+        return torch.cat([part[:, :length] for part, length in zip(parts, lengths, strict=True)], 1)
+
+    def meet(self) -> None:
+        """See `TensorParallelGroup`."""
+        distributed.barrier()
+
+    def _gathered(self, part: Tensor) -> Tensor:
+        """Return the tensors of all ranks, in a new first dimension."""
+        gathered: Tensor = part.new_empty(self._size * part.shape[0], *part.shape[1:])
+        _all_gather(gathered, part.contiguous())
+        return gathered.view(self._size, *part.shape)
+
+    def _added(self, parts_NTD: Tensor, bias_D: Tensor | None) -> Tensor:
+        sum_TD = _sum_in_halves(parts_NTD.float())
+        return (sum_TD if bias_D is None else sum_TD + bias_D.float()).to(parts_NTD.dtype)
+
+
+def _sum_in_halves(parts: Tensor | Sequence[Tensor]) -> Tensor:
+    if len(parts) == 1:
+        return parts[0]
+    half = len(parts) // 2
+    return _sum_in_halves(parts[:half]) + _sum_in_halves(parts[half:])

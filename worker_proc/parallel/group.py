@@ -1,0 +1,44 @@
+"""The ranks that share every layer of a model, as layers see them."""
+
+from typing import Protocol
+
+from torch import Tensor
+
+from octavo.kernels.all_gather import native as all_gather
+from octavo.kernels.all_reduce import native as all_reduce
+from octavo.kernels.native.rank_group import SharedMemoryGroup
+
+
+class TensorParallelGroup(Protocol):
+    """What layers and the start of a worker ask of the other ranks. All ranks make the same calls in the same order."""
+
+    def all_reduce(self, partial_TD: Tensor, bias_D: Tensor | None) -> Tensor:
+        """Return the sum of all ranks' `partial`, plus the bias, on every rank.
+
+        The sum is that of the first half of the ranks plus that of the second, and so on down to single ranks.
+        """
+
+    def all_gather(self, columns_TP: Tensor, first: int, width: int) -> Tensor:
+        """Return all ranks' columns side by side, shape (T, `width`); this rank's begin at `first`."""
+
+    def meet(self) -> None:
+        """Blocks until: every rank has called it."""
+
+
+class SharedMemoryRanks:
+    """Ranks on one machine, whose layers are recorded into native programs."""
+
+    def __init__(self, group: SharedMemoryGroup) -> None:
+        self._group = group
+
+    def all_reduce(self, partial_TD: Tensor, bias_D: Tensor | None) -> Tensor:
+        """See `TensorParallelGroup`."""
+        return all_reduce.record(partial_TD, self._group, bias_D)
+
+    def all_gather(self, columns_TP: Tensor, first: int, width: int) -> Tensor:
+        """See `TensorParallelGroup`."""
+        return all_gather.record(columns_TP, self._group, first, width)
+
+    def meet(self) -> None:
+        """See `TensorParallelGroup`."""
+        self._group.meet()

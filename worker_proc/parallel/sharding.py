@@ -1,0 +1,181 @@
+"""Which part of every weight a tensor-parallel rank holds, by the role of the weight.
+
+As in Megatron-LM (Shoeybi et al. 2019), the weights before attention and before the activation are divided by outputs
+and those after by inputs, so each of the two blocks of a layer needs one sum over the ranks. Models are built with the
+sizes of their rank, from `facts_of_rank`, and never meet a rank.
+"""
+
+import re
+from dataclasses import dataclass
+from enum import Enum
+
+import msgspec
+import torch
+from torch import Tensor
+
+from octavo.kernels.linear.native import NUM_SEGMENTS
+from octavo.protocol.config.facts import ModelFacts
+from octavo.protocol.errors import ConfigError
+
+
+class Role(Enum):
+    """How a weight is divided."""
+
+    REPLICATED = "replicated"
+    """Not at all."""
+    COLUMN = "column"
+    """By outputs, such as the heads of queries and the columns of the activation."""
+    KEY_VALUE = "key_value"
+    """By heads; ranks share a head if there are more ranks than heads."""
+    QUERY_KEY_VALUE = "query_key_value"
+    """Queries, keys and values in one weight, as many of each; each part is divided by outputs."""
+    ROW = "row"
+    """By inputs. The outputs of all ranks are added up."""
+    VOCABULARY = "vocabulary"
+    """By tokens, as evenly as possible."""
+
+
+_ROLES = [
+    (r"\.(q_proj|gate_proj|up_proj|fc1|c_fc)$", Role.COLUMN),
+    (r"\.(k_proj|v_proj)$", Role.KEY_VALUE),
+    (r"\.c_attn$", Role.QUERY_KEY_VALUE),
+    (r"\.(o_proj|out_proj|down_proj|fc2|c_proj)$", Role.ROW),
+    (r"^(embed_tokens|wte|lm_head)$", Role.VOCABULARY),
+]
+"""Names of layers in checkpoints, without the prefix of the model. All others are replicated."""
+
+_MLP_SIZES = ("intermediate_size", "ffn_dim", "n_inner")
+"""Keys of `config.json` for the columns of the activation."""
+
+
+def role_of(layer: str) -> Role:
+    """Return the role of a layer's weight.
+
+    Args:
+        layer: its name in the checkpoint, without the prefix of the model.
+    """
+    return next((role for pattern, role in _ROLES if re.search(pattern, layer)), Role.REPLICATED)
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """The part of a checkpoint's tensor that a rank holds."""
+
+    dim: int
+    size: int
+    """Of the whole tensor in this dimension."""
+    ranges: tuple[range, ...]
+    """Indices in this dimension."""
+
+    @property
+    def length(self) -> int:
+        """Indices that this rank holds."""
+        return sum(map(len, self.ranges))
+
+    def part(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the shape of the part, given that of the whole tensor."""
+        return tuple(self.length if dim == self.dim else length for dim, length in enumerate(shape))
+
+    def whole(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the shape of the whole tensor, given that of the part."""
+        return tuple(self.size if dim == self.dim else length for dim, length in enumerate(shape))
+
+    def of(self, tensor: Tensor) -> Tensor:
+        """Return the part; a view, if it is one range."""
+        parts = [tensor.narrow(self.dim, part.start, len(part)) for part in self.ranges]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, self.dim)
+
+
+@dataclass(frozen=True, slots=True)
+class Sharding:
+    """The place of a rank among those that divide a model, and what the parts depend on."""
+
+    rank: int = 0
+    size: int = 1
+    num_kv_heads: int = 1
+    """Of the whole model."""
+    num_segments: int = 1
+    """Parts in which a product adds up inputs that ranks can divide: the most ranks, up to 8, that get the same sum."""
+
+    @classmethod
+    def of(cls, facts: ModelFacts, rank: int, size: int) -> "Sharding":
+        """Return the place of a rank of a model."""
+        mlp_sizes = _mlp_sizes(facts)
+        num_segments = max(count for count in NUM_SEGMENTS if not _problem(facts, mlp_sizes, count))
+        return cls(rank, size, facts.num_kv_heads, num_segments)
+
+    def shard(self, role: Role, shape: tuple[int, ...]) -> Shard | None:
+        """Return the part of a weight or a bias that this rank holds; None: all of it.
+
+        Args:
+            role: of its layer.
+            shape: outputs first, as a model asks for it: with the sizes of its rank, but the whole vocabulary.
+        """
+        if self.size == 1 or role is Role.REPLICATED:
+            return None
+        length = shape[0]
+        match role:
+            case Role.COLUMN:
+                return self._divided(0, [length])
+            case Role.QUERY_KEY_VALUE:
+                return self._divided(0, [length // 3] * 3)
+            case Role.ROW:
+                return self._divided(1, [shape[1]]) if len(shape) == 2 else None
+            case Role.VOCABULARY:
+                return Shard(
+                    0, length, (range(length * self.rank // self.size, length * (self.rank + 1) // self.size),)
+                )
+            case Role.KEY_VALUE:
+                head_dim = length // max(1, self.num_kv_heads // self.size)
+                first = self.num_kv_heads * self.rank // self.size * head_dim
+                return Shard(0, self.num_kv_heads * head_dim, (range(first, first + length),))
+
+    def _divided(self, dim: int, lengths: list[int]) -> Shard:
+        """Return this rank's part of some tensors side by side, of which each rank has the same length."""
+        ranges, start = [], 0
+        for length in lengths:
+            first = start + self.rank * length
+            ranges.append(range(first, first + length))
+            start += self.size * length
+        return Shard(dim, start, tuple(ranges))
+
+
+WHOLE = Sharding()
+"""Of the only rank of a model that cannot be divided."""
+
+
+def facts_of_rank(facts: ModelFacts, size: int) -> ModelFacts:
+    """Return the facts with the sizes that each of `size` ranks computes with.
+
+    Raises:
+        ConfigError: heads or columns cannot be divided evenly.
+    """
+    if size == 1:
+        return facts
+    mlp_sizes = _mlp_sizes(facts)
+    if problem := _problem(facts, mlp_sizes, size):
+        sizes = [str(other) for other in range(1, facts.num_heads + 1) if not _problem(facts, mlp_sizes, other)]
+        raise ConfigError(f"--tensor-parallel-size {size} {problem}", hint=f"use one of {', '.join(sizes)}")
+    return msgspec.structs.replace(
+        facts,
+        num_heads=facts.num_heads // size,
+        num_kv_heads=max(1, facts.num_kv_heads // size),
+        hf_config={**facts.hf_config, **{key: length // size for key, length in mlp_sizes.items()}},
+    )
+
+
+def _mlp_sizes(facts: ModelFacts) -> dict[str, int]:
+    config = facts.hf_config
+    if sizes := {key: int(config[key]) for key in _MLP_SIZES if config.get(key)}:
+        return sizes
+    return {"n_inner": 4 * int(config["n_embd"])} if "n_embd" in config else {}  # GPT-2's default
+
+
+def _problem(facts: ModelFacts, mlp_sizes: dict[str, int], size: int) -> str | None:
+    """Return why the model cannot be divided by `size`; None: it can."""
+    for name, length in {"num_attention_heads": facts.num_heads, **mlp_sizes}.items():
+        if length % size:
+            return f"does not divide the model's {name} ({length})"
+    if facts.num_kv_heads % size and size % facts.num_kv_heads:
+        return f"neither divides the model's num_key_value_heads ({facts.num_kv_heads}) nor is a multiple of them"
+    return None
