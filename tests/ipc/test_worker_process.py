@@ -104,9 +104,7 @@ def worker(config: ResolvedConfig, folder: Path, rank: int = 0) -> Iterator[Work
 
 
 def worker_spec(config: ResolvedConfig, plan_address: str, result_address: str, rank: int = 0) -> WorkerSpec:
-    return WorkerSpec(
-        config=config, rank=rank, world_size=1, plan_address=plan_address, result_address=result_address
-    )
+    return WorkerSpec(config=config, rank=rank, world_size=1, plan_address=plan_address, result_address=result_address)
 
 
 def plan(sequence: int, token_ids: list[int]) -> StepPlan:
