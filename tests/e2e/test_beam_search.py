@@ -179,7 +179,7 @@ def test_the_engine_is_left_empty_however_a_search_ends(model: Path) -> None:
     asyncio.run(main())
 
 
-def test_a_search_that_was_accepted_goes_on_however_full_the_queue_is(model: Path, llm: LLM) -> None:
+def test_an_accepted_beam_search_continues_with_a_full_queue(model: Path, llm: LLM) -> None:
     params = BeamSearchParams(beam_width=4, max_tokens=5)
     (expected,) = llm.beam_search([prompt(9)], params)
     with LLM(str(model), dtype="float32", max_model_len=256, max_num_queued_reqs=1, max_num_seqs=1) as narrow:

@@ -267,7 +267,7 @@ def test_a_killed_application_leaves_nothing_behind(engine: Engine) -> None:
     engine.run(scenario)
 
 
-def test_nobody_listens_there(tmp_path: Path) -> None:
+def test_connecting_to_an_address_without_an_engine_fails(tmp_path: Path) -> None:
     async def main() -> None:
         with pytest.raises(StartupError, match="no engine answers"):
             await AsyncClient.connect(f"ipc://{tmp_path}/nothing", connect_timeout_s=0.3)

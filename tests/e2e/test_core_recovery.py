@@ -135,7 +135,7 @@ def test_a_storm_over_dying_cores(client: AsyncClient, expected: list[list[Any]]
     runner.run(main())
 
 
-def test_a_beam_search_goes_on(client: AsyncClient, runner: asyncio.Runner) -> None:
+def test_a_beam_search_continues_after_a_restart_of_the_core(client: AsyncClient, runner: asyncio.Runner) -> None:
     async def main() -> None:
         params = BeamSearchParams(beam_width=4, max_tokens=120, ignore_eos=True)
         alone = fingerprint(await client.beam_search([5, 6, 7], params))
@@ -197,7 +197,7 @@ def test_a_core_that_is_stopped_is_replaced(model: Path) -> None:
     asyncio.run(main())
 
 
-def test_who_joined_fails_with_the_root_cause_when_nobody_starts_it_again(model: Path) -> None:
+def test_a_joined_client_fails_with_the_root_cause_if_no_engine_comes_back(model: Path) -> None:
     async def main() -> None:
         async with (
             AsyncClient.launch(str(model), **SETTINGS) as owner,

@@ -75,7 +75,7 @@ def test_bad_words_are_not_generated_and_nothing_else_changes(llm: LLM) -> None:
 @pytest.mark.parametrize(
     "fields", [{"allowed_token_ids": [VOCAB_SIZE]}, {"allowed_token_ids": [97], "bad_words": ["^"]}]
 )
-def test_what_fits_no_model_is_rejected_by_name(llm: LLM, fields: dict[str, object]) -> None:
+def test_contradictory_token_limits_name_the_field(llm: LLM, fields: dict[str, object]) -> None:
     if "bad_words" in fields:
         fields = {"allowed_token_ids": llm.client.tokenizer.encode("^", add_special_tokens=False), "bad_words": ["^"]}
     with pytest.raises(InvalidRequestError) as caught:

@@ -188,7 +188,7 @@ def alone(model: Loaded, request: TimedRequest) -> Result:
 @pytest.mark.parametrize("model", [case for case in CASES if case.is_native], indirect=True, ids=lambda case: case.name)
 @settings(max_examples=25, deadline=None)
 @given(**STORMS)
-def test_any_storm_gives_what_each_request_gives_alone(
+def test_any_mix_of_requests_gives_the_tokens_of_each_request_alone(
     model: Loaded, requests: list[TimedRequest], engine: dict[str, Any], spare_tokens: int, num_threads: list[int]
 ) -> None:
     check(model, requests, engine, spare_tokens, num_threads)

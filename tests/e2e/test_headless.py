@@ -86,7 +86,9 @@ def test_it_has_no_http_processes(model: Path, capsys: pytest.CaptureFixture[str
         (["MODEL", "--headless", "--engine-public-key-file", "x"], "leave out --engine-public-key-file, or name"),
     ],
 )
-def test_what_is_the_engines_to_say(words: list[str], hint: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_flags_of_the_engine_are_rejected_by_a_server_that_joins(
+    words: list[str], hint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["serve", "--port", "0", *words]) == 1
     assert hint in capsys.readouterr().err
 

@@ -186,7 +186,7 @@ def test_calls_and_forms_begin_behind_the_reasoning(thinking_server: Server) -> 
     assert plain.message.content.lstrip().startswith("{")
 
 
-def test_thoughts_end_when_their_budget_is_spent(thinking_server: Server) -> None:
+def test_reasoning_ends_when_its_budget_is_spent(thinking_server: Server) -> None:
     api = client(thinking_server)
     body = {"prompt": THINK_END, "add_special_tokens": False}
     (end,) = thinking_server.post("/tokenize", body).json()["tokens"]

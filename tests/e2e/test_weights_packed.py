@@ -310,7 +310,9 @@ print(digest.hexdigest())
 """
 
 
-def test_first_starts_at_once_do_no_harm(config: ResolvedConfig, tmp_path: Path, library: NativeLibrary) -> None:
+def test_concurrent_first_starts_write_the_weights_once(
+    config: ResolvedConfig, tmp_path: Path, library: NativeLibrary
+) -> None:
     command = [sys.executable, "-c", _STARTING, config.model.model_path, str(tmp_path)]
     environment = {**os.environ, "PYTHONPATH": PYTHONPATH}
     starts = [

@@ -343,7 +343,7 @@ def test_sockets_are_private(opened: Opened, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("num_bytes", "num_at_once"), [(1, MAX_RECEIVED_AT_ONCE), (MAX_RECEIVED_BYTES_AT_ONCE // 2, 2)]
 )
-def test_a_flood_is_taken_in_by_parts(opened: Opened, tmp_path: Path, num_bytes: int, num_at_once: int):
+def test_a_flood_is_received_in_batches(opened: Opened, tmp_path: Path, num_bytes: int, num_at_once: int):
     router = opened(FrontendRouter, f"ipc://{tmp_path}/core")
     client = opened.socket(zmq.DEALER)
     client.connect(router.address)

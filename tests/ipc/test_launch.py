@@ -61,7 +61,7 @@ def lives_in(spawned: SpawnedEngine) -> list[str]:
     return [path.name for path in spawned.run_dir.iterdir() if path.is_dir()]
 
 
-def test_lives_have_epochs_of_their_own_and_leave_nothing(tmp_path: Path, specs: list[CoreSpec]) -> None:
+def test_each_core_has_its_own_epoch_and_leaves_no_files(tmp_path: Path, specs: list[CoreSpec]) -> None:
     """A successor says which core was ended for it, also after one that never took over."""
 
     async def scenario(engine: LaunchedEngine, spawned: SpawnedEngine) -> None:
@@ -88,7 +88,7 @@ def test_lives_have_epochs_of_their_own_and_leave_nothing(tmp_path: Path, specs:
     run(tmp_path, scenario)
 
 
-def test_what_a_core_has_left_is_there_until_another_is_ready(tmp_path: Path, specs: list[CoreSpec]) -> None:
+def test_files_of_a_dead_core_stay_until_the_next_one_is_ready(tmp_path: Path, specs: list[CoreSpec]) -> None:
     async def scenario(engine: LaunchedEngine, spawned: SpawnedEngine) -> None:
         left = Path(specs[0].run_dir) / "left"
         left.touch()
@@ -108,7 +108,7 @@ def test_what_a_core_has_left_is_there_until_another_is_ready(tmp_path: Path, sp
     run(tmp_path, scenario)
 
 
-def test_what_the_system_rejects_is_a_failed_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_start_that_the_system_rejects_is_a_failed_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else nobody would try again, and requests would wait for ever."""
 
     def reject(*args: object) -> Child:

@@ -142,7 +142,7 @@ def test_closing_twice_at_once(tmp_path: Path) -> None:
     ],
     ids=["out of range", "a float", "half a surrogate pair", "a number", "a huge token", "too long a message"],
 )
-def test_what_the_core_could_not_read_is_rejected_and_harms_nobody(tmp_path: Path, bad: dict[str, object]) -> None:
+def test_a_request_the_core_cannot_read_fails_alone(tmp_path: Path, bad: dict[str, object]) -> None:
     async def scenario(core: FakeCore, link: CoreLink) -> None:
         with pytest.raises(InvalidRequestError):
             link.submit(msgspec.structs.replace(SUBMIT, **bad), asyncio.Event())

@@ -30,7 +30,7 @@ def test_another_protocol_version_is_rejected(tmp_path: Path) -> None:
         run(tmp_path, scenario, answer=Refused("this engine speaks version 9"))
 
 
-def test_an_engine_that_still_loads_is_told_from_none(tmp_path: Path) -> None:
+def test_an_engine_that_is_loading_is_distinguished_from_none(tmp_path: Path) -> None:
     async def main() -> None:
         context = zmq.Context()
         # A core binds its sockets at once, and reads them when it is ready.
@@ -46,7 +46,7 @@ def test_an_engine_that_still_loads_is_told_from_none(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def test_nobody_answers(tmp_path: Path) -> None:
+def test_connecting_without_an_engine_times_out(tmp_path: Path) -> None:
     async def main() -> None:
         context = zmq.Context()
         try:
@@ -58,7 +58,7 @@ def test_nobody_answers(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def test_a_core_that_dies_before_it_answers_is_one_between_two_lives(tmp_path: Path) -> None:
+def test_a_core_that_dies_before_it_answers_is_waited_for(tmp_path: Path) -> None:
     """Found by `octavo bench chaos`: an HTTP process that was replaced while the core was, too, died of it."""
 
     async def main() -> None:
@@ -83,7 +83,7 @@ def test_a_core_that_dies_before_it_answers_is_one_between_two_lives(tmp_path: P
     asyncio.run(main())
 
 
-def test_a_core_that_dies_in_the_handshake_is_one_between_two_lives(tmp_path: Path) -> None:
+def test_a_core_that_dies_in_the_handshake_is_waited_for(tmp_path: Path) -> None:
     """Found by `octavo bench chaos`: a core that was stopped, and then killed, was taken for one that wants keys."""
 
     async def main() -> None:

@@ -123,7 +123,7 @@ async def replace(cores: Cores, link: CoreLink, *, is_planned: bool = False) -> 
     await cores.welcome(cores.epoch - 1 if is_planned else 0)
 
 
-def test_a_request_goes_on_with_what_it_has(tmp_path: Path) -> None:
+def test_a_resubmitted_request_continues_after_its_delivered_tokens(tmp_path: Path) -> None:
     async def scenario(cores: Cores, link: CoreLink) -> None:
         resumptions: list[Resumption] = []
         link.on_resumed = resumptions.append
@@ -149,7 +149,7 @@ def test_a_request_goes_on_with_what_it_has(tmp_path: Path) -> None:
     run(tmp_path, scenario)
 
 
-def test_what_comes_during_the_outage_waits(tmp_path: Path) -> None:
+def test_requests_submitted_during_the_downtime_wait(tmp_path: Path) -> None:
     async def scenario(cores: Cores, link: CoreLink) -> None:
         link.submit(SUBMIT, asyncio.Event())
         link.submit(msgspec.structs.replace(SUBMIT, request_id="gone"), asyncio.Event())
@@ -192,7 +192,7 @@ def test_calls_in_flight(tmp_path: Path) -> None:
     run(tmp_path, scenario)
 
 
-def test_last_words_name_the_cause(tmp_path: Path) -> None:
+def test_the_last_message_of_a_core_names_the_cause(tmp_path: Path) -> None:
     async def scenario(cores: Cores, link: CoreLink) -> None:
         link.submit(SUBMIT, asyncio.Event())
         await cores.receive()
@@ -217,7 +217,7 @@ def test_an_orderly_end_is_no_outage(tmp_path: Path) -> None:
     run(tmp_path, scenario)
 
 
-def test_patience_ends_with_the_root_cause(tmp_path: Path) -> None:
+def test_the_reconnect_limit_ends_with_the_root_cause(tmp_path: Path) -> None:
     async def scenario(cores: Cores, link: CoreLink) -> None:
         arrived = asyncio.Event()
         stream = link.submit(SUBMIT, arrived)
@@ -248,7 +248,7 @@ def test_only_so_many_new_requests_are_held(tmp_path: Path) -> None:
     run(tmp_path, scenario, ReconnectPolicy(None, max_num_waiting=2))
 
 
-def test_a_new_core_that_dies_at_once_is_no_obstacle(tmp_path: Path) -> None:
+def test_a_link_reconnects_until_a_core_stays(tmp_path: Path) -> None:
     async def scenario(cores: Cores, link: CoreLink) -> None:
         link.submit(SUBMIT, asyncio.Event())
         await cores.receive()
@@ -263,7 +263,7 @@ def test_a_new_core_that_dies_at_once_is_no_obstacle(tmp_path: Path) -> None:
     run(tmp_path, scenario)
 
 
-def test_a_core_of_another_release_is_the_end(tmp_path: Path) -> None:
+def test_requests_end_if_the_next_core_has_another_protocol_version(tmp_path: Path) -> None:
     async def scenario(cores: Cores, link: CoreLink) -> None:
         arrived = asyncio.Event()
         stream = link.submit(SUBMIT, arrived)
@@ -279,7 +279,7 @@ def test_a_core_of_another_release_is_the_end(tmp_path: Path) -> None:
     run(tmp_path, scenario)
 
 
-def test_a_frontend_that_was_given_up_comes_back(tmp_path: Path) -> None:
+def test_a_dropped_frontend_reconnects(tmp_path: Path) -> None:
     """A core forgets a frontend that does not read, such as one that was stopped; nothing of its requests is lost."""
 
     async def scenario(cores: Cores, link: CoreLink) -> None:
@@ -299,7 +299,7 @@ def test_a_frontend_that_was_given_up_comes_back(tmp_path: Path) -> None:
     run(tmp_path, scenario)
 
 
-def test_a_planned_end_is_held_against_nobody(tmp_path: Path) -> None:
+def test_a_planned_restart_makes_no_request_a_suspect(tmp_path: Path) -> None:
     """A frontend that has only joined sees the end of its core before it can know that this was planned."""
 
     async def scenario(cores: Cores, link: CoreLink) -> None:

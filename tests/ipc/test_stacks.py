@@ -42,7 +42,9 @@ def processes() -> Iterator[list[subprocess.Popen[str]]]:
         process.stdout.close(), process.stderr.close()
 
 
-def test_a_stuck_process_tells_its_stack_and_a_stranger_lives_on(processes: list[subprocess.Popen[str]]) -> None:
+def test_a_stuck_process_dumps_its_stack_and_foreign_processes_are_not_signaled(
+    processes: list[subprocess.Popen[str]],
+) -> None:
     stuck, stranger = processes
     found = {process.pid: process for process in process_tree(os.getpid())}
     assert found[stuck.pid].handles_dump and not found[stranger.pid].handles_dump

@@ -95,7 +95,7 @@ def test_a_child_logs_by_its_configuration(tmp_path: Path) -> None:
     assert fields["exception"].endswith("ZeroDivisionError: oops")
 
 
-def test_life_signs_come_in_order() -> None:
+def test_status_messages_arrive_in_order() -> None:
     with fake_child("run") as child:
         messages = receive_all(child)
     assert [type(message) for message in messages] == [Hello, Progress, PhaseDone, CoreReady]

@@ -56,7 +56,7 @@ def score(token_ids: list[int], seed: int, length_penalty: float) -> float:
 
 @settings(deadline=None, max_examples=60)
 @given(seed=st.integers(0, 10**6), length_penalty=st.sampled_from([-1.0, 0.0, 0.5, 1.0, 2.0]))
-def test_wide_enough_it_finds_the_best_of_all(seed: int, length_penalty: float) -> None:
+def test_a_beam_as_wide_as_the_tree_finds_the_best_sequences(seed: int, length_penalty: float) -> None:
     """Nothing is lost when the beam is as wide as the tree, and "never" stops at nothing less."""
     params = BeamSearchParams(beam_width=256, max_tokens=4, length_penalty=length_penalty, early_stopping="never")
     best = search(params, seed).best()

@@ -123,7 +123,7 @@ def test_a_shape_that_does_not_fit_is_left_out_and_costs_nothing_else() -> None:
     assert "decode-Qwen3-0.6B-1-1024" in run.results.figures
 
 
-def test_what_fails_is_told_and_costs_nothing_else() -> None:
+def test_a_failed_cell_is_reported_and_the_others_still_run() -> None:
     run, budget = run_all(FakeGpu(failing=frozenset({"flex", "octavo-fast"})))
     text = bench_gpu.summary(run, budget.left_out, Path("nowhere.json"))
     row = next(line for line in text.splitlines() if line.startswith("| attention, prefill"))
@@ -239,7 +239,7 @@ serve({name: function for name, function in globals().items() if callable(functi
 """
 
 
-def test_what_touches_the_gpu_may_crash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_crash_in_the_driver_is_an_engine_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script = tmp_path / "driver.py"
     script.write_text(DRIVER)
     monkeypatch.setattr(cuda, "_driver", lambda name: Command((sys.executable, "-P", str(script)), cuda._environment()))

@@ -138,7 +138,7 @@ def test_the_smallest_difference_is_found_and_reported(answer: dict[str, Any]) -
     assert checker.findings[0]["expected"] == ANSWER
 
 
-def test_who_leaves_midway_must_have_had_the_beginning() -> None:
+def test_a_client_that_leaves_midway_must_have_received_a_prefix() -> None:
     checker = make_checker()
     checker.take(JOB, Result(0, ChaosOutcome.LEFT, changed(["choices", 0, "token_ids"], [5])))
     assert checker.counts["left midway, equal so far"] == 1

@@ -201,7 +201,7 @@ def test_results_file_remembers_which_lines_are_done(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("num_lost", range(1, 30))
-def test_half_written_line_is_taken_away(tmp_path: Path, num_lost: int) -> None:
+def test_a_half_written_line_is_removed(tmp_path: Path, num_lost: int) -> None:
     path = tmp_path / "out"
     with ResultsFile(path) as results:
         results.append(result(1))

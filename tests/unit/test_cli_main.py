@@ -157,7 +157,7 @@ def test_commands_below_commands(capsys) -> None:
     ],
     ids=str,
 )
-def test_wrong_words_end_in_one_line_and_code_2(words, complaint, capsys) -> None:
+def test_wrong_arguments_print_one_line_and_exit_with_code_2(words, complaint, capsys) -> None:
     with pytest.raises(SystemExit) as stopped:
         main(["serve", *words])
     assert stopped.value.code == 2

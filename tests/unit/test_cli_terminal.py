@@ -46,7 +46,7 @@ def test_an_answer_is_one_line_at_least(
 
 
 @pytest.mark.parametrize(("texts", "shown"), [([], ""), (["par"], "par\n")])
-def test_what_is_rejected_before_it_begins_leaves_no_line(
+def test_a_request_rejected_at_its_start_prints_no_line(
     texts: list[str], shown: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def broken() -> Generator[dict[str, Any], None, None]:

@@ -120,7 +120,7 @@ class CountedList(list):
 
 
 @pytest.mark.parametrize("is_reversed", [False, True])
-def test_what_an_abort_moves_does_not_grow_with_the_queue(is_reversed, monkeypatch):
+def test_the_cost_of_an_abort_does_not_grow_with_the_queue(is_reversed, monkeypatch):
     moved = []
     for num_requests in (2_000, 20_000):
         queue = OrderedRequests()

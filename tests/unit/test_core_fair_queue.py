@@ -16,7 +16,7 @@ def test_owners_take_turns_and_each_keeps_its_order() -> None:
     assert served(queue, 6) == ["a1", "b1", "c1", "a2", "c2", "a3"]
 
 
-def test_one_who_comes_later_is_next_but_those_who_wait() -> None:
+def test_a_new_owner_is_served_after_those_already_waiting() -> None:
     queue = FairQueue[str, str]()
     queue.put("a1", "a"), queue.put("a2", "a"), queue.put("b1", "b")
     assert served(queue, 1) == ["a1"]

@@ -92,7 +92,7 @@ def test_a_sandbox_that_is_killed_each_time_is_no_fault_of_the_grammar(monkeypat
         sandbox.close()
 
 
-def test_what_nobody_waits_for_is_not_compiled(
+def test_grammars_that_no_request_waits_for_are_not_compiled(
     desk: Desk, compiled: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held, release = threading.Semaphore(0), threading.Event()

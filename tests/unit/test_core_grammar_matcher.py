@@ -151,7 +151,7 @@ def test_a_token_without_a_place_spoils_the_matcher_and_says_so() -> None:
 @pytest.mark.parametrize(
     "spec", [lark("start: start"), GrammarSpec(GrammarKind.REGEX, "b")], ids=["no text", "no token"]
 )
-def test_what_no_output_fits_says_so(spec: GrammarSpec) -> None:
+def test_a_grammar_that_no_output_fits_reports_a_fault(spec: GrammarSpec) -> None:
     matcher = start(spec, GrammarTokens([b"a", b""], []))
     assert not any(matcher.mask()[0])
     assert matcher.fault == "nothing fits it"
@@ -185,5 +185,5 @@ def test_a_fault_is_said_in_one_line_of_the_authors_terms(spec: GrammarSpec, mes
     assert "\n" not in str(caught.value) and "llguidance" not in str(caught.value)
 
 
-def test_walks_find_the_end_of_what_has_one() -> None:
+def test_a_random_walk_finds_the_end_of_a_finite_grammar() -> None:
     assert walk(TOKENS["byte-level"], lark('start: "yes"'), random.Random(0)) == b"yes"

@@ -37,7 +37,7 @@ def limited(
 
 
 @pytest.mark.parametrize("before", ["", "zz", "ze"])
-def test_what_is_free_too_long_is_ended_by_force(desk: Desk, before: str) -> None:
+def test_a_free_prefix_over_its_limit_is_ended_by_forced_tokens(desk: Desk, before: str) -> None:
     assert limited(desk, "xy", GrammarKind.REGEX, len(before)) == []
     for letter in before:
         desk.plan()

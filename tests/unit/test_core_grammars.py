@@ -95,7 +95,7 @@ def test_after_the_time_of_one_grammar_no_further_part_is_tried(monkeypatch: pyt
     os.close(compiler.wake_fd)
 
 
-def test_what_is_rejected_at_once(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_grammars_that_are_rejected_at_intake(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     untaught = Desk(GrammarCompiler(timeout_s=5))
     assert ends(untaught.submit("r", "a")) == [("r", (FailureKind.INVALID, "structured_outputs.regex"))]
     os.close(untaught.compiler.wake_fd)
@@ -164,7 +164,7 @@ def test_others_are_not_masked_and_do_not_wait(desk: Desk) -> None:
     assert [slot for slot, _, _ in desk.workers.supplied[0]] == [slots["bound"]]
 
 
-def test_nothing_can_follow_so_it_ends_at_once(desk: Desk) -> None:
+def test_an_output_that_no_token_can_follow_ends_at_once(desk: Desk) -> None:
     desk.start("r", "ab", sampling={"min_tokens": 7, "eos_token_ids": ()})
     desk.plan(), desk.plan()
     assert ends(desk.commit(token("a"))) == []
@@ -182,7 +182,7 @@ def test_without_end_tokens_it_goes_on_while_it_can(desk: Desk) -> None:
     assert ends(desk.commit(token("a"))) == [("r", FinishReason.STOP)]
 
 
-def test_what_is_complete_at_its_limit_has_stopped(desk: Desk) -> None:
+def test_an_output_complete_at_its_length_limit_finishes_with_stop(desk: Desk) -> None:
     desk.start("whole", "a", sampling={"max_tokens": 1})
     desk.start("cut", "a+", sampling={"max_tokens": 1})
     desk.plan()

@@ -62,13 +62,13 @@ DAMAGE: dict[str, Callable[[Scheduler], object]] = {
 
 
 @pytest.mark.parametrize("message", DAMAGE)
-def test_damage_is_seen(scheduler: Scheduler, message: str):
+def test_corrupted_state_is_detected(scheduler: Scheduler, message: str):
     DAMAGE[message](scheduler)
     with pytest.raises(InvariantBroken, match=message):
         invariants.check(scheduler)
 
 
-def test_a_standstill_is_seen(scheduler: Scheduler):
+def test_a_scheduler_that_stops_planning_is_detected(scheduler: Scheduler):
     invariants.check_plan(scheduler, None)
     idle = FakeEngine()
     idle.submit("r", [1])
@@ -76,7 +76,7 @@ def test_a_standstill_is_seen(scheduler: Scheduler):
         invariants.check_plan(idle.scheduler, None)
 
 
-def test_what_outlives_lost_workers_is_seen(scheduler: Scheduler):
+def test_state_that_outlives_lost_workers_is_detected(scheduler: Scheduler):
     with pytest.raises(InvariantBroken, match="something runs without workers"):
         invariants.check_loss(scheduler)
     scheduler.lose_workers()

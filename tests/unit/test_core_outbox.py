@@ -110,14 +110,14 @@ def test_a_lost_frontend_is_reported_once(outbox: Outbox, router: FakeRouter):
     assert not outbox.is_connected(b"a")
 
 
-def test_a_broadcast_finds_who_is_gone(outbox: Outbox, router: FakeRouter):
+def test_a_broadcast_detects_lost_frontends(outbox: Outbox, router: FakeRouter):
     router.gone = {b"b"}
     outbox.broadcast(StatsReport(EngineStats()))
     assert outbox.take_lost() == [b"b"]
     assert [peer for peer, _ in router.sent] == [b"a"]
 
 
-def test_a_frontend_that_never_reads_is_given_up_and_told_so_when_it_does(router: FakeRouter):
+def test_a_frontend_that_never_reads_is_dropped_and_told_when_it_reads(router: FakeRouter):
     outbox = Outbox(router, epoch=1, clock=lambda: 0.0, max_backlog_events=10)
     outbox.connect(b"a")
     router.slow = {b"a"}
@@ -132,7 +132,7 @@ def test_a_frontend_that_never_reads_is_given_up_and_told_so_when_it_does(router
     assert not outbox.has_dropped
 
 
-def test_a_frontend_that_was_given_up_may_be_gone(router: FakeRouter):
+def test_a_dropped_frontend_may_be_gone(router: FakeRouter):
     outbox = Outbox(router, epoch=1, clock=lambda: 0.0, max_backlog_events=1)
     outbox.connect(b"a")
     router.slow = {b"a"}

@@ -67,7 +67,7 @@ def after_two_deaths(*names: str, max_num_quarantined: int = 0) -> Life:
     return Life(life, max_num_quarantined)
 
 
-def test_after_one_death_all_come_in() -> None:
+def test_after_one_crash_all_requests_are_admitted() -> None:
     first = Life()
     first.submit("a", "b", is_continued=False)
     second = Life(first)
@@ -76,7 +76,7 @@ def test_after_one_death_all_come_in() -> None:
     assert not second.attribution.is_isolating
 
 
-def test_suspects_run_isolated_and_nobody_comes_in_meanwhile() -> None:
+def test_while_suspects_run_isolated_no_other_request_is_admitted() -> None:
     life = after_two_deaths("a", "b", "c", "d")
     life.submit("a", "b", "c", "d", "new")
     assert life.admitted == {"new"}, "whom nobody suspects comes in until a suspect is there"
@@ -98,7 +98,7 @@ def test_suspects_run_isolated_and_nobody_comes_in_meanwhile() -> None:
     assert len(life.journal.in_flight) == 2
 
 
-def test_who_dies_alone_fails_in_every_life_after() -> None:
+def test_a_request_that_crashes_the_core_alone_fails_in_every_later_core() -> None:
     life = after_two_deaths("a")
     for _ in range(2):
         events = life.submit("a")
@@ -112,7 +112,7 @@ def test_who_dies_alone_fails_in_every_life_after() -> None:
     assert not life.submit("a", is_continued=False), "it is another request of that name"
 
 
-def test_suspects_that_do_not_come_back_hold_up_nobody() -> None:
+def test_suspects_that_are_not_resubmitted_delay_no_request() -> None:
     life = after_two_deaths("a", "b")
     life.submit("new", is_continued=False)
     life.turn()
@@ -148,7 +148,7 @@ def test_the_end_of_a_quarantine_is_spread_over_turns(monkeypatch: pytest.Monkey
     assert life.admitted == set("bcdef")
 
 
-def test_who_waits_can_be_aborted_and_has_a_name_to_itself() -> None:
+def test_held_requests_can_be_aborted_and_keep_their_ids_in_use() -> None:
     life = after_two_deaths("a", "b")
     life.submit("a", "b")
     life.turn()
@@ -229,7 +229,7 @@ def test_the_crash_journal_outlives_its_writer(tmp_path: Path) -> None:
     depth=st.booleans(),
     seed=st.integers(0, 1000),
 )
-def test_the_guilty_alone_fail_and_all_others_finish(
+def test_only_guilty_requests_fail_and_all_others_finish(
     asks: list[tuple[int, float, str]], depth: bool, seed: int
 ) -> None:
     """Whoever asks for them: what kills workers, what kills cores at a step, and what kills them at once."""

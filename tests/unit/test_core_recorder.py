@@ -42,7 +42,7 @@ def recording(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_recording_tells_who_was_ended_from_outside(tmp_path: Path):
+def test_a_recording_contains_requests_that_were_ended_from_outside(tmp_path: Path):
     path = tmp_path / "steps"
     config = core_config()
     recorder = Recorder(path, config, cache_plan(config))

@@ -100,7 +100,7 @@ def test_a_hang_is_a_death_after_the_time_that_a_step_may_take():
     assert 0 <= engine.scheduler.counters.last_worker_pause_s < 5
 
 
-def test_who_overslept_blames_nobody():
+def test_a_core_that_was_suspended_blames_no_worker():
     engine = MortalEngine(Faults(hangs_at={(0, 3)}))
     engine.submit("r", [1, 2, 3], 8)
     while engine.supervisor.timeout_s is None or engine.scheduler.num_in_flight < 2:
@@ -162,7 +162,7 @@ def test_steps_in_between_make_restarts_free():
 
 
 @pytest.mark.parametrize("is_idle_for_long", [True, False])
-def test_deaths_of_idle_workers_are_a_series_when_they_are_close(is_idle_for_long: bool):
+def test_crashes_of_idle_workers_count_together_if_they_are_close(is_idle_for_long: bool):
     engine = MortalEngine(Faults(), max_restarts=3)
 
     def die() -> None:

@@ -59,7 +59,7 @@ def test_a_request_that_workers_find_at_fault_ends_alone(param: str | None, kind
 
 
 @pytest.mark.parametrize("is_preempted", [False, True])
-def test_nobody_finds_the_blocks_of_a_request_without_a_token(is_preempted: bool):
+def test_blocks_of_a_request_with_nan_logits_are_not_found(is_preempted: bool):
     engine = FakeEngine()
     bad = engine.submit("bad", prompt(13), 9)
     engine.plan()
@@ -73,7 +73,7 @@ def test_nobody_finds_the_blocks_of_a_request_without_a_token(is_preempted: bool
     assert not engine.scheduler.cache.pool.cached_blocks()
 
 
-def test_whoever_shares_the_blocks_of_a_request_without_a_token_keeps_them():
+def test_requests_that_share_blocks_with_nan_logits_keep_them():
     engine = FakeEngine()
     engine.submit("bad", prompt(13), 9)
     engine.plan()

@@ -55,7 +55,7 @@ def test_a_request_that_can_never_fit_fails_at_once():
         ("resume_output_token_ids", {"resume_output_token_ids": [-1]}),
     ],
 )
-def test_what_would_break_a_worker_is_rejected(param, fields):
+def test_values_that_would_crash_a_worker_are_rejected(param, fields):
     output = FakeEngine().submit("r", prompt(4), **fields)
     assert (output.end.kind, output.end.param) == (FailureKind.INVALID, param)
 

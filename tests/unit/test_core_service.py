@@ -171,7 +171,7 @@ def test_the_name_of_a_request_whose_abort_is_pending_can_be_used_again():
     assert front.scheduler.has_requests, "the abort was of the request before"
 
 
-def test_what_does_not_concern_all_requests_does_not_list_them(monkeypatch: pytest.MonkeyPatch):
+def test_a_message_about_one_request_does_not_list_all_requests(monkeypatch: pytest.MonkeyPatch):
     front = Front()
     front.turn(*submissions(3))
 

@@ -30,7 +30,7 @@ def on_gpu(**changes):
     return core_config(device="cuda", gpu_memory_utilization=0.9, **changes)
 
 
-def test_what_is_left_beside_weights_and_activations_is_cache():
+def test_the_cache_takes_the_memory_left_by_weights_and_activations():
     plan = plan_cache(on_gpu(), [device()])
     assert (plan.num_blocks, plan.block_size, plan.max_model_len) == (500, 4, 64)
     assert plan.kv_cache_bytes == 500 * MIB

@@ -86,7 +86,7 @@ def test_the_first_prompt_is_followed_too():
 
 
 @pytest.mark.parametrize("key_s", [1e-7, 0.0])
-def test_whatever_was_measured_at_other_lengths_a_cost_is_positive(key_s):
+def test_predicted_costs_are_positive_at_any_context_length(key_s):
     target = warm(0.15)
     for start, seconds_per_token in [(0, 1e-3), (6000, 1e-5), (0, 1e-5), (50_000, 1e-3), (6000, 1e-9), (0, 1e-9)] * 5:
         target.observe(chunk(64, start), 64, 64 * seconds_per_token)

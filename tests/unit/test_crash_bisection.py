@@ -86,14 +86,14 @@ def test_the_guilty_fail_and_all_others_finish(jobs: list[Job], width: int, dept
 
 
 @given(st.lists(jobs, min_size=1, max_size=12), st.integers(1, 12), st.sets(st.integers(1, 60), max_size=8))
-def test_it_ends_whatever_else_happens(jobs: list[Job], width: int, accidents: set[int]):
+def test_the_search_ends_in_spite_of_unrelated_crashes(jobs: list[Job], width: int, accidents: set[int]):
     world = World(jobs, width, 2, accidents=accidents)
     world.run()
     guilty = {key for key, job in enumerate(jobs) if job.poison is not None and job.poison < job.length + 1}
     assert world.failed >= guilty
 
 
-def test_one_accident_makes_nobody_wait():
+def test_a_single_crash_isolates_no_request():
     suspects: CrashBisection[str] = CrashBisection()
     assert suspects.record_crash(["a", "b"]) is None
     assert suspects.allowed is None

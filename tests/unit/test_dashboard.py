@@ -64,7 +64,7 @@ def test_a_browser_that_has_a_file_is_not_sent_it_again():
 
 
 @pytest.mark.parametrize("path", ["/dashboard/none.js", "/dashboard/..%2fstate.py", "/dashboard/__init__.py"])
-def test_nothing_but_the_pages_files_is_served(path):
+def test_only_files_of_the_page_are_served(path):
     assert get(path).status_code == 404
 
 
@@ -106,5 +106,5 @@ def test_a_page_asks_for_a_password_and_the_api_for_a_token():
         ({"authorization": basic(KEY), "origin": "null"}, 401),
     ],
 )
-def test_what_a_browser_sends_by_itself_counts_only_for_its_own_page(headers, status):
+def test_credentials_sent_by_browsers_are_accepted_only_from_our_page(headers, status):
     assert request(ShownClient(), "GET", "/v1/models", headers=headers, api_keys=(KEY,)).status_code == status

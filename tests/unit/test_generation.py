@@ -98,7 +98,7 @@ def test_ignore_eos_and_prompt_logprobs() -> None:
     assert spec.skip_reading_prefix_cache, "cached positions have no logits"
 
 
-def test_what_cannot_fit_is_rejected() -> None:
+def test_a_prompt_that_cannot_fit_is_rejected() -> None:
     with pytest.raises(PromptTooLongError, match="at most 28"):
         spec_of(SamplingParams(max_tokens=29))
     with pytest.raises(PromptTooLongError, match="shorten the prompt"):

@@ -48,7 +48,7 @@ def test_the_vocabulary_goes_first_and_once() -> None:
     asyncio.run(run())
 
 
-def test_who_leaves_does_not_keep_the_others_from_it() -> None:
+def test_a_cancelled_request_does_not_cancel_the_vocabulary_for_others() -> None:
     async def run() -> None:
         link = FakeLink()
         grammars = maker(link)

@@ -78,7 +78,7 @@ def test_a_cell_that_raises_crashes_or_hangs_costs_no_other(tmp_path: Path) -> N
     assert "failed: hangs" in report.text()
 
 
-def test_what_there_is_no_time_for_is_left_out_and_nothing_is_started() -> None:
+def test_cells_without_time_left_are_skipped_and_start_no_process() -> None:
     found = {}
     measuring.measure([cell("late", "good")], lambda: pytest.fail("started"), lambda each, what: found.update(what), 2)
     assert found == {"left_out": "2 s were left, and it takes 1"}

@@ -214,7 +214,7 @@ def test_restarts_are_counted_by_cause() -> None:
     assert values["octavo:engine_restart_pause_seconds"] == 1.5
 
 
-def test_what_the_next_core_counts_comes_on_top() -> None:
+def test_counters_of_the_next_core_are_added_to_those_of_the_last() -> None:
     """Also where it has done more by its first report than the one before did in its life."""
     metrics = exporter()
     metrics.on_engine_stats(EngineStats(num_steps=5, generation_tokens=5))

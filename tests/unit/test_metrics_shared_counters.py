@@ -34,7 +34,7 @@ def test_every_process_tells_the_sum_of_all(tmp_path: Path) -> None:
     assert {metrics.num_live_requests for metrics in (first, *others)} == {6}
 
 
-def test_what_is_the_engines_is_counted_once(tmp_path: Path) -> None:
+def test_metrics_of_the_engine_are_counted_once(tmp_path: Path) -> None:
     first = exporter(counters=SharedCounters.create(tmp_path / "counters", 2))
     second = exporter(counters=SharedCounters.attach(tmp_path / "counters", 1))
     stats = EngineStats(num_running=2, prompt_tokens=10, generation_tokens=5, num_steps=3, step_tokens=15)
@@ -48,7 +48,7 @@ def test_what_is_the_engines_is_counted_once(tmp_path: Path) -> None:
     assert [value for name, value in told.items() if name.startswith("octavo:cache_config_info")] == [1]
 
 
-def test_a_process_goes_on_where_the_one_before_it_on_its_row_died(tmp_path: Path) -> None:
+def test_a_restarted_process_continues_the_counters_of_its_row(tmp_path: Path) -> None:
     first = exporter(counters=SharedCounters.create(tmp_path / "counters", 2))
     dead = exporter(counters=SharedCounters.attach(tmp_path / "counters", 1))
     dead.on_finished(RECORD)

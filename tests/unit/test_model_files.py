@@ -123,7 +123,7 @@ class TestLocate:
             (LocalEntryNotFoundError, "the download failed: first line"),
         ],
     )
-    def test_what_the_hub_answers(
+    def test_errors_of_the_hub_have_a_remedy(
         self, error: type[Exception], message: str, env: Env, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         def reject(*_: object, local_files_only: bool = False, **__: object) -> str:
@@ -151,7 +151,7 @@ class TestLocate:
         assert locate_tokenizer(ModelConfig(model="org/name", tokenizer="org/other"), env) == tmp_path
         assert asked == [("org/name", "v2", True), ("org/other", None, False)]
 
-    def test_what_the_hub_is_asked_with(self, tmp_path: Path, env: Env, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_settings_reach_the_hub_client(self, tmp_path: Path, env: Env, monkeypatch: pytest.MonkeyPatch) -> None:
         asked = []
 
         def download(name: str, **options: Any) -> str:

@@ -151,7 +151,7 @@ class TestConfig:
             ({"llama.rope.dimension_count": 4}, "4 of 8 dimensions"),
         ],
     )
-    def test_what_is_not_supported_is_said(self, changes: dict[str, Any], message: str) -> None:
+    def test_unsupported_gguf_features_are_reported(self, changes: dict[str, Any], message: str) -> None:
         with pytest.raises(ConfigError, match=message):
             hf_config(LLAMA | changes, set(), None)
 
@@ -317,7 +317,7 @@ class TestFile:
             stream.write(b"\0" * 32)
         assert read_model_facts(ModelConfig(model=str(file)), env).tokenizer_path != first.tokenizer_path
 
-    def test_starts_at_once_agree(self, file: Path, env: Env) -> None:
+    def test_concurrent_starts_read_the_same_facts(self, file: Path, env: Env) -> None:
         with ThreadPoolExecutor(4) as pool:
             facts = list(pool.map(lambda _: read_model_facts(ModelConfig(model=str(file)), env), range(4)))
         assert all(one == facts[0] for one in facts)

@@ -145,7 +145,7 @@ def test_a_lock_that_is_held_too_long_is_ignored(toolchain: Toolchain, monkeypat
         join(thread)
 
 
-def test_who_waits_for_another_build_says_so_once(
+def test_waiting_for_another_build_is_logged_once(
     toolchain: Toolchain, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(build_module, "LOCK_TIMEOUT_S", 0.4)
@@ -229,7 +229,7 @@ def test_a_library_built_ahead_needs_no_compiler(
     assert build(toolchain) == build_module.Built(ahead.path, None, 0.0)
 
 
-def test_a_folder_that_cannot_be_made_is_told(toolchain: Toolchain, tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_created_is_reported(toolchain: Toolchain, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     wrong = Toolchain(tmp_path / "file", sources=toolchain.sources)
     with pytest.raises(NativeUnavailable, match="cannot build kernels in") as caught:

@@ -95,7 +95,7 @@ def test_a_linear_layer_with_another_reader_keeps_its_output() -> None:
         assert "add" in names(fuse(model.recorder.nodes, results))
 
 
-def test_what_only_linear_layers_read_is_stored_in_16_bits() -> None:
+def test_values_that_only_linear_layers_read_are_stored_in_16_bits() -> None:
     model = Model()
     read_by_linear, read_by_both = model.rows(model.source()), model.rows(model.source())
     results = [model.linear(read_by_linear), model.linear(read_by_both), model.rows(read_by_both)]
@@ -169,7 +169,7 @@ def test_a_sum_in_place_of_a_value_that_is_read_later_gets_its_own_memory() -> N
     assert len(set(offsets_of(True))) == 2
 
 
-def test_what_follows_the_last_mixing_of_rows_is_computed_for_chosen_rows() -> None:
+def test_operations_after_the_last_attention_run_for_chosen_rows_only() -> None:
     model = Model()
     hidden = model.source()
     for _ in range(2):

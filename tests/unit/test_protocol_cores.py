@@ -80,6 +80,6 @@ def test_lists_of_cores() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "a", "1-", "-1", "3-1", "1,1", "0-2,2", "1,,2"])
-def test_what_is_no_list_of_cores(text: str) -> None:
+def test_invalid_lists_of_cores(text: str) -> None:
     with pytest.raises(ValueError, match="core"):
         parse_core_list(text)

@@ -17,7 +17,7 @@ def test_bounds_are_those_of_each_id(ids: list[int], limit: int) -> None:
 
 @pytest.mark.parametrize("wrong", [MIN, -1, 100, MAX])
 @pytest.mark.parametrize("index", [0, 1023, 1024, 2499])
-def test_one_wrong_id_is_found_wherever_it_is(index: int, wrong: int) -> None:
+def test_one_invalid_id_is_found_at_any_position(index: int, wrong: int) -> None:
     ids = pack_ids([99] * 2500)
     assert are_below(ids, 100)
     ids[index] = wrong

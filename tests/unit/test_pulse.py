@@ -22,7 +22,7 @@ def test_a_beat_is_seen_by_a_reader(tmp_path: Path) -> None:
     writer.close()
 
 
-def test_what_is_noted_is_seen_beside_the_beats(tmp_path: Path) -> None:
+def test_flags_of_the_pulse_are_read_beside_its_beats(tmp_path: Path) -> None:
     writer, reader = PulseWriter(tmp_path / "pulse"), PulseReader(tmp_path / "pulse")
     seen = [reader.read()]
     for note in (

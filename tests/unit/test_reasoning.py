@@ -47,7 +47,7 @@ def test_whole_texts(state, text, reasoning, rest) -> None:
     assert R1.split(text, state, is_final=True) == Split(reasoning, rest)
 
 
-def test_what_may_be_a_tag_is_held_back() -> None:
+def test_text_that_may_begin_a_tag_is_held_back() -> None:
     assert QWEN.split("  <thi", UNDECIDED, is_final=False) == Split("", None)
     assert QWEN.split("<this", UNDECIDED, is_final=False) == Split("", "<this")
     assert QWEN.split("<think>a </thin", UNDECIDED, is_final=False) == Split("a", None)

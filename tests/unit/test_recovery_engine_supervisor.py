@@ -87,7 +87,7 @@ def run(scenario: Scenario, hang_timeout_s: float = 0.0) -> None:
     asyncio.run(main())
 
 
-def test_a_death_is_told_and_answered() -> None:
+def test_a_crash_is_announced_and_the_core_restarted() -> None:
     async def scenario(supervisor: EngineSupervisor, engine: FakeEngine, link: FakeLink) -> None:
         supervisor.on_exit(KILLED)
         while not (engine.num_restarts and link.lost):
@@ -111,7 +111,7 @@ def test_failed_starts_end_with_the_first_cause() -> None:
     run(scenario)
 
 
-def test_last_words_are_the_root_cause() -> None:
+def test_the_last_message_of_a_core_is_the_root_cause() -> None:
     async def scenario(supervisor: EngineSupervisor, engine: FakeEngine, link: FakeLink) -> None:
         engine.failures = ["no memory"] * 100
         link.last_words = "a bug in the scheduler"
@@ -123,7 +123,7 @@ def test_last_words_are_the_root_cause() -> None:
     run(scenario)
 
 
-def test_a_core_that_sees_no_hope_is_not_started_again() -> None:
+def test_a_core_that_gave_up_its_workers_is_not_restarted() -> None:
     async def scenario(supervisor: EngineSupervisor, engine: FakeEngine, link: FakeLink) -> None:
         link.last_words = "worker 0 was killed by SIGKILL"
         supervisor.on_exit(ChildExited("core", EXIT_HOPELESS, None))
@@ -165,7 +165,7 @@ def test_progress_counts_for_one_life(monkeypatch: pytest.MonkeyPatch) -> None:
     run(scenario)
 
 
-def test_trials_go_on_for_long_but_not_for_ever() -> None:
+def test_isolated_crashes_are_limited_too() -> None:
     """Each tells something new; so many requests in a row that all kill the core are not the reason, though."""
 
     async def scenario(supervisor: EngineSupervisor, engine: FakeEngine, link: FakeLink) -> None:
@@ -181,7 +181,7 @@ def test_trials_go_on_for_long_but_not_for_ever() -> None:
     run(scenario)
 
 
-def test_deaths_far_apart_are_no_series(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_crashes_far_apart_do_not_count_together(monkeypatch: pytest.MonkeyPatch) -> None:
     """An engine that nobody asks anything may be killed every night for years."""
     monkeypatch.setattr(module, "LONG_LIFE_S", 0.0)
 
@@ -205,7 +205,7 @@ def test_an_engine_that_was_told_to_stop_stays_down() -> None:
     run(scenario)
 
 
-def test_a_core_that_owes_and_says_nothing_is_asked_and_then_killed() -> None:
+def test_a_silent_core_with_work_is_probed_and_then_killed() -> None:
     async def scenario(supervisor: EngineSupervisor, engine: FakeEngine, link: FakeLink) -> None:
         while not engine.num_kills:
             await asyncio.sleep(0.01)
@@ -220,7 +220,7 @@ def test_a_core_that_owes_and_says_nothing_is_asked_and_then_killed() -> None:
 
 
 @pytest.mark.parametrize("why", ["it speaks", "it owes nothing"])
-def test_a_core_is_left_alone(why: str) -> None:
+def test_a_core_that_answers_or_has_no_work_is_not_killed(why: str) -> None:
     async def scenario(supervisor: EngineSupervisor, engine: FakeEngine, link: FakeLink) -> None:
         link.expects_answer = why == "it speaks"
         for _ in range(60):

@@ -23,7 +23,7 @@ def test_a_resubmission_carries_what_was_delivered() -> None:
     assert in_flight.take_unsent(9) == []
 
 
-def test_what_is_new_is_sent_as_it_is() -> None:
+def test_a_new_request_is_sent_unchanged() -> None:
     in_flight = InFlightRequests()
     in_flight.add(submission("a"), is_sent=False)
     assert in_flight.num_new == 1
@@ -64,7 +64,7 @@ def test_usage_is_that_of_the_first_core() -> None:
     assert len(in_flight) == 0
 
 
-def test_one_that_started_anew_tells_of_the_new_cache() -> None:
+def test_a_restarted_request_reports_hits_in_the_new_cache() -> None:
     in_flight = InFlightRequests()
     in_flight.add(submission("a"), is_sent=True)
     in_flight.lose_core()

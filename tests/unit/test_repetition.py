@@ -88,7 +88,7 @@ def test_a_core_rejects_what_would_hold_it_up() -> None:
     assert (output.end.kind, output.end.param) == (FailureKind.INVALID, "repetition_detection")
 
 
-def test_what_the_caller_hears() -> None:
+def test_the_caller_gets_the_stop_reason() -> None:
     params = SamplingParams(max_tokens=9)
     sequence = Sequence(0, byte_tokenizer(), [1], params, SamplingSpec(max_tokens=9, seed=0))
     sequence.update([Tokens("r", list(b"ababab")), Finished("r", FinishReason.REPETITION)])

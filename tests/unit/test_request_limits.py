@@ -26,14 +26,14 @@ from octavo.protocol.sampling_table import MAX_TOKEN_IDS
         ("logit_bias", dict.fromkeys(range(MAX_TOKEN_IDS + 1), 1.0)),
     ],
 )
-def test_lists_without_end_are_rejected(name: str, value: object) -> None:
+def test_lists_over_the_limit_are_rejected(name: str, value: object) -> None:
     with pytest.raises(InvalidRequestError) as caught:
         SamplingParams(**{name: value})
     assert caught.value.param == name
     assert len(caught.value.message) < 200
 
 
-def test_lists_at_the_limit_are_checked_to_the_last() -> None:
+def test_every_entry_of_a_list_at_the_limit_is_checked() -> None:
     SamplingParams(stop=["a" * MAX_STOP_CHARS], bad_words=["a" * MAX_BAD_WORDS_CHARS], stop_token_ids=[1] * 1000)
     for bad in (-1, True, 1.5, None):
         with pytest.raises(InvalidRequestError, match="allowed_token_ids"):
@@ -49,7 +49,7 @@ def test_a_body_of_too_many_values_is_rejected_before_it_is_decoded() -> None:
     assert decode(b'{"prompt": "' + b"x" * MAX_VALUES + b'"}', CompletionRequest).prompt
 
 
-def test_what_can_never_be_queued_is_no_overload() -> None:
+def test_a_request_that_can_never_be_queued_is_invalid_not_overloaded() -> None:
     config = resolved_config(max_num_queued_reqs=10, max_num_seqs=4)
     check_volume(SamplingParams(n=14), 100, 1, config)
     with pytest.raises(InvalidRequestError, match="at most 14 are") as caught:

@@ -47,7 +47,7 @@ def test_the_first_token_comes_at_once_and_the_others_together(interval: int, si
     assert isinstance(finished, Finished) and finished.reason is FinishReason.LENGTH
 
 
-def test_what_is_said_does_not_depend_on_how_often() -> None:
+def test_tokens_and_logprobs_do_not_depend_on_the_stream_interval() -> None:
     at_once, together = events_of(1, 20)[:-1], events_of(7, 20)[:-1]
     assert [token for event in together for token in event.token_ids] == [
         token for event in at_once for token in event.token_ids
@@ -95,7 +95,9 @@ def test_plans_are_the_same() -> None:
         (OutputKind.DELTA, ["."], 10, 1),
     ],
 )
-def test_who_waits_for_how_many(kind: OutputKind, stop: list[str] | None, configured: int, expected: int) -> None:
+def test_the_stream_interval_by_output_kind(
+    kind: OutputKind, stop: list[str] | None, configured: int, expected: int
+) -> None:
     config = resolved_config(stream_interval=configured)
     assert stream_interval(SamplingParams(stop=stop), kind, config) == expected
 

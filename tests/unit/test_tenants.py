@@ -48,7 +48,7 @@ def test_no_request_finds_what_another_salt_has_computed(requests: list[tuple[li
         assert output.end.num_cached_tokens == output.num_cached_tokens
 
 
-def test_what_is_shown_of_an_engine_has_no_salt_and_no_text() -> None:
+def test_snapshots_contain_neither_salts_nor_text() -> None:
     engine = FakeEngine()
     engine.submit("r", [7] * 9, 20, cache_salt="very-secret-tenant")
     engine.submit("s", [7] * 9, 20, cache_salt="other-secret-tenant")

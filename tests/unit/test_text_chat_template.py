@@ -297,7 +297,7 @@ def test_variables_of_a_template_are_known() -> None:
     ],
     ids=str,
 )
-def test_what_is_wrong_is_named_by_its_path(message: dict[str, object], param: str, words: str) -> None:
+def test_errors_name_the_path_of_the_invalid_part(message: dict[str, object], param: str, words: str) -> None:
     with pytest.raises(InvalidRequestError) as caught:
         template(PLAIN).render([USER, message])
     assert caught.value.param == f"messages[1].{param}"

@@ -252,7 +252,7 @@ def test_forced_calls_have_no_white_space_to_get_lost_in() -> None:
 
 
 @pytest.mark.parametrize("parser", ["hermes", "llama3_json", "mistral", "pythonic"])
-def test_what_a_grammar_lets_through_is_read_as_calls_that_fit(parser: str) -> None:
+def test_outputs_of_the_grammar_parse_as_calls_that_fit(parser: str) -> None:
     # A model without any sense, on each side of the choice between a call and an answer.
     spec = grammar_spec(auto(parser, StructuredOutputsParams(json=ANSWER)), {})
     schemas = {tool.name: tool.parameters for tool in TOOLS}
@@ -270,7 +270,7 @@ def test_what_a_grammar_lets_through_is_read_as_calls_that_fit(parser: str) -> N
     assert num_calls > 5 and num_answers > 5
 
 
-def test_what_is_required_is_read_as_calls_that_fit() -> None:
+def test_outputs_under_required_parse_as_calls_that_fit() -> None:
     made = plan_tools(TOOLS, ToolChoice("required"), is_parallel=True, auto_parser=None)
     assert made.form is not None and made.parser is not None
     schemas = {tool.name: tool.parameters for tool in TOOLS}

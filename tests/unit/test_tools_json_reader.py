@@ -34,7 +34,7 @@ def test_a_beginning_of_a_value_is_open_and_what_is_certain_of_it_grows(value, l
 
 
 @given(value=VALUES, noise=st.text('{}[],:"\\ 0e-+.truefalsn', min_size=1, max_size=3), place=st.integers(0, 200))
-def test_what_is_called_whole_is_json(value, noise, place) -> None:
+def test_complete_values_are_valid_json(value, noise, place) -> None:
     text = json.dumps(value)
     text = text[:place] + noise + text[place:]
     span = read_value(text, 0)

@@ -134,7 +134,7 @@ def test_a_form_that_cannot_stand_beside_calls_binds_all_that_is_written(form, p
     ],
     ids=lambda value: value if isinstance(value, str) else None,  # a set has no order to be named by
 )
-def test_wishes_that_do_not_fit_together(wish, param, words) -> None:
+def test_contradictory_parameters_are_rejected(wish, param, words) -> None:
     with pytest.raises(InvalidRequestError, match=words) as caught:
         plan(**wish)
     assert caught.value.param == param

@@ -72,7 +72,7 @@ def test_what_is_not_here_is_rejected_with_its_reason(line: str, message: str, h
     assert hint in caught.value.hint
 
 
-def test_a_setting_without_effect_is_told_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_setting_without_effect_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, logger="octavo"):
         engine_config({"model": "M", "performance_mode": "throughput"})
     assert "--performance-mode has no effect" in caplog.text

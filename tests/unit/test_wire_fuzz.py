@@ -59,7 +59,7 @@ def test_a_frame_is_read_or_rejected(frame: bytes) -> None:
 
 @settings(max_examples=300)
 @given(frame=st.binary(max_size=60) | st.sampled_from(FRAMES[:5]).flatmap(mutated))
-def test_what_is_told_of_a_malformed_frame_can_be_sent_back(frame: bytes) -> None:
+def test_the_fault_of_a_malformed_frame_can_be_sent_back(frame: bytes) -> None:
     told = parse_malformed(frame, "fault")
     if told.request_id is not None:
         assert len(told.request_id.encode()) <= MAX_REQUEST_ID_BYTES
@@ -160,7 +160,7 @@ def test_no_submission_breaks_the_core(frames: list[bytes]) -> None:
 @given(data=st.binary(max_size=200), cuts=st.lists(st.integers(0, 200), max_size=3))
 @example(data=b"\x02\x00\x00\x00\xc1\xc1", cuts=[])
 @example(data=b"\xff\xff\xff\xff" + b"x" * 20, cuts=[2])
-def test_no_life_sign_breaks_the_parent(data: bytes, cuts: list[int]) -> None:
+def test_no_status_message_breaks_the_parent(data: bytes, cuts: list[int]) -> None:
     reader, writer = os.pipe()
     os.set_blocking(reader, False)
     child = Child("fuzz", None, reader)  # type: ignore[arg-type]

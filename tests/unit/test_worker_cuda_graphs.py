@@ -150,7 +150,7 @@ def test_a_slot_says_what_its_request_asks_for_and_the_next_one_nothing_of_it() 
     assert (requests.temperature_S[1], requests.top_p_S[1], requests.log_min_p_S[1]) == (0.0, 1.0, -math.inf)
 
 
-def test_what_a_slot_has_already_is_not_sent_again() -> None:
+def test_unchanged_values_of_a_slot_are_not_sent_again() -> None:
     table = table_of()
     state = SamplingState.prepare(spec(temperature=0.5, seed=3), [5], [], 70)
     table.admit(0, state, [[]])

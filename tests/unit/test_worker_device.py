@@ -76,7 +76,7 @@ def test_version_1_groups(tmp_path: Path) -> None:
     assert (device.total_bytes, device.free_bytes()) == (3 * GIB, 2 * GIB + GIB // 2)
 
 
-def test_a_full_group_leaves_nothing_and_not_less(tmp_path: Path) -> None:
+def test_a_full_control_group_leaves_zero_bytes(tmp_path: Path) -> None:
     device = machine(tmp_path, "0::/\n", group("", limit=str(GIB), used=2 * GIB))
     assert device.free_bytes() == 0
 
@@ -161,7 +161,7 @@ def test_auto_without_a_gpu_is_the_cpu(tmp_path: Path, monkeypatch: pytest.Monke
     assert device.detect_device(hides_gpus=False, root=machine_with(tmp_path, gpus=0)) == "cpu"
 
 
-def test_what_torch_is_built_for_is_read_from_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whether_torch_has_cuda_is_read_from_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert device.torch_has_cuda() == torch.backends.cuda.is_built()
     found = SimpleNamespace(origin=str(tmp_path / "__init__.py"))
     monkeypatch.setattr(device.importlib.util, "find_spec", lambda name: found)

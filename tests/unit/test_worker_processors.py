@@ -301,7 +301,7 @@ def test_processors_are_found_by_module_file_and_entry_point(module: Path) -> No
         ("plus_two", "no installed package"),
     ],
 )
-def test_one_that_cannot_be_loaded_says_why(module: Path, name: str, message: str) -> None:
+def test_a_processor_that_cannot_be_loaded_says_why(module: Path, name: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         load(ProcessorSource(name))
 

@@ -22,7 +22,7 @@ def test_a_full_disk_costs_the_trace_and_no_more(tmp_path: Path, monkeypatch: py
     assert full.is_file()
 
 
-def test_what_the_profiler_cannot_write_is_not_lost_in_silence(tmp_path: Path) -> None:
+def test_a_profile_that_cannot_be_written_is_logged(tmp_path: Path) -> None:
     trace = StepTrace(0)
     trace.start(tmp_path / "traces", None)
     (tmp_path / "traces").rmdir()
