@@ -29,6 +29,8 @@ class Env:
     """`CXX`: the compiler for the native kernels, optionally with arguments."""
     hides_gpus: bool = False
     """`CUDA_VISIBLE_DEVICES` is set and names none."""
+    launches_early: bool = False
+    """`OCTAVO_EARLY_LAUNCH=1`: kernels on a GPU may begin before the kernel ahead of them ends."""
 
     @classmethod
     def read(cls) -> "Env":
@@ -43,6 +45,7 @@ class Env:
             runtime_dir=runtime if os.access(runtime, os.W_OK) else Path("/tmp"),
             is_offline=get("HF_HUB_OFFLINE") == "1",
             cxx=get("CXX") or None,
+            launches_early=get("OCTAVO_EARLY_LAUNCH") == "1",
             hides_gpus=get("CUDA_VISIBLE_DEVICES", "all").strip() in ("", "-1"),
         )
 

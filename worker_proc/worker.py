@@ -87,7 +87,7 @@ class Worker:
         config = spec.config
         env = Env.read()
         with reporter.phase("opening the device"):
-            device = open_device(config, rank=spec.rank)
+            device = open_device(config, rank=spec.rank, launches_early=env.launches_early)
         free_bytes = device.free_bytes()
         library = open_kernels(config, env, reporter.phase, rank=spec.rank) if config.device == "cpu" else None
         group = None

@@ -5,6 +5,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from octavo.kernels.programmatic_launch import launch_options
+from octavo.kernels.programmatic_launch.gpu import begin
 from octavo.kernels.rms_norm.gpu import normalized, num_warps
 
 
@@ -25,14 +27,24 @@ def add_rms_norm(x_TD: Tensor, update_TD: Tensor, weight_D: Tensor, eps: float) 
             WIDTH=width,
             BLOCK=block,
             num_warps=num_warps(block),
+            **launch_options(),
         )
     return sum_TD, out_TD
 
 
 @triton.jit
 def _add_rms_norm_kernel(
-    x_ptr, update_ptr, weight_ptr, sum_ptr, out_ptr, eps, WIDTH: tl.constexpr, BLOCK: tl.constexpr
+    x_ptr,
+    update_ptr,
+    weight_ptr,
+    sum_ptr,
+    out_ptr,
+    eps,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+    IS_DEPENDENT: tl.constexpr,
 ):
+    begin(IS_DEPENDENT)
     row = tl.program_id(0).to(tl.int64) * WIDTH
     columns = tl.arange(0, BLOCK)
     is_in = columns < WIDTH

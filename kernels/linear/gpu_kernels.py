@@ -13,7 +13,9 @@ half the other factor; a tile has the same columns of both, and `num_outputs` is
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from octavo.kernels.programmatic_launch.gpu import prefetch
 from octavo.kernels.silu_and_mul.gpu import gated
 
 TILES_IN_GROUP = 8
@@ -41,6 +43,27 @@ def _outputs_of_tile(first_output, num_outputs, IS_GATED: tl.constexpr, OUTPUTS:
         half = outputs // (OUTPUTS // 2) * num_outputs
         outputs %= OUTPUTS // 2
     return first_output + outputs, half
+
+
+@triton.jit
+def _begin_early(
+    weight_ptr,
+    first_output,
+    first_input,
+    num_outputs,
+    num_inputs,
+    IS_GATED: tl.constexpr,
+    OUTPUTS: tl.constexpr,
+    INPUTS: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """Bring the first weights of a tile into the cache while the kernel before computes the rows, then wait for it."""
+    gdc_launch_dependents()
+    columns, half = _outputs_of_tile(first_output, num_outputs, IS_GATED, OUTPUTS)
+    weight_places = (half + tl.minimum(columns, num_outputs - 1)).to(tl.int64) * num_inputs
+    for stage in tl.static_range(STAGES):  # a line of the cache has the inputs of a stage
+        prefetch(weight_ptr + weight_places + tl.minimum(first_input + stage * INPUTS, num_inputs - 1))
+    gdc_wait()
 
 
 @triton.jit
@@ -125,6 +148,7 @@ def _store_tile(
 def linear_kernel(
     x,
     weight,
+    weight_ptr,
     bias_ptr,
     out_ptr,
     num_rows,
@@ -140,11 +164,16 @@ def linear_kernel(
     ROWS: tl.constexpr,
     OUTPUTS: tl.constexpr,
     INPUTS: tl.constexpr,
+    STAGES: tl.constexpr,
+    IS_DEPENDENT: tl.constexpr,
 ):
     """Each program computes every `num_programs`-th tile."""
     COLUMNS: tl.constexpr = OUTPUTS // 2 if IS_GATED else OUTPUTS
     num_tiles = tl.cdiv(num_rows, ROWS) * tl.cdiv(num_outputs, COLUMNS)
     num_own_tiles = tl.cdiv(num_tiles - tl.program_id(0), tl.num_programs(0))
+    if IS_DEPENDENT:
+        _, first_output = _place_of_tile(tl.program_id(0), num_rows, num_outputs, ROWS, COLUMNS)
+        _begin_early(weight_ptr, first_output, 0, num_outputs, num_inputs, IS_GATED, OUTPUTS, INPUTS, STAGES)
     total = tl.zeros((ROWS, OUTPUTS), tl.float32)
     # Flattened, so that the copies for the next split or tile begin before this one is stored.
     for step in tl.range(0, num_own_tiles * NUM_SPLITS, flatten=True):
@@ -236,6 +265,7 @@ def _add_splits(
 def split_linear_kernel(
     x,
     weight,
+    weight_ptr,
     bias_ptr,
     out_ptr,
     sums_ptr,
@@ -253,6 +283,8 @@ def split_linear_kernel(
     ROWS: tl.constexpr,
     OUTPUTS: tl.constexpr,
     INPUTS: tl.constexpr,
+    STAGES: tl.constexpr,
+    IS_DEPENDENT: tl.constexpr,
 ):
     """Each program computes one split of a tile.
 
@@ -262,6 +294,9 @@ def split_linear_kernel(
     tile, split = tl.program_id(0) // NUM_SPLITS, tl.program_id(0) % NUM_SPLITS
     COLUMNS: tl.constexpr = OUTPUTS // 2 if IS_GATED else OUTPUTS
     first_row, first_output = _place_of_tile(tile, num_rows, num_outputs, ROWS, COLUMNS)
+    if IS_DEPENDENT:
+        first_input = split * split_inputs
+        _begin_early(weight_ptr, first_output, first_input, num_outputs, num_inputs, IS_GATED, OUTPUTS, INPUTS, STAGES)
     sums = _sum_split(
         x,
         weight,

@@ -10,6 +10,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from octavo.kernels.linear.gpu_kernels import linear_kernel, split_linear_kernel
 from octavo.kernels.linear.gpu_tiles import H100, Gpu, Launch, Tile, Tiling
+from octavo.kernels.programmatic_launch import launch_options
 
 _MAJOR_WITH_DESCRIPTORS = (9, 10)
 """Hopper, and Blackwell for data centres. Blackwell for desktops has the TMA too, but no tensor cores that read from
@@ -76,7 +77,7 @@ class InvariantLinear:
                 if is_gated
                 else TensorDescriptor.from_tensor(self.weight_OI, [tile.outputs, tile.inputs])
             )
-        matrices = (x, weight, self.weight_OI if self.bias_O is None else self.bias_O, out_TO)
+        matrices = (x, weight, self.weight_OI, self.weight_OI if self.bias_O is None else self.bias_O, out_TO)
         numbers = (*out_TO.shape, tiling.num_inputs, x_TI.stride(0), tiling.split_inputs)
         options = {
             "NUM_SPLITS": tiling.num_splits,
@@ -85,6 +86,7 @@ class InvariantLinear:
             "HAS_DESCRIPTORS": has_descriptors,
             "IS_EVEN": tiling.num_inputs % tile.inputs == 0,
             **_options(tile),
+            **launch_options(),
         }
         grid = (launch.num_programs,)
         if launch.is_spread:
@@ -100,6 +102,7 @@ def _options(tile: Tile) -> dict[str, int]:
         "ROWS": tile.rows,
         "OUTPUTS": tile.outputs,
         "INPUTS": tile.inputs,
+        "STAGES": tile.num_stages,
         "num_warps": tile.num_warps,
         "num_stages": tile.num_stages,
     }

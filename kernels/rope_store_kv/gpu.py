@@ -5,6 +5,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from octavo.kernels.programmatic_launch import launch_options
+from octavo.kernels.programmatic_launch.gpu import begin
 from octavo.kernels.rope_store_kv.rotation import Rotation
 from octavo.kernels.store_kv.gpu import stored
 
@@ -70,6 +72,7 @@ def rope_store_kv(
             REST_BLOCK=triton.next_power_of_2(max(head_dim - 2 * num_pairs, 1)),
             HEAD_DIM_BLOCK=triton.next_power_of_2(head_dim),
             num_warps=max(heads_block * pairs_block // _PAIRS_OF_A_WARP, 1),
+            **launch_options(),
         )
     return out_TNH
 
@@ -110,7 +113,9 @@ def _rope_store_kv_kernel(
     PAIRS_BLOCK: tl.constexpr,
     REST_BLOCK: tl.constexpr,
     HEAD_DIM_BLOCK: tl.constexpr,
+    IS_DEPENDENT: tl.constexpr,
 ):
+    begin(IS_DEPENDENT)
     token = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1)
     pairs = tl.arange(0, PAIRS_BLOCK)

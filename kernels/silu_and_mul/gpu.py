@@ -5,6 +5,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from octavo.kernels.programmatic_launch import launch_options
+from octavo.kernels.programmatic_launch.gpu import begin
+
 _BLOCK = 1024
 
 
@@ -15,7 +18,7 @@ def silu_and_mul(gate_up_T2F: Tensor) -> Tensor:
     out_TF = torch.empty(num_tokens, width, dtype=rows_T2F.dtype, device=rows_T2F.device)
     if out_TF.numel():
         grid = (num_tokens, triton.cdiv(width, _BLOCK))
-        _silu_and_mul_kernel[grid](rows_T2F, out_TF, width, rows_T2F.stride(0), BLOCK=_BLOCK)
+        _silu_and_mul_kernel[grid](rows_T2F, out_TF, width, rows_T2F.stride(0), BLOCK=_BLOCK, **launch_options())
     return out_TF
 
 
@@ -28,7 +31,8 @@ def gated(gate, up):
 
 
 @triton.jit
-def _silu_and_mul_kernel(gate_up_ptr, out_ptr, width, token_stride, BLOCK: tl.constexpr):
+def _silu_and_mul_kernel(gate_up_ptr, out_ptr, width, token_stride, BLOCK: tl.constexpr, IS_DEPENDENT: tl.constexpr):
+    begin(IS_DEPENDENT)
     token = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     is_in = columns < width

@@ -19,7 +19,9 @@ TEMPERATURE: dict[str, Any] = {"temperature": 0.6}
 FILTERED: dict[str, Any] = {"temperature": 0.6, "top_k": 20, "top_p": 0.95}
 """The defaults of Qwen3's generation config."""
 
-Group = Literal["kernels", "small", "large", "engine"]
+EARLY: dict[str, Any] = {"shape": "Llama-3.1-8B", "rows": [1, 16, 64, 200]}
+
+Group = Literal["kernels", "early", "small", "large", "engine"]
 """Cells of a group share a process while none of them fails."""
 
 
@@ -48,6 +50,7 @@ def all_cells() -> list[Cell]:
         Cell("bits-attention", "the bits of a position, attention alone", "kernels", "attention_bits", {}, 8, 40),
         *(_products(model, name) for model in MODELS for name in weight_shapes(SHAPES[model])),
         *(_attention(*case) for case in ATTENTION),
+        Cell("early", "launches before the kernel ahead ends", "early", "early_launches", EARLY, 8, 40),
         Cell("bits-model", "the bits of a position, a model", "small", "model_bits", _model("Qwen3-0.6B"), 25, 60),
         *_decode("Qwen3-0.6B", "small"),
         *_decode("Llama-3.1-8B", "large"),

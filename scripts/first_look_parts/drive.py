@@ -25,7 +25,7 @@ from bench_gpu_parts.timing import DEVICE, IS_ON_GPU
 from bench_gpu_parts.workloads import Load
 from gpu_attention_estimates import estimate_prefill
 
-from first_look_parts import bits, products
+from first_look_parts import bits, early, products
 from first_look_parts.figures import cell_result, figure
 from octavo.worker_proc.device.cuda import prepare_products
 
@@ -107,6 +107,11 @@ def attention(batch: int, context: int, num_tokens: int) -> dict[str, Any]:
         spent_s = kernels.attention(column, case)  # type: ignore[arg-type]
         figures.append(figure(key, title, "us", 1e6 * spent_s, column=column, seconds=spent_s, bound=bound))
     return cell_result(figures, asdict(case))
+
+
+def early_launches(shape: ShapeName, rows: list[int]) -> dict[str, Any]:
+    """Return what launches before the end of the kernel ahead save, and whether the bits stay."""
+    return early.early_launches(shape, rows if IS_ON_GPU else [1, 3])
 
 
 def model_bits(shape: ShapeName) -> dict[str, Any]:
@@ -204,6 +209,7 @@ FUNCTIONS: dict[str, Callable[..., dict[str, Any]]] = {
     "products": measure_products,
     "attention_bits": attention_bits,
     "attention": attention,
+    "early_launches": early_launches,
     "model_bits": model_bits,
     "decode": decode,
     "serve": serve,

@@ -20,6 +20,8 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from triton_interpreter import IS_INTERPRETING, repair
 
+from octavo.kernels import programmatic_launch
+from octavo.protocol.env import Env
 from octavo.worker_proc.device.cuda import prepare_products
 
 IS_ON_GPU = not IS_INTERPRETING and torch.cuda.is_available()
@@ -30,6 +32,7 @@ if IS_INTERPRETING:
 elif IS_ON_GPU:
     # As an engine does it by default, and before anything is computed.
     prepare_products(is_deterministic=True)
+    programmatic_launch.enable(Env.read().launches_early)
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -21,9 +21,9 @@ PROGRAM = """
 import json, sys
 sys.path.append(sys.argv[1])
 from compiled_kernels import compiled
-from kernel_launches import LAUNCHES, AttentionShape, paged_attention
+from kernel_launches import EARLY, LAUNCHES, AttentionShape, paged_attention
 attention = [name for name in LAUNCHES if name.startswith("paged_attention, heads of")]
-products = [name for name in LAUNCHES if name.startswith("linear") and "float32" not in name]
+products = [name for name in LAUNCHES if name.startswith("linear") and "float32" not in name and "early" not in name]
 found = {"attention": {}, "loops": {}}
 for name in attention:
     kernels = compiled(LAUNCHES[name], 90)
@@ -40,6 +40,8 @@ for architecture, instruction in json.loads(sys.argv[2]).items():
         persistent = {name: one for name, one in kernels.items() if one.kernel == "linear_kernel"}
         ends = {name: one.loop("STG") - one.loop(instruction) for name, one in persistent.items()}
         found["ends"] = {name: end.total() for name, end in ends.items()}
+for group, names in (("early", [f"{name}, early" for name in EARLY]), ("usual", EARLY)):
+    found[group] = {name: compiled(LAUNCHES[name], 90)[0].listing() for name in names}
 print(json.dumps(found))
 """
 
@@ -116,3 +118,16 @@ def test_the_products_of_attention_do_not_wait_for_one_another(compiled: dict[st
     """A tile of keys needs an arrival and a wait for each of its two products."""
     loops = compiled["loops"][f"paged_attention, heads of {head_dim}"]
     assert [loop["WARPGROUP"] for loop in loops] == [4, 4]
+
+
+def test_kernels_that_begin_early_read_only_weights_before_they_wait(compiled: dict[str, Any]) -> None:
+    """`ACQBULK` waits for the kernel ahead, `PREEXIT` lets the next one begin, and `CCTL` prefetches weights."""
+    memory = ("LDG", "LDGSTS", "UTMALDG", "UBLKCP", "LD", "STG", "ST", "UTMASTG", "ATOM", "ATOMG", "RED")
+    for name, listing in compiled["early"].items():
+        assert listing.count("ACQBULK") == listing.count("PREEXIT") == 1, name
+        before = listing[: listing.index("ACQBULK")]
+        assert "PREEXIT" in before, name
+        assert not {*memory} & {*before}, name
+        assert ("CCTL" in before) == name.startswith("linear"), name
+    for name, listing in compiled["usual"].items():
+        assert not {"ACQBULK", "PREEXIT"} & {*listing}, name

@@ -55,7 +55,11 @@ class Compiled:
 
     def instructions(self) -> Counter[str]:
         """Return how often each instruction of the machine code occurs, by its name without modifiers."""
-        return Counter(re.findall(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_]*)", self._disassembly))
+        return Counter(self.listing())
+
+    def listing(self) -> list[str]:
+        """Return the names of all instructions in their order."""
+        return re.findall(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_]*)", self._disassembly)
 
     def loop(self, instruction: str) -> Counter[str]:
         """Return the same for the shortest loop that has an instruction."""

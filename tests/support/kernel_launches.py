@@ -10,6 +10,7 @@ import triton
 from compiled_kernels import ARCHITECTURES
 from torch import Tensor
 
+from octavo.kernels import programmatic_launch
 from octavo.kernels.add_rms_norm import gpu as add_rms_norm
 from octavo.kernels.embedding import gpu as embedding
 from octavo.kernels.gelu import gpu as gelu
@@ -89,6 +90,19 @@ def multiply(num_rows: int, num_outputs: int = 4096, dtype: torch.dtype = BF16) 
 def multiply_gated(num_rows: int, num_outputs: int) -> None:
     """The same, and the activation."""
     product_of(num_outputs, BF16).silu_and_mul(empty(num_rows, 4096))
+
+
+def early(launch: Callable[[], object]) -> Callable[[], object]:
+    """Return a launch whose kernels may begin before the kernel ahead of them ends."""
+
+    def launch_early() -> None:
+        programmatic_launch.enable()
+        try:
+            launch()
+        finally:
+            programmatic_launch.enable(False)
+
+    return launch_early
 
 
 def product_of(num_outputs: int, dtype: torch.dtype) -> InvariantLinear:
@@ -171,9 +185,20 @@ LAUNCHES: dict[str, Callable[[], object]] = {
     "token_mask": lambda: token_mask.mask_tokens(logits(1)[0], empty(VOCAB_SIZE // 32, dtype=I32)),
 }
 
+EARLY = (
+    "add_rms_norm, 4096",
+    "linear, 64 rows, 4096 outputs",
+    "linear and silu_and_mul, 64 rows, 28672 outputs",
+    "rope_store_kv, Llama-3.1-8B",
+    "silu_and_mul, 14336",
+)
+"""Kernels that may begin before the kernel ahead of them ends."""
+LAUNCHES |= {f"{name}, early": early(LAUNCHES[name]) for name in EARLY}
+
 ONLY_ON: dict[str, tuple[int, ...]] = (
     {name: (90, 100) for name in LAUNCHES if "float8_e4m3fn" in name}
     | {name: (90,) for name in LAUNCHES if name.startswith("paged_attention,")}
+    | {name: (90,) for name in LAUNCHES if name.endswith(", early")}
     | {"paged_attention, heads of 128": (*ARCHITECTURES, 120)}
 )
 """The architectures that some are compiled for, not all: an Ampere has no float8; attention takes seconds each, and its

@@ -13,6 +13,14 @@ def test_the_documented_tables_are_the_current_ones() -> None:
     assert gpu_attention_estimates.table("H200") in documented
 
 
+def test_the_documented_gain_of_early_launches_is_the_current_one() -> None:
+    documented = (ROOT / "docs" / "gpu.md").read_text().partition("## Launches before")[2].partition("##")[0]
+    for model in gpu_estimates.MODELS:
+        for is_early in (False, True):
+            share = gpu_estimates.layers_share(model, 64, "H200", is_early=is_early)
+            assert f"{100 * share:.0f} %" in documented
+
+
 @pytest.mark.parametrize("device", gpu_estimates.DEVICES)
 @pytest.mark.parametrize("num_rows", gpu_estimates.ROWS)
 def test_the_epilogue_that_is_built_pays_for_large_models(device: gpu_estimates.DeviceName, num_rows: int) -> None:

@@ -120,6 +120,7 @@ def test_a_dry_run_computes_cells_with_tiny_sizes(tmp_path: Path) -> None:
         "products-Llama-3.1-8B-head",
         "attention-1-8192-1",
         "attention-1-2048-2048",
+        "early",
     ]
     command = [sys.executable, "-P", str(ROOT / "scripts" / "gpu_first_look.py"), "--dry-run", "--only", *only]
     command += ["--json", str(tmp_path / "report.json"), "--logs", str(tmp_path / "logs")]
@@ -130,6 +131,8 @@ def test_a_dry_run_computes_cells_with_tiny_sizes(tmp_path: Path) -> None:
     assert rows.keys() >= {"copy", "agree-Qwen3-0.6B qkv", "product-Llama-3.1-8B head-16", "attention-1-8192"}
     assert rows["product-Llama-3.1-8B head-16"]["engines"].keys() == {"estimate", "octavo", "cublas"}
     assert rows["attention-prefill-2048"]["engines"].keys() == {"estimate", "octavo"}
+    assert rows["early-Llama-3.1-8B-3"]["engines"].keys() == {"octavo", "early"}
+    assert rows["bits-early-Llama-3.1-8B"]["engines"]["octavo"]["median"] == 0
     assert "failed" not in done.stdout
 
 

@@ -8,6 +8,7 @@ import torch
 from specs import some_config
 
 from octavo.frontend import device
+from octavo.kernels import programmatic_launch
 from octavo.protocol.errors import StartupError
 from octavo.worker_proc.device import cuda, open_device
 from octavo.worker_proc.device.cpu import CpuDevice
@@ -104,14 +105,15 @@ def test_a_gpu_that_is_not_there_is_a_startup_error(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize(
-    ("gpu", "capability", "has_fp8_cache", "message"),
+    ("gpu", "capability", "settings", "message"),
     [
-        ("Tesla T4", (7, 5), False, r"Tesla T4 has compute capability 7\.5"),
-        ("A100", (8, 0), True, "A100 has no float8_e4m3fn"),
+        ("Tesla T4", (7, 5), {}, r"Tesla T4 has compute capability 7\.5"),
+        ("A100", (8, 0), {"has_fp8_cache": True}, "A100 has no float8_e4m3fn"),
+        ("A100", (8, 0), {"launches_early": True}, "A100 cannot launch kernels before the kernel ahead of them ends"),
     ],
 )
 def test_a_gpu_that_is_too_old_is_named(
-    monkeypatch: pytest.MonkeyPatch, gpu: str, capability: tuple[int, int], has_fp8_cache: bool, message: str
+    monkeypatch: pytest.MonkeyPatch, gpu: str, capability: tuple[int, int], settings: dict[str, bool], message: str
 ) -> None:
     monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
     for name, answer in {
@@ -123,7 +125,8 @@ def test_a_gpu_that_is_too_old_is_named(
     }.items():
         monkeypatch.setattr(torch.cuda, name, answer)
     with pytest.raises(StartupError, match=message):
-        CudaDevice(0, is_deterministic=False, has_fp8_cache=has_fp8_cache)
+        CudaDevice(0, is_deterministic=False, **settings)
+    assert programmatic_launch.launch_options() == {"IS_DEPENDENT": False}
 
 
 @pytest.mark.parametrize("is_deterministic", [False, True])

@@ -2,6 +2,7 @@
 
 import torch
 
+from octavo.kernels import programmatic_launch
 from octavo.protocol.env import set_default
 from octavo.protocol.errors import StartupError
 from octavo.worker_proc.device.base import Device
@@ -24,12 +25,15 @@ class CudaDevice(Device):
         is_deterministic: keep cuBLAS from splitting sums by the number of rows. Takes effect for the whole process, and
             only before anything is computed.
         has_fp8_cache: whether keys and values are stored in 8 bits.
+        launches_early: let kernels begin before the kernel ahead of them ends. Takes effect for the whole process.
 
     Raises:
         StartupError: this torch is not built for CUDA, or the GPU does not exist or is too old.
     """
 
-    def __init__(self, index: int, *, is_deterministic: bool, has_fp8_cache: bool = False) -> None:
+    def __init__(
+        self, index: int, *, is_deterministic: bool, has_fp8_cache: bool = False, launches_early: bool = False
+    ) -> None:
         if not torch.backends.cuda.is_built():
             raise StartupError(
                 f"torch {torch.__version__} is not built for CUDA",
@@ -63,6 +67,13 @@ class CudaDevice(Device):
                 phase=_PHASE,
                 hint="leave out --kv-cache-dtype",
             )
+        if launches_early and capability < programmatic_launch.MIN_CAPABILITY:
+            raise StartupError(
+                f"{self.name} cannot launch kernels before the kernel ahead of them ends",
+                phase=_PHASE,
+                hint="unset OCTAVO_EARLY_LAUNCH",
+            )
+        programmatic_launch.enable(launches_early)
         self.torch_device = torch.device("cuda", index)
         self._stream = CudaStream(self.torch_device)
         _, self.total_bytes = torch.cuda.mem_get_info(index)
