@@ -17,6 +17,7 @@ from octavo.worker_proc.device.cuda_stream import CudaStream
 from octavo.worker_proc.device.stream import Stream
 from octavo.worker_proc.executor.open import open_executor
 from octavo.worker_proc.models.base import Model
+from octavo.worker_proc.runners.cuda_graphs.graphs import GraphKind
 from octavo.worker_proc.sampling.processors import Processors
 
 NUM_BLOCKS = 64
@@ -73,8 +74,11 @@ def driver(
             num_blocks=NUM_BLOCKS,
             block_size=config.block_size,
         )
-    if has_graphs:
-        core.executor.warm_up()
+        if has_graphs and stream is not None:
+            graphs = core.executor.runner.graphs
+            for kind in GraphKind:
+                for size in graphs.uncaptured(kind):
+                    graphs.capture(kind, size)
     return core
 
 

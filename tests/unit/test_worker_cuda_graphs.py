@@ -3,6 +3,7 @@
 import math
 import select
 import threading
+from collections.abc import Iterable
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from worker_plans import spec
 
 from octavo.kernels.linear import PackedLinear
 from octavo.kernels.linear.gpu import LibraryLinear, PaddedLinear
+from octavo.kernels.linear.gpu_tiles import H100, Tiling
 from octavo.kernels.sample import RequestTable
 from octavo.kernels.sample import Widths as SamplingWidths
 from octavo.kernels.sample.table import LISTS
@@ -30,7 +32,7 @@ from octavo.worker_proc.runners.cuda_graphs.metadata import (
     fill_samples,
 )
 from octavo.worker_proc.runners.cuda_graphs.packed import Field, PackedLayout
-from octavo.worker_proc.runners.cuda_graphs.sizes import GraphSizes
+from octavo.worker_proc.runners.cuda_graphs.sizes import GraphSizes, idle_sizes
 from octavo.worker_proc.runners.cuda_graphs.slot_memory import Column, SlotMemory
 from octavo.worker_proc.runners.cuda_graphs.slot_table import SlotTable, Widths
 from octavo.worker_proc.runners.cuda_graphs.step_buffer import MAX_PACKED_CHANGES, StepBuffer
@@ -71,6 +73,20 @@ def test_graphs_have_sizes_that_no_weight_pads() -> None:
         product = linear if counts is None else PaddedLinear(linear, counts)
         parameters.linear(name, {name: 1}, 1, bias=False).packed = PackedLinear(1, 1, torch.float32, CPU, product)
     assert [parameters.unpadded_rows(num_rows) for num_rows in (1, 2, 3, 5, 16, 17)] == [2, 2, 8, 8, 16, 17]
+
+
+@pytest.mark.parametrize("budget", [50, 100, 2048, 8192])
+def test_every_variant_of_our_products_is_launched_before_the_first_step(budget: int) -> None:
+    sizes = idle_sizes(StepSize(budget, 60, 60))
+    assert sizes[0] == StepSize(budget, min(budget, 60), min(budget, 60))
+    # Of Qwen3-0.6B and Llama-3.1-8B: with and without splits, and with tiles that become wide.
+    for num_outputs, num_inputs in ((1024, 2048), (4096, 1024), (28672, 4096), (4096, 14336), (151936, 1024)):
+        tiling = Tiling(num_outputs, num_inputs, 2, H100)
+
+        def variants(rows: Iterable[int], tiling: Tiling = tiling) -> set[object]:
+            return {(launch.tile, launch.is_spread) for launch in map(tiling.launch, rows)}
+
+        assert variants(range(1, budget + 1)) == variants(size.num_tokens for size in sizes)
 
 
 @given(st.integers(1, 700), st.integers(1, 700))

@@ -78,6 +78,7 @@ def stream(device: torch.device) -> Stream:
 
 
 @pytest.fixture(autouse=True)
-def small_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Steps of more than 8 tokens have no graph unless a test says otherwise: the interpreter computes every row."""
+def few_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Graphs of 8 tokens, and of 4 and 1 requests, unless a test says otherwise: the interpreter computes every row."""
     monkeypatch.setattr(sizes, "MAX_PROMPT_TOKENS", 8)
+    monkeypatch.setattr(sizes, "_SMALL_DECODES", (1,))

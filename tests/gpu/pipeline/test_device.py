@@ -56,7 +56,7 @@ def test_a_worker_goes_on_while_its_device_computes(model: Model, config: Resolv
 
     converse(model, config, tmp_path, talk)
     assert heard[0] == CacheReady(0, 0)
-    assert (heard[1].sequence, heard[1].num_graphs) == (1, 1 + 2 * 3 + 2)
+    assert (heard[1].sequence, heard[1].num_graphs) == (1, 1 + 2 * 2 + 2)
     assert heard[1].elapsed_s > 0
     assert [result.sequence for result in heard[2:]] == [2, 3, 4]
     assert heard[4].token_ids.tolist() == [9]

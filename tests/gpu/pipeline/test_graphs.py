@@ -54,10 +54,9 @@ def test_two_steps_are_in_flight_and_graphs_read_what_stays(
     assert stream.num_uploads == num_uploads + 3
     assert stream.num_replays == num_replays + 2 * 3
     core.executor.drain()
-    prompts, decodes, samples = stream.graphs[:1], stream.graphs[1:4], stream.graphs[4:7]
-    reports = stream.graphs[7:]
-    assert len(prompts) == 1  # of 8 tokens
-    assert len(decodes) == len(samples) == 3  # of 4, 2 and 1 requests
+    prompts, decodes, samples = stream.graphs[:1], stream.graphs[1:3], stream.graphs[3:5]
+    reports = stream.graphs[5:]
+    assert len(samples) == 2  # of 4 and 1 requests
     for graph in (*prompts, *decodes):
         assert around_products(graph) == (
             ["read_slots_kernel", "embeddings_kernel", "rms_norm_kernel"],
@@ -111,7 +110,7 @@ def test_chunks_of_prompts_beside_decodes_have_the_same_bits_in_graphs_of_any_si
     other = new_stream(stream.torch_device)
     assert mixed_steps(model, config, other, has_graphs=True) == one_by_one
     if isinstance(other, FakeStream):
-        assert len(other.graphs) == 2 + 2 * 3 + 2
+        assert len(other.graphs) == 2 + 2 * 2 + 2
         assert other.num_replays == 2 * 5, "every step is a graph, and so is its sampling"
 
 
@@ -159,6 +158,7 @@ def test_memory_is_measured_by_the_largest_steps_and_two_graphs_of_each_kind(
         return original(self, samples, has_masks=has_masks, change_logits=change_logits)
 
     monkeypatch.setattr(CudaGraphRunner, "sample", sample)
+    monkeypatch.setattr(sizes, "_SMALL_DECODES", (1, 2))
     small = msgspec.structs.replace(config, max_num_batched_tokens=10, max_model_len=8)
     measured = opening.measure(model, MeasuredDevice(stream), small)
     cache_bytes = 4 * 2 * 4 * 2 * 16 * 4  # blocks; keys and values; tokens, heads, dimensions, float32

@@ -22,6 +22,7 @@ from octavo.worker_proc.runners.cuda_graphs.metadata import (
     NO_SLOT,
     SampleRows,
     StepAttention,
+    StepSize,
     Views,
     fill_inputs,
     fill_samples,
@@ -205,33 +206,49 @@ class StepGraphs:
         for memory in self._table.memories:
             self._buffer.send_changes(memory)
 
-    def capture(self, kind: GraphKind, size: int) -> None:
-        """Capture a graph. Its kernels run once before, so that none is compiled during the capture.
+    def launch_idle(self, size: StepSize, *, changes_logits: bool) -> None:
+        """Launch the kernels of a step of padding one by one, so that they are compiled.
 
         They compute a token of the idle slot, which has no effect. Must not be called between `stage` and `sample`.
 
+        Args:
+            size: of the step.
+            changes_logits: whether steps sample from changed logits, too.
+
+        Blocks until: all of it is finished.
+        """
+        input_fields = self._buffer.inputs(size.num_tokens, size.num_requests)
+        sample_fields = self._buffer.samples(size.num_samples)
+        self._send_idle(input_fields, sample_fields, [1] * len(self._attention))
+        self._staged = _Staged(input_fields, sample_fields, None, None, reports=False)
+        self.compute()
+        self.sample()
+        logits_NV = self.logits()
+        self.sample(logits_NV, logits_NV)
+        self._staged = _Staged(input_fields, sample_fields, None, None, reports=True)
+        self.sample()
+        if changes_logits:
+            self.sample(logits_NV, logits_NV.clone())
+        self._stream.record_event().wait()  # the next steps use both host buffers
+
+    def capture(self, kind: GraphKind, size: int) -> None:
+        """Capture a graph. Its kernels run once before, as in `launch_idle`.
+
         Blocks until: all work before is finished.
         """
-        self._stream.record_event().wait()  # so that both host buffers are free
-        self._buffer.advance()
-        inputs = _idle_step(self._table.idle_slot, len(self._attention))
-        plans = self._write_plans(inputs)
         num_tiles: Sequence[int] = ()
-        samples = kind in (GraphKind.SAMPLES, GraphKind.REPORTS)
-        if samples:
-            sample_fields = fields = self._buffer.samples(size)
-            input_fields = self._buffer.inputs(1, 1)
+        if kind in (GraphKind.SAMPLES, GraphKind.REPORTS):
+            fields = self._buffer.samples(size)
+            self._send_idle(self._buffer.inputs(1, 1), fields, num_tiles)
+            body = self._sample_body(kind, fields, size)
         else:
-            num_requests = min(size, self._block_tables[0].shape[0])
-            input_fields = fields = self._buffer.inputs(size, num_requests)
-            sample_fields = self._buffer.samples(0)
-        if kind is GraphKind.PROMPTS:
-            num_tiles = [attention.usual_tiles(size) for attention in self._attention]
-            for attention, num in zip(self._attention, num_tiles, strict=True):
-                attention.launch_for(num)
-        self._send(inputs, NO_SAMPLES, input_fields, sample_fields, plans.num_words)
-        body = self._sample_body(kind, fields, size) if samples else self._compute_body(fields, size)
+            fields = self._buffer.inputs(size, min(size, self._block_tables[0].shape[0]))
+            if kind is GraphKind.PROMPTS:
+                num_tiles = [attention.usual_tiles(size) for attention in self._attention]
+            self._send_idle(fields, self._buffer.samples(0), num_tiles)
+            body = self._compute_body(fields, size)
         body()
+        self._stream.record_event().wait()  # the next steps use both host buffers
         self._graphs[kind][size] = _Captured(self._stream.capture(body, self._pool), fields, num_tiles)
 
     @property
@@ -297,6 +314,19 @@ class StepGraphs:
         lists, memory = self._table.memories
         self._buffer.send_changes(lists)
         self._buffer.send(input_fields, num_words, memory)
+
+    def _send_idle(self, input_fields: Fields, sample_fields: Fields, num_tiles: Sequence[int]) -> None:
+        """Send a token of the idle slot and padding; attention will launch what so many tiles need, or none.
+
+        All work before must be finished.
+        """
+        self._buffer.advance()
+        inputs = _idle_step(self._table.idle_slot, len(self._attention))
+        plans = self._write_plans(inputs)
+        if num_tiles:
+            for attention, num in zip(self._attention, num_tiles, strict=True):
+                attention.launch_for(num)
+        self._send(inputs, NO_SAMPLES, input_fields, sample_fields, plans.num_words)
 
     def _hidden_of(self, views: Views) -> Tensor:
         """Launch the model over a step whose fields are on the device; returns hidden_TD."""

@@ -102,6 +102,14 @@ class LogprobReporter:
         columns = (memory.chosen, memory.ranks, memory.top_ids, memory.top)
         return SampleLogprobs(places, RowsLogprobs(*map(self._stream.download, columns)), None)
 
+    def warm_up(self, table: SlotTable) -> None:
+        """Launch all kernels for a row of the latest step, so that they are compiled."""
+        row_1, slot_1 = self._upload(np.zeros(1, np.int64)), self._upload(np.array([table.idle_slot]))
+        values_1V = self._graphs.logits_of(row_1)
+        processed_1V = processed_logits(values_1V, table.requests, slot_1, row_1, largest=LARGEST)
+        self._logprobs(processed_1V, row_1, 1, self._upload(np.ones(1, dtype=bool)))
+        self._logprobs(values_1V, row_1, row_1.unsqueeze(1), None)
+
     def before_sampling(self, samples: Samples, table: SlotTable, raw_NV: Tensor, drawn_from_NV: Tensor) -> Reported:
         """Take the values to report before sampling changes the counts of the requests.
 

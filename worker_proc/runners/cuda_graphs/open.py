@@ -78,7 +78,9 @@ def open_runner(
         buffer,
         GraphSizes.of(config.max_graph_size, config.max_num_batched_tokens, model.parameters.unpadded_rows),
     )
-    return CudaGraphRunner(table, graphs, stream, sum(storage.num_bytes for storage in storages))
+    cache_bytes = sum(storage.num_bytes for storage in storages)
+    changes_logits = bool(config.logits_processors)
+    return CudaGraphRunner(table, graphs, stream, cache_bytes, max_size, changes_logits=changes_logits)
 
 
 @torch.inference_mode()

@@ -15,7 +15,8 @@ from octavo.worker_proc.device.stream import DeviceEvent, Stream
 from octavo.worker_proc.executor.runner import ChangeLogits, SampledRow, Samples, WaitForCommand
 from octavo.worker_proc.runners.cuda_graphs.graphs import GraphKind, StepGraphs
 from octavo.worker_proc.runners.cuda_graphs.logprobs import DevicePromptLogprobs, LogprobReporter, SampleLogprobs
-from octavo.worker_proc.runners.cuda_graphs.metadata import SampleRows
+from octavo.worker_proc.runners.cuda_graphs.metadata import SampleRows, StepSize
+from octavo.worker_proc.runners.cuda_graphs.sizes import idle_sizes
 from octavo.worker_proc.runners.cuda_graphs.slot_table import SlotTable
 from octavo.worker_proc.runners.cuda_graphs.step_buffer import NUM_HOST_BUFFERS
 from octavo.worker_proc.sampling.columns import is_reported_with_draw
@@ -55,25 +56,41 @@ class CudaGraphRunner:
         graphs: compute.
         stream: of the device.
         cache_bytes: of keys and values.
+        max_size: of any step.
+        changes_logits: whether `sample` may be given `change_logits`.
     """
 
     max_in_flight = NUM_HOST_BUFFERS
     reads_block_tables = False
     programs = None
 
-    def __init__(self, table: SlotTable, graphs: StepGraphs, stream: Stream, cache_bytes: int) -> None:
+    def __init__(
+        self,
+        table: SlotTable,
+        graphs: StepGraphs,
+        stream: Stream,
+        cache_bytes: int,
+        max_size: StepSize,
+        *,
+        changes_logits: bool = False,
+    ) -> None:
         self.graphs = graphs
         self.cache_bytes = cache_bytes
         self._table = table
         self._stream = stream
         self._reporter = LogprobReporter(graphs, stream)
+        self._idle_sizes = idle_sizes(max_size)
+        self._changes_logits = changes_logits
 
     def warm_up(self) -> int:
-        """See `octavo.worker_proc.executor.runner.Runner`: captures the graphs of all sizes."""
+        """See `octavo.worker_proc.executor.runner.Runner`: compiles all kernels and captures all graphs."""
+        for size in self._idle_sizes:
+            self.graphs.launch_idle(size, changes_logits=self._changes_logits)
+        self._reporter.warm_up(self._table)
         num_graphs = 0
         for kind in GraphKind:
-            for size in self.graphs.uncaptured(kind):
-                self.graphs.capture(kind, size)
+            for graph_size in self.graphs.uncaptured(kind):
+                self.graphs.capture(kind, graph_size)
                 num_graphs += 1
         return num_graphs
 

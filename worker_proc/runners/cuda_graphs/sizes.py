@@ -4,6 +4,8 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from octavo.worker_proc.runners.cuda_graphs.metadata import StepSize
+
 MAX_PROMPT_TOKENS = 2048
 """Larger steps with prompts take longer to compute than to launch, so a graph would not help."""
 
@@ -12,6 +14,9 @@ _DECODE_STEPS = ((256, 8), (512, 16))
 """(up to this many requests, distance between sizes); the last distance continues above."""
 _PROMPT_STEPS = ((512, 64), (1024, 128), (MAX_PROMPT_TOKENS, 256))
 """(up to this many tokens, distance between sizes): padding is at most a fifth above 256 tokens."""
+
+_ROWS_OF_TILES = (64, 128)
+"""Rows of the tiles of products. The number of tiles decides which variant of a kernel multiplies."""
 
 UnpaddedRows = Callable[[int], int]
 """Returns the next number of rows that products do not pad: each padding copies the rows."""
@@ -65,6 +70,16 @@ class GraphSizes:
             _decode_sizes(max_requests, unpadded),
             _report_sizes(max_requests, unpadded),
         )
+
+
+def idle_sizes(largest: StepSize) -> list[StepSize]:
+    """Return sizes of steps, the largest first, that together launch every variant of every kernel.
+
+    Our own products have one variant for the rows of a small tile. Above that they change once as the number of tiles
+    rises, so one tile and the largest step show all variants.
+    """
+    rows = [largest.num_tokens, *sorted((num for num in _ROWS_OF_TILES if num < largest.num_tokens), reverse=True)]
+    return [StepSize(num, min(num, largest.num_requests), min(num, largest.num_samples)) for num in dict.fromkeys(rows)]
 
 
 def _decode_sizes(largest: int, unpadded: UnpaddedRows) -> Sizes:
