@@ -21,11 +21,11 @@ KEYS = 64
 """Keys of a tile."""
 WHOLE_INSTRUCTIONS, WHOLE_SOFTMAX = 335, 212
 """Of a warp for a tile of keys that all rows see: all of them, and those between its two products."""
-EDGE_INSTRUCTIONS, EDGE_SOFTMAX = 461, 279
+EDGE_INSTRUCTIONS, EDGE_SOFTMAX = 457, 278
 """The same for a tile at the diagonal, with masks."""
 SEGMENT_INSTRUCTIONS = 196
 """Of a warp, to add the sums of a segment."""
-PROGRAM_INSTRUCTIONS = 1290
+PROGRAM_INSTRUCTIONS = 1126
 """Of a warp, outside of the loops: queries are read, two pipelines are filled, results are divided and stored."""
 ALONE, TOGETHER = 0.6, 0.8
 """Instructions that a scheduler issues per clock, from a warp of one group and from those of both. Assumed."""

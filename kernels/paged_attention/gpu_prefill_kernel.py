@@ -116,7 +116,8 @@ def chunk_kernel(
             begin, end = first_whole, end_whole
         else:
             begin, end = end_whole, end_key
-        for start in tl.range(begin, end, FORM.tile):
+        # The edges are a tile or two: filling a longer pipeline would cost more than it hides.
+        for start in tl.range(begin, end, FORM.tile, num_stages=None if PART == 1 else 2):
             state, total = _add_tile(
                 state,
                 total,
