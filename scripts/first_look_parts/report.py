@@ -11,7 +11,13 @@ from bench_cpu_parts.table import table
 
 from first_look_parts.cells import Cell
 
-TITLES = {"estimate": "estimate", "octavo": "octavo", "cublas": "cuBLAS", "sdpa": "torch SDPA"}
+TITLES = {
+    "estimate": "estimate",
+    "octavo": "octavo",
+    "early": "octavo, early",
+    "cublas": "cuBLAS",
+    "sdpa": "torch SDPA",
+}
 """The columns, in their order."""
 
 

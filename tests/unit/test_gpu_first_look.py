@@ -133,6 +133,7 @@ def test_a_dry_run_computes_cells_with_tiny_sizes(tmp_path: Path) -> None:
     assert rows["attention-prefill-2048"]["engines"].keys() == {"estimate", "octavo"}
     assert rows["early-Llama-3.1-8B-3"]["engines"].keys() == {"octavo", "early"}
     assert rows["bits-early-Llama-3.1-8B"]["engines"]["octavo"]["median"] == 0
+    assert "| octavo, early |" in done.stdout
     assert "failed" not in done.stdout
 
 
