@@ -39,6 +39,7 @@ from octavo.protocol.steps import Admitted, Scheduled, StepPlan
 from octavo.worker_proc.executor.executor import PipelinedExecutor
 from octavo.worker_proc.executor.open import open_executor
 from octavo.worker_proc.runners.cuda_graphs.graphs import StepGraphs
+from octavo.worker_proc.runners.cuda_graphs.logprobs import LogprobReporter
 from octavo.worker_proc.runners.cuda_graphs.slot_memory import SlotMemory
 from octavo.worker_proc.weights.load import load_model
 
@@ -144,6 +145,7 @@ def launch_nothing() -> None:
     }
     for name, function in nothing.items():
         setattr(StepGraphs, name, function)
+    LogprobReporter.warm_up = lambda self, table: None  # type: ignore[method-assign]
     SlotMemory.apply = lambda self, places, words: None  # type: ignore[method-assign]
 
 

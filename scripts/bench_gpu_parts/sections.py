@@ -288,7 +288,7 @@ def _decode(run: Run, steps: Steps, shape: ShapeName, batch: int, context: int) 
 
 
 def _mixed(run: Run, steps: Steps, shape: ShapeName) -> None:
-    """Measure decodes beside a prompt chunk; such a step has no graph, so the GPU may wait for the host."""
+    """Measure decodes beside a prompt chunk, and how long the GPU waits for the host."""
     batch, context = MAIN_CASE
     name = f"{shape}, {batch} x {context} and a chunk of {CHUNK_TOKENS}"
     time = steps.mixed_step(batch, context, CHUNK_TOKENS)

@@ -26,6 +26,7 @@ from octavo.protocol.params import SamplingSpec
 from octavo.protocol.steps import Admitted, Scheduled, StepPlan, StepResult
 from octavo.worker_proc.device import open_device
 from octavo.worker_proc.executor.open import open_executor
+from octavo.worker_proc.runners.cuda_graphs.runner import CudaGraphRunner
 from octavo.worker_proc.weights.load import load_model
 
 WARM_UP_STEPS = 4
@@ -141,6 +142,18 @@ class StepRunner:
                 busy_s = sum(spent_s for _, spent_s, _ in self._kernels_of(lambda: steps(LEAST_STEPS))) / LEAST_STEPS
             self.run(released=[batch])
             return step_s, busy_s
+
+    @contextmanager
+    def without_graphs(self) -> Iterator[None]:
+        """Launch kernels one by one meanwhile; on a CPU there are no graphs anyway."""
+        runner = self._executor.runner
+        if isinstance(runner, CudaGraphRunner):
+            runner.graphs.is_eager = True
+        try:
+            yield
+        finally:
+            if isinstance(runner, CudaGraphRunner):
+                runner.graphs.is_eager = False
 
     def run(
         self,

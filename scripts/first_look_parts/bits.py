@@ -50,18 +50,30 @@ def attention_bits(length: int, num_decodes: int, num_heads: int, num_kv_heads: 
 
 @torch.inference_mode()
 def model_bits(runner: StepRunner, prompt_len: int, num_outputs: int, company: int) -> dict[str, Any]:
-    """Compare the logprobs of a request alone with those beside others, and with those of its tokens as a prompt."""
+    """Compare the logprobs of a request alone with those beside others, and with those of its tokens as a prompt.
+
+    All of it through graphs, with chunks of the prompt beside decodes, and then kernel by kernel.
+    """
     requests = _Requests(runner, prompt_len + num_outputs)
     prompt = np.random.default_rng(1).integers(0, runner.config.model.vocab_size, prompt_len).tolist()
     outputs, alone = requests.generate(prompt, num_outputs, company=0)
     outputs_beside, beside = requests.generate(prompt, num_outputs, company=company)
     in_chunks = requests.compute_prompt(prompt + outputs[:-1], company)
-    differing = [] if outputs == outputs_beside else ["the tokens in company"]
-    for name, others in (("in company", beside), ("as a prompt in chunks", in_chunks)):
+    with runner.without_graphs():
+        outputs_eager, eager = requests.generate(prompt, num_outputs, company=company)
+        chunks_eager = requests.compute_prompt(prompt + outputs[:-1], company)
+    differing = [] if outputs == outputs_beside == outputs_eager else ["the tokens in company or without graphs"]
+    compared = {
+        "in company": beside,
+        "as a prompt in chunks": in_chunks,
+        "in company without graphs": eager,
+        "as a prompt in chunks without graphs": chunks_eager,
+    }
+    for name, others in compared.items():
         places = [place for place, (one, other) in enumerate(zip(alone, others, strict=False), 1) if one != other]
         if places:
             differing.append(f"{len(places)} positions {name}, the first {places[0]}")
-    return _result("model", len(beside) + len(in_chunks), differing)
+    return _result("model", sum(map(len, compared.values())), differing)
 
 
 class _Requests:

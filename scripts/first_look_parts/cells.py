@@ -53,6 +53,7 @@ def all_cells() -> list[Cell]:
         Cell("early", "launches before the kernel ahead ends", "early", "early_launches", EARLY, 8, 40),
         Cell("bits-model", "the bits of a position, a model", "small", "model_bits", _model("Qwen3-0.6B"), 25, 60),
         *_decode("Qwen3-0.6B", "small"),
+        Cell("mixed-Qwen3-0.6B", "decodes beside a prompt", "small", "mixed", _model("Qwen3-0.6B"), 4, 30),
         *_decode("Llama-3.1-8B", "large"),
         Cell("engine", "three processes, end to end", "engine", "serve", _model("Qwen3-0.6B"), 55, 110),
     ]

@@ -18,7 +18,7 @@ import torch
 import triton
 from bench_gpu_parts import kernels, serving
 from bench_gpu_parts.callee import serve as serve_calls
-from bench_gpu_parts.machine import AttentionCase, Sampling
+from bench_gpu_parts.machine import MIXED_CHUNKS, AttentionCase, Sampling
 from bench_gpu_parts.shapes import SHAPES, TINY, ShapeName, weight_shapes, write_model
 from bench_gpu_parts.steps import StepRunner
 from bench_gpu_parts.timing import DEVICE, IS_ON_GPU
@@ -32,6 +32,8 @@ from octavo.worker_proc.device.cuda import prepare_products
 MAX_SHOWN_KERNELS = 14
 BITS_PROMPT, BITS_OUTPUTS, BITS_COMPANY = 400, 40, 40
 MAX_SEQS, MAX_MODEL_LEN = 64, 2048
+MIXED = 64, 1024, 512
+"""Decodes, their tokens, and the tokens of the chunk beside them, as scripts/bench_gpu measures under the same key."""
 BENCH_PREFILL = 8192
 """The length that scripts/bench_gpu measures, under the same key."""
 
@@ -145,6 +147,19 @@ def decode(shape: ShapeName, name: str, sampling: Sampling, batch: int, context:
     return cell_result(figures, [list(kernel) for kernel in by_kernel], lines)
 
 
+def mixed(shape: ShapeName) -> dict[str, Any]:
+    """Return the time of a step of decodes and a chunk of a prompt, and how long the GPU waits in it."""
+    batch, context, chunk = MIXED if IS_ON_GPU else (2, 16, 2)
+    step_s, busy_s = _runner(shape).mixed_step(batch, context, chunk, asks_busy=True)
+    assert busy_s is not None
+    title = f"{shape}, {batch} x {context} and a chunk of {chunk}"
+    figures = [figure(f"mixed-{shape}", f"mixed step, {title}", "ms", 1e3 * step_s, digits=2)]
+    if IS_ON_GPU:
+        idle = 100 * max(0.0, 1 - busy_s / step_s)
+        figures.append(figure(f"mixed-idle-{shape}", f"GPU idle, {title}", "%", idle))
+    return cell_result(figures, {"step_s": step_s, "busy_s": busy_s})
+
+
 def serve(shape: ShapeName) -> dict[str, Any]:
     """Return latencies and throughput through the three processes."""
     directory = Path(tempfile.mkdtemp(prefix="first-look-"))
@@ -183,9 +198,11 @@ def _runner(shape: ShapeName) -> StepRunner:
         directory = Path(tempfile.mkdtemp(prefix="first-look-"))
         model = write_model(SHAPES[shape] if IS_ON_GPU else TINY, directory)
         if IS_ON_GPU:
-            settings = {"max_model_len": MAX_MODEL_LEN, "enable_deterministic_inference": True}
+            prompt_len = MIXED_CHUNKS * MIXED[-1]
+            settings = {"max_model_len": prompt_len, "enable_deterministic_inference": True}
+            max_tokens, max_batch = MAX_SEQS * 1024 + prompt_len, MAX_SEQS + 1
             _runners[shape] = StepRunner(
-                str(model), "cuda", max_tokens=MAX_SEQS * 1024, max_batch=MAX_SEQS, settings=settings
+                str(model), "cuda", max_tokens=max_tokens, max_batch=max_batch, settings=settings
             )
         else:
             settings = {"max_model_len": 256, "dtype": "float32", "cpu_kernels": "torch"}
@@ -212,6 +229,7 @@ FUNCTIONS: dict[str, Callable[..., dict[str, Any]]] = {
     "early_launches": early_launches,
     "model_bits": model_bits,
     "decode": decode,
+    "mixed": mixed,
     "serve": serve,
 }
 

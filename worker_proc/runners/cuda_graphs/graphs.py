@@ -141,6 +141,8 @@ class StepGraphs:
         self._hidden_TD: Tensor | None = None
         """The output of graphs that compute; allocated with the first capture."""
         self._graphs: dict[GraphKind, dict[int, _Captured]] = {kind: {} for kind in GraphKind}
+        self.is_eager = False
+        """Launch the kernels of all steps one by one, as to compare their bits with those of graphs."""
         self._pool = stream.new_graph_pool()
         self._staged: _Staged | None = None
         self._step_hidden_TD: Tensor | None = None
@@ -157,7 +159,7 @@ class StepGraphs:
         self._buffer.advance()
         plans = self._write_plans(inputs)
         num_tokens, num_requests, num_samples = len(inputs.token_ids_T), len(inputs.context_lens), len(samples.rows_N)
-        compute = self._compute_graph(num_tokens, num_requests, plans)
+        compute = None if self.is_eager else self._compute_graph(num_tokens, num_requests, plans)
         kind = GraphKind.REPORTS if reports else GraphKind.SAMPLES
         sample = self._captured(kind, num_samples) if compute else None
         input_fields = compute.fields if compute else self._buffer.inputs(num_tokens, num_requests)
