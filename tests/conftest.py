@@ -45,6 +45,7 @@ LONGEST_FILES = (
     "e2e/test_http_processes.py",
     "e2e/test_server_recovery.py",
     "kernels/test_kernel_budgets.py",
+    "kernels/test_gpu_test_compilations.py",
     "ipc/test_worker_process.py",
     "e2e/test_worker_recovery.py",
     "e2e/test_model_parity.py",

@@ -92,7 +92,7 @@ class _Driver:
 
 
 @contextmanager
-def _no_launch(architecture: int) -> Iterator[list[Any]]:
+def no_launch(architecture: int) -> Iterator[list[Any]]:
     """Compile launched kernels for a GPU of this architecture and append them to the list."""
     kernels: list[Any] = []
     run = JITFunction.run
@@ -113,7 +113,7 @@ def _no_launch(architecture: int) -> Iterator[list[Any]]:
 
 def compiled(operation: Callable[[], object], architecture: int) -> list[Compiled]:
     """Return the kernels that `operation` launches, each once, in their order."""
-    with _no_launch(architecture) as kernels:
+    with no_launch(architecture) as kernels:
         operation()
     return [_read(kernel) for kernel in {kernel.hash: kernel for kernel in kernels}.values()]
 

@@ -1,0 +1,50 @@
+"""How many kernels tests/gpu compiles on a GPU: most of its time there, and a GPU may be there for minutes only.
+
+Counted without a GPU and without compiling (`tests/support/compile_only.py`). The steps of `pipeline` are not among
+them: they need a stream of a GPU.
+"""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).parents[1]
+
+MOST = {
+    "test_elementwise.py": 70,
+    "test_interpreter.py": 5,
+    "test_linear.py": 75,
+    "test_norms.py": 45,
+    "test_paged_attention.py": 80,
+    "test_rope_store_kv.py": 32,
+    "test_sample.py": 55,
+    "test_sampling.py": 22,
+}
+"""A file that needs more has a parameter too many that kernels are compiled for; docs/gpu.md has the arithmetic."""
+
+
+@pytest.fixture(scope="module")
+def counted() -> dict[str, int]:
+    """Return the number of compilations by file; from a process of its own, because Triton's driver is replaced."""
+    command = [sys.executable, "-P", "-m", "pytest", "-q", "-p", "compile_only", "-p", "no:cacheprovider"]
+    command += [str(TESTS / "gpu"), "--ignore", str(TESTS / "gpu" / "pipeline")]
+    environment = {**os.environ, "PYTHONPATH": str(TESTS / "support"), "OMP_NUM_THREADS": "1"}
+    environment.pop("TRITON_INTERPRET", None)
+    done = subprocess.run(command, cwd=TESTS.parent, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return {
+        file: int(count) for file, count in re.findall(r"^(\w+\.py): (\d+) compilations", done.stdout, re.MULTILINE)
+    }
+
+
+def test_every_file_is_counted(counted: dict[str, int]) -> None:
+    assert set(counted) == set(MOST) == {path.name for path in (TESTS / "gpu").glob("test_*.py")}
+
+
+@pytest.mark.parametrize("file", MOST)
+def test_few_kernels_are_compiled(counted: dict[str, int], file: str) -> None:
+    assert 1 <= counted[file] <= MOST[file]
