@@ -77,8 +77,9 @@ class CrashAttribution:
         """The requests that may run; None: all."""
         self._is_stale = False
         """True when suspects or live requests have changed since `_allowed` was computed."""
-        self._must_sync_journal = False
-        """True while the journal marks requests that may not run: steps with them were still in flight."""
+        self._is_draining = False
+        """True while steps in flight may compute requests that may not run. Nothing else runs until they have ended, so
+        a crash tells which of the two have caused it."""
         self._has_progressed = False
 
     @property
@@ -130,7 +131,9 @@ class CrashAttribution:
 
     def can_run(self, name: bytes) -> bool:
         """Return whether a request may be forwarded now; otherwise it must not be touched."""
-        return not self._suspects.is_isolated(name) if self._allowed is None else name in self._allowed
+        if self._allowed is None:
+            return not self._suspects.is_isolated(name)
+        return name in self._allowed and not self._is_draining
 
     def track(self, key: RequestKey, submit: Submit) -> None:
         """Note that an added request is about to be forwarded."""
@@ -193,8 +196,8 @@ class CrashAttribution:
                 self._clear([self._name_of(key) for key in safe])
         if self._is_stale:
             self._select_allowed()
-        if self._must_sync_journal:
-            self._sync_journal()
+        if self._is_draining:
+            self._drain()
 
     def _name_of(self, key: RequestKey) -> bytes:
         """Return the name of a forwarded request."""
@@ -239,27 +242,34 @@ class CrashAttribution:
             self._journal.note_isolation(is_isolating=allowed is not None)
         if allowed != self._allowed:
             self._allowed = allowed
-            self._must_sync_journal = True
+            self._is_draining = True
         self._restrict()
         self._save()
 
     def _restrict(self) -> None:
-        allowed = self._allowed
-        keys = None
-        if allowed is not None:
-            live = (key for name in allowed for key in self._live_suspects.get(name, ()))
-            keys = frozenset(key for key in live if key in self._slots)
+        keys = self._allowed_keys()
+        if keys is not None and self._is_draining:
+            keys = frozenset()
         if keys != self._scheduler.allowed:
             self._scheduler.restrict(keys)
 
-    def _sync_journal(self) -> None:
-        """Mark only the requests that may run, as soon as no step in flight computes others."""
-        can_run = self._scheduler.allowed
+    def _allowed_keys(self) -> frozenset[RequestKey] | None:
+        """Return the forwarded requests that may run; None: all."""
+        if self._allowed is None:
+            return None
+        live = (key for name in self._allowed for key in self._live_suspects.get(name, ()))
+        return frozenset(key for key in live if key in self._slots)
+
+    def _drain(self) -> None:
+        """Let the next requests run and mark only them in the journal, once no step in flight computes others."""
+        keys = self._allowed_keys()
         in_flight = (request for record in self._scheduler.in_flight for request in record.requests)
-        if can_run is None or all(request.key in can_run for request in in_flight):
-            self._must_sync_journal = False
+        if keys is None or all(request.key in keys for request in in_flight):
+            self._is_draining = False
+            self.version += 1
             for key, slot in self._slots.items():
-                self._journal.mark_in_flight(slot, is_in_flight=can_run is None or key in can_run)
+                self._journal.mark_in_flight(slot, is_in_flight=keys is None or key in keys)
+            self._restrict()
 
     def _save(self) -> None:
         self._journal.save(CrashRecord(self._suspects.state, self._culprits))

@@ -21,6 +21,7 @@ from octavo.protocol.params import SamplingSpec
 from octavo.protocol.pulse import PulseReader, PulseWriter
 from octavo.protocol.requests import Submit
 from octavo.protocol.restarts import MAX_RESTARTS
+from octavo.protocol.steps import StepResult
 
 
 def submission(name: str, *, is_continued: bool = True) -> Submit:
@@ -110,6 +111,24 @@ def test_a_request_that_crashes_the_core_alone_fails_in_every_later_core() -> No
         assert isinstance(end, Failed) and end.kind is FailureKind.INTERNAL and "killed" in end.message
         life = Life(life)
     assert not life.submit("a", is_continued=False), "it is another request of that name"
+
+
+def test_suspects_wait_until_no_step_computes_other_requests() -> None:
+    life = after_two_deaths("a", "b")
+    life.submit("new", is_continued=False)
+    plan = life.scheduler.plan()
+    assert plan is not None
+    life.submit("a", "b")
+    for _ in range(3):
+        life.turn()
+        assert life.scheduler.plan() is None, "the step in flight computes a request that is no suspect"
+    assert life.admitted == {"new"} and len(life.journal.in_flight) == 1
+    life.scheduler.commit(StepResult(plan.sequence, pack_ids([7]), [], []))
+    life.turn()
+    assert life.admitted == {"new", "a"}
+    assert [request_id for _, request_id in life.scheduler.allowed] == ["a"]
+    assert len(life.journal.in_flight) == 1
+    assert life.scheduler.plan() is not None
 
 
 def test_suspects_that_are_not_resubmitted_delay_no_request() -> None:
