@@ -40,4 +40,5 @@ class Linear:
 
     def silu_and_mul(self, x_TI: Tensor) -> Tensor:
         """Return the gated activation of the outputs, half as many: see `octavo.kernels.silu_and_mul`."""
+        assert self._weight.exchange is None, "the activation of partial sums is not a part of the activation"
         return linear_silu_and_mul(x_TI, self._weight.packed)
