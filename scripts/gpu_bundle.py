@@ -129,8 +129,8 @@ Every cell is in `gpu_first_look.json` as soon as it is over. Look at these firs
 {TEST_COMMAND}
 ```
 
-Each run ends with its number of compilations. Without a GPU 350 were counted, and 40 more for whole steps; processes that
-compile the same kernel count it twice.
+Each run ends with its number of compilations. Without a GPU 350 were counted, and 40 more for whole steps; processes
+that compile the same kernel count it twice.
 
 ## 3. The benchmark: eight minutes
 
