@@ -98,6 +98,7 @@ def test_estimates_of_attention_are_for_the_kernel_that_is_compiled(compiled: di
     of = gpu_attention_estimates
     assert compiled["tile"] == [of.ROWS, of.KEYS]
     assert compiled["chunk"] == [of.WHOLE_INSTRUCTIONS, of.EDGE_INSTRUCTIONS]
+    assert compiled["loops"]["paged_attention, heads of 128"][1]["BAR"] == 2, "warps wait for all others twice a tile"
 
 
 @pytest.mark.parametrize("head_dim", [64, 128, 256])

@@ -9,6 +9,10 @@ from torch import Tensor
 from octavo.kernels.paged_attention import AttentionShape
 
 
+NO_BLOCK = 2**30
+"""In the block table after a request's blocks. Whoever reads that block reads memory that does not exist."""
+
+
 @dataclass
 class Paged:
     """Keys and values of some requests, scattered over a cache whose free slots hold NaN."""
@@ -24,7 +28,7 @@ def paged(context_lens: list[int], block_size: int, shape: AttentionShape, dtype
     num_blocks = [-(-length // block_size) for length in context_lens]
     order = torch.randperm(sum(num_blocks), generator=torch.Generator().manual_seed(seed)).int()
     cache = torch.full((2, len(order), block_size, shape.num_kv_heads, shape.head_dim), float("nan"), dtype=dtype)
-    table = torch.zeros(len(context_lens), max(num_blocks) + 2, dtype=torch.int32)
+    table = torch.full((len(context_lens), max(num_blocks) + 2), NO_BLOCK, dtype=torch.int32)
     queries = []
     for request, (length, blocks) in enumerate(zip(context_lens, order.split(num_blocks), strict=True)):
         table[request, : len(blocks)] = blocks
