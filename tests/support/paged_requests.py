@@ -8,7 +8,6 @@ from torch import Tensor
 
 from octavo.kernels.paged_attention import AttentionShape
 
-
 NO_BLOCK = 2**30
 """In the block table after a request's blocks. Whoever reads that block reads memory that does not exist."""
 
