@@ -18,7 +18,7 @@ from octavo.kernels.logprobs.memory import LogprobsMemory
 from octavo.kernels.sample.native import NativeSampler as NativeSampler
 from octavo.kernels.sample.native import SampledRequest as SampledRequest
 from octavo.kernels.sample.table import RequestTable as RequestTable
-from octavo.kernels.sample.table import Widths as Widths
+from octavo.kernels.sample.table import SamplingWidths as SamplingWidths
 
 
 def sample_rows(

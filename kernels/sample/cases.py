@@ -10,7 +10,7 @@ LARGEST = 1e30
 
 
 @dataclass(frozen=True)
-class Request:
+class SamplingCase:
     """The parameters of a request as numbers; see `SampledRequest`."""
 
     temperature: float = 0.0
@@ -58,7 +58,7 @@ OPTIONS: dict[str, Sequence[Any]] = {
 VOCAB_SIZES = [7, 151, 2049]
 
 
-def pairwise_requests(options: Mapping[str, Sequence[Any]]) -> list[Request]:
+def pairwise_requests(options: Mapping[str, Sequence[Any]]) -> list[SamplingCase]:
     """Return few requests in which every value of every option meets every value of every other one."""
     generator = random.Random(0)
     names = list(options)
@@ -79,7 +79,9 @@ def pairwise_requests(options: Mapping[str, Sequence[Any]]) -> list[Request]:
         pairs = [set(itertools.combinations(enumerate(chosen), 2)) for chosen in candidates]
         best = max(range(len(candidates)), key=lambda index: len(pairs[index] & uncovered))
         uncovered -= pairs[best]
-        requests.append(Request(**{name: options[name][k] for name, k in zip(names, candidates[best], strict=True)}))
+        requests.append(
+            SamplingCase(**{name: options[name][k] for name, k in zip(names, candidates[best], strict=True)})
+        )
     return requests
 
 

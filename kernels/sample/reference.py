@@ -6,12 +6,12 @@ from torch import Tensor
 from octavo.kernels.filter_logits.reference import filter_logits
 from octavo.kernels.gumbel_sample.reference import gumbel_sample
 from octavo.kernels.penalties.reference import apply_penalties
-from octavo.kernels.sample.cases import Request
+from octavo.kernels.sample.cases import SamplingCase
 from octavo.kernels.token_mask import pack_mask
 from octavo.kernels.token_mask.reference import mask_tokens
 
 
-def sample(logits_V: Tensor, request: Request, *, position: int, num_outputs: int) -> int:
+def sample(logits_V: Tensor, request: SamplingCase, *, position: int, num_outputs: int) -> int:
     """Return the token that one row's request gets; its logits are finite."""
     logits_V = logits_V.clone()
     withholds = num_outputs < request.min_tokens and bool(request.withheld)

@@ -10,18 +10,18 @@ from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class SamplingColumn:
     """One column of a `RequestTable`."""
 
     dtype: torch.dtype
     width: str | int | None = None
-    """Numbers of a slot: a name from `Widths`, a number, or None for one number and a column of one dimension."""
+    """Numbers of a slot: a name from `SamplingWidths` or a number; None: one number, and a column of one dimension."""
     initial: float = 0.0
     """The numbers of a slot that never had a request: the most likely token, of unchanged logits."""
 
 
 @dataclass(frozen=True, slots=True)
-class Widths:
+class SamplingWidths:
     """How long the lists of a request may be."""
 
     biases: int = 64
@@ -31,29 +31,29 @@ class Widths:
     mask_words: int = 0
 
 
-COLUMNS: dict[str, Column] = {
-    "temperature_S": Column(torch.float32),
-    "seed_S": Column(torch.int64),
-    "top_k_S": Column(torch.int32),
-    "top_p_S": Column(torch.float64, initial=1.0),
-    "log_min_p_S": Column(torch.float32, initial=-math.inf),
-    "bias_ids_SB": Column(torch.int32, "biases"),
-    "bias_values_SB": Column(torch.float32, "biases"),
-    "num_biases_S": Column(torch.int32),
-    "withheld_ids_SE": Column(torch.int32, "withheld"),
-    "num_withheld_S": Column(torch.int32),
-    "min_tokens_S": Column(torch.int32),
-    "bad_ids_SX": Column(torch.int32, "bad"),
-    "num_bad_S": Column(torch.int32),
-    "has_penalties_S": Column(torch.int32),
-    "seen_ids_SL": Column(torch.int32, "seen"),
-    "output_counts_SL": Column(torch.int32, "seen"),
-    "num_seen_S": Column(torch.int32),
-    "penalties_S3": Column(torch.float32, 3),
-    "has_mask_S": Column(torch.int32),
-    "allowed_SW": Column(torch.int32, "mask_words"),
-    "report_S": Column(torch.int32),
-    "num_top_S": Column(torch.int32),
+COLUMNS: dict[str, SamplingColumn] = {
+    "temperature_S": SamplingColumn(torch.float32),
+    "seed_S": SamplingColumn(torch.int64),
+    "top_k_S": SamplingColumn(torch.int32),
+    "top_p_S": SamplingColumn(torch.float64, initial=1.0),
+    "log_min_p_S": SamplingColumn(torch.float32, initial=-math.inf),
+    "bias_ids_SB": SamplingColumn(torch.int32, "biases"),
+    "bias_values_SB": SamplingColumn(torch.float32, "biases"),
+    "num_biases_S": SamplingColumn(torch.int32),
+    "withheld_ids_SE": SamplingColumn(torch.int32, "withheld"),
+    "num_withheld_S": SamplingColumn(torch.int32),
+    "min_tokens_S": SamplingColumn(torch.int32),
+    "bad_ids_SX": SamplingColumn(torch.int32, "bad"),
+    "num_bad_S": SamplingColumn(torch.int32),
+    "has_penalties_S": SamplingColumn(torch.int32),
+    "seen_ids_SL": SamplingColumn(torch.int32, "seen"),
+    "output_counts_SL": SamplingColumn(torch.int32, "seen"),
+    "num_seen_S": SamplingColumn(torch.int32),
+    "penalties_S3": SamplingColumn(torch.float32, 3),
+    "has_mask_S": SamplingColumn(torch.int32),
+    "allowed_SW": SamplingColumn(torch.int32, "mask_words"),
+    "report_S": SamplingColumn(torch.int32),
+    "num_top_S": SamplingColumn(torch.int32),
 }
 """The columns of `RequestTable`."""
 
@@ -118,7 +118,7 @@ class RequestTable:
         return cls(**columns, lists_L2=addresses_of([columns[name] for name in LISTS]).to(device))
 
     @classmethod
-    def allocate(cls, num_slots: int, widths: Widths, device: torch.device) -> Self:
+    def allocate(cls, num_slots: int, widths: SamplingWidths, device: torch.device) -> Self:
         """Return a table of requests that take the most likely token and change no logits."""
         return cls.of({name: _allocate(column, num_slots, widths, device) for name, column in COLUMNS.items()})
 
@@ -128,12 +128,12 @@ def addresses_of(lists: Sequence[Tensor]) -> Tensor:
     return torch.tensor([(column.data_ptr(), column.shape[1]) for column in lists], dtype=torch.int64)
 
 
-def width_of(column: Column, widths: Widths) -> int | None:
+def width_of(column: SamplingColumn, widths: SamplingWidths) -> int | None:
     """Return how many numbers a slot has in a column, None for one number and no second dimension."""
     return getattr(widths, column.width) if isinstance(column.width, str) else column.width
 
 
-def _allocate(column: Column, num_slots: int, widths: Widths, device: torch.device) -> Tensor:
+def _allocate(column: SamplingColumn, num_slots: int, widths: SamplingWidths, device: torch.device) -> Tensor:
     width = width_of(column, widths)
     shape = (num_slots,) if width is None else (num_slots, width)
     return torch.full(shape, column.initial, dtype=column.dtype, device=device)

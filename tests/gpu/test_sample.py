@@ -28,14 +28,14 @@ def test_equals_reference(device: torch.device, seed: int, vocab_size: int) -> N
 def test_parts_of_a_row_equal_the_reference(device: torch.device, seed: int) -> None:
     """Three programs for each row; some rows have more candidates than are stored."""
     requests = [
-        cases.Request(temperature=1.0, seed=1),
-        cases.Request(temperature=0.0, bias={8999: 9.0, 4096: 9.0}),
-        cases.Request(temperature=0.7, top_k=20, top_p=0.8, min_p=0.01, seen={0: 1, 4095: 1, 8999: 2}),
-        cases.Request(temperature=1.5, top_k=20, allowed=[3, 5000, 8999]),
-        cases.Request(temperature=1.0, top_p=0.95, spread=0.1),
-        cases.Request(temperature=1.0, top_k=8500, top_p=0.99, spread=0.1, bad=[1, 4097]),
-        cases.Request(temperature=1.0, top_k=8700, spread=0.0),
-        cases.Request(temperature=1.0, top_p=0.97, min_p=0.001, withheld=[1, 8999], min_tokens=9),
+        cases.SamplingCase(temperature=1.0, seed=1),
+        cases.SamplingCase(temperature=0.0, bias={8999: 9.0, 4096: 9.0}),
+        cases.SamplingCase(temperature=0.7, top_k=20, top_p=0.8, min_p=0.01, seen={0: 1, 4095: 1, 8999: 2}),
+        cases.SamplingCase(temperature=1.5, top_k=20, allowed=[3, 5000, 8999]),
+        cases.SamplingCase(temperature=1.0, top_p=0.95, spread=0.1),
+        cases.SamplingCase(temperature=1.0, top_k=8500, top_p=0.99, spread=0.1, bad=[1, 4097]),
+        cases.SamplingCase(temperature=1.0, top_k=8700, spread=0.0),
+        cases.SamplingCase(temperature=1.0, top_p=0.97, min_p=0.001, withheld=[1, 8999], min_tokens=9),
     ]
     check_tokens(logits_of(requests, 9000, seed), requests, device)
 
@@ -52,7 +52,9 @@ def test_noise_equals_reference(device: torch.device, seed: int, num_candidates:
     logits, ids = gumbel_cases.row(num_candidates, spread, seed)
     draws = list(itertools.product(gumbel_cases.SEEDS, (0, 1, 4095)))
     rows = torch.full((len(draws), int(ids[-1]) + 1), -torch.inf).index_copy_(1, ids, logits.repeat(len(draws), 1))
-    table = table_of([cases.Request(temperature=1.0, seed=draw_seed) for draw_seed, _ in draws], rows.shape[1], device)
+    table = table_of(
+        [cases.SamplingCase(temperature=1.0, seed=draw_seed) for draw_seed, _ in draws], rows.shape[1], device
+    )
     slots = torch.arange(len(draws), device=device)
     positions = torch.tensor([position for _, position in draws], device=device)
     drawn = gpu.sample_rows(rows.to(device), table, slots, positions, slots, largest=cases.LARGEST).tolist()
@@ -61,7 +63,7 @@ def test_noise_equals_reference(device: torch.device, seed: int, num_candidates:
     ]
 
 
-def check_tokens(rows: torch.Tensor, requests: list[cases.Request], device: torch.device) -> None:
+def check_tokens(rows: torch.Tensor, requests: list[cases.SamplingCase], device: torch.device) -> None:
     logits = rows.to(device)
     num_rows = len(requests)
     drawn = gpu.sample_rows(
@@ -121,7 +123,7 @@ def test_logprobs_are_reported_with_the_draw(device: torch.device, seed: int) ->
 
 @pytest.mark.parametrize("num_bad", [1, 64])
 def test_rows_that_are_no_numbers_have_no_token(device: torch.device, num_bad: int) -> None:
-    request = cases.Request(temperature=0.7, top_p=0.9, seen={3: 1})
+    request = cases.SamplingCase(temperature=0.7, top_p=0.9, seen={3: 1})
     table = table_of([request] * 3, 64, device)
     rows = torch.zeros(3, 64, device=device)
     rows[1, 64 - num_bad :], rows[2, :num_bad] = torch.nan, torch.nan
@@ -136,7 +138,7 @@ def test_rows_that_are_no_numbers_have_no_token(device: torch.device, num_bad: i
 def test_infinite_logits(device: torch.device, temperature: float, top_k: int) -> None:
     logits = torch.zeros(5, 40, device=device)
     logits[1, 3], logits[2, 39], logits[3], logits[4, :39] = torch.nan, torch.inf, -torch.inf, -torch.inf
-    table = table_of([cases.Request(temperature=temperature, top_k=top_k)] * 5, 40, device)
+    table = table_of([cases.SamplingCase(temperature=temperature, top_k=top_k)] * 5, 40, device)
     slots = torch.arange(5, device=device)
     drawn = gpu.sample_rows(logits, table, slots, slots, slots, largest=cases.LARGEST).tolist()
     assert drawn[1:] == [-1, -1, -1, 39]
@@ -145,7 +147,7 @@ def test_infinite_logits(device: torch.device, temperature: float, top_k: int) -
 
 
 def test_drawn_tokens_are_counted_and_are_the_last_of_their_slots(device: torch.device) -> None:
-    requests = [cases.Request(seen={5: 0, 9: 2}), cases.Request(), cases.Request(seen={1: 1})]
+    requests = [cases.SamplingCase(seen={5: 0, 9: 2}), cases.SamplingCase(), cases.SamplingCase(seen={1: 1})]
     table = table_of(requests, 64, device)
     last = torch.full((4,), 63, device=device)
     for tokens in ([9, 3, 4], [7, 3, -1], [7, 3, 4]):

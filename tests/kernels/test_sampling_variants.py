@@ -19,12 +19,12 @@ from compiled_kernels import compiled
 from kernel_launches import I64, VOCAB_SIZE, empty, logits
 from octavo.kernels.logprobs import gpu as logprobs
 from octavo.kernels.logprobs.memory import LogprobsMemory
-from octavo.kernels.sample import RequestTable, Widths
+from octavo.kernels.sample import RequestTable, SamplingWidths
 from octavo.kernels.sample import gpu as sample
 
 def run():
     for num_rows, length in ((1, 1), (7, 65), (64, 300)):
-        widths = Widths(length, length, length, 16 * length, -(-VOCAB_SIZE // 32))
+        widths = SamplingWidths(length, length, length, 16 * length, -(-VOCAB_SIZE // 32))
         table = RequestTable.allocate(num_rows, widths, torch.device("meta"))
         per_row = empty(num_rows, dtype=I64)
         reports = LogprobsMemory.allocate(num_rows, torch.device("meta"))

@@ -27,7 +27,7 @@ from octavo.kernels.rms_norm import gpu as rms_norm
 from octavo.kernels.rope import gpu as rope
 from octavo.kernels.rope_store_kv import gpu as rope_store_kv
 from octavo.kernels.rope_store_kv.rotation import QKNorm, Rotation
-from octavo.kernels.sample import RequestTable, Widths
+from octavo.kernels.sample import RequestTable, SamplingWidths
 from octavo.kernels.sample import gpu as sample
 from octavo.kernels.silu_and_mul import gpu as silu_and_mul
 from octavo.kernels.slot_rows import gpu as slot_rows
@@ -132,7 +132,7 @@ def penalize() -> None:
 
 def sample_rows() -> None:
     """Sample 8 rows of bfloat16 logits, which a model may return, and count the tokens."""
-    widths = Widths(biases=300, withheld=16, bad=64, seen=8192, mask_words=-(-VOCAB_SIZE // 32))
+    widths = SamplingWidths(biases=300, withheld=16, bad=64, seen=8192, mask_words=-(-VOCAB_SIZE // 32))
     table = RequestTable.allocate(8, widths, torch.device("meta"))
     per_row = empty(8, dtype=I64)
     reports = LogprobsMemory.allocate(8, torch.device("meta"))

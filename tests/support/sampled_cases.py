@@ -3,7 +3,7 @@
 import torch
 
 from octavo.kernels.sample import RequestTable, cases, reference
-from octavo.kernels.sample.table import COLUMNS, Widths
+from octavo.kernels.sample.table import COLUMNS, SamplingWidths
 from octavo.kernels.token_mask import pack_mask
 from octavo.protocol.params import SamplingSpec
 from octavo.worker_proc.sampling.columns import list_columns, scalar_columns
@@ -13,7 +13,7 @@ from octavo.worker_proc.sampling.state import SamplingState
 POSITION = 100
 
 
-def state_of(request: cases.Request, vocab_size: int) -> SamplingState:
+def state_of(request: cases.SamplingCase, vocab_size: int) -> SamplingState:
     """Return what a worker knows of a request."""
     penalties = {f"{name}_penalty": value for name, value in request.penalties.items()} if request.seen else {}
     spec = SamplingSpec(
@@ -34,7 +34,7 @@ def state_of(request: cases.Request, vocab_size: int) -> SamplingState:
     return SamplingState.prepare(spec, list(request.seen), output, vocab_size)
 
 
-def draws_of(requests: list[cases.Request], vocab_size: int) -> list[Draw]:
+def draws_of(requests: list[cases.SamplingCase], vocab_size: int) -> list[Draw]:
     """Return the draws of a host, each at a different position."""
     return [
         Draw(state_of(request, vocab_size), POSITION + index, request.num_outputs)
@@ -42,9 +42,9 @@ def draws_of(requests: list[cases.Request], vocab_size: int) -> list[Draw]:
     ]
 
 
-def table_of(requests: list[cases.Request], vocab_size: int, device: torch.device) -> RequestTable:
+def table_of(requests: list[cases.SamplingCase], vocab_size: int, device: torch.device) -> RequestTable:
     """Return a GPU's table with one request in each row."""
-    widths = Widths(biases=4, withheld=3, bad=5, seen=8, mask_words=-(-vocab_size // 32))
+    widths = SamplingWidths(biases=4, withheld=3, bad=5, seen=8, mask_words=-(-vocab_size // 32))
     table = RequestTable.allocate(len(requests), widths, torch.device("cpu"))
     for slot, request in enumerate(requests):
         state = state_of(request, vocab_size)
@@ -57,14 +57,14 @@ def table_of(requests: list[cases.Request], vocab_size: int, device: torch.devic
     return RequestTable.of({name: getattr(table, name).to(device) for name in COLUMNS})
 
 
-def logits_of(requests: list[cases.Request], vocab_size: int, seed: int = 0) -> torch.Tensor:
+def logits_of(requests: list[cases.SamplingCase], vocab_size: int, seed: int = 0) -> torch.Tensor:
     """Return a row of logits for each request."""
     generator = torch.Generator().manual_seed(vocab_size + seed)
     spreads = torch.tensor([request.spread for request in requests]).unsqueeze(1)
     return spreads * torch.randn(len(requests), vocab_size, generator=generator)
 
 
-def expected_of(rows: torch.Tensor, requests: list[cases.Request]) -> list[int]:
+def expected_of(rows: torch.Tensor, requests: list[cases.SamplingCase]) -> list[int]:
     """Return the tokens of the reference."""
     return [
         reference.sample(row, request, position=POSITION + index, num_outputs=request.num_outputs)

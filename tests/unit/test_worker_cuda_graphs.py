@@ -16,8 +16,7 @@ from worker_plans import spec
 from octavo.kernels.linear import PackedLinear
 from octavo.kernels.linear.gpu import LibraryLinear, PaddedLinear
 from octavo.kernels.linear.gpu_tiles import H100, Tiling
-from octavo.kernels.sample import RequestTable
-from octavo.kernels.sample import Widths as SamplingWidths
+from octavo.kernels.sample import RequestTable, SamplingWidths
 from octavo.kernels.sample.table import LISTS
 from octavo.kernels.token_mask import pack_mask
 from octavo.worker_proc.batch.inputs import PENDING, GroupInputs, StepInputs

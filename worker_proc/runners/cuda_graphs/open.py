@@ -9,7 +9,7 @@ import torch
 from octavo.kernels.paged_attention.gpu import StepAttention
 from octavo.kernels.paged_attention.gpu_plan import SEGMENT, Limits
 from octavo.kernels.paged_attention.shape import AttentionShape
-from octavo.kernels.sample.table import Widths as SamplingWidths
+from octavo.kernels.sample.table import SamplingWidths
 from octavo.protocol.config import ResolvedConfig
 from octavo.protocol.errors import NotEnoughMemoryError
 from octavo.protocol.params import SamplingSpec

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from octavo.kernels.sample import RequestTable
-from octavo.kernels.sample.table import COLUMNS, LISTS, addresses_of, width_of
-from octavo.kernels.sample.table import Widths as SamplingWidths
+from octavo.kernels.sample.table import COLUMNS, LISTS, SamplingWidths, addresses_of, width_of
 from octavo.worker_proc.runners.cuda_graphs.slot_memory import Column, SlotMemory
 from octavo.worker_proc.sampling.columns import list_columns, scalar_columns
 from octavo.worker_proc.sampling.state import SamplingState
