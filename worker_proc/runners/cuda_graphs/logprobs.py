@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from octavo.kernels.logprobs import RowLogprobs, logprobs_of_rows
-from octavo.kernels.logprobs.memory import LogprobsMemory
+from octavo.kernels.logprobs.memory import MAX_TOP, LogprobsMemory
 from octavo.kernels.sample import processed_logits
 from octavo.protocol.params import SamplingSpec
 from octavo.worker_proc.batch.columns import Trait
@@ -108,6 +108,7 @@ class LogprobReporter:
         values_1V = self._graphs.logits_of(row_1)
         processed_1V = processed_logits(values_1V, table.requests, slot_1, row_1, largest=LARGEST)
         self._logprobs(processed_1V, row_1, 1, self._upload(np.ones(1, dtype=bool)))
+        self._logprobs(values_1V, row_1, MAX_TOP + 1, None)
         self._logprobs(values_1V, row_1, row_1.unsqueeze(1), None)
 
     def before_sampling(self, samples: Samples, table: SlotTable, raw_NV: Tensor, drawn_from_NV: Tensor) -> Reported:
