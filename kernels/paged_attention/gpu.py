@@ -11,17 +11,17 @@ from math import e, log2
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 import triton
 from torch import Tensor
 
 from octavo.kernels.dispatch import require
 from octavo.kernels.paged_attention import gpu_plan
-from octavo.kernels.paged_attention.gpu_arguments import Form, Items, Partials, Scoring, Strides, Tensors, Tiles
+from octavo.kernels.paged_attention.gpu_arguments import Form, Partials, Scoring, Strides, Tensors, Tiles, Work
 from octavo.kernels.paged_attention.gpu_decode_kernel import split_kernel
-from octavo.kernels.paged_attention.gpu_plan import SEGMENT, Counts, Ints, Layout, Limits, Tokens
+from octavo.kernels.paged_attention.gpu_plan import SEGMENT, Counts, Grid, Integers, Ints, Layout, Limits
 from octavo.kernels.paged_attention.gpu_prefill_kernel import chunk_kernel
+from octavo.kernels.paged_attention.gpu_prefixes import Prefixes, SegmentLabels
 from octavo.kernels.paged_attention.shape import AttentionShape
 
 MAX_HEAD_DIM = 256
@@ -30,8 +30,8 @@ _LOG2_E = log2(e)
 _MIN_HEAD_BLOCK, _MIN_SPLIT_ROWS, _MAX_SPLIT_ROWS = 64, 16, 64
 """Hopper's wgmma needs heads of 64 dimensions and 16 columns. For smaller tiles one of the two kernels would use
 another instruction, which might round differently."""
-_FOLD_ROWS = 16
-"""Rows whose segments are added up at a time."""
+_SHARED_ROWS = 32
+"""Query heads in a tile of requests that share keys. More do not fit into the registers."""
 _LEAST_SPARE_TILES, _TOKENS_OF_A_PROMPT = 8, 32
 """What a graph has programs for beside whole tiles: the last tile of each prompt, if prompts have so many tokens."""
 
@@ -41,7 +41,7 @@ class StepAttention:
 
     For each step: `write_plan` on the host, a copy of those words to `words_W`, and a call for each layer. A graph
     captures the call after `launch_for`, and then computes every plan with at most so many tiles of chunks. A plan of
-    decodes has none within the limits.
+    decodes has none.
 
     Args:
         shape: of the model.
@@ -63,19 +63,18 @@ class StepAttention:
         *,
         num_programs: int | None = None,
     ) -> None:
-        self.tokens = _tokens(shape)
+        device = block_table_RP.device
+        self._grid = _grid(shape, device, num_programs)
         require(
-            shape.head_dim <= MAX_HEAD_DIM and self.tokens.of_chunk > 0,
+            shape.head_dim <= MAX_HEAD_DIM and self._grid.chunk_tokens > 0,
             f"paged_attention: no tiles for {shape.group} heads of {shape.head_dim} dimensions for each key head",
         )
-        self.layout = Layout.of(limits, self.tokens)
-        device = block_table_RP.device
+        self.layout = Layout.of(limits, self._grid)
         self.words_W = torch.empty(self.layout.num_words, dtype=torch.int32, device=device)
         self._shape = shape
         self._block_size = block_size
         self._block_table_RP = block_table_RP
-        self._counts = Counts(0, 0)
-        self._num_programs = num_programs
+        self._counts = Counts(0, 0, 0)
         self._architecture = _architecture()
         self._slopes_N = None if shape.slopes is None else _slopes(shape.slopes, device)
         self._partials = _partials(limits, shape, device)
@@ -83,15 +82,16 @@ class StepAttention:
     def write_plan(
         self,
         words: Ints,
-        query_starts: Sequence[int] | npt.NDArray[np.integer],
-        context_lens: Sequence[int] | npt.NDArray[np.integer],
+        query_starts: Integers,
+        context_lens: Integers,
+        prefixes: Prefixes | None = None,
     ) -> Counts:
         """Write a step's plan to host memory of `layout.num_words` words; see `gpu_plan.write`.
 
         The following calls launch the kernels that this plan needs.
         """
         window = self._shape.window
-        self._counts = gpu_plan.write(words, self.layout, self.tokens, window, query_starts, context_lens)
+        self._counts = gpu_plan.write(words, self.layout, self._grid, window, query_starts, context_lens, prefixes)
         return self._counts
 
     def usual_tiles(self, num_tokens: int) -> int:
@@ -100,11 +100,11 @@ class StepAttention:
         A step of many short prompts may have more. Each program without a tile costs a part of a microsecond.
         """
         spare = max(_LEAST_SPARE_TILES, num_tokens // _TOKENS_OF_A_PROMPT)
-        return min(num_tokens // self.tokens.of_chunk + spare, self.layout.tile_rows - self.layout.tile_requests)
+        return min(num_tokens // self._grid.chunk_tokens + spare, self.layout.tile_rows - self.layout.tile_requests)
 
     def launch_for(self, num_tiles: int) -> None:
         """Have the next calls launch what any plan with at most so many tiles needs, until `write_plan`."""
-        self._counts = Counts(1, num_tiles)
+        self._counts = Counts(1, num_tiles, 0)
 
     def __call__(
         self,
@@ -134,7 +134,7 @@ class StepAttention:
             words[layout.query_starts :],
             words[layout.context_lens :],
         )
-        tiling = _Tiling.of(self._shape, q_TNH.dtype, self._architecture)
+        tiling = _Tiling.of(self._shape, q_TNH.dtype, k_cache_PSKH.dtype, self._architecture)
         arguments = (
             tensors,
             _scoring(self._shape, k_scale, v_scale),
@@ -142,16 +142,17 @@ class StepAttention:
             self._block_table_RP.stride(0),
             _form(self._shape, k_cache_PSKH, tiling.tile),
         )
-        if self._counts.num_items:
-            num_programs = self._num_programs or tiling.programs * _num_processors(q_TNH.device)
-            rows = _split_rows(self._shape.group)
-            items = Items(
+        if self._counts.num_entries:
+            work = Work(
                 words[layout.num_items :],
-                words[layout.item_requests :],
-                words[layout.first_items :],
-                words[layout.first_partials :],
+                words[layout.program_units :],
+                words[layout.program_entries :],
+                words[layout.entries :],
+                words[layout.members :],
+                words[layout.items :],
             )
-            split_kernel[(num_programs,)](items, self._partials, *arguments, rows, _FOLD_ROWS, **tiling.split)
+            widths = _split_rows(self._shape.group), _SHARED_ROWS if _can_share(self._shape) else 0
+            split_kernel[(self._grid.num_programs,)](work, self._partials, *arguments, *widths, **tiling.split)
         if self._counts.num_tiles:
             tiles = Tiles(words[layout.tile_requests :], words[layout.tile_rows :])
             rows, has_wgmma = _chunk_rows(self._shape.head_dim), self._architecture // 10 == 9
@@ -168,17 +169,21 @@ def plan(
     shape: AttentionShape,
 ) -> StepAttention:
     """See `octavo.kernels.paged_attention.plan`."""
-    limits = gpu_plan.limits_of(_tokens(shape), query_starts, context_lens)
+    limits = gpu_plan.limits_of(_grid(shape, block_table_RP.device), query_starts, context_lens)
     step = StepAttention(shape, block_size, limits, block_table_RP)
     words = np.empty(step.layout.num_words, dtype=np.int32)
-    step.write_plan(words, query_starts, context_lens)
+    prefixes = None
+    if block_table_RP.device.type != "meta":
+        labels = SegmentLabels.of(block_table_RP.cpu().numpy(), block_size, SEGMENT)
+        prefixes = Prefixes(labels.labels_SX, np.arange(len(context_lens)))
+    step.write_plan(words, query_starts, context_lens, prefixes)
     step.words_W.copy_(torch.from_numpy(words))
     return step
 
 
 def workspace_bytes(context_len: int, shape: AttentionShape, dtype: torch.dtype) -> int:
     """See `octavo.kernels.paged_attention.workspace_bytes`. Sums are always float32."""
-    num_sums = -(-context_len // SEGMENT) * _tokens(shape).of_split * shape.num_heads
+    num_sums = -(-context_len // SEGMENT) * (_split_rows(shape.group) // shape.group) * shape.num_heads
     return num_sums * (shape.head_dim + 2) * torch.float32.itemsize
 
 
@@ -193,26 +198,24 @@ class _Tiling:
     tile: int
     chunk: dict[str, Any]
     split: dict[str, Any]
-    programs: int
-    """Programs of the split kernel that fit a multiprocessor."""
 
     @staticmethod
     @cache
-    def of(shape: AttentionShape, dtype: torch.dtype, architecture: int) -> "_Tiling":
+    def of(shape: AttentionShape, dtype: torch.dtype, cache_dtype: torch.dtype, architecture: int) -> "_Tiling":
         """Choose for a compute capability, such as 90 for Hopper."""
         head_block = _head_block(shape.head_dim)
         # Consumer GPUs from Ampere to Blackwell have at most 99 KiB of shared memory per program.
         tile = 64 if 90 <= architecture < 120 else 32
         if dtype == torch.float32:
             stages = _options(8, 2)
-            return _Tiling(16, stages, stages, 2)
+            return _Tiling(16, stages, stages)
         if head_block > 128:
             stages = _options(8, 3)
-            return _Tiling(tile, stages, stages, 1)
+            return _Tiling(tile, stages, stages)
         # With a soft cap there are not enough registers for another stage.
         chunk = _options(8, 5 if shape.soft_cap is None else 3)
-        split = _options(4, 5)
-        return _Tiling(tile, chunk, split, 2 if head_block == 128 else 4)
+        split = _options(4, 2 if cache_dtype != dtype else 5 if tile == 64 else 4)
+        return _Tiling(tile, chunk, split)
 
 
 def _options(num_warps: int, num_stages: int) -> dict[str, Any]:
@@ -238,9 +241,25 @@ def _split_rows(group: int) -> int:
     return max(min(int(triton.next_power_of_2(group)), _MAX_SPLIT_ROWS), _MIN_SPLIT_ROWS)
 
 
-def _tokens(shape: AttentionShape) -> Tokens:
-    """Return how many tokens, with all query heads of a key head, fit a tile of each kernel."""
-    return Tokens(_chunk_rows(shape.head_dim) // shape.group, _split_rows(shape.group) // shape.group)
+def _can_share(shape: AttentionShape) -> bool:
+    """Return whether requests share keys: with a window, they see different ones."""
+    return shape.window is None and _SHARED_ROWS // shape.group > 1
+
+
+def _grid(shape: AttentionShape, device: torch.device, num_programs: int | None = None) -> Grid:
+    return Grid(
+        chunk_tokens=_chunk_rows(shape.head_dim) // shape.group,
+        split_tokens=_split_rows(shape.group) // shape.group,
+        shared_tokens=_SHARED_ROWS // shape.group if _can_share(shape) else 0,
+        group=shape.group,
+        num_kv_heads=shape.num_kv_heads,
+        num_programs=num_programs or _programs_per_processor(shape) * _num_processors(device),
+    )
+
+
+def _programs_per_processor(shape: AttentionShape) -> int:
+    """Return how many programs of the split kernel fit a multiprocessor."""
+    return 2 if _head_block(shape.head_dim) <= 128 else 1
 
 
 def _num_processors(device: torch.device) -> int:
@@ -259,7 +278,7 @@ def _partials(limits: Limits, shape: AttentionShape, device: torch.device) -> Pa
         torch.empty(num_sums, shape.head_dim, dtype=torch.float32, device=device),
         torch.empty(num_sums, dtype=torch.float32, device=device),
         torch.empty(num_sums, dtype=torch.float32, device=device),
-        torch.zeros(limits.max_requests * shape.num_kv_heads, dtype=torch.int32, device=device),
+        torch.zeros(num_sums, dtype=torch.int32, device=device),
     )
 
 

@@ -44,13 +44,15 @@ class Tiles(NamedTuple):
     first_rows: Tensor
 
 
-class Items(NamedTuple):
-    """Lists of the segments of a plan."""
+class Work(NamedTuple):
+    """Lists of the split requests of a plan, and of the segments that they share; see `gpu_plan.Layout`."""
 
     num_items: Tensor
-    requests: Tensor
-    first_items: Tensor
-    first_partials: Tensor
+    program_units: Tensor
+    program_entries: Tensor
+    entries: Tensor
+    members: Tensor
+    items: Tensor
 
 
 class Partials(NamedTuple):
@@ -60,7 +62,7 @@ class Partials(NamedTuple):
     weights: Tensor
     largest: Tensor
     num_done: Tensor
-    """For each request and key head, how many segments are done. The kernel resets it to zeros."""
+    """How many sums of a row are stored, where its first ones are. The kernel resets it to zeros."""
 
 
 class Form(NamedTuple):

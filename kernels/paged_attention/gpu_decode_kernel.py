@@ -1,12 +1,14 @@
 """The Triton kernel of `paged_attention` for decodes and other requests with few rows, whose segments are parallel.
 
 wgmma multiplies at least 64 rows. A decode has fewer queries, but as many keys and head dimensions, so all matrices are
-transposed: queries are columns. Each element is the same chain of additions as in the other kernel.
+transposed: queries are columns. Each element is the same chain of additions as in the other kernel. The columns are the
+queries of one request, or those of several that share the segment; a column does not depend on the others.
 """
 
 import triton
 import triton.language as tl
 
+from octavo.kernels.paged_attention.gpu_plan import ENTRY_WORDS, ITEM_WORDS
 from octavo.kernels.paged_attention.gpu_tile import (
     NUM_ONES_OF_FEW,
     add_segment,
@@ -21,6 +23,11 @@ from octavo.kernels.paged_attention.gpu_tile import (
     weight_of,
 )
 
+_ENTRY_WORDS = tl.constexpr(ENTRY_WORDS)
+_ITEM_WORDS = tl.constexpr(ITEM_WORDS)
+_FOLD_NUMBERS = tl.constexpr(2048)
+"""Partial sums of a segment that are added up at a time: rows x dimensions."""
+
 
 @triton.jit
 def _nothing_seen(ROWS: tl.constexpr, HEAD_BLOCK: tl.constexpr):
@@ -31,75 +38,129 @@ def _nothing_seen(ROWS: tl.constexpr, HEAD_BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _add_tile(
-    state,
+def _attend(
     q,
     positions,
     slopes,
-    start,
+    begin,
+    end,
     first_key,
-    end_key,
     table_ptr,
-    k_ptr,
-    v_ptr,
+    kv_head,
+    tensors,
     scoring,
     FORM: tl.constexpr,
+    HAS_TOTAL: tl.constexpr,
+    IS_EDGE: tl.constexpr,
 ):
-    """Return the state after the tile of keys that begins at `start`, a multiple of `FORM.tile`."""
-    sums, weights, largest = state
-    keys, slots = find_keys(table_ptr, start, first_key, end_key, FORM, True)
-    k = load_keys(k_ptr, slots, None, FORM, 0, False)
-    products = tl.dot(k.to(q.dtype), q, input_precision="ieee")
-    p, before, largest = weigh(products, largest, keys, positions, slopes, scoring, FORM, True, 1)
-    p = p.to(q.dtype)
-    is_key = (keys >= first_key) & (keys < end_key)
-    v = load_keys(v_ptr, slots, is_key, FORM, 0, True)
-    sums = tl.dot(tl.trans(v.to(q.dtype)), p, sums * before, input_precision="ieee")
-    ones = tl.full((NUM_ONES_OF_FEW, k.shape[0]), 1.0, tl.float32).to(q.dtype)
-    weights = tl.dot(ones, p, weights * before, input_precision="ieee")
-    return sums, weights, largest
+    """Return the sums over the keys [begin, end), a segment, or the total of several segments from the first one on.
+
+    One loop goes through all segments, so that the copies of the next one begin before this one ends. A segment is
+    added within the first tile of the next one, between its two products: see `gpu_prefill_kernel`.
+    """
+    k_ptr, v_ptr = tensors.k + kv_head * FORM.kv_head_stride, tensors.v + kv_head * FORM.kv_head_stride
+    total = no_segments(q.shape[1], q.shape[0], 1)
+    sums, weights, largest = _nothing_seen(q.shape[1], q.shape[0])
+    for start in tl.range(begin, end, FORM.tile):
+        keys, slots = find_keys(table_ptr, start, first_key, end, FORM, IS_EDGE)
+        k = load_keys(k_ptr, slots, None, FORM, 0, False)
+        products = tl.dot(k.to(q.dtype), q, input_precision="ieee")
+        if HAS_TOTAL and (start % FORM.segment == 0) & (start > begin):
+            total = add_segment(total, sums, weight_of(weights, 0), largest, 1)
+            sums, weights, largest = _nothing_seen(q.shape[1], q.shape[0])
+        p, before, largest = weigh(products, largest, keys, positions, slopes, scoring, FORM, IS_EDGE, 1)
+        p = p.to(q.dtype)
+        is_key = (keys >= first_key) & (keys < end)
+        v = load_keys(v_ptr, slots, is_key, FORM, 0, IS_EDGE)
+        sums = tl.dot(tl.trans(v.to(q.dtype)), p, sums * before, input_precision="ieee")
+        ones = tl.full((NUM_ONES_OF_FEW, k.shape[0]), 1.0, tl.float32).to(q.dtype)
+        weights = tl.dot(ones, p, weights * before, input_precision="ieee")
+    weight = weight_of(weights, 0)
+    if HAS_TOTAL:
+        sums, weight, largest = add_segment(total, sums, weight, largest, 1)
+    return sums, weight, largest
 
 
 @triton.jit
-def _fold_segments(
-    out_ptr,
+def _store_partial(partials, places, sums, weight, largest, is_row, FORM: tl.constexpr):
+    store_rows(partials.sums, places, sums, is_row, FORM, 1)
+    tl.store(partials.weights + places, weight, mask=is_row)
+    tl.store(partials.largest + places, largest, mask=is_row)
+
+
+@triton.jit
+def _load_partial(partials, places, dims, is_row, FORM: tl.constexpr):
+    # Bypass the L1 cache, which may be stale.
+    is_number = is_row[:, None] & (dims < FORM.head_dim)[None, :]
+    sums_places = partials.sums + (places * FORM.head_dim)[:, None] + dims[None, :]
+    sums = tl.load(sums_places, mask=is_number, other=0.0, cache_modifier=".cg")
+    weight = tl.load(partials.weights + places, mask=is_row, other=0.0, cache_modifier=".cg")
+    largest = tl.load(partials.largest + places, mask=is_row, other=float("-inf"), cache_modifier=".cg")
+    return sums, weight, largest
+
+
+@triton.jit
+def _fold(
+    tensors,
     partials,
-    first_row,
-    num_rows,
-    first_partial,
-    num_segments,
-    kv_head,
+    out_rows,
+    is_row,
+    places,
+    place_stride,
+    first,
+    ends,
     value_factor,
     FORM: tl.constexpr,
-    ROWS: tl.constexpr,
 ):
-    """Add up the sums of a request's segments in their order, for the query heads of one key head."""
-    NUM_HEADS: tl.constexpr = FORM.num_kv_heads * FORM.group
-    dims = tl.arange(0, FORM.head_block)
-    for first in range(0, num_rows * FORM.group, ROWS):
-        rows = first + tl.arange(0, ROWS)
-        heads = kv_head * FORM.group + rows % FORM.group
-        is_row = rows < num_rows * FORM.group
-        is_number = is_row[:, None] & (dims < FORM.head_dim)[None, :]
-        places = (first_partial + rows // FORM.group) * NUM_HEADS + heads
-        total = no_segments(ROWS, FORM.head_block)
-        for segment in tl.range(0, num_segments, num_stages=4):
-            at = places + segment * num_rows * NUM_HEADS
-            # Bypass the L1 cache, which may be stale.
-            sums_places = partials.sums + (at * FORM.head_dim)[:, None] + dims[None, :]
-            sums = tl.load(sums_places, mask=is_number, other=0.0, cache_modifier=".cg")
-            weight = tl.load(partials.weights + at, mask=is_row, other=0.0, cache_modifier=".cg")
-            largest = tl.load(partials.largest + at, mask=is_row, other=0.0, cache_modifier=".cg")
+    """Add up the stored sums of rows in the order of their segments, from `first` to those before `ends`."""
+    ROWS: tl.constexpr = is_row.shape[0]
+    DIMS: tl.constexpr = min(FORM.head_block, max(_FOLD_NUMBERS // ROWS, 1))
+    last_end = tl.max(tl.where(is_row, ends, 0))
+    for first_dim in tl.range(0, FORM.head_block, DIMS):
+        dims = first_dim + tl.arange(0, DIMS)
+        total = no_segments(ROWS, DIMS)
+        for segment in tl.range(first, last_end, num_stages=4):
+            is_there = is_row & (segment < ends)
+            sums, weight, largest = _load_partial(partials, places + segment * place_stride, dims, is_there, FORM)
             total = add_segment(total, sums, weight, largest)
         total_sums, total_weight, _ = total
         out = total_sums / total_weight[:, None] * value_factor
-        out_rows = (first_row + rows // FORM.group).to(tl.int64) * NUM_HEADS + heads
-        store_rows(out_ptr, out_rows, out, is_row, FORM, 0)
+        out_places = tensors.out + (out_rows * FORM.head_dim)[:, None] + dims[None, :]
+        is_number = is_row[:, None] & (dims < FORM.head_dim)[None, :]
+        tl.store(out_places, out.to(tensors.out.dtype.element_ty), mask=is_number)
 
 
-@triton.jit(do_not_specialize=["table_stride"])  # long: one kernel, whose values live in registers
-def split_kernel(
-    items,
+@triton.jit
+def _count(
+    num_done,
+    tensors,
+    partials,
+    out_rows,
+    is_row,
+    places,
+    place_stride,
+    first,
+    ends,
+    value_factor,
+    FORM: tl.constexpr,
+):
+    """Count the sums that were stored for each row. If they are the last ones, add up all and reset the counter."""
+    counters = partials.num_done + places + first * place_stride
+    # All writes must be visible before the counter changes.
+    tl.debug_barrier()
+    num_before = tl.atomic_add(counters, num_done + tl.zeros_like(is_row.to(tl.int32)), mask=is_row, sem="acq_rel")
+    is_last = is_row & (num_before + num_done == ends - first)
+    if tl.max(is_last.to(tl.int32)) > 0:
+        tl.debug_barrier()
+        _fold(tensors, partials, out_rows, is_last, places, place_stride, first, ends, value_factor, FORM)
+        tl.store(counters, 0, mask=is_last)
+
+
+@triton.jit  # long: arguments take a line each
+def _attend_item(
+    item,
+    kv_head,
+    work,
     partials,
     tensors,
     scoring,
@@ -107,80 +168,191 @@ def split_kernel(
     table_stride,
     FORM: tl.constexpr,
     ROWS: tl.constexpr,
-    FOLD_ROWS: tl.constexpr,
 ):
-    """Compute all rows of requests with few rows, with the segments of their keys in parallel.
-
-    A work item is a request, a segment of its keys and a key head. As many programs as the GPU runs at once share the
-    items. If a request has several segments, each item stores its partial sums. A counter tells which item is the last;
-    that one adds up the sums in order and resets the counter.
-    """
+    """Attend to segments that several requests share, of one token each: row r is member r // group of the item."""
     NUM_HEADS: tl.constexpr = FORM.num_kv_heads * FORM.group
-    num_items = tl.load(items.num_items) * FORM.num_kv_heads
-    for item in range(tl.program_id(0), num_items, tl.num_programs(0)):
-        kv_head = item % FORM.num_kv_heads
-        request = tl.load(items.requests + item // FORM.num_kv_heads)
-        first_row = tl.load(tensors.query_starts + request)
-        end_row = tl.load(tensors.query_starts + request + 1)
-        context_len = tl.load(tensors.context_lens + request)
-        tokens, heads, positions, slopes, is_row = query_rows(
-            tensors, first_row, end_row, context_len, kv_head, FORM, ROWS
+    item_ptr = work.items + item * _ITEM_WORDS
+    first_member, num_members = tl.load(item_ptr), tl.load(item_ptr + 1)
+    first_segment, end_segment = tl.load(item_ptr + 2), tl.load(item_ptr + 3)
+    rows = tl.arange(0, ROWS)
+    heads = kv_head * FORM.group + rows % FORM.group
+    is_row = rows // FORM.group < num_members
+    members = tl.load(work.members + first_member + rows // FORM.group, mask=is_row, other=0)
+    entries = work.entries + members * _ENTRY_WORDS
+    tokens = tl.load(entries + 1, mask=is_row, other=0).to(tl.int64)
+    context_lens = tl.load(entries + 3, mask=is_row, other=1)
+    places = tl.load(entries + 7, mask=is_row, other=0) * NUM_HEADS + heads
+    slopes = heads
+    if FORM.has_slopes:
+        slopes = tl.load(tensors.slopes + heads, mask=is_row, other=0.0)
+    q = load_queries(tensors, strides, tokens, heads, is_row, FORM, 1)
+    first_entry = work.entries + tl.load(work.members + first_member) * _ENTRY_WORDS
+    table_ptr = tensors.tables + tl.load(first_entry).to(tl.int64) * table_stride
+    for segment in range(first_segment, end_segment):
+        sums, weight, largest = _attend(
+            q,
+            context_lens - 1,
+            slopes,
+            segment * FORM.segment,
+            (segment + 1) * FORM.segment,
+            0,
+            table_ptr,
+            kv_head,
+            tensors,
+            scoring,
+            FORM,
+            HAS_TOTAL=False,
+            IS_EDGE=False,
         )
-        q = load_queries(tensors, strides, tokens, heads, is_row, FORM, 1)
+        _store_partial(partials, places + segment * NUM_HEADS, sums, weight, largest, is_row, FORM)
+    _count(
+        end_segment - first_segment,
+        tensors,
+        partials,
+        tokens * NUM_HEADS + heads,
+        is_row,
+        places,
+        NUM_HEADS,
+        0,
+        tl.cdiv(context_lens, FORM.segment),
+        scoring.value_factor,
+        FORM,
+    )
 
-        first_key = 0
-        if FORM.has_window:
-            first_key = tl.maximum(context_len - (end_row - first_row) - scoring.window + 1, 0)
-        first_segment = first_key // FORM.segment
-        num_segments = tl.cdiv(context_len, FORM.segment) - first_segment
-        index = item // FORM.num_kv_heads - tl.load(items.first_items + request)
-        begin = (first_segment + index) * FORM.segment
-        end = tl.minimum(begin + FORM.segment, context_len)
+
+@triton.jit  # long: two loops over keys, whose arguments take a line each
+def _attend_entry(
+    entry,
+    unit,
+    end_unit,
+    work,
+    partials,
+    tensors,
+    scoring,
+    strides,
+    table_stride,
+    FORM: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    """Attend to segments of one request and key head, from a unit on; returns the next unit and its entry."""
+    NUM_HEADS: tl.constexpr = FORM.num_kv_heads * FORM.group
+    entry_ptr = work.entries + entry * _ENTRY_WORDS
+    request, first_row, num_rows = tl.load(entry_ptr), tl.load(entry_ptr + 1), tl.load(entry_ptr + 2)
+    context_len, own_segment = tl.load(entry_ptr + 3), tl.load(entry_ptr + 4)
+    first_unit, first_partial = tl.load(entry_ptr + 5), tl.load(entry_ptr + 6)
+    place = tl.load(entry_ptr + 7)
+    end_segment = tl.cdiv(context_len, FORM.segment)
+    num_own = end_segment - own_segment
+    kv_head = (unit - first_unit) // num_own
+    first_segment = own_segment + (unit - first_unit) % num_own
+    num_segments = tl.minimum(end_segment - first_segment, end_unit - unit)
+
+    end_row = first_row + num_rows
+    tokens, heads, positions, slopes, is_row = query_rows(tensors, first_row, end_row, context_len, kv_head, FORM, ROWS)
+    q = load_queries(tensors, strides, tokens, heads, is_row, FORM, 1)
+    first_key = 0
+    if FORM.has_window:
+        first_key = tl.maximum(context_len - num_rows - scoring.window + 1, 0)
+    table_ptr = tensors.tables + request.to(tl.int64) * table_stride
+    places = (place + tl.arange(0, ROWS) // FORM.group) * NUM_HEADS + heads
+    place_stride = num_rows * NUM_HEADS
+    if first_partial < 0:
+        begin, end = first_segment * FORM.segment, tl.minimum(end_segment * FORM.segment, context_len)
         if FORM.has_window:
             begin = tl.maximum(begin, first_key // FORM.tile * FORM.tile)
-        state = _nothing_seen(ROWS, FORM.head_block)
-        for start in tl.range(begin, end, FORM.tile):
-            state = _add_tile(
-                state,
+        sums, weight, _ = _attend(
+            q,
+            positions,
+            slopes,
+            begin,
+            end,
+            first_key,
+            table_ptr,
+            kv_head,
+            tensors,
+            scoring,
+            FORM,
+            HAS_TOTAL=True,
+            IS_EDGE=True,
+        )
+        out = sums / along(weight, 1) * scoring.value_factor
+        store_rows(tensors.out, tokens * NUM_HEADS + heads, out, is_row, FORM, 1)
+    else:
+        for segment in range(first_segment, first_segment + num_segments):
+            begin = segment * FORM.segment
+            end = tl.minimum(begin + FORM.segment, context_len)
+            if FORM.has_window:
+                begin = tl.maximum(begin, first_key // FORM.tile * FORM.tile)
+            sums, weight, largest = _attend(
                 q,
                 positions,
                 slopes,
-                start,
+                begin,
+                end,
                 first_key,
-                context_len,
-                tensors.tables + request.to(tl.int64) * table_stride,
-                tensors.k + kv_head * FORM.kv_head_stride,
-                tensors.v + kv_head * FORM.kv_head_stride,
+                table_ptr,
+                kv_head,
+                tensors,
                 scoring,
                 FORM,
+                HAS_TOTAL=False,
+                IS_EDGE=True,
             )
-        sums, weights, largest = state
-        weight = weight_of(weights, 0)
-        if num_segments == 1:
-            out = sums / along(weight, 1) * scoring.value_factor
-            store_rows(tensors.out, tokens * NUM_HEADS + heads, out, is_row, FORM, 1)
-        else:
-            first_partial = tl.load(items.first_partials + request).to(tl.int64)
-            num_rows = end_row - first_row
-            at = (first_partial + index * num_rows + (tokens - first_row)) * NUM_HEADS + heads
-            store_rows(partials.sums, at, sums, is_row, FORM, 1)
-            tl.store(partials.weights + at, weight, mask=is_row)
-            tl.store(partials.largest + at, largest, mask=is_row)
-            # All writes must be visible before the counter changes.
-            tl.debug_barrier()
-            num_done = tl.atomic_add(partials.num_done + request * FORM.num_kv_heads + kv_head, 1, sem="acq_rel")
-            if num_done == num_segments - 1:
-                tl.debug_barrier()
-                _fold_segments(
-                    tensors.out,
-                    partials,
-                    first_row,
-                    num_rows,
-                    first_partial,
-                    num_segments,
-                    kv_head,
-                    scoring.value_factor,
-                    FORM,
-                    FOLD_ROWS,
-                )
-                tl.store(partials.num_done + request * FORM.num_kv_heads + kv_head, 0)
+            _store_partial(partials, places + segment * place_stride, sums, weight, largest, is_row, FORM)
+        _count(
+            num_segments,
+            tensors,
+            partials,
+            tokens * NUM_HEADS + heads,
+            is_row,
+            places,
+            place_stride,
+            first_partial,
+            end_segment,
+            scoring.value_factor,
+            FORM,
+        )
+    is_over = (kv_head == FORM.num_kv_heads - 1) & (first_segment + num_segments == end_segment)
+    return unit + num_segments, entry + is_over.to(tl.int32)
+
+
+@triton.jit(do_not_specialize=["table_stride"])
+def split_kernel(
+    work,
+    partials,
+    tensors,
+    scoring,
+    strides,
+    table_stride,
+    FORM: tl.constexpr,
+    ROWS: tl.constexpr,
+    SHARED_ROWS: tl.constexpr,
+):
+    """Compute all rows of requests with few rows, with the segments of their keys in parallel.
+
+    A program computes its share of the segments that requests share, and then its units of the line of the others.
+    If the segments of a row are in several programs, each stores its partial sums. A counter tells which program is the
+    last; that one adds up the sums in order and resets the counter.
+    """
+    if SHARED_ROWS > 0:
+        num_items = tl.load(work.num_items) * FORM.num_kv_heads
+        for item in range(tl.program_id(0), num_items, tl.num_programs(0)):
+            _attend_item(
+                item // FORM.num_kv_heads,
+                item % FORM.num_kv_heads,
+                work,
+                partials,
+                tensors,
+                scoring,
+                strides,
+                table_stride,
+                FORM,
+                SHARED_ROWS,
+            )
+    unit = tl.load(work.program_units + tl.program_id(0))
+    end_unit = tl.load(work.program_units + tl.program_id(0) + 1)
+    entry = tl.load(work.program_entries + tl.program_id(0))
+    while unit < end_unit:
+        unit, entry = _attend_entry(
+            entry, unit, end_unit, work, partials, tensors, scoring, strides, table_stride, FORM, ROWS
+        )

@@ -1,8 +1,13 @@
 """Divides the attention of a step into work for the programs of a GPU. Pure: numpy, no GPU, no torch.
 
-Requests with few rows are split into segments of keys, one per program; otherwise the decode of one long request would
-be computed by one program per key head. Other requests are split into tiles of rows. The bits of a result are the same
-either way.
+Requests with few rows are split by segments of keys; otherwise the decode of one long request would be computed by one
+program per key head. A unit is a segment of a request for one key head. The units of a step are in one line, the
+segments of a key head side by side, and each program gets a piece of it. Only heads at the ends of pieces have their
+segments in several programs, and so partial sums in memory.
+
+Segments that several requests share are not in that line. They are items: a tile of requests and a span of segments,
+whose keys are read once for the whole tile. Other requests are split into tiles of rows. The bits of a result are the
+same whatever the division.
 """
 
 from collections.abc import Sequence
@@ -12,37 +17,51 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
+from octavo.kernels.paged_attention.gpu_prefixes import MAX_LEVELS, Groups, Prefixes, find_groups, items_of
+
 Ints = npt.NDArray[np.int32]
+Integers = Sequence[int] | npt.NDArray[np.integer]
+Longs = npt.NDArray[np.int64]
 
 SEGMENT = 256
 """Keys of a segment. The number determines the order of summation."""
+ENTRY_WORDS, ITEM_WORDS = 8, 4
+"""Words of an entry: request, first row, rows, keys, first segment of its own, first unit, first segment with partial
+sums (-1: none), and where the partial sums of segment 0 would be. Of an item: first member, members, first segment,
+end of the segments."""
 
 _ALIGNMENT = 4
 """Words. All lists are aligned to 16 bytes, so that kernels are compiled once."""
+_PARTIAL_COST = 1 / 128
+"""Of writing and reading the partial sums of a query head over a segment, in units of reading its keys and values: 2 x
+4 bytes for 256 x 2 x 2, for each dimension of the heads."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Sizes of a plan and its buffers.
-
-    A request that exceeds the items or partials is computed as a chunk, which is slower.
-    """
+    """Sizes of a plan and its buffers."""
 
     max_requests: int
     max_rows: int
-    max_items: int
-    """Segments of the requests with few rows."""
     max_partials: int
-    """Partial sums of one row over one segment. A request with one segment has none."""
+    """Partial sums of one row over one segment. Requests for which there is no room are not divided, which is slower
+    but gives the same result."""
 
 
 @dataclass(frozen=True, slots=True)
-class Tokens:
-    """How many adjacent tokens of a request, with their query heads, a tile of each kernel holds."""
+class Grid:
+    """The tiles of the kernels, and the programs of the split kernel."""
 
-    of_chunk: int
-    of_split: int
-    """0: no request is split."""
+    chunk_tokens: int
+    """Adjacent tokens of a request, with their query heads, in a tile of the chunk kernel."""
+    split_tokens: int
+    """The same of the split kernel. 0: no request is split."""
+    shared_tokens: int
+    """Requests with one token in a tile of the split kernel for shared segments."""
+    group: int
+    """Query heads of a key head."""
+    num_kv_heads: int
+    num_programs: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +70,18 @@ class Layout:
 
     limits: Limits
     num_items: int
+    """How many items there are; no list."""
+    program_units: int
+    """The first unit of each program, and the end of all."""
+    program_entries: int
+    """The entry of that unit."""
+    entries: int
+    """The split requests."""
+    members: int
+    """Entries that share segments, those of an item adjacent."""
+    items: int
     query_starts: int
     context_lens: int
-    first_items: int
-    """For each split request, the index of its first item."""
-    first_partials: int
-    item_requests: int
     tile_requests: int
     """-1 after the last tile."""
     tile_rows: int
@@ -64,17 +89,19 @@ class Layout:
     num_words: int
 
     @classmethod
-    def of(cls, limits: Limits, tokens: Tokens) -> Self:
+    def of(cls, limits: Limits, grid: Grid) -> Self:
         """Lay out the lists of all plans within limits."""
         # The last tile of each request may be partial.
-        max_tiles = limits.max_rows // tokens.of_chunk + limits.max_requests
+        max_tiles = limits.max_rows // grid.chunk_tokens + limits.max_requests
         lengths = [
             1,
+            grid.num_programs + 1,
+            grid.num_programs,
+            ENTRY_WORDS * limits.max_requests,
+            limits.max_requests,
+            ITEM_WORDS * _max_items(limits, grid),
             limits.max_requests + 1,
             limits.max_requests,
-            limits.max_requests,
-            limits.max_requests,
-            limits.max_items,
             max_tiles,
             max_tiles,
         ]
@@ -84,32 +111,35 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """The sizes of a plan, which decide the kernels to launch and their grids."""
+    """The sizes of a plan, which decide the kernels to launch, their grids, and what is copied to the device."""
 
-    num_items: int
+    num_entries: int
     num_tiles: int
+    num_split_words: int
+    """The split kernel reads only the first words; the lists of tiles come after them."""
 
 
-def limits_of(
-    tokens: Tokens,
-    query_starts: Sequence[int] | npt.NDArray[np.integer],
-    context_lens: Sequence[int] | npt.NDArray[np.integer],
-) -> Limits:
+def _max_items(limits: Limits, grid: Grid) -> int:
+    """Return an upper bound. A level has less than a tile for each request; spans add a few for each program."""
+    return MAX_LEVELS * limits.max_requests + 3 * grid.num_programs
+
+
+def limits_of(grid: Grid, query_starts: Integers, context_lens: Integers) -> Limits:
     """Return limits that a plan of this step keeps to, whatever the window."""
     starts, lens = np.asarray(query_starts, dtype=np.int64), np.asarray(context_lens, dtype=np.int64)
     rows, segments = np.diff(starts), -(-lens // SEGMENT)
-    items = np.where(rows <= tokens.of_split, segments, 0)
-    partials = np.where(segments > 1, items * rows, 0)
-    return Limits(len(lens), int(starts[-1]), int(items.sum()), int(partials.sum()))
+    partials = np.where((rows <= grid.split_tokens) & (segments > 1), segments * rows, 0)
+    return Limits(len(lens), int(starts[-1]), int(partials.sum()))
 
 
-def write(
+def write(  # long: the lists one after another, from the same arrays
     words: Ints,
     layout: Layout,
-    tokens: Tokens,
+    grid: Grid,
     window: int | None,
-    query_starts: Sequence[int] | npt.NDArray[np.integer],
-    context_lens: Sequence[int] | npt.NDArray[np.integer],
+    query_starts: Integers,
+    context_lens: Integers,
+    prefixes: Prefixes | None = None,
 ) -> Counts:
     """Write the plan of a step to `words`.
 
@@ -118,10 +148,11 @@ def write(
     Args:
         words: `layout.num_words` long.
         layout: where the lists go.
-        tokens: of the tiles.
+        grid: of the kernels.
         window: see `AttentionShape`.
         query_starts: R + 1 offsets into the rows of the step.
         context_lens: R; keys of each request, those of this step included.
+        prefixes: of the requests, as far as they are not padding. None: nothing is shared.
 
     Raises:
         ValueError: more requests or rows than the layout has room for.
@@ -130,37 +161,131 @@ def write(
     starts, lens = np.asarray(query_starts, dtype=np.int64), np.asarray(context_lens, dtype=np.int64)
     if len(lens) > limits.max_requests or starts[-1] > limits.max_rows:
         raise ValueError(f"{len(lens)} requests with {starts[-1]} rows for {limits}")
-    rows = np.diff(starts)
-    first_keys = np.zeros_like(lens) if window is None else np.maximum(lens - rows - window + 1, 0)
-    segments = -(-lens // SEGMENT) - first_keys // SEGMENT
-    partials = np.where(segments > 1, segments * rows, 0)
-    is_split = rows <= tokens.of_split
-    is_split &= np.cumsum(np.where(is_split, partials, 0)) <= limits.max_partials
-    is_split &= np.cumsum(np.where(is_split, segments, 0)) <= limits.max_items
+    rows = starts[1:] - starts[:-1]
+    is_split = (rows > 0) & (rows <= grid.split_tokens)
+    requests = is_split.nonzero()[0]
+    segments = -(-lens[requests] // SEGMENT)
+    firsts = np.zeros_like(segments)
+    if window is not None:
+        firsts = np.maximum(lens[requests] - rows[requests] - window + 1, 0) // SEGMENT
+    shared = _Shared.nothing(len(requests))
+    if prefixes is not None and window is None and grid.shared_tokens > 1:
+        # Who shares stores the sums of all its segments.
+        has_room = (segments * rows[requests]).cumsum() <= limits.max_partials
+        shareable = np.where(has_room & (rows[requests] == 1), (lens[requests] - 1) // SEGMENT, 0)
+        groups = find_groups(
+            prefixes.labels_SX, prefixes.slots_R[requests], shareable, segments, grid.group * _PARTIAL_COST
+        )
+        if groups is not None:
+            shared = _Shared.of(groups, segments, grid)
+    entries = np.empty((len(requests), ENTRY_WORDS), dtype=np.int32)
+    entries[:, 0], entries[:, 1] = requests, starts[requests]
+    entries[:, 2], entries[:, 3] = rows[requests], lens[requests]
+    _divide(words, layout, grid, entries, firsts, segments, shared, limits.max_partials)
+    words[layout.entries : layout.entries + entries.size] = entries.ravel()
+    words[layout.num_items] = len(shared.items)
+    num_words = layout.entries + entries.size
+    if len(shared.items):
+        words[layout.members : layout.members + len(shared.members)] = shared.members
+        num_words = layout.items + shared.items.size
+        words[layout.items : num_words] = shared.items.ravel()
 
-    items, split_partials = np.where(is_split, segments, 0), np.where(is_split, partials, 0)
-    item_requests = np.repeat(np.arange(len(lens)), items)
-    tile_requests, tile_rows = _tiles(starts, lens, np.where(is_split, 0, rows), tokens.of_chunk)
-    for place, values in (
-        (layout.num_items, [len(item_requests)]),
-        (layout.query_starts, starts),
-        (layout.context_lens, lens),
-        (layout.first_items, np.cumsum(items) - items),
-        (layout.first_partials, np.cumsum(split_partials) - split_partials),
-        (layout.item_requests, item_requests),
-        (layout.tile_requests, tile_requests),
-        (layout.tile_rows, tile_rows),
-    ):
-        words[place : place + len(values)] = values
+    tile_requests, tile_rows = _tiles(starts, lens, np.where(is_split, 0, rows), grid.chunk_tokens)
+    words[layout.query_starts : layout.query_starts + len(starts)] = starts
+    words[layout.context_lens : layout.context_lens + len(lens)] = lens
+    words[layout.tile_requests : layout.tile_requests + len(tile_requests)] = tile_requests
     words[layout.tile_requests + len(tile_requests) : layout.tile_rows] = -1
-    return Counts(len(item_requests), len(tile_requests))
+    words[layout.tile_rows : layout.tile_rows + len(tile_rows)] = tile_rows
+    return Counts(len(requests), len(tile_requests), num_words)
 
 
-def _tiles(
-    starts: npt.NDArray[np.int64], lens: npt.NDArray[np.int64], rows: npt.NDArray[np.int64], tokens: int
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+@dataclass(frozen=True, slots=True, eq=False)
+class _Shared:
+    """What the split requests of a step share. E: entries."""
+
+    members: Longs
+    """Entries."""
+    items: Ints
+    """A row for each."""
+    depths_E: Longs
+    """Segments that an entry shares, its first ones."""
+
+    @classmethod
+    def nothing(cls, num_entries: int) -> Self:
+        """Share nothing."""
+        zeros = np.zeros(num_entries, np.int64)
+        return cls(zeros[:0], np.empty((0, ITEM_WORDS), np.int32), zeros)
+
+    @classmethod
+    def of(cls, groups: Groups, segments_E: Longs, grid: Grid) -> Self:
+        """Divide groups into items, of as many segments as keep all programs busy."""
+        num_tiles = -(-groups.num_members // grid.shared_tokens)
+        units = int(num_tiles @ (groups.end_segments - groups.first_segments) + (segments_E - groups.depths_E).sum())
+        span = max(1, _piece(units * grid.num_kv_heads, grid) // 2)
+        return cls(groups.members, items_of(groups, span, grid.shared_tokens), groups.depths_E)
+
+
+def _piece(num_units: int, grid: Grid) -> int:
+    """Return the units of a program."""
+    return -(-num_units // grid.num_programs)
+
+
+def _divide(
+    words: Ints,
+    layout: Layout,
+    grid: Grid,
+    entries: Ints,
+    firsts: Longs,
+    segments: Longs,
+    shared: _Shared,
+    max_partials: int,
+) -> None:
+    """Divide the units that entries do not share evenly, and complete the entries."""
+    heads, num_programs = grid.num_kv_heads, grid.num_programs
+    own_firsts = np.maximum(firsts, shared.depths_E)
+    num_own = segments - own_firsts
+    ends = (heads * num_own).cumsum()
+    num_units = int(ends[-1]) if len(ends) else 0
+    first_units = ends - heads * num_own
+
+    # A program that computes items gets fewer units.
+    sizes = np.repeat(shared.items[:, 3] - shared.items[:, 2], heads)
+    piece = _piece(num_units + int(sizes.sum()), grid)
+    programs = np.arange(num_programs + 1)
+    if len(sizes):
+        loads = np.bincount(np.arange(len(sizes)) % num_programs, weights=sizes, minlength=num_programs)
+        programs[1:] = np.maximum(piece - loads, 0).cumsum()
+    else:
+        programs *= piece
+    begins = np.minimum(programs, num_units)
+
+    # The sums of an entry whose segments are in several programs need memory.
+    is_shared = shared.depths_E > 0
+    num_partials = (segments - firsts) * entries[:, 2]
+    room = max_partials - int(num_partials[is_shared].sum())
+    is_divisible = is_shared | (np.where(is_shared, 0, num_partials).cumsum() <= room)
+    num_partials = np.where(is_divisible, num_partials, 0)
+
+    first_entries = ends.searchsorted(begins[:-1], side="right")
+    has_units = first_entries < len(ends)
+    found = first_entries[has_units]
+    within = (begins[:-1][has_units] - first_units[found]) % num_own[found]
+    begins[:-1][has_units] -= np.where(is_divisible[found], 0, within)
+    is_cut = is_shared.copy()
+    is_cut[found[(within > 0) & is_divisible[found]]] = True
+
+    words[layout.program_units : layout.program_units + num_programs + 1] = begins
+    words[layout.program_entries : layout.program_entries + num_programs] = np.where(has_units, first_entries, 0)
+    entries[:, 4], entries[:, 5] = own_firsts, first_units
+    entries[:, 6] = np.where(is_cut, firsts, -1)
+    entries[:, 7] = num_partials.cumsum() - num_partials - firsts * entries[:, 2]
+
+
+def _tiles(starts: Longs, lens: Longs, rows: Longs, tokens: int) -> tuple[Longs, Longs]:
     """Return request and first row of each tile, those with the most keys first, so that the last ones are short."""
     tiles = -(-rows // tokens)
+    if not tiles.any():
+        return tiles[:0], tiles[:0]
     requests = np.repeat(np.arange(len(lens)), tiles)
     indices = np.arange(len(requests)) - np.repeat(np.cumsum(tiles) - tiles, tiles)
     first_rows = starts[requests] + indices * tokens

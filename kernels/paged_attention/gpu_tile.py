@@ -167,18 +167,19 @@ def weight_of(weights, AXIS: tl.constexpr):
 
 
 @triton.jit
-def no_segments(ROWS: tl.constexpr, HEAD_BLOCK: tl.constexpr):
+def no_segments(ROWS: tl.constexpr, HEAD_BLOCK: tl.constexpr, QUERY_AXIS: tl.constexpr = 0):
     """Return the total before the first segment: weighted sums of values, sums of weights, and the largest scores."""
-    total = tl.zeros((ROWS, HEAD_BLOCK), tl.float32)
+    total = tl.zeros((HEAD_BLOCK, ROWS) if QUERY_AXIS else (ROWS, HEAD_BLOCK), tl.float32)
     return total, tl.zeros((ROWS,), tl.float32), tl.full((ROWS,), float("-inf"), tl.float32)
 
 
 @triton.jit
-def add_segment(total, sums, weight, largest):
+def add_segment(total, sums, weight, largest, QUERY_AXIS: tl.constexpr = 0):
     """Return the total over all segments so far after the next one."""
     total_sums, total_weight, total_largest = total
     new_largest = tl.maximum(total_largest, largest)
     subtracted = _finite(new_largest)
     before, now = tl.exp2(total_largest - subtracted), tl.exp2(largest - subtracted)
-    total_sums = tl.fma(total_sums, before[:, None] + tl.zeros_like(total_sums), sums * now[:, None])
+    factors = along(before, QUERY_AXIS) + tl.zeros_like(total_sums)
+    total_sums = tl.fma(total_sums, factors, sums * along(now, QUERY_AXIS))
     return total_sums, tl.fma(total_weight, before, weight * now), new_largest

@@ -45,6 +45,7 @@ SHAPES = {
     "heads of 256": AttentionShape(8, 4, 256, 1 / 16, window=200, soft_cap=50.0),
     "71 heads of one": AttentionShape(71, 1, 64, 0.125),
 }
+SHARED = [(BF16, "slopes"), (torch.float32, "heads of 112"), (torch.float16, "soft cap"), (BF16, "heads of 80")]
 
 
 def step_of(device: torch.device, data: Paged, parts: list[Part], block_size: int, shape: AttentionShape):
@@ -195,16 +196,48 @@ def test_any_number_of_programs_gives_the_same_bits(
             assert torch.equal(actual, rows), num_programs
 
 
-def test_a_request_beyond_the_limits_is_a_chunk_with_the_same_bits(device: torch.device, seed: int) -> None:
+def family(
+    num_members: int, shared: int, own: list[int], shape: AttentionShape, dtype: torch.dtype, seed: int
+) -> Paged:
+    """Return requests of which each has the first keys of the first one, and then its own."""
+    data = paged([shared + own[0], *own[1:num_members]], 16, shape, dtype, seed)
+    blocks = shared // 16
+    table = torch.zeros(num_members, blocks + max(own) // 16 + 2, dtype=torch.int32)
+    for member in range(num_members):
+        table[member, :blocks] = data.block_table[0, :blocks]
+        rest = data.block_table[member, blocks if member == 0 else 0 :][: table.shape[1] - blocks]
+        table[member, blocks : blocks + len(rest)] = rest
+    queries = [torch.cat([queries[-1:]] * (shared + own[member])) for member, queries in enumerate(data.queries)]
+    return replace(data, block_table=table, queries=queries)
+
+
+@pytest.mark.parametrize(("dtype", "name"), SHARED[:1] if IS_INTERPRETING else SHARED, ids=str)
+def test_requests_that_share_keys_have_the_bits_of_each_alone(
+    device: torch.device, seed: int, dtype: torch.dtype, name: str
+) -> None:
+    shape = SHAPES[name]
+    own = [40, 270, 1, 16, 600, 17, 33, 250, 90, 7, 20]
+    num_members = 3 if IS_INTERPRETING else 11
+    data = family(num_members, 512, own, shape, dtype, seed)
+    parts = [(member, 1, 512 + own[member]) for member in range(num_members)]
+    step, _, _ = step_of(device, data, parts, 16, shape)
+    assert int(step.words_W[step.layout.num_items]) > 0
+    together = attend(device, data, parts, 16, shape)
+    for part, actual in zip(parts, together, strict=True):
+        assert torch.equal(attend(device, data, [part], 16, shape)[0], actual), part
+    check(device, data, parts, 16, shape, cases.TOLERANCES[dtype])
+
+
+def test_a_request_beyond_the_limits_is_not_divided_and_has_the_same_bits(device: torch.device, seed: int) -> None:
     """In float32, where another order of segments shows."""
     shape = AttentionShape(4, 2, 16, scale=0.25)
     data = paged([1000, 290], 16, shape, torch.float32, seed)
     expected = torch.cat(attend(device, data, [(0, 1, 1000), (1, 1, 290)], 16, shape))
     queries = torch.stack([data.queries[0][-1], data.queries[1][-1]]).to(device)
-    for limits in (Limits(2, 2, 9, 2), Limits(2, 2, 3, 100)):
+    for limits in (Limits(2, 2, 2), Limits(2, 2, 0)):
         step = gpu.StepAttention(shape, 16, limits, data.block_table.to(device))
         words = np.empty(step.layout.num_words, dtype=np.int32)
-        assert step.write_plan(words, [0, 1, 2], [1000, 290]).num_tiles > 0
+        assert step.write_plan(words, [0, 1, 2], [1000, 290]).num_tiles == 0
         step.words_W.copy_(torch.from_numpy(words))
         actual = step(queries, data.k_cache.to(device), data.v_cache.to(device))
         assert torch.equal(actual.cpu(), expected), limits
@@ -225,7 +258,7 @@ def test_one_memory_serves_steps_of_all_sizes(device: torch.device, seed: int) -
     data = paged([520, 290, 40, 1], 16, shape, BF16, seed)
     caches = data.k_cache.to(device), data.v_cache.to(device)
     table = torch.zeros_like(data.block_table).to(device)
-    step = gpu.StepAttention(shape, 16, Limits(4, 4, 100, 100), table)
+    step = gpu.StepAttention(shape, 16, Limits(4, 4, 100), table)
     queries = torch.zeros(4, 4, 16, dtype=BF16, device=device)
     words = np.empty(step.layout.num_words, dtype=np.int32)
     step.write_plan(words, range(5), [1] * 4)

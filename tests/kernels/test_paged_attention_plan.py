@@ -1,92 +1,218 @@
-"""Work lists of `paged_attention` on a GPU: every row and key exactly once, within the limits."""
+"""Work lists of `paged_attention` on a GPU: every row and key exactly once, within the limits, and evenly divided."""
+
+from collections import Counter
+from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from octavo.kernels.paged_attention import gpu_plan
-from octavo.kernels.paged_attention.gpu_plan import SEGMENT, Layout, Limits, Tokens
+from octavo.kernels.paged_attention.gpu_plan import ENTRY_WORDS, ITEM_WORDS, SEGMENT, Counts, Grid, Layout, Limits
+from octavo.kernels.paged_attention.gpu_prefixes import Prefixes, SegmentLabels
 
-TOKENS = Tokens(of_chunk=18, of_split=9)
+HEADS = 3
+GRID = Grid(chunk_tokens=18, split_tokens=9, shared_tokens=4, group=2, num_kv_heads=HEADS, num_programs=7)
+
+
+@dataclass
+class Work:
+    """What the kernels read in a plan."""
+
+    words: np.ndarray
+    layout: Layout
+    counts: Counts
+    entries: np.ndarray = field(init=False)
+    items: np.ndarray = field(init=False)
+    loads: Counter[int] = field(default_factory=Counter)
+    """Segments of each program."""
+
+    def __post_init__(self) -> None:
+        self.entries = self._rows(self.layout.entries, self.counts.num_entries, ENTRY_WORDS)
+        self.items = self._rows(self.layout.items, int(self.words[self.layout.num_items]), ITEM_WORDS)
+
+    def _rows(self, start: int, count: int, width: int) -> np.ndarray:
+        return self.words[start : start + count * width].reshape(count, width)
+
+    def of_items(self) -> list[tuple[list[int], int, int]]:
+        """Return the entries, first segment and end of each item."""
+        found = []
+        for index, (first, count, begin, end) in enumerate(self.items.tolist()):
+            members = self.words[self.layout.members :][first : first + count].tolist()
+            found.append((members, begin, end))
+            for head in range(HEADS):
+                self.loads[(index * HEADS + head) % GRID.num_programs] += end - begin
+        return found
+
+    def of_units(self) -> list[tuple[int, int, int, int, int]]:
+        """Return program, entry, key head, first segment and end of each piece, as the kernel finds them."""
+        found = []
+        for program in range(GRID.num_programs):
+            unit, end_unit = self.words[self.layout.program_units + program :][:2].tolist()
+            entry = int(self.words[self.layout.program_entries + program])
+            self.loads[program] += end_unit - unit
+            while unit < end_unit:
+                _, _, _, keys, first, first_unit, _, _ = self.entries[entry].tolist()
+                num_own = -(-keys // SEGMENT) - first
+                head, within = divmod(unit - first_unit, num_own)
+                count = min(num_own - within, end_unit - unit)
+                found.append((program, entry, head, first + within, first + within + count))
+                unit += count
+                entry += head == HEADS - 1 and within + count == num_own
+        return found
+
+
+def plan(requests: list[tuple[int, int]], window: int | None, max_partials: int | None, labels: np.ndarray) -> Work:
+    """Return the plan of requests with (rows, keys before them)."""
+    starts = np.cumsum([0, *(rows for rows, _ in requests)])
+    lens = [rows + before for rows, before in requests]
+    limits = gpu_plan.limits_of(GRID, starts, lens)
+    if max_partials is not None:
+        limits = Limits(limits.max_requests, limits.max_rows, max_partials)
+    layout = Layout.of(limits, GRID)
+    words = np.full(layout.num_words, -7, dtype=np.int32)
+    counts = gpu_plan.write(words, layout, GRID, window, starts, lens, Prefixes(labels, np.arange(len(requests))))
+    words[counts.num_split_words : layout.query_starts] = -9  # is not copied
+    return Work(words, layout, counts)
+
+
+def labels_of(families: list[int], depth: int, nested: int) -> np.ndarray:
+    """Return labels: a family shares `depth` segments, and neighbours in it `nested` more."""
+    labels = np.arange(12 * len(families)).reshape(len(families), 12) + 10_000
+    for row, family in enumerate(families):
+        labels[row, :depth] = 100 * family + np.arange(depth)
+        labels[row, depth : depth + nested] = 1000 * (family + 1) + 100 * (row // 2) + np.arange(nested)
+    return labels
 
 
 @given(
-    requests=st.lists(st.tuples(st.integers(1, 60), st.integers(0, 2000)), max_size=12),
+    requests=st.lists(st.tuples(st.sampled_from([1, 1, 1, 2, 20, 60]), st.integers(0, 2600)), max_size=14),
     window=st.none() | st.integers(1, 1500),
-    max_items=st.none() | st.integers(0, 40),
     max_partials=st.none() | st.integers(0, 100),
+    families=st.lists(st.integers(0, 2), min_size=14, max_size=14),
+    depth=st.integers(0, 6),
+    nested=st.integers(0, 3),
 )
-def test_every_row_is_computed_once(
-    requests: list[tuple[int, int]], window: int | None, max_items: int | None, max_partials: int | None
+@example([(1, 2500)] * 9, None, None, [0] * 14, 5, 3)
+def test_every_key_is_read_once_for_each_row(
+    requests: list[tuple[int, int]],
+    window: int | None,
+    max_partials: int | None,
+    families: list[int],
+    depth: int,
+    nested: int,
 ) -> None:
-    starts = np.cumsum([0, *(rows for rows, _ in requests)])
-    lens = [rows + before for rows, before in requests]
-    limits = gpu_plan.limits_of(TOKENS, starts, lens)
-    is_limited = max_items is not None or max_partials is not None
-    limits = Limits(
-        limits.max_requests,
-        limits.max_rows,
-        limits.max_items if max_items is None else max_items,
-        limits.max_partials if max_partials is None else max_partials,
-    )
-    layout = Layout.of(limits, TOKENS)
-    words = np.full(layout.num_words, -7, dtype=np.int32)
-    counts = gpu_plan.write(words, layout, TOKENS, window, starts, lens)
+    labels = labels_of(families, depth, nested)
+    work = plan(requests, window, max_partials, labels)
+    seen: dict[tuple[int, int], list[int]] = {}
+    pieces: Counter[tuple[int, int]] = Counter()
+    for members, begin, end in work.of_items():
+        requests_of = work.entries[members, 0]
+        assert 2 <= len(members) <= GRID.shared_tokens or len(members) == 1
+        assert (labels[requests_of, :end] == labels[requests_of[0], :end]).all()
+        for entry in members:
+            assert end * SEGMENT < work.entries[entry, 3], "its own row sees all of them"
+            for head in range(HEADS):
+                seen.setdefault((entry, head), []).extend(range(begin, end))
+                pieces[entry, head] += 1
+    for _, entry, head, begin, end in work.of_units():
+        seen.setdefault((entry, head), []).extend(range(begin, end))
+        pieces[entry, head] += 1
 
-    assert words[layout.num_items] == counts.num_items <= limits.max_items
-    items = words[layout.item_requests :][: counts.num_items].tolist()
-    tile_requests = words[layout.tile_requests : layout.tile_rows]
-    tiles = tile_requests[: counts.num_tiles].tolist()
-    assert (tile_requests[counts.num_tiles :] == -1).all()
-    assert set(items).isdisjoint(tiles) and set(items) | set(tiles) == set(range(len(lens)))
-    ends = []
-    for request, (rows, before) in enumerate(requests):
-        first_segment = 0 if window is None else max(0, before - window + 1) // SEGMENT
-        num_segments = -(-lens[request] // SEGMENT) - first_segment
-        if request in items:
-            assert rows <= TOKENS.of_split
-            first = words[layout.first_items + request]
-            assert items[first : first + num_segments] == [request] * num_segments == [request] * items.count(request)
-            if num_segments > 1:
-                begin = words[layout.first_partials + request]
-                assert begin == (ends[-1] if ends else 0), "rows of sums that overlap, or are not used"
-                ends.append(begin + num_segments * rows)
-                assert ends[-1] <= limits.max_partials
-        else:
-            assert rows > TOKENS.of_split or is_limited
-            first_rows = words[layout.tile_rows :][: counts.num_tiles][np.array(tiles) == request]
-            assert sorted(first_rows) == list(range(starts[request], starts[request + 1], TOKENS.of_chunk))
+    starts = np.cumsum([0, *(rows for rows, _ in requests)])
+    taken: list[int] = []
+    for entry, (request, first_row, rows, keys, _, _, partial, place) in enumerate(work.entries.tolist()):
+        assert (first_row, rows, keys) == (starts[request], requests[request][0], sum(requests[request]))
+        first = 0 if window is None else max(0, keys - rows - window + 1) // SEGMENT
+        end = -(-keys // SEGMENT)
+        for head in range(HEADS):
+            assert sorted(seen[entry, head]) == list(range(first, end))
+            assert pieces[entry, head] == 1 or partial == first, "nobody would add up its sums"
+        if partial >= 0:
+            taken += range(place + first * rows, place + end * rows)
+    assert len(set(taken)) == len(taken) and all(0 <= place < work.layout.limits.max_partials for place in taken)
+    check_tiles(work, requests, starts)
+
+
+def check_tiles(work: Work, requests: list[tuple[int, int]], starts: np.ndarray) -> None:
+    layout, num_tiles = work.layout, work.counts.num_tiles
+    tile_requests = work.words[layout.tile_requests : layout.tile_rows]
+    tiles = tile_requests[:num_tiles].tolist()
+    assert (tile_requests[num_tiles:] == -1).all()
+    assert set(tiles) == {request for request, (rows, _) in enumerate(requests) if rows > GRID.split_tokens}
+    for request in set(tiles):
+        first_rows = work.words[layout.tile_rows :][:num_tiles][np.array(tiles) == request]
+        assert sorted(first_rows) == list(range(starts[request], starts[request + 1], GRID.chunk_tokens))
+
+
+@pytest.mark.parametrize("depth", [0, 8])
+def test_programs_get_equal_shares(depth: int) -> None:
+    work = plan([(1, 2500 + 20 * row) for row in range(10)], None, None, labels_of([0] * 10, depth, 0))
+    assert bool(work.of_items()) == (depth > 0)
+    work.of_units()
+    assert max(work.loads.values()) <= 1 + work.loads.total() / GRID.num_programs
+
+
+def test_whole_requests_have_no_sums_in_memory() -> None:
+    """7 programs for 7 x 3 heads."""
+    work = plan([(1, 1000)] * 7, None, None, labels_of([0] * 7, 0, 0))
+    assert (work.entries[:, 6] == -1).all()
+    assert [end - begin for *_, begin, end in work.of_units()] == [4] * 21
+
+
+def test_little_is_shared_by_requests_with_many_keys_of_their_own() -> None:
+    """Each would have to store the sums of all its segments."""
+    grid_cost = 2 / 128  # of a sum of two heads
+    segments = int(1 / (2 * grid_cost))
+    for own, is_shared in ((segments // 2, True), (2 * segments, False)):
+        labels = np.arange(2 * (own + 2)).reshape(2, own + 2) + 1
+        labels[:, 0] = 0
+        assert bool(len(plan([(1, (own + 1) * SEGMENT)] * 2, None, None, labels).items)) == is_shared
+
+
+def test_labels_tell_which_blocks_a_segment_has() -> None:
+    labels = SegmentLabels(3, num_blocks=10, block_size=100, segment=256)
+    labels.write(0, 0, [5, 6, 7])
+    labels.write(1, 0, [5, 6])
+    assert labels.labels_SX[:2, 0].tolist() == [1, 0], "its last block is missing"
+    labels.write(1, 2, [7, 8, 9, 1])
+    labels.write(0, 3, [8, 9, 1])
+    assert labels.labels_SX[0, :2].tolist() == labels.labels_SX[1, :2].tolist() == [1, 2]
+    labels.write(2, 0, [5, 4, 7])
+    assert labels.labels_SX[2, 0] not in (0, 1)
+    labels.write(2, 0, [5, 6, 7])
+    assert labels.labels_SX[2, 0] == 1, "a slot has another request"
+    whole = SegmentLabels.of(np.array([[1, 2], [1, 3]], dtype=np.int32), block_size=512, segment=256)
+    assert whole.labels_SX.tolist() == [[1, 2, 3, 4], [1, 2, 5, 6]]
 
 
 def test_tiles_with_the_most_keys_come_first() -> None:
-    starts, lens = [0, 36, 136], [4000, 100]
-    layout = Layout.of(gpu_plan.limits_of(TOKENS, starts, lens), TOKENS)
-    words = np.zeros(layout.num_words, dtype=np.int32)
-    counts = gpu_plan.write(words, layout, TOKENS, None, starts, lens)
-    first_rows = words[layout.tile_rows :][: counts.num_tiles].tolist()
+    work = plan([(36, 3964), (100, 0)], None, None, labels_of([0, 1], 0, 0))
+    first_rows = work.words[work.layout.tile_rows :][: work.counts.num_tiles].tolist()
     assert first_rows == [18, 0, 126, 108, 90, 72, 54, 36]
 
 
 def test_requests_that_pad_a_batch_are_no_work() -> None:
-    layout = Layout.of(Limits(max_requests=4, max_rows=4, max_items=9, max_partials=9), TOKENS)
+    layout = Layout.of(Limits(max_requests=4, max_rows=4, max_partials=9), GRID)
     words = np.zeros(layout.num_words, dtype=np.int32)
-    counts = gpu_plan.write(words, layout, TOKENS, None, range(5), [600, 3, 0, 0])
-    assert (counts.num_items, counts.num_tiles) == (4, 0)
-    assert words[layout.item_requests :][:4].tolist() == [0, 0, 0, 1]
+    counts = gpu_plan.write(words, layout, GRID, None, [0, 1, 2, 2, 2], [600, 3, 0, 0])
+    assert (counts.num_entries, counts.num_tiles) == (2, 0)
+    assert words[layout.program_units : layout.program_entries].max() == HEADS * 4
 
 
 def test_lists_begin_at_16_bytes() -> None:
     """A pointer that is aligned otherwise would have a kernel compiled for it."""
-    layout = Layout.of(Limits(max_requests=5, max_rows=77, max_items=3, max_partials=0), TOKENS)
-    places = [layout.query_starts, layout.context_lens, layout.first_items, layout.first_partials]
-    assert all(place % 4 == 0 for place in [*places, layout.item_requests, layout.tile_requests, layout.tile_rows])
+    layout = Layout.of(Limits(max_requests=5, max_rows=77, max_partials=0), GRID)
+    places = [layout.program_units, layout.program_entries, layout.entries, layout.members, layout.items]
+    places += [layout.query_starts, layout.context_lens, layout.tile_requests, layout.tile_rows]
+    assert all(place % 4 == 0 for place in places)
 
 
 def test_what_there_is_no_room_for_is_refused() -> None:
-    layout = Layout.of(Limits(max_requests=1, max_rows=2, max_items=1, max_partials=0), TOKENS)
+    layout = Layout.of(Limits(max_requests=1, max_rows=2, max_partials=0), GRID)
     words = np.zeros(layout.num_words, dtype=np.int32)
     with pytest.raises(ValueError, match="2 requests"):
-        gpu_plan.write(words, layout, TOKENS, None, [0, 1, 2], [1, 1])
+        gpu_plan.write(words, layout, GRID, None, [0, 1, 2], [1, 1])
     with pytest.raises(ValueError, match="3 rows"):
-        gpu_plan.write(words, layout, TOKENS, None, [0, 3], [3])
+        gpu_plan.write(words, layout, GRID, None, [0, 3], [3])

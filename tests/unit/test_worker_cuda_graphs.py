@@ -16,6 +16,7 @@ from worker_plans import spec
 from octavo.kernels.linear import PackedLinear
 from octavo.kernels.linear.gpu import LibraryLinear, PaddedLinear
 from octavo.kernels.linear.gpu_tiles import H100, Tiling
+from octavo.kernels.paged_attention.gpu_prefixes import SegmentLabels
 from octavo.kernels.sample import RequestTable, SamplingWidths
 from octavo.kernels.sample.table import LISTS
 from octavo.kernels.token_mask import pack_mask
@@ -132,7 +133,8 @@ def sent(table: SlotTable) -> SlotTable:
 
 
 def table_of(num_slots: int = 3) -> SlotTable:
-    return SlotTable(num_slots, Widths(SamplingWidths(seen=20, mask_words=3), max_seen=20, blocks=4), CPU)
+    widths = Widths(SamplingWidths(seen=20, mask_words=3), max_seen=20, blocks=4)
+    return SlotTable(num_slots, widths, CPU, [SegmentLabels(num_slots, 4, 16, 32)])
 
 
 def test_a_slot_says_what_its_request_asks_for_and_the_next_one_nothing_of_it() -> None:
@@ -197,7 +199,7 @@ def test_a_table_grows_for_long_lists_and_forgets_nothing() -> None:
 def test_the_lists_of_penalties_take_no_memory_until_a_request_has_penalties() -> None:
     vocab_size, max_model_len, num_slots = 128_000, 8192, 64
     widths = Widths(SamplingWidths(mask_words=vocab_size // 32), max_seen=max_model_len + 1, blocks=512)
-    table = SlotTable(num_slots, widths, CPU)
+    table = SlotTable(num_slots, widths, CPU, [SegmentLabels(num_slots, 512, 16, 256)])
     full_bytes = 2 * 4 * widths.max_seen * (num_slots + 1)
     plain = SamplingState.prepare(spec(temperature=0.5), [5], [], vocab_size)
     assert table.widths.holding(plain) == widths
@@ -214,7 +216,7 @@ def test_the_lists_of_penalties_take_no_memory_until_a_request_has_penalties() -
 def test_masks_go_to_the_device_as_whole_rows_in_one_copy() -> None:
     vocab_size, stream = 128_000, FakeStream()
     num_words = vocab_size // 32
-    table = SlotTable(4, Widths(SamplingWidths(mask_words=num_words), max_seen=0), CPU)
+    table = SlotTable(4, Widths(SamplingWidths(mask_words=num_words), max_seen=0), CPU, [])
     buffer = StepBuffer(stream, StepSize(1, 1, 1), 1)
     masks = {slot: pack_mask((slot, vocab_size - 1), vocab_size) for slot in (3, 1)}
     for slot, allowed_W in masks.items():

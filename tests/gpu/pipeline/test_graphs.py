@@ -128,7 +128,49 @@ def test_a_step_with_more_tiles_than_its_graph_has_programs_for_takes_a_larger_o
         assert graphs._compute_graph(5, 3, plans) is (found[size] if size else None)
 
 
-def test_decodes_with_more_keys_than_attention_has_memory_for_are_graphs_of_prompts_with_the_same_bits(
+def test_requests_that_share_keys_have_the_same_bits_in_one_graph_with_and_without_others(
+    model: Model, config: ResolvedConfig, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (gpu_plan, gpu, opening):
+        monkeypatch.setattr(module, "SEGMENT", 16)
+    counts, original = [], gpu_plan.write
+
+    def write(words, layout, *arguments):
+        written = original(words, layout, *arguments)
+        counts.append(int(words[layout.num_items]))
+        return written
+
+    monkeypatch.setattr(gpu_plan, "write", write)
+    prefix, sampling = prompt(20), spec(temperature=1.0, seed=3, logprobs=1)
+    prompts = [prefix + prompt(1 + slot, seed=slot) for slot in range(3)]
+    found = []
+    for slots in ([0, 1, 2], [1]):
+        core = driver(model, config, new_stream(device))
+        counts.clear()
+        requests = {}
+        for slot in slots:
+            requests[slot] = core.admit(slot, prompts[slot], sampling)
+            if slot != slots[0]:
+                requests[slot].block_ids = requests[0].block_ids[: 20 // config.block_size]
+                requests[slot].num_computed = 20
+            core.begin({slot: core.num_uncomputed(slot)})
+        core.run(2)
+        if len(slots) == 3:
+            assert counts[-1] > 0, "nothing is shared"
+            before = core.executor.runner.graphs
+            core.release(2)
+            core.release(0)
+            core.run(1)
+            assert counts[-1] == 0 and core.executor.runner.graphs is before
+        else:
+            core.run(1)
+            assert not any(counts)
+        core.executor.close()
+        found.append((requests[1].outputs, requests[1].logprobs))
+    assert found[0] == found[1]
+
+
+def test_decodes_with_more_keys_than_attention_has_memory_for_are_graphs_with_the_same_bits(
     model: Model, config: ResolvedConfig, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in (gpu_plan, gpu, opening):

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from octavo.kernels.logprobs.memory import LogprobsMemory
+from octavo.kernels.paged_attention.gpu_prefixes import Prefixes
 from octavo.kernels.sample import record_tokens, sample_rows
 from octavo.kernels.slot_rows import read_slots
 from octavo.worker_proc.attention.paged import PagedCacheAttention
@@ -297,14 +298,14 @@ class StepGraphs:
     def _write_plans(self, inputs: StepInputs) -> _Plans:
         """Write the attention plans of a step to the current host buffer."""
         words, start, end, num_tiles = self._buffer.attention_plan(), 0, 0, []
-        for attention in self._attention:
-            layout = attention.layout
-            counts = attention.write_plan(
-                words[start : start + layout.num_words], inputs.query_starts, inputs.context_lens
-            )
+        slots_R = inputs.slots_T[inputs.query_starts[:-1]]
+        for attention, labels in zip(self._attention, self._table.segment_labels, strict=True):
+            plan = words[start : start + attention.layout.num_words]
+            prefixes = Prefixes(labels.labels_SX, slots_R)
+            counts = attention.write_plan(plan, inputs.query_starts, inputs.context_lens, prefixes)
             num_tiles.append(counts.num_tiles)
-            end = start + layout.item_requests + counts.num_items
-            start += layout.num_words
+            end = start + counts.num_split_words
+            start += attention.layout.num_words
         return _Plans(num_tiles, start, end)
 
     def _send(

@@ -11,6 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from octavo.kernels.paged_attention.gpu_prefixes import Prefixes
 from octavo.worker_proc.batch.inputs import Ints, StepInputs
 from octavo.worker_proc.runners.cuda_graphs.packed import Field
 
@@ -44,15 +45,15 @@ class SampleRows:
 
 
 class AttentionPlanCounts(Protocol):
-    """The work items of an attention plan."""
+    """The sizes of an attention plan."""
 
     @property
-    def num_items(self) -> int:
-        """Items of requests with few rows. Their number may vary in a graph."""
+    def num_split_words(self) -> int:
+        """Words of the lists for requests with few rows. The lists of tiles come after them."""
 
     @property
     def num_tiles(self) -> int:
-        """Items of other requests. A graph has programs for a fixed number; those without a tile end at once."""
+        """Tiles of other requests. A graph has programs for a fixed number; those without a tile end at once."""
 
 
 class AttentionPlanLayout(Protocol):
@@ -62,10 +63,6 @@ class AttentionPlanLayout(Protocol):
     def num_words(self) -> int:
         """Words of all lists."""
 
-    @property
-    def item_requests(self) -> int:
-        """Offset of the list of items. Only the lists of tiles come after it."""
-
 
 class StepAttention(Protocol):
     """Attention with static buffers: `octavo.kernels.paged_attention.gpu.StepAttention`."""
@@ -74,7 +71,9 @@ class StepAttention(Protocol):
     def layout(self) -> AttentionPlanLayout:
         """Layout of its plan."""
 
-    def write_plan(self, words: npt.NDArray[np.int32], query_starts: Ints, context_lens: Ints) -> AttentionPlanCounts:
+    def write_plan(
+        self, words: npt.NDArray[np.int32], query_starts: Ints, context_lens: Ints, prefixes: Prefixes
+    ) -> AttentionPlanCounts:
         """Write the plan of a step on the host."""
 
     def usual_tiles(self, num_tokens: int) -> int:

@@ -8,6 +8,7 @@ import torch
 
 from octavo.kernels.paged_attention.gpu import StepAttention
 from octavo.kernels.paged_attention.gpu_plan import SEGMENT, Limits
+from octavo.kernels.paged_attention.gpu_prefixes import SegmentLabels
 from octavo.kernels.paged_attention.shape import AttentionShape
 from octavo.kernels.sample.table import SamplingWidths
 from octavo.protocol.config import ResolvedConfig
@@ -30,7 +31,8 @@ from octavo.worker_proc.runners.memory import StepMemory, prompts_plan
 
 MAX_PARTIAL_BYTES = 2**28
 """Memory for the sums of rows over segments of keys that a step holds at once: 16,131 of them for 32 heads of 128
-dimensions. A step that has more computes the rest in another way, with the same bits but slower."""
+dimensions. For requests beyond that, fewer programs compute a request and no keys are shared: slower, with the same
+bits."""
 
 _MEASURED = SamplingSpec(
     max_tokens=1,
@@ -56,7 +58,8 @@ def open_runner(
     max_seen = -(-min(vocab_size, max_model_len + 1) // 16) * 16  # one form of the kernels for all lengths
     blocks_each = -(-max_model_len // config.block_size)
     widths = Widths(SamplingWidths(mask_words=-(-vocab_size // 32)), max_seen, blocks_each, len(groups))
-    table = SlotTable(num_seqs, widths, device)
+    labels = [SegmentLabels(num_seqs + 1, blocks_each, config.block_size, SEGMENT) for _ in groups]
+    table = SlotTable(num_seqs, widths, device, labels)
     block_tables = [torch.zeros(num_seqs, blocks_each, dtype=torch.int32, device=device) for _ in groups]
     attention = [
         StepAttention(group.shape, config.block_size, _limits(config, group.shape, max_model_len), block_table_RP)
@@ -155,4 +158,4 @@ def _prompt_lengths(config: ResolvedConfig) -> list[int]:
 def _limits(config: ResolvedConfig, shape: AttentionShape, max_model_len: int) -> Limits:
     partial_bytes = shape.num_heads * (shape.head_dim + 2) * torch.float32.itemsize
     max_partials = min(MAX_PARTIAL_BYTES // partial_bytes, config.max_num_seqs * -(-max_model_len // SEGMENT))
-    return Limits(config.max_num_seqs, config.max_num_batched_tokens, max_partials + config.max_num_seqs, max_partials)
+    return Limits(config.max_num_seqs, config.max_num_batched_tokens, max_partials)

@@ -11,6 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from octavo.kernels.paged_attention.gpu_prefixes import SegmentLabels
 from octavo.kernels.sample import RequestTable
 from octavo.kernels.sample.table import COLUMNS, LISTS, SamplingWidths, addresses_of, width_of
 from octavo.worker_proc.runners.cuda_graphs.slot_memory import Column, SlotMemory
@@ -61,10 +62,14 @@ class SlotTable:
         num_slots: of the batch.
         widths: capacity of the lists.
         device: of the table.
+        segment_labels: of each cache group, with a row for each slot and for padding. Only the host has them.
     """
 
-    def __init__(self, num_slots: int, widths: Widths, device: torch.device) -> None:
+    def __init__(
+        self, num_slots: int, widths: Widths, device: torch.device, segment_labels: Sequence[SegmentLabels]
+    ) -> None:
         self.idle_slot = num_slots
+        self.segment_labels = segment_labels
         self.widths = widths
         self._memory = SlotMemory(_fixed_columns(widths), num_slots + 1, device)
         self._lists = SlotMemory(_list_columns(widths.sampling), num_slots + 1, device)
@@ -109,8 +114,10 @@ class SlotTable:
 
     def append_blocks(self, slot: int, starts: Sequence[int], block_ids: Sequence[Sequence[int]]) -> None:
         """Append blocks of each cache group to a slot that has `starts` of them."""
-        for name, start, ids in zip(_block_columns(self.widths), starts, block_ids, strict=True):
+        columns = zip(_block_columns(self.widths), self.segment_labels, starts, block_ids, strict=True)
+        for name, labels, start, ids in columns:
             self._write(slot, name, ids, start)
+            labels.write(slot, start, ids)
 
     def set_mask(self, slot: int, allowed_W: Tensor | None) -> None:
         """Set or remove the token mask of a slot."""
