@@ -9,7 +9,7 @@ from importlib.resources import files
 from starlette.requests import Request
 from starlette.responses import Response
 
-from octavo.frontend.http.errors import refusal
+from octavo.frontend.http.errors import rejection
 
 INDEX = "index.html"
 
@@ -67,5 +67,5 @@ async def asset(request: Request) -> Response:
     """Return one static file."""
     name = request.path_params["name"]
     if (found := assets().get(name)) is None:
-        return refusal(HTTPStatus.NOT_FOUND, f"the page has no file {name!r}")
+        return rejection(HTTPStatus.NOT_FOUND, f"the page has no file {name!r}")
     return found.answer(request)

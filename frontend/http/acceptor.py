@@ -13,7 +13,7 @@ import socket
 import ssl
 from collections.abc import Callable
 
-from octavo.frontend.http.errors import RETRY_AFTER_S, refusal
+from octavo.frontend.http.errors import RETRY_AFTER_S, rejection
 from octavo.frontend.http.throttle import Throttle, first_bytes, is_probe
 from octavo.protocol.log import LimitedLog
 
@@ -134,7 +134,7 @@ class Acceptor:
         num_callers = self._num_callers() + len(self._waiting) + len(self._tasks)
         is_first = self._context is None and is_probe(first_bytes(caller))
         if num_callers >= self._max_callers + (NUM_PROBES if is_first else 0):
-            self._refuse(caller)
+            self._reject(caller)
             return
         self._waiting[caller] = self._loop.call_later(FIRST_REQUEST_S, self._drop_silent, caller)
         if is_first:
@@ -165,10 +165,10 @@ class Acceptor:
             logger.debug("a connection failed before its first request: %s", error)
             caller.close()
 
-    def _refuse(self, caller: socket.socket) -> None:
+    def _reject(self, caller: socket.socket) -> None:
         self._log.warning("rejected a connection: %d are open, which is the limit", self._max_callers)
         if self._context is None:
-            body = refusal(503, "too many connections are open; try again later").body
+            body = rejection(503, "too many connections are open; try again later").body
             head = (
                 "HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\nconnection: close\r\n"
                 f"retry-after: {RETRY_AFTER_S}\r\ncontent-length: {len(body)}\r\n\r\n"

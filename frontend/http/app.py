@@ -20,7 +20,7 @@ from octavo.frontend.http.app_state import AppState
 from octavo.frontend.http.auth import ApiKeyMiddleware
 from octavo.frontend.http.configure import api_keys, make_app_state
 from octavo.frontend.http.docs_page import render_page
-from octavo.frontend.http.errors import failure_response, refusal
+from octavo.frontend.http.errors import failure_response, rejection
 from octavo.frontend.http.middleware import PathMiddleware, RequestIdMiddleware, load_middleware
 from octavo.frontend.http.openapi import DESCRIPTION, Document, share_schemas
 from octavo.frontend.http.request import header_value, route_path
@@ -200,14 +200,14 @@ async def _http_exception(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     path = route_path(request.scope)
     if error.status_code == HTTPStatus.NOT_FOUND:
-        return refusal(HTTPStatus.NOT_FOUND, f"there is no route {path}")
+        return rejection(HTTPStatus.NOT_FOUND, f"there is no route {path}")
     if error.status_code != HTTPStatus.METHOD_NOT_ALLOWED:
-        return refusal(error.status_code, str(error.detail), error.headers)
+        return rejection(error.status_code, str(error.detail), error.headers)
     methods = _methods(request)
     allow = {"allow": ", ".join([*methods, *(["HEAD"] if "GET" in methods else []), "OPTIONS"])}
     if request.method == "OPTIONS":
         return Response(status_code=HTTPStatus.NO_CONTENT, headers=allow)
-    return refusal(HTTPStatus.METHOD_NOT_ALLOWED, f"{path} does not answer to {request.method}", allow)
+    return rejection(HTTPStatus.METHOD_NOT_ALLOWED, f"{path} does not answer to {request.method}", allow)
 
 
 def _methods(request: Request) -> list[str]:

@@ -38,8 +38,8 @@ class ApiKeyMiddleware:
         if scope["type"] == "websocket":  # WebSocket routes of an embedding application
             return send({"type": "websocket.close", "code": 1008})
         challenge = 'Basic realm="octavo: any name, the API key as password"' if _is_page(path) else "Bearer"
-        refused = Response(b'{"error":"Unauthorized"}', 401, {"www-authenticate": challenge}, JSON)
-        return refused(scope, receive, send)
+        rejected = Response(b'{"error":"Unauthorized"}', 401, {"www-authenticate": challenge}, JSON)
+        return rejected(scope, receive, send)
 
     def _has_key(self, scope: Scope) -> bool:
         scheme, _, credentials = header_value(scope, b"authorization").partition(" ")

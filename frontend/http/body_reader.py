@@ -10,7 +10,7 @@ from typing import Literal
 from starlette.responses import Response
 from starlette.types import Receive
 
-from octavo.frontend.http.errors import RETRY_AFTER_S, refusal
+from octavo.frontend.http.errors import RETRY_AFTER_S, rejection
 
 LARGE_BODY_BYTES = 2**18
 """A larger body takes a millisecond or more to decode, so only one of them is decoded per iteration of the loop."""
@@ -24,7 +24,7 @@ SLOWEST_BYTES_PER_S = 1024
 much at once and then stops can keep its place forever."""
 
 
-class BodyRefused(Exception):
+class BodyRejected(Exception):
     """The body is rejected and not read to its end.
 
     Args:
@@ -50,7 +50,7 @@ class BodyReader:
         self._num_held_bytes = 0
         self._large = asyncio.Lock()
 
-    def refused_length(self, length: str) -> Response | None:
+    def rejected_length(self, length: str) -> Response | None:
         """Return the response to a request whose `content-length` is too large, else None."""
         return self._too_large() if length.isdecimal() and length.isascii() and int(length) > self._max_bytes else None
 
@@ -58,7 +58,7 @@ class BodyReader:
         """Return the whole body, to be decoded without another wait; None if the client has disconnected.
 
         Raises:
-            BodyRefused: it is too large or too slow, or too many bytes of other bodies are unfinished.
+            BodyRejected: it is too large or too slow, or too many bytes of other bodies are unfinished.
         """
         body = _Incoming()
         try:
@@ -86,7 +86,7 @@ class BodyReader:
                     latest_s = min(latest_s + won_s, loop.time() + self._grace_s)
                     limit.reschedule(latest_s)
         except TimeoutError:
-            raise BodyRefused(refusal(408, "the body arrives too slowly; send it again")) from None
+            raise BodyRejected(rejection(408, "the body arrives too slowly; send it again")) from None
 
     async def _receive_part(self, receive: Receive, body: "_Incoming") -> None:
         event = await receive()
@@ -98,16 +98,16 @@ class BodyReader:
         body.num_bytes += len(part)
         self._num_held_bytes += len(part)
         if body.num_bytes > self._max_bytes:
-            raise BodyRefused(self._too_large())
+            raise BodyRejected(self._too_large())
         if self._num_held_bytes > AT_ONCE * self._max_bytes:
             message = f"more than {AT_ONCE * self._max_bytes} bytes of bodies are being received; try again later"
-            raise BodyRefused(refusal(503, message, {"retry-after": str(RETRY_AFTER_S)}))
+            raise BodyRejected(rejection(503, message, {"retry-after": str(RETRY_AFTER_S)}))
         if not event.get("more_body", False):
             body.state = "whole"
 
     def _too_large(self) -> Response:
         limit = f"{self._max_bytes} bytes, which is the limit (--max-request-body-bytes)"
-        return refusal(413, f"the body is larger than {limit}")
+        return rejection(413, f"the body is larger than {limit}")
 
 
 @dataclass(slots=True)

@@ -105,7 +105,7 @@ def failure_response(scope: Scope, error: Exception) -> Response:
     return error_response(error)
 
 
-def refusal(status: int, message: str, headers: Mapping[str, str] | None = None) -> Response:
+def rejection(status: int, message: str, headers: Mapping[str, str] | None = None) -> Response:
     """Return the error response to a request that is rejected before it reaches a route."""
     return Response(_encode(HTTPStatus(status), message, None), status, headers, JSON)
 

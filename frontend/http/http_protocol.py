@@ -16,7 +16,7 @@ from uvicorn.server import ServerState
 
 from octavo.frontend.http.acceptor import FIRST_REQUEST_S
 from octavo.frontend.http.disconnect import MessageEvent
-from octavo.frontend.http.errors import refusal
+from octavo.frontend.http.errors import rejection
 from octavo.frontend.http.throttle import Throttle, first_bytes, is_probe
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ class HttpProtocol(HttpToolsProtocol):
         "_is_encrypted",
         "_is_in_message",
         "_is_queued",
-        "_is_refused",
+        "_is_rejected",
         "_is_shutdown_pending",
         "_is_upgrade_offered",
         "_num_kept_bytes",
@@ -113,7 +113,7 @@ class HttpProtocol(HttpToolsProtocol):
         """Runs while the parser buffers a part or a body is incomplete."""
         self._unread_timer: asyncio.TimerHandle | None = None
         """Runs while the client may have left data unread."""
-        self._is_refused = False
+        self._is_rejected = False
         self._is_upgrade_offered = False
         """The last head offers an upgrade; it is parsed again without the offer, see `_feed`."""
         self._is_queued = False
@@ -170,12 +170,12 @@ class HttpProtocol(HttpToolsProtocol):
 
     def _handle(self, data: bytes) -> None:
         """Feed the parser, and check how many bytes it buffers."""
-        if self._is_refused:
+        if self._is_rejected:
             return
         self._num_kept_bytes += len(data)
         self._feed(data)
         if self._num_kept_bytes > self._max_bytes:
-            self._refuse()
+            self._reject()
         elif self._num_kept_bytes or self._is_in_message:
             self._start_unfinished_timer()
 
@@ -207,10 +207,10 @@ class HttpProtocol(HttpToolsProtocol):
         self._reset_unfinished()
         num_bytes = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
         if num_bytes > self._max_bytes:
-            self._refuse()
+            self._reject()
         elif self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT":
             self._is_upgrade_offered = True  # the parser stops after this head, see `_feed`
-        elif not self._is_refused:
+        elif not self._is_rejected:
             self._is_in_message = True
             super().on_headers_complete()
             self.cycle.message_event = MessageEvent()  # type: ignore[assignment]
@@ -218,14 +218,14 @@ class HttpProtocol(HttpToolsProtocol):
     def on_body(self, body: bytes) -> None:
         """Pass on a part of the body, unless the head was rejected."""
         self._reset_unfinished()
-        if not self._is_refused:
+        if not self._is_rejected:
             super().on_body(body)
 
     def on_message_complete(self) -> None:
         """Complete the request, unless its head was rejected."""
         self._is_in_message = False
         self._reset_unfinished()
-        if not (self._is_refused or self._is_upgrade_offered):
+        if not (self._is_rejected or self._is_upgrade_offered):
             super().on_message_complete()
             self.headers = []  # the scope has them, and drops them where the rest of a request may wait for long
             if self.cycle.response_complete and self.timeout_keep_alive_task is None:
@@ -316,14 +316,14 @@ class HttpProtocol(HttpToolsProtocol):
     def _max_bytes(self) -> int:
         return self.config.h11_max_incomplete_event_size or 0
 
-    def _refuse(self) -> None:
+    def _reject(self) -> None:
         """Send an error response, unless an earlier response is being sent, and close."""
-        if self._is_refused or self.transport.is_closing():
+        if self._is_rejected or self.transport.is_closing():
             return
-        self._is_refused = True
+        self._is_rejected = True
         if self.cycle is None or self.cycle.response_complete:
             limit = f"{self._max_bytes} bytes, which is the limit (--max-request-head-bytes)"
-            self._write_refusal(
+            self._write_rejection(
                 HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, f"the head of the request is larger than {limit}"
             )
             # Closing at once with unread data would reset the connection before the client reads the response.
@@ -338,11 +338,11 @@ class HttpProtocol(HttpToolsProtocol):
         cycle = self.cycle
         is_in_body = cycle is not None and cycle.more_body and not cycle.response_started
         if cycle is None or cycle.response_complete or is_in_body:
-            self._write_refusal(HTTPStatus.BAD_REQUEST, "the request is not valid HTTP/1.1")
+            self._write_rejection(HTTPStatus.BAD_REQUEST, "the request is not valid HTTP/1.1")
         self.transport.close()
 
-    def _write_refusal(self, status: HTTPStatus, message: str) -> None:
-        body = refusal(status, message).body
+    def _write_rejection(self, status: HTTPStatus, message: str) -> None:
+        body = rejection(status, message).body
         lines = [*self.server_state.default_headers, (b"content-type", b"application/json")]
         lines += [(b"content-length", b"%d" % len(body)), (b"connection", b"close")]
         head = b"".join([b"%b: %b\r\n" % line for line in lines])

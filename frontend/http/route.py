@@ -16,9 +16,9 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from octavo.frontend.http.app_state import AppState
-from octavo.frontend.http.body_reader import BodyReader, BodyRefused
+from octavo.frontend.http.body_reader import BodyReader, BodyRejected
 from octavo.frontend.http.disconnect import CancelOnDisconnect
-from octavo.frontend.http.errors import failure_response, refusal
+from octavo.frontend.http.errors import failure_response, rejection
 from octavo.frontend.http.request import ApiRequest, RequestBody, header_value
 from octavo.protocol.errors import OctavoError
 
@@ -75,12 +75,12 @@ class ApiRoute(APIRoute):
             await super().handle(scope, receive, send)
             return
         scope[APP_STATE] = self.app_state
-        if refused := self._refusal(scope):
-            await refused(scope, receive, send)
+        if rejected := self._rejection(scope):
+            await rejected(scope, receive, send)
             return
         try:
             body = await self.body_reader.read(receive)
-        except BodyRefused as error:
+        except BodyRejected as error:
             await error.response(scope, receive, send)
             return
         if body is None:
@@ -106,12 +106,14 @@ class ApiRoute(APIRoute):
             response = failure_response(request.scope, error)
         return response
 
-    def _refusal(self, scope: Scope) -> Response | None:
+    def _rejection(self, scope: Scope) -> Response | None:
         """Return the error response if the headers already rule the request out, else None."""
         if "requestBody" in (self.openapi_extra or {}) and not _is_json(header_value(scope, b"content-type")):
             # A web page of another origin can send any other type to a local server without a preflight request.
-            return refusal(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "the body must be sent as Content-Type: application/json")
-        return self.body_reader.refused_length(header_value(scope, b"content-length"))
+            return rejection(
+                HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "the body must be sent as Content-Type: application/json"
+            )
+        return self.body_reader.rejected_length(header_value(scope, b"content-length"))
 
 
 def _is_json(content_type: str) -> bool:

@@ -1,6 +1,6 @@
 """schemathesis against a real engine: whatever the description of the API allows or forbids is answered as it says.
 
-Requests that fit their schema may be refused with 400 all the same: fields depend on one another, on the model and on
+Requests that fit their schema may be rejected with 400 all the same: fields depend on one another, on the model and on
 its length, which a schema cannot say. So the one check left out is `positive_data_acceptance`.
 """
 

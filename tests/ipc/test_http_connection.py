@@ -71,7 +71,7 @@ def test_a_body_in_chunks_and_in_many_pieces() -> None:
     play(scenario)
 
 
-def test_expect_continue_is_encouraged_unless_refused() -> None:
+def test_expect_continue_is_encouraged_unless_rejected() -> None:
     async def scenario(caller: Caller) -> None:
         content = json.dumps(ASK).encode()
         for path, is_encouraged in ((PATH, True), ("/nowhere", False)):
@@ -199,7 +199,7 @@ def test_a_caller_who_leaves_ends_the_request_without_a_word(stream: bool, caplo
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_refused_request_is_no_news_for_the_log(stream: bool, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_rejected_request_is_no_news_for_the_log(stream: bool, caplog: pytest.LogCaptureFixture) -> None:
     client = FakeClient()
     client.error = OverloadedError("the queue is full")
 

@@ -204,8 +204,8 @@ def test_callers_above_the_limit_are_told_to_come_back_and_probes_are_not(monkey
         async with listening(application(FakeClient())) as path:
             silent = [call(path, b"") for _ in range(2)]
             await asyncio.sleep(0.1)
-            refused = await answer(call(path, POST))
-            assert refused.startswith(b"HTTP/1.1 503 ") and b"retry-after: 1" in refused
+            rejected = await answer(call(path, POST))
+            assert rejected.startswith(b"HTTP/1.1 503 ") and b"retry-after: 1" in rejected
             assert b" 200 OK" in (await answer(call(path, PROBE))).splitlines()[0]
             for caller in silent:
                 caller.close()

@@ -28,7 +28,7 @@ SHORT_HEADS = ServerConfig(max_request_head_bytes=1000)
     ],
     ids=["a long value", "many lines", "a long target"],
 )
-def test_a_head_over_the_limit_is_refused_and_the_connection_closed(head: str, piece: int) -> None:
+def test_a_head_over_the_limit_is_rejected_and_the_connection_closed(head: str, piece: int) -> None:
     async def scenario(caller: Caller) -> None:
         for place in range(0, len(head), piece):
             caller.send(head[place : place + piece].encode())
@@ -40,7 +40,7 @@ def test_a_head_over_the_limit_is_refused_and_the_connection_closed(head: str, p
     play(scenario, config=SHORT_HEADS)
 
 
-def test_what_is_no_http_is_refused_as_everything_else_is() -> None:
+def test_what_is_no_http_is_rejected_as_everything_else_is() -> None:
     async def scenario(caller: Caller) -> None:
         caller.send(b"\x16\x03\x01\x02\x00\r\n\r\n")
         status, headers, body = await caller.read_response()
@@ -176,7 +176,7 @@ def test_a_body_behind_a_request_that_runs_waits_for_its_turn(monkeypatch: pytes
     play(scenario, client)
 
 
-def test_a_body_that_comes_after_its_refusal_does_not_keep_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_body_that_comes_after_its_rejection_does_not_keep_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "KEEP_ALIVE_S", 0.2)
 
     async def scenario(caller: Caller) -> None:

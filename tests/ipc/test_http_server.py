@@ -101,7 +101,7 @@ def test_socket_of_a_dead_server_is_replaced(tmp_path: Path) -> None:
         dead.bind(str(path))
     listener = listen(ServerConfig(uds=str(path)))
     with socket.socket(socket.AF_UNIX) as caller:
-        caller.connect(str(path))  # the dead one's socket refused it
+        caller.connect(str(path))  # the dead one's socket refuses connections
         assert caller.getpeername() == str(path)
     listener.close()
 

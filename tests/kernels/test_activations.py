@@ -109,6 +109,6 @@ def test_native_gelu_over_its_range(native_library: NativeLibrary, uses_tanh: bo
     assert results[:4].tolist() == [0.0, ends[0, 1], 0.0, 0.0] and results[4].isnan()
 
 
-def test_silu_and_mul_refuses_rows_without_two_halves() -> None:
+def test_silu_and_mul_rejects_rows_without_two_halves() -> None:
     with pytest.raises(ShapeError):
         silu_and_mul(random(2, 7))

@@ -85,6 +85,6 @@ def test_native_cast(native_library: NativeLibrary, dtype: torch.dtype, out_dtyp
     assert bool(compute(nan).isnan().all())
 
 
-def test_add_refuses_other_shapes() -> None:
+def test_add_rejects_other_shapes() -> None:
     with pytest.raises(ShapeError):
         add(random(2, 3), random(2, 4))

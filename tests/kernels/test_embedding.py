@@ -53,7 +53,7 @@ def test_native_embedding_of_any_shape(native_library: NativeLibrary, rows, widt
     assert torch.equal(actual, reference.embedding(ids, table).to(out_dtype))
 
 
-def test_embedding_refuses_indices_of_another_shape() -> None:
+def test_embedding_rejects_indices_of_another_shape() -> None:
     with pytest.raises(ShapeError):
         embedding(torch.zeros(2, 2, dtype=torch.int64), random(4, 4))
     ids, table = torch.zeros(2, dtype=torch.int64), random(4, 4)

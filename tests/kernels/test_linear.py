@@ -87,7 +87,7 @@ def test_a_slice_of_wider_rows_gives_the_same_bits() -> None:
     assert torch.equal(linear(x[:, 576:], ours), linear(x[:, 576:].clone(), ours))
 
 
-def test_linear_refuses_what_does_not_fit() -> None:
+def test_linear_rejects_what_does_not_fit() -> None:
     with pytest.raises(ShapeError):
         linear(random(2, 8), packed(random(4, 9)))
     with pytest.raises(ShapeError):

@@ -180,7 +180,7 @@ def test_a_packed_weight_comes_back_from_its_buffers() -> None:
     assert packed.num_bytes == sum(buffer.nbytes for buffer in buffers.values())
 
 
-def test_buffers_of_other_sizes_are_refused() -> None:
+def test_buffers_of_other_sizes_are_rejected() -> None:
     header, buffers = pack(load(), random(70, 33)).to_buffers()
     with pytest.raises(ValueError, match="bytes for a packed weight"):
         NativeLinear.from_buffers(header, {"weight": buffers["weight"][:-4]})

@@ -253,7 +253,7 @@ def test_rows_can_be_chosen() -> None:
     assert torch.equal(weight.rows(index).dequantize(), weight.dequantize()[index])
 
 
-def test_what_does_not_go_together_is_refused() -> None:
+def test_what_does_not_go_together_is_rejected() -> None:
     levels, scale = torch.zeros(4, 40, dtype=torch.uint8), torch.ones(4, 3).half()
     QuantizedWeight(levels, scale, None, 8, 4, 16)
     for wrong in [

@@ -114,7 +114,7 @@ def test_add_rms_norm(width: int, dtype: torch.dtype) -> None:
         assert torch.equal(norm, rms_norm(total, weight, add_cases.EPS))
 
 
-def test_norms_refuse_what_does_not_fit() -> None:
+def test_norms_reject_what_does_not_fit() -> None:
     with pytest.raises(ShapeError):
         rms_norm(random(2, 8), random(9), 1e-5)
     with pytest.raises(ShapeError):

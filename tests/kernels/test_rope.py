@@ -71,6 +71,6 @@ def test_native_rope_of_any_shape(native_library: NativeLibrary, rows, num_heads
     check_native_rope(native_library, rows, num_heads, 2 * num_pairs + num_more, num_pairs, dtype)
 
 
-def test_rope_refuses_angles_that_do_not_fit() -> None:
+def test_rope_rejects_angles_that_do_not_fit() -> None:
     with pytest.raises(ShapeError):
         rope(random(2, 3, 8), random(2, 8), random(2, 8))

@@ -38,7 +38,7 @@ def test_the_bits_are_those_of_its_parts() -> None:
     assert torch.equal(rows.cache, cache)
 
 
-def test_it_refuses_what_does_not_go_together() -> None:
+def test_it_rejects_what_does_not_go_together() -> None:
     rows = make_rows(2, (4, 2, 8, 4), torch.float32, block_size=16, has_norm=True, seed=0)
     q, k, v, rotation, k_cache, v_cache, slots = rows.arguments()
     with pytest.raises(ShapeError, match="for a cache"):

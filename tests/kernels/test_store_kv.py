@@ -25,7 +25,7 @@ def test_store_kv(num_kv_heads: int, head_dim: int, block_size: int, dtype: torc
         assert not torch.equal(actual, cache)
 
 
-def test_store_kv_refuses_another_dtype() -> None:
+def test_store_kv_rejects_another_dtype() -> None:
     cache = torch.zeros(2, 16, 1, 8)
     k = torch.zeros(1, 1, 8, dtype=torch.bfloat16)
     with pytest.raises(ShapeError):

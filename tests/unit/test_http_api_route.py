@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo.frontend.http.auth import ApiKeyMiddleware
-from octavo.frontend.http.body_reader import AT_ONCE, GRACE_S, BodyReader, BodyRefused
+from octavo.frontend.http.body_reader import AT_ONCE, GRACE_S, BodyReader, BodyRejected
 from octavo.frontend.http.request import ApiRequest
 from octavo.frontend.http.route import ApiRoute, answer_failures
 from octavo.frontend.http.sse import DONE, EventStream
@@ -141,7 +141,7 @@ def test_a_dependency_of_the_embedding_application_may_read_the_body_too() -> No
 
 
 @pytest.mark.parametrize("announces", [True, False])
-def test_what_is_refused_is_not_read(announces: bool) -> None:
+def test_what_is_rejected_is_not_read(announces: bool) -> None:
     async def scenario() -> None:
         server = FakeServer(b"ab", b"cd", b"ef", headers=[(b"content-length", b"6")] if announces else [])
         await server.start(app_of(never, max_body_bytes=3))
@@ -165,16 +165,16 @@ def test_a_socket_without_a_key_is_closed() -> None:
     run(scenario())
 
 
-def test_a_body_that_comes_too_slowly_is_refused() -> None:
+def test_a_body_that_comes_too_slowly_is_rejected() -> None:
     async def scenario() -> None:
         bodies = BodyReader(max_bytes=100, grace_s=0.02)
         server = FakeServer(b"ab", b"")
         assert await bodies.read(server.incoming.get) == b"ab"
         server = FakeServer(b"ab", b"cd", b"ef")
         server.incoming._queue.pop()  # type: ignore[attr-defined]
-        with pytest.raises(BodyRefused) as refused:
+        with pytest.raises(BodyRejected) as rejected:
             await bodies.read(server.incoming.get)
-        assert refused.value.response.status_code == 408
+        assert rejected.value.response.status_code == 408
         assert bodies._num_held_bytes == 0
 
     run(scenario())
@@ -185,16 +185,16 @@ def test_who_has_sent_much_at_once_may_not_rest_on_it() -> None:
         bodies = BodyReader(max_bytes=2**20, grace_s=0.02)
         server = FakeServer(b"a", b"x" * 100_000, b"")
         server.incoming._queue.pop()  # type: ignore[attr-defined]
-        with pytest.raises(BodyRefused) as refused:
+        with pytest.raises(BodyRejected) as rejected:
             await asyncio.wait_for(bodies.read(server.incoming.get), 20)
-        assert refused.value.response.status_code == 408
+        assert rejected.value.response.status_code == 408
 
     run(scenario())
 
 
-@pytest.mark.parametrize(("kib_s", "is_refused"), [(0.9, False), (1.4, True)])
+@pytest.mark.parametrize(("kib_s", "is_rejected"), [(0.9, False), (1.4, True)])
 def test_a_body_in_its_pace_may_take_longer_than_the_grace(
-    kib_s: float, is_refused: bool, monkeypatch: pytest.MonkeyPatch
+    kib_s: float, is_rejected: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def scenario() -> None:
         loop = asyncio.get_running_loop()
@@ -208,7 +208,7 @@ def test_a_body_in_its_pace_may_take_longer_than_the_grace(
             await asyncio.sleep(0)
             return await server.incoming.get()
 
-        with pytest.raises(BodyRefused) if is_refused else contextlib.nullcontext():
+        with pytest.raises(BodyRejected) if is_rejected else contextlib.nullcontext():
             assert len(await BodyReader(max_bytes=2**20).read(receive) or b"") == 200 * 1024
         assert skipped_s > 2 * GRACE_S
 
@@ -223,9 +223,9 @@ def test_all_bodies_on_their_way_are_bounded_together() -> None:
             server.incoming._queue.pop()  # type: ignore[attr-defined]
         waiting = [asyncio.create_task(bodies.read(server.incoming.get)) for server in unfinished]
         await asyncio.sleep(0)
-        with pytest.raises(BodyRefused) as refused:
+        with pytest.raises(BodyRejected) as rejected:
             await bodies.read(FakeServer(b"x").incoming.get)
-        assert (refused.value.response.status_code, refused.value.response.headers["retry-after"]) == (503, "1")
+        assert (rejected.value.response.status_code, rejected.value.response.headers["retry-after"]) == (503, "1")
         unfinished[0].leave()
         assert await waiting[0] is None
         assert await bodies.read(FakeServer(b"x").incoming.get) == b"x"
@@ -360,7 +360,7 @@ def test_failures_of_a_stream(error: Exception, num_pieces: int) -> None:
     run(scenario())
 
 
-class Refusal(Exception):
+class Rejection(Exception):
     """Of an application's own."""
 
 
@@ -368,17 +368,17 @@ class Refusal(Exception):
 def test_errors_of_dependencies_go_to_the_application_and_errors_of_handlers_to_octavo(where: str) -> None:
     async def check() -> None:
         if where == "dependency":
-            raise Refusal("not today")
+            raise Rejection("not today")
 
     async def handler(checked: Annotated[None, Depends(check)]) -> Response:
-        raise Refusal("broken")
+        raise Rejection("broken")
 
-    async def refuse(request: Request, error: Exception) -> Response:
+    async def reject(request: Request, error: Exception) -> Response:
         return JSONResponse(str(error), 418)
 
     async def scenario() -> None:
         app = app_of(handler)
-        app.add_exception_handler(Refusal, refuse)
+        app.add_exception_handler(Rejection, reject)
         server = FakeServer(b"")
         serving = server.start(app)
         await asyncio.wait([serving])

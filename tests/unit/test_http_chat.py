@@ -145,8 +145,8 @@ def test_logprobs_of_tokens_that_were_asked_for(top: dict[str, int]) -> None:
         [entry]
     ]
     for wrong in ({"logprob_token_ids": [1]}, {"logprob_token_ids": [1] * 129, "logprobs": True}):
-        refused = post(FakeClient(), PATH, ask(**wrong))
-        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "logprob_token_ids")
+        rejected = post(FakeClient(), PATH, ask(**wrong))
+        assert (rejected.status_code, rejected.json()["error"]["param"]) == (400, "logprob_token_ids")
 
 
 def test_streamed_logprobs_equal_the_whole_ones() -> None:

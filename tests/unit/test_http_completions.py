@@ -167,7 +167,7 @@ def test_echo_with_no_tokens_scores_the_prompt() -> None:
     assert body["usage"]["completion_tokens"] == 0
 
 
-def test_no_tokens_without_echo_is_refused() -> None:
+def test_no_tokens_without_echo_is_rejected() -> None:
     assert post(FakeClient(), PATH, ask(max_tokens=0)).json()["error"]["param"] == "max_tokens"
 
 
@@ -175,8 +175,8 @@ def test_no_tokens_without_echo_is_refused() -> None:
 def test_logprobs_of_tokens_that_were_asked_for(asked: dict[str, int]) -> None:
     body = post(FakeClient("h"), PATH, {"prompt": "x", "logprob_token_ids": [66, 65], **asked}).json()
     assert body["choices"][0]["logprobs"]["top_logprobs"] == [{"h": -1.5, "B": -4.0, "A": -5.0}]
-    refused = post(FakeClient(), PATH, {"prompt": "x", "logprob_token_ids": [1], "use_beam_search": True})
-    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "logprob_token_ids")
+    rejected = post(FakeClient(), PATH, {"prompt": "x", "logprob_token_ids": [1], "use_beam_search": True})
+    assert (rejected.status_code, rejected.json()["error"]["param"]) == (400, "logprob_token_ids")
 
 
 def test_prompt_logprobs_and_token_ids() -> None:
@@ -195,7 +195,7 @@ def test_prompts_are_cut_on_either_side() -> None:
 
 
 @pytest.mark.parametrize("field", ["suffix", "prompt_embeds"])
-def test_later_fields_are_refused(field) -> None:
+def test_later_fields_are_rejected(field) -> None:
     assert post(FakeClient(), PATH, ask(**{field: ["x"]})).json()["error"]["param"] == field
 
 
@@ -225,7 +225,7 @@ def test_leaving_ends_every_prompt(stream) -> None:
 # --- best_of and beam search ----------------------------------------------------------------
 
 
-def refusal(**fields):
+def rejection(**fields):
     response = post(FakeClient(), PATH, ask(**fields))
     assert response.status_code == 400, response.text
     return response.json()["error"]
@@ -255,8 +255,8 @@ def test_best_of_goes_to_the_engine() -> None:
         ("early_stopping", {"early_stopping": True}),
     ],
 )
-def test_what_cannot_be_is_refused_by_name(param, fields) -> None:
-    assert refusal(**fields)["param"] == param
+def test_what_cannot_be_is_rejected_by_name(param, fields) -> None:
+    assert rejection(**fields)["param"] == param
 
 
 def test_words_and_allowed_tokens_go_to_the_engine() -> None:
@@ -315,8 +315,8 @@ def test_a_beam_search_echoes_and_takes_any_temperature() -> None:
         ("early_stopping", {"early_stopping": "always"}),
     ],
 )
-def test_what_a_beam_search_cannot_do_is_refused_by_name(param, fields) -> None:
-    assert refusal(use_beam_search=True, **fields)["param"] == param
+def test_what_a_beam_search_cannot_do_is_rejected_by_name(param, fields) -> None:
+    assert rejection(use_beam_search=True, **fields)["param"] == param
 
 
 def test_a_beam_search_takes_what_means_nothing() -> None:

@@ -70,8 +70,8 @@ def test_routes_answer_wherever_they_are(app: FastAPI, prefix: str) -> None:
     stream = call(app, "POST", prefix + PATH, json=ASK | {"stream": True})
     assert stream.headers["content-type"].startswith("text/event-stream") and stream.text.endswith("data: [DONE]\n\n")
     assert call(app, "GET", prefix + f"/v1/models/{MODEL}").json()["id"] == MODEL
-    refused = call(app, "POST", prefix + PATH, json=ASK | {"n": "x"})
-    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "n")
+    rejected = call(app, "POST", prefix + PATH, json=ASK | {"n": "x"})
+    assert (rejected.status_code, rejected.json()["error"]["param"]) == (400, "n")
     assert call(app, "POST", prefix + PATH, content=b"{}", headers={"content-type": "text/plain"}).status_code == 415
     if prefix:
         assert call(app, "POST", PATH, json=ASK).status_code == 404
@@ -92,8 +92,8 @@ def test_a_mounted_application_knows_its_place() -> None:
     app = own_application()
     app.mount("/llm", octavo.create_app(FakeClient(), octavo.ServerConfig(api_key=["k"])))
     assert call(app, "GET", "/llm/health").status_code == 200
-    refused = call(app, "GET", "/llm/docs")
-    assert refused.status_code == 401 and refused.headers["www-authenticate"].startswith("Basic")
+    rejected = call(app, "GET", "/llm/docs")
+    assert rejected.status_code == 401 and rejected.headers["www-authenticate"].startswith("Basic")
     headers = {"authorization": "Bearer k"}
     assert call(app, "GET", "/llm/openapi.json", headers=headers).json()["servers"] == [{"url": "/llm"}]
     assert call(app, "GET", "/llm/", headers=headers).headers["content-type"].startswith("text/html")
@@ -121,8 +121,8 @@ def test_dependencies_of_the_outer_application_come_first() -> None:
     client = FakeClient()
     app = FastAPI()
     app.include_router(octavo.create_router(client), dependencies=[Depends(require)])
-    refused = call(app, "POST", PATH, json=ASK)
-    assert (refused.status_code, refused.json()) == (401, {"detail": "who are you?"}) and not client.requests
+    rejected = call(app, "POST", PATH, json=ASK)
+    assert (rejected.status_code, rejected.json()) == (401, {"detail": "who are you?"}) and not client.requests
     assert call(app, "POST", PATH, json=ASK, headers={"X-User": "me"}).status_code == 200
 
 
@@ -142,8 +142,8 @@ def test_an_application_chooses_the_engine() -> None:
         for name in ("first", "second", "second")
     ]
     assert texts == ["one", "two", "two"] and (len(first.requests), len(second.requests)) == (1, 2)
-    refused = call(app, "POST", PATH, json=ASK, headers={"x-engine": "none"})
-    assert (refused.status_code, refused.json()["error"]["message"]) == (503, "no engine is free")
+    rejected = call(app, "POST", PATH, json=ASK, headers={"x-engine": "none"})
+    assert (rejected.status_code, rejected.json()["error"]["message"]) == (503, "no engine is free")
 
 
 async def to_second(request: Request) -> FakeClient:
@@ -209,7 +209,7 @@ class Stamp:
         await self.app(scope, receive, stamped)
 
 
-async def refuse_teapots(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
+async def reject_teapots(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
     """Middleware by function."""
     if request.headers.get("x-teapot"):
         return Response(status_code=418)
@@ -218,17 +218,17 @@ async def refuse_teapots(request: Request, call_next: Callable[[Request], Awaita
 
 def test_middleware_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "own_middleware", sys.modules[__name__])
-    names = ["own_middleware.Stamp", "own_middleware.refuse_teapots"]
+    names = ["own_middleware.Stamp", "own_middleware.reject_teapots"]
     app = octavo.create_app(FakeClient(), octavo.ServerConfig(middleware=names))
     assert call(app, "POST", PATH, json=ASK).headers["x-stamp"] == "class"
     stream = call(app, "POST", PATH, json=ASK | {"stream": True})
     assert stream.text.endswith("data: [DONE]\n\n") and stream.headers["x-stamp"] == "class"
     assert stream.text.count(": seen") == 4, "each piece of a stream goes through it"
-    refused = call(app, "POST", PATH, json=ASK, headers={"x-teapot": "1"})
-    assert refused.status_code == 418 and "x-stamp" not in refused.headers, "the last one is outermost"
+    rejected = call(app, "POST", PATH, json=ASK, headers={"x-teapot": "1"})
+    assert rejected.status_code == 418 and "x-stamp" not in rejected.headers, "the last one is outermost"
 
 
 @pytest.mark.parametrize("name", ["nowhere.Class", "json.nothing", "plain", "octavo.frontend.http.sse.DONE"])
-def test_middleware_that_cannot_be_is_refused_at_the_start(name: str) -> None:
+def test_middleware_that_cannot_be_is_rejected_at_the_start(name: str) -> None:
     with pytest.raises(ConfigError, match=name):
         load_middleware([name])

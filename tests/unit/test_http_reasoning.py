@@ -105,8 +105,8 @@ def test_a_limit_of_thoughts_needs_thoughts() -> None:
         assert (response.status_code, response.json()["error"]["param"]) == (400, "thinking_token_budget")
     for limit in (0, 5):
         body = {"prompt": "x", "thinking_token_budget": limit}
-        refused = post(ToolClient(), "/v1/completions", body, config=QWEN)
-        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "thinking_token_budget")
+        rejected = post(ToolClient(), "/v1/completions", body, config=QWEN)
+        assert (rejected.status_code, rejected.json()["error"]["param"]) == (400, "thinking_token_budget")
     harmless = {"prompt": "x", "thinking_token_budget": -1}
     assert post(ToolClient(), "/v1/completions", harmless, config=QWEN).status_code == 200
 

@@ -27,7 +27,7 @@ def test_text_needs_no_form(fields: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
 @pytest.mark.parametrize("empty", [{}, {"json": None}, {"whitespace_pattern": " "}], ids=str)
-def test_a_form_without_a_kind_is_refused(path: str, empty: dict[str, Any]) -> None:
+def test_a_form_without_a_kind_is_rejected(path: str, empty: dict[str, Any]) -> None:
     asks = {"prompt": "a"} if path == "/v1/completions" else {"messages": [{"role": "user", "content": "x"}]}
     response = post(FakeClient(), path, {**asks, "structured_outputs": empty})
     error = response.json()["error"]

@@ -81,8 +81,8 @@ def test_only_the_pages_that_were_named_may_ask() -> None:
     assert {"x-a", "x-b"} < set(allowed["headers"].split(", ")) and "x-c" not in allowed["headers"]
     assert "origin" not in preflight({"Origin": "https://other.example"}, **config)
     asks = {"Access-Control-Request-Method": "POST", **ORIGIN}
-    refused = request(FakeClient(), "OPTIONS", PATH, headers=asks, config=ServerConfig(allowed_origins=[]))
-    assert not any(name.startswith("access-control") for name in refused.headers)
+    rejected = request(FakeClient(), "OPTIONS", PATH, headers=asks, config=ServerConfig(allowed_origins=[]))
+    assert not any(name.startswith("access-control") for name in rejected.headers)
 
 
 def test_credentials_name_the_origin() -> None:
@@ -91,7 +91,7 @@ def test_credentials_name_the_origin() -> None:
 
 
 @pytest.mark.parametrize(("path", "status"), [("/version", 401), ("/health", 200)])
-def test_answers_and_refusals_can_be_read_by_a_page(path, status) -> None:
+def test_answers_and_rejections_can_be_read_by_a_page(path, status) -> None:
     response = request(FakeClient(), "GET", path, headers=ORIGIN, api_keys=["k"])
     assert (response.status_code, response.headers["access-control-allow-origin"]) == (status, "*")
     assert "access-control-allow-origin" not in request(FakeClient(), "GET", path).headers
@@ -280,7 +280,7 @@ def test_server_info_says_what_runs() -> None:
     assert info["models"] == [MODEL, "alias"] and info["config"]["max_num_seqs"] == 256
 
 
-def test_reset_prefix_cache_is_refused_while_requests_run() -> None:
+def test_reset_prefix_cache_is_rejected_while_requests_run() -> None:
     client = FakeClient()
     assert post(client, "/reset_prefix_cache", b"").json() == {"success": True}
     client.latest_stats = EngineStats(num_running=1)

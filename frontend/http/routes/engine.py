@@ -8,7 +8,7 @@ from starlette.responses import Response
 
 from octavo.frontend.http.app_state import AppState
 from octavo.frontend.http.dependencies import CurrentState
-from octavo.frontend.http.errors import refusal
+from octavo.frontend.http.errors import rejection
 from octavo.frontend.http.request import JSON
 from octavo.frontend.http.schemas.engine import Done, Load, ServerInfo
 from octavo.protocol.errors import InvalidRequestError
@@ -37,7 +37,7 @@ async def reset_prefix_cache(state: CurrentState) -> Response:
     """Drop all cached prefixes, unless requests use the cache at the moment."""
     if await state.client.reset_prefix_cache():
         return _answer(Done())
-    return refusal(409, "the prefix cache is in use by running requests: try again when there are none")
+    return rejection(409, "the prefix cache is in use by running requests: try again when there are none")
 
 
 async def start_profile(state: CurrentState) -> Response:
