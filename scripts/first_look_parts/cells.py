@@ -18,6 +18,7 @@ MODELS: tuple[ShapeName, ...] = ("Qwen3-0.6B", "Llama-3.1-8B")
 TEMPERATURE: dict[str, Any] = {"temperature": 0.6}
 FILTERED: dict[str, Any] = {"temperature": 0.6, "top_k": 20, "top_p": 0.95}
 """The defaults of Qwen3's generation config."""
+REPORTED: dict[str, Any] = {"temperature": 0.6, "logprobs": 20}
 
 EARLY: dict[str, Any] = {"shape": "Llama-3.1-8B", "rows": [1, 16, 64, 200]}
 
@@ -84,8 +85,10 @@ def _attention(batch: int, context: int, num_tokens: int) -> Cell:
 
 
 def _decode(shape: ShapeName, group: Group) -> list[Cell]:
-    """Return decode steps with both ways of sampling; the first one loads the model unless it is loaded already."""
+    """Return decode steps by ways of sampling; the first one loads the model unless it is loaded already."""
     samplings = {"temperature": TEMPERATURE, "top-k and top-p": FILTERED}
+    if group == "small":
+        samplings["20 logprobs"] = REPORTED
     return [
         Cell(
             f"decode-{shape}-{name}",
