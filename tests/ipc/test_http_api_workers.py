@@ -134,7 +134,7 @@ def test_none_is_replaced_when_the_engine_is_dead(tmp_path: Path) -> None:
     play("stay", tmp_path, scenario)
 
 
-def test_those_that_die_again_and_again_are_given_up(tmp_path: Path) -> None:
+def test_processes_that_keep_dying_are_not_restarted(tmp_path: Path) -> None:
     async def scenario(one: Family) -> None:
         await one.api_workers.start()
         await until(lambda: one.failures)

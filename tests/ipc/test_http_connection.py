@@ -119,7 +119,7 @@ def test_a_body_over_the_limit_is_not_kept(announces: bool) -> None:
     play(scenario, config=ServerConfig(max_request_body_bytes=1000))
 
 
-def test_a_caller_who_does_not_read_stops_the_stream() -> None:
+def test_a_client_that_does_not_read_pauses_the_stream() -> None:
     async def scenario(caller: Caller) -> None:
         caller.writer.transport.pause_reading()  # type: ignore[attr-defined]
         caller.ask(PATH, ASK | {"stream": True, "max_tokens": 255})
@@ -184,7 +184,7 @@ def test_an_unexpected_failure_of_a_stream_ends_it_in_order(num_tokens: int, cap
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_caller_who_leaves_ends_the_request_without_a_word(stream: bool, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_disconnect_ends_the_request_without_a_log_line(stream: bool, caplog: pytest.LogCaptureFixture) -> None:
     client = FakeClient()
     client.pause_after = 1
 

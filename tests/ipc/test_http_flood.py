@@ -215,7 +215,7 @@ def test_callers_above_the_limit_are_told_to_come_back_and_probes_are_not(monkey
     asyncio.run(main())
 
 
-def test_what_begins_like_a_probe_does_not_take_every_file(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unfinished_probes_leave_connections_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "max_callers", lambda: 1)
     monkeypatch.setattr(acceptor, "NUM_PROBES", 3)
 
@@ -252,7 +252,7 @@ def test_a_system_without_files_for_callers_is_asked_again_later(monkeypatch: py
     asyncio.run(main())
 
 
-def test_what_begins_like_a_probe_is_none() -> None:
+def test_only_requests_for_health_are_probes() -> None:
     assert is_probe(PROBE)
     assert not is_probe(b"GET /healthy HTTP/1.1\r\n")
     assert not is_probe(POST)

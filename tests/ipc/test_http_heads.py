@@ -40,7 +40,7 @@ def test_a_head_over_the_limit_is_rejected_and_the_connection_closed(head: str, 
     play(scenario, config=SHORT_HEADS)
 
 
-def test_what_is_no_http_is_rejected_as_everything_else_is() -> None:
+def test_bytes_that_are_not_http_are_rejected_like_other_errors() -> None:
     async def scenario(caller: Caller) -> None:
         caller.send(b"\x16\x03\x01\x02\x00\r\n\r\n")
         status, headers, body = await caller.read_response()
@@ -92,7 +92,7 @@ def test_an_endless_head_is_cut_off_before_it_ends() -> None:
 
 
 @pytest.mark.parametrize("tail", [b"5;" + b"x" * 5000, b"0\r\nx: " + b"a" * 5000], ids=["chunk", "trailer"])
-def test_what_stands_between_the_parts_of_a_body_has_a_limit_too(tail: bytes) -> None:
+def test_bytes_between_chunks_of_a_body_have_a_limit_too(tail: bytes) -> None:
     async def scenario(caller: Caller) -> None:
         head = f"POST {PATH} HTTP/1.1\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
         caller.send(f"{head}1\r\n{{\r\n".encode())
@@ -104,7 +104,7 @@ def test_what_stands_between_the_parts_of_a_body_has_a_limit_too(tail: bytes) ->
 
 
 @pytest.mark.parametrize("start", [b"", b"GET /version HTTP/1.1\r\nx: "], ids=["nothing", "half a head"])
-def test_a_caller_who_does_not_come_to_the_point_is_left(start: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_that_never_finishes_its_head_is_disconnected(start: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(acceptor, "FIRST_REQUEST_S", 0.1)
     monkeypatch.setattr(http_protocol, "UNFINISHED_S", 0.1)
 

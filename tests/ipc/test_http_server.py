@@ -212,7 +212,7 @@ def test_idle_connections_are_closed_and_busy_ones_are_not(
     asyncio.run(wait())
 
 
-def test_what_does_not_end_after_an_abort_is_cut_off(anywhere: ServerConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connections_that_outlive_an_abort_are_closed(anywhere: ServerConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_module, "FINAL_RESPONSE_S", 0.1)
     client = FakeClient()
     client.pause_after = 2

@@ -90,7 +90,7 @@ def test_callers_who_trust_the_certificate_are_served_over_https(folder: Path) -
     serve(tls(folder), scenario)
 
 
-def test_a_caller_who_breaks_off_its_greeting_does_not_hold_up_the_end(folder: Path) -> None:
+def test_an_unfinished_tls_handshake_does_not_delay_the_shutdown(folder: Path) -> None:
     async def scenario(url: str, server: Server) -> None:
         parts = urlsplit(url)
         silent.append(socket.create_connection((parts.hostname, parts.port), timeout=TIMEOUT_S))
@@ -165,7 +165,7 @@ def test_a_new_certificate_is_taken_up_and_a_broken_one_is_not(folder: Path, tmp
     ],
     ids=str,
 )
-def test_what_cannot_be_used_is_said_before_anything_is_loaded(folder: Path, changes, says) -> None:
+def test_invalid_tls_settings_are_reported_at_the_start(folder: Path, changes, says) -> None:
     changes = {
         name: value.format(folder=folder) if isinstance(value, str) else value for name, value in changes.items()
     }

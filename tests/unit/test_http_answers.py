@@ -139,7 +139,7 @@ def test_offsets_behind_an_echoed_prompt_are_those_of_the_text() -> None:
 
 @pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
 @pytest.mark.parametrize(("name", "value"), [("return_token_offsets", True), ("return_prompt_text", True)])
-def test_what_would_be_missing_in_the_answer_is_rejected_by_name(path: str, name: str, value: object) -> None:
+def test_fields_that_the_response_cannot_contain_are_rejected_by_name(path: str, name: str, value: object) -> None:
     asked = {"prompt": "x"} if path == COMPLETIONS else {"messages": [{"role": "user", "content": "x"}]}
     rejected = post(FakeClient(), path, {**asked, name: value})
     assert (rejected.status_code, rejected.json()["error"]["param"]) == (400, name)

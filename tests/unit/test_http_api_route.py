@@ -141,7 +141,7 @@ def test_a_dependency_of_the_embedding_application_may_read_the_body_too() -> No
 
 
 @pytest.mark.parametrize("announces", [True, False])
-def test_what_is_rejected_is_not_read(announces: bool) -> None:
+def test_a_rejected_body_is_not_read(announces: bool) -> None:
     async def scenario() -> None:
         server = FakeServer(b"ab", b"cd", b"ef", headers=[(b"content-length", b"6")] if announces else [])
         await server.start(app_of(never, max_body_bytes=3))
@@ -180,7 +180,7 @@ def test_a_body_that_comes_too_slowly_is_rejected() -> None:
     run(scenario())
 
 
-def test_who_has_sent_much_at_once_may_not_rest_on_it() -> None:
+def test_a_fast_start_does_not_excuse_a_slow_body() -> None:
     async def scenario() -> None:
         bodies = BodyReader(max_bytes=2**20, grace_s=0.02)
         server = FakeServer(b"a", b"x" * 100_000, b"")
@@ -237,7 +237,7 @@ def test_all_bodies_on_their_way_are_bounded_together() -> None:
     run(scenario())
 
 
-def test_a_caller_who_leaves_within_the_body_is_not_answered() -> None:
+def test_a_client_that_leaves_within_the_body_gets_no_response() -> None:
     async def scenario() -> None:
         server = FakeServer(b"ab", b"cd")
         server.incoming._queue.pop()  # type: ignore[attr-defined]
@@ -248,7 +248,7 @@ def test_a_caller_who_leaves_within_the_body_is_not_answered() -> None:
     run(scenario())
 
 
-def test_a_caller_who_leaves_cancels_the_work() -> None:
+def test_a_disconnect_cancels_the_handler() -> None:
     async def scenario() -> None:
         server = FakeServer(b"")
         serving = server.start(app_of(never))
@@ -261,7 +261,7 @@ def test_a_caller_who_leaves_cancels_the_work() -> None:
 
 
 @pytest.mark.parametrize("reads", [True, False])
-def test_a_client_who_leaves_closes_the_stream(reads: bool) -> None:
+def test_a_disconnect_closes_the_stream(reads: bool) -> None:
     async def scenario() -> None:
         closed = []
 

@@ -255,7 +255,7 @@ def test_best_of_goes_to_the_engine() -> None:
         ("early_stopping", {"early_stopping": True}),
     ],
 )
-def test_what_cannot_be_is_rejected_by_name(param, fields) -> None:
+def test_invalid_values_are_rejected_with_the_field_name(param, fields) -> None:
     assert rejection(**fields)["param"] == param
 
 
@@ -315,7 +315,7 @@ def test_a_beam_search_echoes_and_takes_any_temperature() -> None:
         ("early_stopping", {"early_stopping": "always"}),
     ],
 )
-def test_what_a_beam_search_cannot_do_is_rejected_by_name(param, fields) -> None:
+def test_fields_without_meaning_for_beam_search_are_rejected_by_name(param, fields) -> None:
     assert rejection(use_beam_search=True, **fields)["param"] == param
 
 

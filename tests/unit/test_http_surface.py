@@ -130,7 +130,7 @@ def test_head_is_a_get_without_its_body() -> None:
     assert request(FakeClient(), "HEAD", PATH).status_code == 405
 
 
-def test_what_a_path_takes() -> None:
+def test_methods_that_each_path_accepts() -> None:
     response = request(FakeClient(), "OPTIONS", "/ping")
     assert (response.status_code, response.headers["allow"]) == (204, "GET, POST, HEAD, OPTIONS")
     response = request(FakeClient(), "DELETE", PATH)

@@ -10,7 +10,7 @@ from waiting import until
 from octavo.frontend.http.throttle import MAX_AT_ONCE, Throttle
 
 
-def test_what_comes_alone_is_done_at_once() -> None:
+def test_a_single_item_is_handled_at_once() -> None:
     async def main() -> None:
         done: list[int] = []
         throttle = Throttle()

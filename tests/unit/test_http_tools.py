@@ -136,7 +136,7 @@ def test_calls_and_results_of_earlier_turns_reach_the_template() -> None:
     ],
     ids=str,
 )
-def test_what_cannot_be_is_named(fields: dict[str, Any], param: str) -> None:
+def test_invalid_tools_name_their_field(fields: dict[str, Any], param: str) -> None:
     response = post(ToolClient(), PATH, ask(**fields))
     assert (response.status_code, response.json()["error"]["param"]) == (400, param)
 

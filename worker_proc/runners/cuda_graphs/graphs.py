@@ -21,8 +21,8 @@ from octavo.worker_proc.device.stream import Graph, Stream
 from octavo.worker_proc.models.base import Model
 from octavo.worker_proc.runners.cuda_graphs.metadata import (
     NO_SLOT,
+    GraphAttention,
     SampleRows,
-    StepAttention,
     StepSize,
     Views,
     fill_inputs,
@@ -115,7 +115,7 @@ class StepGraphs:
         self,
         model: Model,
         layers: PagedCacheAttention,
-        attention: Sequence[StepAttention],
+        attention: Sequence[GraphAttention],
         block_tables: Sequence[Tensor],
         stream: Stream,
         table: SlotTable,

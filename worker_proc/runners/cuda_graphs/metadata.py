@@ -64,7 +64,7 @@ class AttentionPlanLayout(Protocol):
         """Words of all lists."""
 
 
-class StepAttention(Protocol):
+class GraphAttention(Protocol):
     """Attention with static buffers: `octavo.kernels.paged_attention.gpu.StepAttention`."""
 
     @property
