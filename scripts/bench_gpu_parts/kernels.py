@@ -72,10 +72,13 @@ def _octavo(case: AttentionCase, num_layers: int) -> Callable[[int], Tensor]:
         for cache in storage.layer(layer):
             cache.normal_()
     order = torch.randperm(case.batch * blocks_each, device=DEVICE)
+    block_table = order.view(case.batch, blocks_each).int()
+    shared_blocks = case.num_shared // BLOCK_SIZE
+    block_table[:, :shared_blocks] = block_table[0, :shared_blocks].clone()
     planned = gpu.plan(
         [row * case.num_tokens for row in range(case.batch + 1)],
         [case.context] * case.batch,
-        order.view(case.batch, blocks_each).int(),
+        block_table,
         BLOCK_SIZE,
         AttentionShape(case.num_heads, case.num_kv_heads, case.head_dim, case.head_dim**-0.5),
     )

@@ -43,6 +43,8 @@ class AttentionCase:
     num_heads: int = 32
     num_kv_heads: int = 8
     head_dim: int = 128
+    num_shared: int = 0
+    """Keys that all requests share, in whole blocks."""
 
 
 @dataclass(frozen=True)

@@ -51,6 +51,7 @@ def all_cells() -> list[Cell]:
         Cell("bits-attention", "the bits of a position, attention alone", "kernels", "attention_bits", {}, 8, 40),
         *(_products(model, name) for model in MODELS for name in weight_shapes(SHAPES[model])),
         *(_attention(*case) for case in ATTENTION),
+        _attention(64, 4352, 1, num_shared=4096),
         Cell("early", "launches before the kernel ahead ends", "early", "early_launches", EARLY, 8, 40),
         Cell("bits-model", "the bits of a position, a model", "small", "model_bits", _model("Qwen3-0.6B"), 25, 60),
         *_decode("Qwen3-0.6B", "small"),
@@ -78,9 +79,11 @@ def _products(model: ShapeName, name: str) -> Cell:
     return Cell(f"products-{model}-{name}", f"products, {model} {name}", "kernels", "products", arguments, 4, 30)
 
 
-def _attention(batch: int, context: int, num_tokens: int) -> Cell:
+def _attention(batch: int, context: int, num_tokens: int, num_shared: int = 0) -> Cell:
     title = f"attention, {batch} x {context}" if num_tokens == 1 else f"attention, prefill of {num_tokens}"
     arguments = {"batch": batch, "context": context, "num_tokens": num_tokens}
+    if num_shared:
+        title, arguments = f"{title}, of which {num_shared} shared", arguments | {"num_shared": num_shared}
     return Cell(f"attention-{batch}-{context}-{num_tokens}", title, "kernels", "attention", arguments, 3, 25)
 
 

@@ -24,6 +24,7 @@ from bench_gpu_parts.steps import StepRunner
 from bench_gpu_parts.timing import DEVICE, IS_ON_GPU
 from bench_gpu_parts.workloads import Load
 from gpu_attention_estimates import estimate_prefill
+from gpu_decode_estimates import estimate_decode
 
 from first_look_parts import bits, early, products
 from first_look_parts.figures import cell_result, figure
@@ -89,23 +90,29 @@ def attention_bits() -> dict[str, Any]:
     return bits.attention_bits(length, num_decodes, *heads)
 
 
-def attention(batch: int, context: int, num_tokens: int) -> dict[str, Any]:
+def attention(batch: int, context: int, num_tokens: int, num_shared: int = 0) -> dict[str, Any]:
     """Return the time of one layer's attention by our kernel, and by torch where it computes the same."""
-    case = AttentionCase(batch, context, num_tokens)
+    case = AttentionCase(batch, context, num_tokens, num_shared=num_shared)
     if not IS_ON_GPU:
-        case = AttentionCase(2, 20, 20 if num_tokens > 1 else 1, num_heads=2, num_kv_heads=1, head_dim=16)
-    kv_bytes = 2 * 2 * case.batch * case.context * case.num_kv_heads * case.head_dim
+        num_keys, shared = (300, 256) if num_shared else (20, 0)
+        computed = num_keys if num_tokens > 1 else 1
+        case = AttentionCase(3, num_keys, computed, num_heads=2, num_kv_heads=1, head_dim=16, num_shared=shared)
+    num_keys = case.batch * (case.context - case.num_shared) + case.num_shared
+    kv_bytes = 2 * 2 * num_keys * case.num_kv_heads * case.head_dim
     pairs = case.batch * case.context * ((case.context + 1) / 2 if num_tokens > 1 else 1)
     bound = [(kv_bytes, 4.0 * case.num_heads * case.head_dim * pairs)]
     key = f"attention-{batch}-{context}"
     if num_tokens > 1:
         key = "attention-prefill" if num_tokens == BENCH_PREFILL else f"attention-prefill-{num_tokens}"
     title = f"attention, prefill of {context}" if num_tokens > 1 else f"attention, decode, {batch} x {context}"
-    figures = []
+    title += f", of which {num_shared} shared" if num_shared else ""
+    heads, name = (case.num_heads, case.num_kv_heads), products.device_name()
     if num_tokens > 1:
-        estimate = estimate_prefill(case.num_tokens, case.num_heads, case.num_kv_heads, products.device_name())
-        figures.append(figure(key, title, "us", 1e6 * estimate.seconds, column="estimate"))
-    for column in ("octavo", "sdpa") if IS_ON_GPU else ("octavo",):
+        estimated_s = estimate_prefill(case.num_tokens, *heads, name).seconds
+    else:
+        estimated_s = estimate_decode(case.batch, case.context, case.num_shared, *heads, name).seconds
+    figures = [figure(key, title, "us", 1e6 * estimated_s, column="estimate")]
+    for column in ("octavo", "sdpa") if IS_ON_GPU and not num_shared else ("octavo",):
         spent_s = kernels.attention(column, case)  # type: ignore[arg-type]
         figures.append(figure(key, title, "us", 1e6 * spent_s, column=column, seconds=spent_s, bound=bound))
     return cell_result(figures, asdict(case))

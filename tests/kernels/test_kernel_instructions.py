@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import gpu_attention_estimates
+import gpu_decode_estimates
 import gpu_estimates
 import pytest
 
@@ -24,11 +25,13 @@ from compiled_kernels import compiled
 from kernel_launches import EARLY, LAUNCHES, AttentionShape, paged_attention
 attention = [name for name in LAUNCHES if name.startswith("paged_attention, heads of")]
 products = [name for name in LAUNCHES if name.startswith("linear") and "float32" not in name and "early" not in name]
-found = {"attention": {}}
+found = {"attention": {}, "loops": {}}
 for name in attention:
     kernels = compiled(LAUNCHES[name], 90)
     found["attention"][name] = [kernel.instructions() for kernel in kernels]
+    found["loops"][name] = [kernel.loop("HGMMA") for kernel in kernels]
     if name.endswith("of 128"):
+        found["split"] = [loop.total() for loop in kernels[0].loops("HGMMA")]
         found["chunk"] = [loop.total() for loop in kernels[1].loops("HGMMA")]
 tiling = paged_attention._Tiling.of(AttentionShape(32, 8, 128, 0.1), *[paged_attention.torch.bfloat16] * 2, 90)
 found["tile"] = [paged_attention._chunk_rows(128), tiling.tile]
@@ -95,6 +98,8 @@ def test_estimates_count_the_instructions_of_the_machine_code(compiled: dict[str
 
 def test_estimates_of_attention_are_for_the_kernel_that_is_compiled(compiled: dict[str, Any]) -> None:
     of = gpu_attention_estimates
+    decode = gpu_decode_estimates
+    assert (min(compiled["split"]), max(compiled["split"])) == (decode.SHARED_INSTRUCTIONS, decode.OWN_INSTRUCTIONS)
     assert compiled["tile"] == [of.ROWS, of.KEYS]
     assert compiled["chunk"] == [of.WHOLE_INSTRUCTIONS, of.EDGE_INSTRUCTIONS]
     assert compiled["loops"]["paged_attention, heads of 128"][1]["BAR"] == 2, "warps wait for all others twice a tile"

@@ -1,6 +1,7 @@
-"""scripts/gpu_estimates and gpu_attention_estimates: docs/gpu.md has their tables, and the goals are within reach."""
+"""scripts/gpu_*estimates: docs/gpu.md has their tables, and the goals are within reach."""
 
 import gpu_attention_estimates
+import gpu_decode_estimates
 import gpu_estimates
 import pytest
 from source_tree import ROOT
@@ -11,6 +12,16 @@ def test_the_documented_tables_are_the_current_ones() -> None:
     assert gpu_estimates.table("H200") in documented
     assert gpu_estimates.epilogue_table("H200") in documented
     assert gpu_attention_estimates.table("H200") in documented
+    assert gpu_decode_estimates.table("H200") in documented
+
+
+def test_decodes_read_shared_keys_once() -> None:
+    of = gpu_decode_estimates.estimate_decode
+    apart, shared = of(64, 4352, 0, 32, 8, "H200"), of(64, 4352, 4096, 32, 8, "H200")
+    assert apart.kv_bytes / shared.kv_bytes == 64 * 4352 / (64 * 256 + 4096)
+    assert shared.seconds < apart.seconds / 7
+    assert of(64, 1024, 0, 32, 8, "H200").fixed_s < 5e-6, "no partial sums"
+    assert gpu_decode_estimates.bandwidth_share("Llama-3.1-8B", 64, 1024, "H200", is_library=False) > 0.85
 
 
 def test_the_documented_gain_of_early_launches_is_the_current_one() -> None:
