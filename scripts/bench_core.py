@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from bench_core_parts import frontend_cost, http_health, scenarios
+from bench_core_parts import frontend_cost, frontend_waiting, http_health, scenarios
 from bench_core_parts.scenarios import Figures
 from bench_report import report, write
 
@@ -63,6 +63,7 @@ def _measurements(is_quick: bool) -> dict[str, Callable[[], Figures]]:
     measurements["http"] = lambda: http_health.health(*((100, 1000, 4000) if is_quick else (1000, 20_000, 80_000)))
     measurements["ratio"] = lambda: scenarios.queue_ratio(*((64, 10_000) if is_quick else (1024, 100_000)), window_s)
     measurements["streams"] = lambda: frontend_cost.frontend_cost(256 if is_quick else 1000)
+    measurements["waiting"] = lambda: frontend_waiting.frontend_waiting(500 if is_quick else 4000)
     measurements["flood"] = lambda: scenarios.flood(64)
     return measurements
 
@@ -79,7 +80,7 @@ def _arguments() -> argparse.Namespace:
         "--only",
         action="append",
         metavar="NAME",
-        help="plan, steps, long, queue, frontend, http, ratio, streams or flood",
+        help="plan, steps, long, queue, frontend, http, ratio, streams, waiting or flood",
     )
     parser.add_argument("--json", metavar="FILE", help="write the report to this file")
     parser.add_argument("--compare", metavar="FILE", help="an earlier report: shown beside, with the ratio to it")

@@ -48,7 +48,7 @@ def frontend_cost(num_streams: int) -> Figures:
         return runner.run(_measure(directory, num_streams))
 
 
-class _Core:
+class PlayedCore:
     """The core's end of the connection, on the event loop."""
 
     def __init__(self, address: str, directory: str) -> None:
@@ -100,6 +100,11 @@ class _Core:
         self._send(Events(1, events))
         asyncio.get_running_loop().call_soon(self.receive)
 
+    def close(self) -> None:
+        """Disconnect."""
+        asyncio.get_running_loop().remove_reader(self._socket.getsockopt(zmq.FD))
+        self.context.destroy(linger=0)
+
     def _send(self, event: Event) -> None:
         self._socket.send_multipart([self._peer, *self._events.encode(event)])
 
@@ -116,7 +121,7 @@ class _Reader(asyncio.Protocol):
 async def _measure(directory: str, num_streams: int) -> Figures:
     write_model(Path(directory))
     address = f"ipc://{directory}/core"
-    core = _Core(address, directory)
+    core = PlayedCore(address, directory)
     figures: Figures = {}
     entering = serving(f"--join={address}", ["--disable-uvicorn-access-log"])
     url, pid = await asyncio.to_thread(entering.__enter__)
@@ -132,27 +137,29 @@ async def _measure(directory: str, num_streams: int) -> Figures:
             figures[f"frontend, whole {kind}: us/request"] = await _us_per_request(process, port, kind)
     finally:
         await asyncio.to_thread(entering.__exit__, None, None, None)
-        core.context.destroy(linger=0)
+        core.close()
     return figures
 
 
-async def _us_per_token(core: _Core, process: Process, port: int, kind: str, num_streams: int) -> tuple[float, float]:
+async def _us_per_token(
+    core: PlayedCore, process: Process, port: int, kind: str, num_streams: int
+) -> tuple[float, float]:
     loop = asyncio.get_running_loop()
     rng = random.Random(0)
     transports = []
     core.waiting.clear()
     for _ in range(num_streams):
         transport, _ = await loop.create_connection(_Reader, "127.0.0.1", port)
-        transport.write(_request(kind, rng, is_streamed=True))
+        transport.write(request(kind, rng, PROMPT_WORDS, is_streamed=True))
         transports.append(transport)
-    await _until(lambda: len(core.waiting) == num_streams)
+    await until(lambda: len(core.waiting) == num_streams)
 
     async def step(number: int) -> None:
         wanted = _Reader.num_events + num_streams
         core.send(
             [Tokens(name, [FIRST_TOKEN + (index + number) % NUM_TOKENS]) for index, name in enumerate(core.waiting)]
         )
-        await _until(lambda: _Reader.num_events >= wanted)
+        await until(lambda: _Reader.num_events >= wanted)
 
     for number in range(WARM_UP_STEPS):
         await step(number)
@@ -173,7 +180,7 @@ async def _us_per_request(process: Process, port: int, kind: str) -> float:
     windows = []
     rng = random.Random(0)
     for _ in range(1 + NUM_WINDOWS):
-        requests = [_request(kind, rng, is_streamed=False) for _ in range(NUM_REQUESTS)]
+        requests = [request(kind, rng, PROMPT_WORDS, is_streamed=False) for _ in range(NUM_REQUESTS)]
         cpu_s = process.cpu_s
         answers = await drive("127.0.0.1", port, requests, NUM_CONNECTIONS)
         assert all(answer.status == 200 for answer in answers)
@@ -181,11 +188,22 @@ async def _us_per_request(process: Process, port: int, kind: str) -> float:
     return statistics.median(windows[1:])
 
 
-def _request(kind: str, rng: random.Random, *, is_streamed: bool) -> bytes:
-    text = " ".join(rng.choices(WORDS, k=PROMPT_WORDS))
+def request(kind: str, rng: random.Random, num_words: int, *, is_streamed: bool, more_headers: bytes = b"") -> bytes:
+    """Return the bytes of an HTTP request.
+
+    Args:
+        kind: of `PATHS`.
+        rng: for the words.
+        num_words: of the prompt, about as many tokens.
+        is_streamed: whether the answer is.
+        more_headers: lines of the head.
+    """
+    text = " ".join(rng.choices(WORDS, k=num_words))
     prompt = {"messages": [{"role": "user", "content": text}]} if kind == "chat" else {"prompt": text}
-    body = {"model": NAME, "max_tokens": 1900, "ignore_eos": True, "stream": is_streamed, **prompt}
-    return encode_request(PATHS[kind], json.dumps(body).encode(), "localhost")
+    body = {"model": NAME, "max_tokens": 1800, "ignore_eos": True, "stream": is_streamed, **prompt}
+    encoded = encode_request(PATHS[kind], json.dumps(body).encode(), "localhost")
+    head, _, rest = encoded.partition(b"\r\n\r\n")
+    return head + b"\r\n" + more_headers + b"\r\n" + rest
 
 
 def _system_s(pid: int) -> float:
@@ -193,7 +211,8 @@ def _system_s(pid: int) -> float:
     return int(fields[12]) / os.sysconf("SC_CLK_TCK")
 
 
-async def _until(is_reached: Callable[[], bool]) -> None:
+async def until(is_reached: Callable[[], bool]) -> None:
+    """Wait for a condition."""
     async with asyncio.timeout(60):
         while not is_reached():  # noqa: ASYNC110
             await asyncio.sleep(0)
