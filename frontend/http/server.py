@@ -89,6 +89,7 @@ class Server(uvicorn.Server):
         self._shutdown_timeout_s = config.shutdown_timeout
         self._server_config = config
         self._stop = asyncio.Event()
+        self._throttle: Throttle | None = None
 
     def on_signal(self, number: signal.Signals) -> None:
         """Drain on the first signal, abort on the second."""
@@ -105,9 +106,17 @@ class Server(uvicorn.Server):
         self._stop.set()
         asyncio.get_running_loop().call_later(self._shutdown_timeout_s, self._abort, "shutdown timeout")
 
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        """Serve until a signal or the engine's death."""
+        try:
+            await super().serve(sockets)
+        finally:
+            if self._throttle is not None:
+                self._throttle.close()
+
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start to accept connections."""
-        throttle = Throttle()
+        throttle = self._throttle = Throttle()
         limit = max_callers()
         acceptors: list[Any] = [  # not an asyncio.Server, but with the methods that uvicorn calls
             Acceptor(

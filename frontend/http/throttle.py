@@ -40,7 +40,7 @@ def first_bytes(caller: socket.socket) -> bytes:
 class Throttle:
     """Runs work at once while there is little, and in order, `MAX_AT_ONCE` per iteration, when there is much.
 
-    It lives as long as the loop that runs when it is created; all calls must come from that loop.
+    All calls must come from the loop that runs when it is created.
     """
 
     def __init__(self) -> None:
@@ -62,6 +62,8 @@ class Throttle:
 
         The socket must be forgotten before it is closed, or watched again.
         """
+        if self._epoll.closed:
+            return
         self._epoll.register(caller, _ARRIVED)
         self._watched[caller.fileno()] = caller, work
 
@@ -69,6 +71,12 @@ class Throttle:
         """Stop watching a socket, if it is still watched. Its work may be queued already."""
         if self._watched.pop(caller.fileno(), None):
             self._epoll.unregister(caller)
+
+    def close(self) -> None:
+        """Watch no socket any more: the server has ended."""
+        self._loop.remove_reader(self._epoll.fileno())
+        self._epoll.close()
+        self._watched.clear()
 
     def _find_ready(self) -> None:
         probes: list[Callable[[], object]] = []
