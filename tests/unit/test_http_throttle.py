@@ -18,6 +18,7 @@ def test_a_single_item_is_handled_at_once() -> None:
             throttle.run(lambda number=number: done.append(number))
             assert done[-1] == number
             await asyncio.sleep(0)
+        throttle.close()
 
     asyncio.run(main())
 
@@ -37,6 +38,7 @@ def test_a_flood_is_done_in_order_some_in_each_turn() -> None:
         throttle.run(lambda: done.append(-1))
         await asyncio.sleep(0)
         assert done[-1] == -1
+        throttle.close()
         return portions
 
     portions = asyncio.run(main())
@@ -54,6 +56,7 @@ def test_sockets_that_are_ready_get_their_turn_in_order_probes_first() -> None:
         expected = [number for number in range(len(pairs)) if number not in (probe, forgotten)]
         throttle = Throttle()
         with contextlib.ExitStack() as stack:
+            stack.callback(throttle.close)
             for number, (ours, theirs) in enumerate(pairs):
                 stack.enter_context(ours)
                 stack.enter_context(theirs)
