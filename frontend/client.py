@@ -1,4 +1,4 @@
-"""`AsyncClient`: text in, text out, on an engine that this process starts or joins."""
+"""`AsyncClient`: text in, text out, on engines that this process starts or joins."""
 
 # long: the public API of one class, whose methods are thin
 
@@ -12,13 +12,14 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from octavo.frontend.connected_engine import ConnectedEngine
 from octavo.frontend.engine_connection import (
     CONNECT_TIMEOUT_S,
     RECONNECT_TIMEOUT_S,
     EngineConnection,
-    follow_engine,
-    join_engine,
-    launch_engine,
+    follow_engines,
+    join_engines,
+    launch_engines,
     model_tokenizer,
 )
 from octavo.frontend.generation.grammar_maker import GrammarMaker
@@ -26,23 +27,25 @@ from octavo.frontend.generation.live import LiveRequests
 from octavo.frontend.generation.preparation import RequestPreparer
 from octavo.frontend.generation.prompt import Prompt, conversation_prompt
 from octavo.frontend.generation.spec import default_params
-from octavo.frontend.health import STALL_DEADLINE_S, Health, check_health, pulse_of
+from octavo.frontend.health import STALL_DEADLINE_S, Health
 from octavo.frontend.launch import LaunchedEngine, ProgressCallback
+from octavo.frontend.link import CoreLink
 from octavo.frontend.metrics.observer import Observer
 from octavo.frontend.outputs import RequestOutput
 from octavo.frontend.recovery.downtime import Resumption
-from octavo.frontend.recovery.engine_supervisor import EngineSupervisor
 from octavo.frontend.recovery.replacement import require_same_tokens
-from octavo.frontend.spawn import SpawnedEngine, Timeline, read_config
+from octavo.frontend.routing.routed_link import RoutedLink
+from octavo.frontend.routing.router import BLOCK_TOKENS, PrefixRouter
+from octavo.frontend.spawn import SpawnedEngine, Timeline, configs_of_engines, read_config
 from octavo.frontend.starting import Starting
 from octavo.frontend.text.chat_template import ChatTemplate, FormatChoice
 from octavo.frontend.text.messages import Message
 from octavo.frontend.text.threads import TextThreads
 from octavo.protocol.code import take_code
-from octavo.protocol.config import EngineConfig, ResolvedConfig
+from octavo.protocol.config import EngineConfig
 from octavo.protocol.config.sources import engine_config
 from octavo.protocol.curve import read_client_keys
-from octavo.protocol.errors import EngineDeadError, StartupError
+from octavo.protocol.errors import EngineDeadError
 from octavo.protocol.events import BoolResult, EngineFacts
 from octavo.protocol.params import BeamSearchParams, SamplingParams
 from octavo.protocol.requests import GetSnapshot, GetStats, ResetPrefixCache, StartProfile, StopProfile, Utility
@@ -58,25 +61,21 @@ class AsyncClient:
     Create it with `launch` or `connect`; close it with `close` or `async with`.
     """
 
-    def __init__(self, connection: EngineConnection) -> None:
-        link = connection.link
-        self.tokenizer = connection.tokenizer
-        self.config = msgspec.msgpack.decode(link.facts.config, type=ResolvedConfig)
-        self._connection = connection
-        self._link = link
+    def __init__(self, *connections: EngineConnection) -> None:
+        """Use one engine, or several of the same model, each of which may get any request."""
+        self._engines = [ConnectedEngine(connection, self._on_resumed) for connection in connections]
+        self.tokenizer = connections[0].tokenizer
+        self.config = self._engines[0].config
+        self._link: CoreLink | RoutedLink = connections[0].link
+        if len(connections) > 1:
+            router = PrefixRouter(len(connections), _view_blocks(self._engines))
+            self._link = RoutedLink([connection.link for connection in connections], router)
         self._text = TextThreads()
         self._live = LiveRequests()
         self.preparer = self._make_preparer()
         """Starts generations whose consumer takes the outputs itself, as the HTTP routes do."""
-        self._pulse = pulse_of(link.facts)
-        link.on_stats = self._on_stats
-        link.on_resumed = self._on_resumed
-        self._supervisor: EngineSupervisor | None = None
-        if connection.engine and self.config.restart_core:
-            self._supervisor = EngineSupervisor(connection.engine, link, self.config.core_timeout_s, self._has_work)
-            connection.engine.watch(self._supervisor.on_exit)
-        elif connection.engine:
-            connection.engine.watch(lambda exited: link.fail(link.last_words or str(exited)))
+        for index, connection in enumerate(connections):
+            connection.link.on_stats = partial(self._on_stats, index)
 
     @classmethod
     def launch(
@@ -105,16 +104,18 @@ class AsyncClient:
         code = take_code(settings, is_allowed=allow_code)
         given = config or engine_config({"model": model, **settings})
         given = msgspec.structs.replace(given, processor_code=[*given.processor_code, *code])
-        return Starting(lambda: cls._on(launch_engine(given, address, on_progress)))
+        return Starting(lambda: cls._on(launch_engines(given, address, on_progress)))
 
     @classmethod
-    async def follow(cls, spawned: SpawnedEngine, *, on_progress: ProgressCallback | None = None) -> "AsyncClient":
-        """Wait for an engine that was spawned on this thread, and join it; the client will end it.
+    async def follow(
+        cls, spawned: Several[SpawnedEngine], *, on_progress: ProgressCallback | None = None
+    ) -> "AsyncClient":
+        """Wait for engines that were spawned on this thread, and join them; the client will end them.
 
         Raises:
-            StartupError: the root cause; the engine has been ended.
+            StartupError: the root cause; all of them have been ended.
         """
-        return await cls._on(follow_engine(spawned, on_progress))
+        return await cls._on(follow_engines(spawned, on_progress))
 
     @classmethod
     def connect(
@@ -129,7 +130,7 @@ class AsyncClient:
         """Join an engine that another process runs; use `async with`, or await it and `close` it later.
 
         Args:
-            address: of the engine.
+            address: of the engine; those of several engines of the same model are separated by commas.
             connect_timeout_s: how long to wait for it to answer; it may still be loading, or restarting.
             reconnect_timeout_s: if the engine dies, how long requests wait for another one at the same address; 0: they
                 fail at once.
@@ -142,8 +143,8 @@ class AsyncClient:
         """
         keys = read_client_keys(client_secret_key_file, engine_public_key_file)
         joining = partial(
-            join_engine,
-            address,
+            join_engines,
+            address.split(","),
             reconnect_timeout_s=reconnect_timeout_s,
             keys=keys,
             connect_timeout_s=connect_timeout_s,
@@ -151,8 +152,8 @@ class AsyncClient:
         return Starting(lambda: cls._on(joining()))
 
     @classmethod
-    async def _on(cls, connecting: Awaitable[EngineConnection]) -> "AsyncClient":
-        return cls(await connecting)
+    async def _on(cls, connecting: Awaitable[Several[EngineConnection]]) -> "AsyncClient":
+        return cls(*await connecting)
 
     @property
     def observer(self) -> Observer | None:
@@ -175,8 +176,13 @@ class AsyncClient:
 
     @property
     def engine(self) -> LaunchedEngine | None:
-        """The process behind a launched client; None after `connect`."""
-        return self._connection.engine
+        """The process behind a launched client, the first one of several; None after `connect`."""
+        return self._engines[0].process
+
+    @property
+    def engines(self) -> list[ConnectedEngine]:
+        """All engines, in their order."""
+        return self._engines
 
     @property
     def failure(self) -> EngineDeadError | None:
@@ -367,12 +373,17 @@ class AsyncClient:
         return result
 
     def health(self, deadline_s: float = STALL_DEADLINE_S) -> Health:
-        """Return whether the engine is alive and makes progress, without sending it a message.
+        """Return whether an engine is alive and makes progress, without sending it a message.
 
         Args:
             deadline_s: how long it may have work without finishing a step or taking up a request.
         """
-        return check_health(self._link, self._pulse, self._live.busy_since, deadline_s)
+        states = self.engine_health(deadline_s)
+        return next((state for state in states if state.ok), states[0])
+
+    def engine_health(self, deadline_s: float = STALL_DEADLINE_S) -> list[Health]:
+        """Return the health of each engine."""
+        return [engine.health(self._live.busy_since, deadline_s) for engine in self._engines]
 
     async def restart(self, config: EngineConfig) -> None:
         """Replace the engine with one of another configuration, or reload its weights; live requests continue.
@@ -386,26 +397,19 @@ class AsyncClient:
         Raises:
             StartupError: the new engine cannot start, with the root cause; the old one continues.
         """
-        if self.engine is None:
-            raise StartupError(
-                "this client did not start its engine", phase="configuration", hint="restart it in its own process"
-            )
         resolved = await asyncio.to_thread(read_config, config, Timeline())
         tokenizer = await asyncio.to_thread(model_tokenizer, resolved.model)
         await self.run_in_thread(lambda: require_same_tokens(self.config, self.tokenizer, resolved, tokenizer))
-        await self.engine.replace(resolved)
-        self._link.lose("it is being replaced, as requested", "planned")
+        for engine, own in zip(self._engines, configs_of_engines(resolved), strict=False):
+            await engine.replace(own)
 
     async def close(self) -> None:
         """Abort live requests, disconnect, and stop the engine if we started it. Idempotent."""
         try:
-            if self._supervisor:
-                await self._supervisor.close()
-            await self._connection.close()
+            if isinstance(self._link, RoutedLink):
+                await self._link.close()
+            await asyncio.gather(*(engine.close() for engine in self._engines))
         finally:
-            if self._pulse:
-                self._pulse.close()
-                self._pulse = None
             self._text.close()
 
     async def __aenter__(self) -> "AsyncClient":
@@ -421,25 +425,27 @@ class AsyncClient:
         assert isinstance(result, BoolResult)
         return result.ok
 
-    def _on_stats(self, stats: EngineStats) -> None:
+    def _on_stats(self, engine: int, stats: EngineStats) -> None:
         if self.observer:
-            self.observer.on_engine_stats(stats)
+            self.observer.on_engine_stats(stats, engine)
 
-    def _on_resumed(self, resumption: Resumption) -> None:
-        """Switch to the pulse and the configuration of the core that has taken over."""
-        config = msgspec.msgpack.decode(self._link.facts.config, type=ResolvedConfig)
-        if config != self.config:
-            self.config = config
+    def _on_resumed(self, engine: ConnectedEngine, resumption: Resumption) -> None:
+        """Note that another core of an engine has taken over."""
+        if engine is self._engines[0] and engine.config != self.config:
+            self.config = engine.config
             self.preparer = self._make_preparer()
-        if self._pulse:
-            self._pulse.close()
-        self._pulse = pulse_of(self._link.facts)
+        index = self._engines.index(engine)
+        if isinstance(self._link, RoutedLink):
+            self._link.on_up(index)
         if self.observer:
-            self.observer.on_restart(resumption.kind, resumption.num_requests, resumption.pause_s)
+            self.observer.on_restart(resumption.kind, resumption.num_requests, resumption.pause_s, index)
 
     def _make_preparer(self) -> RequestPreparer:
         grammars = GrammarMaker(self._link, self.tokenizer, self.config, self.run_in_thread)
         return RequestPreparer(self._link, self.tokenizer, self.config, grammars, self.encode, self._live)
 
-    def _has_work(self) -> bool:
-        return self._pulse is not None and self._pulse.read().has_work
+
+def _view_blocks(engines: Several[ConnectedEngine]) -> int:
+    """Return the blocks that the router remembers: as many as the caches of all engines hold."""
+    num_tokens = sum(engine.link.facts.num_blocks * engine.config.block_size for engine in engines)
+    return max(1, num_tokens // BLOCK_TOKENS)

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -11,7 +12,7 @@ import zmq
 from octavo.frontend.launch import LaunchedEngine, ProgressCallback, follow_start
 from octavo.frontend.link import CoreLink
 from octavo.frontend.recovery.downtime import ReconnectPolicy
-from octavo.frontend.spawn import SpawnedEngine, Timeline, read_config, spawn_engine
+from octavo.frontend.spawn import SpawnedEngine, Timeline, read_config, spawn_engines
 from octavo.frontend.text.chat_template import ChatTemplate
 from octavo.frontend.text.tokenizer import Tokenizer
 from octavo.protocol.config import EngineConfig, ModelFacts, ResolvedConfig
@@ -46,23 +47,67 @@ class EngineConnection:
         self.context.term()
 
 
-async def launch_engine(
+async def launch_engines(
     config: EngineConfig, address: str | None, on_progress: ProgressCallback | None
-) -> EngineConnection:
-    """Start an engine and join it.
+) -> list[EngineConnection]:
+    """Start the engines of a configuration and join them.
 
     Args:
-        config: the engine's.
-        address: on which other applications may join; None: one of its own.
-        on_progress: called with the engine's progress while it starts.
+        config: of all engines.
+        address: on which other applications may join the first one; None: one of its own.
+        on_progress: called with the engines' progress while they start.
 
     Raises:
-        StartupError: the root cause.
+        StartupError: the root cause; none of them runs any more.
     """
     timeline = Timeline()
     resolved = await asyncio.to_thread(read_config, config, timeline)
     # On this thread, not on the starting one: the core dies with the thread that spawned it.
-    return await follow_engine(spawn_engine(resolved, timeline, address), on_progress)
+    return await follow_engines(spawn_engines(resolved, timeline, address), on_progress)
+
+
+async def follow_engines(
+    spawned: Sequence[SpawnedEngine], on_progress: ProgressCallback | None
+) -> list[EngineConnection]:
+    """Wait for engines that were spawned on this thread, and join them.
+
+    Raises:
+        StartupError: the root cause; all of them have been ended.
+    """
+    following = [asyncio.create_task(follow_engine(engine, on_progress)) for engine in spawned]
+    return await _all_or_none(following)
+
+
+async def join_engines(
+    addresses: Sequence[str], *, reconnect_timeout_s: float, keys: ClientKeys | None, connect_timeout_s: float
+) -> list[EngineConnection]:
+    """Join running engines of the same model. See `join_engine`.
+
+    Raises:
+        StartupError: one of them does not answer.
+    """
+    joining = [
+        asyncio.create_task(
+            join_engine(
+                address, reconnect_timeout_s=reconnect_timeout_s, keys=keys, connect_timeout_s=connect_timeout_s
+            )
+        )
+        for address in addresses
+    ]
+    return await _all_or_none(joining)
+
+
+async def _all_or_none(connecting: Sequence["asyncio.Task[EngineConnection]"]) -> list[EngineConnection]:
+    """Return all connections; if one fails, close the others."""
+    try:
+        return list(await asyncio.gather(*connecting))
+    except BaseException:
+        for task in connecting:
+            task.cancel()
+        for result in await asyncio.gather(*connecting, return_exceptions=True):
+            if isinstance(result, EngineConnection):
+                await result.close()
+        raise
 
 
 async def follow_engine(spawned: SpawnedEngine, on_progress: ProgressCallback | None) -> EngineConnection:

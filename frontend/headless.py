@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import logging
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import uvloop
 
@@ -18,6 +18,7 @@ from octavo.frontend.launch import LaunchedEngine
 from octavo.frontend.spawn import SpawnedEngine
 from octavo.protocol.config import EngineConfig, ServerConfig
 from octavo.protocol.errors import EngineDeadError
+from octavo.protocol.supervise import ChildExited
 
 logger = logging.getLogger(__name__)
 
@@ -25,13 +26,13 @@ TICK_S = 1.0
 """Interval between checks that the engine is alive."""
 
 
-def run_headless(engine: SpawnedEngine, config: ServerConfig, reread: Callable[[], EngineConfig]) -> None:
+def run_headless(engines: Sequence[SpawnedEngine], config: ServerConfig, reread: Callable[[], EngineConfig]) -> None:
     """Run an engine until a signal arrives or the engine dies.
 
     Blocks until: the engine has exited.
 
     Args:
-        engine: already spawned; stopped here.
+        engines: already spawned; stopped here.
         config: supplies the address and the timeouts.
         reread: reads the engine's configuration again, for `RESTART_SIGNAL`.
 
@@ -42,12 +43,11 @@ def run_headless(engine: SpawnedEngine, config: ServerConfig, reread: Callable[[
     """
     prepare_process()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_host(engine, config, reread))
+        runner.run(_host(engines, config, reread))
 
 
-async def _host(spawned: SpawnedEngine, config: ServerConfig, reread: Callable[[], EngineConfig]) -> None:
+async def _host(spawned: Sequence[SpawnedEngine], config: ServerConfig, reread: Callable[[], EngineConfig]) -> None:
     async with starting(spawned) as client:
-        assert client.engine is not None, "`starting` started the engine"
         stop_requests = asyncio.Semaphore(0)
 
         def on_signal(number: signal.Signals) -> None:
@@ -62,7 +62,8 @@ async def _host(spawned: SpawnedEngine, config: ServerConfig, reread: Callable[[
                     config.engine_address or client.address,
                 )
                 await _wait_for_signal(client, stop_requests)
-            await _drain(client.engine, config.shutdown_timeout, stop_requests)
+            processes = [engine.process for engine in client.engines if engine.process]
+            await _drain(processes, config.shutdown_timeout, stop_requests)
             await client.close()  # inside `stop_signals`: another signal must not interrupt this
 
 
@@ -80,16 +81,16 @@ async def _wait_for_signal(client: AsyncClient, stop_requests: asyncio.Semaphore
             raise client.failure
 
 
-async def _drain(engine: LaunchedEngine, timeout_s: float, stop_requests: asyncio.Semaphore) -> None:
-    """Drain the engine until the timeout or a second signal; abort the requests that remain.
+async def _drain(engines: Sequence[LaunchedEngine], timeout_s: float, stop_requests: asyncio.Semaphore) -> None:
+    """Drain the engines until the timeout or a second signal; abort the requests that remain.
 
     Raises:
-        EngineDeadError: the engine died meanwhile or was already dead.
+        EngineDeadError: an engine died meanwhile or was already dead.
     """
     logger.info(
         "draining: no new requests; waiting up to %g s for running requests (signal again to abort them)", timeout_s
     )
-    draining = asyncio.create_task(engine.drain(), name="engine: drain")
+    draining = asyncio.create_task(_drained(engines), name="engines: drain")
     second_signal = asyncio.create_task(stop_requests.acquire(), name="second signal")
     await asyncio.wait([draining, second_signal], timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
     if not draining.done():
@@ -98,8 +99,12 @@ async def _drain(engine: LaunchedEngine, timeout_s: float, stop_requests: asynci
         task.cancel()  # no effect on a finished task
     if not draining.done():
         return
-    exited = draining.result()
-    if exited is None:
-        raise EngineDeadError("the engine died and had not restarted yet: its waiting requests are lost")
-    if exited.code:
-        raise EngineDeadError(f"{exited} while draining: its requests are lost")
+    for exited in draining.result():
+        if exited is None:
+            raise EngineDeadError("the engine died and had not restarted yet: its waiting requests are lost")
+        if exited.code:
+            raise EngineDeadError(f"{exited} while draining: its requests are lost")
+
+
+async def _drained(engines: Sequence[LaunchedEngine]) -> list[ChildExited | None]:
+    return await asyncio.gather(*(engine.drain() for engine in engines))

@@ -8,7 +8,7 @@ import contextlib
 import logging
 import signal
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 
 from octavo.frontend.client import AsyncClient
 from octavo.frontend.engine_connection import RECONNECT_TIMEOUT_S
@@ -44,10 +44,10 @@ def prepare_process() -> None:
 
 
 @contextlib.asynccontextmanager
-async def starting(engine: SpawnedEngine) -> AsyncIterator[AsyncClient]:
-    """Wait for the engine to be ready; a signal meanwhile aborts the start."""
+async def starting(engines: Sequence[SpawnedEngine]) -> AsyncIterator[AsyncClient]:
+    """Wait for the engines to be ready; a signal meanwhile aborts the start."""
     with interruptible():
-        client = await AsyncClient.follow(engine, on_progress=_log_progress)
+        client = await AsyncClient.follow(engines, on_progress=_log_progress)
     try:
         if client.engine:
             logger.info("%s", client.engine.timeline.render())

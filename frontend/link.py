@@ -4,6 +4,8 @@ Knows nothing of text. One link serves one event loop; every method must be call
 `recovery/in_flight.py` decides what is submitted again to a new core; the link does not start cores.
 """
 
+# long: one connection from its first message to its last, whose parts share the same few fields
+
 import asyncio
 import contextlib
 import logging
@@ -18,7 +20,7 @@ import zmq
 from octavo.frontend.loop_socket import Slices
 from octavo.frontend.metrics.observer import RestartCause
 from octavo.frontend.recovery.downtime import Downtime, ReconnectPolicy, Resumption
-from octavo.frontend.recovery.in_flight import InFlightRequests
+from octavo.frontend.recovery.in_flight import InFlightRequest, InFlightRequests
 from octavo.frontend.request_stream import RequestStream
 from octavo.frontend.utility_calls import UtilityCalls
 from octavo.frontend.wake_event import WakeEvent, WakeQueue
@@ -80,6 +82,9 @@ class CoreLink:
         self.on_stats: Callable[[EngineStats], None] = lambda stats: None
         self.on_resumed: Callable[[Resumption], None] = lambda resumption: None
         """Called when another core has taken over."""
+        self.on_lost: Callable[[], bool] = lambda: False
+        """Called when the core has died. True: another engine gets the requests, and `fail_rest` is called at the end
+        if this engine has failed for good."""
         self.reconnect_policy = ReconnectPolicy()
         self.failure: EngineDeadError | None = None
         """Why no request can be served any more; None while the engine lives."""
@@ -138,6 +143,18 @@ class CoreLink:
         """Requests submitted here that have not ended."""
         return len(self._streams)
 
+    def __contains__(self, request_id: object) -> bool:
+        return request_id in self._streams
+
+    @property
+    def load(self) -> tuple[int, int]:
+        """Prompt tokens of this frontend that wait to be computed, and live requests of all frontends.
+
+        The second number is at least that of this frontend's requests; those of others are a second old.
+        """
+        stats = self.latest_stats
+        return self._in_flight.num_pending_tokens, max(len(self._streams), stats.num_running + stats.num_waiting)
+
     @property
     def is_up(self) -> bool:
         """True while there is a core."""
@@ -158,12 +175,13 @@ class CoreLink:
         if not self.downtime:
             self._wire.send(self._vocabulary)
 
-    def submit(self, submit: Submit, arrived: WakeEvent) -> RequestStream:
+    def submit(self, submit: Submit, arrived: WakeEvent, num_new_tokens: int = 0) -> RequestStream:
         """Send a request, or keep it until there is a core again; return its stream.
 
         Args:
             submit: the request.
             arrived: set whenever the stream has something to take; several streams may share one.
+            num_new_tokens: of the prompt, which the engine probably has to compute; for `load`.
 
         Raises:
             EngineDeadError: the engine is gone.
@@ -182,12 +200,24 @@ class CoreLink:
         if must_wait and 0 < self.reconnect_policy.max_num_waiting <= self._in_flight.num_new:
             message = f"{self._in_flight.num_new} requests wait for the engine to be restarted"
             raise OverloadedError(message, "max_num_queued_reqs")
-        self._in_flight.add(submit, is_sent=not must_wait)
+        self._in_flight.add(submit, is_sent=not must_wait, num_new_tokens=num_new_tokens)
         if not must_wait:
             self._wire.send(frames)
         stream = RequestStream(submit.request_id, arrived)
         self._streams[submit.request_id] = stream
         return stream
+
+    def release(self, max_count: int) -> list[tuple[InFlightRequest, RequestStream]]:
+        """Give up requests that another engine can continue, while there is no core."""
+        assert not self.is_up, "only requests of an engine without a core move"
+        return [(entry, self._streams.pop(entry.submit.request_id)) for entry in self._in_flight.release(max_count)]
+
+    def adopt(self, entry: InFlightRequest, stream: RequestStream, num_new_tokens: int) -> None:
+        """Continue a request that another engine has lost."""
+        assert self.is_up, "requests move to an engine that has a core"
+        self._streams[entry.submit.request_id] = stream
+        if (submit := self._in_flight.adopt(entry, num_new_tokens)) is not None:
+            self._wire.send(self._requests.encode(submit))
 
     def abort(self, request_ids: list[RequestId]) -> None:
         """Abort and forget requests; their streams receive nothing more."""
@@ -239,15 +269,22 @@ class CoreLink:
         if self.failure:
             return
         self.failure = EngineDeadError(cause)
-        self.num_lost_requests = len(self._streams)
         self.downtime = None
         if self._giving_up:
             self._giving_up.cancel()
-        self._fail_some(self.failure)
+        self._in_flight.lose_core()
+        if not self.on_lost():
+            self.fail_rest()
         self._calls.fail(self.failure)
         if not self._welcome.done():
             self._welcome.set_exception(self.failure)
             self._welcome.exception()  # possibly nobody waits for it, which is not an error
+
+    def fail_rest(self) -> None:
+        """Fail all live requests: the engine is gone, and no other takes them."""
+        assert self.failure is not None, "the engine has failed"
+        self.num_lost_requests = len(self._streams)
+        self._fail_some(self.failure)
 
     def _fail_some(self, error: EngineDeadError) -> None:
         """Fail live requests, some in each iteration of the event loop."""
@@ -302,6 +339,8 @@ class CoreLink:
         if (limit_s := self.reconnect_policy.limit_s) is not None:
             message = f"{cause}; none came back within {limit_s:g} s"
             self._giving_up = asyncio.get_running_loop().call_later(limit_s, self.fail, message)
+        if kind != "planned":
+            self.on_lost()
 
     def _end_downtime(self, facts: EngineFacts) -> Slices:
         """Handle a new core: send it the vocabulary and all live calls and requests."""

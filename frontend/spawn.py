@@ -220,6 +220,28 @@ def read_config(config: EngineConfig, timeline: Timeline) -> ResolvedConfig:
     return resolved
 
 
+def configs_of_engines(config: ResolvedConfig) -> list[ResolvedConfig]:
+    """Return the configuration of each of the engines that share the requests."""
+    return [msgspec.structs.replace(config, engine_index=index) for index in range(config.data_parallel_size)]
+
+
+def spawn_engines(config: ResolvedConfig, timeline: Timeline, address: str | None = None) -> list[SpawnedEngine]:
+    """Start the core processes of all engines; see `spawn_engine`. The address is that of the first one.
+
+    Raises:
+        ConfigError: as `spawn_engine`.
+    """
+    engines: list[SpawnedEngine] = []
+    try:
+        for own in configs_of_engines(config):
+            engines.append(spawn_engine(own, timeline, None if engines else address))
+    except BaseException:
+        for engine in engines:
+            engine.end()
+        raise
+    return engines
+
+
 def spawn_engine(config: ResolvedConfig, timeline: Timeline, address: str | None = None) -> SpawnedEngine:
     """Start a core process. It is killed when the calling thread ends.
 

@@ -1,5 +1,8 @@
 """Counters and gauges that cross a process boundary. Counters never decrease: a reader takes differences."""
 
+from collections import Counter
+from collections.abc import Sequence
+
 import msgspec
 
 
@@ -41,6 +44,20 @@ class EngineStats(msgspec.Struct, array_like=True, gc=False, tag="engine_stats")
     def kv_cache_usage(self) -> float:
         """Fraction of the KV blocks in use, 0 to 1."""
         return 1.0 - self.num_free_blocks / self.num_blocks if self.num_blocks else 0.0
+
+
+def total(reports: Sequence[EngineStats]) -> EngineStats:
+    """Return the sum of the reports of one or several cores; texts and pauses are those of the first that has one."""
+    summed = EngineStats()
+    for name in EngineStats.__struct_fields__:
+        values = [getattr(report, name) for report in reports]
+        if isinstance(values[0], dict):
+            setattr(summed, name, dict(sum((Counter(value) for value in values), Counter())))
+        elif isinstance(values[0], int):
+            setattr(summed, name, sum(values))
+        else:
+            setattr(summed, name, next((value for value in values if value), values[0]))
+    return summed
 
 
 class RequestTimings(msgspec.Struct, array_like=True, gc=False, frozen=True):

@@ -14,14 +14,14 @@ from octavo.protocol.errors import ConfigError
 logger = logging.getLogger(__name__)
 
 
-def open_kernels(config: ResolvedConfig, env: Env, phase: Phase, *, rank: int = 0) -> NativeLibrary | None:
+def open_kernels(config: ResolvedConfig, env: Env, phase: Phase, *, number: int = 0) -> NativeLibrary | None:
     """Return the native library, compiled if necessary; None: the worker computes through torch.
 
     Args:
         config: which kernels, how many threads, on which cores.
         env: the cache directory of compiled libraries, and the compiler.
         phase: reports a compilation as a phase of the start.
-        rank: of this worker, which takes the cores after those of the ranks before it.
+        number: of this worker among all on the machine; it takes the cores after those of the workers before it.
 
     Raises:
         ConfigError: native kernels are required but not available, or a core does not exist.
@@ -34,7 +34,7 @@ def open_kernels(config: ResolvedConfig, env: Env, phase: Phase, *, rank: int = 
         return None
     cores = usable_cores() if config.cpu_binding == "compact" else config.cpu_binding
     try:
-        first = rank * config.num_threads
+        first = number * config.num_threads
         bind_threads(library, cores[first : first + config.num_threads])
     except OSError as error:
         raise ConfigError(f"--cpu-binding: {error}", hint="name cores that this process may use") from error

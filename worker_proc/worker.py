@@ -87,9 +87,10 @@ class Worker:
         config = spec.config
         env = Env.read()
         with reporter.phase("opening the device"):
-            device = open_device(config, rank=spec.rank, launches_early=env.launches_early)
+            number = config.engine_index * spec.world_size + spec.rank
+            device = open_device(config, number=number, launches_early=env.launches_early)
         free_bytes = device.free_bytes()
-        library = open_kernels(config, env, reporter.phase, rank=spec.rank) if config.device == "cpu" else None
+        library = open_kernels(config, env, reporter.phase, number=number) if config.device == "cpu" else None
         group = None
         if spec.world_size > 1:
             with reporter.phase("joining the other workers"):

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 from octavo.frontend.cli.flags import FlagParser, config_parser, configurations, joining_server
 from octavo.frontend.cli.start_log import start_log
 from octavo.frontend.http.listener import Listener, listen
-from octavo.frontend.spawn import SpawnedEngine, Timeline, read_config, spawn_engine
+from octavo.frontend.spawn import SpawnedEngine, Timeline, read_config, spawn_engines
 from octavo.protocol.config import EngineConfig, ServerConfig
 from octavo.protocol.env import Env
 from octavo.protocol.errors import ConfigError
@@ -123,13 +123,14 @@ def _join(server: ServerConfig) -> int:
 
 
 @contextlib.contextmanager
-def _spawned(config: EngineConfig, server: ServerConfig, timeline: Timeline) -> Iterator[SpawnedEngine]:
-    """Start an engine in the background, and stop it afterwards."""
-    engine = spawn_engine(read_config(config, timeline), timeline, server.engine_address)
+def _spawned(config: EngineConfig, server: ServerConfig, timeline: Timeline) -> Iterator[list[SpawnedEngine]]:
+    """Start the engines in the background, and stop them afterwards."""
+    engines = spawn_engines(read_config(config, timeline), timeline, server.engine_address)
     try:
-        yield engine
+        yield engines
     finally:
-        engine.end()
+        for engine in engines:
+            engine.end()
 
 
 def _until_interrupted(run: Callable[[], None]) -> int:

@@ -8,11 +8,11 @@ from collections.abc import Callable
 
 from octavo.frontend.generation.beam_search import Beam, BeamSearch, Step
 from octavo.frontend.generation.logprobs import position_logprobs
-from octavo.frontend.link import CoreLink
 from octavo.frontend.metrics.observer import Observer
 from octavo.frontend.metrics.record import RequestRecord
 from octavo.frontend.outputs import CompletionOutput, PositionLogprobs, RequestOutput
 from octavo.frontend.request_stream import RequestStream
+from octavo.frontend.routing.base import RequestLink
 from octavo.frontend.text.detokenizer import Detokenizer
 from octavo.frontend.text.tokenizer import Tokenizer
 from octavo.frontend.wake_event import WakeEvent
@@ -42,7 +42,7 @@ class BeamGeneration:
 
     def __init__(
         self,
-        link: CoreLink,
+        link: RequestLink,
         request_id: str,
         prompt: str | None,
         prompt_token_ids: list[int],

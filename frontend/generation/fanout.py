@@ -9,11 +9,11 @@ import time
 from octavo.frontend.generation.best_of import choose_best
 from octavo.frontend.generation.live import LiveRequests
 from octavo.frontend.generation.sequence import Sequence
-from octavo.frontend.link import CoreLink
 from octavo.frontend.metrics.observer import Observer
 from octavo.frontend.metrics.record import RequestRecord
 from octavo.frontend.outputs import PositionLogprobs, RequestOutput
 from octavo.frontend.request_stream import RequestStream
+from octavo.frontend.routing.base import RequestLink
 from octavo.frontend.wake_event import WakeEvent
 from octavo.protocol.errors import OctavoError, OverloadedError
 from octavo.protocol.events import FinishReason
@@ -65,7 +65,7 @@ class Generation:
 
     def __init__(
         self,
-        link: CoreLink,
+        link: RequestLink,
         request_id: str,
         prompt: str | None,
         params: SamplingParams,

@@ -26,7 +26,7 @@ from octavo.frontend.generation.spec import (
     output_kind,
     request_seed,
 )
-from octavo.frontend.link import CoreLink
+from octavo.frontend.routing.base import RequestLink
 from octavo.frontend.text.tokenizer import Tokenizer
 from octavo.frontend.wake_event import WakeEvent
 from octavo.protocol.config import ResolvedConfig
@@ -54,7 +54,7 @@ class RequestPreparer:
 
     def __init__(
         self,
-        link: CoreLink,
+        link: RequestLink,
         tokenizer: Tokenizer,
         config: ResolvedConfig,
         grammars: GrammarMaker,

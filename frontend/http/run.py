@@ -31,7 +31,9 @@ from octavo.protocol.env import Env
 logger = logging.getLogger(__name__)
 
 
-def run(engine: SpawnedEngine, server: ServerConfig, listener: Listener, reread: Callable[[], EngineConfig]) -> None:
+def run(
+    engines: Sequence[SpawnedEngine], server: ServerConfig, listener: Listener, reread: Callable[[], EngineConfig]
+) -> None:
     """Serve until a signal arrives or the engine dies.
 
     Blocks until: the server has shut down.
@@ -49,7 +51,7 @@ def run(engine: SpawnedEngine, server: ServerConfig, listener: Listener, reread:
     """
     prepare_process()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_serve(engine, server, listener, reread))
+        runner.run(_serve(engines, server, listener, reread))
 
 
 def run_joined(config: ServerConfig, listener: Listener) -> None:
@@ -72,11 +74,11 @@ def run_joined(config: ServerConfig, listener: Listener) -> None:
 
 
 async def _serve(
-    engine: SpawnedEngine, config: ServerConfig, listener: Listener, reread: Callable[[], EngineConfig]
+    engines: Sequence[SpawnedEngine], config: ServerConfig, listener: Listener, reread: Callable[[], EngineConfig]
 ) -> None:
     ChatSettings.of(config)  # report invalid flags now, not after the engine has loaded
-    async with starting(engine) as client:
-        await _serve_client(client, engine.run_dir, config, listener, lambda: restarts(client, reread))
+    async with starting(engines) as client:
+        await _serve_client(client, engines[0].run_dir, config, listener, lambda: restarts(client, reread))
 
 
 async def _serve_joined(config: ServerConfig, listener: Listener) -> None:

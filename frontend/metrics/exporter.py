@@ -15,7 +15,7 @@ from octavo.frontend.metrics.record import RequestRecord
 from octavo.frontend.metrics.shared_counters import SharedCounters
 from octavo.protocol.config import ResolvedConfig
 from octavo.protocol.events import FinishReason
-from octavo.protocol.stats import EngineStats
+from octavo.protocol.stats import EngineStats, total
 
 PREFIX = "octavo:"
 VLLM_PREFIX = "vllm:"
@@ -71,7 +71,7 @@ class Metrics:
         self._live.own[0] = 0  # a gauge: discard the value of an earlier process of this row
         self._numbers: dict[str, SharedSeries] = {}
         self._histograms: dict[str, SharedHistogram] = {}
-        self._last = EngineStats()
+        self._last: dict[int, EngineStats] = {}
         for metric in METRICS:
             self._add(metric, own, max_model_len, cache_labels(config, num_blocks))
         self._registries = [own]
@@ -84,16 +84,21 @@ class Metrics:
         """Return all metrics in Prometheus' text format."""
         return b"".join(generate_latest(registry) for registry in self._registries)
 
-    def on_engine_stats(self, stats: EngineStats) -> None:
-        """Add the growth of the engine's totals. A smaller total means a new engine that counts from 0."""
+    def on_engine_stats(self, stats: EngineStats, engine: int = 0) -> None:
+        """Add the growth of an engine's totals. A smaller total means a new engine that counts from 0."""
         if not self._counts_engine:
             return
-        self._numbers["num_requests_running"].set(stats.num_running)
-        self._numbers["num_requests_waiting"].set(stats.num_waiting)
-        self._set("num_requests_waiting_by_reason", "capacity", stats.num_waiting - stats.num_deferred)
-        self._set("num_requests_waiting_by_reason", "deferred", stats.num_deferred)
-        self._numbers["kv_cache_usage_perc"].set(stats.kv_cache_usage)
-        last = self._last if stats.num_steps >= self._last.num_steps else EngineStats()
+        last = self._last.get(engine, EngineStats())
+        if stats.num_steps < last.num_steps:
+            last = EngineStats()
+        self._last[engine] = stats
+        all_engines = total(list(self._last.values()))
+        self._numbers["num_requests_running"].set(all_engines.num_running)
+        self._numbers["num_requests_waiting"].set(all_engines.num_waiting)
+        num_waiting = all_engines.num_waiting - all_engines.num_deferred
+        self._set("num_requests_waiting_by_reason", "capacity", num_waiting)
+        self._set("num_requests_waiting_by_reason", "deferred", all_engines.num_deferred)
+        self._numbers["kv_cache_usage_perc"].set(all_engines.kv_cache_usage)
         for name in _COUNTERS:
             self._numbers[name].add(max(0, getattr(stats, name) - getattr(last, name)))
         num_hits = max(0, stats.prefix_cache_hits - last.prefix_cache_hits)
@@ -108,11 +113,10 @@ class Metrics:
         if num_steps:
             mean = (stats.step_tokens - last.step_tokens) / num_steps
             self._histograms["iteration_tokens_total"].observe(mean, num_steps)
-        self._last = stats
 
-    def on_restart(self, cause: RestartCause, num_requests: int, pause_s: float) -> None:
+    def on_restart(self, cause: RestartCause, num_requests: int, pause_s: float, engine: int = 0) -> None:
         """Count a restart; the new core counts from 0."""
-        self._last = EngineStats()
+        self._last[engine] = EngineStats()
         self._numbers["requests_resumed"].add(num_requests)
         if self._counts_engine:
             self._add_to("engine_restarts", cause, 1)

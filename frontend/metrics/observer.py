@@ -12,11 +12,11 @@ RestartCause: TypeAlias = Literal["core_died", "core_hung", "planned"]
 class Observer(Protocol):
     """Receives every latency and every finished request. Called on the event loop: must not block."""
 
-    def on_engine_stats(self, stats: EngineStats) -> None:
-        """The engine's totals; they never decrease during the life of one engine."""
+    def on_engine_stats(self, stats: EngineStats, engine: int = 0) -> None:
+        """The totals of one of the client's engines; they never decrease during the life of its core."""
 
-    def on_restart(self, cause: RestartCause, num_requests: int, pause_s: float) -> None:
-        """A new core took over: how many requests of this client continue, and how long they were paused."""
+    def on_restart(self, cause: RestartCause, num_requests: int, pause_s: float, engine: int = 0) -> None:
+        """A new core of an engine took over: how many requests continue there, and how long they were paused."""
 
     def on_live_requests(self, count: int) -> None:
         """The number of unfinished requests changed."""

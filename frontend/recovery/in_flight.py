@@ -24,6 +24,10 @@ class InFlightRequest:
     """As reported with the request's first tokens."""
     num_resumes: int = 0
     """Times the request was lost with its core and submitted again."""
+    num_moves: int = 0
+    """Times that was another engine's core."""
+    num_new_tokens: int = 0
+    """Prompt tokens that the engine probably has to compute before the first output."""
 
 
 class InFlightRequests:
@@ -35,6 +39,8 @@ class InFlightRequests:
         """Those that the current core has not been sent, in order of arrival."""
         self.num_new = 0
         """Requests that were never sent to any core."""
+        self.num_pending_tokens = 0
+        """Prompt tokens that the core has to compute for requests without outputs."""
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -47,17 +53,44 @@ class InFlightRequests:
         """True while the current core has not been sent all requests."""
         return bool(self._unsent)
 
-    def add(self, submit: Submit, *, is_sent: bool) -> None:
+    def add(self, submit: Submit, *, is_sent: bool, num_new_tokens: int = 0) -> None:
         """Add a new request: one that is sent now, or one that `take_unsent` will return."""
-        self._entries[submit.request_id] = InFlightRequest(submit)
+        self._entries[submit.request_id] = InFlightRequest(submit, num_new_tokens=num_new_tokens)
+        self.num_pending_tokens += num_new_tokens
         if not is_sent:
             self._unsent[submit.request_id] = None
             self.num_new += 1
+
+    def release(self, max_count: int) -> list[InFlightRequest]:
+        """Remove requests that another engine can continue, oldest first, and return them. There must be no core.
+
+        A request that has moved before, and whose core died again, is not among them: it may be what kills cores, and
+        the next core of its engine can find that out.
+        """
+        can_move = (one for one in self._entries.values() if not (one.num_moves and one.num_resumes > one.num_moves))
+        released = list(islice(can_move, max_count))
+        for entry in released:
+            self.remove(entry.submit.request_id)
+        return released
+
+    def adopt(self, entry: InFlightRequest, num_new_tokens: int) -> Submit | None:
+        """Add a request of another engine; return what to submit, None: `take_unsent` will return it."""
+        is_waiting = self.has_unsent
+        entry.num_moves += entry.num_resumes > entry.num_moves
+        entry.num_new_tokens = 0 if entry.output_token_ids else num_new_tokens
+        self._entries[entry.submit.request_id] = entry
+        self.num_pending_tokens += entry.num_new_tokens
+        if is_waiting:
+            self._unsent[entry.submit.request_id] = None
+            self.num_new += not entry.num_resumes
+            return None
+        return _resubmission(entry) if entry.num_resumes else entry.submit
 
     def remove(self, request_id: RequestId) -> bool:
         """Forget a request; True if the current core must be told to abort it."""
         if (entry := self._entries.pop(request_id, None)) is None:
             return False
+        self.num_pending_tokens -= entry.num_new_tokens
         if request_id not in self._unsent:
             return True
         del self._unsent[request_id]
@@ -74,6 +107,9 @@ class InFlightRequests:
             return None  # the request was aborted while the event was in transit
         if isinstance(event, Tokens):
             entry.output_token_ids += event.token_ids
+            if entry.num_new_tokens:
+                self.num_pending_tokens -= entry.num_new_tokens
+                entry.num_new_tokens = 0
             if entry.num_cached_tokens is None:
                 entry.num_cached_tokens = event.num_cached_tokens
             elif entry.num_resumes:

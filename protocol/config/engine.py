@@ -230,6 +230,16 @@ class ParallelConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     tensor_parallel_size: Annotated[
         int, Meta(ge=1, description="Number of workers that share every layer.", extra={"short": ("-tp",)})
     ] = 1
+    data_parallel_size: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=64,
+            description="Number of engines behind one address, each with its own workers. Requests go where their "
+            "prefix is cached and little waits; those of an engine that dies continue on another.",
+            extra={"short": ("-dp",)},
+        ),
+    ] = 1
 
 
 class DeviceConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -111,6 +111,10 @@ class ResolvedConfig(msgspec.Struct, frozen=True, kw_only=True):
     execute_model_timeout_s: float
     max_worker_restarts: int
     world_size: int
+    data_parallel_size: int
+    """Engines that share the requests, all on this machine."""
+    engine_index: int
+    """Of this engine among them."""
     log_stats: bool
     record_steps: str | None
     engine_secret_key_file: str | None
@@ -136,7 +140,7 @@ def resolve(config: EngineConfig, facts: ModelFacts, *, device: DeviceName, num_
     chosen_device = device if config.device.device == "auto" else config.device.device
     dtype = _dtype(config, facts)
     world_size = config.parallel.tensor_parallel_size
-    binding, num_threads = _threads(config, num_cores, world_size)
+    binding, num_threads = _threads(config, num_cores, world_size * config.parallel.data_parallel_size)
     all_threads = num_threads * world_size
     max_model_len, fits = _model_len(config, facts)
     max_num_seqs = config.scheduler.max_num_seqs or _DEFAULT_SEQS[chosen_device]
@@ -204,6 +208,8 @@ def resolve(config: EngineConfig, facts: ModelFacts, *, device: DeviceName, num_
         execute_model_timeout_s=config.recovery.execute_model_timeout,
         max_worker_restarts=config.recovery.max_worker_restarts,
         world_size=world_size,
+        data_parallel_size=config.parallel.data_parallel_size,
+        engine_index=0,
         log_stats=not config.observe.disable_log_stats,
         record_steps=config.observe.record_steps,
         engine_secret_key_file=config.remote.engine_secret_key_file,
@@ -248,27 +254,27 @@ def _structured(text: str | None) -> tuple[bool, bool]:
     return overrides.disable_any_whitespace, overrides.disable_additional_properties
 
 
-def _threads(config: EngineConfig, num_cores: int, world_size: int) -> tuple[CoreBinding, int]:
+def _threads(config: EngineConfig, num_cores: int, num_workers: int) -> tuple[CoreBinding, int]:
     """Return the cores of all workers, and the threads of each."""
     requested, text = config.device.num_threads, config.device.cpu_binding
     if text == "none":
-        return "none", requested or max(1, num_cores // world_size)
+        return "none", requested or max(1, num_cores // num_workers)
     if text == "compact":
-        return "compact", requested or max(1, num_cores // world_size)
+        return "compact", requested or max(1, num_cores // num_workers)
     try:
         cores = parse_core_list(text)
     except ValueError as error:
         hint = "use --cpu-binding none, compact, or a list such as 0-3,8"
         raise ConfigError(f"cpu_binding: {error}", phase="configuration", hint=hint) from None
-    num_threads = requested or max(1, len(cores) // world_size)
-    if num_threads * world_size > len(cores):
-        workers = f"num_threads {num_threads}" + (f" of each of {world_size} workers" if world_size > 1 else "")
+    num_threads = requested or max(1, len(cores) // num_workers)
+    if num_threads * num_workers > len(cores):
+        workers = f"num_threads {num_threads}" + (f" of each of {num_workers} workers" if num_workers > 1 else "")
         raise ConfigError(
             f"cpu_binding {text!r} has {len(cores)} cores for {workers}",
             phase="configuration",
-            hint=f"use --num-threads {len(cores) // world_size} or a longer list"
-            if len(cores) >= world_size
-            else f"use a list of at least {world_size} cores",
+            hint=f"use --num-threads {len(cores) // num_workers} or a longer list"
+            if len(cores) >= num_workers
+            else f"use a list of at least {num_workers} cores",
         )
     return cores, num_threads
 

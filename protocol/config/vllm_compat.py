@@ -106,7 +106,7 @@ _ONE = ("1",)
 _COMPILED = "models are not compiled: --cpu-kernels selects the kernels, and the sizes of CUDA graphs are fixed"
 _LOADING = "weights are memory-mapped, and cached on disk in packed form (--packed-weights-cache-bytes)"
 _TEXT_ONLY = "only text models are supported"
-_ONE_WORKER = "this release runs one model on one machine with one worker"
+_ONE_WORKER = "workers share layers (--tensor-parallel-size) or requests (--data-parallel-size), on one machine"
 _NO_LORA = "this release has no LoRA adapters: merge them into the weights"
 _NO_SPECULATION = "this release has no speculative decoding"
 _NO_OFFLOAD = "weights and caches are never offloaded"
@@ -207,7 +207,7 @@ def _parallel() -> Iterator[VllmSetting]:
         "value",
         _ONE_WORKER,
         _ONE,
-        "pipeline_parallel_size/-pp data_parallel_size/-dp data_parallel_size_local/-dpl nnodes/-n "
+        "pipeline_parallel_size/-pp data_parallel_size_local/-dpl nnodes/-n "
         "decode_context_parallel_size/-dcp prefill_context_parallel_size/-pcp",
     )
     yield from _group(

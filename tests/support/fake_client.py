@@ -136,6 +136,9 @@ class FakeClient:
     def health(self, deadline_s: float = 30.0) -> Health:
         return self.state
 
+    def engine_health(self, deadline_s: float = 30.0) -> list[Health]:
+        return [self.state]
+
     def chat_template(self, content_format: FormatChoice = "auto") -> ChatTemplate:
         return ChatTemplate.for_model(self.config.chat_template, self.tokenizer, content_format)
 

@@ -6,12 +6,12 @@ from octavo.worker_proc.device.cpu import CpuDevice
 from octavo.worker_proc.device.cuda import CudaDevice
 
 
-def open_device(config: ResolvedConfig, *, rank: int = 0, launches_early: bool = False) -> Device:
+def open_device(config: ResolvedConfig, *, number: int = 0, launches_early: bool = False) -> Device:
     """Return the device that the configuration names, ready for use.
 
     Args:
-        config: of the worker.
-        rank: of the worker.
+        config: of the engine.
+        number: of this worker among all on the machine.
         launches_early: see `CudaDevice`; a CPU has no such launches.
 
     Raises:
@@ -20,9 +20,9 @@ def open_device(config: ResolvedConfig, *, rank: int = 0, launches_early: bool =
     if config.device == "cuda":
         has_fp8_cache = config.kv_cache_dtype == "fp8"
         return CudaDevice(
-            rank,
+            number,
             is_deterministic=config.is_batch_invariant,
             has_fp8_cache=has_fp8_cache,
             launches_early=launches_early,
         )
-    return CpuDevice(config.num_threads, num_sharing=config.world_size)
+    return CpuDevice(config.num_threads, num_sharing=config.world_size * config.data_parallel_size)

@@ -10,10 +10,14 @@ from octavo.protocol.version import __version__
 
 
 async def health(state: CurrentState) -> Response:
-    """Return 200 while the engine is alive and makes progress, else 503 with the reason."""
+    """Return 200 while an engine is alive and makes progress, else 503 with the reason; which, if there are several."""
     health_state = state.client.health(state.stall_deadline_s)
-    if health_state.ok:
+    engines = state.client.engine_health(state.stall_deadline_s)
+    if health_state.ok and len(engines) == 1:
         return Response()
+    if health_state.ok:
+        states = [{"engine": index, "ok": engine.ok, "reason": engine.reason} for index, engine in enumerate(engines)]
+        return Response(msgspec.json.encode({"status": "healthy", "engines": states}), media_type=JSON)
     return Response(msgspec.json.encode({"status": "unhealthy", "reason": health_state.reason}), 503, None, JSON)
 
 

@@ -1,0 +1,88 @@
+"""`ConnectedEngine`: one engine of a client, with its pulse, its supervisor and its health."""
+
+from collections.abc import Callable
+
+import msgspec
+
+from octavo.frontend.engine_connection import EngineConnection
+from octavo.frontend.health import Health, check_health, pulse_of
+from octavo.frontend.launch import LaunchedEngine
+from octavo.frontend.recovery.downtime import Resumption
+from octavo.frontend.recovery.engine_supervisor import EngineSupervisor
+from octavo.protocol.config import ResolvedConfig
+from octavo.protocol.errors import StartupError
+
+
+class ConnectedEngine:
+    """An engine that this process has started or joined, kept alive if we started it.
+
+    Args:
+        connection: to it. Closed here.
+        on_resumed: called when another core has taken over.
+    """
+
+    def __init__(
+        self, connection: EngineConnection, on_resumed: Callable[["ConnectedEngine", Resumption], None]
+    ) -> None:
+        self.link = connection.link
+        self.config = _config_of(connection)
+        self._connection = connection
+        self._on_resumed = on_resumed
+        self._pulse = pulse_of(self.link.facts)
+        self.link.on_resumed = self._resume
+        self._supervisor: EngineSupervisor | None = None
+        if connection.engine and self.config.restart_core:
+            self._supervisor = EngineSupervisor(
+                connection.engine, self.link, self.config.core_timeout_s, self._has_work
+            )
+            connection.engine.watch(self._supervisor.on_exit)
+        elif connection.engine:
+            connection.engine.watch(lambda exited: self.link.fail(self.link.last_words or str(exited)))
+
+    @property
+    def process(self) -> LaunchedEngine | None:
+        """Its process if we started it."""
+        return self._connection.engine
+
+    def health(self, busy_since: float | None, deadline_s: float) -> Health:
+        """Return whether it is alive and makes progress; see `check_health`."""
+        return check_health(self.link, self._pulse, busy_since if self.link.num_live_requests else None, deadline_s)
+
+    async def replace(self, config: ResolvedConfig) -> None:
+        """Start a core of another configuration beside the present one, and switch over; live requests continue.
+
+        Raises:
+            StartupError: we did not start this engine, or the new core cannot start: the old one continues.
+        """
+        if self.process is None:
+            raise StartupError(
+                "this client did not start its engine", phase="configuration", hint="restart it in its own process"
+            )
+        await self.process.replace(config)
+        self.link.lose("it is being replaced, as requested", "planned")
+
+    async def close(self) -> None:
+        """Disconnect, and stop the engine if we started it. Idempotent."""
+        try:
+            if self._supervisor:
+                await self._supervisor.close()
+            await self._connection.close()
+        finally:
+            if self._pulse:
+                self._pulse.close()
+                self._pulse = None
+
+    def _resume(self, resumption: Resumption) -> None:
+        """Switch to the pulse and the configuration of the core that has taken over."""
+        self.config = msgspec.msgpack.decode(self.link.facts.config, type=ResolvedConfig)
+        if self._pulse:
+            self._pulse.close()
+        self._pulse = pulse_of(self.link.facts)
+        self._on_resumed(self, resumption)
+
+    def _has_work(self) -> bool:
+        return self._pulse is not None and self._pulse.read().has_work
+
+
+def _config_of(connection: EngineConnection) -> ResolvedConfig:
+    return msgspec.msgpack.decode(connection.link.facts.config, type=ResolvedConfig)

@@ -1,0 +1,106 @@
+"""Several engines behind one client: the answers are those of one engine, whatever dies."""
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from servers import descendants, serve
+from waiting import until, wait_until
+from workloads import Ask, ask_all, random_requests
+
+from octavo import LLM, AsyncClient, SamplingParams, StructuredOutputsParams
+from octavo.protocol.config.sources import engine_config
+
+SETTINGS: dict[str, Any] = {"dtype": "float32", "max_model_len": 256, "max_num_seqs": 6, "data_parallel_size": 2}
+SCHEMA = StructuredOutputsParams(json='{"type": "array", "items": {"type": "integer"}, "minItems": 20}')
+SPECIAL = [
+    SamplingParams(n=2, best_of=4, max_tokens=60, seed=5, ignore_eos=True),
+    SamplingParams(max_tokens=120, seed=6, structured_outputs=SCHEMA, logprobs=2),
+    SamplingParams(max_tokens=150, temperature=0.0, repetition_penalty=1.1, logprobs=3, prompt_logprobs=1),
+]
+REQUESTS = [*random_requests(seed=11, count=30, vocab_size=100), *(Ask((9, 8, 7), params) for params in SPECIAL * 3)]
+
+
+@pytest.fixture(scope="module")
+def expected(llm: LLM) -> list[list[Any]]:
+    """Return what one engine answers."""
+
+    async def main() -> list[list[Any]]:
+        async with AsyncClient.connect(llm.client.address) as client:
+            return await ask_all(client, REQUESTS)
+
+    return asyncio.run(main())
+
+
+def core_pid(client: AsyncClient, engine: int) -> int:
+    process = client.engines[engine].process
+    assert process is not None
+    return process.core_pid
+
+
+def test_a_storm_over_dying_engines(model: Path, expected: list[list[Any]]) -> None:
+    async def main() -> None:
+        async with AsyncClient.launch(str(model), **SETTINGS) as client:
+            for engine in (0, 1):
+                asking = asyncio.create_task(ask_all(client, REQUESTS))
+                link = client.engines[engine].link
+                # Half of the requests are with each; the other engine takes those of the one that is killed.
+                await until(lambda link=link: link.num_live_requests > 3)
+                os.kill(core_pid(client, engine), signal.SIGKILL)
+                await until(lambda link=link: not link.is_up and not link.num_live_requests)
+                assert client.health().ok, "the other engine serves"
+                assert [health.ok for health in client.engine_health()] == [engine == 1, engine == 0]
+                for request, got, want in zip(REQUESTS, await asking, expected, strict=True):
+                    assert got == want, request
+                await until(lambda link=link: link.is_up)
+            stats = await client.engine_stats()
+            assert stats.num_running == stats.num_waiting == 0
+            assert stats.num_free_blocks == stats.num_blocks, "blocks were lost"
+            assert await ask_all(client, REQUESTS) == expected, "after everything"
+
+    asyncio.run(main())
+
+
+def test_engines_are_replaced_one_by_one_under_load(model: Path, expected: list[list[Any]]) -> None:
+    async def main() -> None:
+        async with AsyncClient.launch(str(model), **SETTINGS) as client:
+            before = [core_pid(client, engine) for engine in (0, 1)]
+            asking = asyncio.create_task(ask_all(client, REQUESTS))
+            await until(lambda: all(one.link.num_live_requests for one in client.engines))
+            await client.restart(engine_config({"model": str(model), **SETTINGS, "max_num_seqs": 5}))
+            assert await asking == expected
+            assert not set(before) & {core_pid(client, engine) for engine in (0, 1)}
+            await until(lambda: [engine.config.max_num_seqs for engine in client.engines] == [5, 5])
+
+    asyncio.run(main())
+
+
+def test_a_server_of_two_engines(model: Path) -> None:
+    flags = ("--dtype", "float32", "--max-model-len", "256", "-dp", "2", "--api-server-count", "2")
+    with serve(model, *flags) as running:
+        server = running.wait_until_ready()
+        body = {"model": str(model), "prompt": [5, 6, 7], "max_tokens": 30, "seed": 1, "ignore_eos": True}
+
+        def complete() -> str:
+            answer = server.post("/v1/completions", body)
+            assert answer.status_code == 200, answer.text
+            return str(answer.json()["choices"][0]["text"])
+
+        text = complete()
+        states = server.get("/health").json()
+        assert states["status"] == "healthy" and [one["ok"] for one in states["engines"]] == [True, True]
+        assert {complete() for _ in range(6)} == {text}
+        os.kill(next(iter(cores_of(server.process.pid))), signal.SIGKILL)
+        assert {complete() for _ in range(6)} == {text}, "while an engine is away"
+        assert server.get("/health").status_code == 200
+        wait_until(lambda: all(one["ok"] for one in server.get("/health").json()["engines"]))
+
+
+def cores_of(pid: int) -> list[int]:
+    def is_core(one: int) -> bool:
+        return b"core_proc" in Path(f"/proc/{one}/cmdline").read_bytes()
+
+    return [one for one in descendants(pid) if is_core(one)]

@@ -1,0 +1,114 @@
+"""Which engine gets a request, and which requests move when an engine dies."""
+
+import random
+
+from octavo.frontend.recovery.in_flight import InFlightRequests
+from octavo.frontend.routing.router import BLOCK_TOKENS, LIVE_COST_TOKENS, PrefixRouter
+from octavo.protocol.events import Tokens
+from octavo.protocol.ids import IdArray, pack_ids
+from octavo.protocol.params import SamplingSpec
+from octavo.protocol.requests import Submit
+from octavo.protocol.stats import EngineStats, total
+
+IDLE = dict.fromkeys(range(8), (0, 0))
+
+
+def prompt(num_blocks: int, seed: int = 0, extra: int = 3) -> IdArray:
+    rng = random.Random(seed)
+    return pack_ids([rng.randrange(1000) for _ in range(num_blocks * BLOCK_TOKENS + extra)])
+
+
+def router(num_engines: int = 3, max_blocks: int = 1000) -> PrefixRouter:
+    return PrefixRouter(num_engines, max_blocks)
+
+
+def test_idle_engines_take_turns() -> None:
+    routes = router()
+    chosen = [routes.choose(prompt(2, seed), None, [0, 1, 2], IDLE.get)[0] for seed in range(6)]
+    assert chosen == [0, 1, 2, 0, 1, 2]
+
+
+def test_a_prompt_goes_where_its_prefix_is() -> None:
+    routes = router()
+    first, num_new = routes.choose(prompt(4), None, [0, 1, 2], IDLE.get)
+    assert num_new == 4 * BLOCK_TOKENS + 3
+    longer = prompt(4, extra=0) + prompt(1, seed=9)
+    assert routes.choose(longer, None, [0, 1, 2], IDLE.get) == (first, BLOCK_TOKENS + 3)
+    assert routes.choose(prompt(4), "salt", [0, 1, 2], IDLE.get)[1] == len(prompt(4)), "salts share nothing"
+    assert routes.choose(prompt(4), None, [1, 2], IDLE.get)[0] != first, "an engine that is down gets nothing"
+
+
+def test_load_outweighs_a_short_prefix() -> None:
+    routes = router()
+    first, _ = routes.choose(prompt(2), None, [0, 1, 2], IDLE.get)
+    busy = {**IDLE, first: (2 * BLOCK_TOKENS + 1, 0)}
+    assert routes.choose(prompt(2), None, [0, 1, 2], busy.get)[0] != first
+    routes = router()
+    first, _ = routes.choose(prompt(2), None, [0, 1, 2], IDLE.get)
+    busy = {**IDLE, first: (0, 1 + 2 * BLOCK_TOKENS // LIVE_COST_TOKENS)}
+    assert routes.choose(prompt(2), None, [0, 1, 2], busy.get)[0] != first
+
+
+def test_the_view_is_bounded_and_forgets_the_oldest() -> None:
+    routes = router(max_blocks=6)
+    old, _ = routes.choose(prompt(3, seed=1), None, [0, 1, 2], IDLE.get)
+    routes.choose(prompt(3, seed=2), None, [0, 1, 2], IDLE.get)
+    assert routes.choose(prompt(3, seed=1), None, [old], IDLE.get)[1] == 3, "still there, and the latest now"
+    routes.choose(prompt(3, seed=3), None, [0, 1, 2], IDLE.get)
+    assert routes.choose(prompt(3, seed=1), None, [old], IDLE.get)[1] == 3
+    assert routes.choose(prompt(3, seed=2), None, [0, 1, 2], IDLE.get)[1] == 3 * BLOCK_TOKENS + 3
+    assert len(routes._view) <= 6
+
+
+def test_a_restarted_engine_has_an_empty_cache() -> None:
+    routes = router()
+    first, _ = routes.choose(prompt(2), None, [0, 1, 2], IDLE.get)
+    routes.forget(first)
+    assert routes.choose(prompt(2), None, [first], IDLE.get)[1] == 2 * BLOCK_TOKENS + 3
+
+
+def submission(name: str) -> Submit:
+    return Submit(name, pack_ids([1, 2, 3]), SamplingSpec(max_tokens=4, seed=0))
+
+
+def test_requests_of_a_dead_engine_continue_elsewhere() -> None:
+    dead, other = InFlightRequests(), InFlightRequests()
+    dead.add(submission("a"), is_sent=True, num_new_tokens=3)
+    dead.add(submission("b"), is_sent=True, num_new_tokens=3)
+    assert dead.num_pending_tokens == 6
+    dead.deliver(Tokens("a", [7], num_cached_tokens=0))
+    assert dead.num_pending_tokens == 3, "a has been computed"
+    dead.lose_core()
+    dead.add(submission("c"), is_sent=False, num_new_tokens=3)
+    moved = dead.release(9)
+    assert len(dead) == dead.num_pending_tokens == dead.num_new == 0
+    submits = [other.adopt(entry, num_new_tokens=2) for entry in moved]
+    assert [submit.request_id for submit in submits] == ["a", "b", "c"]
+    assert submits[0].resume_output_token_ids == pack_ids([7])
+    assert [submit.is_continued for submit in submits] == [True, True, False]
+    assert other.num_pending_tokens == 4, "a has its first token already"
+    finished = other.deliver(Tokens("a", [8], num_cached_tokens=5))
+    assert finished == Tokens("a", [8], num_cached_tokens=0), "as reported with the first tokens"
+
+
+def test_a_request_that_was_on_two_dead_engines_stays_with_the_second() -> None:
+    """It may be what kills them: the next core of that engine finds out by isolation, and no third engine dies."""
+    first, second = InFlightRequests(), InFlightRequests()
+    first.add(submission("poison"), is_sent=True)
+    first.lose_core()
+    (entry,) = first.release(9)
+    assert second.adopt(entry, 0) is not None
+    second.add(submission("innocent"), is_sent=True)
+    second.lose_core()
+    assert [entry.submit.request_id for entry in second.release(9)] == ["innocent"]
+    (again,) = second.take_unsent(9)
+    assert again.request_id == "poison" and again.is_continued
+
+
+def test_reports_of_engines_are_added_up() -> None:
+    one = EngineStats(num_running=1, num_blocks=10, num_free_blocks=5, worker_failures={"hung": 1})
+    other = EngineStats(num_running=2, num_blocks=10, waiting_reason="blocks", worker_failures={"hung": 1, "exited": 2})
+    summed = total([one, other])
+    assert (summed.num_running, summed.num_blocks, summed.kv_cache_usage) == (3, 20, 0.75)
+    assert summed.worker_failures == {"hung": 2, "exited": 2}
+    assert summed.waiting_reason == "blocks"
