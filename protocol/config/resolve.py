@@ -111,9 +111,9 @@ class ResolvedConfig(msgspec.Struct, frozen=True, kw_only=True):
     execute_model_timeout_s: float
     max_worker_restarts: int
     world_size: int
-    data_parallel_size: int
+    data_parallel_size: int = 1
     """Engines that share the requests, all on this machine."""
-    engine_index: int
+    engine_index: int = 0
     """Of this engine among them."""
     log_stats: bool
     record_steps: str | None
@@ -209,7 +209,6 @@ def resolve(config: EngineConfig, facts: ModelFacts, *, device: DeviceName, num_
         max_worker_restarts=config.recovery.max_worker_restarts,
         world_size=world_size,
         data_parallel_size=config.parallel.data_parallel_size,
-        engine_index=0,
         log_stats=not config.observe.disable_log_stats,
         record_steps=config.observe.record_steps,
         engine_secret_key_file=config.remote.engine_secret_key_file,
