@@ -314,6 +314,7 @@ ROWS: tuple[Parameter, ...] = (
         kind=Kind.INTEGER,
         stage=Stage.REPORT,
         minimum=-1,
+        columns=("report_S", "num_top_S"),
         meaning="alternatives reported beside each token; 0: the token alone, -1: the whole vocabulary",
     ),
     Parameter(

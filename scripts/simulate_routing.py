@@ -271,7 +271,10 @@ def main() -> None:
     args = parser.parse_args()
     best = hit_rate_of_one_cache(args.engines, args.requests, args.seed)
     print(f"hit rate of one cache with the memory of all: {best:.1%}")
-    print(f"{'policy':<14}{'hit rate':>9}{'of one':>8}{'imbalance':>11}{'TTFT p50':>10}{'p99':>9}{'us each':>9}{'moved':>8}")
+    print(
+        f"{'policy':<14}{'hit rate':>9}{'of one':>8}{'imbalance':>11}"
+        f"{'TTFT p50':>10}{'p99':>9}{'us each':>9}{'moved':>8}"
+    )
     results = []
     for policy in args.policies.split(","):
         row = simulate(policy, args.engines, args.requests, args.death_every, args.seed)

@@ -53,7 +53,7 @@ def test_a_command_line_of_vllm_runs() -> None:
     ("line", "message", "hint"),
     [
         ("M --enable-lora", "enable_lora: this release has no LoRA", "leave out --enable-lora"),
-        ("M -pp 2", "pipeline_parallel_size: this release runs one model", "or set it to 1"),
+        ("M -pp 2", "pipeline_parallel_size: workers share layers", "or set it to 1"),
         ("M --no-enable-chunked-prefill", "it is always on", "leave out --no-enable-chunked-prefill"),
         (
             "M --speculative-config.method ngram",
@@ -89,7 +89,7 @@ def test_keyword_arguments_and_files_likewise(tmp_path) -> None:
         engine_config({"model": "M", "speculative_config": {"method": "ngram"}})
     path = tmp_path / "config.yaml"
     path.write_text("model: M\nenable-expert-parallel: true\n")
-    with pytest.raises(ConfigError, match="one worker"):
+    with pytest.raises(ConfigError, match="workers share layers"):
         configurations(read_config_file(str(path)))
 
 
