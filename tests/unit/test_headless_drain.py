@@ -25,7 +25,7 @@ class Engine:
 def drained(engine: Engine, *, timeout_s: float = 60.0, is_signalled_again: bool = False) -> None:
     async def scenario() -> None:
         told = asyncio.Semaphore(int(is_signalled_again))
-        await asyncio.wait_for(_drain(engine, timeout_s, told), 30)  # type: ignore[arg-type]
+        await asyncio.wait_for(_drain([engine], timeout_s, told), 30)  # type: ignore[arg-type]
 
     asyncio.run(scenario())
 
