@@ -121,8 +121,7 @@ class CrashBisection(Generic[Key]):
         current, *later = self._groups
         running, known = set(in_flight), {key for group in self._groups for key in group}
         if not running <= set(current):
-            # Steps of other requests were still in flight when the group started: those are isolated later, and this
-            # group runs once more.
+            # Steps of other requests were still in flight: those are isolated later, and this group runs once more.
             strangers = [key for key in in_flight if key not in known]
             self._groups = _in_order(current, *later, strangers)
         elif len(running) == 1:

@@ -249,7 +249,7 @@ class CrashAttribution:
     def _restrict(self) -> None:
         keys = self._allowed_keys()
         if keys is not None and self._is_draining:
-            keys = frozenset()
+            keys &= self._scheduler.allowed or frozenset()  # a group that has become smaller goes on
         if keys != self._scheduler.allowed:
             self._scheduler.restrict(keys)
 

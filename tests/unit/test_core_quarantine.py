@@ -131,6 +131,19 @@ def test_suspects_wait_until_no_step_computes_other_requests() -> None:
     assert life.scheduler.plan() is not None
 
 
+def test_a_suspect_goes_on_when_another_of_its_group_ends() -> None:
+    life = after_two_deaths("a", "b", "c", "d")
+    life.submit("a", "b", "c", "d")
+    life.turn()
+    plan = life.scheduler.plan()
+    assert plan is not None and len(plan.admitted) == 2
+    life.quarantine.observe(life.scheduler.abort(CLIENT, ["a"]))
+    life.turn()
+    assert [(request.request_id, request.num_preemptions) for request in life.scheduler.running] == [("b", 0)]
+    assert life.scheduler.plan() is not None
+    assert len(life.journal.in_flight) == 1
+
+
 def test_suspects_that_are_not_resubmitted_delay_no_request() -> None:
     life = after_two_deaths("a", "b")
     life.submit("new", is_continued=False)
