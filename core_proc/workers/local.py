@@ -86,9 +86,10 @@ class LocalWorkerGroup:
         self._phases: dict[str, str] = {}
         """The phase that each worker last reported, by name: the error message of one that just exits."""
         self._children: list[Child] = []
-        # Freed with the last process that has it open. A new group starts with zeros.
-        exchange_fd = os.memfd_create(f"octavo-ranks-{generation}") if config.world_size > 1 else -1
+        exchange_fd = -1
         try:
+            if config.world_size > 1:  # freed with the last process that has it open; a new group starts with zeros
+                exchange_fd = os.memfd_create(f"octavo-ranks-{generation}")
             for rank in range(config.world_size):
                 self._children.append(self._spawn(rank, exchange_fd))
         except OSError:
@@ -141,7 +142,7 @@ class LocalWorkerGroup:
         """
         deadline = time.monotonic() + LOAD_TIMEOUT_S
         while not self._has_joined(reporter):
-            self._wait_for_start(deadline, stop)
+            self._wait_for_start(deadline, stop, "starting workers")
 
     def allocate(self, plan: CachePlan, stop: StopSignal) -> None:
         """Have every rank allocate its part of the cache.
@@ -254,16 +255,20 @@ class LocalWorkerGroup:
             child.wait()
             child.close()
 
-    def _wait_for_start(self, deadline: float, stop: StopSignal) -> None:
-        """Wait until something has happened."""
+    def _wait_for_start(self, deadline: float, stop: StopSignal, phase: str) -> None:
+        """Wait until something has happened.
+
+        Raises:
+            StartupError: nothing has until the deadline, or we were told to stop.
+        """
         poller = zmq.Poller()
         for waitable in [*self.waitables, stop.fileno()]:
             poller.register(waitable, zmq.POLLIN)
         events = poller.poll(max(0, int(1000 * (deadline - time.monotonic()))))
         if stop.count:
-            raise StartupError("told to stop while starting", phase="starting workers")
+            raise StartupError("told to stop while starting", phase=phase)
         if not events:
-            raise StartupError("the workers did not become ready in time", phase="starting workers")
+            raise StartupError("the workers did not become ready in time", phase=phase)
 
     def _has_joined(self, reporter: StartupReporter | None) -> bool:
         """Read the workers' progress; True when all have loaded and subscribed to commands.
@@ -293,7 +298,7 @@ class LocalWorkerGroup:
         deadline = time.monotonic() + timeout_s
         try:
             while not self._have_answered():
-                self._wait_for_start(deadline, stop)
+                self._wait_for_start(deadline, stop, phase)
         except WorkerFailed as failure:
             raise StartupError(str(failure), phase=phase) from failure
 

@@ -33,6 +33,7 @@ FAULTS = {
     "": "none",
     "no start": "fails to start, and reports the reason",
     "vanish": "dies while it loads",
+    "cold": "reports an error when it is told to warm up",
     "raise": "reports an error at its fifth step, if it is one of the first `NUM_FAILING`",
     "die": "dies in its last rank at its fifth step, if it is one of the first `NUM_FAILING`",
     "die later": "dies when it has answered its fifth step, if it is one of the first `NUM_FAILING`",
@@ -104,7 +105,7 @@ def main(spec: WorkerSpec, reporter: StartupReporter, stop: StopSignal) -> int:
         cache_groups=[CacheGroupSpec(num_layers=1, block_bytes=2**12)],
     )
     reporter.mark_ready(WorkerReady(facts))
-    worker = None
+    worker, is_warm = None, False
     while True:
         command = commands.receive()
         match command:
@@ -113,6 +114,7 @@ def main(spec: WorkerSpec, reporter: StartupReporter, stop: StopSignal) -> int:
                 worker.next_sequence = command.sequence + 1
                 replies.send(CacheReady(command.sequence, spec.rank))
             case StepPlan():
+                assert is_warm, "workers that were restarted warm up too"
                 strike(fault, spec, command, generation, poisoned)
                 if fault == "raise" and command.sequence == FAILING_STEP and generation < NUM_FAILING:
                     replies.send(CommandFailed(command.sequence, spec.rank, "ValueError", "a broken step", "..."))
@@ -128,6 +130,7 @@ def main(spec: WorkerSpec, reporter: StartupReporter, stop: StopSignal) -> int:
                     os._exit(9)
             case WarmUp() | Profile():
                 worker.next_sequence += 1
+                is_warm = is_warm or isinstance(command, WarmUp)
                 replies.send(answer_of(command, spec))
             case StopWorker():
                 return 0

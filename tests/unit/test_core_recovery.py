@@ -2,17 +2,21 @@
 
 import inspect
 import math
+import os
 import random
+from types import SimpleNamespace
 
 import pytest
-from core_fakes import CLIENT, alone
+from core_fakes import CLIENT, alone, cache_plan, core_config
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mortal_workers import START_TIMEOUT_S, STEP_TIMEOUT_S, Faults, MortalEngine, MortalGroup
 from simulation.worker import SimulatedWorker
 
+from octavo.core_proc.workers import local
 from octavo.core_proc.workers.group import WorkerFailed, WorkerGroup
 from octavo.core_proc.workers.local import LocalWorkerGroup
+from octavo.protocol.errors import StartupError
 from octavo.protocol.events import Failed, FailureKind, Finished
 from octavo.protocol.restarts import LONG_LIFE_S
 from octavo.protocol.steps import StepPlan
@@ -234,6 +238,29 @@ def test_an_answer_ends_the_wait_for_it():
     assert engine.supervisor.timeout_s == STEP_TIMEOUT_S
     assert engine.supervisor.take_result() is None
     assert engine.supervisor.timeout_s is None
+
+
+@pytest.mark.parametrize(
+    ("limit", "phase"), [("ALLOCATE_TIMEOUT_S", "allocating the KV cache"), ("WARM_UP_TIMEOUT_S", "warming up")]
+)
+def test_a_start_that_takes_too_long_names_its_phase(limit: str, phase: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(local, limit, 0.01)
+    monkeypatch.setattr(LocalWorkerGroup, "_have_answered", lambda self: False)
+    monkeypatch.setattr(LocalWorkerGroup, "broadcast", lambda self, command: None)
+    monkeypatch.setattr(LocalWorkerGroup, "next_sequence", 0)
+    monkeypatch.setattr(LocalWorkerGroup, "waitables", [])
+    group = LocalWorkerGroup.__new__(LocalWorkerGroup)
+    reader, writer = os.pipe()
+    stop = SimpleNamespace(count=0, fileno=lambda: reader)
+    start = {
+        "warming up": lambda: group.warm_up(stop),
+        "allocating the KV cache": lambda: group.allocate(cache_plan(core_config()), stop),
+    }[phase]
+    with pytest.raises(StartupError, match="did not become ready in time") as caught:
+        start()
+    assert caught.value.phase == phase
+    os.close(reader)
+    os.close(writer)
 
 
 @pytest.mark.parametrize("kind", [LocalWorkerGroup, MortalGroup])
