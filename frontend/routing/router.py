@@ -12,7 +12,7 @@ from octavo.protocol.ids import ID_BYTES, IdArray
 BLOCK_TOKENS = 64
 """Prefixes are compared in blocks of this many tokens: hashing takes 0.3 us per block."""
 
-LIVE_COST_TOKENS = 64
+LIVE_COST_TOKENS = 128
 """Cost of a request that runs or waits, in prompt tokens: it slows down every step of its engine."""
 
 
