@@ -71,7 +71,7 @@ def products(name: str, num_outputs: int, num_inputs: int, rows: list[int]) -> d
 
 def device_name() -> DeviceName:
     """Return whose rates estimates use; an H200's for all GPUs but an H100."""
-    is_h100 = IS_ON_GPU and "H100" in torch.cuda.getdevice_name()
+    is_h100 = IS_ON_GPU and "H100" in torch.cuda.get_device_name()
     return "H100" if is_h100 else "H200"
 
 

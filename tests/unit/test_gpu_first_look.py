@@ -9,11 +9,12 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from bench_cpu_parts.engines import Command
 from bench_gpu_parts import serving
 from bench_gpu_parts.calls import Calls
 from bench_gpu_parts.compare import changes
-from first_look_parts import drive, measuring
+from first_look_parts import drive, measuring, products
 from first_look_parts.cells import TOTAL_S, Cell, all_cells
 from first_look_parts.figures import cell_result, figure
 from first_look_parts.report import Report
@@ -109,6 +110,15 @@ def test_the_idle_share_is_what_no_kernel_covers(tmp_path: Path) -> None:
     (tmp_path / "worker.trace.json").write_text(json.dumps({"traceEvents": events[-1:]}))
     with pytest.raises(ValueError, match="no kernels"):
         serving.idle_share(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "rates"), [("NVIDIA H100 80GB HBM3", "H100"), ("NVIDIA H200", "H200"), ("NVIDIA B200", "H200")]
+)
+def test_estimates_use_the_rates_of_the_gpu(name: str, rates: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(products, "IS_ON_GPU", True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: name)
+    assert products.device_name() == rates
 
 
 def test_a_dry_run_computes_cells_with_tiny_sizes(tmp_path: Path) -> None:
