@@ -128,6 +128,18 @@ def test_a_step_with_more_tiles_than_its_graph_has_programs_for_takes_a_larger_o
         assert graphs._compute_graph(5, 3, plans) is (found[size] if size else None)
 
 
+def test_several_ranks_have_graphs_of_the_same_sizes_whatever_each_one_pads(
+    model: Model, config: ResolvedConfig, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sizes, "_SMALL_DECODES", (1, 2))
+    monkeypatch.setattr(type(model.parameters), "unpadded_rows", lambda self, num_rows: num_rows + num_rows % 2)
+    for world_size, expected in ((1, [4, 2]), (2, [4, 2, 1])):
+        of_rank = msgspec.structs.replace(config, world_size=world_size)
+        core = driver(model, of_rank, new_stream(device), has_graphs=False)
+        assert core.executor.runner.graphs.uncaptured(GraphKind.DECODES) == expected
+        core.executor.close()
+
+
 def test_requests_that_share_keys_have_the_same_bits_in_one_graph_with_and_without_others(
     model: Model, config: ResolvedConfig, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:

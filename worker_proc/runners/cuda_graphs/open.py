@@ -24,7 +24,7 @@ from octavo.worker_proc.models.base import Model
 from octavo.worker_proc.runners.cuda_graphs.graphs import GraphKind, StepGraphs
 from octavo.worker_proc.runners.cuda_graphs.metadata import StepSize
 from octavo.worker_proc.runners.cuda_graphs.runner import CudaGraphRunner
-from octavo.worker_proc.runners.cuda_graphs.sizes import GraphSizes
+from octavo.worker_proc.runners.cuda_graphs.sizes import GraphSizes, UnpaddedRows
 from octavo.worker_proc.runners.cuda_graphs.slot_table import SlotTable, Widths
 from octavo.worker_proc.runners.cuda_graphs.step_buffer import StepBuffer
 from octavo.worker_proc.runners.memory import StepMemory, prompts_plan
@@ -71,6 +71,8 @@ def open_runner(
     for each in attention:
         each.words_W = buffer.attention_plan_W[start : start + each.layout.num_words]
         start += each.layout.num_words
+    # Ranks exchange equally many rows, so sizes must not depend on what cuBLAS pads on one of them.
+    unpadded: UnpaddedRows = model.parameters.unpadded_rows if config.world_size == 1 else lambda size: size
     graphs = StepGraphs(
         model,
         PagedCacheAttention(storages, groups),
@@ -79,7 +81,7 @@ def open_runner(
         stream,
         table,
         buffer,
-        GraphSizes.of(config.max_graph_size, config.max_num_batched_tokens, model.parameters.unpadded_rows),
+        GraphSizes.of(config.max_graph_size, config.max_num_batched_tokens, unpadded),
     )
     cache_bytes = sum(storage.num_bytes for storage in storages)
     changes_logits = bool(config.logits_processors)
