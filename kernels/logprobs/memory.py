@@ -28,7 +28,7 @@ class LogprobsMemory(NamedTuple):
 
     @classmethod
     def allocate(cls, num_rows: int, device: torch.device) -> Self:
-        """Return memory without content."""
+        """Return memory full of zeros."""
 
         def new(dtype: torch.dtype, *width: int) -> Tensor:
             return torch.zeros(num_rows, *width, dtype=dtype, device=device)

@@ -1,6 +1,6 @@
 """Logprobs of what a step samples, and of the prompt tokens it computes; they are read when the step is over.
 
-The kernels that draw report a few most likely tokens in the same pass. A step with a request that names tokens, or has
+Two kernels after the draw report up to `MAX_TOP` most likely tokens. A step with a request that names tokens, or has
 more, samples without a graph; its logprobs are computed from the same logits, with the same bits.
 """
 
@@ -123,19 +123,21 @@ class LogprobReporter:
         places = samples.with_trait(Trait.REPORTS_LOGPROBS)
         reported = [samples[place] for place in places]
         specs = [sample.row.sampling.spec for sample in reported]
-        values_AV = raw_NV[places]
+        places_A = self._upload(np.array(places))
+        values_AV = raw_NV.index_select(0, places_A)
         is_processed = [spec.logprobs_mode.startswith("processed") for spec in specs]
         if any(is_processed):
             slots = np.array([sample.row.slot for sample in reported])
             num_outputs = np.array([sample.num_outputs for sample in reported])
+            drawn_from_AV = drawn_from_NV.index_select(0, places_A)
             processed_AV = processed_logits(
-                drawn_from_NV[places], table.requests, self._upload(slots), self._upload(num_outputs), largest=LARGEST
+                drawn_from_AV, table.requests, self._upload(slots), self._upload(num_outputs), largest=LARGEST
             )
             values_AV = torch.where(self._upload(np.array(is_processed)).unsqueeze(1), processed_AV, values_AV)
         is_logit = np.array([spec.logprobs_mode.endswith("logits") for spec in specs])
         num_top = max(spec.logprobs or 0 for spec in specs)
         is_logit_A = self._upload(is_logit) if is_logit.any() else None
-        return Reported(self._upload(np.array(places)), values_AV, is_logit_A, num_top, self._named(specs))
+        return Reported(places_A, values_AV, is_logit_A, num_top, self._named(specs))
 
     def after_sampling(self, reported: Reported, tokens_N: Tensor) -> SampleLogprobs:
         """Return the logprobs, given the tokens of all samples of the step; any values where there is no token."""
