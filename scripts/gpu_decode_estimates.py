@@ -27,8 +27,8 @@ ISSUED = 0.6
 """Instructions that a scheduler issues per clock, from a warp of each of two programs. Assumed."""
 NUM_READS = 5
 """Reads that wait for one another before the first keys arrive: unit, entry, queries, blocks, keys."""
-OUTSIDE_KERNELS = 14
-"""Kernels of a decode outside its layers, without the product with the output weight and `scan_kernel`."""
+OUTSIDE_KERNELS = 7
+"""Kernels of a decode outside its layers, without the product with the output weight and the seven of sampling."""
 SAMPLING_S, SAMPLED_ROW_S = 21e-6, 33e-6 / 64
 """Of a step and of a row of 152 k logits, with temperature: see docs/gpu.md."""
 DECODE_LIBRARY_SHARE = 0.9
