@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 LINGER_MS = 200
 """How long the last messages may take to be sent after the wire was closed."""
 
-LAST_WORDS_S = 0.1
+LAST_WORDS_S = 0.05
 """How long the last message of a core that disappeared may still be in transit."""
 
 RECONNECT_INTERVAL_MS = 20
