@@ -4,6 +4,7 @@ import ctypes
 
 from torch import Tensor
 
+from octavo.kernels.dispatch import require
 from octavo.kernels.native.arguments import Arguments, Matrix
 from octavo.kernels.native.rank_group import SharedMemoryGroup
 from octavo.kernels.native.value import Buffer, Node, as_tensor, value_of
@@ -23,6 +24,8 @@ class AllGatherArguments(Arguments):
 def record(x_TP: Tensor, group: SharedMemoryGroup, first_column: int, width: int) -> Tensor:
     """Record the gathering of `width` columns, of which `x` are those from `first_column` on."""
     value = value_of(x_TP)
+    end = first_column + value.width
+    require(end <= width, f"all_gather: columns {first_column} to {end} of {width}")
 
     def bind(inputs: list[Matrix], outputs: list[Matrix]) -> Arguments:
         return AllGatherArguments(inputs[0], outputs[0], first_column, group.address)

@@ -8,12 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import distributed_rank
+import msgspec
 import pytest
 import torch
 from gguf import GGMLQuantizationType
+from gguf_files import write_gguf
 from gguf_k_quants import quantize_k
 from pairwise import pairwise
 from rank_threads import on_ranks
+from safetensors.numpy import load_file
 from tiny_models import make_tiny
 from worker_plans import Driver, Running, spec, worker_config
 from workloads import ask_all, ask_one_by_one, random_requests
@@ -63,9 +66,12 @@ def generated(model: Model, config: ResolvedConfig) -> list[Any]:
     return [(request.token_ids, request.logprobs, request.prompt_logprobs) for request in requests]
 
 
-def on_size(path: Path, size: int, **settings: Any) -> list[Any]:
-    """Return what each of `size` ranks generates."""
+def on_size(path: Path, size: int, file: Path | None = None, **settings: Any) -> list[Any]:
+    """Return what each of `size` ranks generates. `file`: a GGUF file with the weights; None: those of `path`."""
     config = worker_config(path, max_model_len=128, max_num_seqs=4, tensor_parallel_size=size, **settings)
+    if file is not None:
+        facts = msgspec.structs.replace(config.model, load_format="gguf", model_path=str(file))
+        config = msgspec.structs.replace(config, model=facts, quantization="gguf")
     kernels = library.load()
 
     def compute(group: SharedMemoryGroup) -> list[Any]:
@@ -92,6 +98,16 @@ def test_the_number_of_ranks_changes_no_bit(
     assert all(result == results[0] for result in results[1:]), "ranks disagree"
     if "load_format" not in settings:  # every rank makes up its own part of dummy weights
         assert results[:1] == on_size(models[arch], 1, **settings)
+
+
+def test_a_quantized_embedding_that_is_the_output_weight_too_is_divided(tmp_path: Path) -> None:
+    arch, heads = "Qwen2ForCausalLM", HEADS["Qwen2ForCausalLM"]
+    model = make_tiny(arch, tmp_path / arch, **heads, intermediate_size=512, tie_word_embeddings=True)
+    tensors = load_file(model / "model.safetensors")
+    kind = GGMLQuantizationType.Q8_0
+    file = write_gguf(tmp_path / "x.gguf", "qwen2", tensors, num_heads=8, num_kv_heads=2, kind=kind)
+    (alone,) = on_size(model, 1, file)
+    assert on_size(model, 2, file) == [alone, alone]
 
 
 def test_a_quantized_matrix_of_a_file_is_divided_between_ranks() -> None:

@@ -234,9 +234,10 @@ class Parameters:
                     f"the checkpoint holds {full_name!r}, which this architecture does not have",
                     hint="check that config.json and the weights belong to the same model",
                 )
-            self._places[name].take(_oriented(self._places[name], values, full_name))
-            if name in self._tied and not isinstance(values, Tensor):
-                self._tied[name].take(name, values)
+            own = _oriented(self._places[name], values, full_name)
+            self._places[name].take(own)
+            if name in self._tied and not isinstance(own, Tensor):
+                self._tied[name].take(name, own)
             missing.discard(name)
         if missing:
             some = ", ".join(sorted(missing)[:4])
