@@ -121,6 +121,17 @@ def test_estimates_use_the_rates_of_the_gpu(name: str, rates: str, monkeypatch: 
     assert products.device_name() == rates
 
 
+def test_what_only_runs_on_a_gpu_calls_functions_that_torch_has() -> None:
+    """mypy does not look into scripts, and a dry run has no GPU to ask."""
+    names = {
+        name
+        for path in (ROOT / "scripts").rglob("*.py")
+        for name in re.findall(r"\btorch\.cuda\.(\w+)", path.read_text())
+    }
+    assert len(names) > 5
+    assert [name for name in names if not hasattr(torch.cuda, name)] == []
+
+
 def test_a_dry_run_computes_cells_with_tiny_sizes(tmp_path: Path) -> None:
     """In a process of its own: kernels are interpreted there."""
     only = [
