@@ -1,6 +1,7 @@
 """A launched engine whose fake cores are replaced: errors of the operating system, and what is left behind."""
 
 import asyncio
+import gc
 import os
 import signal
 from collections.abc import Awaitable, Callable
@@ -65,6 +66,7 @@ def test_each_core_has_its_own_epoch_and_leaves_no_files(tmp_path: Path, specs: 
     """A successor says which core was ended for it, also after one that never took over."""
 
     async def scenario(engine: LaunchedEngine, spawned: SpawnedEngine) -> None:
+        gc.collect()  # earlier tests of this process may have left descriptors to the collector
         descriptors = len(os.listdir("/proc/self/fd"))
         await die(engine)
         await engine.restart("killed")
@@ -83,7 +85,7 @@ def test_each_core_has_its_own_epoch_and_leaves_no_files(tmp_path: Path, specs: 
         assert third.replaced_epoch == second.epoch
         assert fourth.replaced_epoch == fifth.replaced_epoch == third.epoch, "the fourth has never taken over"
         assert len(lives_in(spawned)) == 1
-        assert len(os.listdir("/proc/self/fd")) == descriptors
+        assert len(os.listdir("/proc/self/fd")) <= descriptors, "threads of earlier tests may have closed some"
 
     run(tmp_path, scenario)
 
