@@ -136,6 +136,8 @@ class Generation:
         Raises:
             OctavoError: the request failed.
         """
+        if self.is_finished:  # it was aborted after its last output
+            return None
         try:
             updated = self._update()
         except OctavoError as error:

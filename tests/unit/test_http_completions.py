@@ -3,12 +3,15 @@
 import asyncio
 import itertools
 
+import httpx
 import pytest
 from fake_client import BOS, MODEL, FakeClient
-from http_client import Caller, application, events, openai_client, post
+from http_client import URL, Caller, application, events, listening, openai_client, post
+from idle_engine import idle_client, shut
 from waiting import until
 
 from octavo.protocol.errors import RequestFailedError
+from octavo.protocol.events import Finished, FinishReason, Tokens
 
 PATH = "/v1/completions"
 
@@ -322,3 +325,27 @@ def test_fields_without_meaning_for_beam_search_are_rejected_by_name(param, fiel
 def test_a_beam_search_takes_what_means_nothing() -> None:
     fields = {"top_p": 1, "top_k": -1, "stop": [], "logit_bias": {}, "min_tokens": 0, "seed": 5, "presence_penalty": 0}
     assert post(FakeClient(), PATH, ask(use_beam_search=True, **fields)).status_code == 200
+
+
+def test_an_abort_ends_several_prompts_also_if_one_had_ended_before() -> None:
+    async def main() -> httpx.Response:
+        client, link = idle_client()
+        link.wire.keeps = True
+        async with (
+            listening(application(client)) as path,  # type: ignore[arg-type]
+            httpx.AsyncClient(transport=httpx.AsyncHTTPTransport(uds=path), base_url=URL) as http,
+        ):
+            asking = asyncio.create_task(http.post(PATH, json=ask(prompt=[[65], [66], [67]], max_tokens=9)))
+            await until(lambda: len(link.submitted) == 3)
+            first, second, _ = [submit.request_id for submit in link.submitted]
+            link.receive([Tokens(first, [68]), Finished(first, FinishReason.LENGTH), Tokens(second, [69])])
+            for _ in range(5):  # the outputs are taken
+                await asyncio.sleep(0)
+            client.abort_all()
+            answer = await asyncio.wait_for(asking, 30)
+        shut(client)
+        return answer
+
+    choices = asyncio.run(main()).json()["choices"]
+    ends = [(choice["text"], choice["finish_reason"]) for choice in choices]
+    assert ends == [("D", "length"), ("E", "abort"), ("", "abort")]
