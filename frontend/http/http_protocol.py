@@ -92,6 +92,7 @@ class HttpProtocol(HttpToolsProtocol):
         "_is_shutdown_pending",
         "_is_upgrade_offered",
         "_num_kept_bytes",
+        "_running",
         "_throttle",
         "_unfinished_timer",
         "_unread_timer",
@@ -105,6 +106,8 @@ class HttpProtocol(HttpToolsProtocol):
         self._caller = caller
         self._throttle = throttle
         self._is_encrypted = False
+        self._running: RequestResponseCycle | None = None
+        """The latest request that was started; `cycle` is the latest that has arrived."""
         self._num_kept_bytes = 0
         """Bytes received since the parser last called back; it buffers these."""
         self._is_in_message = False
@@ -185,11 +188,11 @@ class HttpProtocol(HttpToolsProtocol):
         self._reset_unfinished()
         self._stop_unread_timer()
         if not self._is_encrypted or self.cycle is None or self.cycle.response_complete:
-            super().connection_lost(exc)
+            self._end(exc)
             return
         self.cycle.disconnected = True
         self.parser = None  # type: ignore[assignment]
-        self._throttle.run(lambda: super(HttpProtocol, self).connection_lost(exc))
+        self._throttle.run(lambda: self._end(exc))
 
     def pause_writing(self) -> None:
         """Start the timeout for reading: the request of a slow client holds memory, and possibly KV blocks."""
@@ -234,7 +237,16 @@ class HttpProtocol(HttpToolsProtocol):
                     self.timeout_keep_alive, self.timeout_keep_alive_handler
                 )
 
+    def _end(self, exc: Exception | None) -> None:
+        """End the requests; uvicorn would let one run to its end if others have arrived behind it."""
+        super().connection_lost(exc)
+        running = self._running
+        if running is not None and running is not self.cycle and not running.response_complete:
+            running.disconnected = True
+            running.message_event.set()
+
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: "ASGI3Application") -> None:
+        self._running = cycle
         task = self.loop.create_task(_run(cycle, app))
         task.add_done_callback(self.tasks.discard)
         self.tasks.add(task)

@@ -183,16 +183,21 @@ def test_an_unexpected_failure_of_a_stream_ends_it_in_order(num_tokens: int, cap
     assert "in our code" in caplog.text
 
 
+@pytest.mark.parametrize("num_requests", [1, 3])
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_disconnect_ends_the_request_without_a_log_line(stream: bool, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_disconnect_ends_the_request_without_a_log_line(
+    stream: bool, num_requests: int, caplog: pytest.LogCaptureFixture
+) -> None:
     client = FakeClient()
     client.pause_after = 1
 
     async def scenario(caller: Caller) -> None:
-        caller.ask(PATH, ASK | {"stream": stream})
+        for _ in range(num_requests):  # the others wait behind the first
+            caller.ask(PATH, ASK | {"stream": stream})
         await until(lambda: client.requests)
         await caller.leave()
         await until(lambda: client.ended_early)
+        assert len(client.requests) == 1
 
     play(scenario, client)
     assert caplog.text == ""

@@ -100,6 +100,7 @@ def test_a_page_asks_for_a_password_and_the_api_for_a_token():
         ({"authorization": f"Bearer {KEY}", "origin": "http://elsewhere.test"}, 200),
         ({"authorization": basic("wrong")}, 401),
         ({"authorization": "Basic ???"}, 401),
+        ({"authorization": b"Basic \xe9"}, 401),
         ({"authorization": basic(KEY), "sec-fetch-site": "cross-site"}, 401),
         ({"authorization": basic(KEY), "sec-fetch-site": "same-site"}, 401),
         ({"authorization": basic(KEY), "origin": "http://elsewhere.test"}, 401),
