@@ -150,6 +150,7 @@ class _DirectRoutes:
         is_plain = scope["type"] == "http" and "router" not in scope and not self._owner.dependency_overrides
         route = self._routes.get((scope["method"], route_path(scope))) if is_plain else None
         if route is None:
+            scope.pop(DIRECT_SEND, None)  # a mounted application may have middleware that reads every piece
             return self._app(scope, receive, send)
         return route.handle(scope, receive, send, is_alone=True)
 

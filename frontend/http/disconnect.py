@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 if TYPE_CHECKING:
-    from starlette.types import Receive
+    from collections.abc import Awaitable
+
+    from starlette.types import Message, Receive, Send
 
 
 class MessageEvent:
@@ -67,7 +69,7 @@ class CancelOnDisconnect:
         self._watcher: asyncio.Task[None] | None = None
         self._is_disconnected = False
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> "CancelOnDisconnect":
         task = asyncio.current_task()
         assert task is not None
         self._task: asyncio.Task[Any] = task
@@ -77,6 +79,7 @@ class CancelOnDisconnect:
             self._cycle.flow.resume_reading()  # paused after a large body, and then a disconnect would go unnoticed
             self._event(self._cycle).on_set = self._on_message
             self._on_message()
+        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -87,6 +90,26 @@ class CancelOnDisconnect:
             self._watcher.cancel()
         # The task may have been cancelled by something else as well.
         return kind is asyncio.CancelledError and self._is_disconnected and not self._task.uncancel()
+
+    @property
+    def is_direct(self) -> bool:
+        """True if `receive` is that of our own server, which calls nothing but the application."""
+        return self._cycle is not None
+
+    def ending_with_response(self, send: "Send") -> "Send":
+        """Return `send`, but so that nothing is cancelled after the end of the response.
+
+        Servers report a disconnect then, while dependencies of an embedding application still clean up.
+        """
+        if (watcher := self._watcher) is None:  # the connection reports only a client that leaves before the end
+            return send
+
+        def send_and_end(message: "Message") -> "Awaitable[None]":
+            if message["type"] == "http.response.body" and not message.get("more_body", False):
+                watcher.cancel()
+            return send(message)
+
+        return send_and_end
 
     def _on_message(self) -> None:
         if self._cycle is not None and self._cycle.disconnected:

@@ -69,7 +69,7 @@ class ApiRoute(APIRoute):
             scope: of the request.
             receive: of the server.
             send: of the server.
-            is_alone: nothing but this route reads the scope from now on.
+            is_alone: no layer of the application reads the scope from now on.
         """
         if self.methods and scope["method"] not in self.methods:
             await super().handle(scope, receive, send)
@@ -88,12 +88,13 @@ class ApiRoute(APIRoute):
         received = RequestBody(body, receive)
         del body  # the handler may free it
         received.put_into(scope)
-        with CancelOnDisconnect(receive):
+        with CancelOnDisconnect(receive) as watch:
+            send = watch.ending_with_response(send)
             if self.is_included or scope["app"].dependency_overrides:
                 await super().handle(scope, received, send)
             else:
                 response = await self._respond(ApiRequest(scope, received))
-                if is_alone:
+                if is_alone and watch.is_direct:
                     scope["headers"] = ()  # some kilobytes, and the request may wait for long
                 await response(scope, received, send)
 

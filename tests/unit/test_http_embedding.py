@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 from fake_client import MODEL, FakeClient
-from fastapi import Depends, FastAPI, Header, HTTPException
+from fastapi import BackgroundTasks, Depends, FastAPI, Header, HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -126,6 +126,26 @@ def test_dependencies_of_the_outer_application_come_first() -> None:
     assert call(app, "POST", PATH, json=ASK, headers={"X-User": "me"}).status_code == 200
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_dependencies_clean_up_after_the_response(stream: bool) -> None:
+    """The server reports the end of the response as a disconnect, which must not cancel them."""
+    done = []
+
+    async def finish(what: str) -> None:
+        await asyncio.sleep(0.01)
+        done.append(what)
+
+    async def session(tasks: BackgroundTasks) -> AsyncIterator[None]:
+        tasks.add_task(finish, "task")
+        yield
+        await finish("session")
+
+    app = FastAPI()
+    app.include_router(octavo.create_router(FakeClient()), dependencies=[Depends(session)])
+    assert call(app, "POST", PATH, json=ASK | {"stream": stream}).status_code == 200
+    assert sorted(done) == ["session", "task"]
+
+
 def test_an_application_chooses_the_engine() -> None:
     first, second = FakeClient("one"), FakeClient("two")
     app = FastAPI()
@@ -182,6 +202,7 @@ def test_a_route_is_called_directly_unless_the_owner_added_something_before_it(
     answer = call(noted, "POST", PATH, json=ASK)
     assert answer.json()["choices"][0]["text"] == text
     assert ("router" not in scopes[0]) == is_direct
+    assert scopes[0]["headers"], "what wraps the application may read them after the response"
     assert answer.headers.get("x-stamp") == (None if app.user_middleware[0].cls is not Stamp else "class")
 
 
@@ -207,6 +228,16 @@ class Stamp:
             await send(message)
 
         await self.app(scope, receive, stamped)
+
+
+def test_middleware_of_an_application_mounted_in_ours_gets_each_piece_of_a_stream() -> None:
+    inner = FastAPI()
+    inner.add_middleware(Stamp)
+    inner.include_router(octavo.create_router(FakeClient()))
+    app = octavo.create_app(FakeClient())
+    app.mount("/inner", inner)
+    stream = call(app, "POST", "/inner" + PATH, json=ASK | {"stream": True})
+    assert stream.headers["x-stamp"] == "class" and stream.text.count(": seen") == 4
 
 
 async def reject_teapots(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
