@@ -260,6 +260,8 @@ class Worker:
         try:
             num_graphs = self._executor.warm_up()
         except (RuntimeError, MemoryError) as error:
+            if isinstance(error, RuntimeError) and "out of memory" not in str(error):
+                raise
             raise NotEnoughMemoryError(
                 f"no memory for the graphs of steps: {error}",
                 hint="use a smaller --gpu-memory-utilization or --max-cudagraph-capture-size, or --enforce-eager",

@@ -9,10 +9,11 @@ from specs import some_config
 
 from octavo.frontend import device
 from octavo.kernels import programmatic_launch
-from octavo.protocol.errors import StartupError
+from octavo.protocol.errors import NotEnoughMemoryError, StartupError
 from octavo.worker_proc.device import cuda, open_device
 from octavo.worker_proc.device.cpu import CpuDevice
 from octavo.worker_proc.device.cuda import CudaDevice
+from octavo.worker_proc.worker import Worker
 
 GIB = 2**30
 
@@ -170,3 +171,23 @@ def test_whether_torch_has_cuda_is_read_from_its_files(tmp_path: Path, monkeypat
     monkeypatch.setattr(device.importlib.util, "find_spec", lambda name: found)
     (tmp_path / "version.py").write_text("cuda: Optional[str] = '13.0'\nhip: Optional[str] = None\n")
     assert device.torch_has_cuda()
+
+
+@pytest.mark.parametrize(
+    ("error", "shown"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"), NotEnoughMemoryError),
+        (RuntimeError("CUDA error: out of memory"), NotEnoughMemoryError),
+        (MemoryError("no pages"), NotEnoughMemoryError),
+        (RuntimeError("CUDA error: an illegal memory access was encountered"), RuntimeError),
+    ],
+)
+def test_only_a_warm_up_without_memory_is_told_to_use_less(error: Exception, shown: type[Exception]) -> None:
+    def fail() -> int:
+        raise error
+
+    worker = Worker.__new__(Worker)
+    worker._executor, worker._device = SimpleNamespace(warm_up=fail), SimpleNamespace(free_bytes=lambda: 0)
+    with pytest.raises(shown, match=str(error)) as caught:
+        worker._warm_up(1)
+    assert type(caught.value) is shown
