@@ -4,7 +4,12 @@ import sys
 
 import torch
 
+from octavo.kernels.linear import PackedLinear
+from octavo.kernels.linear.gpu import LibraryLinear, PaddedLinear
+from octavo.worker_proc.models.parameters import Parameters
 from octavo.worker_proc.parallel.distributed import DistributedRanks
+from octavo.worker_proc.parallel.placement import Placement
+from octavo.worker_proc.parallel.sharding import Sharding
 
 
 def part(rank: int, rows: int) -> torch.Tensor:
@@ -22,7 +27,18 @@ def main() -> None:
     whole = torch.arange(20.0).view(2, 10)
     first, last = 10 * rank // size, 10 * (rank + 1) // size
     assert torch.equal(ranks.all_gather(whole[:, first:last].clone(), first, 10), whole)
+    assert common_rows(ranks, rank, size) == [2, 8, 8, 9], "graphs have the same sizes on all ranks"
     ranks.meet()
+
+
+def common_rows(ranks: DistributedRanks, rank: int, size: int) -> list[int]:
+    """Return the row counts that no rank pads: the first one pads 1 to 2 and 4 to 5, the others 3 to 4 and 5 to 8."""
+    cpu = torch.device("cpu")
+    placement = Placement(torch.float32, sharding=Sharding(rank, size), group=ranks)
+    parameters = Parameters(placement, prefixes=[])
+    product = PaddedLinear(LibraryLinear(torch.zeros(1, 1), None), (1, 2, 4, 8) if rank else (2, 3, 5, 8))
+    parameters.linear("norm", {"norm": 1}, 1, bias=False).packed = PackedLinear(1, 1, torch.float32, cpu, product)
+    return [parameters.unpadded_rows(num_rows) for num_rows in (1, 3, 5, 9)]
 
 
 if __name__ == "__main__":

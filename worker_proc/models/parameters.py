@@ -149,12 +149,19 @@ class Parameters:
         return self.group.all_gather(outputs_TP, shard.ranges[0].start, shard.size)
 
     def unpadded_rows(self, num_rows: int) -> int:
-        """Return the next row count that no product with a packed weight pads."""
-        while (
-            rows := max((weight.packed.padded_rows(num_rows) for weight in self._linears.values()), default=0)
-        ) > num_rows:
+        """Return the next row count that no product with a packed weight pads, on any rank; all ranks must call it."""
+        while (rows := self._most_padded_rows(num_rows)) > num_rows:
             num_rows = rows
         return num_rows
+
+    def _most_padded_rows(self, num_rows: int) -> int:
+        rows = max((weight.packed.padded_rows(num_rows) for weight in self._linears.values()), default=num_rows)
+        if self.group is None:
+            return rows
+        # Parts of different sizes, as of a vocabulary, may be padded differently.
+        sharding = self._placement.sharding
+        rows_11 = torch.tensor([[rows]], device=self._device)
+        return int(self.group.all_gather(rows_11, sharding.rank, sharding.size).max())
 
     def named(self) -> Iterator[tuple[str, Tensor]]:
         """Iterate over all tensors for writing into them, before they are packed; stacked ones under their own name."""
