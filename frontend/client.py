@@ -45,7 +45,7 @@ from octavo.protocol.code import take_code
 from octavo.protocol.config import EngineConfig
 from octavo.protocol.config.sources import engine_config
 from octavo.protocol.curve import read_client_keys
-from octavo.protocol.errors import EngineDeadError
+from octavo.protocol.errors import ConfigError, EngineDeadError
 from octavo.protocol.events import BoolResult, EngineFacts
 from octavo.protocol.params import BeamSearchParams, SamplingParams
 from octavo.protocol.requests import GetSnapshot, GetStats, ResetPrefixCache, StartProfile, StopProfile, Utility
@@ -139,7 +139,8 @@ class AsyncClient:
 
         Raises:
             StartupError: no engine answers on `address`.
-            ConfigError: the address needs keys, one of two is missing, or they cannot be read.
+            ConfigError: the address needs keys, one of two is missing, or they cannot be read; or the engines serve
+                different models.
         """
         keys = read_client_keys(client_secret_key_file, engine_public_key_file)
         joining = partial(
@@ -398,6 +399,13 @@ class AsyncClient:
             StartupError: the new engine cannot start, with the root cause; the old one continues.
         """
         resolved = await asyncio.to_thread(read_config, config, Timeline())
+        if self.engine and resolved.data_parallel_size != len(self._engines):
+            raise ConfigError(
+                f"data_parallel_size {resolved.data_parallel_size}: {len(self._engines)} engines run, and their number "
+                "cannot change",
+                phase="configuration",
+                hint=f"leave --data-parallel-size at {len(self._engines)}, or start the server again",
+            )
         tokenizer = await asyncio.to_thread(model_tokenizer, resolved.model)
         await self.run_in_thread(lambda: require_same_tokens(self.config, self.tokenizer, resolved, tokenizer))
         for engine, own in zip(self._engines, configs_of_engines(resolved), strict=False):
@@ -435,8 +443,6 @@ class AsyncClient:
             self.config = engine.config
             self.preparer = self._make_preparer()
         index = self._engines.index(engine)
-        if isinstance(self._link, RoutedLink):
-            self._link.on_up(index)
         if self.observer:
             self.observer.on_restart(resumption.kind, resumption.num_requests, resumption.pause_s, index)
 

@@ -12,6 +12,7 @@ import zmq
 from octavo.frontend.launch import LaunchedEngine, ProgressCallback, follow_start
 from octavo.frontend.link import CoreLink
 from octavo.frontend.recovery.downtime import ReconnectPolicy
+from octavo.frontend.recovery.replacement import require_same_model
 from octavo.frontend.spawn import SpawnedEngine, Timeline, read_config, spawn_engines
 from octavo.frontend.text.chat_template import ChatTemplate
 from octavo.frontend.text.tokenizer import Tokenizer
@@ -85,6 +86,7 @@ async def join_engines(
 
     Raises:
         StartupError: one of them does not answer.
+        ConfigError: they serve different models.
     """
     joining = [
         asyncio.create_task(
@@ -94,7 +96,14 @@ async def join_engines(
         )
         for address in addresses
     ]
-    return await _all_or_none(joining)
+    connections = await _all_or_none(joining)
+    try:
+        configs = [msgspec.msgpack.decode(one.link.facts.config, type=ResolvedConfig) for one in connections]
+        require_same_model(dict(zip(addresses, configs, strict=True)))
+    except BaseException:
+        await asyncio.gather(*(connection.close() for connection in connections))
+        raise
+    return connections
 
 
 async def _all_or_none(connecting: Sequence["asyncio.Task[EngineConnection]"]) -> list[EngineConnection]:

@@ -83,8 +83,10 @@ class CoreLink:
         self.on_resumed: Callable[[Resumption], None] = lambda resumption: None
         """Called when another core has taken over."""
         self.on_lost: Callable[[], bool] = lambda: False
-        """Called when the core has died. True: another engine gets the requests, and `fail_rest` is called at the end
-        if this engine has failed for good."""
+        """Called when the core has died. True: other engines get the requests, at once or later, and `fail_rest` is
+        called at the end if this engine has failed for good."""
+        self.on_up: Callable[[], None] = lambda: None
+        """Called when there is a core again, another one or the same."""
         self.reconnect_policy = ReconnectPolicy()
         self.failure: EngineDeadError | None = None
         """Why no request can be served any more; None while the engine lives."""
@@ -283,7 +285,7 @@ class CoreLink:
     def fail_rest(self) -> None:
         """Fail all live requests: the engine is gone, and no other takes them."""
         assert self.failure is not None, "the engine has failed"
-        self.num_lost_requests = len(self._streams)
+        self.num_lost_requests = max(self.num_lost_requests, len(self._streams))
         self._fail_some(self.failure)
 
     def _fail_some(self, error: EngineDeadError) -> None:
@@ -353,6 +355,8 @@ class CoreLink:
         kind = "planned" if facts.replaced_epoch == self.facts.epoch else downtime.kind
         self.facts = facts
         self.last_words = ""
+        if is_another:  # it reports nothing before it has work, and would look as busy as the last one was
+            self.latest_stats = EngineStats()
         if self._vocabulary:
             self._wire.send(self._vocabulary)
         for call in self._calls.unanswered():
@@ -361,6 +365,7 @@ class CoreLink:
         logger.info("the engine is back after %.2f s: %d requests continue (%s)", pause_s, num_requests, downtime.cause)
         if is_another:
             self.on_resumed(Resumption(downtime.cause, kind, pause_s, num_requests))
+        self.on_up()
         return self._send_unsent()
 
     def _send_unsent(self) -> Slices:

@@ -1,5 +1,7 @@
 """Whether another engine can take over the requests of this one. Starts none."""
 
+from collections.abc import Mapping
+
 from octavo.frontend.text.tokenizer import Tokenizer
 from octavo.protocol.config import ResolvedConfig
 from octavo.protocol.errors import ConfigError
@@ -20,3 +22,33 @@ def require_same_tokens(
     ):
         message = f"{new.model.model_path} has other tokens than {old.model.model_path}"
         raise ConfigError(message, phase="configuration", hint="start another engine instead")
+
+
+def require_same_model(configs: Mapping[str, ResolvedConfig]) -> None:
+    """Check that engines give the same answers, as far as their configurations tell.
+
+    Args:
+        configs: of the engines, by address.
+
+    Raises:
+        ConfigError: two of them differ.
+    """
+    (first_address, first), *others = configs.items()
+    for address, other in others:
+        if _model_of(other) != _model_of(first):
+            raise ConfigError(
+                f"the engine at {address} serves {_described(other)}, and that at {first_address} {_described(first)}",
+                phase="connecting",
+                hint="requests go to any of the engines: join those of one model, in one type",
+            )
+
+
+def _model_of(config: ResolvedConfig) -> tuple[object, ...]:
+    model = config.model
+    return model.architecture, model.hf_config, model.vocab_size, config.dtype, config.quantization
+
+
+def _described(config: ResolvedConfig) -> str:
+    return f"{config.model.model_path} in {config.dtype}" + (
+        f" with {config.quantization}" if config.quantization != "none" else ""
+    )

@@ -39,6 +39,7 @@ class RoutedLink:
         self.wake_queue = links[0].wake_queue
         for index, link in enumerate(links):
             link.on_lost = partial(self._move, index)
+            link.on_up = partial(self._on_up, index)
 
     @property
     def facts(self) -> EngineFacts:
@@ -117,16 +118,12 @@ class RoutedLink:
             return BoolResult(all(result.ok for result in results if isinstance(result, BoolResult)))
         return results[0]
 
-    def on_up(self, index: int) -> None:
-        """Handle a new core of an engine: its cache is empty, and it can take the requests of engines that are down."""
-        self._router.forget(index)
-        for other in range(len(self._links)):
-            if not self._links[other].is_up:
-                self._move(other)
-
     async def close(self) -> None:
         """Abort all requests and disconnect from all engines."""
         self._is_closing = True
+        for link in self._links:
+            if link.failure:  # its requests may wait for another engine
+                link.fail_rest()
         await asyncio.gather(*(link.close() for link in self._links))
 
     def _usable(self) -> list[int]:
@@ -140,15 +137,28 @@ class RoutedLink:
         )
         return self._links[index], num_new_tokens
 
+    def _on_up(self, index: int) -> None:
+        """Handle the core of an engine that was down: it is probably another one, whose cache is empty, and it can take
+        the requests of engines that are still down."""
+        self._router.forget(index)
+        for other in range(len(self._links)):
+            if not self._links[other].is_up:
+                self._move(other)
+
     def _move(self, index: int) -> bool:
         """Move the requests of an engine that is not up to those that are, some in each iteration of the event loop.
 
-        Returns whether there is an engine that can take them.
+        Returns whether there is an engine that takes them, or may take them when it is up again.
         """
         source = self._links[index]
         targets = [other for other, link in enumerate(self._links) if link.is_up]
-        if self._is_closing or source.is_up or not targets:
+        if self._is_closing or source.is_up:
             return False
+        if self.failure:  # no engine comes back: those that waited for one fail too
+            for link in self._links:
+                link.fail_rest()
+        if not targets:
+            return True
         moved = source.release(MAX_MOVED_AT_ONCE)
         for entry, stream in moved:
             link, num_new_tokens = self._choose(entry.submit, targets)

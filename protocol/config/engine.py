@@ -267,8 +267,8 @@ class DeviceConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     num_threads: Annotated[
         Positive | None,
         Meta(
-            description="Most compute threads of a CPU worker; a step uses fewer while other processes need the cores. "
-            "Default: one per usable core."
+            description="Most compute threads of each CPU worker; a step uses fewer while other processes need the "
+            "cores. Default: one per usable core, divided between the workers of all engines."
         ),
     ] = None
     cpu_kernels: Annotated[
@@ -345,7 +345,7 @@ class ObserveConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         str | None,
         Meta(
             description="Record the core's inputs and plans in this file, for scripts/replay; a restarted core writes "
-            "a file of its own: FILE.2 and so on."
+            "a file of its own: FILE.2 and so on. So do further engines: FILE.engine1 and so on."
         ),
     ] = None
 

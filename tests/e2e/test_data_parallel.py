@@ -13,6 +13,7 @@ from workloads import Ask, ask_all, random_requests
 
 from octavo import LLM, AsyncClient, SamplingParams, StructuredOutputsParams
 from octavo.protocol.config.sources import engine_config
+from octavo.protocol.errors import ConfigError
 
 SETTINGS: dict[str, Any] = {"dtype": "float32", "max_model_len": 256, "max_num_seqs": 6, "data_parallel_size": 2}
 SCHEMA = StructuredOutputsParams(json='{"type": "array", "items": {"type": "integer"}, "minItems": 20}')
@@ -68,6 +69,8 @@ def test_engines_are_replaced_one_by_one_under_load(model: Path, expected: list[
     async def main() -> None:
         async with AsyncClient.launch(str(model), **SETTINGS) as client:
             before = [core_pid(client, engine) for engine in (0, 1)]
+            with pytest.raises(ConfigError, match="data_parallel_size 1: 2 engines run"):
+                await client.restart(engine_config({"model": str(model), **SETTINGS, "data_parallel_size": 1}))
             asking = asyncio.create_task(ask_all(client, REQUESTS))
             await until(lambda: all(one.link.num_live_requests for one in client.engines))
             await client.restart(engine_config({"model": str(model), **SETTINGS, "max_num_seqs": 5}))

@@ -26,6 +26,7 @@ from octavo.protocol.events import (
     FinishReason,
     Refused,
     Reply,
+    StatsReport,
     Tokens,
     Welcome,
 )
@@ -41,6 +42,7 @@ from octavo.protocol.requests import (
     StartProfile,
     Submit,
 )
+from octavo.protocol.stats import EngineStats
 
 FACTS = EngineFacts(5, "path", ["name"], 100, 50, 16, 10, 8, 20, "float32", "cpu", b"")
 SUBMIT = Submit("r", pack_ids([1, 2]), SamplingSpec(max_tokens=4, seed=0))
@@ -145,6 +147,17 @@ def test_a_resubmitted_request_continues_after_its_delivered_tokens(tmp_path: Pa
         (resumption,) = resumptions
         assert resumption.num_requests == 1
         assert resumption.pause_s > 0
+
+    run(tmp_path, scenario)
+
+
+def test_a_new_core_is_not_as_busy_as_the_last_one_was(tmp_path: Path) -> None:
+    async def scenario(cores: Cores, link: CoreLink) -> None:
+        await cores.send(StatsReport(EngineStats(num_running=7)))
+        await until(lambda: link.load == (0, 7))
+        await replace(cores, link)
+        await until(lambda: link.is_up)
+        assert link.load == (0, 0)
 
     run(tmp_path, scenario)
 

@@ -1,9 +1,19 @@
 """Which engine gets a request, and which requests move when an engine dies."""
 
+import asyncio
 import random
+from collections.abc import Callable
+from typing import Any, cast
 
-from octavo.frontend.recovery.in_flight import InFlightRequests
+import pytest
+from fake_client import resolved_config
+
+from octavo.frontend.recovery.in_flight import InFlightRequest, InFlightRequests
+from octavo.frontend.recovery.replacement import require_same_model
+from octavo.frontend.routing.routed_link import RoutedLink
 from octavo.frontend.routing.router import BLOCK_TOKENS, LIVE_COST_TOKENS, PrefixRouter
+from octavo.frontend.spawn import configs_of_engines
+from octavo.protocol.errors import ConfigError, EngineDeadError
 from octavo.protocol.events import Tokens
 from octavo.protocol.ids import IdArray, pack_ids
 from octavo.protocol.params import SamplingSpec
@@ -105,6 +115,20 @@ def test_a_request_that_was_on_two_dead_engines_stays_with_the_second() -> None:
     assert again.request_id == "poison" and again.is_continued
 
 
+def test_each_engine_records_in_a_file_of_its_own() -> None:
+    config = resolved_config(data_parallel_size=3, record_steps="/tmp/steps")
+    configs = configs_of_engines(config)
+    assert [one.engine_index for one in configs] == [0, 1, 2]
+    assert [one.record_steps for one in configs] == ["/tmp/steps", "/tmp/steps.engine1", "/tmp/steps.engine2"]
+
+
+def test_engines_of_different_models_are_not_joined() -> None:
+    one = resolved_config(dtype="float32")
+    require_same_model({"ipc:///a": one, "ipc:///b": one})
+    with pytest.raises(ConfigError, match=r"the engine at ipc:///b serves .* in bfloat16, and that at ipc:///a .*"):
+        require_same_model({"ipc:///a": one, "ipc:///b": resolved_config(dtype="bfloat16")})
+
+
 def test_reports_of_engines_are_added_up() -> None:
     one = EngineStats(num_running=1, num_blocks=10, num_free_blocks=5, worker_failures={"hung": 1})
     other = EngineStats(num_running=2, num_blocks=10, waiting_reason="blocks", worker_failures={"hung": 1, "exited": 2})
@@ -112,3 +136,70 @@ def test_reports_of_engines_are_added_up() -> None:
     assert (summed.num_running, summed.num_blocks, summed.kv_cache_usage) == (3, 20, 0.75)
     assert summed.worker_failures == {"hung": 2, "exited": 2}
     assert summed.waiting_reason == "blocks"
+
+
+class FakeLink:
+    """An engine that keeps requests and computes none."""
+
+    wake_queue = None
+    load = (0, 0)
+
+    def __init__(self, *names: str) -> None:
+        self.names = list(names)
+        self.failed: list[str] = []
+        self.failure: EngineDeadError | None = None
+        self.is_up = False
+        self.on_lost: Callable[[], bool]
+        self.on_up: Callable[[], None]
+
+    def release(self, max_count: int) -> list[tuple[InFlightRequest, str]]:
+        names, self.names = self.names, []
+        return [(InFlightRequest(submission(name)), name) for name in names]
+
+    def adopt(self, entry: InFlightRequest, stream: str, num_new_tokens: int) -> None:
+        self.names.append(stream)
+
+    def fail(self) -> None:
+        self.failure = EngineDeadError("it is gone for good")
+        if not self.on_lost():
+            self.fail_rest()
+
+    def fail_rest(self) -> None:
+        self.failed += self.names
+        self.names = []
+
+    def come_back(self) -> None:
+        self.is_up = True
+        self.on_up()
+
+    async def close(self) -> None:
+        """Nothing is open."""
+
+
+def test_requests_of_an_engine_that_is_gone_wait_for_one_that_restarts() -> None:
+    async def main() -> None:
+        gone, restarting = links = FakeLink("a"), FakeLink("b")
+        routed = RoutedLink(cast(Any, links), router(2))
+        gone.fail()
+        assert (gone.names, gone.failed, routed.failure) == (["a"], [], None)
+        restarting.come_back()
+        assert (gone.names, restarting.names) == ([], ["b", "a"])
+
+    asyncio.run(main())
+
+
+def test_requests_fail_once_no_engine_comes_back() -> None:
+    async def main() -> None:
+        first, last = links = FakeLink("a"), FakeLink("b")
+        routed = RoutedLink(cast(Any, links), router(2))
+        first.fail()
+        last.fail()
+        assert routed.failure
+        assert (first.failed, last.failed) == (["a"], ["b"])
+        waiting, other = links = FakeLink("a"), FakeLink()
+        routed = RoutedLink(cast(Any, links), router(2))
+        waiting.fail()
+        await routed.close()
+        assert waiting.failed == ["a"] and not other.failed
+
+    asyncio.run(main())
