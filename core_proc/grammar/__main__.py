@@ -13,9 +13,14 @@ from octavo.core_proc.grammar.sandbox import MEMORY_LIMIT_BYTES
 from octavo.protocol.lifecycle import LENGTH, die_with_parent, read_message
 
 
-def main(cpu_limit_s: int) -> None:
-    """Compile grammars until standard input ends, each within `cpu_limit_s` of processor time."""
-    die_with_parent(os.getppid())
+def main(cpu_limit_s: int, parent: int) -> None:
+    """Compile grammars until standard input ends, each within `cpu_limit_s` of processor time.
+
+    Args:
+        cpu_limit_s: in whole seconds.
+        parent: process id of the core. Asking for our parent would be too late: the core may have died by now.
+    """
+    die_with_parent(parent)
     for number in (signal.SIGINT, signal.SIGTERM):  # Ctrl-C reaches the whole process group; the core decides
         signal.signal(number, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT_BYTES, MEMORY_LIMIT_BYTES))
@@ -52,4 +57,4 @@ def _fault_of(tokens: GrammarTokens, source: str) -> str:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(int(sys.argv[1]), int(sys.argv[2]))

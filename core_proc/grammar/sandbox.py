@@ -65,7 +65,7 @@ class CompilerSandbox:
         if self._child is None:
             # No shell and no user input: the module is ours.
             self._child = subprocess.Popen(
-                [sys.executable, "-P", "-m", "octavo.core_proc.grammar", str(self._cpu_limit_s)],
+                [sys.executable, "-P", "-m", "octavo.core_proc.grammar", str(self._cpu_limit_s), str(os.getpid())],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
