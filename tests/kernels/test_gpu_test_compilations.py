@@ -15,16 +15,17 @@ import pytest
 TESTS = Path(__file__).parents[1]
 
 MOST = {
-    "test_elementwise.py": 70,
-    "test_interpreter.py": 5,
-    "test_linear.py": 75,
-    "test_norms.py": 45,
-    "test_paged_attention.py": 80,
-    "test_rope_store_kv.py": 32,
-    "test_sample.py": 55,
-    "test_sampling.py": 22,
+    "test_elementwise.py": 90,
+    "test_interpreter.py": 8,
+    "test_linear.py": 95,
+    "test_norms.py": 60,
+    "test_paged_attention.py": 105,
+    "test_rope_store_kv.py": 42,
+    "test_sample.py": 75,
+    "test_sampling.py": 30,
 }
-"""A file that needs more has a parameter too many that kernels are compiled for; docs/gpu.md has the arithmetic."""
+"""A file that needs more has a parameter too many that kernels are compiled for; docs/gpu.md has the arithmetic. There
+is a third more room than was counted: a test ends at its first wrong result, and results are whatever memory holds."""
 
 
 @pytest.fixture(scope="module")
