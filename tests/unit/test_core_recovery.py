@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from mortal_workers import START_TIMEOUT_S, STEP_TIMEOUT_S, Faults, MortalEngine, MortalGroup
 from simulation.worker import SimulatedWorker
 
-from octavo.core_proc.workers import local
+from octavo.core_proc.workers import starting
 from octavo.core_proc.workers.group import WorkerFailed, WorkerGroup
 from octavo.core_proc.workers.local import LocalWorkerGroup
 from octavo.protocol.errors import StartupError
@@ -244,7 +244,7 @@ def test_an_answer_ends_the_wait_for_it():
     ("limit", "phase"), [("ALLOCATE_TIMEOUT_S", "allocating the KV cache"), ("WARM_UP_TIMEOUT_S", "warming up")]
 )
 def test_a_start_that_takes_too_long_names_its_phase(limit: str, phase: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(local, limit, 0.01)
+    monkeypatch.setattr(starting, limit, 0.01)
     monkeypatch.setattr(LocalWorkerGroup, "_have_answered", lambda self: False)
     monkeypatch.setattr(LocalWorkerGroup, "broadcast", lambda self, command: None)
     monkeypatch.setattr(LocalWorkerGroup, "next_sequence", 0)
