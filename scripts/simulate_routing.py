@@ -75,7 +75,7 @@ class Engine:
 def turns(num_requests: int, num_engines: int, seed: int) -> Iterator[Turn]:
     """Yield the requests of conversations that share system prompts, in order of arrival."""
     rng = random.Random(seed)
-    systems = [array("i", rng.choices(range(30_000), k=1024)) for _ in range(NUM_SYSTEM_PROMPTS)]
+    systems = [_tokens(rng, 1024) for _ in range(NUM_SYSTEM_PROMPTS)]
     mean_tokens = 2_300  # of a prompt of this workload
     rate = UTILIZATION * num_engines * PREFILL_TOKENS_PER_S / mean_tokens
     sessions = itertools.count()
@@ -87,12 +87,17 @@ def turns(num_requests: int, num_engines: int, seed: int) -> Iterator[Turn]:
             _, session, turn, history = heapq.heappop(heap)
         else:
             session, turn, history = next(sessions), 0, rng.choice(systems)
-        prompt = history + array("i", rng.choices(range(30_000), k=rng.randrange(50, 400)))
+        prompt = history + _tokens(rng, rng.randrange(50, 400))
         num_outputs = rng.randrange(50, 300)
         yield Turn(session, prompt, num_outputs, now)
         if turn < 9 and rng.random() < 0.85:
-            answer = array("i", rng.choices(range(30_000), k=num_outputs))
+            answer = _tokens(rng, num_outputs)
             heapq.heappush(heap, (now + rng.uniform(5, 40), session, turn + 1, prompt + answer))
+
+
+def _tokens(rng: random.Random, count: int) -> "array[int]":
+    """Return tokens of any value: they are only hashed, and drawing each of them would take most of a run."""
+    return array("i", rng.randbytes(4 * count))
 
 
 class Simulation:

@@ -141,7 +141,8 @@ async def _serve_until_stopped(
 
     with stop_signals(on_signal):
         names = ", ".join(client.facts.served_model_names)
-        logger.info("engine address for further applications: %s", config.engine_address or client.address)
+        address = client.address if len(client.engines) > 1 else config.engine_address or client.address
+        logger.info("engine address for further applications: %s", address)
         logger.info("listening on %s, serving %s", listener.url, names)
         with watching(client, config.watchdog_timeout):
             await server.serve(sockets=[listener.socket])

@@ -47,3 +47,15 @@ def test_the_long_form(smollm2_gguf: Path, tmp_path: Path) -> None:
     assert code == 0, printed
     assert min(struck(report).values()) >= 7
     assert sum(struck(report).values()) >= 30
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("flags", ["--tensor-parallel-size 2", "--data-parallel-size 2"])
+def test_several_processes_that_share_the_work(flags: str, tmp_path: Path) -> None:
+    model = make_tiny("LlamaForCausalLM", tmp_path / "model")
+    words = f"--dtype float32 --requests 200 --kills 14 --clients 60 --client-processes 2 --seed 5 {flags}"
+    code, printed, report = chaos(model, tmp_path / "report.json", words)
+    assert code == 0, printed
+    assert "all workers" in struck(report)
+    assert ("all cores" in struck(report)) == ("data" in flags)
+    assert not report["findings"]

@@ -6,7 +6,7 @@ Hands out jobs and replaces processes that were killed. Checks no answers.
 import asyncio
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import BinaryIO
 
@@ -27,10 +27,16 @@ STOP_TIMEOUT_S = 20.0
 class ClientProcess:
     """One client process."""
 
-    is_http: bool
+    address: str
+    """Of the engines that it has joined; "": it uses HTTP."""
     process: asyncio.subprocess.Process
     live: dict[int, ChaosJob] = field(default_factory=dict)
     """Jobs sent to this process that have no result yet."""
+
+    @property
+    def is_http(self) -> bool:
+        """False: it is an application that has joined engines."""
+        return not self.address
 
     def send(self, job: ChaosJob) -> None:
         """Send a job to the process."""
@@ -44,7 +50,7 @@ class ClientPool:
 
     Args:
         url: of the HTTP server.
-        address: of the engine.
+        addresses: of the engines. Every second application joins one of them, the others join all.
         num_each: processes of each kind.
         num_callers: limit on concurrent requests, over all processes.
         timeout_s: limit for one request.
@@ -52,10 +58,10 @@ class ClientPool:
     """
 
     def __init__(
-        self, url: str, address: str, num_each: int, num_callers: int, timeout_s: float, errors: BinaryIO
+        self, url: str, addresses: Sequence[str], num_each: int, num_callers: int, timeout_s: float, errors: BinaryIO
     ) -> None:
         self._url = url
-        self._address = address
+        self._addresses = addresses
         self._num_each = num_each
         self._num_callers = max(1, num_callers // (2 * num_each))
         """Of each process."""
@@ -87,8 +93,8 @@ class ClientPool:
         Raises:
             CommandError: a process did not become ready.
         """
-        kinds = [True, False] * self._num_each
-        self._processes = list(await asyncio.gather(*(self._spawn(is_http=is_http) for is_http in kinds)))
+        locations = [location for number in range(self._num_each) for location in ("", self._joined_by(number))]
+        self._processes = list(await asyncio.gather(*map(self._spawn, locations)))
         self._tasks = [asyncio.create_task(self._follow(index)) for index in range(len(self._processes))]
 
     def add(self, jobs: Iterable[ChaosJob]) -> None:
@@ -113,8 +119,17 @@ class ClientPool:
         for task in self._tasks:
             task.cancel()
 
-    async def _spawn(self, *, is_http: bool) -> ClientProcess:
+    def _joined_by(self, number: int) -> str:
+        """Return the addresses of the engines that an application joins."""
+        if number % 2 == 0:
+            return ",".join(self._addresses)
+        return self._addresses[number // 2 % len(self._addresses)]
+
+    async def _spawn(self, address: str) -> ClientProcess:
         """Start a process and wait until it is ready.
+
+        Args:
+            address: of the engines that it joins; "": it uses HTTP.
 
         Raises:
             CommandError: it did not become ready.
@@ -128,7 +143,7 @@ class ClientPool:
         )
         assert process.stdin is not None
         assert process.stdout is not None
-        location = EngineLocation(self._url if is_http else "", self._address, self._timeout_s)
+        location = EngineLocation("" if address else self._url, address, self._timeout_s)
         process.stdin.write(msgspec.json.encode(location) + b"\n")
         try:
             line = await asyncio.wait_for(process.stdout.readline(), READY_TIMEOUT_S)
@@ -140,7 +155,7 @@ class ClientPool:
             if isinstance(error, TimeoutError):
                 raise CommandError("a client process was not ready in time", "see clients.log") from None
             raise
-        return ClientProcess(is_http, process)
+        return ClientProcess(address, process)
 
     async def _follow(self, index: int) -> None:
         """Read a process's results until the pool closes; replace the process if it is killed."""
@@ -164,7 +179,7 @@ class ClientPool:
             for job in lost.values():
                 self.on_death(job)
             try:
-                self._processes[index] = await self._spawn(is_http=client.is_http)
+                self._processes[index] = await self._spawn(client.address)
             except CommandError as error:
                 self.on_failure(error)
                 return

@@ -5,6 +5,7 @@ fast or slow.
 """
 
 import asyncio
+import itertools
 import random
 import signal
 import time
@@ -30,12 +31,24 @@ FIRST, LAST = 0.03, 0.9
 
 
 class Target(StrEnum):
-    """A kind of process."""
+    """A kind of process, or all processes of a kind at once."""
 
     WORKER = "worker"
     CORE = "core"
     HTTP = "http process"
     APPLICATION = "application"
+    ALL_WORKERS = "all workers"
+    ALL_CORES = "all cores"
+
+    @property
+    def hits_all(self) -> bool:
+        """Whether all processes are hit at once."""
+        return self in (Target.ALL_WORKERS, Target.ALL_CORES)
+
+    @property
+    def can_hang(self) -> bool:
+        """Whether the engine replaces the process if it is stopped for long."""
+        return self not in (Target.HTTP, Target.APPLICATION)
 
 
 class Action(StrEnum):
@@ -60,6 +73,8 @@ class Injection:
     """and this time has passed since then."""
     duration_s: float = 0.0
     """Of a stop."""
+    number: int = 0
+    """Of this injection among those that hit the same target: the ranks of workers are hit in turn."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +86,8 @@ class InjectedFault:
     """On the machine's monotonic clock."""
     num_live: int
     """Requests in flight at that time."""
+    num_hit: int = 1
+    """Processes that were hit."""
 
 
 def plan_injections(
@@ -90,14 +107,22 @@ def plan_injections(
     rng.shuffle(chosen)
     injections = []
     for target in chosen:
-        is_hang = target in (Target.CORE, Target.WORKER) and rng.random() < SHARE_OF_STOPS
+        is_hang = target.can_hang and rng.random() < SHARE_OF_STOPS
         injections.append((target, Action.HANG if is_hang else Action.KILL, hang_s))
     num_stops = round(num_kills * SHARE_OF_STOPS)
     injections += [(rng.choice(targets), Action.STOP, rng.uniform(*SHORT_STOP_S)) for _ in range(num_stops)]
     rng.shuffle(injections)
     moments = sorted(round(num_requests * rng.uniform(FIRST, LAST)) for _ in injections)
+    numbers = {target: itertools.count() for target in targets}
     return [
-        Injection(target, action, moment, rng.uniform(0.0, MAX_DELAY_S), 0.0 if action is Action.KILL else duration_s)
+        Injection(
+            target,
+            action,
+            moment,
+            rng.uniform(0.0, MAX_DELAY_S),
+            0.0 if action is Action.KILL else duration_s,
+            next(numbers[target]),
+        )
         for (target, action, duration_s), moment in zip(injections, moments, strict=True)
     ]
 
@@ -108,7 +133,7 @@ class FaultInjector:
     Args:
         injections: in the order in which they are due.
         seed: determines the victim if there are several processes of a kind.
-        find: returns the processes that an injection may hit.
+        find: returns the processes that an injection may hit; if it hits all, none while one of them is missing.
         count_live: returns the number of requests in flight.
     """
 
@@ -184,26 +209,28 @@ class FaultInjector:
     async def _do(self, injection: Injection) -> None:
         if _kills_http(injection):
             await asyncio.sleep(max(0.0, self._http_pause_s))
-        victim = await self._victim(injection)
         number = signal.SIGKILL if injection.action is Action.KILL else signal.SIGSTOP
-        if victim is None or not send_signal(victim, number):
+        victims = [victim for victim in await self._victims(injection) if send_signal(victim, number)]
+        if not victims:
             self.missed.append(injection)
             return
-        self.injected.append(InjectedFault(injection, time.monotonic(), self._count_live()))
+        self.injected.append(InjectedFault(injection, time.monotonic(), self._count_live(), len(victims)))
         if _kills_http(injection):
             self._http_kills.append(time.monotonic())
         if injection.duration_s:
-            task = asyncio.create_task(_resume(victim, injection.duration_s))
-            self._resumptions.add(task)
-            task.add_done_callback(self._resumptions.discard)
+            for victim in victims:
+                task = asyncio.create_task(_resume(victim, injection.duration_s))
+                self._resumptions.add(task)
+                task.add_done_callback(self._resumptions.discard)
 
-    async def _victim(self, injection: Injection) -> Process | None:
+    async def _victims(self, injection: Injection) -> list[Process]:
         deadline = time.monotonic() + VICTIM_TIMEOUT_S
         while time.monotonic() < deadline:
             if found := self._find(injection):
-                return self._rng.choice(sorted(found, key=lambda process: process.pid))
+                found = sorted(found, key=lambda process: process.pid)
+                return found if injection.target.hits_all else [self._rng.choice(found)]
             await asyncio.sleep(0.05)
-        return None
+        return []
 
 
 def _kills_http(injection: Injection) -> bool:

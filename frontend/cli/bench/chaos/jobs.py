@@ -93,6 +93,6 @@ class EngineLocation(msgspec.Struct, frozen=True):
     url: str
     """Of the HTTP server: `http://HOST:PORT`; "": joins the engine instead."""
     address: str
-    """Of the engine."""
+    """Of the engine; of several engines, separated by commas."""
     timeout_s: float
     """Limit for one request."""

@@ -17,6 +17,7 @@ class Process:
     start_ticks: int
     module: str
     """The module after `python -m`; "" if there is none."""
+    parent_pid: int = 0
 
     @property
     def is_running(self) -> bool:
@@ -56,7 +57,8 @@ def descendants(pid: int) -> list[Process]:
 def process_of(pid: int) -> Process | None:
     """Return the process with this pid, None if there is none."""
     try:
-        return Process(pid, int(_stat(pid)[19]), _module(pid))
+        fields = _stat(pid)
+        return Process(pid, int(fields[19]), _module(pid), int(fields[1]))
     except OSError:
         return None
 

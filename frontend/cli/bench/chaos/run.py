@@ -28,6 +28,7 @@ CALM_SETTINGS: dict[str, Any] = {
     "async_scheduling": False,
     "enable_prefix_caching": False,
     "max_num_batched_tokens": 1024,
+    "data_parallel_size": 1,
 }
 """Settings of the undisturbed engine: one sequence at a time, no chunked prefill, no prefix cache."""
 
@@ -37,7 +38,13 @@ MAX_GROWTH_BYTES = 64 * 2**20
 MAX_NEW_FILES = 8
 """Allowed growth in open file descriptors since then."""
 
-MODULES = {Target.CORE: CORE, Target.WORKER: WORKER, Target.HTTP: API_WORKER}
+MODULES = {
+    Target.CORE: CORE,
+    Target.ALL_CORES: CORE,
+    Target.WORKER: WORKER,
+    Target.ALL_WORKERS: WORKER,
+    Target.HTTP: API_WORKER,
+}
 
 
 @dataclass
@@ -94,6 +101,7 @@ class ChaosReport:
             {
                 "target": fault.injection.target,
                 "action": fault.injection.action,
+                "processes": fault.num_hit,
                 "time_s": fault.time_s,
                 "live": fault.num_live,
             }
@@ -190,7 +198,7 @@ async def _answers_alone(
     clients = None
     try:
         await server.wait_until_ready()
-        clients = ClientPool(server.url, server.address, 1, 8, options.timeout, errors)
+        clients = ClientPool(server.url, server.addresses, 1, 8, options.timeout, errors)
         await clients.start()
         jobs = [ChaosJob(request.number, request) for request in requests]
         with _bar(len(jobs), "undisturbed", options) as bar:
@@ -221,7 +229,7 @@ async def _disturb(
     try:
         await server.wait_until_ready()
         clients = ClientPool(
-            server.url, server.address, options.client_processes, options.clients, options.timeout, errors
+            server.url, server.addresses, options.client_processes, options.clients, options.timeout, errors
         )
         report = await _run_jobs(settings, options, seed, server, clients, jobs, expected)
         await clients.close()
@@ -244,15 +252,18 @@ async def _run_jobs(
     expected: Mapping[int, Answer],
 ) -> ChaosReport:
     num_first = min(len(jobs) // 10 + 1, options.clients)
-    targets = [Target.WORKER, Target.CORE, Target.APPLICATION]
-    if options.server_processes > 1:
-        targets.append(Target.HTTP)
+    targets = _targets(server, options)
     hang_s = 2.0 * max(settings["core_timeout"], settings["execute_model_timeout"]) + 2.0
     injections: list[Injection] = plan_injections(seed, len(jobs) - num_first, options.kills, targets, hang_s)
 
     def find(injection: Injection) -> list[Process]:
         if injection.target is Target.APPLICATION:
             return clients.applications
+        if injection.target is Target.WORKER:
+            return server.workers_of_rank(injection.number % server.num_ranks)
+        if injection.target.hits_all:
+            found = server.processes(MODULES[injection.target])
+            return found if len(found) == _num_hit(server, injection.target) else []
         # The first HTTP process is the parent of all others: stop it, never kill it.
         first = server.processes(SERVER) if injection.target is Target.HTTP and injection.action is Action.STOP else []
         return [*first, *server.processes(MODULES[injection.target])]
@@ -275,6 +286,18 @@ async def _run_jobs(
     report.faults += [f"no process was found for an injection: {injection}" for injection in injector.missed]
     report.faults += _growth(report)
     return report
+
+
+def _targets(server: ServerUnderTest, options: argparse.Namespace) -> list[Target]:
+    """Return what can be hit; if an engine has one worker, or there is one engine, "all" would hit the same process."""
+    targets = [Target.WORKER, Target.CORE, Target.APPLICATION]
+    if options.server_processes > 1:
+        targets.append(Target.HTTP)
+    return targets + [target for target in (Target.ALL_WORKERS, Target.ALL_CORES) if _num_hit(server, target) > 1]
+
+
+def _num_hit(server: ServerUnderTest, target: Target) -> int:
+    return server.num_engines * (server.num_ranks if target is Target.ALL_WORKERS else 1)
 
 
 async def _run_on(server: ServerUnderTest, runner: JobRunner) -> None:

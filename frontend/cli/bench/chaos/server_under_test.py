@@ -1,6 +1,7 @@
 """`ServerUnderTest`: an `octavo serve` process, from its start to what it leaves behind. Sends no requests."""
 
 import asyncio
+import json
 import re
 import signal
 import subprocess
@@ -40,6 +41,7 @@ STRAGGLERS_S = 2.0
 """How long a process may outlive the server."""
 
 _LISTENING = re.compile(r"listening on (http://\S+:\d+)", re.IGNORECASE)
+_ADDRESSES = re.compile(r"engine address for further applications: (\S+)")
 _FAULT = re.compile(r"Traceback \(most recent call last\)|InvariantBroken|was killed by SIG(?!KILL|TERM)")
 """Never logged for a process that was killed from outside."""
 
@@ -59,12 +61,16 @@ class ServerUnderTest:
         self._directory = directory
         self._runtime = directory / "run"
         self._runtime.mkdir(parents=True)
-        self.address = f"ipc://{directory}/engine"
+        self.addresses = [f"ipc://{directory}/engine"]
+        """Of all engines, once the server is ready."""
         self.log = log
         self._seen: dict[int, Process] = {}
         self._num_api_workers = settings.get("api_server_count", 1) - 1
+        self.num_engines: int = settings.get("data_parallel_size", 1)
+        self.num_ranks: int = settings.get("tensor_parallel_size", 1) * settings.get("pipeline_parallel_size", 1)
+        """Workers of each engine."""
         file = directory / "settings.yaml"
-        served = {**settings, "port": 0, "engine_address": self.address}
+        served = {**settings, "port": 0, "engine_address": self.addresses[0]}
         file.write_bytes(msgspec.json.encode(served))  # YAML reads JSON
         environment = {"XDG_RUNTIME_DIR": str(self._runtime), "OCTAVO_CHECK": "1"}
         with log.open("wb") as sink:
@@ -89,8 +95,11 @@ class ServerUnderTest:
         """
         deadline = time.monotonic() + START_TIMEOUT_S
         while time.monotonic() < deadline and self.is_running:
-            if match := _LISTENING.search(self.log.read_text(errors="replace")):
+            text = self.log.read_text(errors="replace")
+            if match := _LISTENING.search(text):
                 self.url = match[1]
+                addresses = _ADDRESSES.search(text)
+                self.addresses = addresses[1].split(",") if addresses else self.addresses
                 return
             await asyncio.sleep(POLL_S)
         raise CommandError(f"the server did not start: {self._last_line()}")
@@ -112,6 +121,18 @@ class ServerUnderTest:
         if module == SERVER:
             return [first] if (first := process_of(self._process.pid)) else []
         return [process for process in everyone if process.module == module]
+
+    def workers_of_rank(self, rank: int) -> list[Process]:
+        """Return the worker of this rank of each engine; an engine that is starting may have none."""
+        by_core: dict[int, list[Process]] = {}
+        for process in self.processes(WORKER):
+            by_core.setdefault(process.parent_pid, []).append(process)
+        # A core starts its workers in the order of their ranks.
+        return [
+            sorted(workers, key=lambda worker: (worker.start_ticks, worker.pid))[rank]
+            for workers in by_core.values()
+            if len(workers) > rank
+        ]
 
     def footprints(self) -> dict[str, Footprint]:
         """Return by role the largest memory and file count of a process."""
@@ -137,12 +158,15 @@ class ServerUnderTest:
 
     def _trouble(self) -> str:
         try:
-            _get(f"{self.url}/health")
+            health = _get(f"{self.url}/health")
             text = _get(f"{self.url}/metrics")
         except OSError as error:
             return f"{type(error).__name__}: {error}"
         if len(self.processes(API_WORKER)) < self._num_api_workers:
             return "an HTTP process is missing"
+        down = [state for state in json.loads(health or "{}").get("engines", ()) if not state["ok"]]
+        if down or len(self.processes(WORKER)) < self.num_engines * self.num_ranks:
+            return f"an engine is down: {down}"
         values = {name: _sample(text, name) for name in _GAUGES}
         return ", ".join(f"{name} is {value:g}" for name, value in values.items() if value)
 
