@@ -66,7 +66,7 @@ def test_weights_equal_the_original(arch: str, is_tied: bool, tmp_path: Path) ->
 def filled(facts: ModelFacts) -> dict[str, torch.Tensor]:
     """Return the tensors of a model that was filled and not yet packed."""
     model = build_model(facts, Placement(torch.float32))
-    model.load_weights(read_weights(facts, lambda fraction: None))
+    model.load_weights(read_weights(facts, lambda fraction: None, model.parameters.wants))
     return dict(model.named_parameters())
 
 

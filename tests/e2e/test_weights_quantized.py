@@ -88,7 +88,7 @@ def difference(first: torch.Tensor, second: torch.Tensor) -> float:
 def dense(config: ResolvedConfig) -> dict[str, torch.Tensor]:
     """Return the dequantized tensors of a model by their names in it."""
     model = build_model(config.model, Placement(torch.float32))
-    model.load_weights(read_weights(config.model, lambda fraction: None))
+    model.load_weights(read_weights(config.model, lambda fraction: None, model.parameters.wants))
     return dict(model.named_parameters())
 
 

@@ -1,7 +1,9 @@
 """What the worker needs from every model. Knows no architecture."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
 
 from torch import Tensor
 
@@ -14,11 +16,37 @@ from octavo.worker_proc.models.linear_weight import QuantizedMatrix
 from octavo.worker_proc.models.parameters import Parameters
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Residual:
+    """The residual stream between two layers: all that passes from one pipeline stage to the next."""
+
+    hidden_TD: Tensor
+    update_TD: Tensor | None = None
+    """The output of the last layer, which the next norm adds; None: `hidden` has it."""
+
+
+Tables = tuple[Tensor, ...]
+"""What all layers look up by position, such as rotary angles; rows are those of the step."""
+
+
+class Layer(Protocol):
+    """One layer of a decoder."""
+
+    def __call__(self, residual: Residual, tables: Tables, attention: Attention) -> Residual:
+        """Return the residual stream after this layer."""
+
+
 class Model(ABC):
     """A decoder: tokens in, hidden states and logits out. Keeps no state of any request.
 
+    `forward` is `begin`, the layers, and `end`. A pipeline stage begins or ends between two layers instead.
     Callers run it under `torch.inference_mode()`.
     """
+
+    carries_update: ClassVar[bool] = False
+    """Whether the `Residual` between two layers has an `update`."""
+    layers: Sequence[Layer]
+    """All of them; the weights of those of other stages are missing."""
 
     def __init__(self, parameters: Parameters, num_layers: int, attention_shape: AttentionShape) -> None:
         self._parameters = parameters
@@ -26,22 +54,44 @@ class Model(ABC):
         self.device = parameters.device
         self.library: NativeLibrary | None = None
         """The library that computes its steps, and for which its weights are packed; None: torch."""
-        self.cache_groups = (CacheGroup(attention_shape, tuple(range(num_layers))),)
-        """All layers, by the block tables that they share."""
+        self.stage = parameters.stage
+        """The layers that are here."""
+        own_layers = tuple(layer for layer in range(num_layers) if layer in self.stage.layers)
+        self.cache_groups = (CacheGroup(attention_shape, own_layers),)
+        """The layers that are here, by the block tables that they share."""
 
     @abstractmethod
-    def forward(self, token_ids_T: Tensor, positions_T: Tensor, attention: Attention) -> Tensor:
-        """Return hidden_TD, after the final norm.
+    def begin(self, token_ids_T: Tensor, positions_T: Tensor) -> tuple[Residual, Tables]:
+        """Return the embeddings, and what the layers look up.
 
         Args:
             token_ids_T: int64.
             positions_T: int64.
-            attention: planned for this step.
         """
+
+    def tables(self, positions_T: Tensor) -> Tables:
+        """Return what the layers look up, for a stage that does not begin with the embeddings."""
+        return ()
+
+    @abstractmethod
+    def end(self, residual: Residual) -> Tensor:
+        """Return hidden_TD, after the final norm, for `logits`."""
+
+    def run_layers(self, residual: Residual, tables: Tables, attention: Attention) -> Residual:
+        """Return the residual stream after the layers that are here; `attention` is planned for this step."""
+        for index, layer in enumerate(self.layers):
+            if index in self.stage.layers:
+                residual = layer(residual, tables, attention)
+        return residual
+
+    def forward(self, token_ids_T: Tensor, positions_T: Tensor, attention: Attention) -> Tensor:
+        """Return hidden_TD, after the final norm, of a model that is not divided into stages."""
+        residual, tables = self.begin(token_ids_T, positions_T)
+        return self.end(self.run_layers(residual, tables, attention))
 
     @abstractmethod
     def logits(self, hidden_RD: Tensor) -> Tensor:
-        """Return logits_RV in the model's dtype for rows of `forward`'s result."""
+        """Return logits_RV in the model's dtype for rows of `end`'s result."""
 
     @abstractmethod
     def prepare(self, max_model_len: int) -> None:

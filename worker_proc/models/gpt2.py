@@ -7,7 +7,7 @@ from octavo.kernels.gelu import gelu
 from octavo.kernels.paged_attention import AttentionShape
 from octavo.protocol.config.facts import ModelFacts
 from octavo.worker_proc.attention.base import Attention
-from octavo.worker_proc.models.base import Model
+from octavo.worker_proc.models.base import Model, Residual, Tables
 from octavo.worker_proc.models.hf_config import optional, reject_unless, required
 from octavo.worker_proc.models.layers.embedding import TokenEmbedding
 from octavo.worker_proc.models.layers.linear import Linear
@@ -38,12 +38,13 @@ class DecoderLayer:
         self.up = linear("mlp.c_fc", width, mlp_width)
         self.down = linear("mlp.c_proj", mlp_width, width)
 
-    def __call__(self, hidden_TD: Tensor, attention: Attention) -> Tensor:
+    def __call__(self, residual: Residual, tables: Tables, attention: Attention) -> Residual:
         """Return the residual stream after this layer."""
+        hidden_TD = residual.hidden_TD
         qkv = self.qkv(self.attention_norm(hidden_TD)).unflatten(1, (3, self.shape.num_heads, self.shape.head_dim))
         q_TNH, k_TKH, v_TKH = qkv.unbind(1)
         hidden_TD = hidden_TD + self.out(attention.run(q_TNH, k_TKH, v_TKH, self.index).flatten(1))
-        return hidden_TD + self.down(gelu(self.up(self.mlp_norm(hidden_TD)), uses_tanh=True))
+        return Residual(hidden_TD + self.down(gelu(self.up(self.mlp_norm(hidden_TD)), uses_tanh=True)))
 
 
 class GPT2Model(Model):
@@ -57,7 +58,7 @@ class GPT2Model(Model):
         eps = optional(config, "layer_norm_epsilon", 1e-5)
         self._embedding = TokenEmbedding(parameters, "wte.weight", facts.vocab_size, width)
         self._positions_LD = parameters.new("wpe.weight", facts.max_position_embeddings, width)
-        self._layers = [
+        self.layers = [
             DecoderLayer(parameters, index, shape, width, mlp_width, eps) for index in range(facts.num_layers)
         ]
         self._norm = LayerNorm.new(parameters, "ln_f", width, eps)
@@ -66,12 +67,13 @@ class GPT2Model(Model):
     def prepare(self, max_model_len: int) -> None:
         """Do nothing: positions are weights."""
 
-    def forward(self, token_ids_T: Tensor, positions_T: Tensor, attention: Attention) -> Tensor:
+    def begin(self, token_ids_T: Tensor, positions_T: Tensor) -> tuple[Residual, Tables]:
         """See `octavo.worker_proc.models.base.Model`."""
-        hidden_TD = self._embedding(token_ids_T) + embedding(positions_T, self._positions_LD)
-        for layer in self._layers:
-            hidden_TD = layer(hidden_TD, attention)
-        return self._norm(hidden_TD)
+        return Residual(self._embedding(token_ids_T) + embedding(positions_T, self._positions_LD)), ()
+
+    def end(self, residual: Residual) -> Tensor:
+        """See `octavo.worker_proc.models.base.Model`."""
+        return self._norm(residual.hidden_TD)
 
     def logits(self, hidden_RD: Tensor) -> Tensor:
         """See `octavo.worker_proc.models.base.Model`."""

@@ -5,12 +5,13 @@ from typing import Any
 
 from torch import Tensor
 
+from octavo.kernels.embedding import embeddings
 from octavo.kernels.paged_attention import AttentionShape
 from octavo.kernels.rope_store_kv.rotation import QKNorm, Rotation
 from octavo.protocol.config.facts import ModelFacts
 from octavo.protocol.errors import ConfigError
 from octavo.worker_proc.attention.base import Attention
-from octavo.worker_proc.models.base import Model
+from octavo.worker_proc.models.base import Model, Residual, Tables
 from octavo.worker_proc.models.hf_config import optional, reject_unless, required
 from octavo.worker_proc.models.layers.embedding import TokenEmbedding
 from octavo.worker_proc.models.layers.linear import Linear
@@ -92,21 +93,18 @@ class DecoderLayer:
             parameters, f"{mlp}.down_proj", config.intermediate_size, width, bias=config.has_mlp_bias
         )
 
-    def __call__(
-        self, hidden_TD: Tensor, update_TD: Tensor | None, cos_TC: Tensor, sin_TC: Tensor, attention: Attention
-    ) -> tuple[Tensor, Tensor]:
-        """Return the residual stream before the mlp, and what the mlp adds.
-
-        `update` is the output of the previous layer, which the fused norm adds; None: this is the first layer.
-        """
-        if update_TD is None:
+    def __call__(self, residual: Residual, tables: Tables, attention: Attention) -> Residual:
+        """Return the residual stream before the mlp, and what the mlp adds."""
+        hidden_TD = residual.hidden_TD
+        if residual.update_TD is None:
             x_TD = self.input_norm(hidden_TD)
         else:
-            hidden_TD, x_TD = self.input_norm.fused_add_norm(hidden_TD, update_TD)
-        hidden_TD, x_TD = self.mlp_norm.fused_add_norm(hidden_TD, self._attend(x_TD, cos_TC, sin_TC, attention))
-        return hidden_TD, self.down(self.gate_up.silu_and_mul(x_TD))
+            hidden_TD, x_TD = self.input_norm.fused_add_norm(hidden_TD, residual.update_TD)
+        hidden_TD, x_TD = self.mlp_norm.fused_add_norm(hidden_TD, self._attend(x_TD, tables, attention))
+        return Residual(hidden_TD, self.down(self.gate_up.silu_and_mul(x_TD)))
 
-    def _attend(self, x_TD: Tensor, cos_TC: Tensor, sin_TC: Tensor, attention: Attention) -> Tensor:
+    def _attend(self, x_TD: Tensor, tables: Tables, attention: Attention) -> Tensor:
+        cos_TC, sin_TC = tables
         q, k, v = self.qkv(x_TD).split([self.query_width, self.key_width, self.key_width], dim=1)
         q_TNH = q.unflatten(1, (-1, self.shape.head_dim))
         k_TKH = k.unflatten(1, (-1, self.shape.head_dim))
@@ -118,13 +116,15 @@ class DecoderLayer:
 class LlamaModel(Model):
     """Embedding, layers, norm and output weight."""
 
+    carries_update = True
+
     def __init__(
         self, parameters: Parameters, facts: ModelFacts, config: LlamaConfig, shape: AttentionShape, rotary: Rotary
     ) -> None:
         super().__init__(parameters, facts.num_layers, shape)
         self._rotary = rotary
         self._embedding = TokenEmbedding(parameters, "embed_tokens.weight", facts.vocab_size, config.hidden_size)
-        self._layers = [DecoderLayer(parameters, index, config, shape) for index in range(facts.num_layers)]
+        self.layers = [DecoderLayer(parameters, index, config, shape) for index in range(facts.num_layers)]
         self._norm = RMSNorm.new(parameters, "norm", config.hidden_size, config.rms_norm_eps)
         self._output = (
             Linear.tied(parameters, self._embedding.table_VD)
@@ -136,12 +136,18 @@ class LlamaModel(Model):
         """See `octavo.worker_proc.models.base.Model`."""
         self._rotary.prepare(max_model_len, self.device)
 
-    def forward(self, token_ids_T: Tensor, positions_T: Tensor, attention: Attention) -> Tensor:
+    def begin(self, token_ids_T: Tensor, positions_T: Tensor) -> tuple[Residual, Tables]:
         """See `octavo.worker_proc.models.base.Model`."""
-        hidden_TD, cos_TC, sin_TC = self._embedding.with_others(token_ids_T, *self._rotary.lookups(positions_T))
-        update_TD: Tensor | None = None
-        for layer in self._layers:
-            hidden_TD, update_TD = layer(hidden_TD, update_TD, cos_TC, sin_TC, attention)
+        hidden_TD, *tables = self._embedding.with_others(token_ids_T, *self._rotary.lookups(positions_T))
+        return Residual(hidden_TD), tuple(tables)
+
+    def tables(self, positions_T: Tensor) -> Tables:
+        """See `octavo.worker_proc.models.base.Model`."""
+        return embeddings(*self._rotary.lookups(positions_T))
+
+    def end(self, residual: Residual) -> Tensor:
+        """See `octavo.worker_proc.models.base.Model`."""
+        hidden_TD, update_TD = residual.hidden_TD, residual.update_TD
         return self._norm(hidden_TD) if update_TD is None else self._norm.fused_add_norm(hidden_TD, update_TD)[1]
 
     def logits(self, hidden_RD: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from octavo.kernels.paged_attention import AttentionShape
 from octavo.kernels.relu import relu
 from octavo.protocol.config.facts import ModelFacts
 from octavo.worker_proc.attention.base import Attention
-from octavo.worker_proc.models.base import Model
+from octavo.worker_proc.models.base import Model, Residual, Tables
 from octavo.worker_proc.models.hf_config import optional, reject_unless, required
 from octavo.worker_proc.models.layers.embedding import TokenEmbedding
 from octavo.worker_proc.models.layers.linear import Linear
@@ -75,13 +75,14 @@ class DecoderLayer:
         self.down = Linear.new(parameters, f"{name}.fc2", config.mlp_size, width, bias=bias)
         self.mlp_norm = LayerNorm.new(parameters, f"{name}.final_layer_norm", width, _EPS)
 
-    def __call__(self, hidden_TD: Tensor, attention: Attention) -> Tensor:
+    def __call__(self, residual: Residual, tables: Tables, attention: Attention) -> Residual:
         """Return the residual stream after this layer."""
+        hidden_TD = residual.hidden_TD
         if self.norms_before:
             hidden_TD = hidden_TD + self._attend(self.attention_norm(hidden_TD), attention)
-            return hidden_TD + self._mlp(self.mlp_norm(hidden_TD))
+            return Residual(hidden_TD + self._mlp(self.mlp_norm(hidden_TD)))
         hidden_TD = self.attention_norm(hidden_TD + self._attend(hidden_TD, attention))
-        return self.mlp_norm(hidden_TD + self._mlp(hidden_TD))
+        return Residual(self.mlp_norm(hidden_TD + self._mlp(hidden_TD)))
 
     def _attend(self, x_TD: Tensor, attention: Attention) -> Tensor:
         qkv = self.qkv(x_TD).unflatten(1, (3, self.shape.num_heads, self.shape.head_dim))
@@ -105,22 +106,23 @@ class OPTModel(Model):
         if embedding_width != width:
             self._project_in = Linear.new(parameters, "project_in", embedding_width, width, bias=False)
             self._project_out = Linear.new(parameters, "project_out", width, embedding_width, bias=False)
-        self._layers = [DecoderLayer(parameters, index, config, shape) for index in range(facts.num_layers)]
+        self.layers = [DecoderLayer(parameters, index, config, shape) for index in range(facts.num_layers)]
         self._norm = LayerNorm.new(parameters, "final_layer_norm", width, _EPS) if config.has_final_norm else None
         self._output = Linear.tied(parameters, self._embedding.table_VD)
 
     def prepare(self, max_model_len: int) -> None:
         """Do nothing: positions are weights."""
 
-    def forward(self, token_ids_T: Tensor, positions_T: Tensor, attention: Attention) -> Tensor:
+    def begin(self, token_ids_T: Tensor, positions_T: Tensor) -> tuple[Residual, Tables]:
         """See `octavo.worker_proc.models.base.Model`."""
         hidden_TD = self._embedding(token_ids_T)
         if self._project_in is not None:
             hidden_TD = self._project_in(hidden_TD)
-        hidden_TD = hidden_TD + embedding(positions_T + _POSITION_OFFSET, self._positions_LD)
-        for layer in self._layers:
-            hidden_TD = layer(hidden_TD, attention)
-        return hidden_TD if self._norm is None else self._norm(hidden_TD)
+        return Residual(hidden_TD + embedding(positions_T + _POSITION_OFFSET, self._positions_LD)), ()
+
+    def end(self, residual: Residual) -> Tensor:
+        """See `octavo.worker_proc.models.base.Model`."""
+        return residual.hidden_TD if self._norm is None else self._norm(residual.hidden_TD)
 
     def logits(self, hidden_RD: Tensor) -> Tensor:
         """See `octavo.worker_proc.models.base.Model`."""

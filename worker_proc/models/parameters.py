@@ -14,6 +14,7 @@ from octavo.worker_proc.models.linear_weight import LinearWeight, QuantizedMatri
 from octavo.worker_proc.parallel.group import TensorParallelGroup
 from octavo.worker_proc.parallel.placement import Placement
 from octavo.worker_proc.parallel.sharding import Role, Shard, role_of
+from octavo.worker_proc.parallel.stages import Stage
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -27,13 +28,15 @@ class _Place:
     is_transposed: bool
     """The checkpoint holds the transposed matrix. Quantized matrices are never transposed."""
     take: Callable[[Tensor | QuantizedMatrix], None]
+    is_here: bool = True
+    """False: another pipeline stage holds it, and the checkpoint's tensor is not read."""
 
 
 class Parameters:
     """The tensors of one model, uninitialized until a checkpoint, or dummy values, fill them.
 
     Plain tensors (embeddings, norms) are allocated at once and filled in place. The weight of a linear layer is kept
-    as it is in the checkpoint, and then packed.
+    as it is in the checkpoint, and then packed. Those of other pipeline stages have shapes, but no memory.
 
     Args:
         placement: their type, their device, and the part of them that is here.
@@ -51,6 +54,8 @@ class Parameters:
         self._biases: dict[str, Tensor] = {}
         self._linears: dict[str, LinearWeight] = {}
         self._tied: dict[str, LinearWeight] = {}
+        self._absent: dict[str, Tensor] = {}
+        """The tensors of other stages, without memory."""
         self._places: dict[str, _Place] = {}
         self.divided: set[str] = set()
         """Names, as `named` gives them, of those of which every rank holds another part."""
@@ -67,8 +72,13 @@ class Parameters:
 
     @property
     def group(self) -> TensorParallelGroup | None:
-        """All ranks that share the model; None: this is the only one."""
+        """The ranks that share every layer; None: this is the only one."""
         return self._placement.group
+
+    @property
+    def stage(self) -> Stage:
+        """The layers that are here."""
+        return self._placement.stage
 
     def shard_of(self, name: str) -> Shard | None:
         """Return the part of the checkpoint's tensor `name` that this rank holds; None: all of it."""
@@ -76,12 +86,19 @@ class Parameters:
 
     def new(self, name: str, *shape: int) -> Tensor:
         """Allocate a tensor that is filled from the tensor `name` of the checkpoint, without its prefix."""
-        shard = self._shard(name.rpartition(".")[0], shape)
+        layer = name.rpartition(".")[0]
+        shard = self._shard(layer, shape)
+        return self._allocate(name, shape, shard, is_here=self.stage.holds(layer, is_output=False))
+
+    def _allocate(self, name: str, shape: tuple[int, ...], shard: Shard | None, *, is_here: bool) -> Tensor:
         shape = shard.part(shape) if shard else shape
-        tensor = torch.empty(shape, dtype=self._dtype, device=self._device)
-        self._tensors[name] = tensor
-        self._places[name] = _Place(shape, shard, False, partial(_fill, tensor))
-        self.divided |= {name} if shard else set()
+        tensor = torch.empty(shape, dtype=self._dtype, device=self._device if is_here else "meta")
+        self._places[name] = _Place(shape, shard, False, partial(_fill, tensor), is_here)
+        if is_here:
+            self._tensors[name] = tensor
+            self.divided |= {name} if shard else set()
+        else:
+            self._absent[name] = tensor
         return tensor
 
     def _shard(self, layer: str, shape: tuple[int, ...]) -> Shard | None:
@@ -101,10 +118,11 @@ class Parameters:
         """
         shards = {part: self._shard(part, (num_outputs, num_inputs)) for part, num_outputs in parts.items()}
         outputs = {part: shard.length if shard and shard.dim == 0 else parts[part] for part, shard in shards.items()}
+        is_here = self.stage.holds(name, is_output=True)
         self.divided |= {f"{name}.weight", f"{name}.bias"} if any(shards.values()) else set()
         shard = shards.get(name)
         is_partial = shard is not None and shard.dim == 1
-        bias_O = self._bias(name, outputs, shards) if bias and not is_partial else None
+        bias_O = self._bias(name, outputs, shards, is_here=is_here) if bias and not is_partial else None
         weight = LinearWeight(name, outputs, num_inputs, self._dtype, self._device, bias_O)
         if role_of(name) is Role.ROW:
             weight.input_sharding = self._placement.sharding
@@ -114,30 +132,42 @@ class Parameters:
             weight.exchange = partial(self._sum, bias_O=sum_bias_O)
         elif shard is not None and role_of(name) is Role.VOCABULARY:
             weight.exchange = partial(self._gather, shard=shard)
-        self._linears[name] = weight
+        if is_here:
+            self._linears[name] = weight
         for part, num_outputs in outputs.items():
             take = partial(weight.take, part)
-            self._places[f"{part}.weight"] = _Place((num_outputs, num_inputs), shards[part], is_transposed, take)
+            shape = (num_outputs, num_inputs)
+            self._places[f"{part}.weight"] = _Place(shape, shards[part], is_transposed, take, is_here)
         return weight
 
     def tied(self, tensor_VD: Tensor) -> LinearWeight:
         """Make the weight of a linear layer that shares a tensor made by `new`."""
-        (name,) = (name for name, tensor in self._tensors.items() if tensor is tensor_VD)
+        candidates = [*self._tensors.items(), *self._absent.items()]
+        (name,) = (name for name, tensor in candidates if tensor is tensor_VD)
+        shard = self.shard_of(name)
+        if name in self._absent and self.stage.is_last:  # the embedding is at the other end
+            del self._absent[name]
+            shape = tuple(tensor_VD.shape)
+            tensor_VD = self._allocate(name, shard.whole(shape) if shard else shape, shard, is_here=True)
         num_outputs, num_inputs = tensor_VD.shape
         weight = LinearWeight(
             f"tied {name}", {name: num_outputs}, num_inputs, self._dtype, self._device, shared_OI=tensor_VD
         )
-        if (shard := self.shard_of(name)) is not None:
+        if shard is not None:
             weight.exchange = partial(self._gather, shard=shard)
-        self._linears[weight.name] = self._tied[name] = weight
+        if self.stage.is_last:
+            self._linears[weight.name] = self._tied[name] = weight
         return weight
 
-    def _bias(self, name: str, parts: Mapping[str, int], shards: Mapping[str, Shard | None]) -> Tensor:
-        bias_O = torch.empty(sum(parts.values()), dtype=self._dtype, device=self._device)
-        self._biases[f"{name}.bias"] = bias_O
+    def _bias(
+        self, name: str, parts: Mapping[str, int], shards: Mapping[str, Shard | None], *, is_here: bool
+    ) -> Tensor:
+        bias_O = torch.empty(sum(parts.values()), dtype=self._dtype, device=self._device if is_here else "meta")
+        if is_here:
+            self._biases[f"{name}.bias"] = bias_O
         for part, values_P in zip(parts, bias_O.split(list(parts.values())), strict=True):
             take = partial(_fill, values_P)
-            self._places[f"{part}.bias"] = _Place(tuple(values_P.shape), shards[part], False, take)
+            self._places[f"{part}.bias"] = _Place(tuple(values_P.shape), shards[part], False, take, is_here)
         return bias_O
 
     def _sum(self, partial_TO: Tensor, bias_O: Tensor | None) -> Tensor:
@@ -216,6 +246,7 @@ class Parameters:
 
     def _let_go(self) -> None:
         self._places.clear()
+        self._absent.clear()
         self._biases.clear()
         self._tied.clear()
 
@@ -225,13 +256,18 @@ class Parameters:
         plain = sum(tensor.nbytes for tensor in (*self._tensors.values(), *self._biases.values()))
         return plain + sum(weight.num_bytes for weight in self._linears.values())
 
+    def wants(self, full_name: str) -> bool:
+        """Return False for a tensor of a checkpoint that only other stages hold: it need not be read."""
+        place = self._places.get(self._without_prefix(full_name))
+        return place is None or place.is_here
+
     def load(self, weights: Iterable[tuple[str, Tensor | QuantizedMatrix]]) -> None:
         """Fill every tensor from a checkpoint. The checkpoint's tensors must not change until `pack`.
 
         Raises:
             ConfigError: a tensor is missing, unexpected, or of another shape.
         """
-        missing = set(self._places)
+        missing = {name for name, place in self._places.items() if place.is_here}
         for full_name, values in weights:
             name = self._without_prefix(full_name)
             if name not in self._places:
@@ -241,6 +277,8 @@ class Parameters:
                     f"the checkpoint holds {full_name!r}, which this architecture does not have",
                     hint="check that config.json and the weights belong to the same model",
                 )
+            if not self._places[name].is_here:
+                continue
             own = _oriented(self._places[name], values, full_name)
             self._places[name].take(own)
             if name in self._tied and not isinstance(own, Tensor):

@@ -6,6 +6,7 @@ import torch
 
 from octavo.worker_proc.parallel.group import TensorParallelGroup
 from octavo.worker_proc.parallel.sharding import WHOLE, Sharding
+from octavo.worker_proc.parallel.stages import ALL_LAYERS, Stage
 
 _CPU = torch.device("cpu")
 
@@ -21,4 +22,6 @@ class Placement:
     sharding: Sharding = WHOLE
     """The part of the model that is here."""
     group: TensorParallelGroup | None = None
-    """All ranks; None: this is the only one."""
+    """The ranks that share every layer; None: this is the only one."""
+    stage: Stage = ALL_LAYERS
+    """The layers that are here."""

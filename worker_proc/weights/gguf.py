@@ -4,7 +4,7 @@ Quantized matrices are returned as they are in the file (`GgufMatrix`); the call
 """
 
 import mmap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
@@ -19,8 +19,10 @@ from octavo.worker_proc.weights.gguf_names import HfPlace, hf_place
 _PLAIN_TYPES = {Type.F32: torch.float32, Type.F16: torch.float16, Type.BF16: torch.bfloat16}
 
 
-def read_gguf(path: Path) -> Iterator[tuple[str, Tensor | GgufMatrix, int]]:
-    """Yield every weight as (Hugging Face name, tensor, its bytes in the file).
+def read_gguf(
+    path: Path, wants: Callable[[str], bool] = lambda name: True
+) -> Iterator[tuple[str, Tensor | GgufMatrix, int]]:
+    """Yield every weight that is wanted as (Hugging Face name, tensor, its bytes in the file).
 
     Tensors are views of the mapped file where that is possible.
 
@@ -40,7 +42,7 @@ def read_gguf(path: Path) -> Iterator[tuple[str, Tensor | GgufMatrix, int]]:
     num_kv_heads = int(header.metadata.get(f"{architecture}.attention.head_count_kv", num_heads))
     for info in header.tensors:
         place = hf_place(architecture, info.name)
-        if place is not None:
+        if place is not None and wants(place.name):
             heads = num_heads if place.rope_heads == "query" else num_kv_heads
             yield place.name, _tensor(data, info, place, heads), info.num_bytes
 

@@ -99,7 +99,7 @@ def _load(
             model.named_parameters(), config.seed, rank=placement.sharding.rank, divided=model.parameters.divided
         )
     else:
-        model.load_weights(read_weights(config.model, report))
+        model.load_weights(read_weights(config.model, report, model.parameters.wants))
     model.pack(packer, keeps_quantized=config.quantization == "gguf" and library is not None)
     if cache:
         cache.keep(model.parameters, packer)

@@ -11,18 +11,23 @@ from octavo.worker_proc.models.linear_weight import QuantizedMatrix
 
 _MIN_PROGRESS_STEP = 0.02
 
+Wants = Callable[[str], bool]
 
-def read_weights(facts: ModelFacts, report: Callable[[float], None]) -> Iterator[tuple[str, Tensor | QuantizedMatrix]]:
+
+def read_weights(
+    facts: ModelFacts, report: Callable[[float], None], wants: Wants
+) -> Iterator[tuple[str, Tensor | QuantizedMatrix]]:
     """Yield the weights of a checkpoint under their Hugging Face names, in most cases as views of mapped files.
 
     Args:
         facts: whose `load_format` is "safetensors" or "gguf".
         report: called with the fraction of bytes read so far, 0 to 1; rate-limited.
+        wants: whether a tensor is needed; others are not read.
 
     Raises:
         ConfigError: the root cause in one line: a file is missing, damaged or not supported.
     """
-    tensors, num_bytes = _open(Path(facts.model_path), facts.load_format)
+    tensors, num_bytes = _open(Path(facts.model_path), facts.load_format, wants)
     num_read, reported = 0, 0.0
     for name, tensor, tensor_bytes in tensors:
         yield name, tensor
@@ -32,7 +37,9 @@ def read_weights(facts: ModelFacts, report: Callable[[float], None]) -> Iterator
             report(reported)
 
 
-def _open(path: Path, load_format: str) -> tuple[Iterator[tuple[str, Tensor | QuantizedMatrix, int]], int]:
+def _open(
+    path: Path, load_format: str, wants: Wants
+) -> tuple[Iterator[tuple[str, Tensor | QuantizedMatrix, int]], int]:
     """Return the tensors, each with its bytes, and the bytes of all files.
 
     Each reader is imported only when its format is needed: importing the gguf package takes 0.1 s.
@@ -40,11 +47,11 @@ def _open(path: Path, load_format: str) -> tuple[Iterator[tuple[str, Tensor | Qu
     if load_format == "gguf":
         from octavo.worker_proc.weights.gguf import read_gguf
 
-        return read_gguf(path), _file_bytes(path)
+        return read_gguf(path, wants), _file_bytes(path)
     if load_format == "safetensors":
         from octavo.worker_proc.weights.safetensors import read_safetensors, total_bytes
 
-        return read_safetensors(path), total_bytes(path)
+        return read_safetensors(path, wants), total_bytes(path)
     raise ConfigError(f"no reader for load format {load_format!r}")
 
 

@@ -4,7 +4,7 @@ Files are memory-mapped; a tensor becomes resident only while the model copies i
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -44,8 +44,10 @@ def find_shards(folder: Path) -> list[Path]:
     return shards
 
 
-def read_safetensors(folder: Path) -> Iterator[tuple[str, Tensor, int]]:
-    """Yield every tensor as (name, tensor, its bytes).
+def read_safetensors(
+    folder: Path, wants: Callable[[str], bool] = lambda name: True
+) -> Iterator[tuple[str, Tensor, int]]:
+    """Yield every tensor that is wanted as (name, tensor, its bytes).
 
     Raises:
         ConfigError: a file is missing, damaged or holds a type that this release does not compute with.
@@ -59,7 +61,7 @@ def read_safetensors(folder: Path) -> Iterator[tuple[str, Tensor, int]]:
                 f"cannot read {shard} ({size} bytes): {error}", hint="the file is damaged or cut short"
             ) from error
         with file:
-            for name in file.keys():  # noqa: SIM118 - not a dict: it has no iterator
+            for name in filter(wants, file.keys()):
                 type_name = file.get_slice(name).get_dtype()
                 if type_name in _UNSUPPORTED_TYPES:
                     raise ConfigError(
