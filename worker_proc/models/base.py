@@ -11,9 +11,19 @@ from octavo.kernels.linear import Packer
 from octavo.kernels.native.library import NativeLibrary
 from octavo.kernels.paged_attention import AttentionShape
 from octavo.worker_proc.attention.base import Attention
-from octavo.worker_proc.cache.groups import CacheGroup
+from octavo.worker_proc.cache.groups import group_layers
 from octavo.worker_proc.models.linear_weight import QuantizedMatrix
 from octavo.worker_proc.models.parameters import Parameters
+
+
+class Norm(Protocol):
+    """A normalization of rows."""
+
+    def __call__(self, x: Tensor, /) -> Tensor:
+        """Return the normalized rows."""
+
+    def fused_add_norm(self, x_TD: Tensor, update_TD: Tensor) -> tuple[Tensor, Tensor]:
+        """Return `x + update`, and its normalized rows."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -22,7 +32,22 @@ class Residual:
 
     hidden_TD: Tensor
     update_TD: Tensor | None = None
-    """The output of the last layer, which the next norm adds; None: `hidden` has it."""
+    """The output of the last block, which the next norm adds; None: `hidden` has it."""
+
+    def total(self) -> Tensor:
+        """Return the sum so far."""
+        return self.hidden_TD if self.update_TD is None else self.hidden_TD + self.update_TD
+
+    def plus(self, update_TD: Tensor) -> "Residual":
+        """Return the stream after the output of a block. The next norm adds it: a GPU does both in one pass."""
+        return Residual(self.total(), update_TD)
+
+    def normalized(self, norm: Norm) -> tuple["Residual", Tensor]:
+        """Return the stream without an update, and its normalized sum."""
+        if self.update_TD is None:
+            return self, norm(self.hidden_TD)
+        total_TD, normalized_TD = norm.fused_add_norm(self.hidden_TD, self.update_TD)
+        return Residual(total_TD), normalized_TD
 
 
 Tables = tuple[Tensor, ...]
@@ -41,6 +66,10 @@ class Model(ABC):
 
     `forward` is `begin`, the layers, and `end`. A pipeline stage begins or ends between two layers instead.
     Callers run it under `torch.inference_mode()`.
+
+    Args:
+        parameters: of all layers.
+        shapes: of the attention of each layer.
     """
 
     carries_update: ClassVar[bool] = False
@@ -48,7 +77,7 @@ class Model(ABC):
     layers: Sequence[Layer]
     """All of them; the weights of those of other stages are missing."""
 
-    def __init__(self, parameters: Parameters, num_layers: int, attention_shape: AttentionShape) -> None:
+    def __init__(self, parameters: Parameters, shapes: Sequence[AttentionShape]) -> None:
         self._parameters = parameters
         self.dtype = parameters.dtype
         self.device = parameters.device
@@ -56,8 +85,8 @@ class Model(ABC):
         """The library that computes its steps, and for which its weights are packed; None: torch."""
         self.stage = parameters.stage
         """The layers that are here."""
-        own_layers = tuple(layer for layer in range(num_layers) if layer in self.stage.layers)
-        self.cache_groups = (CacheGroup(attention_shape, own_layers),)
+        own_shapes = {layer: shape for layer, shape in enumerate(shapes) if layer in self.stage.layers}
+        self.cache_groups = group_layers(own_shapes)
         """The layers that are here, by the block tables that they share."""
 
     @abstractmethod

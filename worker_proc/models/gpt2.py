@@ -51,7 +51,7 @@ class GPT2Model(Model):
     """Token and position embeddings, layers and norm; the output weight is the token embedding."""
 
     def __init__(self, parameters: Parameters, facts: ModelFacts, shape: AttentionShape) -> None:
-        super().__init__(parameters, facts.num_layers, shape)
+        super().__init__(parameters, [shape] * facts.num_layers)
         config = facts.hf_config
         width = required(config, "n_embd", int)
         mlp_width = optional(config, "n_inner", 4 * width)

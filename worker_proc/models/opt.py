@@ -97,7 +97,7 @@ class OPTModel(Model):
     """Token and position embeddings, layers and norm; the output weight is the token embedding."""
 
     def __init__(self, parameters: Parameters, facts: ModelFacts, config: OPTConfig, shape: AttentionShape) -> None:
-        super().__init__(parameters, facts.num_layers, shape)
+        super().__init__(parameters, [shape] * facts.num_layers)
         width, embedding_width = config.hidden_size, config.embedding_size
         num_positions = facts.max_position_embeddings + _POSITION_OFFSET
         self._embedding = TokenEmbedding(parameters, "embed_tokens.weight", facts.vocab_size, embedding_width)

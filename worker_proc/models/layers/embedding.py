@@ -33,4 +33,4 @@ class TokenEmbedding:
         """Return the embeddings, and the rows of other tables: see `octavo.kernels.embedding.embeddings`."""
         if self._group is None:
             return embeddings((token_ids_T, self.table_VD), *lookups)
-        return self(token_ids_T), *embeddings(*lookups)
+        return self(token_ids_T), *(embeddings(*lookups) if lookups else ())

@@ -47,3 +47,8 @@ class LayerNorm:
     def __call__(self, x_TD: Tensor) -> Tensor:
         """Return the normalized rows."""
         return layer_norm(x_TD, self.weight_D, self.bias_D, self.eps)
+
+    def fused_add_norm(self, x_TD: Tensor, update_TD: Tensor) -> tuple[Tensor, Tensor]:
+        """Return `x + update`, and its normalized rows."""
+        total_TD = x_TD + update_TD
+        return total_TD, self(total_TD)

@@ -1,0 +1,156 @@
+"""Decoder layers, and the decoder that most architectures are.
+
+A layer joins two blocks, attention and mlp, to the residual stream; it knows neither. What computes them (dense, a
+mixture of experts, a state-space block) is an object with the signature of `AttentionBlock` or `MlpBlock`.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from torch import Tensor
+
+from octavo.kernels.embedding import embeddings
+from octavo.kernels.paged_attention import AttentionShape
+from octavo.worker_proc.attention.base import Attention
+from octavo.worker_proc.models.base import Layer, Model, Norm, Residual, Tables
+from octavo.worker_proc.models.layers.embedding import TokenEmbedding
+from octavo.worker_proc.models.layers.rotary import Rotary
+from octavo.worker_proc.models.parameters import Parameters
+
+
+class AttentionBlock(Protocol):
+    """Mixes the rows of each request."""
+
+    def __call__(self, x_TD: Tensor, tables: Tables, attention: Attention) -> Tensor:
+        """Return what is added to the residual stream, shape TD."""
+
+
+class MlpBlock(Protocol):
+    """Computes each row alone."""
+
+    def __call__(self, x_TD: Tensor) -> Tensor:
+        """Return what is added to the residual stream, shape TD."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PreNormLayer:
+    """Each block reads the norm of the residual stream: Llama and most others."""
+
+    attention_norm: Norm
+    attention: AttentionBlock
+    mlp_norm: Norm
+    mlp: MlpBlock
+    after_attention: Callable[[Tensor], Tensor] | None = field(default=None, kw_only=True)
+    """Applied to the output of the block: a second norm, or a factor."""
+    after_mlp: Callable[[Tensor], Tensor] | None = field(default=None, kw_only=True)
+
+    def __call__(self, residual: Residual, tables: Tables, attention: Attention) -> Residual:
+        """See `octavo.worker_proc.models.base.Layer`."""
+        residual, x_TD = residual.normalized(self.attention_norm)
+        update_TD = self.attention(x_TD, tables, attention)
+        residual = residual.plus(self.after_attention(update_TD) if self.after_attention else update_TD)
+        residual, x_TD = residual.normalized(self.mlp_norm)
+        update_TD = self.mlp(x_TD)
+        return residual.plus(self.after_mlp(update_TD) if self.after_mlp else update_TD)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PostNormLayer:
+    """Each block reads the residual stream as it is, and its output is normalized: OLMo 2, EXAONE 4."""
+
+    attention: AttentionBlock
+    attention_norm: Norm
+    mlp: MlpBlock
+    mlp_norm: Norm
+
+    def __call__(self, residual: Residual, tables: Tables, attention: Attention) -> Residual:
+        """See `octavo.worker_proc.models.base.Layer`."""
+        residual = Residual(residual.total())
+        update_TD = self.attention_norm(self.attention(residual.hidden_TD, tables, attention))
+        residual = Residual(residual.plus(update_TD).total())
+        return residual.plus(self.mlp_norm(self.mlp(residual.hidden_TD)))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ParallelLayer:
+    """Both blocks read the stream before the layer, each its own norm of it or one for both: Cohere, GPT-NeoX."""
+
+    attention_norm: Norm
+    attention: AttentionBlock
+    mlp_norm: Norm | None
+    """None: the mlp reads the attention's norm."""
+    mlp: MlpBlock
+
+    def __call__(self, residual: Residual, tables: Tables, attention: Attention) -> Residual:
+        """See `octavo.worker_proc.models.base.Layer`."""
+        residual, x_TD = residual.normalized(self.attention_norm)
+        residual_TD = residual.hidden_TD
+        residual = residual.plus(self.attention(x_TD, tables, attention))
+        return residual.plus(self.mlp(x_TD if self.mlp_norm is None else self.mlp_norm(residual_TD)))
+
+
+class DecoderModel(Model):
+    """Embedding, layers, norm and output.
+
+    Args:
+        parameters: of all parts.
+        shapes: of the attention of each layer.
+        embedding: of the tokens.
+        layers: in their order.
+        norm: after the last layer.
+        output: from hidden states to logits.
+        rotaries: whose angles the layers use.
+        after_embedding: applied to the embeddings, such as a factor.
+        after_output: applied to the logits.
+    """
+
+    carries_update = True
+
+    def __init__(
+        self,
+        parameters: Parameters,
+        shapes: Sequence[AttentionShape],
+        *,
+        embedding: TokenEmbedding,
+        layers: Sequence[Layer],
+        norm: Norm,
+        output: Callable[[Tensor], Tensor],
+        rotaries: Sequence[Rotary] = (),
+        after_embedding: Callable[[Tensor], Tensor] | None = None,
+        after_output: Callable[[Tensor], Tensor] | None = None,
+    ) -> None:
+        super().__init__(parameters, shapes)
+        self.layers = layers
+        self._embedding = embedding
+        self._norm = norm
+        self._output = output
+        self._rotaries = rotaries
+        self._after_embedding = after_embedding
+        self._after_output = after_output
+
+    def prepare(self, max_model_len: int) -> None:
+        """See `octavo.worker_proc.models.base.Model`."""
+        for rotary in self._rotaries:
+            rotary.prepare(max_model_len, self.device)
+
+    def begin(self, token_ids_T: Tensor, positions_T: Tensor) -> tuple[Residual, Tables]:
+        """See `octavo.worker_proc.models.base.Model`."""
+        hidden_TD, *tables = self._embedding.with_others(token_ids_T, *self._lookups(positions_T))
+        return Residual(self._after_embedding(hidden_TD) if self._after_embedding else hidden_TD), tuple(tables)
+
+    def tables(self, positions_T: Tensor) -> Tables:
+        """See `octavo.worker_proc.models.base.Model`. Cosines and sines of each rotary embedding in turn."""
+        return embeddings(*self._lookups(positions_T)) if self._rotaries else ()
+
+    def end(self, residual: Residual) -> Tensor:
+        """See `octavo.worker_proc.models.base.Model`."""
+        return residual.normalized(self._norm)[1]
+
+    def logits(self, hidden_RD: Tensor) -> Tensor:
+        """See `octavo.worker_proc.models.base.Model`."""
+        logits_RV = self._output(hidden_RD)
+        return self._after_output(logits_RV) if self._after_output else logits_RV
+
+    def _lookups(self, positions_T: Tensor) -> list[tuple[Tensor, Tensor]]:
+        return [lookup for rotary in self._rotaries for lookup in rotary.lookups(positions_T)]
