@@ -5,6 +5,7 @@ It neither decides nor handles messages: see `scheduler/`, `service.py` and `loo
 
 import logging
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -31,7 +32,9 @@ from octavo.protocol.channel import FrontendRouter
 from octavo.protocol.config import CachePlan, ResolvedConfig
 from octavo.protocol.control import CoreReady, CoreSpec
 from octavo.protocol.curve import read_keys_of_engine
+from octavo.protocol.errors import StartupError
 from octavo.protocol.events import EngineFacts
+from octavo.protocol.identity import identity_of, weights_digest
 from octavo.protocol.lifecycle import EXIT_OK, StartupReporter, StopSignal
 from octavo.protocol.pulse import PulseWriter
 
@@ -104,6 +107,8 @@ class EngineCore:
     def _start(self) -> tuple[FrontendService, StepLoop, WorkerSupervisor]:
         start_s = time.monotonic()
         workers = self._first_workers
+        with self._reporter.phase("identifying the weights"):  # the workers start meanwhile
+            weights = _digest_of_weights(self._spec.config)
         with self._reporter.phase("starting workers"):
             workers.start(self._reporter, self._stop)
         plan = plan_cache(self._spec.config, workers.facts)
@@ -116,7 +121,7 @@ class EngineCore:
             logger.info("%s", line)
         scheduler = self._make_scheduler(config, plan)
         outbox = Outbox(self._router, self._spec.epoch, time.monotonic)
-        facts = self._engine_facts(config, plan)
+        facts = self._engine_facts(config, plan, weights, [fact.device_name for fact in workers.facts])
         attribution = self._make_attribution(scheduler)
         supervisor = self._supervisor = WorkerSupervisor(
             workers,
@@ -171,7 +176,9 @@ class EngineCore:
             return ObservedScheduler(config, plan, time.monotonic, observers)
         return Scheduler(config, plan, time.monotonic)
 
-    def _engine_facts(self, config: ResolvedConfig, plan: CachePlan) -> EngineFacts:
+    def _engine_facts(
+        self, config: ResolvedConfig, plan: CachePlan, weights: str, device_names: Sequence[str]
+    ) -> EngineFacts:
         return EngineFacts(
             epoch=self._spec.epoch,
             model=config.model.model_path,
@@ -187,6 +194,8 @@ class EngineCore:
             config=msgspec.msgpack.encode(config),
             pulse_path=str(self._pulse_path),
             replaced_epoch=self._spec.replaced_epoch,
+            identity=identity_of(config, weights, device_names),
+            weights_digest=weights,
         )
 
     def _close(self) -> None:
@@ -200,6 +209,19 @@ class EngineCore:
             self._recorder.close()
         self._compiler.close()
         self._context.term()
+
+
+def _digest_of_weights(config: ResolvedConfig) -> str:
+    """Return the digest of the weights that the workers load.
+
+    Raises:
+        StartupError: a file cannot be read.
+    """
+    try:
+        return weights_digest(config.model)
+    except OSError as error:
+        message = f"cannot read the weights in {config.model.model_path}: {error}"
+        raise StartupError(message, phase="identifying the weights") from error
 
 
 def _check_invariants(scheduler: Scheduler, entry: LogEntry) -> None:

@@ -22,6 +22,8 @@ from octavo.frontend.engine_connection import (
     launch_engines,
     model_tokenizer,
 )
+from octavo.frontend.engine_set import EngineSet
+from octavo.frontend.engine_state import EngineState
 from octavo.frontend.generation.grammar_maker import GrammarMaker
 from octavo.frontend.generation.live import LiveRequests
 from octavo.frontend.generation.preparation import RequestPreparer
@@ -29,14 +31,12 @@ from octavo.frontend.generation.prompt import Prompt, conversation_prompt
 from octavo.frontend.generation.spec import default_params
 from octavo.frontend.health import STALL_DEADLINE_S, Health
 from octavo.frontend.launch import LaunchedEngine, ProgressCallback
-from octavo.frontend.link import CoreLink
 from octavo.frontend.metrics.observer import Observer
 from octavo.frontend.outputs import RequestOutput
 from octavo.frontend.recovery.downtime import Resumption
 from octavo.frontend.recovery.replacement import require_same_tokens
-from octavo.frontend.routing.routed_link import RoutedLink
-from octavo.frontend.routing.router import BLOCK_TOKENS, PrefixRouter
-from octavo.frontend.spawn import SpawnedEngine, Timeline, configs_of_engines, read_config
+from octavo.frontend.routing.model_link import ModelLink
+from octavo.frontend.spawn import SpawnedEngine, Timeline, config_of_engine, read_config
 from octavo.frontend.starting import Starting
 from octavo.frontend.text.chat_template import ChatTemplate, FormatChoice
 from octavo.frontend.text.messages import Message
@@ -61,21 +61,21 @@ class AsyncClient:
     Create it with `launch` or `connect`; close it with `close` or `async with`.
     """
 
-    def __init__(self, *connections: EngineConnection) -> None:
-        """Use one engine, or several of the same model, each of which may get any request."""
-        self._engines = [ConnectedEngine(connection, self._on_resumed) for connection in connections]
-        self.tokenizer = connections[0].tokenizer
-        self.config = self._engines[0].config
-        self._link: CoreLink | RoutedLink = connections[0].link
-        if len(connections) > 1:
-            router = PrefixRouter(len(connections), _view_blocks(self._engines))
-            self._link = RoutedLink([connection.link for connection in connections], router)
+    def __init__(self, *connections: EngineConnection, indices: Several[int] | None = None) -> None:
+        """Use one engine, or several of the same model, each of which may get any request.
+
+        Args:
+            connections: to the engines.
+            indices: of the engines; None: in order, from 0.
+        """
         self._text = TextThreads()
         self._live = LiveRequests()
-        self.preparer = self._make_preparer()
-        """Starts generations whose consumer takes the outputs itself, as the HTTP routes do."""
-        for index, connection in enumerate(connections):
-            connection.link.on_stats = partial(self._on_stats, index)
+        self.tokenizer = connections[0].tokenizer
+        first = dict(zip(range(len(connections)) if indices is None else indices, connections, strict=True))
+        self.engine_set = EngineSet(first, self, self._live.has_users)
+        """The engines; `octavo admin` adds, drains and removes them."""
+        self._link = self.engine_set.link
+        self.engine_set.set_states(dict.fromkeys(first, EngineState.SERVING))
 
     @classmethod
     def launch(
@@ -178,12 +178,12 @@ class AsyncClient:
     @property
     def engine(self) -> LaunchedEngine | None:
         """The process behind a launched client, the first one of several; None after `connect`."""
-        return self._engines[0].process
+        return self.engines[0].process
 
     @property
     def engines(self) -> list[ConnectedEngine]:
-        """All engines, in their order."""
-        return self._engines
+        """All engines, by index."""
+        return self.engine_set.all
 
     @property
     def failure(self) -> EngineDeadError | None:
@@ -379,12 +379,12 @@ class AsyncClient:
         Args:
             deadline_s: how long it may have work without finishing a step or taking up a request.
         """
-        states = self.engine_health(deadline_s)
+        states = [engine.health(deadline_s) for engine in self.engines if engine.state is EngineState.SERVING]
         return next((state for state in states if state.ok), states[0])
 
     def engine_health(self, deadline_s: float = STALL_DEADLINE_S) -> list[Health]:
-        """Return the health of each engine."""
-        return [engine.health(self._live.busy_since, deadline_s) for engine in self._engines]
+        """Return the health of each engine, also of those that drain."""
+        return [engine.health(deadline_s) for engine in self.engines]
 
     async def restart(self, config: EngineConfig) -> None:
         """Replace the engine with one of another configuration, or reload its weights; live requests continue.
@@ -399,24 +399,23 @@ class AsyncClient:
             StartupError: the new engine cannot start, with the root cause; the old one continues.
         """
         resolved = await asyncio.to_thread(read_config, config, Timeline())
-        if self.engine and resolved.data_parallel_size != len(self._engines):
+        if self.engine and resolved.data_parallel_size != self.config.data_parallel_size:
             raise ConfigError(
-                f"data_parallel_size {resolved.data_parallel_size}: {len(self._engines)} engines run, and their number "
-                "cannot change",
+                f"data_parallel_size {resolved.data_parallel_size}: {self.config.data_parallel_size} engines run, and "
+                "a restart does not change their number",
                 phase="configuration",
-                hint=f"leave --data-parallel-size at {len(self._engines)}, or start the server again",
+                hint=f"leave --data-parallel-size at {self.config.data_parallel_size}; octavo admin engines adds some",
             )
         tokenizer = await asyncio.to_thread(model_tokenizer, resolved.model)
         await self.run_in_thread(lambda: require_same_tokens(self.config, self.tokenizer, resolved, tokenizer))
-        for engine, own in zip(self._engines, configs_of_engines(resolved), strict=False):
-            await engine.replace(own)
+        for engine in self.engines:
+            await engine.replace(config_of_engine(resolved, engine.index))
 
     async def close(self) -> None:
         """Abort live requests, disconnect, and stop the engine if we started it. Idempotent."""
         try:
-            if isinstance(self._link, RoutedLink):
-                await self._link.close()
-            await asyncio.gather(*(engine.close() for engine in self._engines))
+            await self._link.close()
+            await asyncio.gather(*(engine.close() for engine in self.engines))
         finally:
             self._text.close()
 
@@ -433,25 +432,23 @@ class AsyncClient:
         assert isinstance(result, BoolResult)
         return result.ok
 
-    def _on_stats(self, engine: int, stats: EngineStats) -> None:
+    def on_stats(self, engine: int, stats: EngineStats) -> None:
+        """See `EngineListener`."""
         if self.observer:
             self.observer.on_engine_stats(stats, engine)
 
-    def _on_resumed(self, engine: ConnectedEngine, resumption: Resumption) -> None:
-        """Note that another core of an engine has taken over."""
-        if engine is self._engines[0] and engine.config != self.config:
-            self.config = engine.config
-            self.preparer = self._make_preparer()
-        index = self._engines.index(engine)
+    def on_resumed(self, engine: ConnectedEngine, resumption: Resumption) -> None:
+        """See `EngineListener`."""
+        if engine is self.engine_set.lead and engine.config != self.config:
+            self.on_model_changed()
         if self.observer:
-            self.observer.on_restart(resumption.kind, resumption.num_requests, resumption.pause_s, index)
+            self.observer.on_restart(resumption.kind, resumption.num_requests, resumption.pause_s, engine.index)
 
-    def _make_preparer(self) -> RequestPreparer:
-        grammars = GrammarMaker(self._link, self.tokenizer, self.config, self.run_in_thread)
-        return RequestPreparer(self._link, self.tokenizer, self.config, grammars, self.encode, self._live)
-
-
-def _view_blocks(engines: Several[ConnectedEngine]) -> int:
-    """Return the blocks that the router remembers: as many as the caches of all engines hold."""
-    num_tokens = sum(engine.link.facts.num_blocks * engine.config.block_size for engine in engines)
-    return max(1, num_tokens // BLOCK_TOKENS)
+    def on_model_changed(self) -> None:
+        """See `EngineListener`. Live requests go on as they were prepared."""
+        lead = self.engine_set.lead
+        self.config, self.tokenizer = lead.config, lead.tokenizer
+        link = ModelLink(self._link, self._link.identity)
+        grammars = GrammarMaker(link, self.tokenizer, self.config, self.run_in_thread)
+        self.preparer = RequestPreparer(link, self.tokenizer, self.config, grammars, self.encode, self._live)
+        """Starts generations whose consumer takes the outputs itself, as the HTTP routes do."""

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import msgspec
 
 from octavo.frontend.engine_connection import EngineConnection
+from octavo.frontend.engine_state import EngineState
 from octavo.frontend.health import Health, check_health, pulse_of
 from octavo.frontend.launch import LaunchedEngine
 from octavo.frontend.recovery.downtime import Resumption
@@ -17,14 +18,21 @@ class ConnectedEngine:
     """An engine that this process has started or joined, kept alive if we started it.
 
     Args:
+        index: of the engine, unique among those of the client.
         connection: to it. Closed here.
         on_resumed: called when another core has taken over.
     """
 
     def __init__(
-        self, connection: EngineConnection, on_resumed: Callable[["ConnectedEngine", Resumption], None]
+        self,
+        index: int,
+        connection: EngineConnection,
+        on_resumed: Callable[["ConnectedEngine", Resumption], None],
     ) -> None:
+        self.index = index
+        self.state = EngineState.STARTING
         self.link = connection.link
+        self.tokenizer = connection.tokenizer
         self.config = _config_of(connection)
         self._connection = connection
         self._on_resumed = on_resumed
@@ -44,9 +52,9 @@ class ConnectedEngine:
         """Its process if we started it."""
         return self._connection.engine
 
-    def health(self, busy_since: float | None, deadline_s: float) -> Health:
+    def health(self, deadline_s: float) -> Health:
         """Return whether it is alive and makes progress; see `check_health`."""
-        return check_health(self.link, self._pulse, busy_since if self.link.num_live_requests else None, deadline_s)
+        return check_health(self.link, self._pulse, self.link.busy_since_s, deadline_s)
 
     async def replace(self, config: ResolvedConfig) -> None:
         """Start a core of another configuration beside the present one, and switch over; live requests continue.

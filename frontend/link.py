@@ -23,7 +23,7 @@ from octavo.frontend.recovery.downtime import Downtime, ReconnectPolicy, Resumpt
 from octavo.frontend.recovery.in_flight import InFlightRequest, InFlightRequests
 from octavo.frontend.request_stream import RequestStream
 from octavo.frontend.utility_calls import UtilityCalls
-from octavo.frontend.wake_event import WakeEvent, WakeQueue
+from octavo.frontend.wake_event import WakeEvent
 from octavo.frontend.wire import Wire
 from octavo.protocol.channel import MAX_FRAME_BYTES
 from octavo.protocol.codec import Frame, request_codec
@@ -98,10 +98,9 @@ class CoreLink:
         """Why the core is about to exit, if it sent that."""
         self.num_heard = 0
         """Messages received from cores so far."""
-        self.wake_queue = WakeQueue()
-        """Of the consumers of all requests."""
         self._context = context
         self._streams: dict[RequestId, RequestStream] = {}
+        self._busy_since_s = 0.0
         self._in_flight = InFlightRequests()
         self._calls = UtilityCalls()
         self._vocabulary: list[Frame] = []
@@ -147,6 +146,11 @@ class CoreLink:
 
     def __contains__(self, request_id: object) -> bool:
         return request_id in self._streams
+
+    @property
+    def busy_since_s(self) -> float | None:
+        """Since when there have been live requests, on the monotonic clock; None: there are none."""
+        return self._busy_since_s if self._streams else None
 
     @property
     def load(self) -> tuple[int, int]:
@@ -206,18 +210,20 @@ class CoreLink:
         if not must_wait:
             self._wire.send(frames)
         stream = RequestStream(submit.request_id, arrived)
-        self._streams[submit.request_id] = stream
+        self._add(stream)
         return stream
 
     def release(self, max_count: int) -> list[tuple[InFlightRequest, RequestStream]]:
-        """Give up requests that another engine can continue, while there is no core."""
-        assert not self.is_up, "only requests of an engine without a core move"
-        return [(entry, self._streams.pop(entry.submit.request_id)) for entry in self._in_flight.release(max_count)]
+        """Give up requests that another engine can continue; a core that is up need not finish them."""
+        entries = self._in_flight.release(max_count, after_crash=not self.is_up)
+        if self.is_up and entries:
+            self._wire.abort([entry.submit.request_id for entry in entries])
+        return [(entry, self._streams.pop(entry.submit.request_id)) for entry in entries]
 
     def adopt(self, entry: InFlightRequest, stream: RequestStream, num_new_tokens: int) -> None:
-        """Continue a request that another engine has lost."""
+        """Continue a request that another engine has released."""
         assert self.is_up, "requests move to an engine that has a core"
-        self._streams[entry.submit.request_id] = stream
+        self._add(stream)
         if (submit := self._in_flight.adopt(entry, num_new_tokens)) is not None:
             self._wire.send(self._requests.encode(submit))
 
@@ -314,6 +320,11 @@ class CoreLink:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._wire.drain(), 1.0)
         self._wire.close()
+
+    def _add(self, stream: RequestStream) -> None:
+        if not self._streams:
+            self._busy_since_s = time.monotonic()
+        self._streams[stream.request_id] = stream
 
     def _open_wire(self) -> Wire:
         """Open a connection and introduce this frontend."""

@@ -222,13 +222,15 @@ def read_config(config: EngineConfig, timeline: Timeline) -> ResolvedConfig:
 
 def configs_of_engines(config: ResolvedConfig) -> list[ResolvedConfig]:
     """Return the configuration of each of the engines that share the requests."""
-    configs = []
-    for index in range(config.data_parallel_size):
-        record_steps = config.record_steps
-        if record_steps and index:  # each core writes a recording of its own
-            record_steps = f"{record_steps}.engine{index}"
-        configs.append(msgspec.structs.replace(config, engine_index=index, record_steps=record_steps))
-    return configs
+    return [config_of_engine(config, index) for index in range(config.data_parallel_size)]
+
+
+def config_of_engine(config: ResolvedConfig, index: int) -> ResolvedConfig:
+    """Return the configuration of one of several engines."""
+    record_steps = config.record_steps
+    if record_steps and index:  # each core writes a recording of its own
+        record_steps = f"{record_steps}.engine{index}"
+    return msgspec.structs.replace(config, engine_index=index, record_steps=record_steps)
 
 
 def spawn_engines(config: ResolvedConfig, timeline: Timeline, address: str | None = None) -> list[SpawnedEngine]:

@@ -159,6 +159,10 @@ class EngineFacts(msgspec.Struct, array_like=True, gc=False, frozen=True):
     """File of the core's pulse (`protocol/pulse.py`); "" when the core is on another machine."""
     replaced_epoch: int = 0
     """Epoch of the core that was stopped so that this one could take over: it did not crash. 0: none."""
+    identity: str = ""
+    """Engines of the same identity give every request the same bits (`protocol/identity.py`)."""
+    weights_digest: str = ""
+    """Of the weights alone; "" if they are random."""
 
 
 class Welcome(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="welcome"):

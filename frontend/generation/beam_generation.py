@@ -70,6 +70,11 @@ class BeamGeneration:
         self._num_preemptions = 0
         self._timings = RequestTimings()
 
+    @property
+    def identity(self) -> str:
+        """Of the engines for which it was prepared."""
+        return self._link.identity
+
     def abort(self) -> None:
         """Stop the search; beams that have not ended get finish reason "abort"."""
         self._is_aborted = True
@@ -118,7 +123,8 @@ class BeamGeneration:
         try:
             for beam in self._search.open:
                 submit = self._submission([*self._prompt_token_ids, *beam.token_ids], bool(beam.steps))
-                streams.append(self._link.submit(submit, self._arrived))
+                beside = streams[0].request_id if streams else None
+                streams.append(self._link.submit(submit, self._arrived, beside))
             while len(ends) < len(streams):
                 await self._arrived.wait()
                 self._arrived.clear()

@@ -96,6 +96,11 @@ class Generation:
         self._has_shown_prompt_logprobs = False
 
     @property
+    def identity(self) -> str:
+        """Of the engines for which it was prepared."""
+        return self._link.identity
+
+    @property
     def is_finished(self) -> bool:
         """True once every sequence has ended."""
         return not self._num_running
@@ -125,7 +130,9 @@ class Generation:
             if index and index % SEQUENCES_AT_ONCE == 0:
                 await asyncio.sleep(0)
             try:
-                self._streams.append(self._link.submit(submit, self.arrived))
+                # One engine computes the prompt once for all of them.
+                beside = self._streams[0].request_id if index else None
+                self._streams.append(self._link.submit(submit, self.arrived, beside))
             except OctavoError as error:
                 self._report(str(FinishReason.ERROR), error)
                 raise

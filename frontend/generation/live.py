@@ -1,6 +1,5 @@
 """`LiveRequests`: the running and waiting requests of one client, and the observer that is told of them."""
 
-import time
 from typing import Protocol
 
 from octavo.frontend.metrics.observer import Observer
@@ -10,6 +9,10 @@ class Abortable(Protocol):
     """A request that runs or waits."""
 
     request_id: str
+
+    @property
+    def identity(self) -> str:
+        """Of the engines for which it was prepared."""
 
     def abort(self) -> None:
         """End it with finish reason "abort"."""
@@ -22,20 +25,16 @@ class LiveRequests:
         self.observer: Observer | None = None
         """Receives latencies and finished requests, for the metrics."""
         self._requests: set[Abortable] = set()
-        self._busy_since = 0.0
 
     def __len__(self) -> int:
         return len(self._requests)
 
-    @property
-    def busy_since(self) -> float | None:
-        """When the first live request arrived, on the monotonic clock in seconds; None if there is none."""
-        return self._busy_since if self._requests else None
+    def has_users(self, identity: str) -> bool:
+        """Return whether a request lives that was prepared for engines of this identity."""
+        return any(request.identity == identity for request in self._requests)
 
     def add(self, request: Abortable) -> None:
         """Let `abort` find a request until it is discarded."""
-        if not self._requests:
-            self._busy_since = time.monotonic()
         self._requests.add(request)
         self._report()
 

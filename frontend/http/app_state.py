@@ -115,7 +115,7 @@ def answer_style(
         created=state.now(),
         model=model,
         names=TokenNames(tokenizer, as_ids=as_ids or tokenizer.is_absent),
-        fingerprint=settings.fingerprint.of(state.client.config),
+        fingerprint=settings.fingerprint.of(state.client.config, state.client.facts.weights_digest),
         num_logprobs=num_logprobs,
         chat=chat,
         names_logprobs=bool(request.logprob_token_ids),

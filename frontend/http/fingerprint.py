@@ -34,20 +34,20 @@ class Fingerprint:
     def __init__(self, mode: FingerprintMode = "none", custom: str | None = None) -> None:
         self._mode = mode
         self._custom = custom
-        self._latest: tuple[ResolvedConfig, str] | None = None
+        self._latest: tuple[ResolvedConfig, str, str] | None = None
 
-    def of(self, config: ResolvedConfig) -> str | None:
+    def of(self, config: ResolvedConfig, weights_digest: str) -> str | None:
         """Return the fingerprint of an engine, None for none."""
         if self._mode == "none":
             return None
         if self._mode == "custom":
             return self._custom
-        if self._latest is None or self._latest[0] is not config:
-            self._latest = config, self._made(config)
-        return self._latest[1]
+        if self._latest is None or self._latest[0] is not config or self._latest[1] != weights_digest:
+            self._latest = config, weights_digest, self._made(config, weights_digest)
+        return self._latest[2]
 
-    def _made(self, config: ResolvedConfig) -> str:
-        decisive = {name: getattr(config, name) for name in _DECISIVE}
+    def _made(self, config: ResolvedConfig, weights_digest: str) -> str:
+        decisive = {name: getattr(config, name) for name in _DECISIVE} | {"weights": weights_digest}
         digest = hashlib.sha256(msgspec.json.encode(decisive, order="sorted")).hexdigest()[:HASH_LETTERS]
         workers = f"-tp{config.world_size}" if self._mode == "full" and config.world_size > 1 else ""
         return f"octavo-{__version__}{workers}-{digest}"

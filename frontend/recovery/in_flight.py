@@ -61,22 +61,30 @@ class InFlightRequests:
             self._unsent[submit.request_id] = None
             self.num_new += 1
 
-    def release(self, max_count: int) -> list[InFlightRequest]:
-        """Remove requests that another engine can continue, oldest first, and return them. There must be no core.
+    def release(self, max_count: int, *, after_crash: bool = True) -> list[InFlightRequest]:
+        """Remove requests that another engine can continue, oldest first, and return them.
 
         A request that has moved before, and whose core died again, is not among them: it may be what kills cores, and
         the next core of its engine can find that out.
+
+        Args:
+            max_count: of requests to return.
+            after_crash: whether the core is gone; else it is told to abort them.
         """
         can_move = (one for one in self._entries.values() if not (one.num_moves and one.num_resumes > one.num_moves))
-        released = list(islice(can_move, max_count))
+        released = list(islice(can_move if after_crash else self._entries.values(), max_count))
         for entry in released:
-            self.remove(entry.submit.request_id)
+            was_sent = self.remove(entry.submit.request_id)
+            if after_crash:
+                entry.num_moves += entry.num_resumes > entry.num_moves
+            elif was_sent:  # says nothing about what kills cores
+                entry.num_resumes += 1
+                entry.num_moves += bool(entry.num_moves)
         return released
 
     def adopt(self, entry: InFlightRequest, num_new_tokens: int) -> Submit | None:
         """Add a request of another engine; return what to submit, None: `take_unsent` will return it."""
         is_waiting = self.has_unsent
-        entry.num_moves += entry.num_resumes > entry.num_moves
         entry.num_new_tokens = 0 if entry.output_token_ids else num_new_tokens
         self._entries[entry.submit.request_id] = entry
         self.num_pending_tokens += entry.num_new_tokens

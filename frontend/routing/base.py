@@ -1,4 +1,4 @@
-"""The interface of a link to one or several engines, as those see it who submit requests."""
+"""The interface of a link to engines, as those see it who submit requests."""
 
 from typing import Protocol
 
@@ -11,9 +11,13 @@ from octavo.protocol.requests import Submit
 
 
 class RequestLink(Protocol):
-    """`CoreLink` and `RoutedLink`."""
+    """`ModelLink`, and what tests use instead."""
 
     wake_queue: WakeQueue
+
+    @property
+    def identity(self) -> str:
+        """Of the engines that get the requests: all of them compute the same bits."""
 
     @property
     def facts(self) -> EngineFacts:
@@ -23,8 +27,8 @@ class RequestLink(Protocol):
     def failure(self) -> EngineDeadError | None:
         """Why no request can be served any more; None while the engine lives."""
 
-    def submit(self, submit: Submit, arrived: WakeEvent) -> RequestStream:
-        """See `CoreLink.submit`."""
+    def submit(self, submit: Submit, arrived: WakeEvent, beside: RequestId | None = None) -> RequestStream:
+        """See `RoutedLink.submit`."""
 
     def abort(self, request_ids: list[RequestId]) -> None:
         """See `CoreLink.abort`."""

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Collection
 from functools import partial
 
 import msgspec
@@ -11,7 +11,7 @@ from octavo.frontend.link import CoreLink
 from octavo.frontend.recovery.downtime import Downtime
 from octavo.frontend.request_stream import RequestStream
 from octavo.frontend.routing.router import PrefixRouter
-from octavo.frontend.wake_event import WakeEvent
+from octavo.frontend.wake_event import WakeEvent, WakeQueue
 from octavo.protocol.errors import EngineDeadError, RequestFailedError
 from octavo.protocol.events import BoolResult, EngineFacts, UtilityResult
 from octavo.protocol.ids import RequestId
@@ -25,144 +25,260 @@ MAX_MOVED_AT_ONCE = 64
 
 
 class RoutedLink:
-    """Links to engines of the same model. Offers what generations need of a `CoreLink`.
+    """Links to engines, by the engines' indices. New requests go to those that `serve`, and have one identity.
+
+    Other engines finish what they have. A request moves only between engines of the same identity, which compute the
+    same bits (`protocol/identity.py`).
 
     Args:
-        links: to the engines, in their order.
-        router: chooses one for each request.
+        router: chooses an engine for each request.
+        on_model_changed: called when other weights or settings serve.
     """
 
-    def __init__(self, links: Sequence[CoreLink], router: PrefixRouter) -> None:
-        self._links = links
+    def __init__(self, router: PrefixRouter, on_model_changed: Callable[[], None] = lambda: None) -> None:
+        self.wake_queue = WakeQueue()
+        self.identity = ""
+        """Of the engines that serve."""
+        self._links: dict[int, CoreLink] = {}
+        self._serving: frozenset[int] = frozenset()
+        self._leaving: set[int] = set()
+        """Engines whose requests move away though they could finish there."""
+        self._calls: dict[int, set[asyncio.Task[UtilityResult]]] = {}
         self._router = router
+        self._on_model_changed = on_model_changed
+        self._vocabulary: ModelVocabulary | None = None
         self._is_closing = False
-        self.wake_queue = links[0].wake_queue
-        for index, link in enumerate(links):
-            link.on_lost = partial(self._move, index)
-            link.on_up = partial(self._on_up, index)
 
     @property
     def facts(self) -> EngineFacts:
-        """Those of the first engine, with the limits that hold for all."""
-        shortest = min(link.facts.max_model_len for link in self._links)
-        return msgspec.structs.replace(self._links[0].facts, max_model_len=shortest)
+        """Those of the engines that serve."""
+        return self.facts_of(self.identity)
+
+    def facts_of(self, identity: str) -> EngineFacts:
+        """Return the facts of the first engine of an identity, with the limits that hold for all of them.
+
+        If none is left, these are the facts of the engines that serve.
+        """
+        found = [link.facts for link in self._links.values() if link.facts.identity == identity]
+        if not found:
+            assert identity != self.identity, "an engine serves"
+            return self.facts
+        if len(found) == 1:
+            return found[0]
+        return msgspec.structs.replace(found[0], max_model_len=min([facts.max_model_len for facts in found]))
 
     @property
     def address(self) -> str:
-        """The addresses of all engines, separated by commas."""
-        return ",".join(link.address for link in self._links)
+        """The addresses of the engines that serve, separated by commas."""
+        return ",".join(self._links[index].address for index in sorted(self._serving))
 
     @property
     def failure(self) -> EngineDeadError | None:
         """Why no engine serves any more; None while one may."""
-        failures = [link.failure for link in self._links]
-        return failures[0] if all(failures) else None
+        failures = [self._links[index].failure for index in self._serving]
+        return failures[0] if failures and all(failures) else None
 
     @property
     def downtime(self) -> Downtime | None:
         """Why no engine serves at the moment; None while one does."""
-        downtimes = [link.downtime for link in self._links if not link.failure]
+        links = [self._links[index] for index in self._serving]
+        downtimes = [link.downtime for link in links if not link.failure]
         return downtimes[0] if downtimes and all(downtimes) else None
 
     @property
     def num_lost_requests(self) -> int:
         """Live requests that failed because their engine died."""
-        return sum(link.num_lost_requests for link in self._links)
+        return sum(link.num_lost_requests for link in self._links.values())
 
     @property
     def latest_stats(self) -> EngineStats:
         """The latest reports of all engines, added up."""
-        return total([link.latest_stats for link in self._links])
+        return total([link.latest_stats for link in self._links.values()])
+
+    def add(self, index: int, link: CoreLink) -> None:
+        """Add an engine. It gets no requests until it serves."""
+        assert index not in self._links, "an index belongs to one engine"
+        self._links[index] = link
+        link.on_lost = partial(self._on_lost, index)
+        link.on_up = partial(self._on_up, index)
+        if self._vocabulary is not None:
+            link.send_vocabulary(self._vocabulary)
+
+    def serve(self, indices: Collection[int]) -> None:
+        """Send new requests to these engines from now on, and to no others."""
+        assert indices, "an engine must serve"
+        self._serving = frozenset(indices)
+        self._leaving -= self._serving
+        self._update_identity()
+
+    def move_away(self, index: int) -> None:
+        """Move the requests of an engine that does not serve to those of its identity that do.
+
+        Requests stay where they are if there is none.
+        """
+        assert index not in self._serving, "new requests would come"
+        self._leaving.add(index)
+        self._move(index)
+
+    def remove(self, index: int) -> None:
+        """Forget an engine that does not serve and has no requests; the caller closes its link."""
+        assert index not in self._serving, "new requests would come"
+        link = self._links.pop(index)
+        assert not link.num_live_requests, "its requests would be lost"
+        link.on_lost, link.on_up = lambda: False, lambda: None
+        self._leaving.discard(index)
+        self._router.forget(index)
 
     def send_vocabulary(self, vocabulary: ModelVocabulary) -> None:
         """See `CoreLink.send_vocabulary`."""
-        for link in self._links:
+        self._vocabulary = vocabulary
+        for link in self._links.values():
             if not link.failure:
                 link.send_vocabulary(vocabulary)
 
-    def submit(self, submit: Submit, arrived: WakeEvent) -> RequestStream:
+    def submit(
+        self, submit: Submit, arrived: WakeEvent, identity: str, beside: RequestId | None = None
+    ) -> RequestStream:
         """Send a request to the engine that is best for it. See `CoreLink.submit`.
+
+        Args:
+            submit: the request.
+            arrived: see `CoreLink.submit`.
+            identity: of the engines for which it was prepared. Others get it only if none of them is left.
+            beside: a live request with the same prompt: this one goes to the same engine.
 
         Raises:
             EngineDeadError: all engines are gone.
             OverloadedError: too many requests wait for an engine already.
             InvalidRequestError: a live request has the same id, or a value cannot be encoded.
         """
-        candidates = self._usable()
+        if len(self._links) == 1:  # perf: nothing to choose
+            return next(iter(self._links.values())).submit(submit, arrived)
+        if beside is not None:
+            for link in self._links.values():
+                if beside in link and not link.failure:
+                    return link.submit(submit, arrived)
+        candidates = self._usable(identity) or self._usable(self.identity)
         if not candidates:
             assert self.failure is not None, "an engine that has not failed is usable"
             raise self.failure
-        link, num_new_tokens = self._choose(submit, candidates)
-        return link.submit(submit, arrived, num_new_tokens)
+        index, num_new_tokens = self._choose(submit, candidates)
+        return self._links[index].submit(submit, arrived, num_new_tokens)
 
     def abort(self, request_ids: list[RequestId]) -> None:
         """See `CoreLink.abort`."""
-        for link in self._links:
+        for link in self._links.values():
             if own := [request_id for request_id in request_ids if request_id in link]:
                 link.abort(own)
 
     async def call(self, utility: Utility, timeout_s: float = 60.0) -> UtilityResult:
         """Make a utility call to every engine that is up, and return one result for all.
 
+        An engine that dies meanwhile is left out, unless it is the only one.
+
         Raises:
             EngineDeadError: all engines are gone.
             RequestFailedError: a call failed, or was not answered in time.
         """
-        up = [link for link in self._links if link.is_up]
-        if not up:
+        tasks = [
+            self._calling(index, utility, timeout_s)
+            for index, link in self._links.items()
+            if link.is_up or (len(self._links) == 1 and not link.failure)
+        ]
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+        answers = [result for result in results if not isinstance(result, BaseException)]
+        for result in results:
+            has_died = isinstance(result, asyncio.CancelledError | EngineDeadError)
+            if isinstance(result, BaseException) and not (has_died and answers):
+                raise result
+        if not answers:
             raise self.failure or RequestFailedError("all engines are restarting")
-        results = await asyncio.gather(*(link.call(utility, timeout_s) for link in up))
-        if all(isinstance(result, EngineStats) for result in results):
-            return total([result for result in results if isinstance(result, EngineStats)])
-        if all(isinstance(result, BoolResult) for result in results):
-            return BoolResult(all(result.ok for result in results if isinstance(result, BoolResult)))
-        return results[0]
+        if all(isinstance(result, EngineStats) for result in answers):
+            return total([result for result in answers if isinstance(result, EngineStats)])
+        if all(isinstance(result, BoolResult) for result in answers):
+            return BoolResult(all(result.ok for result in answers if isinstance(result, BoolResult)))
+        return answers[0]
 
     async def close(self) -> None:
         """Abort all requests and disconnect from all engines."""
         self._is_closing = True
-        for link in self._links:
+        for link in self._links.values():
             if link.failure:  # its requests may wait for another engine
                 link.fail_rest()
-        await asyncio.gather(*(link.close() for link in self._links))
+        await asyncio.gather(*(link.close() for link in self._links.values()))
 
-    def _usable(self) -> list[int]:
-        """Return the engines that are up; if none is, those that may come back."""
-        up = [index for index, link in enumerate(self._links) if link.is_up]
-        return up or [index for index, link in enumerate(self._links) if not link.failure]
+    def _calling(self, index: int, utility: Utility, timeout_s: float) -> "asyncio.Task[UtilityResult]":
+        """Return a task that makes a call to one engine; it is cancelled if another engine can answer instead."""
+        task = asyncio.create_task(self._links[index].call(utility, timeout_s))
+        tasks = self._calls.setdefault(index, set())
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+        return task
 
-    def _choose(self, submit: Submit, candidates: Sequence[int]) -> tuple[CoreLink, int]:
-        index, num_new_tokens = self._router.choose(
+    def _members(self, identity: str) -> list[int]:
+        """Return the engines of an identity that may get its requests: once others serve, all that are left."""
+        own = [index for index, link in self._links.items() if link.facts.identity == identity]
+        return [index for index in own if index in self._serving] if identity == self.identity else own
+
+    def _up(self, identity: str) -> list[int]:
+        return [index for index in self._members(identity) if self._links[index].is_up]
+
+    def _usable(self, identity: str) -> list[int]:
+        """Return the engines of an identity that are up; if none is, those that may come back."""
+        return self._up(identity) or [index for index in self._members(identity) if not self._links[index].failure]
+
+    def _choose(self, submit: Submit, candidates: list[int]) -> tuple[int, int]:
+        return self._router.choose(
             submit.prompt_token_ids, submit.cache_salt, candidates, lambda engine: self._links[engine].load
         )
-        return self._links[index], num_new_tokens
+
+    def _update_identity(self) -> None:
+        """Let the identity of the first engine serve if no engine serves with the present one."""
+        identities = [self._links[index].facts.identity for index in sorted(self._serving)]
+        if self.identity not in identities:
+            self.identity = identities[0]
+            self._on_model_changed()
 
     def _on_up(self, index: int) -> None:
         """Handle the core of an engine that was down: it is probably another one, whose cache is empty, and it can take
         the requests of engines that are still down."""
         self._router.forget(index)
-        for other in range(len(self._links)):
-            if not self._links[other].is_up:
+        if self._serving:
+            self._update_identity()
+        for other in list(self._links):
+            if not self._links[other].is_up or other in self._leaving:
                 self._move(other)
 
-    def _move(self, index: int) -> bool:
-        """Move the requests of an engine that is not up to those that are, some in each iteration of the event loop.
+    def _on_lost(self, index: int) -> bool:
+        """Handle the loss of a core: its calls are not waited for, and its requests move.
 
         Returns whether there is an engine that takes them, or may take them when it is up again.
         """
+        if any(link.is_up for link in self._links.values()):
+            for task in list(self._calls.get(index, ())):
+                task.cancel()
+        return self._move(index)
+
+    def _move(self, index: int) -> bool:
+        """Move the requests of an engine that is not up or is leaving, some in each iteration of the event loop.
+
+        Returns as `_on_lost`.
+        """
         source = self._links[index]
-        targets = [other for other, link in enumerate(self._links) if link.is_up]
-        if self._is_closing or source.is_up:
+        if self._is_closing or (source.is_up and index not in self._leaving):
             return False
-        if self.failure:  # no engine comes back: those that waited for one fail too
-            for link in self._links:
+        identity = source.facts.identity
+        same = [link for link in self._links.values() if link.facts.identity == identity]
+        if all(link.failure for link in same):  # none comes back: requests that waited for one fail too
+            for link in same:
                 link.fail_rest()
+        targets = self._targets(index)
         if not targets:
             return True
         moved = source.release(MAX_MOVED_AT_ONCE)
         for entry, stream in moved:
-            link, num_new_tokens = self._choose(entry.submit, targets)
-            link.adopt(entry, stream, num_new_tokens)
+            target, num_new_tokens = self._choose(entry.submit, targets)
+            self._links[target].adopt(entry, stream, num_new_tokens)
         if moved:
             logger.info("%d requests of engine %d continue on other engines", len(moved), index)
             asyncio.get_running_loop().call_soon(self._go_on_moving, index)
@@ -170,6 +286,19 @@ class RoutedLink:
             source.fail_rest()
         return True
 
+    def _targets(self, index: int) -> list[int]:
+        """Return the engines that can take the requests of another one."""
+        source = self._links[index]
+        members = set(self._members(source.facts.identity)) - self._leaving - {index}
+        if targets := [other for other in members if self._links[other].is_up]:
+            return sorted(targets)
+        if source.is_up:
+            return []
+        # Those that drain do so for longer: better than to wait for a core.
+        same = [other for other, link in self._links.items() if link.facts.identity == source.facts.identity]
+        return [other for other in same if other != index and self._links[other].is_up]
+
     def _go_on_moving(self, index: int) -> None:
-        if not self._move(index) and (source := self._links[index]).failure:
+        source = self._links.get(index)
+        if source is not None and not self._move(index) and source.failure:
             source.fail_rest()

@@ -29,7 +29,7 @@ class PrefixRouter:
 
     def __init__(self, num_engines: int, max_blocks: int) -> None:
         self._num_engines = num_engines
-        self._max_blocks = max_blocks
+        self.max_blocks = max_blocks
         self._view: OrderedDict[int, int] = OrderedDict()
         """The engines that have a block, as bits, by the hash of all tokens up to its end. Oldest first."""
         self._last = num_engines - 1
@@ -106,5 +106,5 @@ class PrefixRouter:
         for key in keys:
             self._view[key] = self._view.get(key, 0) | 1 << engine
             self._view.move_to_end(key)
-        while len(self._view) > self._max_blocks:
+        while len(self._view) > self.max_blocks:
             self._view.popitem(last=False)

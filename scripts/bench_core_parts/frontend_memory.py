@@ -10,7 +10,7 @@ import zmq
 from bench_core_parts.engine import Process
 from bench_core_parts.messages import prompt_of, submission
 from octavo.frontend.link import CoreLink
-from octavo.frontend.wake_event import WakeEvent
+from octavo.frontend.wake_event import WakeEvent, WakeQueue
 from octavo.protocol.requests import GetStats
 
 
@@ -19,7 +19,7 @@ async def main(address: str, count: int, prompt_len: int) -> None:
     context = zmq.Context()
     link = await CoreLink.connect(context, address, 30.0)
     process = Process(os.getpid())
-    wake = WakeEvent(link.wake_queue)
+    wake = WakeEvent(WakeQueue())
     before = process.rss_bytes
     streams = []
     for index in range(count):

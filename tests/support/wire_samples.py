@@ -37,7 +37,9 @@ GRAMMAR = GrammarSpec(
     GrammarKind.JSON_SCHEMA, "{}", "tools", b"<t>", (GrammarPart("response_format", "{}"),), 100, (7, 8)
 )
 LOGPROBS = events.TokenLogprobs([4, 4, 9], [-0.1, -0.1, -2.0], 1)
-FACTS = events.EngineFacts(1, "path", ["name"], 100, 50, 16, 10, 8, 20, "float32", "cpu", b"config", "pulse", 4)
+FACTS = events.EngineFacts(
+    1, "path", ["name"], 100, 50, 16, 10, 8, 20, "float32", "cpu", b"config", "pulse", 4, "same", "ab12"
+)
 TIMINGS = RequestTimings(1.0, 2.0, 3.0, 4.0)
 STATS = EngineStats(num_running=2, num_blocks=4, num_free_blocks=3, worker_failures={"died": 1})
 LARGE = bytes(range(256)) * (codec.MIN_BUFFER_BYTES // 256)

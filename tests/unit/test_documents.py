@@ -8,6 +8,7 @@ import pytest
 from source_tree import ROOT
 
 from octavo.core_proc.request import REQUEST_TRANSITIONS
+from octavo.frontend.engine_state import ENGINE_TRANSITIONS
 from octavo.protocol.lifecycle import PROCESS_TRANSITIONS
 
 ARCHITECTURE = (ROOT / "ARCHITECTURE.md").read_text()
@@ -46,7 +47,9 @@ def test_every_runtime_dependency_has_its_sentence() -> None:
     assert explained == names
 
 
-@pytest.mark.parametrize("table", [REQUEST_TRANSITIONS, PROCESS_TRANSITIONS], ids=["request", "process"])
+@pytest.mark.parametrize(
+    "table", [REQUEST_TRANSITIONS, PROCESS_TRANSITIONS, ENGINE_TRANSITIONS], ids=["request", "process", "engine"]
+)
 def test_drawn_state_machines_are_the_real_ones(table: dict[object, frozenset[object]]) -> None:
     name = type(next(iter(table))).__name__
     drawing = ARCHITECTURE.partition(f"```\n{name}\n")[2].partition("```")[0]

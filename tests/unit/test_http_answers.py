@@ -35,14 +35,15 @@ def bodies(path: str, config: ServerConfig, **fields: object) -> list[dict]:
 
 def test_a_fingerprint_names_what_tokens_depend_on() -> None:
     full = Fingerprint("full")
-    plain = full.of(resolved_config())
+    plain = full.of(resolved_config(), "w")
     assert plain is not None and plain.startswith(f"octavo-{__version__}-") and len(plain.split("-")[-1]) == 8
-    assert full.of(resolved_config(max_num_seqs=3, num_threads=1)) == plain
-    assert full.of(resolved_config(seed=1)) != plain
-    assert full.of(resolved_config(dtype="float32")) != plain
-    assert Fingerprint("hash").of(resolved_config()) == plain
+    assert full.of(resolved_config(max_num_seqs=3, num_threads=1), "w") == plain
+    assert full.of(resolved_config(seed=1), "w") != plain
+    assert full.of(resolved_config(dtype="float32"), "w") != plain
+    assert Fingerprint("hash").of(resolved_config(), "w") == plain
     careless = msgspec.structs.replace(resolved_config(), is_batch_invariant=False)
-    assert full.of(careless) != plain
+    assert full.of(careless, "w") != plain
+    assert full.of(resolved_config(), "other weights") != plain
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -2,7 +2,8 @@
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -10,6 +11,7 @@ from fake_client import resolved_config
 
 from octavo.frontend.recovery.in_flight import InFlightRequest, InFlightRequests
 from octavo.frontend.recovery.replacement import require_same_model
+from octavo.frontend.request_stream import RequestStream
 from octavo.frontend.routing.routed_link import RoutedLink
 from octavo.frontend.routing.router import BLOCK_TOKENS, LIVE_COST_TOKENS, PrefixRouter
 from octavo.frontend.spawn import configs_of_engines
@@ -115,6 +117,20 @@ def test_a_request_that_was_on_two_dead_engines_stays_with_the_second() -> None:
     assert again.request_id == "poison" and again.is_continued
 
 
+def test_a_request_that_moved_by_request_is_no_suspect_when_its_next_engine_dies() -> None:
+    first, second, third = InFlightRequests(), InFlightRequests(), InFlightRequests()
+    first.add(submission("a"), is_sent=True)
+    first.deliver(Tokens("a", [7], num_cached_tokens=0))
+    (entry,) = first.release(9, after_crash=False)
+    submit = second.adopt(entry, 0)
+    assert submit is not None and submit.resume_output_token_ids == pack_ids([7]) and submit.is_continued
+    second.lose_core()
+    (entry,) = second.release(9)
+    assert third.adopt(entry, 0) is not None
+    third.lose_core()
+    assert not third.release(9), "two engines died with it"
+
+
 def test_each_engine_records_in_a_file_of_its_own() -> None:
     config = resolved_config(data_parallel_size=3, record_steps="/tmp/steps")
     configs = configs_of_engines(config)
@@ -141,14 +157,15 @@ def test_reports_of_engines_are_added_up() -> None:
 class FakeLink:
     """An engine that keeps requests and computes none."""
 
-    wake_queue = None
     load = (0, 0)
 
-    def __init__(self, *names: str) -> None:
+    def __init__(self, *names: str, identity: str = "a") -> None:
+        self.facts = SimpleNamespace(identity=identity, max_model_len=9)
         self.names = list(names)
         self.failed: list[str] = []
         self.failure: EngineDeadError | None = None
         self.is_up = False
+        self.downtime = None
         self.on_lost: Callable[[], bool]
         self.on_up: Callable[[], None]
 
@@ -158,6 +175,21 @@ class FakeLink:
 
     def adopt(self, entry: InFlightRequest, stream: str, num_new_tokens: int) -> None:
         self.names.append(stream)
+
+    @property
+    def num_live_requests(self) -> int:
+        return len(self.names)
+
+    def submit(self, submit: Submit, arrived: object, num_new_tokens: int = 0) -> RequestStream:
+        self.names.append(submit.request_id)
+        return RequestStream(submit.request_id, cast(Any, arrived))
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.names
+
+    def die(self) -> None:
+        self.is_up = False
+        self.on_lost()
 
     def fail(self) -> None:
         self.failure = EngineDeadError("it is gone for good")
@@ -176,10 +208,19 @@ class FakeLink:
         """Nothing is open."""
 
 
+def routed_over(*links: FakeLink, serving: Sequence[int] | None = None) -> RoutedLink:
+    """Return a link over fake ones; all of them serve unless told otherwise."""
+    routed = RoutedLink(router())
+    for index, link in enumerate(links):
+        routed.add(index, cast(Any, link))
+    routed.serve(range(len(links)) if serving is None else serving)
+    return routed
+
+
 def test_requests_of_an_engine_that_is_gone_wait_for_one_that_restarts() -> None:
     async def main() -> None:
-        gone, restarting = links = FakeLink("a"), FakeLink("b")
-        routed = RoutedLink(cast(Any, links), router(2))
+        gone, restarting = FakeLink("a"), FakeLink("b")
+        routed = routed_over(gone, restarting)
         gone.fail()
         assert (gone.names, gone.failed, routed.failure) == (["a"], [], None)
         restarting.come_back()
@@ -190,16 +231,76 @@ def test_requests_of_an_engine_that_is_gone_wait_for_one_that_restarts() -> None
 
 def test_requests_fail_once_no_engine_comes_back() -> None:
     async def main() -> None:
-        first, last = links = FakeLink("a"), FakeLink("b")
-        routed = RoutedLink(cast(Any, links), router(2))
+        first, last = FakeLink("a"), FakeLink("b")
+        routed = routed_over(first, last)
         first.fail()
         last.fail()
         assert routed.failure
         assert (first.failed, last.failed) == (["a"], ["b"])
-        waiting, other = links = FakeLink("a"), FakeLink()
-        routed = RoutedLink(cast(Any, links), router(2))
+        waiting, other = FakeLink("a"), FakeLink()
+        routed = routed_over(waiting, other)
         waiting.fail()
         await routed.close()
         assert waiting.failed == ["a"] and not other.failed
+
+    asyncio.run(main())
+
+
+def send(routed: RoutedLink, name: str, identity: str, beside: str | None = None) -> None:
+    routed.submit(submission(name), cast(Any, None), identity, beside)
+
+
+def test_an_engine_that_drains_gets_nothing_new_and_its_requests_move_when_told() -> None:
+    async def main() -> None:
+        draining, serving = links = FakeLink("a"), FakeLink()
+        routed = routed_over(*links)
+        for link in links:
+            link.come_back()
+        routed.serve([1])
+        send(routed, "b", "a")
+        assert (draining.names, serving.names) == (["a"], ["b"])
+        routed.move_away(0)
+        assert (draining.names, serving.names) == ([], ["b", "a"])
+        routed.remove(0)
+        send(routed, "c", "a")
+        assert serving.names == ["b", "a", "c"]
+
+    asyncio.run(main())
+
+
+def test_requests_never_move_to_other_weights() -> None:
+    async def main() -> None:
+        old, second, new = links = FakeLink("a"), FakeLink(), FakeLink(identity="b")
+        changes: list[str] = []
+        routed = routed_over(*links, serving=[0, 1])
+        routed._on_model_changed = lambda: changes.append(routed.identity)
+        for link in links:
+            link.come_back()
+        routed.serve([2])
+        assert changes == ["b"]
+        routed.move_away(0)
+        assert second.names == ["a"], "the other engine of these weights drains too, but has not left"
+        second.die()
+        assert (old.names, second.names) == (["a"], []), "better with an engine that leaves than nowhere"
+        send(routed, "late", "a")
+        send(routed, "fresh", "b")
+        assert (old.names, new.names) == (["a", "late"], ["fresh"])
+        second.fail()
+        old.fail()
+        assert (old.failed, new.names) == (["a", "late"], ["fresh"])
+
+    asyncio.run(main())
+
+
+def test_sequences_of_one_prompt_go_to_one_engine() -> None:
+    async def main() -> None:
+        links = FakeLink(), FakeLink(), FakeLink()
+        routed = routed_over(*links)
+        for link in links:
+            link.come_back()
+        send(routed, "first", "a")
+        for index in range(5):
+            send(routed, f"next {index}", "a", beside="first")
+        assert sorted(len(link.names) for link in links) == [0, 0, 6]
 
     asyncio.run(main())

@@ -1,0 +1,78 @@
+"""The identity of an engine: engines of one identity give every request the same bits, so a request may move.
+
+It is a digest of the weights and of every setting that tokens or logprobs depend on, made by the core when it starts.
+"""
+
+import hashlib
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from octavo.protocol.config import ModelFacts, ResolvedConfig
+from octavo.protocol.version import __version__
+
+DIGEST_BYTES = 16
+
+PAGE_BYTES = 4096
+MAX_PAGES = 4096
+"""Pages that are read of a checkpoint; all of them up to 16 MiB, of a larger one this many at equal distances."""
+
+_DECISIVE = (
+    *("dtype", "quantization", "kv_cache_dtype", "device", "cpu_kernels", "is_batch_invariant", "logprobs_mode"),
+    *("logits_processors", "world_size"),
+)
+"""Settings of an engine that the tokens or logprobs of a `Submit` may depend on."""
+
+
+def weights_digest(model: ModelFacts) -> str:
+    """Return a digest of a model's weights, as hexadecimal digits; "" for random weights.
+
+    It covers the names and sizes of the files and `MAX_PAGES` pages of their contents, the first and the last among
+    them: so it costs the same for every size, and does not depend on where the files are or when they were written. A
+    change of at least 1/`MAX_PAGES` of the checkpoint in one piece is always found; a smaller one may not be.
+
+    Raises:
+        OSError: a file cannot be read.
+    """
+    if model.load_format == "dummy":
+        return ""
+    path = Path(model.model_path)
+    files = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
+    sizes = [file.stat().st_size for file in files]
+    num_pages = sum(-(-size // PAGE_BYTES) for size in sizes)
+    stride = -(-num_pages // MAX_PAGES)
+    digest = hashlib.blake2b(digest_size=DIGEST_BYTES)
+    for file, size in zip(files, sizes, strict=True):
+        # The name of a single file says nothing about its contents.
+        digest.update(msgspec.json.encode([file.name if path.is_dir() else "", size]))
+        _add_pages(digest, file, -(-size // PAGE_BYTES), max(1, stride))
+    return digest.hexdigest()
+
+
+def identity_of(config: ResolvedConfig, weights: str, device_names: Sequence[str]) -> str:
+    """Return the identity of an engine.
+
+    Args:
+        config: of the engine.
+        weights: their digest.
+        device_names: of its workers; another kind of processor may compute other bits.
+    """
+    model = config.model
+    parts = [
+        *(__version__, weights, model.architecture, model.hf_config, model.vocab_size, list(device_names)),
+        [getattr(config, name) for name in _DECISIVE],
+        config.seed if model.load_format == "dummy" else None,
+    ]
+    return hashlib.blake2b(msgspec.json.encode(parts, order="sorted"), digest_size=DIGEST_BYTES).hexdigest()
+
+
+def _add_pages(digest: "hashlib.blake2b", path: Path, num_pages: int, stride: int) -> None:
+    """Add every page whose number is a multiple of `stride`, and the last one."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        for page in [*range(0, num_pages, stride), max(0, num_pages - 1)]:
+            digest.update(os.pread(fd, PAGE_BYTES, page * PAGE_BYTES))
+    finally:
+        os.close(fd)

@@ -1,0 +1,68 @@
+"""Engines of one identity give the same bits: what the identity depends on, and what not."""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from fake_client import resolved_config
+
+from octavo.protocol.config import ModelFacts
+from octavo.protocol.identity import MAX_PAGES, PAGE_BYTES, identity_of, weights_digest
+
+
+def model_at(path: Path, **changes: Any) -> ModelFacts:
+    given = {"model_path": str(path), "load_format": "safetensors", **changes}
+    return msgspec.structs.replace(resolved_config().model, **given)
+
+
+def write(directory: Path, *files: bytes) -> Path:
+    directory.mkdir()
+    for number, data in enumerate(files):
+        (directory / f"model-{number}.safetensors").write_bytes(data)
+    return directory
+
+
+def test_the_digest_is_of_names_and_contents(tmp_path: Path) -> None:
+    one = weights_digest(model_at(write(tmp_path / "a", b"abc" * 5000, b"x")))
+    assert one == weights_digest(model_at(write(tmp_path / "b", b"abc" * 5000, b"x"))), "wherever and whenever written"
+    changed = [(b"abc" * 4999 + b"abd", b"x"), (b"abc" * 5000, b"y"), (b"x", b"abc" * 5000), (b"abc" * 5000,)]
+    digests = {weights_digest(model_at(write(tmp_path / str(n), *files))) for n, files in enumerate(changed)}
+    assert len(digests | {one}) == 5
+
+
+def test_of_a_large_checkpoint_equally_distant_pages_are_read(tmp_path: Path) -> None:
+    size = 3 * MAX_PAGES * PAGE_BYTES
+    files = {}
+    for name, start in {"same": 0, "piece": size // 2}.items():
+        path = tmp_path / f"{name}.gguf"
+        with path.open("wb") as file:
+            file.truncate(size)
+            if start:
+                file.seek(start)
+                file.write(b"1" * (size // MAX_PAGES))
+        files[name] = weights_digest(model_at(path, load_format="gguf"))
+    (tmp_path / "same.gguf").rename(tmp_path / "other.gguf")
+    assert weights_digest(model_at(tmp_path / "other.gguf", load_format="gguf")) == files["same"]
+    assert files["piece"] != files["same"]
+
+
+def test_missing_files_are_an_error_and_random_weights_have_none(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="nothing"):
+        weights_digest(model_at(tmp_path / "nothing"))
+    assert weights_digest(model_at(tmp_path / "nothing", load_format="dummy")) == ""
+
+
+def test_the_identity_depends_on_what_bits_depend_on() -> None:
+    config = resolved_config(dtype="float32")
+    base = identity_of(config, "w", ["cpu"])
+    others = [
+        identity_of(config, "v", ["cpu"]),
+        identity_of(config, "w", ["another cpu"]),
+        identity_of(resolved_config(dtype="bfloat16"), "w", ["cpu"]),
+        identity_of(resolved_config(dtype="float32", kv_cache_dtype="int8"), "w", ["cpu"]),
+        identity_of(resolved_config(dtype="float32", cpu_kernels="torch"), "w", ["cpu"]),
+    ]
+    assert len({base, *others}) == 6
+    same = resolved_config(dtype="float32", max_num_seqs=3, num_threads=1)
+    assert identity_of(same, "w", ["cpu"]) == base
