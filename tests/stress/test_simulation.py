@@ -7,6 +7,7 @@ import msgspec
 import pytest
 from client_events import by_request
 from simulation.campaign import Failure, Order, Totals, attempt, orders, shrink
+from simulation.ranks import SimulatedRank
 from simulation.run import Report
 from simulation.scenario import FaultKind
 
@@ -16,7 +17,10 @@ from octavo.core_proc.outbox import Outbox
 from octavo.core_proc.request import Request
 from octavo.core_proc.scheduler.delivery import ClientEvent
 from octavo.core_proc.scheduler.scheduler import Scheduler
-from octavo.frontend.recovery.in_flight import InFlightRequests
+from octavo.frontend.link import CoreLink
+from octavo.frontend.recovery.in_flight import InFlightRequest, InFlightRequests
+from octavo.frontend.request_stream import RequestStream
+from octavo.protocol.codec import Frame
 from octavo.protocol.ids import pack_ids
 from octavo.protocol.requests import Submit
 
@@ -35,6 +39,19 @@ def run(order: Order) -> Report:
 @pytest.mark.parametrize("seed", range(24))
 def test_every_request_ends_once_and_right(seed: int) -> None:
     run(Order(seed, NUM_REQUESTS, NUM_KILLS))
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(("num_ranks", "num_engines"), [(2, 1), (4, 1), (1, 3), (2, 3)])
+def test_ranks_and_engines_lose_nothing(seed: int, num_ranks: int, num_engines: int) -> None:
+    run(Order(seed, NUM_REQUESTS, NUM_KILLS, num_ranks=num_ranks, num_engines=num_engines))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("num_ranks", "num_engines"), [(2, 1), (4, 1), (1, 3), (2, 3)])
+def test_fifty_thousand_requests_on_ranks_and_engines(num_ranks: int, num_engines: int) -> None:
+    for order in orders(20_000, 50_000, 2_500, num_ranks, num_engines):
+        run(order)
 
 
 @pytest.mark.long
@@ -64,6 +81,14 @@ def test_the_runs_reach_what_they_are_for() -> None:
     assert counts["num_core_lives"] > totals.num_runs + 10
     assert counts["num_worker_lives"] > counts["num_core_lives"] + 10
     assert set(totals.faults) == set(FaultKind.__args__)
+
+
+def test_requests_move_between_engines() -> None:
+    totals = Totals()
+    for seed in range(100, 110):
+        totals.add(run(Order(seed, NUM_REQUESTS, NUM_KILLS, is_observed=False, num_engines=3)))
+    assert totals.counts["num_moved"] > 20
+    assert totals.counts["num_answers"] > 300
 
 
 @pytest.mark.parametrize(
@@ -116,6 +141,18 @@ def resume_without_outputs(in_flight: InFlightRequests, max_count: int) -> list[
     ]
 
 
+def adopt_without_outputs(in_flight: InFlightRequests, entry: InFlightRequest, num_new_tokens: int) -> Submit | None:
+    """Requests that start again on another engine instead of going on."""
+    submit = adopt(in_flight, entry, num_new_tokens)
+    return submit and entry.submit
+
+
+def release_and_forget_one(link: CoreLink, max_count: int) -> list[tuple[InFlightRequest, RequestStream]]:
+    """Requests that leave a dead engine, without the last of them."""
+    return release_requests(link, max_count)[:-1]
+
+
+adopt, release_requests = InFlightRequests.adopt, CoreLink.release
 release, cache_full_blocks, lose_workers = BlockPool.release, PrefixCache.cache_full_blocks, Scheduler.lose_workers
 put, take_unsent = Outbox.put, InFlightRequests.take_unsent
 
@@ -128,10 +165,11 @@ def planted(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     yield
 
 
-def first_failure(is_right_kind: Callable[[Failure], bool]) -> Failure:
+def first_failure(is_right_kind: Callable[[Failure], bool], num_ranks: int = 1, num_engines: int = 1) -> Failure:
     """Return the first of a few runs that finds something."""
     for seed in range(60):
-        outcome = attempt(Order(seed, NUM_REQUESTS, NUM_KILLS, is_observed=False))
+        order = Order(seed, NUM_REQUESTS, NUM_KILLS, is_observed=False, num_ranks=num_ranks, num_engines=num_engines)
+        outcome = attempt(order)
         if isinstance(outcome, Failure) and is_right_kind(outcome):
             return outcome
     pytest.fail("nobody has noticed")
@@ -151,6 +189,31 @@ def first_failure(is_right_kind: Callable[[Failure], bool]) -> Failure:
 )
 def test_a_planted_bug_is_found_without_the_invariants(planted: None) -> None:
     assert first_failure(lambda failure: True)
+
+
+@pytest.mark.parametrize(
+    "planted",
+    [
+        pytest.param((InFlightRequests, "adopt", adopt_without_outputs), id="tokens come twice"),
+        pytest.param((CoreLink, "release", release_and_forget_one), id="a request is lost on its way"),
+    ],
+    indirect=True,
+)
+def test_a_planted_bug_of_moves_is_found(planted: None) -> None:
+    assert first_failure(lambda failure: True, num_engines=3)
+
+
+def test_a_rank_that_misses_a_command_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    receive = SimulatedRank.receive
+
+    def receive_most(rank: SimulatedRank, frames: list[Frame]) -> None:
+        if not (rank.number == 1 and rank.num_received == 5):
+            receive(rank, frames)
+        rank.num_received += 1
+
+    monkeypatch.setattr(SimulatedRank, "num_received", 0, raising=False)
+    monkeypatch.setattr(SimulatedRank, "receive", receive_most)
+    assert first_failure(lambda failure: True, num_ranks=2)
 
 
 @pytest.mark.parametrize("planted", [(InFlightRequests, "take_unsent", resume_without_outputs)], indirect=True)

@@ -4,8 +4,9 @@ import argparse
 import logging
 import sys
 import time
+from dataclasses import replace
 
-from simulation.campaign import Order, Totals, attempt_all, orders, shrink
+from simulation.campaign import Totals, attempt_all, orders, shrink
 
 REPORT_INTERVAL_S = 10.0
 
@@ -14,12 +15,12 @@ def main(arguments: list[str]) -> int:
     """Run what the command line asks for and return the exit code."""
     options = _parser().parse_args(arguments)
     logging.getLogger("octavo").setLevel(logging.CRITICAL)  # dying frontends are expected here
-    wanted = list(orders(options.seed, options.requests, options.kills))
+    wanted = list(orders(options.seed, options.requests, options.kills, options.ranks, options.engines))
     if options.only_requests is not None or options.only_kills is not None:
         if len(wanted) > 1:
             sys.stderr.write("--only-requests and --only-kills are for one run: see what a failing run prints\n")
             return 2
-        wanted = [Order(options.seed, options.requests, options.kills, options.only_requests, options.only_kills)]
+        wanted = [replace(wanted[0], asks=options.only_requests, faults=options.only_kills)]
     totals, start, next_report = Totals(), time.monotonic(), REPORT_INTERVAL_S
     for outcome in attempt_all(wanted, options.processes):
         num_known = len(totals.failures)
@@ -53,6 +54,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--requests", type=int, default=10_000, help="requests of all runs together (default 10000)")
     parser.add_argument("--kills", type=int, default=200, help="processes killed or stopped, and connections cut (200)")
     parser.add_argument("--seed", type=int, default=0, help="of the first run; those that follow count on (0)")
+    parser.add_argument("--ranks", type=int, default=1, help="workers that share each step of an engine (1)")
+    parser.add_argument("--engines", type=int, default=1, help="engines that share the requests (1)")
     parser.add_argument("--processes", type=int, default=1, help="runs at the same time (1)")
     parser.add_argument("--max-failures", type=int, default=5, help="end after this many failed runs (5)")
     parser.add_argument("--shrink-s", type=float, default=60.0, help="seconds to look for a smaller failing run (60)")

@@ -31,11 +31,15 @@ class Order:
     faults: tuple[int, ...] | None = None
     """Keep only these faults."""
     is_observed: bool = True
+    num_ranks: int = 1
+    num_engines: int = 1
 
     @property
     def command(self) -> str:
         """The command that repeats it."""
         words = [f"scripts/stress --seed {self.seed} --requests {self.num_requests} --kills {self.num_kills}"]
+        words += [f"--ranks {self.num_ranks}"] if self.num_ranks > 1 else []
+        words += [f"--engines {self.num_engines}"] if self.num_engines > 1 else []
         for name, kept in (("only-requests", self.asks), ("only-kills", self.faults)):
             if kept is not None:
                 words.append(f"--{name} {','.join(map(str, kept)) or 'none'}")
@@ -43,7 +47,7 @@ class Order:
 
     def scenario(self) -> Scenario:
         """Draw the scenario from the seed."""
-        whole = draw_scenario(self.seed, self.num_requests, self.num_kills)
+        whole = draw_scenario(self.seed, self.num_requests, self.num_kills, self.num_ranks, self.num_engines)
         return replace(whole, asks=_kept(whole.asks, self.asks), faults=_kept(whole.faults, self.faults))
 
 
@@ -87,7 +91,7 @@ class Totals:
         return [runs, ", ".join(counts), ", ".join(faults) or "no faults"]
 
 
-def orders(seed: int, num_requests: int, num_kills: int) -> Iterator[Order]:
+def orders(seed: int, num_requests: int, num_kills: int, num_ranks: int = 1, num_engines: int = 1) -> Iterator[Order]:
     """Divide a long run into short ones with consecutive seeds; a short run stays whole."""
     num_runs = max(1, -(-num_requests // RUN_SIZE))
     for index in range(num_runs):
@@ -96,6 +100,8 @@ def orders(seed: int, num_requests: int, num_kills: int) -> Iterator[Order]:
             num_requests * (index + 1) // num_runs - num_requests * index // num_runs,
             num_kills * (index + 1) // num_runs - num_kills * index // num_runs,
             is_observed=num_runs == 1 or index % OBSERVED_EVERY == 0,
+            num_ranks=num_ranks,
+            num_engines=num_engines,
         )
 
 

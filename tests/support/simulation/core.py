@@ -2,6 +2,7 @@
 
 import random
 from collections import Counter, deque
+from functools import partial
 from typing import Any
 
 from core_fakes import cache_plan, core_config
@@ -28,6 +29,7 @@ from octavo.protocol.requests import FrontendMessage, Submit
 from simulation.crash_journal import SimulatedCrashJournal
 from simulation.grammar import SimulatedCompiler
 from simulation.group import SimulatedGroup
+from simulation.ranks import RankedGroup
 from simulation.scenario import CORE_POISON_MARK, INTAKE_POISON_MARK
 from simulation.world import Action, Pipe, Process, World
 
@@ -137,6 +139,7 @@ class SimulatedCore(Process):
         step_scale: typical duration of a step, in seconds.
         max_backlog_events: a frontend with a larger backlog is dropped.
         predecessor: the core that has died; None: there was none.
+        num_ranks: of its workers.
         is_observed: check all invariants after each call of the scheduler, and replay all of them at the end.
     """
 
@@ -151,6 +154,7 @@ class SimulatedCore(Process):
         max_backlog_events: int,
         predecessor: "SimulatedCore | None",
         *,
+        num_ranks: int = 1,
         is_observed: bool,
     ) -> None:
         super().__init__(world)
@@ -174,8 +178,9 @@ class SimulatedCore(Process):
         self._step_scale = step_scale
         self._turn_scale = step_scale / 20
         self.num_groups = 0
+        self.num_ranks = num_ranks
         self.scheduler = self._scheduler(is_observed)
-        self.group = self._make_group()
+        self._make_group().start_at_once(self.plan)
         self.journal = SimulatedCrashJournal()
         attribution = CrashAttribution(self.scheduler, self.journal)
         if predecessor is not None:
@@ -237,7 +242,7 @@ class SimulatedCore(Process):
             return
         super().kill()
         self.ended_at = self.world.now
-        self.group.process.kill()
+        self.group.kill()
         self.on_exit()
 
     def kill_after(self, num_operations: int) -> None:
@@ -295,9 +300,10 @@ class SimulatedCore(Process):
         if timeouts:
             self._set_alarm(self.world.now + min(timeouts) + POLL_GRAIN_S)
 
-    def _make_group(self) -> SimulatedGroup:
+    def _make_group(self) -> "SimulatedGroup | RankedGroup":
         self.num_groups += 1
-        self.group = SimulatedGroup(
+        kind: Any = SimulatedGroup if self.num_ranks == 1 else partial(RankedGroup, num_ranks=self.num_ranks)
+        self.group: SimulatedGroup | RankedGroup = kind(
             self.world,
             self._rng,
             self.config,

@@ -1,11 +1,17 @@
 """A frontend of the simulation: the real link and in-flight requests over a simulated wire that checks all messages."""
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 from octavo.frontend.link import CoreLink
 from octavo.frontend.loop_socket import Slices
 from octavo.frontend.recovery.downtime import ReconnectPolicy
+from octavo.frontend.recovery.in_flight import InFlightRequest
+from octavo.frontend.request_stream import RequestStream
+from octavo.frontend.routing.base import RequestLink
+from octavo.frontend.routing.routed_link import RoutedLink
+from octavo.frontend.routing.router import PrefixRouter
 from octavo.protocol.codec import Frame
 from octavo.protocol.config import CachePlan
 from octavo.protocol.errors import EngineDeadError, OverloadedError
@@ -180,6 +186,8 @@ class SimulatedLink(CoreLink):
 
     def __init__(self, open_wire: Callable[["SimulatedLink"], SimulatedWire]) -> None:
         self._open_simulated = open_wire
+        self.num_adopted = 0
+        """Requests that moved here from other engines."""
         super().__init__(None, "simulated")
         self.reconnect_policy = ReconnectPolicy(limit_s=None)
 
@@ -199,50 +207,42 @@ class SimulatedLink(CoreLink):
         """Handle a broken connection."""
         self._on_lost(wire)
 
+    def adopt(self, entry: InFlightRequest, stream: RequestStream, num_new_tokens: int) -> None:
+        """Continue a request of another engine."""
+        self.num_adopted += 1
+        super().adopt(entry, stream, num_new_tokens)
+
     def _open_wire(self) -> SimulatedWire:
         wire = self._open_simulated(self)
         wire.send(REQUESTS.encode(Connect(client="simulated", frontend_id=self._frontend_id)))
         return wire
 
 
-class SimulatedFrontend(Process):
-    """One application.
+Dial: TypeAlias = Callable[[SimulatedWire], Connection | None]
+"""Connects to the live core of an engine; returns None while there is none."""
+HangUp: TypeAlias = Callable[[Connection], None]
+"""Tells the other end of a connection that it was closed here."""
+
+
+class Port:
+    """A frontend's side of one engine: the link, over one wire after another.
 
     Args:
-        world: the clock.
-        asks: the requests of its callers.
-        plan: of the engine's cache.
-        dial: connects to the live core; returns None while there is none.
-        hang_up: tells the other end of a connection that it was closed here.
+        process: of the frontend.
+        dial: connects to the engine.
+        hang_up: disconnects.
         retry_s: delay before another attempt.
     """
 
-    def __init__(
-        self,
-        world: World,
-        asks: list[Ask],
-        plan: CachePlan,
-        dial: Callable[[SimulatedWire], Connection | None],
-        hang_up: Callable[[Connection], None],
-        retry_s: float,
-    ) -> None:
-        super().__init__(world)
-        self.callers = {ask.submit.request_id: Caller(ask, plan, self._on_change) for ask in asks}
+    def __init__(self, process: Process, dial: Dial, hang_up: HangUp, retry_s: float) -> None:
         self.wire: SimulatedWire
         """The current connection."""
         self._is_engine_gone = False
+        self._process = process
         self._dial = dial
         self._hang_up = hang_up
         self._retry_s = retry_s
-        self._num_asked = 0
-        self._has_sent_vocabulary = False
         self.link = SimulatedLink(self._open_wire)
-        for ask in asks:
-            self.at(ask.time, lambda ask=ask: self._ask(self.callers[ask.submit.request_id]))
-
-    def at(self, time: float, action: Action) -> None:
-        """Act at a time, or when the process is resumed."""
-        self.after(time - self.world.now, action)
 
     def hear_of_shutdown(self) -> None:
         """Mark the engine as shut down."""
@@ -251,7 +251,9 @@ class SimulatedFrontend(Process):
         self.wire.is_closed = True
 
     def _open_wire(self, link: SimulatedLink) -> SimulatedWire:
-        self.wire = SimulatedWire(self, self._dial, self._hang_up, self._retry_s, link.receive, self._note_loss)
+        self.wire = SimulatedWire(
+            self._process, self._dial, self._hang_up, self._retry_s, link.receive, self._note_loss
+        )
         return self.wire
 
     def _note_loss(self, wire: SimulatedWire) -> None:
@@ -263,27 +265,70 @@ class SimulatedFrontend(Process):
             self.link.fail("nobody answers")
             self.link = SimulatedLink(self._open_wire)  # as a user would retry
 
+
+class SimulatedFrontend(Process):
+    """One application.
+
+    Args:
+        world: the clock.
+        asks: the requests of its callers.
+        plan: of the cache of every engine.
+        engines: how to connect to each.
+        retry_s: delay before another attempt.
+    """
+
+    def __init__(
+        self, world: World, asks: list[Ask], plan: CachePlan, engines: Sequence[tuple[Dial, HangUp]], retry_s: float
+    ) -> None:
+        super().__init__(world)
+        self.callers = {ask.submit.request_id: Caller(ask, plan, self._on_change) for ask in asks}
+        self.ports = [Port(self, dial, hang_up, retry_s) for dial, hang_up in engines]
+        self._view_blocks = plan.num_blocks
+        self._routed: RoutedLink | None = None
+        """Over the links to several engines, once it is connected to all of them."""
+        self._retry_s = retry_s
+        self._num_asked = 0
+        self._has_sent_vocabulary = False
+        for ask in asks:
+            self.at(ask.time, lambda ask=ask: self._ask(self.callers[ask.submit.request_id]))
+
+    @property
+    def link(self) -> RequestLink | None:
+        """What requests are submitted to; None: users wait."""
+        links = [port.link for port in self.ports]
+        if self._routed is None and not all(link.is_connected or link.failure for link in links):
+            return None
+        if len(links) == 1:
+            return links[0]
+        self._routed = self._routed or RoutedLink(links, PrefixRouter(len(links), self._view_blocks))
+        return self._routed
+
+    def at(self, time: float, action: Action) -> None:
+        """Act at a time, or when the process is resumed."""
+        self.after(time - self.world.now, action)
+
     def _ask(self, caller: Caller) -> None:
         if not caller.is_waiting:
             return
-        if not self.link.is_connected and not self.link.failure:
+        if (link := self.link) is None:
             self.after(self._retry_s, lambda: self._ask(caller))
             return
         submit = caller.ask.submit
         try:
             if submit.grammar is not None and not self._has_sent_vocabulary:
-                self.link.send_vocabulary(vocabulary(VOCAB_SIZE))
+                link.send_vocabulary(vocabulary(VOCAB_SIZE))
                 self._has_sent_vocabulary = True
-            caller.stream = self.link.submit(submit, caller)
+            caller.stream = link.submit(submit, caller)
         except EngineDeadError as error:
             caller.end = error
             return
         if caller.ask.leaves_after == 0:
             self.after(self._retry_s, lambda: self._leave(caller))
         self._num_asked += 1
-        if self._num_asked % CALLS_EVERY == 0 and self.wire.is_welcome:
+        wire = self.ports[self._num_asked % len(self.ports)].wire
+        if self._num_asked % CALLS_EVERY == 0 and wire.is_welcome:
             utility, expected = _CALLS[self._num_asked // CALLS_EVERY % len(_CALLS)]
-            self.wire.call(Call(-self._num_asked, utility), expected)
+            wire.call(Call(-self._num_asked, utility), expected)
 
     def _on_change(self, caller: Caller) -> None:
         """Let a caller react to an event."""
@@ -299,4 +344,5 @@ class SimulatedFrontend(Process):
         """Handle a caller that has disconnected."""
         if caller.is_waiting:
             caller.has_left = True
-            self.link.abort([caller.name])
+            if link := self.link:
+                link.abort([caller.name])

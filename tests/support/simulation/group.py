@@ -1,6 +1,6 @@
 """One group of workers of the simulation: a virtual process that starts, executes steps, raises, hangs and dies.
 
-It implements `WorkerGroup` except the first start; `worker.py` computes.
+It implements `WorkerGroup` except the first start; `worker.py` computes. A group of several ranks is in `ranks.py`.
 """
 
 import random
@@ -112,12 +112,31 @@ class SimulatedGroup:
             raise WorkerFailed("the worker died")
         return None
 
+    def start_at_once(self, plan: CachePlan) -> None:
+        """Do nothing: a group without a duration of its start is ready."""
+
+    def is_alive(self, rank: int) -> bool:
+        """True while the process runs."""
+        return self.process.is_alive
+
+    def kill(self) -> None:
+        """Kill the worker, because the core has died."""
+        self.process.kill()
+
+    def raise_next(self, rank: int = 0) -> None:
+        """Have the next step raise an error."""
+        self.raises_next = True
+
+    def suspend(self, duration: float, rank: int = 0) -> None:
+        """Stop the worker for a while."""
+        self.process.stop(duration)
+
     def abandon(self) -> None:
         """Kill the worker; it exits a little later."""
         self.process.kill()
         self.process.world.after(self._step_scale * self._rng.random(), self._finish_end)
 
-    def die(self) -> None:
+    def die(self, rank: int = 0) -> None:
         """Die without a message; the core notices a little later."""
         self.process.kill()
         self.process.world.after(self._step_scale * self._rng.random(), self._on_event)

@@ -5,7 +5,7 @@ extremes. A scenario is plain data, so it can be made smaller by removing items.
 """
 
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
 from octavo.protocol.ids import pack_ids
@@ -26,6 +26,9 @@ INTAKE_POISON_MARK = "%"
 """The core dies as soon as it handles the request."""
 
 POISON_MARKS = (POISON_MARK, CORE_POISON_MARK, INTAKE_POISON_MARK)
+
+SHARE_OF_ALL = 0.15
+"""Share of the faults that hit all engines at once."""
 
 FaultKind: TypeAlias = Literal[
     "kill frontend",
@@ -58,6 +61,10 @@ class Fault:
     time: float
     target: int = 0
     """Index of the frontend, if the fault hits one."""
+    engine: int | None = 0
+    """Index of the engine, if the fault hits a core or its workers; None: all engines."""
+    rank: int = 0
+    """Of the worker, if the fault hits one."""
     num_operations: int = 0
     """Messages that the core still sends before it dies, so that it may die between any two messages."""
     duration: float = 0.0
@@ -84,16 +91,21 @@ class Scenario:
     asks: list[Ask] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
     drains: bool = False
-    """The core is told to stop while the last requests run."""
+    """The engines are told to stop while the last requests run."""
+    num_ranks: int = 1
+    """Workers of each engine."""
+    num_engines: int = 1
 
 
-def draw_scenario(seed: int, num_requests: int, num_kills: int) -> Scenario:
-    """Return the scenario of a seed.
+def draw_scenario(seed: int, num_requests: int, num_kills: int, num_ranks: int = 1, num_engines: int = 1) -> Scenario:
+    """Return the scenario of a seed. Ranks and engines change nothing but who is hit by a fault.
 
     Args:
         seed: of everything.
         num_requests: how many requests there are.
         num_kills: how many faults there are.
+        num_ranks: workers of each engine.
+        num_engines: how many engines share the requests.
     """
     rng = random.Random(f"scenario {seed}")
     engine, num_blocks = _engine(rng)
@@ -106,6 +118,15 @@ def draw_scenario(seed: int, num_requests: int, num_kills: int) -> Scenario:
     asks = [style.ask(index, rng.randrange(num_frontends), time) for index, time in enumerate(times)]
     kinds = rng.sample(list(FaultKind.__args__), rng.randint(1, len(FaultKind.__args__)))
     faults = [_fault(rng, rng.choice(kinds), num_frontends, duration, step_scale) for _ in range(num_kills)]
+    victims = random.Random(f"victims {seed}")
+    faults = [
+        replace(
+            fault,
+            engine=None if victims.random() < SHARE_OF_ALL else victims.randrange(num_engines),
+            rank=victims.randrange(num_ranks),
+        )
+        for fault in faults
+    ]
     return Scenario(
         seed=seed,
         engine=engine,
@@ -118,6 +139,8 @@ def draw_scenario(seed: int, num_requests: int, num_kills: int) -> Scenario:
         asks=asks,
         faults=sorted(faults, key=lambda fault: fault.time),
         drains=rng.random() < 0.2,
+        num_ranks=num_ranks,
+        num_engines=num_engines,
     )
 
 

@@ -23,6 +23,8 @@ class World:
     def __init__(self, max_events: int) -> None:
         self.now = 0.0
         self.num_events = 0
+        self.current: Process | None = None
+        """The process that acts at the moment."""
         self._max_events = max_events
         self._events: list[tuple[float, int, Action]] = []
         self._num_scheduled = 0
@@ -35,6 +37,10 @@ class World:
     def after(self, delay: float, action: Action) -> None:
         """Schedule an action after a delay."""
         self.at(self.now + delay, action)
+
+    def soon(self, action: Action) -> None:
+        """Let the current process act once more, as a callback of its event loop does."""
+        (self.current or self).after(0.0, action)
 
     def run(self) -> None:
         """Run all events until none is left.
@@ -77,8 +83,11 @@ class Process:
             return
         if self.world.now < self.stopped_until:
             self.world.at(self.stopped_until, lambda: self._act(action))
-        else:
-            action()
+            return
+        world = self.world
+        world.current, before = self, world.current
+        action()
+        world.current = before
 
 
 class Pipe:
