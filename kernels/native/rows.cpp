@@ -10,5 +10,6 @@
 #include "relu/native.h"
 #include "rms_norm/native.h"
 #include "rope/native.h"
+#include "routing/native.h"
 #include "silu_and_mul/native.h"
 #include "store_kv/native.h"

@@ -1,4 +1,8 @@
-// `linear`: x times a packed weight, with epilogues. packed.h has the layout, tile.h the innermost loops.
+// Products of rows with one packed weight: sums, epilogues, and the division of the work into pieces.
+//
+// packed.h has the layout of a weight, tile.h the innermost loops. `linear` and `experts` are made of this.
+#pragma once
+
 #include <optional>
 #include <utility>
 
@@ -117,10 +121,11 @@ struct Product {
         return (static_cast<uint64_t>(step_bytes) << 16) / static_cast<uint64_t>(rows);
     }
 
-    // Adds up all slices of a panel, each for all rows, and prefetches the next slice; at the end the first one of
-    // `next`. Calls `done` with the rows of each tile as soon as their sums are complete.
+    // Adds up all slices of a panel, each for all rows, and prefetches the next slice; at the end what is at `next`, the
+    // first slice of the piece after this one. Calls `done` with the rows of each tile as soon as their sums are
+    // complete.
     template <typename Done>
-    void add_up(Range rows, const Piece& piece, const Piece& next, float* sums, Done done) const {
+    void add_up(Range rows, const Piece& piece, const char* next, float* sums, Done done) const {
         const Tile* by_rows = piece.is_half ? tiles.half : tiles.whole;
         const int64_t num_rows = rows.end - rows.begin;
         const int64_t num_tiles = (num_rows + kMaxRows - 1) / kMaxRows;
@@ -136,7 +141,7 @@ struct Product {
             float* segment_sums = segment % 2 == 0 && num_segments > 1 ? earlier[0] : sums;
             Slice present = slice(piece, number);
             prefetcher.position = 0;
-            prefetcher.next = (is_last ? slice(next, 0) : slice(piece, number + 1)).weights;
+            prefetcher.next = is_last ? next : slice(piece, number + 1).weights;
             const Slice packed = present;
             const bool in_first_tile = unpacker && unpacker->can_multiply(args, present, piece.is_half);
             if (unpacker) present.weights = unpacked;
@@ -175,10 +180,10 @@ struct Product {
         };
         if (up_panels != 0) {
             const Piece up{piece.panel + up_panels, piece.first_block, piece.is_half};
-            add_up(rows, piece, up, sums, [](Range) {});
-            add_up(rows, up, next, up_sums, finish_tile);
+            add_up(rows, piece, slice(up, 0).weights, sums, [](Range) {});
+            add_up(rows, up, slice(next, 0).weights, up_sums, finish_tile);
         } else {
-            add_up(rows, piece, next, sums, finish_tile);
+            add_up(rows, piece, slice(next, 0).weights, sums, finish_tile);
         }
     }
 
@@ -212,26 +217,19 @@ struct Product {
     }
 };
 
-}  // namespace
-
-void run(const LinearArgs& args, const Step& step, const Thread& thread) {
-    if (step.num_rows == 0) return;
-    const bool is_gated = args.epilogue == Epilogue::silu_and_mul;
-    const int64_t width = is_gated ? args.weight.num_outputs / 2 : args.weight.num_outputs;
+// The product with one weight, for so many rows.
+inline Product product_of(const LinearArgs& args, int64_t num_rows) {
     const PackedWeight& weight = args.weight;
+    const bool is_gated = args.epilogue == Epilogue::silu_and_mul;
+    const int64_t width = is_gated ? weight.num_outputs / 2 : weight.num_outputs;
     const bool is_coded = weight.kind == Kind::bf16_12;
-    const bool is_short = step.num_rows < (is_coded ? kLongCodedFrom : kLongFrom);
+    const bool is_short = num_rows < (is_coded ? kLongCodedFrom : kLongFrom);
     const int64_t most_steps = !is_short ? kLongSlice : is_coded ? kShortCodedSlice : kShortSlice;
     const int64_t num_groups = weight.num_steps() / weight.group_steps() / weight.num_segments;  // of a segment
     const int64_t groups_per_slice = std::max<int64_t>(most_steps / weight.group_steps(), 1);
     const int64_t num_slices = (num_groups + groups_per_slice - 1) / groups_per_slice;
-    const int64_t up_panels = is_gated ? width / kPanelOutputs : 0;
-    const Product product{args, tiles_for(weight), width, up_panels, num_slices, is_coded};
-    if (step.num_rows <= kFewRows)
-        product.few_rows(step.num_rows, thread);
-    else
-        product.many_rows(step.num_rows, thread);
+    return {args, tiles_for(weight), width, is_gated ? width / kPanelOutputs : 0, num_slices, is_coded};
 }
-OCTAVO_OPERATION(linear, LinearArgs)
 
+}  // namespace
 }  // namespace octavo

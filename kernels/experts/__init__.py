@@ -1,0 +1,42 @@
+"""A mixture of experts: every token is multiplied with the weights of its experts only. Chooses no experts.
+
+The outputs of a token's experts are added in the order of the experts, so a row has the same bits in any batch. On a
+CPU the weights of an expert are read once for all tokens of a step, and not at all if it has none.
+"""
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from octavo.kernels.dispatch import choose, require
+from octavo.kernels.experts import cpu, record
+from octavo.kernels.experts.weights import ACTIVATIONS as ACTIVATIONS
+from octavo.kernels.experts.weights import Activation as Activation
+from octavo.kernels.experts.weights import PackedExperts as PackedExperts
+from octavo.kernels.routing import Routing
+
+_IMPLEMENTATIONS = {"cpu": cpu.experts, "recorded": record.record}
+
+
+def experts(
+    x_TD: Tensor, routing: Routing, packed: PackedExperts, exchange: Callable[[Tensor], Tensor] | None = None
+) -> Tensor:
+    """Return the weighted sum of the outputs of each token's experts, shape TD, in the dtype of `x`.
+
+    An expert's output is `down(activation(gate(x), up(x))) + down_bias`.
+
+    Args:
+        x_TD: hidden states.
+        routing: the experts of every token; no expert twice.
+        packed: their weights, or the part of them that this rank holds.
+        exchange: adds up the ranks' parts of the outputs, a row for each token; None: there are no other ranks.
+
+    Raises:
+        ShapeError: the shapes do not match.
+        UnsupportedDevice: no implementation for the device.
+    """
+    require(
+        x_TD.ndim == 2 and x_TD.shape[1] == packed.width and routing.expert_TK.shape[0] == x_TD.shape[0],
+        f"experts: {tuple(x_TD.shape)} hidden states with experts for {packed.width} numbers",
+    )
+    return choose("experts", _IMPLEMENTATIONS, x_TD.device)(x_TD, routing, packed, exchange)

@@ -1,0 +1,277 @@
+// A mixture of experts: tokens are sorted by expert, multiplied with the experts' weights, and their outputs are added.
+//
+// A slot is one expert of one token, a place its position after sorting: by expert, then by token. The rows of an expert
+// lie next to each other, so its weights are read once for all of them, and not at all if there are none.
+#pragma once
+
+#include <cstring>
+
+#include "linear/product.h"
+#include "native/rows.h"
+#include "quantize/rows.h"
+
+namespace octavo {
+
+// ---- Sorting ---------------------------------------------------------------------------------------------------
+
+// `kernels/experts/native.py` mirrors these structures.
+struct DispatchArgs {
+    Matrix experts;      // i32, T x K
+    Matrix rows[3];      // of tokens, any type; data null: not used
+    Matrix placed[3];    // the same rows by place
+    Matrix places;       // i32, T x K
+    int32_t* firsts;     // E + 2: where each expert's places begin; the last two are the number of places
+    int64_t num_experts;
+    int64_t first_own;   // rows of other experts than [first_own, first_own + num_own) are not copied
+    int64_t num_own;
+};
+
+// Counting sort, on one thread: it takes nanoseconds per slot, the products microseconds.
+inline void sort_slots(const DispatchArgs& args, int64_t num_rows) {
+    int32_t* next = args.firsts + 1;  // place of an expert's next slot; at the end where the next expert begins
+    std::fill(args.firsts, args.firsts + args.num_experts + 2, 0);
+    const int64_t top_k = args.experts.width;
+    for (int64_t row = 0; row < num_rows; ++row)
+        for (int64_t slot = 0; slot < top_k; ++slot) ++next[args.experts.row<const int32_t>(row)[slot] + 1];
+    for (int64_t expert = 1; expert <= args.num_experts; ++expert) next[expert] += next[expert - 1];
+    for (int64_t row = 0; row < num_rows; ++row)
+        for (int64_t slot = 0; slot < top_k; ++slot)
+            args.places.row<int32_t>(row)[slot] = next[args.experts.row<const int32_t>(row)[slot]]++;
+}
+
+inline void run(const DispatchArgs& args, const Step& step, const Thread& thread) {
+    if (thread.index == 0) sort_slots(args, step.num_rows);
+    thread.wait_for_all();
+    const int64_t top_k = args.experts.width;
+    const Range slots = thread.share(step.num_rows * top_k);
+    for (int64_t i = slots.begin; i < slots.end; ++i) {
+        const int64_t row = i / top_k, slot = i % top_k;
+        const int64_t expert = args.experts.row<const int32_t>(row)[slot] - args.first_own;
+        if (expert < 0 || expert >= args.num_own) continue;
+        const int64_t place = args.places.row<const int32_t>(row)[slot];
+        for (int part = 0; part < 3 && args.rows[part].data != nullptr; ++part) {
+            const Matrix& from = args.rows[part];
+            const int64_t element_bytes = from.type == Type::i8 ? 1 : from.type == Type::bf16 ? 2 : 4;
+            std::memcpy(args.placed[part].row<char>(place), from.row<const char>(row), from.width * element_bytes);
+        }
+    }
+}
+OCTAVO_OPERATION(dispatch, DispatchArgs)
+
+// The places of some experts, [first_own, first_own + num_own).
+inline Range own_places(const int32_t* firsts, int64_t first_own, int64_t num_own) {
+    return {firsts[first_own], firsts[first_own + num_own]};
+}
+
+struct QuantizePlacesArgs {
+    QuantizeArgs rows;  // by place
+    const int32_t* firsts;
+    int64_t first_own;
+    int64_t num_own;
+};
+
+inline void run(const QuantizePlacesArgs& args, const Step&, const Thread& thread) {
+    const Range places = own_places(args.firsts, args.first_own, args.num_own);
+    QuantizeArgs rows = args.rows;
+    for (Matrix* matrix : {&rows.x, &rows.levels, &rows.scales, &rows.sums})
+        matrix->data = matrix->row<char>(places.begin);
+    Step of_places{};
+    of_places.num_rows = places.end - places.begin;
+    run(rows, of_places, thread);
+}
+OCTAVO_OPERATION(quantize_places, QuantizePlacesArgs)
+
+// ---- Products --------------------------------------------------------------------------------------------------
+
+enum class Activation : int32_t {
+    none = 0,
+    silu_and_mul = 1,     // silu(gate) * up
+    clamped_swiglu = 2,   // of GPT-OSS: (up + 1) * gate * logistic(1.702 gate), both limited to 7
+};
+
+inline F32x16 apply(Activation activation, F32x16 gate, F32x16 up) {
+    if (activation == Activation::silu_and_mul) return silu(gate) * up;
+    const F32x16 limit = set1(7.0f), limited = min(limit, gate);
+    const F32x16 logistic = set1(1.0f) / (set1(1.0f) + exp(limited * set1(-1.702f)));
+    return (min(limit, max(set1(-7.0f), up)) + set1(1.0f)) * (limited * logistic);
+}
+
+struct ExpertProductArgs {
+    Matrix x;         // rows by place, in the form that the weights need; see LinearArgs
+    Matrix x_scales;
+    Matrix x_sums;
+    Matrix out;       // f32 or bf16, by place
+    const PackedWeight* weights;  // of the own experts: gates, if there are
+    const PackedWeight* ups;      //   ups; null: no activation
+    const int32_t* firsts;
+    int64_t first_own;
+    int64_t num_own;
+    Activation activation;
+    int32_t unused;
+};
+
+namespace {
+
+// What one thread computes at once: a piece of an expert's outputs for some of its rows.
+struct ExpertItem {
+    int64_t expert;  // of the own ones; num_own: there is no more work
+    Range rows;      // places
+    Piece piece;
+};
+
+// Numbers the items of all experts in order. Threads ask for rising numbers, so each walks through the experts once.
+class ExpertItems {
+   public:
+    ExpertItems(const ExpertProductArgs& args, int64_t num_threads) : args_(args) {
+        int64_t num_whole = 0;
+        for (int64_t expert = 0; expert < args.num_own; ++expert) num_whole += num_blocks(expert) * num_panels(expert);
+        // A thread that has nothing to do while others compute a whole panel costs more than what halves do.
+        has_halves_ = num_whole < 2 * num_threads;
+        first_ = 0;
+        expert_ = 0;
+    }
+
+    ExpertItem at(int64_t number) {
+        while (expert_ < args_.num_own && number - first_ >= num_items(expert_)) first_ += num_items(expert_++);
+        if (expert_ == args_.num_own) return {expert_, {0, 0}, {0, 0, false}};
+        const int64_t pieces = num_pieces(expert_), blocks = num_blocks(expert_);
+        const int64_t block = (number - first_) / pieces, piece = (number - first_) % pieces;
+        const Range rows = own_places(args_.firsts, args_.first_own + expert_, 1);
+        const int64_t count = rows.end - rows.begin;
+        return {expert_,
+                {rows.begin + count * block / blocks, rows.begin + count * (block + 1) / blocks},
+                has_halves_ ? Piece{piece / 2, piece % 2 * (kBlocks / 2), true} : Piece{piece, 0, false}};
+    }
+
+   private:
+    int64_t num_panels(int64_t expert) const {
+        return (args_.weights[expert].num_outputs + kPanelOutputs - 1) / kPanelOutputs;
+    }
+    // The second half of the last panel may hold padding alone; its columns are not written.
+    int64_t num_pieces(int64_t expert) const { return num_panels(expert) * (has_halves_ ? 2 : 1); }
+    int64_t num_blocks(int64_t expert) const {
+        const Range rows = own_places(args_.firsts, args_.first_own + expert, 1);
+        return (rows.end - rows.begin + kMaxRowBlock - 1) / kMaxRowBlock;
+    }
+    int64_t num_items(int64_t expert) const { return num_blocks(expert) * num_pieces(expert); }
+
+    const ExpertProductArgs& args_;
+    bool has_halves_;
+    int64_t expert_;  // of the latest item
+    int64_t first_;   // its first item
+};
+
+inline LinearArgs of_expert(const ExpertProductArgs& args, const PackedWeight& weight) {
+    return {args.x, args.x_scales, args.x_sums, weight, {}, args.out, Epilogue::none, 0};
+}
+
+template <typename Element>
+inline void write_activated(
+    const ExpertProductArgs& args, const PackedWeight& gate, const PackedWeight& up, Range rows, int64_t column,
+    int64_t count, const float* sums, const float* up_sums) {
+    const auto with_bias = [](const float* sum, const float* bias, int64_t first) {
+        return bias == nullptr ? load(sum) : load(sum) + load(bias + first);
+    };
+    for (int64_t row = rows.begin; row < rows.end; ++row, sums += kPanelOutputs, up_sums += kPanelOutputs) {
+        Element* out = args.out.row<Element>(row) + column;
+        for (int64_t i = 0; i < count; i += kLanes) {
+            const F32x16 value = apply(args.activation, with_bias(sums + i, gate.bias, column + i),
+                                       with_bias(up_sums + i, up.bias, column + i));
+            if (i + kLanes <= count)
+                store(out + i, value);
+            else
+                store_first(out + i, value, count - i);
+        }
+    }
+}
+
+// Computes an item, and prefetches the beginning of the next one, which may be the same.
+inline void compute(const ExpertProductArgs& args, const ExpertItem& item, const ExpertItem& next) {
+    const PackedWeight& weight = args.weights[item.expert];
+    const int64_t num_rows = item.rows.end - item.rows.begin;
+    const LinearArgs linear = of_expert(args, weight), next_linear = of_expert(args, args.weights[next.expert]);
+    const Product product = product_of(linear, num_rows);
+    const char* next_weights =
+        product_of(next_linear, next.rows.end - next.rows.begin).slice(next.piece, 0).weights;
+    const int64_t column = item.piece.panel * kPanelOutputs + item.piece.first_block * kLanes;
+    const int64_t count =
+        std::min(weight.num_outputs - column, item.piece.is_half ? kPanelOutputs / 2 : kPanelOutputs);
+    if (count <= 0) return;
+    alignas(64) float sums[kMaxSums], up_sums[kMaxSums];
+    const bool is_bf16 = args.out.type == Type::bf16;
+    if (args.ups == nullptr) {
+        product.add_up(item.rows, item.piece, next_weights, sums, [&](Range tile) {
+            const Range rows{item.rows.begin + tile.begin, item.rows.begin + tile.end};
+            const float* first = sums + tile.begin * kPanelOutputs;
+            is_bf16 ? product.finish<bf16>(rows, column, count, first, first)
+                    : product.finish<float>(rows, column, count, first, first);
+        });
+        return;
+    }
+    const PackedWeight& up_weight = args.ups[item.expert];
+    const LinearArgs up_linear = of_expert(args, up_weight);
+    const Product up = product_of(up_linear, num_rows);
+    product.add_up(item.rows, item.piece, up.slice(item.piece, 0).weights, sums, [](Range) {});
+    up.add_up(item.rows, item.piece, next_weights, up_sums, [&](Range tile) {
+        const Range rows{item.rows.begin + tile.begin, item.rows.begin + tile.end};
+        const int64_t first = tile.begin * kPanelOutputs;
+        const auto write = is_bf16 ? write_activated<bf16> : write_activated<float>;
+        write(args, weight, up_weight, rows, column, count, sums + first, up_sums + first);
+    });
+}
+
+}  // namespace
+
+// Threads take items until there are none.
+inline void run(const ExpertProductArgs& args, const Step&, const Thread& thread) {
+    ExpertItems items(args, thread.count);
+    ExpertItem item = items.at(thread.take());
+    while (item.expert < args.num_own) {
+        const ExpertItem next = items.at(thread.take());
+        compute(args, item, next.expert < args.num_own ? next : item);
+        item = next;
+    }
+}
+OCTAVO_OPERATION(expert_product, ExpertProductArgs)
+
+// ---- Sums ------------------------------------------------------------------------------------------------------
+
+struct CombineArgs {
+    Matrix outputs;   // f32, by place
+    Matrix experts;   // i32, T x K
+    Matrix weights;   // f32, T x K
+    Matrix places;    // i32, T x K
+    Matrix bias;      // of any float, E x D, added to the outputs; data null: nothing is
+    Matrix residual;  // f32, added last; data null: nothing is. May be `out` itself
+    Matrix out;       // f32 or bf16
+};
+
+// The sum of a token's weighted outputs, in the order of its experts.
+inline void run(const CombineArgs& args, const Step& step, const Thread& thread) {
+    with_output_type(args.out.type, [&](auto output) {
+        with_input_type(args.bias.type, [&](auto bias_type) {
+            using Bias = decltype(bias_type);
+            for_each_row(step, thread, [&](int64_t row) {
+                const int32_t* experts = args.experts.row<const int32_t>(row);
+                const int32_t* places = args.places.row<const int32_t>(row);
+                const float* weights = args.weights.row<const float>(row);
+                const float* residual = args.residual.data ? args.residual.row<const float>(row) : nullptr;
+                auto* out = args.out.row<decltype(output)>(row);
+                for_each_vector(args.out.width, [&](int64_t column, int64_t count) {
+                    F32x16 sum = zero();
+                    for (int64_t slot = 0; slot < args.experts.width; ++slot) {
+                        F32x16 value = load_first(args.outputs.row<const float>(places[slot]) + column, count);
+                        if (args.bias.data != nullptr)
+                            value = value + load_first(args.bias.row<const Bias>(experts[slot]) + column, count);
+                        sum = fma(value, set1(weights[slot]), sum);
+                    }
+                    if (residual != nullptr) sum = sum + load_first(residual + column, count);
+                    store_first(out + column, sum, count);
+                });
+            });
+        });
+    });
+}
+OCTAVO_OPERATION(combine, CombineArgs)
+
+}  // namespace octavo

@@ -1,0 +1,167 @@
+"""The operations of `experts` in C++: their arguments, mirrored from `native.h`, and the memory of rows by place."""
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from octavo.kernels.experts.weights import ACTIVATIONS, PackedExperts
+from octavo.kernels.linear import PackedLinear
+from octavo.kernels.linear.native import NativeLinear, NativeProduct, PackedWeight
+from octavo.kernels.native.arguments import Arguments, Matrix
+from octavo.kernels.quantize.native import QuantizeArguments
+
+ALIGNMENT = 64
+"""Bytes: every row by place begins in a cache line of its own."""
+
+
+class DispatchArguments(Arguments):
+    """See `DispatchArgs`."""
+
+    _fields_ = (
+        ("experts", Matrix),
+        ("rows", Matrix * 3),
+        ("placed", Matrix * 3),
+        ("places", Matrix),
+        ("firsts", ctypes.c_void_p),
+        ("num_experts", ctypes.c_int64),
+        ("first_own", ctypes.c_int64),
+        ("num_own", ctypes.c_int64),
+    )
+
+
+class QuantizePlacesArguments(Arguments):
+    """See `QuantizePlacesArgs`."""
+
+    _fields_ = (
+        ("rows", QuantizeArguments),
+        ("firsts", ctypes.c_void_p),
+        ("first_own", ctypes.c_int64),
+        ("num_own", ctypes.c_int64),
+    )
+
+
+class ExpertProductArguments(Arguments):
+    """See `ExpertProductArgs`."""
+
+    _fields_ = (
+        ("x", Matrix),
+        ("x_scales", Matrix),
+        ("x_sums", Matrix),
+        ("out", Matrix),
+        ("weights", ctypes.c_void_p),
+        ("ups", ctypes.c_void_p),
+        ("firsts", ctypes.c_void_p),
+        ("first_own", ctypes.c_int64),
+        ("num_own", ctypes.c_int64),
+        ("activation", ctypes.c_int32),
+        ("unused", ctypes.c_int32),
+    )
+
+
+class CombineArguments(Arguments):
+    """See `CombineArgs`."""
+
+    _fields_ = (
+        ("outputs", Matrix),
+        ("experts", Matrix),
+        ("weights", Matrix),
+        ("places", Matrix),
+        ("bias", Matrix),
+        ("residual", Matrix),
+        ("out", Matrix),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedRows:
+    """The layout of rows by place in a buffer that has room for `top_k` of them in each row of the step."""
+
+    top_k: int
+    width: int
+    """Elements."""
+    type: torch.dtype
+
+    @property
+    def stride(self) -> int:
+        """Elements from one place to the next: whole cache lines."""
+        multiple = ALIGNMENT // self.type.itemsize
+        return -(-self.width // multiple) * multiple
+
+    @property
+    def buffer_width(self) -> int:
+        """Elements of the buffer in each row of the step."""
+        return self.top_k * self.stride
+
+    def matrix(self, buffer: Matrix) -> Matrix:
+        """Return the rows by place, given the rows of the buffer."""
+        row_bytes = self.stride * self.type.itemsize
+        assert buffer.row_bytes == self.top_k * row_bytes, "rows of the buffer lie apart"
+        return Matrix(buffer.data, row_bytes, self.width, buffer.type, 0)
+
+
+def dispatch_arguments(
+    packed: PackedExperts,
+    experts: Matrix,
+    rows: Sequence[Matrix],
+    placed: Sequence[Matrix],
+    places: Matrix,
+    firsts: Matrix,
+) -> DispatchArguments:
+    """Return the arguments of the operation.
+
+    Args:
+        packed: the experts whose rows are copied.
+        experts: of every token.
+        rows: of every token, in the form that the products need: one matrix, or levels, scales and sums.
+        placed: where the rows go.
+        places: of every token.
+        firsts: memory for two numbers more than there are experts.
+    """
+    missing = [Matrix()] * (3 - len(rows))
+    return DispatchArguments(
+        experts,
+        (Matrix * 3)(*rows, *missing),
+        (Matrix * 3)(*placed, *missing),
+        places,
+        firsts.data,
+        packed.num_experts,
+        packed.own.start,
+        len(packed.own),
+    )
+
+
+def structures(weights: Sequence[NativeLinear]) -> "ctypes.Array[PackedWeight]":
+    """Return the structures of some weights for C++; both must outlive the arguments."""
+    return (PackedWeight * len(weights))(*(weight.structure() for weight in weights))
+
+
+def product_arguments(
+    packed: PackedExperts,
+    x: Sequence[Matrix],
+    weights: "ctypes.Array[PackedWeight]",
+    ups: "ctypes.Array[PackedWeight] | None",
+    out: Matrix,
+    firsts: Matrix,
+) -> ExpertProductArguments:
+    """Return the arguments of the products with one weight of every expert, or with gates and ups."""
+    return ExpertProductArguments(
+        *x,
+        *[Matrix()] * (3 - len(x)),
+        out,
+        ctypes.addressof(weights),
+        None if ups is None else ctypes.addressof(ups),
+        firsts.data,
+        packed.own.start,
+        len(packed.own),
+        0 if ups is None else ACTIVATIONS.index(packed.activation) + 1,
+        0,
+    )
+
+
+def native_weights(weights: Sequence[PackedLinear]) -> list[NativeLinear]:
+    """Return the packed forms of weights that the library packed."""
+    packed = [weight.product.packed for weight in weights if isinstance(weight.product, NativeProduct)]
+    assert len(packed) == len(weights), "programs need weights that the library packed"
+    return packed

@@ -1,0 +1,174 @@
+"""The place of `experts` in a program: five operations, of which the last can add the residual stream."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from octavo.kernels.experts.native import (
+    CombineArguments,
+    PlacedRows,
+    QuantizePlacesArguments,
+    dispatch_arguments,
+    native_weights,
+    product_arguments,
+    structures,
+)
+from octavo.kernels.experts.weights import PackedExperts
+from octavo.kernels.linear.native import NativeLinear
+from octavo.kernels.native.arguments import Arguments, Matrix
+from octavo.kernels.native.value import Buffer, Form, Node, Recorder, Value, as_tensor, value_of
+from octavo.kernels.quantize.native import QuantizeArguments
+from octavo.kernels.routing import Routing
+
+
+def record(
+    x_TD: Tensor, routing: Routing, packed: PackedExperts, exchange: Callable[[Tensor], Tensor] | None
+) -> Tensor:
+    """Record all operations; see `octavo.kernels.experts.experts`."""
+    return _Recording(value_of(x_TD), routing, packed).record(exchange)
+
+
+class _Recording:
+    """The operations of one layer, and what they share."""
+
+    def __init__(self, x: Value, routing: Routing, packed: PackedExperts) -> None:
+        self._x = x
+        self._packed = packed
+        self._experts, self._weights = value_of(routing.expert_TK), value_of(routing.weight_TK)
+        self._top_k = self._experts.width
+        self._recorder: Recorder = x.recorder
+        # Read as one array, of which a row of the step would hold enough.
+        self._firsts = Value(self._recorder, Buffer(packed.num_experts + 2, torch.int32), 0, (packed.num_experts + 2,))
+        self._places = Value(self._recorder, Buffer(self._top_k, torch.int32), 0, (self._top_k,))
+
+    def record(self, exchange: Callable[[Tensor], Tensor] | None) -> Tensor:
+        gates, ups, downs = map(native_weights, (self._packed.gates, self._packed.ups, self._packed.downs))
+        rows = self._dispatch(_common_form([*gates, *ups]))
+        down_form = _common_form(downs)
+        is_16_bit = down_form.type == torch.bfloat16
+        intermediate = PlacedRows(
+            self._top_k, self._packed.intermediate, torch.bfloat16 if is_16_bit else torch.float32
+        )
+        activated = self._product("gate_up", rows, gates, ups, intermediate)
+        if down_form.type == torch.int8:
+            activated = self._quantize(activated, down_form.group_size)
+        outputs = PlacedRows(self._top_k, self._packed.width, torch.float32)
+        output = self._product("down", activated, downs, None, outputs)[0][1]
+        if exchange is not None:
+            output = value_of(exchange(as_tensor(output)))
+        return self._combine(output, outputs)
+
+    def _append(self, node: Node) -> list[Value]:
+        self._recorder.do(node)
+        return [Value(self._recorder, buffer, 0, (buffer.width,)) for buffer in node.outputs]
+
+    def _dispatch(self, form: Form) -> "_Rows":
+        width = self._x.width
+        layouts = [PlacedRows(self._top_k, width, form.type)]
+        if form.type == torch.int8:
+            num_groups = -(-width // form.group_size)
+            layouts = [
+                PlacedRows(self._top_k, num_groups * form.group_size, torch.int8),
+                PlacedRows(self._top_k, num_groups, torch.float32),
+                PlacedRows(self._top_k, num_groups, torch.int32),
+            ]
+
+        def bind(inputs: list[Matrix], outputs: list[Matrix]) -> Arguments:
+            *rows, experts = inputs
+            places, firsts, *buffers = outputs
+            placed = [layout.matrix(buffer) for layout, buffer in zip(layouts, buffers, strict=True)]
+            return dispatch_arguments(self._packed, experts, rows, placed, places, firsts)
+
+        outputs = [Buffer(layout.buffer_width, layout.type) for layout in layouts]
+        node = Node(
+            "dispatch",
+            [self._x, self._experts],
+            [self._places.buffer, self._firsts.buffer, *outputs],
+            bind,
+            is_row_wise=False,
+            wants=form,
+        )
+        return list(zip(layouts, self._append(node)[2:], strict=True))
+
+    def _quantize(self, rows: "_Rows", group_size: int) -> "_Rows":
+        ((layout, value),) = rows
+        num_groups = -(-layout.width // group_size)
+        layouts = [
+            PlacedRows(self._top_k, num_groups * group_size, torch.int8),
+            PlacedRows(self._top_k, num_groups, torch.float32),
+            PlacedRows(self._top_k, num_groups, torch.int32),
+        ]
+
+        def bind(inputs: list[Matrix], outputs: list[Matrix]) -> Arguments:
+            placed = [part.matrix(buffer) for part, buffer in zip(layouts, outputs, strict=True)]
+            arguments = QuantizeArguments(layout.matrix(inputs[0]), *placed, group_size)
+            own = self._packed.own
+            return QuantizePlacesArguments(arguments, inputs[1].data, own.start, len(own))
+
+        outputs = [Buffer(part.buffer_width, part.type) for part in layouts]
+        node = Node("quantize_places", [value, self._firsts], outputs, bind, is_row_wise=False)
+        return list(zip(layouts, self._append(node), strict=True))
+
+    def _product(
+        self, part: str, rows: "_Rows", weights: list[NativeLinear], ups: list[NativeLinear] | None, out: PlacedRows
+    ) -> "_Rows":
+        structure = structures(weights)
+        up_structure = None if ups is None else structures(ups)
+
+        def bind(inputs: list[Matrix], outputs: list[Matrix]) -> Arguments:
+            x = [layout.matrix(matrix) for (layout, _), matrix in zip(rows, inputs[:-1], strict=True)]
+            return product_arguments(self._packed, x, structure, up_structure, out.matrix(outputs[0]), inputs[-1])
+
+        node = Node(
+            "expert_product",
+            [*(value for _, value in rows), self._firsts],
+            [Buffer(out.buffer_width, out.type)],
+            bind,
+            is_row_wise=False,
+            keeps=[structure, up_structure, weights, ups],
+            work=self._top_k * weights[0].num_inputs * weights[0].num_outputs * (1 if ups is None else 2),
+        )
+        return [(out, self._append(node)[0])]
+
+    def _combine(self, output: Value, layout: PlacedRows) -> Tensor:
+        node = self._combine_node(output, layout, Buffer(self._packed.width))
+        return as_tensor(self._recorder.append(node, (self._packed.width,)))
+
+    def _combine_node(self, output: Value, layout: PlacedRows, out: Buffer, residual: Value | None = None) -> Node:
+        bias_ED = self._packed.down_bias_ED
+
+        def bind(inputs: list[Matrix], outputs: list[Matrix]) -> Arguments:
+            bias = Matrix() if bias_ED is None else Matrix.of(bias_ED)
+            placed, *others = inputs[:4]
+            return CombineArguments(
+                layout.matrix(placed), *others, bias, inputs[4] if residual else Matrix(), outputs[0]
+            )
+
+        def absorb(reader: Node) -> Node | None:
+            if residual is not None or reader.operation != "add":
+                return None
+            (other,) = [value for value in reader.inputs if value.buffer is not out]
+            return self._combine_node(output, layout, reader.outputs[0], other)
+
+        inputs = [output, self._experts, self._weights, self._places]
+        return Node(
+            "combine",
+            inputs if residual is None else [*inputs, residual],
+            [out],
+            bind,
+            is_row_wise=False,
+            in_place=None if residual is None else 4,
+            keeps=[bias_ED],
+            absorb=absorb,
+        )
+
+
+_Rows = list[tuple[PlacedRows, Value]]
+"""Rows by place: one value, or levels, scales and sums."""
+
+
+def _common_form(weights: list[NativeLinear]) -> Form:
+    forms = {weight.input_form for weight in weights}
+    assert len(forms) == 1, f"experts that need their rows in different forms: {forms}"
+    return forms.pop()

@@ -1,0 +1,72 @@
+"""The weights of the experts of one layer."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor
+
+from octavo.kernels.dispatch import require
+from octavo.kernels.linear import PackedLinear
+
+Activation = Literal["silu_and_mul", "clamped_swiglu"]
+ACTIVATIONS: tuple[Activation, ...] = ("silu_and_mul", "clamped_swiglu")
+"""`silu(gate) * up`; of GPT-OSS `(up + 1) * gate * sigmoid(1.702 gate)`, with gates up to 7 and ups from -7 to 7.
+In the order of `octavo::Activation`, from 1."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PackedExperts:
+    """The packed weights of the experts that this process holds: a run of all experts of a layer.
+
+    Raises:
+        ShapeError: they differ in shape, or in the form in which they need their rows.
+    """
+
+    num_experts: int
+    """Of all processes."""
+    gates: Sequence[PackedLinear]
+    """From the hidden state; gates and ups may have biases, downs must not."""
+    ups: Sequence[PackedLinear]
+    downs: Sequence[PackedLinear]
+    activation: Activation = "silu_and_mul"
+    down_bias_ED: Tensor | None = None
+    """Of all experts."""
+    first_own: int = 0
+
+    def __post_init__(self) -> None:
+        weights = [*self.gates, *self.ups, *self.downs]
+        require(
+            bool(self.gates) and len(self.gates) == len(self.ups) == len(self.downs),
+            f"experts: {len(self.gates)} gates, {len(self.ups)} ups and {len(self.downs)} downs",
+        )
+        require(
+            self.first_own >= 0 and self.first_own + len(self.gates) <= self.num_experts,
+            f"experts: {len(self.gates)} from {self.first_own} of {self.num_experts}",
+        )
+        shapes = {(weight.num_inputs, weight.num_outputs) for weight in (*self.gates, *self.ups)}
+        require(
+            shapes == {(self.width, self.intermediate)}
+            and {(weight.num_inputs, weight.num_outputs) for weight in self.downs} == {(self.intermediate, self.width)},
+            "experts: weights of different shapes",
+        )
+        require(len({weight.device for weight in weights}) == 1, "experts: weights on different devices")
+        require(
+            self.down_bias_ED is None or self.down_bias_ED.shape == (self.num_experts, self.width),
+            "experts: the bias needs one value for each expert and output",
+        )
+
+    @property
+    def width(self) -> int:
+        """Of the hidden state."""
+        return self.gates[0].num_inputs
+
+    @property
+    def intermediate(self) -> int:
+        """Of the activation."""
+        return self.gates[0].num_outputs
+
+    @property
+    def own(self) -> range:
+        """The experts whose weights are here."""
+        return range(self.first_own, self.first_own + len(self.gates))

@@ -1,0 +1,45 @@
+"""Chooses the experts of every token of a mixture of experts, and their weights. Computes no logits and no experts."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from octavo.kernels.dispatch import choose, require
+from octavo.kernels.routing import cpu, native
+from octavo.kernels.routing.rule import RoutingRule as RoutingRule
+
+_IMPLEMENTATIONS = {"cpu": cpu.route, "recorded": native.record}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Routing:
+    """The experts of every token."""
+
+    expert_TK: Tensor
+    """int32, ascending."""
+    weight_TK: Tensor
+    """float32: what the experts' outputs are multiplied by."""
+
+
+def route(logits_TE: Tensor, rule: RoutingRule, bias_E: Tensor | None = None) -> Routing:
+    """Return the experts of every token; of equal scores the one with the lower index is chosen.
+
+    Args:
+        logits_TE: any float; scores are computed in float32.
+        rule: of the model.
+        bias_E: float32, added to the scores for the choice of groups and experts, not for the weights (DeepSeek-V3).
+
+    Raises:
+        ShapeError: the shapes do not match.
+        UnsupportedDevice: no implementation for the device.
+    """
+    require(
+        logits_TE.ndim == 2 and logits_TE.shape[1] == rule.num_experts,
+        f"route: logits of shape {tuple(logits_TE.shape)} for {rule.num_experts} experts",
+    )
+    require(
+        bias_E is None or (bias_E.shape == (rule.num_experts,) and bias_E.dtype == torch.float32),
+        "route: the bias needs one float32 per expert",
+    )
+    return Routing(*choose("route", _IMPLEMENTATIONS, logits_TE.device)(logits_TE, rule, bias_E))
