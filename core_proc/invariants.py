@@ -3,6 +3,7 @@
 from collections import Counter
 from itertools import pairwise
 
+from octavo.core_proc.cache.groups import NULL_BLOCK
 from octavo.core_proc.cache.hashing import ROOT_HASH, hash_block
 from octavo.core_proc.queued_request import QueuedRequest
 from octavo.core_proc.request import Request, RequestState
@@ -65,10 +66,38 @@ def _check_progress(scheduler: Scheduler, request: Request) -> None:
     _require(request.num_pending_tokens in range(3), f"{name} has {request.num_pending_tokens} pending tokens")
     _require(request.num_known_outputs < request.sampling.max_tokens, f"{name} has too many outputs and runs")
     _require(request.num_tokens <= scheduler.max_model_len, f"{name} is longer than the model's limit")
-    num_held = len(request.block_ids) * size
+    num_held = request.num_blocks * size
     _require(num_held >= request.num_computed_tokens, f"{name} has computed tokens outside its blocks")
     _require(num_held < request.num_tokens + size, f"{name} holds blocks it has no tokens for")
-    _require(request.num_announced_blocks == len(request.block_ids), f"{name} holds blocks no plan announced")
+    _require(request.num_announced_blocks == request.num_blocks, f"{name} holds blocks no plan announced")
+    _check_groups(scheduler, request)
+
+
+def _check_groups(scheduler: Scheduler, request: Request) -> None:
+    """A request has all blocks that its next token reads in each cache group, and no more than windows allow."""
+    name, groups = request.request_id, scheduler.cache.groups
+    _require(len(request.block_ids) == groups.num_groups, f"{name} has blocks of {len(request.block_ids)} groups")
+    firsts = [0] * groups.num_groups
+    for group in groups.windowed:
+        first = firsts[group.index] = request.first_blocks[group.index]
+        num_held = request.num_blocks - first
+        _require(num_held <= group.max_held, f"{name} holds {num_held} blocks of group {group.index}")
+        _require(first <= group.first_block(request.num_computed_tokens), f"{name} has lost blocks of its window")
+    for first, block_ids in zip(firsts, request.block_ids, strict=True):
+        _require(len(block_ids) == request.num_blocks, f"{name} has more blocks in one group than in another")
+        is_null = [block_id == NULL_BLOCK for block_id in block_ids]
+        _require(all(is_null[:first]) and not any(is_null[first:]), f"{name} holds other blocks than it counts")
+
+
+def _num_missing(scheduler: Scheduler, request: Request) -> int:
+    """Return how many more blocks a running request holds at most, with the tokens it has."""
+    groups = scheduler.cache.groups
+    num_new = max(0, -(-request.num_tokens // groups.block_size) - request.num_blocks)
+    num_missing = num_new * groups.num_groups
+    for group in groups.windowed:
+        num_held = sum(block_id != NULL_BLOCK for block_id in request.block_ids[group.index])
+        num_missing -= max(0, num_new + num_held - group.max_held)
+    return num_missing
 
 
 def _check_slots(scheduler: Scheduler) -> None:
@@ -82,14 +111,14 @@ def _check_slots(scheduler: Scheduler) -> None:
 
 def _check_batch(scheduler: Scheduler) -> None:
     """The incrementally updated totals of the batch equal those computed from scratch."""
-    batch, size = scheduler.batch, scheduler.cache.block_size
+    batch = scheduler.batch
     goes_on = [request for request in scheduler.running if request.num_tokens < request.max_num_tokens]
     decoding = [request for request in goes_on if request.num_uncomputed_tokens == 1]
     _require(batch.decoding == decoding, "the decoding requests are miscounted")
     _require([request for request in scheduler.running if request.is_decoding] == decoding, "who decodes is unknown")
     prefilling = [request for request in goes_on if request.num_uncomputed_tokens != 1]
     _require(list(batch.prefilling) == prefilling, "the prefilling requests are miscounted")
-    num_reserved = sum(max(0, -(-request.num_tokens // size) - len(request.block_ids)) for request in goes_on)
+    num_reserved = sum(_num_missing(scheduler, request) for request in goes_on)
     _require(batch.num_reserved_blocks == num_reserved, "the blocks that running requests need are miscounted")
 
 
@@ -116,15 +145,20 @@ def _check_steps(scheduler: Scheduler) -> None:
 def _check_references(scheduler: Scheduler) -> None:
     """Reference counts are exact, and a block is free exactly if no request refers to it."""
     pool = scheduler.cache.pool
-    references = Counter(block_id for request in scheduler.running for block_id in request.block_ids)
+    held = {request: _held_blocks(request) for request in scheduler.running}
+    references = Counter(block_id for block_ids in held.values() for block_id in block_ids)
     free = list(pool.free_blocks())
     _require(len(free) == pool.num_free == len(set(free)), "the free list is damaged")
     for block_id in range(pool.num_blocks):
         _require(pool.num_references(block_id) == references[block_id], f"block {block_id}: wrong reference count")
     _require(set(free).isdisjoint(references), "a block is both free and referenced")
     _require(len(free) + len(references) == pool.num_blocks, "a block is lost")
-    for request in scheduler.running:
-        _require(len(set(request.block_ids)) == len(request.block_ids), f"{request.request_id} holds a block twice")
+    for request, block_ids in held.items():
+        _require(len(set(block_ids)) == len(block_ids), f"{request.request_id} holds a block twice")
+
+
+def _held_blocks(request: Request) -> list[int]:
+    return [block_id for block_ids in request.block_ids for block_id in block_ids if block_id != NULL_BLOCK]
 
 
 def _check_hashes(scheduler: Scheduler) -> None:
@@ -139,19 +173,23 @@ def _check_hashes(scheduler: Scheduler) -> None:
     for request in scheduler.running:
         parent = ROOT_HASH
         num_known = min(request.num_computed_tokens, len(request.token_ids))
-        for index, block_id in enumerate(request.block_ids):
+        for index in range(request.num_blocks):
             own_hash = None
             if (index + 1) * size <= num_known:
                 token_ids = request.token_ids[index * size : (index + 1) * size]
                 parent = own_hash = hash_block(parent, token_ids, index * size, request.extra_keys)
-            _require(
-                pool.block_hash(block_id) in (None, own_hash),
-                f"{request.request_id}: block {index} is hashed for what it does not hold",
-            )
-            _require(
-                pool.num_references(block_id) == 1 or own_hash is not None,
-                f"{request.request_id}: block {index} is shared without being full and known",
-            )
+            for group, suffix in enumerate(scheduler.cache.groups.key_suffixes):
+                block_id = request.block_ids[group][index]
+                if block_id == NULL_BLOCK:
+                    continue
+                _require(
+                    pool.block_hash(block_id) in (None, own_hash and own_hash + suffix),
+                    f"{request.request_id}: block {index} is hashed for what it does not hold",
+                )
+                _require(
+                    pool.num_references(block_id) == 1 or own_hash is not None,
+                    f"{request.request_id}: block {index} is shared without being full and known",
+                )
 
 
 def check_loss(scheduler: Scheduler) -> None:

@@ -61,6 +61,7 @@ class QueuedRequest(msgspec.Struct, gc=False, eq=False, frozen=True):
     num_cached_tokens: ClassVar[int] = 0
     num_preemptions: ClassVar[int] = 0
     block_ids: ClassVar[tuple[()]] = ()
+    num_blocks: ClassVar[int] = 0
     time_scheduled: ClassVar[float] = 0.0
     time_first_token: ClassVar[float] = 0.0
 

@@ -69,6 +69,7 @@ class Request:
         "block_ids",
         "client",
         "extra_keys",
+        "first_blocks",
         "has_delivered_prompt_logprobs",
         "is_decoding",
         "is_resumed",
@@ -77,6 +78,7 @@ class Request:
         "next_commit_check",
         "next_plan_check",
         "num_announced_blocks",
+        "num_blocks",
         "num_bypassed",
         "num_cached_tokens",
         "num_computed_tokens",
@@ -137,7 +139,12 @@ class Request:
         self.next_commit_check: float = 0
         """perf: below this number of known tokens, the next token is only appended and sent."""
         self.slot: SlotId | None = None
-        self.block_ids: list[BlockId] = NO_LIST
+        self.block_ids: list[list[BlockId]] = NO_LIST
+        """Of each cache group, all equally long; `NULL_BLOCK` stands for a block that its window has passed."""
+        self.num_blocks = 0
+        """Blocks of each cache group."""
+        self.first_blocks: list[int] = NO_LIST
+        """For each cache group the first block that the request still holds; () if none of the groups has a window."""
         self.num_announced_blocks = 0
         """Leading blocks that were sent to the workers."""
         self.num_hashed_blocks = 0

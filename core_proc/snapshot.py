@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from itertools import chain, islice
 
+from octavo.core_proc.cache.groups import NULL_BLOCK
 from octavo.core_proc.cache.pool import BlockPool
 from octavo.core_proc.queued_request import LiveRequest
 from octavo.core_proc.request import Request, RequestState
@@ -44,7 +45,7 @@ def _progress(request: LiveRequest, now: float) -> RequestProgress:
         num_computed_tokens=request.num_computed_tokens,
         num_output_tokens=request.num_known_outputs,
         max_tokens=request.max_tokens,
-        num_blocks=len(request.block_ids),
+        num_blocks=request.num_blocks,
         num_preemptions=request.num_preemptions,
         age_s=now - request.time_queued,
     )
@@ -56,6 +57,8 @@ def _block_states(pool: BlockPool, running: Iterable[Request]) -> bytearray:
     for block_id in pool.cached_blocks().values():
         states[block_id] = BLOCK_CACHED
     for request in running:
-        for block_id in request.block_ids:
+        for block_id in chain.from_iterable(request.block_ids):
+            if block_id == NULL_BLOCK:
+                continue
             states[block_id] = BLOCK_SHARED if pool.num_references(block_id) > 1 else BLOCK_USED
     return states

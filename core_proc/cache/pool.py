@@ -46,6 +46,10 @@ class BlockPool:
         """Return the block with this content, None when there is none."""
         return self._by_hash.get(block_hash)
 
+    def find_cached(self, block_hash: bytes) -> BlockId:
+        """Return the block with this content, which must be cached."""
+        return self._by_hash[block_hash]
+
     def is_free(self, block_id: BlockId) -> bool:
         """True when no request holds the block."""
         return self._references[block_id] == 0

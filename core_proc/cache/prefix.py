@@ -4,10 +4,33 @@ The scheduler decides who gets blocks, and counts them before it asks.
 """
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
+from octavo.core_proc.cache.groups import NULL_BLOCK, CacheGroups
 from octavo.core_proc.cache.hashing import ROOT_HASH, hash_block
 from octavo.core_proc.cache.pool import BlockPool
 from octavo.core_proc.request import NO_LIST, Request
+from octavo.protocol.ids import BlockId
+
+
+@dataclass(frozen=True, slots=True)
+class Hits:
+    """Cached blocks that follow those of a request."""
+
+    num_blocks: int
+    """Of each group, with those that its window has passed."""
+    block_ids: Sequence[list[BlockId]]
+    """Of each group, without those that its window has passed."""
+    first_blocks: Sequence[int]
+    """The index of the first block that the request then holds in each group; () if all groups keep every token."""
+    keys: Sequence[bytes]
+    """The keys in the pool on which the result depends."""
+    num_free: int = 0
+    """The free blocks among them, in all groups."""
+
+
+_NO_HITS = Hits(0, (), (), ())
 
 
 class PrefixCache:
@@ -16,38 +39,59 @@ class PrefixCache:
     Invariant: a block has a hash only if its tokens are known and its KV is computed by an earlier plan or by the one
     being made. Workers execute plans in order and write KV before they read it, so the block can be read at once.
 
-    All KV cache groups are of the kind "full": each needs a block for the same tokens at the same time, and has as many
-    blocks as the others. One pool serves them all, and a block id stands for one block in the tensors of each group. A
-    group of another kind, which frees blocks earlier, will have a pool and lists of its own here.
+    One pool serves all KV cache groups: a block has the same bytes in each, and belongs to one of them at a time. The
+    lists of a request are equally long in all groups.
+
+    Blocks that a window has passed are freed between two plans. Steps in flight may still read them, but workers
+    execute these before the step in which the next owner writes.
     """
 
-    def __init__(self, pool: BlockPool, block_size: int, *, is_enabled: bool) -> None:
+    def __init__(self, pool: BlockPool, groups: CacheGroups, *, is_enabled: bool) -> None:
         self.pool = pool
-        self.block_size = block_size
+        self.groups = groups
+        self.num_groups = groups.num_groups
+        self.block_size = groups.block_size
         self.is_enabled = is_enabled
+        self.has_windows = bool(groups.windowed)
+        self._advanced: dict[Request, None] = {}
+        """Requests whose windows may have passed some of their blocks."""
         self._counted: tuple[Request, int] | None = None
         """The request whose hits were counted last, with the number of its tokens then."""
-        self._counts = (0, 0)
-
-    def num_blocks_for(self, num_tokens: int) -> int:
-        """Return how many blocks hold `num_tokens` tokens."""
-        return -(-num_tokens // self.block_size)
+        self._counts = _NO_HITS
 
     def num_missing_blocks(self, request: Request, num_tokens: int) -> int:
-        """Return how many more blocks the request needs to hold `num_tokens` tokens."""
-        return max(0, self.num_blocks_for(num_tokens) - len(request.block_ids))
+        """Return how many more blocks, of all groups together, the request needs to hold `num_tokens` tokens.
 
-    def count_hits(self, request: Request) -> tuple[int, int]:
-        """Return how many blocks `attach_hits` would find now, and how many of those are free. Changes nothing."""
+        Where a window frees blocks meanwhile: how many more it holds at most at a time.
+        """
+        return self._num_missing(num_tokens, request.num_blocks, request.first_blocks)
+
+    def num_blocks_to_start(self, request: Request) -> int:
+        """Return how many free blocks a waiting request takes at most at a time for the tokens it has."""
+        hits = self.count_hits(request)
+        return hits.num_free + self._num_missing(request.num_tokens, hits.num_blocks, hits.first_blocks)
+
+    def _num_missing(self, num_tokens: int, num_blocks: int, first_blocks: Sequence[int]) -> int:
+        """Return `num_missing_blocks` of a request that has `num_blocks` of each group, from `first_blocks` on."""
+        num_new = max(0, -(-num_tokens // self.block_size) - num_blocks)
+        if not self.has_windows:
+            return num_new * self.num_groups
+        num_missing = num_new * len(self.groups.full)
+        for group in self.groups.windowed:
+            num_held = num_blocks - first_blocks[group.index] if num_blocks else 0
+            num_missing += min(num_new, max(0, group.max_held - num_held))
+        return num_missing
+
+    def count_hits(self, request: Request) -> Hits:
+        """Return what `attach_hits` would find now. Changes nothing."""
         # perf: the first waiting request is checked in every step. The answer is valid until one of its blocks changes.
         what = (request, len(request.token_ids))
         if self._counted == what and not self.pool.has_watched_changed:
             return self._counts
-        found = self._hits(request)
-        first = request.num_computed_tokens // self.block_size
-        self.pool.watch(frozenset(request.block_hashes[first : first + len(found) + 1]))
+        hits = self._hits(request)
+        self.pool.watch(frozenset(hits.keys))
         self._counted = what
-        self._counts = len(found), sum(map(self.pool.is_free, found))
+        self._counts = replace(hits, num_free=sum(sum(map(self.pool.is_free, ids)) for ids in hits.block_ids))
         return self._counts
 
     def attach_hits(self, request: Request) -> int:
@@ -58,15 +102,21 @@ class PrefixCache:
         Returns:
             The number of tokens that need not be computed.
         """
-        found = self._hits(request)
-        for block_id in found:
-            self.pool.incref(block_id)
-        if request.block_ids:
-            request.block_ids += found
-        else:
-            request.block_ids = found
-        num_tokens = len(found) * self.block_size
+        if not request.block_ids:
+            request.block_ids = [[] for _ in range(self.num_groups)]
+            request.first_blocks = [0] * self.num_groups if self.has_windows else NO_LIST
+        hits = self._hits(request)
+        if not hits.num_blocks:
+            return 0
+        for own, found in zip(request.block_ids, hits.block_ids, strict=True):
+            for block_id in found:
+                self.pool.incref(block_id)
+            own += [NULL_BLOCK] * (hits.num_blocks - len(found))
+            own += found
+        request.num_blocks += hits.num_blocks
+        num_tokens = hits.num_blocks * self.block_size
         request.num_computed_tokens += num_tokens
+        self._free_passed_blocks(request)
         return num_tokens
 
     def extend(self, request: Request, num_tokens: int) -> None:
@@ -75,8 +125,32 @@ class PrefixCache:
         Raises:
             OutOfBlocks: not enough are free.
         """
-        for _ in range(self.num_missing_blocks(request, num_tokens)):
-            request.block_ids.append(self.pool.allocate())
+        if self.has_windows:
+            self._advanced[request] = None
+        num_new = -(-num_tokens // self.block_size) - request.num_blocks
+        if num_new <= 0:
+            return
+        for block_ids in request.block_ids:
+            for _ in range(num_new):
+                block_ids.append(self.pool.allocate())
+        request.num_blocks += num_new
+
+    def free_passed_blocks(self) -> None:
+        """Free the blocks that windows have passed since the last call. Call between two plans."""
+        for request in self._advanced:
+            self._free_passed_blocks(request)
+        self._advanced.clear()
+
+    def _free_passed_blocks(self, request: Request) -> None:
+        for group in self.groups.windowed:
+            start = request.first_blocks[group.index]
+            end = min(group.first_block(request.num_computed_tokens), request.num_blocks)
+            if end <= start:
+                continue
+            block_ids = request.block_ids[group.index]
+            self.pool.release([block_id for block_id in block_ids[start:end] if block_id != NULL_BLOCK])
+            block_ids[start:end] = [NULL_BLOCK] * (end - start)
+            request.first_blocks[group.index] = end
 
     def cache_full_blocks(self, request: Request) -> None:
         """Set the hashes of the request's full blocks whose tokens are known and computed."""
@@ -85,7 +159,10 @@ class PrefixCache:
         num_full = min(request.num_computed_tokens, len(request.token_ids)) // self.block_size
         first = request.num_hashed_blocks
         for index in range(first, num_full):
-            self.pool.set_hash(request.block_ids[index], self._hash(request, index))
+            block_hash = self._hash(request, index)
+            for block_ids, suffix in zip(request.block_ids, self.groups.key_suffixes, strict=True):
+                if (block_id := block_ids[index]) != NULL_BLOCK:
+                    self.pool.set_hash(block_id, block_hash + suffix)
         request.num_hashed_blocks = max(first, num_full)
 
     def has_unhashed_block(self, request: Request) -> bool:
@@ -103,31 +180,85 @@ class PrefixCache:
         all positions of the step.
         """
         for block_hash in request.block_hashes:
-            self.pool.drop_hash(block_hash)
-        request.num_hashed_blocks = len(request.block_ids)  # a block without a hash never gets one
+            for suffix in self.groups.key_suffixes:
+                self.pool.drop_hash(block_hash + suffix)
+        request.num_hashed_blocks = request.num_blocks  # a block without a hash never gets one
 
     def release(self, request: Request) -> None:
         """Free all blocks. Their contents stay in the cache until the blocks are allocated again."""
         self.cache_full_blocks(request)
-        self.pool.release(request.block_ids)
-        request.block_ids = NO_LIST
+        if self.num_groups == 1 and not self.has_windows:
+            self.pool.release(request.block_ids[0])
+        else:  # from the tail to the head in all groups at once: a hit needs blocks of each
+            blocks = zip(*request.block_ids, strict=True)
+            self.pool.release([block_id for ids in blocks for block_id in ids if block_id != NULL_BLOCK])
+            self._advanced.pop(request, None)
+        request.block_ids = request.first_blocks = NO_LIST
+        request.num_blocks = 0
         request.num_hashed_blocks = 0
         request.num_computed_tokens = 0
 
-    def _hits(self, request: Request) -> list[int]:
-        """Return the cached blocks that follow the request's own; [] unless its own are all full."""
-        found: list[int] = []
+    def _hits(self, request: Request) -> Hits:
+        """Return the cached blocks that follow the request's own; none unless its own are all full.
+
+        Every group must have the blocks that the next token reads. A window reaches back to the last of them only.
+        """
         if not self.is_enabled or not request.reads_prefix_cache:
-            return found
+            return _NO_HITS
         first, partial = divmod(request.num_computed_tokens, self.block_size)
-        if partial or first != len(request.block_ids):
-            return found
-        for index in range(first, (len(request.token_ids) - 1) // self.block_size):
-            block_id = self.pool.find(self._hash(request, index))
-            if block_id is None:
-                break
-            found.append(block_id)
-        return found
+        if partial or first != request.num_blocks:
+            return _NO_HITS
+        keys: list[bytes] = []
+        end = (len(request.token_ids) - 1) // self.block_size
+        if not self.has_windows:
+            end = self._end_of_hits(request, first, end, self.groups.full, keys)
+            starts = [first] * self.num_groups
+        else:
+            # A request that has begun needs all that follows, or every step would search its whole prompt.
+            whole = range(self.num_groups) if first else self.groups.full
+            end = self._end_of_hits(request, first, end, whole, keys)
+            if not first:
+                end = self._end_within_windows(request, end, keys)
+            starts = [first] * self.num_groups
+            for group in self.groups.windowed:
+                starts[group.index] = max(first, group.first_block(end * self.block_size))
+        if end == first:
+            return Hits(0, (), (), keys)
+        block_ids = [
+            [self.pool.find_cached(request.block_hashes[index] + suffix) for index in range(start, end)]
+            for start, suffix in zip(starts, self.groups.key_suffixes, strict=True)
+        ]
+        return Hits(end - first, block_ids, starts, keys)
+
+    def _end_of_hits(self, request: Request, first: int, end: int, groups: Sequence[int], keys: list[bytes]) -> int:
+        """Return the end of the blocks from `first` on that all of these groups have cached, at most `end`.
+
+        The keys that were looked up are added to `keys`.
+        """
+        suffixes = [self.groups.key_suffixes[group] for group in groups]
+        for index in range(first, end if groups else first):
+            block_hash = self._hash(request, index)
+            for suffix in suffixes:
+                key = block_hash + suffix
+                keys.append(key)
+                if self.pool.find(key) is None:
+                    return index
+        return end
+
+    def _end_within_windows(self, request: Request, end: int, keys: list[bytes]) -> int:
+        """Return the most leading blocks, at most `end`, at whose end each window is cached; adds to `keys`."""
+        is_settled = False
+        while not is_settled:
+            is_settled = True
+            for group in self.groups.windowed:
+                index, first = end, group.first_block(end * self.block_size)
+                while index > first:
+                    index -= 1
+                    keys.append(self._hash(request, index) + self.groups.key_suffixes[group.index])
+                    if self.pool.find(keys[-1]) is None:
+                        # No window that ends after this block is whole.
+                        end, first, is_settled = index, group.first_block(index * self.block_size), False
+        return end
 
     def _hash(self, request: Request, index: int) -> bytes:
         """Return the hash of the request's block `index`, whose tokens must be known."""

@@ -5,7 +5,8 @@ Pure arithmetic: measures nothing, allocates nothing.
 
 from collections.abc import Sequence
 
-from octavo.protocol.config import CachePlan, DeviceFacts, ResolvedConfig
+from octavo.core_proc.cache.groups import CacheGroups
+from octavo.protocol.config import CacheGroupSpec, CachePlan, DeviceFacts, ResolvedConfig
 from octavo.protocol.errors import NotEnoughMemoryError
 
 CPU_CACHE_CEILING_BYTES = 4 * 2**30
@@ -30,19 +31,19 @@ def plan_cache(config: ResolvedConfig, facts: Sequence[DeviceFacts]) -> CachePla
         NotEnoughMemoryError: not even one request of `max_model_len` tokens fits; the hint names a flag
             and a value with which it would.
     """
+    groups = CacheGroups.of(config, _groups_of_model(facts))
     tightest = min(facts, key=lambda fact: _num_blocks(config, fact))
     num_blocks = _num_blocks(config, tightest)
-    max_model_len = config.max_model_len
-    if config.fits_model_len and 0 < num_blocks < _num_blocks_needed(config):
-        max_model_len = num_blocks * config.block_size
-    elif num_blocks < _num_blocks_needed(config):
+    longest = groups.longest_request(num_blocks, config.max_model_len)
+    if longest < config.max_model_len and not (config.fits_model_len and longest):
         raise _not_enough(config, tightest, num_blocks)
     return CachePlan(
-        # Every group keeps all positions, so all need the same number.
-        blocks_per_group=[num_blocks] * len(tightest.cache_groups),
+        blocks_per_group=[num_blocks] * groups.num_groups,
         block_size=config.block_size,
-        max_model_len=max_model_len,
+        max_model_len=longest,
         kv_cache_bytes=num_blocks * max(fact.kv_block_bytes for fact in facts),
+        cache_groups=_groups_of_model(facts),
+        max_request_blocks=groups.max_request_blocks(longest) if groups.num_groups > 1 or groups.windowed else 0,
     )
 
 
@@ -62,6 +63,7 @@ def memory_table(config: ResolvedConfig, facts: Sequence[DeviceFacts], plan: Cac
         lines.append(f"memory of worker {fact.rank} ({fact.device_name}):")
         lines += [f"  {name:<20} {_shown(num_bytes):>10}" for name, num_bytes in rows]
     tightest = min(facts, key=lambda fact: _num_blocks(config, fact))
+    lines += _group_lines(config, plan, max(fact.kv_block_bytes for fact in facts))
     lines.append(f"KV cache limited by: {_limit(config, tightest)}")
     lines.append(f"KV cache size: {plan.num_tokens:,} tokens")
     lines.append(
@@ -70,25 +72,53 @@ def memory_table(config: ResolvedConfig, facts: Sequence[DeviceFacts], plan: Cac
     return "\n".join(lines)
 
 
+def _groups_of_model(facts: Sequence[DeviceFacts]) -> list[CacheGroupSpec]:
+    """Return the groups that all workers have, with the layers of each: those of one worker, or of the stages."""
+    first, *others = [[(group.kind, group.window) for group in fact.cache_groups] for fact in facts]
+    assert all(groups == first for groups in others), f"workers with different cache groups: {[first, *others]}"
+    return facts[0].cache_groups
+
+
+def _group_lines(config: ResolvedConfig, plan: CachePlan, block_bytes: int) -> list[str]:
+    """Return what each kind of cache group takes of the memory of one request, if there is more than one."""
+    if not plan.max_request_blocks:
+        return []
+    groups, specs = CacheGroups.of_plan(config, plan), plan.cache_groups
+    num_blocks = groups.max_blocks_per_group(plan.max_model_len)
+    lines = [f"KV cache of a request of {plan.max_model_len:,} tokens:"]
+    for kind, window in dict.fromkeys((spec.kind, spec.window) for spec in specs):
+        alike = [index for index, spec in enumerate(specs) if (spec.kind, spec.window) == (kind, window)]
+        name = {"full": "full", "window": f"window of {window:,}", "chunk": f"chunks of {window:,}"}[kind]
+        num_layers, held = sum(specs[index].num_layers for index in alike), sum(num_blocks[index] for index in alike)
+        layers = f"{num_layers} layers in {len(alike)} group{'s' if len(alike) > 1 else ''}"
+        lines.append(f"  {name:<20} {_shown(held * block_bytes):>10}  {layers}")
+    # A model without windows would keep all its layers in one group.
+    full_bytes = sum(spec.block_bytes for spec in specs) * -(-plan.max_model_len // plan.block_size)
+    total_bytes = sum(num_blocks) * block_bytes
+    share = 100 * total_bytes / full_bytes
+    lines.append(f"  {'in all':<20} {_shown(total_bytes):>10}  {share:.1f} % of full attention in every layer")
+    return lines
+
+
 def _num_blocks(config: ResolvedConfig, fact: DeviceFacts) -> int:
     """Return the blocks that one worker is to hold; 0 or less when there is no room."""
     if config.num_blocks_override is not None:
         return config.num_blocks_override
     if config.kv_cache_memory_bytes is not None:
         return config.kv_cache_memory_bytes // fact.kv_block_bytes
-    return min(_room(config, fact) // fact.kv_block_bytes, _useful(config), _ceiling(config, fact))
+    return min(_room(config, fact) // fact.kv_block_bytes, _useful(config, fact), _ceiling(config, fact))
 
 
-def _useful(config: ResolvedConfig) -> int:
+def _useful(config: ResolvedConfig, fact: DeviceFacts) -> int:
     """Return how many blocks can be in use at the same time. On a GPU the rest still serves as prefix cache."""
-    return _num_blocks_needed(config) * config.max_num_seqs if config.device == "cpu" else _UNLIMITED
+    return _num_blocks_needed(config, fact) * config.max_num_seqs if config.device == "cpu" else _UNLIMITED
 
 
 def _ceiling(config: ResolvedConfig, fact: DeviceFacts) -> int:
     """Return the most blocks that the automatic size takes on a CPU, whose memory other programs use too."""
     if config.device != "cpu":
         return _UNLIMITED
-    return max(_num_blocks_needed(config), CPU_CACHE_CEILING_BYTES // fact.kv_block_bytes)
+    return max(_num_blocks_needed(config, fact), CPU_CACHE_CEILING_BYTES // fact.kv_block_bytes)
 
 
 def _limit(config: ResolvedConfig, fact: DeviceFacts) -> str:
@@ -98,21 +128,22 @@ def _limit(config: ResolvedConfig, fact: DeviceFacts) -> str:
     if config.kv_cache_memory_bytes is not None:
         return "--kv-cache-memory-bytes"
     num_blocks = _num_blocks(config, fact)
-    if num_blocks == _useful(config):
+    if num_blocks == _useful(config, fact):
         return "--max-num-seqs requests of --max-model-len tokens need no more"
     if num_blocks == _ceiling(config, fact):
         return f"at most {_shown(CPU_CACHE_CEILING_BYTES)} on a CPU unless --kv-cache-memory-bytes asks for more"
     return f"--gpu-memory-utilization {config.gpu_memory_utilization:g} of the memory{_memory_qualifier(config)}"
 
 
-def _num_blocks_needed(config: ResolvedConfig) -> int:
+def _num_blocks_needed(config: ResolvedConfig, fact: DeviceFacts) -> int:
     """Return the blocks of one request of `max_model_len` tokens."""
-    return -(-config.max_model_len // config.block_size)
+    return CacheGroups.of(config, fact.cache_groups).max_request_blocks(config.max_model_len)
 
 
 def _not_enough(config: ResolvedConfig, fact: DeviceFacts, num_blocks: int) -> NotEnoughMemoryError:
     """Return the error, with the change that costs the user least."""
-    longest, num_needed = max(0, num_blocks) * config.block_size, _num_blocks_needed(config)
+    groups = CacheGroups.of(config, fact.cache_groups)
+    longest, num_needed = groups.longest_request(num_blocks, config.max_model_len), _num_blocks_needed(config, fact)
     one_request = f"one request of --max-model-len {config.max_model_len} needs {num_needed} KV blocks"
     shorter = f"--max-model-len {longest}"
     if config.num_blocks_override is not None:

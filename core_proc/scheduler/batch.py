@@ -32,8 +32,8 @@ class RunningBatch:
         self.grown: dict[Request, None] = {}
         """Requests that may have blocks that the workers do not know yet."""
         self._decoding_orders: list[int] = []
-        self._num_missing_blocks = 0
-        """Decoding requests whose next token needs a new block."""
+        self._num_lacking = 0
+        """Decoding requests whose next token needs a new block of each group."""
         self._cache = cache
 
     def add(self, request: Request) -> None:
@@ -64,7 +64,8 @@ class RunningBatch:
         start together and then push each other out.
         """
         num_missing = self._cache.num_missing_blocks
-        return self._num_missing_blocks + sum([num_missing(request, request.num_tokens) for request in self.prefilling])
+        num_decoding = self._num_lacking * self._cache.num_groups
+        return num_decoding + sum([num_missing(request, request.num_tokens) for request in self.prefilling])
 
     def victim(self) -> Request | None:
         """Return the request to preempt before the next step, None when the free blocks suffice.
@@ -102,22 +103,22 @@ class RunningBatch:
 
     def _check(self, request: Request, end: int) -> None:
         """Do what is due when a decoding request is extended to `end` tokens: a block to allocate, one to hash."""
-        self._num_missing_blocks -= self.lacks_block(request)
+        self._num_lacking -= self.lacks_block(request)
         self._cache.extend(request, end)
         request.num_computed_tokens = end
         self._cache.cache_full_blocks(request)
-        self._num_missing_blocks += self.lacks_block(request)
+        self._num_lacking += self.lacks_block(request)
         self._set_next_check(request)
 
     def lacks_block(self, request: Request) -> bool:
-        """Return whether the next token of a request needs a new block, if it decodes."""
-        return request.is_decoding and request.num_computed_tokens == len(request.block_ids) * self._cache.block_size
+        """Return whether the next token of a request needs a new block of each group, if it decodes."""
+        return request.is_decoding and request.num_computed_tokens == request.num_blocks * self._cache.block_size
 
     def _set_next_check(self, request: Request) -> None:
         if request.num_computed_tokens < request.num_prompt_tokens or self._cache.has_unhashed_block(request):
             request.next_plan_check = 0
         else:
-            request.next_plan_check = min(len(request.block_ids) * self._cache.block_size, request.max_num_tokens - 1)
+            request.next_plan_check = min(request.num_blocks * self._cache.block_size, request.max_num_tokens - 1)
 
     def _enter(self, request: Request) -> None:
         """Put a request where its number of missing tokens belongs."""
@@ -130,12 +131,12 @@ class RunningBatch:
         index = bisect_left(self._decoding_orders, request.order)
         self.decoding.insert(index, request)
         self._decoding_orders.insert(index, request.order)
-        self._num_missing_blocks += self.lacks_block(request)
+        self._num_lacking += self.lacks_block(request)
         self._set_next_check(request)
 
     def _leave(self, request: Request) -> None:
         if request.is_decoding:
-            self._num_missing_blocks -= self.lacks_block(request)
+            self._num_lacking -= self.lacks_block(request)
             request.is_decoding = False
             index = bisect_left(self._decoding_orders, request.order)
             del self.decoding[index], self._decoding_orders[index]

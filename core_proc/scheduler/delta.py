@@ -67,7 +67,7 @@ class StepDraft:
         self.num_decode_tokens = 0
         """Decodes that compute an output; the others compute the last token of a prompt."""
         self.num_next_blocks = 0
-        """New blocks that the decodes need for the step after this one."""
+        """New blocks that the decodes need for the step after this one, in all groups."""
         self.admitted: list[Request] = []
         self.has_preempted = False
         self.num_spare_blocks = 0
@@ -93,16 +93,13 @@ class StepDraft:
         request.num_computed_tokens += num_tokens
         self.num_tokens_left -= num_tokens
 
-    def finish(
-        self, sequence: int, released: list[SlotId], grown: Sequence[Request], num_groups: int
-    ) -> tuple[StepPlan, StepRecord]:
+    def finish(self, sequence: int, released: list[SlotId], grown: Sequence[Request]) -> tuple[StepPlan, StepRecord]:
         """Return the plan and its record, and count the step as in flight.
 
         Args:
             sequence: the step's number.
             released: slots given back since the plan before.
             grown: requests that may have new blocks.
-            num_groups: KV cache groups of the model.
         """
         scheduled = self.scheduled
         sampling, unsampled = self.decodes[:], []
@@ -125,8 +122,8 @@ class StepDraft:
         plan = StepPlan(
             sequence=sequence,
             released=released,
-            admitted=[_admitted(request, num_groups) for request in self.admitted],
-            appended=_appended(grown, num_groups),
+            admitted=[_admitted(request) for request in self.admitted],
+            appended=_appended(grown),
             scheduled=scheduled,
             awaits_masks=awaits_input,
         )
@@ -143,25 +140,25 @@ class StepDraft:
         return plan, record
 
 
-def _admitted(request: Request, num_groups: int) -> Admitted:
-    """Return a request's entry into the batch. See `PrefixCache` for why all groups get the same block ids."""
+def _admitted(request: Request) -> Admitted:
+    """Return a request's entry into the batch."""
     assert request.slot is not None
-    request.num_announced_blocks = len(request.block_ids)
+    request.num_announced_blocks = request.num_blocks
     return Admitted(
         slot=request.slot,
         request_id=request.request_id,
         token_ids=request.token_ids[:],
         num_prompt_tokens=request.num_prompt_tokens,
-        block_ids=[list(request.block_ids)] * num_groups,
+        block_ids=[block_ids[:] for block_ids in request.block_ids],
         params=request.sampling,
     )
 
 
-def _appended(grown: Sequence[Request], num_groups: int) -> list[Appended]:
+def _appended(grown: Sequence[Request]) -> list[Appended]:
     appended = []
     for request in sorted(grown, key=lambda request: request.order):
-        if request.num_announced_blocks < len(request.block_ids):
+        if (start := request.num_announced_blocks) < request.num_blocks:
             assert request.slot is not None
-            appended.append(Appended(request.slot, [request.block_ids[request.num_announced_blocks :]] * num_groups))
-            request.num_announced_blocks = len(request.block_ids)
+            appended.append(Appended(request.slot, [block_ids[start:] for block_ids in request.block_ids]))
+            request.num_announced_blocks = request.num_blocks
     return appended

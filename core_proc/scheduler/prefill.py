@@ -29,7 +29,8 @@ class Prefill:
         requests = list(self._batch.prefilling)
         are_short = [prompts.is_short(request.num_uncomputed_tokens) for request in requests]
         for request, is_short in zip(requests, are_short, strict=True):
-            self.attach_hits(request)
+            if self._may_attach_hits(request):
+                self.attach_hits(request)
             num_uncomputed = request.num_uncomputed_tokens
             chunk = first_chunk(
                 request.num_computed_tokens,
@@ -42,6 +43,14 @@ class Prefill:
         if prompts.has_leftover(draft.num_tokens_left):
             for request in requests:
                 self._compute(draft, request, min(request.num_uncomputed_tokens, self._limit(draft, request)))
+
+    def _may_attach_hits(self, request: Request) -> bool:
+        """Return False if windows of later blocks may need more than what is reserved for a prompt that has begun."""
+        cache = self._cache
+        if not cache.has_windows or not request.num_blocks:
+            return True
+        num_spare = cache.pool.num_free - self._batch.num_reserved_blocks
+        return num_spare >= sum([group.max_held for group in cache.groups.windowed])
 
     def attach_hits(self, request: Request) -> None:
         """Attach cached blocks, including those that others have computed since the request started."""

@@ -8,6 +8,7 @@ import heapq
 from collections import deque
 from collections.abc import Callable
 
+from octavo.core_proc.cache.groups import CacheGroups
 from octavo.core_proc.cache.pool import BlockPool
 from octavo.core_proc.cache.prefix import PrefixCache
 from octavo.core_proc.queued_request import LiveRequest, QueuedRequest, make_request
@@ -56,9 +57,10 @@ class Scheduler:
         self.config = config
         self.max_model_len = cache_plan.max_model_len
         self.cache = PrefixCache(
-            BlockPool(cache_plan.num_blocks), cache_plan.block_size, is_enabled=config.enable_prefix_caching
+            BlockPool(cache_plan.num_blocks),
+            CacheGroups.of_plan(config, cache_plan),
+            is_enabled=config.enable_prefix_caching,
         )
-        self._num_groups = len(cache_plan.blocks_per_group)
         self.requests = RequestMap[LiveRequest]()
         """Every live request."""
         self.waiting = WaitingQueue(self._unpack)
@@ -74,7 +76,7 @@ class Scheduler:
         """Features that take part in steps."""
         self.admission = AdmissionRules(EngineLimits(self.free_slots, self.batch.requests, self.cache).in_order)
         self._prefill = Prefill(self.cache, self.batch, self.counters, config.long_prefill_token_threshold)
-        self._rejection_rules = RejectionRules(config, cache_plan)
+        self._rejection_rules = RejectionRules(config, cache_plan, self.cache.groups)
         self._throttle = DecodeThrottle(config.decode_interval_tokens)
         self._step_target = StepTarget(config.step_time_target_s, config.max_num_batched_tokens)
         self._acceptance = Acceptance(
@@ -226,6 +228,8 @@ class Scheduler:
 
     def _free_blocks(self, draft: StepDraft) -> None:
         """Preempt until the free blocks suffice for the tokens that the remaining requests have."""
+        if self.cache.has_windows:
+            self.cache.free_passed_blocks()
         while victim := self.batch.victim():
             self._preempt(victim)
             self.counters.num_preemptions += 1
@@ -247,7 +251,7 @@ class Scheduler:
         draft.num_tokens_left -= len(draft.decodes)
         draft.num_decode_tokens = len(draft.decodes)
         for request in checked:
-            draft.num_next_blocks += self.batch.lacks_block(request)
+            draft.num_next_blocks += self.batch.lacks_block(request) * self.cache.num_groups
             if request.num_computed_tokens <= request.num_prompt_tokens:
                 draft.num_decode_tokens -= 1
                 self.counters.prompt_tokens += request.is_first_run
@@ -295,7 +299,7 @@ class Scheduler:
         prefilling = list(self.batch.prefilling)
         plan = None
         if not draft.is_empty:
-            plan, record = draft.finish(self._num_planned, self._released, list(self.batch.grown), self._num_groups)
+            plan, record = draft.finish(self._num_planned, self._released, list(self.batch.grown))
             self._throttle.count(record.num_tokens - len(draft.decodes), leaves_decodes=leaves_decodes)
             self._released = []
             self.batch.grown.clear()

@@ -38,11 +38,18 @@ class ModelFacts(Struct, frozen=True, kw_only=True):
 
 
 class CacheGroupSpec(Struct, frozen=True, kw_only=True):
-    """Layers whose keys and values lie in blocks with the same ids: one block table serves all of them."""
+    """Layers whose keys and values lie in blocks with the same ids: one block table serves all of them.
 
-    kind: Literal["full"] = "full"
-    """"full": every position is read until the request ends."""
+    All groups take their blocks from one pool of memory. A block has room for as many layers as the largest group has.
+    """
+
+    kind: Literal["full", "window", "chunk"] = "full"
+    """"full": every position is read until the request ends; "window": a token reads the last `window` positions;
+    "chunk": it reads those of its own chunk of `window` positions."""
+    window: int = 0
+    """In tokens; 0 for "full"."""
     num_layers: int
+    """On this worker; a pipeline stage may have none of a group's layers."""
     block_bytes: int
     """Of one block over all layers of the group, on this worker."""
 
@@ -65,27 +72,33 @@ class DeviceFacts(Struct, frozen=True, kw_only=True):
 
     @property
     def kv_block_bytes(self) -> int:
-        """Bytes of one block in every group."""
-        return sum([group.block_bytes for group in self.cache_groups])
+        """Bytes of one block, which any group may use."""
+        return max([group.block_bytes for group in self.cache_groups])
 
 
 class CachePlan(Struct, frozen=True, kw_only=True):
     """Size of the KV cache, decided by the core from the facts of all workers."""
 
     blocks_per_group: list[int]
-    """Number of blocks in each of `DeviceFacts.cache_groups`."""
+    """The number of blocks, repeated for each of `DeviceFacts.cache_groups`: any group may use any block."""
     block_size: int
     max_model_len: int
     kv_cache_bytes: int
+    cache_groups: list[CacheGroupSpec] = []
+    """Of the whole model; []: every group keeps every token."""
+    max_request_blocks: int = 0
+    """Blocks that a request of `max_model_len` tokens holds at most at a time; 0: one for each `block_size` tokens."""
 
     @property
     def num_blocks(self) -> int:
-        """Number of blocks in the first group, which keeps every position and so decides how many tokens fit."""
+        """Number of blocks, which all groups share."""
         return self.blocks_per_group[0]
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that fit in the cache."""
+        """Tokens that fit in the cache; with several groups or windows, of requests of `max_model_len` tokens."""
+        if self.max_request_blocks:
+            return self.num_blocks * self.max_model_len // self.max_request_blocks
         return self.num_blocks * self.block_size
 
     @property

@@ -3,6 +3,7 @@
 When an accepted request starts is decided in `rules.py`.
 """
 
+from octavo.core_proc.cache.groups import CacheGroups
 from octavo.core_proc.scheduler.waiting_queue import WaitingQueue
 from octavo.protocol.config import CachePlan, ResolvedConfig
 from octavo.protocol.events import Failed, FailureKind
@@ -18,12 +19,12 @@ _ROWS = [row for row in ROWS if row.engine_range is not None or row.token_ids is
 class RejectionRules:
     """The limits of this engine that no waiting can change, and those of its queue."""
 
-    def __init__(self, config: ResolvedConfig, cache_plan: CachePlan) -> None:
+    def __init__(self, config: ResolvedConfig, cache_plan: CachePlan, groups: CacheGroups) -> None:
         self._vocab_size = config.model.vocab_size
         self._max_num_queued_reqs = config.max_num_queued_reqs
         self._max_num_queued_tokens = config.max_num_queued_tokens
         self._max_model_len = cache_plan.max_model_len
-        self._num_cache_tokens = cache_plan.num_tokens
+        self._num_cache_tokens = groups.longest_request(cache_plan.num_blocks, cache_plan.max_model_len)
 
     def rejection(self, submit: Submit, waiting: WaitingQueue) -> Failed | None:
         """Return why the request is rejected, None when it is accepted."""

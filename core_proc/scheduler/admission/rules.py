@@ -134,13 +134,12 @@ class EngineLimits:
         return "" if self._free_slots else "max_num_seqs"
 
     def _tokens(self, request: Request, draft: StepDraft, prompts: PromptBudget) -> str:
-        num_hits, _ = self._cache.count_hits(request)
+        num_hits = self._cache.count_hits(request).num_blocks
         num_uncomputed = request.num_uncomputed_tokens - num_hits * self._cache.block_size
         return "" if prompts.has_room(num_uncomputed) else "budget"
 
     def _blocks(self, request: Request, draft: StepDraft, prompts: PromptBudget) -> str:
-        num_hits, num_free_hits = self._cache.count_hits(request)
-        num_blocks = self._cache.num_missing_blocks(request, request.num_tokens) - (num_hits - num_free_hits)
+        num_blocks = self._cache.num_blocks_to_start(request)
         if self._running.first:
             num_blocks += self._watermark
         return "blocks" if num_blocks > draft.num_spare_blocks else ""

@@ -6,12 +6,16 @@ Its cache holds the model's states in blocks, written and read where the block t
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
-from octavo.protocol.config import ResolvedConfig
+from octavo.protocol.config import CacheGroupSpec, ResolvedConfig
 from octavo.protocol.events import TokenLogprobs
 from octavo.protocol.ids import pack_ids
 from octavo.protocol.steps import Admitted, Scheduled, StepPlan, StepResult, TokenMask
 from simulation.model import draw, extend_states, logprob, root_state
+
+NULL_BLOCK = -1
+ONE_GROUP = (CacheGroupSpec(num_layers=1, block_bytes=1000),)
 
 
 class PlanRejected(AssertionError):
@@ -30,7 +34,8 @@ class Row:
 
     admitted: Admitted
     token_ids: list[int]
-    block_ids: list[int]
+    block_ids: list[list[int]]
+    """Of each cache group."""
     root: int
     states: list[int] = field(default_factory=list)
     """The states that the cache must hold for it, by position."""
@@ -41,7 +46,7 @@ class Row:
 class SimulatedWorker:
     """One rank, after its cache is allocated."""
 
-    def __init__(self, config: ResolvedConfig, num_blocks: int) -> None:
+    def __init__(self, config: ResolvedConfig, num_blocks: int, groups: Sequence[CacheGroupSpec] = ONE_GROUP) -> None:
         self.rows: dict[int, Row] = {}
         self.next_sequence = 0
         self.num_computed_tokens = 0
@@ -50,6 +55,8 @@ class SimulatedWorker:
         self._max_num_batched_tokens = config.max_num_batched_tokens
         self._vocab_size = config.model.vocab_size
         self._num_blocks = num_blocks
+        self._groups = groups
+        self._has_windows = any(group.window for group in groups)
         self._cache: list[int | None] = [None] * (num_blocks * config.block_size)
         """The state in each slot, block after block."""
 
@@ -80,18 +87,20 @@ class SimulatedWorker:
             require(slot not in self.rows, f"{name} enters slot {slot}, which is in use")
             require(0 <= slot < self._max_num_seqs, f"{name} enters slot {slot}")
             require(0 < admitted.num_prompt_tokens <= len(admitted.token_ids), f"{name} has no prompt")
-            (block_ids,) = admitted.block_ids
-            self._check_blocks(name, block_ids)
-            self.rows[slot] = Row(admitted, list(admitted.token_ids), list(block_ids), root_state(name))
+            self._check_blocks(name, admitted.block_ids)
+            block_ids = [list(ids) for ids in admitted.block_ids]
+            self.rows[slot] = Row(admitted, list(admitted.token_ids), block_ids, root_state(name))
         for appended in plan.appended:
             row = self.rows[appended.slot]
-            (block_ids,) = appended.block_ids
-            self._check_blocks(row.admitted.request_id, block_ids)
-            row.block_ids += block_ids
+            self._check_blocks(row.admitted.request_id, appended.block_ids)
+            for own, more in zip(row.block_ids, appended.block_ids, strict=True):
+                own += more
 
-    def _check_blocks(self, name: str, block_ids: list[int]) -> None:
-        for block_id in block_ids:
-            require(0 <= block_id < self._num_blocks, f"{name} gets block {block_id}, which does not exist")
+    def _check_blocks(self, name: str, block_ids: list[list[int]]) -> None:
+        require(len(block_ids) == len(self._groups), f"{name} gets blocks of {len(block_ids)} groups")
+        for block_id in chain.from_iterable(block_ids):
+            is_there = 0 <= block_id < self._num_blocks or (block_id == NULL_BLOCK and self._has_windows)
+            require(is_there, f"{name} gets block {block_id}, which does not exist")
 
     def _check_size(self, plan: StepPlan) -> None:
         num_tokens = sum([part.num_tokens for part in plan.scheduled])
@@ -106,29 +115,40 @@ class SimulatedWorker:
         # It may be further on: what others have computed meanwhile is shared, and `_read` sees whether it is right.
         require(start >= row.num_computed, f"{name}: position {start} comes again, after {row.num_computed}")
         require(end <= len(row.token_ids), f"{name}: position {end} has no token yet")
-        require(end <= len(row.block_ids) * size, f"{name}: position {end} has no block")
+        for block_ids in row.block_ids:
+            require(end <= len(block_ids) * size, f"{name}: position {end} has no block")
         require(part.num_samples == (end == len(row.token_ids)), f"{name}: samples {part.num_samples} at {end}")
         extend_states(row.states, row.token_ids, row.root)
         row.num_computed = end
         while start < end:
             index, offset = divmod(start, size)
             stop = min(end, (index + 1) * size)
-            place = row.block_ids[index] * size + offset
-            self._cache[place : place + stop - start] = row.states[start:stop]
+            for block_ids in row.block_ids:
+                place = block_ids[index] * size + offset
+                require(place >= 0, f"{name}: position {start} is written to the null block")
+                self._cache[place : place + stop - start] = row.states[start:stop]
             start = stop
 
     def _read(self, part: Scheduled) -> None:
-        """Read the states of all positions up to the last one of the part, as attention does."""
+        """Read the states of the positions that each group's attention reads, up to the last one of the part."""
+        for group, block_ids in zip(self._groups, self.rows[part.slot].block_ids, strict=True):
+            first = 0
+            if group.kind == "window":
+                first = max(0, part.start - group.window + 1)
+            elif group.kind == "chunk":
+                first = part.start - part.start % group.window
+            self._read_group(part, block_ids, first)
+
+    def _read_group(self, part: Scheduled, block_ids: list[int], first: int) -> None:
         row, size, end = self.rows[part.slot], self._block_size, part.start + part.num_tokens
         cache, states = self._cache, row.states
-        for index in range(-(-end // size)):
-            first = index * size
-            num_read = min(size, end - first)
-            place = row.block_ids[index] * size
-            if cache[place : place + num_read] != states[first : first + num_read]:
+        for index in range(first // size, -(-end // size)):
+            start, stop = max(first, index * size), min(end, (index + 1) * size)
+            place = block_ids[index] * size - index * size
+            if block_ids[index] == NULL_BLOCK or cache[place + start : place + stop] != states[start:stop]:
                 raise PlanRejected(
-                    f"{row.admitted.request_id}, step {self.next_sequence - 1}: block {row.block_ids[index]} "
-                    f"holds something foreign for positions {first} to {first + num_read - 1}"
+                    f"{row.admitted.request_id}, step {self.next_sequence - 1}: block {block_ids[index]} "
+                    f"holds something foreign for positions {start} to {stop - 1}"
                 )
 
     def _sample(self, plan: StepPlan, masks: dict[int, bytes]) -> StepResult:
