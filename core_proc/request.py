@@ -140,13 +140,11 @@ class Request:
         """perf: below this number of known tokens, the next token is only appended and sent."""
         self.slot: SlotId | None = None
         self.block_ids: list[list[BlockId]] = NO_LIST
-        """Of each cache group, all equally long; `NULL_BLOCK` stands for a block that its window has passed."""
-        self.num_blocks = 0
-        """Blocks of each cache group."""
+        """Of each cache group, `num_blocks` long; `NULL_BLOCK` stands for a block that its window has passed."""
         self.first_blocks: list[int] = NO_LIST
-        """For each cache group the first block that the request still holds; () if none of the groups has a window."""
-        self.num_announced_blocks = 0
-        """Leading blocks that were sent to the workers."""
+        """Of each cache group, the index of the first block that the request holds; () if there are no windows."""
+        self.num_blocks = self.num_announced_blocks = 0
+        """Blocks of each cache group, and those among them that were sent to the workers: the first ones."""
         self.num_hashed_blocks = 0
         """Leading blocks whose hashes are in the prefix cache."""
         self.block_hashes: list[bytes] = NO_LIST
@@ -164,8 +162,7 @@ class Request:
         """An earlier core has delivered some of its outputs, and everything that is sent with the first one."""
         self.has_delivered_prompt_logprobs = self.is_resumed
         self.time_queued = now
-        self.time_scheduled = 0.0
-        self.time_first_token = 0.0
+        self.time_scheduled = self.time_first_token = 0.0
 
     @property
     def key(self) -> RequestKey:

@@ -34,7 +34,8 @@ class Admitted(msgspec.Struct, array_like=True, gc=False, frozen=True):
     """Prompt and, after a preemption or a resume, the outputs so far."""
     num_prompt_tokens: int
     block_ids: list[list[BlockId]]
-    """Per cache group: all blocks of the request, those from the prefix cache first."""
+    """Per cache group: all blocks of the request, those from the prefix cache first; -1 for one that its window has
+    passed, which must not be read."""
     params: RequestParams
 
 
@@ -115,7 +116,7 @@ class AllocateCache(msgspec.Struct, array_like=True, gc=False, frozen=True, tag=
 
     sequence: int
     num_blocks: list[int]
-    """In each cache group."""
+    """The number of blocks, repeated for each cache group: all groups share the memory."""
     max_model_len: int
 
 

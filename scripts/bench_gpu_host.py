@@ -125,7 +125,7 @@ def open_batch(model: Path, cell: Cell, num_steps: int, sampling: SamplingSpec) 
         config,
         NoDevice(),
         worker_reply_codec().encode,
-        num_blocks=[blocks_each * num_slots],
+        num_blocks=blocks_each * num_slots,
         max_model_len=blocks_each * BLOCK_SIZE,
     )
     executor.warm_up()

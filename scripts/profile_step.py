@@ -71,7 +71,7 @@ def main() -> None:
     config = _config(args, cases)
     model = load_model(config, lambda fraction: None, library=load(), cache_dir=Env.read().cache_dir)
     longest = max(case.context_len for case in cases)
-    forward = build_programs(model, config, num_blocks=[NUM_BLOCKS], max_model_len=longest, min_logits=1)
+    forward = build_programs(model, config, num_blocks=NUM_BLOCKS, max_model_len=longest, min_logits=1)
     results = [_profile(forward, case, config, args.runs) for case in cases]
     settings = {"model": config.model.model_path, "quantization": config.quantization, "threads": config.num_threads}
     write(report("profile_step", settings, results), args.json)

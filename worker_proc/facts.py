@@ -34,7 +34,12 @@ def measure(model: Model, device: Device, config: ResolvedConfig, *, rank: int, 
         activation_bytes=memory.activation_bytes,
         graph_bytes=memory.graph_bytes,
         cache_groups=[
-            CacheGroupSpec(num_layers=len(group.layers), block_bytes=kv_block_bytes(config, group, is_native=is_native))
+            CacheGroupSpec(
+                kind="full" if group.shape.window is None else "window",
+                window=group.shape.window or 0,
+                num_layers=len(group.layers),
+                block_bytes=kv_block_bytes(config, group, is_native=is_native),
+            )
             for group in model.cache_groups
         ],
     )

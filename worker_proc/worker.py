@@ -241,13 +241,13 @@ class Worker:
                 self._spec.config,
                 self._device.stream(),
                 self._deliver,
-                num_blocks=command.num_blocks,
+                num_blocks=command.num_blocks[0],
                 max_model_len=command.max_model_len,
                 processors=self._processors,
             )
         except (RuntimeError, MemoryError) as error:  # raised by torch's allocator and by the native one
             raise NotEnoughMemoryError(
-                f"no memory for {command.num_blocks} KV blocks: {error}",
+                f"no memory for {command.num_blocks[0]} KV blocks: {error}",
                 hint="use a smaller --gpu-memory-utilization or --num-gpu-blocks-override",
             ) from error
         if (fd := self._executor.fileno()) is not None:

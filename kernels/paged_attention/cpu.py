@@ -93,8 +93,9 @@ def plan(
     for request, context_len in enumerate(context_lens):
         start, end = query_starts[request], query_starts[request + 1]
         first_position = context_len - (end - start)
-        first_tile = 0 if window is None else max(0, first_position - window + 1) // KV_TILE
-        slots_W = _slots(block_table_RP[request], block_size, first_tile, context_len)
+        first_key = 0 if window is None else max(0, first_position - window + 1)
+        first_tile = first_key // KV_TILE
+        slots_W = _slots(block_table_RP[request], block_size, first_key, context_len)
         if end - start == 1:
             decodes.append(_Decode(start, context_len, first_tile, slots_W))
         else:
@@ -119,13 +120,13 @@ def workspace_bytes(context_len: int, shape: AttentionShape, dtype: torch.dtype)
     return gathered + 4 * scores + scores * heads.head_dim // KV_TILE
 
 
-def _slots(block_table_P: Tensor, block_size: int, first_tile: int, context_len: int) -> Tensor:
-    """Return the cache slots of whole tiles of keys, padded with the slot of the last position.
+def _slots(block_table_P: Tensor, block_size: int, first_key: int, context_len: int) -> Tensor:
+    """Return the cache slots of whole tiles of keys, padded with the slots of the first and the last position.
 
-    The padding is masked, but it must be finite and belong to this request.
+    The padding is masked, but it must be finite and belong to this request: blocks behind a window do not.
     """
     end = -(-context_len // KV_TILE) * KV_TILE
-    positions_W = torch.arange(first_tile * KV_TILE, end).clamp_(max=context_len - 1)
+    positions_W = torch.arange(first_key // KV_TILE * KV_TILE, end).clamp_(min=first_key, max=context_len - 1)
     return block_table_P.long()[positions_W // block_size] * block_size + positions_W % block_size
 
 

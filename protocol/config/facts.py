@@ -73,7 +73,7 @@ class DeviceFacts(Struct, frozen=True, kw_only=True):
     @property
     def kv_block_bytes(self) -> int:
         """Bytes of one block, which any group may use."""
-        return max([group.block_bytes for group in self.cache_groups])
+        return max([group.block_bytes for group in self.cache_groups], default=0)
 
 
 class CachePlan(Struct, frozen=True, kw_only=True):

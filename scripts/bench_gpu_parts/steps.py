@@ -76,7 +76,7 @@ class StepRunner:
                 self._config,
                 self._device.stream(),
                 self.results.append,
-                num_blocks=[self._num_blocks],
+                num_blocks=self._num_blocks,
                 max_model_len=self._config.max_model_len,
             )
             self._executor.warm_up()

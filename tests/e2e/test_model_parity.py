@@ -24,7 +24,7 @@ from octavo.protocol.errors import ConfigError
 from octavo.worker_proc.attention.paged import PagedCacheAttention
 from octavo.worker_proc.attention.recorded import StepBounds
 from octavo.worker_proc.batch.inputs import GroupInputs, StepInputs
-from octavo.worker_proc.cache.groups import CacheGroup
+from octavo.worker_proc.cache.groups import CacheGroup, max_group_layers
 from octavo.worker_proc.cache.storage import KVStorage
 from octavo.worker_proc.models.base import Model
 from octavo.worker_proc.models.registry import build_model
@@ -95,12 +95,12 @@ class Runner:
     dtype: torch.dtype
 
     def __post_init__(self) -> None:
-        self.forward = self._forward()
         generator = torch.Generator().manual_seed(0)
-        self.tables = [
-            torch.randperm(NUM_BLOCKS, generator=generator).int().view(4, -1) for _ in self.model.cache_groups
-        ]
+        num_groups = len(self.model.cache_groups)
+        self.num_blocks = NUM_BLOCKS * num_groups
+        self.tables = list(torch.randperm(self.num_blocks, generator=generator).int().view(num_groups, 4, -1))
         """Of each cache group."""
+        self.forward = self._forward()
 
     def _forward(self) -> Forward:
         model = self.model
@@ -110,19 +110,16 @@ class Runner:
                 for index, group in enumerate(model.cache_groups)
             ]
             bounds = StepBounds(max_rows=300, max_context=MAX_LEN, max_logits=300, num_threads=2)
-            return NativePrograms(model.library, model, layouts, [NUM_BLOCKS] * len(layouts), bounds)
-        storages = [
-            KVStorage(
-                num_layers=len(group.layers),
-                num_blocks=NUM_BLOCKS,
-                block_size=BLOCK_SIZE,
-                num_kv_heads=group.shape.num_kv_heads,
-                head_dim=group.shape.head_dim,
-                dtype=self.dtype,
-            )
-            for group in model.cache_groups
-        ]
-        return TorchForward(model, PagedCacheAttention(storages, model.cache_groups))
+            return NativePrograms(model.library, model, layouts, self.num_blocks, bounds)
+        storage = KVStorage(
+            num_layers=max_group_layers(model.cache_groups),
+            num_blocks=self.num_blocks,
+            block_size=BLOCK_SIZE,
+            num_kv_heads=model.cache_groups[0].shape.num_kv_heads,
+            head_dim=model.cache_groups[0].shape.head_dim,
+            dtype=self.dtype,
+        )
+        return TorchForward(model, PagedCacheAttention(storage, model.cache_groups))
 
     def step(self, tokens: list[Tensor], parts: list[tuple[int, int, int]]) -> list[Tensor]:
         """Compute positions [start, end) of requests: (request, start, end) triples; the logits of each."""

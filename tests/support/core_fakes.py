@@ -2,16 +2,25 @@
 
 import itertools
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import msgspec
 from client_events import by_request
-from simulation.worker import SimulatedWorker
+from simulation.worker import ONE_GROUP, SimulatedWorker
 
 from octavo.core_proc import invariants
 from octavo.core_proc.scheduler.delivery import ClientEvent
 from octavo.core_proc.scheduler.scheduler import Scheduler
-from octavo.protocol.config import CachePlan, EngineConfig, ModelConfig, ModelFacts, ResolvedConfig, resolve
+from octavo.protocol.config import (
+    CacheGroupSpec,
+    CachePlan,
+    EngineConfig,
+    ModelConfig,
+    ModelFacts,
+    ResolvedConfig,
+    resolve,
+)
 from octavo.protocol.events import Failed, Finished, TokenLogprobs, Tokens
 from octavo.protocol.params import SamplingSpec
 from octavo.protocol.requests import Submit
@@ -53,13 +62,14 @@ def core_config(**changes) -> ResolvedConfig:
     return msgspec.structs.replace(base, **{**small, **changes})
 
 
-def cache_plan(config: ResolvedConfig, num_blocks: int = 64) -> CachePlan:
+def cache_plan(config: ResolvedConfig, num_blocks: int = 64, groups: Sequence[CacheGroupSpec] = ONE_GROUP) -> CachePlan:
     """Return a plan with this many blocks."""
     return CachePlan(
-        blocks_per_group=[num_blocks],
+        blocks_per_group=[num_blocks] * len(groups),
         block_size=config.block_size,
         max_model_len=config.max_model_len,
         kv_cache_bytes=num_blocks * 1000,
+        cache_groups=list(groups),
     )
 
 
@@ -77,10 +87,11 @@ class Output:
 class FakeEngine:
     """A scheduler and a fake worker, run in lockstep; invariants are checked after every call."""
 
-    def __init__(self, num_blocks: int = 64, **changes) -> None:
+    def __init__(self, num_blocks: int = 64, groups: Sequence[CacheGroupSpec] = ONE_GROUP, **changes) -> None:
         self.config = core_config(**changes)
-        self.scheduler = Scheduler(self.config, cache_plan(self.config, num_blocks), itertools.count(1.0).__next__)
-        self.worker = SimulatedWorker(self.config, num_blocks)
+        plan = cache_plan(self.config, num_blocks, groups)
+        self.scheduler = Scheduler(self.config, plan, itertools.count(1.0).__next__)
+        self.worker = SimulatedWorker(self.config, num_blocks, groups)
         self.depth = 2 if self.config.async_scheduling else 1
         self.plans: list[StepPlan] = []
         self.outputs: dict[str, Output] = {}

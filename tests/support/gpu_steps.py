@@ -67,7 +67,7 @@ def driver(
                 config,
                 stream,
                 deliver,
-                num_blocks=[NUM_BLOCKS],
+                num_blocks=NUM_BLOCKS,
                 max_model_len=config.max_model_len,
                 processors=processors,
             ),

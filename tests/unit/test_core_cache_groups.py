@@ -1,38 +1,134 @@
-"""Plans for a model with several KV cache groups."""
+"""KV cache groups in the core: what requests hold of each, what windows free, and which prefixes are found."""
 
-import itertools
+import random
 
-import msgspec
-from core_fakes import CLIENT, cache_plan, core_config
+import pytest
+from core_fakes import FakeEngine, alone
 
-from octavo.core_proc.scheduler.scheduler import Scheduler
-from octavo.protocol.ids import pack_ids
-from octavo.protocol.params import SamplingSpec
-from octavo.protocol.requests import Submit
-from octavo.protocol.steps import StepPlan, StepResult
+from octavo.core_proc.cache.groups import NULL_BLOCK, CacheGroups
+from octavo.protocol.config import CacheGroupSpec
 
 
-def plans(num_groups: int) -> list[StepPlan]:
-    """The plans of one request that grows over several blocks of four tokens, and of one that shares its prefix."""
-    config = core_config(async_scheduling=False)
-    one_group = cache_plan(config, 16)
-    plan = msgspec.structs.replace(one_group, blocks_per_group=[16] * num_groups)
-    scheduler = Scheduler(config, plan, itertools.count(1.0).__next__)
-    made = []
-    for name in "ab":
-        scheduler.submit(CLIENT, Submit(name, pack_ids(range(9)), SamplingSpec(max_tokens=8, seed=0)))
-        while (step := scheduler.plan()) is not None:
-            made.append(step)
-            scheduler.commit(StepResult(step.sequence, pack_ids([7] * len(step.scheduled)), [], []))
-    return made
+def group(kind: str = "full", window: int = 0) -> CacheGroupSpec:
+    return CacheGroupSpec(kind=kind, window=window, num_layers=1, block_bytes=1000)
 
 
-def test_plans_have_the_same_blocks_for_every_cache_group() -> None:
-    one, three = plans(1), plans(3)
-    assert sum(len(plan.appended) for plan in one) == 2
-    assert len(one) == len(three)
-    for single, triple in zip(one, three, strict=True):
-        assert triple.scheduled == single.scheduled
-        for few, many in zip((*single.admitted, *single.appended), (*triple.admitted, *triple.appended), strict=True):
-            assert len(few.block_ids) == 1
-            assert many.block_ids == few.block_ids * 3
+BLOCK = 4
+MIXES = {
+    "two full": [group(), group()],
+    "window": [group("window", 6)],
+    "mixed": [group("window", 9), group(), group("window", 9), group("window", 1)],
+    "chunks": [group(), group("chunk", 10)],
+}
+PROMPT = list(range(1, 42))
+
+
+def run(engine: FakeEngine, request_id: str, prompt: list[int], max_tokens: int = 2, **fields):
+    output = engine.submit(request_id, prompt, max_tokens, **fields)
+    engine.run()
+    return output
+
+
+@pytest.mark.parametrize("mix", MIXES)
+def test_a_request_holds_what_its_windows_read_and_no_more_than_is_planned(mix: str) -> None:
+    groups = CacheGroups(MIXES[mix], BLOCK, 16)
+    engine = FakeEngine(256, MIXES[mix], max_model_len=128, max_num_batched_tokens=16)
+    output = engine.submit("alone", PROMPT, 40)
+    most = [0] * groups.num_groups
+    while engine.scheduler.has_requests:
+        engine.turn()
+        for request in engine.scheduler.running:
+            held = [sum(block_id != NULL_BLOCK for block_id in ids) for ids in request.block_ids]
+            most = list(map(max, most, held))
+    engine.run()
+    planned = groups.max_blocks_per_group(len(PROMPT) + 40)
+    assert all(limit - 1 <= held <= limit for held, limit in zip(most, planned, strict=True))
+    assert output.token_ids == alone(PROMPT, 40).token_ids
+
+
+@pytest.mark.parametrize("mix", MIXES)
+def test_the_longest_request_that_is_accepted_runs_alone_in_the_smallest_cache(mix: str) -> None:
+    groups = CacheGroups(MIXES[mix], BLOCK, 16)
+    num_blocks = groups.max_request_blocks(100)
+    engine = FakeEngine(num_blocks, MIXES[mix], max_model_len=100, max_num_batched_tokens=16)
+    prompt = [index % 40 for index in range(70)]
+    output = engine.submit("alone", prompt, 30)
+    engine.run()
+    assert output.token_ids == alone(prompt, 30).token_ids
+    assert engine.scheduler.counters.num_preemptions == 0
+    assert groups.longest_request(num_blocks, 1000) >= 100
+    assert groups.longest_request(num_blocks - 1, 1000) < 100 or mix == "window"
+
+
+def test_an_equal_prompt_is_found_whole_and_needs_the_blocks_of_the_window_alone() -> None:
+    engine = FakeEngine(64, MIXES["mixed"], max_num_batched_tokens=16)
+    assert run(engine, "first", PROMPT).num_cached_tokens == 0
+    output = engine.submit("alone", PROMPT, 2)
+    plan = engine.plan()
+    (admitted,) = plan.admitted
+    assert [[block_id == NULL_BLOCK for block_id in ids].count(True) for ids in admitted.block_ids] == [8, 0, 8, 10]
+    engine.run()
+    assert output.num_cached_tokens == 40
+    assert output.token_ids == alone(PROMPT, 2).token_ids
+
+
+def test_a_prefix_whose_window_was_evicted_is_found_only_where_another_window_ends() -> None:
+    engine = FakeEngine(40, [group(), group("window", 8)], max_model_len=128, max_num_batched_tokens=16)
+    common = PROMPT[:24]
+    run(engine, "a", common)
+    assert run(engine, "b", [*common, 1]).num_cached_tokens == 24
+    run(engine, "c", [*common, *PROMPT[:40]])
+    assert run(engine, "d", [*common, 2]).num_cached_tokens == 24
+    pool, cache = engine.scheduler.cache.pool, engine.scheduler.cache
+    hashes = _hashes(engine, common)
+    pool.drop_hash(hashes[5] + cache.groups.key_suffixes[1])
+    assert run(engine, "e", [*common, 3]).num_cached_tokens == 20
+    pool.drop_hash(hashes[2])
+    assert run(engine, "f", [*common, 4]).num_cached_tokens == 8
+
+
+def _hashes(engine: FakeEngine, tokens: list[int]) -> list[bytes]:
+    engine.submit("hashes", [*tokens, 1], 1)
+    engine.plan()
+    hashes = list(engine.scheduler.running.first.block_hashes)
+    engine.run()
+    return hashes
+
+
+def test_windows_that_are_freed_while_running_are_reused_before_the_blocks_of_finished_requests() -> None:
+    engine = FakeEngine(64, [group(), group("window", 8)], max_model_len=128, max_num_batched_tokens=16)
+    engine.submit("a", PROMPT, 2)
+    engine.run()
+    pool, suffix = engine.scheduler.cache.pool, engine.scheduler.cache.groups.key_suffixes[1]
+    hashes = [pool.block_hash(block_id) for block_id in pool.free_blocks()]
+    first_kept = min(index for index, name in enumerate(hashes) if name is not None and not name.endswith(suffix))
+    freed_early = [name for name in hashes[:first_kept] if name is not None]
+    assert len(freed_early) >= 6
+
+
+@pytest.mark.parametrize("mix", MIXES)
+@pytest.mark.parametrize("chunk", [3, 16])
+def test_storms_give_every_request_the_tokens_it_gets_alone(mix: str, chunk: int) -> None:
+    """Few blocks, common prefixes, aborts: preemptions and hits in all orders. The worker and the invariants check."""
+    rng = random.Random(f"{mix} {chunk}")
+    num_blocks = CacheGroups(MIXES[mix], BLOCK, chunk).max_request_blocks(64) + 3
+    engine = FakeEngine(num_blocks, MIXES[mix], max_model_len=64, max_num_batched_tokens=chunk, max_num_seqs=6)
+    stems = [[rng.randrange(50) for _ in range(40)] for _ in range(3)]
+    prompts = {}
+    for index in range(60):
+        stem = rng.choice(stems)[: rng.randrange(1, 40)]
+        prompt = [*stem, *[rng.randrange(50) for _ in range(rng.randrange(0, 8))]]
+        prompts[str(index)] = prompt, rng.randrange(1, 16)
+        engine.submit(str(index), prompt, prompts[str(index)][1])
+        for _ in range(rng.randrange(6)):
+            if engine.scheduler.has_requests:
+                engine.turn()
+        if rng.random() < 0.1:
+            engine.abort(str(index))
+            del prompts[str(index)]
+    engine.run()
+    # What a window needs is reserved when a request starts, so that only full groups run out of blocks.
+    assert engine.scheduler.counters.num_preemptions > 0 or mix == "window"
+    assert engine.scheduler.counters.prefix_cache_hits > 0
+    for name, (prompt, max_tokens) in prompts.items():
+        assert engine.outputs[name].token_ids == alone(prompt, max_tokens).token_ids

@@ -30,7 +30,7 @@ def first(scheduler: Scheduler):
 
 
 def share_a_partial_block(scheduler: Scheduler) -> None:
-    mine, others = first(scheduler).block_ids, scheduler.running.last.block_ids
+    (mine,), (others,) = first(scheduler).block_ids, scheduler.running.last.block_ids
     scheduler.cache.pool.release(mine[-1:])
     scheduler.cache.pool.incref(others[-1])
     mine[-1] = others[-1]
@@ -45,13 +45,16 @@ DAMAGE: dict[str, Callable[[Scheduler], object]] = {
     "out of order": lambda s: setattr(first(s), "order", 99),
     "nothing left to compute": lambda s: setattr(first(s), "num_computed_tokens", first(s).num_tokens),
     "no plan announced": lambda s: setattr(first(s), "num_announced_blocks", 0),
-    "outside its blocks": lambda s: first(s).block_ids.clear(),
+    "outside its blocks": lambda s: setattr(first(s), "num_blocks", 0),
+    "in one group than in another": lambda s: first(s).block_ids[0].append(7),
+    "blocks of 2 groups": lambda s: first(s).block_ids.append([]),
+    "than it counts": lambda s: first(s).block_ids[0].__setitem__(0, -1),
     "slots are lost": lambda s: setattr(first(s), "slot", 1),
     "miscounts its steps": lambda s: setattr(first(s), "num_in_flight", 0),
     "miscounts its placeholders": lambda s: setattr(s.waiting.first, "num_pending_tokens", 1),
     "share a slot": lambda s: s.in_flight[0].scheduled.__setitem__(0, s.in_flight[0].scheduled[1]),
     "step of": lambda s: s.in_flight[0].scheduled.__setitem__(0, Scheduled(0, 0, 33, 1)),
-    "wrong reference count": lambda s: s.cache.pool.incref(first(s).block_ids[0]),
+    "wrong reference count": lambda s: s.cache.pool.incref(first(s).block_ids[0][0]),
     "reference count": lambda s: s.cache.pool.allocate(),
     "free list is damaged": lambda s: setattr(s.cache.pool, "num_free", 1),
     "is hashed for what it does not hold": lambda s: first(s).token_ids.__setitem__(0, 9),

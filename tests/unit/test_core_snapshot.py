@@ -24,7 +24,7 @@ def test_blocks_are_told_apart_by_who_holds_them():
     engine.turn()
     engine.turn()
     shown = take_snapshot(engine.scheduler, engine.scheduler.stats(), now=0.0)
-    held = [list(request.block_ids) for request in engine.scheduler.running]
+    held = [list(request.block_ids[0]) for request in engine.scheduler.running]
     shared = set(held[0]) & set(held[1])
     assert len(shared) == 2
     own = (set(held[0]) | set(held[1])) - shared

@@ -40,7 +40,7 @@ class Guessing(FakeEngine):
             )
             self.scheduler.batch.withdraw(request)
             self.scheduler.cache.extend(request, request.num_computed_tokens + NUM_GUESSED)
-            request.num_announced_blocks = len(request.block_ids)
+            request.num_announced_blocks = request.num_blocks
             request.num_computed_tokens += NUM_GUESSED
             request.num_pending_tokens += NUM_GUESSED
             self.scheduler.batch.update(request)

@@ -36,12 +36,12 @@ def num_pages(prefaulter: Prefaulter) -> int:
 
 
 def test_nothing_is_taken_before_the_first_use() -> None:
-    assert not Prefaulter([buffers(2)], [NUM_BLOCKS]).has_pages
+    assert not Prefaulter(buffers(2), NUM_BLOCKS).has_pages
 
 
 @pytest.mark.parametrize("is_admitted", [True, False])
 def test_the_page_in_use_and_the_next_are_taken_once_in_every_buffer(is_admitted: bool) -> None:
-    prefaulter = Prefaulter([buffers(3)], [NUM_BLOCKS], reserve_bytes=0)
+    prefaulter = Prefaulter(buffers(3), NUM_BLOCKS, reserve_bytes=0)
     prefaulter.on_plan(plan([2, 0], []) if is_admitted else plan([], [0, 2]))
     assert num_pages(prefaulter) == 3 * 2
     prefaulter.on_plan(plan([], [BLOCKS_PER_PAGE - 1]))
@@ -53,7 +53,7 @@ def test_the_page_in_use_and_the_next_are_taken_once_in_every_buffer(is_admitted
 
 
 def test_more_pages_are_kept_ready_where_there_is_memory_for_them_and_the_nearest_come_first() -> None:
-    prefaulter = Prefaulter([buffers(2)], [NUM_BLOCKS], reserve_bytes=2 * 2 * HUGE_PAGE_BYTES)
+    prefaulter = Prefaulter(buffers(2), NUM_BLOCKS, reserve_bytes=2 * 2 * HUGE_PAGE_BYTES)
     prefaulter.on_plan(plan([0], []))
     assert list(prefaulter._queue) == [(index, page * HUGE_PAGE_BYTES) for page in range(3) for index in range(2)]
     assert num_pages(prefaulter) == 2 * 3
@@ -62,7 +62,7 @@ def test_more_pages_are_kept_ready_where_there_is_memory_for_them_and_the_neares
 def test_the_part_of_a_page_at_the_beginning_of_a_buffer_is_touched_too() -> None:
     quarter = HUGE_PAGE_BYTES // 4
     memory = [*buffers(1, page_offset=quarter), *buffers(1, page_offset=3 * quarter)]
-    prefaulter = Prefaulter([memory], [NUM_BLOCKS], reserve_bytes=0)
+    prefaulter = Prefaulter(memory, NUM_BLOCKS, reserve_bytes=0)
     prefaulter.on_plan(plan([0], []))
     assert list(prefaulter._queue) == [(1, -3 * quarter), (0, -quarter), (1, quarter), (0, 3 * quarter)]
     prefaulter.on_plan(plan([NUM_BLOCKS - 1], []))
@@ -71,27 +71,27 @@ def test_the_part_of_a_page_at_the_beginning_of_a_buffer_is_touched_too() -> Non
 
 
 def test_there_is_an_end() -> None:
-    prefaulter = Prefaulter([buffers(1)], [NUM_BLOCKS])
+    prefaulter = Prefaulter(buffers(1), NUM_BLOCKS)
     prefaulter.on_plan(plan([NUM_BLOCKS - 1], []))
     assert num_pages(prefaulter) == NUM_BLOCKS // BLOCKS_PER_PAGE
 
 
 def test_contents_stay() -> None:
     memory = buffers(2)
-    prefaulter = Prefaulter([memory], [NUM_BLOCKS])
+    prefaulter = Prefaulter(memory, NUM_BLOCKS)
     prefaulter.on_plan(plan([NUM_BLOCKS - 1], []))
     num_pages(prefaulter)
     assert all(bool((buffer == 7).all()) for buffer in memory)
 
 
 def test_without_buffers_there_is_nothing_to_do() -> None:
-    prefaulter = Prefaulter((), [NUM_BLOCKS])
+    prefaulter = Prefaulter((), NUM_BLOCKS)
     prefaulter.on_plan(plan([5], []))
     assert not prefaulter.has_pages
 
 
 def test_all_are_taken_after_one_wait_unless_a_command_comes() -> None:
-    prefaulter = Prefaulter([buffers(3)], [NUM_BLOCKS], reserve_bytes=0)
+    prefaulter = Prefaulter(buffers(3), NUM_BLOCKS, reserve_bytes=0)
     prefaulter.on_plan(plan([0], []))
     waits: list[int] = []
 
@@ -105,10 +105,10 @@ def test_all_are_taken_after_one_wait_unless_a_command_comes() -> None:
     assert (waits[3:], len(prefaulter._queue)) == ([IDLE_MS, 0, 0, 0], 0)
 
 
-def test_each_group_has_a_frontier_of_its_own() -> None:
-    prefaulter = Prefaulter([buffers(1), buffers(2)], [NUM_BLOCKS, NUM_BLOCKS], reserve_bytes=0)
-    request = Admitted(0, "r", pack_ids([1]), 1, [[0], []], SamplingSpec(max_tokens=1, seed=0))
+def test_the_blocks_of_all_groups_count() -> None:
+    prefaulter = Prefaulter(buffers(2), NUM_BLOCKS, reserve_bytes=0)
+    request = Admitted(0, "r", pack_ids([1]), 1, [[-1, 1], [0, 3]], SamplingSpec(max_tokens=1, seed=0))
     prefaulter.on_plan(StepPlan(0, [], [request], [], []))
-    assert num_pages(prefaulter) == 2
-    prefaulter.on_plan(StepPlan(1, [], [], [Appended(0, [[], [3]])], []))
     assert num_pages(prefaulter) == 2 * 2
+    prefaulter.on_plan(StepPlan(1, [], [], [Appended(0, [[BLOCKS_PER_PAGE], [2]])], []))
+    assert num_pages(prefaulter) == 2

@@ -16,10 +16,10 @@ from octavo.worker_proc.cache.storage import KVStorage
 
 
 class PagedCacheAttention:
-    """The `Attention` of the torch path: the keys and values of each cache group live in a `KVStorage`."""
+    """The `Attention` of the torch path: the keys and values of all cache groups live in one `KVStorage`."""
 
-    def __init__(self, storages: Sequence[KVStorage], groups: Sequence[CacheGroup]) -> None:
-        self._storages = storages
+    def __init__(self, storage: KVStorage, groups: Sequence[CacheGroup]) -> None:
+        self._storage = storage
         self._groups = groups
         self._places = places_of_layers(groups)
         self._planned: Sequence[PagedAttention] = ()
@@ -34,10 +34,10 @@ class PagedCacheAttention:
                 query_starts,
                 context_lens,
                 torch.from_numpy(group_inputs.block_table_RP),
-                storage.block_size,
+                self._storage.block_size,
                 group.shape,
             )
-            for storage, group, group_inputs in zip(self._storages, self._groups, inputs.groups, strict=True)
+            for group, group_inputs in zip(self._groups, inputs.groups, strict=True)
         ]
 
     def follow(self, planned: Sequence[PagedAttention], slot_mappings: Sequence[Tensor]) -> None:
@@ -50,7 +50,7 @@ class PagedCacheAttention:
         """See `octavo.worker_proc.attention.base.Attention`."""
         assert self._planned, "plan() comes before run()"
         group, place = self._places[layer_index]
-        k_cache_PSKH, v_cache_PSKH = self._storages[group].layer(place)
+        k_cache_PSKH, v_cache_PSKH = self._storage.layer(place)
         slot_mapping_T = self._slot_mappings[group]
         if rotation is None:
             store_kv(k_TKH, v_TKH, k_cache_PSKH, v_cache_PSKH, slot_mapping_T)

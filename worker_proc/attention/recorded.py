@@ -14,7 +14,7 @@ from octavo.kernels.paged_attention.native import ShapeArguments, workspace_byte
 from octavo.kernels.rope_store_kv import record as rope_store_kv
 from octavo.kernels.rope_store_kv.rotation import Rotation
 from octavo.kernels.store_kv import record as store_kv
-from octavo.worker_proc.cache.groups import CacheGroup, places_of_layers
+from octavo.worker_proc.cache.groups import CacheGroup, max_group_layers, places_of_layers
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class RecordedAttention:
         recorder: of the program whose layers attend.
         groups: of the model's layers.
         layouts: of the caches of a layer, for each group.
-        num_blocks: of each group.
+        num_blocks: of the cache that all groups share.
         bounds: of the steps, for the workspaces.
     """
 
@@ -47,15 +47,13 @@ class RecordedAttention:
         recorder: ProgramRecorder,
         groups: Sequence[CacheGroup],
         layouts: Sequence[CacheLayout],
-        num_blocks: Sequence[int],
+        num_blocks: int,
         bounds: StepBounds,
     ) -> None:
         self._places = places_of_layers(groups)
         self._layouts = layouts
-        self._caches = {
-            layer: layouts[group].allocate(num_blocks[group], index, len(groups[group].layers))
-            for layer, (group, index) in sorted(self._places.items())
-        }
+        num_places = max_group_layers(groups)
+        self._caches = [layouts[0].allocate(num_blocks, place, num_places) for place in range(num_places)]
         self.workspace_bytes = 0
         self._workspaces = []
         for group, layout in zip(groups, layouts, strict=True):
@@ -67,19 +65,16 @@ class RecordedAttention:
             self._workspaces.append(workspace)
 
     @property
-    def caches(self) -> list[list[Tensor]]:
-        """The buffers of keys and values of each group, layer by layer."""
-        caches: list[list[Tensor]] = [[] for _ in self._layouts]
-        for layer, pair in self._caches.items():
-            caches[self._places[layer][0]] += pair
-        return caches
+    def caches(self) -> list[Tensor]:
+        """The buffers of keys and values, layer by layer of a group."""
+        return [buffer for pair in self._caches for buffer in pair]
 
     def run(
         self, q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, layer_index: int, rotation: Rotation | None = None
     ) -> Tensor:
         """Record the rotation and storing of a layer's keys and values, and its attention."""
-        k_cache, v_cache = self._caches[layer_index]
-        group, _ = self._places[layer_index]
+        group, place = self._places[layer_index]
+        k_cache, v_cache = self._caches[place]
         layout = self._layouts[group]
         if rotation is None:
             store_kv.record(k_TKH, v_TKH, k_cache, v_cache, layout)

@@ -1,9 +1,21 @@
-"""KV cache groups: layers that share block tables, and what their attention looks like."""
+"""KV cache groups: layers that share block tables, and what their attention looks like.
 
-from collections.abc import Mapping, Sequence
+The groups of a model share one memory: block i of a group lies where block i of any other group would, and the core
+gives it to one of them at a time. A group therefore takes as much memory for a block as the largest one.
+"""
+
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from octavo.kernels.paged_attention import AttentionShape
+from octavo.protocol.errors import ConfigError
+
+MAX_GROUPS = 8
+"""A step plans attention for each group, and the core keeps a list of blocks of each request in each."""
+
+_GROUP_COST = 0.02
+"""What another group costs in time, as a fraction of the memory that it would have to save."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,21 +27,58 @@ class CacheGroup:
 
     shape: AttentionShape
     layers: tuple[int, ...]
-    """Indices of the layers in the model."""
+    """Indices of the layers in the model; a pipeline stage may have none of them."""
 
 
-def group_layers(shapes: Mapping[int, AttentionShape]) -> tuple[CacheGroup, ...]:
-    """Return a group for each different attention, in the order of their first layers.
+def group_layers(shapes: Sequence[AttentionShape], own_layers: Container[int]) -> tuple[CacheGroup, ...]:
+    """Divide the layers of a model into groups of equal attention and about equal size.
+
+    All pipeline stages have the same groups, each with its own layers of them.
 
     Args:
-        shapes: of the attention of each layer, by its index.
+        shapes: of the attention of each layer of the model.
+        own_layers: those of this pipeline stage.
+
+    Raises:
+        ConfigError: keys and values have another size in some layers than in others.
     """
-    members: dict[AttentionShape, list[int]] = {}
-    for layer, shape in shapes.items():
-        members.setdefault(shape, []).append(layer)
-    return tuple(CacheGroup(shape, tuple(layers)) for shape, layers in members.items())
+    kinds: dict[AttentionShape, list[int]] = {}
+    for layer, shape in enumerate(shapes):
+        kinds.setdefault(shape, []).append(layer)
+    sizes = {(shape.num_kv_heads, shape.head_dim) for shape in kinds}
+    if len(sizes) > 1:
+        raise ConfigError(f"layers with different sizes of keys are not supported: (heads, dimensions) {sorted(sizes)}")
+    counts = _groups_of_kinds([len(layers) for layers in kinds.values()], [shape.window for shape in kinds])
+    groups = []
+    for (shape, layers), num_groups in zip(kinds.items(), counts, strict=True):
+        own = [layer for layer in layers if layer in own_layers]
+        bounds = [index * len(own) // num_groups for index in range(num_groups + 1)]
+        groups += [CacheGroup(shape, tuple(own[start:end])) for start, end in pairwise(bounds)]
+    return tuple(groups)
+
+
+def _groups_of_kinds(num_layers: Sequence[int], windows: Sequence[int | None]) -> list[int]:
+    """Return into how many groups the layers of each kind are divided.
+
+    Groups of equal size waste no memory, but small ones are many. The size is the one for which a short request, which
+    has blocks in all groups, and a long one, which has most of its blocks in groups without a window, take the least.
+    """
+
+    def cost(size: int) -> float:
+        counts = [-(-layers // size) for layers in num_layers]
+        num_long = sum(count for count, window in zip(counts, windows, strict=True) if window is None)
+        excess = max(0, sum(counts) - max(MAX_GROUPS, len(num_layers)))
+        return (sum(counts) + num_long) * size * (1 + _GROUP_COST * sum(counts)) + excess * sum(num_layers)
+
+    best = min(range(1, max(num_layers) + 1), key=cost)
+    return [-(-layers // best) for layers in num_layers]
 
 
 def places_of_layers(groups: Sequence[CacheGroup]) -> dict[int, tuple[int, int]]:
     """Return for each layer the index of its group, and its index within that group."""
     return {layer: (index, place) for index, group in enumerate(groups) for place, layer in enumerate(group.layers)}
+
+
+def max_group_layers(groups: Sequence[CacheGroup]) -> int:
+    """Return for how many layers a block has room."""
+    return max(len(group.layers) for group in groups)

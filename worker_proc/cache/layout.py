@@ -1,11 +1,13 @@
 """The layout of the cache for a configuration: its dtype and the bytes of a block."""
 
+from collections.abc import Sequence
+
 import torch
 
 from octavo.kernels.paged_attention.layout import CacheLayout
 from octavo.protocol.config import ResolvedConfig
 from octavo.protocol.errors import ConfigError
-from octavo.worker_proc.cache.groups import CacheGroup
+from octavo.worker_proc.cache.groups import CacheGroup, max_group_layers
 from octavo.worker_proc.cache.storage import KVStorage, block_bytes
 
 _DTYPES = {
@@ -26,19 +28,21 @@ def cache_layout(config: ResolvedConfig, group: CacheGroup, index: int = 0) -> C
     return CacheLayout(dtype, config.block_size, group.shape.num_kv_heads, group.shape.head_dim, index)
 
 
-def torch_storage(config: ResolvedConfig, group: CacheGroup, num_blocks: int, device: torch.device = _CPU) -> KVStorage:
-    """Allocate the cache of one group for steps through torch or on a GPU.
+def torch_storage(
+    config: ResolvedConfig, groups: Sequence[CacheGroup], num_blocks: int, device: torch.device = _CPU
+) -> KVStorage:
+    """Allocate the cache that all groups share, for steps through torch or on a GPU.
 
     Raises:
         ConfigError: only the native kernels have this dtype.
         RuntimeError: there is no memory for it.
     """
     return KVStorage(
-        num_layers=len(group.layers),
+        num_layers=max_group_layers(groups),
         num_blocks=num_blocks,
         block_size=config.block_size,
-        num_kv_heads=group.shape.num_kv_heads,
-        head_dim=group.shape.head_dim,
+        num_kv_heads=groups[0].shape.num_kv_heads,
+        head_dim=groups[0].shape.head_dim,
         dtype=_torch_dtype(config),
         device=device,
     )

@@ -25,21 +25,17 @@ class Prefaulter:
     known.
 
     Args:
-        buffers: of each cache group, as bytes; each is divided evenly among the blocks of its group. Nobody else
-            writes to them during `touch_page`.
-        num_blocks: of each cache group.
+        buffers: of the cache, as bytes; each is divided evenly among the blocks. Nobody else writes to them during
+            `touch_page`.
+        num_blocks: of the cache.
         reserve_bytes: memory of all buffers together to prefault beyond the blocks in use; at least a page of each.
     """
 
-    def __init__(
-        self, buffers: Sequence[Sequence[Tensor]], num_blocks: Sequence[int], reserve_bytes: int = PREFAULT_BYTES
-    ) -> None:
+    def __init__(self, buffers: Sequence[Tensor], num_blocks: int, reserve_bytes: int = PREFAULT_BYTES) -> None:
         # As arrays: tensors made in inference mode cannot be written outside of it.
-        self._buffers = [buffer.numpy() for group in buffers for buffer in group]
-        self._groups = [index for index, group in enumerate(buffers) for _ in group]
-        """The group of each buffer."""
+        self._buffers = [buffer.numpy() for buffer in buffers]
         self._num_blocks = num_blocks
-        self._num_used = [0] * len(num_blocks)
+        self._num_used = 0
         self._reserve_bytes = HUGE_PAGE_BYTES * max(1, reserve_bytes // (HUGE_PAGE_BYTES * max(1, len(self._buffers))))
         """Of each buffer."""
         self._next_page = [-(buffer.ctypes.data % HUGE_PAGE_BYTES) for buffer in self._buffers]
@@ -55,14 +51,10 @@ class Prefaulter:
 
     def on_plan(self, plan: StepPlan) -> None:
         """Learn from a plan which blocks are in use."""
-        has_grown = False
         lists = [admitted.block_ids for admitted in plan.admitted] + [appended.block_ids for appended in plan.appended]
-        for block_ids_of_groups in lists:
-            for group, block_ids in enumerate(block_ids_of_groups):
-                if block_ids and (num_used := max(block_ids) + 1) > self._num_used[group]:
-                    self._num_used[group] = num_used
-                    has_grown = True
-        if has_grown:
+        num_used = 1 + max([max(block_ids) for groups in lists for block_ids in groups if block_ids], default=-1)
+        if num_used > self._num_used:
+            self._num_used = num_used
             self._enqueue()
 
     def touch_page(self) -> None:
@@ -87,10 +79,7 @@ class Prefaulter:
     def _enqueue(self) -> None:
         wanted: list[tuple[int, int]] = []
         for index, buffer in enumerate(self._buffers):
-            num_used, num_blocks = self._num_used[self._groups[index]], self._num_blocks[self._groups[index]]
-            if not num_used:
-                continue
-            end = min(len(buffer), num_used * len(buffer) // num_blocks + self._reserve_bytes)
+            end = min(len(buffer), self._num_used * len(buffer) // self._num_blocks + self._reserve_bytes)
             pages = range(self._next_page[index], end, HUGE_PAGE_BYTES)
             wanted.extend((offset, index) for offset in pages)
             self._next_page[index] += len(pages) * HUGE_PAGE_BYTES

@@ -10,7 +10,8 @@ def block_bytes(num_layers: int, block_size: int, num_kv_heads: int, head_dim: i
 
 
 class KVStorage:
-    """One pair of tensors per layer, each of shape PSKH (blocks, slots, key heads, head dimension).
+    """One pair of tensors per layer of a group, shared by all groups. Shape: PSKH (blocks, slots, key heads, head
+    dimension).
 
     On a GPU the slots of a head are contiguous, as its kernels read them; on the CPU the heads of a slot are.
 

@@ -1,7 +1,5 @@
 """Makes the executor of a loaded model, whatever its device: the seam for the worker and for benchmarks."""
 
-from collections.abc import Sequence
-
 from octavo.protocol.config import ResolvedConfig
 from octavo.worker_proc.batch.state import BatchState
 from octavo.worker_proc.device.stream import Stream
@@ -18,7 +16,7 @@ def open_executor(
     stream: Stream | None,
     deliver: Deliver,
     *,
-    num_blocks: Sequence[int],
+    num_blocks: int,
     max_model_len: int,
     processors: Processors | None = None,
 ) -> PipelinedExecutor:
@@ -29,7 +27,7 @@ def open_executor(
         config: sizes of a step and of a block, types.
         stream: of the device; None: the host computes.
         deliver: takes the result of each plan, in order; called from within the methods of the executor.
-        num_blocks: of each cache group.
+        num_blocks: of the cache.
         max_model_len: longest request, in tokens.
         processors: of logits.
 

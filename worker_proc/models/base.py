@@ -85,8 +85,7 @@ class Model(ABC):
         """The library that computes its steps, and for which its weights are packed; None: torch."""
         self.stage = parameters.stage
         """The layers that are here."""
-        own_shapes = {layer: shape for layer, shape in enumerate(shapes) if layer in self.stage.layers}
-        self.cache_groups = group_layers(own_shapes)
+        self.cache_groups = group_layers(shapes, self.stage.layers)
         """The layers that are here, by the block tables that they share."""
 
     @abstractmethod

@@ -27,7 +27,7 @@ class Forward(Protocol):
     """A model with its cache, ready for steps. Knows no request and samples nothing."""
 
     @property
-    def cache_buffers(self) -> Sequence[Sequence[Tensor]]:
+    def cache_buffers(self) -> Sequence[Tensor]:
         """Cache memory to prefault, as bytes: see `Prefaulter`."""
 
     @property
@@ -95,20 +95,20 @@ class HostRunner:
     Args:
         forward: computes.
         sampler: of its logits.
-        num_blocks: of each cache group.
+        num_blocks: of the cache.
     """
 
     max_in_flight = 1
     reads_block_tables = True
 
-    def __init__(self, forward: Forward, sampler: Sampler, num_blocks: Sequence[int]) -> None:
+    def __init__(self, forward: Forward, sampler: Sampler, num_blocks: int) -> None:
         self.forward = forward
         self._sampler = sampler
         self._prefaulter = Prefaulter(forward.cache_buffers, num_blocks)
 
     @classmethod
     def build(
-        cls, forward: Forward, config: ResolvedConfig, library: NativeLibrary | None, num_blocks: Sequence[int]
+        cls, forward: Forward, config: ResolvedConfig, library: NativeLibrary | None, num_blocks: int
     ) -> "HostRunner":
         """Make the runner of a model, which samples through a native library if there is one."""
         sampler = Sampler(config.model.vocab_size, library, config.num_threads, forward.choose_threads)

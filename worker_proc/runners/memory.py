@@ -34,7 +34,8 @@ def prompts_plan(
         blocks_each: blocks of a request, which nobody shares.
         sequence: of the plan.
         released: slots that a plan before has filled.
-        num_groups: KV cache groups; a request has the same blocks in each.
+        num_groups: KV cache groups; a request has the same blocks in each, which is no
+            matter where only memory is measured.
         samples: whether a token is sampled after each prompt.
     """
     admitted = [

@@ -1,6 +1,5 @@
 """Which runner computes a model's steps. Importing it imports no runner."""
 
-from collections.abc import Sequence
 from importlib import import_module
 from typing import Protocol
 
@@ -21,7 +20,7 @@ class RunnerModule(Protocol):
         config: ResolvedConfig,
         stream: Stream | None,
         *,
-        num_blocks: Sequence[int],
+        num_blocks: int,
         max_model_len: int,
     ) -> Runner:
         """Make the cache, and a runner over it.
@@ -39,7 +38,7 @@ class RunnerModule(Protocol):
 
 
 def open_runner(
-    model: Model, config: ResolvedConfig, stream: Stream | None, *, num_blocks: Sequence[int], max_model_len: int
+    model: Model, config: ResolvedConfig, stream: Stream | None, *, num_blocks: int, max_model_len: int
 ) -> Runner:
     """Make the cache of a loaded model, and the runner that computes with both.
 
@@ -47,7 +46,7 @@ def open_runner(
         model: shared, not copied.
         config: sizes of a step and of a block, types, threads.
         stream: of the device; None: the host computes.
-        num_blocks: of each cache group.
+        num_blocks: of the cache.
         max_model_len: longest request, in tokens.
 
     Raises:

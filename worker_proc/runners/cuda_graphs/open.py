@@ -1,7 +1,6 @@
 """Makes the runner of a GPU, and measures what its steps take. Imports Triton."""
 
 import contextlib
-from collections.abc import Sequence
 
 import msgspec
 import torch
@@ -47,14 +46,14 @@ _MEASURED = SamplingSpec(
 
 
 def open_runner(
-    model: Model, config: ResolvedConfig, stream: Stream | None, *, num_blocks: Sequence[int], max_model_len: int
+    model: Model, config: ResolvedConfig, stream: Stream | None, *, num_blocks: int, max_model_len: int
 ) -> CudaGraphRunner:
     """See `octavo.worker_proc.runners.registry.RunnerModule`."""
     assert stream is not None, "a device that computes on its own"
     device, num_seqs, vocab_size = stream.torch_device, config.max_num_seqs, config.model.vocab_size
     model.prepare(max_model_len)
     groups = model.cache_groups
-    storages = [torch_storage(config, *pair, device) for pair in zip(groups, num_blocks, strict=True)]
+    storage = torch_storage(config, groups, num_blocks, device)
     max_seen = -(-min(vocab_size, max_model_len + 1) // 16) * 16  # one form of the kernels for all lengths
     blocks_each = -(-max_model_len // config.block_size)
     widths = Widths(SamplingWidths(mask_words=-(-vocab_size // 32)), max_seen, blocks_each, len(groups))
@@ -75,7 +74,7 @@ def open_runner(
     unpadded: UnpaddedRows = model.parameters.unpadded_rows if config.world_size == 1 else lambda size: size
     graphs = StepGraphs(
         model,
-        PagedCacheAttention(storages, groups),
+        PagedCacheAttention(storage, groups),
         attention,
         block_tables,
         stream,
@@ -83,9 +82,8 @@ def open_runner(
         buffer,
         GraphSizes.of(config.max_graph_size, config.max_num_batched_tokens, unpadded),
     )
-    cache_bytes = sum(storage.num_bytes for storage in storages)
     changes_logits = bool(config.logits_processors)
-    return CudaGraphRunner(table, graphs, stream, cache_bytes, max_size, changes_logits=changes_logits)
+    return CudaGraphRunner(table, graphs, stream, storage.num_bytes, max_size, changes_logits=changes_logits)
 
 
 @torch.inference_mode()
@@ -111,7 +109,7 @@ def _activation_bytes(model: Model, device: Device, stream: Stream | None, confi
     prompts = _prompt_lengths(config)
     blocks_each = -(-max(prompts) // config.block_size)
     num_groups = len(model.cache_groups)
-    num_blocks = [max(blocks_each * len(prompts), config.max_num_seqs)] * num_groups
+    num_blocks = max(blocks_each * len(prompts), config.max_num_seqs)
     device.reset_peak()
     eager = msgspec.structs.replace(config, max_graph_size=0)
     runner = open_runner(model, eager, stream, num_blocks=num_blocks, max_model_len=config.max_model_len)
@@ -137,8 +135,7 @@ def _activation_bytes(model: Model, device: Device, stream: Stream | None, confi
 
 def _graph_bytes(model: Model, device: Device, stream: Stream | None, config: ResolvedConfig) -> int:
     """Capture the two largest graphs of each kind, and count the second for all that follow."""
-    num_blocks = [1] * len(model.cache_groups)
-    graphs = open_runner(model, config, stream, num_blocks=num_blocks, max_model_len=config.max_model_len).graphs
+    graphs = open_runner(model, config, stream, num_blocks=1, max_model_len=config.max_model_len).graphs
     num_bytes = 0
     for kind in GraphKind:
         sizes = graphs.uncaptured(kind)

@@ -1,7 +1,5 @@
 """Makes the native runner, and computes what its steps take."""
 
-from collections.abc import Sequence
-
 import torch
 
 from octavo.protocol.config import ResolvedConfig
@@ -18,7 +16,7 @@ from octavo.worker_proc.runners.native.programs import NativePrograms
 
 
 def open_runner(
-    model: Model, config: ResolvedConfig, stream: Stream | None, *, num_blocks: Sequence[int], max_model_len: int
+    model: Model, config: ResolvedConfig, stream: Stream | None, *, num_blocks: int, max_model_len: int
 ) -> HostRunner:
     """See `octavo.worker_proc.runners.registry.RunnerModule`."""
     programs = build_programs(model, config, num_blocks=num_blocks, max_model_len=max_model_len)
@@ -28,9 +26,7 @@ def open_runner(
 def measure(model: Model, device: Device, config: ResolvedConfig) -> StepMemory:
     """Return the memory that the programs plan when they are made, and the sampler's copy of the logits."""
     try:
-        programs = build_programs(
-            model, config, num_blocks=[1] * len(model.cache_groups), max_model_len=config.max_model_len
-        )
+        programs = build_programs(model, config, num_blocks=1, max_model_len=config.max_model_len)
     except MemoryError as error:
         raise NotEnoughMemoryError(
             f"the activations of a step do not fit in memory: {error}",
@@ -43,7 +39,7 @@ def build_programs(
     model: Model,
     config: ResolvedConfig,
     *,
-    num_blocks: Sequence[int],
+    num_blocks: int,
     max_model_len: int,
     min_logits: int = PROMPT_LOGPROBS_ROWS,
 ) -> NativePrograms:
@@ -52,7 +48,7 @@ def build_programs(
     Args:
         model: shared, not copied.
         config: sizes of a step and of a block, types, threads.
-        num_blocks: of each cache group.
+        num_blocks: of the cache.
         max_model_len: longest request, in tokens.
         min_logits: rows that one call of `logits` must hold, if these are more than `max_num_seqs`.
 

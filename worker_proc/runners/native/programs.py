@@ -28,7 +28,7 @@ class NativePrograms:
         library: where the operations are.
         model: recorded here.
         layouts: of the cache, for each of its groups.
-        num_blocks: of each group.
+        num_blocks: of the cache.
         bounds: of the steps.
     """
 
@@ -37,7 +37,7 @@ class NativePrograms:
         library: NativeLibrary,
         model: Model,
         layouts: Sequence[CacheLayout],
-        num_blocks: Sequence[int],
+        num_blocks: int,
         bounds: StepBounds,
     ) -> None:
         self._threads = ThreadPolicy(library, bounds.num_threads)
@@ -57,7 +57,7 @@ class NativePrograms:
         return self.layers, self.head
 
     @property
-    def cache_buffers(self) -> Sequence[Sequence[Tensor]]:
+    def cache_buffers(self) -> Sequence[Tensor]:
         """See `octavo.worker_proc.runners.host.Forward`."""
         return self.attention.caches
 

@@ -21,7 +21,7 @@ class TorchForward:
         self._hidden_TD: Tensor | None = None
 
     @property
-    def cache_buffers(self) -> Sequence[Sequence[Tensor]]:
+    def cache_buffers(self) -> Sequence[Tensor]:
         """Return none: torch's memory has no huge pages, so no step waits for many of them."""
         return ()
 

@@ -1,7 +1,5 @@
 """Makes the torch runner, and measures what its steps take."""
 
-from collections.abc import Sequence
-
 import torch
 
 from octavo.kernels.paged_attention import workspace_bytes
@@ -24,12 +22,11 @@ scaled up from here instead of making every start-up wait for a full step."""
 
 
 def open_runner(
-    model: Model, config: ResolvedConfig, stream: Stream | None, *, num_blocks: Sequence[int], max_model_len: int
+    model: Model, config: ResolvedConfig, stream: Stream | None, *, num_blocks: int, max_model_len: int
 ) -> HostRunner:
     """See `octavo.worker_proc.runners.registry.RunnerModule`."""
     model.prepare(max_model_len)
-    storages = [torch_storage(config, *pair) for pair in zip(model.cache_groups, num_blocks, strict=True)]
-    attention = PagedCacheAttention(storages, model.cache_groups)
+    attention = PagedCacheAttention(torch_storage(config, model.cache_groups, num_blocks), model.cache_groups)
     return HostRunner.build(TorchForward(model, attention), config, None, num_blocks)
 
 
@@ -59,7 +56,7 @@ def _peak_growth(model: Model, device: Device, config: ResolvedConfig, lengths: 
     num_tokens = lengths[0]
     blocks_each = -(-num_tokens // config.block_size)
     num_groups = len(model.cache_groups)
-    num_blocks = [len(lengths) * blocks_each] * num_groups
+    num_blocks = len(lengths) * blocks_each
     runner = open_runner(model, config, None, num_blocks=num_blocks, max_model_len=num_tokens)
     batch = BatchState(
         num_slots=len(lengths),
