@@ -40,8 +40,8 @@ from octavo.protocol.pulse import PulseWriter
 
 logger = logging.getLogger(__name__)
 
-PIPELINE_DEPTH = 2
-"""Steps in flight under `async_scheduling`: one computes while the next is planned."""
+PLANNED_AHEAD = 1
+"""Steps in flight under `async_scheduling`, beside the one that each pipeline stage computes."""
 
 MIN_RESTART_TIMEOUT_S = 60.0
 RESTART_TIMEOUT_FACTOR = 10.0
@@ -148,7 +148,7 @@ class EngineCore:
             time.monotonic,
             collector=collector,
         )
-        depth = PIPELINE_DEPTH if config.async_scheduling else 1
+        depth = config.pipeline_parallel_size + (PLANNED_AHEAD if config.async_scheduling else 0)
         loop = StepLoop(service, scheduler, supervisor, self._pulse, depth)
         self._waiter = Waiter(self._router.socket, self._stop, scheduler.hooks.wake_fds, supervisor)
         collector.start(time.monotonic())

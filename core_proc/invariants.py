@@ -114,7 +114,10 @@ def _check_batch(scheduler: Scheduler) -> None:
     batch = scheduler.batch
     goes_on = [request for request in scheduler.running if request.num_tokens < request.max_num_tokens]
     decoding = [request for request in goes_on if request.num_uncomputed_tokens == 1]
-    _require(batch.decoding == decoding, "the decoding requests are miscounted")
+    awaits_tokens = scheduler.config.pipeline_parallel_size > 1
+    extensible = [request for request in decoding if not (awaits_tokens and request.num_pending_tokens)]
+    _require(batch.decoding == extensible, "the decoding requests are miscounted")
+    _require(batch.num_decoding == len(decoding), "the decoding requests that await a token are miscounted")
     _require([request for request in scheduler.running if request.is_decoding] == decoding, "who decodes is unknown")
     prefilling = [request for request in goes_on if request.num_uncomputed_tokens != 1]
     _require(list(batch.prefilling) == prefilling, "the prefilling requests are miscounted")
@@ -126,6 +129,7 @@ def _check_steps(scheduler: Scheduler) -> None:
     """Steps in flight keep within their budget, and each request counts them correctly."""
     num_in_flight: Counter[int] = Counter()
     num_pending: Counter[int] = Counter()
+    is_pipelined = scheduler.config.pipeline_parallel_size > 1
     for record in scheduler.in_flight:
         num_tokens = sum(scheduled.num_tokens for scheduled in record.scheduled)
         _require(0 < num_tokens <= scheduler.config.max_num_batched_tokens, f"step of {num_tokens} tokens")
@@ -140,6 +144,7 @@ def _check_steps(scheduler: Scheduler) -> None:
     for live in scheduler.requests.values():
         _require(live.num_in_flight == num_in_flight[id(live)], f"{live.request_id} miscounts its steps")
         _require(live.num_pending_tokens == num_pending[id(live)], f"{live.request_id} miscounts its placeholders")
+        _require(live.num_pending_tokens < 2 or not is_pipelined, f"{live.request_id} is in two steps that sample it")
 
 
 def _check_references(scheduler: Scheduler) -> None:

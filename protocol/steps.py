@@ -17,7 +17,7 @@ import msgspec
 from octavo.protocol.buffers import Buffer
 from octavo.protocol.errors import ProtocolError
 from octavo.protocol.events import TokenLogprobs
-from octavo.protocol.ids import BlockId, IdArray, RequestId, SlotId
+from octavo.protocol.ids import BlockId, IdArray, RequestId, SlotId, TokenId
 from octavo.protocol.params import RequestParams
 
 TokenMask: TypeAlias = tuple[SlotId, int, bytes | memoryview]
@@ -74,6 +74,9 @@ class StepPlan(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="step
     """Decodes first, then prefill chunks. If empty, only `released` matters."""
     awaits_masks: bool = False
     """True: a `TokenMasks` follows, and the worker must not sample this step before it has arrived."""
+    sampled: list[tuple[SlotId, TokenId]] = []
+    """Under pipeline parallelism: what the last stage has sampled since the plan before, for the rows of the others.
+    Applied after `appended`."""
 
 
 class TokenMasks(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="token_masks"):
@@ -157,7 +160,7 @@ class StepFault(msgspec.Struct, array_like=True, gc=False, frozen=True):
 
 
 class StepResult(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="result"):
-    """Result of a step: one per `StepPlan`, in order, from rank 0."""
+    """Result of a step: one per `StepPlan`, in order, from the first rank of the last stage."""
 
     sequence: int
     token_ids: IdArray

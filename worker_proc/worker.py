@@ -45,7 +45,7 @@ from octavo.worker_proc.executor.trace import StepTrace
 from octavo.worker_proc.facts import measure
 from octavo.worker_proc.kernels import open_kernels
 from octavo.worker_proc.models.base import Model
-from octavo.worker_proc.parallel.open import join_group
+from octavo.worker_proc.parallel.open import Peers, join_peers
 from octavo.worker_proc.sampling.processor_loading import load_processors
 from octavo.worker_proc.sampling.processors import Processors
 from octavo.worker_proc.weights.load import load_model
@@ -91,11 +91,11 @@ class Worker:
             device = open_device(config, number=number, launches_early=env.launches_early)
         free_bytes = device.free_bytes()
         library = open_kernels(config, env, reporter.phase, number=number) if config.device == "cpu" else None
-        group = None
+        peers = Peers(None, None, lambda: None)
         if spec.world_size > 1:
             with reporter.phase("joining the other workers"):
-                group = join_group(spec, library)
-                group.meet()  # no rank takes memory before all have measured what is free
+                peers = join_peers(spec, library)
+                peers.meet()  # no rank takes memory before all have measured what is free
         with reporter.phase("loading weights"):
             model = load_model(
                 config,
@@ -104,13 +104,14 @@ class Worker:
                 library=library,
                 cache_dir=env.cache_dir,
                 rank=spec.rank,
-                group=group,
+                group=peers.group,
+                exchange=peers.stages,
             )
         if (facts := spec.facts) is None:
             with reporter.phase("profiling memory"):
                 facts = measure(model, device, config, rank=spec.rank, free_bytes=free_bytes)
         processors = None
-        if config.logits_processors:
+        if config.logits_processors and model.stage.is_last:
             with reporter.phase("loading logits processors"):
                 processors = load_processors(config, device.torch_device)
         gc.freeze()
@@ -153,7 +154,7 @@ class Worker:
                 self._executor.deliver_results()
 
     def _deliver(self, result: StepResult) -> None:
-        if self._spec.rank == 0:
+        if self._spec.rank == self._spec.config.answering_rank:
             self._results.send(result)
 
     def _receive_masks(self) -> list[TokenMask]:
@@ -218,6 +219,8 @@ class Worker:
                 if self._executor is None:
                     raise ProtocolError("a step was planned before the cache was allocated")
                 self._executor.begin(command, self._receive_masks)
+                return None
+            case TokenMasks() if not self._model.stage.is_last:
                 return None
             case TokenMasks():
                 raise ProtocolError("token masks arrived, but no step awaits any")

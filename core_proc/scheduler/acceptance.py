@@ -66,7 +66,14 @@ class Acceptance:
         for request in record.unsampled:
             request.num_in_flight -= 1
         if result.counts or result.logprobs or result.faults:
-            return self._accept_all(record, result)
+            events = self._accept_all(record, result)
+        else:
+            events = self._accept_each(record, result)
+        self._batch.resume(record.sampling)
+        return events
+
+    def _accept_each(self, record: StepRecord, result: StepResult) -> list[ClientEvent]:
+        """Take the result of a step with one token of each request, and nothing else."""
         events: list[ClientEvent] = []
         streamed: list[Request] = []
         for request, token_id in zip(record.sampling, result.token_ids, strict=True):

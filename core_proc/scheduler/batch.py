@@ -6,6 +6,7 @@ is reached.
 """
 
 from bisect import bisect_left
+from collections.abc import Iterable
 
 from octavo.core_proc.cache.prefix import PrefixCache
 from octavo.core_proc.request import Request
@@ -21,17 +22,21 @@ class RunningBatch:
 
     Args:
         cache: gives the blocks.
+        awaits_tokens: whether a request may be extended only when its last token is known. It decodes all the same.
     """
 
-    def __init__(self, cache: PrefixCache) -> None:
+    def __init__(self, cache: PrefixCache, *, awaits_tokens: bool = False) -> None:
         self.requests = OrderedRequests[Request]()
         self.decoding: list[Request] = []
-        """Requests that decode, in order."""
+        """Requests that may be extended by one token, in order."""
         self.prefilling = OrderedRequests[Request]()
         """Requests that prefill."""
         self.grown: dict[Request, None] = {}
         """Requests that may have blocks that the workers do not know yet."""
         self._decoding_orders: list[int] = []
+        self._num_awaiting = 0
+        """Requests that decode and wait for their last token to become known."""
+        self._awaits_tokens = awaits_tokens
         self._num_lacking = 0
         """Decoding requests whose next token needs a new block of each group."""
         self._cache = cache
@@ -55,6 +60,19 @@ class RunningBatch:
         """Classify a running request again, because its number of uncomputed tokens or of blocks has changed."""
         self._leave(request)
         self._enter(request)
+
+    @property
+    def num_decoding(self) -> int:
+        """Requests that decode, whether they may be extended at the moment or not."""
+        return len(self.decoding) + self._num_awaiting
+
+    def resume(self, requests: Iterable[Request]) -> None:
+        """Let requests be extended again whose last tokens have become known, if they still decode."""
+        if self._awaits_tokens:
+            for request in requests:
+                if request.is_decoding and self._place(request) is None:
+                    self._num_awaiting -= 1
+                    self._insert(request)
 
     @property
     def num_reserved_blocks(self) -> int:
@@ -99,6 +117,10 @@ class RunningBatch:
         for request in checked:
             if request.num_tokens >= request.max_num_tokens:
                 self._leave(request)
+        if self._awaits_tokens:
+            num_remaining = sum(request.is_decoding for request in requests)
+            del self.decoding[:num_remaining], self._decoding_orders[:num_remaining]
+            self._num_awaiting += num_remaining
         return requests, scheduled, checked
 
     def _check(self, request: Request, end: int) -> None:
@@ -128,9 +150,10 @@ class RunningBatch:
             self.prefilling.add(request)
             return
         request.is_decoding = True
-        index = bisect_left(self._decoding_orders, request.order)
-        self.decoding.insert(index, request)
-        self._decoding_orders.insert(index, request.order)
+        if self._awaits_tokens and request.num_pending_tokens:
+            self._num_awaiting += 1
+        else:
+            self._insert(request)
         self._num_lacking += self.lacks_block(request)
         self._set_next_check(request)
 
@@ -138,7 +161,19 @@ class RunningBatch:
         if request.is_decoding:
             self._num_lacking -= self.lacks_block(request)
             request.is_decoding = False
-            index = bisect_left(self._decoding_orders, request.order)
-            del self.decoding[index], self._decoding_orders[index]
+            if (index := self._place(request)) is None:
+                self._num_awaiting -= 1
+            else:
+                del self.decoding[index], self._decoding_orders[index]
         elif request in self.prefilling:
             self.prefilling.remove(request)
+
+    def _insert(self, request: Request) -> None:
+        index = bisect_left(self._decoding_orders, request.order)
+        self.decoding.insert(index, request)
+        self._decoding_orders.insert(index, request.order)
+
+    def _place(self, request: Request) -> int | None:
+        """Return where a request is among those that may be extended, None if it is not."""
+        index = bisect_left(self._decoding_orders, request.order)
+        return index if index < len(self.decoding) and self.decoding[index] is request else None

@@ -1,11 +1,12 @@
 """A step under construction, and what it becomes: the `StepPlan` for the workers and the record for `commit()`."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain, repeat
 
 from octavo.core_proc.request import Request
 from octavo.protocol.errors import ProtocolError
-from octavo.protocol.ids import SlotId
+from octavo.protocol.ids import SlotId, TokenId
 from octavo.protocol.steps import Admitted, Appended, Scheduled, StepPlan, StepResult
 
 
@@ -32,6 +33,13 @@ class StepRecord:
     def chunks(self) -> Iterator[tuple[Request, Scheduled]]:
         """Pairs of a request and what the step computes of it."""
         return zip(self.requests, self.scheduled, strict=True)
+
+    def sampled(self, result: StepResult) -> Iterator[tuple[Request, TokenId]]:
+        """Iterate over the tokens of a result, with the request of each."""
+        requests: Iterable[Request] = self.sampling
+        if result.counts:
+            requests = chain.from_iterable(map(repeat, self.sampling, result.counts))
+        return zip(requests, result.token_ids, strict=True)
 
     def check(self, result: StepResult) -> None:
         """Verify that a result can be the result of this step.
@@ -93,13 +101,20 @@ class StepDraft:
         request.num_computed_tokens += num_tokens
         self.num_tokens_left -= num_tokens
 
-    def finish(self, sequence: int, released: list[SlotId], grown: Sequence[Request]) -> tuple[StepPlan, StepRecord]:
+    def finish(
+        self,
+        sequence: int,
+        released: list[SlotId],
+        grown: Sequence[Request],
+        sampled: Sequence[tuple[Request, TokenId]] = (),
+    ) -> tuple[StepPlan, StepRecord]:
         """Return the plan and its record, and count the step as in flight.
 
         Args:
             sequence: the step's number.
             released: slots given back since the plan before.
             grown: requests that may have new blocks.
+            sampled: tokens that not all workers know, and their requests.
         """
         scheduled = self.scheduled
         sampling, unsampled = self.decodes[:], []
@@ -126,6 +141,7 @@ class StepDraft:
             appended=_appended(grown),
             scheduled=scheduled,
             awaits_masks=awaits_input,
+            sampled=self._still_unknown(sampled) if sampled else [],
         )
         record = StepRecord(
             sequence=sequence,
@@ -138,6 +154,14 @@ class StepDraft:
             num_decode_tokens=num_decode_tokens,
         )
         return plan, record
+
+    def _still_unknown(self, sampled: Sequence[tuple[Request, TokenId]]) -> list[tuple[SlotId, TokenId]]:
+        """Return tokens by slot, without those of requests that have left or that enter with all of their tokens."""
+        return [
+            (request.slot, token_id)
+            for request, token_id in sampled
+            if request.slot is not None and request not in self.admitted
+        ]
 
 
 def _admitted(request: Request) -> Admitted:

@@ -32,12 +32,13 @@ from octavo.core_proc.scheduler.policy import OrderedRequests, order_of
 from octavo.core_proc.scheduler.prefill import Prefill
 from octavo.core_proc.scheduler.step_target import StepTarget
 from octavo.core_proc.scheduler.stop import FinishCause, find_stop
-from octavo.core_proc.scheduler.throttle import DecodeThrottle, may_plan
+from octavo.core_proc.scheduler.throttle import DecodeThrottle
+from octavo.core_proc.scheduler.turns import PipelineTurns
 from octavo.core_proc.scheduler.waiting_queue import WaitingQueue
 from octavo.protocol.config import CachePlan, ResolvedConfig
 from octavo.protocol.errors import ProtocolError
 from octavo.protocol.events import Failed, FailureKind, FinishReason
-from octavo.protocol.ids import RequestId, SlotId
+from octavo.protocol.ids import RequestId, SlotId, TokenId
 from octavo.protocol.requests import Submit
 from octavo.protocol.stats import EngineStats
 from octavo.protocol.steps import StepPlan, StepResult
@@ -64,7 +65,8 @@ class Scheduler:
         self.requests = RequestMap[LiveRequest]()
         """Every live request."""
         self.waiting = WaitingQueue(self._unpack)
-        self.batch = RunningBatch(self.cache)
+        self._turns = PipelineTurns(config.pipeline_parallel_size)
+        self.batch = RunningBatch(self.cache, awaits_tokens=self._turns.are_taken)
         self.in_flight: deque[StepRecord] = deque()
         self.free_slots: list[SlotId] = list(range(config.max_num_seqs))
         self.counters = EngineStats(num_blocks=cache_plan.num_blocks)
@@ -83,6 +85,8 @@ class Scheduler:
             self.cache, self.batch, self.hooks, self.counters, clock, finish=self._finish, fail=self._fail
         )
         self._released: list[SlotId] = []
+        self._sampled: list[tuple[Request, TokenId]] = []
+        """Tokens that the next plan takes to the first stage of a pipeline."""
         self._num_submitted = 0
         self._num_planned = 0
         self.num_needing_input = 0
@@ -156,6 +160,7 @@ class Scheduler:
         for request in list(self.running):
             self._preempt(request)
         self._released = []
+        self._sampled = []
         has_forgotten = self.cache.pool.reset_contents()
         assert has_forgotten, "blocks are held though nobody runs"
         self.waiting_reason = "workers" if self.waiting else ""
@@ -181,20 +186,20 @@ class Scheduler:
 
     def may_plan(self, depth: int) -> bool:
         """Return whether the next step may be planned before the `depth` steps in flight are committed."""
-        return may_plan(self.in_flight, depth, self.config.full_step_tokens)
+        return self._turns.may_plan(self.in_flight, depth, self.config.full_step_tokens)
 
     def plan(self) -> StepPlan | None:
         """Plan the next step; None if nothing can be computed now."""
         draft = StepDraft()
         self._free_blocks(draft)
         draft.may_await_input = self.num_needing_input > 0
-        num_decoding = len(self.batch.decoding)
+        num_decoding = min(len(self.batch.decoding), self._turns.max_decodes(self.batch.num_decoding))
         draft.num_tokens_left = self._step_target.max_step_tokens(
             num_decoding, (request.num_computed_tokens for request in self.batch.prefilling)
         )
         is_deferred = self._should_defer_decodes(draft)
         if not is_deferred:
-            self._decode(draft)
+            self._decode(draft, num_decoding)
         prompts = PromptBudget(
             draft.num_tokens_left,
             self.cache.block_size,
@@ -204,7 +209,7 @@ class Scheduler:
         self._admit(draft, prompts)
         self._prefill.run(draft, prompts)
         if is_deferred and draft.is_empty:
-            self._decode(draft)
+            self._decode(draft, num_decoding)
         return self._finish_draft(draft, leaves_decodes=len(draft.decodes) < num_decoding)
 
     def eligible_requests(self) -> WaitingQueue:
@@ -224,6 +229,8 @@ class Scheduler:
         self.history.add(record, result.elapsed_s)
         self._step_target.observe(record.scheduled, record.num_tokens - record.num_decode_tokens, result.elapsed_s)
         collect_prompt_logprobs(record, result)
+        if self._turns.are_taken:
+            self._sampled += record.sampled(result)
         return self._acceptance.accept(record, result)
 
     def _free_blocks(self, draft: StepDraft) -> None:
@@ -245,9 +252,9 @@ class Scheduler:
         # A long prompt fills its steps up to the target time, so decodes left out of one would wait for two.
         return all(completes) and bool(completes) if self._step_target.is_active else any(completes)
 
-    def _decode(self, draft: StepDraft) -> None:
-        """Extend every decoding request by one token, as far as the budget goes."""
-        draft.decodes, draft.scheduled, checked = self.batch.decode(draft.num_tokens_left)
+    def _decode(self, draft: StepDraft, num_requests: int) -> None:
+        """Extend the first decoding requests by one token each, as far as the budget goes."""
+        draft.decodes, draft.scheduled, checked = self.batch.decode(min(num_requests, draft.num_tokens_left))
         draft.num_tokens_left -= len(draft.decodes)
         draft.num_decode_tokens = len(draft.decodes)
         for request in checked:
@@ -299,9 +306,10 @@ class Scheduler:
         prefilling = list(self.batch.prefilling)
         plan = None
         if not draft.is_empty:
-            plan, record = draft.finish(self._num_planned, self._released, list(self.batch.grown))
+            grown = list(self.batch.grown)
+            plan, record = draft.finish(self._num_planned, self._released, grown, self._sampled)
             self._throttle.count(record.num_tokens - len(draft.decodes), leaves_decodes=leaves_decodes)
-            self._released = []
+            self._released, self._sampled = [], []
             self.batch.grown.clear()
             self._num_planned += 1
             self.in_flight.append(record)

@@ -1,24 +1,4 @@
-"""When a step is planned ahead, and when decodes wait for prompts. Counts tokens; has no clock."""
-
-from collections.abc import Sequence
-
-from octavo.core_proc.scheduler.delta import StepRecord
-
-
-def may_plan(in_flight: Sequence[StepRecord], depth: int, full_step_tokens: int) -> bool:
-    """Return whether another step may be planned now.
-
-    Planning ahead saves the workers the short gap between two steps, but a request that arrives meanwhile waits one
-    step longer. So nothing is planned while a full step is in flight.
-
-    Args:
-        in_flight: the steps that are not committed.
-        depth: most steps in flight.
-        full_step_tokens: a step of this many tokens is full; 0: no step is.
-    """
-    if not in_flight or len(in_flight) >= depth:
-        return not in_flight
-    return not full_step_tokens or sum(record.num_tokens for record in in_flight) < full_step_tokens
+"""When decodes wait for prompts. Counts tokens; has no clock."""
 
 
 class DecodeThrottle:

@@ -1,6 +1,6 @@
 """`WorkerCommands`: steps, masks and profiles as commands to a group of workers, and its replies as results.
 
-Works over any `WorkerGroup`. Every command reaches every rank; rank 0 answers steps.
+Works over any `WorkerGroup`. Every command reaches every rank; one of them answers steps.
 """
 
 from collections import deque

@@ -49,5 +49,7 @@ class Fingerprint:
     def _made(self, config: ResolvedConfig, weights_digest: str) -> str:
         decisive = {name: getattr(config, name) for name in _DECISIVE} | {"weights": weights_digest}
         digest = hashlib.sha256(msgspec.json.encode(decisive, order="sorted")).hexdigest()[:HASH_LETTERS]
-        workers = f"-tp{config.world_size}" if self._mode == "full" and config.world_size > 1 else ""
+        sizes = {"tp": config.tensor_parallel_size, "pp": config.pipeline_parallel_size}
+        shown = [f"-{name}{size}" for name, size in sizes.items() if size > 1]
+        workers = "".join(shown) if self._mode == "full" else ""
         return f"octavo-{__version__}{workers}-{digest}"

@@ -174,6 +174,7 @@ void BarrierOf<kScope>::wait() {
     }
 }
 
+template class Signal<Scope::machine>;
 template class BarrierOf<Scope::process>;
 template class BarrierOf<Scope::machine>;
 

@@ -26,6 +26,15 @@ class RankGroupArguments(Arguments):
     )
 
 
+def group_bytes(area_bytes: int) -> int:
+    """Return the bytes of a group whose largest exchange takes `area_bytes`: whole pages."""
+    return BARRIER_BYTES + 2 * _whole_pages(area_bytes)
+
+
+def _whole_pages(num_bytes: int) -> int:
+    return -(-num_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
+
+
 class SharedMemoryGroup:
     """This process's place in a group. Every rank must run the same operations on the group in the same order.
 
@@ -35,18 +44,22 @@ class SharedMemoryGroup:
         rank: of this process, from 0.
         size: number of ranks.
         area_bytes: of the largest exchange.
+        offset: of the group's memory in the file, a multiple of the page size.
 
     Raises:
         OSError: the memory cannot be mapped.
     """
 
-    def __init__(self, library: NativeLibrary, descriptor: int, rank: int, size: int, area_bytes: int) -> None:
+    def __init__(
+        self, library: NativeLibrary, descriptor: int, rank: int, size: int, area_bytes: int, *, offset: int = 0
+    ) -> None:
         self.rank = rank
         self.size = size
-        self.area_bytes = -(-area_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
-        num_bytes = BARRIER_BYTES + 2 * self.area_bytes
-        os.ftruncate(descriptor, num_bytes)  # sparse: a page takes memory when a rank first writes to it
-        self._memory = torch.frombuffer(mmap.mmap(descriptor, num_bytes), dtype=torch.uint8)
+        self.area_bytes = _whole_pages(area_bytes)
+        num_bytes = group_bytes(area_bytes)
+        if os.fstat(descriptor).st_size < offset + num_bytes:
+            os.ftruncate(descriptor, offset + num_bytes)  # sparse: a page takes memory when it is first written to
+        self._memory = torch.frombuffer(mmap.mmap(descriptor, num_bytes, offset=offset), dtype=torch.uint8)
         address = self._memory.data_ptr()
         self._arguments = RankGroupArguments(address, address + BARRIER_BYTES, self.area_bytes, rank, size, 0)
         library.operation("rank_group", RankGroupArguments)  # checks the size

@@ -12,4 +12,5 @@
 #include "rope/native.h"
 #include "routing/native.h"
 #include "silu_and_mul/native.h"
+#include "stage_exchange/native.h"
 #include "store_kv/native.h"

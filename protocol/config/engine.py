@@ -230,6 +230,23 @@ class ParallelConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     tensor_parallel_size: Annotated[
         int, Meta(ge=1, description="Number of workers that share every layer.", extra={"short": ("-tp",)})
     ] = 1
+    pipeline_parallel_size: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=64,
+            description="Number of stages, each with a part of the layers and --tensor-parallel-size workers. As many "
+            "steps are computed at once, of different requests.",
+            extra={"short": ("-pp",)},
+        ),
+    ] = 1
+    pipeline_layer_partition: Annotated[
+        str | None,
+        Meta(
+            description="Layers of each stage, such as 12,10 (vLLM's VLLM_PP_LAYER_PARTITION). Default: stages have "
+            "weights of about the same size, the output weight included."
+        ),
+    ] = None
     data_parallel_size: Annotated[
         int,
         Meta(

@@ -15,6 +15,7 @@ from octavo.protocol.config.engine import (
     SchedulingPolicy,
 )
 from octavo.protocol.config.facts import ModelFacts
+from octavo.protocol.config.stages import resolve_stages
 from octavo.protocol.cores import parse_core_list
 from octavo.protocol.errors import ConfigError
 from octavo.protocol.params import LogprobsMode
@@ -111,6 +112,11 @@ class ResolvedConfig(msgspec.Struct, frozen=True, kw_only=True):
     execute_model_timeout_s: float
     max_worker_restarts: int
     world_size: int
+    """Workers: of all stages."""
+    pipeline_parallel_size: int = 1
+    """Stages."""
+    stage_layers: list[int] = []
+    """Layers of each stage; []: they are divided by the size of their weights."""
     data_parallel_size: int = 1
     """Engines that share the requests, all on this machine."""
     engine_index: int = 0
@@ -122,6 +128,24 @@ class ResolvedConfig(msgspec.Struct, frozen=True, kw_only=True):
     engine_authorized_clients: str | None
     chat_template: str | None
     """Given on the command line; None: the model's own."""
+
+    @property
+    def tensor_parallel_size(self) -> int:
+        """Workers that share every layer."""
+        return self.world_size // self.pipeline_parallel_size
+
+    @property
+    def answering_rank(self) -> int:
+        """The worker that sends the results of steps: the first of the last stage."""
+        return self.rank_of(self.pipeline_parallel_size - 1, 0)
+
+    def rank_of(self, stage: int, tensor_parallel_rank: int) -> int:
+        """Return the number of a worker; those of a stage are neighbours."""
+        return stage * self.tensor_parallel_size + tensor_parallel_rank
+
+    def place_of(self, rank: int) -> tuple[int, int]:
+        """Return the stage of a worker, and its place among those that share the layers of that stage."""
+        return divmod(rank, self.tensor_parallel_size)
 
 
 # long: one decision after another, each of which may need those before it
@@ -139,9 +163,11 @@ def resolve(config: EngineConfig, facts: ModelFacts, *, device: DeviceName, num_
     """
     chosen_device = device if config.device.device == "auto" else config.device.device
     dtype = _dtype(config, facts)
-    world_size = config.parallel.tensor_parallel_size
+    num_stages = config.parallel.pipeline_parallel_size
+    world_size = config.parallel.tensor_parallel_size * num_stages
+    stage_layers = resolve_stages(config.parallel, facts.num_layers, chosen_device)
     binding, num_threads = _threads(config, num_cores, world_size * config.parallel.data_parallel_size)
-    all_threads = num_threads * world_size
+    stage_threads = num_threads * world_size // num_stages
     max_model_len, fits = _model_len(config, facts)
     max_num_seqs = config.scheduler.max_num_seqs or _DEFAULT_SEQS[chosen_device]
     budget = config.scheduler.max_num_batched_tokens or max(_DEFAULT_BUDGET[chosen_device], max_num_seqs)
@@ -188,9 +214,11 @@ def resolve(config: EngineConfig, facts: ModelFacts, *, device: DeviceName, num_
         enable_prefix_caching=config.cache.enable_prefix_caching,
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=budget,
-        full_step_tokens=_by_thread(config.scheduler.full_step_tokens, _DEFAULT_FULL_STEP[chosen_device], all_threads),
+        full_step_tokens=_by_thread(
+            config.scheduler.full_step_tokens, _DEFAULT_FULL_STEP[chosen_device], stage_threads
+        ),
         decode_interval_tokens=_by_thread(
-            config.scheduler.decode_interval_tokens, _DEFAULT_DECODE_INTERVAL[chosen_device], all_threads
+            config.scheduler.decode_interval_tokens, _DEFAULT_DECODE_INTERVAL[chosen_device], stage_threads
         ),
         step_time_target_s=_or_default(config.scheduler.step_time_target, _DEFAULT_STEP_TIME_TARGET[chosen_device]),
         long_prefill_token_threshold=config.scheduler.long_prefill_token_threshold,
@@ -208,6 +236,8 @@ def resolve(config: EngineConfig, facts: ModelFacts, *, device: DeviceName, num_
         execute_model_timeout_s=config.recovery.execute_model_timeout,
         max_worker_restarts=config.recovery.max_worker_restarts,
         world_size=world_size,
+        pipeline_parallel_size=num_stages,
+        stage_layers=stage_layers,
         data_parallel_size=config.parallel.data_parallel_size,
         log_stats=not config.observe.disable_log_stats,
         record_steps=config.observe.record_steps,

@@ -207,8 +207,7 @@ def _parallel() -> Iterator[VllmSetting]:
         "value",
         _ONE_WORKER,
         _ONE,
-        "pipeline_parallel_size/-pp data_parallel_size_local/-dpl nnodes/-n "
-        "decode_context_parallel_size/-dcp prefill_context_parallel_size/-pcp",
+        "data_parallel_size_local/-dpl nnodes/-n decode_context_parallel_size/-dcp prefill_context_parallel_size/-pcp",
     )
     yield from _group(
         "value", _ONE_WORKER, ("0",), "node_rank/-r data_parallel_rank/-dpn data_parallel_start_rank/-dpr ubatch_size"

@@ -7,7 +7,7 @@ import torch
 from octavo.kernels.linear import PackedLinear
 from octavo.kernels.linear.gpu import LibraryLinear, PaddedLinear
 from octavo.worker_proc.models.parameters import Parameters
-from octavo.worker_proc.parallel.distributed import DistributedRanks
+from octavo.worker_proc.parallel.distributed import DistributedRanks, join_all
 from octavo.worker_proc.parallel.placement import Placement
 from octavo.worker_proc.parallel.sharding import Sharding
 
@@ -18,7 +18,8 @@ def part(rank: int, rows: int) -> torch.Tensor:
 
 def main() -> None:
     rank, size = int(sys.argv[2]), int(sys.argv[3])
-    ranks = DistributedRanks("cpu", sys.argv[1], rank, size)
+    join_all("cpu", sys.argv[1], rank, size)
+    ranks = DistributedRanks(rank, size)
     bias = torch.randn(300, generator=torch.Generator().manual_seed(99)).bfloat16()
     parts = [part(other, 5000).float() for other in range(size)]
     expected = (parts[0] + (parts[1] + parts[2]) + bias.float()).bfloat16()

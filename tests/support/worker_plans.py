@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -80,14 +80,20 @@ class HostExecutor:
         return result
 
 
+class Executes(Protocol):
+    """What a driver asks of an executor."""
+
+    def execute(self, plan: StepPlan) -> StepResult: ...
+
+
 class Driver:
     """A minimal core: hands out blocks, plans steps, keeps the results.
 
     Blocks are handed out from the end and never contiguously, so that a wrong block table is detected.
     """
 
-    def __init__(self, model: Model, config: ResolvedConfig) -> None:
-        self.executor = HostExecutor(model, config, NUM_BLOCKS)
+    def __init__(self, model: Model, config: ResolvedConfig, executor: Executes | None = None) -> None:
+        self.executor = executor or HostExecutor(model, config, NUM_BLOCKS)
         self.block_size = config.block_size
         self.free_blocks = [*range(0, NUM_BLOCKS, 2), *range(1, NUM_BLOCKS, 2)]
         self.running: dict[int, Running] = {}

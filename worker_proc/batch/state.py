@@ -117,6 +117,16 @@ class BatchState:
                 self.rows[int(slots_N[place])].sampling.add(int(tokens_N[place]))
             self.columns.traits_S[slots_N] = traits_N & ~int(Trait.IS_MASKED)
 
+    def take_sampled(self, sampled: Sequence[tuple[int, int]]) -> None:
+        """Fill in tokens that another pipeline stage has sampled: the last one of each slot."""
+        if not sampled:
+            return
+        slots_N, tokens_N = (np.array(column, dtype=np.int64) for column in zip(*sampled, strict=True))
+        places = slots_N, self.columns.num_known_S[slots_N] - 1
+        if (self._token_ids[places] != PENDING).any():
+            raise ProtocolError(f"tokens were sampled for slots {slots_N.tolist()}, not all of which await one")
+        self._token_ids[places] = tokens_N
+
     def token_ids(self, row: Row, start: int, end: int) -> list[int]:
         """Return the tokens of a request at positions [start, end)."""
         token_ids: list[int] = self._token_ids[row.slot, start:end].tolist()

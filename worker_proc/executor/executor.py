@@ -31,12 +31,21 @@ class PipelinedExecutor:
         runner: computes.
         deliver: takes the result of each plan, in order; called from within the methods of the executor.
         processors: change logits before tokens are sampled; None: the engine has none.
+        answers: whether this is the last pipeline stage, which samples. The others learn from later plans what it has
+            sampled, and their results are empty.
     """
 
     def __init__(
-        self, batch: BatchState, runner: Runner, deliver: Deliver, processors: Processors | None = None
+        self,
+        batch: BatchState,
+        runner: Runner,
+        deliver: Deliver,
+        processors: Processors | None = None,
+        *,
+        answers: bool = True,
     ) -> None:
         self.runner = runner
+        self._answers = answers
         self._processors = processors
         self._batch = batch
         self._deliver = deliver
@@ -76,6 +85,8 @@ class PipelinedExecutor:
         while len(self._in_flight) >= self.runner.max_in_flight:
             self._finish_oldest()
         self._batch.apply(plan)
+        if not self._answers:
+            self._batch.take_sampled(plan.sampled)
         self.runner.on_plan(plan, self._batch)
         if self._processors is not None:
             for admitted in plan.admitted:
@@ -119,6 +130,11 @@ class PipelinedExecutor:
         inputs = batch.step_inputs(entries)
         samples = Samples(entries, inputs, batch)
         self.runner.run(inputs, samples)
+        if not self._answers:
+            batch.append_pending(samples.slots_N, samples.positions_N)
+            return InFlightStep(
+                plan.sequence, started_s, len(inputs.token_ids_T), None, None, (), self.runner.record_event()
+            )
         reporting = (batch.columns.traits_S[entries.slots_R] & int(Trait.REPORTS_PROMPT_LOGPROBS)).nonzero()[0].tolist()
         prompts = [
             chunk

@@ -43,4 +43,4 @@ def open_executor(
         num_groups=len(model.cache_groups),
         has_block_tables=runner.reads_block_tables,
     )
-    return PipelinedExecutor(batch, runner, deliver, processors)
+    return PipelinedExecutor(batch, runner, deliver, processors, answers=model.stage.is_last)

@@ -14,6 +14,7 @@ from octavo.worker_proc.attention.base import Attention
 from octavo.worker_proc.cache.groups import group_layers
 from octavo.worker_proc.models.linear_weight import QuantizedMatrix
 from octavo.worker_proc.models.parameters import Parameters
+from octavo.worker_proc.parallel.stages import StageExchange
 
 
 class Norm(Protocol):
@@ -83,6 +84,8 @@ class Model(ABC):
         self.device = parameters.device
         self.library: NativeLibrary | None = None
         """The library that computes its steps, and for which its weights are packed; None: torch."""
+        self.exchange: StageExchange | None = None
+        """The stages before and after; None: all layers are here."""
         self.stage = parameters.stage
         """The layers that are here."""
         self.cache_groups = group_layers(shapes, self.stage.layers)
@@ -112,10 +115,30 @@ class Model(ABC):
                 residual = layer(residual, tables, attention)
         return residual
 
-    def forward(self, token_ids_T: Tensor, positions_T: Tensor, attention: Attention) -> Tensor:
-        """Return hidden_TD, after the final norm, of a model that is not divided into stages."""
-        residual, tables = self.begin(token_ids_T, positions_T)
-        return self.end(self.run_layers(residual, tables, attention))
+    def forward(self, token_ids_T: Tensor, positions_T: Tensor, attention: Attention) -> Tensor | None:
+        """Return hidden_TD, after the final norm; None: it is another stage that has it.
+
+        Blocks until: the stage before is done with the step, if there is one.
+        """
+        if self.stage.is_first:
+            residual, tables = self.begin(token_ids_T, positions_T)
+        else:
+            residual, tables = self._received(positions_T), self.tables(positions_T)
+        residual = self.run_layers(residual, tables, attention)
+        if self.stage.is_last:
+            return self.end(residual)
+        self._send(residual)
+        return None
+
+    def _received(self, positions_T: Tensor) -> Residual:
+        assert self.exchange is not None, "a stage that has no other before it"
+        hidden_TD, *updates = self.exchange.receive(positions_T, 1 + self.carries_update)
+        return Residual(hidden_TD, *updates)
+
+    def _send(self, residual: Residual) -> None:
+        assert self.exchange is not None, "a stage that has no other after it"
+        assert (residual.update_TD is not None) == self.carries_update, "the next stage expects another residual"
+        self.exchange.send([part for part in (residual.hidden_TD, residual.update_TD) if part is not None])
 
     @abstractmethod
     def logits(self, hidden_RD: Tensor) -> Tensor:

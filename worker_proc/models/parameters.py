@@ -1,5 +1,6 @@
 """A model's tensors and linear weights, and how a checkpoint's tensors fill them. Does not read files."""
 
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from octavo.worker_proc.models.linear_weight import LinearWeight, QuantizedMatri
 from octavo.worker_proc.parallel.group import TensorParallelGroup
 from octavo.worker_proc.parallel.placement import Placement
 from octavo.worker_proc.parallel.sharding import Role, Shard, role_of
-from octavo.worker_proc.parallel.stages import Stage
+from octavo.worker_proc.parallel.stages import Stage, layer_of
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -255,6 +256,19 @@ class Parameters:
         """Bytes of all tensors, packed or not."""
         plain = sum(tensor.nbytes for tensor in (*self._tensors.values(), *self._biases.values()))
         return plain + sum(weight.num_bytes for weight in self._linears.values())
+
+    def sizes(self) -> tuple[list[int], int]:
+        """Return the bytes of each layer's weights and those of the output weight, as if not packed."""
+        layers: dict[int, int] = {}
+        output_bytes = 0
+        for name, place in self._places.items():
+            num_bytes = math.prod(place.shape) * self._dtype.itemsize
+            if (layer := layer_of(name)) is not None:
+                layers[layer] = layers.get(layer, 0) + num_bytes
+        for name, weight in self._linears.items():
+            if name in {tied.name for tied in self._tied.values()} or role_of(name) is Role.VOCABULARY:
+                output_bytes += weight.num_outputs * weight.num_inputs * self._dtype.itemsize
+        return [layers[layer] for layer in sorted(layers)], output_bytes
 
     def wants(self, full_name: str) -> bool:
         """Return False for a tensor of a checkpoint that only other stages hold: it need not be read."""

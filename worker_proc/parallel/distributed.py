@@ -19,22 +19,45 @@ _FEW_BYTES = 1 << 20
 exchanges, with fewer bytes. The bits are the same."""
 
 
+def join_all(device: Literal["cpu", "cuda"], rendezvous: str, rank: int, size: int) -> None:
+    """Join the other workers.
+
+    Args:
+        device: of the tensors.
+        rendezvous: file that does not exist yet, the same for all workers.
+        rank: of this process, from 0.
+        size: number of workers.
+
+    Blocks until: all of them have joined.
+    """
+    store = distributed.FileStore(rendezvous, size)  # type: ignore[attr-defined]
+    distributed.init_process_group(_BACKENDS[device], store=store, rank=rank, world_size=size)
+
+
+def tensor_parallel_ranks(rank: int, size: int, num_stages: int) -> "DistributedRanks":
+    """Return the ranks of this worker's stage. All workers call it, after `join_all`.
+
+    Args:
+        rank: of this worker among all.
+        size: ranks of a stage.
+        num_stages: of the model.
+    """
+    groups = [distributed.new_group(list(range(stage * size, (stage + 1) * size))) for stage in range(num_stages)]
+    return DistributedRanks(rank % size, size, groups[rank // size])
+
+
 class DistributedRanks:
     """See `TensorParallelGroup`.
 
     Args:
-        device: of the tensors.
-        rendezvous: file that does not exist yet, the same for all ranks.
         rank: of this process, from 0.
         size: number of ranks.
-
-    Blocks until: all ranks have joined.
+        group: of torch; None: all workers.
     """
 
-    def __init__(self, device: Literal["cpu", "cuda"], rendezvous: str, rank: int, size: int) -> None:
+    def __init__(self, rank: int, size: int, group: distributed.ProcessGroup | None = None) -> None:
         self._rank, self._size = rank, size
-        store = distributed.FileStore(rendezvous, size)  # type: ignore[attr-defined]
-        distributed.init_process_group(_BACKENDS[device], store=store, rank=rank, world_size=size)
+        self._group = group
 
     def all_reduce(self, partial_TD: Tensor, bias_D: Tensor | None) -> Tensor:
         """See `TensorParallelGroup`. The parts have the model's type; they are added in float32 and rounded once."""
@@ -44,7 +67,7 @@ class DistributedRanks:
         num_padded = -(-num_rows // self._size) * self._size
         padded_TD = torch.nn.functional.pad(partial_TD, (0, 0, 0, num_padded - num_rows))
         parts_NSD = torch.empty_like(padded_TD).view(self._size, -1, padded_TD.shape[1])
-        distributed.all_to_all_single(parts_NSD, padded_TD)
+        distributed.all_to_all_single(parts_NSD, padded_TD, group=self._group)
         return self._gathered(self._added(parts_NSD, bias_D)).flatten(0, 1)[:num_rows]
 
     def all_gather(self, columns_TP: Tensor, first: int, width: int) -> Tensor:
@@ -58,12 +81,12 @@ class DistributedRanks:
 
     def meet(self) -> None:
         """See `TensorParallelGroup`."""
-        distributed.barrier()
+        distributed.barrier(group=self._group)
 
     def _gathered(self, part: Tensor) -> Tensor:
         """Return the tensors of all ranks, in a new first dimension."""
         gathered: Tensor = part.new_empty(self._size * part.shape[0], *part.shape[1:])
-        _all_gather(gathered, part.contiguous())
+        _all_gather(gathered, part.contiguous(), group=self._group)
         return gathered.view(self._size, *part.shape)
 
     def _added(self, parts_NTD: Tensor, bias_D: Tensor | None) -> Tensor:

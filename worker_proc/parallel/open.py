@@ -1,33 +1,95 @@
-"""Joins this worker to the other ranks, by the means that its device has."""
+"""Joins this worker to the others, by the means that its device has."""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
 
 from octavo.kernels.all_reduce.native import exchanged_bytes
 from octavo.kernels.native.library import NativeLibrary
-from octavo.kernels.native.rank_group import SharedMemoryGroup
+from octavo.kernels.native.rank_group import SharedMemoryGroup, group_bytes
+from octavo.kernels.stage_exchange.link import SharedMemoryLink, link_bytes
 from octavo.protocol.config import ResolvedConfig
 from octavo.protocol.control import WorkerSpec
 from octavo.protocol.errors import StartupError
 from octavo.worker_proc.executor.runner import PROMPT_LOGPROBS_ROWS
-from octavo.worker_proc.parallel.distributed import DistributedRanks
+from octavo.worker_proc.parallel.distributed import DistributedRanks, join_all, tensor_parallel_ranks
 from octavo.worker_proc.parallel.group import SharedMemoryRanks, TensorParallelGroup
+from octavo.worker_proc.parallel.stage_links import DistributedStages, SharedMemoryStages, residual_width
+from octavo.worker_proc.parallel.stages import StageExchange
+from octavo.worker_proc.weights.load import torch_dtype
 
 
-def join_group(spec: WorkerSpec, library: NativeLibrary | None) -> TensorParallelGroup:
-    """Return the group of all ranks.
+@dataclass(frozen=True, slots=True)
+class Peers:
+    """The other workers, as this one sees them."""
+
+    group: TensorParallelGroup | None
+    """Those that share its layers; None: there are no others."""
+    stages: StageExchange | None
+    """Those with the layers before and after; None: this one has all layers."""
+    meet: Callable[[], None]
+    """Blocks until: every worker has called it."""
+
+
+def join_peers(spec: WorkerSpec, library: NativeLibrary | None) -> Peers:
+    """Join the other workers, of which there are some.
 
     Args:
         spec: of this worker.
         library: computes with the model; None: torch does.
 
     Raises:
-        StartupError: the ranks cannot exchange anything.
+        StartupError: the workers cannot exchange anything.
     """
     if library is None:
-        return DistributedRanks(spec.config.device, spec.rendezvous, spec.rank, spec.world_size)
+        return _through_torch(spec)
     try:
-        group = SharedMemoryGroup(library, spec.exchange_fd, spec.rank, spec.world_size, _area_bytes(spec.config))
+        return _through_memory(spec, library)
     except OSError as error:
         raise StartupError(f"no memory to share with the other workers: {error}", hint="free some memory") from error
-    return SharedMemoryRanks(group)
+
+
+def _through_torch(spec: WorkerSpec) -> Peers:
+    config = spec.config
+    size, num_stages = config.tensor_parallel_size, config.pipeline_parallel_size
+    join_all(config.device, spec.rendezvous, spec.rank, spec.world_size)
+    everyone = DistributedRanks(spec.rank, spec.world_size)
+    if num_stages == 1:
+        return Peers(everyone, None, everyone.meet)
+    stages = DistributedStages(spec.rank, size, residual_width(config.model), torch_dtype(config))
+    group = tensor_parallel_ranks(spec.rank, size, num_stages) if size > 1 else None
+    return Peers(group, stages, everyone.meet)
+
+
+def _through_memory(spec: WorkerSpec, library: NativeLibrary) -> Peers:
+    """Lay out the shared file: what all workers share, then each stage, then the links from each stage to the next."""
+    config, descriptor = spec.config, spec.exchange_fd
+    size, num_stages = config.tensor_parallel_size, config.pipeline_parallel_size
+    stage, rank = config.place_of(spec.rank)
+    area_bytes = _area_bytes(config)
+    if num_stages == 1:
+        group = SharedMemoryRanks(SharedMemoryGroup(library, descriptor, rank, size, area_bytes))
+        return Peers(group, None, group.meet)
+    width = residual_width(config.model)
+    row_bytes = exchanged_bytes(1, 2 * width, 1)
+    step_bytes = config.max_num_batched_tokens * row_bytes
+    first_stage = group_bytes(0)
+    first_link = first_stage + num_stages * group_bytes(area_bytes)
+    os.ftruncate(descriptor, first_link + (num_stages - 1) * size * link_bytes(step_bytes))
+
+    def link(sender: int) -> SharedMemoryLink:
+        place = sender * size + rank
+        return SharedMemoryLink(descriptor, first_link + place * link_bytes(step_bytes), step_bytes)
+
+    everyone = SharedMemoryGroup(library, descriptor, spec.rank, spec.world_size, 0)
+    offset = first_stage + stage * group_bytes(area_bytes)
+    return Peers(
+        SharedMemoryRanks(SharedMemoryGroup(library, descriptor, rank, size, area_bytes, offset=offset))
+        if size > 1
+        else None,
+        SharedMemoryStages(link(stage - 1) if stage else None, link(stage) if stage < num_stages - 1 else None, width),
+        everyone.meet,
+    )
 
 
 def _area_bytes(config: ResolvedConfig) -> int:
@@ -36,6 +98,6 @@ def _area_bytes(config: ResolvedConfig) -> int:
     width = max(int(model.get(key) or 0) for key in ("hidden_size", "n_embd", "word_embed_proj_dim"))
     max_logits = max(config.max_num_seqs, PROMPT_LOGPROBS_ROWS)
     return max(
-        exchanged_bytes(config.max_num_batched_tokens, width, config.world_size),
+        exchanged_bytes(config.max_num_batched_tokens, width, config.tensor_parallel_size),
         max_logits * config.model.vocab_size * 4,
     )

@@ -1,11 +1,16 @@
-"""Which layers a pipeline stage computes, and which weights it therefore holds.
+"""Which layers a pipeline stage computes, which weights it therefore holds, and what it passes on.
 
 Models build all of their layers and never meet a stage: `Parameters` gives the weights of other stages no memory, and
 `Model` runs only the layers that are here.
 """
 
+import itertools
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
 
 from octavo.worker_proc.parallel.sharding import Role, role_of
 
@@ -30,8 +35,8 @@ class Stage:
             layer: the name of its layer in the checkpoint, without the prefix of the model.
             is_output: whether it is multiplied with; False: rows are looked up, or it scales them.
         """
-        if found := _LAYER.search(f"{layer}."):
-            return int(found[1]) in self.layers
+        if (index := layer_of(f"{layer}.")) is not None:
+            return index in self.layers
         if role_of(layer) is Role.VOCABULARY:
             return self.is_last if is_output else self.is_first
         return self.is_first or self.is_last
@@ -39,3 +44,61 @@ class Stage:
 
 ALL_LAYERS = Stage(range(1 << 30), is_first=True, is_last=True)
 """Of a model that is not divided into stages."""
+
+
+class StageExchange(Protocol):
+    """What a stage asks of those before and after it. All make the same calls in the same order, one each a step."""
+
+    def receive(self, positions_T: Tensor, num_parts: int) -> list[Tensor]:
+        """Return matrices of shape TD of the stage before, for the rows of this step.
+
+        Blocks until: the stage before has sent them.
+        """
+
+    def send(self, parts: Sequence[Tensor]) -> None:
+        """Pass matrices of shape TD to the next stage.
+
+        Blocks until: there is room for them.
+        """
+
+
+def layer_of(name: str) -> int | None:
+    """Return the index of the layer that a tensor of a checkpoint belongs to; None: it lies before or after them."""
+    found = _LAYER.search(name)
+    return int(found[1]) if found else None
+
+
+def split_layers(layer_bytes: Sequence[int], output_bytes: int, num_stages: int) -> list[int]:
+    """Return the number of layers of each stage: at least one, and weights of about the same size.
+
+    The sum of the squares of the stages' weights is the least possible: a step waits for the largest.
+
+    Args:
+        layer_bytes: the weights of each layer.
+        output_bytes: the weight of the logits, which the last stage reads too. An embedding is only looked up.
+        num_stages: not more than there are layers.
+    """
+    sums = [0, *itertools.accumulate(layer_bytes)]
+    # best[end]: the least sum of squares of the stages so far, and their boundaries.
+    best: dict[int, tuple[int, list[int]]] = {0: (0, [])}
+    for stage in range(1, num_stages + 1):
+        extra = output_bytes if stage == num_stages else 0
+        ends = range(stage, len(layer_bytes) + 1) if stage < num_stages else [len(layer_bytes)]
+        best = {
+            end: min(
+                (cost + (sums[end] - sums[start] + extra) ** 2, [*counts, end - start])
+                for start, (cost, counts) in best.items()
+                if start < end
+            )
+            for end in ends
+        }
+    return best[len(layer_bytes)][1]
+
+
+def stages_of(counts: Sequence[int]) -> list[Stage]:
+    """Return the stages that have these numbers of layers."""
+    ends = list(itertools.accumulate(counts))
+    return [
+        Stage(range(end - count, end), is_first=end == count, is_last=end == ends[-1])
+        for count, end in zip(counts, ends, strict=True)
+    ]

@@ -16,6 +16,7 @@ from octavo.worker_proc.models.registry import build_model
 from octavo.worker_proc.parallel.group import TensorParallelGroup
 from octavo.worker_proc.parallel.placement import Placement
 from octavo.worker_proc.parallel.sharding import Sharding
+from octavo.worker_proc.parallel.stages import ALL_LAYERS, Stage, StageExchange, split_layers, stages_of
 from octavo.worker_proc.weights.dummy import fill_dummy
 from octavo.worker_proc.weights.packed_cache import PackedCache
 from octavo.worker_proc.weights.reader import read_weights
@@ -50,8 +51,9 @@ def load_model(
     cache_dir: Path | None = None,
     rank: int = 0,
     group: TensorParallelGroup | None = None,
+    exchange: StageExchange | None = None,
 ) -> Model:
-    """Return the configured model, or one rank's part of it, with its weights on a device, packed.
+    """Return the configured model, or one worker's part of it, with its weights on a device, packed.
 
     Args:
         config: model facts, dtype, quantization and the seed of dummy weights.
@@ -59,8 +61,9 @@ def load_model(
         device: for the weights.
         library: computes with the weights; None: torch does.
         cache_dir: of octavo, for packed weights; None: they are not kept.
-        rank: of this worker.
-        group: all ranks; None: this is the only one.
+        rank: of this worker among all.
+        group: those that share its layers; None: there are no others.
+        exchange: the stages before and after; None: there are none.
 
     Raises:
         ConfigError: the root cause: an architecture, file or tensor that is missing or not supported, or a
@@ -68,9 +71,12 @@ def load_model(
         NotEnoughMemoryError: the weights do not fit.
     """
     try:
-        sharding = Sharding.of(config.model, rank, config.world_size)
-        placement = Placement(torch_dtype(config), device, sharding, group)
-        return _load(config, report, placement, library, cache_dir)
+        index, rank_in_stage = config.place_of(rank)
+        sharding = Sharding.of(config.model, rank_in_stage, config.tensor_parallel_size)
+        placement = Placement(torch_dtype(config), device, sharding, group, plan_stages(config)[index])
+        model = _load(config, report, placement, library, cache_dir)
+        model.exchange = exchange
+        return model
     except (RuntimeError, MemoryError) as error:
         is_of_memory = isinstance(error, MemoryError | torch.OutOfMemoryError) or _TORCH_ALLOCATOR in str(error)
         if not is_of_memory:
@@ -81,6 +87,21 @@ def load_model(
         ) from error
 
 
+def plan_stages(config: ResolvedConfig) -> list[Stage]:
+    """Return the layers of each stage, as every worker computes them for itself.
+
+    Raises:
+        ConfigError: the model is not supported.
+    """
+    num_stages = config.pipeline_parallel_size
+    if num_stages == 1:
+        return [ALL_LAYERS]
+    if config.stage_layers:
+        return stages_of(config.stage_layers)
+    shapes = build_model(config.model, Placement(torch_dtype(config), torch.device("meta")))
+    return stages_of(split_layers(*shapes.parameters.sizes(), num_stages))
+
+
 def _load(
     config: ResolvedConfig,
     report: Callable[[float], None],
@@ -89,15 +110,14 @@ def _load(
     cache_dir: Path | None,
 ) -> Model:
     packer = _packer(config, placement.device, library)
-    cache = PackedCache.of(config, library, cache_dir, placement.sharding.rank) if cache_dir else None
+    rank, layers = placement.sharding.rank, placement.stage.layers
+    cache = PackedCache.of(config, library, cache_dir, rank, layers) if cache_dir else None
     model = build_model(config.model, placement)
     model.library = library
     if cache and cache.restore(model.parameters, packer):
         return model
     if config.model.load_format == "dummy":
-        fill_dummy(
-            model.named_parameters(), config.seed, rank=placement.sharding.rank, divided=model.parameters.divided
-        )
+        fill_dummy(model.named_parameters(), config.seed, rank=rank, divided=model.parameters.divided)
     else:
         model.load_weights(read_weights(config.model, report, model.parameters.wants))
     model.pack(packer, keeps_quantized=config.quantization == "gguf" and library is not None)

@@ -58,7 +58,12 @@ class PackedCache:
 
     @classmethod
     def of(
-        cls, config: ResolvedConfig, library: NativeLibrary | None, cache_dir: Path, rank: int = 0
+        cls,
+        config: ResolvedConfig,
+        library: NativeLibrary | None,
+        cache_dir: Path,
+        rank: int = 0,
+        layers: range | None = None,
     ) -> "PackedCache | None":
         """Return the place; None if packed weights are not kept, as for dummy weights and for torch's own packed form.
 
@@ -66,7 +71,8 @@ class PackedCache:
             config: whose model, dtype and quantization decide what the weights are.
             library: which packs them.
             cache_dir: of octavo.
-            rank: whose part of the weights it is.
+            rank: whose part of the weights it is, among those that share every layer.
+            layers: of the stage; None: all.
         """
         if library is None or config.model.load_format == "dummy" or not config.packed_weights_cache_bytes:
             return None
@@ -79,7 +85,8 @@ class PackedCache:
             [facts.architecture, facts.hf_config, facts.vocab_size, facts.num_layers, facts.max_position_embeddings],
             [facts.num_heads, facts.num_kv_heads, facts.head_dim],
             _files(path),
-            [rank, config.world_size],
+            [rank, config.tensor_parallel_size],
+            [layers.start, layers.stop] if layers and config.pipeline_parallel_size > 1 else [],
         ]
         name = re.sub(r"[^\w.-]", "_", path.stem if path.is_file() else path.name)[:80]
         key = msgspec.json.encode(identity, order="deterministic").decode()

@@ -344,7 +344,9 @@ class StepGraphs:
         )
         slot_mappings = [views[slot_mapping_name(group)] for group in range(len(self._attention))]
         self._layers.follow(self._attention, slot_mappings)
-        return self._model.forward(token_ids_T, views["positions"], self._layers)
+        hidden_TD = self._model.forward(token_ids_T, views["positions"], self._layers)
+        assert hidden_TD is not None, "`resolve` refuses stages on GPUs"
+        return hidden_TD
 
     def _hidden_rows(self, rows_R: Tensor) -> Tensor:
         assert self._step_hidden_TD is not None, "compute() comes first"

@@ -24,6 +24,8 @@ from octavo.worker_proc.models.base import Model
 class NativePrograms:
     """Two programs: up to the last attention over all rows of a step, and the rest over rows whose logits are wanted.
 
+    A pipeline stage that passes its rows on has one program.
+
     Args:
         library: where the operations are.
         model: recorded here.
@@ -44,6 +46,10 @@ class NativePrograms:
         recorder = ProgramRecorder(model.dtype)
         self.attention = RecordedAttention(library, recorder, model.cache_groups, layouts, num_blocks, bounds)
         hidden = model.forward(as_tensor(recorder.token_ids), as_tensor(recorder.positions), self.attention)
+        self.head: Program | None = None
+        if hidden is None:
+            self.layers = Program(library, fuse(recorder.nodes, []), [], bounds.max_rows)
+            return
         logits = value_of(model.logits(hidden).float())
         halves = split(fuse(recorder.nodes, [logits]))
         self.layers = Program(library, halves.all_rows, halves.passed, bounds.max_rows)
@@ -53,8 +59,8 @@ class NativePrograms:
 
     @property
     def programs(self) -> tuple[Program, ...]:
-        """Both, in the order in which a step runs them."""
-        return self.layers, self.head
+        """All, in the order in which a step runs them."""
+        return (self.layers,) if self.head is None else (self.layers, self.head)
 
     @property
     def cache_buffers(self) -> Sequence[Tensor]:
@@ -64,7 +70,7 @@ class NativePrograms:
     @property
     def num_bytes(self) -> int:
         """Bytes of all activations, if every row is used."""
-        return self.layers.num_bytes + self.head.num_bytes + self.attention.workspace_bytes
+        return sum(program.num_bytes for program in self.programs) + self.attention.workspace_bytes
 
     def run(self, inputs: StepInputs) -> None:
         """See `octavo.worker_proc.runners.host.Forward`."""
@@ -72,6 +78,7 @@ class NativePrograms:
 
     def logits(self, rows: Ints) -> Tensor:
         """See `octavo.worker_proc.runners.host.Forward`."""
+        assert self.head is not None, "the last stage has the logits"
         step = StepArguments(num_rows=len(rows), token_ids=_address(rows))
         self.head.run(step, self._threads.choose(self.head.work * len(rows)))
         return self._logits_RV[: len(rows)]

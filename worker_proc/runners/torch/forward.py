@@ -33,7 +33,7 @@ class TorchForward:
 
     def logits(self, rows: Ints) -> Tensor:
         """See `octavo.worker_proc.runners.host.Forward`."""
-        assert self._hidden_TD is not None, "run() comes before logits()"
+        assert self._hidden_TD is not None, "run() comes before logits(), on the last stage"
         return self._model.logits(self._hidden_TD[torch.from_numpy(rows)]).float()
 
     def choose_threads(self, work: int) -> int:

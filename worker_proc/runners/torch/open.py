@@ -65,7 +65,7 @@ def _peak_growth(model: Model, device: Device, config: ResolvedConfig, lengths: 
         vocab_size=config.model.vocab_size,
         num_groups=num_groups,
     )
-    executor = PipelinedExecutor(batch, runner, lambda result: None)
+    executor = PipelinedExecutor(batch, runner, lambda result: None, answers=model.stage.is_last)
     sampling = SamplingSpec(max_tokens=1, seed=0, temperature=1.0)
     device.reset_peak()
     executor.begin(prompts_plan(lengths, sampling, blocks_each, num_groups=num_groups, samples=samples))

@@ -1,0 +1,1 @@
+"""The rows that a pipeline stage passes to the next one, through memory that both share."""

@@ -1,0 +1,51 @@
+"""`send_rows` and `receive_rows` in C++: their arguments, mirrored from `native.h`, and their recording."""
+
+import ctypes
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from octavo.kernels.dispatch import require
+from octavo.kernels.native.arguments import Arguments, Matrix
+from octavo.kernels.native.value import Buffer, Node, Recorder, Value, as_tensor, ids_of, value_of
+from octavo.kernels.stage_exchange.link import SharedMemoryLink
+
+
+class SendRowsArguments(Arguments):
+    """See `StageExchangeArgs`."""
+
+    _fields_ = (("hidden", Matrix), ("update", Matrix), ("link", ctypes.c_void_p))
+
+
+class ReceiveRowsArguments(Arguments):
+    """See `StageExchangeArgs`."""
+
+    _fields_ = (("hidden", Matrix), ("update", Matrix), ("link", ctypes.c_void_p))
+
+
+def record_send(parts: Sequence[Tensor], link: SharedMemoryLink) -> None:
+    """Record that one or two matrices go to the next stage."""
+    values = [value_of(part_TD) for part_TD in parts]
+    require(1 <= len(values) <= 2, f"send_rows: {len(values)} matrices")
+
+    def bind(inputs: list[Matrix], outputs: list[Matrix]) -> Arguments:
+        return SendRowsArguments(inputs[0], inputs[1] if len(inputs) > 1 else Matrix(), link.address)
+
+    values[0].recorder.do(Node("send_rows", values, [], bind, is_row_wise=True, keeps=[link]))
+
+
+def record_receive(positions_T: Tensor, num_parts: int, width: int, link: SharedMemoryLink) -> list[Tensor]:
+    """Record that one or two matrices of `width` columns come from the stage before.
+
+    Args:
+        positions_T: of the step, whose rows these are.
+    """
+    require(1 <= num_parts <= 2, f"receive_rows: {num_parts} matrices")
+    recorder: Recorder = ids_of(positions_T).recorder
+    buffers = [Buffer(width) for _ in range(num_parts)]
+
+    def bind(inputs: list[Matrix], outputs: list[Matrix]) -> Arguments:
+        return ReceiveRowsArguments(outputs[0], outputs[1] if num_parts > 1 else Matrix(), link.address)
+
+    recorder.do(Node("receive_rows", [], buffers, bind, is_row_wise=True, keeps=[link]))
+    return [as_tensor(Value(recorder, buffer, 0, (width,))) for buffer in buffers]

@@ -1,0 +1,36 @@
+"""The pipeline stages that the user asks for, checked."""
+
+from octavo.protocol.config.engine import DeviceName, ParallelConfig
+from octavo.protocol.errors import ConfigError
+
+
+def resolve_stages(parallel: ParallelConfig, num_layers: int, device: DeviceName) -> list[int]:
+    """Return the layers of each stage as the user has given them, [] otherwise.
+
+    Raises:
+        ConfigError: the model has other layers, or the device has no stages.
+    """
+    num_stages, text = parallel.pipeline_parallel_size, parallel.pipeline_layer_partition
+    if num_stages > num_layers:
+        raise ConfigError(
+            f"pipeline_parallel_size {num_stages}: the model has {num_layers} layers",
+            phase="configuration",
+            hint=f"use --pipeline-parallel-size {num_layers} or less",
+        )
+    if num_stages > 1 and device != "cpu":
+        raise ConfigError(
+            f"pipeline_parallel_size {num_stages}: stages run on CPUs only",
+            phase="configuration",
+            hint="use --tensor-parallel-size or --data-parallel-size on GPUs",
+        )
+    if text is None:
+        return []
+    counts = [int(count) if count.strip().isdecimal() else 0 for count in text.split(",")]
+    if min(counts) < 1 or len(counts) != num_stages or sum(counts) != num_layers:
+        raise ConfigError(
+            f"pipeline_layer_partition {text!r} is not {num_stages} positive numbers with the sum {num_layers}, "
+            "the layers of the model",
+            phase="configuration",
+            hint="give a number for each of --pipeline-parallel-size stages, such as 12,10",
+        )
+    return counts

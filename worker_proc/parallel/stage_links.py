@@ -1,0 +1,87 @@
+"""How stages pass the residual stream on: through shared memory on one machine, or by torch.distributed."""
+
+from collections import deque
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, distributed
+
+from octavo.kernels.stage_exchange import native as stage_exchange
+from octavo.kernels.stage_exchange.link import SharedMemoryLink
+from octavo.protocol.config import ModelFacts
+from octavo.protocol.errors import ConfigError
+
+_WIDTHS = ("hidden_size", "n_embd", "d_model")
+"""Keys of `config.json` for the width of the residual stream."""
+
+
+def residual_width(facts: ModelFacts) -> int:
+    """Return the columns of the residual stream.
+
+    Raises:
+        ConfigError: config.json does not tell.
+    """
+    for key in _WIDTHS:
+        if width := facts.hf_config.get(key):
+            return int(width)
+    raise ConfigError(f"config.json has none of {', '.join(_WIDTHS)}: the model cannot be divided into stages")
+
+
+class SharedMemoryStages:
+    """See `StageExchange`: for native programs, which it is recorded into.
+
+    Args:
+        previous: from the stage before; None: this is the first one.
+        following: to the next stage; None: this is the last one.
+        width: columns of the residual stream.
+    """
+
+    def __init__(self, previous: SharedMemoryLink | None, following: SharedMemoryLink | None, width: int) -> None:
+        self._previous = previous
+        self._following = following
+        self._width = width
+
+    def receive(self, positions_T: Tensor, num_parts: int) -> list[Tensor]:
+        """See `StageExchange`."""
+        assert self._previous is not None, "the first stage receives nothing"
+        return stage_exchange.record_receive(positions_T, num_parts, self._width, self._previous)
+
+    def send(self, parts: Sequence[Tensor]) -> None:
+        """See `StageExchange`."""
+        assert self._following is not None, "the last stage sends nothing"
+        stage_exchange.record_send(parts, self._following)
+
+
+class DistributedStages:
+    """See `StageExchange`: for stages that compute through torch.
+
+    Args:
+        rank: of this worker among all.
+        distance: from a worker to the one with the same part of the next stage.
+        width: columns of the residual stream.
+        dtype: of the model.
+    """
+
+    _MAX_UNSENT = 2
+
+    def __init__(self, rank: int, distance: int, width: int, dtype: torch.dtype) -> None:
+        self._rank, self._distance = rank, distance
+        self._width, self._dtype = width, dtype
+        self._unsent: deque[tuple[distributed.Work, Tensor]] = deque()
+        """What the next stage has not received yet; the oldest first."""
+
+    def receive(self, positions_T: Tensor, num_parts: int) -> list[Tensor]:
+        """See `StageExchange`."""
+        parts_NTD = torch.empty(num_parts, len(positions_T), self._width, dtype=self._dtype)
+        distributed.recv(parts_NTD, self._rank - self._distance)
+        return list(parts_NTD)
+
+    def send(self, parts: Sequence[Tensor]) -> None:
+        """See `StageExchange`."""
+        parts_NTD = torch.stack(list(parts))
+        work = distributed.isend(parts_NTD, self._rank + self._distance)
+        assert work is not None, "all workers are in the group"
+        self._unsent.append((work, parts_NTD))
+        while len(self._unsent) > self._MAX_UNSENT:
+            oldest, _ = self._unsent.popleft()
+            oldest.wait()
