@@ -40,7 +40,7 @@ class StagedExecutor:
 
     def __init__(self, models: list[Model], config: ResolvedConfig) -> None:
         self._results: list[StepResult] = []
-        sizes = {"num_blocks": [NUM_BLOCKS], "max_model_len": config.max_model_len}
+        sizes = {"num_blocks": NUM_BLOCKS, "max_model_len": config.max_model_len}
         deliver = [lambda _: None] * (len(models) - 1) + [self._results.append]
         self._stages: list[PipelinedExecutor] = [
             open_executor(model, config, None, take, **sizes) for model, take in zip(models, deliver, strict=True)
