@@ -18,13 +18,19 @@ def gelu(x_TF: Tensor, uses_tanh: bool) -> Tensor:
 
 
 @triton.jit
-def _gelu_kernel(x_ptr, out_ptr, count, USES_TANH: tl.constexpr, BLOCK: tl.constexpr):
-    indices = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    is_in = indices < count
-    x = tl.load(x_ptr + indices, mask=is_in, other=0.0).to(tl.float32)
+def activated(x, USES_TANH: tl.constexpr):
+    """Return the activation of float32 numbers."""
     if USES_TANH:
         inner = 0.7978845608028654 * (x + 0.044715 * x * x * x)  # sqrt(2 / pi)
         share = 1.0 - 1.0 / (tl.exp(2.0 * inner) + 1.0)  # (1 + tanh(inner)) / 2
     else:
         share = 0.5 * (1.0 + tl.erf(x * 0.7071067811865476))
-    tl.store(out_ptr + indices, (x * share).to(out_ptr.dtype.element_ty), mask=is_in)
+    return x * share
+
+
+@triton.jit
+def _gelu_kernel(x_ptr, out_ptr, count, USES_TANH: tl.constexpr, BLOCK: tl.constexpr):
+    indices = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    is_in = indices < count
+    x = tl.load(x_ptr + indices, mask=is_in, other=0.0).to(tl.float32)
+    tl.store(out_ptr + indices, activated(x, USES_TANH).to(out_ptr.dtype.element_ty), mask=is_in)

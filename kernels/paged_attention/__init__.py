@@ -27,8 +27,11 @@ class PagedAttention(Protocol):
         *,
         k_scale: float = 1.0,
         v_scale: float = 1.0,
+        sinks_N: Tensor | None = None,
     ) -> Tensor:
         """Attend over one layer's cache; returns out_TNH in the dtype of `q`.
+
+        `sinks_N` are scores of each query head that take part in the softmax, with a value of 0 (attention sinks).
 
         The caches hold that dtype, or on a GPU float8_e4m3fn; stored numbers are multiplied by `k_scale` and `v_scale`.
 

@@ -11,5 +11,7 @@ BATCHES = [
 ]
 """Of each request: rows of the step, keys in all."""
 WINDOWS = [None, 1, 150]
+SCORINGS = ["plain", "soft cap", "slopes", "sinks", "all"]
+"""What is done with scores besides scaling them."""
 BLOCK_SIZES = [16, 5]
 TOLERANCES = {torch.float32: 2e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3}

@@ -16,7 +16,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from octavo.kernels.dispatch import UnsupportedDevice, require
+from octavo.kernels.dispatch import require
 from octavo.kernels.paged_attention.shape import AttentionShape
 
 ROW_TILE = 16
@@ -34,11 +34,14 @@ class _Heads:
     num_kv_heads: int
     head_dim: int
     scale: float
+    soft_cap: float | None
+    slopes_KG1: Tensor | None
 
     @classmethod
     def of(cls, shape: AttentionShape) -> Self:
         """Use the heads of a shape."""
-        return cls(shape.num_heads, shape.num_kv_heads, shape.head_dim, shape.scale)
+        slopes = None if shape.slopes is None else torch.tensor(shape.slopes).view(shape.num_kv_heads, -1, 1)
+        return cls(shape.num_heads, shape.num_kv_heads, shape.head_dim, shape.scale, shape.soft_cap, slopes)
 
     @property
     def group(self) -> int:
@@ -68,12 +71,13 @@ class CpuPlan:
         *,
         k_scale: float = 1.0,
         v_scale: float = 1.0,
+        sinks_N: Tensor | None = None,
     ) -> Tensor:
         """See `octavo.kernels.paged_attention.PagedAttention`."""
         require(k_scale == v_scale == 1.0, f"paged_attention: a CPU has no caches with scales {k_scale}, {v_scale}")
         out_TNH = torch.empty_like(q_TNH)
         for part in self._parts:
-            part.run(q_TNH, k_cache_PSKH, v_cache_PSKH, out_TNH)
+            part.run(q_TNH, k_cache_PSKH, v_cache_PSKH, out_TNH, sinks_N)
         return out_TNH
 
 
@@ -85,8 +89,6 @@ def plan(
     shape: AttentionShape,
 ) -> CpuPlan:
     """See `octavo.kernels.paged_attention.plan`."""
-    if shape.soft_cap is not None or shape.slopes is not None:
-        raise UnsupportedDevice("paged_attention has soft caps and slopes on GPUs only")
     heads, window = _Heads.of(shape), shape.window
     chunks: list[_Chunk] = []
     decodes: list[_Decode] = []
@@ -139,11 +141,17 @@ def _gather(cache_PSKH: Tensor, slots: Tensor) -> Tensor:
     return rows.float().view(*slots.shape, *rows.shape[1:])
 
 
-def _attend(scores_XBMW: Tensor) -> tuple[Tensor, Tensor]:
+def _attend(scores_XBMW: Tensor, sinks_BM: Tensor | None) -> tuple[Tensor, Tensor]:
     """Return each row's weights, not yet divided by their sum, and the sums (without X and W)."""
-    largest_BM1 = scores_XBMW.amax(dim=(0, -1)).unsqueeze(-1)
-    weights_XBMW = (scores_XBMW - largest_BM1).exp_()
-    return weights_XBMW, _sum_in_order(weights_XBMW.sum(dim=-1))
+    largest_BM = scores_XBMW.amax(dim=(0, -1))
+    weights_XBMW = (scores_XBMW - largest_BM.unsqueeze(-1)).exp_()
+    sums_BM = _sum_in_order(weights_XBMW.sum(dim=-1))
+    return weights_XBMW, sums_BM if sinks_BM is None else sums_BM + (sinks_BM - largest_BM).exp()
+
+
+def _capped(scores: Tensor, soft_cap: float | None) -> Tensor:
+    """Replace scores in place by `soft_cap * tanh(score / soft_cap)`."""
+    return scores if soft_cap is None else scores.div_(soft_cap).tanh_().mul_(soft_cap)
 
 
 def _sum_in_order(x_X: Tensor) -> Tensor:
@@ -188,8 +196,12 @@ class _Decodes:
     slots_XRW: Tensor
     hidden_X1R1W: Tensor
     """True where a key is masked."""
+    distances_X1R1W: Tensor
+    """From the position of the query to that of the key, never positive where a key is seen."""
 
-    def run(self, q_TNH: Tensor, k_cache_PSKH: Tensor, v_cache_PSKH: Tensor, out_TNH: Tensor) -> None:
+    def run(
+        self, q_TNH: Tensor, k_cache_PSKH: Tensor, v_cache_PSKH: Tensor, out_TNH: Tensor, sinks_N: Tensor | None
+    ) -> None:
         heads, (num_tiles, num_requests, _) = self.heads, self.slots_XRW.shape
         group = slice(0, heads.group)
         q_KRMH = q_TNH.new_zeros(heads.num_kv_heads, num_requests, heads.rows, heads.head_dim, dtype=torch.float32)
@@ -200,8 +212,12 @@ class _Decodes:
         for tile in range(num_tiles):
             for head in range(heads.num_kv_heads):
                 torch.bmm(q_KRMH[head], k_XRWKH[tile, :, :, head].transpose(1, 2), out=scores_XKRMW[tile, head])
-        visible_XKRGW = scores_XKRMW[..., group, :].masked_fill_(self.hidden_X1R1W, float("-inf"))
-        weights_XKRGW, sums_KRG = _attend(visible_XKRGW)
+        visible_XKRGW = _capped(scores_XKRMW, heads.soft_cap)[..., group, :]
+        if heads.slopes_KG1 is not None:
+            visible_XKRGW += heads.slopes_KG1.unsqueeze(1) * self.distances_X1R1W
+        visible_XKRGW.masked_fill_(self.hidden_X1R1W, float("-inf"))
+        sinks_K1G = None if sinks_N is None else sinks_N.float().view(heads.num_kv_heads, 1, -1)
+        weights_XKRGW, sums_KRG = _attend(visible_XKRGW, sinks_K1G)
         weights_XKRMW = scores_XKRMW.zero_()
         weights_XKRMW[..., group, :] = weights_XKRGW
         v_XRWKH = _gather(v_cache_PSKH, self.slots_XRW)
@@ -216,7 +232,7 @@ class _Decodes:
 def _plan_decodes(heads: _Heads, window: int | None, decodes: list[_Decode]) -> _Decodes:
     num_tiles = max(decode.num_tiles for decode in decodes)
     positions_XW = torch.arange(num_tiles * KV_TILE).view(num_tiles, KV_TILE)
-    slots, hidden = [], []
+    slots, hidden, distances = [], [], []
     for decode in decodes:
         padding = decode.slots_W[-1:].expand(num_tiles * KV_TILE - decode.slots_W.shape[0])
         slots.append(torch.cat((decode.slots_W, padding)).view(num_tiles, KV_TILE))
@@ -225,11 +241,13 @@ def _plan_decodes(heads: _Heads, window: int | None, decodes: list[_Decode]) -> 
         if window is not None:
             unseen |= positions < decode.context_len - window
         hidden.append(unseen)
+        distances.append(positions - (decode.context_len - 1))
     return _Decodes(
         heads,
         torch.tensor([decode.row for decode in decodes]),
         torch.stack(slots, dim=1),
         torch.stack(hidden, dim=1)[:, None, :, None],
+        torch.stack(distances, dim=1)[:, None, :, None],
     )
 
 
@@ -243,6 +261,8 @@ class _TileGroup:
     end_key: int
     masks: dict[int, Tensor]
     """Masks of the tiles of keys that are partly visible: True where a key is masked, as Y, tokens, 1, W."""
+    positions_YL: Tensor
+    """Of the queries, counted from the first tile of keys of the chunk."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -255,7 +275,9 @@ class _Chunk:
     slots_W: Tensor
     groups: list[_TileGroup]
 
-    def run(self, q_TNH: Tensor, k_cache_PSKH: Tensor, v_cache_PSKH: Tensor, out_TNH: Tensor) -> None:
+    def run(
+        self, q_TNH: Tensor, k_cache_PSKH: Tensor, v_cache_PSKH: Tensor, out_TNH: Tensor, sinks_N: Tensor | None
+    ) -> None:
         heads, tokens = self.heads, self.heads.tokens_per_tile
         num_tokens, num_tiles = self.end - self.start, self.groups[-1].end
         q_LNH = q_TNH.new_zeros(num_tiles * tokens, heads.num_heads, heads.head_dim, dtype=torch.float32)
@@ -268,12 +290,14 @@ class _Chunk:
         k_XWKH, v_XWKH = _gather(k_cache_PSKH, slots_XW), _gather(v_cache_PSKH, slots_XW)
         out_KYMH = torch.empty_like(q_KYMH)
         for group in self.groups:
-            out_KYMH[:, group.first : group.end] = self._attend_group(group, q_KYMH, k_XWKH, v_XWKH)
+            out_KYMH[:, group.first : group.end] = self._attend_group(group, q_KYMH, k_XWKH, v_XWKH, sinks_N)
         out_KYLGH = out_KYMH[:, :, : tokens * heads.group].unflatten(2, (tokens, heads.group))
         out_LNH = out_KYLGH.permute(1, 2, 0, 3, 4).reshape(-1, heads.num_heads, heads.head_dim)
         out_TNH[self.start : self.end] = out_LNH[:num_tokens].to(out_TNH.dtype)
 
-    def _attend_group(self, group: _TileGroup, q_KYMH: Tensor, k_XWKH: Tensor, v_XWKH: Tensor) -> Tensor:
+    def _attend_group(
+        self, group: _TileGroup, q_KYMH: Tensor, k_XWKH: Tensor, v_XWKH: Tensor, sinks_N: Tensor | None
+    ) -> Tensor:
         heads, num_tiles = self.heads, group.end - group.first
         tiles, keys = slice(group.first, group.end), range(group.first_key, group.end_key)
         scores_XKYMW = q_KYMH.new_empty(len(keys), heads.num_kv_heads, num_tiles, heads.rows, KV_TILE)
@@ -281,16 +305,27 @@ class _Chunk:
             for head in range(heads.num_kv_heads):
                 k_YHW = k_XWKH[key, :, head].t().expand(num_tiles, -1, -1)
                 torch.bmm(q_KYMH[head, tiles], k_YHW, out=scores_XKYMW[index, head])
+            _capped(scores_XKYMW[index], heads.soft_cap)
+            visible = scores_XKYMW[index, :, :, : heads.tokens_per_tile * heads.group]
+            visible_KYLGW = visible.unflatten(2, (heads.tokens_per_tile, heads.group))
+            if heads.slopes_KG1 is not None:
+                distances_YLW = torch.arange(key * KV_TILE, (key + 1) * KV_TILE) - group.positions_YL.unsqueeze(-1)
+                visible_KYLGW += heads.slopes_KG1[:, None, None] * distances_YLW.unsqueeze(2)
             if key in group.masks:
-                visible = scores_XKYMW[index, :, :, : heads.tokens_per_tile * heads.group]
-                visible.unflatten(2, (heads.tokens_per_tile, heads.group)).masked_fill_(group.masks[key], float("-inf"))
-        weights_XKYMW, sums_KYM = _attend(scores_XKYMW)
+                visible_KYLGW.masked_fill_(group.masks[key], float("-inf"))
+        weights_XKYMW, sums_KYM = _attend(scores_XKYMW, None if sinks_N is None else self._sinks(sinks_N))
         out_XKYMH = q_KYMH.new_empty(*weights_XKYMW.shape[:4], heads.head_dim)
         for index, key in enumerate(keys):
             for head in range(heads.num_kv_heads):
                 v_YWH = v_XWKH[key, :, head].expand(num_tiles, -1, -1)
                 torch.bmm(weights_XKYMW[index, head], v_YWH, out=out_XKYMH[index, head])
         return _sum_in_order(out_XKYMH) / sums_KYM.unsqueeze(-1)
+
+    def _sinks(self, sinks_N: Tensor) -> Tensor:
+        """Return the sink of each row of a tile, K1M; the padding's are those of any head."""
+        heads = self.heads
+        sinks_KG = sinks_N.float().view(heads.num_kv_heads, -1)
+        return sinks_KG[:, torch.arange(heads.rows) % heads.group].unsqueeze(1)
 
 
 def _plan_chunk(
@@ -318,5 +353,7 @@ def _plan_chunk(
                 hidden_YLW |= key_positions_W <= members_YL.unsqueeze(-1) - window
             if bool(hidden_YLW.any()):
                 masks[key - first_tile] = hidden_YLW.unsqueeze(2)
-        groups.append(_TileGroup(first, first + len(members_YL), first_key - first_tile, end_key - first_tile, masks))
+        keys = first_key - first_tile, end_key - first_tile
+        positions = members_YL - first_tile * KV_TILE
+        groups.append(_TileGroup(first, first + len(members_YL), *keys, masks, positions))
     return _Chunk(heads, start, end, slots_W, groups)

@@ -15,7 +15,7 @@ import torch
 import triton
 from torch import Tensor
 
-from octavo.kernels.dispatch import require
+from octavo.kernels.dispatch import UnsupportedDevice, require
 from octavo.kernels.paged_attention import gpu_plan
 from octavo.kernels.paged_attention.gpu_arguments import Form, Partials, Scoring, Strides, Tensors, Tiles, Work
 from octavo.kernels.paged_attention.gpu_decode_kernel import split_kernel
@@ -114,12 +114,15 @@ class StepAttention:
         *,
         k_scale: float = 1.0,
         v_scale: float = 1.0,
+        sinks_N: Tensor | None = None,
     ) -> Tensor:
         """See `octavo.kernels.paged_attention.PagedAttention`.
 
         The caches may be views in which the slots of a head are contiguous instead of the heads of a slot. Rows of
         requests without keys are not written.
         """
+        if sinks_N is not None:
+            raise UnsupportedDevice("paged_attention has no attention sinks on GPUs")
         _check(q_TNH, k_cache_PSKH, v_cache_PSKH, self._shape, self._block_size)
         q_TNH = q_TNH if q_TNH.stride(2) == 1 else q_TNH.contiguous()
         out_TNH = torch.empty(q_TNH.shape, dtype=q_TNH.dtype, device=q_TNH.device)

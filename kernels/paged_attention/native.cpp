@@ -27,6 +27,7 @@ struct Args {
     const char* v_cache;
     Shape shape;
     const char* workspace;  // with the step's plan
+    const float* sinks;     // of each query head: a score whose value is 0; null: none
 };
 
 // An item on one KV head, by one thread.
@@ -207,6 +208,8 @@ class Worker {
             const int64_t begin = first_row + num_rows * index / num_groups;
             const int64_t end = first_row + num_rows * (index + 1) / num_groups;
             Range visible[kRowsAtOnce];
+            float slopes[kRowsAtOnce], firsts[kRowsAtOnce];
+            if (args_.shape.slopes != nullptr) fill_slopes({begin, end}, first_key, slopes, firsts);
             Range any = {kTileKeys, 0};  // seen by some row
             for (int64_t row = begin; row < end; ++row) {
                 const int64_t position = run.first_position + (row - run.begin) / group_;
@@ -221,9 +224,23 @@ class Worker {
                                          padded_dim_,
                                          args_.shape.scale * 1.44269504f,
                                          visible,
-                                         std::min(tile.num_groups, (any.end + kGroupSlots - 1) / kGroupSlots)};
+                                         std::min(tile.num_groups, (any.end + kGroupSlots - 1) / kGroupSlots),
+                                         args_.shape.soft_cap,
+                                         args_.shape.slopes != nullptr ? slopes : nullptr,
+                                         firsts};
             attend_rows(rows, end - begin, tile, *fetched);
             fetched = &nowhere;
+        }
+    }
+
+    // The slopes of the item's rows, in units of log2(e), and the distances of a tile's first key from them.
+    void fill_slopes(const Range& rows, int64_t first_key, float* slopes, float* firsts) const {
+        const Run* run = runs_;
+        for (int64_t row = rows.begin; row < rows.end; ++row) {
+            while (row >= run->end) ++run;
+            const int64_t index = row - run->begin;
+            *slopes++ = args_.shape.slopes[head_ * group_ + index % group_] * 1.44269504f;
+            *firsts++ = static_cast<float>(first_key - run->first_position - index / group_);
         }
     }
 
@@ -243,7 +260,9 @@ class Worker {
     void write_rows(const Run& run) {
         for_each_row(run, [&](int64_t row, int64_t token, int64_t head) {
             const State state = scratch_.total.row(row, padded_dim_);
-            const F32x16 inverse = set1(1.0f / reduce_add(load(state.sums)));
+            const float sum = reduce_add(load(state.sums));
+            const F32x16 inverse =
+                args_.sinks != nullptr ? inverse_with_sink(sum, *state.exponents, head) : set1(1.0f / sum);
             const int64_t dim = args_.shape.layout.head_dim, column = head * dim;
             for (int64_t i = 0; i < dim; i += kLanes) {
                 const F32x16 values = load(state.out + i) * inverse;
@@ -253,6 +272,14 @@ class Worker {
                     store_first(args_.out.row<float>(token) + column + i, values, dim - i);
             }
         });
+    }
+
+    // The inverse of the sum of the weights and that of the head's sink.
+    F32x16 inverse_with_sink(float sum, float exponent, int64_t head) const {
+        const F32x16 sink = set1(args_.sinks[head] * 1.44269504f), exponents = set1(exponent);
+        const F32x16 both = max(sink, exponents);
+        const F32x16 factor = exp2<6>(exponents - both);
+        return factor / fma(factor, set1(sum), exp2<6>(sink - both));
     }
 
     const Args& args_;

@@ -23,7 +23,8 @@ class ShapeArguments(ctypes.Structure):
         ("num_heads", ctypes.c_int64),
         ("window", ctypes.c_int64),
         ("scale", ctypes.c_float),
-        ("unused", ctypes.c_int32),
+        ("soft_cap", ctypes.c_float),
+        ("slopes", ctypes.c_void_p),
     ]
 
     @classmethod
@@ -31,16 +32,24 @@ class ShapeArguments(ctypes.Structure):
         """Mirror the shape of a model's attention and its cache.
 
         Raises:
-            ValueError: they do not match, the scale is not positive, or the attention has a soft cap or slopes.
+            ValueError: they do not match, or the scale is not positive.
         """
         heads = shape.num_kv_heads, shape.head_dim
         if heads != (layout.num_kv_heads, layout.head_dim) or shape.num_heads % shape.num_kv_heads:
             raise ValueError(f"{shape} with {layout}")
         if not shape.scale > 0:
             raise ValueError(f"scores cannot be scaled by {shape.scale}")
-        if shape.soft_cap is not None or shape.slopes is not None:
-            raise ValueError("native attention has neither soft caps nor slopes")
-        return cls(LayoutArguments.of(layout), shape.num_heads, shape.window or 0, shape.scale, 0)
+        slopes = None if shape.slopes is None else (ctypes.c_float * shape.num_heads)(*shape.slopes)
+        arguments = cls(
+            LayoutArguments.of(layout),
+            shape.num_heads,
+            shape.window or 0,
+            shape.scale,
+            shape.soft_cap or 0.0,
+            ctypes.addressof(slopes) if slopes is not None else None,
+        )
+        arguments._slopes = slopes  # must live as long as the pointer
+        return arguments
 
 
 class PlanAttentionArguments(Arguments):
@@ -64,6 +73,7 @@ class PagedAttentionArguments(Arguments):
         ("v_cache", ctypes.c_void_p),
         ("shape", ShapeArguments),
         ("workspace", ctypes.c_void_p),
+        ("sinks", ctypes.c_void_p),
     )
 
 

@@ -31,7 +31,8 @@ struct Shape {
     int64_t num_heads;
     int64_t window;  // keys that a row sees, its own included; 0: all
     float scale;     // of the scores
-    int32_t unused;
+    float soft_cap;  // scaled scores become soft_cap * tanh(score / soft_cap); 0: they do not
+    const float* slopes;  // of each query head, times the distance of a key (ALiBi); null: none
 
     int64_t group() const { return num_heads / layout.num_kv_heads; }
     int64_t max_rows() const { return std::max(kItemRows, group()); }

@@ -30,9 +30,12 @@ def record_plan(recorder: Recorder, workspace: Workspace) -> None:
     recorder.do(Node("plan_attention", [], [], bind, is_row_wise=False, keeps=[workspace]))
 
 
-def record(q_TNH: Tensor, k_cache: Tensor, v_cache: Tensor, workspace: Workspace) -> Tensor:
+def record(
+    q_TNH: Tensor, k_cache: Tensor, v_cache: Tensor, workspace: Workspace, sinks_N: Tensor | None = None
+) -> Tensor:
     """Record the attention of one layer; its keys and values have been stored."""
     q = value_of(q_TNH)
+    sinks = None if sinks_N is None else sinks_N.float().contiguous()
 
     def bind(inputs: list[Matrix], outputs: list[Matrix]) -> Arguments:
         return PagedAttentionArguments(
@@ -42,6 +45,7 @@ def record(q_TNH: Tensor, k_cache: Tensor, v_cache: Tensor, workspace: Workspace
             v_cache.data_ptr(),
             workspace.shape,
             workspace.memory.data_ptr(),
+            None if sinks is None else sinks.data_ptr(),
         )
 
     node = Node(
@@ -53,6 +57,6 @@ def record(q_TNH: Tensor, k_cache: Tensor, v_cache: Tensor, workspace: Workspace
         mixes_rows=True,
         # The operation rounds its queries to bfloat16 anyway, and reads half as many bytes this way.
         wants=Form(torch.bfloat16) if workspace.shape.layout.type == TYPES[torch.bfloat16] else None,
-        keeps=[k_cache, v_cache, workspace],
+        keeps=[k_cache, v_cache, workspace, sinks],
     )
     return as_tensor(q.recorder.append(node, q.dims))

@@ -19,6 +19,7 @@ def paged_attention(
     *,
     k_scale: float = 1.0,
     v_scale: float = 1.0,
+    sinks_N: Tensor | None = None,
 ) -> Tensor:
     """See `octavo.kernels.paged_attention.plan`; plans and runs in one."""
     _, num_slots, num_kv_heads, _ = k_cache_PSKH.shape
@@ -38,6 +39,9 @@ def paged_attention(
             if shape.slopes is not None:
                 slopes_KG1 = torch.tensor(shape.slopes).view(num_kv_heads, -1, 1)
                 scores_KGX += slopes_KG1 * (torch.arange(first, position + 1) - position)
-            out_KGH = torch.einsum("kgx,xkh->kgh", scores_KGX.softmax(dim=2), v_XKH[first : position + 1])
+            if sinks_N is not None:
+                scores_KGX = torch.cat((scores_KGX, sinks_N.float().view(num_kv_heads, -1, 1)), dim=2)
+            weights_KGX = scores_KGX.softmax(dim=2)[:, :, : position + 1 - first]
+            out_KGH = torch.einsum("kgx,xkh->kgh", weights_KGX, v_XKH[first : position + 1])
             out_TNH[row] = out_KGH.flatten(0, 1).to(q_TNH.dtype)
     return out_TNH

@@ -66,7 +66,37 @@ struct Rows {
     float scale;           // of the scores, times log2(e)
     const Range* visible;  // of each row: its keys, counted from the first of the tile; may lie outside
     int64_t num_groups;    // those after them hold no key that any of the rows sees
+    float soft_cap;        // 0: none
+    const float* slopes;   // of each row, times log2(e); null: none
+    const float* firsts;   // of each row: the first key of the tile minus the row's position
 };
+
+// Whether scores are more than products times a factor.
+template <typename Products>
+inline bool adjusts_scores(const Rows<Products>& rows) {
+    return rows.soft_cap != 0.0f || rows.slopes != nullptr;
+}
+
+// Replaces the products of a row by its scores in units of log2(e): soft_cap * tanh(product * scale / soft_cap), plus
+// slope * (key - position). tanh y is 1 - 2 / (1 + exp(2 y)).
+template <typename Products>
+inline void adjust_scores(const Rows<Products>& rows, int row, float* scores) {
+    const float cap = rows.soft_cap * 1.44269504f;
+    const F32x16 scale = set1(rows.scale), one = set1(1.0f);
+    const F32x16 caps = set1(cap), twice_caps = set1(2.0f * cap);
+    const F32x16 inner = set1(rows.soft_cap != 0.0f ? 2.0f * rows.scale / cap : 0.0f);
+    alignas(64) float lanes[kLanes];
+    for (int64_t lane = 0; lane < kLanes; ++lane) lanes[lane] = static_cast<float>(lane);
+    for (int64_t group = 0; group < rows.num_groups; ++group) {
+        const F32x16 product = load(scores + group * kLanes);
+        F32x16 score = rows.soft_cap != 0.0f ? caps - twice_caps / (one + exp(product * inner)) : product * scale;
+        if (rows.slopes != nullptr) {
+            const F32x16 distance = load(lanes) + set1(rows.firsts[row] + static_cast<float>(group * kGroupSlots));
+            score = fma(distance, set1(rows.slopes[row]), score);
+        }
+        store(scores + group * kLanes, score);
+    }
+}
 
 // Groups of keys whose weights are made together. What is missing to whole quads of a tile has scores of -infinity.
 constexpr int64_t kQuad = 4;
@@ -122,9 +152,11 @@ template <typename Products>
 inline void softmax_row(const Rows<Products>& rows, int row, const float* v_scales, float* scores,
                       Weights<Products>& weights) {
     const int64_t num_groups = whole_quads(rows.num_groups);
+    if (adjusts_scores(rows)) adjust_scores(rows, row, scores);
+    const float scale = adjusts_scores(rows) ? 1.0f : rows.scale;
     mask_invisible(rows.num_groups, rows.visible[row], scores);
-    const float exponent = std::max(largest_score(num_groups, scores) * rows.scale, kNoExponent);
-    const F32x16 factor = set1(rows.scale), minus_exponent = set1(-exponent);
+    const float exponent = std::max(largest_score(num_groups, scores) * scale, kNoExponent);
+    const F32x16 factor = set1(scale), minus_exponent = set1(-exponent);
     F32x16 sums[kQuad] = {zero(), zero(), zero(), zero()};
     for (int64_t group = 0; group < num_groups; group += kQuad, scores += kQuad * kLanes) {
         F32x16 x[kQuad];

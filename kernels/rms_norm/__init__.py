@@ -15,8 +15,13 @@ _IMPLEMENTATIONS = {
 def rms_norm(x: Tensor, weight_D: Tensor, eps: float) -> Tensor:
     """Scale each row of `x`, its last dimension, to unit root mean square, then by `weight`.
 
-    Computed in float32. Through torch and on a GPU it is rounded to the dtype of `x` before the product with
-    `weight`, in the order of the Hugging Face models; a program rounds once, if at all.
+    Computed in float32. Through torch and on a GPU it is rounded to the dtype of `weight` before the product with it:
+    to that of `x` as in Llama, or, with float32 weights, not at all, as in Gemma. A program rounds once, if at all.
+
+    Args:
+        x: rows of two or more dimensions.
+        weight_D: in the dtype of `x` or in float32.
+        eps: added to the mean square.
 
     Raises:
         ShapeError: `weight` does not have the last dimension of `x`.

@@ -39,7 +39,7 @@ def normalized(x, weight, eps, WIDTH: tl.constexpr):
     """Return the norm of one row in its dtype; elements past its width are 0."""
     x32 = x.to(tl.float32)
     inverse = tl.rsqrt(tl.sum(x32 * x32) / WIDTH + eps)
-    return ((x32 * inverse).to(x.dtype).to(tl.float32) * weight.to(tl.float32)).to(x.dtype)
+    return ((x32 * inverse).to(weight.dtype).to(tl.float32) * weight.to(tl.float32)).to(x.dtype)
 
 
 @triton.jit

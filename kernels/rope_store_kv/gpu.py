@@ -206,5 +206,5 @@ def _rotate(
 @triton.jit
 def _scaled(x, weight_ptrs, is_in, dtype: tl.constexpr):
     """Multiply by the weight, rounding before and after, as `rms_norm` does."""
-    weight = tl.load(weight_ptrs, mask=is_in, other=0.0).to(tl.float32)
-    return (x.to(dtype).to(tl.float32) * weight).to(dtype).to(tl.float32)
+    weight = tl.load(weight_ptrs, mask=is_in, other=0.0)
+    return (x.to(weight.dtype).to(tl.float32) * weight.to(tl.float32)).to(dtype).to(tl.float32)

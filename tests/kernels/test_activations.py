@@ -14,6 +14,10 @@ from octavo.kernels.gelu import cases as gelu_cases
 from octavo.kernels.gelu import gelu
 from octavo.kernels.gelu import reference as gelu_reference
 from octavo.kernels.gelu.native import GeluArguments
+from octavo.kernels.gelu_and_mul import cases as geglu_cases
+from octavo.kernels.gelu_and_mul import gelu_and_mul
+from octavo.kernels.gelu_and_mul import reference as geglu_reference
+from octavo.kernels.gelu_and_mul.native import GeluAndMulArguments
 from octavo.kernels.native.library import NativeLibrary
 from octavo.kernels.silu_and_mul import cases as silu_cases
 from octavo.kernels.silu_and_mul import reference as silu_reference
@@ -112,3 +116,39 @@ def test_native_gelu_over_its_range(native_library: NativeLibrary, uses_tanh: bo
 def test_silu_and_mul_rejects_rows_without_two_halves() -> None:
     with pytest.raises(ShapeError):
         silu_and_mul(random(2, 7))
+
+
+@pytest.mark.parametrize("uses_tanh", [False, True])
+@pytest.mark.parametrize("dtype", geglu_cases.TOLERANCES, ids=str)
+@pytest.mark.parametrize("width", geglu_cases.WIDTHS)
+def test_gelu_and_mul(width: int, dtype: torch.dtype, uses_tanh: bool) -> None:
+    for rows in geglu_cases.ROWS:
+        x = random(rows, 2 * width, dtype=dtype, seed=rows, scale=3.0)
+        expected = geglu_reference.gelu_and_mul(x, uses_tanh)
+        assert_close(gelu_and_mul(x, uses_tanh=uses_tanh), expected, geglu_cases.TOLERANCES[dtype])
+    x = random(45, 2 * width, dtype=dtype, scale=3.0)
+    assert_rows_independent(lambda x: gelu_and_mul(x, uses_tanh=uses_tanh), x)
+    with pytest.raises(ShapeError):
+        gelu_and_mul(x[:, 1:], uses_tanh=uses_tanh)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    rows=st.integers(1, 40),
+    width=st.one_of(st.integers(1, 70), st.sampled_from(geglu_cases.WIDTHS)),
+    uses_tanh=st.booleans(),
+    dtype=st.sampled_from(NATIVE_DTYPES),
+)
+def test_native_gelu_and_mul(
+    native_library: NativeLibrary, rows: int, width: int, uses_tanh: bool, dtype: torch.dtype
+) -> None:
+    x = random(rows, 2 * width, seed=rows, scale=3.0)
+    actual = native_rows(
+        native_library,
+        "gelu_and_mul",
+        lambda x, out: GeluAndMulArguments(*x, out, int(uses_tanh)),
+        [x],
+        width,
+        dtype,
+    )
+    assert_close(actual, geglu_reference.gelu_and_mul(x, uses_tanh).to(dtype), geglu_cases.TOLERANCES[dtype])

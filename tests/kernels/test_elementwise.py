@@ -19,6 +19,11 @@ from octavo.kernels.cast import reference as cast_reference
 from octavo.kernels.cast.native import CastArguments
 from octavo.kernels.dispatch import ShapeError
 from octavo.kernels.native.library import NativeLibrary
+from octavo.kernels.pointwise import cases as pointwise_cases
+from octavo.kernels.pointwise import clamp, relu_squared, scale, soft_cap
+from octavo.kernels.pointwise import reference as pointwise_reference
+from octavo.kernels.pointwise.functions import Function
+from octavo.kernels.pointwise.native import PointwiseArguments
 from octavo.kernels.relu import cases as relu_cases
 from octavo.kernels.relu import reference as relu_reference
 from octavo.kernels.relu import relu
@@ -57,6 +62,65 @@ def test_native_relu(native_library: NativeLibrary, rows: int, width: int, dtype
     x[0, 0], x[0, -1] = -math.inf, math.nan
     actual = native_rows(native_library, "relu", lambda x, out: ReluArguments(*x, out), [x], width, dtype)
     assert same_bits(actual, relu_reference.relu(x).to(dtype))
+
+
+POINTWISE = {
+    Function.SCALE: scale,
+    Function.SOFT_CAP: soft_cap,
+    Function.CLAMP: clamp,
+    Function.RELU_SQUARED: lambda x, _: relu_squared(x),
+}
+
+
+@pytest.mark.parametrize("function", Function)
+@pytest.mark.parametrize("dtype", pointwise_cases.TOLERANCES, ids=str)
+def test_pointwise(function: Function, dtype: torch.dtype) -> None:
+    parameter, tolerance = pointwise_cases.PARAMETERS[function], pointwise_cases.TOLERANCES[dtype]
+    for rows, width in zip(pointwise_cases.ROWS, pointwise_cases.WIDTHS, strict=False):
+        x = random(rows, width, dtype=dtype, seed=rows, scale=3.0)
+        assert_close(
+            POINTWISE[function](x, parameter), pointwise_reference.pointwise(function, x, parameter), tolerance
+        )
+    assert_rows_independent(lambda x: POINTWISE[function](x, parameter), random(45, 33, dtype=dtype, scale=3.0))
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    function=st.sampled_from(Function),
+    rows=st.integers(1, 40),
+    width=st.integers(1, 70),
+    dtype=st.sampled_from(NATIVE_DTYPES),
+)
+def test_native_pointwise(
+    native_library: NativeLibrary, function: Function, rows: int, width: int, dtype: torch.dtype
+) -> None:
+    x = random(rows, width, seed=rows, scale=3.0)
+    x[0, 0], x[0, -1] = -1e30, 1e3
+    parameter = pointwise_cases.PARAMETERS[function]
+    if function == Function.RELU_SQUARED:
+        x[0, 0] = -1e15
+
+    def compute(x: torch.Tensor) -> torch.Tensor:
+        return native_rows(
+            native_library,
+            "pointwise",
+            lambda x, out: PointwiseArguments(*x, out, int(function), parameter),
+            [x],
+            width,
+            dtype,
+        )
+
+    expected = pointwise_reference.pointwise(function, x, parameter).to(dtype)
+    assert_close(compute(x), expected, pointwise_cases.TOLERANCES[dtype])
+    x[-1] = math.nan
+    assert compute(x)[-1].isnan().all() or function == Function.RELU_SQUARED
+
+
+def test_pointwise_refuses_caps_and_limits_that_are_none() -> None:
+    x = torch.ones(1, 1)
+    for function in (soft_cap, clamp):
+        with pytest.raises(ShapeError):
+            function(x, 0.0)
 
 
 @pytest.mark.parametrize("out_dtype", cast_cases.DTYPES, ids=str)

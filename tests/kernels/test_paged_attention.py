@@ -3,40 +3,44 @@
 import pytest
 import torch
 from kernel_checks import assert_close
-from paged_requests import Paged, paged
+from paged_requests import Paged, paged, scored
 from pairwise import pairwise
 from torch import Tensor
 
 from octavo.kernels import paged_attention
-from octavo.kernels.dispatch import ShapeError, UnsupportedDevice
+from octavo.kernels.dispatch import ShapeError
 from octavo.kernels.paged_attention import AttentionShape, cases, reference
-from octavo.kernels.paged_attention.layout import CacheLayout
-from octavo.kernels.paged_attention.native import ShapeArguments
 
 
-def attend(data: Paged, parts: list[tuple[int, int, int]], block_size: int, shape: AttentionShape) -> list[Tensor]:
+def attend(
+    data: Paged,
+    parts: list[tuple[int, int, int]],
+    block_size: int,
+    shape: AttentionShape,
+    sinks: Tensor | None = None,
+) -> list[Tensor]:
     """Attend for (request, rows, keys) triples in one step; returns each one's rows."""
     rows = [num_rows for _, num_rows, _ in parts]
     starts = [sum(rows[:index]) for index in range(len(rows) + 1)]
     queries = torch.cat([data.queries[request][keys - num : keys] for request, num, keys in parts])
     tables = data.block_table[[request for request, _, _ in parts]]
     step = paged_attention.plan(starts, [keys for _, _, keys in parts], tables, block_size, shape)
-    return list(step(queries, data.k_cache, data.v_cache).split(rows))
+    return list(step(queries, data.k_cache, data.v_cache, sinks_N=sinks).split(rows))
 
 
 @pytest.mark.parametrize(
-    ("heads", "batch", "window", "dtype"),
-    pairwise(cases.HEADS, cases.BATCHES, cases.WINDOWS, list(cases.TOLERANCES)),
+    ("heads", "batch", "window", "dtype", "scoring"),
+    pairwise(cases.HEADS, cases.BATCHES, cases.WINDOWS, list(cases.TOLERANCES), cases.SCORINGS),
     ids=str,
 )
 def test_paged_attention(
-    heads: tuple[int, int, int], batch: list[tuple[int, int]], window: int | None, dtype: torch.dtype
+    heads: tuple[int, int, int], batch: list[tuple[int, int]], window: int | None, dtype: torch.dtype, scoring: str
 ) -> None:
-    shape = AttentionShape(*heads, scale=heads[2] ** -0.5, window=window)
+    shape, sinks = scored(AttentionShape(*heads, scale=heads[2] ** -0.5, window=window), scoring)
     for block_size in cases.BLOCK_SIZES:
         data = paged([keys for _, keys in batch], block_size, shape, dtype)
         parts = [(request, rows, keys) for request, (rows, keys) in enumerate(batch)]
-        actual = torch.cat(attend(data, parts, block_size, shape))
+        actual = torch.cat(attend(data, parts, block_size, shape, sinks))
         queries = torch.cat([data.queries[request][keys - rows : keys] for request, rows, keys in parts])
         starts = [sum(rows for rows, _ in batch[:index]) for index in range(len(batch) + 1)]
         expected = reference.paged_attention(
@@ -47,25 +51,28 @@ def test_paged_attention(
             [keys for _, keys in batch],
             data.block_table,
             shape,
+            sinks_N=sinks,
         )
         assert_close(actual, expected, cases.TOLERANCES[dtype])
 
 
 @pytest.mark.parametrize(
-    ("heads", "window", "dtype"), pairwise(cases.HEADS, [None, 150], list(cases.TOLERANCES)), ids=str
+    ("heads", "window", "dtype", "scoring"),
+    pairwise(cases.HEADS, [None, 150], list(cases.TOLERANCES), ["plain", "all"]),
+    ids=str,
 )
 def test_a_position_has_the_same_bits_in_every_step(
-    heads: tuple[int, int, int], window: int | None, dtype: torch.dtype
+    heads: tuple[int, int, int], window: int | None, dtype: torch.dtype, scoring: str
 ) -> None:
-    shape = AttentionShape(*heads, scale=heads[2] ** -0.5, window=window)
+    shape, sinks = scored(AttentionShape(*heads, scale=heads[2] ** -0.5, window=window), scoring)
     data = paged([400, 290, 131], 16, shape, dtype)
-    whole = attend(data, [(0, 400, 400)], 16, shape)[0]
+    whole = attend(data, [(0, 400, 400)], 16, shape, sinks)[0]
     others = [(1, 1, 290), (2, 131, 131)]
     for rows, keys in [(1, 1), (1, 128), (1, 129), (1, 400), (2, 130), (7, 260), (128, 256), (300, 400), (17, 17)]:
         expected = whole[keys - rows : keys]
-        assert torch.equal(attend(data, [(0, rows, keys)], 16, shape)[0], expected), (rows, keys)
-        assert torch.equal(attend(data, [*others, (0, rows, keys)], 16, shape)[2], expected), (rows, keys)
-    decodes = attend(data, [(0, 1, keys) for keys in range(1, 401, 3)], 16, shape)
+        assert torch.equal(attend(data, [(0, rows, keys)], 16, shape, sinks)[0], expected), (rows, keys)
+        assert torch.equal(attend(data, [*others, (0, rows, keys)], 16, shape, sinks)[2], expected), (rows, keys)
+    decodes = attend(data, [(0, 1, keys) for keys in range(1, 401, 3)], 16, shape, sinks)
     assert torch.equal(torch.cat(decodes), whole[0:400:3])
 
 
@@ -94,14 +101,6 @@ def test_plan_refuses_lengths_that_contradict_each_other() -> None:
 
 def test_a_cpu_refuses_what_only_gpus_compute() -> None:
     table = torch.zeros(1, 1, dtype=torch.int32)
-    for shape in (
-        AttentionShape(4, 2, 8, scale=1.0, soft_cap=30.0),
-        AttentionShape(4, 2, 8, scale=1.0, slopes=(0.5,) * 4),
-    ):
-        with pytest.raises(UnsupportedDevice, match="on GPUs only"):
-            paged_attention.plan([0, 1], [1], table, 16, shape)
-        with pytest.raises(ValueError, match="neither soft caps nor slopes"):
-            ShapeArguments.of(shape, CacheLayout(torch.float32, 16, 2, 8))
     step = paged_attention.plan([0, 1], [1], table, 16, AttentionShape(4, 2, 8, scale=1.0))
     cache = torch.zeros(1, 16, 2, 8)
     with pytest.raises(ShapeError, match="no caches with scales"):

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_checks import assert_close, random
 from native_cache import NativeCache, read
+from paged_requests import scored
 from pairwise import pairwise
 from torch import Tensor
 
@@ -30,6 +31,7 @@ class Requests:
     shape: AttentionShape
     block_table: Tensor
     queries: list[Tensor]
+    sinks: Tensor | None = None
 
     @classmethod
     def make(
@@ -59,7 +61,8 @@ class Requests:
         queries = torch.cat([self.queries[request][keys - num : keys] for request, num, keys in parts])
         tables = self.block_table[[request for request, _, _ in parts]]
         self.cache.num_threads = num_threads
-        out = self.cache.attend(queries, starts, [keys for _, _, keys in parts], tables, self.shape, **options)
+        lens = [keys for _, _, keys in parts]
+        out = self.cache.attend(queries, starts, lens, tables, self.shape, **options, sinks=self.sinks)
         return list(out.split(rows))
 
     def expected(self, parts: list[tuple[int, int, int]]) -> Tensor:
@@ -75,7 +78,7 @@ class Requests:
         lens = [keys for _, _, keys in parts]
         q_TNH = queries.unflatten(1, (self.shape.num_heads, -1))
         shape = self.shape
-        out = reference.paged_attention(q_TNH, keys, values, starts, lens, tables, shape)
+        out = reference.paged_attention(q_TNH, keys, values, starts, lens, tables, shape, sinks_N=self.sinks)
         return out.flatten(1)
 
 
@@ -87,8 +90,8 @@ HEADS = [*cases.HEADS, (6, 2, 8), (7, 1, 12), (4, 4, 20), (10, 2, 80), (4, 2, 25
 
 
 @pytest.mark.parametrize(
-    ("heads", "batch", "window", "dtype", "block_size"),
-    pairwise(HEADS, cases.BATCHES, cases.WINDOWS, list(TOLERANCES), [*cases.BLOCK_SIZES, 48]),
+    ("heads", "batch", "window", "dtype", "block_size", "scoring"),
+    pairwise(HEADS, cases.BATCHES, cases.WINDOWS, list(TOLERANCES), [*cases.BLOCK_SIZES, 48], cases.SCORINGS),
     ids=str,
 )
 def test_paged_attention(
@@ -98,8 +101,11 @@ def test_paged_attention(
     window: int | None,
     dtype: torch.dtype,
     block_size: int,
+    scoring: str,
 ) -> None:
-    requests = Requests.make(native_library, [keys for _, keys in batch], block_size, shape_of(heads, window), dtype)
+    shape, sinks = scored(shape_of(heads, window), scoring)
+    requests = Requests.make(native_library, [keys for _, keys in batch], block_size, shape, dtype)
+    requests.sinks = sinks
     parts = [(request, rows, keys) for request, (rows, keys) in enumerate(batch)]
     actual = torch.cat(requests.attend(parts, num_threads=2))
     assert_close(actual, requests.expected(parts), TOLERANCES[dtype])
@@ -127,6 +133,9 @@ def test_what_is_no_number_is_seen_by_those_who_see_it(
     assert bool(first_head[:, 19].isnan().all())
 
 
+SCORINGS = st.sampled_from(["plain", "plain", "soft cap", "slopes", "all"])
+
+
 @st.composite
 def steps(draw: st.DrawFn) -> tuple[AttentionShape, int, torch.dtype, list[tuple[int, int]]]:
     """Return a shape, a block size, a type and (rows, keys) of each request."""
@@ -136,7 +145,8 @@ def steps(draw: st.DrawFn) -> tuple[AttentionShape, int, torch.dtype, list[tuple
     keys = draw(st.lists(st.integers(1, 600), min_size=1, max_size=5))
     batch = [(draw(st.just(1) | st.integers(1, min(length, 150))), length) for length in keys]
     block_size = draw(st.sampled_from([1, 4, 8, 16, 24, 32, 48]))
-    return shape_of((num_kv_heads * group, num_kv_heads, head_dim), window), block_size, draw(dtypes()), batch
+    shape, _ = scored(shape_of((num_kv_heads * group, num_kv_heads, head_dim), window), draw(SCORINGS))
+    return shape, block_size, draw(dtypes()), batch
 
 
 def dtypes() -> st.SearchStrategy[torch.dtype]:
@@ -219,9 +229,10 @@ def test_requests_that_share_a_prefix_have_the_bits_that_each_has_alone(
         expected = [alone[parts.index(part)] for part in order]
         for num_threads in (1, 2, 3, 8):
             assert torch.equal(torch.cat(requests.attend(order, num_threads)), torch.cat(expected)), num_threads
-    windowed = Requests(requests.cache, shape_of(heads, 90), requests.block_table, requests.queries)
-    expected = [windowed.attend([part])[0] for part in parts]
-    assert torch.equal(torch.cat(windowed.attend(parts, 2)), torch.cat(expected))
+    for other in (shape_of(heads, 90), scored(shape, "all")[0]):
+        changed = Requests(requests.cache, other, requests.block_table, requests.queries)
+        expected = [changed.attend([part])[0] for part in parts]
+        assert torch.equal(torch.cat(changed.attend(parts, 2)), torch.cat(expected))
 
 
 def test_queries_in_bfloat16_are_as_if_they_were_rounded_here(native_library: NativeLibrary) -> None:

@@ -81,6 +81,7 @@ class NativeCache:
         block_table: Tensor,
         shape: AttentionShape,
         out_dtype: torch.dtype = torch.float32,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         """Run `plan_attention` and `paged_attention` for queries (rows, heads * head dimension; float32)."""
         mirrored = ShapeArguments.of(shape, self.layout)
@@ -101,9 +102,9 @@ class NativeCache:
         )
         out = torch.full((len(q), q.shape[1]), float("nan"), dtype=out_dtype)
         plan = PlanAttentionArguments(mirrored, ctypes.c_void_p(address), num_bytes, max(context_lens))
-        run = PagedAttentionArguments(
-            Matrix.of(q), Matrix.of(out), self.k.data_ptr(), self.v.data_ptr(), mirrored, address
-        )
+        caches = self.k.data_ptr(), self.v.data_ptr()
+        sinks_address = None if sinks is None else sinks.data_ptr()
+        run = PagedAttentionArguments(Matrix.of(q), Matrix.of(out), *caches, mirrored, address, sinks_address)
         for name, arguments in (("plan_attention", plan), ("paged_attention", run)):
             direct.run(self.library, name, arguments, step=step, num_threads=self.num_threads)
         return out

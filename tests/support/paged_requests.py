@@ -1,6 +1,6 @@
 """Requests whose keys and values are scattered over a paged cache. Attends to nothing."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from kernel_checks import random
@@ -10,6 +10,15 @@ from octavo.kernels.paged_attention import AttentionShape
 
 NO_BLOCK = 2**30
 """In the block table after a request's blocks. Whoever reads that block reads memory that does not exist."""
+
+
+def scored(shape: AttentionShape, scoring: str) -> tuple[AttentionShape, Tensor | None]:
+    """Return the shape with one of `paged_attention.cases.SCORINGS`, and the sinks of its heads if there are some."""
+    if scoring in ("soft cap", "all"):
+        shape = replace(shape, soft_cap=3.0)
+    if scoring in ("slopes", "all"):
+        shape = replace(shape, slopes=tuple(2.0 ** -(1 + head % 8) for head in range(shape.num_heads)))
+    return shape, random(shape.num_heads, seed=5, scale=4.0) if scoring in ("sinks", "all") else None
 
 
 @dataclass

@@ -45,7 +45,14 @@ class PagedCacheAttention:
         self._planned, self._slot_mappings = planned, slot_mappings
 
     def run(
-        self, q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, layer_index: int, rotation: Rotation | None = None
+        self,
+        q_TNH: Tensor,
+        k_TKH: Tensor,
+        v_TKH: Tensor,
+        layer_index: int,
+        rotation: Rotation | None = None,
+        *,
+        sinks_N: Tensor | None = None,
     ) -> Tensor:
         """See `octavo.worker_proc.attention.base.Attention`."""
         assert self._planned, "plan() comes before run()"
@@ -56,4 +63,4 @@ class PagedCacheAttention:
             store_kv(k_TKH, v_TKH, k_cache_PSKH, v_cache_PSKH, slot_mapping_T)
         else:
             q_TNH = rope_store_kv(q_TNH, k_TKH, v_TKH, rotation, k_cache_PSKH, v_cache_PSKH, slot_mapping_T)
-        return self._planned[group](q_TNH, k_cache_PSKH, v_cache_PSKH)
+        return self._planned[group](q_TNH, k_cache_PSKH, v_cache_PSKH, sinks_N=sinks_N)

@@ -70,7 +70,14 @@ class RecordedAttention:
         return [buffer for pair in self._caches for buffer in pair]
 
     def run(
-        self, q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, layer_index: int, rotation: Rotation | None = None
+        self,
+        q_TNH: Tensor,
+        k_TKH: Tensor,
+        v_TKH: Tensor,
+        layer_index: int,
+        rotation: Rotation | None = None,
+        *,
+        sinks_N: Tensor | None = None,
     ) -> Tensor:
         """Record the rotation and storing of a layer's keys and values, and its attention."""
         group, place = self._places[layer_index]
@@ -80,4 +87,4 @@ class RecordedAttention:
             store_kv.record(k_TKH, v_TKH, k_cache, v_cache, layout)
         else:
             q_TNH = rope_store_kv.record(q_TNH, k_TKH, v_TKH, rotation, k_cache, v_cache, layout)
-        return record.record(q_TNH, k_cache, v_cache, self._workspaces[group])
+        return record.record(q_TNH, k_cache, v_cache, self._workspaces[group], sinks_N)

@@ -90,6 +90,7 @@ class GraphAttention(Protocol):
         *,
         k_scale: float = 1.0,
         v_scale: float = 1.0,
+        sinks_N: Tensor | None = None,
     ) -> Tensor:
         """Attend according to the plan on the device."""
 
