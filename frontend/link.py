@@ -202,11 +202,12 @@ class CoreLink:
             # The caller's own values; all others were made by this process.
             raise InvalidRequestError("priority must be an integer and cache_salt must be text")
         frames = self._frames(submit)
-        must_wait = self.downtime is not None or self._in_flight.has_unsent
-        if must_wait and 0 < self.reconnect_policy.max_num_waiting <= self._in_flight.num_new:
-            message = f"{self._in_flight.num_new} requests wait for the engine to be restarted"
+        in_flight = self._in_flight
+        must_wait = self.downtime is not None or in_flight.has_unsent or in_flight.is_ending(submit.request_id)
+        if must_wait and 0 < self.reconnect_policy.max_num_waiting <= in_flight.num_new:
+            message = f"{in_flight.num_new} requests wait for the engine to be restarted"
             raise OverloadedError(message, "max_num_queued_reqs")
-        self._in_flight.add(submit, is_sent=not must_wait, num_new_tokens=num_new_tokens)
+        in_flight.add(submit, is_sent=not must_wait, num_new_tokens=num_new_tokens)
         if not must_wait:
             self._wire.send(frames)
         stream = RequestStream(submit.request_id, arrived)
@@ -230,7 +231,7 @@ class CoreLink:
     def abort(self, request_ids: list[RequestId]) -> None:
         """Abort and forget requests; their streams receive nothing more."""
         live = [request_id for request_id in request_ids if self._streams.pop(request_id, None)]
-        known = [request_id for request_id in live if self._in_flight.remove(request_id)]
+        known = [request_id for request_id in live if self._in_flight.abort(request_id)]
         if known and not self.failure and not self.downtime:
             self._wire.abort(known)
 
@@ -451,5 +452,7 @@ class CoreLink:
                 stream.put(shown)
                 if stream.is_over:
                     del self._streams[event.request_id]
+            elif (held := self._in_flight.take_held(event.request_id)) is not None:
+                self._wire.send(self._requests.encode(held))
             if index % SLICE_SIZE == 0:
                 yield

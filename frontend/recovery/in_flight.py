@@ -37,6 +37,10 @@ class InFlightRequests:
         self._entries: dict[RequestId, InFlightRequest] = {}
         self._unsent: dict[RequestId, None] = {}
         """Those that the current core has not been sent, in order of arrival."""
+        self._ending: set[RequestId] = set()
+        """Ids of requests that the core was told to abort and has not ended: their last events are on their way."""
+        self._held: dict[RequestId, None] = {}
+        """Requests with such an id. They are sent once the earlier request has ended, or its events would be theirs."""
         self.num_new = 0
         """Requests that were never sent to any core."""
         self.num_pending_tokens = 0
@@ -53,13 +57,16 @@ class InFlightRequests:
         """True while the current core has not been sent all requests."""
         return bool(self._unsent)
 
+    def is_ending(self, request_id: RequestId) -> bool:
+        """Whether the core still has to end an aborted request of this id: another one must wait."""
+        return request_id in self._ending
+
     def add(self, submit: Submit, *, is_sent: bool, num_new_tokens: int = 0) -> None:
-        """Add a new request: one that is sent now, or one that `take_unsent` will return."""
-        self._entries[submit.request_id] = InFlightRequest(submit, num_new_tokens=num_new_tokens)
+        """Add a new request: one that is sent now, or one that `take_unsent` or `take_held` will return."""
+        entry = self._entries[submit.request_id] = InFlightRequest(submit, num_new_tokens=num_new_tokens)
         self.num_pending_tokens += num_new_tokens
         if not is_sent:
-            self._unsent[submit.request_id] = None
-            self.num_new += 1
+            self._keep(entry)
 
     def release(self, max_count: int, *, after_crash: bool = True) -> list[InFlightRequest]:
         """Remove requests that another engine can continue, oldest first, and return them.
@@ -74,7 +81,7 @@ class InFlightRequests:
         can_move = (one for one in self._entries.values() if not (one.num_moves and one.num_resumes > one.num_moves))
         released = list(islice(can_move if after_crash else self._entries.values(), max_count))
         for entry in released:
-            was_sent = self.remove(entry.submit.request_id)
+            was_sent = self.abort(entry.submit.request_id)
             if after_crash:
                 entry.num_moves += entry.num_resumes > entry.num_moves
             elif was_sent:  # says nothing about what kills cores
@@ -83,25 +90,30 @@ class InFlightRequests:
         return released
 
     def adopt(self, entry: InFlightRequest, num_new_tokens: int) -> Submit | None:
-        """Add a request of another engine; return what to submit, None: `take_unsent` will return it."""
-        is_waiting = self.has_unsent
+        """Add a request of another engine; return what to submit, None: `take_unsent` or `take_held` will return it."""
         entry.num_new_tokens = 0 if entry.output_token_ids else num_new_tokens
         self._entries[entry.submit.request_id] = entry
         self.num_pending_tokens += entry.num_new_tokens
-        if is_waiting:
-            self._unsent[entry.submit.request_id] = None
-            self.num_new += not entry.num_resumes
+        if self.has_unsent or self.is_ending(entry.submit.request_id):
+            self._keep(entry)
             return None
-        return _resubmission(entry) if entry.num_resumes else entry.submit
+        return _submission(entry)
+
+    def abort(self, request_id: RequestId) -> bool:
+        """Forget a request; True if the current core must be told to abort it."""
+        if must_tell := self.remove(request_id):
+            self._ending.add(request_id)
+        return must_tell
 
     def remove(self, request_id: RequestId) -> bool:
-        """Forget a request; True if the current core must be told to abort it."""
+        """Forget a request that has ended, or whose engine is gone; True if the current core was sent it."""
         if (entry := self._entries.pop(request_id, None)) is None:
             return False
         self.num_pending_tokens -= entry.num_new_tokens
-        if request_id not in self._unsent:
+        if request_id not in self._unsent and request_id not in self._held:
             return True
-        del self._unsent[request_id]
+        self._unsent.pop(request_id, None)
+        self._held.pop(request_id, None)
         self.num_new -= not entry.num_resumes
         return False
 
@@ -110,9 +122,13 @@ class InFlightRequests:
 
         A resumed request keeps the number of cached tokens of its first run, and counts each resume as a preemption.
         """
+        if self._ending and event.request_id in self._ending:
+            if not isinstance(event, Tokens):
+                self._ending.remove(event.request_id)
+            return None  # the request was aborted while the event was in transit
         entry = self._entries.get(event.request_id)
         if entry is None:
-            return None  # the request was aborted while the event was in transit
+            return None
         if isinstance(event, Tokens):
             entry.output_token_ids += event.token_ids
             if entry.num_new_tokens:
@@ -136,8 +152,10 @@ class InFlightRequests:
     def lose_core(self) -> None:
         """Mark everything as unsent: the core cannot be reached any more, whether it is dead or not."""
         for request_id, entry in self._entries.items():
-            entry.num_resumes += request_id not in self._unsent
+            entry.num_resumes += request_id not in self._unsent and request_id not in self._held
         self._unsent = dict.fromkeys(self._entries)
+        self._held.clear()
+        self._ending.clear()
 
     def take_unsent(self, max_count: int) -> list[Submit]:
         """Return what must be submitted to the current core, oldest first, at most `max_count`; mark it as sent."""
@@ -146,11 +164,29 @@ class InFlightRequests:
             del self._unsent[request_id]
             entry = self._entries[request_id]
             self.num_new -= not entry.num_resumes
-            submits.append(_resubmission(entry) if entry.num_resumes else entry.submit)
+            submits.append(_submission(entry))
         return submits
 
+    def take_held(self, request_id: RequestId) -> Submit | None:
+        """Return the request that waited for the end of an earlier one of the same id, and mark it as sent."""
+        if request_id not in self._held or self.is_ending(request_id):
+            return None
+        del self._held[request_id]
+        entry = self._entries[request_id]
+        self.num_new -= not entry.num_resumes
+        return _submission(entry)
 
-def _resubmission(entry: InFlightRequest) -> Submit:
+    def _keep(self, entry: InFlightRequest) -> None:
+        """Keep a request to be sent later."""
+        request_id = entry.submit.request_id
+        (self._held if self.is_ending(request_id) else self._unsent)[request_id] = None
+        self.num_new += not entry.num_resumes
+
+
+def _submission(entry: InFlightRequest) -> Submit:
+    """Return what to send: a request that a core has had before continues after its delivered tokens."""
+    if not entry.num_resumes:
+        return entry.submit
     return msgspec.structs.replace(
         entry.submit, resume_output_token_ids=pack_ids(entry.output_token_ids), is_continued=True
     )

@@ -12,7 +12,7 @@ from octavo.frontend.recovery.downtime import Downtime
 from octavo.frontend.request_stream import RequestStream
 from octavo.frontend.routing.router import PrefixRouter
 from octavo.frontend.wake_event import WakeEvent, WakeQueue
-from octavo.protocol.errors import EngineDeadError, RequestFailedError
+from octavo.protocol.errors import EngineDeadError, InvalidRequestError, RequestFailedError
 from octavo.protocol.events import BoolResult, EngineFacts, UtilityResult
 from octavo.protocol.ids import RequestId
 from octavo.protocol.requests import ModelVocabulary, Submit, Utility
@@ -154,6 +154,8 @@ class RoutedLink:
         """
         if len(self._links) == 1:  # perf: nothing to choose
             return next(iter(self._links.values())).submit(submit, arrived)
+        if any(submit.request_id in link for link in self._links.values()):  # it might move to the other one's engine
+            raise InvalidRequestError(f"request_id {submit.request_id!r} is in use", "request_id")
         if beside is not None:
             for link in self._links.values():
                 if beside in link and not link.failure:

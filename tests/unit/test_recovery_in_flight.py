@@ -70,3 +70,45 @@ def test_a_restarted_request_reports_hits_in_the_new_cache() -> None:
     in_flight.lose_core()
     in_flight.take_unsent(9)
     assert in_flight.deliver(Tokens("a", [8], num_cached_tokens=1)) == Tokens("a", [8], num_cached_tokens=1)
+
+
+def test_an_id_that_comes_again_waits_for_the_end_of_the_aborted_request() -> None:
+    """Otherwise the last events of the first request would be taken for those of the second."""
+    in_flight = InFlightRequests()
+    in_flight.add(submission("a"), is_sent=True)
+    assert in_flight.abort("a")
+    assert in_flight.is_ending("a")
+    in_flight.add(submission("a", max_tokens=9), is_sent=False)
+    assert in_flight.num_new == 1
+    assert not in_flight.has_unsent, "others need not wait"
+    assert in_flight.deliver(Tokens("a", [7])) is None
+    assert in_flight.take_held("a") is None
+    assert in_flight.deliver(Finished("a", FinishReason.ABORT)) is None
+    assert in_flight.take_held("a") == submission("a", max_tokens=9)
+    assert in_flight.num_new == 0
+    assert in_flight.deliver(Tokens("a", [8])) == Tokens("a", [8])
+
+
+def test_a_request_that_returns_waits_for_the_end_of_its_abort() -> None:
+    """It moved from a live engine to another one, which died."""
+    first, second = InFlightRequests(), InFlightRequests()
+    first.add(submission("a"), is_sent=True)
+    first.deliver(Tokens("a", [7]))
+    (entry,) = first.release(9, after_crash=False)
+    assert second.adopt(entry, 0) is not None
+    second.lose_core()
+    (entry,) = second.release(9)
+    assert first.adopt(entry, 0) is None
+    assert first.deliver(Finished("a", FinishReason.ABORT)) is None
+    held = first.take_held("a")
+    assert held is not None and held.resume_output_token_ids == pack_ids([7])
+
+
+def test_a_new_core_ends_nothing_for_its_predecessor() -> None:
+    in_flight = InFlightRequests()
+    in_flight.add(submission("a"), is_sent=True)
+    in_flight.abort("a")
+    in_flight.add(submission("a"), is_sent=False)
+    in_flight.lose_core()
+    assert not in_flight.is_ending("a")
+    assert in_flight.take_unsent(9) == [submission("a")]

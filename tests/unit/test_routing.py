@@ -15,7 +15,7 @@ from octavo.frontend.request_stream import RequestStream
 from octavo.frontend.routing.routed_link import RoutedLink
 from octavo.frontend.routing.router import BLOCK_TOKENS, LIVE_COST_TOKENS, PrefixRouter
 from octavo.frontend.spawn import configs_of_engines
-from octavo.protocol.errors import ConfigError, EngineDeadError
+from octavo.protocol.errors import ConfigError, EngineDeadError, InvalidRequestError
 from octavo.protocol.events import Tokens
 from octavo.protocol.ids import IdArray, pack_ids
 from octavo.protocol.params import SamplingSpec
@@ -290,6 +290,18 @@ def test_requests_never_move_to_other_weights() -> None:
         assert (old.failed, new.names) == (["a", "late"], ["fresh"])
 
     asyncio.run(main())
+
+
+def test_an_id_is_in_use_on_all_engines() -> None:
+    """Requests of the same id would overwrite one another when one of them moves."""
+    first, second = FakeLink(), FakeLink()
+    first.is_up = second.is_up = True
+    routed = routed_over(first, second)
+    routed.submit(submission("a"), cast(Any, None), "a")
+    assert first.names == ["a"]
+    with pytest.raises(InvalidRequestError, match="'a' is in use"):
+        routed.submit(submission("a"), cast(Any, None), "a")
+    assert second.names == []
 
 
 def test_sequences_of_one_prompt_go_to_one_engine() -> None:

@@ -9,7 +9,7 @@ from octavo.frontend.loop_socket import Slices
 from octavo.frontend.recovery.downtime import ReconnectPolicy
 from octavo.frontend.recovery.in_flight import InFlightRequest
 from octavo.frontend.request_stream import RequestStream
-from octavo.frontend.routing.base import RequestLink
+from octavo.frontend.routing.model_link import ModelLink
 from octavo.frontend.routing.routed_link import RoutedLink
 from octavo.frontend.routing.router import PrefixRouter
 from octavo.protocol.codec import Frame
@@ -285,7 +285,9 @@ class SimulatedFrontend(Process):
         self.ports = [Port(self, dial, hang_up, retry_s) for dial, hang_up in engines]
         self._view_blocks = plan.num_blocks
         self._routed: RoutedLink | None = None
-        """Over the links to several engines, once it is connected to all of them."""
+        """Over the links to all engines, once it is connected to them."""
+        self._out: set[int] = set()
+        """Engines that get no new requests."""
         self._retry_s = retry_s
         self._num_asked = 0
         self._has_sent_vocabulary = False
@@ -293,15 +295,41 @@ class SimulatedFrontend(Process):
             self.at(ask.time, lambda ask=ask: self._ask(self.callers[ask.submit.request_id]))
 
     @property
-    def link(self) -> RequestLink | None:
+    def link(self) -> CoreLink | ModelLink | None:
         """What requests are submitted to; None: users wait."""
-        links = [port.link for port in self.ports]
-        if self._routed is None and not all(link.is_connected or link.failure for link in links):
-            return None
-        if len(links) == 1:
-            return links[0]
-        self._routed = self._routed or RoutedLink(links, PrefixRouter(len(links), self._view_blocks))
-        return self._routed
+        if self._routed is None:
+            links = [port.link for port in self.ports]
+            if failed := [link for link in links if link.failure]:
+                return failed[0]
+            if not all(link.is_connected for link in links):
+                return None
+            self._routed = RoutedLink(PrefixRouter(len(links), self._view_blocks))
+            for index, link in enumerate(links):
+                self._routed.add(index, link)
+            self._routed.serve(range(len(links)))
+        return ModelLink(self._routed, self._routed.identity)
+
+    def take_out(self, engine: int, duration: float, *, moves: bool) -> None:
+        """Send no new requests to an engine for a while, as an administrator would have it.
+
+        Args:
+            engine: index of the engine.
+            duration: how long.
+            moves: its requests move to other engines.
+        """
+        routed = self._routed
+        if routed is None or engine in self._out or len(self._out) + 1 == len(self.ports):
+            return
+        self._out.add(engine)
+        routed.serve(set(range(len(self.ports))) - self._out)
+        if moves:
+            routed.move_away(engine)
+
+        def serve_again() -> None:
+            self._out.discard(engine)
+            routed.serve(set(range(len(self.ports))) - self._out)
+
+        self.after(duration, serve_again)
 
     def at(self, time: float, action: Action) -> None:
         """Act at a time, or when the process is resumed."""

@@ -141,6 +141,8 @@ class Simulation:
                 frontend.stop(fault.duration)
             case "cut connection":
                 has_effect = sum(self._cut(engine, frontend) for engine in self._hit_by(fault)) > 0
+            case "take engine out" | "empty engine":
+                self._take_out(fault)
             case _:
                 has_effect = sum(engine.suffer(fault) for engine in self._hit_by(fault)) > 0
         self._counters[fault.kind] += has_effect
@@ -157,6 +159,14 @@ class Simulation:
         engine.hang_up(wire.connection)
         self._notice(engine, frontend, wire, 10 * self._scenario.delay_scale * self._rng.random())
         return True
+
+    def _take_out(self, fault: Fault) -> None:
+        """Have all frontends send nothing to an engine for a while; they hear of it one after another."""
+        assert fault.engine is not None
+        for frontend in self._frontends:
+            delay = self._scenario.delay_scale * self._rng.random()
+            take_out = partial(frontend.take_out, fault.engine, fault.duration, moves=fault.kind == "empty engine")
+            frontend.after(delay, take_out)
 
     def _kill_frontend(self, fault: Fault) -> None:
         """Replace a frontend by a new one, which takes over the callers that have not started yet."""

@@ -42,6 +42,10 @@ FaultKind: TypeAlias = Literal[
 ]
 
 
+EngineFaultKind: TypeAlias = Literal["take engine out", "empty engine"]
+"""Faults of several engines: one gets no new requests for a while; in the second case its requests move, too."""
+
+
 @dataclass(frozen=True)
 class Ask:
     """One request, and how its caller behaves."""
@@ -57,7 +61,7 @@ class Ask:
 class Fault:
     """An injected fault."""
 
-    kind: FaultKind
+    kind: FaultKind | EngineFaultKind
     time: float
     target: int = 0
     """Index of the frontend, if the fault hits one."""
@@ -127,6 +131,8 @@ def draw_scenario(seed: int, num_requests: int, num_kills: int, num_ranks: int =
         )
         for fault in faults
     ]
+    if num_engines > 1:
+        faults += [_engine_fault(victims, num_engines, duration, step_scale) for _ in range(num_kills // 4)]
     return Scenario(
         seed=seed,
         engine=engine,
@@ -173,6 +179,12 @@ def _fault(rng: random.Random, kind: FaultKind, num_frontends: int, duration: fl
         num_operations=rng.choice([0, 0, 1, 2, 3, 5, 8, 20]),
         duration=step_scale * rng.choice([0.1, 1, 10, 100]),
     )
+
+
+def _engine_fault(rng: random.Random, num_engines: int, duration: float, step_scale: float) -> Fault:
+    kind: EngineFaultKind = rng.choice(EngineFaultKind.__args__)
+    pause = step_scale * rng.choice([0.1, 1, 10, 100])
+    return Fault(kind, rng.uniform(0, duration), duration=pause, engine=rng.randrange(num_engines))
 
 
 class _Style:
