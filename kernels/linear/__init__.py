@@ -113,8 +113,10 @@ class Packer:
         self._library = native
         self._quantization = quantization
 
-    def pack(self, weight_OI: Tensor, bias_O: Tensor | None = None) -> PackedLinear:
+    def pack(self, weight_OI: Tensor, bias_O: Tensor | None = None, *, quantizes: bool = True) -> PackedLinear:
         """Return the packed form, which no longer needs the arguments.
+
+        `quantizes`: False: the weight stays as it is.
 
         Raises:
             ShapeError: the shapes or dtypes do not match.
@@ -124,7 +126,7 @@ class Packer:
             bias_O is None or (bias_O.shape == weight_OI.shape[:1] and bias_O.dtype == weight_OI.dtype),
             "linear: the bias needs one value per output, of the weight's dtype",
         )
-        if self._library is not None and self._quantization is not None:
+        if self._library is not None and self._quantization is not None and quantizes:
             return self.pack_quantized(quantize_weight(self._library, weight_OI, self._quantization), bias_O)
         if self._library is not None:
             return self.adopt(pack(self._library, weight_OI, bias_O))

@@ -13,6 +13,7 @@
 #include "rms_norm/native.h"
 #include "rope/native.h"
 #include "routing/native.h"
+#include "sigmoid_and_mul/native.h"
 #include "silu_and_mul/native.h"
 #include "stage_exchange/native.h"
 #include "store_kv/native.h"

@@ -9,7 +9,7 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file
-from tiny_models import ARCHITECTURES, make_tiny
+from tiny_models import ARCHITECTURES, MOE_ARCHITECTURES, make_tiny
 from torch import Tensor
 
 from octavo.frontend.model_files.facts import read_model_facts
@@ -47,7 +47,7 @@ LLAMA3_ROPE = {
 }
 YARN_ROPE = {"rope_type": "yarn", "rope_theta": 1000.0, "factor": 4.0, "original_max_position_embeddings": 256}
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
-    **{arch: (arch, {}) for arch in ARCHITECTURES},
+    **{arch: (arch, {}) for arch in (*ARCHITECTURES, *MOE_ARCHITECTURES)},
     "llama-tied": ("LlamaForCausalLM", {"tie_word_embeddings": True}),
     "llama-biases": ("LlamaForCausalLM", {"attention_bias": True, "mlp_bias": True}),
     "llama-rope-llama3": ("LlamaForCausalLM", {"rope_parameters": LLAMA3_ROPE}),

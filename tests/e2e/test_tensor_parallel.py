@@ -39,6 +39,13 @@ HEADS = {
     "Qwen3ForCausalLM": {"num_attention_heads": 8, "num_key_value_heads": 8, "hidden_size": 256, "head_dim": 32},
     "OPTForCausalLM": {"num_attention_heads": 8, "hidden_size": 256, "word_embed_proj_dim": 64, "ffn_dim": 512},
     "GPT2LMHeadModel": {"n_head": 8, "n_embd": 256},
+    "Qwen2MoeForCausalLM": {"num_attention_heads": 8, "num_key_value_heads": 2, "hidden_size": 256},
+}
+EXPERTS = {
+    "intermediate_size": 512,
+    "moe_intermediate_size": 256,
+    "shared_expert_intermediate_size": 512,
+    "num_experts_per_tok": 2,
 }
 LLAMA_MLP = {"intermediate_size": 512, "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}
 
@@ -48,6 +55,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("models")
     mlp = {"LlamaForCausalLM": LLAMA_MLP, "Qwen2ForCausalLM": {"intermediate_size": 512}}
     mlp["Qwen3ForCausalLM"] = mlp["Qwen2ForCausalLM"]
+    mlp["Qwen2MoeForCausalLM"] = EXPERTS
     return {arch: make_tiny(arch, folder / arch, **heads, **mlp.get(arch, {})) for arch, heads in HEADS.items()}
 
 
@@ -79,7 +87,7 @@ def on_size(path: Path, size: int, file: Path | None = None, **settings: Any) ->
         return generated(load_model(config, lambda _: None, library=kernels, rank=group.rank, group=ranks), config)
 
     torch.set_num_threads(1)
-    area_bytes = max(exchanged_bytes(config.max_num_batched_tokens, 256, size), 64 * config.model.vocab_size * 4)
+    area_bytes = max(exchanged_bytes(config.max_num_batched_tokens, 2 * 256, size), 64 * config.model.vocab_size * 4)
     return on_ranks(kernels, size, area_bytes, compute)
 
 

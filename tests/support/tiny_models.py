@@ -61,16 +61,38 @@ _CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }
 ARCHITECTURES = tuple(_CONFIGS)
+_EXPERTS = {**_LLAMA, "moe_intermediate_size": 40, "num_experts": 8, "num_experts_per_tok": 3}
+_MOE_CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
+    "MixtralForCausalLM": (
+        "MixtralConfig",
+        {**_LLAMA, "sliding_window": None, "num_local_experts": 5, "num_experts_per_tok": 2},
+    ),
+    "Qwen2MoeForCausalLM": (
+        "Qwen2MoeConfig",
+        {
+            **{key: value for key, value in _EXPERTS.items() if key != "head_dim"},
+            "shared_expert_intermediate_size": 72,
+            "mlp_only_layers": [0],
+            "num_hidden_layers": 3,
+        },
+    ),
+    "Qwen3MoeForCausalLM": ("Qwen3MoeConfig", {**_EXPERTS, "norm_topk_prob": True}),
+}
+MOE_ARCHITECTURES = tuple(_MOE_CONFIGS)
+"""Mixtures of experts; apart from the others so that not every test of all architectures takes twice as long."""
 
 
 def make_tiny(
     arch: str, directory: Path, *, seed: int = 0, dtype: torch.dtype = torch.float32, **config_overrides: Any
 ) -> Path:
-    """Write a tiny model of architecture `arch` (one of `ARCHITECTURES`) into `directory` and return it."""
+    """Write a tiny model into `directory` and return it.
+
+    `arch`: one of `ARCHITECTURES` or `MOE_ARCHITECTURES`.
+    """
     directory.mkdir(parents=True, exist_ok=True)
     tokenizer = _tokenizer()
     bos, eos = tokenizer.token_to_id(BOS), tokenizer.token_to_id(EOS)
-    config_class, settings = _CONFIGS[arch]
+    config_class, settings = (_CONFIGS | _MOE_CONFIGS)[arch]
     settings = {"bos_token_id": bos, "eos_token_id": eos, "pad_token_id": None, **settings, **config_overrides}
     model = getattr(transformers, arch)(getattr(transformers, config_class)(**settings))
     _randomize(model, seed)

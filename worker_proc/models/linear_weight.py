@@ -72,6 +72,8 @@ class LinearWeight:
         """What the ranks do with their products, if each of them holds a part of the weight."""
         self.input_sharding: Sharding | None = None
         """The ranks that divide the inputs, be it only one; None: inputs of such a weight are never divided."""
+        self.is_quantizable = True
+        """False: the packed form holds floats in any case."""
         self._values: dict[str, Tensor | QuantizedMatrix] = {}
         self._packed: PackedLinear | None = None
 
@@ -127,9 +129,9 @@ class LinearWeight:
         Raises:
             ConfigError: a quantized part has scales that the packed form cannot represent.
         """
-        matrices = self._quantized_parts() if keeps_quantized else None
+        matrices = self._quantized_parts() if keeps_quantized and self.is_quantizable else None
         if matrices is None:
-            packed = packer.pack(self.dense(), self._bias_O)
+            packed = packer.pack(self.dense(), self._bias_O, quantizes=self.is_quantizable)
         else:
             weight = concatenate([matrix.quantized() for matrix in matrices])
             packed = packer.pack_quantized(weight, self._bias_O)

@@ -33,6 +33,10 @@ class _Place:
     """False: another pipeline stage holds it, and the checkpoint's tensor is not read."""
 
 
+Split = Callable[[str, Tensor | QuantizedMatrix], Iterable[tuple[str, Tensor | QuantizedMatrix]]]
+"""Takes a tensor with its name in the checkpoint apart: names without prefixes, and their tensors."""
+
+
 class Parameters:
     """The tensors of one model, uninitialized until a checkpoint, or dummy values, fill them.
 
@@ -58,6 +62,7 @@ class Parameters:
         self._absent: dict[str, Tensor] = {}
         """The tensors of other stages, without memory."""
         self._places: dict[str, _Place] = {}
+        self._splits: dict[str, Split] = {}
         self.divided: set[str] = set()
         """Names, as `named` gives them, of those of which every rank holds another part."""
 
@@ -85,15 +90,21 @@ class Parameters:
         """Return the part of the checkpoint's tensor `name` that this rank holds; None: all of it."""
         return self._places[name].shard
 
-    def new(self, name: str, *shape: int) -> Tensor:
-        """Allocate a tensor that is filled from the tensor `name` of the checkpoint, without its prefix."""
+    def new(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
+        """Allocate a tensor that is filled from the tensor `name` of the checkpoint, without its prefix.
+
+        `dtype`: None: that of the model.
+        """
         layer = name.rpartition(".")[0]
         shard = self._shard(layer, shape)
-        return self._allocate(name, shape, shard, is_here=self.stage.holds(layer, is_output=False))
+        is_here = self.stage.holds(layer, is_output=False)
+        return self._allocate(name, shape, shard, is_here=is_here, dtype=dtype or self._dtype)
 
-    def _allocate(self, name: str, shape: tuple[int, ...], shard: Shard | None, *, is_here: bool) -> Tensor:
+    def _allocate(
+        self, name: str, shape: tuple[int, ...], shard: Shard | None, *, is_here: bool, dtype: torch.dtype
+    ) -> Tensor:
         shape = shard.part(shape) if shard else shape
-        tensor = torch.empty(shape, dtype=self._dtype, device=self._device if is_here else "meta")
+        tensor = torch.empty(shape, dtype=dtype, device=self._device if is_here else "meta")
         self._places[name] = _Place(shape, shard, False, partial(_fill, tensor), is_here)
         if is_here:
             self._tensors[name] = tensor
@@ -106,7 +117,14 @@ class Parameters:
         return self._placement.sharding.shard(role_of(layer), shape)
 
     def linear(
-        self, name: str, parts: Mapping[str, int], num_inputs: int, *, bias: bool, is_transposed: bool = False
+        self,
+        name: str,
+        parts: Mapping[str, int],
+        num_inputs: int,
+        *,
+        bias: bool,
+        is_transposed: bool = False,
+        is_quantizable: bool = True,
     ) -> LinearWeight:
         """Make the weight of a linear layer.
 
@@ -116,6 +134,7 @@ class Parameters:
             num_inputs: of all of them.
             bias: whether they have biases.
             is_transposed: the checkpoint holds matrices of inputs by outputs.
+            is_quantizable: False: it stays as precise as the checkpoint, whatever the others become.
         """
         shards = {part: self._shard(part, (num_outputs, num_inputs)) for part, num_outputs in parts.items()}
         outputs = {part: shard.length if shard and shard.dim == 0 else parts[part] for part, shard in shards.items()}
@@ -125,6 +144,7 @@ class Parameters:
         is_partial = shard is not None and shard.dim == 1
         bias_O = self._bias(name, outputs, shards, is_here=is_here) if bias and not is_partial else None
         weight = LinearWeight(name, outputs, num_inputs, self._dtype, self._device, bias_O)
+        weight.is_quantizable = is_quantizable
         if role_of(name) is Role.ROW:
             weight.input_sharding = self._placement.sharding
         if is_partial:  # the bias must be added once
@@ -149,7 +169,9 @@ class Parameters:
         if name in self._absent and self.stage.is_last:  # the embedding is at the other end
             del self._absent[name]
             shape = tuple(tensor_VD.shape)
-            tensor_VD = self._allocate(name, shard.whole(shape) if shard else shape, shard, is_here=True)
+            tensor_VD = self._allocate(
+                name, shard.whole(shape) if shard else shape, shard, is_here=True, dtype=self._dtype
+            )
         num_outputs, num_inputs = tensor_VD.shape
         weight = LinearWeight(
             f"tied {name}", {name: num_outputs}, num_inputs, self._dtype, self._device, shared_OI=tensor_VD
@@ -248,6 +270,7 @@ class Parameters:
     def _let_go(self) -> None:
         self._places.clear()
         self._absent.clear()
+        self._splits.clear()
         self._biases.clear()
         self._tied.clear()
 
@@ -282,7 +305,7 @@ class Parameters:
             ConfigError: a tensor is missing, unexpected, or of another shape.
         """
         missing = {name for name, place in self._places.items() if place.is_here}
-        for full_name, values in weights:
+        for full_name, values in self._apart(weights):
             name = self._without_prefix(full_name)
             if name not in self._places:
                 if self._ignored.search(name):
@@ -305,6 +328,20 @@ class Parameters:
                 + (", ..." if len(missing) > 4 else ""),
                 hint="check that config.json and the weights belong to the same model, and that no file is missing",
             )
+
+    def takes_apart(self, name: str, split: Split) -> None:
+        """Accept a tensor `name` of the checkpoint, without its prefix, in place of those that `split` makes of it."""
+        self._splits[name] = split
+
+    def _apart(
+        self, weights: Iterable[tuple[str, Tensor | QuantizedMatrix]]
+    ) -> Iterator[tuple[str, Tensor | QuantizedMatrix]]:
+        for name, values in weights:
+            split = self._splits.get(self._without_prefix(name))
+            if split is None:
+                yield name, values
+            else:
+                yield from split(name, values)
 
     def _without_prefix(self, name: str) -> str:
         for prefix in self._prefixes:

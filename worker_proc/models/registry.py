@@ -12,9 +12,12 @@ ARCHITECTURES = {
     "GPT2LMHeadModel": "octavo.worker_proc.models.gpt2",
     "LlamaForCausalLM": "octavo.worker_proc.models.llama",
     "MistralForCausalLM": "octavo.worker_proc.models.llama",
+    "MixtralForCausalLM": "octavo.worker_proc.models.mixtral",
     "OPTForCausalLM": "octavo.worker_proc.models.opt",
     "Qwen2ForCausalLM": "octavo.worker_proc.models.llama",
+    "Qwen2MoeForCausalLM": "octavo.worker_proc.models.qwen_moe",
     "Qwen3ForCausalLM": "octavo.worker_proc.models.llama",
+    "Qwen3MoeForCausalLM": "octavo.worker_proc.models.qwen_moe",
 }
 """Architecture, as in `config.json`, to the module whose `build` makes it."""
 

@@ -92,10 +92,15 @@ def _through_memory(spec: WorkerSpec, library: NativeLibrary) -> Peers:
     )
 
 
+NUM_CHOSEN_EXPERTS = ("num_experts_per_tok", "num_experts_per_token", "experts_per_token")
+"""Keys of `config.json`."""
+
+
 def _area_bytes(config: ResolvedConfig) -> int:
     """Return the bytes of the largest exchange: the hidden states of a full step, or all logits of one."""
     model = config.model.hf_config
     width = max(int(model.get(key) or 0) for key in ("hidden_size", "n_embd", "word_embed_proj_dim"))
+    width *= max(int(model.get(key) or 1) for key in NUM_CHOSEN_EXPERTS)  # the output of each of a token's experts
     max_logits = max(config.max_num_seqs, PROMPT_LOGPROBS_ROWS)
     return max(
         exchanged_bytes(config.max_num_batched_tokens, width, config.tensor_parallel_size),

@@ -36,15 +36,15 @@ class Role(Enum):
 
 
 _ROLES = [
-    (r"\.(q_proj|gate_proj|up_proj|fc1|c_fc)$", Role.COLUMN),
+    (r"\.(q_proj|gate_proj|up_proj|fc1|c_fc|w1|w3)$", Role.COLUMN),
     (r"\.(k_proj|v_proj)$", Role.KEY_VALUE),
     (r"\.c_attn$", Role.QUERY_KEY_VALUE),
-    (r"\.(o_proj|out_proj|down_proj|fc2|c_proj)$", Role.ROW),
+    (r"\.(o_proj|out_proj|down_proj|fc2|c_proj|w2)$", Role.ROW),
     (r"^(embed_tokens|wte|lm_head)$", Role.VOCABULARY),
 ]
 """Names of layers in checkpoints, without the prefix of the model. All others are replicated."""
 
-_MLP_SIZES = ("intermediate_size", "ffn_dim", "n_inner")
+_MLP_SIZES = ("intermediate_size", "ffn_dim", "n_inner", "moe_intermediate_size", "shared_expert_intermediate_size")
 """Keys of `config.json` for the columns of the activation."""
 
 

@@ -1,0 +1,195 @@
+"""The mlp blocks of mixtures of experts, and the tensors that their checkpoints hold."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from octavo.kernels.dispatch import ShapeError
+from octavo.kernels.experts import Activation, PackedExperts, experts
+from octavo.kernels.routing import RoutingRule, route
+from octavo.kernels.sigmoid_and_mul import sigmoid_and_mul
+from octavo.protocol.errors import ConfigError
+from octavo.worker_proc.models.hf_config import required
+from octavo.worker_proc.models.layers.linear import Linear
+from octavo.worker_proc.models.layers.mlp import GatedMlp
+from octavo.worker_proc.models.linear_weight import LinearWeight, QuantizedMatrix
+from octavo.worker_proc.models.parameters import Parameters
+
+
+def num_experts(config: Mapping[str, Any]) -> int:
+    """Return the number of routed experts of a layer.
+
+    Raises:
+        ConfigError: the configuration does not say it, or says two numbers.
+    """
+    keys = [key for key in ("num_experts", "num_local_experts", "n_routed_experts") if config.get(key) is not None]
+    counts = {required(config, key, int) for key in keys}
+    if len(counts) > 1:
+        raise ConfigError(f"config.json: {' and '.join(keys)} differ: {sorted(counts)}")
+    return counts.pop() if counts else required(config, "num_experts", int)
+
+
+def routing_rule(num_experts: int, top_k: int, **settings: Any) -> RoutingRule:
+    """Return the rule of a configuration; see `RoutingRule` for its settings.
+
+    Raises:
+        ConfigError: its numbers contradict each other.
+    """
+    try:
+        return RoutingRule(num_experts, top_k, **settings)
+    except ShapeError as error:
+        raise ConfigError(f"config.json: {error}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertNames:
+    """What a checkpoint calls the parts of a block, behind the block's name."""
+
+    router: str = "gate"
+    experts: str = "experts"
+    gate: str = "gate_proj"
+    up: str = "up_proj"
+    down: str = "down_proj"
+    stacked_gate_up: str = "experts.gate_up_proj"
+    """Of all experts in one tensor, gates first: (experts, 2 * inner width, width). Transformers 5 computes with it."""
+    stacked_down: str = "experts.down_proj"
+    """(experts, width, inner width)."""
+
+
+class Experts:
+    """Routes every token to some experts, each a gated mlp, and adds up their outputs.
+
+    Args:
+        parameters: of the model.
+        name: of the block in the checkpoint.
+        rule: how the experts are chosen.
+        width: of the residual stream.
+        inner_width: of each expert's activation.
+        names: of the parts.
+        activation: of each expert.
+        router_bias: of the router's logits.
+        choice_bias: name of a bias of the scores that only the choice depends on; None: there is none.
+        has_bias: of gates, ups and downs; that of the downs is one tensor, `<stacked_down>_bias`.
+    """
+
+    def __init__(
+        self,
+        parameters: Parameters,
+        name: str,
+        rule: RoutingRule,
+        width: int,
+        inner_width: int,
+        *,
+        names: ExpertNames = ExpertNames(),
+        activation: Activation = "silu_and_mul",
+        router_bias: bool = False,
+        choice_bias: str | None = None,
+        has_bias: bool = False,
+    ) -> None:
+        self._rule = rule
+        self._activation: Activation = activation
+        router = f"{name}.{names.router}"
+        self._router = Linear(
+            parameters.linear(router, {router: rule.num_experts}, width, bias=router_bias, is_quantizable=False)
+        )
+        self._choice_bias_E = (
+            parameters.new(f"{name}.{choice_bias}", rule.num_experts, dtype=torch.float32) if choice_bias else None
+        )
+
+        def weights(part: str, inputs: int, outputs: int, *, bias: bool) -> list[LinearWeight]:
+            layers = [f"{name}.{names.experts}.{expert}.{part}" for expert in range(rule.num_experts)]
+            return [parameters.linear(layer, {layer: outputs}, inputs, bias=bias) for layer in layers]
+
+        self._gates = weights(names.gate, width, inner_width, bias=has_bias)
+        self._ups = weights(names.up, width, inner_width, bias=has_bias)
+        self._downs = weights(names.down, inner_width, width, bias=False)
+        self._down_bias_ED = (
+            parameters.new(f"{name}.{names.stacked_down}_bias", rule.num_experts, width) if has_bias else None
+        )
+        self._packed: PackedExperts | None = None
+        stacked = StackedExperts(f"{name}.{names.experts}", names, rule.num_experts)
+        parameters.takes_apart(f"{name}.{names.stacked_gate_up}", stacked.gates_and_ups)
+        parameters.takes_apart(f"{name}.{names.stacked_down}", stacked.downs)
+
+    def __call__(self, x_TD: Tensor) -> Tensor:
+        """See `octavo.worker_proc.models.layers.decoder.MlpBlock`."""
+        routing = route(self._router(x_TD), self._rule, self._choice_bias_E)
+        return experts(x_TD, routing, self._packed_experts(), self._downs[0].exchange)
+
+    def _packed_experts(self) -> PackedExperts:
+        # A start may replace the packed weights by those of a mapped file.
+        if self._packed is None or self._packed.downs[-1] is not self._downs[-1].packed:
+            self._packed = PackedExperts(
+                self._rule.num_experts,
+                gates=[weight.packed for weight in self._gates],
+                ups=[weight.packed for weight in self._ups],
+                downs=[weight.packed for weight in self._downs],
+                activation=self._activation,
+                down_bias_ED=self._down_bias_ED,
+            )
+        return self._packed
+
+
+@dataclass(frozen=True, slots=True)
+class SharedExpert:
+    """A gated mlp that every token has beside its routed experts.
+
+    Args:
+        routed: the others, whose output is added.
+        shared: computes it.
+        gate: one number for each row, whose sigmoid multiplies its output; None: it counts in full.
+    """
+
+    routed: Experts
+    shared: GatedMlp
+    gate: Linear | None = None
+
+    def __call__(self, x_TD: Tensor) -> Tensor:
+        """See `octavo.worker_proc.models.layers.decoder.MlpBlock`."""
+        shared_TD = self.shared(x_TD)
+        if self.gate is not None:
+            shared_TD = sigmoid_and_mul(self.gate(x_TD), shared_TD)
+        return shared_TD + self.routed(x_TD)
+
+
+@dataclass(frozen=True, slots=True)
+class StackedExperts:
+    """Takes the tensors of checkpoints apart that hold all experts of a layer."""
+
+    prefix: str
+    """Of the experts' own layers."""
+    names: ExpertNames
+    num_experts: int
+
+    def gates_and_ups(self, name: str, values_EOD: Tensor | QuantizedMatrix) -> Iterator[tuple[str, Tensor]]:
+        """Yield the gates and ups, which lie one after the other in the outputs.
+
+        Raises:
+            ConfigError: the tensor has another shape.
+        """
+        for expert, values_OD in enumerate(self._split(name, values_EOD)):
+            if values_OD.shape[0] % 2:
+                raise ConfigError(f"{name!r} holds {values_OD.shape[0]} gates and ups of each expert, an odd number")
+            gate_ID, up_ID = values_OD.chunk(2)
+            yield f"{self.prefix}.{expert}.{self.names.gate}.weight", gate_ID
+            yield f"{self.prefix}.{expert}.{self.names.up}.weight", up_ID
+
+    def downs(self, name: str, values_EDI: Tensor | QuantizedMatrix) -> Iterator[tuple[str, Tensor]]:
+        """Yield the downs.
+
+        Raises:
+            ConfigError: the tensor has another shape.
+        """
+        for expert, values_DI in enumerate(self._split(name, values_EDI)):
+            yield f"{self.prefix}.{expert}.{self.names.down}.weight", values_DI
+
+    def _split(self, name: str, values: Tensor | QuantizedMatrix) -> Sequence[Tensor]:
+        if not isinstance(values, Tensor) or values.ndim != 3 or len(values) != self.num_experts:
+            raise ConfigError(
+                f"{name!r} has shape {tuple(values.shape)} in the checkpoint; its config.json asks for "
+                f"{self.num_experts} experts"
+            )
+        return values.unbind(0)
