@@ -4,10 +4,10 @@ from collections import Counter
 from itertools import pairwise
 
 from octavo.core_proc.cache.groups import NULL_BLOCK
-from octavo.core_proc.cache.hashing import ROOT_HASH, hash_block
 from octavo.core_proc.queued_request import QueuedRequest
 from octavo.core_proc.request import Request, RequestState
 from octavo.core_proc.scheduler.scheduler import Scheduler
+from octavo.protocol.prefix_hash import ROOT_HASH, hash_block
 from octavo.protocol.steps import StepPlan
 
 

@@ -80,7 +80,8 @@ class Outbox:
         max_backlog_events: int = MAX_BACKLOG_EVENTS,
     ) -> None:
         self._router = router
-        self._epoch = epoch
+        self.epoch = epoch
+        """Of the core that sends."""
         self._clock = clock
         self._max_backlog_events = max_backlog_events
         self._backlogs: dict[bytes, Backlog] = {}
@@ -124,7 +125,7 @@ class Outbox:
             if (backlog := self._backlogs.get(client)) is None:
                 continue
             # perf: a frontend that reads has no backlog, and its events need not be merged.
-            if backlog.events or not self.send(client, Events(self._epoch, added, now)):
+            if backlog.events or not self.send(client, Events(self.epoch, added, now)):
                 backlog.extend(added)
                 self.has_backlog = True
         if self.has_backlog:
@@ -139,7 +140,7 @@ class Outbox:
     def flush(self) -> None:
         """Send what is left, as far as the frontends read it."""
         for client, backlog in list(self._backlogs.items()):
-            if backlog.events and self.send(client, Events(self._epoch, backlog.events, self._clock())):
+            if backlog.events and self.send(client, Events(self.epoch, backlog.events, self._clock())):
                 backlog.clear_events()
             while backlog.replies and self.send(client, backlog.replies[0]):
                 del backlog.replies[0]

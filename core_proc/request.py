@@ -7,13 +7,13 @@ import functools
 from enum import Enum
 from typing import Any
 
-from octavo.core_proc.cache.hashing import extra_keys_of
 from octavo.core_proc.pending_output import PendingOutput
 from octavo.core_proc.request_map import RequestKey
 from octavo.protocol.errors import IllegalTransition
 from octavo.protocol.events import TokenLogprobs
 from octavo.protocol.ids import BlockId, IdArray, SlotId, TokenId, pack_ids
 from octavo.protocol.params import SamplingSpec
+from octavo.protocol.prefix_hash import extra_keys_of
 from octavo.protocol.requests import Submit
 from octavo.protocol.steps import NO_TOKEN
 

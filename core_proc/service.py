@@ -9,6 +9,7 @@ from collections.abc import Callable
 from itertools import islice
 from typing import assert_never
 
+from octavo.core_proc.cache_feed import CacheFeed
 from octavo.core_proc.collector import IdleCollector
 from octavo.core_proc.grammar.grammars import Grammars
 from octavo.core_proc.outbox import Outbox
@@ -52,6 +53,7 @@ from octavo.protocol.requests import (
     StartProfile,
     StopProfile,
     Submit,
+    WatchCache,
 )
 from octavo.protocol.stats import EngineStats
 
@@ -99,6 +101,7 @@ class FrontendService:
         """Requests that later iterations abort, by client."""
         self._num_aborts_left = 0
         """Requests that this iteration may still abort."""
+        self._cache_feed = CacheFeed(scheduler.cache, outbox, lambda: self._quarantine.num_live, clock)
         self._rejections = LimitedLog(logger)
         self._state = ProcessState.READY
         self._is_busy = False
@@ -119,6 +122,11 @@ class FrontendService:
     @property
     def timeout_s(self) -> float | None:
         """How long the core may sleep; None: until something happens."""
+        timeouts_s = (self._own_timeout_s, self._cache_feed.timeout_s)
+        return min((timeout_s for timeout_s in timeouts_s if timeout_s is not None), default=None)
+
+    @property
+    def _own_timeout_s(self) -> float | None:
         if self._outbox.has_lost or self._aborting or self._quarantine.has_ready:
             return 0.0
         is_done = self._state is ProcessState.DRAINING and not self._has_requests
@@ -166,6 +174,7 @@ class FrontendService:
             self._continue_aborts()
         if self._state is ProcessState.DRAINING:
             self._drain()
+        self._cache_feed.flush()
 
     def deliver(self, events: list[ClientEvent]) -> None:
         """Send events to their frontends, and note which requests have ended."""
@@ -214,6 +223,8 @@ class FrontendService:
                 self._abort(client, message.request_ids)
             case ModelVocabulary():
                 self._grammars.set_vocabulary(message)
+            case WatchCache(number):
+                self._cache_feed.watch(client, number)
             case Call():
                 self._call(client, message)
             case Malformed():

@@ -11,7 +11,8 @@ from octavo.frontend.engine_state import EngineState
 from octavo.frontend.health import Health
 from octavo.frontend.recovery.downtime import Resumption
 from octavo.frontend.routing.routed_link import RoutedLink
-from octavo.frontend.routing.router import BLOCK_TOKENS, PrefixRouter
+from octavo.frontend.routing.router import PrefixRouter
+from octavo.protocol.prefix_hash import span_blocks
 from octavo.protocol.stats import EngineStats
 
 logger = logging.getLogger(__name__)
@@ -51,7 +52,8 @@ class EngineSet:
         self._engines: dict[int, ConnectedEngine] = {}
         self._listener = listener
         self._has_users = has_users
-        self._router = PrefixRouter(MAX_ENGINES, 1)
+        first = next(iter(connections.values()))
+        self._router = PrefixRouter(MAX_ENGINES, 1, first.link.facts.block_size)
         self.link = RoutedLink(self._router, listener.on_model_changed)
         for index, connection in connections.items():
             self.add(index, connection)
@@ -79,8 +81,8 @@ class EngineSet:
         engine = self._engines[index] = ConnectedEngine(index, connection, self._listener.on_resumed)
         engine.link.on_stats = partial(self._listener.on_stats, index)
         self.link.add(index, engine.link)
-        num_tokens = sum(one.link.facts.num_blocks * one.config.block_size for one in self._engines.values())
-        self._router.max_blocks = max(1, num_tokens // BLOCK_TOKENS)  # as many as the caches of all engines hold
+        num_spans = [one.link.facts.num_blocks // span_blocks(one.config.block_size) for one in self._engines.values()]
+        self._router.max_spans = max(1, sum(num_spans))  # as many as the caches of all engines hold
         return engine
 
     def set_states(self, states: Mapping[int, EngineState]) -> None:

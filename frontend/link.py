@@ -37,6 +37,7 @@ from octavo.protocol.errors import (
     StartupError,
 )
 from octavo.protocol.events import (
+    CacheUpdate,
     CallFailed,
     EngineDying,
     EngineFacts,
@@ -51,7 +52,7 @@ from octavo.protocol.events import (
     split_events,
 )
 from octavo.protocol.ids import RequestId
-from octavo.protocol.requests import Call, Connect, FrontendMessage, ModelVocabulary, Submit, Utility
+from octavo.protocol.requests import Call, Connect, FrontendMessage, ModelVocabulary, Submit, Utility, WatchCache
 from octavo.protocol.stats import EngineStats
 
 logger = logging.getLogger(__name__)
@@ -87,6 +88,8 @@ class CoreLink:
         called at the end if this engine has failed for good."""
         self.on_up: Callable[[], None] = lambda: None
         """Called when there is a core again, another one or the same."""
+        self.on_cache_update: Callable[[CacheUpdate], None] | None = None
+        """Called with every update after `watch_cache`."""
         self.reconnect_policy = ReconnectPolicy()
         self.failure: EngineDeadError | None = None
         """Why no request can be served any more; None while the engine lives."""
@@ -103,6 +106,10 @@ class CoreLink:
         self._busy_since_s = 0.0
         self._in_flight = InFlightRequests()
         self._calls = UtilityCalls()
+        self._watch = 0
+        """The number of the latest `WatchCache`."""
+        self._num_live = 0
+        """Live requests of all frontends, as the core reported them last."""
         self._vocabulary: list[Frame] = []
         """The message that is sent to every core; empty before the first request with a grammar."""
         self._closing: asyncio.Task[None] | None = None
@@ -156,10 +163,9 @@ class CoreLink:
     def load(self) -> tuple[int, int]:
         """Prompt tokens of this frontend that wait to be computed, and live requests of all frontends.
 
-        The second number is at least that of this frontend's requests; those of others are a second old.
+        The second number is at least that of this frontend's requests; those of others were reported a moment ago.
         """
-        stats = self.latest_stats
-        return self._in_flight.num_pending_tokens, max(len(self._streams), stats.num_running + stats.num_waiting)
+        return self._in_flight.num_pending_tokens, max(len(self._streams), self._num_live)
 
     @property
     def is_up(self) -> bool:
@@ -180,6 +186,13 @@ class CoreLink:
         self._vocabulary = self._frames(vocabulary)
         if not self.downtime:
             self._wire.send(self._vocabulary)
+
+    def watch_cache(self, on_cache_update: Callable[[CacheUpdate], None]) -> None:
+        """Have this core and all later ones report what they have cached; call it again to get everything again."""
+        self.on_cache_update = on_cache_update
+        if self.is_up:
+            self._watch += 1
+            self._wire.send(self._requests.encode(WatchCache(self._watch)))
 
     def submit(self, submit: Submit, arrived: WakeEvent, num_new_tokens: int = 0) -> RequestStream:
         """Send a request, or keep it until there is a core again; return its stream.
@@ -369,8 +382,11 @@ class CoreLink:
         self.last_words = ""
         if is_another:  # it reports nothing before it has work, and would look as busy as the last one was
             self.latest_stats = EngineStats()
+            self._num_live = 0
         if self._vocabulary:
             self._wire.send(self._vocabulary)
+        if self.on_cache_update:
+            self.watch_cache(self.on_cache_update)
         for call in self._calls.unanswered():
             self._wire.send(self._frames(call))
         pause_s, num_requests = time.monotonic() - downtime.since_s, len(self._in_flight)
@@ -418,7 +434,13 @@ class CoreLink:
                     return None if next(rest, _END) is _END else rest
             case StatsReport():
                 self.latest_stats = event.stats
+                self._num_live = event.stats.num_running + event.stats.num_waiting
                 self.on_stats(event.stats)
+            case CacheUpdate():
+                is_current = event.watch == self._watch and event.epoch == self.facts.epoch
+                if self.on_cache_update and is_current and not self.downtime:
+                    self._num_live = event.num_live
+                    self.on_cache_update(event)
             case Reply():
                 self._calls.reply(event)
             case Welcome() if self.downtime:

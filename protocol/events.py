@@ -215,6 +215,28 @@ class StatsReport(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="s
     stats: EngineStats
 
 
+class CacheUpdate(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="cache_update"):
+    """Changes of the prefix cache since the last update, and the load; sent to frontends that sent `WatchCache`.
+
+    Only blocks that end a span are stored (`prefix_hash.SPAN_TOKENS`). Others may be in `removed`, and in the contents
+    with which a watch begins; a reader that looks up the ends of spans never asks for them.
+    """
+
+    epoch: int
+    """Epoch of the sender."""
+    watch: int
+    """The number of the latest `WatchCache`."""
+    sequence: int
+    """Rises by one with each update for this frontend. 0: forget all earlier ones, the contents follow. A reader that
+    misses one sends `WatchCache` again."""
+    num_live: int
+    """Requests that run or wait, of all frontends."""
+    stored: Buffer
+    """The first `prefix_hash.SHORT_HASH_BYTES` of the hash of each block, after `removed`."""
+    removed: Buffer
+    """The same of the blocks that are gone."""
+
+
 class EngineDying(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="dying"):
     """The core is about to exit; unfinished requests will not finish here."""
 
@@ -222,4 +244,4 @@ class EngineDying(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="d
     """The root cause, "" for an orderly shutdown."""
 
 
-Event = Events | Welcome | Refused | Reply | StatsReport | EngineDying
+Event = Events | Welcome | Refused | Reply | StatsReport | CacheUpdate | EngineDying

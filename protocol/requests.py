@@ -63,6 +63,16 @@ class Abort(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="abort")
     request_ids: list[RequestId]
 
 
+class WatchCache(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="watch_cache"):
+    """Report which prefixes are cached: everything now, and changes from now on. Answered by `CacheUpdate`s.
+
+    Sent by frontends that choose between several engines, and again whenever one has missed an update.
+    """
+
+    number: int
+    """In every `CacheUpdate`, so that those of an earlier watch can be told apart."""
+
+
 class ResetPrefixCache(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="reset_prefix_cache"):
     """Forget every cached block. Result: `BoolResult`, False while blocks are in use."""
 
@@ -98,4 +108,4 @@ class Call(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="call"):
     utility: Utility
 
 
-FrontendMessage = Connect | Submit | ModelVocabulary | Abort | Call
+FrontendMessage = Connect | Submit | ModelVocabulary | Abort | Call | WatchCache

@@ -1,9 +1,14 @@
 """Routes a multi-turn workload to simulated engines, and compares policies by cache hits, queues and waiting.
 
 An engine computes prompts one after another at a fixed rate and decodes all its requests side by side. Its cache keeps
-the latest blocks. Engines may die: their requests move, their caches are lost, and they come back after a while.
+the latest blocks, and what it stores and evicts is reported to every HTTP process a little later. Each of them gets a
+part of the requests, at random, and knows the load of the others from reports that come once a second. Engines may die:
+their requests move, their caches are lost, and they come back after a while.
 
-    scripts/simulate_routing --engines 8 --requests 20000
+The policy `prefix` is octavo's. `estimates` and `reports` are the same with only a part of what it knows: the prompts
+that a process has sent to each engine, and what engines report.
+
+    scripts/simulate_routing --engines 8 --requests 20000 --processes 4
 """
 
 import argparse
@@ -15,24 +20,35 @@ import time
 import zlib
 from array import array
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from bench_report import report, write
 
-from octavo.frontend.routing.router import BLOCK_TOKENS, PrefixRouter
+from octavo.frontend.routing.router import PrefixRouter
+from octavo.protocol.buffers import Buffer
+from octavo.protocol.events import CacheUpdate
+from octavo.protocol.ids import ID_BYTES
+from octavo.protocol.prefix_hash import ROOT_HASH, SHORT_HASH_BYTES, SPAN_TOKENS, hash_last_block
 
 PREFILL_TOKENS_PER_S = 20_000.0
 DECODE_S = 0.01
 """Per token, however many requests decode: their number is small beside what a GPU computes at once."""
 CACHE_BLOCKS = 4_000
-"""Of one engine: 256,000 tokens."""
+"""Spans in the cache of one engine: 256,000 tokens."""
+BLOCK_SIZE = 16
 UTILIZATION = 0.7
 """Share of the time in which engines would compute prompts if nothing were cached."""
 NUM_SYSTEM_PROMPTS = 40
 RESTART_S = 5.0
+REPORT_DELAY_S = 0.05
+"""From the first token of a prompt until all processes know that its blocks are cached."""
+STATS_INTERVAL_S = 1.0
 
-Chooser = Callable[["Turn", list[int]], int]
+PREFIX_POLICIES = ("prefix", "estimates", "reports")
+
+Chooser = Callable[["Turn", list[int]], tuple[int, int]]
+"""Returns an engine, and the prompt tokens that it has to compute if they are known."""
 
 
 @dataclass(slots=True)
@@ -43,8 +59,13 @@ class Turn:
     token_ids: "array[int]"
     num_outputs: int
     arrival_s: float
+    process: int = 0
+    """That routes it."""
+    engine: int = 0
+    num_new_tokens: int = 0
+    """Prompt tokens that the process expects the engine to compute; 0 once it has."""
     keys: list[int] = field(default_factory=list)
-    """Of the prompt's whole blocks."""
+    """Short hashes of the prompt's whole spans."""
 
 
 @dataclass(slots=True)
@@ -55,21 +76,42 @@ class Engine:
     cache: "OrderedDict[int, None]" = field(default_factory=OrderedDict)
     waiting: "deque[Turn]" = field(default_factory=deque)
     live: int = 0
-    pending_tokens: int = 0
-    """Prompt tokens that the router expects to be computed."""
     is_busy: bool = False
+    changes: "dict[int, bool]" = field(default_factory=dict)
+    """Spans that were stored or evicted since the last report."""
+    reports_soon: bool = False
+    num_reports: int = 0
     life: int = 0
     """Events of an earlier life are ignored."""
 
-    def lookup(self, keys: list[int]) -> int:
-        """Return how many blocks of a prompt are cached, and cache all of them."""
+    def lookup(self, keys: list[int]) -> "tuple[int, array[int], array[int]]":
+        """Return how many spans of a prompt are cached, and cache all of them; return which are stored and evicted."""
         hits = sum(1 for _ in itertools.takewhile(self.cache.__contains__, keys))
+        stored, evicted = array("Q", [key for key in keys if key not in self.cache]), array("Q")
         for key in keys:
             self.cache[key] = None
             self.cache.move_to_end(key)
         while len(self.cache) > self.capacity:
-            self.cache.popitem(last=False)
-        return hits
+            evicted.append(self.cache.popitem(last=False)[0])
+        return hits, stored, evicted
+
+
+class ReportedOnly(PrefixRouter):
+    """Knows nothing but what engines report."""
+
+    def _remember(self, keys: Sequence[int], engine: int, *, can_expire: bool) -> None:
+        pass
+
+
+@dataclass(slots=True)
+class Process:
+    """An HTTP process."""
+
+    router: PrefixRouter
+    pending: list[int]
+    """Prompt tokens that each engine probably has to compute for requests of this process."""
+    live: list[int]
+    """Live requests of this process on each engine."""
 
 
 def turns(num_requests: int, num_engines: int, seed: int) -> Iterator[Turn]:
@@ -103,20 +145,33 @@ def _tokens(rng: random.Random, count: int) -> "array[int]":
 class Simulation:
     """Engines, their events, and what is measured."""
 
-    def __init__(self, num_engines: int, capacity: int, policy: str, death_every_s: float, seed: int) -> None:
+    def __init__(
+        self, num_engines: int, num_processes: int, capacity: int, policy: str, death_every_s: float, seed: int
+    ) -> None:
         self.engines = [Engine(capacity) for _ in range(num_engines)]
         self.down: set[int] = set()
         self.events: list[tuple[float, int, str, int, int, Turn | None]] = []
         self._counter = itertools.count()
         self._rng = random.Random(seed)
-        self._router = PrefixRouter(num_engines, num_engines * capacity)
-        self._choose: Chooser = getattr(self, f"_choose_{policy}")
+        self._now = 0.0
+        self._has_reports = policy in ("prefix", "reports")
+        kind = ReportedOnly if policy == "reports" else PrefixRouter
+        self._processes = [
+            Process(
+                kind(num_engines, num_engines * capacity, BLOCK_SIZE, lambda: self._now),
+                [0] * num_engines,
+                [0] * num_engines,
+            )
+            for _ in range(num_processes)
+        ]
+        self._reported_live = [0] * num_engines
+        self._choose: Chooser = getattr(self, "_choose_" + ("prefix" if policy in PREFIX_POLICIES else policy))
         self._next = itertools.count()
         self._death_every_s = death_every_s
         self.num_prompt_tokens = self.num_hit_tokens = self.num_finished = self.num_moved = self.num_deaths = 0
         self.waits: list[float] = []
         self.imbalances: list[float] = []
-        self.route_s = 0.0
+        self.route_s = self.view_s = 0.0
 
     def run(self, workload: Iterator[Turn]) -> None:
         """Play the workload until every request has ended."""
@@ -127,8 +182,9 @@ class Simulation:
             self._play(turn.arrival_s)
             while next_sample <= turn.arrival_s:
                 self._sample()
-                next_sample += 1.0
+                next_sample += STATS_INTERVAL_S
             turn.keys = _keys(turn.token_ids)
+            turn.process = self._rng.randrange(len(self._processes))
             num_arrived += 1
             self._submit(turn, turn.arrival_s)
         self._death_every_s = 0.0
@@ -138,8 +194,10 @@ class Simulation:
     def _play(self, until_s: float) -> None:
         while self.events and self.events[0][0] <= until_s:
             now, _, kind, index, life, turn = heapq.heappop(self.events)
+            self._now = now
             if kind in ("death", "back") or life == self.engines[index].life:
                 getattr(self, f"_on_{kind}")(now, index, turn)
+        self._now = max(self._now, until_s) if until_s < float("inf") else self._now
 
     def _at(self, when: float, kind: str, index: int, turn: Turn | None = None) -> None:
         heapq.heappush(self.events, (when, next(self._counter), kind, index, self.engines[index].life, turn))
@@ -147,9 +205,12 @@ class Simulation:
     def _submit(self, turn: Turn, now: float) -> None:
         up = [index for index in range(len(self.engines)) if index not in self.down]
         started = time.thread_time()
-        index = self._choose(turn, up)
+        index, turn.num_new_tokens = self._choose(turn, up)
         self.route_s += time.thread_time() - started
-        engine = self.engines[index]
+        turn.engine = index
+        process, engine = self._processes[turn.process], self.engines[index]
+        process.pending[index] += turn.num_new_tokens
+        process.live[index] += 1
         engine.live += 1
         engine.waiting.append(turn)
         if not engine.is_busy:
@@ -159,15 +220,39 @@ class Simulation:
         engine = self.engines[index]
         turn = engine.waiting[0]
         engine.is_busy = True
-        num_hit = min(engine.lookup(turn.keys) * BLOCK_TOKENS, len(turn.token_ids))
+        num_spans, stored, evicted = engine.lookup(turn.keys)
+        num_hit = min(num_spans * SPAN_TOKENS, len(turn.token_ids))
         self.num_prompt_tokens += len(turn.token_ids)
         self.num_hit_tokens += num_hit
-        self._at(now + (len(turn.token_ids) - num_hit) / PREFILL_TOKENS_PER_S, "first_token", index, turn)
+        end_s = now + (len(turn.token_ids) - num_hit) / PREFILL_TOKENS_PER_S
+        self._at(end_s, "first_token", index, turn)
+        engine.changes.update(dict.fromkeys(stored, True))
+        engine.changes.update(dict.fromkeys(evicted, False))
+
+    def _report_soon(self, now: float, index: int) -> None:
+        if self._has_reports and not self.engines[index].reports_soon:
+            self.engines[index].reports_soon = True
+            self._at(now + REPORT_DELAY_S, "report", index)
+
+    def _on_report(self, now: float, index: int, turn: Turn | None) -> None:
+        engine = self.engines[index]
+        stored = array("Q", [key for key, is_stored in engine.changes.items() if is_stored])
+        removed = array("Q", [key for key, is_stored in engine.changes.items() if not is_stored])
+        update = CacheUpdate(0, 0, engine.num_reports, engine.live, Buffer(stored.tobytes()), Buffer(removed.tobytes()))
+        engine.changes, engine.reports_soon, engine.num_reports = {}, False, engine.num_reports + 1
+        self._reported_live[index] = update.num_live
+        started = time.thread_time()
+        for process in self._processes:
+            is_complete = process.router.view.apply(index, update)
+            assert is_complete, "no report is lost"
+        self.view_s += time.thread_time() - started
 
     def _on_first_token(self, now: float, index: int, turn: Turn) -> None:
         engine = self.engines[index]
         engine.waiting.popleft()
-        engine.pending_tokens = max(0, engine.pending_tokens - turn_cost.pop(id(turn), 0))
+        self._processes[turn.process].pending[index] -= turn.num_new_tokens
+        turn.num_new_tokens = 0
+        self._report_soon(now, index)
         engine.is_busy = False
         self.waits.append(now - turn.arrival_s)
         self._at(now + turn.num_outputs * DECODE_S, "finish", index, turn)
@@ -176,7 +261,9 @@ class Simulation:
 
     def _on_finish(self, now: float, index: int, turn: Turn) -> None:
         self.engines[index].live -= 1
+        self._processes[turn.process].live[index] -= 1
         self.num_finished += 1
+        self._report_soon(now, index)
 
     def _on_death(self, now: float, index: int, turn: Turn | None) -> None:
         if self._death_every_s:
@@ -191,56 +278,55 @@ class Simulation:
         self.num_deaths += 1
         self.num_moved += len(lost)
         for moved in lost:
-            turn_cost.pop(id(moved), None)
+            self._processes[moved.process].pending[index] -= moved.num_new_tokens
+            self._processes[moved.process].live[index] -= 1
             self._submit(moved, now)
         self._at(now + RESTART_S, "back", index)
 
     def _on_back(self, now: float, index: int, turn: Turn | None) -> None:
         self.down.discard(index)
-        self._router.forget(index)
+        for process in self._processes:
+            process.router.forget(index)
 
     def _sample(self) -> None:
+        self._reported_live = [engine.live for engine in self.engines]
         queues = [engine.live for index, engine in enumerate(self.engines) if index not in self.down]
         if (mean := statistics.fmean(queues)) >= 1:
             self.imbalances.append(max(queues) / mean)
 
-    def _choose_prefix(self, turn: Turn, up: list[int]) -> int:
-        index, num_new = self._router.choose(turn.token_ids, None, up, self._load)
-        self.engines[index].pending_tokens += num_new
-        turn_cost[id(turn)] = num_new
-        return index
+    def _choose_prefix(self, turn: Turn, up: list[int]) -> tuple[int, int]:
+        process = self._processes[turn.process]
 
-    def _load(self, index: int) -> tuple[int, int]:
-        engine = self.engines[index]
-        return engine.pending_tokens, engine.live
+        def load(index: int) -> tuple[int, int]:
+            return process.pending[index], max(process.live[index], self._reported_live[index])
 
-    def _choose_round_robin(self, turn: Turn, up: list[int]) -> int:
-        return up[next(self._next) % len(up)]
+        return process.router.choose(turn.token_ids, (), up, load)
 
-    def _choose_least_loaded(self, turn: Turn, up: list[int]) -> int:
-        return min(up, key=lambda index: (self.engines[index].live, self._rng.random()))
+    def _choose_round_robin(self, turn: Turn, up: list[int]) -> tuple[int, int]:
+        return up[next(self._next) % len(up)], 0
 
-    def _choose_hashing(self, turn: Turn, up: list[int]) -> int:
+    def _choose_least_loaded(self, turn: Turn, up: list[int]) -> tuple[int, int]:
+        """By the true load of all processes."""
+        return min(up, key=lambda index: (self.engines[index].live, self._rng.random())), 0
+
+    def _choose_hashing(self, turn: Turn, up: list[int]) -> tuple[int, int]:
         """Rendezvous hashing of the conversation: only those of an engine that dies move."""
-        return max(up, key=lambda index: zlib.crc32(f"{turn.session} {index}".encode()))
-
-
-turn_cost: dict[int, int] = {}
-"""Prompt tokens that the router expects an engine to compute for a turn that waits."""
+        return max(up, key=lambda index: zlib.crc32(f"{turn.session} {index}".encode())), 0
 
 
 def _keys(token_ids: "array[int]") -> list[int]:
-    data, size, key, keys = token_ids.tobytes(), BLOCK_TOKENS * token_ids.itemsize, 0, []
+    data, size, block_hash, keys = token_ids.tobytes(), SPAN_TOKENS * ID_BYTES, ROOT_HASH, []
     for start in range(0, len(data) - size + 1, size):
-        key = hash((key, data[start : start + size]))
-        keys.append(key)
+        block_hash = hash_last_block(block_hash, data[start : start + size], 0, BLOCK_SIZE, ())
+        keys.append(int.from_bytes(block_hash[:SHORT_HASH_BYTES], "little"))
     return keys
 
 
-def simulate(policy: str, num_engines: int, num_requests: int, death_every_s: float, seed: int) -> dict[str, float]:
-    """Return what one policy achieves; the policy `one_cache` is one engine with the memory of all."""
-    capacity = CACHE_BLOCKS
-    simulation = Simulation(num_engines, capacity, policy, death_every_s, seed)
+def simulate(
+    policy: str, num_engines: int, num_processes: int, num_requests: int, death_every_s: float, seed: int
+) -> dict[str, float]:
+    """Return what one policy achieves."""
+    simulation = Simulation(num_engines, num_processes, CACHE_BLOCKS, policy, death_every_s, seed)
     simulation.run(turns(num_requests, num_engines, seed))
     waits = sorted(simulation.waits)
     return {
@@ -249,6 +335,7 @@ def simulate(policy: str, num_engines: int, num_requests: int, death_every_s: fl
         "ttft_p50_s": waits[len(waits) // 2],
         "ttft_p99_s": waits[len(waits) * 99 // 100],
         "us_per_request": simulation.route_s / num_requests * 1e6,
+        "us_of_reports": simulation.view_s / num_requests / num_processes * 1e6,
         "deaths": simulation.num_deaths,
         "moved": simulation.num_moved,
     }
@@ -260,7 +347,7 @@ def hit_rate_of_one_cache(num_engines: int, num_requests: int, seed: int) -> flo
     num_tokens = num_hit = 0
     for turn in turns(num_requests, num_engines, seed):
         num_tokens += len(turn.token_ids)
-        num_hit += engine.lookup(_keys(turn.token_ids)) * BLOCK_TOKENS
+        num_hit += engine.lookup(_keys(turn.token_ids))[0] * SPAN_TOKENS
     return num_hit / num_tokens
 
 
@@ -269,8 +356,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="scripts/simulate_routing", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--engines", type=int, default=8)
     parser.add_argument("--requests", type=int, default=20_000)
+    parser.add_argument("--processes", type=int, default=1, help="HTTP processes, each of which routes by itself")
     parser.add_argument("--death-every", type=float, default=0.0, metavar="S", help="seconds between two deaths")
-    parser.add_argument("--policies", default="prefix,round_robin,least_loaded,hashing")
+    parser.add_argument("--policies", default="prefix,estimates,reports,round_robin,least_loaded,hashing")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", metavar="FILE", help="write the full report to this file")
     args = parser.parse_args()
@@ -278,15 +366,16 @@ def main() -> None:
     print(f"hit rate of one cache with the memory of all: {best:.1%}")
     print(
         f"{'policy':<14}{'hit rate':>9}{'of one':>8}{'imbalance':>11}"
-        f"{'TTFT p50':>10}{'p99':>9}{'us each':>9}{'moved':>8}"
+        f"{'TTFT p50':>10}{'p99':>9}{'us each':>9}{'reports':>9}{'moved':>8}"
     )
     results = []
     for policy in args.policies.split(","):
-        row = simulate(policy, args.engines, args.requests, args.death_every, args.seed)
+        row = simulate(policy, args.engines, args.processes, args.requests, args.death_every, args.seed)
         results.append({"policy": policy, **row})
         print(
             f"{policy:<14}{row['hit_rate']:>9.1%}{row['hit_rate'] / best:>8.1%}{row['imbalance']:>11.2f}"
-            f"{row['ttft_p50_s']:>9.3f}s{row['ttft_p99_s']:>8.3f}s{row['us_per_request']:>9.1f}{row['moved']:>8.0f}",
+            f"{row['ttft_p50_s']:>9.3f}s{row['ttft_p99_s']:>8.3f}s{row['us_per_request']:>9.1f}"
+            f"{row['us_of_reports']:>9.1f}{row['moved']:>8.0f}",
             flush=True,
         )
     write(report("simulate_routing", vars(args), results), args.json)

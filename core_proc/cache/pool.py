@@ -4,6 +4,7 @@ Knows no requests and no tokens.
 """
 
 from collections.abc import Iterator, Sequence, Set
+from typing import Protocol
 
 from octavo.protocol.ids import BlockId
 
@@ -12,6 +13,16 @@ _NOWHERE = -1
 
 class OutOfBlocks(Exception):
     """No block was free: the scheduler has miscounted."""
+
+
+class ContentObserver(Protocol):
+    """Learns which contents can no longer be found."""
+
+    def on_removed(self, block_hash: bytes) -> None:
+        """The block with this content is gone, which `PrefixCache` has extended by the suffix of its group."""
+
+    def on_cleared(self) -> None:
+        """All contents are gone."""
 
 
 class BlockPool:
@@ -30,6 +41,7 @@ class BlockPool:
         self._references = [0] * num_blocks
         self._hashes: list[bytes | None] = [None] * num_blocks
         self._by_hash: dict[bytes, BlockId] = {}
+        self.observers: list[ContentObserver] = []
         self._watched: Set[bytes] = frozenset()
         self.has_watched_changed = False
         """True once a watched hash was added or dropped, or its block became free or used."""
@@ -84,24 +96,30 @@ class BlockPool:
             del self._by_hash[old_hash]
             self._hashes[block_id] = None
             self.has_watched_changed |= old_hash in self._watched
+            for observer in self.observers:
+                observer.on_removed(old_hash)
         return block_id
 
-    def set_hash(self, block_id: BlockId, block_hash: bytes) -> None:
-        """Record the content of an allocated block.
+    def set_hash(self, block_id: BlockId, block_hash: bytes) -> bool:
+        """Record the content of an allocated block. Returns whether the block can be found by it now.
 
         When another block already has the same content this one gets no hash: block ids that a
         worker was given never change, so duplicates are not merged.
         """
-        if self._hashes[block_id] is None and block_hash not in self._by_hash:
-            self._hashes[block_id] = block_hash
-            self._by_hash[block_hash] = block_id
-            self.has_watched_changed |= block_hash in self._watched
+        if self._hashes[block_id] is not None or block_hash in self._by_hash:
+            return False
+        self._hashes[block_id] = block_hash
+        self._by_hash[block_hash] = block_id
+        self.has_watched_changed |= block_hash in self._watched
+        return True
 
     def drop_hash(self, block_hash: bytes) -> None:
         """Remove this hash from the cache. Requests that hold its block keep the block."""
         if (block_id := self._by_hash.pop(block_hash, None)) is not None:
             self._hashes[block_id] = None
             self.has_watched_changed |= block_hash in self._watched
+            for observer in self.observers:
+                observer.on_removed(block_hash)
 
     def release(self, block_ids: Sequence[BlockId]) -> None:
         """Drop one reference of each block of a sequence, given from its head to its tail.
@@ -122,6 +140,8 @@ class BlockPool:
         self._hashes = [None] * self.num_blocks
         self._by_hash.clear()
         self.has_watched_changed = True
+        for observer in self.observers:
+            observer.on_cleared()
         return True
 
     def free_blocks(self) -> Iterator[BlockId]:
@@ -130,6 +150,10 @@ class BlockPool:
         while block_id != self.num_blocks:
             yield block_id
             block_id = self._next[block_id]
+
+    def cached_hashes(self) -> list[bytes]:
+        """Return the hashes of all contents."""
+        return list(self._by_hash)
 
     def cached_blocks(self) -> dict[bytes, BlockId]:
         """Return a copy of the map from content to block."""

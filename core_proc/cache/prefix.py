@@ -6,12 +6,13 @@ The scheduler decides who gets blocks, and counts them before it asks.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from octavo.core_proc.cache.groups import NULL_BLOCK, CacheGroups
-from octavo.core_proc.cache.hashing import ROOT_HASH, hash_block
-from octavo.core_proc.cache.pool import BlockPool
+from octavo.core_proc.cache.pool import BlockPool, ContentObserver
 from octavo.core_proc.request import NO_LIST, Request
 from octavo.protocol.ids import BlockId
+from octavo.protocol.prefix_hash import ROOT_HASH, hash_block
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,16 @@ class Hits:
 
 
 _NO_HITS = Hits(0, (), (), ())
+
+
+class CacheObserver(ContentObserver, Protocol):
+    """Learns every change of what the prefix cache can find."""
+
+    def on_stored(self, request: Request, index: int, group: int) -> None:
+        """The request's block `index` of a group can be found from now on.
+
+        Its key in the pool is `request.block_hashes[index] + key_suffixes[group]`.
+        """
 
 
 class PrefixCache:
@@ -53,11 +64,22 @@ class PrefixCache:
         self.block_size = groups.block_size
         self.is_enabled = is_enabled
         self.has_windows = bool(groups.windowed)
+        self._observers: list[CacheObserver] = []
         self._advanced: dict[Request, None] = {}
         """Requests whose windows may have passed some of their blocks."""
         self._counted: tuple[Request, int] | None = None
         """The request whose hits were counted last, with the number of its tokens then."""
         self._counts = _NO_HITS
+
+    def add_observer(self, observer: CacheObserver) -> None:
+        """Report every change from now on."""
+        self._observers.append(observer)
+        self.pool.observers.append(observer)
+
+    def remove_observer(self, observer: CacheObserver) -> None:
+        """Report no more changes."""
+        self._observers.remove(observer)
+        self.pool.observers.remove(observer)
 
     def num_missing_blocks(self, request: Request, num_tokens: int) -> int:
         """Return how many more blocks, of all groups together, the request needs to hold `num_tokens` tokens.
@@ -160,9 +182,11 @@ class PrefixCache:
         first = request.num_hashed_blocks
         for index in range(first, num_full):
             block_hash = self._hash(request, index)
-            for block_ids, suffix in zip(request.block_ids, self.groups.key_suffixes, strict=True):
-                if (block_id := block_ids[index]) != NULL_BLOCK:
-                    self.pool.set_hash(block_id, block_hash + suffix)
+            for group, suffix in enumerate(self.groups.key_suffixes):
+                block_id = request.block_ids[group][index]
+                if block_id != NULL_BLOCK and self.pool.set_hash(block_id, block_hash + suffix):
+                    for observer in self._observers:
+                        observer.on_stored(request, index, group)
         request.num_hashed_blocks = max(first, num_full)
 
     def has_unhashed_block(self, request: Request) -> bool:

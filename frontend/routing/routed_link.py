@@ -13,8 +13,9 @@ from octavo.frontend.request_stream import RequestStream
 from octavo.frontend.routing.router import PrefixRouter
 from octavo.frontend.wake_event import WakeEvent, WakeQueue
 from octavo.protocol.errors import EngineDeadError, InvalidRequestError, RequestFailedError
-from octavo.protocol.events import BoolResult, EngineFacts, UtilityResult
+from octavo.protocol.events import BoolResult, CacheUpdate, EngineFacts, UtilityResult
 from octavo.protocol.ids import RequestId
+from octavo.protocol.prefix_hash import extra_keys_of
 from octavo.protocol.requests import ModelVocabulary, Submit, Utility
 from octavo.protocol.stats import EngineStats, total
 
@@ -103,6 +104,9 @@ class RoutedLink:
         link.on_up = partial(self._on_up, index)
         if self._vocabulary is not None:
             link.send_vocabulary(self._vocabulary)
+        if len(self._links) > 1:
+            for other in [index] if len(self._links) > 2 else list(self._links):
+                self._watch_cache(other)
 
     def serve(self, indices: Collection[int]) -> None:
         """Send new requests to these engines from now on, and to no others."""
@@ -125,7 +129,7 @@ class RoutedLink:
         assert index not in self._serving, "new requests would come"
         link = self._links.pop(index)
         assert not link.num_live_requests, "its requests would be lost"
-        link.on_lost, link.on_up = lambda: False, lambda: None
+        link.on_lost, link.on_up, link.on_cache_update = lambda: False, lambda: None, None
         self._leaving.discard(index)
         self._router.forget(index)
 
@@ -231,7 +235,7 @@ class RoutedLink:
 
     def _choose(self, submit: Submit, candidates: list[int]) -> tuple[int, int]:
         return self._router.choose(
-            submit.prompt_token_ids, submit.cache_salt, candidates, lambda engine: self._links[engine].load
+            submit.prompt_token_ids, extra_keys_of(submit), candidates, lambda engine: self._links[engine].load
         )
 
     def _update_identity(self) -> None:
@@ -240,6 +244,17 @@ class RoutedLink:
         if self.identity not in identities:
             self.identity = identities[0]
             self._on_model_changed()
+
+    def _watch_cache(self, index: int) -> None:
+        """Learn what an engine has cached, if its blocks have the size of which the router knows the hashes."""
+        link = self._links[index]
+        if link.facts.block_size == self._router.block_size:
+            link.watch_cache(partial(self._on_cache_update, index))
+
+    def _on_cache_update(self, index: int, update: CacheUpdate) -> None:
+        if not self._router.view.apply(index, update):
+            logger.warning("update %d of engine %d's cache was not the next one: asking again", update.sequence, index)
+            self._watch_cache(index)
 
     def _on_up(self, index: int) -> None:
         """Handle the core of an engine that was down: it is probably another one, whose cache is empty, and it can take

@@ -61,6 +61,7 @@ _REQUESTS = [
     requests.Call(3, requests.StopProfile()),
     requests.Call(4, requests.GetStats()),
     requests.Call(5, requests.GetSnapshot()),
+    requests.WatchCache(1),
 ]
 _EVENTS = [
     events.Welcome(FACTS),
@@ -95,6 +96,7 @@ _EVENTS = [
         ),
     ),
     events.StatsReport(EngineStats(num_blocks=4, num_free_blocks=3)),
+    events.CacheUpdate(1, 1, 3, 2, Buffer(bytes(range(16))), Buffer(b"")),
     events.EngineDying("cause"),
 ]
 _COMMANDS = [

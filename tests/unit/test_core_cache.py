@@ -5,8 +5,8 @@ from array import array
 import pytest
 from core_fakes import FakeEngine, alone
 
-from octavo.core_proc.cache.hashing import ROOT_HASH, ExtraKey, hash_block
 from octavo.core_proc.cache.pool import BlockPool, OutOfBlocks
+from octavo.protocol.prefix_hash import ROOT_HASH, ExtraKey, hash_block
 
 
 def name(number: int) -> bytes:

@@ -1,7 +1,6 @@
-"""Which engine gets a request, and which requests move when an engine dies."""
+"""Which requests move when an engine dies or leaves, and how several engines look like one."""
 
 import asyncio
-import random
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any, cast
@@ -13,70 +12,17 @@ from octavo.frontend.recovery.in_flight import InFlightRequest, InFlightRequests
 from octavo.frontend.recovery.replacement import require_same_model
 from octavo.frontend.request_stream import RequestStream
 from octavo.frontend.routing.routed_link import RoutedLink
-from octavo.frontend.routing.router import BLOCK_TOKENS, LIVE_COST_TOKENS, PrefixRouter
+from octavo.frontend.routing.router import PrefixRouter
 from octavo.frontend.spawn import configs_of_engines
+from octavo.protocol.buffers import Buffer
 from octavo.protocol.errors import ConfigError, EngineDeadError, InvalidRequestError
-from octavo.protocol.events import Tokens
-from octavo.protocol.ids import IdArray, pack_ids
+from octavo.protocol.events import CacheUpdate, Tokens
+from octavo.protocol.ids import pack_ids
 from octavo.protocol.params import SamplingSpec
 from octavo.protocol.requests import Submit
 from octavo.protocol.stats import EngineStats, total
 
-IDLE = dict.fromkeys(range(8), (0, 0))
-
-
-def prompt(num_blocks: int, seed: int = 0, extra: int = 3) -> IdArray:
-    rng = random.Random(seed)
-    return pack_ids([rng.randrange(1000) for _ in range(num_blocks * BLOCK_TOKENS + extra)])
-
-
-def router(num_engines: int = 3, max_blocks: int = 1000) -> PrefixRouter:
-    return PrefixRouter(num_engines, max_blocks)
-
-
-def test_idle_engines_take_turns() -> None:
-    routes = router()
-    chosen = [routes.choose(prompt(2, seed), None, [0, 1, 2], IDLE.get)[0] for seed in range(6)]
-    assert chosen == [0, 1, 2, 0, 1, 2]
-
-
-def test_a_prompt_goes_where_its_prefix_is() -> None:
-    routes = router()
-    first, num_new = routes.choose(prompt(4), None, [0, 1, 2], IDLE.get)
-    assert num_new == 4 * BLOCK_TOKENS + 3
-    longer = prompt(4, extra=0) + prompt(1, seed=9)
-    assert routes.choose(longer, None, [0, 1, 2], IDLE.get) == (first, BLOCK_TOKENS + 3)
-    assert routes.choose(prompt(4), "salt", [0, 1, 2], IDLE.get)[1] == len(prompt(4)), "salts share nothing"
-    assert routes.choose(prompt(4), None, [1, 2], IDLE.get)[0] != first, "an engine that is down gets nothing"
-
-
-def test_load_outweighs_a_short_prefix() -> None:
-    routes = router()
-    first, _ = routes.choose(prompt(2), None, [0, 1, 2], IDLE.get)
-    busy = {**IDLE, first: (2 * BLOCK_TOKENS + 1, 0)}
-    assert routes.choose(prompt(2), None, [0, 1, 2], busy.get)[0] != first
-    routes = router()
-    first, _ = routes.choose(prompt(2), None, [0, 1, 2], IDLE.get)
-    busy = {**IDLE, first: (0, 1 + 2 * BLOCK_TOKENS // LIVE_COST_TOKENS)}
-    assert routes.choose(prompt(2), None, [0, 1, 2], busy.get)[0] != first
-
-
-def test_the_view_is_bounded_and_forgets_the_oldest() -> None:
-    routes = router(max_blocks=6)
-    old, _ = routes.choose(prompt(3, seed=1), None, [0, 1, 2], IDLE.get)
-    routes.choose(prompt(3, seed=2), None, [0, 1, 2], IDLE.get)
-    assert routes.choose(prompt(3, seed=1), None, [old], IDLE.get)[1] == 3, "still there, and the latest now"
-    routes.choose(prompt(3, seed=3), None, [0, 1, 2], IDLE.get)
-    assert routes.choose(prompt(3, seed=1), None, [old], IDLE.get)[1] == 3
-    assert routes.choose(prompt(3, seed=2), None, [0, 1, 2], IDLE.get)[1] == 3 * BLOCK_TOKENS + 3
-    assert len(routes._view) <= 6
-
-
-def test_a_restarted_engine_has_an_empty_cache() -> None:
-    routes = router()
-    first, _ = routes.choose(prompt(2), None, [0, 1, 2], IDLE.get)
-    routes.forget(first)
-    assert routes.choose(prompt(2), None, [first], IDLE.get)[1] == 2 * BLOCK_TOKENS + 3
+BLOCK_SIZE = 16
 
 
 def submission(name: str) -> Submit:
@@ -160,9 +106,10 @@ class FakeLink:
     load = (0, 0)
 
     def __init__(self, *names: str, identity: str = "a") -> None:
-        self.facts = SimpleNamespace(identity=identity, max_model_len=9)
+        self.facts = SimpleNamespace(identity=identity, max_model_len=9, block_size=BLOCK_SIZE)
         self.names = list(names)
         self.failed: list[str] = []
+        self.num_watches = 0
         self.failure: EngineDeadError | None = None
         self.is_up = False
         self.downtime = None
@@ -204,17 +151,38 @@ class FakeLink:
         self.is_up = True
         self.on_up()
 
+    def watch_cache(self, on_cache_update: Callable[[CacheUpdate], None]) -> None:
+        self.num_watches += 1
+        self.on_cache_update = on_cache_update
+
     async def close(self) -> None:
         """Nothing is open."""
 
 
 def routed_over(*links: FakeLink, serving: Sequence[int] | None = None) -> RoutedLink:
     """Return a link over fake ones; all of them serve unless told otherwise."""
-    routed = RoutedLink(router())
+    routed = RoutedLink(PrefixRouter(8, 1000, BLOCK_SIZE))
     for index, link in enumerate(links):
         routed.add(index, cast(Any, link))
     routed.serve(range(len(links)) if serving is None else serving)
     return routed
+
+
+def test_a_lost_report_is_asked_for_again() -> None:
+    links = FakeLink(), FakeLink()
+    routed_over(*links)
+    for sequence in (0, 2):
+        links[1].on_cache_update(CacheUpdate(1, 1, sequence, 0, Buffer(b""), Buffer(b"")))
+    assert [link.num_watches for link in links] == [1, 2]
+
+
+def test_one_engine_reports_nothing_until_another_one_joins() -> None:
+    links = FakeLink(), FakeLink(), FakeLink()
+    routed = routed_over(links[0])
+    assert links[0].num_watches == 0
+    routed.add(1, cast(Any, links[1]))
+    routed.add(2, cast(Any, links[2]))
+    assert [link.num_watches for link in links] == [1, 1, 1]
 
 
 def test_requests_of_an_engine_that_is_gone_wait_for_one_that_restarts() -> None:

@@ -23,6 +23,7 @@ from octavo.core_proc.service import FrontendService
 from octavo.core_proc.workers.group import WorkerFailed
 from octavo.protocol.channel import PeerLost
 from octavo.protocol.codec import event_codec, request_codec
+from octavo.protocol.config import CachePlan
 from octavo.protocol.events import EngineFacts, Event
 from octavo.protocol.ids import RequestId
 from octavo.protocol.requests import FrontendMessage, Submit
@@ -210,7 +211,7 @@ class SimulatedCore(Process):
         )
 
     def _service(self, attribution: CrashAttribution, epoch: int) -> SimulatedService:
-        facts = _facts(epoch, self.config.model.vocab_size, self.plan.max_model_len, self.plan.num_blocks)
+        facts = _facts(epoch, self.config.model.vocab_size, self.plan)
         return SimulatedService(
             self.router,
             self.outbox,
@@ -339,15 +340,15 @@ class SimulatedCore(Process):
             invariants.check(scheduler)
 
 
-def _facts(epoch: int, vocab_size: int, max_model_len: int, num_blocks: int) -> EngineFacts:
+def _facts(epoch: int, vocab_size: int, plan: CachePlan) -> EngineFacts:
     return EngineFacts(
         epoch=epoch,
         model="simulated",
         served_model_names=["simulated"],
-        max_model_len=max_model_len,
+        max_model_len=plan.max_model_len,
         vocab_size=vocab_size,
-        block_size=0,
-        num_blocks=num_blocks,
+        block_size=plan.block_size,
+        num_blocks=plan.num_blocks,
         max_num_seqs=0,
         max_logprobs=-1,
         dtype="none",

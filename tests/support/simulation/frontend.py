@@ -283,7 +283,7 @@ class SimulatedFrontend(Process):
         super().__init__(world)
         self.callers = {ask.submit.request_id: Caller(ask, plan, self._on_change) for ask in asks}
         self.ports = [Port(self, dial, hang_up, retry_s) for dial, hang_up in engines]
-        self._view_blocks = plan.num_blocks
+        self._plan = plan
         self._routed: RoutedLink | None = None
         """Over the links to all engines, once it is connected to them."""
         self._out: set[int] = set()
@@ -303,7 +303,9 @@ class SimulatedFrontend(Process):
                 return failed[0]
             if not all(link.is_connected for link in links):
                 return None
-            self._routed = RoutedLink(PrefixRouter(len(links), self._view_blocks))
+            self._routed = RoutedLink(
+                PrefixRouter(len(links), self._plan.num_blocks, self._plan.block_size, lambda: self.world.now)
+            )
             for index, link in enumerate(links):
                 self._routed.add(index, link)
             self._routed.serve(range(len(links)))

@@ -1,0 +1,123 @@
+"""`CacheFeed`: tells frontends that choose between engines what this one has cached, and how busy it is.
+
+Costs nothing while no frontend watches. An update that a slow frontend does not take is not kept: its watch begins
+again with everything that is cached then.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from octavo.core_proc.cache.changes import CacheChanges
+from octavo.core_proc.cache.prefix import PrefixCache
+from octavo.core_proc.outbox import Outbox
+from octavo.protocol.buffers import Buffer
+from octavo.protocol.events import CacheUpdate
+
+INTERVAL_S = 0.05
+"""Steps share an update: with 64 engines, a frontend spends 2 % of its time on updates at this interval."""
+
+MAX_CONTENTS = 4096
+"""Blocks in one message of a watch that begins: half a millisecond of the step loop."""
+
+RETRY_S = 1.0
+"""Interval of attempts to begin the watch of a frontend that does not read."""
+
+
+@dataclass(slots=True)
+class _Watch:
+    """A frontend that watches."""
+
+    number: int
+    sequence: int = 0
+    """Of the next update."""
+    contents: list[bytes] | None = None
+    """Hashes of blocks that were cached when the watch began, and are still to be sent; None: it has not begun."""
+    begin_s: float = 0.0
+    """When the watch may begin, if it has not."""
+
+
+class CacheFeed:
+    """Sends the changes of a prefix cache to the frontends that watch it."""
+
+    def __init__(
+        self, cache: PrefixCache, outbox: Outbox, num_live: Callable[[], int], clock: Callable[[], float]
+    ) -> None:
+        self._cache = cache
+        self._num_live = num_live
+        self._last_num_live = 0
+        self._outbox = outbox
+        self._clock = clock
+        self._changes = CacheChanges(cache.groups)
+        self._watches: dict[bytes, _Watch] = {}
+        self._next_update_s = 0.0
+
+    @property
+    def timeout_s(self) -> float | None:
+        """Seconds until `flush` has something to do; None: not before something changes."""
+        if not self._watches:
+            return None
+        due_s = [self._next_update_s] if self._has_news else []
+        for watch in self._watches.values():
+            if watch.contents is None:
+                due_s.append(watch.begin_s)
+            elif watch.contents:
+                return 0.0
+        return max(0.0, min(due_s) - self._clock()) if due_s else None
+
+    def watch(self, client: bytes, number: int) -> None:
+        """Send a frontend everything that is cached, and changes from now on."""
+        if not self._watches:
+            self._cache.add_observer(self._changes)
+        self._watches[client] = _Watch(number)
+
+    def flush(self) -> None:
+        """Send what is due: at most one message to each frontend."""
+        if not self._watches:
+            return
+        for client in [client for client in self._watches if not self._outbox.is_connected(client)]:
+            del self._watches[client]
+        if not self._watches:
+            self._cache.remove_observer(self._changes)
+            self._changes.clear()
+            return
+        now = self._clock()
+        stored, removed = b"", b""
+        if is_due := self._has_news and now >= self._next_update_s:
+            self._next_update_s = now + INTERVAL_S
+            self._last_num_live = self._num_live()
+            if self._changes.has_cleared:
+                self._watches = {client: _Watch(watch.number) for client, watch in self._watches.items()}
+            stored, removed = self._changes.take()
+        for client, watch in self._watches.items():
+            if watch.contents is None and now >= watch.begin_s:
+                watch.contents = self._cache.pool.cached_hashes()
+                self._send(client, watch, stored, removed)
+            elif watch.contents is not None and (is_due or watch.contents):
+                self._send(client, watch, stored, removed)
+
+    @property
+    def _has_news(self) -> bool:
+        return bool(self._changes) or self._num_live() != self._last_num_live
+
+    def _send(self, client: bytes, watch: _Watch, stored: bytes, removed: bytes) -> None:
+        """Send changes, and a part of the contents that this frontend has not got yet.
+
+        Those may be gone by now, and then their removal was perhaps already sent.
+        """
+        if watch.contents:
+            part, watch.contents = watch.contents[:MAX_CONTENTS], watch.contents[MAX_CONTENTS:]
+            stored += self._changes.short_hashes(
+                [block_hash for block_hash in part if self._cache.pool.find(block_hash) is not None]
+            )
+        update = CacheUpdate(
+            epoch=self._outbox.epoch,
+            watch=watch.number,
+            sequence=watch.sequence,
+            num_live=self._last_num_live,
+            stored=Buffer(stored),
+            removed=Buffer(removed),
+        )
+        if self._outbox.send(client, update):
+            watch.sequence += 1
+        else:
+            watch.sequence, watch.contents, watch.begin_s = 0, None, self._clock() + RETRY_S

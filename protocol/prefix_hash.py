@@ -1,0 +1,87 @@
+"""Hashes of the content of KV blocks: chained, equal exactly when the whole prefix is equal.
+
+The core finds blocks by them, and frontends find the engine that has a prompt's blocks. The hash is a cryptographic one
+and independent of the process: a tenant must not be able to make a prompt that collides with another's.
+"""
+
+import hashlib
+from array import array
+from dataclasses import dataclass
+
+import msgspec
+
+from octavo.protocol.ids import ID_BYTES
+from octavo.protocol.requests import Submit
+
+HASH_BYTES = 32
+
+ROOT_HASH = bytes(HASH_BYTES)
+"""The parent of a sequence's first block."""
+
+SPAN_TOKENS = 64
+"""Frontends compare prefixes in spans of this many tokens, or of a block if that is longer."""
+
+SHORT_HASH_BYTES = 8
+"""The part of a hash that frontends get: enough to choose an engine, where a collision costs only time."""
+
+
+def span_blocks(block_size: int) -> int:
+    """Return how many blocks of this size are a span."""
+    return max(1, SPAN_TOKENS // block_size)
+
+
+@dataclass(frozen=True, slots=True)
+class ExtraKey:
+    """Something other than token ids that determines a sequence's KV, from some position on."""
+
+    position: int
+    kind: str
+    value: str | bytes
+
+
+def extra_keys_of(submit: Submit) -> tuple[ExtraKey, ...]:
+    """Return what keeps equal tokens of different requests apart, in order of position.
+
+    Every feature whose KV depends on more than token ids adds its key here, and nowhere else.
+    """
+    keys = []
+    if submit.cache_salt is not None:
+        keys.append(ExtraKey(0, "salt", submit.cache_salt))
+    if submit.adapter is not None:
+        keys.append(ExtraKey(0, "adapter", submit.adapter))
+    return tuple(keys)
+
+
+def hash_block(parent: bytes, token_ids: "array[int]", start: int, extra_keys: tuple[ExtraKey, ...]) -> bytes:
+    """Return the hash of a full block.
+
+    Args:
+        parent: the hash of the block before, `ROOT_HASH` for the first.
+        token_ids: of the block.
+        start: the block's first position in the sequence.
+        extra_keys: of the whole sequence. Those inside the block enter its hash, and through the chain all later ones.
+    """
+    return hash_last_block(parent, token_ids.tobytes(), start, len(token_ids), extra_keys)
+
+
+def hash_last_block(parent: bytes, data: bytes, start: int, block_size: int, extra_keys: tuple[ExtraKey, ...]) -> bytes:
+    """Return the hash of the last of several full blocks.
+
+    Args:
+        parent: the hash of the block before the first one.
+        data: the token ids of the blocks as bytes.
+        start: the first block's first position in the sequence.
+        block_size: tokens per block.
+        extra_keys: of the whole sequence.
+    """
+    size = block_size * ID_BYTES
+    for offset in range(0, len(data), size):
+        content = parent + data[offset : offset + size]
+        if extra_keys:
+            end = start + block_size
+            inside = [(key.position - start, key.kind, key.value) for key in extra_keys if start <= key.position < end]
+            if inside:
+                content += msgspec.msgpack.encode(inside)
+            start = end
+        parent = hashlib.blake2b(content, digest_size=HASH_BYTES).digest()
+    return parent

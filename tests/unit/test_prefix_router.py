@@ -1,0 +1,126 @@
+"""Which engine gets a prompt: by what each has cached, and by how busy it is."""
+
+import random
+
+from octavo.frontend.routing.router import ESTIMATE_S, LIVE_COST_TOKENS, PrefixRouter
+from octavo.protocol.buffers import Buffer
+from octavo.protocol.events import CacheUpdate
+from octavo.protocol.ids import IdArray, pack_ids
+from octavo.protocol.prefix_hash import ROOT_HASH, SHORT_HASH_BYTES, SPAN_TOKENS, ExtraKey, hash_block
+
+BLOCK_SIZE = 16
+SALT = (ExtraKey(0, "salt", "x"),)
+IDLE = dict.fromkeys(range(8), (0, 0))
+
+
+def prompt(num_blocks: int, seed: int = 0, extra: int = 3) -> IdArray:
+    rng = random.Random(seed)
+    return pack_ids([rng.randrange(1000) for _ in range(num_blocks * SPAN_TOKENS + extra)])
+
+
+def router(num_engines: int = 3, max_spans: int = 1000) -> PrefixRouter:
+    return PrefixRouter(num_engines, max_spans, BLOCK_SIZE)
+
+
+def test_idle_engines_take_turns() -> None:
+    routes = router()
+    chosen = [routes.choose(prompt(2, seed), (), [0, 1, 2], IDLE.get)[0] for seed in range(6)]
+    assert chosen == [0, 1, 2, 0, 1, 2]
+
+
+def test_a_prompt_goes_where_its_prefix_is() -> None:
+    routes = router()
+    first, num_new = routes.choose(prompt(4), (), [0, 1, 2], IDLE.get)
+    assert num_new == 4 * SPAN_TOKENS + 3
+    longer = prompt(4, extra=0) + prompt(1, seed=9)
+    assert routes.choose(longer, (), [0, 1, 2], IDLE.get) == (first, SPAN_TOKENS + 3)
+    assert routes.choose(prompt(4), SALT, [0, 1, 2], IDLE.get)[1] == len(prompt(4)), "salts share nothing"
+    assert routes.choose(prompt(4), (), [1, 2], IDLE.get)[0] != first, "an engine that is down gets nothing"
+
+
+def test_load_outweighs_a_short_prefix() -> None:
+    routes = router()
+    first, _ = routes.choose(prompt(2), (), [0, 1, 2], IDLE.get)
+    busy = {**IDLE, first: (2 * SPAN_TOKENS + 1, 0)}
+    assert routes.choose(prompt(2), (), [0, 1, 2], busy.get)[0] != first
+    routes = router()
+    first, _ = routes.choose(prompt(2), (), [0, 1, 2], IDLE.get)
+    busy = {**IDLE, first: (0, 1 + 2 * SPAN_TOKENS // LIVE_COST_TOKENS)}
+    assert routes.choose(prompt(2), (), [0, 1, 2], busy.get)[0] != first
+
+
+def test_the_view_is_bounded_and_forgets_the_oldest() -> None:
+    routes = router(max_spans=6)
+    old, _ = routes.choose(prompt(3, seed=1), (), [0, 1, 2], IDLE.get)
+    routes.choose(prompt(3, seed=2), (), [0, 1, 2], IDLE.get)
+    assert routes.choose(prompt(3, seed=1), (), [old], IDLE.get)[1] == 3, "still there, and the latest now"
+    routes.choose(prompt(3, seed=3), (), [0, 1, 2], IDLE.get)
+    routes.choose(prompt(3, seed=1), (), [old], IDLE.get)
+    routes.choose(prompt(3, seed=4), (), [0, 1, 2], IDLE.get)
+    assert routes.choose(prompt(3, seed=1), (), [old], IDLE.get)[1] == 3
+    assert routes.choose(prompt(3, seed=2), (), [0, 1, 2], IDLE.get)[1] == 3 * SPAN_TOKENS + 3
+    assert len(routes._sent) + len(routes._sent_before) <= 2 * 6
+
+
+def test_a_restarted_engine_has_an_empty_cache() -> None:
+    routes = router()
+    first, _ = routes.choose(prompt(2), (), [0, 1, 2], IDLE.get)
+    routes.forget(first)
+    assert routes.choose(prompt(2), (), [first], IDLE.get)[1] == 2 * SPAN_TOKENS + 3
+
+
+def stored(token_ids: IdArray, sequence: int = 0, extra_keys: tuple[ExtraKey, ...] = ()) -> CacheUpdate:
+    """Return the report of an engine that has computed these tokens."""
+    ends, block_hash, size = [], ROOT_HASH, BLOCK_SIZE
+    for start in range(0, len(token_ids) - size + 1, size):
+        block_hash = hash_block(block_hash, token_ids[start : start + size], start, extra_keys)
+        if (start + size) % SPAN_TOKENS == 0:
+            ends.append(block_hash[:SHORT_HASH_BYTES])
+    return CacheUpdate(1, 1, sequence, 0, Buffer(b"".join(ends)), Buffer(b""))
+
+
+def test_what_an_engine_reports_is_known_to_every_process() -> None:
+    """Its hashes are those of the core: `hash_block` over blocks, salt included."""
+    routes = router()
+    salted = prompt(3, seed=5)
+    assert routes.view.apply(0, stored(prompt(3, seed=1)))
+    assert routes.view.apply(1, stored(prompt(2)))
+    assert routes.view.apply(2, stored(prompt(4)))
+    assert routes.view.apply(2, stored(salted, 1, SALT))
+    assert routes.choose(prompt(4), (), [0, 1, 2], IDLE.get) == (2, 3)
+    assert routes.choose(prompt(4), (), [0, 1], IDLE.get) == (1, 2 * SPAN_TOKENS + 3)
+    assert routes.choose(salted, SALT, [0, 1, 2], IDLE.get) == (2, 3)
+    assert routes.choose(salted, (), [2], IDLE.get)[1] == len(salted)
+
+
+def test_what_was_sent_to_an_engine_that_reports_counts_for_a_while() -> None:
+    now = [0.0]
+    routes = PrefixRouter(2, 1000, BLOCK_SIZE, lambda: now[0])
+    for engine in (0, 1):
+        routes.view.apply(engine, stored(prompt(1, seed=8)))
+    chosen, _ = routes.choose(prompt(2), (), [0, 1], IDLE.get)
+    assert routes.choose(prompt(2), (), [0, 1], IDLE.get) == (chosen, 3)
+    for now[0] in (1.5 * ESTIMATE_S, 3 * ESTIMATE_S):
+        routes.choose(prompt(1, seed=9), (), [0, 1], IDLE.get)
+    assert routes.choose(prompt(2), (), [0, 1], IDLE.get)[1] == 2 * SPAN_TOKENS + 3, "no report came: it is not cached"
+
+
+def test_what_is_evicted_is_forgotten() -> None:
+    routes = router()
+    report = stored(prompt(2))
+    routes.view.apply(1, report)
+    routes.view.apply(2, report)
+    routes.view.apply(1, CacheUpdate(1, 1, 1, 0, Buffer(b""), report.stored))
+    assert routes.choose(prompt(2), (), [0, 1, 2], IDLE.get)[0] == 2
+    routes.forget(2)
+    assert routes.view.engines_of == {} and not routes.view.reporting & 1 << 2
+
+
+def test_after_a_lost_report_the_engine_begins_again() -> None:
+    routes = router()
+    assert routes.view.apply(1, stored(prompt(2)))
+    assert not routes.view.apply(1, stored(prompt(3), 2)), "1 is missing"
+    assert not routes.view.reporting and not routes.view.engines_of
+    assert not routes.view.apply(1, stored(prompt(3), 3))
+    assert routes.view.apply(1, stored(prompt(3), 0))
+    assert routes.choose(prompt(3), (), [0, 1, 2], IDLE.get) == (1, 3)
