@@ -65,7 +65,7 @@ class Scheduler:
         self.requests = RequestMap[LiveRequest]()
         """Every live request."""
         self.waiting = WaitingQueue(self._unpack)
-        self._turns = PipelineTurns(config.pipeline_parallel_size)
+        self._turns = PipelineTurns(config.pipeline_parallel_size, config.full_step_tokens)
         self.batch = RunningBatch(self.cache, awaits_tokens=self._turns.are_taken)
         self.in_flight: deque[StepRecord] = deque()
         self.free_slots: list[SlotId] = list(range(config.max_num_seqs))
@@ -186,20 +186,25 @@ class Scheduler:
 
     def may_plan(self, depth: int) -> bool:
         """Return whether the next step may be planned before the `depth` steps in flight are committed."""
-        return self._turns.may_plan(self.in_flight, depth, self.config.full_step_tokens)
+        return self._turns.may_plan(self.in_flight, depth)
 
     def plan(self) -> StepPlan | None:
         """Plan the next step; None if nothing can be computed now."""
         draft = StepDraft()
         self._free_blocks(draft)
         draft.may_await_input = self.num_needing_input > 0
-        num_decoding = min(len(self.batch.decoding), self._turns.max_decodes(self.batch.num_decoding))
+        most_decodes = self._turns.max_decodes(self.batch.num_decoding, len(self.in_flight))
+        num_decoding = min(len(self.batch.decoding), most_decodes)
         draft.num_tokens_left = self._step_target.max_step_tokens(
             num_decoding, (request.num_computed_tokens for request in self.batch.prefilling)
         )
         is_deferred = self._should_defer_decodes(draft)
         if not is_deferred:
             self._decode(draft, num_decoding)
+        if self._turns.are_taken:
+            num_uncomputed = sum([request.num_uncomputed_tokens for request in self.batch.prefilling])
+            num_uncomputed += self.waiting.num_prompt_tokens
+            draft.num_tokens_left = self._turns.max_prompt_tokens(draft.num_tokens_left, num_uncomputed)
         prompts = PromptBudget(
             draft.num_tokens_left,
             self.cache.block_size,

@@ -92,7 +92,7 @@ class FakeEngine:
         plan = cache_plan(self.config, num_blocks, groups)
         self.scheduler = Scheduler(self.config, plan, itertools.count(1.0).__next__)
         self.worker = SimulatedWorker(self.config, num_blocks, groups)
-        self.depth = 2 if self.config.async_scheduling else 1
+        self.depth = self.config.pipeline_parallel_size + self.config.async_scheduling
         self.plans: list[StepPlan] = []
         self.outputs: dict[str, Output] = {}
         self._results: deque[StepResult] = deque()

@@ -73,7 +73,7 @@ def load_model(
     try:
         index, rank_in_stage = config.place_of(rank)
         sharding = Sharding.of(config.model, rank_in_stage, config.tensor_parallel_size)
-        placement = Placement(torch_dtype(config), device, sharding, group, plan_stages(config)[index])
+        placement = Placement(torch_dtype(config), device, sharding, group, stage_of(config, index))
         model = _load(config, report, placement, library, cache_dir)
         model.exchange = exchange
         return model
@@ -87,19 +87,19 @@ def load_model(
         ) from error
 
 
-def plan_stages(config: ResolvedConfig) -> list[Stage]:
-    """Return the layers of each stage, as every worker computes them for itself.
+def stage_of(config: ResolvedConfig, index: int) -> Stage:
+    """Return the layers of a stage; every worker computes the same division for itself.
 
     Raises:
         ConfigError: the model is not supported.
     """
     num_stages = config.pipeline_parallel_size
     if num_stages == 1:
-        return [ALL_LAYERS]
+        return ALL_LAYERS
     if config.stage_layers:
-        return stages_of(config.stage_layers)
+        return stages_of(config.stage_layers)[index]
     shapes = build_model(config.model, Placement(torch_dtype(config), torch.device("meta")))
-    return stages_of(split_layers(*shapes.parameters.sizes(), num_stages))
+    return stages_of(split_layers(*shapes.parameters.sizes(), num_stages))[index]
 
 
 def _load(

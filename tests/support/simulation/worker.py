@@ -41,6 +41,8 @@ class Row:
     """The states that the cache must hold for it, by position."""
     num_computed: int = 0
     """The position at which its latest step ended."""
+    num_returned: int = 0
+    """Tokens that the first stage of a pipeline knows."""
 
 
 class SimulatedWorker:
@@ -55,6 +57,7 @@ class SimulatedWorker:
         self._max_num_batched_tokens = config.max_num_batched_tokens
         self._vocab_size = config.model.vocab_size
         self._num_blocks = num_blocks
+        self._is_pipelined = config.pipeline_parallel_size > 1
         self._groups = groups
         self._has_windows = any(group.window for group in groups)
         self._cache: list[int | None] = [None] * (num_blocks * config.block_size)
@@ -90,11 +93,17 @@ class SimulatedWorker:
             self._check_blocks(name, admitted.block_ids)
             block_ids = [list(ids) for ids in admitted.block_ids]
             self.rows[slot] = Row(admitted, list(admitted.token_ids), block_ids, root_state(name))
+            self.rows[slot].num_returned = len(admitted.token_ids)
         for appended in plan.appended:
             row = self.rows[appended.slot]
             self._check_blocks(row.admitted.request_id, appended.block_ids)
             for own, more in zip(row.block_ids, appended.block_ids, strict=True):
                 own += more
+        require(self._is_pipelined or not plan.sampled, "tokens return though there is one stage")
+        for slot, token_id in plan.sampled:
+            row = self.rows[slot]
+            require(row.token_ids[row.num_returned] == token_id, f"slot {slot} gets back a token that was not sampled")
+            row.num_returned += 1
 
     def _check_blocks(self, name: str, block_ids: list[list[int]]) -> None:
         require(len(block_ids) == len(self._groups), f"{name} gets blocks of {len(block_ids)} groups")
@@ -114,7 +123,8 @@ class SimulatedWorker:
         require(part.num_tokens > 0, f"{name}: nothing is scheduled")
         # It may be further on: what others have computed meanwhile is shared, and `_read` sees whether it is right.
         require(start >= row.num_computed, f"{name}: position {start} comes again, after {row.num_computed}")
-        require(end <= len(row.token_ids), f"{name}: position {end} has no token yet")
+        num_known = row.num_returned if self._is_pipelined else len(row.token_ids)
+        require(end <= num_known, f"{name}: position {end} has no token yet")
         for block_ids in row.block_ids:
             require(end <= len(block_ids) * size, f"{name}: position {end} has no block")
         require(part.num_samples == (end == len(row.token_ids)), f"{name}: samples {part.num_samples} at {end}")
