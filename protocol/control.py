@@ -36,6 +36,11 @@ class CoreSpec(msgspec.Struct, frozen=True, kw_only=True, tag="core"):
     check_invariants: bool = False
     version: int = PROTOCOL_VERSION
 
+    @property
+    def process_title(self) -> tuple[str, str]:
+        """Kind and name of the process, for `ps`."""
+        return "core", str(self.config.engine_index)
+
 
 class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True, tag="worker"):
     """Everything that a worker process needs to start."""
@@ -59,6 +64,11 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True, tag="worker"):
     """See `configure_logging`."""
     version: int = PROTOCOL_VERSION
 
+    @property
+    def process_title(self) -> tuple[str, str]:
+        """See `CoreSpec`."""
+        return "worker", f"{self.config.engine_index}.{self.rank}"
+
 
 class ServerSpec(msgspec.Struct, frozen=True, kw_only=True, tag="server"):
     """Everything that a further HTTP process (`--api-server-count`) needs to start."""
@@ -77,6 +87,11 @@ class ServerSpec(msgspec.Struct, frozen=True, kw_only=True, tag="server"):
     log_config: str = ""
     """See `configure_logging`."""
     version: int = PROTOCOL_VERSION
+
+    @property
+    def process_title(self) -> tuple[str, str]:
+        """See `CoreSpec`."""
+        return "api", str(self.row)
 
 
 LaunchSpec = CoreSpec | WorkerSpec | ServerSpec

@@ -24,6 +24,7 @@ from octavo.protocol import PROTOCOL_VERSION
 from octavo.protocol.control import ControlMessage, Hello, LaunchSpec, PhaseDone, Progress, StartupFailed
 from octavo.protocol.errors import IllegalTransition, OctavoError, ProtocolError, StartupError
 from octavo.protocol.log import configure_logging
+from octavo.protocol.process_title import set_process_title
 from octavo.protocol.stacks import enable_dumps
 
 logger = logging.getLogger(__name__)
@@ -164,6 +165,7 @@ def run_child(
     code = EXIT_STARTUP_FAILED
     try:
         spec = _read_spec(spec_type)
+        set_process_title(*spec.process_title)
         reporter.process = process = f"{process} {spec.rank}" if hasattr(spec, "rank") else process
         configure_logging(process, spec.log_level, spec.log_config)
         threading.Thread(target=_watch_parent, name="parent watch", daemon=True).start()

@@ -93,6 +93,8 @@ def test_a_server_of_two_engines(model: Path) -> None:
             return str(answer.json()["choices"][0]["text"])
 
         text = complete()
+        shown = {Path(f"/proc/{pid}/cmdline").read_text().split("\0")[0] for pid in descendants(server.process.pid)}
+        assert shown >= {"octavo core 0", "octavo core 1", "octavo worker 0.0", "octavo worker 1.0"}
         states = server.get("/health").json()
         assert states["status"] == "healthy" and [one["ok"] for one in states["engines"]] == [True, True]
         assert {complete() for _ in range(6)} == {text}
