@@ -18,7 +18,7 @@ from octavo.frontend.text.chat_template import ChatTemplate
 from octavo.frontend.text.tokenizer import Tokenizer
 from octavo.protocol.config import EngineConfig, ModelFacts, ResolvedConfig
 from octavo.protocol.curve import ClientKeys
-from octavo.protocol.errors import EngineDeadError, InvalidRequestError
+from octavo.protocol.errors import EngineDeadError, InvalidRequestError, StartupError
 
 CONNECT_TIMEOUT_S = 10.0
 CONNECT_AGAIN_S = 0.1
@@ -75,8 +75,17 @@ async def follow_engines(
     Raises:
         StartupError: the root cause; all of them have been ended.
     """
-    following = [asyncio.create_task(follow_engine(engine, on_progress)) for engine in spawned]
+    following = [asyncio.create_task(_follow_one_of(spawned, index, on_progress)) for index in range(len(spawned))]
     return await _all_or_none(following)
+
+
+async def _follow_one_of(
+    spawned: Sequence[SpawnedEngine], index: int, on_progress: ProgressCallback | None
+) -> EngineConnection:
+    try:
+        return await follow_engine(spawned[index], on_progress)
+    except StartupError as error:
+        raise (error if len(spawned) == 1 else error.of(f"engine {spawned[index].config.engine_index}")) from error
 
 
 async def join_engines(

@@ -83,6 +83,12 @@ class StartupError(OctavoError):
         self.hint = hint
         self.details = details
 
+    def of(self, process: str) -> "StartupError":
+        """Return the same error with the name of the process that failed, one of several."""
+        if self.message.startswith(process):
+            return self
+        return type(self)(f"{process}: {self.message}", phase=self.phase, hint=self.hint, details=self.details)
+
 
 class ConfigError(StartupError, ValueError):
     """A flag, a configuration file or a model file is wrong."""

@@ -49,6 +49,11 @@ class ChildExited(OctavoError):
         self.failure = failure
         super().__init__(failure.message if failure else f"{name} {_describe(code)}")
 
+    @property
+    def is_consequence(self) -> bool:
+        """Whether it may have failed because another process did: it reports an error that is none of ours."""
+        return self.failure is not None and self.failure.error_type not in _STARTUP_ERRORS
+
     def as_startup_error(self, phase: str) -> StartupError:
         """Return the error that the parent raises if it cannot start because of this."""
         if self.failure is None:

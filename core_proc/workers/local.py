@@ -159,12 +159,18 @@ class LocalWorkerGroup(StartingGroup):
             child.close()
 
     def _receive_progress(self, reporter: StartupReporter | None) -> None:
+        failures: dict[int, ChildExited] = {}
         for rank, child in self._children.items():
             try:
                 while (message := child.receive(timeout_s=0)) is not None:
                     self._note_progress(rank, message, reporter)
             except ChildExited as exited:
-                raise exited.as_startup_error(self._phase_of(rank)) from exited
+                failures[rank] = exited
+        if failures:
+            # Ranks that miss another one fail too, with an error of their own.
+            rank = min(failures, key=lambda rank: (failures[rank].is_consequence, rank))
+            error = failures[rank].as_startup_error(self._phase_of(rank))
+            raise (error if self._config.world_size == 1 else error.of(f"worker {rank}")) from failures[rank]
 
     def _check_alive(self) -> None:
         for child in self._children.values():

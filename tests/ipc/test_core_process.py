@@ -8,11 +8,13 @@ from pathlib import Path
 import msgspec
 import pytest
 from core_client import CoreUnderTest, SocketClient, running_core
-from core_fakes import alone
+from core_fakes import alone, core_config
 
 from octavo.core_proc.recorder import read_recording, replay
+from octavo.core_proc.workers.local import LocalWorkerGroup
 from octavo.protocol.codec import request_codec
-from octavo.protocol.control import Hello, PhaseDone, Progress
+from octavo.protocol.control import Hello, PhaseDone, Progress, StartupFailed
+from octavo.protocol.errors import StartupError
 from octavo.protocol.events import (
     BoolResult,
     CallFailed,
@@ -48,6 +50,7 @@ def test_start_reports_every_phase_of_every_process(core: CoreUnderTest):
     assert ("Worker 0", "loading weights") in phases
     assert {phase for process, phase in phases if process == "Core"} == {
         "binding sockets",
+        "identifying the weights",
         "starting workers",
         "allocating the KV cache",
         "warming up",
@@ -250,6 +253,49 @@ def test_a_second_sigterm_aborts(tmp_path: Path):
         client.finish("r")
         assert client.request_events("r")[-1].reason is FinishReason.ABORT
         assert core.wait_for_exit() == 0
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ("no start", "worker 2: the model file is wrong"),
+        ("crowded", "worker 2: no memory for 9 weights"),
+        ("killed", "worker 2 was killed by SIGKILL"),
+        ("vanish", "worker 2 exited with code 9"),
+    ],
+)
+def test_a_failed_start_names_the_rank(tmp_path: Path, fault: str, message: str) -> None:
+    core = CoreUnderTest(tmp_path, f"last: {fault}", world_size=3)
+    with pytest.raises(ChildExited) as caught:
+        core.wait_until_ready()
+    assert str(caught.value) == message
+    assert caught.value.failure.phase == "loading weights"
+    core.child.close()
+
+
+def test_the_root_cause_is_that_of_the_rank_that_failed_by_itself() -> None:
+    class Failed:
+        def __init__(self, *exited: object) -> None:
+            self.exited = exited
+
+        def receive(self, timeout_s: float) -> None:
+            raise ChildExited(*self.exited)
+
+    def group_of(*children: Failed) -> LocalWorkerGroup:
+        group = LocalWorkerGroup.__new__(LocalWorkerGroup)
+        group._children, group._phases = dict(enumerate(children)), {}
+        group._config = core_config(world_size=len(children))
+        return group
+
+    lost = StartupFailed("loading weights", "RuntimeError", "connection closed by peer", "", "")
+    wrong = StartupFailed("loading weights", "ConfigError", "the model file is wrong", "fetch it again", "")
+    for second, message in [
+        (Failed("worker 1", 1, wrong), "worker 1: the model file is wrong"),
+        (Failed("worker 1", -9, None), "worker 1 was killed by SIGKILL"),
+    ]:
+        with pytest.raises(StartupError) as raised:
+            group_of(Failed("worker 0", 1, lost), second)._receive_progress(None)
+        assert raised.value.message == message
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ class CoreUnderTest:
 
     def __init__(self, run_dir: Path, fault: str = "", **changes) -> None:
         config = core_config(**changes)
-        config = msgspec.structs.replace(config, model=msgspec.structs.replace(config.model, load_format=fault))
+        config = msgspec.structs.replace(config, model=msgspec.structs.replace(config.model, architecture=fault))
         self.address = f"ipc://{run_dir}/core"
         self.messages: list[ControlMessage] = []
         spec = CoreSpec(

@@ -1,6 +1,6 @@
 """A worker process without a model: follows the protocol, computes nothing. Started by name.
 
-Its model's `load_format` names the fault to show; see `FAULTS`.
+Its model's `architecture` names the fault to show; see `FAULTS`.
 """
 
 import os
@@ -13,7 +13,7 @@ from simulation.worker import SimulatedWorker
 from octavo.protocol.channel import ResultPush, Subscriber
 from octavo.protocol.config import CacheGroupSpec, DeviceFacts
 from octavo.protocol.control import WorkerReady, WorkerSpec
-from octavo.protocol.errors import ConfigError
+from octavo.protocol.errors import ConfigError, NotEnoughMemoryError
 from octavo.protocol.lifecycle import StartupReporter, StopSignal, run_child
 from octavo.protocol.steps import (
     Acknowledged,
@@ -33,6 +33,8 @@ FAULTS = {
     "": "none",
     "no start": "fails to start, and reports the reason",
     "vanish": "dies while it loads",
+    "killed": "is killed while it loads",
+    "crowded": "finds no memory for its weights",
     "cold": "reports an error when it is told to warm up",
     "raise": "reports an error at its fifth step, if it is one of the first `NUM_FAILING`",
     "die": "dies in its last rank at its fifth step, if it is one of the first `NUM_FAILING`",
@@ -47,8 +49,33 @@ FAULTS = {
     "second try": "fails to start, if it is the second of its engine",
     "stay": "never becomes ready, if it is the second of its engine",
 }
+LAST = "last: "
+"""Before a fault that only the last rank shows."""
+
 NUM_FAILING = 3
 POISON = 13
+
+
+def fault_of(spec: WorkerSpec) -> str:
+    """Return the fault that this rank shows."""
+    fault = spec.config.model.architecture
+    if not fault.startswith(LAST):
+        return fault
+    return fault.removeprefix(LAST) if spec.rank == spec.world_size - 1 else ""
+
+
+def load(fault: str, generation: int) -> None:
+    """Do what the fault wants while a worker loads, if it wants anything."""
+    if fault == "no start" or (fault == "only once" and generation) or (fault == "second try" and generation == 1):
+        raise ConfigError("the model file is wrong", phase="loading weights", hint="fetch it again")
+    if fault == "vanish":
+        os._exit(9)
+    if fault == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if fault == "crowded":
+        raise NotEnoughMemoryError("no memory for 9 weights", hint="use a larger machine")
+    if fault == "stay" and generation == 1:
+        time.sleep(60)
 
 
 def strike(fault: str, spec: WorkerSpec, plan: StepPlan, generation: int, poisoned: set[int]) -> None:
@@ -73,27 +100,22 @@ def strike(fault: str, spec: WorkerSpec, plan: StepPlan, generation: int, poison
 def answer_of(command: WarmUp | Profile, spec: WorkerSpec) -> WarmedUp | CommandFailed | Acknowledged:
     """Return the answer to a command that computes nothing."""
     if isinstance(command, WarmUp):
-        if spec.config.model.load_format == "cold":
+        if fault_of(spec) == "cold":
             return CommandFailed(command.sequence, spec.rank, "NotEnoughMemoryError", "no memory for graphs", "...")
         return WarmedUp(command.sequence, spec.rank, 0.5, num_graphs=3, graph_bytes=2**20)
-    is_full = spec.config.model.load_format == "full" and spec.rank == spec.world_size - 1
+    is_full = fault_of(spec) == "full" and spec.rank == spec.world_size - 1
     return Acknowledged(command.sequence, spec.rank, "the disk is full" if is_full else "")
 
 
 def main(spec: WorkerSpec, reporter: StartupReporter, stop: StopSignal) -> int:
-    fault = spec.config.model.load_format
+    fault = fault_of(spec)
     context = zmq.Context()
     commands = Subscriber(context, spec.plan_address)
     replies = ResultPush(context, spec.result_address)
     generation = int(spec.plan_address.rpartition("-")[2])
     poisoned: set[int] = set()
     with reporter.phase("loading weights"):
-        if fault == "no start" or (fault == "only once" and generation) or (fault == "second try" and generation == 1):
-            raise ConfigError("the model file is wrong", phase="loading weights", hint="fetch it again")
-        if fault == "vanish":
-            os._exit(9)
-        if fault == "stay" and generation == 1:
-            time.sleep(60)
+        load(fault, generation)
     assert (spec.facts is None) == (generation == 0), "only the first workers measure"
     facts = spec.facts or DeviceFacts(
         rank=spec.rank,

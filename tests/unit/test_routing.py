@@ -8,6 +8,7 @@ from typing import Any, cast
 import pytest
 from fake_client import resolved_config
 
+from octavo.frontend import engine_connection
 from octavo.frontend.recovery.in_flight import InFlightRequest, InFlightRequests
 from octavo.frontend.recovery.replacement import require_same_model
 from octavo.frontend.request_stream import RequestStream
@@ -15,7 +16,7 @@ from octavo.frontend.routing.routed_link import RoutedLink
 from octavo.frontend.routing.router import PrefixRouter
 from octavo.frontend.spawn import configs_of_engines
 from octavo.protocol.buffers import Buffer
-from octavo.protocol.errors import ConfigError, EngineDeadError, InvalidRequestError
+from octavo.protocol.errors import ConfigError, EngineDeadError, InvalidRequestError, NotEnoughMemoryError
 from octavo.protocol.events import CacheUpdate, Tokens
 from octavo.protocol.ids import pack_ids
 from octavo.protocol.params import SamplingSpec
@@ -82,6 +83,22 @@ def test_each_engine_records_in_a_file_of_its_own() -> None:
     configs = configs_of_engines(config)
     assert [one.engine_index for one in configs] == [0, 1, 2]
     assert [one.record_steps for one in configs] == ["/tmp/steps", "/tmp/steps.engine1", "/tmp/steps.engine2"]
+
+
+@pytest.mark.parametrize(("num_engines", "message"), [(1, "worker 1: no"), (2, "engine 1: worker 1: no")])
+def test_a_failed_start_names_the_engine_of_several(
+    num_engines: int, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def follow(spawned: Any, on_progress: object) -> None:
+        if spawned.config.engine_index == num_engines - 1:
+            raise NotEnoughMemoryError("worker 1: no", phase="loading weights", hint="buy some")
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(engine_connection, "follow_engine", follow)
+    spawned = [SimpleNamespace(config=resolved_config(engine_index=index)) for index in range(num_engines)]
+    with pytest.raises(NotEnoughMemoryError) as raised:
+        asyncio.run(engine_connection.follow_engines(cast(Any, spawned), None))
+    assert (raised.value.message, raised.value.hint, raised.value.phase) == (message, "buy some", "loading weights")
 
 
 def test_engines_of_different_models_are_not_joined() -> None:
