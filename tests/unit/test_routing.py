@@ -95,7 +95,8 @@ def test_a_failed_start_names_the_engine_of_several(
         await asyncio.Event().wait()
 
     monkeypatch.setattr(engine_connection, "follow_engine", follow)
-    spawned = [SimpleNamespace(config=resolved_config(engine_index=index)) for index in range(num_engines)]
+    configs = configs_of_engines(resolved_config(data_parallel_size=num_engines))
+    spawned = [SimpleNamespace(config=config) for config in configs]
     with pytest.raises(NotEnoughMemoryError) as raised:
         asyncio.run(engine_connection.follow_engines(cast(Any, spawned), None))
     assert (raised.value.message, raised.value.hint, raised.value.phase) == (message, "buy some", "loading weights")
