@@ -24,7 +24,6 @@ def measure(model: Model, device: Device, config: ResolvedConfig, *, rank: int, 
         NotEnoughMemoryError: a step of these sizes does not fit in memory.
     """
     memory = measure_steps(model, device, config)
-    is_native = model.library is not None
     return DeviceFacts(
         rank=rank,
         device_name=device.name,
@@ -33,13 +32,18 @@ def measure(model: Model, device: Device, config: ResolvedConfig, *, rank: int, 
         weights_bytes=model.weights_bytes,
         activation_bytes=memory.activation_bytes,
         graph_bytes=memory.graph_bytes,
-        cache_groups=[
-            CacheGroupSpec(
-                kind="full" if group.shape.window is None else "window",
-                window=group.shape.window or 0,
-                num_layers=len(group.layers),
-                block_bytes=kv_block_bytes(config, group, is_native=is_native),
-            )
-            for group in model.cache_groups
-        ],
+        cache_groups=cache_group_specs(model, config),
     )
+
+
+def cache_group_specs(model: Model, config: ResolvedConfig) -> list[CacheGroupSpec]:
+    """Return what the core needs to know about the cache groups of a model."""
+    return [
+        CacheGroupSpec(
+            kind="full" if group.shape.window is None else "window",
+            window=group.shape.window or 0,
+            num_layers=len(group.layers),
+            block_bytes=kv_block_bytes(config, group, is_native=model.library is not None),
+        )
+        for group in model.cache_groups
+    ]

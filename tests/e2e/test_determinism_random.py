@@ -13,6 +13,7 @@ from tiny_models import make_tiny
 from torch import Tensor
 from worker_plans import loaded, worker_config
 
+from octavo.core_proc.cache.groups import CacheGroups
 from octavo.core_proc.grammar.compiler import GrammarCompiler
 from octavo.frontend.generation.grammar import vocabulary_of
 from octavo.frontend.text.tokenizer import Tokenizer
@@ -22,6 +23,7 @@ from octavo.protocol.config import ResolvedConfig
 from octavo.protocol.params import SamplingSpec
 from octavo.protocol.structured import GrammarKind, GrammarSpec
 from octavo.worker_proc.cache.storage import KVStorage
+from octavo.worker_proc.facts import cache_group_specs
 from octavo.worker_proc.models.base import Model
 
 MAX_LEN = 128
@@ -41,18 +43,28 @@ class Case(NamedTuple):
     is_native: bool = True
 
 
-MISTRAL = ("MistralForCausalLM", {"sliding_window": 24}, {"dtype": "float32"})
+MISTRAL = ("MistralForCausalLM", {"sliding_window": 24})
+MIXED = (
+    "Qwen3ForCausalLM",
+    {
+        "num_hidden_layers": 3,
+        "use_sliding_window": True,
+        "sliding_window": 20,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    },
+    {"dtype": "float32"},
+)
 LLAMA = ("LlamaForCausalLM", {}, {"dtype": "bfloat16"})
 CASES = [
-    Case("window", *MISTRAL),
+    Case("windows", *MIXED),
     Case("bfloat16", *LLAMA),
     Case("float16", "GPT2LMHeadModel", {}, {"dtype": "float16"}),
-    Case("quantized", *MISTRAL[:2], {"dtype": "bfloat16", "quantization": "int4", "kv_cache_dtype": "int8"}),
-    Case("window-torch", *MISTRAL, is_native=False),
+    Case("quantized", *MISTRAL, {"dtype": "bfloat16", "quantization": "int4", "kv_cache_dtype": "int8"}),
+    Case("windows-torch", *MIXED, is_native=False),
     Case("bfloat16-torch", *LLAMA, is_native=False),
 ]
-"""Attention with and without a window, both kinds of norm and of positions, every dtype, and 4-bit weights with an
-8-bit cache. All through native kernels, some through torch."""
+"""Windows in some layers, in all and in none, both kinds of norm and of positions, every dtype, and 4-bit weights with
+an 8-bit cache. All through native kernels, some through torch."""
 
 
 GRAMMARS = [
@@ -174,12 +186,17 @@ STORMS: dict[str, st.SearchStrategy[Any]] = {
 }
 
 
+def num_blocks_for(model: Loaded, config: ResolvedConfig, num_tokens: int) -> int:
+    """The blocks of a request of this length."""
+    return CacheGroups.of(config, cache_group_specs(model.weights, config)).max_request_blocks(num_tokens)
+
+
 def alone(model: Loaded, request: TimedRequest) -> Result:
     """The request by itself, its prompt in one piece, one step at a time, on one thread."""
     config = model.config(
         max_num_seqs=1, max_num_batched_tokens=MAX_LEN, async_scheduling=False, enable_prefix_caching=False
     )
-    num_blocks = -(-MAX_LEN // config.block_size)
+    num_blocks = num_blocks_for(model, config, MAX_LEN)
     engine = SmallEngine(model.weights, config, num_blocks, model.compiler)
     (result,) = engine.run([TimedRequest(request.prompt, request.sampling, grammar=request.grammar)])
     return result
@@ -209,7 +226,7 @@ def check(
     model: Loaded, requests: list[TimedRequest], engine: dict[str, Any], spare_tokens: int, num_threads: list[int]
 ) -> None:
     config = model.config(**engine)
-    num_blocks = -(-(MAX_LEN + spare_tokens) // config.block_size)
+    num_blocks = num_blocks_for(model, config, MAX_LEN + spare_tokens)
     turns = itertools.cycle(num_threads)
     with pytest.MonkeyPatch.context() as patch:
         # So small a model is left to one thread otherwise.

@@ -169,6 +169,15 @@ def test_a_position_has_the_same_bits_in_every_step(
         assert torch.equal(attend(device, data, [part], 16, shape)[0], whole[part[2] - part[1] : part[2]]), part
 
 
+def test_blocks_that_a_window_has_passed_are_not_read(device: torch.device, seed: int) -> None:
+    shape = AttentionShape(3, 1, 64, scale=0.125, window=90)
+    data = paged([530], 16, shape, BF16, seed)
+    for rows, keys in ((1, 530), (1, 300), (150, 400)):
+        lost = data.without(0, keys - rows - 90 + 1, 16)
+        expected = attend(device, data, [(0, rows, keys)], 16, shape)[0]
+        assert torch.equal(attend(device, lost, [(0, rows, keys)], 16, shape)[0], expected)
+
+
 @pytest.mark.skipif(not IS_INTERPRETING, reason="needs no GPU")
 def test_segments_are_added_in_one_order_on_hopper_and_blackwell(
     device: torch.device, monkeypatch: pytest.MonkeyPatch

@@ -86,6 +86,17 @@ def test_groups_of_tiles_do_not_change_the_bits(monkeypatch: pytest.MonkeyPatch)
     assert torch.equal(torch.cat(attend(data, parts, 16, shape)), expected)
 
 
+@pytest.mark.parametrize("window", [1, 20, 150])
+@pytest.mark.parametrize("block_size", [16, 24])
+def test_blocks_that_a_window_has_passed_are_not_read(window: int, block_size: int) -> None:
+    shape = AttentionShape(6, 2, 16, scale=0.25, window=window)
+    data = paged([400], block_size, shape, torch.float32)
+    for rows, keys in ((1, 400), (1, 257), (40, 300), (144, 400)):
+        lost = data.without(0, max(0, keys - rows - window + 1), block_size)
+        expected = attend(data, [(0, rows, keys)], block_size, shape)[0]
+        assert torch.equal(attend(lost, [(0, rows, keys)], block_size, shape)[0], expected)
+
+
 def test_plan_refuses_lengths_that_contradict_each_other() -> None:
     shape = AttentionShape(4, 2, 8, scale=1.0)
     table = torch.zeros(1, 2, dtype=torch.int32)

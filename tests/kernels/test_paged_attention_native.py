@@ -133,6 +133,23 @@ def test_what_is_no_number_is_seen_by_those_who_see_it(
     assert bool(first_head[:, 19].isnan().all())
 
 
+@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+@pytest.mark.parametrize("block_size", [16, 24])
+def test_blocks_that_a_window_has_passed_are_not_read(
+    native_library: NativeLibrary, block_size: int, dtype: torch.dtype
+) -> None:
+    window, heads = 70, (6, 2, 16)
+    requests = Requests.make(native_library, [600], block_size, shape_of(heads, window), dtype)
+    blocks = requests.block_table[0].clone()
+    unused = min(set(range(requests.cache.num_blocks)) - set(blocks.tolist()))
+    for rows, keys in ((250, 400), (40, 450), (1, 460), (1, 600)):
+        requests.block_table[0] = blocks
+        expected = requests.attend([(0, rows, keys)], num_threads=2)[0]
+        # All numbers of a block that was never written are NaN.
+        requests.block_table[0, : (keys - rows - window + 1) // block_size] = unused
+        assert torch.equal(requests.attend([(0, rows, keys)], num_threads=2)[0], expected)
+
+
 SCORINGS = st.sampled_from(["plain", "plain", "soft cap", "slopes", "all"])
 
 

@@ -31,6 +31,15 @@ class Paged:
     queries: list[Tensor]
     """Of every position of each request."""
 
+    def without(self, request: int, first_position: int, block_size: int) -> "Paged":
+        """Return a copy in which the blocks of a request that end before a position are lost."""
+        k_cache, v_cache, table = self.k_cache.clone(), self.v_cache.clone(), self.block_table.clone()
+        num_lost = first_position // block_size
+        for cache in (k_cache, v_cache):
+            cache[table[request, :num_lost].long()] = float("nan")
+        table[request, :num_lost] = NO_BLOCK
+        return Paged(k_cache, v_cache, table, self.queries)
+
 
 def paged(context_lens: list[int], block_size: int, shape: AttentionShape, dtype: torch.dtype, seed: int = 0) -> Paged:
     num_blocks = [-(-length // block_size) for length in context_lens]

@@ -22,6 +22,7 @@ from octavo.protocol.params import SamplingSpec
 from octavo.protocol.requests import Submit
 from octavo.protocol.steps import StepPlan, TokenMask
 from octavo.protocol.structured import GrammarSpec
+from octavo.worker_proc.facts import cache_group_specs
 from octavo.worker_proc.models.base import Model
 
 
@@ -66,10 +67,11 @@ class SmallEngine:
         self, model: Model, config: ResolvedConfig, num_blocks: int, compiler: GrammarCompiler | None = None
     ) -> None:
         plan = CachePlan(
-            blocks_per_group=[num_blocks],
+            blocks_per_group=[num_blocks] * len(model.cache_groups),
             block_size=config.block_size,
             max_model_len=config.max_model_len,
             kv_cache_bytes=0,
+            cache_groups=cache_group_specs(model, config),
         )
         self.depth = 2 if config.async_scheduling else 1
         self.scheduler = Scheduler(config, plan, clock=lambda: 0.0)

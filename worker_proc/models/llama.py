@@ -1,5 +1,8 @@
 """The Llama family: Llama, Mistral, Qwen2 and Qwen3, one decoder with a configuration for each."""
 
+from collections.abc import Mapping
+from typing import Any
+
 from octavo.kernels.paged_attention import AttentionShape
 from octavo.protocol.config.facts import ModelFacts
 from octavo.protocol.errors import ConfigError
@@ -15,6 +18,30 @@ from octavo.worker_proc.models.parameters import Parameters
 from octavo.worker_proc.parallel.placement import Placement
 
 
+def _windows(architecture: str, config: Mapping[str, Any], num_layers: int) -> list[int | None]:
+    """Return the window of each layer's attention, None where there is none.
+
+    Raises:
+        ConfigError: the keys that describe windows contradict each other.
+    """
+    types = optional(config, "layer_types", [])
+    if unknown := set(types) - {"full_attention", "sliding_attention"}:
+        raise ConfigError(f"config.json: 'layer_types' has {sorted(unknown)}, which are not supported")
+    if types and len(types) != num_layers:
+        raise ConfigError(f"config.json: 'layer_types' has {len(types)} entries for {num_layers} layers")
+    if architecture == "MistralForCausalLM":
+        # A missing key means 4096, and null means no window.
+        window = config.get("sliding_window", 4096)
+        types = types or ["sliding_attention"] * num_layers
+    else:
+        window = config.get("sliding_window") if optional(config, "use_sliding_window", False) else None
+        num_full = optional(config, "max_window_layers", num_layers)
+        types = types or ["sliding_attention" if index >= num_full else "full_attention" for index in range(num_layers)]
+        if window is None and "sliding_attention" in optional(config, "layer_types", []):
+            raise ConfigError("config.json: 'layer_types' has sliding_attention, but there is no sliding_window")
+    return [window if kind == "sliding_attention" else None for kind in types]
+
+
 def build(facts: ModelFacts, placement: Placement) -> DecoderModel:
     """Make the member of the family that `facts` describes, or one rank's part of it.
 
@@ -23,15 +50,13 @@ def build(facts: ModelFacts, placement: Placement) -> DecoderModel:
     """
     config, architecture = facts.hf_config, facts.architecture
     reject_unless(config, "hidden_act", ["silu"])
-    reject_unless(config, "use_sliding_window", [False, None])
-    if set(optional(config, "layer_types", [])) - {"full_attention"}:
-        raise ConfigError("config.json: layer_types other than full_attention are not supported")
     is_tied = optional(config, "tie_word_embeddings", False)
     has_bias = optional(config, "attention_bias", False)
     is_qwen2, is_qwen3 = architecture == "Qwen2ForCausalLM", architecture == "Qwen3ForCausalLM"
-    # In Mistral's configuration a missing key means 4096, and null means no window.
-    window = config.get("sliding_window", 4096) if architecture == "MistralForCausalLM" else None
-    shape = AttentionShape(facts.num_heads, facts.num_kv_heads, facts.head_dim, facts.head_dim**-0.5, window)
+    shapes = [
+        AttentionShape(facts.num_heads, facts.num_kv_heads, facts.head_dim, facts.head_dim**-0.5, window)
+        for window in _windows(architecture, config, facts.num_layers)
+    ]
     width, eps = required(config, "hidden_size", int), optional(config, "rms_norm_eps", 1e-6)
     inner_width = required(config, "intermediate_size", int)
     has_mlp_bias = optional(config, "mlp_bias", False)
@@ -44,7 +69,7 @@ def build(facts: ModelFacts, placement: Placement) -> DecoderModel:
             parameters,
             f"{name}.self_attn",
             index,
-            shape,
+            shapes[index],
             width,
             has_qkv_bias=is_qwen2 or has_bias,
             has_output_bias=not is_qwen2 and has_bias,
@@ -60,7 +85,7 @@ def build(facts: ModelFacts, placement: Placement) -> DecoderModel:
     embedding = TokenEmbedding(parameters, "embed_tokens.weight", facts.vocab_size, width)
     return DecoderModel(
         parameters,
-        [shape] * facts.num_layers,
+        shapes,
         embedding=embedding,
         layers=[layer(index) for index in range(facts.num_layers)],
         norm=RMSNorm.new(parameters, "norm", width, eps),
