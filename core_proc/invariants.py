@@ -94,7 +94,8 @@ def _num_missing(scheduler: Scheduler, request: Request) -> int:
     groups = scheduler.cache.groups
     num_new = max(0, -(-request.num_tokens // groups.block_size) - request.num_blocks)
     num_missing = num_new * groups.num_groups
-    for group in groups.windowed:
+    # A decode takes its next block before it is known what its windows pass meanwhile.
+    for group in groups.windowed if request.num_uncomputed_tokens != 1 else []:
         num_held = sum(block_id != NULL_BLOCK for block_id in request.block_ids[group.index])
         num_missing -= max(0, num_new + num_held - group.max_held)
     return num_missing

@@ -168,3 +168,34 @@ def test_graphs_without_which_a_request_would_fit_are_named_with_the_switch():
     with pytest.raises(NotEnoughMemoryError) as caught:
         plan_cache(on_gpu(max_model_len=2004), [facts])
     assert "--enforce-eager" not in caught.value.hint
+
+
+def gemma_like(window: int, num_full: int, num_windowed: int) -> list[CacheGroupSpec]:
+    """Groups of one layer of 1 KiB a token."""
+    full = CacheGroupSpec(num_layers=1, block_bytes=16 * 1024)
+    windowed = CacheGroupSpec(kind="window", window=window, num_layers=1, block_bytes=16 * 1024)
+    return [full] * num_full + [windowed] * num_windowed
+
+
+def test_windows_in_five_of_six_layers_take_a_quarter_of_the_memory_at_32k_tokens():
+    config = core_config(block_size=16, max_model_len=32768, max_num_batched_tokens=2048, max_num_seqs=1)
+    facts = [device(cache_groups=gemma_like(1024, 1, 5))]
+    plan = plan_cache(config, facts)
+    full = plan_cache(config, [device(cache_groups=gemma_like(1024, 6, 0))])
+    assert plan.num_blocks * 4 <= full.num_blocks == 6 * 2048
+    # On a CPU there is room for `max_num_seqs` requests, and here for nothing more.
+    assert (plan.num_blocks, plan.max_concurrency, plan.num_tokens) == (2048 + 5 * 193, 1.0, 32768)
+    table = memory_table(config, facts, plan)
+    assert f"{'full':<20} {'32.0 MiB':>10}  1 layers in 1 group\n" in table
+    assert f"{'window of 1,024':<20} {'15.1 MiB':>10}  5 layers in 5 groups\n" in table
+    assert "24.5 % of full attention in every layer" in table
+
+
+def test_a_length_that_fits_is_found_where_windows_keep_only_a_part():
+    groups = gemma_like(64, 1, 2)
+    config = on_gpu(block_size=16, max_model_len=8192, max_num_batched_tokens=16, num_blocks_override=100)
+    # A window and the tokens of a step touch six blocks at most, in each of two groups.
+    plan = plan_cache(msgspec.structs.replace(config, fits_model_len=True), [device(cache_groups=groups)])
+    assert plan.max_model_len == (100 - 2 * 6) * 16
+    with pytest.raises(NotEnoughMemoryError, match="needs 524 KV blocks"):
+        plan_cache(config, [device(cache_groups=groups)])

@@ -24,7 +24,7 @@ def _windows(architecture: str, config: Mapping[str, Any], num_layers: int) -> l
     Raises:
         ConfigError: the keys that describe windows contradict each other.
     """
-    types = optional(config, "layer_types", [])
+    types: list[str] = optional(config, "layer_types", [])
     if unknown := set(types) - {"full_attention", "sliding_attention"}:
         raise ConfigError(f"config.json: 'layer_types' has {sorted(unknown)}, which are not supported")
     if types and len(types) != num_layers:
