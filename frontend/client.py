@@ -29,14 +29,14 @@ from octavo.frontend.generation.live import LiveRequests
 from octavo.frontend.generation.preparation import RequestPreparer
 from octavo.frontend.generation.prompt import Prompt, conversation_prompt
 from octavo.frontend.generation.spec import default_params
-from octavo.frontend.health import STALL_DEADLINE_S, Health
+from octavo.frontend.health import STALL_DEADLINE_S, EngineReport, Health
 from octavo.frontend.launch import LaunchedEngine, ProgressCallback
 from octavo.frontend.metrics.observer import Observer
 from octavo.frontend.outputs import RequestOutput
 from octavo.frontend.recovery.downtime import Resumption
-from octavo.frontend.recovery.replacement import require_same_tokens
+from octavo.frontend.recovery.replacement import require_same_number, require_same_tokens
 from octavo.frontend.routing.model_link import ModelLink
-from octavo.frontend.spawn import SpawnedEngine, Timeline, config_of_engine, read_config
+from octavo.frontend.spawn import SpawnedEngine, Timeline, read_config
 from octavo.frontend.starting import Starting
 from octavo.frontend.text.chat_template import ChatTemplate, FormatChoice
 from octavo.frontend.text.messages import Message
@@ -45,7 +45,7 @@ from octavo.protocol.code import take_code
 from octavo.protocol.config import EngineConfig
 from octavo.protocol.config.sources import engine_config
 from octavo.protocol.curve import read_client_keys
-from octavo.protocol.errors import ConfigError, EngineDeadError
+from octavo.protocol.errors import EngineDeadError
 from octavo.protocol.events import BoolResult, EngineFacts
 from octavo.protocol.params import BeamSearchParams, SamplingParams
 from octavo.protocol.requests import GetSnapshot, GetStats, ResetPrefixCache, StartProfile, StopProfile, Utility
@@ -382,9 +382,9 @@ class AsyncClient:
         states = [engine.health(deadline_s) for engine in self.engines if engine.state is EngineState.SERVING]
         return next((state for state in states if state.ok), states[0])
 
-    def engine_health(self, deadline_s: float = STALL_DEADLINE_S) -> list[Health]:
-        """Return the health of each engine, also of those that drain."""
-        return [engine.health(deadline_s) for engine in self.engines]
+    def engine_reports(self, deadline_s: float = STALL_DEADLINE_S) -> list[EngineReport]:
+        """Return how each engine is, also those that start or drain."""
+        return [engine.report(deadline_s) for engine in self.engines]
 
     async def restart(self, config: EngineConfig) -> None:
         """Replace the engine with one of another configuration, or reload its weights; live requests continue.
@@ -396,20 +396,15 @@ class AsyncClient:
             config: of the new engine; its model must have the same tokens.
 
         Raises:
-            StartupError: the new engine cannot start, with the root cause; the old one continues.
+            StartupError: a new engine cannot start, with the root cause; the old one continues, and says which others
+                were replaced already.
         """
         resolved = await asyncio.to_thread(read_config, config, Timeline())
-        if self.engine and resolved.data_parallel_size != self.config.data_parallel_size:
-            raise ConfigError(
-                f"data_parallel_size {resolved.data_parallel_size}: {self.config.data_parallel_size} engines run, and "
-                "a restart does not change their number",
-                phase="configuration",
-                hint=f"leave --data-parallel-size at {self.config.data_parallel_size}; octavo admin engines adds some",
-            )
+        if self.engine:
+            require_same_number(self.config, resolved)
         tokenizer = await asyncio.to_thread(model_tokenizer, resolved.model)
         await self.run_in_thread(lambda: require_same_tokens(self.config, self.tokenizer, resolved, tokenizer))
-        for engine in self.engines:
-            await engine.replace(config_of_engine(resolved, engine.index))
+        await self.engine_set.replace(resolved)
 
     async def close(self) -> None:
         """Abort live requests, disconnect, and stop the engine if we started it. Idempotent."""

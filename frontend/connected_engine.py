@@ -6,7 +6,7 @@ import msgspec
 
 from octavo.frontend.engine_connection import EngineConnection
 from octavo.frontend.engine_state import EngineState
-from octavo.frontend.health import Health, check_health, pulse_of
+from octavo.frontend.health import STALL_DEADLINE_S, EngineReport, Health, check_health, pulse_of
 from octavo.frontend.launch import LaunchedEngine
 from octavo.frontend.recovery.downtime import Resumption
 from octavo.frontend.recovery.engine_supervisor import EngineSupervisor
@@ -55,6 +55,14 @@ class ConnectedEngine:
     def health(self, deadline_s: float) -> Health:
         """Return whether it is alive and makes progress; see `check_health`."""
         return check_health(self.link, self._pulse, self.link.busy_since_s, deadline_s)
+
+    def report(self, deadline_s: float = STALL_DEADLINE_S) -> EngineReport:
+        """Return how operators see it."""
+        health = self.health(deadline_s)
+        state = self.state.value
+        if self.state is EngineState.SERVING:
+            state = "up" if health.ok else "down"
+        return EngineReport(self.index, state, health.reason)
 
     async def replace(self, config: ResolvedConfig) -> None:
         """Start a core of another configuration beside the present one, and switch over; live requests continue.

@@ -12,6 +12,9 @@ from octavo.frontend.health import Health
 from octavo.frontend.recovery.downtime import Resumption
 from octavo.frontend.routing.routed_link import RoutedLink
 from octavo.frontend.routing.router import PrefixRouter
+from octavo.frontend.spawn import config_of_engine
+from octavo.protocol.config import ResolvedConfig
+from octavo.protocol.errors import StartupError
 from octavo.protocol.prefix_hash import span_blocks
 from octavo.protocol.stats import EngineStats
 
@@ -52,6 +55,7 @@ class EngineSet:
         self._engines: dict[int, ConnectedEngine] = {}
         self._listener = listener
         self._has_users = has_users
+        self._lead: ConnectedEngine | None = None
         first = next(iter(connections.values()))
         self._router = PrefixRouter(MAX_ENGINES, 1, first.link.facts.block_size)
         self.link = RoutedLink(self._router, listener.on_model_changed)
@@ -95,7 +99,11 @@ class EngineSet:
             engine = self._engines[index]
             if state is not engine.state:
                 engine.state = engine.state.move(state)
+        lead = self._lead
         self.link.serve([engine.index for engine in self.all if engine.state is EngineState.SERVING])
+        self._lead = self.lead
+        if self._lead is not lead:
+            self._listener.on_model_changed()
 
     def is_idle(self, index: int) -> bool:
         """Return whether no request of this client needs an engine any more."""
@@ -111,6 +119,23 @@ class EngineSet:
         """Move the requests of engines that drain to those that serve and compute the same bits, if there are any."""
         for index in indices:
             self.link.move_away(index)
+
+    async def replace(self, config: ResolvedConfig) -> None:
+        """Replace the cores of all engines, one after another; live requests continue on the new ones.
+
+        Raises:
+            StartupError: a new core cannot start, and the old one continues.
+        """
+        replaced: list[int] = []
+        for engine in self.all:
+            try:
+                await engine.replace(config_of_engine(config, engine.index))
+            except StartupError as error:
+                if replaced:
+                    error.args = (f"{error}; engines {', '.join(map(str, replaced))} were replaced before",)
+                    error.message = str(error)
+                raise
+            replaced.append(engine.index)
 
     async def remove(self, index: int) -> None:
         """Disconnect from an idle engine that does not serve, and stop it if it is ours."""

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 import uvloop
 
 from octavo.frontend.client import AsyncClient
-from octavo.frontend.hosting import prepare_process, restarts, starting, stop_signals, watching
+from octavo.frontend.hosting import addresses_of, prepare_process, restarts, starting, stop_signals, watching
 from octavo.frontend.launch import LaunchedEngine
 from octavo.frontend.spawn import SpawnedEngine
 from octavo.protocol.config import EngineConfig, ServerConfig
@@ -55,11 +55,11 @@ async def _host(spawned: Sequence[SpawnedEngine], config: ServerConfig, reread: 
             logger.info("%s", number.name)
 
         with stop_signals(on_signal):
-            with restarts(client, reread), watching(client, config.watchdog_timeout):
+            with restarts(client.restart, reread), watching(client, config.watchdog_timeout):
                 logger.info(
                     "headless: serving %s at %s, without HTTP",
                     ", ".join(client.facts.served_model_names),
-                    config.engine_address or client.address,
+                    addresses_of(client, config),
                 )
                 await _wait_for_signal(client, stop_requests)
             processes = [engine.process for engine in client.engines if engine.process]

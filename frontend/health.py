@@ -22,6 +22,22 @@ class Health:
     """It is alive but makes no progress."""
 
 
+@dataclass(frozen=True)
+class EngineReport:
+    """How one of several engines is."""
+
+    index: int
+    state: str
+    """starting, up, draining or down."""
+    reason: str = ""
+    """Why it is down."""
+
+    @property
+    def ok(self) -> bool:
+        """True for an engine that gets requests and answers them."""
+        return self.state == "up"
+
+
 def check_health(link: CoreLink, pulse: PulseReader | None, busy_since: float | None, deadline_s: float) -> Health:
     """Return whether an engine is alive and makes progress.
 

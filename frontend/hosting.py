@@ -8,14 +8,16 @@ import contextlib
 import logging
 import signal
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 
 from octavo.frontend.client import AsyncClient
-from octavo.frontend.engine_connection import RECONNECT_TIMEOUT_S
+from octavo.frontend.engine_connection import RECONNECT_TIMEOUT_S, EngineConnection, join_engine
+from octavo.frontend.membership.messages import EngineEntry
 from octavo.frontend.metrics.log_line import INTERVAL_S, ThroughputLine
 from octavo.frontend.spawn import SpawnedEngine
 from octavo.frontend.stall_watch import StallWatch
 from octavo.protocol.config import EngineConfig, ServerConfig
+from octavo.protocol.curve import read_client_keys
 from octavo.protocol.env import set_default
 from octavo.protocol.errors import OctavoError, StartupError
 from octavo.protocol.stacks import enable_dumps
@@ -81,6 +83,12 @@ async def join_named(address: str, config: ServerConfig) -> AsyncClient:
     )
 
 
+def addresses_of(client: AsyncClient, config: ServerConfig) -> str:
+    """Return where other applications can join the engines: all addresses, separated by commas."""
+    _, *others = client.address.split(",")
+    return ",".join([config.engine_address, *others]) if config.engine_address else client.address
+
+
 @contextlib.contextmanager
 def interruptible() -> Iterator[None]:
     """Cancel the body of the `with` statement on SIGINT or SIGTERM.
@@ -105,8 +113,18 @@ def interruptible() -> Iterator[None]:
         raise Interrupted(received[0]) from None
 
 
+async def join_entry(entry: EngineEntry, config: ServerConfig) -> EngineConnection:
+    """Join an engine that the first HTTP process or an operator names, with the server's keys.
+
+    Raises:
+        StartupError: no engine answers there.
+    """
+    keys = read_client_keys(config.client_secret_key_file, entry.public_key_file or config.engine_public_key_file)
+    return await join_engine(entry.address, keys=keys, connect_timeout_s=RECONNECT_TIMEOUT_S)
+
+
 @contextlib.contextmanager
-def restarts(client: AsyncClient, reread: Callable[[], EngineConfig]) -> Iterator[None]:
+def restarts(restart: Callable[[EngineConfig], Awaitable[None]], reread: Callable[[], EngineConfig]) -> Iterator[None]:
     """On `RESTART_SIGNAL`, read the configuration again and replace the engine's core."""
     loop = asyncio.get_running_loop()
     tasks: set[asyncio.Task[None]] = set()
@@ -115,7 +133,7 @@ def restarts(client: AsyncClient, reread: Callable[[], EngineConfig]) -> Iterato
         if tasks:
             logger.warning("%s ignored: a restart is already in progress", RESTART_SIGNAL.name)
             return
-        task = asyncio.create_task(_restart(client, reread), name="engine: restart")
+        task = asyncio.create_task(_restart(restart, reread), name="engine: restart")
         tasks.add(task)
         task.add_done_callback(tasks.discard)
 
@@ -129,15 +147,15 @@ def restarts(client: AsyncClient, reread: Callable[[], EngineConfig]) -> Iterato
             task.cancel()
 
 
-async def _restart(client: AsyncClient, reread: Callable[[], EngineConfig]) -> None:
+async def _restart(restart: Callable[[EngineConfig], Awaitable[None]], reread: Callable[[], EngineConfig]) -> None:
     logger.info("%s: starting a new core with the current configuration", RESTART_SIGNAL.name)
     try:
-        await client.restart(reread())
+        await restart(reread())
     except StartupError as error:
         hint = f" ({error.hint})" if error.hint else ""
-        logger.error("the new core cannot start, the engine continues unchanged: %s%s", error.message, hint)
+        logger.error("a new core cannot start, and its engine continues unchanged: %s%s", error.message, hint)
     except (OctavoError, OSError) as error:
-        logger.error("the new core cannot start, the engine continues unchanged: %s", error)
+        logger.error("a new core cannot start, and its engine continues unchanged: %s", error)
 
 
 @contextlib.contextmanager
@@ -157,7 +175,7 @@ def stop_signals(handler: Callable[[signal.Signals], None]) -> Iterator[None]:
 @contextlib.contextmanager
 def watching(client: AsyncClient, stall_s: float) -> Iterator[None]:
     """Log throughput, and the stacks of all processes when the engine has stalled for `stall_s` seconds."""
-    watch = StallWatch(lambda: client.health(stall_s))
+    watch = StallWatch(lambda: client.engine_set.health(stall_s))
     tasks = [asyncio.create_task(watch.run(), name="stall watch")]
     if client.config.log_stats:
         tasks.append(asyncio.create_task(_log_throughput(client), name="throughput line"))

@@ -143,6 +143,14 @@ class LaunchedEngine:
             self._exited.clear()
             self._listen()
 
+    def hand_over_address(self, heir: "LaunchedEngine") -> None:
+        """Point the address on which applications join this engine, if it has one of its own, at another engine.
+
+        Raises:
+            OSError: the symlink could not be made; the address is unchanged.
+        """
+        self._spawned.hand_over_address(heir._spawned)
+
     def _listen(self) -> None:
         asyncio.get_running_loop().add_reader(self._child.fileno(), self._on_readable)
 

@@ -69,6 +69,8 @@ class SpawnedEngine:
         """The latest life that became ready; 0: none."""
         self._oldest_life = 1
         """The oldest life whose directory still exists."""
+        self._public_paths: list[Path] = []
+        """Where applications join this engine instead of one that is gone."""
         self._facts: list[DeviceFacts] = []
         """Measured by the workers of this configuration. Later cores reuse it and get a cache of the same size."""
         self.child = self._spawn(config, self.address)
@@ -132,10 +134,22 @@ class SpawnedEngine:
         """
         path = ipc_path(self.address)
         assert path is not None, "the engine's own processes use no other transport"
-        pointer = path.with_name(path.name + ".new")
-        pointer.unlink(missing_ok=True)
-        pointer.symlink_to(self._life_dir(self._num_lives) / "core")
-        pointer.replace(path)
+        _point(path, self._life_dir(self._num_lives) / "core")
+
+    def hand_over_address(self, heir: "SpawnedEngine") -> None:
+        """Point the address outside of our directory, if we have one, at another engine, which keeps it from now on.
+
+        Raises:
+            OSError: the symlink could not be replaced; the address is unchanged.
+        """
+        own, target = ipc_path(self.address), ipc_path(heir.address)
+        assert own is not None and target is not None, "the engine's own processes use no other transport"
+        public = self._public_paths if own.is_relative_to(self.run_dir) else [own, *self._public_paths]
+        for path in public:
+            _point(path, target)
+        self._public_paths = []
+        self.address = f"ipc://{self.run_dir}/core"  # of later cores, if this one crashes
+        heir._public_paths += public
 
     def hand_over(self, successor: Child, config: ResolvedConfig, facts: list[DeviceFacts]) -> None:
         """Make a successor the current core and kill the previous one.
@@ -150,9 +164,11 @@ class SpawnedEngine:
     def end(self) -> None:
         """Kill the core if it still runs and remove its files. Safe to call twice."""
         _end_child(self.child)
-        if path := ipc_path(self.address):
-            remove_socket(path)
+        path = ipc_path(self.address)
+        own = [path] if path else []
         self._run_dir.remove()
+        for path in [*own, *self._public_paths]:
+            remove_socket(path)
 
     def _life_dir(self, life: int) -> Path:
         return self._run_dir.path / str(life)
@@ -189,6 +205,14 @@ class SpawnedEngine:
             check_invariants=Env.read().check_invariants,
         )
         return Child.spawn("octavo.core_proc", spec, "core")
+
+
+def _point(path: Path, target: Path) -> None:
+    """Make a path a symlink to another, atomically."""
+    pointer = path.with_name(path.name + ".new")
+    pointer.unlink(missing_ok=True)
+    pointer.symlink_to(target)
+    pointer.replace(path)
 
 
 def remove_socket(path: Path) -> None:

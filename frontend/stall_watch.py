@@ -1,9 +1,9 @@
-"""`StallWatch`: logs the stacks of all processes once for each stall of the engine. Repairs nothing."""
+"""`StallWatch`: logs the stacks of all processes once for each stall of an engine. Repairs nothing."""
 
 import asyncio
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from octavo.frontend.health import Health
 from octavo.protocol.stacks import ProcessInfo, process_tree
@@ -18,16 +18,16 @@ DUMP_TIME_S = 0.2
 
 
 class StallWatch:
-    """Watches the health of an engine whose processes are below this one.
+    """Watches the health of engines whose processes are below this one.
 
     Args:
-        health: of the engine.
+        health: of each engine, by its index.
     """
 
-    def __init__(self, health: Callable[[], Health]) -> None:
+    def __init__(self, health: Callable[[], Mapping[int, Health]]) -> None:
         self._health = health
-        self._is_reported = False
-        """True once the current stall is in the log."""
+        self._reported: set[int] = set()
+        """Engines whose current stall is in the log."""
 
     async def run(self) -> None:
         """Watch until cancelled."""
@@ -36,19 +36,25 @@ class StallWatch:
             await self.check()
 
     async def check(self) -> None:
-        """Check once, and log the beginning or the end of a stall."""
-        health = self._health()
-        if not health.is_stalled:
-            if self._is_reported:
-                logger.warning("the stall is over: %s", health.reason or "the engine makes progress again")
-            self._is_reported = False
-        elif not self._is_reported:
-            self._is_reported = True
-            logger.error("%s; the stacks of all processes follow", health.reason)
-            for process in process_tree(os.getpid()):
-                logger.error("pid %d (%s) %s", process.pid, process.name, _what_follows(process))
-                process.request_dump()
-                await asyncio.sleep(DUMP_TIME_S)
+        """Check once, and log the beginning or the end of each stall."""
+        states = self._health()
+        self._reported &= states.keys()
+        for index, health in states.items():
+            name = f"engine {index}: " if len(states) > 1 else ""
+            if not health.is_stalled:
+                if index in self._reported:
+                    logger.warning("%sthe stall is over: %s", name, health.reason or "the engine makes progress again")
+                self._reported.discard(index)
+            elif index not in self._reported:
+                self._reported.add(index)
+                logger.error("%s%s; the stacks of all processes follow", name, health.reason)
+                await self._dump()
+
+    async def _dump(self) -> None:
+        for process in process_tree(os.getpid()):
+            logger.error("pid %d (%s) %s", process.pid, process.name, _what_follows(process))
+            process.request_dump()
+            await asyncio.sleep(DUMP_TIME_S)
 
 
 def _what_follows(process: ProcessInfo) -> str:

@@ -76,7 +76,7 @@ class ServerSpec(msgspec.Struct, frozen=True, kw_only=True, tag="server"):
     config: ServerConfig
     """Including the API keys, from whichever source."""
     address: str
-    """Where the core listens for frontends."""
+    """Path of the socket on which the parent tells which engines there are."""
     listener_fd: int
     """The inherited listening socket."""
     counters_path: str

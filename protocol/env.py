@@ -29,6 +29,8 @@ class Env:
     """`CXX`: the compiler for the native kernels, optionally with arguments."""
     hides_gpus: bool = False
     """`CUDA_VISIBLE_DEVICES` is set and names none."""
+    admin_api_key: str | None = None
+    """`OCTAVO_ADMIN_API_KEY`: the same as `--admin-api-key`."""
     launches_early: bool = False
     """`OCTAVO_EARLY_LAUNCH=1`: kernels on a GPU may begin before the kernel ahead of them ends."""
 
@@ -41,6 +43,7 @@ class Env:
             cache_dir=Path(get("OCTAVO_CACHE") or Path.home() / ".cache" / "octavo"),
             log_level=(get("OCTAVO_LOG_LEVEL") or "INFO").upper(),
             api_key=get("OCTAVO_API_KEY") or None,
+            admin_api_key=get("OCTAVO_ADMIN_API_KEY") or None,
             check_invariants=get("OCTAVO_CHECK") == "1",
             runtime_dir=runtime if os.access(runtime, os.W_OK) else Path("/tmp"),
             is_offline=get("HF_HUB_OFFLINE") == "1",

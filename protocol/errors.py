@@ -7,6 +7,7 @@
     │   └── PromptTooLongError                  the prompt can never fit
     ├── ModelNotFoundError                      HTTP 404
     ├── OverloadedError                         the queue is full: HTTP 503, try again later
+    ├── ConflictError                           not in this state of the server: HTTP 409
     ├── RequestFailedError                      the engine could not finish this request: HTTP 500
     ├── EngineDeadError                         the core is gone and nothing will answer: HTTP 500
     ├── StartupError                            a process could not start; carries the root cause
@@ -56,6 +57,10 @@ class OverloadedError(OctavoError):
     def __init__(self, message: str, limit: str | None = None) -> None:
         super().__init__(message)
         self.limit = limit
+
+
+class ConflictError(OctavoError):
+    """What was asked for is impossible in the present state, or while something else goes on."""
 
 
 class RequestFailedError(OctavoError):

@@ -25,6 +25,9 @@ _DECISIVE = (
 )
 """Settings of an engine that the tokens or logprobs of a `Submit` may depend on."""
 
+_VECTOR_FLAGS = ("avx", "amx", "fma", "f16c", "asimd", "sve", "bf16", "i8mm")
+"""Beginnings of the names that Linux gives to instruction sets with which a product may have other bits."""
+
 
 def weights_digest(model: ModelFacts) -> str:
     """Return a digest of a model's weights, as hexadecimal digits; "" for random weights.
@@ -57,15 +60,36 @@ def identity_of(config: ResolvedConfig, weights: str, device_names: Sequence[str
     Args:
         config: of the engine.
         weights: their digest.
-        device_names: of its workers; another kind of processor may compute other bits.
+        device_names: of its workers; another kind of GPU may compute other bits.
     """
+    # On a CPU the bits depend neither on the number of threads, which is part of the name, nor on the model.
+    processors = _instruction_sets() if config.device == "cpu" else list(device_names)
+    parts = [__version__, weights, processors, *_decisive(config)]
+    return hashlib.blake2b(msgspec.json.encode(parts, order="sorted"), digest_size=DIGEST_BYTES).hexdigest()
+
+
+def has_same_bits(config: ResolvedConfig, other: ResolvedConfig) -> bool:
+    """Return whether engines of two configurations compute the same bits on one machine with the same weights."""
+    encoded = [msgspec.json.encode(_decisive(one), order="sorted") for one in (config, other)]
+    return encoded[0] == encoded[1]
+
+
+def _decisive(config: ResolvedConfig) -> list[object]:
     model = config.model
-    parts = [
-        *(__version__, weights, model.architecture, model.hf_config, model.vocab_size, list(device_names)),
+    return [
+        *(model.architecture, model.hf_config, model.vocab_size),
         [getattr(config, name) for name in _DECISIVE],
         config.seed if model.load_format == "dummy" else None,
     ]
-    return hashlib.blake2b(msgspec.json.encode(parts, order="sorted"), digest_size=DIGEST_BYTES).hexdigest()
+
+
+def _instruction_sets() -> list[str]:
+    """Return the instruction sets of this machine's processor that kernels are compiled for."""
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() in ("flags", "Features"):
+            return sorted(flag for flag in value.split() if flag.startswith(_VECTOR_FLAGS))
+    return []
 
 
 def _add_pages(digest: "hashlib.blake2b", path: Path, num_pages: int, stride: int) -> None:

@@ -40,12 +40,17 @@ BENCHMARKS: tuple[Command, ...] = (
     Command("chaos", "kill processes under load and compare every answer", "octavo.frontend.cli.bench.chaos.command"),
 )
 
+ADMIN: tuple[Command, ...] = (
+    Command("engines", "list, add, drain, remove and replace engines", "octavo.frontend.cli.admin.engines"),
+)
+
 COMMANDS: tuple[Command, ...] = (
     Command("serve", "start an OpenAI-compatible server for a model", "octavo.frontend.cli.serve"),
     Command("chat", "chat with a model on a running server", "octavo.frontend.cli.chat"),
     Command("complete", "continue a text on a running server", "octavo.frontend.cli.complete"),
     Command("run-batch", "run a file of requests into a file of results", "octavo.frontend.cli.run_batch"),
     Command("bench", "benchmark a server or an engine", commands=BENCHMARKS),
+    Command("admin", "operate a running server", commands=ADMIN),
     Command("collect-env", "print information for a bug report", "octavo.frontend.cli.collect_env"),
     Command("completion", "print a script that completes this command line", "octavo.frontend.cli.completion"),
     Command("keygen", "create keys for engines and clients on different machines", "octavo.frontend.cli.keygen"),

@@ -1,7 +1,7 @@
 """`ApiWorkers`: starts, supervises and stops the additional HTTP processes.
 
-Each is a complete frontend with its own connection to the core. This process serves HTTP too and is their parent. When
-one dies, the core aborts its requests and it is replaced.
+Each is a complete frontend with its own connections to the engines. This process serves HTTP too and is their parent.
+When one dies, the cores abort its requests and it is replaced.
 """
 
 import asyncio
@@ -44,7 +44,7 @@ class ApiWorkers:
     Args:
         config: the server's configuration.
         keys: the accepted API keys.
-        address: the core's address.
+        address: path of the socket on which this process tells which engines there are.
         counters_path: the file with the shared metrics of all processes.
         listener: has one socket per process.
         is_engine_dead: if true, processes that end are not replaced.

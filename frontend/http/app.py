@@ -18,14 +18,14 @@ from octavo.frontend.client import AsyncClient
 from octavo.frontend.dashboard.routes import add_dashboard_routes
 from octavo.frontend.http.app_state import AppState
 from octavo.frontend.http.auth import ApiKeyMiddleware
-from octavo.frontend.http.configure import api_keys, make_app_state
+from octavo.frontend.http.configure import admin_keys, api_keys, make_app_state
 from octavo.frontend.http.docs_page import render_page
 from octavo.frontend.http.errors import failure_response, rejection
 from octavo.frontend.http.middleware import PathMiddleware, RequestIdMiddleware, load_middleware
 from octavo.frontend.http.openapi import DESCRIPTION, Document, share_schemas
 from octavo.frontend.http.request import header_value, route_path
 from octavo.frontend.http.route import ApiRoute
-from octavo.frontend.http.router import add_routes
+from octavo.frontend.http.router import add_admin_routes, add_routes
 from octavo.frontend.http.sse import DIRECT_SEND
 from octavo.protocol.config import ServerConfig
 from octavo.protocol.errors import OctavoError
@@ -74,6 +74,8 @@ def make_app(state: AppState, config: ServerConfig, keys: Sequence[str]) -> Fast
     app.state.octavo = state
     app.router.route_class = ApiRoute.bound_to(state, config.max_request_body_bytes, is_included=False)
     add_routes(app.router, config)
+    if state.execute and admin_keys(config):
+        add_admin_routes(app.router)
     add_dashboard_routes(app.router)
     app.router.route_class = APIRoute  # of routes that the application's owner adds
     if not config.disable_fastapi_docs:
@@ -187,8 +189,9 @@ def _middleware(config: ServerConfig, keys: Sequence[str]) -> list[Middleware]:
         )
         found.append(cors)
     found.append(Middleware(PathMiddleware, root_path=config.root_path or ""))
-    if keys:
-        found.append(Middleware(ApiKeyMiddleware, keys=keys))
+    operators = admin_keys(config)
+    if keys or operators:
+        found.append(Middleware(ApiKeyMiddleware, keys=keys, admin_keys=operators))
     return found
 
 

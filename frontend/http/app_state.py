@@ -1,10 +1,11 @@
 """`AppState`: what every route needs."""
 
 import time
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from octavo.frontend.conversation.context import ChatContext
 from octavo.frontend.conversation.prepare import AnswerRendering
@@ -14,6 +15,7 @@ from octavo.frontend.http.render.answer import AnswerSettings, AnswerStyle
 from octavo.frontend.http.render.logprobs import TokenNames
 from octavo.frontend.http.request_log import RequestLog
 from octavo.frontend.http.schemas.sampling import SamplingFields, StreamOptions
+from octavo.frontend.membership.messages import AdminCommand, AdminResult
 from octavo.protocol.errors import ModelNotFoundError
 from octavo.protocol.params import MAX_STOP_STRINGS
 from octavo.protocol.sampling_table import MAX_N
@@ -22,6 +24,9 @@ if TYPE_CHECKING:
     from octavo.frontend.client import AsyncClient
     from octavo.frontend.metrics.exporter import Metrics
 
+
+Execute: TypeAlias = Callable[[AdminCommand], Awaitable[AdminResult]]
+"""Carries out a command of an operator."""
 
 MAX_OTHER_CLIENTS = 16
 """Further clients whose derived state, such as the chat template, is kept."""
@@ -50,6 +55,8 @@ class AppState:
     """How long the engine may have work and not finish a step before it counts as stalled."""
     keep_alive_s: float = 30.0
     """Seconds of silence after which a stream sends a comment; 0: never."""
+    execute: Execute | None = None
+    """For operators; None: this application does not own its engines."""
     created: int = field(default_factory=lambda: int(time.time()))
     """When serving began, in seconds since the epoch: the models' creation time."""
     _of_clients: "dict[AsyncClient, AppState]" = field(default_factory=dict)

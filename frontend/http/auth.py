@@ -13,6 +13,9 @@ from octavo.frontend.http.request import JSON, header_value, route_path
 OPEN_PATHS = frozenset({"/health", "/ping"})
 """Paths that need no key: a load balancer probes them."""
 
+ADMIN_PATH = "/v1/engines"
+"""This path and those below it need an admin key, and no other key opens them."""
+
 
 class ApiKeyMiddleware:
     """Passes on requests that have `Authorization: Bearer KEY`, and those for `OPEN_PATHS`.
@@ -23,16 +26,18 @@ class ApiKeyMiddleware:
 
     Args:
         app: gets the accepted requests.
-        keys: the accepted keys, at least one.
+        keys: the accepted keys; none: no key is required, except below `ADMIN_PATH`.
+        admin_keys: the keys of operators; none: the routes below `ADMIN_PATH` do not exist.
     """
 
-    def __init__(self, app: ASGIApp, keys: Sequence[str]) -> None:
+    def __init__(self, app: ASGIApp, keys: Sequence[str], admin_keys: Sequence[str] = ()) -> None:
         self._app = app
         self._digests = [_digest(key) for key in keys]
+        self._admin_digests = [_digest(key) for key in admin_keys]
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         """Answer one request, or pass it on."""
-        if scope["type"] == "lifespan" or (path := route_path(scope)) in OPEN_PATHS or self._has_key(scope):
+        if scope["type"] == "lifespan" or (path := route_path(scope)) in OPEN_PATHS or self._is_allowed(scope, path):
             return self._app(scope, receive, send)
         if scope["type"] == "websocket":  # WebSocket routes of an embedding application
             return send({"type": "websocket.close", "code": 1008})
@@ -40,7 +45,12 @@ class ApiKeyMiddleware:
         rejected = Response(b'{"error":"Unauthorized"}', 401, {"www-authenticate": challenge}, JSON)
         return rejected(scope, receive, send)
 
-    def _has_key(self, scope: Scope) -> bool:
+    def _is_allowed(self, scope: Scope, path: str) -> bool:
+        if self._admin_digests and (path == ADMIN_PATH or path.startswith(ADMIN_PATH + "/")):
+            return self._has_key(scope, self._admin_digests)
+        return not self._digests or self._has_key(scope, self._digests)
+
+    def _has_key(self, scope: Scope, digests: Sequence[bytes]) -> bool:
         scheme, _, credentials = header_value(scope, b"authorization").partition(" ")
         if scheme.lower() == "bearer":
             key = credentials
@@ -50,7 +60,7 @@ class ApiKeyMiddleware:
             return False
         # Digests have one length and every key is compared, so the time taken tells nothing.
         digest = _digest(key.strip())
-        return sum(hmac.compare_digest(digest, known) for known in self._digests) > 0
+        return sum(hmac.compare_digest(digest, known) for known in digests) > 0
 
 
 def _is_page(path: str) -> bool:

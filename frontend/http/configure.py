@@ -4,7 +4,7 @@ from pathlib import Path
 
 from octavo.frontend.client import AsyncClient
 from octavo.frontend.conversation.settings import ChatSettings
-from octavo.frontend.http.app_state import AppState
+from octavo.frontend.http.app_state import AppState, Execute
 from octavo.frontend.http.render.answer import AnswerSettings
 from octavo.frontend.http.request_log import RequestLog
 from octavo.frontend.http.routes.engine import usable_directory
@@ -15,13 +15,19 @@ from octavo.protocol.env import Env
 from octavo.protocol.errors import ConfigError, InvalidRequestError
 
 
-def make_app_state(client: AsyncClient, config: ServerConfig, counters: SharedCounters | None = None) -> AppState:
+def make_app_state(
+    client: AsyncClient,
+    config: ServerConfig,
+    counters: SharedCounters | None = None,
+    execute: Execute | None = None,
+) -> AppState:
     """Return the state of the routes; the metrics observe the client, unless it has another observer.
 
     Args:
         client: of the engine.
         config: of the server.
         counters: shared storage of the metrics; None: private to this process.
+        execute: carries out commands of operators.
 
     Raises:
         ConfigError: the configured chat template cannot be read, the profiler's directory cannot be used, or a parser
@@ -50,6 +56,7 @@ def make_app_state(client: AsyncClient, config: ServerConfig, counters: SharedCo
         answers=AnswerSettings.of(config),
         stall_deadline_s=config.watchdog_timeout,
         keep_alive_s=config.sse_keep_alive_interval,
+        execute=execute,
     )
     _check_chat_template(state)
     return state
@@ -72,6 +79,12 @@ def _check_chat_template(state: AppState) -> None:
             _ = state.chat_context.chat_template
         except InvalidRequestError as error:
             raise ConfigError(error.message, phase="reading the chat template") from None
+
+
+def admin_keys(config: ServerConfig) -> list[str]:
+    """Return the accepted keys of operators: the command line's, else the environment's."""
+    from_environment = Env.read().admin_api_key
+    return config.admin_api_key or ([from_environment] if from_environment else [])
 
 
 def api_keys(config: ServerConfig) -> list[str]:

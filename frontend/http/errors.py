@@ -13,6 +13,7 @@ from starlette.types import Scope
 
 from octavo.frontend.http.request import JSON
 from octavo.protocol.errors import (
+    ConflictError,
     EngineDeadError,
     InvalidRequestError,
     ModelNotFoundError,
@@ -32,6 +33,7 @@ _STATUS: dict[type[Exception], HTTPStatus] = {
     InvalidRequestError: HTTPStatus.BAD_REQUEST,
     ModelNotFoundError: HTTPStatus.NOT_FOUND,
     OverloadedError: HTTPStatus.SERVICE_UNAVAILABLE,
+    ConflictError: HTTPStatus.CONFLICT,
     RequestFailedError: HTTPStatus.INTERNAL_SERVER_ERROR,
     EngineDeadError: HTTPStatus.INTERNAL_SERVER_ERROR,
     Exception: HTTPStatus.INTERNAL_SERVER_ERROR,
@@ -51,7 +53,10 @@ _TYPES = {
 _REQUEST_FIELDS = {"extra_args": "vllm_xargs"}
 """Sampling parameters with another name in request bodies, on every route."""
 
-_SAYS_ITS_CAUSE = (InvalidRequestError, ModelNotFoundError, OverloadedError, RequestFailedError, EngineDeadError)
+_SAYS_ITS_CAUSE = (
+    *(InvalidRequestError, ModelNotFoundError, OverloadedError),
+    *(ConflictError, RequestFailedError, EngineDeadError),
+)
 
 
 class BodyError(InvalidRequestError):

@@ -8,14 +8,17 @@ from starlette.responses import Response
 
 from octavo.frontend.client import AsyncClient
 from octavo.frontend.http import openapi
+from octavo.frontend.http.auth import ADMIN_PATH
 from octavo.frontend.http.configure import make_app_state
 from octavo.frontend.http.route import ApiRoute, answer_failures
+from octavo.frontend.http.routes import admin
 from octavo.frontend.http.routes.chat import create_chat_completion
 from octavo.frontend.http.routes.completions import create_completion
 from octavo.frontend.http.routes.engine import load, reset_prefix_cache, server_info, start_profile, stop_profile
 from octavo.frontend.http.routes.health import health, metrics, version
 from octavo.frontend.http.routes.models import list_models, retrieve_model
 from octavo.frontend.http.routes.tokenize import detokenize, tokenize, tokenizer_info
+from octavo.frontend.http.schemas.admin import AddEngine, DrainEngine, EngineList, ReplaceEngines, ResumeEngine
 from octavo.frontend.http.schemas.chat import ChatCompletion, ChatCompletionRequest
 from octavo.frontend.http.schemas.completions import CompletionRequest, CompletionResponse
 from octavo.frontend.http.schemas.engine import Done, Load, ServerInfo, Version
@@ -71,6 +74,17 @@ def add_routes(router: APIRouter, config: ServerConfig) -> None:
     add.post("/stop_profile", stop_profile, response=Done, failures=(400,))
     if config.enable_tokenizer_info_endpoint:
         add.get("/tokenizer_info", tokenizer_info, TokenizerInfo)
+
+
+def add_admin_routes(router: APIRouter) -> None:
+    """Add the routes for operators, which only an admin key may open."""
+    add = _Adder(router)
+    add.get(ADMIN_PATH, admin.list_engines, EngineList)
+    add.post(f"{ADMIN_PATH}/add", admin.add_engine, AddEngine, EngineList, failures=(409,))
+    add.post(f"{ADMIN_PATH}/drain", admin.drain_engine, DrainEngine, EngineList, failures=(409,))
+    add.post(f"{ADMIN_PATH}/resume", admin.resume_engine, ResumeEngine, EngineList, failures=(409,))
+    add.post(f"{ADMIN_PATH}/remove", admin.remove_engine, DrainEngine, EngineList, failures=(409,))
+    add.post(f"{ADMIN_PATH}/replace", admin.replace_engines, ReplaceEngines, EngineList, failures=(409,))
 
 
 class _Adder:

@@ -8,20 +8,33 @@ import contextlib
 import logging
 import signal
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import uvloop
 
 from octavo.frontend.client import AsyncClient
 from octavo.frontend.conversation.settings import ChatSettings
-from octavo.frontend.hosting import interruptible, joining, prepare_process, restarts, starting, stop_signals, watching
+from octavo.frontend.hosting import (
+    interruptible,
+    join_entry,
+    joining,
+    prepare_process,
+    restarts,
+    starting,
+    stop_signals,
+    watching,
+)
 from octavo.frontend.http.api_workers import ApiWorkers
 from octavo.frontend.http.app import make_app
+from octavo.frontend.http.app_state import Execute
 from octavo.frontend.http.configure import api_keys, make_app_state
 from octavo.frontend.http.errors import logger as error_log
 from octavo.frontend.http.garbage import bound_pauses
 from octavo.frontend.http.listener import Listener
 from octavo.frontend.http.server import Server
+from octavo.frontend.membership.messages import SOCKET_NAME
+from octavo.frontend.membership.operator import EngineOperator
 from octavo.frontend.metrics.shared_counters import SharedCounters
 from octavo.frontend.run_dir import RunDir
 from octavo.frontend.spawn import SpawnedEngine
@@ -78,52 +91,66 @@ async def _serve(
 ) -> None:
     ChatSettings.of(config)  # report invalid flags now, not after the engine has loaded
     async with starting(engines) as client:
-        await _serve_client(client, engines[0].run_dir, config, listener, lambda: restarts(client, reread))
+        await _serve_client(client, config, listener, reread)
 
 
 async def _serve_joined(config: ServerConfig, listener: Listener) -> None:
     ChatSettings.of(config)
     async with joining(config) as client:
-        run_dir = RunDir(Env.read().runtime_dir)
-        try:
-            await _serve_client(client, run_dir.path, config, listener, contextlib.nullcontext)
-        finally:
-            run_dir.remove()
+        await _serve_client(client, config, listener, None)
 
 
 async def _serve_client(
     client: AsyncClient,
-    directory: Path,
     config: ServerConfig,
     listener: Listener,
-    meanwhile: Callable[[], contextlib.AbstractContextManager[None]],
+    reread: Callable[[], EngineConfig] | None,
 ) -> None:
     """Serve an engine with all HTTP processes.
 
     Args:
         client: connected to the engine.
-        directory: private directory for the shared metrics.
         config: the server's configuration.
         listener: bound already; clients may be waiting in its queue.
-        meanwhile: returns a context manager that is entered while requests are served.
+        reread: reads the engines' configuration again; None: they belong to another process.
 
     Raises:
         OctavoError: why the server had to stop.
     """
+    run_dir = RunDir(Env.read().runtime_dir)  # not an engine's own, which goes when it is replaced
+    try:
+        await _serve_with(run_dir.path, client, config, listener, reread)
+    finally:
+        run_dir.remove()
+
+
+async def _serve_with(
+    directory: Path,
+    client: AsyncClient,
+    config: ServerConfig,
+    listener: Listener,
+    reread: Callable[[], EngineConfig] | None,
+) -> None:
+    """Serve as `_serve_client`; `directory` is for what the HTTP processes share."""
     keys = api_keys(config)
     counters_path = directory / "metrics"
     counters = SharedCounters.create(counters_path, config.api_server_count) if config.api_server_count > 1 else None
-    server = make_server(client, config, keys, counters)
+    operator = EngineOperator(client, reread, partial(join_entry, config=config))
+    server = make_server(client, config, keys, counters, operator.execute)
+    socket_path = directory / SOCKET_NAME
     api_workers = ApiWorkers(
-        config, keys, client.address, counters_path, listener, lambda: client.failure is not None, server.fail
+        config, keys, str(socket_path), counters_path, listener, lambda: client.failure is not None, server.fail
     )
     try:
+        if config.api_server_count > 1:
+            await operator.directory.listen(socket_path)
         with interruptible():
             await api_workers.start()
-        with meanwhile():
+        with restarts(operator.restart, reread) if reread else contextlib.nullcontext():
             await _serve_until_stopped(api_workers, server, client, config, listener)
     finally:
         await api_workers.kill()
+        await operator.close()
     if server.failure:
         raise server.failure
 
@@ -155,9 +182,20 @@ async def _serve_until_stopped(
 
 
 def make_server(
-    client: AsyncClient, config: ServerConfig, keys: Sequence[str], counters: SharedCounters | None = None
+    client: AsyncClient,
+    config: ServerConfig,
+    keys: Sequence[str],
+    counters: SharedCounters | None = None,
+    execute: Execute | None = None,
 ) -> Server:
     """Return a server for an engine, with its application state.
+
+    Args:
+        client: of the engine.
+        config: of the server.
+        keys: the accepted API keys.
+        counters: see `make_app_state`.
+        execute: carries out commands of operators.
 
     Raises:
         ConfigError: the chat template cannot be read, the profiler's directory cannot be used, or a parser does not
@@ -165,6 +203,6 @@ def make_server(
     """
     if config.log_error_stack:
         error_log.setLevel(logging.DEBUG)
-    server = Server(make_app(make_app_state(client, config, counters), config, keys), config, client)
+    server = Server(make_app(make_app_state(client, config, counters, execute), config, keys), config, client)
     bound_pauses()
     return server

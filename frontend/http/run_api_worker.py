@@ -6,12 +6,14 @@
 import asyncio
 import signal
 import socket
+from functools import partial
 from pathlib import Path
 
 import uvloop
 
-from octavo.frontend.hosting import join_named
+from octavo.frontend.hosting import join_entry
 from octavo.frontend.http.run import make_server
+from octavo.frontend.membership.follower import Follower
 from octavo.frontend.metrics.shared_counters import SharedCounters
 from octavo.protocol.control import ServerReady, ServerSpec
 from octavo.protocol.env import set_default
@@ -39,17 +41,19 @@ def run_api_worker(spec: ServerSpec, reporter: StartupReporter, stop: StopSignal
 async def _serve_as_api_worker(spec: ServerSpec, reporter: StartupReporter, stop: StopSignal) -> bool:
     loop = asyncio.get_running_loop()
     # A replacement process may start while the engine restarts too, so connecting may take long and is cancellable.
-    joining = asyncio.ensure_future(join_named(spec.address, spec.config))
+    follower = await Follower.connect(spec.address, partial(join_entry, config=spec.config))
+    joining = asyncio.ensure_future(follower.client())
     loop.add_signal_handler(signal.SIGTERM, joining.cancel)
     if stop.count:
         joining.cancel()
     try:
         client = await joining
     except asyncio.CancelledError:
+        await follower.close()
         return True  # stopped before it was connected
-    async with client:
+    async with client, follower:
         counters = SharedCounters.attach(Path(spec.counters_path), spec.row)
-        server = make_server(client, spec.config, spec.config.api_key or [], counters)
+        server = make_server(client, spec.config, spec.config.api_key or [], counters, follower.execute)
         loop.add_signal_handler(signal.SIGTERM, server.on_signal, signal.SIGTERM)
         reporter.mark_ready(ServerReady())
         await server.serve(sockets=[socket.socket(fileno=spec.listener_fd)])

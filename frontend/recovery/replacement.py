@@ -24,6 +24,21 @@ def require_same_tokens(
         raise ConfigError(message, phase="configuration", hint="start another engine instead")
 
 
+def require_same_number(old: ResolvedConfig, new: ResolvedConfig) -> None:
+    """Check that a restart has as many engines as before.
+
+    Raises:
+        ConfigError: their number differs.
+    """
+    if old.data_parallel_size != new.data_parallel_size:
+        raise ConfigError(
+            f"data_parallel_size {new.data_parallel_size}: {old.data_parallel_size} engines run, and a restart does "
+            "not change their number",
+            phase="configuration",
+            hint=f"leave --data-parallel-size at {old.data_parallel_size}, and use octavo admin engines add or remove",
+        )
+
+
 def require_same_model(configs: Mapping[str, ResolvedConfig]) -> None:
     """Check that engines give the same answers, as far as their configurations tell.
 

@@ -29,6 +29,13 @@ class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         list[Annotated[str, Meta(min_length=1)]] | None,
         Meta(description="Accepted API keys (repeatable); every route but /health and /ping needs one of them."),
     ] = None
+    admin_api_key: Annotated[
+        list[Annotated[str, Meta(min_length=1)]] | None,
+        Meta(
+            description="Keys of operators (repeatable): enables the routes under /v1/engines, which need one of them. "
+            "Default: OCTAVO_ADMIN_API_KEY, else these routes do not exist."
+        ),
+    ] = None
     ssl_keyfile: Annotated[str | None, Meta(description="Private key of the server (PEM); turns on TLS.")] = None
     ssl_certfile: Annotated[str | None, Meta(description="Certificate chain of the server (PEM).")] = None
     ssl_ca_certs: Annotated[

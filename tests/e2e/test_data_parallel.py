@@ -53,7 +53,7 @@ def test_a_storm_over_dying_engines(model: Path, expected: list[list[Any]]) -> N
                 os.kill(core_pid(client, engine), signal.SIGKILL)
                 await until(lambda link=link: not link.is_up and not link.num_live_requests)
                 assert client.health().ok, "the other engine serves"
-                assert [health.ok for health in client.engine_health()] == [engine == 1, engine == 0]
+                assert [report.ok for report in client.engine_reports()] == [engine == 1, engine == 0]
                 for request, got, want in zip(REQUESTS, await asking, expected, strict=True):
                     assert got == want, request
                 await until(lambda link=link: link.is_up)

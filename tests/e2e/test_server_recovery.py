@@ -101,7 +101,7 @@ def test_a_signal_restarts_the_engine_and_a_kill_leaves_nothing(model: Path, tmp
         assert core_of(server) != before
         file.write_text("max-num-seqs: none\n")
         server.signal(signal.SIGUSR2)
-        server.wait_for("the engine continues unchanged")
+        server.wait_for("its engine continues unchanged")
         assert complete(server, 3) == alone[3]
         pids = descendants(server.process.pid)
         assert len(pids) == 3, "core, worker and one more HTTP process"

@@ -14,7 +14,7 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as FastTokenizer
 
 from octavo.frontend.generation.prompt import TokenizedPrompt
-from octavo.frontend.health import Health
+from octavo.frontend.health import EngineReport, Health
 from octavo.frontend.outputs import CompletionOutput, Logprob, PositionLogprobs, RequestOutput
 from octavo.frontend.text.chat_template import ChatTemplate, FormatChoice
 from octavo.frontend.text.tokenizer import Tokenizer
@@ -136,8 +136,8 @@ class FakeClient:
     def health(self, deadline_s: float = 30.0) -> Health:
         return self.state
 
-    def engine_health(self, deadline_s: float = 30.0) -> list[Health]:
-        return [self.state]
+    def engine_reports(self, deadline_s: float = 30.0) -> list[EngineReport]:
+        return [EngineReport(0, "up" if self.state.ok else "down", self.state.reason)]
 
     def chat_template(self, content_format: FormatChoice = "auto") -> ChatTemplate:
         return ChatTemplate.for_model(self.config.chat_template, self.tokenizer, content_format)

@@ -58,11 +58,12 @@ def test_the_identity_depends_on_what_bits_depend_on() -> None:
     base = identity_of(config, "w", ["cpu"])
     others = [
         identity_of(config, "v", ["cpu"]),
-        identity_of(config, "w", ["another cpu"]),
+        identity_of(msgspec.structs.replace(config, device="cuda"), "w", ["a GPU"]),
+        identity_of(msgspec.structs.replace(config, device="cuda"), "w", ["another GPU"]),
         identity_of(resolved_config(dtype="bfloat16"), "w", ["cpu"]),
         identity_of(resolved_config(dtype="float32", kv_cache_dtype="int8"), "w", ["cpu"]),
         identity_of(resolved_config(dtype="float32", cpu_kernels="torch"), "w", ["cpu"]),
     ]
-    assert len({base, *others}) == 6
+    assert len({base, *others}) == 7
     same = resolved_config(dtype="float32", max_num_seqs=3, num_threads=1)
     assert identity_of(same, "w", ["cpu"]) == base

@@ -10,15 +10,16 @@ from octavo.protocol.version import __version__
 
 
 async def health(state: CurrentState) -> Response:
-    """Return 200 while an engine is alive and makes progress, else 503 with the reason; which, if there are several."""
-    health_state = state.client.health(state.stall_deadline_s)
-    engines = state.client.engine_health(state.stall_deadline_s)
-    if health_state.ok and len(engines) == 1:
-        return Response()
-    if health_state.ok:
-        states = [{"engine": index, "ok": engine.ok, "reason": engine.reason} for index, engine in enumerate(engines)]
-        return Response(msgspec.json.encode({"status": "healthy", "engines": states}), media_type=JSON)
-    return Response(msgspec.json.encode({"status": "unhealthy", "reason": health_state.reason}), 503, None, JSON)
+    """Return 200 while an engine is alive and makes progress, else 503 with the reason; with the engines' states."""
+    overall = state.client.health(state.stall_deadline_s)
+    engines = [
+        {"engine": engine.index, "state": engine.state, "ok": engine.ok, "reason": engine.reason}
+        for engine in state.client.engine_reports(state.stall_deadline_s)
+    ]
+    if overall.ok:
+        return Response(msgspec.json.encode({"status": "healthy", "engines": engines}), media_type=JSON)
+    body = {"status": "unhealthy", "reason": overall.reason, "engines": engines}
+    return Response(msgspec.json.encode(body), 503, None, JSON)
 
 
 async def version(state: CurrentState) -> Response:

@@ -1,0 +1,1 @@
+"""`octavo admin`: commands of operators for a running server, one file each."""

@@ -1,0 +1,397 @@
+"""`EngineOperator`: adds, drains, removes and replaces the engines of a server while it serves."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable, Iterator
+
+import msgspec
+
+from octavo.frontend.client import AsyncClient
+from octavo.frontend.connected_engine import ConnectedEngine
+from octavo.frontend.engine_connection import EngineConnection, follow_engine, model_tokenizer
+from octavo.frontend.engine_set import MAX_ENGINES
+from octavo.frontend.engine_state import EngineState
+from octavo.frontend.membership.directory import EngineDirectory
+from octavo.frontend.membership.messages import AdminCommand, AdminResult, EngineEntry, EngineStatus
+from octavo.frontend.recovery.replacement import require_same_number, require_same_tokens
+from octavo.frontend.spawn import Timeline, config_of_engine, read_config, spawn_engine
+from octavo.protocol.config import EngineConfig, ResolvedConfig
+from octavo.protocol.errors import ConfigError, ConflictError, InvalidRequestError, OctavoError, StartupError
+from octavo.protocol.identity import has_same_bits, weights_digest
+from octavo.protocol.requests import GetStats
+from octavo.protocol.stats import EngineStats
+
+logger = logging.getLogger(__name__)
+
+POLL_S = 0.05
+"""Interval of checks whether requests have ended and other processes have followed."""
+
+STATS_TIMEOUT_S = 2.0
+"""Time that an engine gets to tell how many requests it has, for a list."""
+
+JOIN_TIMEOUT_S = 60.0
+"""Time that the other processes get to join an engine that answers."""
+
+_STATUS: tuple[tuple[type[Exception], int], ...] = ((InvalidRequestError, 400), (ConflictError, 409), (Exception, 500))
+
+
+class EngineOperator:
+    """Carries out commands, one change of the engines at a time.
+
+    Args:
+        client: of this process, which has started the engines or joined them.
+        read: returns the engines' configuration, read again; None: this server starts no engines.
+        join: joins an engine that runs.
+    """
+
+    def __init__(
+        self,
+        client: AsyncClient,
+        read: Callable[[], EngineConfig] | None,
+        join: Callable[[EngineEntry], Awaitable[EngineConnection]],
+    ) -> None:
+        self.directory = EngineDirectory(self.execute, self._entries)
+        self._client = client
+        self._engines = client.engine_set
+        self._read = read
+        self._join = join
+        self._starting: dict[int, str] = {}
+        """Addresses of the engines that start, by index."""
+        self._leaving: set[int] = set()
+        """Engines whose requests move to others."""
+        self._hidden: set[int] = set()
+        """Engines that other processes must leave."""
+        self._key_files: dict[int, str | None] = {}
+        self._change = ""
+        """The change that is in progress."""
+        self._tasks: set[asyncio.Task[AdminResult]] = set()
+
+    async def execute(self, command: AdminCommand) -> AdminResult:
+        """Carry out a command to its end, even if its caller does not wait for it; return the engines afterwards."""
+        task = asyncio.create_task(self._execute(command), name=f"engines: {command.action}")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return await asyncio.shield(task)
+
+    async def close(self) -> None:
+        """End what is in progress: an engine that starts is stopped. The client is closed by its owner."""
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.directory.close()
+
+    async def restart(self, config: EngineConfig) -> None:
+        """Replace the engines with those of another configuration.
+
+        Engines that compute the same bits take over the live requests; otherwise these finish where they are.
+
+        Raises:
+            StartupError: an engine cannot start; the others continue.
+            ConflictError: another change is in progress.
+        """
+        with self._changing("a restart"):
+            resolved = await asyncio.to_thread(read_config, config, Timeline())
+            weights = await asyncio.to_thread(weights_digest, resolved.model)
+            if weights == self._client.facts.weights_digest and has_same_bits(resolved, self._client.config):
+                await self._client.restart(config)
+            else:
+                await self._require_same_tokens(resolved)
+                await self._replace(resolved)
+
+    async def _execute(self, command: AdminCommand) -> AdminResult:
+        try:
+            await self._carry_out(command)
+        except (OctavoError, OSError) as error:
+            status = next(status for kind, status in _STATUS if isinstance(error, kind))
+            hint = getattr(error, "hint", "")
+            message = f"{error} ({hint})" if hint else str(error)
+            logger.error("octavo admin engines %s: %s", command.action, message)
+            return AdminResult(status, message)
+        return AdminResult(engines=await self.statuses())
+
+    async def _carry_out(self, command: AdminCommand) -> None:
+        match command.action:
+            case "list":
+                pass
+            case "add":
+                with self._changing("an engine is added"):
+                    await self._add(command)
+            case "drain":
+                await self._drain(self._index(command), command.timeout_s)
+            case "resume":
+                with self._changing("an engine resumes"):
+                    self._resume(self._index(command))
+            case "remove":
+                index = self._index(command)
+                await self._drain(index, command.timeout_s)
+                with self._changing("an engine is removed"):
+                    await self._remove(index)
+            case "replace":
+                with self._changing("the engines are replaced"):
+                    await self._replace(await self._configuration(command.model))
+
+    async def statuses(self) -> list[EngineStatus]:
+        """Return the engines for operators, with their present numbers of requests."""
+        starting = [EngineStatus(index, "starting", address=address) for index, address in self._starting.items()]
+        known = await asyncio.gather(*(self._status(engine) for engine in self._engines.all))
+        return sorted([*starting, *known], key=lambda status: status.index)
+
+    async def _status(self, engine: ConnectedEngine) -> EngineStatus:
+        facts, report, stats = engine.link.facts, engine.report(), engine.link.latest_stats
+        if engine.link.is_up:
+            with contextlib.suppress(OctavoError):  # it died, or is very busy: the latest numbers are a second old
+                latest = await engine.link.call(GetStats(), timeout_s=STATS_TIMEOUT_S)
+                stats = latest if isinstance(latest, EngineStats) else stats
+        return EngineStatus(
+            *(engine.index, report.state, report.reason, engine.link.address, facts.model, facts.weights_digest),
+            *(engine.process is not None, stats.num_running, stats.num_waiting),
+        )
+
+    # --- the steps of commands ------------------------------------------------------------------------
+
+    async def _add(self, command: AdminCommand) -> None:
+        index = self._free_index()
+        if command.address is not None:
+            connection = await self._joined(index, command.address, command.public_key_file)
+        else:
+            connection = await self._started(index, await self._configuration(None))
+        await self._introduce(index, connection, must_be_equal=True)
+        self._set_states({index: EngineState.SERVING})
+        logger.info("engine %d at %s has joined", index, connection.link.address)
+
+    async def _replace(self, config: ResolvedConfig) -> None:
+        """Start an engine for each of ours, one after another; each of them drains as soon as its successor is there.
+
+        New requests go to the new engines once there are at least as many of them as of the old ones. If one cannot
+        start, those that were replaced stay so.
+        """
+        require_same_number(self._client.config, config)
+        old = [engine.index for engine in self._engines.all if engine.state is EngineState.SERVING]
+        if any(self._engines[index].process is None for index in old):
+            raise ConflictError("this server has joined an engine of another process: replace it there")
+        started: list[int] = []
+        for position, index in enumerate(old):
+            successor = self._free_index()
+            connection = await self._started(successor, config)
+            await self._introduce(successor, connection, must_be_equal=False)
+            started.append(successor)
+            is_equal = connection.link.facts.identity == self._engines.link.identity
+            remaining = old[position:]
+            if is_equal or len(started) >= len(remaining):
+                serving = remaining[1:] if is_equal else []
+                states = dict.fromkeys(started, EngineState.SERVING)
+                states |= {one: EngineState.DRAINING for one in remaining if one not in serving}
+                self._set_states(states)
+            else:
+                self._set_states({index: EngineState.DRAINING})
+            self._hand_over_address(index, successor)
+            logger.info("engine %d replaces engine %d, which finishes its requests", successor, index)
+            await self._until_idle(index, None)
+            await self._remove(index)
+
+    async def _drain(self, index: int, timeout_s: float | None) -> None:
+        """Let an engine finish its requests; after the timeout the others continue them, if they compute the same bits.
+
+        Raises:
+            ConflictError: it is the last one that serves, or it was told to resume meanwhile.
+        """
+        with self._changing("an engine drains"):
+            engine = self._engines[index]
+            if engine.state is EngineState.SERVING:
+                others = [one for one in self._engines.all if one.state is EngineState.SERVING and one is not engine]
+                if not any(one.link.is_up for one in others):
+                    raise ConflictError(f"engine {index} is the last one that serves: add another one first")
+                self._set_states({index: EngineState.DRAINING})
+                logger.info("engine %d drains", index)
+        await self._until_idle(index, timeout_s)
+
+    def _resume(self, index: int) -> None:
+        engine = self._engines[index]
+        if engine.link.facts.identity != self._engines.link.identity:
+            raise ConflictError(f"engine {index} has other weights or settings than those that serve")
+        self._leaving.discard(index)
+        self._set_states({index: EngineState.SERVING})
+        logger.info("engine %d serves again", index)
+
+    async def _remove(self, index: int) -> None:
+        """Disconnect every process from an engine, which has no requests, and stop it if it is ours."""
+        if index not in self._engines:
+            raise ConflictError(f"engine {index} is gone already")
+        heirs = [one.index for one in self._engines.all if one.state is EngineState.SERVING and one.process]
+        if heirs:
+            self._hand_over_address(index, heirs[0])
+        self._hidden.add(index)
+        version = self.directory.publish()
+        await self._followed(lambda report: report.version >= version and index not in report.joined)
+        await self._forget(index)
+        logger.info("engine %d is removed", index)
+
+    # --- their parts ----------------------------------------------------------------------------------
+
+    async def _configuration(self, model: str | None) -> ResolvedConfig:
+        """Return the configuration of new engines: that of the server, with another model if one is given."""
+        if self._read is None:
+            raise ConflictError(
+                "this server has joined its engines: give the address of another one, or start it there"
+            )
+        config = self._read()
+        if model is not None:
+            config = msgspec.structs.replace(config, model=msgspec.structs.replace(config.model, model=model))
+        resolved = await asyncio.to_thread(read_config, config, Timeline())
+        await self._require_same_tokens(resolved)
+        if model is not None:  # callers go on with the names that they know
+            resolved = msgspec.structs.replace(resolved, served_model_names=self._client.config.served_model_names)
+        return resolved
+
+    async def _require_same_tokens(self, new: ResolvedConfig) -> None:
+        client = self._client
+        tokenizer = await asyncio.to_thread(model_tokenizer, new.model)
+        await client.run_in_thread(lambda: require_same_tokens(client.config, client.tokenizer, new, tokenizer))
+
+    async def _started(self, index: int, config: ResolvedConfig) -> EngineConnection:
+        spawned = spawn_engine(config_of_engine(config, index), Timeline())
+        self._starting[index] = spawned.address
+        try:
+            return await follow_engine(spawned, None)
+        finally:
+            del self._starting[index]
+
+    async def _joined(self, index: int, address: str, public_key_file: str | None) -> EngineConnection:
+        if any(engine.link.address == address for engine in self._engines.all):
+            raise ConflictError(f"the engine at {address} is one of them already")
+        self._starting[index], self._key_files[index] = address, public_key_file
+        try:
+            return await self._join(EngineEntry(index, address, EngineState.STARTING, public_key_file=public_key_file))
+        finally:
+            del self._starting[index]
+
+    async def _introduce(self, index: int, connection: EngineConnection, *, must_be_equal: bool) -> None:
+        """Add an engine, and have all processes join it.
+
+        Raises:
+            ConfigError: it computes other bits than those that serve, and must not.
+        """
+        try:
+            if must_be_equal and connection.link.facts.identity != self._engines.link.identity:
+                raise ConfigError(
+                    f"the engine at {connection.link.address} serves {connection.link.facts.model} with other weights "
+                    "or settings, or on another kind of processor",
+                    phase="connecting",
+                    hint="octavo admin engines replace exchanges the weights of all engines",
+                )
+            self._engines.add(index, connection)
+        except BaseException:
+            await connection.close()
+            raise
+        try:
+            self.directory.publish()
+            async with asyncio.timeout(JOIN_TIMEOUT_S):
+                await self._followed(lambda report: index in report.joined)
+        except BaseException as error:
+            self._hidden.add(index)
+            self.directory.publish()
+            await self._forget(index)
+            if isinstance(error, TimeoutError):
+                message = f"an HTTP process has not joined engine {index} within {JOIN_TIMEOUT_S:.0f} s"
+                raise StartupError(message, phase="connecting") from None
+            raise
+
+    async def _forget(self, index: int) -> None:
+        await self._engines.remove(index)
+        self._leaving.discard(index)
+        self._hidden.discard(index)
+        self._key_files.pop(index, None)
+
+    async def _until_idle(self, index: int, timeout_s: float | None) -> None:
+        """Wait until no process needs an engine that drains; after the timeout its requests move if they can.
+
+        Raises:
+            ConflictError: it serves again.
+        """
+        version = self.directory.publish()
+        loop = asyncio.get_running_loop()
+        deadline = None if timeout_s is None else loop.time() + timeout_s
+        while not await self._is_idle(index, version):
+            if deadline is not None and loop.time() >= deadline and index not in self._leaving:
+                logger.info(
+                    "engine %d still has requests after %g s: they move to others if they can", index, timeout_s
+                )
+                self._leaving.add(index)
+                self._engines.move_requests([index])
+                self.directory.publish()
+            await asyncio.sleep(POLL_S)
+            if index not in self._engines or self._engines[index].state is EngineState.SERVING:
+                raise ConflictError(f"engine {index} does not drain any more")
+
+    async def _is_idle(self, index: int, version: int) -> bool:
+        if not self._engines.is_idle(index):
+            return False
+        if any(report.version < version or index in report.busy for report in self.directory.reports):
+            return False
+        engine = self._engines[index]
+        if engine.process is None or not engine.link.is_up:
+            return True
+        stats = await engine.link.call(GetStats())  # applications that have joined this engine may have requests too
+        return isinstance(stats, EngineStats) and not stats.num_running + stats.num_waiting
+
+    async def _followed(self, has_followed: Callable[..., bool]) -> None:
+        """Wait until every process has; one that ends meanwhile does not count, its successor does."""
+        while not all(has_followed(report) for report in self.directory.reports):  # noqa: ASYNC110
+            await asyncio.sleep(POLL_S)
+
+    def _hand_over_address(self, index: int, heir: int) -> None:
+        """Point the address on which applications join an engine, if there is one, at another engine."""
+        old, new = self._engines[index], self._engines[heir]
+        if old.process and new.process:
+            old.process.hand_over_address(new.process)
+            old.link.address = old.process.address  # if its core crashes, the next one listens there
+            self.directory.publish()
+
+    def _set_states(self, states: dict[int, EngineState]) -> None:
+        self._engines.set_states(states)
+        self.directory.publish()
+
+    def _entries(self) -> list[EngineEntry]:
+        """Return the engines for the other processes."""
+        return [
+            EngineEntry(
+                engine.index,
+                engine.link.address,
+                engine.state,
+                engine.index in self._leaving,
+                engine.link.failure is not None,
+                self._key_files.get(engine.index),
+            )
+            for engine in self._engines.all
+            if engine.index not in self._hidden
+        ]
+
+    def _free_index(self) -> int:
+        index = next(
+            (one for one in range(MAX_ENGINES) if one not in self._engines and one not in self._starting), None
+        )
+        if index is None:
+            raise ConflictError(f"there are {MAX_ENGINES} engines already")
+        return index
+
+    def _index(self, command: AdminCommand) -> int:
+        if command.index is None or command.index not in self._engines:
+            known = ", ".join(str(engine.index) for engine in self._engines.all)
+            raise InvalidRequestError(f"there is no engine {command.index}: use one of {known}", "index")
+        return command.index
+
+    @contextlib.contextmanager
+    def _changing(self, what: str) -> Iterator[None]:
+        """Exclude other changes of the engines.
+
+        Raises:
+            ConflictError: one is in progress.
+        """
+        if self._change:
+            raise ConflictError(f"{self._change} at the moment: try again later")
+        self._change = what
+        try:
+            yield
+        finally:
+            self._change = ""
