@@ -1,8 +1,8 @@
-"""Workers that share a model by layers: the same bits as one worker, with several steps in flight."""
+"""Workers that share a model by layers: the same bits as one worker."""
 
+import asyncio
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -11,120 +11,139 @@ import pytest
 import torch
 from pairwise import pairwise
 from tiny_models import make_tiny
-from worker_plans import NUM_BLOCKS, Driver, Running, spec, worker_config
+from worker_plans import NUM_BLOCKS, Driver, HostExecutor, Running, spec, worker_config
+from workloads import ask_all, random_requests
 
+from octavo import LLM, AsyncClient
 from octavo.kernels.native import library
-from octavo.kernels.stage_exchange.link import SharedMemoryLink, link_bytes
+from octavo.kernels.native.library import NativeLibrary
 from octavo.protocol.config import ResolvedConfig
+from octavo.protocol.control import WorkerSpec
+from octavo.protocol.errors import ConfigError
 from octavo.protocol.steps import StepPlan, StepResult
-from octavo.worker_proc.executor.executor import PipelinedExecutor
 from octavo.worker_proc.executor.open import open_executor
-from octavo.worker_proc.models.base import Model
-from octavo.worker_proc.parallel.stage_links import SharedMemoryStages, residual_width
+from octavo.worker_proc.parallel.open import join_peers
 from octavo.worker_proc.parallel.stages import split_layers
 from octavo.worker_proc.weights.load import load_model
 
-ARCHITECTURES = ["LlamaForCausalLM", "Qwen3ForCausalLM", "OPTForCausalLM", "GPT2LMHeadModel"]
-STEP_BYTES = 1 << 20
+HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 128, "head_dim": 32}
+SHAPES = {
+    "LlamaForCausalLM": {**HEADS, "intermediate_size": 256, "num_hidden_layers": 5},
+    "Qwen3ForCausalLM": {**HEADS, "intermediate_size": 256, "num_hidden_layers": 5, "tie_word_embeddings": True},
+    "OPTForCausalLM": {"num_attention_heads": 4, "hidden_size": 128, "ffn_dim": 256, "num_hidden_layers": 5},
+    "GPT2LMHeadModel": {"n_head": 4, "n_embd": 128, "n_layer": 5},
+}
+SIZES = {"max_model_len": 128, "max_num_seqs": 4}
+TIMEOUT_S = 120.0
 
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("models")
-    layers = {arch: {"n_layer": 5} if arch == "GPT2LMHeadModel" else {"num_hidden_layers": 5} for arch in ARCHITECTURES}
-    return {arch: make_tiny(arch, folder / arch, **layers[arch]) for arch in ARCHITECTURES}
+    return {arch: make_tiny(arch, folder / arch, **shape) for arch, shape in SHAPES.items()}
 
 
-class StagedExecutor:
-    """The stages of a model in one thread: each computes a plan after the stage before it."""
+class Recording:
+    """An executor that keeps its plans, as a core sends them to stages, and their results."""
 
-    def __init__(self, models: list[Model], config: ResolvedConfig) -> None:
-        self._results: list[StepResult] = []
-        sizes = {"num_blocks": NUM_BLOCKS, "max_model_len": config.max_model_len}
-        deliver = [lambda _: None] * (len(models) - 1) + [self._results.append]
-        self._stages: list[PipelinedExecutor] = [
-            open_executor(model, config, None, take, **sizes) for model, take in zip(models, deliver, strict=True)
-        ]
+    def __init__(self, executor: HostExecutor) -> None:
+        self._executor = executor
         self._sampled: list[tuple[int, int]] = []
+        self.steps: list[tuple[StepPlan, StepResult]] = []
 
     def execute(self, plan: StepPlan) -> StepResult:
-        sampled = [(slot, token) for slot, token in self._sampled if slot not in plan.released]
-        plan = msgspec.structs.replace(plan, sampled=sampled)
-        for stage in self._stages:
-            stage.begin(plan)
-        (result,) = self._results
-        self._results.clear()
+        result = self._executor.execute(plan)
+        returned = [(slot, token_id) for slot, token_id in self._sampled if slot not in plan.released]
+        self.steps.append((msgspec.structs.replace(plan, sampled=returned), result))
         slots = [entry.slot for entry in plan.scheduled if entry.num_samples]
         self._sampled = list(zip(slots, result.token_ids, strict=True))
         return result
 
 
-@contextmanager
-def stages(path: Path, num_stages: int, **settings: Any) -> Iterator[tuple[list[Model], ResolvedConfig]]:
-    """Load the stages of a model, linked through memory."""
-    config = worker_config(path, max_model_len=128, max_num_seqs=4, pipeline_parallel_size=num_stages, **settings)
-    descriptor = os.memfd_create("stages")
-
-    def link(index: int) -> SharedMemoryLink:
-        return SharedMemoryLink(descriptor, index * link_bytes(STEP_BYTES), STEP_BYTES)
-
-    width, last = residual_width(config.model), num_stages - 1
-    torch.set_num_threads(1)
-    yield (
-        [
-            load_model(
-                config,
-                lambda _: None,
-                library=library.load(),
-                rank=index,
-                exchange=SharedMemoryStages(
-                    link(index - 1) if index else None, link(index) if index < last else None, width
-                ),
-            )
-            for index in range(num_stages)
-        ],
-        config,
-    )
-    os.close(descriptor)
-
-
-def generated(driver: Driver) -> list[Any]:
-    """Return the tokens and logprobs of three requests, computed in chunks and in one batch."""
+def recorded(config: ResolvedConfig, kernels: NativeLibrary | None) -> list[tuple[StepPlan, StepResult]]:
+    """Compute three requests in chunks and in one batch, then another one, on one worker."""
+    model = load_model(config, lambda _: None, library=kernels)
+    recording = Recording(HostExecutor(model, config, NUM_BLOCKS))
+    driver = Driver(model, config, recording)
     samplings = [
         (5, spec(logprobs=2)),
         (40, spec(temperature=1.0, seed=3, logprobs=1, repetition_penalty=1.2)),
         (70, spec(prompt_logprobs=1)),
     ]
     requests: list[Running] = [
-        driver.admit(slot, [(7 * slot + 3 * place) % 300 for place in range(length)], sampling)
+        driver.admit(slot, [(7 * slot + 3 * place) % 100 for place in range(length)], sampling)
         for slot, (length, sampling) in enumerate(samplings)
     ]
     driver.step({0: 5, 1: 13, 2: 31})
     driver.step({0: 1, 1: 27, 2: 39})
     driver.run(6)
-    driver.release(1)
-    again = driver.admit(1, list(range(9)), spec())
+    driver.release(requests[1].slot)
+    driver.admit(1, list(range(9)), spec())
     driver.run(3)
-    requests.append(again)
-    return [(request.token_ids, request.logprobs, request.prompt_logprobs) for request in requests]
+    return recording.steps
+
+
+def on_stages(config: ResolvedConfig, kernels: NativeLibrary, plans: list[StepPlan]) -> list[StepResult]:
+    """Execute plans on the workers of a configuration, each in a thread, and return the results of the last stage."""
+    descriptor = os.memfd_create("workers")
+
+    def work(rank: int) -> list[StepResult]:
+        addresses = {"plan_address": "", "result_address": ""}
+        worker = WorkerSpec(config=config, rank=rank, world_size=config.world_size, exchange_fd=descriptor, **addresses)
+        peers = join_peers(worker, kernels)
+        peers.meet()
+        exchanges = {"group": peers.group, "exchange": peers.stages}
+        model = load_model(config, lambda _: None, library=kernels, rank=rank, **exchanges)
+        results: list[StepResult] = []
+        sizes = {"num_blocks": NUM_BLOCKS, "max_model_len": config.max_model_len}
+        executor = open_executor(model, config, None, results.append, **sizes)
+        for plan in plans:
+            executor.begin(plan)
+        return results
+
+    threads = ThreadPoolExecutor(config.world_size)
+    try:
+        futures = [threads.submit(work, rank) for rank in range(config.world_size)]
+        return [future.result(TIMEOUT_S) for future in futures][config.answering_rank]
+    finally:
+        threads.shutdown(wait=False)
+        os.close(descriptor)
+
+
+def without_time(results: list[StepResult]) -> list[StepResult]:
+    return [msgspec.structs.replace(result, elapsed_s=0.0) for result in results]
 
 
 @pytest.mark.parametrize(
-    ("arch", "num_stages", "settings"),
+    ("arch", "num_stages", "size", "settings"),
     pairwise(
-        ARCHITECTURES,
+        list(SHAPES),
         [2, 3, 5],
-        [{}, {"dtype": "bfloat16"}, {"dtype": "bfloat16", "quantization": "int8"}, {"load_format": "dummy"}],
+        [1, 2],
+        [{}, {"dtype": "bfloat16"}, {"dtype": "bfloat16", "quantization": "int8"}],
     ),
 )
 def test_the_number_of_stages_changes_no_bit(
-    models: dict[str, Path], arch: str, num_stages: int, settings: dict[str, Any]
+    models: dict[str, Path], arch: str, num_stages: int, size: int, settings: dict[str, Any]
 ) -> None:
-    whole = worker_config(models[arch], max_model_len=128, max_num_seqs=4, **settings)
-    expected = generated(Driver(load_model(whole, lambda _: None, library=library.load()), whole))
-    with stages(models[arch], num_stages, **settings) as (parts, config):
-        driver = Driver(parts[0], config, StagedExecutor(parts, config))
-        assert generated(driver) == expected
+    torch.set_num_threads(1)
+    kernels = library.load()
+    steps = recorded(worker_config(models[arch], **SIZES, **settings), kernels)
+    sizes = {"pipeline_parallel_size": num_stages, "tensor_parallel_size": size}
+    config = worker_config(models[arch], **SIZES, **settings, **sizes)
+    results = on_stages(config, kernels, [plan for plan, _ in steps])
+    assert without_time(results) == without_time([result for _, result in steps])
+
+
+def test_stages_of_random_weights_are_those_of_the_whole_model(models: dict[str, Path]) -> None:
+    torch.set_num_threads(1)
+    kernels, model = library.load(), models["LlamaForCausalLM"]
+    steps = recorded(worker_config(model, load_format="dummy", **SIZES), kernels)
+    config = worker_config(
+        model, load_format="dummy", pipeline_parallel_size=2, pipeline_layer_partition="1,4", **SIZES
+    )
+    results = on_stages(config, kernels, [plan for plan, _ in steps])
+    assert without_time(results) == without_time([result for _, result in steps])
 
 
 @pytest.mark.parametrize(
@@ -140,3 +159,55 @@ def test_the_number_of_stages_changes_no_bit(
 )
 def test_stages_have_weights_of_about_the_same_size(layers, output, num_stages, counts) -> None:
     assert split_layers(layers, output, num_stages) == counts
+
+
+@pytest.mark.parametrize(
+    ("settings", "message", "hint"),
+    [
+        ({"pipeline_parallel_size": 6}, "the model has 5 layers", "--pipeline-parallel-size 5 or less"),
+        ({"pipeline_parallel_size": 2, "device": "cuda"}, "stages run on CPUs only", "--tensor-parallel-size"),
+        ({"pipeline_parallel_size": 2, "pipeline_layer_partition": "2,2"}, "with the sum 5", "such as 12,10"),
+        ({"pipeline_parallel_size": 2, "pipeline_layer_partition": "5,0"}, "not 2 positive numbers", "such as 12,10"),
+        ({"pipeline_parallel_size": 2, "pipeline_layer_partition": "five"}, "not 2 positive numbers", "such as"),
+        ({"pipeline_layer_partition": "2,3"}, "not 1 positive numbers", "for each of --pipeline-parallel-size"),
+    ],
+)
+def test_stages_that_do_not_fit_the_model_are_rejected(
+    models: dict[str, Path], settings: dict[str, Any], message: str, hint: str
+) -> None:
+    with pytest.raises(ConfigError) as raised:
+        worker_config(models["LlamaForCausalLM"], **settings)
+    assert message in raised.value.message
+    assert hint in raised.value.hint
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("size", [1, 2])
+def test_stages_that_compute_through_torch_pass_the_same_bits_on(model: Path, size: int) -> None:
+    settings = {"dtype": "bfloat16", "max_model_len": 256, "cpu_kernels": "torch", "tensor_parallel_size": size}
+    requests = random_requests(seed=7, count=12, vocab_size=100)
+
+    async def results(**sizes: int) -> list[list[Any]]:
+        async with AsyncClient.launch(str(model), **settings, **sizes) as client:
+            return await ask_all(client, requests)
+
+    assert asyncio.run(results(pipeline_parallel_size=2)) == asyncio.run(results())
+
+
+def test_an_engine_with_stages(model: Path, llm: LLM) -> None:
+    """Workers of two stages start, answer many requests at once, and give the answers of one worker."""
+    requests = random_requests(seed=21, count=25, vocab_size=100)
+
+    async def expected() -> list[list[Any]]:
+        async with AsyncClient.connect(llm.client.address) as client:
+            return await ask_all(client, requests)
+
+    async def results() -> list[list[Any]]:
+        settings = {"dtype": "float32", "max_model_len": 256, "max_num_seqs": 6, "num_gpu_blocks_override": 40}
+        async with AsyncClient.launch(str(model), pipeline_parallel_size=2, **settings) as client:
+            answers = await ask_all(client, requests)
+            stats = await client.engine_stats()
+            assert stats.num_free_blocks == stats.num_blocks == 40
+            return answers
+
+    assert asyncio.run(results()) == asyncio.run(expected())

@@ -103,26 +103,38 @@ async def strike_at_random(
 
 
 @pytest.mark.parametrize(
-    ("number", "cause", "seed", "size"),
+    ("number", "cause", "seed", "size", "num_stages", "num_strikes"),
     [
-        pytest.param(signal.SIGKILL, "exited", 1, 1, id="killed"),
-        pytest.param(signal.SIGKILL, "exited", 2, 1, id="killed again", marks=pytest.mark.long),
-        pytest.param(signal.SIGSTOP, "hung", 3, 1, id="stopped", marks=pytest.mark.long),
-        pytest.param(signal.SIGKILL, "exited", 4, 2, id="one of two ranks killed", marks=pytest.mark.long),
-        pytest.param(signal.SIGSTOP, "hung", 5, 2, id="one of two ranks stopped"),
+        pytest.param(signal.SIGKILL, "exited", 1, 1, 1, 3, id="killed"),
+        pytest.param(signal.SIGKILL, "exited", 2, 1, 1, 3, id="killed again", marks=pytest.mark.long),
+        pytest.param(signal.SIGSTOP, "hung", 3, 1, 1, 3, id="stopped", marks=pytest.mark.long),
+        pytest.param(signal.SIGKILL, "exited", 4, 2, 1, 3, id="one of two ranks killed", marks=pytest.mark.long),
+        pytest.param(signal.SIGSTOP, "hung", 5, 2, 1, 3, id="one of two ranks stopped"),
+        pytest.param(signal.SIGKILL, "exited", 6, 1, 2, 1, id="one of two stages killed"),
+        pytest.param(signal.SIGSTOP, "hung", 7, 1, 2, 3, id="one of two stages stopped", marks=pytest.mark.long),
+        pytest.param(signal.SIGKILL, "exited", 8, 2, 2, 3, id="one of two by two killed", marks=pytest.mark.long),
     ],
 )
 def test_a_storm_over_dying_workers(
-    model: Path, expected: list[list[Any]], number: signal.Signals, cause: str, seed: int, size: int
+    model: Path,
+    expected: list[list[Any]],
+    number: signal.Signals,
+    cause: str,
+    seed: int,
+    size: int,
+    num_stages: int,
+    num_strikes: int,
 ) -> None:
-    """The expected answers are those of one rank, whatever the size."""
+    """The expected answers are those of one rank, whatever the sizes."""
     requests = storm_requests()
-    settings = {**SETTINGS, "execute_model_timeout": 2.0, "tensor_parallel_size": size}
+    sizes = {"tensor_parallel_size": size, "pipeline_parallel_size": num_stages}
+    settings = {**SETTINGS, "execute_model_timeout": 2.0, **sizes}
+    last = size * num_stages - 1
 
     async def main() -> None:
         async with AsyncClient.launch(str(model), **settings) as client:
             rng = random.Random(seed)
-            striking = asyncio.create_task(strike_at_random(client, number, rng, num_strikes=3, rank=size - 1))
+            striking = asyncio.create_task(strike_at_random(client, number, rng, num_strikes, rank=last))
             results = await ask_all(client, requests)
             striking.cancel()
             await asyncio.gather(striking, return_exceptions=True)
