@@ -6,6 +6,7 @@
 #include "embedding/native.h"
 #include "gelu/native.h"
 #include "gelu_and_mul/native.h"
+#include "latent_heads/native.h"
 #include "layer_norm/native.h"
 #include "pointwise/native.h"
 #include "quantize/native.h"

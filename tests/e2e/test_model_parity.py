@@ -73,6 +73,10 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "qwen2-tied": ("Qwen2ForCausalLM", {"tie_word_embeddings": True}),
     "qwen3-biases": ("Qwen3ForCausalLM", {"attention_bias": True, "tie_word_embeddings": True}),
+    "deepseek-v3-yarn": (
+        "DeepseekV3ForCausalLM",
+        {"rope_parameters": {**YARN_ROPE, "mscale": 1.0, "mscale_all_dim": 0.8}, "rope_interleave": False},
+    ),
     "opt-350m-form": ("OPTForCausalLM", {"do_layer_norm_before": False, "word_embed_proj_dim": 32}),
     "opt-no-bias": ("OPTForCausalLM", {"enable_bias": False}),
 }

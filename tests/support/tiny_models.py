@@ -62,7 +62,32 @@ _CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 ARCHITECTURES = tuple(_CONFIGS)
 _EXPERTS = {**_LLAMA, "moe_intermediate_size": 40, "num_experts": 8, "num_experts_per_tok": 3}
+_LATENT = {
+    **{key: value for key, value in _LLAMA.items() if key != "head_dim"},
+    "num_key_value_heads": 6,
+    "moe_intermediate_size": 40,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "n_group": 4,
+    "topk_group": 2,
+    "first_k_dense_replace": 1,
+    "kv_lora_rank": 32,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 16,
+    "v_head_dim": 20,
+}
 _MOE_CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
+    "DeepseekV2ForCausalLM": (
+        "DeepseekV2Config",
+        {
+            **_LATENT,
+            "q_lora_rank": None,
+            "topk_method": "group_limited_greedy",
+            "routed_scaling_factor": 2.0,
+            "n_shared_experts": 2,
+        },
+    ),
+    "DeepseekV3ForCausalLM": ("DeepseekV3Config", {**_LATENT, "q_lora_rank": 24, "n_shared_experts": 1}),
     "MixtralForCausalLM": (
         "MixtralConfig",
         {**_LLAMA, "sliding_window": None, "num_local_experts": 5, "num_experts_per_tok": 2},
@@ -112,13 +137,16 @@ def make_tiny(
 
 
 def _randomize(model: torch.nn.Module, seed: int) -> None:
-    """Give every parameter, biases and norms too, values large enough that the logits differ clearly."""
+    """Give all parameters and the biases of routing values so large that the logits differ clearly."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             noise = torch.randn(parameter.shape, generator=generator)
             is_norm = parameter.ndim == 1 and name.endswith("weight")
             parameter.copy_(1.0 + 0.2 * noise if is_norm else 0.2 * noise)
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.copy_(0.2 * torch.randn(buffer.shape, generator=generator))
 
 
 def _tokenizer() -> Tokenizer:

@@ -9,6 +9,8 @@ from octavo.worker_proc.parallel.placement import Placement
 from octavo.worker_proc.parallel.sharding import facts_of_rank
 
 ARCHITECTURES = {
+    "DeepseekV2ForCausalLM": "octavo.worker_proc.models.deepseek",
+    "DeepseekV3ForCausalLM": "octavo.worker_proc.models.deepseek",
     "GPT2LMHeadModel": "octavo.worker_proc.models.gpt2",
     "LlamaForCausalLM": "octavo.worker_proc.models.llama",
     "MistralForCausalLM": "octavo.worker_proc.models.llama",

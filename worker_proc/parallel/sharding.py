@@ -36,7 +36,7 @@ class Role(Enum):
 
 
 _ROLES = [
-    (r"\.(q_proj|gate_proj|up_proj|fc1|c_fc|w1|w3)$", Role.COLUMN),
+    (r"\.(q_proj|q_b_proj|kv_b_proj|gate_proj|up_proj|fc1|c_fc|w1|w3)$", Role.COLUMN),
     (r"\.(k_proj|v_proj)$", Role.KEY_VALUE),
     (r"\.c_attn$", Role.QUERY_KEY_VALUE),
     (r"\.(o_proj|out_proj|down_proj|fc2|c_proj|w2)$", Role.ROW),
