@@ -185,6 +185,10 @@ class AsyncClient:
         """All engines, by index."""
         return self.engine_set.all
 
+    def engine_blocks(self) -> dict[int, int]:
+        """Return the KV blocks of each engine, by index."""
+        return {engine.index: engine.link.facts.num_blocks for engine in self.engines}
+
     @property
     def failure(self) -> EngineDeadError | None:
         """Why no request can be served any more; None while the engine lives."""

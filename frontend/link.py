@@ -79,6 +79,8 @@ class CoreLink:
         self._keys = keys
         self._frontend_id = os.urandom(FRONTEND_ID_BYTES)
         self.address = address
+        self.index = 0
+        """Of the engine, among those of a client."""
         self.latest_stats = EngineStats()
         self.on_stats: Callable[[EngineStats], None] = lambda stats: None
         self.on_resumed: Callable[[Resumption], None] = lambda resumption: None
@@ -223,7 +225,7 @@ class CoreLink:
         in_flight.add(submit, is_sent=not must_wait, num_new_tokens=num_new_tokens)
         if not must_wait:
             self._wire.send(frames)
-        stream = RequestStream(submit.request_id, arrived)
+        stream = RequestStream(submit.request_id, arrived, self.index)
         self._add(stream)
         return stream
 
@@ -238,6 +240,7 @@ class CoreLink:
         """Continue a request that another engine has released."""
         assert self.is_up, "requests move to an engine that has a core"
         self._add(stream)
+        stream.engine = self.index
         if (submit := self._in_flight.adopt(entry, num_new_tokens)) is not None:
             self._wire.send(self._requests.encode(submit))
 

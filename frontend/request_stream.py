@@ -17,10 +17,12 @@ _FAILURES: dict[FailureKind, Callable[[Failed], OctavoError]] = {
 class RequestStream:
     """Events that the consumer has not taken yet. A slow consumer gets them in larger batches."""
 
-    __slots__ = ("_arrived", "_error", "_events", "is_over", "request_id")
+    __slots__ = ("_arrived", "_error", "_events", "engine", "is_over", "request_id")
 
-    def __init__(self, request_id: RequestId, arrived: WakeEvent) -> None:
+    def __init__(self, request_id: RequestId, arrived: WakeEvent, engine: int = 0) -> None:
         self.request_id = request_id
+        self.engine = engine
+        """Index of the engine that has the request now, or had it at its end."""
         self.is_over = False
         """True once the `Finished`, or the failure, has arrived."""
         self._events: list[Tokens | Finished] = []

@@ -69,6 +69,8 @@ class BeamGeneration:
         self._num_cached_tokens = 0
         self._num_preemptions = 0
         self._timings = RequestTimings()
+        self._engine = 0
+        """Index of the engine that computed the latest step."""
 
     @property
     def identity(self) -> str:
@@ -100,7 +102,7 @@ class BeamGeneration:
         except OctavoError as error:
             reason = str(FinishReason.ERROR)
             if self._observer and isinstance(error, OverloadedError) and error.limit:
-                self._observer.on_rejected(error.limit)
+                self._observer.on_rejected(error.limit, self._engine)
             raise
         finally:
             self._report(reason)
@@ -125,6 +127,7 @@ class BeamGeneration:
                 submit = self._submission([*self._prompt_token_ids, *beam.token_ids], bool(beam.steps))
                 beside = streams[0].request_id if streams else None
                 streams.append(self._link.submit(submit, self._arrived, beside))
+            self._engine = streams[0].engine
             while len(ends) < len(streams):
                 await self._arrived.wait()
                 self._arrived.clear()
@@ -182,9 +185,9 @@ class BeamGeneration:
         """Report a step, which is one token of each beam, to the observer; return the time."""
         now_s = time.monotonic()
         if self._observer and last_s == self._start_s:
-            self._observer.on_first_token(now_s - last_s)
+            self._observer.on_first_token(now_s - last_s, self._engine)
         elif self._observer:
-            self._observer.on_inter_token(now_s - last_s, 1)
+            self._observer.on_inter_token(now_s - last_s, 1, self._engine)
         return now_s
 
     def _report(self, finish_reason: str) -> None:
@@ -203,5 +206,6 @@ class BeamGeneration:
                 params_max_tokens=self._params.max_tokens,
                 e2e_s=time.monotonic() - self._start_s,
                 timings=self._timings,
-            )
+            ),
+            self._engine,
         )

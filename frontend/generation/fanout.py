@@ -170,7 +170,8 @@ class Generation:
             if sequence.finish_reason is not None:
                 self._num_running -= 1
             if self._observer and sequence.num_tokens > num_tokens:
-                self._observe(self._observer, sequence.num_tokens - num_tokens, sequence.take_intervals())
+                num_new_tokens = sequence.num_tokens - num_tokens
+                self._observe(self._observer, stream.engine, num_new_tokens, sequence.take_intervals())
             updated.append(sequence)
         return updated
 
@@ -217,29 +218,32 @@ class Generation:
         self._has_shown_prompt_logprobs = True
         return first.prompt_logprobs if is_shown else None
 
-    def _observe(self, observer: Observer, num_new_tokens: int, intervals_s: list[float]) -> None:
+    def _observe(self, observer: Observer, engine: int, num_new_tokens: int, intervals_s: list[float]) -> None:
         """Report new tokens to the observer.
 
         Args:
+            observer: of the client.
+            engine: that computed them.
             num_new_tokens: of one sequence.
             intervals_s: between each token and the one before, where the engine reports token times.
         """
         now_s = time.monotonic()
         if self._num_tokens == 0:
-            observer.on_first_token(now_s - self._start_s)
+            observer.on_first_token(now_s - self._start_s, engine)
         elif not intervals_s:
-            observer.on_inter_token(now_s - self._last_token_s, num_new_tokens)
+            observer.on_inter_token(now_s - self._last_token_s, num_new_tokens, engine)
         for interval_s in intervals_s:
-            observer.on_inter_token(interval_s, 1)
+            observer.on_inter_token(interval_s, 1, engine)
         self._num_tokens += num_new_tokens
         self._last_token_s = now_s
 
     def _report(self, finish_reason: str, error: OctavoError | None = None) -> None:
         """Report to the observer, once, how the request ended."""
         if self._observer:
+            engine = self._streams[0].engine if self._streams else 0
             if isinstance(error, OverloadedError) and error.limit:
-                self._observer.on_rejected(error.limit)
-            self._observer.on_finished(self._record(finish_reason))
+                self._observer.on_rejected(error.limit, engine)
+            self._observer.on_finished(self._record(finish_reason), engine)
         self._observer = None
 
     def _record(self, finish_reason: str) -> RequestRecord:

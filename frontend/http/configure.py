@@ -37,8 +37,8 @@ def make_app_state(
     if not isinstance(metrics, Metrics):
         metrics = Metrics(
             client.config,
-            num_blocks=client.facts.num_blocks,
             max_model_len=client.facts.max_model_len,
+            engine_blocks=client.engine_blocks,
             has_vllm_names=config.enable_vllm_metrics,
             counters=counters,
         )

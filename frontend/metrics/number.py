@@ -1,65 +1,32 @@
-"""`SharedSeries`: a Prometheus counter or gauge whose series are columns of `SharedCounters`."""
+"""A Prometheus counter or gauge of all engines, from columns of `SharedCounters`."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-from prometheus_client.registry import Collector
 
 from octavo.frontend.metrics.names import Kind
-from octavo.frontend.metrics.shared_counters import CounterColumns
 
 
-class SharedSeries(Collector):
-    """One metric.
+def number_family(
+    kind: Kind, name: str, help_text: str, series: Iterable[tuple[Mapping[str, str], float]], created_s: float
+) -> Metric:
+    """Return a metric with its series.
 
     Args:
         kind: counter or gauge.
         name: with prefix.
         help_text: for `/metrics`.
-        series: label names and values of each series.
-        columns: one per series.
+        series: labels and value of each.
         created_s: when counting began, in seconds since the epoch.
     """
-
-    def __init__(
-        self,
-        kind: Kind,
-        name: str,
-        help_text: str,
-        series: Sequence[Mapping[str, str]],
-        columns: CounterColumns,
-        created_s: float,
-    ) -> None:
-        self._kind = kind
-        self._name = name
-        self._help_text = help_text
-        self._series = series
-        self._columns = columns
-        self._created_s = created_s
-
-    def add(self, amount: float, index: int = 0) -> None:
-        """Increase this process's part of a series."""
-        self._columns.own[index] += amount
-
-    def set(self, value: float, index: int = 0) -> None:
-        """Set this process's part of a series."""
-        self._columns.own[index] = value
-
-    def total(self, index: int = 0) -> float:
-        """Return a series' value over all processes."""
-        return self._columns.sums()[index]
-
-    def collect(self) -> Iterator[Metric]:
-        """Yield the series as they are now."""
-        labels = list(self._series[0])
-        if self._kind is Kind.COUNTER:
-            counter = CounterMetricFamily(self._name, self._help_text, labels=labels)
-            for values, total in zip(self._series, self._columns.sums(), strict=True):
-                counter.add_metric(list(values.values()), total, created=self._created_s)
-            yield counter
-        else:
-            gauge = GaugeMetricFamily(self._name, self._help_text, labels=labels)
-            for values, total in zip(self._series, self._columns.sums(), strict=True):
-                gauge.add_metric(list(values.values()), total)
-            yield gauge
+    if kind is Kind.GAUGE:
+        gauge = GaugeMetricFamily(name, help_text)
+        for labels, value in series:
+            gauge.add_sample(name, dict(labels), value)
+        return gauge
+    counter = CounterMetricFamily(name, help_text)
+    for labels, value in series:
+        counter.add_sample(f"{name}_total", dict(labels), value)
+        counter.add_sample(f"{name}_created", dict(labels), created_s)
+    return counter

@@ -21,14 +21,14 @@ class Observer(Protocol):
     def on_live_requests(self, count: int) -> None:
         """The number of unfinished requests changed."""
 
-    def on_first_token(self, latency_s: float) -> None:
+    def on_first_token(self, latency_s: float, engine: int = 0) -> None:
         """Time from a request's arrival to its first token."""
 
-    def on_inter_token(self, latency_s: float, num_tokens: int) -> None:
+    def on_inter_token(self, latency_s: float, num_tokens: int, engine: int = 0) -> None:
         """Time between the previous output of a request and this one with `num_tokens` tokens."""
 
-    def on_rejected(self, limit: str) -> None:
+    def on_rejected(self, limit: str, engine: int = 0) -> None:
         """A request was rejected because of this queue limit."""
 
-    def on_finished(self, record: RequestRecord) -> None:
+    def on_finished(self, record: RequestRecord, engine: int = 0) -> None:
         """A request finished, for whatever reason."""

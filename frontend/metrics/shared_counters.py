@@ -9,7 +9,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 NUM_COLUMNS = 2048
-_NUM_ROW_BYTES = 8 * NUM_COLUMNS
+"""Of one section."""
+NUM_SECTIONS = 256
+"""Of one row, beside the columns that belong to no section. Pages that nobody writes take no memory."""
+_NUM_ROW_COLUMNS = NUM_COLUMNS * (1 + NUM_SECTIONS)
+_NUM_ROW_BYTES = 8 * _NUM_ROW_COLUMNS
 
 
 class CounterColumns:
@@ -38,11 +42,14 @@ class SharedCounters:
     Args:
         memory: all rows, initially zero.
         row: index of this process.
+        section: of each row; -1: the columns of no section.
     """
 
-    def __init__(self, memory: "memoryview[int]", row: int = 0) -> None:
+    def __init__(self, memory: "memoryview[int]", row: int = 0, section: int = -1) -> None:
+        assert section < NUM_SECTIONS, "NUM_SECTIONS is too small for the number of engines"
         numbers = memory.cast("d")
-        starts = range(0, len(numbers), NUM_COLUMNS)
+        starts = range((section + 1) * NUM_COLUMNS, len(numbers), _NUM_ROW_COLUMNS)
+        self._memory = memory
         self._rows = [numbers[start : start + NUM_COLUMNS] for start in starts]
         self._num_allocated = 0
         self.row = row
@@ -55,7 +62,8 @@ class SharedCounters:
     @classmethod
     def create(cls, path: Path, num_rows: int) -> "SharedCounters":
         """Create a file for `num_rows` processes and attach to its first row."""
-        path.write_bytes(bytes(num_rows * _NUM_ROW_BYTES))
+        with path.open("wb") as file:
+            file.truncate(num_rows * _NUM_ROW_BYTES)
         return cls.attach(path, 0)
 
     @classmethod
@@ -63,6 +71,10 @@ class SharedCounters:
         """Attach to a row. The counts of an earlier process of this row stay."""
         with path.open("r+b") as file:
             return cls(memoryview(mmap.mmap(file.fileno(), 0)), row)
+
+    def section(self, index: int) -> "SharedCounters":
+        """Return the counters of a section, with columns of their own."""
+        return SharedCounters(self._memory, self.row, index)
 
     def allocate(self, count: int) -> CounterColumns:
         """Return the next `count` columns."""

@@ -100,6 +100,7 @@ class RoutedLink:
         """Add an engine. It gets no requests until it serves."""
         assert index not in self._links, "an index belongs to one engine"
         self._links[index] = link
+        link.index = index
         link.on_lost = partial(self._on_lost, index)
         link.on_up = partial(self._on_up, index)
         if self._vocabulary is not None:

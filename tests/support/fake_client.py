@@ -115,6 +115,9 @@ class FakeClient:
         """Directories of the recordings that were started; "" for one that was ended."""
         self._aborted = asyncio.Event()
 
+    def engine_blocks(self) -> dict[int, int]:
+        return {0: self.facts.num_blocks}
+
     @property
     def num_live_requests(self) -> int:
         return len(self.requests)

@@ -20,5 +20,6 @@ RECORD = RequestRecord(
 )
 
 
-def exporter(**options) -> Metrics:
-    return Metrics(resolved_config(), num_blocks=64, max_model_len=256, **options)
+def exporter(num_engines: int = 1, **options) -> Metrics:
+    blocks = dict.fromkeys(range(num_engines), 64)
+    return Metrics(resolved_config(), max_model_len=256, engine_blocks=lambda: blocks, **options)

@@ -4,6 +4,7 @@ import dataclasses
 
 import msgspec
 import pytest
+from fake_client import resolved_config
 from metrics_fakes import RECORD, exporter
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -107,6 +108,39 @@ def test_rejections_are_counted_by_the_limit_that_was_reached() -> None:
     values = samples(metrics)
     assert values["octavo:admission_rejections_total,reason=max_num_queued_tokens"] == 1
     assert values["octavo:admission_rejections_total,reason=max_num_queued_reqs"] == 0
+
+
+def test_each_engine_has_its_own_series() -> None:
+    metrics = exporter(num_engines=3, has_vllm_names=True)
+    metrics.on_engine_stats(EngineStats(prompt_tokens=100, num_steps=1, num_running=4), 0)
+    metrics.on_engine_stats(EngineStats(prompt_tokens=30, num_steps=1), 2)
+    metrics.on_finished(RECORD, 2)
+    metrics.on_first_token(0.3, 1)
+    metrics.on_first_token(0.3, 2)
+    metrics.on_restart("core_died", 3, 2.5, 1)
+    families = {family.name: family for family in text_string_to_metric_families(metrics.render().decode())}
+
+    def by_engine(name: str) -> dict[str, float]:
+        family = name.removesuffix("_total").removesuffix("_count")
+        return {one.labels["engine"]: one.value for one in families[family].samples if one.name == name and one.value}
+
+    for prefix in ("octavo:", "vllm:"):
+        assert by_engine(prefix + "prompt_tokens_total") == {"0": 100, "2": 30}
+        assert by_engine(prefix + "num_requests_running") == {"0": 4}
+        assert by_engine(prefix + "e2e_request_latency_seconds_count") == {"2": 1}
+        assert by_engine(prefix + "time_to_first_token_seconds_count") == {"1": 1, "2": 1}
+        assert by_engine(prefix + "engine_restarts_total") == {"1": 1}
+        assert by_engine(prefix + "cache_config_info") == {"0": 1, "1": 1, "2": 1}
+    assert sum(metrics.histogram("time_to_first_token_seconds")[1]) == 2, "of all engines"
+
+
+def test_an_engine_that_left_is_not_exported() -> None:
+    blocks = {0: 64, 1: 64}
+    metrics = Metrics(resolved_config(), max_model_len=256, engine_blocks=lambda: blocks)
+    metrics.on_engine_stats(EngineStats(num_running=1), 1)
+    assert b'num_requests_running{engine="1",model_name="org/fake"} 1.0' in metrics.render()
+    del blocks[1]
+    assert b'engine="1"' not in metrics.render()
 
 
 def test_counters_never_fall_when_the_engine_is_new() -> None:

@@ -48,16 +48,16 @@ class Notes:
     def on_live_requests(self, count: int) -> None:
         pass
 
-    def on_first_token(self, latency_s: float) -> None:
+    def on_first_token(self, latency_s: float, engine: int = 0) -> None:
         self.num_tokens.append(1)
 
-    def on_inter_token(self, latency_s: float, num_tokens: int) -> None:
+    def on_inter_token(self, latency_s: float, num_tokens: int, engine: int = 0) -> None:
         self.num_tokens.append(num_tokens)
 
-    def on_rejected(self, limit: str) -> None:
+    def on_rejected(self, limit: str, engine: int = 0) -> None:
         self.limits.append(limit)
 
-    def on_finished(self, record: RequestRecord) -> None:
+    def on_finished(self, record: RequestRecord, engine: int = 0) -> None:
         self.records.append(record)
 
 

@@ -48,6 +48,18 @@ def test_metrics_of_the_engine_are_counted_once(tmp_path: Path) -> None:
     assert [value for name, value in told.items() if name.startswith("octavo:cache_config_info")] == [1]
 
 
+def test_engines_are_told_apart_by_all_processes(tmp_path: Path) -> None:
+    first = exporter(2, counters=SharedCounters.create(tmp_path / "counters", 2))
+    second = exporter(2, counters=SharedCounters.attach(tmp_path / "counters", 1))
+    for engine in (1, 0):  # not in the order in which the other process hears of them
+        second.on_finished(RECORD, engine)
+    first.on_finished(RECORD, 0)
+    told = values(first)
+    assert told == values(second)
+    counts = [told[f'octavo:request_params_n_count{{engine="{one}",model_name="org/fake"}}'] for one in (0, 1)]
+    assert counts == [2, 1]
+
+
 def test_a_restarted_process_continues_the_counters_of_its_row(tmp_path: Path) -> None:
     first = exporter(counters=SharedCounters.create(tmp_path / "counters", 2))
     dead = exporter(counters=SharedCounters.attach(tmp_path / "counters", 1))

@@ -128,10 +128,10 @@ class Intervals:
     def on_live_requests(self, count: int) -> None:
         pass
 
-    def on_first_token(self, latency_s: float) -> None:
+    def on_first_token(self, latency_s: float, engine: int = 0) -> None:
         self.num_first += 1
 
-    def on_inter_token(self, latency_s: float, num_tokens: int) -> None:
+    def on_inter_token(self, latency_s: float, num_tokens: int, engine: int = 0) -> None:
         self.intervals_s += [latency_s / num_tokens] * num_tokens
 
     def on_finished(self, record: object) -> None:
