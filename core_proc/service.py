@@ -366,12 +366,14 @@ class FrontendService:
         return stats
 
     def _log_waiting(self, now: float) -> None:
+        if now < self._next_waiting_log:
+            return
         reasons = [explain_waiting(self._scheduler, now)]
         if num_compiling := self._grammars.num_waiting:
             reasons.append(f"{num_compiling} requests wait for their grammars to be compiled")
         if num_held := self._quarantine.num_held:
             reasons.append(f"{num_held} requests are held until the one that crashes the engine is found")
-        if any(reasons) and now >= self._next_waiting_log:
+        if any(reasons):
             self._next_waiting_log = now + WAITING_LOG_INTERVAL_S
             logger.info("%s", "; ".join(filter(None, reasons)))
 

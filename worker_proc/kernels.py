@@ -33,8 +33,15 @@ def open_kernels(config: ResolvedConfig, env: Env, phase: Phase, *, number: int 
         logger.warning("--cpu-binding has no effect: it binds the threads of the native kernels, which are off")
         return None
     cores = usable_cores() if config.cpu_binding == "compact" else config.cpu_binding
+    first = number * config.num_threads
+    num_workers = max(number + 1, config.world_size * config.data_parallel_size)
+    if len(cores) < num_workers * config.num_threads:
+        raise ConfigError(
+            f"--cpu-binding {config.cpu_binding}: {num_workers} workers with {config.num_threads} threads each need "
+            f"{num_workers * config.num_threads} cores, and there are {len(cores)}",
+            hint="use --cpu-binding none, fewer workers or a smaller --num-threads",
+        )
     try:
-        first = number * config.num_threads
         bind_threads(library, cores[first : first + config.num_threads])
     except OSError as error:
         raise ConfigError(f"--cpu-binding: {error}", hint="name cores that this process may use") from error

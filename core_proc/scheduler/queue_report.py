@@ -4,7 +4,7 @@ from octavo.core_proc.scheduler.scheduler import Scheduler
 
 
 def explain_waiting(scheduler: Scheduler, now: float) -> str:
-    """Return a sentence about the queue, "" if nothing holds it up.
+    """Return a sentence about the queue, "" if nothing holds it up. Unpacks the first request, which is next anyway.
 
     Args:
         scheduler: only read.

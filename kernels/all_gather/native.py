@@ -2,6 +2,7 @@
 
 import ctypes
 
+import torch
 from torch import Tensor
 
 from octavo.kernels.dispatch import require
@@ -30,5 +31,13 @@ def record(x_TP: Tensor, group: SharedMemoryGroup, first_column: int, width: int
     def bind(inputs: list[Matrix], outputs: list[Matrix]) -> Arguments:
         return AllGatherArguments(inputs[0], outputs[0], first_column, group.address)
 
-    node = Node("all_gather", [value], [Buffer(width)], bind, is_row_wise=True, keeps=[group])
+    node = Node(
+        "all_gather",
+        [value],
+        [Buffer(width)],
+        bind,
+        is_row_wise=True,
+        keeps=[group],
+        max_rows=group.area_bytes // (width * torch.float32.itemsize),
+    )
     return as_tensor(value.recorder.append(node, (width,)))

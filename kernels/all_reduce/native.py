@@ -59,4 +59,5 @@ def _node(
         in_place=0 if residual is None else 1,
         keeps=[group, bias_D],
         absorb=absorb,
+        max_rows=group.area_bytes // exchanged_bytes(1, x.width, group.size),
     )

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from octavo.kernels.dispatch import require
 from octavo.kernels.native.arguments import TYPES, Arguments, Matrix, OperationEntry, ProgramArguments, StepArguments
 from octavo.kernels.native.layout import ALIGNMENT, Layout, lay_out, row_bytes
 from octavo.kernels.native.library import NativeLibrary
@@ -33,6 +34,9 @@ class Program:
         """Called after each run with its start and the nanoseconds of each operation; None: nobody observes."""
         self._run = library.function("run", [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64])
         self._nodes = narrow(nodes, results)
+        for node in self._nodes:
+            has_room = node.max_rows is None or max_rows <= node.max_rows
+            require(has_room, f"{node.operation}: {max_rows} rows, and shared memory for {node.max_rows}")
         self.work = sum(node.work for node in self._nodes)
         """Multiplications per row, without attention."""
         self._layout = lay_out(self._nodes, results, max_rows)

@@ -169,6 +169,8 @@ class Node:
     """Its name as an epilogue of a linear layer, if it can be one."""
     absorb: "Callable[[Node], Node | None] | None" = None
     """Given the only reader of its output, returns a fused node, or None."""
+    max_rows: int | None = None
+    """Rows for which there is memory that other processes share; None: it needs none."""
 
 
 class Recorder(Protocol):

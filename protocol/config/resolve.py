@@ -5,6 +5,7 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from octavo.protocol.code import ProcessorSource
+from octavo.protocol.config.division import check_division
 from octavo.protocol.config.engine import (
     DeviceName,
     DtypeName,
@@ -165,6 +166,7 @@ def resolve(config: EngineConfig, facts: ModelFacts, *, device: DeviceName, num_
     dtype = _dtype(config, facts)
     num_stages = config.parallel.pipeline_parallel_size
     world_size = config.parallel.tensor_parallel_size * num_stages
+    check_division(facts, config.parallel.tensor_parallel_size)
     stage_layers = resolve_stages(config.parallel, facts.num_layers, chosen_device)
     binding, num_threads = _threads(config, num_cores, world_size * config.parallel.data_parallel_size)
     stage_threads = num_threads * world_size // num_stages

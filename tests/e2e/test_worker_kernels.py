@@ -3,6 +3,7 @@
 import logging
 from pathlib import Path
 
+import msgspec
 import pytest
 from tiny_models import make_tiny
 from worker_plans import Driver, loaded, spec, worker_config
@@ -48,3 +49,17 @@ def test_torch_is_named_in_the_log_and_binds_no_thread(tmp_path: Path, caplog: p
     assert open_kernels(config, Env.read(), silent) is None
     assert "computing with torch's operations" in caplog.text
     assert "--cpu-binding has no effect" in caplog.text
+
+
+NUM_WORKERS = 4096
+"""More than any machine has cores."""
+
+
+@pytest.mark.parametrize(
+    ("changes", "number"),
+    [({"world_size": NUM_WORKERS}, 0), ({"data_parallel_size": NUM_WORKERS}, 0), ({}, NUM_WORKERS - 1)],
+)
+def test_workers_that_find_no_cores_are_not_left_unbound(tmp_path: Path, changes: dict[str, int], number: int) -> None:
+    config = worker_config(make_tiny("LlamaForCausalLM", tmp_path), cpu_binding="compact", num_threads=1)
+    with pytest.raises(ConfigError, match="compact: 4096 workers with 1 threads each need 4096 cores"):
+        open_kernels(msgspec.structs.replace(config, **changes), Env.read(), silent, number=number)

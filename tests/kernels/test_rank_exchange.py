@@ -9,12 +9,20 @@ from native_checks import same_bits
 from rank_threads import on_ranks
 from torch import Tensor
 
+from octavo.kernels.all_gather import native as all_gather
 from octavo.kernels.all_gather.native import AllGatherArguments
+from octavo.kernels.all_reduce import native as all_reduce
 from octavo.kernels.all_reduce.native import AllReduceArguments, exchanged_bytes
+from octavo.kernels.dispatch import ShapeError
+from octavo.kernels.embedding import embedding
 from octavo.kernels.native.arguments import Matrix
 from octavo.kernels.native.direct import run
 from octavo.kernels.native.library import NativeLibrary
+from octavo.kernels.native.passes import fuse
+from octavo.kernels.native.program import Program
 from octavo.kernels.native.rank_group import SharedMemoryGroup
+from octavo.kernels.native.recorder import ProgramRecorder
+from octavo.kernels.native.value import as_tensor, value_of
 
 
 def in_halves(parts: list[Tensor]) -> Tensor:
@@ -77,3 +85,25 @@ def test_all_gather_puts_columns_side_by_side(native_library: NativeLibrary, siz
         return out
 
     assert all(torch.equal(out, whole) for out in on_ranks(native_library, size, rows * width * 4, compute))
+
+
+@pytest.mark.parametrize("operation", ["all_reduce", "all_gather"])
+def test_a_program_needs_shared_memory_for_its_largest_step(native_library: NativeLibrary, operation: str) -> None:
+    width, rows = 64, 512
+    area_bytes = exchanged_bytes(rows, width, 1) if operation == "all_reduce" else rows * width * 4
+
+    def build(group: SharedMemoryGroup, max_rows: int) -> Program:
+        recorder = ProgramRecorder(torch.float32)
+        hidden = embedding(as_tensor(recorder.token_ids), torch.zeros(10, width))
+        if operation == "all_reduce":
+            out = all_reduce.record(hidden, group, None)
+        else:
+            out = all_gather.record(hidden, group, 0, width)
+        return Program(native_library, fuse(recorder.nodes, [value_of(out)]), [value_of(out)], max_rows)
+
+    def build_both(group: SharedMemoryGroup) -> None:
+        assert build(group, rows).max_rows == rows
+        with pytest.raises(ShapeError, match=f"{operation}: 513 rows, and shared memory for 512"):
+            build(group, rows + 1)
+
+    on_ranks(native_library, 1, area_bytes, build_both)

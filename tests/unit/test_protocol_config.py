@@ -230,3 +230,12 @@ def test_settings_of_structured_output_that_mean_nothing_are_rejected(text: str)
     with pytest.raises(ConfigError, match="structured_outputs_config") as caught:
         resolved(structured_outputs_config=text)
     assert "disable_any_whitespace" in caught.value.hint
+
+
+def test_sizes_that_do_not_divide_a_model_fail_before_anything_starts() -> None:
+    facts = msgspec.structs.replace(FACTS, num_heads=8, num_kv_heads=2, hf_config={"intermediate_size": 64})
+    two, three = (engine_config({"model": "m", "tensor_parallel_size": size}) for size in (2, 3))
+    assert resolve(two, facts, device="cpu", num_cores=2).tensor_parallel_size == 2
+    with pytest.raises(ConfigError, match="3 does not divide the model's num_attention_heads") as raised:
+        resolve(three, facts, device="cpu", num_cores=2)
+    assert raised.value.hint == "use one of 1, 2, 4, 8"

@@ -73,6 +73,8 @@ class DistributedRanks:
     def all_gather(self, columns_TP: Tensor, first: int, width: int) -> Tensor:
         """See `TensorParallelGroup`."""
         starts = [width * rank // self._size for rank in range(self._size + 1)]
+        if (first, first + columns_TP.shape[1]) != (starts[self._rank], starts[self._rank + 1]):
+            raise ValueError(f"all_gather: columns from {first} on; those of rank {self._rank} begin at {starts}")
         lengths = [end - start for start, end in itertools.pairwise(starts)]
         widest = max(lengths)
         padded_TP = torch.nn.functional.pad(columns_TP, (0, widest - columns_TP.shape[1]))

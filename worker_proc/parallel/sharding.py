@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from octavo.kernels.linear.native import NUM_SEGMENTS
+from octavo.protocol.config.division import check_division, division_problem, mlp_sizes
 from octavo.protocol.config.facts import ModelFacts
-from octavo.protocol.errors import ConfigError
 
 
 class Role(Enum):
@@ -43,9 +43,6 @@ _ROLES = [
     (r"^(embed_tokens|wte|lm_head)$", Role.VOCABULARY),
 ]
 """Names of layers in checkpoints, without the prefix of the model. All others are replicated."""
-
-_MLP_SIZES = ("intermediate_size", "ffn_dim", "n_inner", "moe_intermediate_size", "shared_expert_intermediate_size")
-"""Keys of `config.json` for the columns of the activation."""
 
 
 def role_of(layer: str) -> Role:
@@ -100,8 +97,7 @@ class Sharding:
     @classmethod
     def of(cls, facts: ModelFacts, rank: int, size: int) -> "Sharding":
         """Return the place of a rank of a model."""
-        mlp_sizes = _mlp_sizes(facts)
-        num_segments = max(count for count in NUM_SEGMENTS if not _problem(facts, mlp_sizes, count))
+        num_segments = max(count for count in NUM_SEGMENTS if not division_problem(facts, count))
         return cls(rank, size, facts.num_kv_heads, num_segments)
 
     def shard(self, role: Role, shape: tuple[int, ...]) -> Shard | None:
@@ -152,30 +148,10 @@ def facts_of_rank(facts: ModelFacts, size: int) -> ModelFacts:
     """
     if size == 1:
         return facts
-    mlp_sizes = _mlp_sizes(facts)
-    if problem := _problem(facts, mlp_sizes, size):
-        sizes = [str(other) for other in range(1, facts.num_heads + 1) if not _problem(facts, mlp_sizes, other)]
-        raise ConfigError(f"--tensor-parallel-size {size} {problem}", hint=f"use one of {', '.join(sizes)}")
+    check_division(facts, size)
     return msgspec.structs.replace(
         facts,
         num_heads=facts.num_heads // size,
         num_kv_heads=max(1, facts.num_kv_heads // size),
-        hf_config={**facts.hf_config, **{key: length // size for key, length in mlp_sizes.items()}},
+        hf_config={**facts.hf_config, **{key: length // size for key, length in mlp_sizes(facts).items()}},
     )
-
-
-def _mlp_sizes(facts: ModelFacts) -> dict[str, int]:
-    config = facts.hf_config
-    if sizes := {key: int(config[key]) for key in _MLP_SIZES if config.get(key)}:
-        return sizes
-    return {"n_inner": 4 * int(config["n_embd"])} if "n_embd" in config else {}  # GPT-2's default
-
-
-def _problem(facts: ModelFacts, mlp_sizes: dict[str, int], size: int) -> str | None:
-    """Return why the model cannot be divided by `size`; None: it can."""
-    for name, length in {"num_attention_heads": facts.num_heads, **mlp_sizes}.items():
-        if length % size:
-            return f"does not divide the model's {name} ({length})"
-    if facts.num_kv_heads % size and size % facts.num_kv_heads:
-        return f"neither divides the model's num_key_value_heads ({facts.num_kv_heads}) nor is a multiple of them"
-    return None
