@@ -125,6 +125,9 @@ class LaunchedEngine:
         if self._spawned.remote_address:
             message = f"an engine that listens on {self._spawned.remote_address} cannot be replaced while it runs"
             raise StartupError(message, phase="configuration", hint="stop it, and start another")
+        if config.num_nodes > 1 or config.executor == "ray":
+            message = "an engine on several machines cannot be replaced while it runs: it has their memory"
+            raise StartupError(message, phase="configuration", hint="stop it, and start another")
         async with self._changing:
             with _spawning():
                 successor = self._successor = self._spawned.spawn_successor(config)

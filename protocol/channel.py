@@ -26,7 +26,7 @@ from octavo.protocol.codec import (
     worker_command_codec,
     worker_reply_codec,
 )
-from octavo.protocol.curve import Authenticator, EngineKeys, prepare_listener
+from octavo.protocol.curve import Authenticator, ClientKeys, EngineKeys, prepare_connection, prepare_listener
 from octavo.protocol.errors import ProtocolError, StartupError
 from octavo.protocol.events import Event, reject_version
 from octavo.protocol.log import LimitedLog
@@ -55,8 +55,7 @@ class PeerLost(ProtocolError):
 class Publisher:
     """Core to workers: broadcasts every message to every worker and drops none."""
 
-    def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", address: str) -> None:
-        self.address = address
+    def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", address: str, keys: EngineKeys | None = None) -> None:
         self.next_sequence = 0
         self._codec = worker_command_codec()
         self.socket = context.socket(zmq.XPUB)
@@ -65,7 +64,7 @@ class Publisher:
         self.socket.setsockopt(zmq.XPUB_NODROP, 1)
         self.socket.setsockopt(zmq.SNDHWM, HIGH_WATER_MARK)
         self.socket.setsockopt(zmq.LINGER, 1000)
-        _bind(self.socket, address)
+        self.address = bind_for_group(self.socket, address, keys)
 
     def take_subscriptions(self) -> int:
         """Return how many workers have subscribed since the last call. They miss everything sent earlier."""
@@ -90,7 +89,7 @@ class Publisher:
 class Subscriber:
     """A worker's end of the broadcast: receives commands in order."""
 
-    def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", address: str) -> None:
+    def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", address: str, keys: ClientKeys | None = None) -> None:
         self.malformed_frames = 0
         self._next_sequence = 0
         self._codec = worker_command_codec()
@@ -98,6 +97,7 @@ class Subscriber:
         self.socket = context.socket(zmq.SUB)
         self.socket.setsockopt(zmq.RCVHWM, HIGH_WATER_MARK)
         self.socket.setsockopt(zmq.SUBSCRIBE, b"")
+        prepare_connection(self.socket, address, keys)
         self.socket.connect(address)
 
     def receive(self, timeout_s: float | None = None) -> WorkerCommand | None:
@@ -132,10 +132,11 @@ class Subscriber:
 class ResultPush:
     """A worker's end of the replies."""
 
-    def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", address: str) -> None:
+    def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", address: str, keys: ClientKeys | None = None) -> None:
         self._codec = worker_reply_codec()
         self._socket = context.socket(zmq.PUSH)
         self._socket.setsockopt(zmq.LINGER, 2000)
+        prepare_connection(self._socket, address, keys)
         self._socket.connect(address)
 
     def send(self, reply: WorkerReply) -> None:
@@ -150,14 +151,13 @@ class ResultPush:
 class ResultPull:
     """The core's end of the replies."""
 
-    def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", address: str) -> None:
-        self.address = address
+    def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", address: str, keys: EngineKeys | None = None) -> None:
         self.malformed_frames = 0
         self._codec = worker_reply_codec()
         self._log = LimitedLog(logger)
         self.socket = context.socket(zmq.PULL)
         self.socket.setsockopt(zmq.RCVHWM, HIGH_WATER_MARK)
-        _bind(self.socket, address)
+        self.address = bind_for_group(self.socket, address, keys)
 
     @property
     def is_closed(self) -> bool:
@@ -317,6 +317,23 @@ def _receive(socket: "zmq.Socket[bytes]", timeout_s: float | None) -> list[Frame
         if timeout_s == 0 or not socket.poll(None if timeout_s is None else int(1000 * timeout_s)):
             return None
     return receive_message(socket)
+
+
+def bind_for_group(socket: "zmq.Socket[bytes]", address: str, keys: EngineKeys | None) -> str:
+    """Bind a socket for the workers of an engine, and return its address; `tcp://HOST:*` chooses a port.
+
+    With keys, an `Authenticator` must run in the same context.
+
+    Raises:
+        ConfigError: other machines can reach the address, and there are no keys.
+        StartupError: it cannot be bound.
+    """
+    if not address.startswith("tcp://"):
+        _bind(socket, address)
+        return address
+    prepare_listener(socket, address, keys)
+    _bind(socket, address)
+    return socket.getsockopt_string(zmq.LAST_ENDPOINT)
 
 
 def _bind(socket: "zmq.Socket[bytes]", address: str) -> None:

@@ -8,7 +8,7 @@ child is gone. Each message is a 4-byte little-endian length and a msgpack body.
 import msgspec
 
 from octavo.protocol import PROTOCOL_VERSION
-from octavo.protocol.config import CachePlan, DeviceFacts, ResolvedConfig, ServerConfig
+from octavo.protocol.config import CachePlan, DeviceFacts, ModelFacts, ResolvedConfig, ServerConfig
 
 
 class CoreSpec(msgspec.Struct, frozen=True, kw_only=True, tag="core"):
@@ -42,6 +42,21 @@ class CoreSpec(msgspec.Struct, frozen=True, kw_only=True, tag="core"):
         return "core", str(self.config.engine_index)
 
 
+class NodePlace(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a worker is in a group whose ranks are on several machines (nodes)."""
+
+    node: int
+    """Index of its node."""
+    first_ranks: list[int]
+    """The first rank of each node, and the number of ranks."""
+    link_addresses: list[str]
+    """By node: HOST:PORT where its first rank listens for those of the other nodes."""
+    secret: str = ""
+    """Secret key of the group; "": all addresses are of this machine."""
+    listener_fd: int = -1
+    """Of the first rank of a node: its inherited listening socket."""
+
+
 class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True, tag="worker"):
     """Everything that a worker process needs to start."""
 
@@ -59,6 +74,12 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True, tag="worker"):
     """File that does not exist yet, in which ranks that compute through torch find each other."""
     facts: DeviceFacts | None = None
     """Measurements of an earlier worker of this rank; None: measure."""
+    place: NodePlace | None = None
+    """None: all ranks are on this machine."""
+    device_number: int = -1
+    """Which of this machine's devices it uses; -1: that of its rank."""
+    generation: int = 0
+    """Of its group: how often this core has started its workers before."""
     log_level: str = "INFO"
     log_config: str = ""
     """See `configure_logging`."""
@@ -94,7 +115,35 @@ class ServerSpec(msgspec.Struct, frozen=True, kw_only=True, tag="server"):
         return "api", str(self.row)
 
 
-LaunchSpec = CoreSpec | WorkerSpec | ServerSpec
+class AgentSpec(msgspec.Struct, frozen=True, kw_only=True, tag="agent"):
+    """Everything that a node agent needs to start: it runs the workers of one machine for a core elsewhere."""
+
+    core_address: str
+    """Where the core listens for agents: `tcp://...`."""
+    secret: str = ""
+    """Secret key of the group; "": the core is on this machine."""
+    node: str
+    """Name of this machine, for messages; agents of the same name share memory."""
+    position: int = -1
+    """Place of this machine among all nodes; -1: any."""
+    capacity: int
+    """Most ranks that it runs."""
+    worker_module: str
+    """What each worker runs."""
+    model: ModelFacts | None = None
+    """The model as this machine has it; None: under the same path as on the core's."""
+    log_level: str = "INFO"
+    log_config: str = ""
+    """See `configure_logging`."""
+    version: int = PROTOCOL_VERSION
+
+    @property
+    def process_title(self) -> tuple[str, str]:
+        """See `CoreSpec`."""
+        return "agent", self.node
+
+
+LaunchSpec = CoreSpec | WorkerSpec | ServerSpec | AgentSpec
 
 
 class Hello(msgspec.Struct, frozen=True, tag="hello"):

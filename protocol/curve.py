@@ -146,6 +146,38 @@ def read_client_keys(secret_file: str | None, engine_file: str | None) -> Client
     return ClientKeys(zmq.curve_public(secret), secret, _read_key(Path(engine_file), _PUBLIC_KEY))
 
 
+@dataclass(frozen=True)
+class GroupKeys:
+    """The keys of a group of processes that trust each other: each has the same pair, as a server and as a client."""
+
+    secret: bytes
+
+    @classmethod
+    def create(cls) -> "GroupKeys":
+        """Return a new pair."""
+        return cls(zmq.curve_keypair()[1])
+
+    @classmethod
+    def read(cls, file: str) -> "GroupKeys":
+        """Read the secret key of a group.
+
+        Raises:
+            ConfigError: the file is missing or not a key file, or others may read it.
+        """
+        return cls(_read_secret(file))
+
+    @property
+    def server(self) -> EngineKeys:
+        """What a listening socket of the group needs."""
+        return EngineKeys(self.secret, frozenset([zmq.curve_public(self.secret)]))
+
+    @property
+    def client(self) -> ClientKeys:
+        """What a connecting socket of the group needs."""
+        public = zmq.curve_public(self.secret)
+        return ClientKeys(public, self.secret, public)
+
+
 def _read_secret(file: str) -> bytes:
     path = Path(file)
     key = _read_key(path, _SECRET_KEY)

@@ -18,6 +18,7 @@ import zmq
 
 from octavo.protocol.channel import ResultPush, Subscriber
 from octavo.protocol.control import WorkerReady, WorkerSpec
+from octavo.protocol.curve import GroupKeys
 from octavo.protocol.env import Env
 from octavo.protocol.errors import NotEnoughMemoryError, ProtocolError, StartupError
 from octavo.protocol.lifecycle import EXIT_OK, StartupReporter, StopSignal
@@ -65,8 +66,9 @@ class Worker:
         self._device = device
         self._processors = processors
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._subscriber = Subscriber(self._context, spec.plan_address)
-        self._results = ResultPush(self._context, spec.result_address)
+        keys = GroupKeys(spec.place.secret.encode()).client if spec.place and spec.place.secret else None
+        self._subscriber = Subscriber(self._context, spec.plan_address, keys)
+        self._results = ResultPush(self._context, spec.result_address, keys)
         self._executor: PipelinedExecutor | None = None
         self._sequence = 0
         """Number of the latest command."""
@@ -87,7 +89,9 @@ class Worker:
         config = spec.config
         env = Env.read()
         with reporter.phase("opening the device"):
-            number = config.engine_index * spec.world_size + spec.rank
+            number = spec.device_number
+            if number < 0:
+                number = config.engine_index * spec.world_size + spec.rank
             device = open_device(config, number=number, launches_early=env.launches_early)
         free_bytes = device.free_bytes()
         library = open_kernels(config, env, reporter.phase, number=number) if config.device == "cpu" else None

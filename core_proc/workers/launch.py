@@ -2,8 +2,11 @@
 
 import zmq
 
+from octavo.core_proc.workers.agents import Agents
 from octavo.core_proc.workers.group import WorkerGroup
 from octavo.core_proc.workers.local import LocalWorkerGroup
+from octavo.core_proc.workers.nodes import LaunchedNodes
+from octavo.core_proc.workers.remote import RemoteWorkerGroup
 from octavo.protocol.control import CoreSpec
 
 WORKER_MODULE = "octavo.worker_proc"
@@ -20,15 +23,21 @@ def launch_workers(
         module: what each worker runs.
 
     Raises:
-        StartupError: a socket cannot be bound.
+        StartupError: a socket cannot be bound, or there is no cluster.
         OSError: a process cannot be started.
     """
-    return LocalWorkerGroup(
-        spec.config,
-        spec.run_dir,
-        context,
-        module=module,
-        log_level=spec.log_level,
-        log_config=spec.log_config,
-        facts=spec.facts,
-    )
+    config = spec.config
+    log_level, log_config, facts = spec.log_level, spec.log_config, spec.facts
+    agents: Agents
+    if config.executor == "ray":
+        # Not at the top: Ray is an extra.
+        from octavo.core_proc.workers.ray import RayNodes
+
+        agents = RayNodes(config, module)
+    elif config.num_nodes > 1:
+        agents = LaunchedNodes(spec, module)
+    else:
+        return LocalWorkerGroup(
+            config, spec.run_dir, context, module=module, log_level=log_level, log_config=log_config, facts=facts
+        )
+    return RemoteWorkerGroup(agents, config, log_level=log_level, log_config=log_config, facts=facts)

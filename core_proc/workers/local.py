@@ -91,6 +91,7 @@ class LocalWorkerGroup(StartingGroup):
             result_address=self._results.address,
             exchange_fd=exchange_fd,
             rendezvous=f"{self._run_dir}/ranks-{self._generation}",
+            generation=self._generation,
             facts=self._known_facts[rank] if self._known_facts else None,
             log_level=self._log_level,
             log_config=self._log_config,

@@ -62,6 +62,8 @@ def _run(argv: list[str]) -> int:
     if settings.get("join"):
         return _join(joining_server(settings))
     engine, server = configurations(settings)
+    if engine.parallel.node_rank:
+        return _run_node(engine)
     if server.headless:
         return _host(engine, server, lambda: engine_now(argv))
     # First, so that a port in use fails before anything is loaded.
@@ -109,6 +111,15 @@ def _host(config: EngineConfig, server: ServerConfig, reread: Callable[[], Engin
         from octavo.frontend.headless import run_headless
 
         return _until_interrupted(lambda: run_headless(engine, server, reread))
+
+
+def _run_node(config: EngineConfig) -> int:
+    """Run the workers of a further machine (`--node-rank`)."""
+    resolved = read_config(config, Timeline())
+    from octavo.frontend.node import run_node
+
+    run_node(resolved, config.parallel.node_rank)
+    return 0
 
 
 def _join(server: ServerConfig) -> int:

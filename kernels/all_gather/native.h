@@ -23,7 +23,7 @@ inline void run(const AllGatherArgs& args, const Step& step, const Thread& threa
         std::memcpy(area + row * width + args.first_column, args.x.row<const float>(row),
                     args.x.width * sizeof(float));
     });
-    group.meet(thread);
+    group.meet(thread, {step.num_rows, width * int64_t{sizeof(float)}, width, sizeof(float)});
     for_each_row(step, thread, [&](int64_t row) {
         std::memcpy(args.out.row<float>(row), area + row * width, width * sizeof(float));
     });

@@ -34,7 +34,7 @@ inline void run(const AllReduceArgs& args, const Step& step, const Thread& threa
     for_each_row(step, thread, [&](int64_t row) {
         std::memcpy(area + group.rank * stride + row * padded, args.x.row<const float>(row), width * sizeof(float));
     });
-    group.meet(thread);
+    group.meet(thread, {1, 0, group.size, stride * int64_t{sizeof(float)}});
     with_output_type(args.out.type, [&](auto output) {
         with_input_type(args.bias.type, [&](auto bias_type) {
             const auto* bias = static_cast<const decltype(bias_type)*>(args.bias.data);

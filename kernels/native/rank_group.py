@@ -1,8 +1,13 @@
-"""The processes that share every layer of a model on one machine, and the memory through which they exchange rows."""
+"""The processes that share every layer of a model, and the memory through which they exchange rows.
+
+Ranks on several machines (nodes) have such a memory on each. The first rank of each node keeps them equal.
+"""
 
 import ctypes
 import mmap
 import os
+from collections.abc import Sequence
+from socket import socket
 
 import torch
 
@@ -23,6 +28,8 @@ class RankGroupArguments(Arguments):
         ("rank", ctypes.c_int64),
         ("size", ctypes.c_int64),
         ("num_uses", ctypes.c_int64),
+        ("num_local", ctypes.c_int64),
+        ("links", ctypes.c_void_p),
     )
 
 
@@ -35,6 +42,44 @@ def _whole_pages(num_bytes: int) -> int:
     return -(-num_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
 
 
+class NodeLinksArguments(Arguments):
+    """See `NodeLinks` in `node_links.h`."""
+
+    _fields_ = (
+        ("first_ranks", ctypes.c_void_p),
+        ("sockets", ctypes.c_void_p),
+        ("num_nodes", ctypes.c_int64),
+        ("node", ctypes.c_int64),
+    )
+
+
+class NodeLinks:
+    """The connections of this rank's node to the others.
+
+    Args:
+        first_ranks: of each node, in order; and then the number of ranks.
+        node: index of this rank's node.
+        sockets: connected to the first rank of each node, by its index; those of another rank than the first: {}.
+    """
+
+    def __init__(self, first_ranks: Sequence[int], node: int, sockets: dict[int, socket]) -> None:
+        num_nodes = len(first_ranks) - 1
+        self.num_local = first_ranks[node + 1] - first_ranks[node]
+        self._sockets = sockets  # kept open
+        self._first_ranks = (ctypes.c_int64 * len(first_ranks))(*first_ranks)
+        self._descriptors = (ctypes.c_int32 * num_nodes)(
+            *(sockets[other].fileno() if other in sockets else -1 for other in range(num_nodes))
+        )
+        self._arguments = NodeLinksArguments(
+            ctypes.addressof(self._first_ranks), ctypes.addressof(self._descriptors) if sockets else 0, num_nodes, node
+        )
+
+    @property
+    def address(self) -> int:
+        """Where C++ finds the links, while this object lives."""
+        return ctypes.addressof(self._arguments)
+
+
 class SharedMemoryGroup:
     """This process's place in a group. Every rank must run the same operations on the group in the same order.
 
@@ -45,13 +90,22 @@ class SharedMemoryGroup:
         size: number of ranks.
         area_bytes: of the largest exchange.
         offset: of the group's memory in the file, a multiple of the page size.
+        links: to the other nodes; None: all ranks are on this machine.
 
     Raises:
         OSError: the memory cannot be mapped.
     """
 
     def __init__(
-        self, library: NativeLibrary, descriptor: int, rank: int, size: int, area_bytes: int, *, offset: int = 0
+        self,
+        library: NativeLibrary,
+        descriptor: int,
+        rank: int,
+        size: int,
+        area_bytes: int,
+        *,
+        offset: int = 0,
+        links: NodeLinks | None = None,
     ) -> None:
         self.rank = rank
         self.size = size
@@ -61,7 +115,17 @@ class SharedMemoryGroup:
             os.ftruncate(descriptor, offset + num_bytes)  # sparse: a page takes memory when it is first written to
         self._memory = torch.frombuffer(mmap.mmap(descriptor, num_bytes, offset=offset), dtype=torch.uint8)
         address = self._memory.data_ptr()
-        self._arguments = RankGroupArguments(address, address + BARRIER_BYTES, self.area_bytes, rank, size, 0)
+        self._links = links
+        self._arguments = RankGroupArguments(
+            address,
+            address + BARRIER_BYTES,
+            self.area_bytes,
+            rank,
+            size,
+            0,
+            links.num_local if links else size,
+            links.address if links else 0,
+        )
         library.operation("rank_group", RankGroupArguments)  # checks the size
         library.function("rank_group", [ctypes.c_void_p])(self.address)
         self._meet = library.function("meet_ranks", [ctypes.c_void_p])

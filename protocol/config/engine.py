@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 from msgspec import Meta, Struct, field
 
 from octavo.protocol.code import ProcessorSource
+from octavo.protocol.config.parallel import ParallelConfig
 from octavo.protocol.params import LogprobsMode
 
 LoadFormat: TypeAlias = Literal["auto", "hf", "safetensors", "gguf", "dummy"]
@@ -222,41 +223,6 @@ class SchedulerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             "unless no other waits. 0: no limit.",
         ),
     ] = 16_777_216
-
-
-class ParallelConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Number of workers, and how the model is split between them."""
-
-    tensor_parallel_size: Annotated[
-        int, Meta(ge=1, description="Number of workers that share every layer.", extra={"short": ("-tp",)})
-    ] = 1
-    pipeline_parallel_size: Annotated[
-        int,
-        Meta(
-            ge=1,
-            le=64,
-            description="Number of stages, each with a part of the layers and --tensor-parallel-size workers. As many "
-            "steps are computed at once, of different requests.",
-            extra={"short": ("-pp",)},
-        ),
-    ] = 1
-    pipeline_layer_partition: Annotated[
-        str | None,
-        Meta(
-            description="Layers of each stage, such as 12,10 (vLLM's VLLM_PP_LAYER_PARTITION). Default: stages have "
-            "weights of about the same size, the output weight included."
-        ),
-    ] = None
-    data_parallel_size: Annotated[
-        int,
-        Meta(
-            ge=1,
-            le=64,
-            description="Number of engines behind one address, each with its own workers. Requests go where their "
-            "prefix is cached and little waits; those of an engine that dies continue on another.",
-            extra={"short": ("-dp",)},
-        ),
-    ] = 1
 
 
 class DeviceConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -16,6 +16,7 @@ from octavo.protocol.config.engine import (
     SchedulingPolicy,
 )
 from octavo.protocol.config.facts import ModelFacts
+from octavo.protocol.config.nodes import check_nodes
 from octavo.protocol.config.stages import resolve_stages
 from octavo.protocol.cores import parse_core_list
 from octavo.protocol.errors import ConfigError
@@ -122,6 +123,14 @@ class ResolvedConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Engines that share the requests, all on this machine."""
     engine_index: int = 0
     """Of this engine among them."""
+    executor: Literal["mp", "ray"] = "mp"
+    """What starts the workers."""
+    num_nodes: int = 1
+    """Machines that an outside launcher has started; 1: only this one."""
+    master_addr: str = "127.0.0.1"
+    master_port: int = 29501
+    group_secret_key_file: str | None = None
+    """None: all nodes are on this machine."""
     log_stats: bool
     record_steps: str | None
     engine_secret_key_file: str | None
@@ -148,6 +157,11 @@ class ResolvedConfig(msgspec.Struct, frozen=True, kw_only=True):
         """Return the stage of a worker, and its place among those that share the layers of that stage."""
         return divmod(rank, self.tensor_parallel_size)
 
+    @property
+    def ranks_per_node(self) -> int:
+        """Workers of this engine on each of `num_nodes` machines."""
+        return self.world_size // self.num_nodes
+
 
 # long: one decision after another, each of which may need those before it
 def resolve(config: EngineConfig, facts: ModelFacts, *, device: DeviceName, num_cores: int) -> ResolvedConfig:
@@ -167,8 +181,10 @@ def resolve(config: EngineConfig, facts: ModelFacts, *, device: DeviceName, num_
     num_stages = config.parallel.pipeline_parallel_size
     world_size = config.parallel.tensor_parallel_size * num_stages
     check_division(facts, config.parallel.tensor_parallel_size)
+    check_nodes(config.parallel, world_size)
     stage_layers = resolve_stages(config.parallel, facts.num_layers, chosen_device)
-    binding, num_threads = _threads(config, num_cores, world_size * config.parallel.data_parallel_size)
+    num_local = world_size // config.parallel.nnodes
+    binding, num_threads = _threads(config, num_cores, num_local * config.parallel.data_parallel_size)
     stage_threads = num_threads * world_size // num_stages
     max_model_len, fits = _model_len(config, facts)
     max_num_seqs = config.scheduler.max_num_seqs or _DEFAULT_SEQS[chosen_device]
@@ -241,6 +257,11 @@ def resolve(config: EngineConfig, facts: ModelFacts, *, device: DeviceName, num_
         pipeline_parallel_size=num_stages,
         stage_layers=stage_layers,
         data_parallel_size=config.parallel.data_parallel_size,
+        executor="ray" if config.parallel.distributed_executor_backend == "ray" else "mp",
+        num_nodes=config.parallel.nnodes,
+        master_addr=config.parallel.master_addr,
+        master_port=config.parallel.master_port,
+        group_secret_key_file=config.parallel.group_secret_key_file,
         log_stats=not config.observe.disable_log_stats,
         record_steps=config.observe.record_steps,
         engine_secret_key_file=config.remote.engine_secret_key_file,

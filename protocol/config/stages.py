@@ -1,6 +1,7 @@
 """The pipeline stages that the user asks for, checked."""
 
-from octavo.protocol.config.engine import DeviceName, ParallelConfig
+from octavo.protocol.config.engine import DeviceName
+from octavo.protocol.config.parallel import ParallelConfig
 from octavo.protocol.errors import ConfigError
 
 

@@ -207,12 +207,9 @@ def _parallel() -> Iterator[VllmSetting]:
         "value",
         _ONE_WORKER,
         _ONE,
-        "data_parallel_size_local/-dpl nnodes/-n decode_context_parallel_size/-dcp prefill_context_parallel_size/-pcp",
+        "data_parallel_size_local/-dpl decode_context_parallel_size/-dcp prefill_context_parallel_size/-pcp",
     )
-    yield from _group(
-        "value", _ONE_WORKER, ("0",), "node_rank/-r data_parallel_rank/-dpn data_parallel_start_rank/-dpr ubatch_size"
-    )
-    yield from _group("value", "workers are processes", ("mp", "uni"), "distributed_executor_backend")
+    yield from _group("value", _ONE_WORKER, ("0",), "data_parallel_rank/-dpn data_parallel_start_rank/-dpr ubatch_size")
     yield from _group(
         "switch",
         _ONE_WORKER,
@@ -234,7 +231,7 @@ def _parallel() -> Iterator[VllmSetting]:
         "value",
         _ONE_WORKER,
         None,
-        "master_addr master_port distributed_timeout_seconds cpu_distributed_timeout_seconds dcp_comm_backend "
+        "distributed_timeout_seconds cpu_distributed_timeout_seconds dcp_comm_backend "
         "dcp_kv_cache_interleave_size cp_kv_cache_interleave_size data_parallel_address/-dpa "
         "data_parallel_rpc_port/-dpp "
         "data_parallel_backend/-dpb data_parallel_supervisor_port dp_supervisor_probe_interval_s "

@@ -107,3 +107,34 @@ def test_a_program_needs_shared_memory_for_its_largest_step(native_library: Nati
             build(group, rows + 1)
 
     on_ranks(native_library, 1, area_bytes, build_both)
+
+
+@pytest.mark.parametrize(
+    ("first_ranks", "rows", "width"), [([0, 1, 2], 3, 53), ([0, 2, 4], 700, 300), ([0, 1, 3, 4], 9, 70)]
+)
+def test_nodes_exchange_through_sockets(native_library: NativeLibrary, first_ranks, rows, width) -> None:
+    size = first_ranks[-1]
+    parts = [random(rows, width, seed=rank) for rank in range(size)]
+    starts = [width * rank // size for rank in range(size + 1)]
+
+    def compute(group: SharedMemoryGroup) -> list[tuple[Tensor, Tensor]]:
+        results = []
+        first, last = starts[group.rank], starts[group.rank + 1]
+        group.meet()
+        for _ in range(3):
+            total, columns = torch.empty(rows, width), torch.empty(rows, width)
+            reduce = AllReduceArguments(
+                Matrix.of(parts[group.rank]), Matrix(), Matrix(), Matrix.of(total), group.address
+            )
+            run(native_library, "all_reduce", reduce, num_rows=rows, num_threads=2)
+            own = parts[0][:, first:last].clone()
+            gather = AllGatherArguments(Matrix.of(own), Matrix.of(columns), first, group.address)
+            run(native_library, "all_gather", gather, num_rows=rows, num_threads=2)
+            results.append((total, columns))
+        return results
+
+    expected = in_halves(parts)
+    area_bytes = max(exchanged_bytes(rows, width, size), rows * width * 4)
+    for results in on_ranks(native_library, size, area_bytes, compute, first_ranks):
+        for total, columns in results:
+            assert same_bits(total, expected) and same_bits(columns, parts[0])

@@ -13,6 +13,7 @@ from simulation.worker import SimulatedWorker
 from octavo.protocol.channel import ResultPush, Subscriber
 from octavo.protocol.config import CacheGroupSpec, DeviceFacts
 from octavo.protocol.control import WorkerReady, WorkerSpec
+from octavo.protocol.curve import GroupKeys
 from octavo.protocol.errors import ConfigError, NotEnoughMemoryError
 from octavo.protocol.lifecycle import StartupReporter, StopSignal, run_child
 from octavo.protocol.steps import (
@@ -110,9 +111,10 @@ def answer_of(command: WarmUp | Profile, spec: WorkerSpec) -> WarmedUp | Command
 def main(spec: WorkerSpec, reporter: StartupReporter, stop: StopSignal) -> int:
     fault = fault_of(spec)
     context = zmq.Context()
-    commands = Subscriber(context, spec.plan_address)
-    replies = ResultPush(context, spec.result_address)
-    generation = int(spec.plan_address.rpartition("-")[2])
+    keys = GroupKeys(spec.place.secret.encode()).client if spec.place and spec.place.secret else None
+    commands = Subscriber(context, spec.plan_address, keys)
+    replies = ResultPush(context, spec.result_address, keys)
+    generation = spec.generation
     poisoned: set[int] = set()
     with reporter.phase("loading weights"):
         load(fault, generation)

@@ -3,6 +3,7 @@
 import sys
 
 import torch
+from torch import distributed
 
 from octavo.kernels.linear import PackedLinear
 from octavo.kernels.linear.gpu import LibraryLinear, PaddedLinear
@@ -18,7 +19,7 @@ def part(rank: int, rows: int) -> torch.Tensor:
 
 def main() -> None:
     rank, size = int(sys.argv[2]), int(sys.argv[3])
-    join_all("cpu", sys.argv[1], rank, size)
+    join_all("cpu", distributed.FileStore(sys.argv[1], size), rank, size)
     ranks = DistributedRanks(rank, size)
     bias = torch.randn(300, generator=torch.Generator().manual_seed(99)).bfloat16()
     parts = [part(other, 5000).float() for other in range(size)]

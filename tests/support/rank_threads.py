@@ -1,12 +1,15 @@
 """The ranks of a group as threads of this process, over the same shared memory as processes would have."""
 
+import contextlib
+import itertools
 import os
-from collections.abc import Callable
+import socket
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from octavo.kernels.native.library import NativeLibrary
-from octavo.kernels.native.rank_group import SharedMemoryGroup
+from octavo.kernels.native.rank_group import NodeLinks, SharedMemoryGroup
 
 Result = TypeVar("Result")
 
@@ -14,16 +17,42 @@ TIMEOUT_S = 120.0
 
 
 def on_ranks(
-    library: NativeLibrary, size: int, area_bytes: int, compute: Callable[[SharedMemoryGroup], Result]
+    library: NativeLibrary,
+    size: int,
+    area_bytes: int,
+    compute: Callable[[SharedMemoryGroup], Result],
+    first_ranks: Sequence[int] = (),
 ) -> list[Result]:
-    """Call `compute` on as many threads as there are ranks, and return the result of each."""
-    descriptor = os.memfd_create("ranks")
-    try:
-        groups = [SharedMemoryGroup(library, descriptor, rank, size, area_bytes) for rank in range(size)]
-    finally:
-        os.close(descriptor)
-    threads = ThreadPoolExecutor(size)
-    try:
-        return [future.result(TIMEOUT_S) for future in [threads.submit(compute, group) for group in groups]]
-    finally:
-        threads.shutdown(wait=False)
+    """Call `compute` on as many threads as there are ranks, and return the result of each.
+
+    Args:
+        library: of the operations.
+        size: number of ranks.
+        area_bytes: of the largest exchange.
+        compute: called with each rank's group.
+        first_ranks: of nodes that share no memory, and the number of ranks; (): all ranks share it.
+    """
+    nodes = list(first_ranks) or [0, size]
+    with contextlib.ExitStack() as stack:
+        sockets = _connected(len(nodes) - 1, stack)
+        groups = []
+        for node, (first, last) in enumerate(itertools.pairwise(nodes)):
+            descriptor = os.memfd_create("ranks")
+            stack.callback(os.close, descriptor)
+            for rank in range(first, last):
+                links = NodeLinks(nodes, node, sockets[node] if rank == first else {}) if first_ranks else None
+                groups.append(SharedMemoryGroup(library, descriptor, rank, size, area_bytes, links=links))
+        threads = ThreadPoolExecutor(size)
+        try:
+            return [future.result(TIMEOUT_S) for future in [threads.submit(compute, group) for group in groups]]
+        finally:
+            threads.shutdown(wait=False)
+
+
+def _connected(num_nodes: int, stack: contextlib.ExitStack) -> list[dict[int, socket.socket]]:
+    sockets: list[dict[int, socket.socket]] = [{} for _ in range(num_nodes)]
+    for one, other in itertools.combinations(range(num_nodes), 2):
+        sockets[one][other], sockets[other][one] = pair = socket.socketpair()
+        for end in pair:
+            stack.enter_context(end)
+    return sockets

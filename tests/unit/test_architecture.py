@@ -46,6 +46,8 @@ CATCHES_EVERYTHING = {
 MAY_IMPORT_CLOUDPICKLE = {"protocol/code.py"}
 """At most one file."""
 
+MAY_IMPORT_RAY = {"core_proc/workers/ray.py"}
+
 
 def test_imports_follow_the_arrows() -> None:
     wrong = []
@@ -76,6 +78,8 @@ def test_third_party_imports() -> None:
     for module in modules():
         allowed = THIRD_PARTY.get(module.folder)
         tops = {name.partition(".")[0] for name in module.imports} - sys.stdlib_module_names - {"octavo"}
+        if module.where in MAY_IMPORT_RAY:
+            tops -= {"ray"}
         if allowed is not None and not tops <= allowed:
             wrong.append(f"{module} imports {sorted(tops - allowed)}")
     assert not wrong
@@ -96,6 +100,19 @@ def test_nothing_is_pickled() -> None:
     assert not [where for where, names in tops.items() if names & {"pickle", "marshal", "shelve", "dill"}]
     assert {where for where, names in tops.items() if "cloudpickle" in names} <= MAY_IMPORT_CLOUDPICKLE
     assert len(MAY_IMPORT_CLOUDPICKLE) <= 1
+
+
+def test_ray_is_imported_where_it_is_used_only() -> None:
+    """It is an extra. One file imports it, inside of functions, and one function imports that file."""
+    for module in modules():
+        if "ray" in {name.partition(".")[0] for name in module.imports}:
+            assert module.where in MAY_IMPORT_RAY, module
+        if "octavo.core_proc.workers.ray" in {name.rpartition(".")[0] for name in module.imports}:
+            assert module.where == "core_proc/workers/launch.py"
+    loaded = _modules_loaded_by(
+        "import octavo.frontend.cli, octavo.core_proc.core, octavo.worker_proc.worker, octavo.core_proc.workers.ray"
+    )
+    assert "octavo.core_proc.workers.ray" in loaded and "ray" not in loaded
 
 
 def test_names_say_what_a_module_is() -> None:

@@ -25,4 +25,4 @@ def open_device(config: ResolvedConfig, *, number: int = 0, launches_early: bool
             has_fp8_cache=has_fp8_cache,
             launches_early=launches_early,
         )
-    return CpuDevice(config.num_threads, num_sharing=config.world_size * config.data_parallel_size)
+    return CpuDevice(config.num_threads, num_sharing=config.ranks_per_node * config.data_parallel_size)

@@ -10,6 +10,7 @@ from typing import Literal
 
 import torch
 from torch import Tensor, distributed
+from torch.distributed import Store  # type: ignore[attr-defined]
 
 _BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
 _all_gather = getattr(distributed, "all_gather_single", None) or distributed.all_gather_into_tensor
@@ -19,18 +20,17 @@ _FEW_BYTES = 1 << 20
 exchanges, with fewer bytes. The bits are the same."""
 
 
-def join_all(device: Literal["cpu", "cuda"], rendezvous: str, rank: int, size: int) -> None:
+def join_all(device: Literal["cpu", "cuda"], store: Store, rank: int, size: int) -> None:
     """Join the other workers.
 
     Args:
         device: of the tensors.
-        rendezvous: file that does not exist yet, the same for all workers.
+        store: where the workers find each other.
         rank: of this process, from 0.
         size: number of workers.
 
     Blocks until: all of them have joined.
     """
-    store = distributed.FileStore(rendezvous, size)  # type: ignore[attr-defined]
     distributed.init_process_group(_BACKENDS[device], store=store, rank=rank, world_size=size)
 
 

@@ -4,16 +4,19 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from torch.distributed import FileStore, Store, TCPStore  # type: ignore[attr-defined]
+
 from octavo.kernels.all_reduce.native import exchanged_bytes
 from octavo.kernels.native.library import NativeLibrary
-from octavo.kernels.native.rank_group import SharedMemoryGroup, group_bytes
+from octavo.kernels.native.rank_group import NodeLinks, SharedMemoryGroup, group_bytes
 from octavo.kernels.stage_exchange.link import SharedMemoryLink, link_bytes
 from octavo.protocol.config import ResolvedConfig
-from octavo.protocol.control import WorkerSpec
+from octavo.protocol.control import NodePlace, WorkerSpec
 from octavo.protocol.errors import StartupError
 from octavo.worker_proc.executor.runner import PROMPT_LOGPROBS_ROWS
 from octavo.worker_proc.parallel.distributed import DistributedRanks, join_all, tensor_parallel_ranks
 from octavo.worker_proc.parallel.group import SharedMemoryRanks, TensorParallelGroup
+from octavo.worker_proc.parallel.node_sockets import connect_nodes
 from octavo.worker_proc.parallel.stage_links import DistributedStages, SharedMemoryStages, residual_width
 from octavo.worker_proc.parallel.stages import StageExchange
 from octavo.worker_proc.weights.load import torch_dtype
@@ -52,7 +55,7 @@ def join_peers(spec: WorkerSpec, library: NativeLibrary | None) -> Peers:
 def _through_torch(spec: WorkerSpec) -> Peers:
     config = spec.config
     size, num_stages = config.tensor_parallel_size, config.pipeline_parallel_size
-    join_all(config.device, spec.rendezvous, spec.rank, spec.world_size)
+    join_all(config.device, _store(spec), spec.rank, spec.world_size)
     everyone = DistributedRanks(spec.rank, spec.world_size)
     if num_stages == 1:
         return Peers(everyone, None, everyone.meet)
@@ -67,9 +70,16 @@ def _through_memory(spec: WorkerSpec, library: NativeLibrary) -> Peers:
     size, num_stages = config.tensor_parallel_size, config.pipeline_parallel_size
     stage, rank = config.place_of(spec.rank)
     area_bytes = _area_bytes(config)
+    links = _links(spec.place, spec.rank) if spec.place and len(spec.place.link_addresses) > 1 else None
     if num_stages == 1:
-        group = SharedMemoryRanks(SharedMemoryGroup(library, descriptor, rank, size, area_bytes))
+        group = SharedMemoryRanks(SharedMemoryGroup(library, descriptor, rank, size, area_bytes, links=links))
         return Peers(group, None, group.meet)
+    if links:
+        raise StartupError(
+            "the native kernels pass hidden states from stage to stage through memory, and the stages are on several "
+            "machines",
+            hint="use --cpu-kernels torch, or --tensor-parallel-size instead of --pipeline-parallel-size",
+        )
     width = residual_width(config.model)
     row_bytes = exchanged_bytes(1, 2 * width, 1)
     step_bytes = config.max_num_batched_tokens * row_bytes
@@ -94,6 +104,22 @@ def _through_memory(spec: WorkerSpec, library: NativeLibrary) -> Peers:
 
 NUM_CHOSEN_EXPERTS = ("num_experts_per_tok", "num_experts_per_token", "experts_per_token")
 """Keys of `config.json`."""
+
+
+def _links(place: NodePlace, rank: int) -> NodeLinks:
+    is_first = rank == place.first_ranks[place.node]
+    return NodeLinks(place.first_ranks, place.node, connect_nodes(place) if is_first else {})
+
+
+def _store(spec: WorkerSpec) -> Store:
+    """Return where ranks that compute through torch find each other."""
+    if spec.place is None:
+        return FileStore(spec.rendezvous, spec.world_size)
+    host, _, port = spec.place.link_addresses[0].rpartition(":")
+    is_first = spec.rank == 0
+    return TCPStore(
+        host, int(port), spec.world_size, is_first, master_listen_fd=spec.place.listener_fd if is_first else None
+    )
 
 
 def _area_bytes(config: ResolvedConfig) -> int:

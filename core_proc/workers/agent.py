@@ -1,0 +1,232 @@
+"""`NodeAgent`: runs the workers of one machine for a core on another one."""
+
+import logging
+import os
+import socket
+import time
+import uuid
+
+import msgspec
+import zmq
+
+from octavo.protocol.config import ResolvedConfig
+from octavo.protocol.control import AgentSpec, WorkerSpec
+from octavo.protocol.curve import GroupKeys
+from octavo.protocol.errors import StartupError
+from octavo.protocol.lifecycle import StopSignal
+from octavo.protocol.nodes import AgentReady, AgentSocket, Dismiss, EndRanks, RankExited, RankReport, StartRanks
+from octavo.protocol.supervise import Child, ChildExited
+
+logger = logging.getLogger(__name__)
+
+CONNECT_TIMEOUT_S = 120.0
+"""How long to look for a core, at the start and after the connection was lost: it may be starting again."""
+
+
+class NodeAgent:
+    """Serves one core after another at the same address, until it is dismissed.
+
+    Call all methods from one thread: the workers die with it.
+
+    Args:
+        spec: what to run, and for whom.
+        stop: the signals of this process; None: another part of the process handles them.
+    """
+
+    def __init__(self, spec: AgentSpec, stop: StopSignal | None = None) -> None:
+        self._spec = spec
+        self._stop = stop
+        self._keys = GroupKeys(spec.secret.encode()) if spec.secret else None
+        self._host = own_host(spec.core_address)
+
+    def run(self) -> None:
+        """Serve.
+
+        Blocks until: a core has dismissed this agent, or a signal has arrived.
+
+        Raises:
+            StartupError: no core answers for `CONNECT_TIMEOUT_S`.
+        """
+        while not (self._stop and self._stop.count):
+            connection = _Connection(self._spec, self._keys, self._host, self._stop)
+            try:
+                if connection.serve():
+                    return
+            finally:
+                connection.close()
+
+
+class _Connection:
+    """One connection to a core, and the workers that it has started."""
+
+    def __init__(self, spec: AgentSpec, keys: GroupKeys | None, host: str, stop: StopSignal | None) -> None:
+        self._spec, self._keys, self._host, self._stop = spec, keys, host, stop
+        self._agent = uuid.uuid4().hex
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._socket = AgentSocket(self._context, spec.core_address, keys.client if keys else None, self._agent)
+        self._is_connected = False
+        self._generation = -1
+        self._children: dict[int, Child] = {}
+        """By rank."""
+        self._memory_fd = -1
+        self._listener: socket.socket | None = None
+
+    def serve(self) -> bool:
+        """Serve until the connection is lost or a signal arrives; return whether we were dismissed.
+
+        Raises:
+            StartupError: the core does not answer.
+        """
+        deadline = time.monotonic() + CONNECT_TIMEOUT_S
+        while not (self._stop and self._stop.count):
+            self._wait(None if self._is_connected else max(0.0, deadline - time.monotonic()))
+            change = self._socket.connection_change()
+            if change:
+                logger.info("joined the engine at %s", self._spec.core_address)
+                self._is_connected = True
+                self._offer()
+            elif change is False and self._is_connected:
+                logger.warning("lost the connection to the engine at %s; its workers here end", self._spec.core_address)
+                return False
+            elif not self._is_connected and time.monotonic() >= deadline:
+                raise self._no_answer()
+            while (command := self._socket.receive()) is not None:
+                if isinstance(command, Dismiss):
+                    logger.info("the engine at %s has ended", self._spec.core_address)
+                    return True
+                self._handle(command)
+            self._report()
+        return True
+
+    def close(self) -> None:
+        """Kill the workers and disconnect. Blocks until: they have ended."""
+        self._end_ranks()
+        self._discard_offer()
+        self._socket.close()
+        self._context.term()
+
+    def _no_answer(self) -> StartupError:
+        reason = "it has another key, or does not know ours" if self._socket.has_failed_handshake else "nothing answers"
+        return StartupError(
+            f"cannot join the engine at {self._spec.core_address}: {reason}",
+            phase="joining the engine",
+            hint="check that node 0 runs, the address, the firewall, and that all nodes have the same key file",
+        )
+
+    def _wait(self, timeout_s: float | None) -> None:
+        poller = zmq.Poller()
+        for waitable in (
+            self._socket.socket,
+            self._socket.monitor,
+            *(child.fileno() for child in self._children.values()),
+        ):
+            poller.register(waitable, zmq.POLLIN)
+        if self._stop:
+            poller.register(self._stop.fileno(), zmq.POLLIN)
+        poller.poll(None if timeout_s is None else int(1000 * timeout_s) + 1)
+
+    def _offer(self) -> None:
+        """Tell the core that ranks can be started here, with fresh memory and a fresh address."""
+        self._discard_offer()
+        self._memory_fd = os.memfd_create("octavo-ranks")
+        self._listener = socket.create_server((self._host, 0), family=_family(self._host))
+        self._socket.send(
+            AgentReady(
+                agent=self._agent,
+                node=self._spec.node,
+                position=self._spec.position,
+                capacity=self._spec.capacity,
+                memory_path=f"/proc/{os.getpid()}/fd/{self._memory_fd}",
+                link_address=f"{self._host}:{self._listener.getsockname()[1]}",
+            )
+        )
+
+    def _discard_offer(self) -> None:
+        if self._memory_fd >= 0:
+            os.close(self._memory_fd)
+            self._memory_fd = -1
+        if self._listener:
+            self._listener.close()
+            self._listener = None
+
+    def _handle(self, command: StartRanks | EndRanks) -> None:
+        if isinstance(command, EndRanks):
+            self._end_ranks()
+            self._offer()
+            return
+        self._generation = command.generation
+        memory_fd = os.open(command.memory_path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            for spec in command.specs:
+                self._children[spec.rank] = self._spawn(spec, memory_fd)
+        finally:
+            os.close(memory_fd)
+
+    def _spawn(self, spec: WorkerSpec, memory_fd: int) -> Child:
+        assert spec.place is not None and self._listener is not None
+        inherited, place = [memory_fd], spec.place
+        if spec.rank == place.first_ranks[place.node]:
+            inherited.append(self._listener.fileno())
+            place = msgspec.structs.replace(place, listener_fd=self._listener.fileno())
+        spec = msgspec.structs.replace(spec, config=self._localized(spec.config), exchange_fd=memory_fd, place=place)
+        return Child.spawn(self._spec.worker_module, spec, f"worker {spec.rank}", inherited=inherited)
+
+    def _localized(self, config: ResolvedConfig) -> ResolvedConfig:
+        """Return the configuration with the paths of the model on this machine."""
+        own = self._spec.model
+        if own is None:
+            return config
+        model = msgspec.structs.replace(config.model, model_path=own.model_path, tokenizer_path=own.tokenizer_path)
+        return msgspec.structs.replace(config, model=model)
+
+    def _report(self) -> None:
+        """Pass on what the workers report, and how they ended."""
+        for rank, child in list(self._children.items()):
+            try:
+                while (message := child.receive(timeout_s=0)) is not None:
+                    report = RankReport(agent=self._agent, generation=self._generation, rank=rank, message=message)
+                    self._socket.send(report)
+            except ChildExited as exited:
+                child.close()
+                del self._children[rank]
+                self._socket.send(
+                    RankExited(
+                        agent=self._agent,
+                        generation=self._generation,
+                        rank=rank,
+                        code=exited.code,
+                        failure=exited.failure,
+                    )
+                )
+
+    def _end_ranks(self) -> None:
+        for child in self._children.values():
+            child.kill()
+        for child in self._children.values():
+            child.wait()
+            child.close()
+        self._children.clear()
+
+
+def own_host(core_address: str) -> str:
+    """Return the address of this machine on the network that leads to the core.
+
+    Raises:
+        StartupError: there is no such network, or the core's name is not known.
+    """
+    host, _, port = core_address.removeprefix("tcp://").rpartition(":")
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.connect(address)  # sends nothing
+            return str(probe.getsockname()[0])
+    except OSError as error:
+        raise StartupError(
+            f"there is no way to {core_address}: {error}",
+            phase="joining the engine",
+            hint="check the address of node 0",
+        ) from error
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET

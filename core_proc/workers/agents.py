@@ -1,0 +1,226 @@
+"""`Agents`: the machines (nodes) on which a core can start workers, and what their agents report."""
+
+import logging
+import socket
+from collections import defaultdict, deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import zmq
+
+from octavo.protocol import PROTOCOL_VERSION
+from octavo.protocol.curve import Authenticator, GroupKeys, check_remote
+from octavo.protocol.errors import StartupError
+from octavo.protocol.nodes import (
+    AgentCommand,
+    AgentLost,
+    AgentReady,
+    AgentsSocket,
+    Dismiss,
+    RankExited,
+    RankReport,
+)
+
+logger = logging.getLogger(__name__)
+
+NodeEvent: TypeAlias = RankReport | RankExited | AgentLost
+
+
+@dataclass
+class Node:
+    """A machine that runs ranks of a group."""
+
+    name: str
+    ranks: range
+    agents: dict[str, range]
+    """Agents of this machine, and the ranks of each."""
+    memory_path: str
+    link_address: str
+
+
+@dataclass
+class _Member:
+    """An agent that is connected."""
+
+    ready: AgentReady
+    generation: int | None = None
+    """The group that uses it; None: it can take ranks."""
+    events: deque[NodeEvent] = field(default_factory=deque)
+
+
+class Agents:
+    """All agents of one core, over all generations of its workers.
+
+    Args:
+        address: `tcp://HOST:PORT` to listen on; port `*`: any.
+        keys: of the group; None: only this machine can reach the address.
+        num_positions: agents with these positions are all needed; 0: any agents with enough room.
+
+    Raises:
+        ConfigError: other machines can reach the address, and there are no keys.
+        StartupError: it cannot be bound.
+    """
+
+    def __init__(self, address: str, keys: GroupKeys | None, num_positions: int = 0) -> None:
+        address = _with_ip(address)
+        check_remote(address, keys is not None)
+        self.keys = keys
+        self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        """Of this core's sockets for its workers and agents."""
+        if keys:
+            Authenticator(self.context, keys.server.clients)
+        self._num_positions = num_positions
+        self._socket = AgentsSocket(self.context, address, keys.server if keys else None)
+        self.address = self._socket.address
+        self._members: dict[str, _Member] = {}
+        self._lost: defaultdict[int, list[AgentLost]] = defaultdict(list)
+        self._is_dismissed = self._is_closed = False
+
+    @property
+    def host(self) -> str:
+        """The address of this machine for the others."""
+        return self.address.removeprefix("tcp://").rpartition(":")[0]
+
+    @property
+    def waitables(self) -> Sequence[Any]:
+        """Sockets and file descriptors that become readable when `poll` has something to do."""
+        return [] if self._is_closed else [self._socket.socket]
+
+    def poll(self) -> None:
+        """Take what the agents have sent. Never blocks."""
+        while not self._is_closed and (message := self._socket.receive()) is not None:
+            match message:
+                case AgentReady():
+                    self._admit(message)
+                case AgentLost():
+                    self._lose(message)
+                case _:
+                    if message.agent in self._members:
+                        self._members[message.agent].events.append(message)
+
+    def _admit(self, ready: AgentReady) -> None:
+        if ready.version != PROTOCOL_VERSION:
+            logger.error(
+                "node %s speaks protocol %d, this one %d: install the same version of octavo on both",
+                ready.node,
+                ready.version,
+                PROTOCOL_VERSION,
+            )
+            self.tell(ready.agent, Dismiss())
+            return
+        if ready.agent not in self._members:
+            logger.info("node %s has joined, with room for %d workers", ready.node, ready.capacity)
+        self._members[ready.agent] = _Member(ready)
+
+    def _lose(self, lost: AgentLost) -> None:
+        member = self._members.pop(lost.agent, None)
+        if member is None:
+            return
+        if not self._is_dismissed:
+            logger.warning("lost the connection to node %s", member.ready.node)
+        if member.generation is not None:
+            self._lost[member.generation].append(lost)
+
+    def place(self, generation: int, num_ranks: int) -> list[Node] | None:
+        """Reserve agents for all ranks of a group and return their nodes in order; None: there is no room yet."""
+        idle = [member for member in self._members.values() if member.generation is None]
+        nodes: dict[str, list[_Member]] = defaultdict(list)
+        for member in sorted(idle, key=self._order):
+            if self._num_positions:  # the latest of each: an earlier one is about to be noticed as lost
+                nodes[str(member.ready.position)] = [member]
+            else:
+                nodes[member.ready.node].append(member)
+        if self._num_positions and len(nodes) < self._num_positions:
+            return None
+        placed: list[Node] = []
+        rank = 0
+        for members in nodes.values():
+            first, agents = rank, {}
+            for member in members:
+                last = min(num_ranks, rank + member.ready.capacity)
+                if last > rank:
+                    agents[member.ready.agent] = range(rank, last)
+                rank = last
+            if agents:
+                ready = members[0].ready
+                placed.append(Node(ready.node, range(first, rank), agents, ready.memory_path, ready.link_address))
+        if rank < num_ranks:
+            return None
+        for node in placed:
+            for agent in node.agents:
+                self._members[agent].generation = generation
+        return placed
+
+    def _order(self, member: _Member) -> tuple[int, bool, str, str]:
+        """Ranks of one node are neighbours, and rank 0 is on the core's own if that has an agent."""
+        ready = member.ready
+        is_remote = ready.link_address.rpartition(":")[0] != self.host
+        return ready.position, is_remote, ready.node, ready.agent
+
+    def missing(self, num_ranks: int) -> str:
+        """Return what a group waits for, for messages."""
+        idle = [member.ready for member in self._members.values() if member.generation is None]
+        if self._num_positions:
+            absent = sorted(set(range(self._num_positions)) - {ready.position for ready in idle})
+            return f"nodes {', '.join(map(str, absent))} of {self._num_positions} have not joined" if absent else ""
+        room = sum(ready.capacity for ready in idle)
+        return f"there are places for {room} of {num_ranks} workers" if room < num_ranks else ""
+
+    def take_events(self, generation: int) -> list[NodeEvent]:
+        """Return what the agents of a group have reported since the last call: deaths of agents come last."""
+        self.poll()
+        events: list[NodeEvent] = []
+        for member in self._members.values():
+            if member.generation == generation:
+                events += member.events
+                member.events.clear()
+        return [*events, *self._lost.pop(generation, [])]
+
+    def are_released(self, generation: int) -> bool:
+        """Return whether no agent runs ranks of a group any more."""
+        return not any(member.generation == generation for member in self._members.values())
+
+    def send(self, generation: int, command: AgentCommand) -> None:
+        """Send a command to all agents of a group."""
+        for agent, member in self._members.items():
+            if member.generation == generation:
+                self.tell(agent, command)
+
+    def tell(self, agent: str, command: AgentCommand) -> None:
+        """Send a command to one agent."""
+        if not self._is_closed:
+            self._socket.send(agent, command)
+
+    def dismiss(self) -> None:
+        """Have all agents end: the engine does. Safe to call twice."""
+        if not self._is_dismissed:
+            self._is_dismissed = True
+            for agent in self._members:
+                self.tell(agent, Dismiss())
+
+    def close(self) -> None:
+        """Dismiss all agents and close the connections to them; those of the groups are closed already.
+
+        Safe to call twice. Blocks until: the last messages are sent, for at most a second.
+        """
+        if not self._is_closed:
+            self.dismiss()
+            self._is_closed = True
+            self._socket.close()
+            self.context.term()
+
+
+def _with_ip(address: str) -> str:
+    """Return an address whose host is an IP address, as zmq needs to bind it.
+
+    Raises:
+        StartupError: the name is not known.
+    """
+    host, _, port = address.removeprefix("tcp://").rpartition(":")
+    try:
+        return f"tcp://{socket.getaddrinfo(host.strip('[]'), None)[0][4][0]}:{port}"
+    except OSError as error:
+        raise StartupError(
+            f"cannot listen on {address}: {error}", phase="binding sockets", hint="check --master-addr"
+        ) from error

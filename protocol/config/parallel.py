@@ -1,0 +1,75 @@
+"""`ParallelConfig`: the user's settings for workers and engines, and where they run."""
+
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
+
+
+class ParallelConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Number of workers, and how the model is split between them."""
+
+    tensor_parallel_size: Annotated[
+        int, Meta(ge=1, description="Number of workers that share every layer.", extra={"short": ("-tp",)})
+    ] = 1
+    pipeline_parallel_size: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=64,
+            description="Number of stages, each with a part of the layers and --tensor-parallel-size workers. As many "
+            "steps are computed at once, of different requests.",
+            extra={"short": ("-pp",)},
+        ),
+    ] = 1
+    pipeline_layer_partition: Annotated[
+        str | None,
+        Meta(
+            description="Layers of each stage, such as 12,10 (vLLM's VLLM_PP_LAYER_PARTITION). Default: stages have "
+            "weights of about the same size, the output weight included."
+        ),
+    ] = None
+    data_parallel_size: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=64,
+            description="Number of engines behind one address, each with its own workers. Requests go where their "
+            "prefix is cached and little waits; those of an engine that dies continue on another.",
+            extra={"short": ("-dp",)},
+        ),
+    ] = 1
+    distributed_executor_backend: Annotated[
+        Literal["mp", "uni", "ray"],
+        Meta(
+            description="Where workers run: mp, as processes of this machine, or of --nnodes machines; ray, as actors "
+            "on the nodes of a Ray cluster, which need octavo[ray]; uni: the same as mp, for one worker."
+        ),
+    ] = "mp"
+    nnodes: Annotated[
+        int,
+        Meta(
+            ge=1,
+            description="Number of machines that run the workers of one engine. octavo serve is started on each.",
+            extra={"short": ("-n",)},
+        ),
+    ] = 1
+    node_rank: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="Number of this machine among --nnodes. Node 0 has the engine and the HTTP server; the others "
+            "run workers only.",
+            extra={"short": ("-r",)},
+        ),
+    ] = 0
+    master_addr: Annotated[str, Meta(description="Address of node 0, by which the other nodes join it.")] = "127.0.0.1"
+    master_port: Annotated[Annotated[int, Meta(ge=1, le=65535)], Meta(description="TCP port of node 0 for them.")] = (
+        29501
+    )
+    group_secret_key_file: Annotated[
+        str | None,
+        Meta(
+            description="Secret key that all nodes share, created by octavo keygen. Needed unless --master-addr is of "
+            "this machine only. Ray needs none."
+        ),
+    ] = None

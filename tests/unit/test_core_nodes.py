@@ -1,0 +1,208 @@
+"""Workers on several nodes: agents in threads, which start workers without a model."""
+
+import os
+import threading
+
+import msgspec
+import pytest
+from specs import PYTHONPATH, some_config
+from waiting import wait_until
+
+from octavo.core_proc.cache.sizing import plan_cache
+from octavo.core_proc.workers import agent as agent_module
+from octavo.core_proc.workers.agent import NodeAgent
+from octavo.core_proc.workers.agents import Agents
+from octavo.core_proc.workers.group import WorkerFailed
+from octavo.core_proc.workers.remote import RemoteWorkerGroup
+from octavo.protocol.config import ResolvedConfig
+from octavo.protocol.control import AgentSpec
+from octavo.protocol.curve import GroupKeys
+from octavo.protocol.errors import ConfigError, StartupError
+from octavo.protocol.nodes import AgentReady
+from octavo.protocol.steps import Profile, StepPlan
+
+
+class Signals:
+    """A `StopSignal` of a thread."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._reader, self._writer = os.pipe()
+
+    def fileno(self) -> int:
+        return self._reader
+
+    def stop(self) -> None:
+        self.count += 1
+        os.write(self._writer, b"x")
+
+
+class Node:
+    """An agent on a thread of its own."""
+
+    def __init__(self, core_address: str, position: int, secret: str = "", capacity: int = 1) -> None:
+        self.signals = Signals()
+        self.error: StartupError | None = None
+        self.spec = AgentSpec(
+            core_address=core_address,
+            secret=secret,
+            node=f"node-{position}",
+            position=position,
+            capacity=capacity,
+            worker_module="core_fake_worker",
+        )
+        self.thread = threading.Thread(target=self._run, daemon=True)
+        self.thread.start()
+
+    def _run(self) -> None:
+        try:
+            NodeAgent(self.spec, self.signals).run()
+        except StartupError as error:
+            self.error = error
+
+    def end(self) -> None:
+        self.signals.stop()
+        self.thread.join(30)
+        assert not self.thread.is_alive()
+
+
+@pytest.fixture(autouse=True)
+def fake_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", PYTHONPATH)
+
+
+def ready_group(agents: Agents, **settings: object) -> RemoteWorkerGroup:
+    config = some_config(tensor_parallel_size=2, **settings)
+    return RemoteWorkerGroup(agents, config, log_level="INFO")
+
+
+def start(group: RemoteWorkerGroup) -> None:
+    config = some_config(tensor_parallel_size=2)
+    stop = Signals()
+    group.start(SilentReporter(), stop)  # type: ignore[arg-type]
+    plan = plan_cache(config, group.facts)
+    group.allocate(plan, stop)  # type: ignore[arg-type]
+    group.warm_up(stop)  # type: ignore[arg-type]
+
+
+class SilentReporter:
+    def send(self, message: object) -> None:
+        pass
+
+
+def exchange(group: RemoteWorkerGroup) -> None:
+    """Send a command that all ranks answer."""
+    group.broadcast(Profile(group.next_sequence, None))
+    for _ in range(2):
+        wait_until(lambda: group.gather() is not None, lambda: "a reply")
+
+
+def test_nodes_are_lost_and_replaced() -> None:
+    keys = GroupKeys.create()
+    secret = keys.secret.decode()
+    agents = Agents("tcp://127.0.0.1:*", keys, num_positions=2)
+    nodes = [Node(agents.address, position, secret) for position in (1, 0)]
+    group = ready_group(agents)
+    try:
+        start(group)
+        assert [facts.rank for facts in group.facts] == [0, 1]
+        exchange(group)
+        nodes[0].end()
+        with pytest.raises(WorkerFailed, match="lost node node-1 with worker 1"):
+            wait_until(lambda: group.gather() is not None, lambda: "the loss")
+        group.abandon()
+        wait_until(lambda: group.has_exited, lambda: "the end of the group")
+        plan = plan_cache(some_config(tensor_parallel_size=2), group.facts)
+        group = group.restart()
+        assert not group.advance(plan), "a node is missing"
+        assert agents.missing(2) == "nodes 1 of 2 have not joined"
+        nodes[0] = Node(agents.address, 1, secret)
+        wait_until(lambda: group.advance(plan), lambda: "the next group")
+        exchange(group)
+        group.stop()
+    finally:
+        group.kill()
+        for node in nodes:
+            node.end()
+    assert not any(node.error for node in nodes), "an engine that ends dismisses its nodes"
+
+
+def test_a_rank_that_dies_is_named_with_its_node() -> None:
+    agents = Agents("tcp://127.0.0.1:*", None, num_positions=1)
+    node = Node(agents.address, 0, capacity=2)
+    group = RemoteWorkerGroup(agents, fault_config("fatal"), log_level="INFO")
+    try:
+        start(group)
+        with pytest.raises(WorkerFailed, match=r"worker [01] exited with code 9 on node node-0"):
+            group.broadcast(StepPlan(group.next_sequence, [], [], [], []))
+            wait_until(lambda: group.gather() is not None, lambda: "its death")
+    finally:
+        group.kill()
+        node.end()
+
+
+def fault_config(fault: str) -> ResolvedConfig:
+    config = some_config(tensor_parallel_size=2)
+    return msgspec.structs.replace(config, model=msgspec.structs.replace(config.model, architecture=fault))
+
+
+def test_a_start_that_fails_names_the_root_cause() -> None:
+    agents = Agents("tcp://127.0.0.1:*", None, num_positions=1)
+    node = Node(agents.address, 0, capacity=2)
+    group = RemoteWorkerGroup(agents, fault_config("no start"), log_level="INFO")
+    try:
+        with pytest.raises(StartupError, match="the model file is wrong") as raised:
+            start(group)
+        assert raised.value.phase == "loading weights"
+    finally:
+        group.kill()
+        node.end()
+
+
+def test_a_stranger_cannot_join(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agent_module, "CONNECT_TIMEOUT_S", 0.5)
+    agents = Agents("tcp://127.0.0.1:*", GroupKeys.create(), num_positions=1)
+    node = Node(agents.address, 0, GroupKeys.create().secret.decode())
+    try:
+        node.thread.join(30)
+        assert node.error is not None and "cannot join the engine" in str(node.error)
+        agents.poll()
+        assert agents.place(0, 1) is None
+    finally:
+        agents.close()
+
+
+def test_addresses_of_other_machines_need_keys() -> None:
+    with pytest.raises(ConfigError, match="needs keys"):
+        Agents("tcp://0.0.0.0:*", None)
+
+
+def ready(agent: str, node: str, capacity: int = 1, host: str = "10.0.0.9") -> AgentReady:
+    return AgentReady(
+        agent=agent, node=node, position=-1, capacity=capacity, memory_path=f"/proc/{agent}", link_address=f"{host}:1"
+    )
+
+
+def test_ranks_of_a_machine_are_neighbours() -> None:
+    agents = Agents("tcp://127.0.0.1:*", None)
+    for agent, node, host in (("1", "b", "10.0.0.2"), ("2", "a", "127.0.0.1"), ("3", "b", "10.0.0.2")):
+        agents._admit(ready(agent, node, host=host))
+        assert (agents.place(0, 3) is None) == (agent != "3")
+    members = agents._members
+    assert all(member.generation == 0 for member in members.values())
+    agents.close()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"nnodes": 2}, r"nnodes 2 does not divide the number of workers \(1\)"),
+        ({"nnodes": 2, "node_rank": 2, "tensor_parallel_size": 2}, "node_rank 2 of nnodes 2"),
+        ({"distributed_executor_backend": "uni", "tensor_parallel_size": 2}, "uni runs one worker, not 2"),
+        ({"distributed_executor_backend": "ray", "nnodes": 2}, "Ray knows its nodes itself"),
+        ({"nnodes": 2, "tensor_parallel_size": 2, "data_parallel_size": 2}, "nnodes 2 with data_parallel_size 2"),
+    ],
+)
+def test_contradictory_nodes_are_rejected(settings: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        some_config(**settings)
