@@ -13,13 +13,13 @@ from octavo.protocol.config.engine import (
     EngineConfig,
     ModelConfig,
     ObserveConfig,
-    ParallelConfig,
     RecoveryConfig,
     RemoteConfig,
     SchedulerConfig,
     StructuredConfig,
 )
 from octavo.protocol.config.facts import CacheGroupSpec, CachePlan, DeviceFacts, ModelFacts
+from octavo.protocol.config.parallel import ParallelConfig
 from octavo.protocol.config.resolve import ResolvedConfig, resolve
 from octavo.protocol.config.server import ServerConfig
 
