@@ -62,7 +62,7 @@ class MortalGroup:
         make_next: Callable[[int], "MortalGroup"],
     ) -> None:
         self.number = number
-        self.worker = SimulatedWorker(config, plan.num_blocks)
+        self.worker = SimulatedWorker(config, plan.num_blocks, plan.cache_groups)
         self.waitables: list[Any] = []
         self.facts = [FACTS]
         self.next_sequence = 0

@@ -2,6 +2,7 @@
 
 import random
 from collections import Counter, deque
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -23,7 +24,7 @@ from octavo.core_proc.service import FrontendService
 from octavo.core_proc.workers.group import WorkerFailed
 from octavo.protocol.channel import PeerLost
 from octavo.protocol.codec import event_codec, request_codec
-from octavo.protocol.config import CachePlan
+from octavo.protocol.config import CacheGroupSpec, CachePlan
 from octavo.protocol.events import EngineFacts, Event
 from octavo.protocol.ids import RequestId
 from octavo.protocol.requests import FrontendMessage, Submit
@@ -136,6 +137,7 @@ class SimulatedCore(Process):
         rng: draws random choices.
         engine: changes to the configuration of a small engine.
         num_blocks: of its cache.
+        groups: of its cache.
         epoch: the number of this life.
         step_scale: typical duration of a step, in seconds.
         max_backlog_events: a frontend with a larger backlog is dropped.
@@ -150,6 +152,7 @@ class SimulatedCore(Process):
         rng: random.Random,
         engine: dict[str, Any],
         num_blocks: int,
+        groups: Sequence[CacheGroupSpec],
         epoch: int,
         step_scale: float,
         max_backlog_events: int,
@@ -160,7 +163,7 @@ class SimulatedCore(Process):
     ) -> None:
         super().__init__(world)
         self.config = core_config(**engine)
-        self.plan = cache_plan(self.config, num_blocks)
+        self.plan = cache_plan(self.config, num_blocks, groups)
         self.stop_signal = SimulatedStop()
         self.entries: list[LogEntry] = []
         self.router = SimulatedRouter(self, rng.choice([1, 4, 256]))
@@ -308,7 +311,7 @@ class SimulatedCore(Process):
             self.world,
             self._rng,
             self.config,
-            self.plan.num_blocks,
+            self.plan,
             self._step_scale,
             on_event=lambda: self.wake(has_events=True),
             on_operation=self.operate,

@@ -129,6 +129,7 @@ class SimulatedEngine:
             random.Random(f"core {self._name} {epoch}"),
             scenario.engine,
             scenario.num_blocks,
+            scenario.groups,
             epoch,
             scenario.step_scale,
             scenario.max_backlog_events,

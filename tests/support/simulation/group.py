@@ -25,7 +25,7 @@ class SimulatedGroup:
         world: the clock.
         rng: draws the durations of steps.
         config: of the engine.
-        num_blocks: of its cache.
+        plan: of its cache.
         step_scale: typical duration of a step, in seconds.
         on_event: called when `gather` or `advance` has something for the core.
         on_operation: called before each message to the worker.
@@ -41,7 +41,7 @@ class SimulatedGroup:
         world: World,
         rng: random.Random,
         config: ResolvedConfig,
-        num_blocks: int,
+        plan: CachePlan,
         step_scale: float,
         on_event: Action,
         on_operation: Action,
@@ -49,7 +49,7 @@ class SimulatedGroup:
         make_next: "Callable[[], SimulatedGroup]",
     ) -> None:
         self.process = Process(world)
-        self.worker = SimulatedWorker(config, num_blocks)
+        self.worker = SimulatedWorker(config, plan.num_blocks, plan.cache_groups)
         self.raises_next = False
         """The next step raises an error in the worker, which then ends."""
         self.has_exited = False

@@ -24,11 +24,12 @@ class Answer:
 
 
 def rejection(submit: Submit, plan: CachePlan) -> FailureKind | None:
-    """Return the kind of failure of a request that can never be served, None if it can be served."""
+    """Return the kind of failure of a request that can never be served, None if it can be served.
+
+    A scenario's cache has room for the longest request that the model can serve.
+    """
     num_prompt = len(submit.prompt_token_ids)
     if num_prompt >= plan.max_model_len:
-        return FailureKind.INVALID
-    if min(num_prompt + submit.params.max_tokens, plan.max_model_len) - 1 > plan.num_blocks * plan.block_size:
         return FailureKind.INVALID
     if submit.grammar is not None and submit.grammar.text == WRONG:
         return FailureKind.INVALID

@@ -51,7 +51,7 @@ class RankedGroup(StartingGroup):
         world: World,
         rng: random.Random,
         config: ResolvedConfig,
-        num_blocks: int,
+        plan: CachePlan,
         step_scale: float,
         on_event: Action,
         on_operation: Action,
@@ -70,7 +70,8 @@ class RankedGroup(StartingGroup):
         """True if a request killed it."""
         self.results: dict[int, bytes] = {}
         """The result of each step, by the number of its command, from the rank that computed it first."""
-        self.ranks = [SimulatedRank(self, rank, SimulatedWorker(config, num_blocks)) for rank in range(num_ranks)]
+        workers = [SimulatedWorker(config, plan.num_blocks, plan.cache_groups) for _ in range(num_ranks)]
+        self.ranks = [SimulatedRank(self, rank, worker) for rank, worker in enumerate(workers)]
         for rank in self.ranks:
             rank.start(start_s * rng.uniform(0.5, 1.0))
 

@@ -5,9 +5,14 @@ extremes. A scenario is plain data, so it can be made smaller by removing items.
 """
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
+from core_fakes import core_config
+
+from octavo.core_proc.cache.groups import CacheGroups
+from octavo.protocol.config import CacheGroupSpec
 from octavo.protocol.ids import pack_ids
 from octavo.protocol.params import SamplingSpec
 from octavo.protocol.requests import Submit
@@ -83,6 +88,8 @@ class Scenario:
     engine: dict[str, Any]
     """Changes to the configuration of a small engine (`core_fakes.core_config`)."""
     num_blocks: int
+    groups: Sequence[CacheGroupSpec]
+    """Of the cache."""
     num_frontends: int
     delay_scale: float
     """Typical delay of a message, in seconds."""
@@ -113,6 +120,7 @@ def draw_scenario(seed: int, num_requests: int, num_kills: int, num_ranks: int =
     """
     rng = random.Random(f"scenario {seed}")
     engine, num_blocks = _engine(rng)
+    groups, num_blocks = _groups(random.Random(f"groups {seed}"), engine, num_blocks)
     num_frontends = rng.randint(1, 4)
     load = rng.choice([0.3, 1.0, 3.0, 30.0])
     step_scale = 0.01
@@ -137,6 +145,7 @@ def draw_scenario(seed: int, num_requests: int, num_kills: int, num_ranks: int =
         seed=seed,
         engine=engine,
         num_blocks=num_blocks,
+        groups=groups,
         num_frontends=num_frontends,
         delay_scale=rng.choice([0.0, 0.0005, 0.005, 0.05]),
         step_scale=step_scale,
@@ -169,6 +178,21 @@ def _engine(rng: random.Random) -> tuple[dict[str, Any], int]:
         "max_num_queued_tokens": rng.choice([0, 0, 0, 0, 0, 0, 300]),
     }
     return engine, num_blocks
+
+
+def _groups(rng: random.Random, engine: dict[str, Any], num_blocks: int) -> tuple[Sequence[CacheGroupSpec], int]:
+    """Return the cache groups, and the number of blocks for as many requests as `num_blocks` of one group hold."""
+    kinds = rng.choice([["full"], ["full"], ["window"], ["full", "window"], ["window", "full", "window", "chunk"]])
+    specs = [
+        CacheGroupSpec(
+            kind=kind, window=0 if kind == "full" else rng.choice([1, 5, 16, 50]), num_layers=1, block_bytes=1000
+        )
+        for kind in kinds
+    ]
+    groups = CacheGroups.of(core_config(**engine), specs)
+    max_model_len = engine["max_model_len"]
+    num_spare = num_blocks - -(-max_model_len // engine["block_size"])
+    return specs, groups.max_request_blocks(max_model_len) + num_spare * len(specs)
 
 
 def _fault(rng: random.Random, kind: FaultKind, num_frontends: int, duration: float, step_scale: float) -> Fault:
