@@ -5,8 +5,7 @@ The scheduler decides who gets blocks, and counts them before it asks.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from octavo.core_proc.cache.groups import NULL_BLOCK, CacheGroups
 from octavo.core_proc.cache.pool import BlockPool, ContentObserver
@@ -15,8 +14,7 @@ from octavo.protocol.ids import BlockId
 from octavo.protocol.prefix_hash import ROOT_HASH, hash_block
 
 
-@dataclass(frozen=True, slots=True)
-class Hits:
+class Hits(NamedTuple):
     """Cached blocks that follow those of a request."""
 
     num_blocks: int
@@ -27,8 +25,6 @@ class Hits:
     """The index of the first block that the request then holds in each group; () if all groups keep every token."""
     keys: Sequence[bytes]
     """The keys in the pool on which the result depends."""
-    num_free: int = 0
-    """The free blocks among them, in all groups."""
 
 
 _NO_HITS = Hits(0, (), (), ())
@@ -69,7 +65,7 @@ class PrefixCache:
         """Requests whose windows may have passed some of their blocks."""
         self._counted: tuple[Request, int] | None = None
         """The request whose hits were counted last, with the number of its tokens then."""
-        self._counts = _NO_HITS
+        self._counts = (_NO_HITS, 0)
 
     def add_observer(self, observer: CacheObserver) -> None:
         """Report every change from now on."""
@@ -90,8 +86,8 @@ class PrefixCache:
 
     def num_blocks_to_start(self, request: Request) -> int:
         """Return how many free blocks a waiting request takes at most at a time for the tokens it has."""
-        hits = self.count_hits(request)
-        return hits.num_free + self._num_missing(request.num_tokens, hits.num_blocks, hits.first_blocks)
+        hits, num_free = self.count_hits(request)
+        return num_free + self._num_missing(request.num_tokens, hits.num_blocks, hits.first_blocks)
 
     def _num_missing(self, num_tokens: int, num_blocks: int, first_blocks: Sequence[int]) -> int:
         """Return `num_missing_blocks` of a request that has `num_blocks` of each group, from `first_blocks` on."""
@@ -104,8 +100,8 @@ class PrefixCache:
             num_missing += min(num_new, max(0, group.max_held - num_held))
         return num_missing
 
-    def count_hits(self, request: Request) -> Hits:
-        """Return what `attach_hits` would find now. Changes nothing."""
+    def count_hits(self, request: Request) -> tuple[Hits, int]:
+        """Return what `attach_hits` would find now, and how many of these blocks are free. Changes nothing."""
         # perf: the first waiting request is checked in every step. The answer is valid until one of its blocks changes.
         what = (request, len(request.token_ids))
         if self._counted == what and not self.pool.has_watched_changed:
@@ -113,7 +109,7 @@ class PrefixCache:
         hits = self._hits(request)
         self.pool.watch(frozenset(hits.keys))
         self._counted = what
-        self._counts = replace(hits, num_free=sum(sum(map(self.pool.is_free, ids)) for ids in hits.block_ids))
+        self._counts = hits, sum([sum(map(self.pool.is_free, block_ids)) for block_ids in hits.block_ids])
         return self._counts
 
     def attach_hits(self, request: Request) -> int:
@@ -230,44 +226,51 @@ class PrefixCache:
         if not self.is_enabled or not request.reads_prefix_cache:
             return _NO_HITS
         first, partial = divmod(request.num_computed_tokens, self.block_size)
-        if partial or first != request.num_blocks:
+        end = (len(request.token_ids) - 1) // self.block_size
+        if partial or first != request.num_blocks or end <= first:
             return _NO_HITS
         keys: list[bytes] = []
-        end = (len(request.token_ids) - 1) // self.block_size
+        # A request that has begun needs hits in all groups at once, or each step would search its whole prompt.
+        groups = range(self.num_groups) if first else self.groups.full
+        block_ids = self._leading_hits(request, first, end, groups, keys)
         if not self.has_windows:
-            end = self._end_of_hits(request, first, end, self.groups.full, keys)
-            starts = [first] * self.num_groups
-        else:
-            # A request that has begun needs all that follows, or every step would search its whole prompt.
-            whole = range(self.num_groups) if first else self.groups.full
-            end = self._end_of_hits(request, first, end, whole, keys)
-            if not first:
-                end = self._end_within_windows(request, end, keys)
-            starts = [first] * self.num_groups
-            for group in self.groups.windowed:
-                starts[group.index] = max(first, group.first_block(end * self.block_size))
-        if end == first:
-            return Hits(0, (), (), keys)
-        block_ids = [
+            return Hits(len(block_ids[0]), block_ids, (), keys)
+        end = first + len(block_ids[0]) if block_ids else end
+        end = end if first else self._end_within_windows(request, end, keys)
+        starts = [first] * self.num_groups
+        for group in self.groups.windowed:
+            starts[group.index] = max(first, group.first_block(end * self.block_size))
+        found = [
             [self.pool.find_cached(request.block_hashes[index] + suffix) for index in range(start, end)]
             for start, suffix in zip(starts, self.groups.key_suffixes, strict=True)
         ]
-        return Hits(end - first, block_ids, starts, keys)
+        return Hits(end - first, found, starts, keys)
 
-    def _end_of_hits(self, request: Request, first: int, end: int, groups: Sequence[int], keys: list[bytes]) -> int:
-        """Return the end of the blocks from `first` on that all of these groups have cached, at most `end`.
+    def _leading_hits(
+        self, request: Request, first: int, end: int, groups: Sequence[int], keys: list[bytes]
+    ) -> list[list[BlockId]]:
+        """Return the blocks of each of these groups from `first` on, at most to `end`, as long as all have one.
 
         The keys that were looked up are added to `keys`.
         """
-        suffixes = [self.groups.key_suffixes[group] for group in groups]
+        if len(groups) == 1:  # perf: as in most models
+            block_ids, suffix = [], self.groups.key_suffixes[groups[0]]
+            for index in range(first, end):
+                keys.append(self._hash(request, index) + suffix)
+                if (block_id := self.pool.find(keys[-1])) is None:
+                    break
+                block_ids.append(block_id)
+            return [block_ids]
+        found: list[list[BlockId]] = [[] for _ in groups]
+        columns = [(self.groups.key_suffixes[group], block_ids) for group, block_ids in zip(groups, found, strict=True)]
         for index in range(first, end if groups else first):
             block_hash = self._hash(request, index)
-            for suffix in suffixes:
-                key = block_hash + suffix
-                keys.append(key)
-                if self.pool.find(key) is None:
-                    return index
-        return end
+            for suffix, block_ids in columns:
+                keys.append(key := block_hash + suffix)
+                if (block_id := self.pool.find(key)) is None:
+                    return [block_ids[: index - first] for block_ids in found]
+                block_ids.append(block_id)
+        return found
 
     def _end_within_windows(self, request: Request, end: int, keys: list[bytes]) -> int:
         """Return the most leading blocks, at most `end`, at whose end each window is cached; adds to `keys`."""

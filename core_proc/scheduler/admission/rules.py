@@ -134,7 +134,7 @@ class EngineLimits:
         return "" if self._free_slots else "max_num_seqs"
 
     def _tokens(self, request: Request, draft: StepDraft, prompts: PromptBudget) -> str:
-        num_hits = self._cache.count_hits(request).num_blocks
+        num_hits = self._cache.count_hits(request)[0].num_blocks
         num_uncomputed = request.num_uncomputed_tokens - num_hits * self._cache.block_size
         return "" if prompts.has_room(num_uncomputed) else "budget"
 

@@ -94,7 +94,7 @@ def mixed_steps(model: Model, config: ResolvedConfig, stream: Stream, *, has_gra
     core.begin({0: 1, 2: 1, 3: 1})
     core.executor.drain()
     core.executor.close()
-    storage = core.executor.runner.graphs._layers._storages[0]
+    storage = core.executor.runner.graphs._layers._storage
     cache = torch.cat([tensor.flatten() for tensor in storage.layer(0)]).nan_to_num(nan=-1.0)
     return [*((r.outputs, r.logprobs, r.prompt_logprobs) for r in core.running.values()), cache.tolist()]
 
