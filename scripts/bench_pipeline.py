@@ -72,9 +72,8 @@ def measure(num_stages: int, args: argparse.Namespace) -> dict[str, float]:
     parts = [max(0.0, min(end, end_s) - max(begin, begin_s)) for steps in busy for begin, end in steps]
     bubble = 1.0 - sum(parts) / (num_stages * (end_s - begin_s))
     num_steps = sum(begin_s <= begin < end_s for begin, _ in busy[0])
-    print(
-        f"{num_stages} stages: {100 * bubble:.1f} % of the time waiting, {num_steps} steps in {end_s - begin_s:.1f} s"
-    )
+    seconds = end_s - begin_s
+    print(f"{num_stages} stages: {100 * bubble:.1f} % of the time waiting, {num_steps} steps in {seconds:.1f} s")
     return {"stages": num_stages, "bubble": bubble, "steps": num_steps, "seconds": seconds}
 
 
