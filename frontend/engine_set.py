@@ -129,7 +129,7 @@ class EngineSet:
         replaced: list[int] = []
         for engine in self.all:
             try:
-                await engine.replace(config_of_engine(config, engine.index))
+                await engine.replace(config_of_engine(config, engine.index, engine.config.engine_place))
             except StartupError as error:
                 if replaced:
                     error.args = (f"{error}; engines {', '.join(map(str, replaced))} were replaced before",)
@@ -143,6 +143,7 @@ class EngineSet:
         engine.state = engine.state.move(EngineState.REMOVED)
         self.link.remove(index)
         del self._engines[index]
+        self._listener.on_stats(index, EngineStats())  # the next engine of this index counts from 0
         await engine.close()
 
     def health(self, deadline_s: float) -> dict[int, Health]:

@@ -249,12 +249,20 @@ def configs_of_engines(config: ResolvedConfig) -> list[ResolvedConfig]:
     return [config_of_engine(config, index) for index in range(config.data_parallel_size)]
 
 
-def config_of_engine(config: ResolvedConfig, index: int) -> ResolvedConfig:
-    """Return the configuration of one of several engines."""
+def config_of_engine(config: ResolvedConfig, index: int, place: int | None = None) -> ResolvedConfig:
+    """Return the configuration of one of several engines.
+
+    Args:
+        config: of all of them.
+        index: of the engine.
+        place: which GPUs and cores it takes; None: those of its index.
+    """
     record_steps = config.record_steps
     if record_steps and index:  # each core writes a recording of its own
         record_steps = f"{record_steps}.engine{index}"
-    return msgspec.structs.replace(config, engine_index=index, record_steps=record_steps)
+    return msgspec.structs.replace(
+        config, engine_index=index, engine_place=index if place is None else place, record_steps=record_steps
+    )
 
 
 def spawn_engines(config: ResolvedConfig, timeline: Timeline, address: str | None = None) -> list[SpawnedEngine]:

@@ -91,7 +91,7 @@ class Worker:
         with reporter.phase("opening the device"):
             number = spec.device_number
             if number < 0:
-                number = config.engine_index * spec.world_size + spec.rank
+                number = config.engine_place * spec.world_size + spec.rank
             device = open_device(config, number=number, launches_early=env.launches_early)
         free_bytes = device.free_bytes()
         library = open_kernels(config, env, reporter.phase, number=number) if config.device == "cpu" else None

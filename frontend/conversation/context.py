@@ -1,7 +1,6 @@
 """`ChatContext`: what `prepare_chat` needs to know about the server and its engine."""
 
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 from octavo.frontend.conversation.settings import ChatSettings
@@ -25,11 +24,17 @@ class ChatContext:
     template_processes: TemplateProcesses = field(default_factory=TemplateProcesses)
     """Render the templates that requests bring."""
 
-    @cached_property
+    _latest: list[tuple[object, ChatTemplate]] = field(default_factory=list)
+    """The template that was read last, and where from."""
+
+    @property
     def chat_template(self) -> ChatTemplate:
-        """The engine's chat template, read once.
+        """The engine's chat template, read once, and again if another model replaces this one.
 
         Raises:
             InvalidRequestError: there is none, or it does not parse.
         """
-        return self.client.chat_template(self.settings.content_format)
+        source = self.client.tokenizer, self.client.config.chat_template
+        if not self._latest or self._latest[0][0] != source:
+            self._latest[:] = [(source, self.client.chat_template(self.settings.content_format))]
+        return self._latest[0][1]

@@ -62,6 +62,8 @@ class EngineOperator:
         """Engines whose requests move to others."""
         self._hidden: set[int] = set()
         """Engines that other processes must leave."""
+        self._model: str | None = None
+        """What an operator has replaced the configured model with; None: nothing."""
         self._key_files: dict[int, str | None] = {}
         self._change = ""
         """The change that is in progress."""
@@ -98,6 +100,7 @@ class EngineOperator:
             else:
                 await self._require_same_tokens(resolved)
                 await self._replace(resolved)
+            self._model = None
 
     async def _execute(self, command: AdminCommand) -> AdminResult:
         try:
@@ -130,6 +133,7 @@ class EngineOperator:
             case "replace":
                 with self._changing("the engines are replaced"):
                     await self._replace(await self._configuration(command.model))
+                    self._model = command.model
 
     async def statuses(self) -> list[EngineStatus]:
         """Return the engines for operators, with their present numbers of requests."""
@@ -155,7 +159,9 @@ class EngineOperator:
         if command.address is not None:
             connection = await self._joined(index, command.address, command.public_key_file)
         else:
-            connection = await self._started(index, await self._configuration(None))
+            taken = {one.config.engine_place for one in self._engines.all if one.process}
+            place = next(place for place in range(MAX_ENGINES) if place not in taken)
+            connection = await self._started(index, place, await self._configuration(self._model))
         await self._introduce(index, connection, must_be_equal=True)
         self._set_states({index: EngineState.SERVING})
         logger.info("engine %d at %s has joined", index, connection.link.address)
@@ -173,7 +179,7 @@ class EngineOperator:
         started: list[int] = []
         for position, index in enumerate(old):
             successor = self._free_index()
-            connection = await self._started(successor, config)
+            connection = await self._started(successor, self._engines[index].config.engine_place, config)
             await self._introduce(successor, connection, must_be_equal=False)
             started.append(successor)
             is_equal = connection.link.facts.identity == self._engines.link.identity
@@ -249,8 +255,8 @@ class EngineOperator:
         tokenizer = await asyncio.to_thread(model_tokenizer, new.model)
         await client.run_in_thread(lambda: require_same_tokens(client.config, client.tokenizer, new, tokenizer))
 
-    async def _started(self, index: int, config: ResolvedConfig) -> EngineConnection:
-        spawned = spawn_engine(config_of_engine(config, index), Timeline())
+    async def _started(self, index: int, place: int, config: ResolvedConfig) -> EngineConnection:
+        spawned = spawn_engine(config_of_engine(config, index, place), Timeline())
         self._starting[index] = spawned.address
         try:
             return await follow_engine(spawned, None)

@@ -123,6 +123,9 @@ class ResolvedConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Engines that share the requests, all on this machine."""
     engine_index: int = 0
     """Of this engine among them."""
+    engine_place: int = 0
+    """Which of the machine's GPUs and cores the engine takes: those after the engines of lower places. An engine that
+    replaces another one has its place."""
     executor: Literal["mp", "ray"] = "mp"
     """What starts the workers."""
     num_nodes: int = 1

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from servers import descendants, serve
-from waiting import until, wait_until
+from waiting import until
 from workloads import Ask, ask_all, random_requests
 
 from octavo import LLM, AsyncClient, SamplingParams, StructuredOutputsParams
@@ -79,33 +78,3 @@ def test_engines_are_replaced_one_by_one_under_load(model: Path, expected: list[
             await until(lambda: [engine.config.max_num_seqs for engine in client.engines] == [5, 5])
 
     asyncio.run(main())
-
-
-def test_a_server_of_two_engines(model: Path) -> None:
-    flags = ("--dtype", "float32", "--max-model-len", "256", "-dp", "2", "--api-server-count", "2")
-    with serve(model, *flags) as running:
-        server = running.wait_until_ready()
-        body = {"model": str(model), "prompt": [5, 6, 7], "max_tokens": 30, "seed": 1, "ignore_eos": True}
-
-        def complete() -> str:
-            answer = server.post("/v1/completions", body)
-            assert answer.status_code == 200, answer.text
-            return str(answer.json()["choices"][0]["text"])
-
-        text = complete()
-        shown = {Path(f"/proc/{pid}/cmdline").read_text().split("\0")[0] for pid in descendants(server.process.pid)}
-        assert shown >= {"octavo core 0", "octavo core 1", "octavo worker 0.0", "octavo worker 1.0"}
-        states = server.get("/health").json()
-        assert states["status"] == "healthy" and [one["ok"] for one in states["engines"]] == [True, True]
-        assert {complete() for _ in range(6)} == {text}
-        os.kill(next(iter(cores_of(server.process.pid))), signal.SIGKILL)
-        assert {complete() for _ in range(6)} == {text}, "while an engine is away"
-        assert server.get("/health").status_code == 200
-        wait_until(lambda: all(one["ok"] for one in server.get("/health").json()["engines"]))
-
-
-def cores_of(pid: int) -> list[int]:
-    def is_core(one: int) -> bool:
-        return b"core_proc" in Path(f"/proc/{one}/cmdline").read_bytes()
-
-    return [one for one in descendants(pid) if is_core(one)]

@@ -97,6 +97,26 @@ def test_only_the_admin_key_opens_the_routes(server: Server) -> None:
     assert states(admin(server)) == {0: "up", 1: "up"}
 
 
+def test_an_engine_that_dies_is_not_missed(server: Server) -> None:
+    body = {"model": "tiny", "prompt": [5, 6, 7], "max_tokens": 30, "seed": 1, "ignore_eos": True}
+
+    def complete() -> str:
+        answer = server.post("/v1/completions", body)
+        assert answer.status_code == 200, answer.text
+        return str(answer.json()["choices"][0]["text"])
+
+    text = complete()
+    shown = {cmdline(pid).split(b"\0")[0].decode() for pid in descendants(server.process.pid)}
+    assert shown >= {"octavo core 0", "octavo core 1", "octavo worker 0.0", "octavo worker 1.0"}
+    health = server.get("/health").json()
+    assert health["status"] == "healthy" and [one["state"] for one in health["engines"]] == ["up", "up"]
+    assert {complete() for _ in range(6)} == {text}
+    os.kill(next(pid for pid in descendants(server.process.pid) if b"core_proc" in cmdline(pid)), signal.SIGKILL)
+    assert {complete() for _ in range(6)} == {text}, "while an engine is away"
+    assert server.get("/health").status_code == 200
+    wait_until(lambda: all(one["ok"] for one in server.get("/health").json()["engines"]))
+
+
 def test_an_engine_joins_drains_and_leaves_under_load(server: Server) -> None:
     expected = texts_of(server)
     load = Load(server)
@@ -164,6 +184,68 @@ def test_other_weights_replace_all_engines_under_load(server: Server, tmp_path: 
     wait_until(lambda: worker not in descendants(server.process.pid))
     assert texts_of(server) == after
     assert seen(server) == [sorted(after_states)] * 8
+
+
+@pytest.mark.long
+def test_a_signal_with_other_weights_lets_requests_finish_where_they_began(model: Path, tmp_path: Path) -> None:
+    other = make_tiny("LlamaForCausalLM", tmp_path / "other", seed=1)
+    config, address = tmp_path / "octavo.yaml", tmp_path / "public"
+    config.write_text(f"model: {model}\n")
+    with serve("--config", str(config), *FLAGS, *SEVERAL, "--engine-address", f"ipc://{address}") as server:
+        before = texts_of(server.wait_until_ready())
+        load = Load(server)
+        load.wait_for(8)
+        config.write_text(f"model: {other}\n")
+        server.signal(signal.SIGUSR2)
+        server.wait_for("engine 1 is removed", timeout_s=120)
+        load.wait_for(8)
+        answers = load.stop()
+        after = texts_of(server)
+        assert all(texts in (before[number], after[number]) for number, _, texts, _ in answers)
+        assert before != after
+        with serve("--join", f"ipc://{address}") as joined:
+            assert texts_of(joined.wait_until_ready()) == after, "the address leads to the new engine"
+        server.signal(signal.SIGTERM)
+        assert server.wait(30) == 0
+        assert not address.is_symlink()
+
+
+@pytest.mark.long
+def test_a_new_process_does_without_an_engine_that_is_gone_for_good(model: Path) -> None:
+    with serve(model, *FLAGS, *SEVERAL, "--no-restart-core") as server:
+        expected = texts_of(server.wait_until_ready())
+        pids = descendants(server.process.pid)
+        os.kill(next(pid for pid in pids if b"core_proc" in cmdline(pid)), signal.SIGKILL)
+        wait_until(lambda: "down" in states(admin(server)).values())
+        worker = next(pid for pid in pids if b"api_worker" in cmdline(pid))
+        os.kill(worker, signal.SIGKILL)
+        wait_until(lambda: any(b"api_worker" in cmdline(pid) for pid in descendants(server.process.pid)))
+        assert texts_of(server) == expected
+        down = next(index for index, state in states(admin(server)).items() if state == "down")
+        assert states(admin(server, "add"))[2] == "up"
+        assert list(states(admin(server, "remove", index=down)).values()) == ["up", "up"]
+        assert texts_of(server) == expected
+
+
+@pytest.mark.long
+def test_a_server_that_has_joined_its_engines_adds_others(model: Path, tmp_path: Path) -> None:
+    addresses = [f"ipc://{tmp_path}/{name}" for name in ("a", "b")]
+    hosts = [Server(model, *FLAGS, "--headless", "--engine-address", address) for address in addresses]
+    try:
+        for host in hosts:
+            host.wait_for("headless: serving")
+        with serve("--join", addresses[0], "--admin-api-key", KEY) as server:
+            server.wait_until_ready()
+            started = admin(server, "add")
+            assert started.status_code == 409 and "give the address" in started.text
+            assert states(admin(server, "add", address=addresses[1])) == {0: "up", 1: "up"}
+            assert admin(server, "add", address=addresses[1]).status_code == 409
+            assert states(admin(server, "remove", index=0)) == {1: "up"}
+            hosts[0].close()
+            assert texts_of(server)
+    finally:
+        for host in hosts:
+            host.close()
 
 
 def cmdline(pid: int) -> bytes:

@@ -81,7 +81,7 @@ def test_a_request_that_moved_by_request_is_no_suspect_when_its_next_engine_dies
 def test_each_engine_records_in_a_file_of_its_own() -> None:
     config = resolved_config(data_parallel_size=3, record_steps="/tmp/steps")
     configs = configs_of_engines(config)
-    assert [one.engine_index for one in configs] == [0, 1, 2]
+    assert [one.engine_index for one in configs] == [one.engine_place for one in configs] == [0, 1, 2]
     assert [one.record_steps for one in configs] == ["/tmp/steps", "/tmp/steps.engine1", "/tmp/steps.engine2"]
 
 
