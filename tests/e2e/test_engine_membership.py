@@ -191,7 +191,7 @@ def test_a_signal_with_other_weights_lets_requests_finish_where_they_began(model
     other = make_tiny("LlamaForCausalLM", tmp_path / "other", seed=1)
     config, address = tmp_path / "octavo.yaml", tmp_path / "public"
     config.write_text(f"model: {model}\n")
-    with serve("--config", str(config), *FLAGS, *SEVERAL, "--engine-address", f"ipc://{address}") as server:
+    with serve(f"--config={config}", *FLAGS, *SEVERAL, "--engine-address", f"ipc://{address}") as server:
         before = texts_of(server.wait_until_ready())
         load = Load(server)
         load.wait_for(8)
@@ -203,7 +203,7 @@ def test_a_signal_with_other_weights_lets_requests_finish_where_they_began(model
         after = texts_of(server)
         assert all(texts in (before[number], after[number]) for number, _, texts, _ in answers)
         assert before != after
-        with serve("--join", f"ipc://{address}") as joined:
+        with serve(f"--join=ipc://{address}") as joined:
             assert texts_of(joined.wait_until_ready()) == after, "the address leads to the new engine"
         server.signal(signal.SIGTERM)
         assert server.wait(30) == 0
@@ -234,7 +234,7 @@ def test_a_server_that_has_joined_its_engines_adds_others(model: Path, tmp_path:
     try:
         for host in hosts:
             host.wait_for("headless: serving")
-        with serve("--join", addresses[0], "--admin-api-key", KEY) as server:
+        with serve(f"--join={addresses[0]}", "--admin-api-key", KEY) as server:
             server.wait_until_ready()
             started = admin(server, "add")
             assert started.status_code == 409 and "give the address" in started.text
