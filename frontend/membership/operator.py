@@ -5,17 +5,16 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Iterator
 
-import msgspec
-
 from octavo.frontend.client import AsyncClient
 from octavo.frontend.connected_engine import ConnectedEngine
-from octavo.frontend.engine_connection import EngineConnection, follow_engine, model_tokenizer
+from octavo.frontend.engine_connection import EngineConnection
 from octavo.frontend.engine_set import MAX_ENGINES
 from octavo.frontend.engine_state import EngineState
 from octavo.frontend.membership.directory import EngineDirectory
 from octavo.frontend.membership.messages import AdminCommand, AdminResult, EngineEntry, EngineStatus
-from octavo.frontend.recovery.replacement import require_same_number, require_same_tokens
-from octavo.frontend.spawn import Timeline, config_of_engine, read_config, spawn_engine
+from octavo.frontend.membership.starter import EngineStarter
+from octavo.frontend.recovery.replacement import require_same_number
+from octavo.frontend.spawn import Timeline, read_config
 from octavo.protocol.config import EngineConfig, ResolvedConfig
 from octavo.protocol.errors import ConfigError, ConflictError, InvalidRequestError, OctavoError, StartupError
 from octavo.protocol.identity import has_same_bits, weights_digest
@@ -54,10 +53,7 @@ class EngineOperator:
         self.directory = EngineDirectory(self.execute, self._entries)
         self._client = client
         self._engines = client.engine_set
-        self._read = read
-        self._join = join
-        self._starting: dict[int, str] = {}
-        """Addresses of the engines that start, by index."""
+        self._starter = EngineStarter(client, read, join)
         self._leaving: set[int] = set()
         """Engines whose requests move to others."""
         self._hidden: set[int] = set()
@@ -98,7 +94,7 @@ class EngineOperator:
             if weights == self._client.facts.weights_digest and has_same_bits(resolved, self._client.config):
                 await self._client.restart(config)
             else:
-                await self._require_same_tokens(resolved)
+                await self._starter.require_same_tokens(resolved)
                 await self._replace(resolved)
             self._model = None
 
@@ -132,12 +128,14 @@ class EngineOperator:
                     await self._remove(index)
             case "replace":
                 with self._changing("the engines are replaced"):
-                    await self._replace(await self._configuration(command.model))
+                    await self._replace(await self._starter.configuration(command.model))
                     self._model = command.model
 
     async def statuses(self) -> list[EngineStatus]:
         """Return the engines for operators, with their present numbers of requests."""
-        starting = [EngineStatus(index, "starting", address=address) for index, address in self._starting.items()]
+        starting = [
+            EngineStatus(index, "starting", address=address) for index, address in self._starter.starting.items()
+        ]
         known = await asyncio.gather(*(self._status(engine) for engine in self._engines.all))
         return sorted([*starting, *known], key=lambda status: status.index)
 
@@ -157,11 +155,14 @@ class EngineOperator:
     async def _add(self, command: AdminCommand) -> None:
         index = self._free_index()
         if command.address is not None:
-            connection = await self._joined(index, command.address, command.public_key_file)
+            if any(engine.link.address == command.address for engine in self._engines.all):
+                raise ConflictError(f"the engine at {command.address} is one of them already")
+            self._key_files[index] = command.public_key_file
+            connection = await self._starter.join(index, command.address, command.public_key_file)
         else:
             taken = {one.config.engine_place for one in self._engines.all if one.process}
             place = next(place for place in range(MAX_ENGINES) if place not in taken)
-            connection = await self._started(index, place, await self._configuration(self._model))
+            connection = await self._starter.start(index, place, await self._starter.configuration(self._model))
         await self._introduce(index, connection, must_be_equal=True)
         self._set_states({index: EngineState.SERVING})
         logger.info("engine %d at %s has joined", index, connection.link.address)
@@ -177,24 +178,41 @@ class EngineOperator:
         if any(self._engines[index].process is None for index in old):
             raise ConflictError("this server has joined an engine of another process: replace it there")
         started: list[int] = []
-        for position, index in enumerate(old):
-            successor = self._free_index()
-            connection = await self._started(successor, self._engines[index].config.engine_place, config)
-            await self._introduce(successor, connection, must_be_equal=False)
-            started.append(successor)
-            is_equal = connection.link.facts.identity == self._engines.link.identity
-            remaining = old[position:]
-            if is_equal or len(started) >= len(remaining):
-                serving = remaining[1:] if is_equal else []
-                states = dict.fromkeys(started, EngineState.SERVING)
-                states |= {one: EngineState.DRAINING for one in remaining if one not in serving}
-                self._set_states(states)
-            else:
-                self._set_states({index: EngineState.DRAINING})
-            self._hand_over_address(index, successor)
-            logger.info("engine %d replaces engine %d, which finishes its requests", successor, index)
-            await self._until_idle(index, None)
-            await self._remove(index)
+        try:
+            for index in old:
+                started.append(await self._start_successor(index, config))
+                await self._exchange(index, started, old)
+        except StartupError as error:
+            idle = [index for index in started if self._engines[index].state is EngineState.STARTING]
+            for index in idle:
+                await self._remove(index)
+            if started:
+                gone = [index for index in old if index not in self._engines]
+                error.message += f"; engines {gone} are removed and {sorted(set(started) - set(idle))} are new"
+                error.args = (error.message,)
+            raise
+
+    async def _start_successor(self, index: int, config: ResolvedConfig) -> int:
+        """Start the engine that replaces another one, on its GPUs and cores; return its index."""
+        successor = self._free_index()
+        place = self._engines[index].config.engine_place
+        await self._introduce(successor, await self._starter.start(successor, place, config), must_be_equal=False)
+        return successor
+
+    async def _exchange(self, index: int, started: list[int], old: list[int]) -> None:
+        """Drain and remove an engine whose successor, the last of `started`, is there."""
+        successor, remaining = started[-1], old[old.index(index) :]
+        is_equal = self._engines[successor].link.facts.identity == self._engines.link.identity
+        if is_equal or len(started) >= len(remaining):
+            states = dict.fromkeys(started, EngineState.SERVING)
+            draining = [index] if is_equal else remaining
+            self._set_states(states | dict.fromkeys(draining, EngineState.DRAINING))
+        else:
+            self._set_states({index: EngineState.DRAINING})
+        self._hand_over_address(index, successor)
+        logger.info("engine %d replaces engine %d, which finishes its requests", successor, index)
+        await self._until_idle(index, None)
+        await self._remove(index)
 
     async def _drain(self, index: int, timeout_s: float | None) -> None:
         """Let an engine finish its requests; after the timeout the others continue them, if they compute the same bits.
@@ -234,43 +252,6 @@ class EngineOperator:
         logger.info("engine %d is removed", index)
 
     # --- their parts ----------------------------------------------------------------------------------
-
-    async def _configuration(self, model: str | None) -> ResolvedConfig:
-        """Return the configuration of new engines: that of the server, with another model if one is given."""
-        if self._read is None:
-            raise ConflictError(
-                "this server has joined its engines: give the address of another one, or start it there"
-            )
-        config = self._read()
-        if model is not None:
-            config = msgspec.structs.replace(config, model=msgspec.structs.replace(config.model, model=model))
-        resolved = await asyncio.to_thread(read_config, config, Timeline())
-        await self._require_same_tokens(resolved)
-        if model is not None:  # callers go on with the names that they know
-            resolved = msgspec.structs.replace(resolved, served_model_names=self._client.config.served_model_names)
-        return resolved
-
-    async def _require_same_tokens(self, new: ResolvedConfig) -> None:
-        client = self._client
-        tokenizer = await asyncio.to_thread(model_tokenizer, new.model)
-        await client.run_in_thread(lambda: require_same_tokens(client.config, client.tokenizer, new, tokenizer))
-
-    async def _started(self, index: int, place: int, config: ResolvedConfig) -> EngineConnection:
-        spawned = spawn_engine(config_of_engine(config, index, place), Timeline())
-        self._starting[index] = spawned.address
-        try:
-            return await follow_engine(spawned, None)
-        finally:
-            del self._starting[index]
-
-    async def _joined(self, index: int, address: str, public_key_file: str | None) -> EngineConnection:
-        if any(engine.link.address == address for engine in self._engines.all):
-            raise ConflictError(f"the engine at {address} is one of them already")
-        self._starting[index], self._key_files[index] = address, public_key_file
-        try:
-            return await self._join(EngineEntry(index, address, EngineState.STARTING, public_key_file=public_key_file))
-        finally:
-            del self._starting[index]
 
     async def _introduce(self, index: int, connection: EngineConnection, *, must_be_equal: bool) -> None:
         """Add an engine, and have all processes join it.
@@ -338,7 +319,10 @@ class EngineOperator:
         engine = self._engines[index]
         if engine.process is None or not engine.link.is_up:
             return True
-        stats = await engine.link.call(GetStats())  # applications that have joined this engine may have requests too
+        try:  # applications that have joined this engine may have requests too
+            stats = await engine.link.call(GetStats())
+        except OctavoError:  # it has just died
+            return False
         return isinstance(stats, EngineStats) and not stats.num_running + stats.num_waiting
 
     async def _followed(self, has_followed: Callable[..., bool]) -> None:
@@ -375,7 +359,7 @@ class EngineOperator:
 
     def _free_index(self) -> int:
         index = next(
-            (one for one in range(MAX_ENGINES) if one not in self._engines and one not in self._starting), None
+            (one for one in range(MAX_ENGINES) if one not in self._engines and one not in self._starter.starting), None
         )
         if index is None:
             raise ConflictError(f"there are {MAX_ENGINES} engines already")
