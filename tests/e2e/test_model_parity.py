@@ -1,42 +1,23 @@
 """Every architecture against `transformers` on the same weights, and against itself in other batches."""
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import transformers
+from model_runner import Runner, facts_of, filled, load, prompts
 from safetensors.torch import load_file
 from tiny_models import ARCHITECTURES, MOE_ARCHITECTURES, make_tiny
-from torch import Tensor
 
-from octavo.frontend.model_files.facts import read_model_facts
-from octavo.kernels.linear import Packer
 from octavo.kernels.native import library
 from octavo.kernels.native.library import NativeLibrary
-from octavo.kernels.paged_attention.layout import CacheLayout
 from octavo.protocol.config import ModelFacts
-from octavo.protocol.config.sources import engine_config
-from octavo.protocol.env import Env
 from octavo.protocol.errors import ConfigError
-from octavo.worker_proc.attention.paged import PagedCacheAttention
-from octavo.worker_proc.attention.recorded import StepBounds
-from octavo.worker_proc.batch.inputs import GroupInputs, StepInputs
-from octavo.worker_proc.cache.groups import CacheGroup, max_group_layers
-from octavo.worker_proc.cache.storage import KVStorage
-from octavo.worker_proc.models.base import Model
+from octavo.worker_proc.cache.groups import CacheGroup
 from octavo.worker_proc.models.registry import build_model
 from octavo.worker_proc.parallel.placement import Placement
-from octavo.worker_proc.runners.host import Forward
-from octavo.worker_proc.runners.native.programs import NativePrograms
-from octavo.worker_proc.runners.torch.forward import TorchForward
 
-BLOCK_SIZE = 16
-NUM_BLOCKS = 64
-MAX_LEN = 256
-LENGTHS = [200, 37, 131]
 LLAMA3_ROPE = {
     "rope_type": "llama3",
     "rope_theta": 10000.0,
@@ -82,94 +63,10 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def facts_of(path: Path) -> ModelFacts:
-    return read_model_facts(engine_config({"model": str(path)}).model, Env.read())
-
-
 @pytest.fixture(scope="module", params=["torch", "native"])
 def kernels(request: pytest.FixtureRequest) -> NativeLibrary | None:
     """What models compute with."""
     return library.load() if request.param == "native" else None
-
-
-def load(path: Path, dtype: torch.dtype, kernels: NativeLibrary | None) -> Model:
-    return filled(build_model(facts_of(path), Placement(dtype)), path, kernels)
-
-
-def filled(model: Model, path: Path, kernels: NativeLibrary | None) -> Model:
-    model.load_weights(load_file(path / "model.safetensors").items())
-    model.library = kernels
-    model.pack(Packer(torch.device("cpu"), native=kernels))
-    model.prepare(MAX_LEN)
-    return model
-
-
-@dataclass
-class Runner:
-    """Runs steps of up to four requests whose blocks are scattered over the cache."""
-
-    model: Model
-    dtype: torch.dtype
-
-    def __post_init__(self) -> None:
-        generator = torch.Generator().manual_seed(0)
-        num_groups = len(self.model.cache_groups)
-        self.num_blocks = NUM_BLOCKS * num_groups
-        self.tables = list(torch.randperm(self.num_blocks, generator=generator).int().view(num_groups, 4, -1))
-        """Of each cache group."""
-        self.forward = self._forward()
-
-    def _forward(self) -> Forward:
-        model = self.model
-        if model.library is not None:
-            layouts = [
-                CacheLayout(self.dtype, BLOCK_SIZE, group.shape.num_kv_heads, group.shape.head_dim, index)
-                for index, group in enumerate(model.cache_groups)
-            ]
-            bounds = StepBounds(max_rows=300, max_context=MAX_LEN, max_logits=300, num_threads=2)
-            return NativePrograms(model.library, model, layouts, self.num_blocks, bounds)
-        storage = KVStorage(
-            num_layers=max_group_layers(model.cache_groups),
-            num_blocks=self.num_blocks,
-            block_size=BLOCK_SIZE,
-            num_kv_heads=model.cache_groups[0].shape.num_kv_heads,
-            head_dim=model.cache_groups[0].shape.head_dim,
-            dtype=self.dtype,
-        )
-        return TorchForward(model, PagedCacheAttention(storage, model.cache_groups))
-
-    def step(self, tokens: list[Tensor], parts: list[tuple[int, int, int]]) -> list[Tensor]:
-        """Compute positions [start, end) of requests: (request, start, end) triples; the logits of each."""
-        counts = [end - start for _, start, end in parts]
-        inputs = StepInputs(
-            torch.cat([tokens[request][start:end] for request, start, end in parts]).numpy(),
-            np.concatenate([np.arange(start, end) for _, start, end in parts]),
-            np.array([0, *counts]).cumsum(),
-            np.array([end for _, _, end in parts]),
-            np.repeat([request for request, _, _ in parts], counts),
-            tuple(self._group(table, parts) for table in self.tables),
-        )
-        with torch.inference_mode():
-            self.forward.run(inputs)
-            return list(self.forward.logits(np.arange(sum(counts))).clone().split(counts))
-
-    def _group(self, table: Tensor, parts: list[tuple[int, int, int]]) -> GroupInputs:
-        slots = [
-            table[request].long()[torch.arange(start, end) // BLOCK_SIZE] * BLOCK_SIZE
-            + torch.arange(start, end) % BLOCK_SIZE
-            for request, start, end in parts
-        ]
-        return GroupInputs(torch.cat(slots).numpy(), table[[request for request, _, _ in parts]].numpy())
-
-    def in_chunks(self, tokens: list[Tensor], request: int, ends: list[int]) -> Tensor:
-        """Compute one request alone, in chunks."""
-        pieces = [self.step(tokens, [(request, start, end)])[0] for start, end in zip([0, *ends], ends, strict=False)]
-        return torch.cat(pieces)
-
-
-def prompts(vocab_size: int) -> list[Tensor]:
-    generator = torch.Generator().manual_seed(1)
-    return [torch.randint(3, vocab_size, (length,), generator=generator) for length in LENGTHS]
 
 
 @pytest.fixture(scope="module")
@@ -260,16 +157,27 @@ def test_every_spelling_of_a_rope_scaling_means_the_same(
 @pytest.mark.parametrize(
     ("arch", "changes", "message"),
     [
-        ("LlamaForCausalLM", {"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4}}, "longrope"),
-        ("LlamaForCausalLM", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "dynamic"),
+        ("LlamaForCausalLM", {"rope_parameters": {"rope_type": "mrope", "rope_theta": 1e4}}, "mrope"),
+        ("LlamaForCausalLM", {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "beta": 1}}, "'beta'"),
+        ("LlamaForCausalLM", {"rope_parameters": {"rope_type": "longrope", "short_factor": [1.0]}}, "1 numbers for 8"),
         ("LlamaForCausalLM", {"rope_parameters": {"rope_type": "linear"}}, "'factor'"),
         ("LlamaForCausalLM", {"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "between layers"),
-        ("LlamaForCausalLM", {"hidden_act": "gelu"}, "hidden_act"),
+        ("LlamaForCausalLM", {"hidden_act": "mish"}, "hidden_act"),
+        ("LlamaForCausalLM", {"sliding_window": 40}, r"'sliding_window' \(40\) is unknown for LlamaForCausalLM"),
+        ("LlamaForCausalLM", {"new_gate": True, "attention_gain": 2.0}, r"'attention_gain' \(2.0\), 'new_gate'"),
+        ("LlamaForCausalLM", {"layer_types": ["full_attention"]}, "1 'layer_types' for 2 layers"),
+        ("Qwen3ForCausalLM", {"layer_types": ["full_attention", "linear"]}, "'linear' are not supported"),
+        ("MistralForCausalLM", {"layer_types": ["sliding_attention"] * 2}, "'sliding_window' is None"),
         ("LlamaForCausalLM", {"hidden_size": None}, "'hidden_size' is None"),
         ("LlamaForCausalLM", {"quantization_config": {"quant_method": "awq"}}, "awq"),
-        ("Qwen2ForCausalLM", {"layer_types": ["sliding_attention"] * 2}, "no sliding_window"),
-        ("Qwen2ForCausalLM", {"layer_types": ["full_attention"] * 3}, "3 entries for 2 layers"),
+        ("Qwen2ForCausalLM", {"use_sliding_window": False, "layer_types": ["sliding_attention"] * 2}, "is None"),
+        ("Qwen2ForCausalLM", {"layer_types": ["full_attention"] * 3}, "3 'layer_types' for 2 layers"),
         ("Qwen2ForCausalLM", {"layer_types": ["chunked_attention"] * 2}, "chunked_attention"),
+        (
+            "Qwen2ForCausalLM",
+            {"use_sliding_window": True, "max_window_layers": 1, "layer_types": None},
+            "sliding_window",
+        ),
         ("OPTForCausalLM", {"activation_function": "gelu"}, "activation_function"),
         ("GPT2LMHeadModel", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx"),
     ],

@@ -108,16 +108,28 @@ MOE_ARCHITECTURES = tuple(_MOE_CONFIGS)
 
 
 def make_tiny(
-    arch: str, directory: Path, *, seed: int = 0, dtype: torch.dtype = torch.float32, **config_overrides: Any
+    arch: str,
+    directory: Path,
+    *,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float32,
+    class_name: str | None = None,
+    **config_overrides: Any,
 ) -> Path:
-    """Write a tiny model into `directory` and return it.
+    """Write a tiny model of architecture `arch` into `directory` and return it.
 
-    `arch`: one of `ARCHITECTURES` or `MOE_ARCHITECTURES`.
+    Args:
+        arch: one of `ARCHITECTURES` or `MOE_ARCHITECTURES`, or another one with all of its settings.
+        directory: made if it does not exist.
+        seed: of the weights.
+        dtype: of the weights.
+        class_name: of the configuration of another architecture.
+        config_overrides: settings of the configuration.
     """
     directory.mkdir(parents=True, exist_ok=True)
     tokenizer = _tokenizer()
     bos, eos = tokenizer.token_to_id(BOS), tokenizer.token_to_id(EOS)
-    config_class, settings = (_CONFIGS | _MOE_CONFIGS)[arch]
+    config_class, settings = (class_name, {}) if class_name else (_CONFIGS | _MOE_CONFIGS)[arch]
     settings = {"bos_token_id": bos, "eos_token_id": eos, "pad_token_id": None, **settings, **config_overrides}
     model = getattr(transformers, arch)(getattr(transformers, config_class)(**settings))
     _randomize(model, seed)
@@ -143,7 +155,8 @@ def _randomize(model: torch.nn.Module, seed: int) -> None:
         for name, parameter in model.named_parameters():
             noise = torch.randn(parameter.shape, generator=generator)
             is_norm = parameter.ndim == 1 and name.endswith("weight")
-            parameter.copy_(1.0 + 0.2 * noise if is_norm else 0.2 * noise)
+            is_from_one = is_norm and "Gemma" in type(model).__name__  # stored as the distance to one
+            parameter.copy_(1.0 + 0.2 * noise if is_norm and not is_from_one else 0.2 * noise)
         for name, buffer in model.named_buffers():
             if name.endswith("e_score_correction_bias"):
                 buffer.copy_(0.2 * torch.randn(buffer.shape, generator=generator))

@@ -1,11 +1,50 @@
-"""Reading `config.json`: values of the right type, or an error that names the key. Knows no architecture."""
+"""Reading `config.json`: values of the right type, or an error that names the key. Knows no architecture.
+
+A model is built from a `CheckedConfig`, which remembers what was read. A key that nobody read and that is not known to
+be harmless describes a feature that would be missing, so it is an error.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 from octavo.protocol.errors import ConfigError
+from octavo.worker_proc.models.hf_keys import HARMLESS, READ_ELSEWHERE
 
 Value = TypeVar("Value")
+
+
+class CheckedConfig(dict[str, Any]):
+    """A `config.json` that remembers which of its keys were looked up."""
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        super().__init__(config)
+        self._read: set[str] = set()
+
+    def __getitem__(self, key: str) -> Any:
+        """Return the value of a key."""
+        self._read.add(key)
+        return super().__getitem__(key)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """Return the value of a key, or `default` without it."""
+        self._read.add(key)
+        return super().get(key, default)
+
+    def __contains__(self, key: object) -> bool:
+        """Return whether there is such a key."""
+        self._read.add(str(key))
+        return super().__contains__(key)
+
+    def reject_unread(self, architecture: str) -> None:
+        """Raise `ConfigError` if a key other than null was neither looked up nor is known to be harmless."""
+        known = self._read | READ_ELSEWHERE | HARMLESS
+        unread = sorted(key for key, value in self.items() if value is not None and key not in known)
+        if unread:
+            values = ", ".join(f"{key!r} ({_short(self[key])})" for key in unread)
+            raise ConfigError(
+                f"config.json: {values} is unknown for {architecture}, and may change what the model computes",
+                hint=f"""if it does not, run with --hf-overrides '{{"{unread[0]}": null}}'""",
+            )
 
 
 def required(config: Mapping[str, Any], key: str, kind: type[Value]) -> Value:
@@ -15,7 +54,7 @@ def required(config: Mapping[str, Any], key: str, kind: type[Value]) -> Value:
         ConfigError: it is missing, or not of this type.
     """
     value = config.get(key)
-    if kind is float and isinstance(value, int):
+    if kind is float and type(value) is int:
         value = float(value)
     if not isinstance(value, kind):
         raise ConfigError(f"config.json: {key!r} is {value!r}; expected {kind.__name__}")
@@ -36,3 +75,37 @@ def reject_unless(config: Mapping[str, Any], key: str, supported: Sequence[Any])
     if key in config and config[key] not in supported:
         choices = ", ".join(repr(value) for value in supported)
         raise ConfigError(f"config.json: {key!r} is {config[key]!r}; only {choices} is supported")
+
+
+def windows_of_layers(
+    config: Mapping[str, Any], num_layers: int, window: int | None, implied: Sequence[str]
+) -> list[int | None]:
+    """Return the sliding window of each layer, None for full attention, as `layer_types` says.
+
+    Args:
+        config: of the model.
+        num_layers: of the model.
+        window: of the layers that have one.
+        implied: the types of the layers if `layer_types` is missing.
+
+    Raises:
+        ConfigError: the types contradict the number of layers or the window, or a type is not supported.
+    """
+    types = optional(config, "layer_types", list(implied))
+    if len(types) != num_layers:
+        raise ConfigError(f"config.json: {len(types)} 'layer_types' for {num_layers} layers")
+    if unknown := sorted(set(types) - {"full_attention", "sliding_attention"}):
+        raise ConfigError(f"config.json: the layer types {', '.join(map(repr, unknown))} are not supported")
+    if "sliding_attention" in types and (not isinstance(window, int) or window < 1):
+        raise ConfigError(f"config.json: 'layer_types' has sliding layers, but 'sliding_window' is {window!r}")
+    return [window if kind == "sliding_attention" else None for kind in types]
+
+
+def every(period: int, num_layers: int) -> list[str]:
+    """Return layer types in which every `period`-th layer has full attention, and the others a window."""
+    return ["sliding_attention" if (layer + 1) % period else "full_attention" for layer in range(num_layers)]
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 40 else f"{text[:37]}..."

@@ -1,45 +1,17 @@
-"""The Llama family: Llama, Mistral, Qwen2 and Qwen3, one decoder with a configuration for each."""
-
-from collections.abc import Mapping
-from typing import Any
+"""The Llama family: Llama, Mistral, Ministral, Qwen2, Qwen3, SmolLM3 and Arcee, one decoder with small differences."""
 
 from octavo.kernels.paged_attention import AttentionShape
 from octavo.protocol.config.facts import ModelFacts
-from octavo.protocol.errors import ConfigError
-from octavo.worker_proc.models.hf_config import optional, reject_unless, required
+from octavo.worker_proc.models.checkpoint import renamed
+from octavo.worker_proc.models.hf_config import optional, required, windows_of_layers
+from octavo.worker_proc.models.layers.activation import GATED, PLAIN, activation
 from octavo.worker_proc.models.layers.attention import SelfAttention, head_norm
-from octavo.worker_proc.models.layers.decoder import DecoderModel, PreNormLayer
-from octavo.worker_proc.models.layers.embedding import TokenEmbedding
-from octavo.worker_proc.models.layers.linear import Linear
-from octavo.worker_proc.models.layers.mlp import GatedMlp
+from octavo.worker_proc.models.layers.decoder import DecoderModel, MlpBlock, PreNormLayer, embedding_and_output
+from octavo.worker_proc.models.layers.mlp import GatedMlp, Mlp
 from octavo.worker_proc.models.layers.norm import RMSNorm
 from octavo.worker_proc.models.layers.rotary import rotary_from_config
 from octavo.worker_proc.models.parameters import Parameters
 from octavo.worker_proc.parallel.placement import Placement
-
-
-def _windows(architecture: str, config: Mapping[str, Any], num_layers: int) -> list[int | None]:
-    """Return the window of each layer's attention, None where there is none.
-
-    Raises:
-        ConfigError: the keys that describe windows contradict each other.
-    """
-    types: list[str] = optional(config, "layer_types", [])
-    if unknown := set(types) - {"full_attention", "sliding_attention"}:
-        raise ConfigError(f"config.json: 'layer_types' has {sorted(unknown)}, which are not supported")
-    if types and len(types) != num_layers:
-        raise ConfigError(f"config.json: 'layer_types' has {len(types)} entries for {num_layers} layers")
-    if architecture == "MistralForCausalLM":
-        # A missing key means 4096, and null means no window.
-        window = config.get("sliding_window", 4096)
-        types = types or ["sliding_attention"] * num_layers
-    else:
-        window = config.get("sliding_window") if optional(config, "use_sliding_window", False) else None
-        num_full = optional(config, "max_window_layers", num_layers)
-        types = types or ["sliding_attention" if index >= num_full else "full_attention" for index in range(num_layers)]
-        if window is None and "sliding_attention" in optional(config, "layer_types", []):
-            raise ConfigError("config.json: 'layer_types' has sliding_attention, but there is no sliding_window")
-    return [window if kind == "sliding_attention" else None for kind in types]
 
 
 def build(facts: ModelFacts, placement: Placement) -> DecoderModel:
@@ -48,20 +20,27 @@ def build(facts: ModelFacts, placement: Placement) -> DecoderModel:
     Raises:
         ConfigError: something in its configuration is not supported.
     """
-    config, architecture = facts.hf_config, facts.architecture
-    reject_unless(config, "hidden_act", ["silu"])
-    is_tied = optional(config, "tie_word_embeddings", False)
-    has_bias = optional(config, "attention_bias", False)
-    is_qwen2, is_qwen3 = architecture == "Qwen2ForCausalLM", architecture == "Qwen3ForCausalLM"
-    shapes = [
-        AttentionShape(facts.num_heads, facts.num_kv_heads, facts.head_dim, facts.head_dim**-0.5, window)
-        for window in _windows(architecture, config, facts.num_layers)
-    ]
+    config, member = facts.hf_config, facts.architecture.removesuffix("ForCausalLM")
+    is_tied = optional(config, "tie_word_embeddings", member == "SmolLM3")
+    has_bias = member != "Qwen2" and optional(config, "attention_bias", False)
+    has_mlp_bias = optional(config, "mlp_bias", False)
     width, eps = required(config, "hidden_size", int), optional(config, "rms_norm_eps", 1e-6)
     inner_width = required(config, "intermediate_size", int)
-    has_mlp_bias = optional(config, "mlp_bias", False)
+    is_gated = member != "Arcee"
+    function = activation(config, "silu", GATED) if is_gated else activation(config, "relu2", PLAIN)
+    rotates = _rotates(facts) if member == "SmolLM3" else [True] * facts.num_layers
+    shapes = [
+        AttentionShape(facts.num_heads, facts.num_kv_heads, facts.head_dim, facts.head_dim**-0.5, window)
+        for window in _windows(facts, member, rotates)
+    ]
     ignored = [r"rotary_emb\.inv_freq$"] + ([r"^lm_head\.weight$"] if is_tied else [])
-    parameters = Parameters(placement, prefixes=["model."], ignored=ignored)
+    rules = [] if is_gated else [renamed({r"\.up_proj\.": ".fc1.", r"\.down_proj\.": ".fc2."})]
+    parameters = Parameters(placement, prefixes=["model."], ignored=ignored, rules=rules)
+
+    def mlp(name: str) -> MlpBlock:
+        if is_gated:
+            return GatedMlp(parameters, name, width, inner_width, activation=function, has_bias=has_mlp_bias)
+        return Mlp(parameters, name, width, inner_width, activation=function, has_bias=has_mlp_bias)
 
     def layer(index: int) -> PreNormLayer:
         name = f"layers.{index}"
@@ -71,28 +50,52 @@ def build(facts: ModelFacts, placement: Placement) -> DecoderModel:
             index,
             shapes[index],
             width,
-            has_qkv_bias=is_qwen2 or has_bias,
-            has_output_bias=not is_qwen2 and has_bias,
-            qk_norm=head_norm(parameters, f"{name}.self_attn", facts.head_dim, eps) if is_qwen3 else None,
+            rotary=0 if rotates[index] else None,
+            has_qkv_bias=member == "Qwen2" or has_bias,
+            has_output_bias=has_bias,
+            qk_norm=head_norm(parameters, f"{name}.self_attn", facts.head_dim, eps) if member == "Qwen3" else None,
         )
         return PreNormLayer(
             RMSNorm.new(parameters, f"{name}.input_layernorm", width, eps),
             attention,
             RMSNorm.new(parameters, f"{name}.post_attention_layernorm", width, eps),
-            GatedMlp(parameters, f"{name}.mlp", width, inner_width, has_bias=has_mlp_bias),
+            mlp(f"{name}.mlp"),
         )
 
-    embedding = TokenEmbedding(parameters, "embed_tokens.weight", facts.vocab_size, width)
+    embedding, output = embedding_and_output(parameters, facts, width, is_tied=is_tied)
+    default_theta = 2000000.0 if member == "SmolLM3" else 10000.0
     return DecoderModel(
         parameters,
         shapes,
         embedding=embedding,
         layers=[layer(index) for index in range(facts.num_layers)],
         norm=RMSNorm.new(parameters, "norm", width, eps),
-        output=(
-            Linear.tied(parameters, embedding.table_VD)
-            if is_tied
-            else Linear.new(parameters, "lm_head", width, facts.vocab_size, bias=False)
-        ),
-        rotaries=[rotary_from_config(config, facts.head_dim)],
+        output=output,
+        rotaries=[rotary_from_config(config, facts.head_dim, default_theta=default_theta)],
     )
+
+
+def _rotates(facts: ModelFacts) -> list[bool]:
+    """Return which layers of a SmolLM3 rotate queries and keys: by default all but every fourth."""
+    period = optional(facts.hf_config, "no_rope_layer_interval", 4)
+    implied = [int((layer + 1) % period != 0) for layer in range(facts.num_layers)]
+    return [bool(rotates) for rotates in optional(facts.hf_config, "no_rope_layers", implied)]
+
+
+def _windows(facts: ModelFacts, member: str, rotates: list[bool]) -> list[int | None]:
+    """Return the sliding window of each layer."""
+    config, num_layers = facts.hf_config, facts.num_layers
+    full, sliding = ["full_attention"] * num_layers, ["sliding_attention"] * num_layers
+    if member in ("Mistral", "Ministral"):
+        # In their configurations a missing key means 4096, and null means no window.
+        window = config.get("sliding_window", 4096)
+        return windows_of_layers(config, num_layers, window, full if window is None else sliding)
+    if member not in ("Qwen2", "Qwen3", "SmolLM3"):
+        return windows_of_layers(config, num_layers, None, full)
+    window, first = config.get("sliding_window"), optional(config, "max_window_layers", 28)
+    if not optional(config, "use_sliding_window", False):  # published configurations name a window all the same
+        return windows_of_layers(config, num_layers, None, full)
+    implied = full[:first] + sliding[first:]
+    if member == "SmolLM3":
+        implied = ["full_attention" if is_rotated else "sliding_attention" for is_rotated in rotates]
+    return windows_of_layers(config, num_layers, window, implied)

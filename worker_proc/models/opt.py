@@ -53,7 +53,7 @@ class OPTConfig:
             mlp_size=required(config, "ffn_dim", int),
             embedding_size=optional(config, "word_embed_proj_dim", hidden_size),
             norms_before=norms_before,
-            has_final_norm=norms_before and not optional(config, "_remove_final_layer_norm", False),
+            has_final_norm=not optional(config, "_remove_final_layer_norm", False) and norms_before,
             has_bias=optional(config, "enable_bias", True),
         )
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from octavo.kernels.linear import PackedLinear, Packer
 from octavo.protocol.errors import ConfigError
+from octavo.worker_proc.models.checkpoint import Rule, apply_rules
 from octavo.worker_proc.models.linear_weight import LinearWeight, QuantizedMatrix
 from octavo.worker_proc.parallel.group import TensorParallelGroup
 from octavo.worker_proc.parallel.placement import Placement
@@ -47,14 +48,23 @@ class Parameters:
         placement: their type, their device, and the part of them that is here.
         prefixes: that names in a checkpoint may have ("model.", "transformer.").
         ignored: patterns of names that are not loaded (masks and tables that are computed here).
+        rules: that turn the tensors of a checkpoint, without their prefixes, into those of the model.
     """
 
-    def __init__(self, placement: Placement, *, prefixes: Sequence[str], ignored: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        placement: Placement,
+        *,
+        prefixes: Sequence[str],
+        ignored: Sequence[str] = (),
+        rules: Sequence[Rule] = (),
+    ) -> None:
         self._placement = placement
         self._dtype = placement.dtype
         self._device = placement.device
         self._prefixes = sorted(prefixes, key=len, reverse=True)
         self._ignored = re.compile("|".join(ignored) or r"(?!)")
+        self._rules = rules
         self._tensors: dict[str, Tensor] = {}
         self._biases: dict[str, Tensor] = {}
         self._linears: dict[str, LinearWeight] = {}
@@ -306,21 +316,9 @@ class Parameters:
         """
         missing = {name for name, place in self._places.items() if place.is_here}
         for full_name, values in self._apart(weights):
-            name = self._without_prefix(full_name)
-            if name not in self._places:
-                if self._ignored.search(name):
-                    continue
-                raise ConfigError(
-                    f"the checkpoint holds {full_name!r}, which this architecture does not have",
-                    hint="check that config.json and the weights belong to the same model",
-                )
-            if not self._places[name].is_here:
-                continue
-            own = _oriented(self._places[name], values, full_name)
-            self._places[name].take(own)
-            if name in self._tied and not isinstance(own, Tensor):
-                self._tied[name].take(name, own)
-            missing.discard(name)
+            for name, part in apply_rules(self._rules, self._without_prefix(full_name), values):
+                self._take(name, part, full_name)
+                missing.discard(name)
         if missing:
             some = ", ".join(sorted(missing)[:4])
             raise ConfigError(
@@ -328,6 +326,22 @@ class Parameters:
                 + (", ..." if len(missing) > 4 else ""),
                 hint="check that config.json and the weights belong to the same model, and that no file is missing",
             )
+
+    def _take(self, name: str, values: Tensor | QuantizedMatrix, full_name: str) -> None:
+        """Fill the tensor `name` from what the checkpoint calls `full_name`, or from a part of it."""
+        if name not in self._places:
+            if self._ignored.search(name):
+                return
+            raise ConfigError(
+                f"the checkpoint holds {full_name!r}, which this architecture does not have",
+                hint="check that config.json and the weights belong to the same model",
+            )
+        if not self._places[name].is_here:
+            return
+        own = _oriented(self._places[name], values, full_name)
+        self._places[name].take(own)
+        if name in self._tied and not isinstance(own, Tensor):
+            self._tied[name].take(name, own)
 
     def takes_apart(self, name: str, split: Split) -> None:
         """Accept a tensor `name` of the checkpoint, without its prefix, in place of those that `split` makes of it."""

@@ -1,27 +1,91 @@
 """Which file implements which architecture. Importing it imports no model."""
 
+from dataclasses import dataclass
 from importlib import import_module
+
+import msgspec
 
 from octavo.protocol.config.facts import ModelFacts
 from octavo.protocol.errors import ConfigError
 from octavo.worker_proc.models.base import Model
+from octavo.worker_proc.models.hf_config import CheckedConfig
 from octavo.worker_proc.parallel.placement import Placement
 from octavo.worker_proc.parallel.sharding import facts_of_rank
 
-ARCHITECTURES = {
-    "DeepseekV2ForCausalLM": "octavo.worker_proc.models.deepseek",
-    "DeepseekV3ForCausalLM": "octavo.worker_proc.models.deepseek",
-    "GPT2LMHeadModel": "octavo.worker_proc.models.gpt2",
-    "LlamaForCausalLM": "octavo.worker_proc.models.llama",
-    "MistralForCausalLM": "octavo.worker_proc.models.llama",
-    "MixtralForCausalLM": "octavo.worker_proc.models.mixtral",
-    "OPTForCausalLM": "octavo.worker_proc.models.opt",
-    "Qwen2ForCausalLM": "octavo.worker_proc.models.llama",
-    "Qwen2MoeForCausalLM": "octavo.worker_proc.models.qwen_moe",
-    "Qwen3ForCausalLM": "octavo.worker_proc.models.llama",
-    "Qwen3MoeForCausalLM": "octavo.worker_proc.models.qwen_moe",
-}
-"""Architecture, as in `config.json`, to the module whose `build` makes it."""
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """Architectures that one file implements."""
+
+    name: str
+    """As people call it."""
+    module: str
+    """Its name in `octavo.worker_proc.models`; its `build` makes the model."""
+    architectures: tuple[str, ...]
+    """As in `config.json`."""
+    features: str
+    """What distinguishes it, for docs/models.md."""
+
+
+FAMILIES = (
+    Family("Llama 2, 3", "llama", ("LlamaForCausalLM",), "rotary embedding with every scaling, grouped heads"),
+    Family(
+        "Mistral, Ministral", "llama", ("MistralForCausalLM", "MinistralForCausalLM"), "windows of all or some layers"
+    ),
+    Family(
+        "Qwen2, Qwen2.5", "llama", ("Qwen2ForCausalLM",), "biases of queries, keys and values; windows of some layers"
+    ),
+    Family("Qwen3", "llama", ("Qwen3ForCausalLM",), "norms of query and key heads; windows of some layers"),
+    Family("SmolLM3", "llama", ("SmolLM3ForCausalLM",), "layers without rotary embedding"),
+    Family("Arcee (AFM)", "llama", ("ArceeForCausalLM",), "squared ReLU, no gate"),
+    Family("Mixtral", "mixtral", ("MixtralForCausalLM",), "mixture of experts in every layer"),
+    Family("Qwen2-MoE", "qwen_moe", ("Qwen2MoeForCausalLM",), "mixture of experts, and a shared expert"),
+    Family("Qwen3-MoE", "qwen_moe", ("Qwen3MoeForCausalLM",), "mixture of experts"),
+    Family("DeepSeek-V2", "deepseek", ("DeepseekV2ForCausalLM",), "latent attention, mixture of experts"),
+    Family("DeepSeek-V3", "deepseek", ("DeepseekV3ForCausalLM",), "latent attention, group-limited routing"),
+    Family("Gemma", "gemma", ("GemmaForCausalLM",), "1 + w norms, scaled embeddings, GeGLU"),
+    Family(
+        "Gemma 2",
+        "gemma",
+        ("Gemma2ForCausalLM",),
+        "windows of every other layer, soft caps of scores and logits, four norms",
+    ),
+    Family(
+        "Gemma 3 (text)", "gemma", ("Gemma3ForCausalLM",), "windows of five layers in six, with angles of their own"
+    ),
+    Family(
+        "Phi-3, Phi-3.5, Phi-4", "phi3", ("Phi3ForCausalLM",), "fused projections, LongRoPE, partial rotary embedding"
+    ),
+    Family("Phi-1, Phi-2", "gpt_neox", ("PhiForCausalLM",), "parallel blocks, partial rotary embedding"),
+    Family(
+        "GPT-NeoX, Pythia", "gpt_neox", ("GPTNeoXForCausalLM",), "parallel blocks, interleaved queries, keys and values"
+    ),
+    Family("Granite 3", "granite", ("GraniteForCausalLM",), "factors of embeddings, scores, blocks and logits"),
+    Family("OLMo", "olmo", ("OlmoForCausalLM",), "norms without weights, limits of queries, keys and values"),
+    Family("OLMo 2", "olmo", ("Olmo2ForCausalLM",), "norms after blocks, norms of all query heads together"),
+    Family("OLMo 3", "olmo", ("Olmo3ForCausalLM",), "as OLMo 2; windows of three layers in four"),
+    Family(
+        "Command R", "cohere", ("CohereForCausalLM",), "parallel blocks, interleaved rotary embedding, scaled logits"
+    ),
+    Family(
+        "Command R7B, A",
+        "cohere",
+        ("Cohere2ForCausalLM",),
+        "as Command R; windows; full layers without rotary embedding",
+    ),
+    Family("StarCoder2", "starcoder2", ("Starcoder2ForCausalLM",), "layer norms, plain mlp, window"),
+    Family("GLM-4", "glm", ("GlmForCausalLM", "Glm4ForCausalLM"), "partial interleaved rotary embedding, four norms"),
+    Family(
+        "EXAONE 4",
+        "exaone4",
+        ("Exaone4ForCausalLM",),
+        "norms after blocks, windows, full layers without rotary embedding",
+    ),
+    Family("OPT", "opt", ("OPTForCausalLM",), "learned positions, ReLU"),
+    Family("GPT-2", "gpt2", ("GPT2LMHeadModel",), "learned positions, GELU"),
+)
+
+ARCHITECTURES = {architecture: family for family in FAMILIES for architecture in family.architectures}
 
 
 def build_model(facts: ModelFacts, placement: Placement) -> Model:
@@ -30,8 +94,8 @@ def build_model(facts: ModelFacts, placement: Placement) -> Model:
     Raises:
         ConfigError: the architecture, or something in its configuration, is not supported, or it cannot be divided.
     """
-    module = ARCHITECTURES.get(facts.architecture)
-    if module is None:
+    family = ARCHITECTURES.get(facts.architecture)
+    if family is None:
         raise ConfigError(
             f"the architecture {facts.architecture} is not supported",
             hint=f"supported: {', '.join(sorted(ARCHITECTURES))}",
@@ -42,5 +106,9 @@ def build_model(facts: ModelFacts, placement: Placement) -> Model:
             f"the checkpoint is quantized ({method}), which is not supported",
             hint="use the unquantized checkpoint, or a .gguf file",
         )
-    model: Model = import_module(module).build(facts_of_rank(facts, placement.sharding.size), placement)
+    own_facts = facts_of_rank(facts, placement.sharding.size)
+    config = CheckedConfig(own_facts.hf_config)
+    build = import_module(f"octavo.worker_proc.models.{family.module}").build
+    model: Model = build(msgspec.structs.replace(own_facts, hf_config=config), placement)
+    config.reject_unread(facts.architecture)
     return model

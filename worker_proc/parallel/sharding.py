@@ -100,6 +100,14 @@ class Sharding:
         num_segments = max(count for count in NUM_SEGMENTS if not division_problem(facts, count))
         return cls(rank, size, facts.num_kv_heads, num_segments)
 
+    def whole_heads(self, facts: ModelFacts) -> tuple[int, int]:
+        """Return the query heads and the key heads of the whole model, given the facts of a rank."""
+        return (
+            (facts.num_heads, facts.num_kv_heads)
+            if self.size == 1
+            else (facts.num_heads * self.size, self.num_kv_heads)
+        )
+
     def shard(self, role: Role, shape: tuple[int, ...]) -> Shard | None:
         """Return the part of a weight or a bias that this rank holds; None: all of it.
 

@@ -12,9 +12,11 @@ from torch import Tensor
 
 from octavo.kernels.embedding import embeddings
 from octavo.kernels.paged_attention import AttentionShape
+from octavo.protocol.config.facts import ModelFacts
 from octavo.worker_proc.attention.base import Attention
 from octavo.worker_proc.models.base import Layer, Model, Norm, Residual, Tables
 from octavo.worker_proc.models.layers.embedding import TokenEmbedding
+from octavo.worker_proc.models.layers.linear import Linear
 from octavo.worker_proc.models.layers.rotary import Rotary
 from octavo.worker_proc.models.parameters import Parameters
 
@@ -88,6 +90,16 @@ class ParallelLayer:
         residual_TD = residual.hidden_TD
         residual = residual.plus(self.attention(x_TD, tables, attention))
         return residual.plus(self.mlp(x_TD if self.mlp_norm is None else self.mlp_norm(residual_TD)))
+
+
+def embedding_and_output(
+    parameters: Parameters, facts: ModelFacts, width: int, *, is_tied: bool, has_bias: bool = False
+) -> tuple[TokenEmbedding, Linear]:
+    """Make `embed_tokens` and `lm_head`, or one table that is both."""
+    embedding = TokenEmbedding(parameters, "embed_tokens.weight", facts.vocab_size, width)
+    if is_tied:
+        return embedding, Linear.tied(parameters, embedding.table_VD)
+    return embedding, Linear.new(parameters, "lm_head", width, facts.vocab_size, bias=has_bias)
 
 
 class DecoderModel(Model):

@@ -2,28 +2,65 @@
 
 from torch import Tensor
 
+from octavo.worker_proc.models.layers.activation import GATED, PLAIN
 from octavo.worker_proc.models.layers.linear import Linear
 from octavo.worker_proc.models.parameters import Parameters
 
 
 class GatedMlp:
-    """`down(silu(gate(x)) * up(x))`.
+    """`down(activation(gate(x)) * up(x))`.
 
     Args:
         parameters: of the model.
-        name: of the block in the checkpoint; its layers are `gate_proj`, `up_proj` and `down_proj`.
+        name: of the block; its layers are `gate_proj`, `up_proj` and `down_proj`.
         width: of the residual stream.
         inner_width: of the activation.
+        activation: a name in `GATED`.
         has_bias: of all three layers.
     """
 
     def __init__(
-        self, parameters: Parameters, name: str, width: int, inner_width: int, *, has_bias: bool = False
+        self,
+        parameters: Parameters,
+        name: str,
+        width: int,
+        inner_width: int,
+        *,
+        activation: str = "silu",
+        has_bias: bool = False,
     ) -> None:
         parts = {f"{name}.{part}_proj": inner_width for part in ("gate", "up")}
         self._gate_up = Linear.stacked(parameters, f"{name}.gate_up_proj", parts, width, bias=has_bias)
         self._down = Linear.new(parameters, f"{name}.down_proj", inner_width, width, bias=has_bias)
+        self._activation = GATED[activation]
+        self._is_fused = activation == "silu"
 
     def __call__(self, x_TD: Tensor) -> Tensor:
         """See `octavo.worker_proc.models.layers.decoder.MlpBlock`."""
-        return self._down(self._gate_up.silu_and_mul(x_TD))
+        if self._is_fused:  # some products apply it before they store their results
+            return self._down(self._gate_up.silu_and_mul(x_TD))
+        return self._down(self._activation(self._gate_up(x_TD)))
+
+
+class Mlp:
+    """`down(activation(up(x)))`.
+
+    Args:
+        parameters: of the model.
+        name: of the block; its layers are `fc1` and `fc2`.
+        width: of the residual stream.
+        inner_width: of the activation.
+        activation: a name in `PLAIN`.
+        has_bias: of both layers.
+    """
+
+    def __init__(
+        self, parameters: Parameters, name: str, width: int, inner_width: int, *, activation: str, has_bias: bool
+    ) -> None:
+        self._up = Linear.new(parameters, f"{name}.fc1", width, inner_width, bias=has_bias)
+        self._down = Linear.new(parameters, f"{name}.fc2", inner_width, width, bias=has_bias)
+        self._activation = PLAIN[activation]
+
+    def __call__(self, x_TD: Tensor) -> Tensor:
+        """See `octavo.worker_proc.models.layers.decoder.MlpBlock`."""
+        return self._down(self._activation(self._up(x_TD)))

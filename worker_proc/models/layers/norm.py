@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from octavo.kernels.add_rms_norm import add_rms_norm
@@ -18,9 +19,11 @@ class RMSNorm:
     eps: float
 
     @classmethod
-    def new(cls, parameters: Parameters, name: str, width: int, eps: float) -> "RMSNorm":
-        """Make the layer that the checkpoint calls `name`."""
-        return cls(parameters.new(f"{name}.weight", width), eps)
+    def new(
+        cls, parameters: Parameters, name: str, width: int, eps: float, *, dtype: torch.dtype | None = None
+    ) -> "RMSNorm":
+        """Make the layer that the checkpoint calls `name`; its scale has the model's type, or `dtype`."""
+        return cls(parameters.new(f"{name}.weight", width, dtype=dtype), eps)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return the normalized rows, in the shape of `x`."""
@@ -40,9 +43,20 @@ class LayerNorm:
     eps: float
 
     @classmethod
-    def new(cls, parameters: Parameters, name: str, width: int, eps: float) -> "LayerNorm":
-        """Make the layer that the checkpoint calls `name`."""
-        return cls(parameters.new(f"{name}.weight", width), parameters.new(f"{name}.bias", width), eps)
+    def new(
+        cls,
+        parameters: Parameters,
+        name: str,
+        width: int,
+        eps: float,
+        *,
+        has_weight: bool = True,
+        has_bias: bool = True,
+    ) -> "LayerNorm":
+        """Make the layer that the checkpoint calls `name`; it may lack the scale or the bias."""
+        zeros_D = torch.zeros(width, dtype=parameters.dtype, device=parameters.device)
+        weight_D = parameters.new(f"{name}.weight", width) if has_weight else zeros_D + 1.0
+        return cls(weight_D, parameters.new(f"{name}.bias", width) if has_bias else zeros_D, eps)
 
     def __call__(self, x_TD: Tensor) -> Tensor:
         """Return the normalized rows."""

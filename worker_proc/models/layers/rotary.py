@@ -27,6 +27,16 @@ class Rotary:
         self._cos_LC = torch.empty(0, len(inverse_frequencies_C))
         self._sin_LC = torch.empty(0, len(inverse_frequencies_C))
 
+    @property
+    def num_pairs(self) -> int:
+        """C: pairs of a head that are rotated."""
+        return len(self._inverse_frequencies_C)
+
+    def _use(self, inverse_frequencies_C: Tensor) -> None:
+        """Replace the frequencies; `prepare` computes all angles anew."""
+        self._inverse_frequencies_C = inverse_frequencies_C
+        self._cos_LC = self._sin_LC = torch.empty(0, len(inverse_frequencies_C))
+
     def prepare(self, num_positions: int, device: torch.device) -> None:
         """Compute the angles of positions below `num_positions`, unless they exist.
 
@@ -51,32 +61,100 @@ class Rotary:
         return (positions_T, self._cos_LC), (positions_T, self._sin_LC)
 
 
-def rotary_from_config(config: Mapping[str, Any], head_dim: int, *, default_theta: float = 10000.0) -> Rotary:
+class LongRotary(Rotary):
+    """LongRoPE (arXiv 2402.13753): other frequencies if requests may exceed the original length.
+
+    `transformers` chooses by the length of each sequence so far, and leaves the keys that it computed before as they
+    are. Here the longest request that the engine admits decides, as in vLLM: a position must have one angle.
+    """
+
+    def __init__(self, short_C: Tensor, long_C: Tensor, original_positions: int, magnitude: float) -> None:
+        super().__init__(short_C, magnitude)
+        self._short_C, self._long_C = short_C, long_C
+        self._original_positions = original_positions
+
+    def prepare(self, num_positions: int, device: torch.device) -> None:
+        """See `Rotary.prepare`."""
+        frequencies_C = self._short_C if num_positions <= self._original_positions else self._long_C
+        if frequencies_C is not self._inverse_frequencies_C:
+            self._use(frequencies_C)
+        super().prepare(num_positions, device)
+
+
+class DynamicRotary(Rotary):
+    """Dynamic NTK scaling: a larger base if requests may exceed the original length, which decides as in LongRoPE."""
+
+    def __init__(self, theta: float, num_pairs: int, factor: float, original_positions: int) -> None:
+        super().__init__(_inverse_frequencies(theta, num_pairs))
+        self._theta, self._num_pairs = theta, num_pairs
+        self._factor, self._original_positions = factor, original_positions
+        self._planned_positions = original_positions
+
+    def prepare(self, num_positions: int, device: torch.device) -> None:
+        """See `Rotary.prepare`."""
+        planned = max(num_positions, self._original_positions)
+        if planned != self._planned_positions:
+            stretch = self._factor * planned / self._original_positions - (self._factor - 1.0)
+            theta = self._theta * stretch ** (self._num_pairs / (self._num_pairs - 1.0))
+            self._use(_inverse_frequencies(theta, self._num_pairs))
+            self._planned_positions = planned
+        super().prepare(num_positions, device)
+
+
+def rotary_from_config(
+    config: Mapping[str, Any],
+    head_dim: int,
+    *,
+    default_theta: float = 10000.0,
+    default_partial: float = 1.0,
+    layer_type: str | None = None,
+) -> Rotary:
     """Make the angles that `config.json` describes.
 
     The scaling is under `rope_parameters` (transformers 5) or `rope_scaling`; the base is there too, or beside it as
     `rope_theta`.
 
+    Args:
+        config: of the model.
+        head_dim: of a head.
+        default_theta: the base if none is given.
+        default_partial: the share of a head that is rotated, if none is given.
+        layer_type: for which the angles are, if `rope_parameters` has some for each type of layer.
+
     Raises:
-        ConfigError: a scaling that is not supported, or one whose values are missing.
+        ConfigError: a scaling that is not supported, or one whose values are missing or unknown.
     """
-    rope = {"rope_theta": optional(config, "rope_theta", default_theta)}
+    partial = optional(config, "rotary_pct", optional(config, "partial_rotary_factor", default_partial))
+    theta = optional(config, "rotary_emb_base", optional(config, "rope_theta", default_theta))
+    rope: dict[str, Any] = {"rope_theta": float(theta), "partial_rotary_factor": float(partial)}
+    config.get("original_max_position_embeddings")  # Phi-3 has it without a scaling, too
     for key in ("rope_scaling", "rope_parameters"):
-        rope |= optional(config, key, {})
+        found: dict[str, Any] = optional(config, key, {})
+        if layer_type is not None and layer_type in found:
+            found = required(found, layer_type, dict)
+        rope |= {name: value for name, value in found.items() if value is not None}
     if any(isinstance(value, dict) for value in rope.values()):
         raise ConfigError("config.json: rope parameters that differ between layers are not supported")
-    for source in (rope, config):
-        if optional(source, "partial_rotary_factor", 1.0) != 1.0:
-            raise ConfigError("config.json: a partial_rotary_factor other than 1 is not supported")
+    return _rotary_of(rope, config, head_dim)
+
+
+def _rotary_of(rope: Mapping[str, Any], config: Mapping[str, Any], head_dim: int) -> Rotary:
     kind = rope.get("rope_type") or rope.get("type") or "default"
     if kind not in _SCALINGS:
         raise ConfigError(
             f"config.json: the rope scaling {kind!r} is not supported",
             hint=f"supported: {', '.join(sorted(_SCALINGS))}",
         )
-    exponents_C = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
-    inverse_frequencies_C = 1.0 / required(rope, "rope_theta", float) ** exponents_C
-    return _SCALINGS[kind](inverse_frequencies_C, rope, config)
+    make, keys = _SCALINGS[kind]
+    if unknown := sorted(set(rope) - _COMMON_KEYS - set(keys.split())):
+        raise ConfigError(f"config.json: the rope scaling {kind!r} has no {', '.join(map(repr, unknown))}")
+    num_pairs = int(head_dim * required(rope, "partial_rotary_factor", float)) // 2
+    return make(_inverse_frequencies(required(rope, "rope_theta", float), num_pairs), rope, config)
+
+
+def _inverse_frequencies(theta: float, num_pairs: int) -> Tensor:
+    exponents_C = torch.arange(0, 2 * num_pairs, 2, dtype=torch.float32) / (2 * num_pairs)
+    return 1.0 / theta**exponents_C
 
 
 def _default(inverse_frequencies_C: Tensor, rope: Mapping[str, Any], config: Mapping[str, Any]) -> Rotary:
@@ -128,10 +206,42 @@ def _yarn_magnitude(rope: Mapping[str, Any], factor: float) -> float:
     return optional(rope, "attention_factor", implied)
 
 
-_SCALINGS: dict[str, Callable[[Tensor, Mapping[str, Any], Mapping[str, Any]], Rotary]] = {
-    "default": _default,
-    "linear": _linear,
-    "llama3": _llama3,
-    "yarn": _yarn,
+def _dynamic(inverse_frequencies_C: Tensor, rope: Mapping[str, Any], config: Mapping[str, Any]) -> Rotary:
+    original = optional(rope, "original_max_position_embeddings", required(config, "max_position_embeddings", int))
+    theta, factor = required(rope, "rope_theta", float), required(rope, "factor", float)
+    return DynamicRotary(theta, len(inverse_frequencies_C), factor, original)
+
+
+def _longrope(inverse_frequencies_C: Tensor, rope: Mapping[str, Any], config: Mapping[str, Any]) -> Rotary:
+    def divided(key: str) -> Tensor:
+        factors: list[float] = required(rope, key, list)
+        if len(factors) != len(inverse_frequencies_C):
+            raise ConfigError(
+                f"config.json: {key!r} has {len(factors)} numbers for {len(inverse_frequencies_C)} rotated pairs"
+            )
+        return inverse_frequencies_C / torch.tensor(factors, dtype=torch.float32)
+
+    longest = required(config, "max_position_embeddings", int)
+    original = optional(
+        rope, "original_max_position_embeddings", optional(config, "original_max_position_embeddings", longest)
+    )
+    factor = optional(rope, "factor", longest / original)
+    implied = 1.0 if factor <= 1.0 else math.sqrt(1.0 + math.log(factor) / math.log(original))
+    magnitude = optional(rope, "attention_factor", implied)
+    return LongRotary(divided("short_factor"), divided("long_factor"), original, magnitude)
+
+
+_COMMON_KEYS = frozenset({"rope_type", "type", "rope_theta", "partial_rotary_factor"})
+_Make = Callable[[Tensor, Mapping[str, Any], Mapping[str, Any]], Rotary]
+_SCALINGS: dict[str, tuple[_Make, str]] = {
+    "default": (_default, ""),
+    "dynamic": (_dynamic, "factor original_max_position_embeddings"),
+    "linear": (_linear, "factor"),
+    "llama3": (_llama3, "factor low_freq_factor high_freq_factor original_max_position_embeddings"),
+    "longrope": (_longrope, "short_factor long_factor factor attention_factor original_max_position_embeddings"),
+    "yarn": (
+        _yarn,
+        "factor original_max_position_embeddings attention_factor beta_fast beta_slow mscale mscale_all_dim truncate",
+    ),
 }
-"""Not supported: "dynamic", whose angles depend on the length of the sequence, not only on the position."""
+"""How each scaling makes its angles, and the keys that it has besides the common ones."""

@@ -1,0 +1,120 @@
+"""Runs tiny models step by step, without an engine: chunks and batches of requests with scattered blocks."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from octavo.frontend.model_files.facts import read_model_facts
+from octavo.kernels.linear import Packer
+from octavo.kernels.native.library import NativeLibrary
+from octavo.kernels.paged_attention.layout import CacheLayout
+from octavo.protocol.config import ModelFacts
+from octavo.protocol.config.sources import engine_config
+from octavo.protocol.env import Env
+from octavo.worker_proc.attention.paged import PagedCacheAttention
+from octavo.worker_proc.attention.recorded import StepBounds
+from octavo.worker_proc.batch.inputs import GroupInputs, StepInputs
+from octavo.worker_proc.cache.groups import max_group_layers
+from octavo.worker_proc.cache.storage import KVStorage
+from octavo.worker_proc.models.base import Model
+from octavo.worker_proc.models.registry import build_model
+from octavo.worker_proc.parallel.placement import Placement
+from octavo.worker_proc.runners.host import Forward
+from octavo.worker_proc.runners.native.programs import NativePrograms
+from octavo.worker_proc.runners.torch.forward import TorchForward
+
+BLOCK_SIZE = 16
+MAX_LEN = 256
+LENGTHS = [200, 37, 131]
+
+
+def facts_of(path: Path) -> ModelFacts:
+    return read_model_facts(engine_config({"model": str(path)}).model, Env.read())
+
+
+def load(path: Path, dtype: torch.dtype, kernels: NativeLibrary | None) -> Model:
+    return filled(build_model(facts_of(path), Placement(dtype)), path, kernels)
+
+
+def filled(model: Model, path: Path, kernels: NativeLibrary | None) -> Model:
+    model.load_weights(load_file(path / "model.safetensors").items())
+    model.library = kernels
+    model.pack(Packer(torch.device("cpu"), native=kernels))
+    return model
+
+
+@dataclass
+class Runner:
+    """Runs steps of up to four requests whose blocks are scattered over the cache."""
+
+    model: Model
+    dtype: torch.dtype
+    max_len: int = MAX_LEN
+    """Of a request."""
+
+    def __post_init__(self) -> None:
+        generator = torch.Generator().manual_seed(0)
+        num_groups = len(self.model.cache_groups)
+        self.num_blocks = num_groups * 4 * -(-self.max_len // BLOCK_SIZE)
+        self.tables = list(torch.randperm(self.num_blocks, generator=generator).int().view(num_groups, 4, -1))
+        """Of each cache group."""
+        self.model.prepare(self.max_len)
+        self.forward = self._forward()
+
+    def _forward(self) -> Forward:
+        model = self.model
+        if model.library is not None:
+            layouts = [
+                CacheLayout(self.dtype, BLOCK_SIZE, group.shape.num_kv_heads, group.shape.head_dim, index)
+                for index, group in enumerate(model.cache_groups)
+            ]
+            bounds = StepBounds(
+                max_rows=self.max_len + 50, max_context=self.max_len, max_logits=self.max_len + 50, num_threads=2
+            )
+            return NativePrograms(model.library, model, layouts, self.num_blocks, bounds)
+        storage = KVStorage(
+            num_layers=max_group_layers(model.cache_groups),
+            num_blocks=self.num_blocks,
+            block_size=BLOCK_SIZE,
+            num_kv_heads=model.cache_groups[0].shape.num_kv_heads,
+            head_dim=model.cache_groups[0].shape.head_dim,
+            dtype=self.dtype,
+        )
+        return TorchForward(model, PagedCacheAttention(storage, model.cache_groups))
+
+    def step(self, tokens: list[Tensor], parts: list[tuple[int, int, int]]) -> list[Tensor]:
+        """Compute positions [start, end) of requests: (request, start, end) triples; the logits of each."""
+        counts = [end - start for _, start, end in parts]
+        inputs = StepInputs(
+            torch.cat([tokens[request][start:end] for request, start, end in parts]).numpy(),
+            np.concatenate([np.arange(start, end) for _, start, end in parts]),
+            np.array([0, *counts]).cumsum(),
+            np.array([end for _, _, end in parts]),
+            np.repeat([request for request, _, _ in parts], counts),
+            tuple(self._group(table, parts) for table in self.tables),
+        )
+        with torch.inference_mode():
+            self.forward.run(inputs)
+            return list(self.forward.logits(np.arange(sum(counts))).clone().split(counts))
+
+    def _group(self, table: Tensor, parts: list[tuple[int, int, int]]) -> GroupInputs:
+        slots = [
+            table[request].long()[torch.arange(start, end) // BLOCK_SIZE] * BLOCK_SIZE
+            + torch.arange(start, end) % BLOCK_SIZE
+            for request, start, end in parts
+        ]
+        return GroupInputs(torch.cat(slots).numpy(), table[[request for request, _, _ in parts]].numpy())
+
+    def in_chunks(self, tokens: list[Tensor], request: int, ends: list[int]) -> Tensor:
+        """Compute one request alone, in chunks."""
+        pieces = [self.step(tokens, [(request, start, end)])[0] for start, end in zip([0, *ends], ends, strict=False)]
+        return torch.cat(pieces)
+
+
+def prompts(vocab_size: int) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randint(3, vocab_size, (length,), generator=generator) for length in LENGTHS]

@@ -1,0 +1,68 @@
+"""EXAONE 4: outputs of blocks are normalized, and layers with full attention between windows do not rotate."""
+
+from octavo.kernels.paged_attention import AttentionShape
+from octavo.protocol.config.facts import ModelFacts
+from octavo.worker_proc.models.hf_config import every, optional, required, windows_of_layers
+from octavo.worker_proc.models.layers.activation import GATED, activation
+from octavo.worker_proc.models.layers.attention import SelfAttention, head_norm
+from octavo.worker_proc.models.layers.decoder import DecoderModel, PostNormLayer, embedding_and_output
+from octavo.worker_proc.models.layers.mlp import GatedMlp
+from octavo.worker_proc.models.layers.norm import RMSNorm
+from octavo.worker_proc.models.layers.rotary import rotary_from_config
+from octavo.worker_proc.models.parameters import Parameters
+from octavo.worker_proc.parallel.placement import Placement
+
+
+def build(facts: ModelFacts, placement: Placement) -> DecoderModel:
+    """Make the model that `facts` describes, or one rank's part of it.
+
+    Raises:
+        ConfigError: something in its configuration is not supported.
+    """
+    config = facts.hf_config
+    is_tied = optional(config, "tie_word_embeddings", False)
+    width, eps = required(config, "hidden_size", int), optional(config, "rms_norm_eps", 1e-5)
+    inner_width, function = required(config, "intermediate_size", int), activation(config, "silu", GATED)
+    window = config.get("sliding_window", 4096)
+    windows = windows_of_layers(config, facts.num_layers, window, _layer_types(facts, window))
+    heads = facts.num_heads, facts.num_kv_heads, facts.head_dim
+    shapes = [AttentionShape(*heads, facts.head_dim**-0.5, window) for window in windows]
+    ignored = [r"rotary_emb\.inv_freq$"] + ([r"^lm_head\.weight$"] if is_tied else [])
+    parameters = Parameters(placement, prefixes=["model."], ignored=ignored)
+
+    def layer(index: int) -> PostNormLayer:
+        name = f"layers.{index}"
+        attention = SelfAttention(
+            parameters,
+            f"{name}.self_attn",
+            index,
+            shapes[index],
+            width,
+            rotary=0 if window is None or windows[index] is not None else None,
+            qk_norm=head_norm(parameters, f"{name}.self_attn", facts.head_dim, eps),
+        )
+        return PostNormLayer(
+            attention,
+            RMSNorm.new(parameters, f"{name}.post_attention_layernorm", width, eps),
+            GatedMlp(parameters, f"{name}.mlp", width, inner_width, activation=function),
+            RMSNorm.new(parameters, f"{name}.post_feedforward_layernorm", width, eps),
+        )
+
+    embedding, output = embedding_and_output(parameters, facts, width, is_tied=is_tied)
+    return DecoderModel(
+        parameters,
+        shapes,
+        embedding=embedding,
+        layers=[layer(index) for index in range(facts.num_layers)],
+        norm=RMSNorm.new(parameters, "norm", width, eps),
+        output=output,
+        rotaries=[rotary_from_config(config, facts.head_dim)],
+    )
+
+
+def _layer_types(facts: ModelFacts, window: int | None) -> list[str]:
+    """Return the types of the layers for a configuration without `layer_types`: a pattern such as "LLLG", or 4."""
+    pattern = facts.hf_config.get("sliding_window_pattern", 4)
+    if window is None or not pattern:
+        return ["full_attention"] * facts.num_layers
+    return every(len(pattern) if isinstance(pattern, str) else int(pattern), facts.num_layers)
