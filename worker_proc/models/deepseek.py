@@ -8,7 +8,7 @@ from octavo.kernels.latent_heads import HeadWidths
 from octavo.kernels.paged_attention import AttentionShape
 from octavo.kernels.routing import RoutingRule
 from octavo.protocol.config.facts import ModelFacts
-from octavo.worker_proc.models.hf_config import optional, reject_unless, required
+from octavo.worker_proc.models.hf_config import ignore, optional, reject_unless, required
 from octavo.worker_proc.models.layers.decoder import DecoderModel, MlpBlock
 from octavo.worker_proc.models.layers.experts import Experts, SharedExpert, num_experts, routing_rule
 from octavo.worker_proc.models.layers.latent_attention import LatentAttention
@@ -27,6 +27,8 @@ def build(facts: ModelFacts, placement: Placement) -> DecoderModel:
     config, is_v2 = facts.hf_config, facts.architecture == "DeepseekV2ForCausalLM"
     reject_unless(config, "hidden_act", ["silu"])
     reject_unless(config, "moe_layer_freq", [1])
+    reject_unless(config, "mlp_bias", [False])
+    ignore(config, "qk_head_dim", "n_group", "topk_group", "ep_size", "aux_loss_alpha", "seq_aux")
     width = required(config, "hidden_size", int)
     widths = HeadWidths(
         required(config, "qk_rope_head_dim", int),

@@ -77,6 +77,12 @@ def reject_unless(config: Mapping[str, Any], key: str, supported: Sequence[Any])
         raise ConfigError(f"config.json: {key!r} is {config[key]!r}; only {choices} is supported")
 
 
+def ignore(config: Mapping[str, Any], *keys: str) -> None:
+    """Declare keys that change nothing in this architecture, or in this configuration of it."""
+    for key in keys:
+        config.get(key)
+
+
 def windows_of_layers(
     config: Mapping[str, Any], num_layers: int, window: int | None, implied: Sequence[str]
 ) -> list[int | None]:

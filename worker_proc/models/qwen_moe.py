@@ -2,7 +2,7 @@
 
 from octavo.kernels.paged_attention import AttentionShape
 from octavo.protocol.config.facts import ModelFacts
-from octavo.worker_proc.models.hf_config import optional, reject_unless, required
+from octavo.worker_proc.models.hf_config import ignore, optional, reject_unless, required, windows_of_layers
 from octavo.worker_proc.models.layers.attention import SelfAttention, head_norm
 from octavo.worker_proc.models.layers.decoder import DecoderModel, MlpBlock
 from octavo.worker_proc.models.layers.experts import Experts, SharedExpert, num_experts, routing_rule
@@ -21,6 +21,8 @@ def build(facts: ModelFacts, placement: Placement) -> DecoderModel:
     config, is_qwen2 = facts.hf_config, facts.architecture == "Qwen2MoeForCausalLM"
     reject_unless(config, "hidden_act", ["silu"])
     reject_unless(config, "use_sliding_window", [False, None])
+    ignore(config, "sliding_window", "max_window_layers", "intermediate_size")  # used by some of the models
+    windows_of_layers(config, facts.num_layers, None, ["full_attention"] * facts.num_layers)
     shape = AttentionShape(facts.num_heads, facts.num_kv_heads, facts.head_dim, facts.head_dim**-0.5)
     width, eps = required(config, "hidden_size", int), optional(config, "rms_norm_eps", 1e-6)
     has_bias = optional(config, "attention_bias", False)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from octavo.protocol.errors import ConfigError
-from octavo.worker_proc.models.hf_config import optional, required
+from octavo.worker_proc.models.hf_config import ignore, optional, required
 
 _CHUNK_POSITIONS = 1024
 """Angles are computed in fixed chunks of this many positions, so that the angle of a position has the same bits
@@ -127,7 +127,7 @@ def rotary_from_config(
     partial = optional(config, "rotary_pct", optional(config, "partial_rotary_factor", default_partial))
     theta = optional(config, "rotary_emb_base", optional(config, "rope_theta", default_theta))
     rope: dict[str, Any] = {"rope_theta": float(theta), "partial_rotary_factor": float(partial)}
-    config.get("original_max_position_embeddings")  # Phi-3 has it without a scaling, too
+    ignore(config, "original_max_position_embeddings")  # Phi-3 has it without a scaling, too
     for key in ("rope_scaling", "rope_parameters"):
         found: dict[str, Any] = optional(config, key, {})
         if layer_type is not None and layer_type in found:
