@@ -28,9 +28,9 @@ def build(facts: ModelFacts, placement: Placement) -> DecoderModel:
     """
     config, member = facts.hf_config, facts.architecture.removesuffix("ForCausalLM")
     reject_unless(config, "use_bidirectional_attention", [False, None])
+    function = activation(config, "gelu_pytorch_tanh", GATED, key="hidden_activation")
     # Gemma 1's `hidden_act` says "gelu", but its weights were made for the approximation by tanh.
-    key = "hidden_activation" if config.get("hidden_activation") or config.get("hidden_act") != "gelu" else "hidden_act"
-    function = "gelu_pytorch_tanh" if key == "hidden_act" else activation(config, "gelu_pytorch_tanh", GATED, key=key)
+    reject_unless(config, "hidden_act", ["gelu", function])
     is_tied = optional(config, "tie_word_embeddings", True)
     has_bias = optional(config, "attention_bias", False)
     width, eps = required(config, "hidden_size", int), optional(config, "rms_norm_eps", 1e-6)
@@ -68,11 +68,7 @@ def build(facts: ModelFacts, placement: Placement) -> DecoderModel:
         )
 
     embedding, output = embedding_and_output(parameters, facts, width, is_tied=is_tied)
-    logit_cap = optional(config, "final_logit_softcapping", 30.0 if member == "Gemma2" else 0.0)
-    if config.get("final_logit_softcapping", 0.0) is None:
-        logit_cap = 0.0
-    # As in the original, the factor has the precision of the model.
-    factor = float(torch.tensor(width**0.5, dtype=placement.dtype))
+    logit_cap = config.get("final_logit_softcapping", 30.0 if member == "Gemma2" else None)
     return DecoderModel(
         parameters,
         shapes,
@@ -81,9 +77,14 @@ def build(facts: ModelFacts, placement: Placement) -> DecoderModel:
         norm=norm("norm"),
         output=output,
         rotaries=_rotaries(facts, member),
-        after_embedding=partial(scale, factor=factor),
-        after_output=partial(soft_cap, cap=logit_cap) if logit_cap else None,
+        after_embedding=partial(scale, factor=_embedding_factor(width, placement.dtype)),
+        after_output=None if logit_cap is None else partial(soft_cap, cap=float(logit_cap)),
     )
+
+
+def _embedding_factor(width: int, dtype: torch.dtype) -> float:
+    """Return the factor of the embeddings; as in the original, with the precision of the model."""
+    return float(torch.tensor(width**0.5, dtype=dtype))
 
 
 def _shapes(facts: ModelFacts, member: str) -> list[AttentionShape]:
