@@ -18,6 +18,7 @@ from octavo.protocol.params import SamplingSpec
 from octavo.protocol.requests import Submit
 from simulation.grammar import Language, spec_of
 from simulation.model import SALT_MARK
+from simulation.worker import ONE_GROUP
 
 VOCAB_SIZE = 50
 
@@ -88,8 +89,6 @@ class Scenario:
     engine: dict[str, Any]
     """Changes to the configuration of a small engine (`core_fakes.core_config`)."""
     num_blocks: int
-    groups: Sequence[CacheGroupSpec]
-    """Of the cache."""
     num_frontends: int
     delay_scale: float
     """Typical delay of a message, in seconds."""
@@ -106,6 +105,8 @@ class Scenario:
     num_ranks: int = 1
     """Workers of each engine."""
     num_engines: int = 1
+    groups: Sequence[CacheGroupSpec] = ONE_GROUP
+    """Of the cache."""
 
 
 def draw_scenario(seed: int, num_requests: int, num_kills: int, num_ranks: int = 1, num_engines: int = 1) -> Scenario:
