@@ -80,11 +80,11 @@ def test_bad_lines_name_themselves_and_end_nothing(text: bytes, custom_id: str |
     assert good.custom_id == "good" and good.error is None
 
 
-def test_an_answer_of_nothing_is_a_line_of_json_too(tmp_path: Path) -> None:
+def test_a_line_may_ask_for_the_health_of_the_engine(tmp_path: Path) -> None:
     (pinged,) = answer(FakeClient(), [line("a", "/ping")])
     with ResultsFile(tmp_path / "out") as results:
         results.append(pinged)
-    assert json.loads((tmp_path / "out").read_text())["response"]["body"] is None
+    assert json.loads((tmp_path / "out").read_text())["response"]["body"]["status"] == "healthy"
     with ResultsFile(tmp_path / "out") as results:
         assert results.done == {1: "a"}
 

@@ -134,7 +134,7 @@ class Intervals:
     def on_inter_token(self, latency_s: float, num_tokens: int, engine: int = 0) -> None:
         self.intervals_s += [latency_s / num_tokens] * num_tokens
 
-    def on_finished(self, record: object) -> None:
+    def on_finished(self, record: object, engine: int = 0) -> None:
         pass
 
 

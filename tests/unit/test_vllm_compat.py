@@ -53,7 +53,6 @@ def test_a_command_line_of_vllm_runs() -> None:
     ("line", "message", "hint"),
     [
         ("M --enable-lora", "enable_lora: this release has no LoRA", "leave out --enable-lora"),
-        ("M -n 2", "nnodes: workers share layers", "or set it to 1"),
         ("M --no-enable-chunked-prefill", "it is always on", "leave out --no-enable-chunked-prefill"),
         (
             "M --speculative-config.method ngram",

@@ -89,7 +89,7 @@ async def _answer(app: "ASGIApp", engine: EngineLiveness, line: BatchRequest) ->
         response = await _ask(app, line)
     if engine.failure:
         raise engine.failure
-    body = response.body or b"null"  # `/ping` has an empty body, which is not JSON
+    body = response.body or b"null"  # middleware may answer with an empty body, which is not JSON
     answered = Answered(response.status, line.request_id, msgspec.Raw(body))
     error = None if response.status < HTTPStatus.BAD_REQUEST else _failure(line, response)
     return BatchResult(f"{ID_PREFIX}{line.number}", line.custom_id, answered, error)
