@@ -104,10 +104,11 @@ struct ExpertProductArgs {
     const PackedWeight* weights;  // of the own experts: gates, if there are
     const PackedWeight* ups;      //   ups; null: no activation
     const int32_t* firsts;
+    int64_t num_experts;
     int64_t first_own;
     int64_t num_own;
     Activation activation;
-    int32_t unused;
+    int32_t clears_others;  // whether rows of other experts become zero: the sum over ranks has each row once
 };
 
 namespace {
@@ -222,8 +223,21 @@ inline void compute(const ExpertProductArgs& args, const ExpertItem& item, const
 
 }  // namespace
 
+inline void clear(const ExpertProductArgs& args, Range places) {
+    const int64_t element_bytes = args.out.type == Type::bf16 ? 2 : 4;
+    for (int64_t place = places.begin; place < places.end; ++place)
+        std::memset(args.out.row<char>(place), 0, args.out.width * element_bytes);
+}
+
 // Threads take items until there are none.
 inline void run(const ExpertProductArgs& args, const Step&, const Thread& thread) {
+    if (args.clears_others) {
+        const Range own = own_places(args.firsts, args.first_own, args.num_own);
+        const int64_t num_after = args.firsts[args.num_experts] - own.end;
+        const Range before = thread.share(own.begin), after = thread.share(num_after);
+        clear(args, before);
+        clear(args, {own.end + after.begin, own.end + after.end});
+    }
     ExpertItems items(args, thread.count);
     ExpertItem item = items.at(thread.take());
     while (item.expert < args.num_own) {

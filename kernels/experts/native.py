@@ -53,10 +53,11 @@ class ExpertProductArguments(Arguments):
         ("weights", ctypes.c_void_p),
         ("ups", ctypes.c_void_p),
         ("firsts", ctypes.c_void_p),
+        ("num_experts", ctypes.c_int64),
         ("first_own", ctypes.c_int64),
         ("num_own", ctypes.c_int64),
         ("activation", ctypes.c_int32),
-        ("unused", ctypes.c_int32),
+        ("clears_others", ctypes.c_int32),
     )
 
 
@@ -145,7 +146,7 @@ def product_arguments(
     out: Matrix,
     firsts: Matrix,
 ) -> ExpertProductArguments:
-    """Return the arguments of the products with one weight of every expert, or with gates and ups."""
+    """Return the arguments of the products with gates and ups, or with downs, which clear the rows of other ranks."""
     return ExpertProductArguments(
         *x,
         *[Matrix()] * (3 - len(x)),
@@ -153,10 +154,11 @@ def product_arguments(
         ctypes.addressof(weights),
         None if ups is None else ctypes.addressof(ups),
         firsts.data,
+        packed.num_experts,
         packed.own.start,
         len(packed.own),
         0 if ups is None else ACTIVATIONS.index(packed.activation) + 1,
-        0,
+        ups is None and len(packed.own) < packed.num_experts,
     )
 
 

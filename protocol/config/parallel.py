@@ -11,6 +11,14 @@ class ParallelConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     tensor_parallel_size: Annotated[
         int, Meta(ge=1, description="Number of workers that share every layer.", extra={"short": ("-tp",)})
     ] = 1
+    enable_expert_parallel: Annotated[
+        bool,
+        Meta(
+            description="Divide the experts of a mixture of experts between the workers of --tensor-parallel-size, "
+            "instead of the columns of each.",
+            extra={"short": ("-ep",)},
+        ),
+    ] = False
     pipeline_parallel_size: Annotated[
         int,
         Meta(

@@ -41,6 +41,8 @@ _DEFAULT_DECODE_INTERVAL = {"cpu": 512, "cuda": 0}
 _DEFAULT_STEP_TIME_TARGET = {"cpu": 0.15, "cuda": 0.0}
 """In seconds. Steps of a GPU are shorter anyway."""
 
+_NUM_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+"""Keys of `config.json`, of which a mixture of experts has one."""
 _LARGEST_GRAPH = 512
 """Larger decodes take longer to compute than to launch, so a graph would not help."""
 
@@ -119,6 +121,8 @@ class ResolvedConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Stages."""
     stage_layers: list[int] = []
     """Layers of each stage; []: they are divided by the size of their weights."""
+    enable_expert_parallel: bool = False
+    """Workers that share every layer divide the experts of a mixture, not the columns of each."""
     data_parallel_size: int = 1
     """Engines that share the requests, all on this machine."""
     engine_index: int = 0
@@ -259,6 +263,7 @@ def resolve(config: EngineConfig, facts: ModelFacts, *, device: DeviceName, num_
         world_size=world_size,
         pipeline_parallel_size=num_stages,
         stage_layers=stage_layers,
+        enable_expert_parallel=_expert_parallel(config, facts),
         data_parallel_size=config.parallel.data_parallel_size,
         executor="ray" if config.parallel.distributed_executor_backend == "ray" else "mp",
         num_nodes=config.parallel.nnodes,
@@ -271,6 +276,16 @@ def resolve(config: EngineConfig, facts: ModelFacts, *, device: DeviceName, num_
         engine_authorized_clients=config.remote.engine_authorized_clients,
         chat_template=config.model.chat_template,
     )
+
+
+def _expert_parallel(config: EngineConfig, facts: ModelFacts) -> bool:
+    if config.parallel.enable_expert_parallel and not any(facts.hf_config.get(key) for key in _NUM_EXPERTS):
+        raise ConfigError(
+            f"--enable-expert-parallel: {facts.architecture} has no experts",
+            phase="configuration",
+            hint="leave it out",
+        )
+    return config.parallel.enable_expert_parallel
 
 
 def _max_graph_size(config: EngineConfig, max_num_seqs: int) -> int:

@@ -216,7 +216,7 @@ def _parallel() -> Iterator[VllmSetting]:
         _OFF,
         "data_parallel_hybrid_lb/-dph data_parallel_external_lb/-dpe "
         "data_parallel_multi_port_external_lb/-dpm "
-        "enable_expert_parallel/-ep enable_batch_sharded_sampling enable_ep_weight_filter enable_dbo enable_elastic_ep "
+        "enable_batch_sharded_sampling enable_ep_weight_filter enable_dbo enable_elastic_ep "
         "enable_eplb enable_hc_sp dcp_q_replicate ray_workers_use_nsight numa_bind enable_fault_tolerance",
     )
     yield from _group(

@@ -29,7 +29,7 @@ from octavo.protocol.config import ResolvedConfig
 from octavo.protocol.errors import ConfigError
 from octavo.worker_proc.models.base import Model
 from octavo.worker_proc.parallel.group import SharedMemoryRanks
-from octavo.worker_proc.parallel.sharding import Shard, facts_of_rank
+from octavo.worker_proc.parallel.sharding import Shard, Sharding, facts_of_rank
 from octavo.worker_proc.weights.gguf_blocks import GgufMatrix
 from octavo.worker_proc.weights.load import load_model
 
@@ -106,6 +106,22 @@ def test_the_number_of_ranks_changes_no_bit(
     assert all(result == results[0] for result in results[1:]), "ranks disagree"
     if "load_format" not in settings:  # every rank makes up its own part of dummy weights
         assert results[:1] == on_size(models[arch], 1, **settings)
+
+
+@pytest.mark.parametrize(("size", "settings"), [(2, {}), (4, {"dtype": "bfloat16", "quantization": "int8"})])
+def test_ranks_that_divide_the_experts_change_no_bit(
+    models: dict[str, Path], size: int, settings: dict[str, Any]
+) -> None:
+    path = models["Qwen2MoeForCausalLM"]
+    (alone,) = on_size(path, 1, **settings)
+    assert on_size(path, size, enable_expert_parallel=True, **settings) == [alone] * size
+
+
+def test_ranks_without_an_expert_are_rejected(models: dict[str, Path]) -> None:
+    with pytest.raises(ConfigError, match="8 experts for 9 ranks"):
+        Sharding(0, 9, divides_experts=True).own_experts(8)
+    with pytest.raises(ConfigError, match="LlamaForCausalLM has no experts"):
+        worker_config(models["LlamaForCausalLM"], enable_expert_parallel=True)
 
 
 def test_a_quantized_embedding_that_is_the_output_weight_too_is_divided(tmp_path: Path) -> None:

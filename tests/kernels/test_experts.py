@@ -155,6 +155,27 @@ def test_ranks_that_divide_the_intermediate_width_have_the_bits_of_one(
         assert torch.equal(result, whole())
 
 
+@pytest.mark.parametrize("size", [2, 3])
+def test_ranks_that_divide_the_experts_have_the_bits_of_one(native_library: NativeLibrary, size: int) -> None:
+    layer = cases.CASES["biases"]
+    weights = cases.weights(layer)
+    x, logits = layer_inputs(layer, torch.float32)
+    pack, tokens = Packer(CPU, native_library).pack, list(range(50))
+    whole = ExpertsProgram(native_library, layer, pack_experts(layer, weights, pack), x, logits).run(tokens)
+
+    def compute(group: SharedMemoryGroup) -> list[Tensor]:
+        own = range(layer.num_experts * group.rank // size, layer.num_experts * (group.rank + 1) // size)
+        packed = pack_experts(layer, weights, pack, own=own)
+        program = ExpertsProgram(
+            native_library, layer, packed, x, logits, lambda rows: all_reduce.record(rows, group, None)
+        )
+        return [program.run(tokens, num_threads) for num_threads in (1, 2)]
+
+    area_bytes = all_reduce.exchanged_bytes(NUM_TOKENS, layer.top_k * layer.width, size)
+    for results in on_ranks(native_library, size, area_bytes, compute):
+        assert all(torch.equal(result, whole) for result in results)
+
+
 def test_experts_that_do_not_fit_are_rejected() -> None:
     layer = cases.CASES["small"]
     weights = cases.weights(layer)

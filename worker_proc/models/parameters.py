@@ -3,7 +3,7 @@
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -15,7 +15,7 @@ from octavo.worker_proc.models.checkpoint import Rule, apply_rules
 from octavo.worker_proc.models.linear_weight import LinearWeight, QuantizedMatrix
 from octavo.worker_proc.parallel.group import TensorParallelGroup
 from octavo.worker_proc.parallel.placement import Placement
-from octavo.worker_proc.parallel.sharding import Role, Shard, role_of
+from octavo.worker_proc.parallel.sharding import Role, Shard, Sharding, role_of
 from octavo.worker_proc.parallel.stages import Stage, layer_of
 
 
@@ -92,6 +92,11 @@ class Parameters:
         return self._placement.group
 
     @property
+    def sharding(self) -> Sharding:
+        """The place of this rank among them."""
+        return self._placement.sharding
+
+    @property
     def stage(self) -> Stage:
         """The layers that are here."""
         return self._placement.stage
@@ -135,6 +140,7 @@ class Parameters:
         bias: bool,
         is_transposed: bool = False,
         is_quantizable: bool = True,
+        is_own: bool | None = None,
     ) -> LinearWeight:
         """Make the weight of a linear layer.
 
@@ -145,10 +151,14 @@ class Parameters:
             bias: whether they have biases.
             is_transposed: the checkpoint holds matrices of inputs by outputs.
             is_quantizable: False: it stays as precise as the checkpoint, whatever the others become.
+            is_own: False: only another rank has it, whole; None: ranks divide it as its role says.
         """
-        shards = {part: self._shard(part, (num_outputs, num_inputs)) for part, num_outputs in parts.items()}
+        shards = {
+            part: self._shard(part, (num_outputs, num_inputs)) if is_own is None else None
+            for part, num_outputs in parts.items()
+        }
         outputs = {part: shard.length if shard and shard.dim == 0 else parts[part] for part, shard in shards.items()}
-        is_here = self.stage.holds(name, is_output=True)
+        is_here = is_own is not False and self.stage.holds(name, is_output=True)
         self.divided |= {f"{name}.weight", f"{name}.bias"} if any(shards.values()) else set()
         shard = shards.get(name)
         is_partial = shard is not None and shard.dim == 1
@@ -156,7 +166,8 @@ class Parameters:
         weight = LinearWeight(name, outputs, num_inputs, self._dtype, self._device, bias_O)
         weight.is_quantizable = is_quantizable
         if role_of(name) is Role.ROW:
-            weight.input_sharding = self._placement.sharding
+            sharding = self._placement.sharding
+            weight.input_sharding = sharding if is_own is None else replace(sharding, rank=0, size=1)
         if is_partial:  # the bias must be added once
             self.divided.discard(f"{name}.bias")
             sum_bias_O = self.new(f"{name}.bias", outputs[name]) if bias else None

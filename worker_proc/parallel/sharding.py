@@ -93,12 +93,29 @@ class Sharding:
     """Of the whole model."""
     num_segments: int = 1
     """Parts in which a product adds up inputs that ranks can divide: the most ranks, up to 8, that get the same sum."""
+    divides_experts: bool = False
+    """Each rank has some experts of a mixture, whole, instead of a part of each."""
 
     @classmethod
-    def of(cls, facts: ModelFacts, rank: int, size: int) -> "Sharding":
+    def of(cls, facts: ModelFacts, rank: int, size: int, *, divides_experts: bool = False) -> "Sharding":
         """Return the place of a rank of a model."""
         num_segments = max(count for count in NUM_SEGMENTS if not division_problem(facts, count))
-        return cls(rank, size, facts.num_kv_heads, num_segments)
+        return cls(rank, size, facts.num_kv_heads, num_segments, divides_experts)
+
+    def own_experts(self, num_experts: int) -> range:
+        """Return the experts of which this rank has weights.
+
+        Raises:
+            ConfigError: there are more ranks than experts.
+        """
+        if not self.divides_experts:
+            return range(num_experts)
+        if self.size > num_experts:
+            raise ConfigError(
+                f"--enable-expert-parallel: {num_experts} experts for {self.size} ranks",
+                hint=f"use --tensor-parallel-size {num_experts} or fewer, or leave --enable-expert-parallel out",
+            )
+        return range(num_experts * self.rank // self.size, num_experts * (self.rank + 1) // self.size)
 
     def whole_heads(self, facts: ModelFacts) -> tuple[int, int]:
         """Return the query heads and the key heads of the whole model, given the facts of a rank."""

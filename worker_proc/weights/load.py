@@ -72,7 +72,9 @@ def load_model(
     """
     try:
         index, rank_in_stage = config.place_of(rank)
-        sharding = Sharding.of(config.model, rank_in_stage, config.tensor_parallel_size)
+        sharding = Sharding.of(
+            config.model, rank_in_stage, config.tensor_parallel_size, divides_experts=config.enable_expert_parallel
+        )
         placement = Placement(torch_dtype(config), device, sharding, group, stage_of(config, index))
         model = _load(config, report, placement, library, cache_dir)
         model.exchange = exchange

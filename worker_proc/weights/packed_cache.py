@@ -85,7 +85,7 @@ class PackedCache:
             [facts.architecture, facts.hf_config, facts.vocab_size, facts.num_layers, facts.max_position_embeddings],
             [facts.num_heads, facts.num_kv_heads, facts.head_dim],
             _files(path),
-            [rank, config.tensor_parallel_size],
+            [rank, config.tensor_parallel_size, config.enable_expert_parallel],
             [layers.start, layers.stop] if layers and config.pipeline_parallel_size > 1 else [],
         ]
         name = re.sub(r"[^\w.-]", "_", path.stem if path.is_file() else path.name)[:80]

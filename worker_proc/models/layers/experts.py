@@ -99,9 +99,24 @@ class Experts:
             parameters.new(f"{name}.{choice_bias}", rule.num_experts, dtype=torch.float32) if choice_bias else None
         )
 
+        sharding, self._group = parameters.sharding, parameters.group
+        self._own = sharding.own_experts(rule.num_experts)
+        if sharding.divides_experts:
+            inner_width *= sharding.size  # a model is built with the sizes of its rank
+
         def weights(part: str, inputs: int, outputs: int, *, bias: bool) -> list[LinearWeight]:
             layers = [f"{name}.{names.experts}.{expert}.{part}" for expert in range(rule.num_experts)]
-            return [parameters.linear(layer, {layer: outputs}, inputs, bias=bias) for layer in layers]
+            weights = [
+                parameters.linear(
+                    layer,
+                    {layer: outputs},
+                    inputs,
+                    bias=bias,
+                    is_own=expert in self._own if sharding.divides_experts else None,
+                )
+                for expert, layer in enumerate(layers)
+            ]
+            return [weights[expert] for expert in self._own]
 
         self._gates = weights(names.gate, width, inner_width, bias=has_bias)
         self._ups = weights(names.up, width, inner_width, bias=has_bias)
@@ -117,7 +132,11 @@ class Experts:
     def __call__(self, x_TD: Tensor) -> Tensor:
         """See `octavo.worker_proc.models.layers.decoder.MlpBlock`."""
         routing = route(self._router(x_TD), self._rule, self._choice_bias_E)
-        return experts(x_TD, routing, self._packed_experts(), self._downs[0].exchange)
+        return experts(x_TD, routing, self._packed_experts(), None if self._group is None else self._exchange)
+
+    def _exchange(self, output_TP: Tensor) -> Tensor:
+        assert self._group is not None, "a part of the experts on one rank among several"
+        return self._group.all_reduce(output_TP, None)
 
     def _packed_experts(self) -> PackedExperts:
         # A start may replace the packed weights by those of a mapped file.
@@ -129,6 +148,7 @@ class Experts:
                 downs=[weight.packed for weight in self._downs],
                 activation=self._activation,
                 down_bias_ED=self._down_bias_ED,
+                first_own=self._own.start,
             )
         return self._packed
 
