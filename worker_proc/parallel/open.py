@@ -123,12 +123,11 @@ def _store(spec: WorkerSpec) -> Store:
 
 
 def _area_bytes(config: ResolvedConfig) -> int:
-    """Return the bytes of the largest exchange: the hidden states of a full step, or all logits of one."""
-    model = config.model.hf_config
+    """Return the bytes of the largest exchange: all logits of a step, or of each row the hidden state, or the outputs
+    of its experts."""
+    model, size = config.model.hf_config, config.tensor_parallel_size
     width = max(int(model.get(key) or 0) for key in ("hidden_size", "n_embd", "word_embed_proj_dim"))
-    width *= max(int(model.get(key) or 1) for key in NUM_CHOSEN_EXPERTS)  # the output of each of a token's experts
+    top_k = max(int(model.get(key) or 1) for key in NUM_CHOSEN_EXPERTS)
     max_logits = max(config.max_num_seqs, PROMPT_LOGPROBS_ROWS)
-    return max(
-        exchanged_bytes(config.max_num_batched_tokens, width, config.tensor_parallel_size),
-        max_logits * config.model.vocab_size * 4,
-    )
+    max_rows = max(config.max_num_batched_tokens, max_logits)
+    return max(top_k * exchanged_bytes(max_rows, width, size), max_logits * config.model.vocab_size * 4)

@@ -16,6 +16,7 @@ from torch import Tensor
 from octavo.kernels.linear.native import NUM_SEGMENTS
 from octavo.protocol.config.division import check_division, division_problem, mlp_sizes
 from octavo.protocol.config.facts import ModelFacts
+from octavo.protocol.errors import ConfigError
 
 
 class Role(Enum):
