@@ -16,6 +16,7 @@ from octavo.core_proc.cache.sizing import memory_table, plan_cache
 from octavo.core_proc.collector import IdleCollector
 from octavo.core_proc.grammar.compiler import GrammarCompiler
 from octavo.core_proc.grammar.grammars import Grammars
+from octavo.core_proc.kv_events import KVEventPublisher
 from octavo.core_proc.log_entries import LogEntry, Planned, WorkersLost
 from octavo.core_proc.loop import StepLoop
 from octavo.core_proc.outbox import Outbox
@@ -30,6 +31,7 @@ from octavo.core_proc.waiter import Waiter
 from octavo.core_proc.workers.launch import WORKER_MODULE, launch_workers
 from octavo.protocol.channel import FrontendRouter
 from octavo.protocol.config import CachePlan, ResolvedConfig
+from octavo.protocol.config.kv_events import KVEventsConfig
 from octavo.protocol.control import CoreReady, CoreSpec
 from octavo.protocol.curve import read_keys_of_engine
 from octavo.protocol.errors import StartupError
@@ -71,6 +73,7 @@ class EngineCore:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._recorder: Recorder | None = None
         self._journal: CrashJournal | None = None
+        self._publisher: KVEventPublisher | None = None
         self._supervisor: WorkerSupervisor | None = None
         self._compiler = GrammarCompiler(spec.config.grammar_timeout_s)
         with reporter.phase("binding sockets"):
@@ -120,6 +123,8 @@ class EngineCore:
         for line in memory_table(config, workers.facts, plan).splitlines():
             logger.info("%s", line)
         scheduler = self._make_scheduler(config, plan)
+        if config.kv_events is not None:
+            self._publish_events(config.kv_events, scheduler)
         outbox = Outbox(self._router, self._spec.epoch, time.monotonic)
         facts = self._engine_facts(config, plan, weights, [fact.device_name for fact in workers.facts])
         attribution = self._make_attribution(scheduler)
@@ -176,6 +181,13 @@ class EngineCore:
             return ObservedScheduler(config, plan, time.monotonic, observers)
         return Scheduler(config, plan, time.monotonic)
 
+    def _publish_events(self, config: KVEventsConfig, scheduler: Scheduler) -> None:
+        index, is_replacement = self._spec.config.engine_index, bool(self._spec.replaced_epoch)
+        groups = scheduler.cache.groups
+        self._publisher = KVEventPublisher(self._context, config, index, groups, is_replacement=is_replacement)
+        scheduler.cache.add_observer(self._publisher)
+        scheduler.hooks.add(self._publisher)
+
     def _engine_facts(
         self, config: ResolvedConfig, plan: CachePlan, weights: str, device_names: Sequence[str]
     ) -> EngineFacts:
@@ -208,6 +220,8 @@ class EngineCore:
         if self._recorder:
             self._recorder.close()
         self._compiler.close()
+        if self._publisher:
+            self._publisher.close()
         self._context.term()
 
 

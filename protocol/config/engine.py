@@ -1,5 +1,7 @@
 """`EngineConfig`: the user's settings for model, memory, scheduling and device."""
 
+# long: one table
+
 from typing import Annotated, Any, Literal, TypeAlias
 
 from msgspec import Meta, Struct, field
@@ -329,6 +331,13 @@ class ObserveConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         Meta(
             description="Record the core's inputs and plans in this file, for scripts/replay; a restarted core writes "
             "a file of its own: FILE.2 and so on. So do further engines: FILE.engine1 and so on."
+        ),
+    ] = None
+    kv_events_config: Annotated[
+        dict[str, Any] | str | None,
+        Meta(
+            description="JSON: where changes of the prefix cache are published, in vLLM's format: "
+            '{"enable_kv_cache_events": true, "endpoint": "tcp://127.0.0.1:5557"}.'
         ),
     ] = None
 

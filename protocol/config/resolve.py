@@ -16,6 +16,7 @@ from octavo.protocol.config.engine import (
     SchedulingPolicy,
 )
 from octavo.protocol.config.facts import ModelFacts
+from octavo.protocol.config.kv_events import KVEventsConfig, read_kv_events
 from octavo.protocol.config.nodes import check_nodes
 from octavo.protocol.config.stages import resolve_stages
 from octavo.protocol.cores import parse_core_list
@@ -140,6 +141,8 @@ class ResolvedConfig(msgspec.Struct, frozen=True, kw_only=True):
     """None: all nodes are on this machine."""
     log_stats: bool
     record_steps: str | None
+    kv_events: KVEventsConfig | None = None
+    """None: nothing is published."""
     engine_secret_key_file: str | None
     """None: the engine has no keys, and no address that other machines can reach."""
     engine_authorized_clients: str | None
@@ -272,6 +275,7 @@ def resolve(config: EngineConfig, facts: ModelFacts, *, device: DeviceName, num_
         group_secret_key_file=config.parallel.group_secret_key_file,
         log_stats=not config.observe.disable_log_stats,
         record_steps=config.observe.record_steps,
+        kv_events=read_kv_events(config.observe.kv_events_config),
         engine_secret_key_file=config.remote.engine_secret_key_file,
         engine_authorized_clients=config.remote.engine_authorized_clients,
         chat_template=config.model.chat_template,

@@ -1,0 +1,280 @@
+"""`KVEventPublisher`: publishes changes of the prefix cache in vLLM's format, for routers that are no part of octavo.
+
+A message has the frames topic, sequence number (8 bytes, big-endian) and batch. A batch is msgpack: an array of time,
+events and engine index; events are maps with their type under `type`, as in vLLM since its pull request 42892.
+"""
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import zmq
+
+from octavo.core_proc.cache.groups import CacheGroups
+from octavo.core_proc.request import Request
+from octavo.core_proc.scheduler.delivery import ClientEvent
+from octavo.core_proc.scheduler.stop import FinishCause
+from octavo.protocol.config.kv_events import KVEventsConfig, endpoint_of_engine
+from octavo.protocol.errors import StartupError
+from octavo.protocol.log import LimitedLog
+from octavo.protocol.prefix_hash import HASH_BYTES
+
+logger = logging.getLogger(__name__)
+
+_QUEUE = "inproc://kv-events"
+_END = (-1).to_bytes(8, "big", signed=True)
+_RETRY_MS = 100
+_OWN_HOSTS = ("*", "::", "ipc://", "127.0.0.1", "localhost")
+"""Addresses with one of these are bound, others connected."""
+_MEDIUM = "GPU"
+"""vLLM's name of the memory that the model reads, on a CPU too."""
+
+
+class BlockStored(msgspec.Struct, omit_defaults=True, gc=False, tag=True):
+    """Consecutive blocks of a sequence can be found now."""
+
+    block_hashes: list[int]
+    parent_block_hash: int | None
+    token_ids: list[int]
+    block_size: int
+    lora_id: int | None
+    medium: str
+    lora_name: str | None
+    extra_keys: list[tuple[Any, ...] | None] | None = None
+    """What the hash of each block depends on besides its tokens and its parent."""
+    group_idx: int | None = None
+    kv_cache_spec_kind: str | None = None
+    kv_cache_spec_sliding_window: int | None = None
+
+
+class BlockRemoved(msgspec.Struct, omit_defaults=True, gc=False, tag=True):
+    """Blocks cannot be found any more."""
+
+    block_hashes: list[int]
+    medium: str
+    group_idx: int | None = None
+
+
+class AllBlocksCleared(msgspec.Struct, omit_defaults=True, gc=False, tag=True):
+    """No block can be found any more."""
+
+
+KVEvent = BlockStored | BlockRemoved | AllBlocksCleared
+
+
+class KVEventBatch(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
+    """The changes since the last batch, in order."""
+
+    ts: float
+    events: list[KVEvent]
+    data_parallel_rank: int | None = None
+
+
+class KVEventPublisher:
+    """A `CacheObserver` that collects changes, and a `StepHook` that publishes them after each step.
+
+    A thread sends the batches and answers requests to send them again. The step loop never waits for it: if too many
+    batches wait, later ones are dropped, which subscribers notice by the sequence number.
+
+    Args:
+        context: its `term` ends the thread.
+        config: where to publish.
+        engine_index: of this engine.
+        groups: of the cache.
+        is_replacement: an earlier core may still have the addresses; they are bound once it is gone.
+
+    Raises:
+        StartupError: an address cannot be bound.
+    """
+
+    wake_fds: Sequence[int] = ()
+
+    def __init__(
+        self,
+        context: "zmq.Context[zmq.Socket[bytes]]",
+        config: KVEventsConfig,
+        engine_index: int,
+        groups: CacheGroups,
+        *,
+        is_replacement: bool,
+    ) -> None:
+        self._engine_index = engine_index
+        self._block_size = groups.block_size
+        self._specs: list[tuple[str, int | None]] = [("full_attention", None)] * groups.num_groups
+        for group in groups.windowed:
+            kind = "chunked_local_attention" if group.is_chunked else "sliding_window"
+            self._specs[group.index] = kind, group.window
+        self._events: list[KVEvent] = []
+        self._last_stored: tuple[Request, int, int] | None = None
+        """Request, group and index of the block after the last event's, if that is a `BlockStored`."""
+        self._sequence = 0
+        self._encoder = msgspec.msgpack.Encoder()
+        self._drops = LimitedLog(logger)
+        self._queue = context.socket(zmq.PUSH)
+        self._queue.sndhwm = config.max_queue_size
+        self._queue.bind(_QUEUE)
+        sender = _Sender(context, config, engine_index)
+        try:
+            sender.open(is_replacement=is_replacement)
+        except StartupError:
+            sender.close()
+            self.close()
+            raise
+        threading.Thread(target=sender.run, name="KV events", daemon=True).start()
+
+    def on_stored(self, request: Request, index: int, group: int) -> None:
+        """See `CacheObserver`."""
+        start = index * self._block_size
+        tokens = request.token_ids[start : start + self._block_size].tolist()
+        inside = [key for key in request.extra_keys if start <= key.position < start + self._block_size]
+        extra_keys = tuple(key.value for key in inside) or None
+        block_hash, last = _short(request.block_hashes[index]), self._events[-1] if self._events else None
+        if isinstance(last, BlockStored) and self._last_stored == (request, group, index):
+            last.block_hashes.append(block_hash)
+            last.token_ids += tokens
+            assert last.extra_keys is not None
+            last.extra_keys.append(extra_keys)
+        else:
+            parent = _short(request.block_hashes[index - 1]) if index else None
+            adapter = next((str(key.value) for key in request.extra_keys if key.kind == "adapter"), None)
+            kind, window = self._specs[group]
+            self._events.append(
+                BlockStored(
+                    block_hashes=[block_hash],
+                    parent_block_hash=parent,
+                    token_ids=tokens,
+                    block_size=self._block_size,
+                    lora_id=None,
+                    medium=_MEDIUM,
+                    lora_name=adapter,
+                    extra_keys=[extra_keys],
+                    group_idx=group,
+                    kv_cache_spec_kind=kind,
+                    kv_cache_spec_sliding_window=window,
+                )
+            )
+        self._last_stored = request, group, index + 1
+
+    def on_removed(self, block_hash: bytes) -> None:
+        """See `ContentObserver`."""
+        group = int.from_bytes(block_hash[HASH_BYTES:], "big")
+        last = self._events[-1] if self._events else None
+        if isinstance(last, BlockRemoved) and last.group_idx == group:
+            last.block_hashes.append(_short(block_hash))
+        else:
+            self._events.append(BlockRemoved([_short(block_hash)], _MEDIUM, group))
+
+    def on_cleared(self) -> None:
+        """See `ContentObserver`."""
+        self._events.append(AllBlocksCleared())
+
+    def on_step(self) -> list[ClientEvent]:
+        """Publish the changes since the last call."""
+        if not self._events:
+            return []
+        batch = self._encoder.encode(KVEventBatch(time.time(), self._events, self._engine_index))
+        self._events, self._last_stored = [], None
+        sequence, self._sequence = self._sequence.to_bytes(8, "big"), self._sequence + 1
+        try:
+            self._queue.send_multipart((sequence, batch), zmq.DONTWAIT)
+        except zmq.Again:
+            self._drops.warning("batch %d of KV events is dropped: too many wait to be published", self._sequence - 1)
+        return []
+
+    def finish_cause(self, request: Request, cause: FinishCause) -> FinishCause:
+        """Return `cause`."""
+        return cause
+
+    def close(self) -> None:
+        """Publish nothing more. The thread ends with the context."""
+        self._queue.close(linger=0)
+
+
+class _Sender:
+    """The thread of a `KVEventPublisher`."""
+
+    def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", config: KVEventsConfig, engine_index: int) -> None:
+        self._topic = config.topic.encode()
+        self._buffer: deque[tuple[bytes, bytes]] = deque(maxlen=config.buffer_steps)
+        self._queue, self._publisher = context.socket(zmq.PULL), context.socket(zmq.PUB)
+        self._replayer = context.socket(zmq.ROUTER) if config.replay_endpoint is not None else None
+        self._queue.rcvhwm = 1
+        self._queue.connect(_QUEUE)
+        self._publisher.sndhwm = config.hwm
+        self._closed = [(self._publisher, endpoint_of_engine(config.endpoint, engine_index))]
+        """Sockets that have no address yet."""
+        if self._replayer is not None:
+            assert config.replay_endpoint is not None
+            self._replayer.sndhwm = 0  # what it sends again is in memory anyway
+            self._closed.append((self._replayer, endpoint_of_engine(config.replay_endpoint, engine_index)))
+
+    def open(self, *, is_replacement: bool) -> None:
+        """Bind or connect the sockets; leave out those whose address is in use, if they are for a replacement.
+
+        Raises:
+            StartupError: an address cannot be used.
+        """
+        closed, self._closed = self._closed, []
+        for socket, endpoint in closed:
+            try:
+                if socket is self._replayer or any(part in endpoint for part in _OWN_HOSTS):
+                    socket.bind(endpoint)
+                else:
+                    socket.connect(endpoint)
+            except zmq.ZMQError as error:
+                if is_replacement and error.errno == zmq.EADDRINUSE:
+                    self._closed.append((socket, endpoint))
+                    continue
+                raise StartupError(
+                    f"kv_events_config: {endpoint}: {error}",
+                    phase="binding sockets",
+                    hint="choose another endpoint, or stop the process that listens there",
+                ) from None
+
+    def run(self) -> None:
+        """Publish until the context ends."""
+        poller = zmq.Poller()
+        poller.register(self._queue, zmq.POLLIN)
+        if self._replayer is not None:
+            poller.register(self._replayer, zmq.POLLIN)
+        try:
+            while True:
+                ready = poller.poll(_RETRY_MS if self._closed else None)
+                if self._closed:
+                    self.open(is_replacement=True)
+                for socket, _ in ready:
+                    if socket is self._queue:
+                        sequence, batch = self._queue.recv_multipart()
+                        self._buffer.append((sequence, batch))
+                        self._publisher.send_multipart((self._topic, sequence, batch))
+                    else:
+                        self._replay(socket)
+        except zmq.ContextTerminated:
+            pass
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Close all sockets."""
+        for socket in filter(None, (self._queue, self._publisher, self._replayer)):
+            socket.close(linger=0)
+
+    def _replay(self, replayer: "zmq.Socket[bytes]") -> None:
+        """Send all batches from a sequence number on, and an empty one with the number -1."""
+        client, *frames = replayer.recv_multipart()
+        if len(frames) != 2 or len(frames[1]) != len(_END):
+            logger.warning("a request for KV events is not an 8-byte sequence number")
+            return
+        for sequence, batch in list(self._buffer):
+            if sequence >= frames[1]:
+                replayer.send_multipart((client, b"", sequence, batch))
+        replayer.send_multipart((client, b"", _END, b""))
+
+
+def _short(block_hash: bytes) -> int:
+    """Return the last 8 bytes of a hash as a number, as vLLM does by default."""
+    return int.from_bytes(block_hash[HASH_BYTES - 8 : HASH_BYTES], "big")

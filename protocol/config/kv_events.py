@@ -1,0 +1,84 @@
+"""`--kv-events-config`: where the core publishes changes of its prefix cache, for routers outside octavo."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from octavo.protocol.errors import ConfigError
+
+_Count = Annotated[int, Meta(ge=1)]
+
+
+class KVEventsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """vLLM's settings of the same names."""
+
+    enable_kv_cache_events: bool = False
+    publisher: Literal["zmq", "null"] | None = None
+    """None: zmq if events are enabled."""
+    endpoint: str = "tcp://127.0.0.1:5557"
+    """Of the PUB socket of engine 0; other engines add their index to the port, or to the path of ipc://.
+
+    It is bound if the host is `*`, `::` or this machine's loopback, and connected otherwise. vLLM's default is
+    tcp://*:5557, which shows all prompts to everybody who can reach the machine."""
+    replay_endpoint: str | None = None
+    """Of a ROUTER socket that sends batches again."""
+    buffer_steps: _Count = 10_000
+    """Batches that can be sent again."""
+    hwm: _Count = 100_000
+    """Batches that are kept for a slow subscriber; it loses later ones."""
+    max_queue_size: _Count = 100_000
+    """Batches that wait to be published; later ones are dropped."""
+    topic: str = ""
+
+
+def read_kv_events(setting: Mapping[str, Any] | str | None) -> KVEventsConfig | None:
+    """Return the configuration; None if nothing is published.
+
+    Raises:
+        ConfigError: it is not such an object.
+    """
+    if not setting:
+        return None
+    try:
+        if isinstance(setting, str):
+            config = msgspec.json.decode(setting, type=KVEventsConfig)
+        else:
+            config = msgspec.convert(setting, KVEventsConfig)
+    except msgspec.DecodeError as error:  # also what `convert` raises
+        raise ConfigError(
+            f"kv_events_config: {error}",
+            phase="configuration",
+            hint=f"it is a JSON object with some of {', '.join(KVEventsConfig.__struct_fields__)}",
+        ) from None
+    for name in ("endpoint", "replay_endpoint"):
+        value = getattr(config, name)
+        if value is not None and not value.startswith(("tcp://", "ipc://")):
+            raise ConfigError(
+                f"kv_events_config: {name} {value!r} is no address",
+                phase="configuration",
+                hint="use tcp://127.0.0.1:5557 or ipc:///path",
+            )
+    is_published = config.enable_kv_cache_events and config.publisher != "null"
+    return config if is_published else None
+
+
+def endpoint_of_engine(endpoint: str, engine_index: int) -> str:
+    """Return the endpoint of one of several engines: the port, or the path of a socket, differs.
+
+    Raises:
+        ConfigError: the port is no number.
+    """
+    if not engine_index:
+        return endpoint
+    if not endpoint.startswith("tcp://"):
+        return f"{endpoint}_dp{engine_index}"
+    base, _, port = endpoint.rpartition(":")
+    if not port.isdigit():
+        raise ConfigError(
+            f"kv_events_config: {endpoint} has no port",
+            phase="configuration",
+            hint="several engines publish on consecutive ports: name the first",
+        )
+    return f"{base}:{int(port) + engine_index}"

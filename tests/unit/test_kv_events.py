@@ -1,0 +1,236 @@
+"""Changes of the prefix cache in vLLM's format: what a router outside octavo learns."""
+
+import itertools
+import random
+from array import array
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import zmq
+from core_fakes import FakeEngine, core_config
+from waiting import wait_until
+
+from octavo.core_proc.cache.groups import CacheGroups
+from octavo.core_proc.kv_events import KVEventPublisher
+from octavo.protocol.config import CacheGroupSpec
+from octavo.protocol.config.kv_events import KVEventsConfig, endpoint_of_engine, read_kv_events
+from octavo.protocol.errors import ConfigError, StartupError
+from octavo.protocol.prefix_hash import ROOT_HASH, ExtraKey, hash_block
+
+END = b"\xff" * 8
+SIZE = 4
+
+
+class Published:
+    """An engine that publishes, and a router that asks for all batches."""
+
+    def __init__(self, folder: Path, **config: Any) -> None:
+        self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self.endpoint, replay = f"ipc://{folder}/events", f"ipc://{folder}/replay"
+        self.config = KVEventsConfig(
+            enable_kv_cache_events=True, endpoint=self.endpoint, replay_endpoint=replay, **config
+        )
+        self.engine = FakeEngine(num_blocks=16, block_size=SIZE, max_num_seqs=4)
+        self.cache = self.engine.scheduler.cache
+        self.publisher = KVEventPublisher(self.context, self.config, 0, self.cache.groups, is_replacement=False)
+        self.cache.add_observer(self.publisher)
+        self.engine.scheduler.hooks.add(self.publisher)
+        self.client: zmq.Socket[bytes] = self.context.socket(zmq.DEALER)
+        self.client.linger, self.client.rcvtimeo = 0, 10_000
+        self.client.connect(replay)
+
+    def batches(self, start: int = 0) -> list[tuple[int, list[Any]]]:
+        """Ask for all batches from a sequence number on."""
+        self.client.send_multipart((b"", start.to_bytes(8, "big")))
+        found = []
+        while (frames := self.client.recv_multipart())[1] != END:
+            found.append((int.from_bytes(frames[1], "big"), msgspec.msgpack.decode(frames[2])))
+        return found
+
+    def all_batches(self) -> list[tuple[int, list[Any]]]:
+        """Return every batch, once the thread has them."""
+        self.publisher.on_step()
+        wait_until(lambda: len(self.batches()) >= min(self.publisher._sequence, self.config.buffer_steps))
+        return self.batches()
+
+    def close(self) -> None:
+        self.client.close()
+        self.publisher.close()
+        self.context.term()
+
+
+@pytest.fixture
+def published(tmp_path: Path) -> Iterator[Published]:
+    made = Published(tmp_path)
+    yield made
+    made.close()
+
+
+def apply(batches: list[tuple[int, list[Any]]]) -> set[int]:
+    """Return the blocks that can be found after these batches, by what the events say."""
+    found: set[int] = set()
+    for _, (_, events, _) in batches:
+        for event in events:
+            match event["type"]:
+                case "BlockStored":
+                    assert len(event["token_ids"]) == SIZE * len(event["block_hashes"])
+                    found |= set(event["block_hashes"])
+                case "BlockRemoved":
+                    assert set(event["block_hashes"]) <= found, "only what was stored is removed"
+                    found -= set(event["block_hashes"])
+                case "AllBlocksCleared":
+                    found.clear()
+    return found
+
+
+def test_events_equal_the_cache_after_many_requests(published: Published) -> None:
+    engine, rng = published.engine, random.Random(3)
+    for number in range(40):
+        family, length = rng.randrange(4), rng.randrange(1, 40)
+        engine.submit(f"r{number}", [family] * length, 6)
+        if number % 3 == 0:
+            engine.run()
+        if number == 20:
+            engine.run()
+            assert engine.scheduler.reset_prefix_cache()
+    engine.run()
+    batches = published.all_batches()
+    assert [sequence for sequence, _ in batches] == list(range(len(batches)))
+    assert {batch[2] for _, batch in batches} == {0}
+    kinds = {event["type"] for _, batch in batches for event in batch[1]}
+    assert kinds == {"BlockStored", "BlockRemoved", "AllBlocksCleared"}
+    cached = {int.from_bytes(block_hash[24:32], "big") for block_hash in published.cache.pool.cached_hashes()}
+    assert apply(batches) == cached
+
+
+def test_the_blocks_of_a_prompt_are_one_event_from_which_their_hashes_follow(published: Published) -> None:
+    prompt = list(range(1, 15))
+    published.engine.submit("r", prompt, 1, cache_salt="tenant")
+    published.engine.run()
+    ((_, (_, events, _)),) = published.all_batches()
+    (event,) = events
+    assert event["token_ids"] == prompt[:12] and event["parent_block_hash"] is None
+    assert (event["block_size"], event["medium"], event["group_idx"]) == (SIZE, "GPU", 0)
+    assert event["extra_keys"] == [["tenant"], None, None] and event["kv_cache_spec_kind"] == "full_attention"
+    parent, hashes = ROOT_HASH, []
+    for start in range(0, 12, SIZE):
+        parent = hash_block(parent, array("i", prompt[start : start + SIZE]), start, (ExtraKey(0, "salt", "tenant"),))
+        hashes.append(int.from_bytes(parent[24:], "big"))
+    assert event["block_hashes"] == hashes
+    published.engine.submit("longer", [*prompt, 7, 7, 7], 1, cache_salt="tenant")
+    published.engine.run()
+    later = published.all_batches()[-1][1][1][0]
+    assert (later["parent_block_hash"], later["token_ids"]) == (hashes[-1], [13, 14, 7, 7])
+
+
+def test_subscribers_get_topic_sequence_and_batch(tmp_path: Path) -> None:
+    published = Published(tmp_path, topic="kv")
+    subscriber: zmq.Socket[bytes] = published.context.socket(zmq.SUB)
+    subscriber.linger = 0
+    subscriber.connect(published.endpoint)
+    subscriber.subscribe("kv")
+    prompts = itertools.count()
+
+    def is_heard() -> bool:  # a subscription takes a moment to arrive
+        published.engine.submit(f"r{next(prompts)}", [next(prompts)] * 9, 1)
+        published.engine.run()
+        published.publisher.on_step()
+        return bool(subscriber.poll(20))
+
+    wait_until(is_heard)
+    topic, sequence, batch = subscriber.recv_multipart()
+    assert (topic, len(sequence)) == (b"kv", 8)
+    assert msgspec.msgpack.decode(batch)[1][0]["type"] == "BlockStored"
+    subscriber.close()
+    published.close()
+
+
+def test_only_the_latest_batches_are_kept(tmp_path: Path) -> None:
+    published = Published(tmp_path, buffer_steps=2)
+    for number in range(4):
+        published.publisher.on_removed(bytes([number]) * 32)
+        published.publisher.on_step()
+    wait_until(lambda: [sequence for sequence, _ in published.batches()] == [2, 3])
+    assert [sequence for sequence, _ in published.batches(3)] == [3]
+    published.close()
+
+
+def test_windows_are_named(tmp_path: Path) -> None:
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    specs = [
+        CacheGroupSpec(num_layers=1, block_bytes=1),
+        CacheGroupSpec(num_layers=1, block_bytes=1, kind="window", window=8),
+    ]
+    groups = CacheGroups.of(core_config(), specs)
+    config = KVEventsConfig(enable_kv_cache_events=True, endpoint=f"ipc://{tmp_path}/events")
+    publisher = KVEventPublisher(context, config, 3, groups, is_replacement=False)
+    engine = FakeEngine()
+    engine.submit("r", [1] * 9, 1)
+    engine.plan()
+    (request,) = engine.scheduler.running
+    publisher.on_stored(request, 0, 1)
+    publisher.on_removed(request.block_hashes[0] + groups.key_suffixes[1])
+    stored, removed = publisher._events
+    assert (stored.group_idx, stored.kv_cache_spec_kind, stored.kv_cache_spec_sliding_window) == (
+        1,
+        "sliding_window",
+        8,
+    )
+    assert (removed.group_idx, removed.block_hashes) == (1, stored.block_hashes)
+    publisher.close()
+    context.term()
+
+
+def test_an_address_in_use_fails_unless_its_owner_is_being_replaced(tmp_path: Path) -> None:
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    owner: zmq.Socket[bytes] = context.socket(zmq.PUB)
+    port = owner.bind_to_random_port("tcp://127.0.0.1")
+    config = KVEventsConfig(enable_kv_cache_events=True, endpoint=f"tcp://127.0.0.1:{port}")
+    groups = CacheGroups.of(core_config(), [CacheGroupSpec(num_layers=1, block_bytes=1)])
+    with pytest.raises(StartupError, match=f"kv_events_config: tcp://127.0.0.1:{port}"):
+        KVEventPublisher(context, config, 0, groups, is_replacement=False)
+    publisher = KVEventPublisher(context, config, 0, groups, is_replacement=True)
+    owner.close(linger=0)
+
+    def is_bound() -> bool:
+        with zmq.Context() as other, other.socket(zmq.PUB) as rival:
+            try:
+                rival.bind(config.endpoint)
+            except zmq.ZMQError:
+                return True
+            rival.unbind(config.endpoint)
+            return False
+
+    wait_until(is_bound)
+    publisher.close()
+    context.term()
+
+
+@pytest.mark.parametrize("setting", [None, "", {}, "{}", {"enable_kv_cache_events": True, "publisher": "null"}])
+def test_nothing_is_published_unless_asked(setting: Any) -> None:
+    assert read_kv_events(setting) is None
+
+
+def test_the_configuration_is_that_of_vllm() -> None:
+    config = read_kv_events('{"enable_kv_cache_events": true, "topic": "kv", "buffer_steps": 5, "publisher": "zmq"}')
+    assert config is not None and (config.topic, config.buffer_steps) == ("kv", 5)
+    assert config.endpoint.startswith("tcp://127.0.0.1:")
+    assert endpoint_of_engine(config.endpoint, 2) == "tcp://127.0.0.1:5559"
+    assert endpoint_of_engine("ipc:///a", 2) == "ipc:///a_dp2"
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ('{"enable": true}', "enable"),
+        ("not json", "kv_events_config"),
+        ({"enable_kv_cache_events": True, "endpoint": "localhost:1"}, "endpoint 'localhost:1' is no address"),
+        ({"publisher": "kafka"}, "publisher"),
+    ],
+)
+def test_a_wrong_configuration_names_the_field(setting: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        read_kv_events(setting)
