@@ -29,7 +29,16 @@ from octavo.worker_proc.weights.load import load_model
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 128, "head_dim": 32}
 SHAPES = {
     "LlamaForCausalLM": {**HEADS, "intermediate_size": 256, "num_hidden_layers": 5},
-    "Qwen3ForCausalLM": {**HEADS, "intermediate_size": 256, "num_hidden_layers": 5, "tie_word_embeddings": True},
+    "Qwen3ForCausalLM": {
+        **HEADS,
+        "intermediate_size": 256,
+        "num_hidden_layers": 5,
+        "tie_word_embeddings": True,
+        # In some stages no layer has a window, in others all have one.
+        "use_sliding_window": True,
+        "sliding_window": 20,
+        "layer_types": ["sliding_attention", "full_attention", *["sliding_attention"] * 3],
+    },
     "OPTForCausalLM": {"num_attention_heads": 4, "hidden_size": 128, "ffn_dim": 256, "num_hidden_layers": 5},
     "GPT2LMHeadModel": {"n_head": 4, "n_embd": 128, "n_layer": 5},
 }
@@ -63,7 +72,7 @@ class Recording:
 def recorded(config: ResolvedConfig, kernels: NativeLibrary | None) -> list[tuple[StepPlan, StepResult]]:
     """Compute three requests in chunks and in one batch, then another one, on one worker."""
     model = load_model(config, lambda _: None, library=kernels)
-    recording = Recording(HostExecutor(model, config, NUM_BLOCKS))
+    recording = Recording(HostExecutor(model, config, NUM_BLOCKS * len(model.cache_groups)))
     driver = Driver(model, config, recording)
     samplings = [
         (5, spec(logprobs=2)),
@@ -95,7 +104,7 @@ def on_stages(config: ResolvedConfig, kernels: NativeLibrary, plans: list[StepPl
         exchanges = {"group": peers.group, "exchange": peers.stages}
         model = load_model(config, lambda _: None, library=kernels, rank=rank, **exchanges)
         results: list[StepResult] = []
-        sizes = {"num_blocks": NUM_BLOCKS, "max_model_len": config.max_model_len}
+        sizes = {"num_blocks": NUM_BLOCKS * len(model.cache_groups), "max_model_len": config.max_model_len}
         executor = open_executor(model, config, None, results.append, **sizes)
         for plan in plans:
             executor.begin(plan)

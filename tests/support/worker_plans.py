@@ -89,11 +89,13 @@ class Executes(Protocol):
 class Driver:
     """A minimal core: hands out blocks, plans steps, keeps the results.
 
-    Blocks are handed out from the end and never contiguously, so that a wrong block table is detected.
+    Blocks are handed out from the end and never contiguously, so that a wrong block table is detected. Each stands for
+    one of each cache group.
     """
 
     def __init__(self, model: Model, config: ResolvedConfig, executor: Executes | None = None) -> None:
-        self.executor = executor or HostExecutor(model, config, NUM_BLOCKS)
+        self.num_groups = len(model.cache_groups)
+        self.executor = executor or HostExecutor(model, config, NUM_BLOCKS * self.num_groups)
         self.block_size = config.block_size
         self.free_blocks = [*range(0, NUM_BLOCKS, 2), *range(1, NUM_BLOCKS, 2)]
         self.running: dict[int, Running] = {}
@@ -128,10 +130,17 @@ class Driver:
             blocks = [self.free_blocks.pop() for _ in range(needed)]
             request.block_ids += blocks
             if slot not in new and blocks:
-                appended.append(Appended(slot, [blocks]))
+                appended.append(Appended(slot, self._of_groups(blocks)))
             scheduled.append(Scheduled(slot, request.num_computed, num_tokens, int(end == len(request.token_ids))))
         admitted = [
-            Admitted(r.slot, f"r{r.slot}", pack_ids(r.token_ids), r.num_prompt_tokens, [list(r.block_ids)], r.sampling)
+            Admitted(
+                r.slot,
+                f"r{r.slot}",
+                pack_ids(r.token_ids),
+                r.num_prompt_tokens,
+                self._of_groups(r.block_ids),
+                r.sampling,
+            )
             for r in self._admitted
         ]
         plan = StepPlan(self.sequence, self._released, admitted, appended, scheduled)
@@ -145,6 +154,10 @@ class Driver:
         """Run some steps of everything that is known."""
         for _ in range(num_steps):
             self.step()
+
+    def _of_groups(self, blocks: list[int]) -> list[list[int]]:
+        """Return the blocks of each cache group: no two groups share one."""
+        return [[block * self.num_groups + group for block in blocks] for group in range(self.num_groups)]
 
     def _keep(self, plan: StepPlan, result: StepResult) -> None:
         for entry in plan.scheduled:
