@@ -197,7 +197,7 @@ class SimulatedCore(Process):
         self.grammars = Grammars(self.scheduler, self.supervisor, compiler)
         self.service = self._service(attribution, epoch)
         self.service.on_poison = self._die_of_poison
-        depth = 2 if self.config.async_scheduling else 1
+        depth = self.config.pipeline_parallel_size + self.config.async_scheduling
         self.loop = StepLoop(self.service, self.scheduler, self.supervisor, SimulatedPulse(), depth)
 
     def _supervisor(self, attribution: CrashAttribution) -> WorkerSupervisor:

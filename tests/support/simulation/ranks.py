@@ -61,7 +61,9 @@ class RankedGroup(StartingGroup):
     ) -> None:
         commands: Any = SimulatedPublisher(self, on_operation)
         self.replies: Any = SimulatedReplies()
-        super().__init__(msgspec.structs.replace(config, world_size=num_ranks), commands, self.replies)
+        config = msgspec.structs.replace(config, world_size=num_ranks)
+        self.answering_rank = config.answering_rank
+        super().__init__(config, commands, self.replies)
         self.world, self.rng, self.step_scale, self.on_event = world, rng, step_scale, on_event
         self.is_instant = start_s == 0.0
         """True during the first start of an engine, which takes no time."""
@@ -228,7 +230,7 @@ class SimulatedRank(Process):
         self._group.after(self, self._latest - self.world.now, lambda: self._take(COMMANDS.decode(*frames)))
 
     def finish_step(self) -> None:
-        """End the step that all ranks have begun. Only rank 0 answers it."""
+        """End the step that all ranks have begun. Only one of them answers it."""
         group, plan = self._group, self._plans.popleft()
         masks = self._masks.popleft().unpack() if plan.awaits_masks else ()
         self.worker.next_sequence = plan.sequence  # commands arrive in order, and other kinds have numbers, too
@@ -243,7 +245,7 @@ class SimulatedRank(Process):
         if self.raises_next:
             self._fail(plan)
             return
-        if self.number == 0:
+        if self.number == group.answering_rank:
             self._reply(result)
         self._go_on()
 

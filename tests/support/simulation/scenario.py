@@ -33,6 +33,8 @@ INTAKE_POISON_MARK = "%"
 
 POISON_MARKS = (POISON_MARK, CORE_POISON_MARK, INTAKE_POISON_MARK)
 
+SHARE_OF_STAGES = 0.5
+"""Share of the scenarios of several ranks in which each of them is a pipeline stage."""
 SHARE_OF_ALL = 0.15
 """Share of the faults that hit all engines at once."""
 
@@ -112,6 +114,8 @@ class Scenario:
 def draw_scenario(seed: int, num_requests: int, num_kills: int, num_ranks: int = 1, num_engines: int = 1) -> Scenario:
     """Return the scenario of a seed. Ranks and engines change nothing but who is hit by a fault.
 
+    In half of the scenarios ranks are stages: then steps in flight decode different requests.
+
     Args:
         seed: of everything.
         num_requests: how many requests there are.
@@ -121,6 +125,7 @@ def draw_scenario(seed: int, num_requests: int, num_kills: int, num_ranks: int =
     """
     rng = random.Random(f"scenario {seed}")
     engine, num_blocks = _engine(rng)
+    engine["pipeline_parallel_size"] = num_ranks if random.Random(f"stages {seed}").random() < SHARE_OF_STAGES else 1
     groups, num_blocks = _groups(random.Random(f"groups {seed}"), engine, num_blocks)
     num_frontends = rng.randint(1, 4)
     load = rng.choice([0.3, 1.0, 3.0, 30.0])
