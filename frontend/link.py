@@ -289,6 +289,11 @@ class CoreLink:
         self._wire.close(linger_ms=0)
         self._wire = self._open_wire()
 
+    def move_to(self, address: str) -> None:
+        """Look for the core at another address: the engine was started again elsewhere."""
+        self.address = address
+        self.lose(f"the engine is at {address} now")
+
     def fail(self, cause: str) -> None:
         """Mark the engine as gone for good: every live request and call fails with the first cause given."""
         if self.failure:

@@ -6,6 +6,7 @@ import socket
 from octavo.protocol.config import ResolvedConfig
 from octavo.protocol.control import AgentSpec
 from octavo.protocol.curve import GroupKeys, check_remote
+from octavo.protocol.env import Env
 from octavo.protocol.log import log_settings
 from octavo.protocol.supervise import Child, ChildExited
 
@@ -28,7 +29,7 @@ def run_node(config: ResolvedConfig, node_rank: int) -> None:
         StartupError: no engine answers, at the start or after the connection was lost.
     """
     address = f"tcp://{config.master_addr}:{config.master_port}"
-    keys = GroupKeys.read(config.group_secret_key_file) if config.group_secret_key_file else None
+    keys = GroupKeys.of(config.group_secret_key_file, Env.read().group_secret_key)
     check_remote(address, keys is not None)
     log_level, log_config = log_settings()
     spec = AgentSpec(

@@ -235,6 +235,12 @@ def read_config(config: EngineConfig, timeline: Timeline) -> ResolvedConfig:
     Raises:
         ConfigError: a setting or a file is invalid.
     """
+    if config.parallel.data_parallel_backend == "ray":
+        raise ConfigError(
+            "data_parallel_backend ray: only octavo serve, with HTTP, starts engines on other machines",
+            phase="configuration",
+            hint="leave out --data-parallel-backend, or join the engines of a server by their addresses",
+        )
     start = time.monotonic()
     env = Env.read()
     facts = read_model_facts(config.model, env)

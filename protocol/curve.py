@@ -166,6 +166,24 @@ class GroupKeys:
         """
         return cls(_read_secret(file))
 
+    @classmethod
+    def of(cls, file: str | None, text: str | None) -> "GroupKeys | None":
+        """Return the keys of a file, or else of the text of such a file; None: there is neither.
+
+        Raises:
+            ConfigError: see `read`; or the text holds no key.
+        """
+        if file or not text:
+            return cls.read(file) if file else None
+        found = _SECRET_KEY.search(text)
+        if not (found and _is_key(found[1].encode())):
+            raise ConfigError(
+                "OCTAVO_GROUP_SECRET_KEY holds no secret key",
+                phase=_PHASE,
+                hint="set it to the contents of a file NAME.key_secret, which octavo keygen creates",
+            )
+        return cls(found[1].encode())
+
     @property
     def server(self) -> EngineKeys:
         """What a listening socket of the group needs."""

@@ -31,6 +31,8 @@ class Env:
     """`CUDA_VISIBLE_DEVICES` is set and names none."""
     admin_api_key: str | None = None
     """`OCTAVO_ADMIN_API_KEY`: the same as `--admin-api-key`."""
+    group_secret_key: str | None = None
+    """`OCTAVO_GROUP_SECRET_KEY`: the text of a key file, instead of `--group-secret-key-file`."""
     launches_early: bool = False
     """`OCTAVO_EARLY_LAUNCH=1`: kernels on a GPU may begin before the kernel ahead of them ends."""
 
@@ -48,6 +50,7 @@ class Env:
             runtime_dir=runtime if os.access(runtime, os.W_OK) else Path("/tmp"),
             is_offline=get("HF_HUB_OFFLINE") == "1",
             cxx=get("CXX") or None,
+            group_secret_key=get("OCTAVO_GROUP_SECRET_KEY") or None,
             launches_early=get("OCTAVO_EARLY_LAUNCH") == "1",
             hides_gpus=get("CUDA_VISIBLE_DEVICES", "all").strip() in ("", "-1"),
         )

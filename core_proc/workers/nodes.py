@@ -3,6 +3,7 @@
 from octavo.core_proc.workers.agents import Agents
 from octavo.protocol.control import AgentSpec, CoreSpec
 from octavo.protocol.curve import GroupKeys
+from octavo.protocol.env import Env
 from octavo.protocol.supervise import Child
 
 AGENT_MODULE = "octavo.core_proc.workers"
@@ -25,7 +26,7 @@ class LaunchedNodes(Agents):
 
     def __init__(self, spec: CoreSpec, module: str) -> None:
         config = spec.config
-        keys = GroupKeys.read(config.group_secret_key_file) if config.group_secret_key_file else None
+        keys = GroupKeys.of(config.group_secret_key_file, Env.read().group_secret_key)
         super().__init__(f"tcp://{config.master_addr}:{config.master_port}", keys, config.num_nodes)
         self._agent_spec = AgentSpec(
             core_address=self.address,

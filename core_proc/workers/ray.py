@@ -6,11 +6,9 @@ ended. Commands, plans and results do not pass through Ray.
 """
 
 import logging
-import signal
 import threading
 import time
 from contextlib import suppress
-from typing import Any
 
 import msgspec
 
@@ -19,14 +17,12 @@ from octavo.core_proc.workers.agents import Agents
 from octavo.protocol.config import ResolvedConfig
 from octavo.protocol.control import AgentSpec
 from octavo.protocol.curve import GroupKeys
-from octavo.protocol.errors import ConfigError, StartupError
+from octavo.protocol.ray_cluster import connect_to_ray, node_name
 
 logger = logging.getLogger(__name__)
 
-_PHASE = "connecting to Ray"
 _WATCH_S = 1.0
 _RETRY_S = 0.2
-_NAMESPACE = "octavo"
 
 
 class RayNodes(Agents):
@@ -42,7 +38,7 @@ class RayNodes(Agents):
     """
 
     def __init__(self, config: ResolvedConfig, module: str) -> None:
-        self._ray = ray = _connect()
+        self._ray = ray = connect_to_ray()
         super().__init__(f"tcp://{ray.util.get_node_ip_address()}:*", GroupKeys.create())
         assert self.keys is not None
         bundle = {"CPU": float(config.num_threads), **({"GPU": 1.0} if config.device == "cuda" else {})}
@@ -127,37 +123,6 @@ class RankActor:
 
     def run(self, spec: bytes) -> None:
         """Run an agent, and through it one worker, until the engine ends or its core is gone."""
-        import ray
-
         logging.basicConfig(format="%(levelname)s %(asctime)s (%(name)s) %(message)s", level=logging.INFO)
         agent = msgspec.msgpack.decode(spec, type=AgentSpec)
-        node = f"{ray.util.get_node_ip_address()} ({ray.get_runtime_context().get_node_id()[:8]})"
-        NodeAgent(msgspec.structs.replace(agent, node=node)).run()
-
-
-def _connect() -> Any:
-    """Connect this process to the cluster: that of RAY_ADDRESS, or else one of this machine; return the module.
-
-    Raises:
-        ConfigError: Ray is not installed.
-        StartupError: there is no cluster.
-    """
-    try:
-        import ray
-        import ray.exceptions
-        import ray.util
-        import ray.util.scheduling_strategies
-    except ImportError as error:
-        raise ConfigError(
-            f"--distributed-executor-backend ray: {error}", phase=_PHASE, hint="pip install 'octavo[ray]'"
-        ) from error
-    logger.info("connecting to Ray")
-    handler = signal.getsignal(signal.SIGTERM)
-    try:
-        ray.init(address="auto", namespace=_NAMESPACE, log_to_driver=True, logging_level=logging.WARNING)
-    except (ConnectionError, RuntimeError, ValueError) as error:
-        raise StartupError(
-            f"there is no Ray cluster: {error}", phase=_PHASE, hint="ray start --head, or set RAY_ADDRESS"
-        ) from error
-    signal.signal(signal.SIGTERM, handler)  # Ray's would end this process without draining
-    return ray
+        NodeAgent(msgspec.structs.replace(agent, node=node_name())).run()

@@ -66,6 +66,8 @@ def _run(argv: list[str]) -> int:
         return _run_node(engine)
     if server.headless:
         return _host(engine, server, lambda: engine_now(argv))
+    if engine.parallel.data_parallel_backend == "ray":
+        return _serve_ray(engine, server)
     # First, so that a port in use fails before anything is loaded.
     listener = listen(server)
     try:
@@ -111,6 +113,17 @@ def _host(config: EngineConfig, server: ServerConfig, reread: Callable[[], Engin
         from octavo.frontend.headless import run_headless
 
         return _until_interrupted(lambda: run_headless(engine, server, reread))
+
+
+def _serve_ray(config: EngineConfig, server: ServerConfig) -> int:
+    """Serve HTTP for engines on the nodes of a Ray cluster."""
+    listener = listen(server)
+    try:
+        from octavo.frontend.http import run
+
+        return _until_interrupted(lambda: run.run_on_ray(config, server, listener))
+    finally:
+        listener.close()
 
 
 def _run_node(config: EngineConfig) -> int:

@@ -10,6 +10,7 @@ import signal
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import uvloop
 
@@ -40,6 +41,9 @@ from octavo.frontend.run_dir import RunDir
 from octavo.frontend.spawn import SpawnedEngine
 from octavo.protocol.config import EngineConfig, ServerConfig
 from octavo.protocol.env import Env
+
+if TYPE_CHECKING:
+    from octavo.frontend.ray_engines import RayEngines
 
 logger = logging.getLogger(__name__)
 
@@ -84,6 +88,41 @@ def run_joined(config: ServerConfig, listener: Listener) -> None:
     prepare_process()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_serve_joined(config, listener))
+
+
+def run_on_ray(engine: EngineConfig, config: ServerConfig, listener: Listener) -> None:
+    """Start engines on the nodes of a Ray cluster, and serve them until a signal arrives or all are gone.
+
+    Blocks until: the server has shut down.
+
+    Args:
+        engine: the configuration of each engine.
+        config: the server's configuration.
+        listener: bound already; clients may be waiting in its queue.
+
+    Raises:
+        ConfigError: Ray is not installed.
+        StartupError: there is no cluster, or an engine could not start; holds the root cause.
+        EngineDeadError: all engines are gone; holds the root cause.
+        Interrupted: a signal arrived before the server was ready.
+    """
+    # Not at the top: Ray is an extra.
+    from octavo.frontend.ray_engines import RayEngines
+
+    prepare_process()
+    ChatSettings.of(config)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_serve_on_ray(RayEngines(engine), config, listener))
+
+
+async def _serve_on_ray(engines: "RayEngines", config: ServerConfig, listener: Listener) -> None:
+    try:
+        with interruptible():
+            client = await engines.start()
+        async with client:
+            await _serve_client(client, config, listener, None)
+    finally:
+        await engines.close()
 
 
 async def _serve(

@@ -46,6 +46,14 @@ class ParallelConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             extra={"short": ("-dp",)},
         ),
     ] = 1
+    data_parallel_backend: Annotated[
+        Literal["mp", "ray"],
+        Meta(
+            description="Where engines run: mp, as processes of this machine; ray, as actors on the nodes of a Ray "
+            "cluster, which the server joins by tcp.",
+            extra={"short": ("-dpb",)},
+        ),
+    ] = "mp"
     distributed_executor_backend: Annotated[
         Literal["mp", "uni", "ray"],
         Meta(

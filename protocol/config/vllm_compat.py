@@ -234,7 +234,7 @@ def _parallel() -> Iterator[VllmSetting]:
         "distributed_timeout_seconds cpu_distributed_timeout_seconds dcp_comm_backend "
         "dcp_kv_cache_interleave_size cp_kv_cache_interleave_size data_parallel_address/-dpa "
         "data_parallel_rpc_port/-dpp "
-        "data_parallel_backend/-dpb data_parallel_supervisor_port dp_supervisor_probe_interval_s "
+        "data_parallel_supervisor_port dp_supervisor_probe_interval_s "
         "dp_supervisor_probe_timeout_s dp_supervisor_probe_failure_threshold all2all_backend "
         "dbo_decode_token_threshold "
         "dbo_prefill_token_threshold dp_sync_interval eplb_config expert_placement_strategy "

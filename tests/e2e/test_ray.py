@@ -5,6 +5,7 @@ Long: a cluster takes seconds to start. Ray is an extra; without it these tests 
 
 import importlib.util
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -48,6 +49,13 @@ class RayCluster:
         self.process.stdin.flush()
         assert self._answer("killed") == node_id
 
+    def add_node(self) -> None:
+        """Add a node with one processor."""
+        assert self.process.stdin is not None
+        self.process.stdin.write("add\n")
+        self.process.stdin.flush()
+        self._answer("added")
+
     def close(self) -> None:
         assert self.process.stdin is not None and self.process.stdout is not None
         self.process.stdin.close()
@@ -83,3 +91,22 @@ def test_a_node_is_killed_under_load(cluster: RayCluster, model: Path) -> None:
         server.wait_for(f"lost node .*{nodes[1]}")
         server.wait_for("the workers are back")
         assert answers(server) == expected
+
+
+def test_an_engine_of_several_is_killed_with_its_node(cluster: RayCluster, model: Path) -> None:
+    with serve(model, *FLAGS) as alone:
+        alone.wait_until_ready()
+        expected = answers(alone)
+    ray = ["--data-parallel-size", "2", "--data-parallel-backend", "ray"]
+    with serve(model, *FLAGS, *ray, environment={"RAY_ADDRESS": cluster.address}) as server:
+        server.wait_until_ready()
+        nodes = re.findall(r"engine \d is at \S+ on node \S+ \((\w+)\)", server.output)
+        assert len(set(nodes)) == 2
+        assert answers(server, lambda: cluster.kill_node(nodes[0])) == expected, "the other engine continues"
+        cluster.add_node()
+        server.wait_for("engine 0 is at", count=2)
+        server.wait_for("the engine is back")
+        assert answers(server) == expected
+        assert all(engine["state"] == "up" for engine in server.get("/health").json()["engines"])
+        server.signal(signal.SIGTERM)
+        assert server.wait(60) == 0

@@ -1,7 +1,7 @@
 """A Ray cluster of several nodes on this machine: python -P ray_cluster.py NUM_NODES.
 
 Prints `address ADDRESS`. Each line of standard input is the beginning of a node's id: kills that node and prints
-`killed ID`. Ends with its standard input.
+`killed ID`; the line "add" adds a node and prints `added ID`. Ends with its standard input.
 """
 
 import sys
@@ -25,6 +25,10 @@ def main() -> None:
         print("address", cluster.address, flush=True)
         for line in sys.stdin:
             node_id = line.strip()
+            if node_id == "add":
+                nodes.append(cluster.add_node(num_cpus=1, object_store_memory=STORE_BYTES))
+                print("added", nodes[-1].node_id, flush=True)
+                continue
             cluster.remove_node(next(node for node in nodes if node.node_id.startswith(node_id)), allow_graceful=False)
             print("killed", node_id, flush=True)
     finally:

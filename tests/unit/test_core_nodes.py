@@ -2,6 +2,7 @@
 
 import os
 import threading
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -16,7 +17,7 @@ from octavo.core_proc.workers.group import WorkerFailed
 from octavo.core_proc.workers.remote import RemoteWorkerGroup
 from octavo.protocol.config import ResolvedConfig
 from octavo.protocol.control import AgentSpec
-from octavo.protocol.curve import GroupKeys
+from octavo.protocol.curve import GroupKeys, write_pair
 from octavo.protocol.errors import ConfigError, StartupError
 from octavo.protocol.nodes import AgentReady
 from octavo.protocol.steps import Profile, StepPlan
@@ -206,3 +207,12 @@ def test_ranks_of_a_machine_are_neighbours() -> None:
 def test_contradictory_nodes_are_rejected(settings: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         some_config(**settings)
+
+
+def test_the_key_of_a_group_comes_from_a_file_or_the_environment(tmp_path: Path) -> None:
+    _, secret_file = write_pair(tmp_path, "group")
+    keys = GroupKeys.read(str(secret_file))
+    assert GroupKeys.of(None, secret_file.read_text()) == keys == GroupKeys.of(str(secret_file), "ignored")
+    assert GroupKeys.of(None, None) is None
+    with pytest.raises(ConfigError, match="OCTAVO_GROUP_SECRET_KEY holds no secret key"):
+        GroupKeys.of(None, "anything")
