@@ -63,7 +63,7 @@ def identity_of(config: ResolvedConfig, weights: str, device_names: Sequence[str
         device_names: of its workers; another kind of GPU may compute other bits.
     """
     # On a CPU the bits depend neither on the number of threads, which is part of the name, nor on the model.
-    processors = _instruction_sets() if config.device == "cpu" else list(device_names)
+    processors = instruction_sets() if config.device == "cpu" else list(device_names)
     parts = [__version__, weights, processors, *_decisive(config)]
     return hashlib.blake2b(msgspec.json.encode(parts, order="sorted"), digest_size=DIGEST_BYTES).hexdigest()
 
@@ -83,7 +83,7 @@ def _decisive(config: ResolvedConfig) -> list[object]:
     ]
 
 
-def _instruction_sets() -> list[str]:
+def instruction_sets() -> list[str]:
     """Return the instruction sets of this machine's processor that kernels are compiled for."""
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         name, _, value = line.partition(":")

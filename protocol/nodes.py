@@ -40,6 +40,8 @@ class AgentReady(msgspec.Struct, frozen=True, kw_only=True, tag="agent_ready"):
     """Most ranks that it runs."""
     memory_path: str
     """File of zeros that ranks of this node can map."""
+    instruction_sets: list[str]
+    """Of its processor; the bits of the native kernels depend on them."""
     link_address: str
     """HOST:PORT where a rank will listen for those of other nodes."""
     version: int = PROTOCOL_VERSION

@@ -13,6 +13,7 @@ from octavo.protocol.config import ResolvedConfig
 from octavo.protocol.control import AgentSpec, WorkerSpec
 from octavo.protocol.curve import GroupKeys
 from octavo.protocol.errors import StartupError
+from octavo.protocol.identity import instruction_sets
 from octavo.protocol.lifecycle import StopSignal
 from octavo.protocol.nodes import AgentReady, AgentSocket, Dismiss, EndRanks, RankExited, RankReport, StartRanks
 from octavo.protocol.supervise import Child, ChildExited
@@ -136,6 +137,7 @@ class _Connection:
                 node=self._spec.node,
                 position=self._spec.position,
                 capacity=self._spec.capacity,
+                instruction_sets=instruction_sets(),
                 memory_path=f"/proc/{os.getpid()}/fd/{self._memory_fd}",
                 link_address=f"{self._host}:{self._listener.getsockname()[1]}",
             )

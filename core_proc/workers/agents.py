@@ -56,13 +56,16 @@ class Agents:
         address: `tcp://HOST:PORT` to listen on; port `*`: any.
         keys: of the group; None: only this machine can reach the address.
         num_positions: agents with these positions are all needed; 0: any agents with enough room.
+        is_uniform: all processors must have the instruction sets of the first one.
 
     Raises:
         ConfigError: other machines can reach the address, and there are no keys.
         StartupError: it cannot be bound.
     """
 
-    def __init__(self, address: str, keys: GroupKeys | None, num_positions: int = 0) -> None:
+    def __init__(
+        self, address: str, keys: GroupKeys | None, num_positions: int = 0, *, is_uniform: bool = False
+    ) -> None:
         address = _with_ip(address)
         check_remote(address, keys is not None)
         self.keys = keys
@@ -71,6 +74,8 @@ class Agents:
         if keys:
             Authenticator(self.context, keys.server.clients)
         self._num_positions = num_positions
+        self._is_uniform = is_uniform
+        self._instruction_sets: list[str] | None = None
         self._socket = AgentsSocket(self.context, address, keys.server if keys else None)
         self.address = self._socket.address
         self._members: dict[str, _Member] = {}
@@ -109,6 +114,17 @@ class Agents:
             )
             self.tell(ready.agent, Dismiss())
             return
+        if self._is_uniform:
+            self._instruction_sets = self._instruction_sets or ready.instruction_sets
+            if ready.instruction_sets != self._instruction_sets:
+                others = sorted(set(ready.instruction_sets) ^ set(self._instruction_sets))
+                logger.error(
+                    "node %s cannot be used: its processor would compute other bits than that of the first node, as only "
+                    "one of them has %s",
+                    ready.node,
+                    ", ".join(others),
+                )
+                return
         if ready.agent not in self._members:
             logger.info("node %s has joined, with room for %d workers", ready.node, ready.capacity)
         self._members[ready.agent] = _Member(ready)

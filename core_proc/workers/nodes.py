@@ -27,7 +27,12 @@ class LaunchedNodes(Agents):
     def __init__(self, spec: CoreSpec, module: str) -> None:
         config = spec.config
         keys = GroupKeys.of(config.group_secret_key_file, Env.read().group_secret_key)
-        super().__init__(f"tcp://{config.master_addr}:{config.master_port}", keys, config.num_nodes)
+        super().__init__(
+            f"tcp://{config.master_addr}:{config.master_port}",
+            keys,
+            config.num_nodes,
+            is_uniform=config.device == "cpu",
+        )
         self._agent_spec = AgentSpec(
             core_address=self.address,
             secret=keys.secret.decode() if keys else "",

@@ -39,7 +39,9 @@ class RayNodes(Agents):
 
     def __init__(self, config: ResolvedConfig, module: str) -> None:
         self._ray = ray = connect_to_ray()
-        super().__init__(f"tcp://{ray.util.get_node_ip_address()}:*", GroupKeys.create())
+        super().__init__(
+            f"tcp://{ray.util.get_node_ip_address()}:*", GroupKeys.create(), is_uniform=config.device == "cpu"
+        )
         assert self.keys is not None
         bundle = {"CPU": float(config.num_threads), **({"GPU": 1.0} if config.device == "cuda" else {})}
         self._group = ray.util.placement_group([bundle] * config.world_size, strategy="PACK")

@@ -178,9 +178,15 @@ def test_addresses_of_other_machines_need_keys() -> None:
         Agents("tcp://0.0.0.0:*", None)
 
 
-def ready(agent: str, node: str, capacity: int = 1, host: str = "10.0.0.9") -> AgentReady:
+def ready(agent: str, node: str, capacity: int = 1, host: str = "10.0.0.9", vectors: str = "avx2") -> AgentReady:
     return AgentReady(
-        agent=agent, node=node, position=-1, capacity=capacity, memory_path=f"/proc/{agent}", link_address=f"{host}:1"
+        instruction_sets=[vectors],
+        agent=agent,
+        node=node,
+        position=-1,
+        capacity=capacity,
+        memory_path=f"/proc/{agent}",
+        link_address=f"{host}:1",
     )
 
 
@@ -191,6 +197,17 @@ def test_ranks_of_a_machine_are_neighbours() -> None:
         assert (agents.place(0, 3) is None) == (agent != "3")
     members = agents._members
     assert all(member.generation == 0 for member in members.values())
+    agents.close()
+
+
+def test_a_processor_that_computes_other_bits_is_not_used(caplog: pytest.LogCaptureFixture) -> None:
+    agents = Agents("tcp://127.0.0.1:*", None, is_uniform=True)
+    agents._admit(ready("1", "a"))
+    agents._admit(ready("2", "b", vectors="avx512f"))
+    assert agents.place(0, 2) is None
+    assert "node b cannot be used" in caplog.text and "avx2, avx512f" in caplog.text
+    agents._admit(ready("3", "c"))
+    assert agents.place(0, 2) is not None
     agents.close()
 
 
