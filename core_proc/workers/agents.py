@@ -119,8 +119,8 @@ class Agents:
             if ready.instruction_sets != self._instruction_sets:
                 others = sorted(set(ready.instruction_sets) ^ set(self._instruction_sets))
                 logger.error(
-                    "node %s cannot be used: its processor would compute other bits than that of the first node, as only "
-                    "one of them has %s",
+                    "node %s cannot be used: its processor would compute other bits than the first node's: "
+                    "only one of them has %s",
                     ready.node,
                     ", ".join(others),
                 )
