@@ -12,7 +12,7 @@ import zmq
 from octavo.frontend.launch import LaunchedEngine, ProgressCallback, follow_start
 from octavo.frontend.link import CoreLink
 from octavo.frontend.recovery.downtime import ReconnectPolicy
-from octavo.frontend.recovery.replacement import require_same_model
+from octavo.frontend.recovery.replacement import require_same_bits, require_same_model
 from octavo.frontend.spawn import SpawnedEngine, Timeline, read_config, spawn_engines
 from octavo.frontend.text.chat_template import ChatTemplate
 from octavo.frontend.text.tokenizer import Tokenizer
@@ -55,7 +55,8 @@ async def launch_engines(
 
     Args:
         config: of all engines.
-        address: on which other applications may join the first one; None: one of its own.
+        address: on which other applications may join the first one (`addresses_of_engines`: the others); None: private
+            ones.
         on_progress: called with the engines' progress while they start.
 
     Raises:
@@ -109,6 +110,9 @@ async def join_engines(
     try:
         configs = [msgspec.msgpack.decode(one.link.facts.config, type=ResolvedConfig) for one in connections]
         require_same_model(dict(zip(addresses, configs, strict=True)))
+        require_same_bits(
+            {address: one.link.facts.identity for address, one in zip(addresses, connections, strict=True)}
+        )
     except BaseException:
         await asyncio.gather(*(connection.close() for connection in connections))
         raise

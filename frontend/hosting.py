@@ -14,7 +14,7 @@ from octavo.frontend.client import AsyncClient
 from octavo.frontend.engine_connection import RECONNECT_TIMEOUT_S, EngineConnection, join_engine
 from octavo.frontend.membership.messages import EngineEntry
 from octavo.frontend.metrics.log_line import INTERVAL_S, ThroughputLine
-from octavo.frontend.spawn import SpawnedEngine
+from octavo.frontend.spawn import SpawnedEngine, addresses_of_engines
 from octavo.frontend.stall_watch import StallWatch
 from octavo.protocol.config import EngineConfig, ServerConfig
 from octavo.protocol.curve import read_client_keys
@@ -85,8 +85,9 @@ async def join_named(address: str, config: ServerConfig) -> AsyncClient:
 
 def addresses_of(client: AsyncClient, config: ServerConfig) -> str:
     """Return where other applications can join the engines: all addresses, separated by commas."""
-    _, *others = client.address.split(",")
-    return ",".join([config.engine_address, *others]) if config.engine_address else client.address
+    if not config.engine_address:
+        return client.address
+    return ",".join(addresses_of_engines(config.engine_address, len(client.engines)))
 
 
 @contextlib.contextmanager

@@ -271,16 +271,38 @@ def config_of_engine(config: ResolvedConfig, index: int, place: int | None = Non
     )
 
 
+def addresses_of_engines(address: str, num_engines: int) -> list[str]:
+    """Return where applications join each of several engines: the first at `address`, the others beside it.
+
+    `tcp://host:5555` is followed by `tcp://host:5556`, `ipc:///run/engine` by `ipc:///run/engine.1`.
+
+    Raises:
+        ConfigError: the address has no port to count on from.
+    """
+    if not address.startswith("tcp://"):
+        return [f"{address}.{index}" if index else address for index in range(num_engines)]
+    host, _, port = address.rpartition(":")
+    if num_engines > 1 and not port.isdecimal():
+        raise ConfigError(
+            f"{address} names no port, after which the other engines could listen",
+            phase="configuration",
+            hint="an address of several engines looks like tcp://127.0.0.1:5555",
+        )
+    return [f"{host}:{int(port) + index}" if index else address for index in range(num_engines)]
+
+
 def spawn_engines(config: ResolvedConfig, timeline: Timeline, address: str | None = None) -> list[SpawnedEngine]:
-    """Start the core processes of all engines; see `spawn_engine`. The address is that of the first one.
+    """Start the core processes of all engines; see `spawn_engine` and `addresses_of_engines`.
 
     Raises:
         ConfigError: as `spawn_engine`.
     """
     engines: list[SpawnedEngine] = []
+    configs = configs_of_engines(config)
+    addresses = addresses_of_engines(address, len(configs)) if address else [None] * len(configs)
     try:
-        for own in configs_of_engines(config):
-            engines.append(spawn_engine(own, timeline, None if engines else address))
+        for own, own_address in zip(configs, addresses, strict=True):
+            engines.append(spawn_engine(own, timeline, own_address))
     except BaseException:
         for engine in engines:
             engine.end()

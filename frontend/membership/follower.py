@@ -176,7 +176,8 @@ class Follower:
                 ]
             )
         for index in gone:
-            if engines.is_idle(index) and engines[index].state is not EngineState.SERVING:
+            is_due = engines.is_idle(index) and engines[index].state is not EngineState.SERVING
+            if is_due and index not in self._removing:
                 self._removing[index] = asyncio.create_task(engines.remove(index), name=f"engines: remove {index}")
 
     async def _keep_joining(self, index: int) -> None:

@@ -58,6 +58,26 @@ def require_same_model(configs: Mapping[str, ResolvedConfig]) -> None:
             )
 
 
+def require_same_bits(identities: Mapping[str, str]) -> None:
+    """Check that engines compute the same bits.
+
+    Args:
+        identities: of the engines, by address.
+
+    Raises:
+        ConfigError: two of them differ.
+    """
+    (first_address, first), *others = identities.items()
+    for address, other in others:
+        if other != first:
+            raise ConfigError(
+                f"the engine at {address} does not compute the same bits as that at {first_address}: their weights, "
+                "settings, releases or kinds of processors differ",
+                phase="connecting",
+                hint="requests may move between the engines: join those that are alike",
+            )
+
+
 def _model_of(config: ResolvedConfig) -> tuple[object, ...]:
     model = config.model
     return model.architecture, model.hf_config, model.vocab_size, config.dtype, config.quantization

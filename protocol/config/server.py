@@ -125,7 +125,8 @@ class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     engine_address: Annotated[
         str | None,
         Meta(
-            description="ipc:// or tcp:// address on which other applications may join this engine; an address "
+            description="ipc:// or tcp:// address on which other applications may join this engine; of several engines "
+            "the others have the next ports, or .1, .2, ... at the end. An address "
             "reachable from other machines needs --engine-secret-key-file and --engine-authorized-clients."
         ),
     ] = None

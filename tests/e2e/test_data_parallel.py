@@ -11,6 +11,7 @@ from waiting import until
 from workloads import Ask, ask_all, random_requests
 
 from octavo import LLM, AsyncClient, SamplingParams, StructuredOutputsParams
+from octavo.frontend.engine_state import EngineState
 from octavo.protocol.config.sources import engine_config
 from octavo.protocol.errors import ConfigError
 
@@ -56,6 +57,13 @@ def test_a_storm_over_dying_engines(model: Path, expected: list[list[Any]]) -> N
                 for request, got, want in zip(REQUESTS, await asking, expected, strict=True):
                     assert got == want, request
                 await until(lambda link=link: link.is_up)
+            asking = asyncio.create_task(ask_all(client, REQUESTS))
+            await until(lambda: client.engines[0].link.num_live_requests > 3)
+            client.engine_set.set_states({0: EngineState.DRAINING})
+            client.engine_set.move_requests([0])
+            await until(lambda: not client.engines[0].link.num_live_requests)
+            assert await asking == expected, "those that moved from a live engine too"
+            client.engine_set.set_states({0: EngineState.SERVING})
             stats = await client.engine_stats()
             assert stats.num_running == stats.num_waiting == 0
             assert stats.num_free_blocks == stats.num_blocks, "blocks were lost"

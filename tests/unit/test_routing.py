@@ -10,17 +10,17 @@ from fake_client import resolved_config
 
 from octavo.frontend import engine_connection
 from octavo.frontend.recovery.in_flight import InFlightRequest, InFlightRequests
-from octavo.frontend.recovery.replacement import require_same_model
+from octavo.frontend.recovery.replacement import require_same_bits, require_same_model
 from octavo.frontend.request_stream import RequestStream
 from octavo.frontend.routing.routed_link import RoutedLink
 from octavo.frontend.routing.router import PrefixRouter
-from octavo.frontend.spawn import configs_of_engines
+from octavo.frontend.spawn import addresses_of_engines, configs_of_engines
 from octavo.protocol.buffers import Buffer
 from octavo.protocol.errors import ConfigError, EngineDeadError, InvalidRequestError, NotEnoughMemoryError
 from octavo.protocol.events import CacheUpdate, Tokens
 from octavo.protocol.ids import pack_ids
 from octavo.protocol.params import SamplingSpec
-from octavo.protocol.requests import Submit
+from octavo.protocol.requests import GetStats, Submit
 from octavo.protocol.stats import EngineStats, total
 
 BLOCK_SIZE = 16
@@ -102,6 +102,20 @@ def test_a_failed_start_names_the_engine_of_several(
     assert (raised.value.message, raised.value.hint, raised.value.phase) == (message, "buy some", "loading weights")
 
 
+def test_each_engine_has_an_address_of_its_own() -> None:
+    assert addresses_of_engines("tcp://0.0.0.0:5555", 2) == ["tcp://0.0.0.0:5555", "tcp://0.0.0.0:5556"]
+    assert addresses_of_engines("ipc:///run/x", 3) == ["ipc:///run/x", "ipc:///run/x.1", "ipc:///run/x.2"]
+    assert addresses_of_engines("tcp://127.0.0.1:*", 1) == ["tcp://127.0.0.1:*"]
+    with pytest.raises(ConfigError, match="names no port"):
+        addresses_of_engines("tcp://127.0.0.1:*", 2)
+
+
+def test_engines_that_compute_other_bits_are_not_joined() -> None:
+    require_same_bits({"ipc:///a": "x", "ipc:///b": "x"})
+    with pytest.raises(ConfigError, match=r"ipc:///b does not compute the same bits as that at ipc:///a"):
+        require_same_bits({"ipc:///a": "x", "ipc:///b": "y"})
+
+
 def test_engines_of_different_models_are_not_joined() -> None:
     one = resolved_config(dtype="float32")
     require_same_model({"ipc:///a": one, "ipc:///b": one})
@@ -131,6 +145,8 @@ class FakeLink:
         self.failure: EngineDeadError | None = None
         self.is_up = False
         self.downtime = None
+        self.answer: EngineStats | None = None
+        """To every call; None: it never comes."""
         self.on_lost: Callable[[], bool]
         self.on_up: Callable[[], None]
 
@@ -151,6 +167,12 @@ class FakeLink:
 
     def __contains__(self, name: str) -> bool:
         return name in self.names
+
+    async def call(self, utility: GetStats, timeout_s: float) -> EngineStats:
+        if self.answer is None:
+            await asyncio.Event().wait()
+        assert self.answer is not None
+        return self.answer
 
     def die(self) -> None:
         self.is_up = False
@@ -288,6 +310,23 @@ def test_an_id_is_in_use_on_all_engines() -> None:
     with pytest.raises(InvalidRequestError, match="'a' is in use"):
         routed.submit(submission("a"), cast(Any, None), "a")
     assert second.names == []
+
+
+def test_a_call_does_not_wait_for_an_engine_that_dies() -> None:
+    async def main() -> None:
+        living, dying = FakeLink(), FakeLink()
+        routed = routed_over(living, dying)
+        for link in (living, dying):
+            link.come_back()
+        living.answer = EngineStats(num_running=1)
+        calling = asyncio.create_task(routed.call(GetStats()))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        dying.die()
+        stats = await calling
+        assert isinstance(stats, EngineStats) and stats.num_running == 1
+
+    asyncio.run(main())
 
 
 def test_sequences_of_one_prompt_go_to_one_engine() -> None:
